@@ -102,14 +102,14 @@ def name_of(scenario: Scenario) -> str:
 
 
 @cache
-def code_digest(place: str) -> str:
+def code_digest(kind_location: str) -> str:
     """Return a digest of everything that a run depends on: the package's sources and tables, and the kind's module."""
     files = {
         path
         for path in PACKAGE.rglob("*")
         if path.is_file() and path.suffix not in COMPILED and not IGNORED & set(path.relative_to(PACKAGE).parts)
     }
-    spec = find_spec(place.partition(":")[0])
+    spec = find_spec(kind_location.partition(":")[0])
     if spec is not None and spec.origin is not None:
         files.add(Path(spec.origin))
     return hashlib.sha256("".join(sorted(_digest(path) for path in files)).encode()).hexdigest()[:16]

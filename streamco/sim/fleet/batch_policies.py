@@ -134,19 +134,19 @@ class Windowed(Struct, frozen=True, kw_only=True):
 
     def choose(self, waiting: Sequence[Waiting], state: BatchContext) -> Batch | None:
         """Return a batch of the queue that is ready; None: none is, see ``ready_at``."""
-        ready = [line for line in _lines(waiting) if self._ready_at(line) <= state.now]
+        ready = [queue for queue in _queues(waiting) if self._ready_at(queue) <= state.now]
         if not ready:
             return None
         return FirstCome(batch_tokens=self.batch_tokens).choose(min(ready, key=_since)[: self.requests], state)
 
     def ready_at(self, waiting: Sequence[Waiting], state: BatchContext) -> float | None:
         """Return the time at which the first queue is ready."""
-        return min(map(self._ready_at, _lines(waiting)), default=None)
+        return min(map(self._ready_at, _queues(waiting)), default=None)
 
-    def _ready_at(self, line: Sequence[Waiting]) -> float:
+    def _ready_at(self, queue: Sequence[Waiting]) -> float:
         """Return when the last request of a full batch came, or when the head will have waited long enough."""
-        full = line[self.requests - 1].since if len(line) >= self.requests else float("inf")
-        return min(full, line[0].since + self.window)
+        full = queue[self.requests - 1].since if len(queue) >= self.requests else float("inf")
+        return min(full, queue[0].since + self.window)
 
 
 BATCHING: Mapping[str, type[FirstCome | Windowed | LengthAware | Continuous | ChunkedPrefill | StrictPrefill | Alternating]] = {
@@ -193,12 +193,12 @@ def _of_kind(waiting: Iterable[Waiting], kind: Kind) -> list[Waiting]:
     return [work for work in waiting if work.kind == kind]
 
 
-def _lines(waiting: Sequence[Waiting]) -> list[list[Waiting]]:
-    return [line for line in (_of_kind(waiting, "prefill"), _of_kind(waiting, "verify")) if line]
+def _queues(waiting: Sequence[Waiting]) -> list[list[Waiting]]:
+    return [queue for queue in (_of_kind(waiting, "prefill"), _of_kind(waiting, "verify")) if queue]
 
 
-def _since(line: Sequence[Waiting]) -> float:
-    return line[0].since
+def _since(queue: Sequence[Waiting]) -> float:
+    return queue[0].since
 
 
 def _group(alike: Sequence[Waiting], free_tokens: int, state: BatchContext) -> Batch | None:

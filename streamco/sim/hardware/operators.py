@@ -144,7 +144,7 @@ def all_reduce_seconds(gpu: Gpu, message: float, ways: int) -> float:
     if ways == 1:
         return 0.0
     points = [(0.0, 0.0), *((size, size / share) for size, share in gpu.all_reduce)]
-    return 2.0 * (ways - 1) / ways / gpu.link * _Line(points)(message)
+    return 2.0 * (ways - 1) / ways / gpu.link * _PiecewiseLinear(points)(message)
 
 
 def forward_pass(gpu: Gpu, model: Transformer, layer_ms: Sequence[float], ways: int, engine: Engine = "eager") -> PassSeconds:
@@ -157,7 +157,7 @@ def forward_pass(gpu: Gpu, model: Transformer, layer_ms: Sequence[float], ways: 
         ways: tensor parallelism.
         engine: ``eager`` launches each kernel, ``graphs`` replays graphs of them.
     """
-    linear = _Line([(tokens, ms / 1000.0) for tokens, ms in zip(gpu.tokens, layer_ms, strict=True)])
+    linear = _PiecewiseLinear([(tokens, ms / 1000.0) for tokens, ms in zip(gpu.tokens, layer_ms, strict=True)])
     state = _BYTES * model.width
     head = _BYTES * model.width * model.vocabulary / ways / gpu.bandwidth
 
@@ -167,7 +167,7 @@ def forward_pass(gpu: Gpu, model: Transformer, layer_ms: Sequence[float], ways: 
 
     last = gpu.tokens[-1]
     bends = sorted({*gpu.tokens, *(size / state for size, _ in gpu.all_reduce)})
-    line = _Line([(tokens, without_attention(tokens)) for tokens in (*bends, 2.0 * bends[-1])])
+    line = _PiecewiseLinear([(tokens, without_attention(tokens)) for tokens in (*bends, 2.0 * bends[-1])])
     rate = 2.0 * model.layer_weights / ways * last / linear(last)  # FLOP/s of the linear operators of a GPU
     per_pair = 4.0 * model.width * model.layers / ways / rate
     per_read = model.cache_bytes / ways / gpu.bandwidth
@@ -192,18 +192,18 @@ def forward_pass(gpu: Gpu, model: Transformer, layer_ms: Sequence[float], ways: 
     return seconds
 
 
-class _Line:
+class _PiecewiseLinear:
     """Function that is linear between points, has the last slope beyond them, and the first value before them."""
 
     __slots__ = ("_offsets", "_slopes", "_starts")
 
     def __init__(self, points: Sequence[tuple[float, float]]) -> None:
-        self._starts = [at for at, _ in points[:-1]]
+        self._starts = [x for x, _ in points[:-1]]
         self._slopes = [(right[1] - left[1]) / (right[0] - left[0]) for left, right in pairwise(points)]
         self._offsets = [left[1] - slope * left[0] for (left, _), slope in zip(pairwise(points), self._slopes, strict=True)]
 
-    def __call__(self, at: float) -> float:
-        index = bisect_right(self._starts, at) - 1
+    def __call__(self, x: float) -> float:
+        index = bisect_right(self._starts, x) - 1
         if index < 0:
             return self._offsets[0] + self._slopes[0] * self._starts[0]
-        return self._offsets[index] + self._slopes[index] * at
+        return self._offsets[index] + self._slopes[index] * x

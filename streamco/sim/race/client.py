@@ -69,18 +69,18 @@ class _Endpoint:
 
 
 class _Device(SimulatedDevice):
-    later = 1
+    later_burst = 1
 
     def open(self, env: simpy.Environment, emit: Callable[[Event], None], command: Opening) -> SimulatedStream:
-        self.burst = self.later if isinstance(command, ContinueStream) else self.burst
+        self.burst = self.later_burst if isinstance(command, ContinueStream) else self.burst
         return super().open(env, emit, command)
 
 
 class _Server(SimulatedServer):
-    later = 1
+    later_burst = 1
 
     def open(self, env: simpy.Environment, emit: Callable[[Event], None], command: Opening) -> SimulatedStream:
-        self.burst = self.later if isinstance(command, ContinueStream) else self.burst
+        self.burst = self.later_burst if isinstance(command, ContinueStream) else self.burst
         return super().open(env, emit, command)
 
 
@@ -191,7 +191,7 @@ class SimulatedClient:
             rtt=ROUND_TRIP,
             burst=max(first, self._server_burst),
         )
-        device.later, server.later = self._burst, max(self._burst, self._server_burst)
+        device.later_burst, server.later_burst = self._burst, max(self._burst, self._server_burst)
         env = simpy.Environment()
         machine = RaceMachine(plan)
         session = SimulatedRace(env, machine, {"device": device, "server": server})

@@ -31,7 +31,7 @@ OVERHEAD = 0.02  # seconds that a prefill takes besides its tokens; assumed
 _POINTS = 500  # samples of a packaged service's distribution that a client knows
 _CHARACTERS_A_TOKEN = 4  # OpenAI's rule of thumb, for traces that count characters
 _FALSE = {"false", "0", "none", ""}
-_LEAST = 1e-3  # seconds a token; an answer that came in one piece counts as written so fast
+_MIN_GAP = 1e-3  # seconds a token; an answer that came in one piece counts as written so fast
 
 
 class Phone(Struct, frozen=True, kw_only=True):
@@ -138,7 +138,7 @@ class PackagedService:
     def __init__(self, profile: LatencyProfile) -> None:
         self.profile = profile
         self.burst = max(1, round(_mean(profile.burst_chunks)))
-        self._rate = _mean(profile.burst_chunks) / max(_mean(profile.gap_s), _LEAST)
+        self._rate = _mean(profile.burst_chunks) / max(_mean(profile.gap_s), _MIN_GAP)
 
     @classmethod
     def load(cls, name: str) -> PackagedService:
@@ -159,7 +159,7 @@ class PackagedService:
         profile = self.profile
         first, later = quantile(profile.ttft_s, rng.random()), quantile(profile.ttft_s, rng.random())
         if profile.gap_of == "request":
-            return Reply(first, later, 1.0 / max(quantile(profile.gap_s, rng.random()), _LEAST))
+            return Reply(first, later, 1.0 / max(quantile(profile.gap_s, rng.random()), _MIN_GAP))
         return Reply(first, later, self._rate)
 
 
@@ -235,7 +235,7 @@ def _rate(row: Mapping[str, Any], ttft: float) -> float:
     """Return tokens per second after the first token."""
     recorded = row.get("tokens_per_s") or row.get("tps")
     if recorded:
-        return min(float(recorded), 1.0 / _LEAST)
+        return min(float(recorded), 1.0 / _MIN_GAP)
     tokens = int(float(row["output_tokens"])) if "output_tokens" in row else row["output_chars"] // _CHARACTERS_A_TOKEN
     seconds = float(row["e2e_s"] if "e2e_s" in row else row["total_s"]) - ttft
     return (tokens - 1) / max(seconds, tokens / 1000.0) if tokens > 1 else 1000.0

@@ -58,7 +58,7 @@ class TraceRow(Struct, frozen=True, kw_only=True):
     device: int | None = None
 
 
-class _Line(Struct):
+class _TraceLine(Struct):
     prompt_length: Count
     output_length: Count
     acceptance_seq: list[Literal[0, 1]]
@@ -113,14 +113,14 @@ def read_trace(trace: str) -> Iterator[TraceRow]:
             continue
         is_empty = False
         try:
-            yield _row(msgspec.json.decode(line, type=_Line))
+            yield _row(msgspec.json.decode(line, type=_TraceLine))
         except (msgspec.DecodeError, ValueError) as error:
             raise ConfigError(f"{trace}, line {number}: {error}") from error
     if is_empty:
         raise ConfigError(f"{trace}: expected rows with prompt_length, output_length and acceptance_seq, got none")
 
 
-def _row(line: _Line) -> TraceRow:
+def _row(line: _TraceLine) -> TraceRow:
     tokens = line.output_length
     for name in ("acceptance_seq", "confidences", "runners_up", "ranks"):
         values = getattr(line, name)

@@ -73,7 +73,7 @@ def test_a_picture_has_a_question_axes_with_units_a_legend_and_says_what_was_sim
     (ax,) = picture.axes
     assert ax.get_xlabel() == "round trip of the link (ms)"
     assert ax.get_ylabel() == "time to the whole answer, mean (ms)\nlower is better"
-    said = words(picture)
+    text = words(picture)
     for part in (
         "Does it pay when the server is far away?",
         "Where the lines cross, it doesn't any more.",
@@ -81,7 +81,7 @@ def test_a_picture_has_a_question_axes_with_units_a_legend_and_says_what_was_sim
         "Dots are means of 2 repeats, whiskers the smallest and the largest of them.",
         "who writes the server both",
     ):
-        assert part in said
+        assert part in text
     server, both = (container.lines[0] for container in ax.containers)  # type: ignore[attr-defined]
     assert list(server.get_xdata()) == [10, 30, 60]
     means = [point.metrics["seconds_mean"].mean * 1e3 for point in points]

@@ -29,17 +29,17 @@ def store_in(folder: Path) -> ResultStore:
     return ResultStore(folder / "done.jsonl", code="c")
 
 
-class Heard(list[tuple[int, int]]):
+class Progress(list[tuple[int, int]]):
     def __call__(self, done: int, total: int) -> None:
         self.append((done, total))
 
 
 @pytest.mark.parametrize("jobs", [1, 2])
 def test_every_scenario_is_in_the_ledger_and_progress_is_told(tmp_path: Path, jobs: int) -> None:
-    store, heard = store_in(tmp_path), Heard()
-    run_sweep(toys(), store, jobs=jobs, progress=heard)
+    store, progress = store_in(tmp_path), Progress()
+    run_sweep(toys(), store, jobs=jobs, progress=progress)
     assert all(name_of(scenario) in store for scenario in toys())
-    assert heard == [(done, 6) for done in range(7)]
+    assert progress == [(done, 6) for done in range(7)]
 
 
 def test_processes_find_what_one_finds(tmp_path: Path) -> None:
@@ -48,16 +48,16 @@ def test_processes_find_what_one_finds(tmp_path: Path) -> None:
         folder = tmp_path / str(jobs)
         folder.mkdir()
         store = store_in(folder)
-        run_sweep(toys(4, requests=True), store, jobs=jobs, progress=Heard())
+        run_sweep(toys(4, requests=True), store, jobs=jobs, progress=Progress())
         found.append([store.read_json(name_of(scenario)) for scenario in toys(4, requests=True)])
     assert found[0] == found[1]
 
 
 def test_what_is_finished_is_not_run_again(tmp_path: Path) -> None:
-    run_sweep(toys(3), store_in(tmp_path), jobs=1, progress=Heard())
-    heard = Heard()
-    run_sweep([*toys(5), *toys(5)], store_in(tmp_path), jobs=1, progress=heard)  # and the same is run once
-    assert heard == [(3, 5), (4, 5), (5, 5)]
+    run_sweep(toys(3), store_in(tmp_path), jobs=1, progress=Progress())
+    progress = Progress()
+    run_sweep([*toys(5), *toys(5)], store_in(tmp_path), jobs=1, progress=progress)  # and the same is run once
+    assert progress == [(3, 5), (4, 5), (5, 5)]
     assert len((tmp_path / "done.jsonl").read_bytes().splitlines()) == 5
 
 
@@ -65,25 +65,25 @@ def test_what_is_finished_is_not_run_again(tmp_path: Path) -> None:
 def test_an_error_names_its_point_and_what_was_finished_before_stays(tmp_path: Path, jobs: int) -> None:
     scenarios = [*toys(2), *toys(1, policy={"fails": True}, point={"policy.fails": True})]
     with pytest.raises(ConfigError, match=r"at policy\.fails True, seed 0: toy: expected luck, got none with seed 0"):
-        run_sweep(scenarios, store_in(tmp_path), jobs=jobs, progress=Heard())
+        run_sweep(scenarios, store_in(tmp_path), jobs=jobs, progress=Progress())
     if jobs == 1:
         assert [name_of(scenario) in store_in(tmp_path) for scenario in scenarios] == [True, True, False]
 
 
 def test_a_defect_says_which_scenario_it_is_of(tmp_path: Path) -> None:
     with pytest.raises(AssertionError, match="undeclared") as caught:
-        run_sweep(toys(1, kind_location="tests.sim.toy_kind:BROKEN"), store_in(tmp_path), jobs=1, progress=Heard())
+        run_sweep(toys(1, kind_location="tests.sim.toy_kind:BROKEN"), store_in(tmp_path), jobs=1, progress=Progress())
     assert caught.value.__notes__ == ["in the scenario at seed 0"]
 
 
 def test_a_process_that_is_ended_is_told(tmp_path: Path) -> None:
     with pytest.raises(StreamcoError, match="expected every process to live, one was ended by the system"):
-        run_sweep(toys(4, kind_location="tests.sim.toy_kind:DYING"), store_in(tmp_path), jobs=2, progress=Heard())
+        run_sweep(toys(4, kind_location="tests.sim.toy_kind:DYING"), store_in(tmp_path), jobs=2, progress=Progress())
 
 
 def test_ctrl_c_is_heard_by_who_asked_for_the_sweep_and_not_by_its_processes(tmp_path: Path) -> None:
     store = store_in(tmp_path)
-    run_sweep(toys(4, kind_location="tests.sim.toy_kind:INTERRUPTED"), store, jobs=2, progress=Heard())
+    run_sweep(toys(4, kind_location="tests.sim.toy_kind:INTERRUPTED"), store, jobs=2, progress=Progress())
     assert all(name_of(scenario) in store for scenario in toys(4, kind_location="tests.sim.toy_kind:INTERRUPTED"))
 
 
@@ -139,7 +139,7 @@ def test_ctrl_c_is_heard_though_waiting_was_about_to_end(
     usual = signal.signal(signal.SIGALRM, alarm)
     try:
         with pytest.raises(KeyboardInterrupt):
-            run_sweep(toys(4), store_in(tmp_path), jobs=2, dask="tcp://scheduler:8786", progress=Heard())
+            run_sweep(toys(4), store_in(tmp_path), jobs=2, dask="tcp://scheduler:8786", progress=Progress())
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, usual)
@@ -148,7 +148,7 @@ def test_ctrl_c_is_heard_though_waiting_was_about_to_end(
 
 def test_a_cluster_does_the_same(tmp_path: Path, fake_dask: type[FakeClient]) -> None:
     store = store_in(tmp_path)
-    run_sweep(toys(5), store, jobs=1, dask="tcp://scheduler:8786", progress=Heard())
+    run_sweep(toys(5), store, jobs=1, dask="tcp://scheduler:8786", progress=Progress())
     assert all(name_of(scenario) in store for scenario in toys(5))
 
 
@@ -156,10 +156,10 @@ def test_a_cluster_that_is_not_there_or_has_nobody_is_told(
     tmp_path: Path, fake_dask: type[FakeClient], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with pytest.raises(ConfigError, match="--dask: expected the address of a scheduler that answers, got 'tcp://nowhere:1': timed out"):
-        run_sweep(toys(1), store_in(tmp_path), jobs=1, dask="tcp://nowhere:1", progress=Heard())
+        run_sweep(toys(1), store_in(tmp_path), jobs=1, dask="tcp://nowhere:1", progress=Progress())
     monkeypatch.setattr(FakeClient, "threads", {})
     with pytest.raises(ConfigError, match="expected a cluster with workers, got none"):
-        run_sweep(toys(1), store_in(tmp_path), jobs=1, dask="tcp://scheduler:8786", progress=Heard())
+        run_sweep(toys(1), store_in(tmp_path), jobs=1, dask="tcp://scheduler:8786", progress=Progress())
 
 
 class Pressing(ThreadPoolExecutor):
@@ -179,7 +179,7 @@ def test_what_is_finished_as_ctrl_c_comes_is_kept(tmp_path: Path, fake_dask: typ
     store = store_in(tmp_path)
     before = signal.getsignal(signal.SIGINT)
     with pytest.raises(KeyboardInterrupt):
-        run_sweep(toys(6), store, jobs=2, dask="tcp://scheduler:8786", progress=Heard())
+        run_sweep(toys(6), store, jobs=2, dask="tcp://scheduler:8786", progress=Progress())
     assert sum(name_of(scenario) in store for scenario in toys(6)) == 4
     assert signal.getsignal(signal.SIGINT) is before
 
@@ -189,7 +189,7 @@ def test_who_was_started_to_ignore_ctrl_c_goes_on(tmp_path: Path, fake_dask: typ
     store = store_in(tmp_path)
     usual = signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:
-        run_sweep(toys(6), store, jobs=2, dask="tcp://scheduler:8786", progress=Heard())
+        run_sweep(toys(6), store, jobs=2, dask="tcp://scheduler:8786", progress=Progress())
     finally:
         signal.signal(signal.SIGINT, usual)
     assert all(name_of(scenario) in store for scenario in toys(6))
@@ -206,13 +206,13 @@ def test_a_process_that_is_gone_is_told_though_the_pool_waits(
 
     monkeypatch.setattr(fake_dask, "get_executor", lambda *_, **__: Gone())
     with pytest.raises(StreamcoError, match="expected every process to live, one was ended by the system"):
-        run_sweep(toys(4), store_in(tmp_path), jobs=2, dask="tcp://scheduler:8786", progress=Heard())
+        run_sweep(toys(4), store_in(tmp_path), jobs=2, dask="tcp://scheduler:8786", progress=Progress())
 
 
 def test_without_dask_the_error_names_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "distributed", None)
     with pytest.raises(ConfigError, match="--dask: expected the package distributed, got none: pip install distributed"):
-        run_sweep(toys(1), store_in(tmp_path), jobs=1, dask="tcp://scheduler:8786", progress=Heard())
+        run_sweep(toys(1), store_in(tmp_path), jobs=1, dask="tcp://scheduler:8786", progress=Progress())
 
 
 @pytest.fixture
@@ -225,5 +225,5 @@ def scheduler() -> Iterator[str]:
 @pytest.mark.filterwarnings("default")
 def test_dask_itself_runs_a_sweep(tmp_path: Path, scheduler: str) -> None:
     store = store_in(tmp_path)
-    run_sweep(toys(5), store, jobs=1, dask=scheduler, progress=Heard())
+    run_sweep(toys(5), store, jobs=1, dask=scheduler, progress=Progress())
     assert all(name_of(scenario) in store for scenario in toys(5))

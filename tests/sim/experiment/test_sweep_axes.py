@@ -27,24 +27,24 @@ def document(folder: Path, text: str) -> Document:
 
 def test_an_axis_is_a_path_with_values_or_a_name_with_cases(tmp_path: Path) -> None:
     read = document(tmp_path, SWEEP)
-    window, share, who = read_axes(read, read.data["sweep"])
+    window, share, axis = read_axes(read, read.data["sweep"])
     assert [value.label for value in window.values] == [4, "dynamic"]
     assert [value.settings for value in share.values] == [{("world", "pools", 1, "share"): 0.5}, {("world", "pools", 1, "share"): 2}]
-    assert [(value.label, len(value.settings)) for value in who.values] == [("nobody", 0), ("both", 2)]
-    assert (window.is_numeric, share.is_numeric, who.is_numeric) == (False, True, False)
+    assert [(value.label, len(value.settings)) for value in axis.values] == [("nobody", 0), ("both", 2)]
+    assert (window.is_numeric, share.is_numeric, axis.is_numeric) == (False, True, False)
     assert read.where(window.values[1].locations["policy", "window"]).endswith("line 2: sweep.policy.window.1")
-    assert read.where(who.values[1].locations["world", "link", "rtt_ms"]).endswith("line 6: sweep.who.both.world.link.rtt_ms")
+    assert read.where(axis.values[1].locations["world", "link", "rtt_ms"]).endswith("line 6: sweep.who.both.world.link.rtt_ms")
 
 
 def test_a_value_changes_a_copy_and_what_is_not_on_its_way_is_shared(tmp_path: Path) -> None:
     read = document(tmp_path, SWEEP)
-    _, share, who = read_axes(read, read.data["sweep"])
+    _, share, axis = read_axes(read, read.data["sweep"])
     settings: dict[str, Any] = {"world": {"pools": [{"share": 1}, {"share": 1}], "other": {}}, "policy": {}}
     changed = change(settings, share.values[1], read)
     assert changed["world"]["pools"] == [{"share": 1}, {"share": 2}]
     assert settings["world"]["pools"] == [{"share": 1}, {"share": 1}]
     assert changed["world"]["other"] is settings["world"]["other"]
-    assert change(settings, who.values[1], read)["world"]["link"] == {"rtt_ms": 30}  # made where it wasn't
+    assert change(settings, axis.values[1], read)["world"]["link"] == {"rtt_ms": 30}  # made where it wasn't
 
 
 @pytest.mark.parametrize(

@@ -261,7 +261,7 @@ def test_a_policy_has_the_settings_it_is_given() -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "options", "said"),
+    ("name", "options", "message"),
     [
         ("lab", {}, "batching: expected one of fifo, windowed, length-aware, continuous, chunked, algorithm-1, alternating, got 'lab'"),
         ("fifo", {"chunk": 9}, "batching: fifo: expected one of batch_tokens, got 'chunk'"),
@@ -276,7 +276,7 @@ def test_a_policy_has_the_settings_it_is_given() -> None:
         ("windowed", {"window": math.inf}, "windowed: expected requests >= 1 and window >= 0 seconds, got 8 and inf"),
     ],
 )
-def test_what_makes_no_sense_is_refused(name: str, options: dict[str, object], said: str) -> None:
+def test_what_makes_no_sense_is_refused(name: str, options: dict[str, object], message: str) -> None:
     with pytest.raises(ConfigError) as caught:
         batch_policy(name, **options)
-    assert said in str(caught.value)
+    assert message in str(caught.value)

@@ -22,15 +22,15 @@ def counting(ids: Sequence[int]) -> Mapping[int, float]:
 class World:
     def __init__(self, **settings: Any) -> None:
         self.env = simpy.Environment()
-        self.heard: list[tuple[float, TokensDrafted | DeviceFailed]] = []
+        self.events: list[tuple[float, TokensDrafted | DeviceFailed]] = []
         device = DraftingDevice(**{"model": counting, "step_times": (1.0, 1.5), "burst": 100, **settings})
-        self.drafts = SimulatedDrafts(self.env, device, lambda event: self.heard.append((self.env.now, event)), Random(1))
+        self.drafts = SimulatedDrafts(self.env, device, lambda event: self.events.append((self.env.now, event)), Random(1))
 
     def run(self) -> list[tuple[float, int, list[int], bool]]:
         self.env.run()
         return [
             (at, event.version, [token.id for token in event.tokens], event.is_finished)
-            for at, event in self.heard
+            for at, event in self.events
             if isinstance(event, TokensDrafted)
         ]
 
@@ -87,7 +87,7 @@ def test_a_step_is_broken_off_when_all_its_drafts_were_dropped() -> None:
     world = World()
     world.drafts.run(DraftTokens(1, 0, (7,), 1))
     world.run()
-    world.heard.clear()
+    world.events.clear()
     world.drafts.run(DraftBranch(2, 2, (20,), 3))
     world.drafts.run(DraftBranch(3, 2, (30,), 3))
     world.env.run(until=1.5)
@@ -104,7 +104,7 @@ def test_branches_share_their_steps_with_the_trunk() -> None:
     world.run()
     world.drafts.run(DraftBranch(2, 2, (), 2))
     world.drafts.run(DraftBranch(3, 1, (20,), 2))
-    world.heard.clear()
+    world.events.clear()
     assert world.run() == [(4.0, 2, [9, 10], True), (4.0, 3, [21, 22], True)]
     world.drafts.run(AdoptBranch(3))
     assert world.drafts.ids == [7, 20, 21, 22]
@@ -136,7 +136,7 @@ def test_a_device_that_fails_says_so_and_nothing_more() -> None:
     world = World(fails_at=1.5)
     world.drafts.run(DraftTokens(1, 0, (7,), 5))
     assert world.run() == []
-    assert [at for at, event in world.heard if isinstance(event, DeviceFailed)] == [1.5]
+    assert [at for at, event in world.events if isinstance(event, DeviceFailed)] == [1.5]
 
 
 def test_what_no_device_would_understand_is_refused() -> None:

@@ -62,8 +62,8 @@ def test_a_device_reads_what_all_prompts_begin_with_once() -> None:
     requested = [replace(request, common_tokens=15) for request in requests(3, gap=10.0, tokens=26)]
     small = SmallFleet(requested, devices=1)
     waits = [(outcomes.first or 0.0) - outcomes.began for outcomes in small.outcomes]
-    behind = 4 * DRAFT_STEP + RTT + STEP
-    assert waits == pytest.approx([30 * 0.001 + behind, 15 * 0.001 + behind, 15 * 0.001 + behind])
+    after = 4 * DRAFT_STEP + RTT + STEP
+    assert waits == pytest.approx([30 * 0.001 + after, 15 * 0.001 + after, 15 * 0.001 + after])
     assert [outcomes.joules - 2.0 * outcomes.drafted for outcomes in small.outcomes] == [15.0, 7.5, 7.5]
     assert small.devices[0].has_read == 15
 

@@ -52,12 +52,12 @@ def test_all_requests_are_answered_whoever_decides_what(execution: str, batching
 
 
 def test_the_same_seed_gives_the_same_bytes_and_another_one_others() -> None:
-    def told(seed: int) -> str:
+    def found(seed: int) -> str:
         outcome = run(seed=seed, window="confident", branches=4, world={"link": {"rtt_ms": 30, "jitter_ms": 5, "loss": 0.01}})
         return json.dumps([outcome.system, [repr(row) for row in outcome.requests]])
 
-    assert told(1) == told(1)
-    assert told(1) != told(2)
+    assert found(1) == found(1)
+    assert found(1) != found(2)
 
 
 def test_a_policy_changes_neither_who_comes_nor_when() -> None:
@@ -96,17 +96,17 @@ def test_who_is_calibrated_need_not_look_at_the_stream_first() -> None:
 
 
 def test_what_a_calibrated_client_knows_is_the_mean_of_all_servers(monkeypatch: pytest.MonkeyPatch) -> None:
-    told: list[float | None] = []
+    found: list[float | None] = []
 
     def noting(**settings: Any) -> SpeculationOptions:
-        told.append(settings["tuning"].prior.remote_step)
+        found.append(settings["tuning"].prior.remote_step)
         return SpeculationOptions(**settings)
 
     monkeypatch.setattr(world_module, "SpeculationOptions", noting)
     pools = [{"step_times": "llama2-70b-a100x2", "count": 3}, {"step_times": "llama2-70b-a100x4", "count": 1}]
     run(execution="auto", is_calibrated=True, world={"servers": 4, "server_pools": pools})
     slow, fast = (load_step_times(name)(1, 0) for name in ("llama2-70b-a100x2", "llama2-70b-a100x4"))
-    assert told == pytest.approx([(3 * slow + fast) / 4] * 6)
+    assert found == pytest.approx([(3 * slow + fast) / 4] * 6)
 
 
 def test_below_a_budget_of_one_about_that_share_is_judged() -> None:
@@ -157,7 +157,7 @@ def test_step_times_are_a_packaged_profile_or_a_file_beside_the_experiment(tmp_p
 
 
 @pytest.mark.parametrize(
-    ("part", "setting", "place", "message"),
+    ("part", "setting", "location", "message"),
     [
         ("world", {"device_pools": [{"model": "llama2-7b", "gpu": "a41"}]}, "world.device_pools.0", "a41"),
         ("world", {"server_pools": [{"step_times": "llama2-70b"}]}, "world.server_pools.0", "llama2-70b"),
@@ -173,7 +173,7 @@ def test_step_times_are_a_packaged_profile_or_a_file_beside_the_experiment(tmp_p
         ("workload", {"trace": None, "lengths": "lengths.csv", "requests": 3}, "workload.lengths", "lengths.csv"),
     ],
 )
-def test_what_is_named_is_looked_up_before_anything_runs(part: str, setting: dict[str, Any], place: str, message: str) -> None:
+def test_what_is_named_is_looked_up_before_anything_runs(part: str, setting: dict[str, Any], location: str, message: str) -> None:
     of = scenario(**{part: setting})  # type: ignore[arg-type]
     options = msgspec.convert(of.settings, KIND.options)
     missing = {}
@@ -182,12 +182,12 @@ def test_what_is_named_is_looked_up_before_anything_runs(part: str, setting: dic
             named.find()
         except ConfigError as error:
             missing[".".join(str(step) for step in named.location)] = str(error)
-    assert list(missing) == [place]
-    assert message in missing[place]
+    assert list(missing) == [location]
+    assert message in missing[location]
 
 
 def test_recordings_of_a_link_lie_beside_the_experiment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "slow.csv").write_text("t_ms,packets_1500B\n" + "".join(f"{100 * place},2\n" for place in range(10)))
+    (tmp_path / "slow.csv").write_text("t_ms,packets_1500B\n" + "".join(f"{100 * location},2\n" for location in range(10)))
     monkeypatch.setenv("RECORDED", str(tmp_path))
     for folder, path in ((str(tmp_path), "slow.csv"), ("", "$RECORDED/slow.csv")):
         of = Scenario(
@@ -230,8 +230,8 @@ def test_a_system_prompt_costs_time_once_and_then_no_more() -> None:
     small: dict[str, Any] = {"devices": 1, "servers": 1}
     slow: dict[str, Any] = {"arrivals": {"poisson_per_s": 0.05}}  # nobody waits for another
     plain = run(world=small, workload=slow).requests
-    behind = run(world=small, workload={**slow, "system_prompt": 600}).requests
-    assert [row.prompt_tokens for row in behind] == [600 + row.prompt_tokens for row in plain]
-    waits = [(after.ttft or 0.0) - (before.ttft or 0.0) for before, after in zip(plain, behind, strict=True)]
+    with_system_prompt = run(world=small, workload={**slow, "system_prompt": 600}).requests
+    assert [row.prompt_tokens for row in with_system_prompt] == [600 + row.prompt_tokens for row in plain]
+    waits = [(after.ttft or 0.0) - (before.ttft or 0.0) for before, after in zip(plain, with_system_prompt, strict=True)]
     assert waits[0] == pytest.approx(600 / 400, rel=0.1)  # read by the device at five times 80 tokens/s; the server is done by then
     assert waits[1:] == pytest.approx([0.0] * 7, abs=0.01)

@@ -32,9 +32,9 @@ def test_the_last_token_ends_the_text_and_the_draft_model_can_say_so() -> None:
 
 def test_no_two_places_share_a_token() -> None:
     of = answer(bytes(40))
-    said = [token for position in range(39) for token in (of.right(position), *(one for one, _ in of.write([0] * position).alternatives))]
-    assert len(set(said)) >= 3 * 39
-    assert END not in said
+    tokens = [token for position in range(39) for token in (of.right(position), *(one for one, _ in of.write([0] * position).alternatives))]
+    assert len(set(tokens)) >= 3 * 39
+    assert END not in tokens
 
 
 def test_the_second_choice_is_the_targets_token_where_its_rank_says_so() -> None:

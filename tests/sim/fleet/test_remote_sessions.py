@@ -26,11 +26,11 @@ class Parts:
         self.server = TargetServer(self.env, flat, options)
         self.traffic = Traffic()
         self.answer = RecordedAnswer(requests(1, tokens=6)[0])
-        self.heard: list[tuple[float, object]] = []
-        self.judged: list[object] = []
+        self.events: list[tuple[float, object]] = []
+        self.verdicts: list[object] = []
 
-    def hear(self, event: object) -> None:
-        self.heard.append((round(self.env.now, 6), event))
+    def receive(self, event: object) -> None:
+        self.events.append((round(self.env.now, 6), event))
 
     def session(self, device: str = "d", answer: RecordedAnswer | None = None) -> SimulatedVerifierSession:
         return SimulatedVerifierSession(
@@ -40,12 +40,12 @@ class Parts:
             traffic=self.traffic,
             device=device,
             answer=answer or self.answer,
-            emit=self.hear,
-            on_verdict=self.judged.append,
+            emit=self.receive,
+            on_verdict=self.verdicts.append,
         )
 
     def remote(self) -> SimulatedRemoteStream:
-        return SimulatedRemoteStream(self.env, self.server, ConstantLink(RTT), traffic=self.traffic, answer=self.answer, emit=self.hear)
+        return SimulatedRemoteStream(self.env, self.server, ConstantLink(RTT), traffic=self.traffic, answer=self.answer, emit=self.receive)
 
 
 def test_the_first_draft_goes_with_the_opening_and_its_verdict_comes_behind_the_prompt() -> None:
@@ -53,14 +53,14 @@ def test_the_first_draft_goes_with_the_opening_and_its_verdict_comes_behind_the_
     session = parts.session()
     session.run(ConnectVerifier(()))
     parts.env.run(until=0.001)
-    assert parts.heard == [(0.0, VerifierConnected(0))]
+    assert parts.events == [(0.0, VerifierConnected(0))]
     session.run(SendDraft(1, 0, (), (parts.answer.right(0), 5)))
     parts.env.run(until=1.0)
-    time, verdict = parts.heard[1]
+    time, verdict = parts.events[1]
     assert isinstance(verdict, VerdictReceived)
     assert (verdict.accepted, verdict.token) == (1, parts.answer.right(1))
     assert RTT + 2 * STEP <= time <= 0.002 + RTT + 2 * STEP
-    assert len(parts.judged) == 1
+    assert len(parts.verdicts) == 1
     session.run(CloseVerifier())
     parts.env.run(until=2.0)
     assert parts.server.sessions == 0
@@ -72,31 +72,31 @@ def test_a_session_that_is_refused_is_lost_and_opened_again_when_the_server_said
     parts = Parts(SchedulerOptions(kv_tokens=100, places=1, context_tokens=100, idle_after=0.5, min_retry=0.05))
     parts.session("other", RecordedAnswer(requests(2, tokens=6)[1])).run(ConnectVerifier(()))
     parts.env.run(until=0.3)
-    parts.heard.clear()
+    parts.events.clear()
     session = parts.session()
     session.run(ConnectVerifier(()))
     parts.env.run(until=0.4)
-    assert [type(event) for _, event in parts.heard] == [VerifierConnected, VerifierLost]
-    lost = parts.heard[-1][1]
+    assert [type(event) for _, event in parts.events] == [VerifierConnected, VerifierLost]
+    lost = parts.events[-1][1]
     assert isinstance(lost, VerifierLost)
     assert lost.retry_after is not None
     assert lost.retry_after > 0.0
     session.run(ConnectVerifier(()))
     parts.env.run(until=3.0)
-    assert isinstance(parts.heard[-1][1], VerifierConnected)
-    assert parts.heard[-1][0] > 0.5
+    assert isinstance(parts.events[-1][1], VerifierConnected)
+    assert parts.events[-1][0] > 0.5
 
 
 def test_a_stream_comes_token_by_token_and_ends_with_the_text() -> None:
     parts = Parts()
     parts.remote().run(OpenRemote(1, (), None))
     parts.env.run()
-    times = [time for time, _ in parts.heard]
-    assert times == [round(RTT + STEP * (place + 1), 6) for place in range(6)]
-    assert [event.ids for _, event in parts.heard if isinstance(event, RemoteTokensReceived)] == [
-        (parts.answer.right(place),) for place in range(5)
+    times = [time for time, _ in parts.events]
+    assert times == [round(RTT + STEP * (position + 1), 6) for position in range(6)]
+    assert [event.ids for _, event in parts.events if isinstance(event, RemoteTokensReceived)] == [
+        (parts.answer.right(position),) for position in range(5)
     ]
-    assert parts.heard[-1][1] == RemoteEnded(1, "stop")
+    assert parts.events[-1][1] == RemoteEnded(1, "stop")
 
 
 def test_a_stream_that_was_closed_before_it_arrived_is_never_begun() -> None:
@@ -105,5 +105,5 @@ def test_a_stream_that_was_closed_before_it_arrived_is_never_begun() -> None:
     remote.run(OpenRemote(1, (), None))
     remote.run(CloseRemote(1))
     parts.env.run()
-    assert parts.heard == []
+    assert parts.events == []
     assert parts.server.made == 0

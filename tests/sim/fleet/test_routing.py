@@ -64,7 +64,7 @@ def test_among_equally_short_queues_the_dice_decide() -> None:
 @given(loads=st.lists(st.integers(0, 5), min_size=2, max_size=25), seed=st.integers(0, 2**32))
 def test_of_two_different_servers_never_the_most_loaded_of_all_is_taken(loads: list[int], seed: int) -> None:
     chosen = routing_policy("power-of-two-choices").choose(loads, Random(seed))
-    assert any(loads[chosen] <= load for place, load in enumerate(loads) if place != chosen)
+    assert any(loads[chosen] <= load for position, load in enumerate(loads) if position != chosen)
 
 
 def test_two_choices_spread_requests_nearly_as_well_as_looking_at_all_servers() -> None:

@@ -30,11 +30,11 @@ def answers(count: int, tokens: int = 5) -> list[RecordedAnswer]:
 def test_streams_share_a_pass_and_their_prompts_are_read_one_behind_the_other() -> None:
     env = simpy.Environment()
     server = TargetServer(env, lambda rows, tokens, context, sequences: STEP, OPEN)
-    told: list[tuple[float, int]] = []
+    emitted: list[tuple[float, int]] = []
     for answer in answers(2):
-        server.stream(PlainStream(answer, 0, lambda place: told.append((round(env.now / STEP), place))))
+        server.stream(PlainStream(answer, 0, lambda position: emitted.append((round(env.now / STEP), position))))
     env.run()
-    assert told == [(1, 0), (2, 1), (2, 0), (3, 2), (3, 1), (4, 3), (4, 2), (5, 4), (5, 3), (6, 4)]
+    assert emitted == [(1, 0), (2, 1), (2, 0), (3, 2), (3, 1), (4, 3), (4, 2), (5, 4), (5, 3), (6, 4)]
     assert server.passes == 6
     assert server.busy == pytest.approx(6 * STEP)
     assert (server.made, server.read, server.verified) == (10, 60, 0)
@@ -46,13 +46,13 @@ def test_a_verification_takes_part_in_the_pass_of_streams_and_finds_what_one_of_
     (answer,) = answers(1, tokens=8)
     server.stream(PlainStream(answer, 0, lambda _: None))
     env.run(until=2.5 * STEP)
-    said: list[SessionAnswer] = []
+    replies: list[SessionAnswer] = []
     length = answer.request.prompt_tokens
-    server.open(SessionOpened("s", "d", (*prompt_ids(length), answer.right(0))), answer, said.append)
+    server.open(SessionOpened("s", "d", (*prompt_ids(length), answer.right(0))), answer, replies.append)
     server.receive(DraftReceived(session="s", round=1, base=length + 1, draft=(answer.right(1), answer.right(2), 99)))
     env.run()
-    assert isinstance(said[0], AcceptSession)
-    verdict = said[1]
+    assert isinstance(replies[0], AcceptSession)
+    verdict = replies[1]
     assert isinstance(verdict, SendVerdict)
     assert (verdict.accepted, verdict.token) == (2, answer.right(3))
     assert server.read == length + 4  # the prompt once; the row before the draft, and the draft
@@ -88,15 +88,15 @@ def test_what_all_prompts_begin_with_is_read_once(first_is_a_session: bool) -> N
 def test_a_stream_that_is_stopped_writes_no_more_and_another_goes_on() -> None:
     env = simpy.Environment()
     server = TargetServer(env, lambda rows, tokens, context, sequences: STEP, OPEN)
-    told: list[int] = []
+    emitted: list[int] = []
     first, second = answers(2)
-    stopped = PlainStream(first, 0, told.append)
+    stopped = PlainStream(first, 0, emitted.append)
     server.stream(stopped)
     server.stream(PlainStream(second, 0, lambda _: None))
     env.run(until=2.5 * STEP)
     server.stop(stopped)
     env.run()
-    assert told == [0, 1]
+    assert emitted == [0, 1]
     assert server.made == 2 + 5
 
 
@@ -115,12 +115,12 @@ def test_padding_counts_every_request_as_long_as_the_longest() -> None:
 def test_prompts_are_cut_into_passes_smaller_ones_beside_streams_that_write() -> None:
     env = simpy.Environment()
     server = TargetServer(env, lambda rows, tokens, context, sequences: STEP, OPEN, limits=PassLimits(prompt=20, beside=10))
-    told: list[tuple[int, int]] = []
+    emitted: list[tuple[int, int]] = []
     for number, answer in enumerate(answers(2, tokens=9)):
-        server.stream(PlainStream(answer, 0, lambda place, number=number: told.append((number, round(env.now / STEP)))))  # type: ignore[misc]
+        server.stream(PlainStream(answer, 0, lambda position, number=number: emitted.append((number, round(env.now / STEP)))))  # type: ignore[misc]
     env.run()
-    assert [when for number, when in told if number == 0] == [2, *range(3, 11)]  # 30 tokens: 20 and 10
-    assert [when for number, when in told if number == 1] == [5, *range(6, 14)]  # three times 10
+    assert [when for number, when in emitted if number == 0] == [2, *range(3, 11)]  # 30 tokens: 20 and 10
+    assert [when for number, when in emitted if number == 1] == [5, *range(6, 14)]  # three times 10
     assert server.read == 60
 
 
@@ -129,14 +129,14 @@ def test_where_streams_write_first_their_tokens_are_told_before_what_is_read_beh
     server = TargetServer(
         env, lambda rows, tokens, context, sequences: (STEP if rows else 0.0) + tokens / 1000, OPEN, limits=PassLimits(writes_first=True)
     )
-    told: list[tuple[str, float]] = []
+    emitted: list[tuple[str, float]] = []
     first, second = answers(2)
-    server.stream(PlainStream(first, 0, lambda _: told.append(("first", round(env.now, 4)))))
+    server.stream(PlainStream(first, 0, lambda _: emitted.append(("first", round(env.now, 4)))))
     env.run(until=0.1)  # its prompt of 30 tokens is read, and its second token comes at 0.08
-    server.stream(PlainStream(second, 0, lambda _: told.append(("second", round(env.now, 4)))))
+    server.stream(PlainStream(second, 0, lambda _: emitted.append(("second", round(env.now, 4)))))
     env.run()
-    assert [when for who, when in told if who == "first"] == [0.03, 0.08, 0.13, 0.18, 0.26]
-    assert [when for who, when in told if who == "second"] == [0.21, 0.26, 0.31, 0.36, 0.41]
+    assert [when for name, when in emitted if name == "first"] == [0.03, 0.08, 0.13, 0.18, 0.26]
+    assert [when for name, when in emitted if name == "second"] == [0.21, 0.26, 0.31, 0.36, 0.41]
 
 
 def test_a_streams_prompt_is_read_between_batches_that_never_end() -> None:
@@ -144,23 +144,23 @@ def test_a_streams_prompt_is_read_between_batches_that_never_end() -> None:
     server = TargetServer(env, lambda rows, tokens, context, sequences: STEP, OPEN, limits=PassLimits(beside=10))
     drafted, streamed = answers(2, tokens=60)
     length, rounds = drafted.request.prompt_tokens, iter(range(1, 100))
-    judged: list[float] = []
+    verdicts: list[float] = []
 
-    def ask(said: SessionAnswer | None = None) -> None:
-        if isinstance(said, SendVerdict):
-            judged.append(env.now)
+    def send_draft(reply: SessionAnswer | None = None) -> None:
+        if isinstance(reply, SendVerdict):
+            verdicts.append(env.now)
         number = next(rounds)
-        place = 2 * number
-        server.receive(DraftReceived(session="s", round=number, base=length + place - 1, draft=(drafted.right(place - 1),)))
+        position = 2 * number
+        server.receive(DraftReceived(session="s", round=number, base=length + position - 1, draft=(drafted.right(position - 1),)))
 
-    server.open(SessionOpened("s", "d", (*prompt_ids(length), drafted.right(0))), drafted, ask)
+    server.open(SessionOpened("s", "d", (*prompt_ids(length), drafted.right(0))), drafted, send_draft)
     env.run(until=10 * STEP)
-    told: list[float] = []
+    emitted: list[float] = []
     begun = env.now
-    server.stream(PlainStream(streamed, 0, lambda _: told.append(env.now)))
+    server.stream(PlainStream(streamed, 0, lambda _: emitted.append(env.now)))
     env.run(until=begun + 12 * STEP)
-    assert told[0] - begun < 8 * STEP, "three pieces of its prompt, and a batch before each"
-    assert len(judged) > 5
+    assert emitted[0] - begun < 8 * STEP, "three pieces of its prompt, and a batch before each"
+    assert len(verdicts) > 5
 
 
 def test_prompts_that_take_turns_are_read_a_piece_of_each() -> None:
@@ -193,22 +193,22 @@ def test_a_session_that_is_closed_while_it_is_judged_leaves_nothing() -> None:
     env = simpy.Environment()
     server = TargetServer(env, lambda rows, tokens, context, sequences: STEP, OPEN)
     (answer,) = answers(1)
-    said: list[SessionAnswer] = []
-    server.open(SessionOpened("s", "d", prompt_ids(30)), answer, said.append)
+    replies: list[SessionAnswer] = []
+    server.open(SessionOpened("s", "d", prompt_ids(30)), answer, replies.append)
     server.receive(DraftReceived(session="s", round=1, base=30, draft=(1,)))
     env.run(until=1.5 * STEP)
     server.close("s")
     env.run(until=10.0)
     assert server.sessions == 0
-    assert [type(each) for each in said] == [AcceptSession]
+    assert [type(each) for each in replies] == [AcceptSession]
 
 
 def test_who_is_refused_is_counted() -> None:
     env = simpy.Environment()
     server = TargetServer(env, lambda rows, tokens, context, sequences: STEP, replace(OPEN, sessions_per_device=1))
-    said: list[SessionAnswer] = []
+    replies: list[SessionAnswer] = []
     for number, answer in enumerate(answers(2)):
-        server.open(SessionOpened(f"s{number}", "d", prompt_ids(30)), answer, said.append)
+        server.open(SessionOpened(f"s{number}", "d", prompt_ids(30)), answer, replies.append)
     env.run(until=1.0)
-    assert [type(each) for each in said] == [AcceptSession, RefuseSession]
+    assert [type(each) for each in replies] == [AcceptSession, RefuseSession]
     assert server.refused == 1

@@ -15,10 +15,10 @@ from streamco.errors import ConfigError
 from streamco.sim.hardware.forward_pass_times import ForwardPassShape, Hardware, Op, describe, gpus, memory_tokens, predict, predictor
 from streamco.sim.hardware.operators import MODELS, Gpu, all_reduce_seconds, forward_pass
 
-CLOUD = Hardware(model="llama2-70b", gpu="a100", tensor_parallel=4)
+SERVER = Hardware(model="llama2-70b", gpu="a100", tensor_parallel=4)
 MACHINES = [
-    CLOUD,
-    replace(CLOUD, engine="graphs"),
+    SERVER,
+    replace(SERVER, engine="graphs"),
     Hardware(model="qwen-72b", gpu="a6000", tensor_parallel=8),
     Hardware(model="llama3.1-8b", gpu="v100", tensor_parallel=2),
     Hardware(model="llama2-7b", gpu="a40"),
@@ -124,25 +124,25 @@ def test_two_gpus_read_a_prompt_sooner_than_one_and_graphs_are_never_slower(mode
 
 def test_what_memory_holds_is_counted_beside_the_weights() -> None:
     model = MODELS["llama2-70b"]
-    assert memory_tokens(CLOUD, usable=1.0) == int((4 * 80e9 - model.weight_bytes) // model.cache_bytes)
-    assert memory_tokens(CLOUD) < memory_tokens(CLOUD, usable=1.0) < memory_tokens(replace(CLOUD, tensor_parallel=8))
+    assert memory_tokens(SERVER, usable=1.0) == int((4 * 80e9 - model.weight_bytes) // model.cache_bytes)
+    assert memory_tokens(SERVER) < memory_tokens(SERVER, usable=1.0) < memory_tokens(replace(SERVER, tensor_parallel=8))
     with pytest.raises(ConfigError, match=r"llama2-70b on 1 a100: expected memory for 138 GB of weights and a cache, got 72 GB"):
-        memory_tokens(replace(CLOUD, tensor_parallel=1))
+        memory_tokens(replace(SERVER, tensor_parallel=1))
 
 
 @pytest.mark.parametrize(
     ("hardware", "text"),
     [
-        (replace(CLOUD, gpu="tpu"), r"expected a gpu of a100, a40, a6000, h100, v100, got 'tpu'"),
-        (replace(CLOUD, model="gpt-4"), r"expected a model of llama2-70b, llama3-70b, .* on a100, got 'gpt-4'"),
-        (replace(CLOUD, tensor_parallel=3), r"llama2-70b on a100: expected tensor_parallel of 1, 2, 4, 8, got 3"),
+        (replace(SERVER, gpu="tpu"), r"expected a gpu of a100, a40, a6000, h100, v100, got 'tpu'"),
+        (replace(SERVER, model="gpt-4"), r"expected a model of llama2-70b, llama3-70b, .* on a100, got 'gpt-4'"),
+        (replace(SERVER, tensor_parallel=3), r"llama2-70b on a100: expected tensor_parallel of 1, 2, 4, 8, got 3"),
         (Hardware(model="phi-2", gpu="a40", tensor_parallel=2), r"phi-2 on a40: expected tensor_parallel of 1, got 2"),
     ],
 )
 def test_unknown_hardware_is_an_error_that_lists_what_there_is(hardware: Hardware, text: str) -> None:
-    for ask in (predictor, memory_tokens, describe):
+    for function in (predictor, memory_tokens, describe):
         with pytest.raises(ConfigError, match=text):
-            ask(hardware)
+            function(hardware)
 
 
 @pytest.mark.parametrize(
@@ -156,7 +156,7 @@ def test_unknown_hardware_is_an_error_that_lists_what_there_is(hardware: Hardwar
 )
 def test_an_impossible_shape_is_an_error(op: Op, shape: ForwardPassShape) -> None:
     with pytest.raises(ConfigError, match=f"{op}: expected"):
-        predict(op, shape, CLOUD)
+        predict(op, shape, SERVER)
 
 
 def test_each_packaged_gpu_names_its_source_and_says_what_was_not_measured() -> None:
@@ -169,9 +169,9 @@ def test_each_packaged_gpu_names_its_source_and_says_what_was_not_measured() -> 
         for tables in gpu.layer_ms.values():
             assert all(len(row) == len(gpu.tokens) and list(row) == sorted(row) for row in tables.values())
         assert ("nobody measured whole passes" in gpu.note) == (name not in {"a100", "h100"})
-    said = describe(Hardware(model="llama3-70b", gpu="v100", tensor_parallel=8))
-    assert "A40's by published bandwidth" in said
-    assert "llama3-70b: the layers of llama2-70b" in said
+    text = describe(Hardware(model="llama3-70b", gpu="v100", tensor_parallel=8))
+    assert "A40's by published bandwidth" in text
+    assert "llama3-70b: the layers of llama2-70b" in text
 
 
 def test_predictions_are_as_near_to_machines_that_were_held_out_as_the_docs_say() -> None:

@@ -82,12 +82,12 @@ def served(counts: list[int], frames: list[tuple[float, int]], offset: float) ->
     for second in range(10_000):
         count = counts[second % len(counts)]
         for one in range(count):
-            at, room = second + (one + 0.5) / count - offset, PACKET
+            at, space = second + (one + 0.5) / count - offset, PACKET
             for index, (since, _) in enumerate(frames):
-                if since <= at and left[index] and room:
-                    taken = min(left[index], room)
+                if since <= at and left[index] and space:
+                    taken = min(left[index], space)
                     left[index] -= taken
-                    room -= taken
+                    space -= taken
                     done[index] = at
         if not any(left):
             return done
@@ -107,7 +107,7 @@ def test_a_recording_is_read_once(tmp_path: Path, name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "message"),
     [
         ("", "expected packets in bins of some width, got 0 in 0 bins"),
         ("t_ms,packets_1500B\n0,5\n", "expected packets in bins of some width, got 5 in 1 bins of 0.0 s"),
@@ -120,11 +120,11 @@ def test_a_recording_is_read_once(tmp_path: Path, name: str) -> None:
     ],
     ids=["empty", "one bin", "no packets", "less than none", "a bin is missing", "column", "word", "short row"],
 )
-def test_a_file_that_is_no_recording_is_refused_by_its_name(tmp_path: Path, text: str, said: str) -> None:
+def test_a_file_that_is_no_recording_is_refused_by_its_name(tmp_path: Path, text: str, message: str) -> None:
     path = written(tmp_path, text)
     with pytest.raises(ConfigError) as caught:
         read_link_trace(path)
-    assert f"trace: {path}: {said}" in str(caught.value)
+    assert f"trace: {path}: {message}" in str(caught.value)
 
 
 def test_a_file_that_is_not_there_or_not_gzipped_is_refused(tmp_path: Path) -> None:

@@ -195,7 +195,7 @@ def test_options_are_read_as_an_experiment_writes_them() -> None:
 
 
 @pytest.mark.parametrize(
-    ("wrong", "said"),
+    ("wrong", "message"),
     [
         ({"rtt_ms": -1.0}, "rtt_ms: expected at least 0, got -1.0"),
         ({"rtt_ms": 10.0, "jitter_ms": 5.1}, "jitter_ms: expected 0 to half of rtt_ms, 5, got 5.1"),
@@ -206,7 +206,7 @@ def test_options_are_read_as_an_experiment_writes_them() -> None:
         ({"trace_offset_s": -1.0}, "trace_offset_s: expected at least 0, got -1.0"),
     ],
 )
-def test_settings_that_make_no_sense_are_refused(wrong: dict[str, float], said: str) -> None:
+def test_settings_that_make_no_sense_are_refused(wrong: dict[str, float], message: str) -> None:
     with pytest.raises(ConfigError) as caught:
         LinkOptions(**wrong)  # type: ignore[arg-type]
-    assert str(caught.value) == f"link: {said}"
+    assert str(caught.value) == f"link: {message}"

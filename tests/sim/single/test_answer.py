@@ -33,10 +33,10 @@ def model(seed: int, noise: float, size: int = 8) -> TokenModel:
     known: dict[tuple[int, ...], Mapping[int, float]] = {}
 
     def successor(ids: Sequence[int]) -> Mapping[int, float]:
-        place = tuple(ids[-2:])
-        if place not in known:
-            known[place] = distribution(place)
-        return known[place]
+        position = tuple(ids[-2:])
+        if position not in known:
+            known[position] = distribution(position)
+        return known[position]
 
     return successor
 
@@ -110,7 +110,7 @@ class Scenario:
         step = rng.choice((0.001, 0.02, 0.05))
         self.device = DraftingDevice(
             model=draft,
-            step_times=tuple(step * (1.0 + 0.1 * place) for place in range(rng.randrange(1, 7))),
+            step_times=tuple(step * (1.0 + 0.1 * position) for position in range(rng.randrange(1, 7))),
             read_time=rng.choice((0.0, 0.01)),
             is_sampled=is_sampled,
             end_ids=self.end_ids,
@@ -231,7 +231,7 @@ def answer_ratio(
 ) -> float:
     """Tokens per second of an answer of 256 tokens, relative to the plain stream."""
     target, draft = scripted(agreement, 5)
-    device = DraftingDevice(model=draft, step_times=tuple(draft_step * (1.0 + 0.05 * place) for place in range(6)))
+    device = DraftingDevice(model=draft, step_times=tuple(draft_step * (1.0 + 0.05 * position) for position in range(6)))
     server = VerifyingServer(model=target, step=step, prompt_time=0.2)
     outcome = simulate_answer(
         pair, SpeculationMachineOptions(max_tokens=256, is_adaptive=is_adaptive), device, server, FaultyLink(rtt=rtt), seed=1
@@ -253,7 +253,7 @@ def test_a_lossless_answer_is_never_slower_than_95_percent_of_plain_remote(rtt: 
                     SpeculationEstimates(window=window, prior=prior), rtt=rtt, agreement=agreement, step=step, draft_step=draft_step
                 )
                 ratios[agreement, step, draft_step] = ratio
-    worst = min(ratios, key=lambda place: ratios[place])
+    worst = min(ratios, key=lambda position: ratios[position])
     assert ratios[worst] >= 0.95, f"{ratios[worst]} at {worst}"
     assert max(ratios.values()) > 1.3, "and drafting is not simply left alone"
 
@@ -291,7 +291,7 @@ def test_where_drafting_was_thought_not_to_pay_it_is_found_that_it_does() -> Non
 @pytest.mark.parametrize("seed", range(3))
 def test_pre_drafted_branches_are_adopted_in_more_than_45_percent_of_the_rounds(seed: int) -> None:
     target, draft = scripted(0.75, seed)
-    device = DraftingDevice(model=draft, step_times=tuple(0.015 * (1.0 + 0.1 * place) for place in range(6)))
+    device = DraftingDevice(model=draft, step_times=tuple(0.015 * (1.0 + 0.1 * position) for position in range(6)))
     rates: list[float] = []
     for max_branches, is_parallel in ((6, True), (1, True), (6, False)):
         options = SpeculationMachineOptions(max_tokens=400, is_adaptive=False, is_parallel=is_parallel, max_branches=max_branches)
@@ -310,7 +310,7 @@ def test_pre_drafted_branches_are_adopted_in_more_than_45_percent_of_the_rounds(
 @pytest.mark.parametrize("draft_step", [0.001, 0.01])
 def test_drafts_that_are_sent_ahead_spare_the_link(draft_step: float) -> None:
     target, draft = scripted(0.75, 1)
-    device = DraftingDevice(model=draft, step_times=tuple(draft_step * (1.0 + 0.1 * place) for place in range(6)))
+    device = DraftingDevice(model=draft, step_times=tuple(draft_step * (1.0 + 0.1 * position) for position in range(6)))
     rates: list[float] = []
     for max_ahead in (0, 3):
         options = SpeculationMachineOptions(max_tokens=400, is_adaptive=False, max_ahead=max_ahead)

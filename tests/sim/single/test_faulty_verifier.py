@@ -34,13 +34,13 @@ def counting(ids: Sequence[int]) -> Mapping[int, float]:
 class World:
     def __init__(self, **settings: Any) -> None:
         self.env = simpy.Environment()
-        self.heard: list[tuple[float, Any]] = []
+        self.events: list[tuple[float, Any]] = []
         server = VerifyingServer(**{"model": counting, "step": 1.0, "prompt_time": 0.0, "connect_trips": 1.0, **settings})
-        self.session = FaultyVerifierSession(self.env, server, FaultyLink(rtt=2.0), self.hear, Random(1))
-        self.remote = SimulatedRemote(self.env, server, FaultyLink(rtt=2.0), self.hear, Random(1))
+        self.session = FaultyVerifierSession(self.env, server, FaultyLink(rtt=2.0), self.receive, Random(1))
+        self.remote = SimulatedRemote(self.env, server, FaultyLink(rtt=2.0), self.receive, Random(1))
 
-    def hear(self, event: Any) -> None:
-        self.heard.append((round(self.env.now, 6), event))
+    def receive(self, event: Any) -> None:
+        self.events.append((round(self.env.now, 6), event))
 
     def connect(self, *ids: int) -> None:
         self.session.run(ConnectVerifier(ids))
@@ -48,9 +48,9 @@ class World:
 
     def run(self) -> list[tuple[float, Any]]:
         self.env.run()
-        heard = self.heard[:]
-        self.heard.clear()
-        return heard
+        events = self.events[:]
+        self.events.clear()
+        return events
 
 
 def send(number: int, base: int, *ids: int, given: tuple[int, ...] = ()) -> SendDraft:
@@ -81,7 +81,7 @@ def test_the_first_verdict_waits_for_the_prompt() -> None:
 
 
 @pytest.mark.parametrize(
-    ("kind", "heard", "held"),
+    ("kind", "event", "held"),
     [
         ("draft lost", (5.5, VerifierLost()), []),
         ("verdict lost", (6.5, VerifierLost()), [1, 2]),
@@ -90,11 +90,11 @@ def test_the_first_verdict_waits_for_the_prompt() -> None:
         ("mute", None, []),
     ],
 )
-def test_every_fault_does_what_it_says(kind: FaultKind, heard: tuple[float, object] | None, held: list[int]) -> None:
+def test_every_fault_does_what_it_says(kind: FaultKind, event: tuple[float, object] | None, held: list[int]) -> None:
     world = World(faults=lambda _: Fault(kind, 2.5))
     world.connect()
     world.session.run(send(1, 0, 1))
-    assert world.run() == ([] if heard is None else [heard])
+    assert world.run() == ([] if event is None else [event])
     assert world.session.ids == held
 
 
@@ -173,9 +173,9 @@ def test_a_stream_that_is_closed_still_brings_what_is_on_its_way() -> None:
 def test_a_remote_side_that_is_out_fails_every_stream() -> None:
     world = World(remote_fails_at=3.5)
     world.remote.run(OpenRemote(1, (), None))
-    heard = world.run()
-    assert [type(event) for _, event in heard] == [RemoteTokensReceived, RemoteFailed, RemoteTokensReceived] or isinstance(
-        heard[-1][1], RemoteFailed
+    events = world.run()
+    assert [type(event) for _, event in events] == [RemoteTokensReceived, RemoteFailed, RemoteTokensReceived] or isinstance(
+        events[-1][1], RemoteFailed
     )
     world.remote.run(OpenRemote(2, (), None))
     ((_, event),) = world.run()

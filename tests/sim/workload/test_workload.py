@@ -124,17 +124,17 @@ def test_arrivals_of_a_trace_have_to_be_there_and_to_ascend(tmp_path: Path) -> N
 
 
 def test_a_trace_goes_on_behind_its_end_with_its_arrivals_and_other_rows(tmp_path: Path) -> None:
-    rows = [{"prompt_length": 1 + place, "arrival_time_ms": 1000.0 * place, "drafter_id": place} for place in range(20)]
+    rows = [{"prompt_length": 1 + position, "arrival_time_ms": 1000.0 * position, "drafter_id": position} for position in range(20)]
     found = requests(trace=trace(tmp_path, *rows), requests=50, devices=20)
     assert [each.arrival for each in found] == pytest.approx(range(50))
-    assert [each.device for each in found] == [place % 20 for place in range(50)]
+    assert [each.device for each in found] == [position % 20 for position in range(50)]
     prompts = [each.prompt_tokens for each in found]
     assert prompts[:20] == list(range(1, 21))
     assert sorted(prompts[20:40]) == prompts[:20] != prompts[20:40]
 
 
 def test_with_other_arrivals_a_trace_is_shuffled_by_the_seed_and_used_up_before_it_is_repeated(tmp_path: Path) -> None:
-    path = trace(tmp_path, *({"prompt_length": 1 + place} for place in range(20)))
+    path = trace(tmp_path, *({"prompt_length": 1 + position} for position in range(20)))
     orders = [[each.prompt_tokens for each in requests(seed, trace=path, requests=45, arrivals={"poisson_per_s": 9})] for seed in (1, 1, 2)]
     assert orders[0] == orders[1] != orders[2]
     assert sorted(orders[0][:20]) == sorted(orders[0][20:40]) == list(range(1, 21))
@@ -154,7 +154,7 @@ def test_recorded_gaps_come_in_their_order_from_anywhere_and_faster_if_asked(tmp
     times = [each.arrival for each in requests(trace="gsm8k", requests=8, arrivals={"azure": path, "rate_scale": 2})]
     gaps = [later - earlier for earlier, later in pairwise(times)]
     assert times[0] == 0.0
-    assert next(gaps[place : place + 3] for place in range(3) if gaps[place] == 0.5) == [0.5, 1.0, 1.5]
+    assert next(gaps[position : position + 3] for position in range(3) if gaps[position] == 0.5) == [0.5, 1.0, 1.5]
     assert gaps[3:6] == gaps[:3]
     begun = {requests(seed, trace="gsm8k", requests=2, arrivals={"azure": path})[1].arrival for seed in range(20)}
     assert begun == {1.0, 2.0, 3.0}
