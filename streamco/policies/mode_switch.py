@@ -1,18 +1,21 @@
-"""Whether drafting pays, or one side should generate alone.
+"""Speedup model and mode switch: whether drafting pays, or one side should generate alone (DSD sections 3.3 and 4.4).
 
-``predict_rates`` is the arithmetic of a round. A draft of gamma tokens takes gamma draft steps, then the verdict takes a round trip and a
-verification, and the round gives E(alpha, gamma) tokens; DSD's equation 2 is the case without a link. With drafting in parallel a share
-``hit_rate`` of the rounds begin with the steps that were made while the last verdict was out.
+``predict_rates`` models a round. A draft of gamma tokens takes gamma draft steps, then the verdict takes a round trip and a verification,
+and the round gives E(alpha, gamma) tokens. DSD's equation 2 is the case without a link. With drafting in parallel, a share ``hit_rate`` of
+the rounds begin with the draft steps that were made while the last verdict was out.
 
-``ModeSwitch`` turns that, or what a window policy says that weighs fused mode itself, into a mode. Either can be wrong, and the acceptance
-rate is not seen while the remote side generates alone, so a ledger decides too: every round is compared with what plain remote would have
-taken for the same tokens. Drafting goes on only while even a round that gives a single token, and the way back to the stream, leave the
-loss within 2 % of all the time, and for a start up to three such rounds: of the first rounds of a pair that is worth it two may well be bad
-luck. Where the forecast speaks against drafting, one round is tried whenever that keeps the loss within 1 %. So what the ledger counts is
-never below 0.98 of plain remote in the long run, whatever the link and the models do, and 0.95 is kept in the first 256 tokens of a pair;
-and the way back is found.
+``ModeSwitch`` decides the mode by that model, or by a window policy that decides on fused mode itself. Both can be wrong, and acceptance
+can't be measured while the target generates alone. So a time account limits the loss, which is not in the paper. Each round is compared
+with the time in which the plain remote stream would have given the same tokens:
 
-The papers define fused mode twice (DSD sections 3.3 and 4.4); here it is the remote side alone.
+- Drafting goes on only while a further round that gives a single token, and the return to the stream, would leave the loss within 2 % of
+  the total time. At the start the loss of up to three such rounds is allowed, because two of the first rounds may well be bad luck.
+- If the model speaks against drafting, one round is tried as soon as its loss would stay within 1 %. So drafting is found again.
+
+In this account the rate is never below 0.98 of the plain remote stream in the long run, whatever the link and the models do. In the first
+256 tokens of a pair of models it is not below 0.95.
+
+The paper defines fused mode twice (DSD sections 3.3 and 4.4); here it is the target alone, the remote stream.
 """
 
 from __future__ import annotations
@@ -32,33 +35,33 @@ __all__ = ["RoundConditions", "Mode", "ModeSwitch", "Predicted", "Rates", "best_
 
 Mode = Literal["device", "remote", "speculate"]
 
-_LOSS = 0.02  # share of the time that drafting may lose against plain remote; 0.05 is promised, the rest is for what isn't counted
-_PROBE_LOSS = 0.01  # of it, for rounds that are tried against the forecast
-_TRIED = 3.0  # rounds that may fail entirely before any time has passed, but with the way back they take no more than
-_TRIED_STEPS = 8.0  # so many remote steps (3 % of an answer of 256 tokens), or are one round and the way back
-_STAY = 0.5  # rounds more that must be allowed to fail when drafting is gone back to: changes are dear
-_SAVINGS = 10  # rounds; gains beyond that are not held against later losses
-_PATIENCE = 2  # consecutive calls for another mode until it is taken (DSD section 4.4, k)
+_LOSS = 0.02  # share of the time that drafting may lose against the plain stream; 0.05 is promised, the rest is for uncounted losses
+_PROBE_LOSS = 0.01  # share of the time for rounds that are tried against the forecast
+_TRIED = 3.0  # rounds that may fail entirely at the start, if with the return to the stream they take at most
+_TRIED_STEPS = 8.0  # remote steps (3 % of an answer of 256 tokens), or one round and the return
+_STAY = 0.5  # further rounds that must be allowed to fail before drafting begins again, because changes are expensive
+_SAVINGS = 10  # rounds; larger gains are not set off against later losses
+_PATIENCE = 2  # k of DSD section 4.4: consecutive proposals of another mode until it is taken
 
 
 class RoundConditions(Struct, frozen=True, kw_only=True):
-    """What decides how fast a round is; times in seconds.
+    """Inputs of the speedup model; times in seconds.
 
     Args:
         acceptance: alpha, 0..1.
         window: gamma, draft tokens a round, 1 or more.
-        draft_step: of the draft model for a token.
-        remote_step: between two tokens of the remote side's plain stream, as they arrive here.
-        verify: of the verifier for a round, its queue included, without the link.
-        verify_token: more for each draft token.
-        rtt: of the link; inf: there is none.
-        round_transfer: for the bytes of a round that don't depend on the window.
-        token_transfer: more for each draft token.
-        hit_rate: share of rounds whose pre-drafted branch is adopted, 0..1.
-        ahead: seconds that a round is shorter, on the mean, for its draft had been sent before the verdict in front of it was here.
-        slowdown: how many times longer a step on all branches together takes than one of the draft alone.
-        budget: share of draft tokens that are verified, above 0 up to 1; the rest cost a draft step each.
-        round_tokens: that a verified round gives, as measured; None: as the acceptance rate says, E(alpha, gamma).
+        draft_step: time of the draft model for a token.
+        remote_step: time between two tokens of the plain remote stream, as they arrive here.
+        verify: time of the verifier for a round, its queue included, without the link.
+        verify_token: further time for each draft token.
+        rtt: round trip of the link; inf: there is no link.
+        round_transfer: time for the bytes of a round that don't depend on the window.
+        token_transfer: further time for each draft token.
+        hit_rate: share of rounds after which a pre-drafted branch is adopted, 0..1.
+        ahead: mean time by which a round is shorter, because its draft was sent before the verdict on the last one came.
+        slowdown: time of a step on all branches together, in steps of the draft alone.
+        budget: share of draft tokens that are verified, above 0 up to 1; the others cost a draft step each.
+        round_tokens: measured tokens of a verified round; None: E(alpha, gamma).
     """
 
     acceptance: float
@@ -77,7 +80,7 @@ class RoundConditions(Struct, frozen=True, kw_only=True):
     round_tokens: float | None = None
 
     def __post_init__(self) -> None:
-        """Refuse what no round can be made of."""
+        """Refuse values of which no round can consist."""
         if self.window < 1 or self.draft_step <= 0.0 or self.remote_step <= 0.0 or not 0.0 < self.budget <= 1.0 or self.slowdown <= 0.0:
             raise ConfigError(
                 "conditions: expected a window >= 1, steps and slowdown above 0 and a budget above 0 up to 1, "
@@ -91,13 +94,13 @@ class RoundConditions(Struct, frozen=True, kw_only=True):
 
 
 class Rates(Struct, frozen=True):
-    """Tokens per second of each way to generate.
+    """Tokens per second of each generation mode.
 
     Args:
         device: the device alone.
-        remote: the remote side alone, streaming.
-        waiting: draft, then wait for the verdict.
-        parallel: draft on while the verdict is out.
+        remote: the remote stream alone.
+        waiting: drafting, with a wait for each verdict.
+        parallel: drafting on while the verdict is out.
     """
 
     device: float
@@ -107,12 +110,12 @@ class Rates(Struct, frozen=True):
 
     @property
     def speculative(self) -> float:
-        """The better of the two ways to speculate."""
+        """The higher of the two rates of speculation."""
         return max(self.waiting, self.parallel)
 
 
 def round_seconds(conditions: RoundConditions, *, is_parallel: bool) -> float:
-    """Mean seconds of a verified round, from one verdict to the next."""
+    """Return the mean seconds of a verified round, from one verdict to the next."""
     drafting = conditions.window * conditions.draft_step
     if math.isinf(conditions.wait):
         return math.inf
@@ -124,7 +127,7 @@ def round_seconds(conditions: RoundConditions, *, is_parallel: bool) -> float:
 
 
 def predict_rates(conditions: RoundConditions) -> Rates:
-    """Tokens per second to expect of each way to generate; 0 for one that needs a link where there is none."""
+    """Return the expected tokens per second of each mode; 0 for a mode that needs a link if there is none."""
     has_link = not math.isinf(conditions.rtt)
     remote = 1.0 / conditions.remote_step if has_link else 0.0
     if not has_link:
@@ -151,22 +154,22 @@ def best_window(conditions: RoundConditions, *, is_parallel: bool, max_window: i
 
 
 class ModeSwitch:
-    """Says before each round whether to draft, or which side generates alone. One for each pair of models, kept over answers.
+    """Decides before each round whether to draft, or which side generates alone. One for each pair of models, kept over answers.
 
-    Lossless, only the remote side can stand in: the device's own tokens are not the target's. Without a link the mode is then ``remote``
-    all the same, and what becomes of the answer is failover's business. In selective mode the device stands in, because the remote side
-    would spend more than the budget: where there is no link, or where it makes the answer slower both than ``min_rate`` and than the
+    If the answer must be lossless, only the remote stream can replace drafting, because the device's own tokens are not the target's. The
+    mode is then ``remote`` even without a link, and failover handles the answer. In selective mode the device replaces drafting, because
+    the remote stream would exceed the budget. That happens without a link, or if speculation is slower than both ``min_rate`` and the
     device.
 
     Args:
         is_lossless: the answer must be the target's (budget 1).
-        min_rate: tokens per second that a selective answer should keep, for the quality that it gets for them.
+        min_rate: tokens per second above which a selective answer keeps speculation, for the sake of its quality.
 
     Attributes:
-        mode: at present.
-        seconds: counted so far.
-        lost_seconds: of those, what drafting took longer than plain remote; below 0: what it saved lately.
-        probes: rounds tried against the forecast.
+        mode: the present mode.
+        seconds: total time recorded.
+        lost_seconds: time that drafting took longer than the plain remote stream; below 0: time that it saved lately.
+        probes: number of rounds tried against the forecast.
     """
 
     def __init__(self, *, is_lossless: bool, min_rate: float = READING) -> None:
@@ -190,14 +193,14 @@ class ModeSwitch:
         opening: float = 0.0,
         return_time: float = 0.0,
     ) -> Mode:
-        """Return the mode of the next round; while one side generates alone, ask every few tokens.
+        """Return the mode of the next round. While one side generates alone, call it every few tokens.
 
         Args:
-            conditions: as measured lately.
-            window: what the window policy proposes; None: ``conditions.window``.
-            has_weighed: the policy has held fused mode against it (``window.Fusing``); False: the arithmetic does.
-            opening: seconds that the first round takes longer, for the verifier reads first what the stream did without it.
-            return_time: that a stream takes longer to begin behind a round that was tried in vain, for the same reason.
+            conditions: recent measurements.
+            window: window that the policy proposes; None: ``conditions.window``.
+            policy_decides: True if the policy decides on fused mode (``window.DecidesFusedMode``); False: the speedup model does.
+            opening: seconds that the first round takes longer, because the verifier must first read the stream's tokens.
+            return_time: seconds that a stream takes longer to begin after a failed attempt to draft, for the same reason.
         """
         rates = predict_rates(conditions)
         self._is_probe = False
@@ -215,7 +218,7 @@ class ModeSwitch:
         return "speculate" if self._is_drafting or self._is_probe else "remote"
 
     def _has_credit(self, conditions: RoundConditions, opening: float) -> bool:
-        """Return True if a round may fail, and the stream be gone back to behind it."""
+        """Return True if the loss stays allowed even if a round fails and the stream is opened after it."""
         way_back = max(0.0, conditions.wait - conditions.remote_step)  # until a stream's first token
         lost = self.lost_seconds + self._worst
         if not self._is_drafting and self.seconds:
@@ -225,13 +228,13 @@ class ModeSwitch:
         return may_fail and lost + opening + way_back <= allowed + max(_TRIED_STEPS * conditions.remote_step, self._worst + way_back)
 
     def record(self, mode: Mode, *, seconds: float, tokens: int, remote_step: float) -> None:
-        """Count a round, or a stretch that one side generated alone.
+        """Record a round, or some tokens that one side generated alone.
 
         Args:
-            mode: it was made in.
-            seconds: it took, the change of modes included.
-            tokens: it gave.
-            remote_step: seconds between two tokens of a plain remote stream, meanwhile.
+            mode: mode in which they were generated.
+            seconds: time that they took, the change of modes included.
+            tokens: number of tokens.
+            remote_step: seconds between two tokens of a plain remote stream in that time.
         """
         self.seconds += seconds
         if mode == "speculate":
@@ -240,7 +243,7 @@ class ModeSwitch:
             self.lost_seconds = max(-_SAVINGS * self._worst, lost)
 
     def _vote(self, mode: Mode, *, at_once: bool = False) -> Mode:
-        """Return the present mode until another was asked for twice in a row; the very first call is obeyed."""
+        """Return the present mode until another is proposed twice in a row; the very first proposal is taken at once."""
         if mode == self.mode:
             self._votes = 0
         else:
@@ -252,14 +255,14 @@ class ModeSwitch:
 
 
 class Predicted(Struct, frozen=True, tag="predicted"):
-    """The window with the highest rate that ``predict_rates`` predicts, for the acceptance rate, times and hit rate measured lately.
+    """The window with the highest rate of ``predict_rates``, for the recent acceptance rate, times and hit rate.
 
-    Neither paper has it: DSD's baselines use one window, or one token more or less than the last, and its learned policy needs training.
-    In virtual time this window comes within 10 % of the best fixed one, whatever the link, the acceptance rate and the step times.
+    Neither paper has it: DSD's baselines have a fixed window, or one token more or less than the last one, and its learned policy needs
+    training. In simulations this window comes within 10 % of the best fixed one, whatever the link, the acceptance rate and the step times.
 
     Args:
-        first: tokens of the first round, and while the times aren't known.
-        min_window, max_window: tokens. Below 2 is fused mode, which is for ``ModeSwitch`` to say.
+        first: window of the first round, and while the times aren't known, tokens.
+        min_window, max_window: bounds of the window, tokens. 1 would be fused mode, which ``ModeSwitch`` decides.
     """
 
     first: int = DEFAULT
@@ -276,7 +279,7 @@ class Predicted(Struct, frozen=True, tag="predicted"):
 
     @property
     def name(self) -> str:
-        """``predicted``."""
+        """Name of the policy, ``predicted``."""
         return "predicted"
 
     def propose(self, state: WindowState) -> float:

@@ -1,16 +1,22 @@
-"""Which draft chunk goes to the verifier (Synera section 4.2).
+"""Offloading: which draft chunks are sent to the verifier (Synera section 4.2).
 
-Confidence is the coarse filter: a chunk the draft model is sure of stays (``confidence_probability``, P_conf). Importance is the fine one
-for the rest: what later tokens will lean on goes (``importance_probability``, P_imp). A chunk is sent when both say so, that is with
-probability P_conf P_imp (figure 10).
+Confidence is the coarse filter: a chunk of which the draft model is confident stays (P_conf, ``confidence_probability``). Importance is the
+fine filter: a chunk to which later tokens pay attention is sent (P_imp, ``importance_probability``). A chunk is sent with probability
+P_conf P_imp (figure 10).
 
 The budget is the share of draft tokens that are sent. ``Offload.plan`` solves the importance threshold i_th so that the mean of
-P_conf P_imp over measured chunks is the budget. The paper takes i_th at a percentile of the importances alone; what P_conf keeps back and
-what the sigmoid lets through below i_th would then miss the budget. Where even i_th = 0 sends too little, because P_conf keeps more than
-the budget leaves, the confidence threshold c_th rises too, so the least sure go first. Both rules have steps (at i_th / 2, at i_th and at
-c_th); what a step leaves over is given to all chunks alike, as ``spill``. Confidence alone moves c_th both ways.
+P_conf P_imp over measured chunks is the budget. The deviations from the paper:
 
-``OffloadSteering`` holds the share for what really comes: it plans anew over the latest chunks and makes up for what it owes.
+- The paper takes i_th at a percentile of the importances alone. That misses the budget, because P_conf keeps chunks back and the sigmoid
+lets
+  chunks below i_th through.
+- If even i_th = 0 sends too little, because P_conf keeps more than the budget leaves, the confidence threshold c_th rises too. So the least
+  confident chunks are sent first. The rule ``confidence`` alone moves c_th in both directions.
+- Both probabilities have steps (at i_th / 2, at i_th and at c_th). The part of the budget that a step leaves over is given to all chunks
+  alike, as ``spill``.
+
+``OffloadSteering`` holds the realised share at the budget, for which the paper has no mechanism: it plans again over the latest chunks and
+makes up for the difference so far.
 """
 
 from __future__ import annotations
@@ -34,21 +40,21 @@ __all__ += ["is_past_exit"]
 OffloadRule = Literal["combined", "confidence", "importance", "random"]
 Floats = NDArray[np.float64]
 
-CONFIDENCE_THRESHOLD = 0.8  # c_th where no profile says better; the paper's range is 0.7 to 1, its figure 4 finds 0.8 sure
+CONFIDENCE_THRESHOLD = 0.8  # c_th without a profile; the paper's range is 0.7 to 1, and by its figure 4 chunks at 0.8 are safe
 STEEPNESS = 10.0  # k of P_conf (section 4.2)
 SLOPE = -10.0  # theta of P_imp (section 4.2)
-EXIT = 0.8  # of the longest answer; behind it nothing is offloaded (section 4.3)
+EXIT = 0.8  # share of the longest answer after which nothing is offloaded (section 4.3)
 
 _ROUNDS = 60  # of bisection; a plan over 256 chunks takes 2.5 ms
 _FAR = 1e3  # c_th so far below 0 that P_conf is 0 for every confidence
-_WINDOW = 256  # chunks the steering plans over
+_WINDOW = 256  # chunks over which the steering plans
 _REFRESH = 16  # chunks between two plans
-_HORIZON = 64  # chunks over which a debt is made up for
-_SLACK = 8  # chunks that the share may stray before the rules are overruled
+_HORIZON = 64  # chunks within which a debt is made up for
+_SLACK = 8  # chunks by which the share may differ from the budget before the rules are overruled
 
 
 def confidence_probability(confidence: ArrayLike, threshold: float, steepness: float = STEEPNESS) -> Floats:
-    """P_conf: 1 up to c_th, then 1 / (1 + exp(k norm(c))) with norm(c) = (c - c_th) / (1 - c_th) - 1/2.
+    """Return P_conf: 1 up to c_th, then 1 / (1 + exp(k norm(c))) with norm(c) = (c - c_th) / (1 - c_th) - 1/2.
 
     Args:
         confidence: c, mean probability of the chunk's tokens on the draft model, 0..1; any shape.
@@ -61,7 +67,9 @@ def confidence_probability(confidence: ArrayLike, threshold: float, steepness: f
 
 
 def importance_probability(importance: ArrayLike, threshold: float, slope: float = SLOPE) -> Floats:
-    """P_imp: 0 up to i_th / 2, 1 above i_th, between them 1 / (1 + exp(theta norm(i))) with norm(i) = (i - i_th/2) / (i_th/2) - 1/2.
+    """Return P_imp: 0 up to i_th / 2, 1 above i_th, between them 1 / (1 + exp(theta norm(i))).
+
+    Here norm(i) = (i - i_th/2) / (i_th/2) - 1/2.
 
     Args:
         importance: i, mean importance of the chunk's tokens (``importance.chunk_importance``), 0 or more; any shape.
@@ -74,25 +82,25 @@ def importance_probability(importance: ArrayLike, threshold: float, slope: float
     return np.where(values <= half, 0.0, np.where(values > threshold, 1.0, _sigmoid(slope * norm)))
 
 
-def is_past_exit(position: int, longest: int | None, budget: float, share: float = EXIT) -> bool:
-    """Sequence-wise early exit (section 4.3): t > 0.8 max_len, from where nothing is offloaded; never at budget 1.
+def is_past_exit(position: int, max_tokens: int | None, budget: float, share: float = EXIT) -> bool:
+    """Return True if nothing is offloaded any more: sequence-wise early exit, t > 0.8 max_len (section 4.3). Never at budget 1.
 
     Args:
         position: t, tokens of the answer so far.
-        longest: max_len, tokens; None: no limit, no exit.
-        budget: 0..1.
-        share: of max_len.
+        max_tokens: max_len, tokens; None: no limit, no exit.
+        budget: share of draft tokens that are sent, 0..1.
+        share: share of max_len, 0..1.
     """
-    return budget < 1.0 and longest is not None and position > share * longest
+    return budget < 1.0 and max_tokens is not None and position > share * max_tokens
 
 
 class OffloadDecision(Struct, frozen=True):
-    """Whether a chunk goes to the verifier.
+    """Decision whether a chunk is sent to the verifier.
 
     Args:
-        is_offloaded: it goes.
-        probability: with which it was to go; 1 or 0 where nothing was left to chance.
-        reason: for the report, a few words.
+        is_offloaded: True if it is sent.
+        probability: its probability of being sent; 1 or 0 if the decision was not random.
+        reason: a few words for the report.
     """
 
     is_offloaded: bool
@@ -109,8 +117,8 @@ class Offload(Struct, frozen=True, tag="offload"):
         confidence_threshold: c_th.
         importance_threshold: i_th.
         steepness, slope: k and theta.
-        spill: probability of sending what the filters keep, 0..1.
-        planned_share: mean probability over the chunks it was planned on.
+        spill: probability of sending a chunk that the filters keep, 0..1.
+        planned_share: mean probability over the chunks of the plan.
     """
 
     budget: float
@@ -141,7 +149,7 @@ class Offload(Struct, frozen=True, tag="offload"):
             confidences: c of measured chunks, shape (chunks,).
             importances: i of the same chunks; None: not measured, so confidence decides alone.
             budget: 0..1.
-            rule: which filters are used.
+            rule: the filters to use.
             confidence_threshold: c_th, profiled; ``confidence`` alone solves it instead.
             weights: tokens of each chunk; None: all alike.
             steepness: k.
@@ -183,12 +191,12 @@ class Offload(Struct, frozen=True, tag="offload"):
         return cls(budget, rule, c_th, i_th, _moved(steepness, confidence_threshold, c_th), slope, spill, budget)
 
     def decide(self, confidence: float, importance: float | None, rng: Random) -> OffloadDecision:
-        """Return True if this chunk is sent.
+        """Decide whether this chunk is sent.
 
         Args:
             confidence: c of the chunk, 0..1.
-            importance: i of the chunk; None: not measured, so it is taken for important.
-            rng: asked once, where the budget leaves a choice.
+            importance: i of the chunk; None: not measured, so the chunk counts as important.
+            rng: used once, if the budget is neither 0 nor 1.
         """
         if self.budget >= 1.0:
             return OffloadDecision(True, 1.0, "budget 1")
@@ -204,13 +212,13 @@ class Offload(Struct, frozen=True, tag="offload"):
         return OffloadDecision(False, probability, "confident" if draw >= unsure else "unimportant")
 
     def probability(self, confidence: float, importance: float | None) -> float:
-        """With which probability a chunk is sent."""
+        """Return the probability that a chunk is sent."""
         if self.budget >= 1.0 or self.budget <= 0.0:
             return float(self.budget >= 1.0)
         return self._spilled(self._filters(confidence, importance)[1])
 
     def _filters(self, confidence: float, importance: float | None) -> tuple[float, float]:
-        """P_conf, and P_conf P_imp; a filter that the rule doesn't use lets everything pass, none at all lets nothing pass."""
+        """Return P_conf and P_conf P_imp. A filter that the rule doesn't use passes every chunk; the rule without filters passes none."""
         if self.rule == "random":
             return 0.0, 0.0
         unsure = float(confidence_probability(confidence, self.confidence_threshold, self.steepness)) if self.rule != "importance" else 1.0
@@ -223,24 +231,24 @@ class Offload(Struct, frozen=True, tag="offload"):
 
 
 class OffloadSteering:
-    """Holds the realised share of draft tokens that are sent at the budget.
+    """Holds the realised share of sent draft tokens at the budget; one for each pair of models.
 
-    Every 16 chunks the plan is solved anew over the latest 256, for a share that makes up for the present debt within 64 chunks. Where the
-    debt would exceed 8 chunks all the same (the text turned sure all at once), it decides alone: after n tokens, what was sent differs
-    from n times the budget by at most 8 of the longest chunks. Chunks that had to stay (``keep``) owe too; beyond 8 chunks they are
-    forgiven, so that an answer that could send nothing doesn't make the next one send everything.
+    Every 16 chunks the plan is solved again over the latest 256, for a share that makes up for the present debt within 64 chunks. If the
+    debt would exceed 8 chunks all the same, because the text suddenly became easy, the debt alone decides. So after n tokens the number of
+    sent tokens differs from n times the budget by at most 8 of the longest chunks. Chunks that had to stay (``keep``) add to the debt too.
+    Beyond 8 chunks that debt is forgiven, so that an answer that could send nothing doesn't make the next one send everything.
 
     Args:
         budget: share of draft tokens that are sent, 0..1.
-        rule: which filters are used.
+        rule: the filters to use.
         confidence_threshold: c_th, profiled.
-        chunks: (confidence, importance) of measured chunks, oldest first: what the first plan is made on. None: chance decides at first.
+        chunks: (confidence, importance) of measured chunks, oldest first, for the first plan; empty: it is random.
 
     Attributes:
-        tokens: draft tokens so far.
-        offloaded_tokens: of those, sent.
-        forgiven_tokens: share of the budget that could not be spent, in tokens.
-        plan: the rule at present.
+        tokens: number of draft tokens so far.
+        offloaded_tokens: number of those that were sent.
+        forgiven_tokens: number of tokens of the budget that could not be spent.
+        plan: the present plan.
 
     Raises:
         ConfigError: a budget outside 0..1.
@@ -272,17 +280,17 @@ class OffloadSteering:
 
     @property
     def debt(self) -> float:
-        """Tokens that the budget would have sent beyond those that were; below 0: too many were."""
+        """Number of tokens missing to the budget; below 0: too many were sent."""
         return self.budget * self.tokens - self.offloaded_tokens - self.forgiven_tokens
 
     def decide(self, confidence: float, importance: float | None, tokens: int, rng: Random) -> OffloadDecision:
-        """Return True if this chunk is sent; it is counted.
+        """Decide whether this chunk is sent, and count it.
 
         Args:
             confidence: c of the chunk, 0..1.
             importance: i of the chunk; None: not measured.
-            tokens: of the chunk.
-            rng: asked once, where the budget leaves a choice, whether or not the debt then overrules it.
+            tokens: number of its tokens, 1 or more.
+            rng: used once, if the budget is neither 0 nor 1, even if the debt then overrules it.
 
         Raises:
             ConfigError: a chunk without tokens.
@@ -300,7 +308,7 @@ class OffloadSteering:
         return decision
 
     def keep(self, tokens: int) -> None:
-        """Count a chunk that stays whatever the rules say: behind the early exit, or while there is no link.
+        """Count a chunk that stays whatever the rules say: after the early exit, or without a link.
 
         Raises:
             ConfigError: a chunk without tokens.
@@ -309,7 +317,7 @@ class OffloadSteering:
         self.forgiven_tokens += max(0.0, self.debt - _SLACK * self._largest)
 
     def withdraw(self, tokens: int) -> None:
-        """Count a chunk as kept that was to be sent and was not: it was refused, or the link broke."""
+        """Count a chunk as kept that should have been sent, but was refused or lost its link."""
         self.offloaded_tokens -= tokens
         self.forgiven_tokens += max(0.0, self.debt - _SLACK * self._largest)
 
@@ -329,7 +337,7 @@ class OffloadSteering:
         self._stale = 0
         aim = self.budget
         if 0.0 < self.budget < 1.0:
-            aim = min(0.999, max(0.001, self.budget + self.debt / (_HORIZON * self._largest)))  # 0 and 1 would ask no filter
+            aim = min(0.999, max(0.001, self.budget + self.debt / (_HORIZON * self._largest)))  # at 0 and 1 no filter would be used
         measured = [chunk for chunk in self._seen if chunk[1] is not None]
         has_importance = 2 * len(measured) > len(self._seen)
         chunks = measured if has_importance else list(self._seen)
@@ -344,18 +352,18 @@ class OffloadSteering:
 
 
 def _moved(steepness: float, profiled: float, threshold: float) -> float:
-    """Return the k at which P_conf, moved below the profiled c_th, falls as fast as it did there: the formula would stretch it."""
+    """Return the k at which P_conf falls as fast as at the profiled c_th, though c_th is lower: the formula would stretch it."""
     return steepness * (1.0 - threshold) / max(1.0 - profiled, 0.01) if threshold < profiled else steepness
 
 
 def _sigmoid(exponent: Floats) -> Floats:
-    """1 / (1 + exp(x)), also for an x that overflows."""
+    """Return 1 / (1 + exp(x)), also for an x that overflows."""
     result: Floats = 1.0 / (1.0 + np.exp(np.minimum(exponent, 700.0)))
     return result
 
 
 def _highest(share: Callable[[float], float], low: float, high: float, budget: float) -> float:
-    """Return the highest argument at which a rising share is within the budget; ``low`` where none is."""
+    """Return the highest argument at which an increasing share is within the budget; ``low`` if there is none."""
     if share(high) <= budget:
         return high
     for _ in range(_ROUNDS):

@@ -1,20 +1,23 @@
-"""Where the verifier will most likely reject, and what to draft meanwhile (Synera section 4.4).
+"""Rejection forecast: where the verifier will probably reject, and what to pre-draft (Synera section 4.4, stall-free parallel inference).
 
-The number of accepted draft tokens is a capped geometric variable; a confident token is a less likely place of rejection:
+The number r of accepted draft tokens is a capped geometric variable, and a confident token is a less likely position of the rejection:
 
-    weight(r = t) = (1 - alpha) alpha^t (1 - c_t),  t = 0 .. window - 1
+    weight(r = t) = (1 - alpha) alpha^t (1 - c_t),  t = 0 .. gamma - 1
 
-The paper has alpha^window for a rejection at the last position, which is the probability that nothing is rejected. Here accepting all is an
-outcome of its own, and the last position has (1 - alpha) alpha^t like the others. No single confidence adjusts that outcome, so it gets the
-factor of an ordinary token, 1 - c with c the mean confidence; then a draft of ordinary tokens has the base distribution, a sure one is
-more likely to be accepted whole. Without a measured mean, c = alpha: a draft model that is as sure as it is right.
+with alpha the acceptance, c_t the confidence of token t and gamma the window. The deviations from the paper:
+
+- The paper has alpha^gamma for a rejection at the last position, but that is the probability that no token is rejected. Here accepting all
+  is an outcome of its own, and the last position has (1 - alpha) alpha^t like the others.
+- No single confidence adjusts that outcome. It gets the factor of an average token, 1 - c with c the mean confidence. So a draft of average
+  tokens keeps the base distribution, and a confident draft is more likely to be accepted whole. Without a measured mean, c = alpha.
+- The paper draws r* from this distribution. Here all outcomes are ranked, because the likeliest one is right more often than a draw.
 
 If the acceptance of each token is known by itself, ``chain_rejection`` needs no such form: the first rejection is at a position if all
 tokens before it are accepted and it is not. ``bench/speculate.py`` compares both.
 
-A *branch* is a guess of the whole verdict, where it rejects and what it puts there, and the draft goes on behind it. ``rank_branches``
-says how likely each guess is, ``schedule_branches`` how many are drafted in the time the verdict takes, and how many of them side by side:
-where a batch of two costs as much as two of one, the likelier goes first.
+A *branch* is one expected verdict, with its position of rejection and its correction, and the tokens drafted after it. ``rank_branches``
+gives the probability of each branch. ``schedule_branches`` chooses how many are drafted until the verdict comes, and how many of them in
+one batch: if a batch of two takes as long as two batches of one, the likelier branch goes first.
 """
 
 from __future__ import annotations
@@ -40,15 +43,15 @@ __all__ = [
     "rank_branches",
 ]
 
-ALTERNATIVES = 3  # of each position; most corrections lie within the draft model's top 3 (section 4.4)
+ALTERNATIVES = 3  # at each position; most corrections are among the draft model's top 3 (section 4.4)
 
 
 class RejectionForecast(Struct, frozen=True):
-    """How likely each verdict is.
+    """Probability of each verdict.
 
     Args:
         rejections: probability that the first rejected token is at this position of the draft, shape (window,).
-        accept_all: probability that none is; all of them add up to 1.
+        accept_all: probability that no token is rejected; all of them add up to 1.
     """
 
     rejections: tuple[float, ...]
@@ -56,12 +59,12 @@ class RejectionForecast(Struct, frozen=True):
 
     @property
     def window(self) -> int:
-        """Tokens of the draft; as a position it means that all are accepted."""
+        """Number of tokens in the draft; as a position it means that all are accepted."""
         return len(self.rejections)
 
     @property
     def likeliest(self) -> int:
-        """The most likely number of accepted tokens (r*); of equal ones the highest, whose branch shares the most work."""
+        """The most likely number of accepted tokens (r*); of equal ones the highest, because its branch shares the most work."""
         outcomes = (*self.rejections, self.accept_all)
         return max(range(len(outcomes)), key=lambda position: (outcomes[position], position))
 
@@ -72,12 +75,12 @@ class RejectionForecast(Struct, frozen=True):
 
 
 class Branch(Struct, frozen=True):
-    """One guess of a verdict.
+    """One expected verdict.
 
     Args:
-        position: draft tokens that are accepted; the draft's length: all.
-        token: what the verifier puts behind them; None: whatever the draft model itself says next, not yet computed.
-        probability: that both are so, and the branch is adopted.
+        position: number of accepted draft tokens; the draft's length: all.
+        token: the token that the verifier adds; None: the draft model's own next token, not yet computed.
+        probability: probability of this verdict, which is that of adopting the branch.
     """
 
     position: int
@@ -86,19 +89,19 @@ class Branch(Struct, frozen=True):
 
 
 class PreDraft(Struct, frozen=True):
-    """What to draft while the verdict is out.
+    """Plan of what to draft while the verdict is out.
 
     Args:
-        branches: likeliest first; empty: nothing is worth a step, or there is no time for one.
-        steps: tokens to draft on each of them; time may end before the last ones have so many.
-        width: so many are drafted side by side, and when they are done the next ones.
-        lead: so many come before all others.
+        branches: likeliest first; empty: no branch is worth a step, or there is no time for one.
+        steps: number of tokens to draft on each branch; time may end before the last ones have them.
+        width: number of branches in one batch; the next ones follow when these are done.
+        first_width: number of branches that are drafted before all others, 0 or 1.
     """
 
     branches: tuple[Branch, ...] = ()
     steps: int = 0
     width: int = 1
-    lead: int = 0
+    first_width: int = 0
 
     @property
     def hit_rate(self) -> float:
@@ -107,7 +110,7 @@ class PreDraft(Struct, frozen=True):
 
     @property
     def tokens(self) -> int:
-        """Tokens to compute at most, the most of them in vain."""
+        """Maximum number of tokens to compute, of which most are discarded."""
         return len(self.branches) * self.steps
 
 
@@ -117,7 +120,7 @@ def forecast_rejection(acceptance: float, confidences: Sequence[float], mean_con
     Args:
         acceptance: alpha, the probability that a draft token is accepted, 0..1.
         confidences: c_t, the draft model's probability of each draft token; empty: none.
-        mean_confidence: of draft tokens in general, measured; None: alpha.
+        mean_confidence: c, measured mean confidence of draft tokens, 0..1; None: alpha.
 
     Raises:
         ConfigError: an acceptance or a mean confidence outside 0..1.
@@ -129,25 +132,25 @@ def forecast_rejection(acceptance: float, confidences: Sequence[float], mean_con
     all_accepted: float = acceptance ** len(confidences)
     adjusted = [weight * (1.0 - min(1.0, max(0.0, sure))) for weight, sure in zip(base, confidences, strict=True)]
     total = sum(adjusted) + all_accepted * (1.0 - mean)
-    if total <= 0.0:  # every possible place of rejection is certain of itself: the adjustment has nothing to say
+    if total <= 0.0:  # every token that could be rejected has confidence 1: the adjustment leaves nothing
         return RejectionForecast(tuple(base), all_accepted)
     return RejectionForecast(tuple(weight / total for weight in adjusted), all_accepted * (1.0 - mean) / total)
 
 
 def chain_rejection(acceptance_by_token: Sequence[float]) -> RejectionForecast:
-    """Return the distribution of the first rejection where each token's chance to be accepted is known.
+    """Return the distribution of the first rejection if the acceptance of each token is known by itself.
 
     Args:
-        chances: of each draft token, if all in front of it are accepted, 0..1, shape (window,).
+        acceptance_by_token: acceptance of each draft token if all tokens before it are accepted, 0..1, shape (window,).
 
     Raises:
         ConfigError: one outside 0..1.
     """
     rejections, reached = [], 1.0
-    for chance in acceptance_by_token:
-        check_share("chance", chance)
-        rejections.append(reached * (1.0 - chance))
-        reached *= chance
+    for acceptance in acceptance_by_token:
+        check_share("acceptance", acceptance)
+        rejections.append(reached * (1.0 - acceptance))
+        reached *= acceptance
     return RejectionForecast(tuple(rejections), reached)
 
 
@@ -158,18 +161,19 @@ def rank_branches(
     acceptance: float,
     alternatives: int = ALTERNATIVES,
 ) -> list[Branch]:
-    """Return every branch there is, likeliest first.
+    """Return all branches, likeliest first.
 
-    A rejected token is replaced by another candidate of its position, in proportion to the draft model's probabilities. Behind an accepted
-    draft the verifier adds a token of its own: the draft model's best with probability alpha, else another one, likewise.
+    A rejected token is replaced by another candidate of its position, in proportion to the draft model's probabilities. After an accepted
+    draft the verifier adds a token of its own: the draft model's best with probability alpha, otherwise another candidate, in proportion
+    too.
 
     Args:
-        forecast: of this draft.
+        forecast: rejection forecast of this draft.
         draft: its ids, shape (window,).
-        candidates: the draft model's likeliest (id, probability) at each position, best first, probabilities of the whole vocabulary. One
-            row more than the draft where the position behind it was computed already.
-        acceptance: alpha.
-        alternatives: candidates of a position that are worth a branch.
+        candidates: the draft model's likeliest (id, probability) at each position, best first, probabilities of the whole vocabulary. There
+            is one row more than draft tokens if the position after the draft was computed already.
+        acceptance: alpha, 0..1.
+        alternatives: maximum number of candidates of a position that get a branch.
 
     Raises:
         ConfigError: the numbers of tokens and of rows don't fit.
@@ -195,19 +199,20 @@ def rank_branches(
 def schedule_branches(
     branches: Sequence[Branch], *, seconds: float, step_times: Sequence[float], window: int, rtt: float = 0.0, max_ahead: int = 0
 ) -> PreDraft:
-    """Choose which branches to draft, how far, and how many side by side.
+    """Choose which branches to draft, how many tokens of each, and how many in one batch.
 
-    More branches hit more often, but a batch of them takes longer a step, so each gets less far before the verdict comes. A hit saves the
-    steps that were made, up to the next draft's length; what counts is the mean of that. A draft that is sent ahead saves more: what is
-    left of the time until the verdict when it is ready, up to a round trip. So the likeliest branch may come before all others.
+    With more branches one is adopted more often, but a step of a larger batch takes longer, so each branch has fewer tokens when the
+    verdict comes. An adopted branch saves the steps that were made, up to the next window. The plan maximises the mean of that. A draft
+    that is sent ahead saves more: the time between its end and the verdict, up to a round trip. So the likeliest branch may be drafted
+    before all others.
 
     Args:
         branches: likeliest first (``rank_branches``).
-        seconds: the compute allowance, as a rule until the verdict is expected.
-        step_times: seconds for one token on each of 1, 2, ... branches in one batch; as long as the most branches allowed.
-        window: tokens of the next draft.
-        rtt: seconds that a draft saves which is sent ahead.
-        max_ahead: so many are.
+        seconds: time for drafting, usually until the verdict is expected.
+        step_times: seconds of one step on 1, 2, ... branches in one batch; its length is the maximum number of branches.
+        window: number of tokens in the next draft.
+        rtt: seconds of a round trip, the most that sending ahead can save.
+        max_ahead: maximum number of drafts that are sent ahead.
 
     Raises:
         ConfigError: a step that takes no time.
@@ -216,21 +221,21 @@ def schedule_branches(
         raise ConfigError(f"branches: expected step times above 0 s, got {list(step_times)}")
     allowed = branches[: len(step_times)]
     best, most = PreDraft(), 0.0
-    for lead, width in product((0, 1) if max_ahead and rtt > 0.0 else (0,), range(1, len(allowed) + 1)):
-        sizes = chain((lead,) if lead else (), repeat(width))
+    for first_width, width in product((0, 1) if max_ahead and rtt > 0.0 else (0,), range(1, len(allowed) + 1)):
+        sizes = chain((first_width,) if first_width else (), repeat(width))
         steps, left = _steps(len(allowed), sizes, seconds, step_times, window)
         saved = sum(branch.probability * made for branch, made in zip(allowed, steps, strict=False))
         spared = zip(allowed[:max_ahead], left, strict=False)
         saved += sum(branch.probability * min(rtt, time) for branch, time in spared) / step_times[0]
         if saved > most + 1e-12:
-            best, most = PreDraft(tuple(allowed[: len(steps)]), max(steps), width, lead), saved
+            best, most = PreDraft(tuple(allowed[: len(steps)]), max(steps), width, first_width), saved
     return best
 
 
 def _steps(count: int, sizes: Iterator[int], seconds: float, step_times: Sequence[float], window: int) -> tuple[list[int], list[float]]:
-    """Tokens that each branch gets, in groups side by side, one after the other, and the seconds left when it has them.
+    """Return the number of tokens of each branch, and the seconds left when it has them.
 
-    Branches that get none are left out.
+    Branches are drafted in batches of ``sizes``, one batch after the other. Branches without tokens are left out.
     """
     steps: list[int] = []
     spare: list[float] = []
@@ -249,7 +254,7 @@ def _steps(count: int, sizes: Iterator[int], seconds: float, step_times: Sequenc
 def _replacements(
     position: int, token: int, probability: float, candidates: Sequence[tuple[int, float]], alternatives: int
 ) -> list[Branch]:
-    """Branches for the likeliest candidates other than ``token``, each with its share of what the model leaves to others."""
+    """Return branches for the likeliest candidates other than ``token``, each with its share of the probability of all others."""
     own = sum(share for choice, share in candidates if choice == token)
     others = [(choice, share) for choice, share in candidates if choice != token and share > 0.0]
     left = max(1.0 - own, sum(share for _, share in others))

@@ -215,7 +215,7 @@ def test_where_drafts_are_sent_ahead_the_likeliest_branch_may_come_first() -> No
         branches, seconds=0.2, step_times=times, window=4
     )
     plan = schedule_branches(branches, seconds=0.2, step_times=times, window=4, rtt=0.15, max_ahead=3)
-    assert plan == PreDraft(tuple(branches), 4, width=3, lead=1)
+    assert plan == PreDraft(tuple(branches), 4, width=3, first_width=1)
 
 
 def test_without_time_for_a_step_nothing_is_drafted() -> None:

@@ -114,7 +114,7 @@ class DraftState:
             self.branches[draft.version] = draft
 
     def start_branches(
-        self, committed: int, branches: Sequence[Branch], count: Callable[[Branch], int], *, width: int, lead: int = 0, now: float
+        self, committed: int, branches: Sequence[Branch], count: Callable[[Branch], int], *, width: int, first_width: int = 0, now: float
     ) -> None:
         """Draft beside the trunk, which is being verified: ``width`` branches side by side, and the others after them.
 
@@ -123,12 +123,12 @@ class DraftState:
             branches: the verdicts to assume, in order.
             count: returns how many tokens to draft along a branch; 0: none.
             width: branches in one batch.
-            lead: number of first branches that are drafted before the others; 0: none.
+            first_width: number of first branches that are drafted before the others; 0: none.
         """
         self._branch_base, self._width = committed, width
         self._waiting = [(branch, tokens) for branch in branches if (tokens := count(branch)) > 0]
         if all(draft.is_finished for draft in self.branches.values()):
-            self._start_waiting(now, lead or width)
+            self._start_waiting(now, first_width or width)
 
     def _start_waiting(self, now: float, width: int) -> None:
         starting, self._waiting = self._waiting[:width], self._waiting[width:]

@@ -65,7 +65,7 @@ class PreDrafter:
                 return 0  # the trunk branch is drafted already
             return min(plan.steps, self._free_tokens(branch.position))
 
-        self._draft_state.start_branches(self._answer.length, plan.branches, count, width=plan.width, lead=plan.lead, now=now)
+        self._draft_state.start_branches(self._answer.length, plan.branches, count, width=plan.width, first_width=plan.first_width, now=now)
         out.record_branches(len(self._draft_state.branches))
         if trunk_branch is not None:
             self.send_ahead_if_ready(trunk_branch, now=now)
