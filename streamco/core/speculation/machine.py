@@ -8,7 +8,7 @@ Modes. ``ModeSelector`` chooses one whenever nothing is left to verify or commit
     remote       the target model generates alone and its tokens are committed; drafting may start again (DSD 4.4)
     verify one   SendDraft without a draft: the verdict is the target model's next token
 
-Events in, by source, and the commands that answer them:
+Events in and commands out, by the part that they come from or go to:
 
     device       TokensDrafted, DeviceFailed                             DraftTokens, DraftBranch, AdoptBranch, DropDrafts
     verifier     VerifierConnected, VerifierLost, VerifierFailed,        ConnectVerifier, SendDraft, CloseVerifier
@@ -19,7 +19,7 @@ Events in, by source, and the commands that answer them:
 A round, by method:
 
     _next_step ─> _draft ─> _check_draft (again for each TokensDrafted) ─> _end_chunk ─┬─> _send ─> _on_verdict ─> _next_step
-                                                                                     └─> _commit_unverified ─> _next_step
+                                                                                       └─> _commit_unverified ─> _next_step
 
 Trouble with the verifier (a lost connection, a refusal, no verdict in time) is tolerated for ``ModeSelector.patience``. Then another mode
 continues from the beginning of the round, and the verifier may come back later.
