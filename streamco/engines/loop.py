@@ -205,7 +205,7 @@ class EngineLoop:
             self._writing.append(work)
 
     def _gather(self) -> None:
-        """If nothing but verifications of one row is to be decoded with the writers, put them into the batch of verifications."""
+        """Move verifications of one row from the writers to the batch of verifications, if they are the only writers."""
         if self._verifying and all(isinstance(work, VerificationTask) for work in self._writing):
             self._verifying.extend(self._writing)
             self._writing = []
