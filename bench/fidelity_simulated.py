@@ -38,10 +38,10 @@ __all__ = [
     "scheduler_options",
     "serve_pass",
     "simulate",
-    "speculator_options",
+    "machine_options",
 ]
 
-SERVE_EXACTLY = PassLimits(prompt=32, beside=32, part=32, writes_first=True, takes_turns=True)
+SERVE_EXACTLY = PassLimits(max_prompt=32, max_prompt_beside=32, max_part=32, writes_first=True, takes_turns=True)
 """As ``streamco serve --exact`` has it: the largest batch that is exact, which an engine finds when it is loaded."""
 
 _TOKENS_EACH = 4  # contexts that sessions keep together: cli/serve.py
@@ -165,7 +165,7 @@ class _World:
             servers=[self._server],
             routing=routing_policy("round-robin"),
             execution="fused" if self._cell.speculation is None else "distributed",
-            options=speculator_options(self._cell.speculation or SpeculationOptions(), tokens),
+            options=machine_options(self._cell.speculation or SpeculationOptions(), tokens),
             rng=Random(0),
             on_outcome=answer_next,
             on_verdict=self._on_verdict,
@@ -219,7 +219,7 @@ def recorded_device(number: int, law: DeviceLaw, rtt: float, pair: SpeculationEs
     return FleetDevice(number, model, ConstantLink(rtt), pair)
 
 
-def speculator_options(speculation: SpeculationOptions, tokens: int) -> SpeculationMachineOptions:
+def machine_options(speculation: SpeculationOptions, tokens: int) -> SpeculationMachineOptions:
     """As the client makes them of its settings, for an answer of at most so many tokens."""
     return SpeculationMachineOptions(
         end_ids=frozenset({END}),

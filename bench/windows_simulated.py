@@ -24,7 +24,7 @@ import simpy
 
 from bench.fidelity_live import CORE_LAW, DeviceLaw
 from bench.fidelity_records import Record, load_records
-from bench.fidelity_simulated import SERVE_EXACTLY, common_tokens, recorded_device, scheduler_options, speculator_options
+from bench.fidelity_simulated import SERVE_EXACTLY, common_tokens, machine_options, recorded_device, scheduler_options
 from bench.report import Row, add_arguments, emit
 from bench.speculate import LARGE, WARM_TOKENS, Link, Section, Tally
 from bench.windows import rows_of
@@ -64,7 +64,7 @@ def run_client(
             servers=[server],
             routing=routing_policy("round-robin"),
             execution="fused" if setting is None else "auto",
-            options=speculator_options(setting or SpeculationOptions(), length),
+            options=machine_options(setting or SpeculationOptions(), length),
             rng=Random(0),
             on_outcome=answers.append,
         )

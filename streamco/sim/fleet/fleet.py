@@ -150,8 +150,8 @@ class _SpeculatedAnswer(SimulatedMachine[SpeculationEvent, SpeculationCommand]):
         options: SpeculationMachineOptions,
     ) -> None:
         seed = answer.request.number
-        speculator = SpeculationMachine(device.pair, options, Random(seed))
-        super().__init__(env, speculator)
+        speculation = SpeculationMachine(device.pair, options, Random(seed))
+        super().__init__(env, speculation)
         model, request = device.model, answer.request
         self._unread = max(1, request.prompt_tokens - min(device.has_read, request.common_tokens))
         drafting = DraftingDevice(
@@ -166,7 +166,7 @@ class _SpeculatedAnswer(SimulatedMachine[SpeculationEvent, SpeculationCommand]):
         self._device = device
         self._answer = answer
         self._outcome = outcome
-        self._speculator = speculator
+        self._speculation = speculation
         self._drafts = SimulatedDrafts(env, drafting, self.receive, Random(seed))
         self._session = SimulatedVerifierSession(
             env,
@@ -208,10 +208,10 @@ class _SpeculatedAnswer(SimulatedMachine[SpeculationEvent, SpeculationCommand]):
                 assert_never(command)
 
     def _end(self, error: StreamcoError | None) -> None:
-        outcome, model, report = self._outcome, self._device.model, self._speculator.report
+        outcome, model, report = self._outcome, self._device.model, self._speculation.report
         outcome.report = report
         if not self._device.pair.is_lossless:
-            outcome.right = sum(token == self._answer.right(position) for position, token in enumerate(self._speculator.answer.ids))
+            outcome.right = sum(token == self._answer.right(position) for position, token in enumerate(self._speculation.answer.ids))
         outcome.drafted = self._drafts.made
         if outcome.drafted:
             self._device.has_read = max(self._device.has_read, min(outcome.request.common_tokens, outcome.request.prompt_tokens))

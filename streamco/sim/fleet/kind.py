@@ -175,7 +175,7 @@ class _World:
             servers=self._servers,
             routing=routing_policy("join-shortest-queue" if options.policy.routing == "jsq" else options.policy.routing),
             execution=options.policy.execution,
-            options=self._speculator_options(),
+            options=self._machine_options(),
             rng=Random(f"{scenario.seed} routing"),
             on_outcome=self._on_outcome,
             on_verdict=self._totals.record_verdict,
@@ -268,7 +268,7 @@ class _World:
             devices.append(FleetDevice(device.number, model, link, pair))
         return devices
 
-    def _speculator_options(self) -> SpeculationMachineOptions:
+    def _machine_options(self) -> SpeculationMachineOptions:
         policy = self._options.policy
         return SpeculationMachineOptions(
             end_ids=frozenset({END}),

@@ -50,21 +50,21 @@ class PassLimits(Struct, frozen=True, kw_only=True):
     """Limits of one forward pass, and the order in it.
 
     Args:
-        prompt: maximum tokens of a stream's prompt.
-        beside: maximum tokens of a stream's prompt while other streams write.
-        part: maximum tokens of each session in a batch; longer ones are read in several passes. None: any number.
+        max_prompt: maximum tokens of a stream's prompt.
+        max_prompt_beside: maximum tokens of a stream's prompt while other streams write.
+        max_part: maximum tokens of each session in a batch; longer ones are read in several passes. None: any number.
         writes_first: True: a pass is two passes, one that writes and one that reads, and the streams' tokens are emitted between them.
         takes_turns: True: prompts of streams are read in turns, a piece of each; False: one after the other.
     """
 
-    prompt: int = 512
-    beside: int = 512
-    part: int | None = None
+    max_prompt: int = 512
+    max_prompt_beside: int = 512
+    max_part: int | None = None
     writes_first: bool = False
     takes_turns: bool = False
 
 
-SERVE = PassLimits(prompt=128, beside=32, part=32, writes_first=True, takes_turns=True)
+SERVE = PassLimits(max_prompt=128, max_prompt_beside=32, max_part=32, writes_first=True, takes_turns=True)
 """Limits of the engine of ``streamco serve``: small chunks, so that a cancelled prompt stops soon (``streamco.engines.llamacpp.loop``)."""
 
 
@@ -214,10 +214,10 @@ class TargetServer(SimulatedMachine[SchedulerEvent, SchedulerCommand]):
             found, sequences = self._found(batch), len(batch.parts)
             context += sum([part.start for part in batch.parts])
             tokens = self._size(batch) - found
-            pieces = _pieces([len(part.ids) for part in batch.parts], tokens, self._limits.part)
+            pieces = _pieces([len(part.ids) for part in batch.parts], tokens, self._limits.max_part)
         elif self._reading:
             reading = self._reading[0]
-            tokens = min(self._limits.beside if writing else self._limits.prompt, reading.unread)
+            tokens = min(self._limits.max_prompt_beside if writing else self._limits.max_prompt, reading.unread)
             pieces = [tokens]
         seconds = sum([self._forward(len(writing), piece, context, sequences) for piece in pieces if piece or writing])
         self._is_busy = True

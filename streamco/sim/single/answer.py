@@ -131,7 +131,7 @@ class SimulatedSpeculation(SimulatedMachine[SpeculationEvent, SpeculationCommand
     def __init__(
         self,
         env: simpy.Environment,
-        speculator: SpeculationMachine,
+        speculation: SpeculationMachine,
         device: DraftingDevice,
         server: VerifyingServer,
         link: FaultyLink,
@@ -139,10 +139,10 @@ class SimulatedSpeculation(SimulatedMachine[SpeculationEvent, SpeculationCommand
         rng: Random,
         log: Log | None = None,
     ) -> None:
-        super().__init__(env, speculator, log)
+        super().__init__(env, speculation, log)
         self.outcome: SpeculationOutcome | None = None
         self.reader = SimulatedReader()
-        self._speculator = speculator
+        self._speculation = speculation
         self._drafts = SimulatedDrafts(env, device, self.receive, rng)
         self.session = FaultyVerifierSession(env, server, link, self.receive, rng)
         self._remote = SimulatedRemote(env, server, link, self.receive, rng)
@@ -176,13 +176,13 @@ class SimulatedSpeculation(SimulatedMachine[SpeculationEvent, SpeculationCommand
 
     def _check(self, name: str, ids: list[int]) -> None:
         """Check that a sequence which continues the answer has all committed tokens, and nothing else before its own."""
-        settled = self._speculator.answer.ids
+        settled = self._speculation.answer.ids
         if ids[: len(settled)] != settled[: len(ids)]:
             raise AssertionError(f"{name}: expected to begin with {settled}, got {ids}")
 
     def _check_draft(self, ids: tuple[int, ...]) -> None:
         """Check that a draft is what the device's own sequence has after the committed tokens."""
-        length = len(self._speculator.answer.ids)
+        length = len(self._speculation.answer.ids)
         if self._drafts.ids[length : length + len(ids)] != list(ids):
             raise AssertionError(f"expected a draft of {self._drafts.ids[length:]}, got {ids}")
 
@@ -190,12 +190,12 @@ class SimulatedSpeculation(SimulatedMachine[SpeculationEvent, SpeculationCommand
         if self.outcome is not None:
             raise AssertionError("an answer ends once")
         self.outcome = SpeculationOutcome(
-            ids=list(self._speculator.answer.ids),
+            ids=list(self._speculation.answer.ids),
             reason=reason,
             error=error,
             seconds=self._env.now - self._began,
             reader=self.reader,
-            report=self._speculator.report,
+            report=self._speculation.report,
             made=self._drafts.made,
             bytes_up=self.session.bytes_up,
         )

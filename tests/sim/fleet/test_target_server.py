@@ -114,7 +114,7 @@ def test_padding_counts_every_request_as_long_as_the_longest() -> None:
 
 def test_prompts_are_cut_into_passes_smaller_ones_beside_streams_that_write() -> None:
     env = simpy.Environment()
-    server = TargetServer(env, lambda rows, tokens, context, sequences: STEP, OPEN, limits=PassLimits(prompt=20, beside=10))
+    server = TargetServer(env, lambda rows, tokens, context, sequences: STEP, OPEN, limits=PassLimits(max_prompt=20, max_prompt_beside=10))
     emitted: list[tuple[int, int]] = []
     for number, answer in enumerate(answers(2, tokens=9)):
         server.stream(PlainStream(answer, 0, lambda position, number=number: emitted.append((number, round(env.now / STEP)))))  # type: ignore[misc]
@@ -141,7 +141,7 @@ def test_where_streams_write_first_their_tokens_are_told_before_what_is_read_beh
 
 def test_a_streams_prompt_is_read_between_batches_that_never_end() -> None:
     env = simpy.Environment()
-    server = TargetServer(env, lambda rows, tokens, context, sequences: STEP, OPEN, limits=PassLimits(beside=10))
+    server = TargetServer(env, lambda rows, tokens, context, sequences: STEP, OPEN, limits=PassLimits(max_prompt_beside=10))
     drafted, streamed = answers(2, tokens=60)
     length, rounds = drafted.request.prompt_tokens, iter(range(1, 100))
     verdicts: list[float] = []
@@ -166,7 +166,7 @@ def test_a_streams_prompt_is_read_between_batches_that_never_end() -> None:
 def test_prompts_that_take_turns_are_read_a_piece_of_each() -> None:
     def ends(*, takes_turns: bool) -> list[float]:
         env = simpy.Environment()
-        limits = PassLimits(prompt=10, beside=10, takes_turns=takes_turns)
+        limits = PassLimits(max_prompt=10, max_prompt_beside=10, takes_turns=takes_turns)
         server = TargetServer(env, lambda rows, tokens, context, sequences: STEP, OPEN, limits=limits)
         firsts: dict[int, float] = {}
         for number, answer in enumerate(answers(2)):
@@ -180,7 +180,7 @@ def test_prompts_that_take_turns_are_read_a_piece_of_each() -> None:
 
 def test_a_batch_whose_parts_are_long_takes_several_passes() -> None:
     env = simpy.Environment()
-    server = TargetServer(env, lambda rows, tokens, context, sequences: STEP + tokens / 10_000, OPEN, limits=PassLimits(part=32))
+    server = TargetServer(env, lambda rows, tokens, context, sequences: STEP + tokens / 10_000, OPEN, limits=PassLimits(max_part=32))
     for number, (answer, length) in enumerate(zip(answers(2), (81, 41), strict=True)):  # the last id is read with the first draft
         server.open(SessionOpened(f"s{number}", f"d{number}", prompt_ids(length)), answer, lambda _: None)
     env.run(until=10.0)
