@@ -46,14 +46,16 @@ async def pair(engine: FakeEngine, **options: Any) -> AsyncIterator[tuple[Device
 
 def play(request: Request, window: int, tokens: int, noise: float) -> list[tuple[int, int | None]]:
     """(accepted, token) of every round, reckoned from the models alone."""
-    draft, judge = FakeDistribution(1, SERVED, noise=noise), FakeDistribution(1, SERVED)
+    draft, target_model = FakeDistribution(1, SERVED, noise=noise), FakeDistribution(1, SERVED)
     text = list(request.prompt_ids or ())
     start = len(text)
     rounds: list[tuple[int, int | None]] = []
     while len(text) - start < tokens:
         ids = greedy_text(draft, text, window)
-        accepted = next((place for place in range(window) if greedy_text(judge, [*text, *ids[:place]], 1)[0] != ids[place]), window)
-        own = greedy_text(judge, [*text, *ids[:accepted]], 1)
+        accepted = next(
+            (position for position in range(window) if greedy_text(target_model, [*text, *ids[:position]], 1)[0] != ids[position]), window
+        )
+        own = greedy_text(target_model, [*text, *ids[:accepted]], 1)
         rounds.append((accepted, own[0]))
         text += [*ids[:accepted], own[0]]
     return rounds
@@ -76,7 +78,7 @@ async def test_rounds_are_what_the_models_make_of_them() -> None:
 
 async def test_everything_is_measured_and_the_engine_is_left_empty() -> None:
     engine = drafting()
-    told: list[tuple[int, int]] = []
+    progress: list[tuple[int, int]] = []
     async with pair(engine) as (device, verifier):
         measured = await calibrate_pair(
             device,
@@ -86,13 +88,13 @@ async def test_everything_is_measured_and_the_engine_is_left_empty() -> None:
             window=3,
             sequences=3,
             answer_tokens=24,
-            on_progress=lambda done, of: told.append((done, of)),
+            on_progress=lambda done, of: progress.append((done, of)),
         )
         assert engine.sequences.held == 0
     expected = [outcome for request in REQUESTS for outcome in play(request, 3, 24, 1.2)]
     accepted = sum(accepted for accepted, _ in expected) / len(expected)
     assert measured.acceptance == pytest.approx(accepted / (accepted + 1), abs=0.15)
-    assert (measured.rounds, measured.window, told[-1]) == (40, 3, (40, 40))
+    assert (measured.rounds, measured.window, progress[-1]) == (40, 3, (40, 40))
     assert (measured.draft, measured.target) == ("fake", "fake")
     assert len(measured.step_times) == 3
     assert [size for size, _ in measured.verify_times] == [1, 2, 4, 8, 16]
@@ -173,7 +175,7 @@ async def test_step_times_are_of_batches_of_each_number_of_sequences() -> None:
     assert min(times) > 0.0
     assert engine.sequences.rounds - rounds <= 1 + 2 * (4 + 2 * 4 + 3 * 4)
     assert engine.sequences.held == 0
-    with pytest.raises(EngineError, match="expected drafts, got sequence: expected one of 4 places"):
+    with pytest.raises(EngineError, match="expected drafts, got sequence: expected an idle place among 4"):
         await measure_step_times(engine, [1, 2, 3], sequences=4, turns=1)
     assert engine.sequences.held == 0
     engine.close()

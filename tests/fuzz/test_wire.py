@@ -114,7 +114,7 @@ def test_no_stream_raises_anything_but_its_error_and_all_cuts_say_the_same(seed:
 
 
 @pytest.mark.parametrize("seed", SEEDS)
-def test_any_answer_that_is_an_error_can_be_told(seed: int) -> None:
+def test_any_answer_that_is_an_error_can_be_reported(seed: int) -> None:
     rng = random.Random(f"errors {seed}")
     for _ in range(STREAMS):
         body = json.dumps(grow(rng)).encode()

@@ -119,12 +119,12 @@ def grow_up(rng: random.Random, latest: int = 4, turn: int = 0) -> ClientFrame:
         return Close(session)
     ids = some_ids(rng, 8)
     given = rng.randrange(len(ids) + 1) if len(ids) <= 6 else 2
-    judged = tuple(some_row(rng, token) for token in ids[given:]) if rng.random() < 0.5 else ()
+    rows = tuple(some_row(rng, token) for token in ids[given:]) if rng.random() < 0.5 else ()
     number = turn or rng.randrange(20)
     if kind >= 13:
-        judged = tuple(some_row(rng, token) for token in ids) if judged else ()
-        return Follow(session, number, max(0, number - rng.choice([1, 1, 1, 2, 3])), rng.randrange(3), rng.choice([5, 5, 999]), ids, judged)
-    return Draft(session, number, base, ids, given, judged)
+        rows = tuple(some_row(rng, token) for token in ids) if rows else ()
+        return Follow(session, number, max(0, number - rng.choice([1, 1, 1, 2, 3])), rng.randrange(3), rng.choice([5, 5, 999]), ids, rows)
+    return Draft(session, number, base, ids, given, rows)
 
 
 def grow_down(rng: random.Random) -> ServerFrame:
@@ -141,8 +141,8 @@ def grow_down(rng: random.Random) -> ServerFrame:
     if kind == 3:
         code = rng.choice([*sorted(CODES), "new"]) if rng.random() < 0.3 else "overloaded"
         return Refusal(code, "text", rng.choice([None, session]), rng.choice([None, 0, 1, 2]), rng.choice([None, 0, 100]))
-    judged = tuple(some_row(rng, rng.randrange(SIZE)) for _ in range(rng.choice([0, 0, 3, 4])))
-    return VerdictFrame(session, rng.choice([0, 0, 1, 2, 3]), rng.randrange(5), rng.choice([None, 5, 999, 999]), 1, 2, 3, judged)
+    rows = tuple(some_row(rng, rng.randrange(SIZE)) for _ in range(rng.choice([0, 0, 3, 4])))
+    return VerdictFrame(session, rng.choice([0, 0, 1, 2, 3]), rng.randrange(5), rng.choice([None, 5, 999, 999]), 1, 2, 3, rows)
 
 
 def damage(message: bytes, rng: random.Random) -> bytes:

@@ -72,7 +72,7 @@ def test_many_are_pushed_together_or_not_at_all(ring: ModuleType) -> None:
     assert slots.drain() == [1, 2, 3, 4]
 
 
-def test_nothing_pushed_wakes_nobody(ring: ModuleType) -> None:
+def test_nothing_pushed_wakes_no_consumer(ring: ModuleType) -> None:
     slots = ring.Ring(4)
     assert slots.push_many([]) == ACCEPTED
     assert slots.push(1) & WAKE

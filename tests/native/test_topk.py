@@ -1,4 +1,4 @@
-"""What a row of logits says, both twins: against numpy in double, against each other, and at the edges of float32."""
+"""Softmax, top-k and sampling of a row, both twins: against numpy in double, against each other, and at the edges of float32."""
 
 from __future__ import annotations
 
@@ -204,7 +204,7 @@ def test_a_row_may_be_any_buffer_even_an_unaligned_one(topk: ModuleType, wrap: C
     assert topk.top_k(wrap(row), 7) == topk.top_k(row, 7)
 
 
-def test_a_row_may_be_read_where_somebody_else_keeps_it(topk: ModuleType) -> None:
+def test_a_row_may_be_read_in_memory_of_another_owner(topk: ModuleType) -> None:
     row = some_row(100)
     view = topk.row_at(row.ctypes.data, 100)
     assert (view.format, view.shape) == ("f", (100,))

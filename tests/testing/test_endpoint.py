@@ -211,7 +211,7 @@ def test_warming_makes_a_token() -> None:
     run_in_virtual_time(main())
 
 
-def test_going_on_behind_what_was_prepared_is_quicker() -> None:
+def test_going_on_after_what_was_prepared_is_quicker() -> None:
     async def go_on(prepared: bool) -> float:
         endpoint = ScriptedEndpoint(
             "e", [(1.0, "a"), (2.0, "b"), (3.0, "c")], tokens=8, capabilities=Capabilities(pre_copy="append"), prefill_s=0.5

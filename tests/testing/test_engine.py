@@ -112,7 +112,7 @@ def test_the_likeliest_token_is_the_scripted_one() -> None:
     assert pieces[0].top == ((pieces[0].ids[0], 1.0),)
 
 
-def test_manual_steps_write_when_told_and_wake_once_a_burst() -> None:
+def test_manual_steps_write_when_asked_and_wake_once_a_burst() -> None:
     engine = FakeEngine("one two three", mode="manual")
     reader = Reader()
     generation = engine.submit(request(engine), reader.wake)
@@ -158,7 +158,7 @@ def test_a_full_ring_waits_for_the_reader(mode: Any) -> None:
     assert sum(sizes) == 41
 
 
-def test_engines_share_their_words_unless_told_otherwise() -> None:
+def test_engines_share_their_words_unless_they_have_others() -> None:
     first, second = FakeEngine(), FakeEngine()
     assert second.detokenize(first.tokenize("same words here")) == b"same words here"
     assert first.info.vocabulary == second.info.vocabulary

@@ -1,4 +1,4 @@
-"""The fault proxy passes bytes on as told, and no further."""
+"""The fault proxy passes bytes on as its faults say, and no further."""
 
 from __future__ import annotations
 

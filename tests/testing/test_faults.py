@@ -72,7 +72,7 @@ async def test_a_cut_between_events_leaves_whole_chunks_without_the_last_one() -
     assert (body(received), end) == (framed(*EVENTS[:2]), "closed")
 
 
-async def test_a_cut_in_a_character_ends_behind_its_first_byte() -> None:
+async def test_a_cut_in_a_character_ends_after_its_first_byte() -> None:
     received, _ = await ask(Faults(body_fault=BodyFault(kind="cut", in_character=True)))
     assert received.endswith("one é".encode()[:-1])
 

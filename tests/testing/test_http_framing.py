@@ -67,13 +67,13 @@ def test_a_place_is_found_to_the_byte_whatever_the_pieces(events: int, offset: i
 
 
 @pytest.mark.parametrize("size", [1, 4, 100])
-def test_the_middle_of_a_character_is_found_behind_its_first_byte(size: int) -> None:
+def test_the_middle_of_a_character_is_found_after_its_first_byte(size: int) -> None:
     text = "data: a\n\ndata: é\n\ndata: b 日\n\n"
     assert passed(text, BodyPositionFinder(0, 0, in_character=True), size) == b"data: a\n\ndata: \xc3"
     assert passed(text, BodyPositionFinder(2, 0, in_character=True), size) == text.encode()[: text.encode().index("日".encode()) + 1]
 
 
-def test_a_place_behind_the_end_is_not_found() -> None:
+def test_a_position_beyond_the_end_is_not_found() -> None:
     assert passed("data: a\n\n", BodyPositionFinder(2, 0, in_character=False), 3) is None
     assert passed("data: a\n\n", BodyPositionFinder(0, 100, in_character=False), 3) is None
     assert passed("data: a\n\n", BodyPositionFinder(0, 0, in_character=True), 3) is None

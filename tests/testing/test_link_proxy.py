@@ -66,7 +66,7 @@ async def test_a_server_that_is_gone_ends_the_connection(server: ScriptedServer)
         writer.close()
 
 
-async def test_a_client_that_leaves_is_told_to_the_server(server: ScriptedServer) -> None:
+async def test_a_client_that_leaves_is_reported_to_the_server(server: ScriptedServer) -> None:
     async with LinkProxy(server.port, rtt=0.01) as link:
         reader, writer = await asyncio.open_connection("127.0.0.1", link.port)
         writer.write(REQUEST)

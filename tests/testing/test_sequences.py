@@ -66,7 +66,7 @@ def test_probabilities_are_those_of_the_distribution() -> None:
     assert prediction.is_complete
 
 
-def test_manual_sequences_move_when_told() -> None:
+def test_manual_sequences_move_when_asked() -> None:
     engine = model(mode="manual")
     sequence = engine.hold()
     sequence.extend([1, 2])
@@ -103,9 +103,9 @@ def test_what_a_model_does_not_say_is_shared_by_all_others() -> None:
     engine = FakeEngine(vocabulary=SMALL, successor=lambda ids: {3: 0.5, 4: 0.25, 5: 0.0})
     sequence = engine.hold()
     (prediction,) = extend(sequence, [1], top=SMALL.size, sampling=PLAIN).predictions
-    said = dict(prediction.drawable)
-    assert (said[3], said[4], said[5]) == pytest.approx((0.5, 0.25, 0.0))
-    assert said[0] == pytest.approx(0.25 / (SMALL.size - 3))
+    found = dict(prediction.drawable)
+    assert (found[3], found[4], found[5]) == pytest.approx((0.5, 0.25, 0.0))
+    assert found[0] == pytest.approx(0.25 / (SMALL.size - 3))
 
 
 def test_a_step_takes_what_its_drafts_and_the_tokens_in_front_of_them_take() -> None:

@@ -1,4 +1,4 @@
-"""The scripted server sends what it is told, byte for byte, and counts what happens."""
+"""The scripted server sends its script, byte for byte, and counts what happens."""
 
 from __future__ import annotations
 

@@ -76,10 +76,10 @@ def encoded(answer: Any) -> bytes:
 def test_rows_tell_the_best_and_the_drafts_own_and_nothing_is_impossible_but_minus_infinity(
     read: Callable[..., Any], answer: Callable[[], Any]
 ) -> None:
-    first, second, behind = read(encoded(answer()), IDS, 2).positions
+    first, second, last = read(encoded(answer()), IDS, 2).positions
     assert (first.best, first.ids, first.logprobs) == (4, (4, 2), (-0.25, -2.5))
     assert (second.best, second.ids, second.logprobs) == (1, (1, 2, 5), (-0.5, -1.0, -math.inf))
-    assert (behind.best, behind.ids, behind.logprobs) == (6, (6, 2), (-0.125, -3.0))
+    assert (last.best, last.ids, last.logprobs) == (6, (6, 2), (-0.125, -3.0))
 
 
 def test_without_a_draft_no_rows_of_the_prompt_are_asked_for() -> None:

@@ -63,7 +63,7 @@ def test_frames_are_read_from_anything_bytes_like(wrap: type[bytes]) -> None:
     assert CODEC.decode(wrap(CODEC.encode([1, 2, 3]))) == [1, 2, 3]
 
 
-def test_every_truncation_is_told_as_truncation() -> None:
+def test_every_truncation_is_reported_as_truncation() -> None:
     frame = CODEC.encode(list(range(20)))
     for length in range(len(frame)):
         with pytest.raises(tokens.TokenTruncatedError, match=f"got {length}"):
@@ -71,19 +71,19 @@ def test_every_truncation_is_told_as_truncation() -> None:
 
 
 @pytest.mark.parametrize("extra", [1, 3, 500])
-def test_bytes_after_the_ids_are_told_as_trailing(extra: int) -> None:
+def test_bytes_after_the_ids_are_reported_as_trailing(extra: int) -> None:
     with pytest.raises(tokens.TokenTrailingError, match=rf"expected 27 bytes \(3 ids of 17 bits\), got {extra} more"):
         CODEC.decode(CODEC.encode([1, 2, 3]) + bytes(extra))
 
 
-def test_set_bits_after_the_last_id_are_told_as_trailing() -> None:
+def test_set_bits_after_the_last_id_are_reported_as_trailing() -> None:
     frame = CODEC.encode([1, 2, 3])
     spoiled = with_checksum(frame[:16], frame[20:-1] + bytes([frame[-1] | 0x80]))
     with pytest.raises(tokens.TokenTrailingError, match="zero bits after the last of 3 ids"):
         CODEC.decode(spoiled)
 
 
-def test_a_frame_of_something_else_is_told_as_such() -> None:
+def test_a_frame_of_something_else_is_reported_as_such() -> None:
     with pytest.raises(tokens.TokenVersionError, match=r"expected it to begin with b'TK', got b'da'"):
         CODEC.decode(b'data: {"choices": []}')
 
@@ -131,7 +131,7 @@ def test_every_flipped_bit_is_noticed() -> None:
 
 
 @pytest.mark.parametrize("place", [8, 15, 16, 19, 20, -1])
-def test_a_flipped_bit_in_vocabulary_checksum_or_ids_is_told_as_a_wrong_checksum(place: int) -> None:
+def test_a_flipped_bit_in_vocabulary_checksum_or_ids_is_reported_as_a_wrong_checksum(place: int) -> None:
     spoiled = bytearray(CODEC.encode(list(range(16))))
     spoiled[place] ^= 1
     with pytest.raises(tokens.TokenChecksumError, match=r"token frame of 16 ids: expected checksum 0x.{8}, got 0x.{8}"):

@@ -31,7 +31,7 @@ def some_server(limits: VerifyLimits = LIMITS) -> VerifyServer:
 
 
 def linked(limits: VerifyLimits = LIMITS) -> tuple[VerifyClient, VerifyServer]:
-    """Both ends behind hello and welcome."""
+    """Both ends, after hello and welcome."""
     client, server = VerifyClient(codec(limits), VOCABULARY, token="secret"), some_server(limits)
     up(client, server)
     server.welcome()
@@ -40,12 +40,12 @@ def linked(limits: VerifyLimits = LIMITS) -> tuple[VerifyClient, VerifyServer]:
 
 
 def up(client: VerifyClient, server: VerifyServer) -> list[object]:
-    """Deliver what the client has to say; the frames that get through."""
+    """Deliver the client's messages; the frames that get through."""
     return [frame for message in client.take_messages() if (frame := server.receive(message)) is not None]
 
 
 def down(server: VerifyServer, client: VerifyClient) -> list[ServerFrame]:
-    """Deliver what the server has to say; the frames that matter."""
+    """Deliver the server's messages; the frames that matter."""
     return [frame for message in server.take_messages() if (frame := client.receive(message)) is not None]
 
 
@@ -58,7 +58,7 @@ def opened(client: VerifyClient, server: VerifyServer, ids: tuple[int, ...] = (1
     return number
 
 
-def judge(server: VerifyServer, session: int, number: int, accepted: int, token: int | None, *rows: TopK) -> bool:
+def send_verdict(server: VerifyServer, session: int, number: int, accepted: int, token: int | None, *rows: TopK) -> bool:
     return server.send(VerdictFrame(session, number, accepted, token, rows=rows))
 
 

@@ -15,7 +15,7 @@ from streamco.wire.verify.frames import Draft, VerdictFrame, VerifyLimits
 from streamco.wire.verify.topk import TopK
 
 LIMITS = VerifyLimits(draft_tokens=4)
-DRAFT = Draft(7, 3, 10, (1, 2, 3, 4), 1)  # judges 2, 3 and 4
+DRAFT = Draft(7, 3, 10, (1, 2, 3, 4), 1)  # 2, 3 and 4 are to be verified
 ROW = TopK((5, 6), (2, 1))
 
 

@@ -1,4 +1,4 @@
-"""The client's end: what may be said when, answers that are over, and verifiers that can't be believed."""
+"""The client's end: what may be sent when, answers that are over, and verifiers that break the protocol."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from streamco.wire.verify.frames import (
     VerifyLimits,
     Welcome,
 )
-from tests.wire.verify.peers import GREEDY, KEY, LIMITS, SAMPLE, VOCABULARY, a_row, codec, down, judge, linked, opened, up
+from tests.wire.verify.peers import GREEDY, KEY, LIMITS, SAMPLE, VOCABULARY, a_row, codec, down, linked, opened, send_verdict, up
 
 WELCOME = Welcome(1, "target", 7, LIMITS, 60, True)
 
@@ -40,7 +40,7 @@ def hear(client: VerifyClient, frame: ServerFrame) -> ServerFrame | None:
     return client.receive(codec(VerifyLimits()).encode(frame))
 
 
-def said(client: VerifyClient) -> list[object]:
+def sent(client: VerifyClient) -> list[object]:
     return [codec(VerifyLimits()).decode_up(message) for message in client.take_messages()]
 
 
@@ -68,13 +68,13 @@ def test_an_answer_is_made_round_by_round() -> None:
     session = opened(client, server)
     assert client.draft(session, 3, (4, 5, 6, 7)) == 0
     assert up(client, server) == [Draft(session, 0, 3, (4, 5, 6, 7))]
-    judge(server, session, 0, 2, 9)
+    send_verdict(server, session, 0, 2, 9)
     assert down(server, client) == [VerdictFrame(session, 0, 2, 9)]
     assert client.length(session) == 6
     client.extend(session, 6, (10, 11))
     client.draft(session, 8, (12, 13), given=1)
     assert up(client, server) == [Extend(session, 6, (10, 11)), Draft(session, 1, 8, (12, 13), 1)]
-    judge(server, session, 1, 1, 20)
+    send_verdict(server, session, 1, 1, 20)
     down(server, client)
     assert client.length(session) == 11
     client.close(session)
@@ -89,11 +89,11 @@ def test_a_draft_sent_ahead_is_a_round_when_its_verdict_comes() -> None:
     assert client.follow(session, 2, 9, (10, 11)) == 1
     assert client.follow(session, 0, 7, (12,)) == 2
     assert up(client, server) == [Draft(session, 0, 3, (4, 5))], "the server keeps the others"
-    judge(server, session, 0, 2, 9)
+    send_verdict(server, session, 0, 2, 9)
     assert server.take_begun_rounds() == [Draft(session, 1, 6, (10, 11))]
     assert down(server, client) == [VerdictFrame(session, 0, 2, 9)]
     assert client.pending_round(session) == 1
-    judge(server, session, 1, 1, 20)
+    send_verdict(server, session, 1, 1, 20)
     assert down(server, client) == [VerdictFrame(session, 1, 1, 20)]
     assert (client.pending_round(session), client.length(session)) == (None, 8)
     client.draft(session, 8, (1,))
@@ -106,7 +106,7 @@ def test_drafts_sent_ahead_of_another_verdict_are_forgotten_on_both_sides() -> N
     client.draft(session, 3, (4, 5))
     client.follow(session, 2, 9, (10, 11))
     up(client, server)
-    judge(server, session, 0, 1, 9)
+    send_verdict(server, session, 0, 1, 9)
     assert server.take_begun_rounds() == []
     down(server, client)
     assert client.pending_round(session) is None
@@ -114,12 +114,12 @@ def test_drafts_sent_ahead_of_another_verdict_are_forgotten_on_both_sides() -> N
     assert up(client, server) == [Draft(session, 2, 5, (6,))]
 
 
-def test_a_draft_sent_ahead_while_its_verdict_is_on_the_way_is_judged_at_once() -> None:
+def test_a_draft_sent_ahead_while_its_verdict_is_on_the_way_is_verified_at_once() -> None:
     client, server = linked()
     session = opened(client, server)
     client.draft(session, 3, (4, 5))
     up(client, server)
-    judge(server, session, 0, 2, 9)
+    send_verdict(server, session, 0, 2, 9)
     client.follow(session, 0, 9, (8,))
     client.follow(session, 2, 9, (10, 11))
     assert up(client, server) == [Draft(session, 2, 6, (10, 11))]
@@ -140,7 +140,7 @@ def test_a_refused_round_takes_with_it_what_was_sent_ahead_of_its_verdict() -> N
     assert client.pending_round(session) is None
     client.draft(session, 3, (4, 5))
     assert up(client, server) == [Draft(session, 3, 3, (4, 5))]
-    judge(server, session, 3, 2, 9)
+    send_verdict(server, session, 3, 2, 9)
     down(server, client)
     assert client.pending_round(session) is None, "they expected a verdict on the round that was refused"
 
@@ -151,7 +151,7 @@ def test_a_draft_that_the_context_has_no_room_for_is_refused_when_its_turn_comes
     client.draft(session, 990, (4, 5))
     client.follow(session, 2, 9, (1,) * 8)
     up(client, server)
-    judge(server, session, 0, 2, 9)
+    send_verdict(server, session, 0, 2, 9)
     assert server.take_begun_rounds() == []
     verdict, refusal = down(server, client)
     assert verdict == VerdictFrame(session, 0, 2, 9)
@@ -185,7 +185,7 @@ def test_a_draft_may_follow_its_open_at_once() -> None:
     client.draft(session, 2, (3,), rows=(a_row(3),))
     assert up(client, server) == [Open(session, SAMPLE, 4, 99, (1, 2)), Draft(session, 0, 2, (3,), 0, (a_row(3),))]
     assert server.send(Opened(session, KEY, 0))
-    judge(server, session, 0, 1, 4, a_row(3, 1), a_row(4))
+    send_verdict(server, session, 0, 1, 4, a_row(3, 1), a_row(4))
     assert [type(frame) for frame in down(server, client)] == [Opened, VerdictFrame]
 
 
@@ -195,8 +195,8 @@ def test_sessions_of_one_connection_do_not_know_each_other() -> None:
     client.draft(first, 1, (5,))
     client.draft(second, 4, (6,))
     up(client, server)
-    judge(server, second, 0, 1, 7)
-    judge(server, first, 0, 0, 8)
+    send_verdict(server, second, 0, 1, 7)
+    send_verdict(server, first, 0, 0, 8)
     assert down(server, client) == [VerdictFrame(second, 0, 1, 7), VerdictFrame(first, 0, 0, 8)]
     assert (client.length(first), client.length(second)) == (2, 6)
 
@@ -214,12 +214,12 @@ def test_a_lost_connection_is_taken_up_on_another_at_what_the_server_holds() -> 
     assert up(client, server) == [Draft(session, 0, 3, (4, 5, 6), 2)]
 
 
-# What may be said
+# What may be sent
 
 
 def test_a_hello_is_the_first_word_and_the_only_one_before_the_welcome() -> None:
     client = VerifyClient(codec(), VOCABULARY, token="secret")
-    assert said(client) == [Hello(1, 1, VOCABULARY, 49152, "secret", "streamco")]
+    assert sent(client) == [Hello(1, 1, VOCABULARY, 49152, "secret", "streamco")]
     with pytest.raises(UsageError, match="welcomed connection, got one that is not welcomed yet"):
         client.open((), GREEDY)
     with pytest.raises(UsageError, match="welcomed connection, got one that is not welcomed yet"):
@@ -239,7 +239,7 @@ def test_calls_out_of_order_are_the_callers_fault_and_say_nothing() -> None:
     hear(client, VerdictFrame(0, 0, 2, 9))
     with pytest.raises(UsageError, match="a base of 0 to 6, got 7"):
         client.draft(0, 7, ())
-    assert said(client) == []
+    assert sent(client) == []
 
 
 def test_what_the_server_would_refuse_for_its_size_is_not_sent() -> None:

@@ -146,7 +146,7 @@ def test_msgpack_itself_reads_what_the_specification_says(frame: ClientFrame | S
     assert decode(msgpack.packb(expected), frame) == frame
 
 
-def test_what_a_later_version_adds_behind_is_left_alone() -> None:
+def test_what_a_later_version_adds_at_the_end_is_left_alone() -> None:
     for frame in (*UP, *DOWN):
         longer = [*msgpack.unpackb(CODEC.encode(frame)), {"new": [1, 2]}, None]
         assert decode(msgpack.packb(longer), frame) == frame
@@ -281,7 +281,7 @@ def test_a_field_of_another_type_or_range_is_malformed_or_still_that_field(frame
         (msgpack.packb([2, 0, [3], 0, 0, b""]), "invalid enum value 3"),
     ],
 )
-def test_each_kind_of_damage_is_told(message: bytes, expected: str) -> None:
+def test_each_kind_of_damage_is_reported(message: bytes, expected: str) -> None:
     with pytest.raises(MalformedFrameError, match=expected):
         CODEC.decode_up(message)
 
@@ -295,7 +295,7 @@ def test_each_kind_of_damage_is_told(message: bytes, expected: str) -> None:
         (msgpack.packb([17, 0, b"short", 0]), "length >= 16"),
     ],
 )
-def test_each_kind_of_damage_of_a_server_is_told(message: bytes, expected: str) -> None:
+def test_each_kind_of_damage_of_a_server_is_reported(message: bytes, expected: str) -> None:
     with pytest.raises(MalformedFrameError, match=expected):
         CODEC.decode_down(message)
 

@@ -56,7 +56,7 @@ def test_the_exchange_goes_through_a_server_as_it_is_written() -> None:
 
 
 def answer(server: VerifyServer, message: bytes) -> None:
-    """What a shell would do to say this."""
+    """Make the server send this message, as a shell would."""
     match CODEC.decode_down(message):
         case Welcome():
             server.welcome()

@@ -1,4 +1,4 @@
-"""Both ends, and a network that delays, cuts and refuses: the two sides hold the same context, no token is lost or told twice."""
+"""Both ends, and a network that delays, cuts and refuses: the two sides hold the same context, no token is lost or sent twice."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def answer_of_target(length: int) -> tuple[int, ...]:
 
 
 class Verifier:
-    """A server's shell: contexts by key, judged by the target; it forgets one when told to."""
+    """A server's shell: contexts by key, and the target that verifies drafts. A test can make it lose a context."""
 
     def __init__(self) -> None:
         self.texts: dict[bytes, tuple[int, ...]] = {}
@@ -81,7 +81,7 @@ class Verifier:
 
 
 class Device:
-    """A client's shell: drafts what the target would say, now and then wrongly, until the answer is long enough."""
+    """A client's shell: it drafts the target's own tokens, now and then wrong ones, until the answer is long enough."""
 
     def __init__(self, is_selective: bool) -> None:
         self.ids = PROMPT
@@ -169,7 +169,7 @@ def play(seed: int, *, is_selective: bool) -> tuple[Device, Verifier, int]:
 
 
 def assert_same_context(device: Device, verifier: Verifier) -> None:
-    """What the device holds for told is what the server holds."""
+    """The server holds what the device counts as sent."""
     if device.session is not None and device.is_ready:
         assert device.ids[: device.client.length(device.session)] == verifier.texts[verifier.keys[device.session]]
 

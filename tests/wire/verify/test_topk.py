@@ -151,7 +151,7 @@ def test_a_row_without_ids_is_refused() -> None:
         read(b"\0\0\0")
 
 
-def test_bits_behind_the_last_id_are_refused() -> None:
+def test_bits_after_the_last_id_are_refused() -> None:
     with pytest.raises(MalformedFrameError, match="zero bits"):
         unpack_rows(b"\1\0\0\1\0\1\0\xf0", 17, vocabulary_size=100277, max_rows=1, max_ids=1)
 

@@ -31,7 +31,7 @@ TEXT += (
 
 @pytest.fixture(scope="module")
 def scored() -> Iterator[tuple[list[int], NDArray[np.float32]]]:
-    """A text's ids, and the logits behind each of them."""
+    """A text's ids, and the logits after each of them."""
     model = LlamaModel(Path(packaged_model()))
     context = LlamaContext(model, cells=256, sequences=1, rows=128, threads=1)
     ids = model.tokenize(TEXT)
@@ -52,11 +52,11 @@ def test_greedy_verdicts_from_rows_are_those_from_whole_distributions(scored: tu
         draft = ids[start : start + WINDOW]
         target = logits[start - 1 : start + WINDOW]
         whole = verify_greedy(draft, [int(row.argmax()) for row in target])
-        told = VerdictFrame(0, 0, whole.accepted, whole.token, rows=tuple(quantise(top_k(row, count), is_whole=False) for row in target))
-        message = codec.encode(told)
-        heard = codec.decode_down(message)
-        assert isinstance(heard, VerdictFrame)
-        assert verify_greedy(draft, [row.ids[0] for row in heard.rows]) == whole
+        sent = VerdictFrame(0, 0, whole.accepted, whole.token, rows=tuple(quantise(top_k(row, count), is_whole=False) for row in target))
+        message = codec.encode(sent)
+        received = codec.decode_down(message)
+        assert isinstance(received, VerdictFrame)
+        assert verify_greedy(draft, [row.ids[0] for row in received.rows]) == whole
         assert len(message) <= 0.005 * target.nbytes
         outcomes.add(whole.accepted)
     assert {0, 1} < outcomes  # accepted ones too
