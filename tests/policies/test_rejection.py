@@ -184,7 +184,7 @@ def test_each_token_is_the_first_rejected_if_all_before_it_are_accepted_and_it_i
 
 
 def test_a_chance_is_a_share() -> None:
-    with pytest.raises(ConfigError, match="chance"):
+    with pytest.raises(ConfigError, match="acceptance: expected"):
         chain_rejection([0.5, 1.1])
 
 
