@@ -1,7 +1,7 @@
 """A verifier and its devices in virtual time: the live scheduler, an engine that only takes time, devices that draft.
 
-The engine keeps the ids it was told to read, as a real one keeps their keys and values, and refuses a part that doesn't begin where the
-cache ends. Devices send ids that nobody else sends, so what got into the wrong sequence can be seen.
+The engine keeps the ids that it has read, as a real one keeps their keys and values, and refuses a part that doesn't begin at the end of
+the cache. Each device sends ids of its own, so a token in the wrong sequence is found.
 """
 
 from __future__ import annotations
@@ -41,38 +41,38 @@ Answer = AcceptSession | RefuseSession | SendVerdict | RefuseDraft | ForgetSessi
 
 
 class SequenceCache:
-    """The ids of each sequence.
+    """The ids in the cache of each sequence.
 
     Attributes:
-        ids: by session.
-        most: tokens it held at one time.
+        ids: ids by session.
+        max_tokens: largest number of tokens that it held at one time.
     """
 
     def __init__(self) -> None:
         self.ids: dict[str, list[int]] = {}
-        self.most = 0
+        self.max_tokens = 0
 
     @property
     def tokens(self) -> int:
-        """Tokens it holds."""
+        """Number of tokens that it holds."""
         return sum(map(len, self.ids.values()))
 
     def read(self, part: BatchPart) -> None:
-        """Take in a part of a batch."""
+        """Append a part of a batch."""
         ids = self.ids.setdefault(part.session, [])
         if len(ids) != part.start:
-            raise AssertionError(f"{part.session}: expected ids behind the {len(ids)} in the cache, got them for position {part.start}")
+            raise AssertionError(f"{part.session}: expected ids after the {len(ids)} in the cache, got them for position {part.start}")
         ids += part.ids
 
     def truncate(self, session: str, length: int) -> None:
-        """Keep ``length`` ids."""
+        """Keep the first ``length`` ids."""
         ids = self.ids[session]
         if len(ids) < length:
             raise AssertionError(f"{session}: expected to keep at most {len(ids)} tokens, got {length}")
         del ids[length:]
 
     def drop(self, session: str) -> None:
-        """Keep nothing."""
+        """Drop the ids of a session."""
         self.ids.pop(session, None)
 
 
@@ -80,12 +80,12 @@ class SimulatedVerifier(SimulatedMachine[SchedulerEvent, SchedulerCommand]):
     """A scheduler over an engine that takes time.
 
     Args:
-        step: seconds a batch really takes.
-        judge: how many tokens of a draft stay, and which one follows, from all ids behind which it is judged and the draft.
+        step: real seconds of a batch.
+        verify: function from the ids before a draft and the draft to (accepted tokens, next token).
 
     Attributes:
-        cache: of the engine.
-        batches: (start, seconds, command) of each.
+        cache: the engine's cache.
+        batches: (start, seconds, command) of each batch.
     """
 
     def __init__(
@@ -93,20 +93,20 @@ class SimulatedVerifier(SimulatedMachine[SchedulerEvent, SchedulerCommand]):
         env: simpy.Environment,
         scheduler: VerificationScheduler,
         step: StepSeconds,
-        judge: Callable[[tuple[int, ...], tuple[int, ...]], tuple[int, int]],
+        verify: Callable[[tuple[int, ...], tuple[int, ...]], tuple[int, int]],
     ) -> None:
         super().__init__(env, scheduler)
         self.cache = SequenceCache()
         self.batches: list[tuple[float, float, RunBatch]] = []
         self._step = step
-        self._judge = judge
-        self._listeners: dict[str, Callable[[Answer], None]] = {}
+        self._verify = verify
+        self._emits: dict[str, Callable[[Answer], None]] = {}
         scheduler.start(now=env.now)
 
-    def receive(self, event: SchedulerEvent, listener: Callable[[Answer], None] | None = None) -> None:
-        """Something arrives at the server now; ``listener`` is told what concerns a session that is opened."""
-        if isinstance(event, SessionOpened) and listener is not None:
-            self._listeners[event.session] = listener
+    def receive(self, event: SchedulerEvent, emit: Callable[[Answer], None] | None = None) -> None:
+        """Feed an event to the scheduler now. ``emit`` receives the answers about a session that this event opens."""
+        if isinstance(event, SessionOpened) and emit is not None:
+            self._emits[event.session] = emit
         super().receive(event)
 
     def _do(self, command: SchedulerCommand) -> None:
@@ -118,7 +118,7 @@ class SimulatedVerifier(SimulatedMachine[SchedulerEvent, SchedulerCommand]):
             case DropSequence(session):
                 self.cache.drop(session)
             case _:
-                self._listeners[command.session](command)
+                self._emits[command.session](command)
 
     def _run(self, command: RunBatch) -> None:
         tokens, context = sum(len(part.ids) for part in command.parts), sum(part.start for part in command.parts)
@@ -126,26 +126,26 @@ class SimulatedVerifier(SimulatedMachine[SchedulerEvent, SchedulerCommand]):
         self.batches.append((self._env.now, seconds, command))
         for part in command.parts:
             self.cache.read(part)
-        self.cache.most = max(self.cache.most, self.cache.tokens)
+        self.cache.max_tokens = max(self.cache.max_tokens, self.cache.tokens)
         verdicts = tuple(self._verdict(part) for part in command.parts if part.verify_rows)
         call_at(self._env, seconds, lambda: self.receive(BatchFinished(command.number, verdicts, seconds)))
 
     def _verdict(self, part: BatchPart) -> DraftVerdict:
         ids = tuple(self.cache.ids[part.session])
         border = len(ids) - part.verify_rows + 1
-        return DraftVerdict(part.session, *self._judge(ids[:border], ids[border:]))
+        return DraftVerdict(part.session, *self._verify(ids[:border], ids[border:]))
 
 
 class Drafting(Struct, frozen=True, kw_only=True):
-    """How a device drafts and talks.
+    """Workload of a device.
 
     Args:
-        context_tokens: least and most tokens of a prompt.
-        answer_tokens: of an answer.
-        rate: tokens per second it drafts.
+        context_tokens: minimum and maximum tokens of a prompt.
+        answer_tokens: tokens of an answer.
+        rate: tokens per second that it drafts.
         window: tokens in a draft.
-        budget: share of drafts that are sent to be judged; the others are given with the next one.
-        round_trip: seconds of the network.
+        budget: share of drafts that are sent for verification; the others are given with the next one.
+        round_trip: seconds of a round trip of the network.
         pause: mean seconds between an answer and the next prompt.
     """
 
@@ -159,19 +159,19 @@ class Drafting(Struct, frozen=True, kw_only=True):
 
 
 class SimulatedDrafter:
-    """A device that opens one session behind the other and waits for each verdict.
+    """A device that opens one session after the other and waits for each verdict.
 
     Args:
-        number: of the device; its name and its ids carry it.
+        number: number of the device; its name and its ids contain it.
 
     Attributes:
-        first: seconds from the first draft of an answer to its verdict; the prompt is read in them.
-        latencies: of the other drafts, refusals left out.
-        answers: sessions that were finished.
+        first: seconds from the first draft of each answer to its verdict, including the prompt.
+        latencies: seconds from each other draft to its verdict, refusals left out.
+        answers: number of finished sessions.
         refused: drafts and sessions that were refused, with the seconds to wait.
     """
 
-    def __init__(self, env: simpy.Environment, verifier: SimulatedVerifier, number: int, drafting: Drafting, dice: Random) -> None:
+    def __init__(self, env: simpy.Environment, verifier: SimulatedVerifier, number: int, drafting: Drafting, rng: Random) -> None:
         self.name = f"device{number}"
         self.first: list[float] = []
         self.latencies: list[float] = []
@@ -180,31 +180,31 @@ class SimulatedDrafter:
         self._env = env
         self._verifier = verifier
         self._drafting = drafting
-        self._dice = dice
+        self._rng = rng
         self._next_id = number << 32
         self._answered: simpy.Event = env.event()
 
     def run(self) -> Generator[simpy.Event, Any, None]:
-        """Answers for ever, as a SimPy process."""
-        yield self._env.timeout(self._dice.random() * self._drafting.pause)
+        """Generate answers for ever, as a SimPy process."""
+        yield self._env.timeout(self._rng.random() * self._drafting.pause)
         number = 0
         while True:
             number += 1
             yield from self._answer(f"{self.name}-{number}")
-            yield self._env.timeout(self._dice.expovariate(1 / self._drafting.pause))
+            yield self._env.timeout(self._rng.expovariate(1 / self._drafting.pause))
 
     def _answer(self, session: str) -> Generator[simpy.Event, Any, None]:
         drafting = self._drafting
-        text = self._write(self._dice.randint(*drafting.context_tokens))
+        text = self._write(self._rng.randint(*drafting.context_tokens))
         end = len(text) + drafting.answer_tokens
         while isinstance(refusal := (yield from self._ask(SessionOpened(session, self.name, tuple(text)))), RefuseSession):
             self.refused.append(refusal)
             yield self._env.timeout(refusal.retry_after or 0.0)
-        base, round_number, judged = len(text), 0, 0
+        base, round_number, verified = len(text), 0, 0
         while len(text) < end:
             yield self._env.timeout(drafting.window / drafting.rate)
             draft = self._write(drafting.window)
-            if self._dice.random() >= drafting.budget:
+            if self._rng.random() >= drafting.budget:
                 text += draft
                 continue
             verdict = None
@@ -216,9 +216,9 @@ class SimulatedDrafter:
                 if isinstance(verdict, RefuseDraft):
                     self.refused.append(verdict)
                     yield self._env.timeout(verdict.retry_after or 0.0)
-            (self.latencies if judged else self.first).append(self._env.now - asked)
-            judged += 1
-            assert verdict.token is not None, "there is room for it"
+            (self.latencies if verified else self.first).append(self._env.now - asked)
+            verified += 1
+            assert verdict.token is not None, "the context has room for a token"
             text += [*draft[: verdict.accepted], verdict.token]
             base = len(text)
             if verdict.position != base:
@@ -229,15 +229,15 @@ class SimulatedDrafter:
     def _ask(self, event: SessionOpened | DraftReceived) -> Generator[simpy.Event, Any, Answer]:
         yield self._env.timeout(self._drafting.round_trip / 2)
         self._answered = self._env.event()
-        self._verifier.receive(event, self._hear)
+        self._verifier.receive(event, self._receive)
         answer: Answer = yield self._answered
         yield self._env.timeout(self._drafting.round_trip / 2)
         return answer
 
-    def _hear(self, answer: Answer) -> None:
+    def _receive(self, answer: Answer) -> None:
         self._answered.succeed(answer)
 
     def _write(self, tokens: int) -> list[int]:
-        """Ids that come once in the world."""
+        """Return ids that are used once in the simulation."""
         first, self._next_id = self._next_id, self._next_id + tokens
         return list(range(first, self._next_id))

@@ -63,7 +63,7 @@ def measure(
         assert sum(sizes) <= policy.batch_tokens
         assert batch.kind == "prefill" or max(sizes) <= CHUNK
         assert batch.kind == "verify" or not any(part.verify_rows for part in batch.parts)
-    assert verifier.cache.most <= bears.kv_tokens
+    assert verifier.cache.max_tokens <= bears.kv_tokens
     refusals = [refusal for device in crowd for refusal in device.refused]
     assert all(refusal.retry_after is not None for refusal in refusals)
     return Measured(
@@ -144,7 +144,7 @@ def test_who_lost_the_cache_while_idle_goes_on_where_it_was() -> None:
 def test_a_part_that_does_not_begin_where_the_cache_ends_is_a_defect() -> None:
     cache = SequenceCache()
     cache.read(BatchPart("a", 0, (1, 2)))
-    with pytest.raises(AssertionError, match="expected ids behind the 2 in the cache, got them for position 3"):
+    with pytest.raises(AssertionError, match="expected ids after the 2 in the cache, got them for position 3"):
         cache.read(BatchPart("a", 3, (4,)))
     with pytest.raises(AssertionError, match="expected to keep at most 2"):
         cache.truncate("a", 3)
