@@ -29,7 +29,7 @@ __all__ = ["HttpClient"]
 _READ_BUFFER = 1 << 16  # bytes; aiohttp pauses the socket at twice this, so a slow reader holds the server back
 _KEEP_ALIVE = 60.0  # seconds an idle connection is kept; the usual limit of the servers in front of APIs is 60 to 75
 _POLL = 0.005  # seconds; seldom used: a request is sent long before its answer is cancelled
-_REDIRECTS = 4  # requests in a row
+_MAX_REQUESTS = 4  # requests in a row, while each answer is a redirect
 _LINGER = 2.0  # seconds for the formal end of a complete answer if no limit is set
 _LARGE_BODY = 1 << 20  # bytes; aiohttp wants larger ones as a file, to write them in pieces
 
@@ -109,7 +109,7 @@ class HttpClient:
         assert session is not None, "start comes before request"
         proxy = await self._find_proxy(url)
         with self._translated(), _abort_on_failure():
-            for _ in range(_REDIRECTS):
+            for _ in range(_MAX_REQUESTS):
                 data = io.BytesIO(body) if body is not None and len(body) > _LARGE_BODY else body
                 response = await session.request(method, url, data=data, headers=headers, allow_redirects=False, proxy=proxy)
                 if response.status not in {307, 308}:
@@ -117,7 +117,7 @@ class HttpClient:
                     return response
                 response.close()
                 url = self._redirected(url, response.headers.get("Location", ""))
-        raise EndpointProtocolError(f"expected an answer after {_REDIRECTS} redirects, got another one", endpoint=self._name)
+        raise EndpointProtocolError(f"expected an answer after {_MAX_REQUESTS} redirects, got another one", endpoint=self._name)
 
     def _redirected(self, url: URL, location: str) -> URL:
         target = url.join(type(url)(location))

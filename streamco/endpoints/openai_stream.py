@@ -270,7 +270,7 @@ class OpenAIStream:
         if self._cancelling is None:
             if self._opening is not None:
                 self._opening.cancel()
-            self._cancelling = self._loop.create_task(self._drop())
+            self._cancelling = self._loop.create_task(self._close_connection())
         await asyncio.shield(self._cancelling)
 
     # Opening
@@ -315,9 +315,9 @@ class OpenAIStream:
         if parser.is_done:
             self._finish()
         elif parser.error is not None:
-            self._break(parser.error, tokens)
+            self._handle_answer_error(parser.error, tokens)
         elif failure is not None:
-            self._lose(failure, tokens)
+            self._handle_read_error(failure, tokens)
         elif not data:
             chunks, tokens = self._close_parser()
         elif parser.finish_reason is not None and not self._is_complete and parser.is_complete:
@@ -343,12 +343,12 @@ class OpenAIStream:
         try:
             chunks = self._parser.close()
         except EndpointError as error:
-            self._break(error, 0)
+            self._handle_answer_error(error, 0)
             return [], 0
         self._finish()
         return chunks, self._parser.tokens
 
-    def _lose(self, failure: Exception, tokens: int) -> None:
+    def _handle_read_error(self, failure: Exception, tokens: int) -> None:
         """End the stream after a failed read: the connection was lost or closed, or a time limit is over."""
         if self._is_closed:
             raise StreamClosed(f"{self._name}: expected an open stream, got a receive while it was cancelled")
@@ -365,9 +365,9 @@ class OpenAIStream:
             self._fail(failure)
         else:
             error.__cause__ = root_cause(failure)
-            self._break(error, tokens)
+            self._handle_answer_error(error, tokens)
 
-    def _break(self, error: EndpointError, tokens: int) -> None:
+    def _handle_answer_error(self, error: EndpointError, tokens: int) -> None:
         """End the stream after a failed answer, or send the request again if the reader has seen nothing."""
         if self._held is not None and not tokens:
             wait = self._opener.next_wait(error)
@@ -385,7 +385,7 @@ class OpenAIStream:
         parser = self._parser
         settled = None if self._response is None else self._client.finish(self._response)
         self._end = _End(StreamEnded(self._name, parser.finish_reason, parser.usage), settled)
-        self._leave()
+        self._forget_response()
 
     def _fail(self, error: Exception) -> None:
         if isinstance(error, EndpointError):
@@ -394,9 +394,9 @@ class OpenAIStream:
         self._end = _End(error)
         if self._response is not None:
             self._response.close()
-        self._leave()
+        self._forget_response()
 
-    def _leave(self) -> None:
+    def _forget_response(self) -> None:
         self._response = self._content = None
         self._watchdog.stop()
         self._on_over(self)
@@ -410,7 +410,7 @@ class OpenAIStream:
         elif self._response is not None:
             self._response.close()
 
-    async def _drop(self) -> None:
+    async def _close_connection(self) -> None:
         opening, response = self._opening, self._response
         if opening is not None:
             await asyncio.wait([opening], timeout=self._timeouts.cancel)
@@ -420,6 +420,6 @@ class OpenAIStream:
         if response is not None:
             await self._client.drop(response)
         self._opening = None
-        self._leave()
+        self._forget_response()
         if self._opener.url is not None:
             self._client.warm(self._opener.url)

@@ -127,7 +127,7 @@ class RemoteVerifierSession:
         self.is_over = False
         self._source = source
         self._name = name
-        self._wanted = _SessionRequest(tuple(prompt_ids), rule, top_k, reserve)
+        self._request = _SessionRequest(tuple(prompt_ids), rule, top_k, reserve)
         self._emit = emit
         self._timeouts = timeouts
         self._backoff = backoff
@@ -249,7 +249,7 @@ class RemoteVerifierSession:
     async def _connect(self, ids: tuple[int, ...]) -> None:
         first, max_wait, rng = self._backoff
         backoff = Backoff(first, max_wait, rng)
-        context = (*self._wanted.prompt, *ids)
+        context = (*self._request.prompt, *ids)
         await self._close_former()
         while not self.is_over:
             retry_after = None
@@ -311,10 +311,10 @@ class RemoteVerifierSession:
 
     async def _open(self, connection: VerifierConnection, context: tuple[int, ...]) -> None:
         self._open_rounds.has_verdict = False
-        wanted = self._wanted
-        rule = replace(wanted.rule, seed=continuation_seed(wanted.rule.seed, len(context) - len(wanted.prompt)))
+        request = self._request
+        rule = replace(request.rule, seed=continuation_seed(request.rule.seed, len(context) - len(request.prompt)))
         number = connection.client.open(
-            context[:_MAX_FRAME_IDS], rule, top_k=self._top_k_at(connection), reserve=max(wanted.reserve, len(context))
+            context[:_MAX_FRAME_IDS], rule, top_k=self._top_k_at(connection), reserve=max(request.reserve, len(context))
         )
         self._attach(connection, number)
         self._send_context(connection, number, context)
@@ -361,7 +361,7 @@ class RemoteVerifierSession:
             self._reply.set_result(answer)
 
     def _top_k_at(self, connection: VerifierConnection) -> int:
-        return min(self._wanted.top_k, connection.client.limits.top_k)
+        return min(self._request.top_k, connection.client.limits.top_k)
 
     # Rounds
 
@@ -369,9 +369,9 @@ class RemoteVerifierSession:
         connection = self._connection
         if connection is None or not self._is_open:
             return  # it was lost, and VerifierLost was emitted
-        wanted, rounds = self._wanted, self._open_rounds
-        rows = tuple(row for row in command.rows if isinstance(row, TopK)) if wanted.rule.kind is RuleKind.SAMPLE else ()
-        condition, base = command.if_verdict, len(wanted.prompt) + command.base
+        request, rounds = self._request, self._open_rounds
+        rows = tuple(row for row in command.rows if isinstance(row, TopK)) if request.rule.kind is RuleKind.SAMPLE else ()
+        condition, base = command.if_verdict, len(request.prompt) + command.base
         try:
             if condition is not None and condition.round == rounds.number:
                 number = connection.client.follow(self._session, condition.accepted, condition.token, command.ids, rows=rows)
