@@ -32,6 +32,7 @@ from streamco.config import check_share
 from streamco.errors import ConfigError
 
 __all__ = [
+    "UNCHANGED",
     "Distribution",
     "Rule",
     "RuleKind",
@@ -212,7 +213,7 @@ def verify_sampled(
         wanted, offered = target[position].probability(token), drafted_from[position].probability(token)
         if offered <= 0.0:
             raise ConfigError(f"verdict: expected draft token {position} to be in its distribution, got id {token} with probability 0")
-        # "accept with probability min(1, p(x) / q(x))"
+        # Accept x with probability min(1, p(x) / q(x)).
         if wanted < offered and (wanted <= 0.0 or rng.random() >= wanted / offered):
             return Verdict(position, _correct(target[position], drafted_from[position], token, rng), is_exact)
     return Verdict(len(draft), target[-1].draw(rng) if bonus is None else bonus, is_exact)

@@ -134,6 +134,7 @@ def request_cost(usage: Usage, prices: Prices | None, costs: DeviceCosts | None)
         joules = usage.device_prompt * costs.prompt_joules + usage.device_completion * costs.completion_joules
     elif not (usage.device_prompt or usage.device_completion):
         device = joules = 0.0
+    # Equation 8: server money + lambda x device energy.
     total = None if server is None or device is None else server + device
     return RequestCost(server=server, device_joules=joules, device=device, total=total)
 

@@ -63,18 +63,20 @@ class DeviceConstrained(Struct, frozen=True, tag="device-constrained"):
         check_share("tail", tail)
         if not budget:
             return cls((), (None,), 0.0)
-        latest = ttft.quantile(1.0 - min(tail, budget))
+        latest = ttft.quantile(1.0 - min(tail, budget))  # phase 1, line 2: w_tail = F^-1(1 - min(alpha, b))
         spent = ttft.survival_at(latest)  # at most ``tail``: the curve has steps
         left = budget - spent
         last = None if math.isinf(latest) else latest
         if budget <= tail or left <= _TIE or last is None:
             return cls((), (last,), spent if last is not None else 0.0)
         shares = lengths.token_shares
+        # Shortest prompts first: w = 0 costs (1 - F(0) - alpha) p(l) l / E[l] beyond the tail's share, with F(0) = 0.
         costs = np.cumsum(shares) * (1.0 - spent)
         immediate = int(np.searchsorted(costs, left + _TIE, "right"))
         used = float(costs[immediate - 1]) if immediate else 0.0
         if immediate == shares.size:
             return cls((), (0.0,), 1.0)
+        # Line 18 with 1 - F(w*): the length at which the budget ends gets the wait w* that spends the rest.
         wait = min(last, ttft.quantile(1.0 - spent - (left - used) / float(shares[immediate])))
         used += float(shares[immediate]) * (ttft.survival_at(wait) - spent)
         partial = int(lengths.lengths[immediate])
@@ -130,7 +132,7 @@ class ProportionalWait(Struct, frozen=True, tag="proportional-wait"):
         shares, tokens = lengths.token_shares, lengths.lengths
 
         def spent(slope: float) -> float:
-            waits = np.where(tokens <= threshold, 0.0, np.minimum(slope * tokens, latest))
+            waits = np.where(tokens <= threshold, 0.0, np.minimum(slope * tokens, latest))  # equation 1
             found = np.searchsorted(ttft.times, waits, "right")
             return float((shares * np.where(found > 0, ttft.survival[found - 1], 1.0)).sum())
 

@@ -132,6 +132,7 @@ def net_saving(
         overrun: number of tokens that the source generates after the change, until its cancellation takes effect.
     """
     left = max(0.0, remaining - until_change)
+    # Equation 4: (c_source - c_target) l_remaining against the cost of the target's prompt and of the source's last tokens.
     cached = target.prompt if target.cached_prompt is None else target.cached_prompt
     overhead = max(0.0, length + min(until_change, remaining) - kept) * target.prompt
     if target.pre_copy == "warm":

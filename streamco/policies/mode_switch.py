@@ -134,7 +134,7 @@ def predict_rates(conditions: RoundConditions) -> Rates:
         return Rates(1.0 / conditions.draft_step, 0.0, 0.0, 0.0)
     verified, local = conditions.budget, 1.0 - conditions.budget
     given = conditions.round_tokens
-    if given is None:
+    if given is None:  # E(alpha, gamma), DSD equation 1
         given = expected_tokens(conditions.acceptance, conditions.window)
     tokens = verified * given + local * conditions.window
     alone = local * conditions.window * conditions.draft_step
@@ -248,7 +248,7 @@ class ModeSwitch:
             self._votes = 0
         else:
             self._votes += 1
-            if at_once or self._is_new or self._votes >= _PATIENCE:
+            if at_once or self._is_new or self._votes >= _PATIENCE:  # hysteresis, k proposals in a row (DSD section 4.4)
                 self.mode, self._votes = mode, 0
         self._is_new = False
         return self.mode

@@ -62,7 +62,7 @@ def confidence_probability(confidence: ArrayLike, threshold: float, steepness: f
         steepness: k, above 0.
     """
     values = np.asarray(confidence, dtype=np.float64)
-    norm = (values - threshold) / max(1.0 - threshold, math.ulp(1.0)) - 0.5
+    norm = (values - threshold) / max(1.0 - threshold, math.ulp(1.0)) - 0.5  # section 4.2, norm(c)
     return np.where(values <= threshold, 1.0, _sigmoid(steepness * norm))
 
 
@@ -78,7 +78,7 @@ def importance_probability(importance: ArrayLike, threshold: float, slope: float
     """
     values = np.asarray(importance, dtype=np.float64)
     half = threshold / 2.0
-    norm = np.minimum(values, threshold) / half - 1.5 if 0.0 < half < math.inf else np.zeros_like(values)
+    norm = np.minimum(values, threshold) / half - 1.5 if 0.0 < half < math.inf else np.zeros_like(values)  # norm(i)
     return np.where(values <= half, 0.0, np.where(values > threshold, 1.0, _sigmoid(slope * norm)))
 
 

@@ -128,6 +128,7 @@ def forecast_rejection(acceptance: float, confidences: Sequence[float], mean_con
     check_share("acceptance", acceptance)
     mean = acceptance if mean_confidence is None else mean_confidence
     check_share("mean confidence", mean)
+    # Section 4.4: the capped geometric distribution, (1 - alpha) alpha^t, then the factor 1 - c_t.
     base = [(1.0 - acceptance) * acceptance**position for position in range(len(confidences))]
     all_accepted: float = acceptance ** len(confidences)
     adjusted = [weight * (1.0 - min(1.0, max(0.0, sure))) for weight, sure in zip(base, confidences, strict=True)]

@@ -54,6 +54,7 @@ class ServerConstrained(Struct, frozen=True, tag="server-constrained"):
         tokens = lengths.counts * lengths.lengths
         upto = np.cumsum(tokens)
         total = float(upto[-1])
+        # Equation 3: the prompts up to l_th hold a share of 1 - b of all prompt tokens.
         index = min(int(np.searchsorted(upto, (1.0 - budget) * total, "right")), tokens.size - 1)
         beyond = total - float(upto[index])
         part = min(1.0, max(0.0, (budget * total - beyond) / float(tokens[index])))

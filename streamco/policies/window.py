@@ -248,6 +248,7 @@ class Stabiliser:
 
     def settle(self, proposal: float) -> int:
         """Return the window to use, tokens."""
+        # Section 4.4: clamp to the bounds, then smooth exponentially.
         clamped = min(float(self._max_window), max(float(self._min_window), proposal))
         self.smoothed = clamped if self.smoothed is None else self._smoothing * clamped + (1.0 - self._smoothing) * self.smoothed
         return int(self.smoothed + 0.5)
