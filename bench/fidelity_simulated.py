@@ -220,7 +220,7 @@ def recorded_device(number: int, law: DeviceLaw, rtt: float, pair: SpeculationEs
 
 
 def machine_options(speculation: SpeculationOptions, tokens: int) -> SpeculationMachineOptions:
-    """As the client makes them of its settings, for an answer of at most so many tokens."""
+    """Return the options that the client makes of its settings, for an answer of at most this many tokens."""
     return SpeculationMachineOptions(
         end_ids=frozenset({END}),
         max_tokens=tokens,

@@ -65,7 +65,7 @@ class PassLimits(Struct, frozen=True, kw_only=True):
 
 
 SERVE = PassLimits(max_prompt=128, max_prompt_beside=32, max_part=32, writes_first=True, takes_turns=True)
-"""Limits of the engine of ``streamco serve``: small chunks, so that a cancelled prompt stops soon (``streamco.engines.llamacpp.loop``)."""
+"""Limits of the engine of ``streamco serve``: small chunks, so that a cancelled prompt stops soon (``streamco.engines.loop``)."""
 
 
 class PlainStream:
