@@ -11,7 +11,7 @@ CLAUSE_END = re.compile(r"(?<=[.!?;:,])\s+")
 
 
 async def clauses(stream: streamco.TokenStream) -> AsyncIterator[str]:
-    """What can be spoken in one breath, as soon as it is whole."""
+    """Yield what can be spoken in one breath, as soon as it is complete."""
     text = ""
     async for token in stream:
         text += token.text

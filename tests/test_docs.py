@@ -57,6 +57,13 @@ def test_every_dotted_name_and_file_exists(page: Path) -> None:
         assert (ROOT / path).exists(), f"{page.name} names {path}"
 
 
+@pytest.mark.parametrize("page", [ROOT / "docs" / "design.md", ROOT / "CONTRIBUTING.md"], ids=lambda path: path.name)
+def test_every_file_that_a_map_of_the_code_names_is_there(page: Path) -> None:
+    for path in re.findall(r"`((?:[a-z_]+/)+(?:[a-z_]+\.py)?)`", page.read_text()):
+        inside = [folder for folder in (ROOT, ROOT / "streamco", *(ROOT / "streamco").glob("*/")) if (folder / path).exists()]
+        assert inside, f"{page.name}: expected a file or folder {path}, got none"
+
+
 @pytest.mark.parametrize("page", PAGES, ids=lambda path: path.name)
 def test_every_python_block_parses_and_uses_public_names(page: Path) -> None:
     for block in re.findall(r"```python\n(.*?)```", page.read_text(), flags=re.DOTALL):
