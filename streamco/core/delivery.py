@@ -42,7 +42,7 @@ class Delivery:
         return self._pacer.next_due() if self._pacer is not None else None
 
     def ahead(self, *, now: float) -> float:
-        """Return how many tokens the reader, or the virtual reader if there is no pace, has not come to."""
+        """Return how many tokens the reader has not reached yet; without a pace, the virtual reader."""
         if self._pacer is not None:
             return self._pacer.buffered
         first = self.meter.first
@@ -66,7 +66,7 @@ class Delivery:
         return [] if self._pacer is None else self._hand_out(self._pacer.flush(), now)
 
     def drop(self) -> int:
-        """Drop all that is held back, and return how many tokens it was."""
+        """Drop all chunks that are held back, and return their number of tokens."""
         if self._pacer is None:
             return 0
         tokens = self._pacer.buffered

@@ -19,11 +19,11 @@ class Machine(Protocol[EventT_contra, CommandT]):
     """A state machine without IO."""
 
     def start(self, *, now: float) -> None:
-        """Begin. It is called once, before anything else."""
+        """Start the machine; called once, before anything else."""
         ...
 
     def receive(self, event: EventT_contra, *, now: float) -> None:
-        """Handle what happened."""
+        """Handle an event that happened at ``now``, seconds."""
         ...
 
     def take_commands(self) -> list[CommandT]:

@@ -93,7 +93,7 @@ class AnswerLengths:
         return len(self._tokens)
 
     def observe(self, tokens: int, *, is_censored: bool = False) -> None:
-        """Add the length of an answer; censored: it was cut off there.
+        """Add the length of an answer. If ``is_censored``, the answer was cut off there.
 
         Raises:
             UsageError: a length below zero.

@@ -146,42 +146,42 @@ class Attempt:
         self.state, self.opened = AttemptState.OPEN, at
 
     def win(self) -> None:
-        """Record that its first content token decided the race."""
+        """Record that the attempt's first content token decided the race."""
         self.state, self.has_won = AttemptState.WON, True
 
     def win_empty(self) -> None:
-        """Record that its answer without content is the race's result; its state stays ended."""
+        """Record that the race's result is this answer without content. The attempt's state stays ended."""
         self.has_won = True
 
     def spare(self) -> None:
-        """Record that it will not be opened."""
+        """Record that the attempt will not be opened."""
         self.state = AttemptState.SPARED
 
     def lose(self) -> None:
-        """Record that what it generates from now on is not used."""
+        """Record that tokens generated from now on are not used."""
         self.state = AttemptState.LOST
 
     def end(self, at: float, finish_reason: str | None, usage: CompletionUsage | None) -> None:
-        """Record the proper end of its stream."""
+        """Record that the stream ended properly ``at`` (seconds since the request)."""
         self.state, self.stopped, self.finish_reason, self.usage = AttemptState.ENDED, at, finish_reason, usage
 
     def finish_reading(self) -> ReadAhead:
-        """Record that it has read all that it was to read ahead, and return that."""
+        """Record that the endpoint has read ahead all that it was asked to, and return that."""
         assert self.read_ahead is not None, "an attempt that prepares reads ahead"
         self.state, self.kept = AttemptState.PREPARED, self.read_ahead.position
         return self.read_ahead
 
     def fail(self, at: float, error: EndpointError) -> None:
-        """Record that its stream failed, or that its answer is of no use."""
+        """Record that the stream failed, or that its answer can't be used."""
         self.state, self.stopped, self.error = AttemptState.FAILED, at, error
 
     def request_stop(self) -> bool:
-        """Return True if its cancel is to be commanded now; False: it was before."""
+        """Return True if the cancel must be commanded now; False: it was commanded before."""
         was_stopping, self.is_stopping = self.is_stopping, True
         return not was_stopping
 
     def cancel(self, at: float) -> None:
-        """Record that its cancel has taken effect; a stream that ended or failed before stays what it was."""
+        """Record that the cancel has taken effect. A stream that ended or failed before keeps its state."""
         self.is_stopping = False
         if self.is_live:
             self.state, self.stopped = AttemptState.CANCELLED, at
@@ -197,7 +197,7 @@ class Attempt:
             self._early.last, self._early.last_at = self.tokens, at
 
     def count_late(self, tokens: int) -> None:
-        """Record that so many of the counted tokens are not used."""
+        """Record that ``tokens`` of the counted ones are not used."""
         self.late += tokens
 
     def hold(self, chunks: list[ChatCompletionChunk]) -> None:
@@ -210,7 +210,7 @@ class Attempt:
         return held
 
     def drop_repeated(self, event: TokensReceived) -> TokensReceived | Diverged | None:
-        """Return what is new in an event; ``Diverged``: the restarted answer is another one; None: nothing is new yet."""
+        """Return the new part of an event; ``Diverged``: the restarted answer is another one; None: nothing is new yet."""
         if self.restart_filter is None:
             return event
         new = self.restart_filter.feed(event)
@@ -221,22 +221,22 @@ class Attempt:
 
     @property
     def is_new(self) -> bool:
-        """True if its rate is still being measured."""
+        """True if the attempt's rate is still being measured."""
         return self.tokens <= _RATE_TOKENS
 
     @property
     def rate(self) -> float | None:
-        """Tokens per second at its beginning; None: too few tokens."""
+        """Tokens per second at the beginning of the attempt; None: too few tokens."""
         return None if self._early is None else self._early.rate()
 
     @property
     def ttft(self) -> float | None:
-        """Seconds from opening to the first content token; None: it has not come."""
+        """Seconds from opening to the first content token; None: that token has not come."""
         return None if self.first_token is None or self.opened is None else self.first_token - self.opened
 
     @property
     def given(self) -> int:
-        """Tokens of the answer that were in its prompt."""
+        """Number of the answer's tokens that were in the attempt's prompt."""
         if self.is_restart:
             return 0
         return self.read_ahead.position if self.read_ahead is not None else self.takeover_position or 0
@@ -245,12 +245,12 @@ class Attempt:
 
     @property
     def can_take_over(self) -> bool:
-        """True if its endpoint may still continue the answer: no endpoint does so twice, nor after an empty answer."""
+        """True if the endpoint may still continue the answer: no endpoint does so twice, nor after an empty answer."""
         return self.plan.continues and self._is_left
 
     @property
     def can_restart(self) -> bool:
-        """True if its endpoint can't continue the answer, but may still be asked for all of it."""
+        """True if the endpoint can't continue the answer, but may still be asked for the whole answer."""
         return not self.plan.continues and self._is_left
 
     @property
@@ -261,15 +261,15 @@ class Attempt:
 
     @property
     def is_last_resort(self) -> bool:
-        """True if the only thing against its endpoint is a failed read-ahead."""
+        """True if only a failed read-ahead speaks against the endpoint."""
         return self.plan.continues and self.read_ahead is not None and self.state is AttemptState.FAILED
 
     @property
     def is_exploring(self) -> bool:
-        """True if it has lost and runs to its first token, to measure how long that takes."""
+        """True if the attempt has lost and runs to its first token, to measure how long that takes."""
         return self.state is AttemptState.LOST and not self.is_stopping
 
     @property
     def is_live(self) -> bool:
-        """True if its endpoint still works on it, or is being cancelled."""
+        """True if the endpoint still works on the attempt, or the attempt is being cancelled."""
         return self.is_stopping or self.state in _LIVE

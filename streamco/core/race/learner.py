@@ -174,7 +174,7 @@ class Learner:
     # Learning
 
     def observe(self, sample: Sample) -> None:
-        """Add one sample; the work is done when a plan is asked for.
+        """Add one sample. Nothing is computed before a plan is requested.
 
         Raises:
             UsageError: a time that is negative or not finite.

@@ -443,7 +443,7 @@ class RaceMachine:
                 self._open(attempt, now)
 
     def _start_next(self, now: float) -> None:
-        """After a failure open the next untried attempt: waiting ones first, the earliest of them, then those without a wait."""
+        """Open the next untried attempt after a failure: the earliest waiting one, else one that has no wait."""
         waiting = [attempt for attempt in self.attempts.values() if attempt.state is AttemptState.WAITING]
         if waiting:
             self._open(min(waiting, key=lambda attempt: (attempt.plan.wait is None, attempt.plan.wait or 0.0)), now)

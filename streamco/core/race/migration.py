@@ -182,7 +182,7 @@ class MigrationController:
         )
 
     def _saving(self, state: MigrationState, target: Attempt) -> float:
-        """Return the US dollars that migrating there saves."""
+        """Return the US dollars that a migration to this target saves; 0 or less: none."""
         plan, terms = self._plan, self._terms[target.source]
         if not keeps_up(terms, plan.reader_rate):
             return 0.0

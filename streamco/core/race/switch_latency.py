@@ -44,7 +44,7 @@ class EndpointTiming:
         self._new = 0
 
     def observe_start(self, tokens: int, seconds: float, *, is_censored: bool = False) -> None:
-        """Add a start: ``tokens`` were read and the first token came after ``seconds``; censored: it was stopped before that."""
+        """Add a start: ``tokens`` were read, and the first token came after ``seconds`` or, if ``is_censored``, not within them."""
         if self._is_device and (is_censored or tokens < 1):
             return
         self._samples.append((tokens, seconds, is_censored))
@@ -59,12 +59,12 @@ class EndpointTiming:
 
     @property
     def rate(self) -> float | None:
-        """Tokens per second that it reached three times in four; None: not known."""
+        """Tokens per second that three quarters of the attempts reached; None: not known."""
         return sorted(self._rates)[len(self._rates) // 4] if self._rates else None
 
     @property
     def start(self) -> tuple[float, float] | None:
-        """Seconds to the first token and seconds more a token to be read, seldom exceeded; None: not known."""
+        """Seconds to the first token, and seconds more for each token to be read. Both are seldom exceeded. None: not known."""
         return (UNKNOWN_SERVER_SETUP, 0.0) if self._line is None and not self._is_device else self._line
 
     def _device_line(self) -> tuple[float, float]:

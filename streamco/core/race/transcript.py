@@ -43,7 +43,7 @@ class Transcript:
 
     @property
     def ends_in_text(self) -> bool:
-        """True if the newest batch is text of the answer that goes on.
+        """True if the newest batch is answer text, and the answer is not finished.
 
         Unfinished reasoning, half a tool call and the last words of an answer can't be handed over.
         """

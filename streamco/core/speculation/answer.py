@@ -67,11 +67,11 @@ class SpeculativeAnswer:
 
     @property
     def free_tokens(self) -> int | None:
-        """Tokens until the limit; None: there is none."""
+        """Number of tokens until the limit; None: there is no limit."""
         return None if self._max_tokens is None else self._max_tokens - len(self.ids)
 
     def propose(self, ids: Sequence[int]) -> None:
-        """Show the draft after the committed tokens, which is now exactly this, to a reader of drafts."""
+        """Show a draft as the provisional tokens, in place of the former ones, if the reader sees drafts."""
         if not self._shows_drafts or self.ended is not None:
             return
         end = next((position for position, token in enumerate(ids) if token in self._end_ids), len(ids))
@@ -160,7 +160,7 @@ class SpeculativeAnswer:
 
 
 class PeerPrefix:
-    """What the device's token sequence or the verifier's context holds of the answer, and how much of it is committed.
+    """The part of the answer that the device's sequence or the verifier's context holds, and the length of its committed part.
 
     Attributes:
         ids: the tokens that the peer holds.

@@ -153,7 +153,7 @@ class RoundTrip:
 
     @property
     def rtt(self) -> float:
-        """The link's round trip in seconds; 0: not known."""
+        """Mean round trip of the link, seconds. Before the first verdict: the expected one; 0: not known."""
         return self._rtt.value if self._wait.is_measured else self._expected_rtt or 0.0
 
 
@@ -177,7 +177,7 @@ class RemoteStepTime:
         self._drafted = 0  # tokens that drafts gave since the pace was last measured
 
     def record(self, tokens: int, seconds: float) -> None:
-        """Record that so many tokens of a stream came in this time."""
+        """Record that ``tokens`` of a stream came in ``seconds``."""
         if tokens and seconds > 0.0:
             self._events += 1  # the first tokens may come together, however slow the stream, so the first events have equal weights
             self.seconds += max(WEIGHT, 1.0 / self._events) * (seconds / tokens - self.seconds)
@@ -188,7 +188,7 @@ class RemoteStepTime:
                 self._drafted = 0
 
     def record_drafted(self, tokens: int) -> None:
-        """Record that drafts gave so many tokens, during which the stream's pace can't be seen."""
+        """Record that drafts gave ``tokens``, during which the stream's pace can't be measured."""
         self._drafted += tokens
         self._streamed_lately = 0
 

@@ -39,7 +39,7 @@ class Backpressure:
         return self.is_requested
 
     def release(self, *, now: float) -> bool:
-        """Record that the reader has caught up; return True if anything was held back."""
+        """Record that the reader has caught up; return True if a round or the remote stream was held back."""
         since, self._held_since, self.is_requested = self._held_since, None, False
         if since is not None:
             self._time_account.skip(since, now=now)

@@ -105,11 +105,13 @@ class DraftSequence:
         self.is_timed = self.is_measurable = True
 
     def matches(self, accepted: int, token: int | None) -> bool:
-        """Return True if a verdict is the one that this branch assumes. An assumed token of the draft model must be written by now.
+        """Return True if a verdict is the one that this branch assumes.
+
+        A branch without a token of its own assumes the draft model's next token. It matches only once that token is drafted.
 
         Args:
             accepted: draft tokens that the verdict accepts.
-            token: the token after them; None: there is none, and the draft model's own token will do.
+            token: the token after them; None: the verdict has none, which matches a branch without a token of its own.
         """
         if self.branch is None or self.branch.position != accepted:
             return False
@@ -180,12 +182,12 @@ class Round:
 
     @property
     def was_ahead(self) -> bool:
-        """True if it was at the verifier before the round in front of it was decided."""
+        """True if the round was at the verifier before the verdict on the round before it."""
         return self.ahead_since is not None
 
     @property
     def awaited_since(self) -> float:
-        """Time from which its verdict is awaited, seconds."""
+        """Time from which the round's verdict is awaited, seconds."""
         return self.sent if self.ahead_since is None else self.ahead_since
 
     @property
@@ -199,7 +201,7 @@ class Round:
         return [token.confidence for token in self.draft]
 
     def expected_at(self, wait: float, rtt: float) -> float:
-        """Return when its verdict should arrive, seconds.
+        """Return the time at which the round's verdict should arrive, seconds.
 
         Args:
             wait: seconds from sending a draft to its verdict.
@@ -209,26 +211,26 @@ class Round:
         return alone if self.ahead_since is None else max(alone, self.ahead_since + wait - rtt)
 
     def record_sent(self, number: int, given: int, *, is_first: bool, now: float) -> None:
-        """Record that it was sent. The verifier forgets what was sent ahead of the former attempt's verdict."""
+        """Record that the round was sent. The verifier forgets drafts that were sent ahead of an earlier try's verdict."""
         self.number, self.state, self.sent = number, "sent", now
         self.given, self.is_first, self.ahead_since = given, is_first, None
         self.ahead.clear()
 
     def record_refusal(self, retry_at: float) -> None:
-        """Record that the verifier refused it, and when it is sent again."""
+        """Record that the verifier refused the round, which is sent again at ``retry_at``, seconds."""
         self.state, self.retry_at = "refused", retry_at
         self.ahead.clear()
 
     def record_lost_connection(self) -> None:
-        """Record that it waits for a new connection."""
+        """Record that the round waits for a new connection."""
         self.state = "unsent"
 
     def record_ahead(self, now: float) -> None:
-        """Record that the verdict before it, which it was sent ahead of, has arrived and was the assumed one."""
+        """Record that the verdict that this round was sent ahead of has arrived, and was the assumed one."""
         self.ahead_since = now
 
     def record_branches(self, count: int) -> None:
-        """Record how many branches assume its verdict."""
+        """Record how many branches assume the round's verdict."""
         self.branches = count
 
 

@@ -40,7 +40,7 @@ _PRIOR_ROUNDS = 4.0  # rounds that the prior hit rate, and the expected tokens o
 
 
 class EstimatesPrior(Struct, frozen=True, kw_only=True):
-    """What is believed before anything is measured; a calibrated profile knows better. Times in seconds.
+    """Values that are assumed before anything is measured. A calibrated profile gives better ones. Times in seconds.
 
     Args:
         acceptance: probability that a drafted token is accepted (alpha), 0..1.
@@ -152,7 +152,7 @@ class SpeculationEstimates:
         return self._confidence.value if self._has_confidence or self._confidence.is_measured else None
 
     def forecast(self, confidences: Sequence[float]) -> RejectionForecast:
-        """Return where a draft of tokens with these confidences will be rejected."""
+        """Return the forecast of the first rejection in a draft of tokens with these confidences, 0..1."""
         if self._forecast == "learned":
             return chain_rejection([self._calibration.acceptance(confidence) for confidence in confidences])
         return forecast_rejection(self.acceptance, confidences, self.mean_confidence)
@@ -207,7 +207,7 @@ class SpeculationEstimates:
         return self._window.usual_tokens
 
     def window_with(self, more: int) -> int:
-        """Return the usual window and ``more`` tokens, but no more than the longest."""
+        """Return the usual length of a draft plus ``more`` tokens, at most the window."""
         return min(self.window, self.usual_window + more)
 
     def propose_window(self) -> int:
@@ -255,8 +255,8 @@ class SpeculationEstimates:
         """Set how the rounds of the next answer are made.
 
         Args:
-            branches: drafted while a verdict is out, at most.
-            ahead: of these, sent ahead of the verdict, at most.
+            branches: maximum number of branches drafted while a verdict is out.
+            ahead: maximum number of these that are sent ahead of the verdict.
         """
         self._is_parallel = branches > 0
         self._is_ahead = branches > 0 and ahead > 0 and self.is_lossless
@@ -305,7 +305,7 @@ class SpeculationEstimates:
         return self._step_times.times
 
     def record_draft(self, sequences: int, tokens: int, seconds: float) -> None:
-        """Record how long drafting ``tokens`` on each of so many sequences side by side took."""
+        """Record that drafting ``tokens`` on each of ``sequences`` side by side took ``seconds``."""
         self._step_times.record(sequences, tokens, seconds)
 
     @property
@@ -315,7 +315,7 @@ class SpeculationEstimates:
 
     @property
     def rtt(self) -> float:
-        """The link's round trip in seconds; 0: not known."""
+        """Mean round trip of the link, seconds. Before the first verdict: the expected one; 0: not known."""
         return self._round_trip.rtt
 
     @property
@@ -347,11 +347,11 @@ class SpeculationEstimates:
         return self._remote_step.is_stale
 
     def record_remote(self, tokens: int, seconds: float) -> None:
-        """Record that so many tokens of a remote stream came in this time."""
+        """Record that ``tokens`` of a remote stream came in ``seconds``."""
         self._remote_step.record(tokens, seconds)
 
     def record_drafted(self, tokens: int) -> None:
-        """Record that drafts gave so many tokens, during which the stream's pace can't be seen."""
+        """Record that drafts gave ``tokens``, during which the stream's pace can't be measured."""
         self._remote_step.record_drafted(tokens)
 
     @property

@@ -105,7 +105,7 @@ class VerifierLost(Struct, frozen=True):
     """The connection broke or the session was refused, and the round that was out is lost. The verifier endpoint tries again.
 
     Args:
-        retry_after: seconds in which the verifier takes no session, by its own word; None: it may be back at any time.
+        retry_after: seconds for which the verifier takes no session, as it reported; None: it may be back at any time.
     """
 
     retry_after: float | None = None
@@ -167,21 +167,21 @@ class ReaderCaughtUp(Struct, frozen=True):
 
 
 class RemoteTokensReceived(Struct, frozen=True):
-    """The remote stream gave tokens."""
+    """The remote stream of this version gave tokens."""
 
     version: int
     ids: tuple[int, ...]
 
 
 class RemoteEnded(Struct, frozen=True):
-    """The remote stream finished the answer. ``reason`` is "stop" or "length"."""
+    """The remote stream of this version finished the answer. ``reason`` is "stop" or "length"."""
 
     version: int
     reason: str
 
 
 class RemoteFailed(Struct, frozen=True):
-    """The remote stream failed."""
+    """The remote stream of this version failed."""
 
     version: int
     error: StreamcoError
@@ -223,13 +223,13 @@ class DraftBranch(Struct, frozen=True):
 
 
 class AdoptBranch(Struct, frozen=True):
-    """Make this branch's sequence the device's own and close the former one. If it is still drafting, it continues."""
+    """Make the sequence of the branch with this version the device's own, and close the former one. Drafting on the branch continues."""
 
     version: int
 
 
 class DropDrafts(Struct, frozen=True):
-    """Stop these drafts without waiting. A branch's sequence is closed; the device's own stays."""
+    """Stop the drafts of these versions without waiting. A branch's sequence is closed; the device's own stays."""
 
     versions: tuple[int, ...]
 
@@ -276,7 +276,7 @@ class OpenRemote(Struct, frozen=True):
 
 
 class CloseRemote(Struct, frozen=True):
-    """Cancel the remote stream; what it still sends is ignored."""
+    """Cancel the remote stream of this version; tokens that it still sends are ignored."""
 
     version: int
 

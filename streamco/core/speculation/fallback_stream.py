@@ -44,7 +44,7 @@ class RemoteStream:
 
     @property
     def is_usable(self) -> bool:
-        """True if it can continue the answer, or does already."""
+        """True if the stream can continue the answer, or does so already."""
         return self._is_available and self.failure is None
 
     def open(self, committed: Sequence[int], max_tokens: int | None) -> None:
@@ -100,15 +100,15 @@ class TimeAccount:
         self._counted_until = now
 
     def skip(self, since: float = -math.inf, *, now: float) -> None:
-        """Charge the time until now to neither, from ``since`` or from what was counted last, whichever is later."""
+        """Charge the time until ``now`` to neither. It begins at ``since`` or where counting stopped, whichever is later."""
         self._counted_until += max(0.0, now - max(since, self._counted_until))
 
     def record_opened(self, *, now: float) -> None:
-        """Record that the remote stream was asked for."""
+        """Record that the remote stream was opened."""
         self._opened_at = now
 
     def record_ended(self, tokens: int, *, now: float) -> None:
-        """Record that the remote stream has ended after so many tokens.
+        """Record that the remote stream has ended after ``tokens``.
 
         If all came in one piece, the whole time is all that is known of its pace. For a few tokens most of that time is no pace at all.
         """
@@ -116,7 +116,7 @@ class TimeAccount:
             self._estimates.record_remote(tokens, now - self._opened_at)
 
     def record_round(self, tokens: int, *, now: float) -> None:
-        """Record that a verdict committed so many tokens. The first round counts as an expected one, because prompts are read in it."""
+        """Record that a verdict committed ``tokens``. The first round counts as an expected one, because prompts are read in it."""
         seconds = self._lap(now)
         if not self._has_begun:
             seconds = min(seconds, round_seconds(self._estimates.conditions(), is_parallel=False))
@@ -130,7 +130,7 @@ class TimeAccount:
         self._has_begun = True
 
     def record_stream(self, tokens: int, *, is_first: bool, now: float) -> None:
-        """Record that the remote stream gave so many tokens. ``is_first``: they are the first since it was opened."""
+        """Record that the remote stream gave ``tokens``. ``is_first``: they are the first since it was opened."""
         seconds, step = self._lap(now), self._estimates.remote_step
         if is_first:
             change = max(0.0, seconds - tokens * step)

@@ -57,11 +57,11 @@ class ModeSelector:
         self.current = mode
 
     def record_unverified(self, tokens: int) -> None:
-        """Record tokens that the device committed alone."""
+        """Count tokens that the device committed alone since the last verdict."""
         self._unverified_tokens += tokens
 
     def record_verdict(self) -> None:
-        """Record that a verdict arrived."""
+        """Record that a verdict arrived: counting of unverified tokens starts again from 0."""
         self._unverified_tokens = 0
 
     # Which mode
@@ -147,7 +147,7 @@ class ModeSelector:
         """Seconds that trouble with the verifier may last.
 
         A selective answer waits less, because its reader accepts the device's tokens. A full verifier stays full for
-        ``retry_after``, so an answer that has not begun waits at most two rounds for it, or one token of the stream if that is longer.
+        ``retry_after``. An answer that has not begun waits at most two rounds for it, or one token of the stream if that is longer.
         Other trouble may be over at any time, and an answer under way would pay for the change, so it waits longer.
         """
         options, estimates = self._options, self._estimates

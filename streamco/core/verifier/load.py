@@ -68,7 +68,7 @@ class PrefillPace:
 
     @property
     def seconds_per_token(self) -> float:
-        """Recent mean, seconds."""
+        """Recent mean of the seconds that a prompt token takes."""
         return self._seconds / self._tokens
 
     def begin(self, *, now: float) -> None:

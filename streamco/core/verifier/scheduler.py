@@ -56,7 +56,7 @@ _TURNS = 2.0  # times that a prompt token takes longer than alone, until that is
 
 
 class _Running(Struct, frozen=True):
-    """The batch that is out."""
+    """The batch that the engine is decoding."""
 
     command: RunBatch
     sessions: tuple[HeldSession, ...]
@@ -96,7 +96,7 @@ class VerificationScheduler:
     # What a driver calls
 
     def start(self, *, now: float) -> None:
-        """Begin; no command comes before the first event."""
+        """Start the scheduler; no command comes before the first event."""
 
     def receive(self, event: SchedulerEvent, *, now: float) -> None:
         """Handle an event."""

@@ -77,12 +77,12 @@ class HeldSession:
 
     @property
     def is_at_rest(self) -> bool:
-        """True if it has no work."""
+        """True if the session has no work."""
         return self.pending is None and not self.is_running and (not self.reserved_tokens or self.cached >= self.prompt_end)
 
     @property
     def need(self) -> int:
-        """Number of cache tokens that its text takes."""
+        """Number of cache tokens that the session's text takes."""
         return max(1, len(self.text))
 
     def work(self) -> Waiting | None:
