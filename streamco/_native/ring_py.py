@@ -65,7 +65,7 @@ class Ring(Generic[T]):
 
     @property
     def is_closed(self) -> bool:
-        """True if the consumer left."""
+        """True once the consumer has closed the ring."""
         return self._closed
 
     @property

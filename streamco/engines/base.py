@@ -360,7 +360,7 @@ class HoldingEngine(Engine, Protocol):
 
     @property
     def held_tokens(self) -> int:
-        """Number of tokens that those may keep together."""
+        """Number of tokens that all held sequences together may keep."""
         ...
 
     @property

@@ -34,43 +34,43 @@ class SequenceWork(Protocol):
 
     @property
     def slot(self) -> Slot | None:
-        """Slot that holds its tokens; None while it waits."""
+        """Slot that holds the work's tokens; None while the work waits."""
         ...
 
     @property
     def is_cancelled(self) -> bool:
-        """True once the consumer asked it to stop."""
+        """True once the consumer asked the work to stop."""
         ...
 
     @property
     def is_done(self) -> bool:
-        """True once it has ended."""
+        """True once the work has ended."""
         ...
 
     @property
     def missing(self) -> int:
-        """Prompt tokens still to be decoded."""
+        """Number of prompt tokens still to be decoded."""
         ...
 
     @property
     def wants_logits(self) -> bool:
-        """True if it needs the logits of the prompt's last token; else it ends when the prompt is decoded."""
+        """True if the work needs the logits of the prompt's last token; else it ends when the prompt is decoded."""
         ...
 
     def logits_needed(self, rows: int) -> int:
-        """Return how many of the next ``rows`` rows need logits; it is the last ones that do."""
+        """Return how many of the next ``rows`` rows need logits; the last ones do."""
         ...
 
     def record_cached(self, count: int) -> None:
-        """Count ``count`` tokens of its prompt as found in memory: other work has read them."""
+        """Count ``count`` prompt tokens as found in memory, because other work has read them."""
         ...
 
     def accept(self, logits: NDArray[np.float32]) -> None:
-        """Use the logits of its next row that needs them; may end it."""
+        """Use the logits of the next row that needs them; may end the work."""
         ...
 
     def end_prefill(self) -> None:
-        """End it: the prompt is decoded, and no logits are needed."""
+        """End the work: the prompt is decoded, and no logits are needed."""
         ...
 
     def unpark(self) -> None:
@@ -78,7 +78,12 @@ class SequenceWork(Protocol):
         ...
 
     def finish(self, reason: str, *, error: Exception | None = None) -> None:
-        """End it; idempotent."""
+        """End the work; idempotent.
+
+        Args:
+            reason: see ``GenerationEnd`` or ``TaskEnd``.
+            error: what made the work fail; None: nothing.
+        """
         ...
 
 

@@ -104,12 +104,12 @@ class RunningGeneration:
 
     @property
     def is_done(self) -> bool:
-        """True once the engine has ended it."""
+        """True once the engine has ended the generation."""
         return self._end is not None
 
     @property
     def missing(self) -> int:
-        """Prompt tokens still to be decoded."""
+        """Number of prompt tokens still to be decoded."""
         return len(self.prompt) - len(self.slot.ids) if self.slot is not None else len(self.prompt)
 
     @property
@@ -122,13 +122,13 @@ class RunningGeneration:
         return int(rows == self.missing and self.wants_logits)
 
     def admit(self, slot: Slot) -> None:
-        """Give it a slot, which may hold the beginning of the prompt already."""
+        """Give the generation a slot, which may hold the beginning of the prompt already."""
         self.slot = slot
         self._prefill.cached_tokens = len(slot.ids)
         self._prefill.admitted_at = perf_counter()
 
     def record_cached(self, count: int) -> None:
-        """Count ``count`` more prompt tokens that are in the slot without having been decoded for it."""
+        """Count ``count`` more prompt tokens that are in the slot and were not decoded for this generation."""
         self._prefill.cached_tokens += count
 
     def accept(self, logits: NDArray[np.float32]) -> None:
@@ -159,7 +159,7 @@ class RunningGeneration:
             self.finish("length")
 
     def end_prefill(self) -> None:
-        """End it: the prompt is decoded, and nothing else was asked for."""
+        """End the generation: the prompt is decoded, and nothing else was requested."""
         self.finish("length")
 
     def _emit(self, pieces: list[TextPiece]) -> None:
@@ -183,13 +183,13 @@ class RunningGeneration:
             self._emit(backlog)
 
     def finish(self, reason: str, pieces: list[TextPiece] | None = None, *, error: Exception | None = None) -> None:
-        """End it; idempotent.
+        """End the generation; idempotent.
 
         Args:
             reason: see ``GenerationEnd``.
-            pieces: what to emit last. None: all text that was held back if the answer is whole, else nothing, because an endpoint that
-                continues a broken answer makes the rest of its last code point and decides about the stop string.
-            error: the reason why it failed.
+            pieces: what to emit last. None: all text that was held back if the answer is whole, else nothing. An endpoint that continues
+                a broken answer makes the rest of its last code point and decides about the stop string.
+            error: what made the generation fail; None: nothing.
         """
         if self._end is not None:
             return

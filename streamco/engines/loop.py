@@ -74,7 +74,7 @@ class EngineLoop:
     # Any thread
 
     def put(self, arrival: RunningGeneration | Task) -> None:
-        """Hand in work.
+        """Queue work for the engine's thread.
 
         Raises:
             EngineError: the engine has failed or is closing.
@@ -193,7 +193,7 @@ class EngineLoop:
             self._enqueue(task)
 
     def _enqueue(self, work: SequenceWork) -> None:
-        """Queue it for its next decode. A task that misses one row is decoded with the writers, as one row like theirs."""
+        """Queue work for its next decode. A task that lacks a single row is decoded together with the writers, which have one row each."""
         if work.missing == 1 and work.wants_logits and isinstance(work, Task):
             work.next_token = work.prompt[-1]
             self._writing.append(work)
@@ -211,7 +211,7 @@ class EngineLoop:
             self._writing = []
 
     def _decode_writing(self, ready: Sequence[SequenceWork]) -> None:
-        """Decode one token of each."""
+        """Decode the next row of each generation or task in ``ready``."""
         if not ready:
             return
         context = self._context
@@ -231,7 +231,7 @@ class EngineLoop:
         self._writing = [work for work in self._writing if not self._is_over(work)]
 
     def _verify(self, ready: Iterable[SequenceWork]) -> None:
-        """Decode one batch of as many as fit, oldest first. It counts as a step of its own: prefills are kept out of it."""
+        """Decode one batch with as much of the work as fits, oldest first. The batch is a step of its own, without prefills."""
         context = self._context
         batch: list[tuple[SequenceWork, list[int], range]] = []
         single: list[SequenceWork] = []
@@ -287,7 +287,7 @@ class EngineLoop:
             self._enqueue(work)
 
     def _catch_up(self, work: SequenceWork) -> bool:
-        """Give it what other work has read of its prompt since its last turn; False: that ended it."""
+        """Copy what other work has read of this prompt since the last turn. Return False if the work has ended."""
         found = self._slots.catch_up(slot_of(work), work.prompt, len(work.prompt) - work.logits_needed(work.missing))
         if found:
             work.record_cached(found)
@@ -302,7 +302,7 @@ class EngineLoop:
             work.finish("error", error=exc)
 
     def _is_over(self, work: SequenceWork) -> bool:
-        """Return True if it has ended; its slot is then free."""
+        """Return True if the work has ended, and free its slot then."""
         if work.is_done:
             self._release(work)
         return work.is_done

@@ -1,7 +1,7 @@
 """Drawing a token from a row of logits.
 
-Temperature comes first, then top_k, top_p and min_p, as OpenAI, vLLM and transformers do it (llama.cpp's own chain divides by the
-temperature last), so that both sides of a race understand the same numbers.
+Temperature comes first, then top_k, top_p and min_p, as in OpenAI, vLLM and transformers. So both sides of a race understand the same
+numbers. llama.cpp's own chain divides by the temperature last.
 
 From 49,152 logits, the compiled leaf draws in 12 us (29 us without top_k) and lists the likeliest in 21 us. Without it numpy is used, which
 takes 53, 830 and 70 us. The leaf's Python twin is for reading: it takes 13 ms.

@@ -21,7 +21,7 @@ _DEFAULT = SamplingOptions()
 
 
 class EngineHandle(EngineSignals, Protocol):
-    """The engine as its sequences see it. Each method may be called from any thread."""
+    """The interface of an engine for its sequences. Each method may be called from any thread."""
 
     def put(self, task: Task) -> None:
         """Queue a task.
@@ -137,12 +137,12 @@ class HeldSequence:
 
     @property
     def is_idle(self) -> bool:
-        """True if it has no task."""
+        """True if the sequence has no task."""
         return self.running is None and not self.queue
 
     @property
     def is_ready(self) -> bool:
-        """True if it can begin its next task."""
+        """True if the sequence can begin its next task."""
         return self.exists and self.running is None and bool(self.queue)
 
 

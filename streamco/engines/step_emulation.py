@@ -1,7 +1,7 @@
 """Imposed step times: a small model that takes as long as a large one.
 
-This has no IO and no clock: the engine's thread asks when a step may end and waits until then. One round of the engine (a decode of all
-writers, then a chunk of one prompt) counts as one step of the large model, which would put both into one batch.
+This has no IO and no clock: the engine's thread asks when a step may end and waits until then. One round of the engine is a decode of all
+writers, then a chunk of one prompt. It counts as one step of the large model, which would put both into one batch.
 """
 
 from __future__ import annotations

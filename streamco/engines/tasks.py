@@ -100,17 +100,17 @@ class Task:
 
     @property
     def is_done(self) -> bool:
-        """True once it has ended."""
+        """True once the task has ended."""
         return self.ended is not None
 
     @property
     def has_failed(self) -> bool:
-        """True once it has ended without all of its results."""
+        """True once the task has ended without all of its results."""
         return self.ended is not None and self.ended.reason not in _WHOLE
 
     @property
     def missing(self) -> int:
-        """Prompt tokens still to be decoded."""
+        """Number of prompt tokens still to be decoded."""
         return len(self.prompt) - (len(self.owner.slot.ids) if self.owner.slot is not None else 0)
 
     def logits_needed(self, rows: int) -> int:
@@ -126,12 +126,12 @@ class Task:
         raise NotImplementedError
 
     def begin(self) -> None:
-        """Begin: the sequence has a slot and is rolled back. May end the task."""
+        """Begin the task, now that the sequence has a slot and is rolled back; may end it."""
         self._began = perf_counter()
         self._cached = len(self.owner.slot.ids) if self.owner.slot is not None else 0
 
     def record_cached(self, count: int) -> None:
-        """Count ``count`` more prompt tokens that are in memory without having been decoded for it."""
+        """Count ``count`` more prompt tokens that are in memory and were not decoded for this task."""
         self._cached += count
 
     def accept(self, logits: NDArray[np.float32]) -> None:
@@ -139,7 +139,7 @@ class Task:
         raise NotImplementedError
 
     def end_prefill(self) -> None:
-        """End it: the prompt is decoded, and no logits are needed."""
+        """End the task: the prompt is decoded, and no logits are needed."""
         self.finish("done")
 
     def unpark(self) -> None:
@@ -152,7 +152,12 @@ class Task:
             self.is_cancelled = True
 
     def finish(self, reason: str, *, error: Exception | None = None) -> None:
-        """End it; idempotent."""
+        """End the task; idempotent.
+
+        Args:
+            reason: see ``TaskEnd``.
+            error: what made the task fail; None: nothing.
+        """
         if self.ended is not None:
             return
         now = perf_counter()
@@ -181,7 +186,7 @@ class ExtensionTask(Task):
         self.rollback_length = len(self.target_ids) - self.wants_logits
 
     def begin(self) -> None:
-        """End at once if nothing is left to be decoded."""
+        """Begin the task, and end it at once if nothing is left to be decoded."""
         super().begin()
         if self.missing <= 0:
             self.finish("done")
@@ -194,7 +199,7 @@ class ExtensionTask(Task):
         self.finish("done")
 
     def finish(self, reason: str, *, error: Exception | None = None) -> None:
-        """End it; if it is done, the ids are part of the sequence."""
+        """End the task; with the reason "done", its ids become part of the sequence."""
         if self.ended is None and reason == "done":
             self.owner.ids = self.target_ids
         super().finish(reason, error=error)
@@ -233,7 +238,7 @@ class VerificationTask(Task):
             self.finish("done")
 
     def finish(self, reason: str, *, error: Exception | None = None) -> None:
-        """End it; if it is done, the draft is part of the sequence."""
+        """End the task; with the reason "done", the draft becomes part of the sequence."""
         if self.ended is None and reason == "done":
             self.owner.ids = self.prompt
         super().finish(reason, error=error)
@@ -265,7 +270,7 @@ class DraftTask(Task):
 
     @property
     def has_drafted(self) -> bool:
-        """True if the next row is that of a token it drew itself."""
+        """True if the next row is that of a token drawn by this task."""
         return self._made > 0
 
     def record_attention(self, attention: NDArray[np.float32]) -> None:
@@ -320,13 +325,13 @@ class ReadingTask(Task):
         self.rollback_length = len(self.target_ids)
 
     def begin(self) -> None:
-        """End at once if nothing is left to be decoded."""
+        """Begin the task, and end it at once if nothing is left to be decoded."""
         super().begin()
         if self.missing <= 0:
             self.finish("done")
 
     def finish(self, reason: str, *, error: Exception | None = None) -> None:
-        """End it; if it is done, the ids are part of the sequence."""
+        """End the task; with the reason "done", its ids become part of the sequence."""
         if self.ended is None and reason == "done":
             self.owner.ids = self.target_ids
         super().finish(reason, error=error)

@@ -179,5 +179,5 @@ class AttentionTap:
         self._cells[target] = self._cells.get(source, [])[:stop]
 
     def clear(self) -> None:
-        """All sequences are forgotten."""
+        """Forget all positions of all sequences."""
         self._cells.clear()
