@@ -36,7 +36,7 @@ _RACE_BUDGET = 0.3  # share of the prompts' tokens, if no budget is given
 
 
 class Client:
-    """A client that asks two places for each answer; many answers may run at the same time.
+    """A client that asks a device and a server for each answer; many answers may run at the same time.
 
     The client owns its endpoints: it starts them, and closing it closes them.
 

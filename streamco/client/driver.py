@@ -28,7 +28,7 @@ class AnswerDriver(Protocol):
 
     @property
     def has_changed_hands(self) -> bool:
-        """True if the usage in its chunks covers only a part of the answer."""
+        """True if the usage in the answer's chunks covers only a part of the answer."""
         ...
 
     def report(self) -> Report:

@@ -109,7 +109,7 @@ class AnswerStream(ABC, Generic[Item]):
 
     @abstractmethod
     def _iterate(self) -> AsyncGenerator[Item, None]:
-        """Return the generator of the items; it must not hold the stream."""
+        """Return the generator of the items. It must keep no reference to the stream."""
 
     # Ending
 

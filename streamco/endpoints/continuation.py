@@ -2,8 +2,8 @@
 
 Token ids are sent, packed or plain, if they mean the same at both endpoints. Otherwise text is sent, and the end of a text needs care.
 Vocabularies join the last space of a run to the next word, and the rest of the run to one token. So a line break and an indent become
-other tokens at the end of a text than in the middle of one, and what follows those is hardly ever what would have followed. Many chat
-templates trim the end of a message, too.
+other tokens at the end of a text than in the middle of one. What a model writes after those tokens is hardly ever what it would have
+written. Many chat templates trim the end of a message, too.
 
 So all whitespace at the end is held back. The next endpoint writes it again, and ``BoundaryWhitespace`` takes it out of the answer. It
 removes known characters that the endpoint was never shown, so nothing is guessed.

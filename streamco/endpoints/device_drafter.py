@@ -261,7 +261,7 @@ class DeviceDrafter:
     # To the engine
 
     def _request_draft(self, state: _SequenceState) -> None:
-        """Ask the engine for the tokens that are still to be drafted, if nothing is in the way."""
+        """Ask the engine for the tokens that are still to be drafted; a branch waits while the trunk drafts."""
         if len(state.wanted) >= self._context:
             self._wake()  # the next turn of the loop emits that the draft is finished
             return

@@ -160,7 +160,7 @@ class _End:
         self._was_given = False
 
     def give(self, name: str) -> StreamEnded:
-        """Return the end, once.
+        """Return the end the first time.
 
         Raises:
             Exception: the stream failed with it.

@@ -60,7 +60,7 @@ class DispatchOptions(Struct, frozen=True, kw_only=True):
 
 
 class DispatchRecord:
-    """The dispatch decision for one request, and its place in the account.
+    """The dispatch decision for one request, and its reservation in the budget's account.
 
     Attributes:
         attempts: planned attempts of the race.
@@ -127,7 +127,7 @@ class DispatchRecord:
 
 
 class Dispatcher:
-    """Decides for one client and learns from its answers.
+    """Decides for one client which endpoint starts when, and learns from the answers.
 
     Args:
         options: all options except the next two.
@@ -252,7 +252,7 @@ class Dispatcher:
         return partial(_cost, self._costs)
 
     def record_prompt(self, tokens: int) -> None:
-        """Record the prompt's length of an answer that was not dispatched."""
+        """Record the prompt length of an answer that was not dispatched, in tokens."""
         self._learner.observe(PromptLength(tokens))
 
     def _update_costs(self, device: Endpoint | None, servers: Sequence[Endpoint]) -> None:

@@ -2,8 +2,8 @@
 
 While several endpoints are at work, or tokens are released at a pace, a task of its own reads each endpoint's stream, and a loop timer
 serves the machine's deadlines. Once the winner is alone and nothing is timed, the reader's own task reads its stream directly. Then no task
-switch and no wake-up stands between the socket and the reader, and a reader that pauses slows the endpoint down by TCP or by the engine's
-full ring.
+switch and no wake-up stands between the socket and the reader. A reader that pauses slows the endpoint down, by TCP or by the engine's full
+ring.
 """
 
 from __future__ import annotations
@@ -161,7 +161,7 @@ class RaceDriver(TaskDriver[Event, Command]):
         return describe_usage(self.machine, self._dispatched().prompt_tokens)
 
     def cost(self) -> AnswerCost:
-        """Return what the answer has taken so far."""
+        """Return the cost of the answer so far."""
         return build_cost(self.machine, self._dispatched(), self._endpoints, was_left=self.was_broken_off)
 
     def _dispatched(self) -> DispatchRecord:

@@ -60,7 +60,7 @@ def build_report(
 def build_cost(
     machine: RaceMachine, dispatched: DispatchRecord, endpoints: Mapping[str, Endpoint], *, was_left: bool = False
 ) -> AnswerCost:
-    """Return what the answer has taken so far. Cheap for long answers, unlike a report with its quality."""
+    """Return the cost of the answer so far. This is cheap for long answers, unlike a report, which has the quality."""
     attempts = _all_attempts(machine)
     waste = _waste(machine, attempts, dispatched.prompt_tokens)
     parts = [
@@ -275,5 +275,5 @@ def _unread(machine: RaceMachine, attempts: Sequence[Attempt], prompt_tokens: in
 
 
 def _late(attempt: Attempt, count: _Count) -> int:
-    """Return how many of its tokens came after the hand-over, or after the reader had left."""
+    """Return how many of the attempt's tokens came after the hand-over, or after the reader had left."""
     return min(attempt.late, count.completion)

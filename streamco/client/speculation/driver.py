@@ -144,7 +144,7 @@ class SpeculationDriver(TaskDriver[SpeculationEvent, SpeculationCommand]):
 
     @property
     def has_changed_hands(self) -> bool:
-        """False: the chunks' usage always covers the whole answer."""
+        """Always False, because the chunks' usage covers the whole answer."""
         return False
 
     @property
@@ -188,7 +188,7 @@ class SpeculationDriver(TaskDriver[SpeculationEvent, SpeculationCommand]):
         return speculation_usage(self, self._recorded())
 
     def cost(self) -> AnswerCost:
-        """Return what the answer has taken so far."""
+        """Return the cost of the answer so far."""
         return speculation_cost(self, self._recorded())
 
     def _recorded(self) -> SpeculationRecord:

@@ -86,15 +86,17 @@ class SpeculationOptions(Struct, frozen=True, kw_only=True):
 
     Args:
         budget: share of the drafted tokens that is verified, 0..1; None: the client's budget.
-        window: tokens to draft in a round: a number (4: Synera section 5), "dynamic" (DSD section 5.2), "adaptive" (a network's, DSD
-            section 4), "predicted" (the best one by acceptance rate and times as measured), "confident" (each draft as far as its next
-            token is worth the step), or a ``streamco.policies.window.WindowPolicy``. None: "confident" if everything is verified, else 4.
+        window: tokens to draft in a round: a number (4: Synera section 5), or a policy. "dynamic" is DSD section 5.2. "adaptive" is a
+            network's choice (DSD section 4). "predicted" is the best window by the measured acceptance rate and times. "confident" ends
+            each draft when its next token isn't worth the step. Others: a ``streamco.policies.window.WindowPolicy``. None: "confident"
+            if everything is verified, else 4.
         max_branches: branches drafted while the verdict is out, side by side or, if that is no faster, one after the other; 0: none.
         patience: seconds that trouble with the verifier may last before the server alone or, below budget 1, the device continues. Time
             limits for the case that neither can, and for verdicts that don't come, derive from it (``SpeculationTuning``).
         offload: which filters choose what is verified if the budget is below 1 (Synera section 4.2): "combined", "confidence",
-            "importance" or "random". "combined" and "importance" read the device's attention, which costs it a sixth of its pace.
-        threshold: greedy and below budget 1, a token is accepted from so many times the probability of the verifier's best token, 0..1.
+            "importance" or "random". "combined" and "importance" read attention on the device, which then drafts a sixth slower.
+        threshold: used for greedy decoding below budget 1. A drafted token is accepted if its probability at the verifier is at least
+            ``threshold`` times that of the best token, 0..1.
         is_adaptive: the server generates alone while drafting doesn't pay.
         tuning: settings for experiments.
 
@@ -222,7 +224,7 @@ def _window(setting: object, budget: float, *, may_fuse: bool = True) -> WindowP
 
 
 def _stabiliser(policy: WindowPolicy, smoothing: float | None) -> Stabiliser:
-    """Return what steadies a policy's proposals. A network's real numbers are smoothed, and its drafts have two tokens or more.
+    """Return the stabiliser of a policy's proposals. A network's real numbers are smoothed, and its drafts have two tokens or more.
 
     A round that is tried although the network proposes fused mode must be worth one.
     """

@@ -56,7 +56,7 @@ class _EventBuffer:
             self._emit(event)
 
     def connect(self, emit: EmitEvent) -> None:
-        """Pass all events to ``emit`` from now on, those that have waited at once."""
+        """Pass the events that have waited to ``emit`` now, and later events as they come."""
         self._emit = emit
         for event in self._waiting:
             emit(event)
@@ -138,7 +138,7 @@ class SpeculationPlanner:
     # Before an answer
 
     async def prepare(self, request: Request, facts: RequestFacts) -> PreparedSpeculation | str:
-        """Return the inputs of a speculated answer, or why it races; "": because the client's mode is "race"."""
+        """Return the inputs of a speculated answer, or the reason why the answer races; "": the client's mode is "race"."""
         if self.mode == "race":
             return ""
         binding = self.binding
@@ -301,7 +301,7 @@ class SpeculationPlanner:
         )
 
     def _context_tokens(self, engine: Engine) -> int:
-        """Return the tokens that prompt and answer may have together."""
+        """Return how many tokens prompt and answer may have together."""
         return min(engine.info.context_tokens, self.binding.facts.context_tokens or engine.info.context_tokens)
 
 

@@ -23,7 +23,7 @@ __all__ = ["SpeculationRecord", "speculation_cost", "speculation_figures", "spec
 
 
 class SpeculationRecord(Struct, kw_only=True):
-    """What a speculated answer's report needs beside its driver.
+    """Inputs of a speculated answer's report beside its driver.
 
     Args:
         prompt_tokens: tokens of the prompt.
@@ -92,7 +92,7 @@ def speculation_usage(driver: SpeculationDriver, record: SpeculationRecord) -> A
 
 
 def speculation_cost(driver: SpeculationDriver, record: SpeculationRecord) -> AnswerCost:
-    """Return what the answer has taken so far."""
+    """Return the cost of the answer so far."""
     parts = [_device_part(driver, record), _verifier_part(driver, record)]
     costs = [part.cost_usd for part in parts]
     unified = [part.unified_cost_usd for part in parts]

@@ -82,7 +82,7 @@ class VerifierBinding:
 
     @property
     def facts(self) -> VerifierFacts:
-        """What the verifier can do, by its own word."""
+        """Facts that the verifier gave when it was probed; ``problem`` must be ""."""
         if self.verifier is None or self.verifier.facts is None:
             raise AssertionError("a verifier without a problem was probed")
         return self.verifier.facts

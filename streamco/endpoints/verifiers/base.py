@@ -89,7 +89,7 @@ class VerifierSession(Protocol):
 
     @property
     def bytes_down(self) -> int:
-        """Bytes received for this session, counted alike."""
+        """Bytes received for this session, counted as in ``bytes_up``."""
         ...
 
     @property

@@ -42,14 +42,14 @@ _BUSY = frozenset({408, 425, 429})  # statuses that may change soon, as 5xx may
 
 
 class SessionListener(Protocol):
-    """A session as its connection sees it."""
+    """The interface through which a connection passes frames, and its own end, to a session."""
 
     def frame_received(self, frame: Opened | Resumed | VerdictFrame | Refusal, size: int) -> None:
-        """Handle a frame for this session, which had ``size`` bytes."""
+        """Handle a frame of ``size`` bytes for this session."""
         ...
 
     def connection_lost(self, error: StreamcoError) -> None:
-        """Handle the end of the connection."""
+        """Handle the loss of the connection; ``error`` says why."""
         ...
 
 

@@ -277,7 +277,7 @@ class RemoteVerifierSession:
         return False
 
     async def _close_former(self) -> None:
-        """Close the session that there seems to be: the speculator asks for another one only if this one is not well."""
+        """Close the present session, if there is one. The speculator asks for another one only if this one is broken."""
         connection = self._connection
         if connection is None:
             return
@@ -386,7 +386,7 @@ class RemoteVerifierSession:
         self.bytes_up += connection.flush()
 
     def _expire_round(self) -> None:
-        """Report a session without a verdict as lost: it is not well, or the connection is dead. The next connect finds out which."""
+        """Report a session without a verdict as lost: it is broken, or the connection is dead. The next connect finds out which."""
         self._is_open = False
         self._emit(VerifierLost())
 
