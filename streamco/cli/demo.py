@@ -176,7 +176,7 @@ async def _client(args: argparse.Namespace) -> AsyncIterator[Client]:
 
 
 def _prior(latency: str) -> bytes:
-    """Return what a client would have learned: the server's times to first token, and how long prompts are."""
+    """Return the profile that a client would have learned: the server's times to first token, and lengths of prompts."""
     from streamco.profiles import LengthDistribution, Profile, TTFTDistribution
     from streamco.server.profiles import load_latency
 
@@ -185,7 +185,7 @@ def _prior(latency: str) -> bytes:
 
 
 async def _play(client: Client, args: argparse.Namespace, view: View) -> int:
-    """Answer the built-in prompts and say what happened."""
+    """Answer the built-in prompts, show what happened, and return the exit code."""
     for number, scene in enumerate(SCENES, 1):
         view.heading(f"{number}. {scene.title}")
         view.note(f"> {scene.prompt}")
@@ -265,7 +265,7 @@ def _change_line(change: HandOver) -> str:
 
 
 def _server_alone(report: Report) -> float | None:
-    """Return US dollars for the same answer from the server; None if a price is not known."""
+    """Return the cost of the same answer from the server alone, US dollars; None if a price is not known."""
     prompts = [part.prompt_tokens for part in report.endpoints if part.kind == "server" and part.opened is not None]
     prompt = prompts[0] if prompts else report.dispatch.prompt_tokens
     if PRICES.prompt is None or PRICES.completion is None:

@@ -92,7 +92,7 @@ def option(parse: Callable[[str], T]) -> Callable[[str], T]:
 
 
 def whole_number(text: str) -> int:
-    """Return a whole number above 0.
+    """Parse a whole number above 0.
 
     Raises:
         ConfigError: the text is not one.
@@ -103,7 +103,7 @@ def whole_number(text: str) -> int:
 
 
 def number(text: str) -> float:
-    """Return a number of 0 or more.
+    """Parse a number of 0 or more.
 
     Raises:
         ConfigError: the text is not one.
@@ -118,7 +118,7 @@ def number(text: str) -> float:
 
 
 def prices(text: str) -> TokenPrices:
-    """Return two prices from ``0.15/0.6``: US dollars per million tokens of prompt and answer.
+    """Parse two prices such as ``0.15/0.6``: US dollars per million tokens of prompt and of answer.
 
     Raises:
         ConfigError: the text is not two prices.
@@ -144,7 +144,7 @@ def api_key_of(variable: str | None) -> str | None:
 
 
 def device_path_of(path: str | None, *, has_server: bool) -> Path | None:
-    """Return the device model: the named file, else the packaged one; None if there is none and a server is named.
+    """Return the path of the device model: the named file, else the packaged one; None if there is none and a server is named.
 
     Raises:
         ConfigError: the file is missing, or there is neither a model nor a server.

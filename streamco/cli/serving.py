@@ -13,7 +13,7 @@ __all__ = ["check_descriptor", "serve_until_stopped"]
 
 
 def check_descriptor(number: int | None) -> None:
-    """Check ``--ready-fd`` before a model is loaded, so that a wrong one is not an error of the network.
+    """Check ``--ready-fd`` before a model is loaded, so that a wrong number doesn't look like a network error.
 
     Raises:
         ConfigError: the file descriptor isn't open.

@@ -54,15 +54,15 @@ class Proxy:
         await asyncio.gather(*(answer.aclose() for answer in list(self._answers)))
 
     async def health(self, _request: web.Request) -> web.Response:
-        """Answer that the proxy is alive, and how busy."""
+        """Answer ``GET /health``: the proxy is alive, and how many requests it has."""
         return web.json_response({"status": "ok", "model": MODEL, "requests": self.admission.present})
 
     async def models(self, _request: web.Request) -> web.Response:
-        """Answer with the names of this client's models."""
+        """Answer ``GET /v1/models`` with the models of the proxy's client."""
         return web.json_response({"object": "list", "data": [self._card(name) for name in (MODEL, *self.options.models)]})
 
     async def one_model(self, request: web.Request) -> web.Response:
-        """Answer with one of these models."""
+        """Answer ``GET /v1/models/NAME`` with that model; refuse an unknown name with 404."""
         name = request.match_info["model"]
         if name not in {MODEL, *self.options.models}:
             known = ", ".join((MODEL, *self.options.models))

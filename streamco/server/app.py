@@ -64,15 +64,15 @@ class Service:
             work.stop("a shutdown")
 
     async def health(self, _request: web.Request) -> web.Response:
-        """Answer that the server is alive, and how busy."""
+        """Answer ``GET /health``: the server is alive, and how many requests it has."""
         return web.json_response({"status": "ok", "model": self.model, "requests": self.admission.present})
 
     async def models(self, _request: web.Request) -> web.Response:
-        """Answer with the list of the one model."""
+        """Answer ``GET /v1/models`` with the server's one model."""
         return web.json_response({"object": "list", "data": [self._card()]})
 
     async def one_model(self, request: web.Request) -> web.Response:
-        """Answer with that model, asked for by its name."""
+        """Answer ``GET /v1/models/NAME`` with the server's one model; refuse another name."""
         self._check_model(request.match_info["model"])
         return web.json_response(self._card())
 

@@ -1,9 +1,9 @@
 """Latency replay: a local answer leaves at the times a measured remote server would have sent it.
 
 Generation runs ahead and ``LatencyReplay`` holds its pieces back. Its times are lower bounds. The first burst leaves no sooner than the
-sampled time to first token after the request began, and each later one no sooner than the sampled gap after the one before. If the model
-is slower than the profile, its own times show. Because generation goes on while a burst is held, the rate is the slower of the two and
-not their sum.
+sampled time to first token after the request began. Each later burst leaves no sooner than the sampled gap after the one before. If the
+model is slower than the profile, its own times show. Because generation goes on while a burst is held, the rate is the slower of the two
+and not their sum.
 
 Real servers send in bursts: one network read brings several chunks (two or three at OpenAI, some fifteen after Azure's content filter),
 then nothing for a while. A gap here is the silence between bursts, and a burst leaves whole.

@@ -3,8 +3,8 @@
 A model's answer is Markdown cut off at an arbitrary position. Two rules keep it steady on the screen:
 
 - A top-level block is *closed* once another has begun after it; closed blocks are rendered once and never again.
-- The open block is rendered as if it ended well: open emphasis and code are closed, a line that is only the beginning of
-  a marker (``*``, ``#``, two of three backticks) is held back, and a link shows its text before its address has come.
+- The open block is rendered as if it ended well. Open emphasis and code are closed. A line that is only the beginning of
+  a marker (``*``, ``#``, two of three backticks) is held back. A link shows its text before its address has come.
 """
 
 from __future__ import annotations

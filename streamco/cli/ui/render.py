@@ -121,7 +121,7 @@ class AnswerRenderer:
         self._width = self._console.width
 
     def finish(self) -> list[Row]:
-        """Return the rest of the rows, all final. More may be fed after it."""
+        """End the present text, and return its rows that were not final yet. New text may be fed afterwards."""
         return self._close(len(self._source))
 
     def _close(self, end: int) -> list[Row]:

@@ -57,7 +57,7 @@ def _share(share: float | None) -> str:
 
 
 def summary(report: Report, *, ending: str = "") -> str:
-    """Return the answer in one line. ``ending``: stopped | failed, or "" if it is complete."""
+    """Return the figures of an answer in one line. ``ending``: stopped | failed, or "" if it is complete."""
     parts = [f"{report.winner or 'no endpoint'} answered"]
     parts += [_change(report, change) for change in report.hand_overs]
     if drafts := speculation_summary(report):

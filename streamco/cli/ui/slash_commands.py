@@ -117,7 +117,7 @@ def help_lines() -> list[tuple[str, str]]:
 
 
 def parse_pace_text(text: str) -> Pace:
-    """Return a pace as people type it: ``off``, ``reading``, ``listening`` or tokens per second.
+    """Parse a pace as people type it: ``off``, ``reading``, ``listening`` or tokens per second.
 
     Raises:
         ConfigError: none of these.
@@ -142,7 +142,7 @@ def pace_text(pace: Pace) -> str:
 
 
 def parse_budget(text: str) -> float:
-    """Return a budget as people type it: ``0.3`` or ``30%``.
+    """Parse a budget as people type it, ``0.3`` or ``30%``, to a share of 0 to 1.
 
     Raises:
         ConfigError: not a share from 0 to 1.
@@ -158,7 +158,7 @@ def parse_budget(text: str) -> float:
 
 
 def parse_mode(text: str) -> Literal["race", "speculate", "auto"]:
-    """Return a mode's name.
+    """Parse a mode's name, in upper or lower case.
 
     Raises:
         ConfigError: there is no such mode.
@@ -174,7 +174,7 @@ def parse_mode(text: str) -> Literal["race", "speculate", "auto"]:
 
 
 def parse_policy(text: str) -> str:
-    """Return a policy's name; underscores will do for hyphens.
+    """Parse a policy's name, in upper or lower case and with hyphens or underscores.
 
     Raises:
         ConfigError: there is no such policy.

@@ -46,7 +46,7 @@ class View(Protocol):
         ...
 
     def tables(self, sections: Sequence[Section]) -> None:
-        """Show these tables."""
+        """Show the sections, each as a table."""
         ...
 
 
@@ -60,13 +60,13 @@ class PlainView:
         self._at_line_start = True
 
     def legend(self, endpoints: Mapping[str, str]) -> None:
-        """Print the text on ``err``."""
+        """Print each endpoint and its description on ``err``."""
         width = max(map(len, endpoints), default=0)
         for name, what in endpoints.items():
             self.note(f"{name.ljust(width)}  {what}")
 
     def heading(self, text: str) -> None:
-        """Print on ``err``, after a blank line."""
+        """Print the title on ``err``, after a blank line."""
         self.note(f"\n{text}")
 
     @asynccontextmanager
@@ -93,11 +93,11 @@ class PlainView:
         print(text, file=self._err, flush=True)
 
     def error(self, text: str) -> None:
-        """Print the text on ``err``."""
+        """Print the text on ``err``, after the word "error"."""
         self.note(f"error: {text}")
 
     def tables(self, sections: Sequence[Section]) -> None:
-        """Print the text on ``err``."""
+        """Print the sections on ``err``, as plain text with aligned columns."""
         self.note(sections_to_text(sections))
 
     def _end_line(self) -> None:

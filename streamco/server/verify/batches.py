@@ -145,18 +145,18 @@ class _Part:
         self.error: Exception | None = None  # why it could not be submitted
 
     def look(self) -> bool:
-        """Return True if it has ended."""
+        """Take the task's end if it has come; return True if the part has ended."""
         if self.task is not None and self.end is None:
             _, self.end = self.task.take()
         return self.end is not None or self.error is not None
 
     @property
     def found(self) -> int:
-        """Number of its tokens that were in the engine's cache already."""
+        """Number of the part's tokens that were in the engine's cache already."""
         return max(0, self.tokens - self.end.timings.rows) if self.end is not None and self.end.reason == "done" else 0
 
     def check(self) -> None:
-        """Raise the error that ended it, if any."""
+        """Raise the error that ended the part, if any."""
         if self.error is not None:
             raise self.error
         if self.end is not None and self.end.reason != "done":

@@ -81,7 +81,7 @@ _ERRORS: dict[str, type[VerifyProtocolError]] = {
 
 
 class Connection(Protocol):
-    """A connection of a device, as its sessions see it."""
+    """The interface of a device's connection for its sessions."""
 
     server: VerifyServer
     device: str
