@@ -230,7 +230,7 @@ class TaskDriver(MachineDriver[EventT, CommandT]):
         self._end_if_idle()
 
     async def _wait_for_tasks(self) -> None:
-        """Return when no task runs; tasks that start meanwhile are waited for too."""
+        """Wait until no task runs, including tasks that start meanwhile."""
         while self._tasks:
             await asyncio.wait(self._tasks)
 

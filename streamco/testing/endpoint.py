@@ -200,7 +200,7 @@ class ScriptedEndpoint:
         return (self._tokens or 0) + (request.partial.tokens if request.partial is not None else 0)
 
     def count_kept(self, request: Request) -> int:
-        """Return the number of those tokens that requests with ``prefill_only`` have read."""
+        """Return how many of the tokens that ``count_prompt`` counts were read by requests with ``prefill_only``."""
         return min(self._kept, self.count_prompt(request))
 
     def keep(self, request: Request) -> None:

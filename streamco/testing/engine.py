@@ -259,7 +259,7 @@ class FakeGeneration:
 
     @property
     def is_cancelled(self) -> bool:
-        """True after the consumer has cancelled it."""
+        """True after the consumer has cancelled the generation."""
         return self._is_cancelled
 
     def begin(self, mode: Mode) -> None:
@@ -290,7 +290,7 @@ class FakeGeneration:
             self.write(1)
 
     def join(self) -> None:
-        """Wait for its thread, if it has one."""
+        """Wait for the generation's thread, if there is one."""
         if self._thread is not None:
             self._thread.join()
 

@@ -21,7 +21,7 @@ __all__ = ["FaultProxy"]
 
 
 class FaultProxy(Listener):
-    """The proxy; use it as an async context manager.
+    """A TCP proxy with scripted faults; use it as an async context manager.
 
     Args:
         port: the server's port on 127.0.0.1.

@@ -45,7 +45,7 @@ class LinkDirection:
 
 
 class LinkProxy(Listener):
-    """The proxy; use it as an async context manager.
+    """A TCP proxy that emulates a link; use it as an async context manager.
 
     Setting up a connection takes a round trip too: the client's first bytes are held for it. Loss, slow start and TLS are not emulated.
 

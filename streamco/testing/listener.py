@@ -16,7 +16,7 @@ class Listener(ABC):
 
     @property
     def port(self) -> int:
-        """The port that it listens on."""
+        """Port that the server listens on."""
         assert self._server is not None, f"the {type(self).__name__} is not running"
         port: int = self._server.sockets[0].getsockname()[1]
         return port

@@ -23,7 +23,7 @@ __all__ = ["ScriptedServer"]
 
 
 class ScriptedServer(Listener):
-    """The server; use it as an async context manager.
+    """A scripted HTTP server; use it as an async context manager.
 
     Args:
         *answers: the queue of responses, see ``script``; without any, every request gets ``stream_answer()``.

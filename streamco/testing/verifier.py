@@ -83,7 +83,7 @@ class _ServedSession(Struct):
 
 
 class ScriptedVerifier:
-    """The server; use it as an async context manager.
+    """A scripted verifier; use it as an async context manager.
 
     Args:
         target: the target model: ids so far to the probabilities of the next id.
@@ -134,7 +134,7 @@ class ScriptedVerifier:
 
     @property
     def port(self) -> int:
-        """The port that it listens on."""
+        """Port that the verifier listens on."""
         assert self._server is not None, "the server is not running"
         port: int = next(iter(self._server.sockets)).getsockname()[1]
         return port
@@ -146,7 +146,7 @@ class ScriptedVerifier:
 
     @property
     def rules(self) -> list[Rule]:
-        """The rules of its sessions, oldest first."""
+        """The rules of the verifier's sessions, oldest first."""
         return [session.rule for session in self._sessions.values()]
 
     @property
@@ -168,7 +168,7 @@ class ScriptedVerifier:
         self._open_steps = list(steps)
 
     def lose_sessions(self) -> None:
-        """Lose every session, without a word to the clients of open connections."""
+        """Lose every session, without informing the clients of open connections."""
         self._sessions.clear()
 
     def cut(self) -> None:

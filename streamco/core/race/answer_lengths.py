@@ -5,7 +5,7 @@ taken as they are, answers would look shorter than they are, and long ones most.
 (``core.race.estimators``). The method needs cut-offs that are independent of the length the answer would have had.
 
 A prior takes part as a number of further answers, spread as the prior has it. It hardly counts at lengths that many answers of this client
-have reached, and beyond the longest of them it decides alone. If two curves were made separately and then mixed, samples that were nearly
+have reached, and beyond the longest of them it decides alone. Two curves are not made separately and then mixed: samples that were nearly
 all cut off early would count as much for the tail as samples that were seen to their end.
 """
 

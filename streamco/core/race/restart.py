@@ -5,7 +5,7 @@ compared with the answer so far, character by character from position 0 up to th
 for: text that repeats ("ha ha ha") is dropped as often as the reader has it, and one more repetition is new and is shown. To look for the
 longest end of the old text at the beginning of the new one would be a guess, and would drop a repetition that the model meant.
 
-Text decides, in code points, because it is what the reader has. If old and new ids belong to one vocabulary, they also show where the new
+Text decides, in code points, because it is what the reader has. Old and new ids that belong to one vocabulary show more: where the new
 part begins inside a chunk of several tokens, or after a token that has no whole character yet. Different ids for the same text are another
 spelling and no divergence. Then the first new text has no ids, because those of the whole answer might not spell it any more.
 

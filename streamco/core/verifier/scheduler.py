@@ -3,9 +3,9 @@
 One batch is out at a time. When it has finished, the policy forms the next one from the requests that wait then. So a verdict takes the
 rest of the running batch, perhaps a step of prefill, and its own batch.
 
-The queue is bounded. A session is refused if its device has too many, if the cache is full of sessions in use, if prompts would wait too
-long, or if more than a twentieth of the last verdicts were late. A draft is refused if its verdict would come too late to be of use. Every
-refusal that may succeed later says when to ask again (``core.verifier.admission``).
+The queue is bounded. A session is refused if its device has too many sessions, or if the cache is full of sessions in use. It is refused,
+too, if prompts would wait too long, or if more than a twentieth of the last verdicts were late. A draft is refused if its verdict would
+come too late to be of use. Every refusal that may succeed later says when to ask again (``core.verifier.admission``).
 
 ::
 

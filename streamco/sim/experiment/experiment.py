@@ -1,8 +1,8 @@
 """Experiments: one YAML file, and the scenarios that it expands to (DSD section 3.1, its configuration parser).
 
 The file has the options of a kind of simulation, and lists which of them are varied. Every combination of varied options is a point. Each
-point is run with each of the seeds, which are the same at all points, so that points differ by their settings alone. All options of all
-scenarios are checked when the file is read, and all names in them are looked up, so that a misspelt word can't end a sweep of hours.
+point is run with each of the seeds, which are the same at all points, so that points differ by their settings alone. When the file is read,
+all options of all scenarios are checked, and all names in them are looked up. So a misspelt word can't end a sweep of hours.
 """
 
 from __future__ import annotations

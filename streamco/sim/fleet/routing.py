@@ -1,8 +1,8 @@
 """Routing policies: which server an incoming request goes to (DSD section 3.4; compared in section 5.3, figures 7 and 8).
 
 ``RandomChoice`` draws a server, ``RoundRobin`` takes them in turn, and ``ShortestQueue`` compares all servers. ``TwoChoices`` compares two.
-That is nearly as good as comparing all, and if the known loads are old, not all requests go to the same server ("The Power of Two Choices
-in Randomized Load Balancing", Mitzenmacher, 2001).
+That is nearly as good as comparing all. If the known loads are old, it also keeps all requests from going to the same server ("The Power
+of Two Choices in Randomized Load Balancing", Mitzenmacher, 2001).
 """
 
 from __future__ import annotations

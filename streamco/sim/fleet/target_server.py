@@ -168,7 +168,7 @@ class TargetServer(SimulatedMachine[SchedulerEvent, SchedulerCommand]):
         self._emit_to.pop(session, None)
 
     def forget(self, request: int) -> None:
-        """Drop the cached tokens of the request of this number."""
+        """Drop the cached tokens of the request with this number."""
         self._known.pop(request, None)
 
     def _do(self, command: SchedulerCommand) -> None:

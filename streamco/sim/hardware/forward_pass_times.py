@@ -85,8 +85,9 @@ def predictor(hardware: Hardware) -> PassSeconds:
     """Return a fast form of ``predict``, for inner loops.
 
     Returns:
-        A function of (decode rows, other new tokens, context tokens, sequences of the other tokens = 1) to the seconds of one forward pass
-        over all of it, 0.0 for none. It checks nothing. The context is that of all sequences, and is taken to be shared equally.
+        A function of (decode rows, other new tokens, context tokens, sequences of the other tokens = 1). It returns the seconds of one
+        forward pass over all these tokens; no tokens: 0.0. It checks nothing. The context is that of all sequences, and is taken to be
+        shared equally.
 
     Raises:
         ConfigError: there is no such hardware.

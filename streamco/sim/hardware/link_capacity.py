@@ -99,7 +99,9 @@ def read_link_trace(path: Path) -> LinkTrace:
 
 
 class RecordedCapacity:
-    """A place in a recording. What an opportunity has left over is for bytes that were there in time for it, and lost for others.
+    """Capacity of a recorded link, from a position in the recording on.
+
+    The rest of an opportunity takes bytes that were there in time for it, and is lost for later ones.
 
     Args:
         offset: where in the recording time 0 is, seconds.

@@ -3,9 +3,10 @@
 A connection is TCP's: each direction has its own state, and no frame overtakes another. The delay of a direction is the sum of
 
 - the queue (``link_capacity``): bytes leave one after the other, headers too, as in ``testing.link_proxy``;
-- half the round trip, with jitter. The jitter has a gamma distribution of shape 2, shifted so that its mean is half the round trip, because
-  one-way delays on the internet are skewed to the right of a floor. If the jitter is so large that the floor would be below 0, the floor is
-  0 and the shape is smaller. If a frame would overtake another, it waits, so jitter has less effect when many frames are sent;
+- half the round trip, with jitter. The delay has a gamma distribution of shape 2, shifted so that its mean is half the round trip. The
+  reason is that one-way delays on the internet are skewed to the right of a floor. If the jitter is so large that the floor would be below
+  0, the floor is 0 and the shape is smaller. If a frame would overtake another, it waits, so jitter has less effect when many frames are
+  sent;
 - losses. If other packets of its frame follow a lost packet, the loss is noticed and the packet is sent again a round trip later (fast
   retransmit). A timer notices the loss of the last packet of a frame: the tail loss probe of RFC 8985, 7.2, after two round trips. For a
   lone packet, such as a draft or a verdict, the RFC adds the longest time that an acknowledgement may be held back, 200 ms in Linux. No

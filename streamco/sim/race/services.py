@@ -90,7 +90,7 @@ PRICES: Mapping[str, Prices] = {
 
 
 def price_of(name: str) -> Prices:
-    """Return a listed price.
+    """Return the prices that are listed in ``PRICES`` under a name.
 
     Raises:
         ConfigError: the name is not on the list.

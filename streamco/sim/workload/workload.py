@@ -63,7 +63,7 @@ class SimulatedRequest(Struct, frozen=True, kw_only=True):
 
 
 class LogNormal(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Lengths with a normal logarithm.
+    """A log-normal distribution of lengths.
 
     Args:
         median: tokens.
@@ -99,7 +99,7 @@ class LengthOptions(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
             raise ConfigError(f"lengths: expected the least before the most, got {first} and {last}")
 
     def draw(self, rng: Random) -> int:
-        """Return a drawn length in tokens."""
+        """Draw a length in tokens."""
         if self.uniform is not None:
             return rng.randint(*self.uniform)
         if self.log_normal is None:
