@@ -78,6 +78,17 @@ def indent(source: str) -> str:
     return "".join(f"    {line}" for line in source.splitlines(keepends=True))
 
 
+def test_the_sequence_diagrams_name_events_and_commands_that_exist() -> None:
+    text = (ROOT / "docs" / "design.md").read_text()
+    homes = ["streamco.events", "streamco.core.race.commands", "streamco.core.speculation.events", "streamco.core.race.machine"]
+    known = {name for home in [*homes, "streamco.core.speculation.machine", "streamco.client.client"] for name in vars(import_module(home))}
+    diagrams = [block for block in re.findall(r"```\n(.*?)```", text, flags=re.DOTALL) if "────▶" in block]
+    assert len(diagrams) > 3
+    named = {name for block in diagrams for name in re.findall(r"\b[A-Z][a-z]+[A-Z]\w+", block)}
+    assert named >= {"OpenStream", "PrepareStream", "VerdictReceived"}
+    assert not named - known
+
+
 def test_every_paper_names_functions_that_exist() -> None:
     names = re.findall(r"`(streamco\.[\w.]+)`", (ROOT / "docs" / "papers.md").read_text())
     assert len(names) > 15
