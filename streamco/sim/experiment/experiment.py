@@ -54,9 +54,12 @@ class Experiment:
         is_quick: True for a first look: one repeat, few requests and few values.
 
     Attributes:
-        file: contents of the file. kind: kind of simulation. axes: the varied settings.
+        file: contents of the file.
+        kind: kind of simulation.
+        axes: the varied settings.
         scenarios: the runs, point by point, with all seeds of a point together.
-        plots: the plots, with all their panels. columns: metrics of the table.
+        plots: the plots, with all their panels.
+        columns: metrics of the table.
 
     Raises:
         ConfigError: a setting doesn't fit, in any of the scenarios.

@@ -59,17 +59,18 @@ class RequestRow(Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     Args:
         number: number of the request, in the order of the workload.
-        arrival: time at which it was made.
+        arrival: time at which the request was made.
         tokens: tokens of the answer.
         prompt_tokens: tokens of the prompt.
         seconds: time from arrival to the last token.
         ttft: time from arrival to the first token; None: there was none.
         tpot: mean time between two tokens; None: fewer than two tokens.
         device, server: number of the device and of the server that worked on it; None: none did.
-        ``judged``: drafted tokens that were verified. accepted: the part of them that was accepted.
+        ``judged``: drafted tokens that were verified.
+        accepted: drafted tokens that were accepted.
         rounds: number of verification rounds.
         windows: tokens of each draft, in order; 0: a part of the answer that came as a remote stream.
-        mode: how it was made, in the kind's own words.
+        mode: how the answer was made, in words of the kind of simulation.
         failed: why it was not finished; None: it was.
     """
 
@@ -94,7 +95,8 @@ class Quantiles:
     """Quantiles of positive numbers from a histogram with logarithmic bins: an error of half a per cent at most, from 1 us to 10^6 s.
 
     Attributes:
-        count: how many numbers were added. total: their sum.
+        count: number of numbers that were added.
+        total: their sum.
     """
 
     _scale = 1.0 / math.log(WIDTH)

@@ -100,7 +100,8 @@ class PolicyOptions(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 
     Args:
         routing: name of the routing policy; ``jsq`` is short for ``join-shortest-queue``.
-        batching: name of the batch policy. batching_options: settings of that policy.
+        batching: name of the batch policy.
+        batching_options: settings of that policy.
         is_padded: True if a batch costs as if every request in it were as long as the longest, as without variable-length kernels.
         window: tokens of a draft, or the name of the policy that chooses it.
         execution: ``distributed``: the device always drafts; ``fused``: always the remote stream; ``auto``: whichever is faster.

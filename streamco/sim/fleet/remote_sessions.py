@@ -45,7 +45,9 @@ class Traffic:
     """Traffic of one request on the link.
 
     Attributes:
-        bytes_up, bytes_down: bytes of the frames. delay: seconds that all frames were on their way. frames: number of frames.
+        bytes_up, bytes_down: bytes of the frames in each direction.
+        delay: seconds that all frames together were in transit.
+        frames: number of frames.
     """
 
     __slots__ = ("bytes_down", "bytes_up", "delay", "frames")

@@ -100,7 +100,9 @@ class TargetServer(SimulatedMachine[SchedulerEvent, SchedulerCommand]):
         load: requests that were sent here and haven't ended, for routing.
         busy: seconds of all passes so far.
         passes: number of passes so far.
-        made: tokens that streams wrote. verified: tokens of drafts. read: all other tokens.
+        made: tokens that streams wrote.
+        verified: tokens of drafts that were verified.
+        read: tokens of prompts, contexts and drafts in all passes, padding included.
         refused: number of refused sessions and drafts.
     """
 

@@ -156,8 +156,9 @@ class WorkloadOptions(Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
         arrivals: ``trace``: as recorded, in the trace's order. Otherwise the trace is shuffled from the beginning.
         prompt, output: without a trace: tokens, or their distribution.
         lengths: without a trace: a CSV file with prompt and answer in each row, from which rows are drawn instead of ``prompt`` and
-        ``output``. acceptance: without a trace: parameters of the acceptance sequences. system_prompt: tokens before each prompt, the same
-        for all; each device and each server reads them once.
+            ``output``.
+        acceptance: without a trace: parameters of the acceptance sequences.
+        system_prompt: tokens before each prompt, the same for all; each device and each server reads them once.
 
     Raises:
         ConfigError: the settings contradict each other.
