@@ -62,7 +62,7 @@ class Client:
         migration: how answers move to a cheaper endpoint while they are written (docs/migration.md); None: paced answers do, once.
         dispatch: the other options for dispatch.
         limits: bounds on what may be buffered.
-        seed: of the policies' random draws, to repeat them; None: from the system.
+        seed: seed of the policies' random draws, to repeat them; None: from the system.
 
     Raises:
         ConfigError: neither device nor server, names that are not unique, an option out of range.

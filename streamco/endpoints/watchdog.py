@@ -25,7 +25,7 @@ class Watchdog:
     """Limits the waits of one stream, which owns it.
 
     Args:
-        loop: its clock and timers are used.
+        loop: the event loop for the clock and the timers.
         timeouts: ``first_token``, ``next_token`` and ``socket``, in seconds; ``connect`` and ``cancel`` are limited elsewhere.
         on_expired: called once with the error when a limit is over; it must make the waiting end.
     """

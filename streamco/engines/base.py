@@ -266,7 +266,7 @@ class TokenSequence(Protocol):
         Args:
             ids: the ids to add. A task that comes before a sequence's first id ends with an error.
             wake: called from the engine's thread once per burst and at the end; None: not called.
-            top: if above 0, predict the token after the last id, with this many alternatives.
+            top: number of alternatives in a prediction of the token after the last id; 0: no prediction.
             sampling: the options that ``Prediction.drawable`` is under.
 
         Raises:
@@ -337,7 +337,7 @@ class TokenSequence(Protocol):
             wake: see ``extend``.
             ids: added to the sequence first, in the batch that gives the first token; they stay once a token was drawn after them.
             top: alternatives for each position; ``likeliest`` has at least two, for ``margin``.
-            row_ids: if above 0, tokens are drawn from ``Prediction.row``: whole-number weights of at most this many ids, up to 255.
+            row_ids: number of ids in ``Prediction.row``, at most 255. Tokens are then drawn from its whole-number weights. 0: no row.
             sampling: how tokens are drawn; ``seed`` holds for this draft alone.
         """
         ...

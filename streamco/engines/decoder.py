@@ -98,7 +98,7 @@ class Decoder:
     """Decodes the rows that were added to a context.
 
     Args:
-        context: in exact mode each slot's sequence id is followed by one for padding.
+        context: the context to decode in. In exact mode, each slot's sequence id is followed by one for padding.
         slots: slots of that context.
         share: number of threads that compute.
         emulator: the imposed step times.

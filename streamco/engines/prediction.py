@@ -28,7 +28,7 @@ class Predictor:
     Args:
         sampling: the options that tokens are drawn under.
         top: alternatives for each position.
-        row_ids: if above 0, tokens are drawn from rows of at most this many ids, with whole numbers as weights.
+        row_ids: maximum number of ids in a row. Tokens are then drawn from rows with whole numbers as weights. 0: no rows.
 
     Raises:
         ConfigError: an option is out of range.

@@ -134,7 +134,7 @@ class Dispatcher:
         budget: share of prompt tokens the constrained side may process, 0 to 1.
         policy: "auto" or a policy's name.
         profile: what an earlier client learned; None: nothing is known.
-        seed: of the policies' random draws; None: from the system.
+        seed: seed of the policies' random draws; None: from the system.
 
     Raises:
         ConfigError: a setting out of range, an unknown policy.
@@ -201,7 +201,7 @@ class Dispatcher:
         Args:
             request: the request, for its facts.
             device: the device; None: there is none.
-            servers: in the order of their use: each is the fallback of those before it.
+            servers: the servers in the order of their use: each is the fallback of those before it.
             unavailable: endpoints that could not start, with their errors.
             facts: the result of ``describe_request``, if it was called before; None: it is called here.
 

@@ -45,12 +45,12 @@ class RaceDriver(TaskDriver[Event, Command]):
 
     Args:
         machine: the race, not started yet.
-        endpoints: by name, those of all attempts in the machine's plan.
-        request: what the endpoints are asked.
-        max_unread: if more chunks wait for the reader, or more tokens for the pace, endpoints are not read on.
+        endpoints: the endpoints of all attempts in the machine's plan, by name.
+        request: the request to the endpoints.
+        max_unread: number of chunks that may wait for the reader, and of tokens for the pace. Above it, endpoints are not read on.
         max_ahead: the same bound for tokens that a device holds for the pace; None: ``max_unread``. A server has the larger bound: a server
             that is not read closes the connection in the end, and bills what it has written all the same.
-        record: what was decided for the request; None: the driver can't report.
+        record: record of the dispatch decision; None: the driver can't report.
         on_over: called once when the answer and all its work have ended.
         clock: seconds, monotonic; None: the system's, or the loop's if the loop has one of its own (virtual time).
         log: collects (now, event or None, commands) of every step, for replay. With a log no token is passed on without a step.

@@ -92,7 +92,7 @@ class MigrationPlanner:
             cost: gives the cost of their tokens.
             prompt_tokens: the prompt's length.
             pace: tokens per second at the reader; None: unpaced.
-            reader_rate: of the reader, or of the virtual one.
+            reader_rate: tokens per second of the reader, or of the virtual reader.
             capacity: tokens a source may be ahead of the reader.
             limit: maximum of the answer's tokens; None: not known.
             constrained: the side that the budget limits; None: no side.

@@ -77,8 +77,8 @@ class SpeculationDriver(TaskDriver[SpeculationEvent, SpeculationCommand]):
         remote: opens a remote stream; None: there is no server for it.
         remote_name: name of the remote stream's endpoint.
         prompt_tokens: tokens of the prompt.
-        max_unread: if more chunks wait for the reader, no new round starts.
-        max_ahead: if more tokens are held for the pace, no new round starts.
+        max_unread: number of chunks that may wait for the reader. Above it, no new round starts.
+        max_ahead: number of tokens that may be held for the pace. Above it, no new round starts.
         record: what the report needs beside the driver; None: the driver can't report.
         on_over: called once when the answer and all its work have ended.
         clock: seconds, monotonic; None: the system's, or the loop's if the loop has one of its own (virtual time).
@@ -91,7 +91,7 @@ class SpeculationDriver(TaskDriver[SpeculationEvent, SpeculationCommand]):
         began, finished: times of the start and of the end, seconds on the driver's clock; ``finished`` None: not yet.
         finish_reason: "stop" or "length"; None: not finished, or failed.
         verifier_error: why the verifier was lost for the rest of the answer; None: it was not.
-        unconnected: seconds for which a connection to it was sought in vain when the answer's work ended.
+        unconnected: seconds for which a connection to the verifier had been tried in vain when the answer's work ended.
         was_refused: True if the verifier refused a session with a time to wait, and has accepted none since.
         dropped: tokens that were held for the pace when the reader left.
     """

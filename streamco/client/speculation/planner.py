@@ -91,10 +91,10 @@ class SpeculationPlanner:
     Args:
         binding: the device and the verifier.
         options: how answers are speculated.
-        mode: when they are.
+        mode: the client's mode: whether an answer races, is speculated, or the faster of both.
         emit: what the readers of token streams get.
         budget: share of the drafted tokens that is verified, 0..1; None: what the options say, else 1.
-        seed: of the random draws; None: from the system.
+        seed: seed of the random draws; None: from the system.
         known: estimates under another budget, to begin with.
     """
 

@@ -26,9 +26,9 @@ class RemoteStreamPart(Struct, kw_only=True):
 
     Args:
         opened: time of the start, seconds on the driver's clock.
-        read: tokens of the prompt and of the answer before it.
-        cached: those of them that the server had in its cache.
-        made: tokens that it generated.
+        read: tokens of the prompt and of the answer before this stream.
+        cached: number of ``read`` tokens that the server had in its cache.
+        made: tokens that the stream generated.
         is_estimated: True if the server has not reported its usage.
     """
 

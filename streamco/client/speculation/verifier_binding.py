@@ -40,7 +40,7 @@ def drafting_engine_options(
         options: the engine's.
         budget: share of the drafted tokens that is verified, 0..1.
         sequences: token sequences for drafts.
-        offload: if it reads attention and the budget is below 1, the engine reads the layers for it.
+        offload: filters that choose the drafts to verify. If they need attention and the budget is below 1, the engine reads it.
     """
     layers = LAYERS if budget < 1.0 and offload in {"combined", "importance"} else ()
     return replace(options, held_sequences=sequences, attention_layers=layers)

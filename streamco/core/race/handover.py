@@ -24,7 +24,7 @@ class Handover:
     Args:
         controller: plans migrations; None: there are none.
         fails_over: an endpoint that fails is replaced.
-        restarts: if no endpoint can continue the answer, one that can't may generate it again.
+        restarts: an endpoint may generate the whole answer again if no endpoint can continue it.
     """
 
     def __init__(self, controller: MigrationController | None, *, fails_over: bool, restarts: bool = False) -> None:

@@ -53,8 +53,8 @@ class ServerTTFT(Struct, frozen=True):
     """A sample of the server's time to first token.
 
     Args:
-        seconds: from the start of its attempt; censored: until the attempt was cancelled.
-        is_censored: the first token had not come by then.
+        seconds: seconds from the start of the attempt to its first token or, if ``is_censored``, until it was cancelled.
+        is_censored: the attempt was cancelled before its first token came.
         is_burst: a proxy held the answer back (``estimators.is_burst``), so nothing is learned from it.
     """
 

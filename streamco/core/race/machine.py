@@ -34,7 +34,7 @@ class RacePlan(Struct, frozen=True, kw_only=True):
     """All that is decided before an answer begins; with the events it reproduces the answer.
 
     Args:
-        attempts: what may be opened; those without a wait replace failed ones, in this order.
+        attempts: attempts that may be opened. Those without a wait replace failed ones, in this order.
         pace: tokens per second at the reader; None: deliver at once.
         explore: let a losing attempt run to its first token, to measure how long that takes.
         reader_rate: tokens per second of the virtual reader that quality is measured with; None: the pace, or the reading speed.

@@ -20,7 +20,7 @@ class DecayedRatio:
     """A mean over events of which older ones count less: sum of values / number of events, both decayed by each new event.
 
     Args:
-        decay: what an event counts for after the next one, 0..1.
+        decay: factor on the weight of earlier events for each new event, 0..1.
         prior: the value believed at first.
         prior_events: number of events that the prior counts for; they decay like others.
 

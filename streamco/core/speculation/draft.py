@@ -32,7 +32,7 @@ class DraftSequence:
         is_finished: no more tokens come from this command.
         importance: mean importance of its tokens; None: not measured.
         earlier: number of its first tokens that earlier commands wrote.
-        earlier_importance: mean importance of those.
+        earlier_importance: mean importance of those first tokens; None: not measured.
         is_timed: the command's whole duration is drafting time, because there is little to read first.
         first_at: when the first tokens of this command came, seconds.
         first: number of tokens that came then.
@@ -205,7 +205,7 @@ class Round:
 
         Args:
             wait: seconds from sending a draft to its verdict.
-            rtt: seconds of those on the link.
+            rtt: the part of ``wait`` that is spent on the link, seconds.
         """
         alone = self.sent + wait
         return alone if self.ahead_since is None else max(alone, self.ahead_since + wait - rtt)

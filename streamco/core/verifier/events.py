@@ -37,7 +37,7 @@ class SessionOpened(Struct, frozen=True):
     """A device opened a session, to have its drafts verified.
 
     Args:
-        session: its name, used once.
+        session: name of the session, used once.
         device: the device that asks; limits and fairness go by it.
         ids: the context, or its beginning.
     """
@@ -91,7 +91,7 @@ class BatchFinished(Struct, frozen=True):
     """The engine has run a batch.
 
     Args:
-        number: that of its ``RunBatch``.
+        number: number of its ``RunBatch``.
         verdicts: one for each part with ``verify_rows`` that didn't fail, in any order.
         seconds: duration of the batch.
         failed: sessions with a part that failed alone; the contents of their sequences are unknown.

@@ -15,7 +15,7 @@ class OpenRounds:
     """The rounds of one session that have no verdict yet; owned by ``RemoteVerifierSession``.
 
     Args:
-        loop: its timers are used.
+        loop: the event loop for the timers.
         timeouts: ``first_token`` limits the first round on a context, because the server reads that first; ``next_token`` limits the
             others.
         on_timeout: called when no verdict came in time.
