@@ -131,7 +131,16 @@ def predicted_share(
 ) -> float | None:
     """Return the share of rounds in which a branch would have matched the verdict, of as many branches as the wait has time for.
 
-    None: the draft model's own token after the draft is not known for any round.
+    Args:
+        rounds: the measured rounds.
+        acceptance: probability that a drafted token is accepted, 0..1.
+        mean_confidence: mean confidence of draft tokens, 0..1.
+        wait: seconds from sending a draft to its verdict.
+        step_times: seconds of a step on 1, 2, ... sequences in one batch.
+        window: tokens to draft along a branch.
+
+    Returns:
+        The share, 0..1; None: the draft model's own token after the draft is not known for any round.
     """
     hits: list[bool] = []
     for each in rounds:

@@ -210,6 +210,13 @@ async def measure_verify_times(
 ) -> tuple[tuple[int, float], ...]:
     """Return (drafted tokens, seconds) of the verifier's batches for drafts of several lengths; () if it doesn't report its times.
 
+    Args:
+        verifier: the verifier, probed.
+        prompt_ids: the context before the drafts.
+        verified: rounds that give the ids of the drafts.
+        max_drafted: maximum number of tokens in a draft.
+        turns: number of drafts of each length; their median counts.
+
     Raises:
         EndpointError: the verifier failed.
         VerifierError: the verifier doesn't verify any more.

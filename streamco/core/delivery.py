@@ -49,7 +49,7 @@ class Delivery:
         return 0.0 if first is None else max(0.0, self.meter.tokens - self.meter.rate * (now - first))
 
     def take(self, source: str, chunks: list[ChatCompletionChunk], tokens: int, *, now: float) -> list[DeliverTokens]:
-        """Add what the endpoint generated next, and return what is to be delivered now."""
+        """Add chunks that the endpoint ``source`` generated, with ``tokens`` in all, and return the deliveries that are due."""
         if self._pacer is None:
             if tokens:
                 self.meter.record(tokens, now=now)

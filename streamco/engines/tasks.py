@@ -170,7 +170,14 @@ class Task:
 
 
 class ExtensionTask(Task):
-    """Adds ids and, with a predictor, predicts the token after them."""
+    """Adds ids and, with a predictor, predicts the token after them.
+
+    Args:
+        owner: the sequence.
+        wake: see ``Task``.
+        ids: the ids to add.
+        predictor: makes the prediction; None: there is none.
+    """
 
     def __init__(self, owner: TaskOwner, wake: Callable[[], None] | None, ids: list[int], predictor: Predictor | None) -> None:
         super().__init__(owner, wake, max_predictions=1)
@@ -206,7 +213,15 @@ class ExtensionTask(Task):
 
 
 class VerificationTask(Task):
-    """Verifies a draft: reads the model's prediction for each of its positions."""
+    """Verifies a draft: reads the model's prediction for each of its positions.
+
+    Args:
+        owner: the sequence.
+        wake: see ``Task``.
+        ids: the draft.
+        reader: turns each row of logits into a prediction.
+        given: ids that are added before the draft and not verified.
+    """
 
     def __init__(self, owner: TaskOwner, wake: Callable[[], None], ids: list[int], reader: RowReader, *, given: Sequence[int] = ()) -> None:
         super().__init__(owner, wake, max_predictions=len(ids) + 1)
@@ -245,7 +260,16 @@ class VerificationTask(Task):
 
 
 class DraftTask(Task):
-    """Drafts tokens with this model."""
+    """Drafts tokens with this model.
+
+    Args:
+        owner: the sequence.
+        wake: see ``Task``.
+        ids: ids that are added before the draft.
+        count: maximum number of tokens to draft.
+        predictor: draws the tokens.
+        end_ids: tokens that end the draft.
+    """
 
     def __init__(
         self, owner: TaskOwner, wake: Callable[[], None], ids: list[int], count: int, predictor: Predictor, *, end_ids: frozenset[int]

@@ -31,7 +31,12 @@ Script = str | Sequence[str] | Callable[[GenerationRequest], Sequence[str]]
 
 
 class FakeVocabulary:
-    """A vocabulary of words, each with the space before it. Ids count up in the order in which words are first seen. Thread-safe."""
+    """A vocabulary of words, each with the space before it. Ids count up in the order in which words are first seen. Thread-safe.
+
+    Args:
+        name: name that the fingerprint is made from.
+        size: number of ids, and maximum number of different words.
+    """
 
     def __init__(self, name: str = "words", size: int = 1 << 16) -> None:
         self.name = name

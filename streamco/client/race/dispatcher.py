@@ -118,7 +118,14 @@ class DispatchRecord:
         return kind != self.plan.constrained or self._decision.wait(kind) is not None
 
     def cost(self, endpoint: Endpoint, prompt: int, completion: int, cached: int) -> RequestCost:
-        """Return the cost of these tokens at this endpoint; its parts are None if prices or the model's shape are not known."""
+        """Return the cost of tokens at an endpoint; its parts are None if prices or the model's shape are not known.
+
+        Args:
+            endpoint: the endpoint.
+            prompt: prompt tokens, cached ones included.
+            completion: generated tokens.
+            cached: prompt tokens that the endpoint had in its cache.
+        """
         return _cost(self._costs, endpoint, prompt, completion, cached)
 
     def add_note(self, text: str) -> None:

@@ -82,6 +82,12 @@ async def connect_verifier(
 ) -> VerifierConnection:
     """Connect, say hello, and wait for the welcome.
 
+    Args:
+        address: the verifier's address and credentials.
+        client: the protocol's state for the new connection.
+        timeouts: ``connect`` limits the time until the welcome.
+        ping_interval: seconds between two pings.
+
     Raises:
         EndpointError: there is no connection, or the server is no verifier.
         VerifyProtocolError: the verifier refuses, or breaks the protocol.

@@ -32,7 +32,7 @@ class AttentionContext(Protocol):
     reads_attention: bool
 
     def add(self, token: int, position: int, sequence: int, *, wants_logits: bool) -> int:
-        """Add a row."""
+        """Add a row; see ``LlamaContext.add``."""
         ...
 
     def decode(self) -> int:

@@ -31,7 +31,7 @@ class RowDecoder(Protocol):
     """The part of a context that ``largest_exact_batch`` needs."""
 
     def add(self, token: int, position: int, sequence: int, *, wants_logits: bool) -> int:
-        """Add a row."""
+        """Add a row; see ``LlamaContext.add``."""
         ...
 
     def decode(self) -> int:

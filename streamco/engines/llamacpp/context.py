@@ -133,7 +133,14 @@ class LlamaContext:
         return self.count < self.rows
 
     def add(self, token: int, position: int, sequence: int, *, wants_logits: bool) -> int:
-        """Add a row and return its number."""
+        """Add a row and return its number.
+
+        Args:
+            token: id of the token.
+            position: position of the token in its sequence, from 0.
+            sequence: sequence id of the context.
+            wants_logits: True if the decode computes logits for this row.
+        """
         row = self.count
         self._tokens[row] = token
         self._positions[row] = position

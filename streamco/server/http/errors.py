@@ -36,7 +36,7 @@ class RequestError(Exception):
 
 
 def invalid(param: str | None, message: str, *, code: str | None = None) -> RequestError:
-    """Return a 400: the request has a value that can't be served."""
+    """Return a 400: the request has a value that can't be served. ``param`` is the field at fault; None: the request as a whole."""
     return RequestError(400, f"{param}: {message}" if param else message, param=param, code=code)
 
 

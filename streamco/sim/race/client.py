@@ -50,7 +50,7 @@ class RequestDraw(NamedTuple):
 
 
 def draw_request(seed: str, lengths: RequestLengths, service: ServiceModel, max_tokens: int | None) -> RequestDraw:
-    """Return one request: a drawn prompt and answer, and a drawn reply of the service."""
+    """Draw one request: the lengths of its prompt and answer, and the reply of the service. Equal seeds give equal requests."""
     rng = Random(seed)
     prompt, tokens = lengths.draw(rng)
     reply = service.draw(rng)

@@ -86,7 +86,7 @@ def _rank(options: AcceptanceOptions, drawn: float) -> int:
 
 
 def draw_accepted(options: AcceptanceOptions, tokens: int, rng: Random) -> bytes:
-    """Return an acceptance sequence, which is drawn run by run."""
+    """Draw an acceptance sequence of ``tokens`` bytes, run by run: 1: accepted, 0: rejected."""
     mean, spread = options.mean, options.concentration
     if spread is not None and 0.0 < mean < 1.0:
         mean = rng.betavariate(mean * spread, (1.0 - mean) * spread)

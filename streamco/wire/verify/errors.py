@@ -221,7 +221,12 @@ _BY_CODE = {kind.code: kind for kind in VerifyProtocolError.__subclasses__()}
 def error_for(
     code: str, message: str, *, session: int | None = None, round_number: int | None = None, retry_after: float | None = None
 ) -> VerifyProtocolError:
-    """Return the error for a code. An unknown code gives an instance of the root class with that ``code``."""
+    """Return the error for a code. An unknown code gives an instance of the root class with that ``code``.
+
+    Args:
+        code: code of a ``Refusal``.
+        message, session, round_number, retry_after: see ``VerifyProtocolError``.
+    """
     error = _BY_CODE.get(code, VerifyProtocolError)(message, session=session, round_number=round_number, retry_after=retry_after)
     error.code = code
     return error

@@ -64,7 +64,12 @@ class _ServerSession:
 
 
 class ServerSessions:
-    """The sessions of one connection. A method that takes a client's frame raises the error to refuse it with."""
+    """The sessions of one connection. A method that takes a client's frame raises the error to refuse it with.
+
+    Args:
+        limits: the limits that the welcome announces.
+        rules: kinds of rules that the server verifies by.
+    """
 
     __slots__ = ("_by_number", "_last", "_limits", "_rules")
 
