@@ -2,7 +2,7 @@
 
 The trunk is the sequence after the committed answer; branches are forks of it. Each has a *state*: the ids that it should have (``wanted``)
 and those that the engine's sequence has by then (``held``). Commands change the former and return. In the loop's next turn the latter
-follow, all of them together, so that the branches of a round share their batches from the first. Only one thing can be in the way: a task
+follow, all of them together, so that the branches of a round share their batches from the first. Only one thing can delay this: a task
 that was cancelled and has not reported its end. A sequence that the engine evicted is read again from the ids.
 
 The engine wakes the loop once for all that happened since the loop last looked, and all new tokens of a version become one event.

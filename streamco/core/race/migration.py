@@ -77,7 +77,7 @@ class MigrationState(Struct, frozen=True):
         source: the attempt that writes.
         attempts: all attempts, by endpoint.
         position: tokens generated so far.
-        buffered: tokens among them that the reader has not come to.
+        buffered: number of these tokens that the reader has not reached.
         now: seconds since the request.
     """
 

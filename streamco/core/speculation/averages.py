@@ -98,7 +98,7 @@ class DraftStepTimes:
         return bool(self._measured)
 
     def record(self, sequences: int, tokens: int, seconds: float) -> None:
-        """Record how long ``tokens`` steps on so many sequences took; impossible figures are ignored."""
+        """Record that ``tokens`` steps on ``sequences`` took ``seconds``; impossible figures are ignored."""
         if not tokens or seconds <= 0.0 or not 1 <= sequences <= len(self._times):
             return
         weight = WEIGHT if sequences in self._measured else _FIRST_WEIGHT

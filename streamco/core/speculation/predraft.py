@@ -103,7 +103,7 @@ class PreDrafter:
         return self._draft_state.assume_accepted(len(out.draft), free_tokens + 1, now=now)
 
     def _free_tokens(self, accepted: int) -> int:
-        """Return how many tokens a draft may have after a verdict that accepts so many and adds one; 0 or less: none.
+        """Return how many tokens a draft may have after a verdict that accepts ``accepted`` tokens and adds one; 0 or less: none.
 
         In a lossless answer the next verdict adds a token as well.
         """

@@ -100,7 +100,7 @@ class VerifierChannel:
         self.trouble_since = None
 
     def record_session_refused(self, seconds: float, *, now: float) -> None:
-        """Record that the verifier takes no session for so many seconds."""
+        """Record that the verifier takes no session for ``seconds`` from ``now`` on."""
         self.refused_until = now + seconds
         self.is_session_refused = True
 

@@ -1,6 +1,6 @@
 """The verifier's scheduler: sessions of many devices on one engine (Synera 4.5; which requests go together is in ``policies.batching``).
 
-One batch is out at a time. When it has finished, the policy forms the next one from the requests that wait then. So a verdict takes the
+One batch runs at a time. When it has finished, the policy forms the next one from the requests that wait then. So a verdict takes the
 rest of the running batch, perhaps a step of prefill, and its own batch.
 
 The queue is bounded. A session is refused if its device has too many sessions, or if the cache is full of sessions in use. It is refused,
