@@ -23,7 +23,7 @@ from typing import Any, Literal
 import openai
 
 from bench.report import Row, add_arguments, emit
-from streamco import OpenAIEndpoint, RetryPolicy, SimulatedClient, Timeouts
+from streamco import Client, OpenAIEndpoint, RetryPolicy, Timeouts
 from streamco.config import READING
 from streamco.endpoints.base import Capabilities
 from streamco.errors import AllEndpointsFailed, EndpointError
@@ -139,7 +139,7 @@ async def read_streamco(proxies: list[FaultProxy], trial: Trial) -> Reading:
         for number, proxy in enumerate(proxies)
     ]
     reading = Reading()
-    async with SimulatedClient(server=servers, pace=trial.pace, seed=trial.number) as client:
+    async with Client(server=servers, pace=trial.pace, seed=trial.number) as client:
         stream = client.stream(MESSAGES)
         try:
             async for token in stream:

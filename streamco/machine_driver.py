@@ -18,6 +18,8 @@ from streamco.core.machine import Machine
 
 __all__ = ["MachineDriver", "TaskDriver", "clock_of"]
 
+_MIN_DELAY = 0.001  # seconds until a timer that fired early is tried again: uvloop rounds a shorter delay to none, which would spin
+
 EventT = TypeVar("EventT")
 CommandT = TypeVar("CommandT")
 
@@ -106,8 +108,9 @@ class MachineDriver(ABC, Generic[EventT, CommandT]):
 
     def _on_deadline(self, now: float) -> None:
         """Do what is due at ``now``."""
-        self._events.append(None)
-        self._process()
+        if not self._has_crashed:
+            self._events.append(None)
+            self._process()
 
     # The steps of the machine
 
@@ -158,9 +161,14 @@ class MachineDriver(ABC, Generic[EventT, CommandT]):
     def _on_timer(self) -> None:
         self._timer = None
         now, deadline = self._clock(), self._next_deadline()
-        if deadline is not None and deadline <= now and not self._has_crashed:
-            self._on_deadline(now)
-        self._arm(now)  # the deadline was moved, or the timer has fired early: uvloop's may by up to a millisecond
+        if deadline is None or self._has_crashed:
+            return
+        if deadline > now:  # it was moved, or the timer fired early: uvloop's may by a millisecond
+            self._armed = deadline
+            self._timer = self._loop.call_later(max(_MIN_DELAY, deadline - now), self._on_timer)
+            return
+        self._on_deadline(now)
+        self._arm(now)
 
     def _report_error(self, message: str, error: BaseException) -> None:
         """Report an error that no reader would see."""

@@ -13,9 +13,7 @@ settings.register_profile("thorough", parent=settings.get_profile("default"), ma
 settings.load_profile(PROFILE)
 
 
-@pytest.hookimpl(tryfirst=True)
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_itemcollected(item: pytest.Item) -> None:
     """Keep the tests of a file on one worker, because they share fixtures, and all tests with a real model, because engines share cores."""
-    for item in items:
-        group = "models" if item.get_closest_marker("model") else item.nodeid.split("::")[0]
-        item.add_marker(pytest.mark.xdist_group(group))
+    group = "models" if item.get_closest_marker("model") else item.nodeid.split("::")[0]
+    item.add_marker(pytest.mark.xdist_group(group))

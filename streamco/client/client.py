@@ -111,6 +111,7 @@ class Client:
             limits=limits or Limits(),
         )
         self._owns_endpoints = True
+        self.chat = Chat(self.open_chat)
 
     # Life
 
@@ -180,6 +181,7 @@ class Client:
             dispatch=dispatch or settings.dispatch,
             limits=limits or settings.limits,
         )
+        other.chat = Chat(other.open_chat)
         return other
 
     def profile(self) -> bytes:
@@ -202,11 +204,6 @@ class Client:
         return "" if planner.mode == "race" else planner.binding.problem
 
     # Asking
-
-    @property
-    def chat(self) -> Chat:
-        """The surface of OpenAI's SDK: ``client.chat.completions.create``."""
-        return Chat(self.open_chat)
 
     def stream(
         self, messages: str | Sequence[Message], *, model: str | None = None, pace: Pace | Unset = UNSET, **options: Any

@@ -136,8 +136,6 @@ def _build_device(section: DeviceSection, speculate: SpeculateSection) -> Device
 
 
 def _build_server(section: ServerSection, index: int, environ: Mapping[str, str], device: DeviceEndpoint | None) -> Endpoint:
-    from streamco.endpoints.openai import OpenAIEndpoint
-    from streamco.proxy.from_config import ProbedEndpoint
 
     where = f"server[{index}].api_key_env"
     kind = ProbedEndpoint if section.probe else OpenAIEndpoint

@@ -276,6 +276,7 @@ class RaceDriver(TaskDriver[Event, Command]):
             self._queue.finish(failure)
         for source in self._running:
             self._cancel_soon(source)
+        self._end_if_idle()
 
 
 def _continued(request: Request, partial: Partial) -> Request:

@@ -20,7 +20,7 @@ from streamco.server.wakeup import WakeCoalescer
 
 __all__ = ["BatchReport", "BatchRunner"]
 
-logger = logging.getLogger("streamco.server.verify.service")
+logger = logging.getLogger("streamco.server.verify")
 
 
 class BatchReport(Struct, frozen=True):

@@ -31,7 +31,7 @@ __all__ = ["PATH", "STATS_PATH", "VerifyService"]
 
 STATS_PATH = f"{PATH}/stats"
 
-logger = logging.getLogger("streamco.server.verify.service")
+logger = logging.getLogger("streamco.server.verify")
 
 _MAX_UNSENT = 256  # messages; while a client leaves so many unread, its frames are not read
 _CLOSE_SECONDS = 2.0  # that the client has for its part of the closing handshake

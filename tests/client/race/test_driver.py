@@ -369,6 +369,24 @@ def test_a_machine_that_breaks_at_a_deadline_ends_the_answer_with_an_error() -> 
     run_in_virtual_time(main())
 
 
+def test_a_machine_that_breaks_at_its_start_ends_the_answer_with_an_error_and_is_over() -> None:
+    class Broken(RaceMachine):
+        def start(self, *, now: float) -> None:
+            raise ZeroDivisionError
+
+    async def main() -> None:
+        over: list[RaceDriver] = []
+        driver = RaceDriver(Broken(RacePlan(attempts=(AttemptPlan("server", 0.0),))), {}, Request(prompt="p"), on_over=over.append)
+        driver.start()
+        with pytest.raises(StreamcoError) as caught:
+            await driver.next_batch()
+        assert isinstance(caught.value.__cause__, ZeroDivisionError)
+        assert driver.is_over
+        assert over == [driver]
+
+    run_in_virtual_time(main())
+
+
 def test_what_fails_after_the_end_is_told_to_the_loop_and_does_not_spoil_the_answer() -> None:
     def spoil(driver: RaceDriver) -> None:
         raise ZeroDivisionError
