@@ -4,8 +4,8 @@ VENV ?= .venv
 VLLM ?= .vllm
 BIN := $(VENV)/bin
 PYTEST := $(BIN)/python -m pytest
-# One worker a core, at most four; tests with a real model share one worker, because their engines share the cores.
-PARALLEL := -n auto --maxprocesses=4 --dist=loadgroup
+# One worker a core, at most four. The tests of a file share a worker and its fixtures; models in tests use one thread each.
+PARALLEL := -n auto --maxprocesses=4 --dist=loadfile
 export PIP_DISABLE_PIP_VERSION_CHECK = 1
 
 CASES ?= 10000000
