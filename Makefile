@@ -4,8 +4,9 @@ VENV ?= .venv
 VLLM ?= .vllm
 BIN := $(VENV)/bin
 PYTEST := $(BIN)/python -m pytest
-# One worker a core, at most four. The tests of a file share a worker and its fixtures; models in tests use one thread each.
-PARALLEL := -n auto --maxprocesses=4 --dist=loadfile
+# One worker more than cores, because many tests wait; at most five. The tests of a file share a worker and its fixtures.
+WORKERS := $(shell $(PYTHON) -c 'import os; print(min(5, 1 + len(os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else range(os.cpu_count() or 1))))')
+PARALLEL := -n $(WORKERS) --dist=loadfile
 export PIP_DISABLE_PIP_VERSION_CHECK = 1
 
 CASES ?= 10000000

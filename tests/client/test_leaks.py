@@ -173,7 +173,7 @@ async def test_many_streams_leave_a_real_engine_without_a_sequence() -> None:
             endpoint = OpenAIEndpoint(engine.info.name, base_url=url, name="server")
             async with Client(server=endpoint, seed=1) as client:
                 rng = random.Random(14)
-                turns = iter(range(examples(80, thorough=200)))
+                turns = iter(range(examples(50, thorough=200)))
 
                 async def work() -> None:
                     for turn in turns:

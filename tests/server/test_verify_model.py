@@ -22,11 +22,12 @@ from tests.engines.asking import draft as drafted
 from tests.engines.asking import extend
 from tests.engines.fakes import complete
 from tests.server.verifying import Device, Serving, connected, serving
+from tests.support.examples import examples
 
 pytestmark = pytest.mark.model
 
 QUESTIONS = ("Name three colours of the sea.", "Write a short story about a lighthouse keeper.", "What is 17 times 3?", "Explain tides.")
-TOKENS = 40
+TOKENS = examples(24, thorough=40)
 
 
 @dataclass

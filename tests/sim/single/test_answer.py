@@ -21,6 +21,7 @@ from streamco.sim.fleet.drafting_device import DraftingDevice
 from streamco.sim.single.answer import SimulatedSpeculation, SpeculationOutcome, simulate_answer
 from streamco.sim.single.faulty_verifier import Fault, FaultKind, Faults, FaultyLink, VerifyingServer
 from streamco.sim.workload.token_models import DeterministicModel, FakeDistribution, TokenModel, choose_token
+from tests.support.examples import examples
 
 _END = 0
 _KINDS: tuple[FaultKind, ...] = get_args(FaultKind)
@@ -174,7 +175,7 @@ def check_reader(scenario: Scenario, outcome: SpeculationOutcome) -> None:
 
 @pytest.mark.parametrize("part", range(8))
 def test_a_lossless_answer_is_the_targets_own_whatever_happens(part: int) -> None:
-    for seed in range(part * 400, part * 400 + 400):
+    for seed in range(part * 400, part * 400 + examples(150, thorough=400)):
         scenario = Scenario(seed, budget=1.0)
         outcome = scenario.run()
         try:
@@ -199,7 +200,7 @@ def check_lossless(scenario: Scenario, outcome: SpeculationOutcome) -> None:
 
 @pytest.mark.parametrize("part", range(8))
 def test_a_selective_answer_settles_everything_once_whatever_happens(part: int) -> None:
-    for seed in range(part * 200, part * 200 + 200):
+    for seed in range(part * 200, part * 200 + examples(80, thorough=200)):
         scenario = Scenario(seed)
         outcome = scenario.run()
         try:
