@@ -61,11 +61,11 @@ class DeviceOnly(Struct, frozen=True, tag="device-only"):
         return "device-only"
 
     def outcomes(self, length: int) -> Outcomes:
-        """Return the one decision."""
+        """Return the possible decisions with their chances: one, with chance 1, which starts the device at once."""
         return ((1.0, _DEVICE_ONLY),)
 
     def decide(self, length: int, rng: Random) -> Decision:
-        """Return the one decision."""
+        """Return the decision to start the device at once, whatever the prompt's length in tokens."""
         return _DEVICE_ONLY
 
 
@@ -78,11 +78,11 @@ class ServerOnly(Struct, frozen=True, tag="server-only"):
         return "server-only"
 
     def outcomes(self, length: int) -> Outcomes:
-        """Return the one decision."""
+        """Return the possible decisions with their chances: one, with chance 1, which starts the server at once."""
         return ((1.0, _SERVER_ONLY),)
 
     def decide(self, length: int, rng: Random) -> Decision:
-        """Return the one decision."""
+        """Return the decision to start the server at once, whatever the prompt's length in tokens."""
         return _SERVER_ONLY
 
 
@@ -95,11 +95,11 @@ class BothAtOnce(Struct, frozen=True, tag="both"):
         return "both"
 
     def outcomes(self, length: int) -> Outcomes:
-        """Return the one decision."""
+        """Return the possible decisions with their chances: one, with chance 1, which starts both sides at once."""
         return ((1.0, _BOTH),)
 
     def decide(self, length: int, rng: Random) -> Decision:
-        """Return the one decision."""
+        """Return the decision to start both sides at once, whatever the prompt's length in tokens."""
         return _BOTH
 
 

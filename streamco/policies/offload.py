@@ -231,12 +231,14 @@ class Offload(Struct, frozen=True, tag="offload"):
 
 
 class OffloadSteering:
-    """Holds the realised share of sent draft tokens at the budget; one for each pair of models.
+    """Decide for each drafted chunk whether it is sent for verification, so that the share of sent draft tokens meets the budget.
 
-    Every 16 chunks the plan is solved again over the latest 256, for a share that makes up for the present debt within 64 chunks. If the
-    debt would exceed 8 chunks all the same, because the text suddenly became easy, the debt alone decides. So after n tokens the number of
-    sent tokens differs from n times the budget by at most 8 of the longest chunks. Chunks that had to stay (``keep``) add to the debt too.
-    Beyond 8 chunks that debt is forgiven, so that an answer that could send nothing doesn't make the next one send everything.
+    There is one object for each pair of models. Its *plan* holds the thresholds of the filters (``Offload``). Its *debt* is the number of
+    tokens that the budget allowed so far less those that were sent. Every 16 chunks the plan is solved again over the latest 256 chunks,
+    for a share that makes up for the debt within 64 chunks. If the debt would exceed 8 chunks all the same, because the text suddenly
+    became easy, the debt alone decides. So after n tokens the number of sent tokens differs from n times the budget by at most 8 of the
+    longest chunks. Chunks that had to stay (``keep``) add to the debt too. Beyond 8 chunks that debt is forgiven, so that an answer that
+    could send nothing doesn't make the next one send everything.
 
     Args:
         budget: share of draft tokens that are sent, 0..1.
