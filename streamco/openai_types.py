@@ -8,8 +8,11 @@ garbage collector need not track them (``gc=False``). Source: OpenAI API referen
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Collection
+from functools import cache
+from typing import Any, ClassVar, Literal
 
+import msgspec
 from msgspec import Struct, field
 
 __all__ = [
@@ -24,20 +27,138 @@ __all__ = [
     "FunctionCall",
     "FunctionDelta",
     "PromptTokensDetails",
+    "ResponseModel",
     "ToolCall",
     "ToolCallDelta",
 ]
 
+_EXTRA = "model_extra"  # the attribute with a server's further fields, as in pydantic
 
-class FunctionDelta(Struct, omit_defaults=True, gc=False):
+
+class ResponseModel(Struct, gc=False):
+    """Base of the response types, with the methods by which callers of OpenAI's SDK turn a response into a dict or JSON.
+
+    The results hold OpenAI's fields. A field that OpenAI doesn't have, a server's further ones included, is left out unless it is set.
+    A struct doesn't know whether a server sent null or nothing. So "unset" means null here, except for the fields that servers always
+    send (``finish_reason``, and ``content`` of a message).
+    """
+
+    openai_fields: ClassVar[tuple[str, ...]] = ()
+    """OpenAI's fields of this object; those without a field here are null."""
+    sent_nulls: ClassVar[frozenset[str]] = frozenset()
+    """Fields that servers send even if they are null."""
+    undumped: ClassVar[frozenset[str]] = frozenset()
+    """Fields that are no part of a response."""
+
+    def model_dump(
+        self,
+        *,
+        mode: Literal["python", "json"] = "python",
+        include: Collection[str] | None = None,
+        exclude: Collection[str] | None = None,
+        by_alias: bool | None = None,
+        exclude_unset: bool = False,
+        exclude_defaults: bool = False,
+        exclude_none: bool = False,
+        warnings: bool = True,
+    ) -> dict[str, Any]:
+        """Return the object as a dict, nested objects included.
+
+        Args:
+            mode: "json": only values that JSON has.
+            include: names of the fields to keep, of this object only; None: all.
+            exclude: names of the fields to leave out, of this object only; None: none.
+            by_alias: no effect, because no field has an alias.
+            exclude_unset: leave out what the server did not send.
+            exclude_defaults: leave out what is null.
+            exclude_none: leave out what is null.
+            warnings: no effect, because there are none.
+        """
+        dumped = _dump(self, keep_nulls="none" if exclude_none or exclude_defaults else "sent" if exclude_unset else "all")
+        if include is not None or exclude is not None:
+            dropped = exclude or ()
+            dumped = {name: value for name, value in dumped.items() if (include is None or name in include) and name not in dropped}
+        return msgspec.to_builtins(dumped) if mode == "json" else dumped  # type: ignore[no-any-return]
+
+    def model_dump_json(
+        self,
+        *,
+        indent: int | None = None,
+        include: Collection[str] | None = None,
+        exclude: Collection[str] | None = None,
+        by_alias: bool | None = None,
+        exclude_unset: bool = False,
+        exclude_defaults: bool = False,
+        exclude_none: bool = False,
+        warnings: bool = True,
+    ) -> str:
+        """Return ``model_dump`` as JSON; ``indent``: spaces for each level, None: one line."""
+        dumped = self.model_dump(
+            include=include,
+            exclude=exclude,
+            by_alias=by_alias,
+            exclude_unset=exclude_unset,
+            exclude_defaults=exclude_defaults,
+            exclude_none=exclude_none,
+            warnings=warnings,
+        )
+        encoded = msgspec.json.encode(dumped)
+        return (encoded if indent is None else msgspec.json.format(encoded, indent=indent)).decode()
+
+    def to_dict(
+        self,
+        *,
+        mode: Literal["json", "python"] = "python",
+        use_api_names: bool = True,
+        exclude_unset: bool = True,
+        exclude_defaults: bool = False,
+        exclude_none: bool = False,
+        warnings: bool = True,
+    ) -> dict[str, Any]:
+        """Return ``model_dump`` without what the server did not send; ``use_api_names`` has no effect, because the names are the API's."""
+        return self.model_dump(
+            mode=mode,
+            by_alias=use_api_names,
+            exclude_unset=exclude_unset,
+            exclude_defaults=exclude_defaults,
+            exclude_none=exclude_none,
+            warnings=warnings,
+        )
+
+    def to_json(
+        self,
+        *,
+        indent: int | None = 2,
+        use_api_names: bool = True,
+        exclude_unset: bool = True,
+        exclude_defaults: bool = False,
+        exclude_none: bool = False,
+        warnings: bool = True,
+    ) -> str:
+        """Return ``to_dict`` as JSON; ``indent``: spaces for each level, None: one line."""
+        return self.model_dump_json(
+            indent=indent,
+            by_alias=use_api_names,
+            exclude_unset=exclude_unset,
+            exclude_defaults=exclude_defaults,
+            exclude_none=exclude_none,
+            warnings=warnings,
+        )
+
+
+class FunctionDelta(ResponseModel, omit_defaults=True, gc=False):
     """A piece of a tool call's function: the reader concatenates the pieces of ``arguments``."""
+
+    openai_fields: ClassVar[tuple[str, ...]] = ("arguments", "name")
 
     name: str | None = None
     arguments: str | None = None
 
 
-class ToolCallDelta(Struct, omit_defaults=True, gc=False):
+class ToolCallDelta(ResponseModel, omit_defaults=True, gc=False):
     """A piece of one tool call; ``index`` None: the server left it out."""
+
+    openai_fields: ClassVar[tuple[str, ...]] = ("index", "id", "function", "type")
 
     index: int | None = None
     id: str | None = None
@@ -45,8 +166,10 @@ class ToolCallDelta(Struct, omit_defaults=True, gc=False):
     function: FunctionDelta | None = None
 
 
-class ChoiceDelta(Struct, omit_defaults=True, gc=False):
+class ChoiceDelta(ResponseModel, omit_defaults=True, gc=False):
     """The part of the message that one chunk adds; ``reasoning`` and ``reasoning_content`` are two names for the same text."""
+
+    openai_fields: ClassVar[tuple[str, ...]] = ("audio", "content", "function_call", "refusal", "role", "tool_calls")
 
     content: str | None = None
     role: str | None = None
@@ -57,8 +180,11 @@ class ChoiceDelta(Struct, omit_defaults=True, gc=False):
     function_call: FunctionDelta | None = None
 
 
-class ChunkChoice(Struct, gc=False):
+class ChunkChoice(ResponseModel, gc=False):
     """One choice of a chunk; ``token_ids``: the ids of ``delta.content``, if the endpoint sends them."""
+
+    openai_fields: ClassVar[tuple[str, ...]] = ("delta", "index", "finish_reason", "logprobs")
+    sent_nulls: ClassVar[frozenset[str]] = frozenset({"finish_reason"})
 
     delta: ChoiceDelta = field(default_factory=ChoiceDelta)
     index: int = 0
@@ -67,15 +193,25 @@ class ChunkChoice(Struct, gc=False):
     token_ids: list[int] | None = None
 
 
-class PromptTokensDetails(Struct, omit_defaults=True, gc=False):
+class PromptTokensDetails(ResponseModel, omit_defaults=True, gc=False):
     """Prompt tokens by origin, in tokens."""
+
+    openai_fields: ClassVar[tuple[str, ...]] = ("audio_tokens", "cache_write_tokens", "cached_tokens", "image_tokens", "text_tokens")
 
     cached_tokens: int | None = None
     audio_tokens: int | None = None
 
 
-class CompletionTokensDetails(Struct, omit_defaults=True, gc=False):
+class CompletionTokensDetails(ResponseModel, omit_defaults=True, gc=False):
     """Completion tokens by use, in tokens."""
+
+    openai_fields: ClassVar[tuple[str, ...]] = (
+        "accepted_prediction_tokens",
+        "audio_tokens",
+        "reasoning_tokens",
+        "rejected_prediction_tokens",
+        "text_tokens",
+    )
 
     reasoning_tokens: int | None = None
     accepted_prediction_tokens: int | None = None
@@ -83,8 +219,16 @@ class CompletionTokensDetails(Struct, omit_defaults=True, gc=False):
     audio_tokens: int | None = None
 
 
-class CompletionUsage(Struct, gc=False):
+class CompletionUsage(ResponseModel, gc=False):
     """Tokens of one request; an explicit zero is a count, not a missing value."""
+
+    openai_fields: ClassVar[tuple[str, ...]] = (
+        "completion_tokens",
+        "prompt_tokens",
+        "total_tokens",
+        "completion_tokens_details",
+        "prompt_tokens_details",
+    )
 
     prompt_tokens: int = 0
     completion_tokens: int = 0
@@ -93,8 +237,21 @@ class CompletionUsage(Struct, gc=False):
     completion_tokens_details: CompletionTokensDetails | None = None
 
 
-class ChatCompletionChunk(Struct, gc=False):
+class ChatCompletionChunk(ResponseModel, gc=False):
     """One event of a streamed answer, in the shape of OpenAI's ``chat.completion.chunk``."""
+
+    openai_fields: ClassVar[tuple[str, ...]] = (
+        "id",
+        "choices",
+        "created",
+        "model",
+        "object",
+        "moderation",
+        "obfuscation",
+        "service_tier",
+        "system_fingerprint",
+        "usage",
+    )
 
     id: str = ""
     choices: list[ChunkChoice] = field(default_factory=list)
@@ -106,23 +263,30 @@ class ChatCompletionChunk(Struct, gc=False):
     service_tier: str | None = None
 
 
-class FunctionCall(Struct):
+class FunctionCall(ResponseModel):
     """A finished tool call's function; ``arguments`` is the JSON text that the model wrote, not checked."""
+
+    openai_fields: ClassVar[tuple[str, ...]] = ("arguments", "name")
 
     name: str = ""
     arguments: str = ""
 
 
-class ToolCall(Struct):
+class ToolCall(ResponseModel):
     """A finished tool call of a message."""
+
+    openai_fields: ClassVar[tuple[str, ...]] = ("id", "function", "type")
 
     id: str = ""
     function: FunctionCall = field(default_factory=FunctionCall)
     type: str = "function"
 
 
-class ChatCompletionMessage(Struct):
+class ChatCompletionMessage(ResponseModel):
     """The finished message of a choice."""
+
+    openai_fields: ClassVar[tuple[str, ...]] = ("content", "refusal", "role", "annotations", "audio", "function_call", "tool_calls")
+    sent_nulls: ClassVar[frozenset[str]] = frozenset({"content"})
 
     content: str | None = None
     role: str = "assistant"
@@ -131,8 +295,11 @@ class ChatCompletionMessage(Struct):
     tool_calls: list[ToolCall] | None = None
 
 
-class Choice(Struct):
+class Choice(ResponseModel):
     """One finished choice of an answer."""
+
+    openai_fields: ClassVar[tuple[str, ...]] = ("finish_reason", "index", "logprobs", "message")
+    sent_nulls: ClassVar[frozenset[str]] = frozenset({"finish_reason"})
 
     message: ChatCompletionMessage
     index: int = 0
@@ -140,8 +307,21 @@ class Choice(Struct):
     logprobs: Any = None
 
 
-class ChatCompletion(Struct):
+class ChatCompletion(ResponseModel):
     """A whole answer, in the shape of OpenAI's ``chat.completion``."""
+
+    openai_fields: ClassVar[tuple[str, ...]] = (
+        "id",
+        "choices",
+        "created",
+        "model",
+        "object",
+        "metadata",
+        "moderation",
+        "service_tier",
+        "system_fingerprint",
+        "usage",
+    )
 
     id: str = ""
     choices: list[Choice] = field(default_factory=list)
@@ -151,3 +331,31 @@ class ChatCompletion(Struct):
     usage: CompletionUsage | None = None
     system_fingerprint: str | None = None
     service_tier: str | None = None
+
+
+def _dump(value: Any, keep_nulls: Literal["all", "sent", "none"]) -> Any:
+    if isinstance(value, list):
+        return [_dump(item, keep_nulls) for item in value]
+    if isinstance(value, dict):
+        return {name: _dump(item, keep_nulls) for name, item in value.items() if item is not None or keep_nulls != "none"}
+    if not isinstance(value, ResponseModel):
+        return value
+    found: dict[str, Any] = dict.fromkeys(value.openai_fields)
+    own = _own_fields(type(value))
+    for name in value.__struct_fields__:
+        item = getattr(value, name)
+        if name != _EXTRA and name not in value.undumped and (name not in own or item != own[name]):
+            found[name] = _dump(item, keep_nulls)
+    found.update(_dump(getattr(value, _EXTRA, None) or {}, keep_nulls))
+    if keep_nulls == "all":
+        return found
+    kept = value.sent_nulls if keep_nulls == "sent" else ()
+    return {name: item for name, item in found.items() if item is not None or name in kept}
+
+
+@cache
+def _own_fields(kind: type[ResponseModel]) -> dict[str, Any]:
+    """Return the fields that OpenAI doesn't have, with their defaults."""
+    names, defaults = kind.__struct_fields__, kind.__struct_defaults__
+    found = dict(zip(names[len(names) - len(defaults) :], defaults, strict=True))
+    return {name: default for name, default in found.items() if name not in kind.openai_fields}

@@ -70,11 +70,25 @@ def _check_messages(messages: Sequence[Message]) -> list[Message]:
     if not conversation:
         raise ConfigError("messages: expected at least one message, got none")
     for index, message in enumerate(conversation):
+        conversation[index] = message = _as_plain(message)  # noqa: PLW2901
         if not isinstance(message, Mapping):
             raise ConfigError(f'messages[{index}]: expected a mapping with "role" and "content", got {type(message).__name__}')
         if not isinstance(message.get("role"), str):
             raise ConfigError(f'messages[{index}]: expected a "role" that is a text, got {message.get("role")!r}')
     return conversation
+
+
+def _as_plain(value: Any) -> Any:
+    """Return the value with response objects, of this package or of OpenAI's SDK, as dicts. What holds none is returned as it is."""
+    if isinstance(value, Mapping):
+        changed = {name: plain for name, item in value.items() if (plain := _as_plain(item)) is not item}
+        return {**value, **changed} if changed else value
+    if isinstance(value, list | tuple):
+        items = [_as_plain(item) for item in value]
+        return items if any(new is not old for new, old in zip(items, value, strict=True)) else value
+    if callable(dump := getattr(value, "model_dump", None)) and not isinstance(value, type):
+        return dump(mode="json", exclude_unset=True)
+    return value
 
 
 def _check_number(name: str, value: object, expected: str, is_right: Callable[[float], bool]) -> float | None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Literal, Protocol, overload
+from typing import Any, ClassVar, Literal, Protocol, overload
 
 from streamco.client.arguments import UNSET, Unset, build_request, check_mapping
 from streamco.client.stream import ChatStream
@@ -18,6 +18,8 @@ __all__ = ["Answer", "Chat", "Completions"]
 
 class Answer(ChatCompletion):
     """A whole answer, OpenAI's ``chat.completion``, with streamco's report beside it."""
+
+    undumped: ClassVar[frozenset[str]] = frozenset({"report"})
 
     report: Report | None = None
 

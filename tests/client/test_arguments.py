@@ -9,6 +9,7 @@ import pytest
 from streamco.client.arguments import build_request, check_mapping
 from streamco.config import SamplingOptions
 from streamco.errors import ConfigError
+from streamco.openai_types import ChatCompletionMessage, FunctionCall, ToolCall
 
 
 def test_a_text_becomes_a_user_message() -> None:
@@ -90,3 +91,40 @@ def test_a_wrong_argument_says_what_was_expected_what_was_got_and_where(argument
 def test_no_mapping_is_an_empty_one() -> None:
     assert check_mapping("x", None) == {}
     assert check_mapping("x", {"a": 1}) == {"a": 1}
+
+
+# Response objects as messages
+
+
+CALL = ToolCall(id="c1", function=FunctionCall(name="f", arguments="{}"))
+
+
+def test_a_response_object_is_a_message() -> None:
+    answer = ChatCompletionMessage(content=None, tool_calls=[CALL])
+    request = build_request([{"role": "user", "content": "hi"}, answer, {"role": "tool", "tool_call_id": "c1", "content": "1"}])  # type: ignore[list-item]
+    assert request.messages is not None
+    assert request.messages[1] == {
+        "role": "assistant",
+        "content": None,
+        "tool_calls": [{"id": "c1", "type": "function", "function": {"name": "f", "arguments": "{}"}}],
+    }
+
+
+def test_parts_of_a_response_are_taken_in_a_message() -> None:
+    request = build_request([{"role": "assistant", "content": None, "tool_calls": [CALL]}])
+    assert request.messages is not None
+    assert request.messages[0]["tool_calls"] == [{"id": "c1", "type": "function", "function": {"name": "f", "arguments": "{}"}}]
+
+
+def test_a_message_of_openais_sdk_is_taken() -> None:
+    chat = pytest.importorskip("openai.types.chat")
+    message = chat.ChatCompletionMessage.model_validate({"role": "assistant", "content": "x", "citations": ["u"]})
+    request = build_request([message])
+    assert request.messages == [{"role": "assistant", "content": "x", "citations": ["u"]}]
+
+
+def test_plain_messages_are_passed_on_as_the_same_objects() -> None:
+    message = {"role": "user", "content": [{"type": "text", "text": "hi"}]}
+    request = build_request([message])
+    assert request.messages is not None
+    assert request.messages[0] is message

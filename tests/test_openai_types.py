@@ -1,0 +1,158 @@
+"""Response objects as dicts and JSON, as OpenAI's SDK gives them for the same data (compared with it where it is installed)."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import msgspec
+import pytest
+
+from streamco.client.chat import Answer
+from streamco.client.speculation.output import SpeculatedChunk
+from streamco.core.report import AnswerUsage
+from streamco.openai_types import (
+    ChatCompletion,
+    ChatCompletionChunk,
+    ChatCompletionMessage,
+    ChoiceDelta,
+    ChunkChoice,
+    ResponseModel,
+    ToolCall,
+)
+
+USAGE = {
+    "prompt_tokens": 9,
+    "completion_tokens": 4,
+    "total_tokens": 13,
+    "prompt_tokens_details": {"cached_tokens": 0},
+    "completion_tokens_details": {"reasoning_tokens": 3},
+}
+CALL = {"id": "call_1", "type": "function", "function": {"name": "weather", "arguments": '{"city": "Zürich"}'}}
+HEAD = {"id": "c-1", "created": 7, "model": "gpt-4o"}
+COMPLETIONS: list[dict[str, Any]] = [
+    {
+        **HEAD,
+        "object": "chat.completion",
+        "choices": [{"index": 0, "finish_reason": "stop", "message": {"role": "assistant", "content": "Hé"}}],
+    },
+    {
+        **HEAD,
+        "object": "chat.completion",
+        "choices": [
+            {"index": 0, "finish_reason": "tool_calls", "message": {"role": "assistant", "content": None, "tool_calls": [CALL]}},
+            {
+                "index": 1,
+                "finish_reason": "length",
+                "message": {"role": "assistant", "content": "x", "refusal": "no", "reasoning_content": "hm"},
+                "logprobs": {"content": [{"token": "x", "logprob": -0.5, "bytes": [120], "top_logprobs": []}], "refusal": None},
+            },
+        ],
+        "usage": USAGE,
+        "service_tier": "default",
+        "system_fingerprint": "fp",
+    },
+]
+CHUNKS: list[dict[str, Any]] = [
+    {
+        **HEAD,
+        "object": "chat.completion.chunk",
+        "choices": [{"index": 0, "delta": {"role": "assistant", "content": ""}, "finish_reason": None}],
+    },
+    {
+        **HEAD,
+        "object": "chat.completion.chunk",
+        "choices": [
+            {
+                "index": 0,
+                "delta": {"reasoning": "so", "tool_calls": [{"index": 0, "id": "a", "type": "function", "function": {"name": "f"}}]},
+                "finish_reason": None,
+            }
+        ],
+    },
+    {**HEAD, "object": "chat.completion.chunk", "choices": [], "usage": USAGE},
+]
+DATA = [*((ChatCompletion, each) for each in COMPLETIONS), *((ChatCompletionChunk, each) for each in CHUNKS)]
+SETTINGS: list[dict[str, Any]] = [
+    {},
+    {"exclude_unset": True},
+    {"exclude_none": True},
+    {"mode": "json"},
+    {"include": {"id", "choices"}},
+    {"exclude": {"choices", "usage"}},
+]
+
+
+def openais(kind: type[ResponseModel], data: dict[str, Any]) -> Any:
+    """The same data as OpenAI's SDK holds it."""
+    chat = pytest.importorskip("openai.types.chat")
+    return getattr(chat, kind.__name__).model_validate(data)
+
+
+@pytest.mark.parametrize(("kind", "data"), DATA)
+@pytest.mark.parametrize("settings", SETTINGS, ids=str)
+def test_a_dump_is_that_of_openais_sdk(kind: type[ResponseModel], data: dict[str, Any], settings: dict[str, Any]) -> None:
+    assert msgspec.convert(data, kind).model_dump(**settings) == openais(kind, data).model_dump(**settings)
+
+
+@pytest.mark.parametrize(("kind", "data"), DATA)
+def test_dicts_and_json_are_those_of_openais_sdk(kind: type[ResponseModel], data: dict[str, Any]) -> None:
+    ours, theirs = msgspec.convert(data, kind), openais(kind, data)
+    assert ours.to_dict() == theirs.to_dict() == data
+    assert ours.to_dict(exclude_none=True) == theirs.to_dict(exclude_none=True)
+    assert json.loads(ours.to_json()) == json.loads(theirs.to_json())
+    assert json.loads(ours.model_dump_json()) == json.loads(theirs.model_dump_json())
+
+
+@pytest.mark.parametrize(("kind", "data"), DATA)
+def test_a_dict_holds_what_the_server_sent(kind: type[ResponseModel], data: dict[str, Any]) -> None:
+    assert msgspec.convert(data, kind).to_dict() == data
+
+
+def test_fields_of_openai_that_were_not_sent_are_null_in_a_whole_dump() -> None:
+    dumped = ChatCompletionMessage(content="x").model_dump()
+    assert dumped == {
+        "content": "x",
+        "role": "assistant",
+        "refusal": None,
+        "annotations": None,
+        "audio": None,
+        "function_call": None,
+        "tool_calls": None,
+    }
+
+
+def test_json_is_one_line_unless_indented() -> None:
+    message = ChatCompletionMessage(content="Hé")
+    assert message.model_dump_json(exclude_unset=True) in {'{"content":"Hé","role":"assistant"}', '{"role":"assistant","content":"Hé"}'}
+    assert message.to_json().splitlines()[0] == "{"
+    assert message.to_json(indent=None).count("\n") == 0
+
+
+def test_fields_that_openai_does_not_have_are_dumped_only_if_set() -> None:
+    assert "reasoning_content" not in ChatCompletionMessage(content="x").model_dump()
+    assert ChatCompletionMessage(content="x", reasoning_content="hm").model_dump()["reasoning_content"] == "hm"
+    assert ChunkChoice(delta=ChoiceDelta(content="x"), token_ids=[5]).to_dict()["token_ids"] == [5]
+    assert "is_estimated" not in AnswerUsage().to_dict()
+    assert AnswerUsage(is_estimated=True).to_dict()["is_estimated"] is True
+    chunk = SpeculatedChunk(origin="draft", retracted=3)
+    assert {name: chunk.model_dump()[name] for name in ("origin", "retracted")} == {"origin": "draft", "retracted": 3}
+    assert "settled" not in chunk.model_dump()
+
+
+def test_the_report_is_no_part_of_the_answer() -> None:
+    assert "report" not in Answer(id="a").model_dump()
+
+
+def test_further_fields_of_a_server_are_dumped() -> None:
+    class Provided(ChatCompletionMessage):
+        model_extra: dict[str, Any] | None = None
+
+    message = Provided(content="x", model_extra={"citations": ["https://x"]})
+    assert message.to_dict() == {"role": "assistant", "content": "x", "citations": ["https://x"]}
+    assert "model_extra" not in message.model_dump()
+
+
+def test_a_misspelt_setting_is_an_error() -> None:
+    with pytest.raises(TypeError, match="exclude_nothing"):
+        ToolCall().model_dump(exclude_nothing=True)  # type: ignore[call-arg]
