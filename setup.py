@@ -9,7 +9,10 @@ from pathlib import Path
 
 from setuptools import Extension, setup
 
+MODES = ("auto", "yes", "no")
 MODE = os.environ.get("STREAMCO_BUILD_NATIVE", "auto")
+if MODE not in MODES:
+    raise SystemExit(f"STREAMCO_BUILD_NATIVE: expected one of {', '.join(MODES)}, got {MODE!r}")
 SANITIZE = os.environ.get("STREAMCO_SANITIZE", "")
 HEADERS = sorted(str(path) for path in Path("streamco/_native").glob("*.h"))
 
@@ -22,13 +25,20 @@ def extensions() -> list[Extension]:
     if SANITIZE:
         flags = ["-O1", "-g", "-fno-omit-frame-pointer", f"-fsanitize={SANITIZE}", "-fno-sanitize-recover=all", "-DSTREAMCO_SANITIZE"]
         link = [f"-fsanitize={SANITIZE}"]
-    common = {"extra_compile_args": flags, "extra_link_args": link, "optional": MODE != "yes", "depends": HEADERS}
+    common = {"extra_compile_args": flags, "extra_link_args": link, "depends": HEADERS}
     found = [Extension(f"streamco._native.{path.stem}", [str(path)], **common) for path in sources]
     if not found:
         return []
-    from Cython.Build import cythonize  # noqa: PLC0415 - not needed, and not always there, without extensions
-
-    return cythonize(found, language_level=3, compiler_directives={"boundscheck": False, "wraparound": False, "cdivision": True})
+    try:
+        from Cython.Build import cythonize  # noqa: PLC0415 - not needed, and not always there, without extensions
+    except ImportError:  # `python setup.py` or `pip install --no-build-isolation` without it
+        if MODE == "yes":
+            raise
+        return []
+    built = cythonize(found, language_level=3, compiler_directives={"boundscheck": False, "wraparound": False, "cdivision": True})
+    for extension in built:
+        extension.optional = MODE != "yes"  # on what cythonize returns, because it makes new extensions and drops the setting
+    return built
 
 
 setup(ext_modules=extensions())

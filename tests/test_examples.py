@@ -42,7 +42,7 @@ PRINTS = {
         r"^\d+ tokens the device's, \d+ the server's, \d+ by the server alone$",
         r"^\d+ rounds, \d+ bytes up, \d+% accepted, exact: True$",
     ],
-    "speech_bot": [r"^ *\d+\.\d\d s: \w", r"^smooth to \d+% at \d+ tokens$"],
+    "speech_bot": [r"^ *\d+\.\d\d s: \w", r"^\d+ tokens$"],
     "web_chat": [r'^data: "\w+"$', r"^1 left: \d{1,2} of 500 tokens were made$"],
 }
 

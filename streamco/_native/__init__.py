@@ -18,7 +18,9 @@ __all__ = [
     "FILLED",
     "FULL",
     "HAS_NATIVE",
+    "IS_PURE_WANTED",
     "WAKE",
+    "WHY_PURE",
     "NodeTap",
     "Ring",
     "argmax",
@@ -35,18 +37,21 @@ __all__ = [
 ]
 
 
-def _is_built() -> bool:
-    if os.environ.get("STREAMCO_NO_NATIVE", "") not in {"", "0"}:
-        return False
+def _why_pure() -> str:
+    if IS_PURE_WANTED:
+        return "STREAMCO_NO_NATIVE is set"
     try:
         for leaf in ("nodetap", "ring", "ssescan", "tokenpack", "topk"):
             import_module(f"{__name__}.{leaf}")
-    except ImportError:
-        return False
-    return True
+    except ImportError as error:
+        return str(error)
+    return ""
 
 
-HAS_NATIVE = _is_built()
+IS_PURE_WANTED = os.environ.get("STREAMCO_NO_NATIVE", "") not in {"", "0"}
+WHY_PURE = _why_pure()
+"""Reason why the twins run, in words; "" if the compiled leaves do."""
+HAS_NATIVE = not WHY_PURE
 
 if TYPE_CHECKING or not HAS_NATIVE:
     from streamco._native.nodetap_py import NodeTap

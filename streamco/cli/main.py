@@ -6,6 +6,7 @@ import argparse
 import sys
 from collections.abc import Sequence
 from importlib import import_module, metadata
+from typing import NoReturn
 
 from streamco.errors import ConfigError, StreamcoError
 
@@ -27,7 +28,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     words = list(sys.argv[1:] if argv is None else argv)
     verbose = 0
     try:
-        args = _parser(_command_in(words)).parse_args(words)
+        args = _parse(words)
         verbose = args.verbose
         return _run(args)
     except KeyboardInterrupt:
@@ -42,25 +43,46 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 2 if isinstance(error, ConfigError) else 1
 
 
+class _Version(argparse.Action):
+    """Prints the version; what it says is found out only if it is asked for."""
+
+    def __call__(self, parser: argparse.ArgumentParser, *_: object) -> NoReturn:
+        from streamco.engines.native_notice import native_state
+
+        print(f"streamco {_version()} ({native_state()})")
+        parser.exit()
+
+
 def _command_in(words: Sequence[str]) -> str:
     """Return the sub-command's name, or "" if there is none; only its module has to be imported to know the options."""
     return next((word for word in words if word in COMMANDS), "")
 
 
-def _parser(chosen: str) -> argparse.ArgumentParser:
+def _parse(words: Sequence[str]) -> argparse.Namespace:
+    parser, command = _parsers(_command_in(words))
+    args, unknown = parser.parse_known_args(words)
+    if unknown:
+        (command or parser).error(f"unrecognized arguments: {' '.join(unknown)}")
+    return args
+
+
+def _parsers(chosen: str) -> tuple[argparse.ArgumentParser, argparse.ArgumentParser | None]:
+    """Return the whole parser, and the one of the chosen sub-command; None if there is none."""
     parser = argparse.ArgumentParser(
         prog="streamco",
         description="One streamed answer, made by a small model on this machine and a remote endpoint together.",
         epilog="streamco COMMAND --help lists the options of a command.",
     )
-    parser.add_argument("--version", action="version", version=f"streamco {_version()}")
+    parser.add_argument("--version", action=_Version, nargs=0, help="show the version, and whether the compiled extensions run")
+    of_chosen: argparse.ArgumentParser | None = None
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
     for name, text in COMMANDS.items():
         command = commands.add_parser(name, help=text, formatter_class=argparse.RawDescriptionHelpFormatter)
         command.add_argument("-v", "--verbose", action="count", default=0, help="log what happens; twice: everything, and tracebacks")
         if name == chosen:
             import_module(f"streamco.cli.{name}").add_arguments(command)
-    return parser
+            of_chosen = command
+    return parser, of_chosen
 
 
 def _version() -> str:

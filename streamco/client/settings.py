@@ -11,6 +11,7 @@ from streamco.client.speculation.planner import SpeculationPlanner
 from streamco.config import Limits
 from streamco.core.race.machine import OnFailure
 from streamco.core.totals import TotalsRecorder
+from streamco.engines.native_notice import warn_if_pure
 from streamco.errors import ConfigError
 from streamco.policies.eligibility import RequestFacts
 
@@ -49,6 +50,7 @@ class ClientSettings(Struct, frozen=True, kw_only=True):
             AllEndpointsFailed: no endpoint could start.
             StreamClosed: the endpoints were closed.
         """
+        warn_if_pure()
         await self.endpoints.start()
         if self.planner.mode != "race":
             await self.planner.binding.start()

@@ -15,6 +15,7 @@ from typing import cast
 from aiohttp import web
 
 from streamco.engines.base import Engine, GenerationRequest, HoldingEngine
+from streamco.engines.native_notice import warn_if_pure
 from streamco.errors import EngineError
 from streamco.server.http.api import make_application
 from streamco.server.http.errors import RequestError
@@ -187,6 +188,7 @@ async def serving(engine: Engine, options: ServeOptions | None = None, *, clock:
         ConfigError: other machines can reach the host and there is no key.
         OSError: the port is taken.
     """
+    warn_if_pure()
     options = options or ServeOptions()
     async with listening(make_app(engine, options, clock=clock), options) as address:
         yield f"{address}/v1"

@@ -49,6 +49,7 @@ def test_each_command_has_its_own_help(name: str) -> None:
 def test_version_is_told() -> None:
     done = run("--version")
     assert (done.returncode, done.stdout.split()[0]) == (0, "streamco")
+    assert "compiled extensions" in done.stdout or "pure Python: " in done.stdout
 
 
 @pytest.mark.parametrize("words", [(), ("nosuch",), ("chat", "--nosuch")])
@@ -56,6 +57,13 @@ def test_wrong_usage_exits_2(words: tuple[str, ...]) -> None:
     done = run(*words)
     assert done.returncode == 2
     assert "usage: streamco" in done.stderr
+
+
+def test_an_unknown_option_shows_the_usage_of_its_command() -> None:
+    done = run("chat", "--nosuch")
+    assert done.returncode == 2
+    assert "usage: streamco chat" in done.stderr
+    assert "streamco chat: error: unrecognized arguments: --nosuch" in done.stderr
 
 
 def test_help_loads_no_command_and_nothing_heavy() -> None:
