@@ -3,74 +3,229 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any
+from difflib import get_close_matches
+from typing import Any, Literal, Protocol, TypeAlias, TypedDict, TypeVar, Unpack
 
-from streamco.config import SamplingOptions
+from streamco.config import SamplingOptions, Timeouts
 from streamco.endpoints.base import Message, Request
 from streamco.errors import ConfigError
 
-__all__ = ["UNSET", "Unset", "build_request", "check_mapping"]
+__all__ = [
+    "UNSET",
+    "ChatOptions",
+    "Messages",
+    "NotGiven",
+    "RequestTimeout",
+    "Unset",
+    "build_request",
+    "check_mapping",
+    "check_names",
+    "check_retries",
+    "is_given",
+    "parse_timeout",
+]
 
-# Arguments of OpenAI's SDK that are options of an endpoint here; in the request's body, servers would refuse them.
-_ELSEWHERE = {
-    "timeout": "it in OpenAIEndpoint(timeouts=...)",
-    "extra_query": "it in OpenAIEndpoint(base_url=...)",
-}
+T = TypeVar("T")
 
 
-def build_request(
-    messages: Sequence[Message] | str,
-    *,
-    model: str | None = None,
-    temperature: float | None = None,
-    top_p: float | None = None,
-    top_k: int | None = None,
-    min_p: float | None = None,
-    seed: int | None = None,
-    max_tokens: int | None = None,
-    max_completion_tokens: int | None = None,
-    stop: str | Sequence[str] | None = None,
-    extra_body: Mapping[str, Any] | None = None,
-    extra_headers: Mapping[str, str] | None = None,
-    **extra: Any,
-) -> Request:
-    """Return a request with OpenAI's arguments; a plain text becomes a user message.
+class NotGiven(Protocol):
+    """The type of ``openai.omit`` and ``openai.NOT_GIVEN``, which stand for an argument that was not given."""
+
+    def __bool__(self) -> Literal[False]:
+        """Return False."""
+        ...
+
+
+class ResponseObject(Protocol):
+    """A response object of this package or of OpenAI's SDK."""
+
+    def model_dump(self, *args: Any, **kwargs: Any) -> Any:
+        """Return it as a dict."""
+        ...
+
+
+class PhaseTimeouts(Protocol):
+    """Limits by phase, in seconds, as in ``httpx.Timeout``; None: no limit."""
+
+    @property
+    def connect(self) -> float | None:
+        """Limit on connecting."""
+        ...
+
+    @property
+    def read(self) -> float | None:
+        """Limit on waiting for bytes."""
+        ...
+
+
+Optional: TypeAlias = T | NotGiven | None
+Messages: TypeAlias = str | Iterable[Message | ResponseObject]
+RequestTimeout: TypeAlias = float | Timeouts | PhaseTimeouts | NotGiven | None
+
+
+class ChatOptions(TypedDict, total=False):
+    """The arguments of ``chat.completions.create``, as in OpenAI's SDK 3.57, except ``messages``, ``model`` and ``stream``.
+
+    None and OpenAI's marks mean not given; only for ``timeout`` None has a meaning. ``create`` of OpenAI's SDK has no ``max_retries``,
+    ``top_k`` and ``min_p``.
 
     Args:
-        extra: other fields of OpenAI's request body (``tools``, ``response_format``, ``n`` ...); None means not given.
+        timeout: seconds to wait for each of connection, first token and next token; limits by phase as ``Timeouts`` or ``httpx.Timeout``;
+            None: no limit.
+        max_retries: further tries at each server before the first token.
+        top_k: number of best tokens that are kept, a field of local servers.
+        min_p: share of the best token's probability that a kept token must reach, a field of local servers.
+    """
+
+    audio: Optional[Mapping[str, Any]]
+    frequency_penalty: Optional[float]
+    function_call: Optional[str | Mapping[str, Any]]
+    functions: Optional[Iterable[Mapping[str, Any]]]
+    logit_bias: Optional[Mapping[str, float]]
+    logprobs: Optional[bool]
+    max_completion_tokens: Optional[int]
+    max_tokens: Optional[int]
+    metadata: Optional[Mapping[str, str]]
+    modalities: Optional[Sequence[str]]
+    moderation: Optional[Mapping[str, Any]]
+    n: Optional[int]
+    parallel_tool_calls: Optional[bool]
+    prediction: Optional[Mapping[str, Any]]
+    presence_penalty: Optional[float]
+    prompt_cache_key: Optional[str]
+    prompt_cache_options: Optional[Mapping[str, Any]]
+    prompt_cache_retention: Optional[str]
+    reasoning_effort: Optional[str]
+    response_format: Optional[Mapping[str, Any]]
+    safety_identifier: Optional[str]
+    seed: Optional[int]
+    service_tier: Optional[str]
+    stop: Optional[str | Sequence[str]]
+    store: Optional[bool]
+    stream_options: Optional[Mapping[str, Any]]
+    temperature: Optional[float]
+    tool_choice: Optional[str | Mapping[str, Any]]
+    tools: Optional[Iterable[Mapping[str, Any]]]
+    top_logprobs: Optional[int]
+    top_p: Optional[float]
+    user: Optional[str]
+    verbosity: Optional[str]
+    web_search_options: Optional[Mapping[str, Any]]
+    extra_headers: Optional[Mapping[str, str]]
+    extra_query: Optional[Mapping[str, Any]]
+    extra_body: Optional[Mapping[str, Any]]
+    timeout: RequestTimeout
+    max_retries: Optional[int]
+    top_k: Optional[int]
+    min_p: Optional[float]
+
+
+_NAMES = frozenset(ChatOptions.__annotations__)
+_SAMPLING = ("temperature", "top_p", "top_k", "min_p", "seed", "max_tokens", "max_completion_tokens", "stop")
+_CLIENTS = frozenset({*_SAMPLING, "extra_headers", "extra_query", "extra_body", "timeout", "max_retries"})  # no fields of the body
+_LISTS = ("tools", "functions")
+
+
+def build_request(messages: Messages, *, model: str | NotGiven | None = None, **options: Unpack[ChatOptions]) -> Request:
+    """Return a request with OpenAI's arguments; a plain text becomes a user message.
+
+    Sampling options in ``extra_body`` are taken as if they were arguments, so that they hold for every endpoint.
 
     Raises:
         ConfigError: an argument has a wrong type or range.
+        TypeError: there is no argument of this name.
     """
-    conversation = _check_messages([{"role": "user", "content": messages}] if isinstance(messages, str) else messages)
-    limit = max_completion_tokens if max_completion_tokens is not None else max_tokens
-    sampling = SamplingOptions(
-        temperature=_check_number("temperature", temperature, "0 to 2", lambda value: 0 <= value <= 2),
-        top_p=_check_number("top_p", top_p, "more than 0, at most 1", lambda value: 0 < value <= 1),
-        top_k=_check_integer("top_k", top_k, -1),
-        min_p=_check_number("min_p", min_p, "0 to 1", lambda value: 0 <= value <= 1),
-        seed=_check_integer("seed", seed),
-        max_tokens=_check_integer("max_tokens", limit, 1),
-        stop=_check_stop(stop),
-    )
-    for name in sorted(extra.keys() & _ELSEWHERE.keys()):
-        raise ConfigError(f"{name}: expected {_ELSEWHERE[name]}, got it as an argument of one request")
-    fields = {name: value for name, value in extra.items() if value is not None}
-    fields.update(check_mapping("extra_body", extra_body))
+    check_names(options)
+    given: dict[str, Any] = {name: value for name, value in options.items() if is_given(value)}
+    body = dict(check_mapping("extra_body", given.get("extra_body")))
+    for name in _SAMPLING:
+        if body.get(name) is not None:
+            given[name] = body.pop(name)
+    fields = {name: _as_plain(list(value) if name in _LISTS else value) for name, value in given.items() if name not in _CLIENTS}
+    fields.update(_as_plain(body))
     _check_integer("n", fields.get("n"), 1)
+    timeout = options.get("timeout", UNSET)
     return Request(
-        messages=conversation, model=model, sampling=sampling, extra=fields, headers=check_mapping("extra_headers", extra_headers)
+        messages=_check_messages([{"role": "user", "content": messages}] if isinstance(messages, str) else messages),
+        model=model or None,
+        sampling=_sampling(given),
+        extra=fields,
+        headers=check_mapping("extra_headers", given.get("extra_headers")),
+        query=_check_query(given.get("extra_query")),
+        timeouts=None if isinstance(timeout, Unset) else parse_timeout(timeout),
+        max_retries=check_retries(given.get("max_retries")),
     )
 
 
-def _check_messages(messages: Sequence[Message]) -> list[Message]:
+def check_names(options: Mapping[str, Any], where: str = "create()") -> None:
+    """Check that the options are arguments of ``chat.completions.create``.
+
+    Raises:
+        TypeError: one is not.
+    """
+    for name in options.keys() - _NAMES:
+        near = get_close_matches(name, _NAMES, 1)
+        hint = f"; did you mean {near[0]!r}?" if near else "; fields that only a server knows go into extra_body"
+        raise TypeError(f"{where} got an unexpected keyword argument {name!r}{hint}")
+
+
+def is_given(value: object) -> bool:
+    """Return True unless the value is None or a mark for what is not given: ``openai.omit``, ``openai.NOT_GIVEN``, ``UNSET``."""
+    return value is not None and not _is_mark(value)
+
+
+def _is_mark(value: object) -> bool:
+    # by name: SDKs that were made with OpenAI's generator have marks of their own, and none of them need be installed
+    return isinstance(value, Unset) or (type(value).__name__ in {"Omit", "NotGiven"} and not value)
+
+
+def parse_timeout(value: object) -> Timeouts | None:
+    """Return the limits of a ``timeout`` argument; None: the argument was not given.
+
+    A number limits each phase: connecting, waiting for the first token, for the next one, and for any bytes.
+
+    Raises:
+        ConfigError: not a number above 0, None, ``Timeouts`` or an object like ``httpx.Timeout``.
+    """
+    if isinstance(value, Timeouts) or _is_mark(value):
+        return value if isinstance(value, Timeouts) else None
+    connect: Any = getattr(value, "connect", None) if hasattr(value, "read") else value
+    read: Any = getattr(value, "read", value)
+    for limit in (connect, read):
+        if limit is not None and (isinstance(limit, bool) or not isinstance(limit, int | float) or not limit > 0):
+            raise ConfigError(f"timeout: expected seconds above 0, None, Timeouts or httpx.Timeout, got {value!r}")
+    return Timeouts(connect=connect, first_token=read, next_token=read, socket=read)
+
+
+def check_retries(value: object) -> int | None:
+    """Return a number of retries; None: not given.
+
+    Raises:
+        ConfigError: not an integer, or below 0.
+    """
+    return _check_integer("max_retries", value if is_given(value) else None, 0)
+
+
+def _sampling(given: Mapping[str, Any]) -> SamplingOptions:
+    limit = given.get("max_completion_tokens", given.get("max_tokens"))
+    return SamplingOptions(
+        temperature=_check_number("temperature", given.get("temperature"), "0 to 2", lambda value: 0 <= value <= 2),
+        top_p=_check_number("top_p", given.get("top_p"), "more than 0, at most 1", lambda value: 0 < value <= 1),
+        top_k=_check_integer("top_k", given.get("top_k"), -1),
+        min_p=_check_number("min_p", given.get("min_p"), "0 to 1", lambda value: 0 <= value <= 1),
+        seed=_check_integer("seed", given.get("seed")),
+        max_tokens=_check_integer("max_tokens", limit, 1),
+        stop=_check_stop(given.get("stop")),
+    )
+
+
+def _check_messages(messages: Iterable[Any]) -> list[Message]:
     if isinstance(messages, Mapping) or not isinstance(messages, Iterable):
         raise ConfigError(f"messages: expected a text or a list of messages, got {type(messages).__name__}")
-    conversation = list(messages)
+    conversation = [_as_plain(message) for message in messages]
     if not conversation:
         raise ConfigError("messages: expected at least one message, got none")
     for index, message in enumerate(conversation):
-        conversation[index] = message = _as_plain(message)  # noqa: PLW2901
         if not isinstance(message, Mapping):
             raise ConfigError(f'messages[{index}]: expected a mapping with "role" and "content", got {type(message).__name__}')
         if not isinstance(message.get("role"), str):
@@ -112,6 +267,15 @@ def _check_stop(stop: object) -> tuple[str, ...]:
     if not isinstance(texts, list | tuple) or not all(isinstance(text, str) and text for text in texts):
         raise ConfigError(f"stop: expected a text or a list of texts that are not empty, got {stop!r}")
     return tuple(texts)
+
+
+def _check_query(value: object) -> Mapping[str, str]:
+    """Return the query as texts; a list gives several values in OpenAI's SDK and is refused here."""
+    query = check_mapping("extra_query", value)
+    for name, each in query.items():
+        if not isinstance(each, str | int | float):
+            raise ConfigError(f"extra_query: {name}: expected a text, a number or a truth value, got {type(each).__name__}")
+    return {name: str(each).lower() if isinstance(each, bool) else str(each) for name, each in query.items()}
 
 
 def check_mapping(name: str, value: object) -> Mapping[str, Any]:

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any, ClassVar, Literal, Protocol, overload
+from typing import ClassVar, Literal, Protocol, Unpack, overload
 
-from streamco.client.arguments import UNSET, Unset, build_request, check_mapping
+from streamco.client.arguments import UNSET, ChatOptions, Messages, NotGiven, Unset, build_request, check_mapping, check_names, is_given
 from streamco.client.stream import ChatStream
 from streamco.config import Pace
 from streamco.core.report import Report
-from streamco.endpoints.base import Message, Request
+from streamco.endpoints.base import Request
 from streamco.openai_types import ChatCompletion
 from streamco.wire.openai.assembler import CompletionAssembler
 
@@ -40,31 +39,62 @@ class Completions:
 
     @overload
     async def create(
-        self, *, messages: Sequence[Message], stream: Literal[True], model: str | None = None, pace: Pace | Unset = UNSET, **options: Any
+        self,
+        *,
+        messages: Messages,
+        stream: Literal[True],
+        model: str | NotGiven | None = None,
+        pace: Pace | Unset = UNSET,
+        **options: Unpack[ChatOptions],
     ) -> ChatStream: ...
 
     @overload
     async def create(
-        self, *, messages: Sequence[Message], stream: Literal[False] = False, model: str | None = None, **options: Any
+        self,
+        *,
+        messages: Messages,
+        stream: Literal[False] | NotGiven | None = False,
+        model: str | NotGiven | None = None,
+        **options: Unpack[ChatOptions],
     ) -> Answer: ...
 
+    @overload
     async def create(
-        self, *, messages: Sequence[Message], stream: bool = False, model: str | None = None, pace: Pace | Unset = UNSET, **options: Any
+        self,
+        *,
+        messages: Messages,
+        stream: bool,
+        model: str | NotGiven | None = None,
+        pace: Pace | Unset = UNSET,
+        **options: Unpack[ChatOptions],
+    ) -> ChatStream | Answer: ...
+
+    async def create(
+        self,
+        *,
+        messages: Messages,
+        stream: bool | NotGiven | None = False,
+        model: str | NotGiven | None = None,
+        pace: Pace | Unset = UNSET,
+        **options: Unpack[ChatOptions],
     ) -> ChatStream | Answer:
         """Ask for an answer; arguments as in OpenAI's SDK.
 
         Args:
-            messages: the conversation.
+            messages: the conversation; response objects may be among its messages.
             stream: True: return a ``ChatStream`` as soon as the first token is there; False: return the whole ``Answer``.
             model: the remote model's name; None: the server endpoint's own.
             pace: overrides the client's pace for this answer.
-            options: ``temperature``, ``max_tokens``, ``stop``, ``seed``, ``tools``, ``stream_options`` ... as in OpenAI's SDK.
+            options: the other arguments, see ``ChatOptions``.
 
         Raises:
             StreamcoError: no endpoint could start the answer, or with ``stream=False`` finish it (``partial`` holds the text).
             ConfigError: an argument is wrong.
+            TypeError: there is no argument of this name.
         """
-        wants_usage = bool(check_mapping("stream_options", options.pop("stream_options", None)).get("include_usage"))
+        check_names(options, "create()")
+        stream_options = options.pop("stream_options", None)
+        wants_usage = bool(check_mapping("stream_options", stream_options if is_given(stream_options) else None).get("include_usage"))
         request = build_request(messages, model=model, **options)
         answer = self._open_chat(request, pace=pace if stream else None, includes_usage=wants_usage or not stream)
         if stream:

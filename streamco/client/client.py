@@ -2,15 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from copy import copy
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import Self, Unpack
 
 from msgspec.structs import replace
 
-from streamco.client.arguments import UNSET, Unset, build_request
+from streamco.client.arguments import (
+    UNSET,
+    ChatOptions,
+    Messages,
+    NotGiven,
+    RequestTimeout,
+    Unset,
+    build_request,
+    check_names,
+    check_retries,
+    parse_timeout,
+)
 from streamco.client.chat import Chat
 from streamco.client.endpoint_set import DeviceSetting, EndpointSet, ServerSetting
 from streamco.client.pending_answer import PendingAnswer
@@ -25,7 +35,7 @@ from streamco.config import Limits, Pace, parse_pace
 from streamco.core.race.machine import OnFailure
 from streamco.core.speculation.answer import Emit
 from streamco.core.totals import Totals, TotalsRecorder
-from streamco.endpoints.base import Message, Request
+from streamco.endpoints.base import Request
 from streamco.engines.base import EngineOptions
 from streamco.errors import ConfigError
 from streamco.profiles import Profile
@@ -62,6 +72,9 @@ class Client:
         migration: how answers move to a cheaper endpoint while they are written (docs/migration.md); None: paced answers do, once.
         dispatch: the other options for dispatch.
         limits: bounds on what may be buffered.
+        timeout: seconds to wait for each of connection, first token and next token; limits by phase as ``Timeouts`` or ``httpx.Timeout``;
+            None: no limit. Not given: each endpoint's own.
+        max_retries: further tries at each server before the first token; None: each endpoint's own number.
         seed: seed of the policies' random draws, to repeat them; None: from the system.
 
     Raises:
@@ -85,6 +98,8 @@ class Client:
         migration: MigrationOptions | None = None,
         dispatch: DispatchOptions | None = None,
         limits: Limits | None = None,
+        timeout: RequestTimeout | Unset = UNSET,
+        max_retries: int | None = None,
         seed: int | None = None,
     ) -> None:
         check_options(migration, dispatch, limits, on_failure)
@@ -109,6 +124,8 @@ class Client:
             migration=migration or MigrationOptions(),
             dispatch=dispatch,
             limits=limits or Limits(),
+            timeouts=parse_timeout(timeout),
+            max_retries=check_retries(max_retries),
         )
         self._owns_endpoints = True
         self.chat = Chat(self.open_chat)
@@ -155,6 +172,8 @@ class Client:
         migration: MigrationOptions | None = None,
         dispatch: DispatchOptions | None = None,
         limits: Limits | None = None,
+        timeout: RequestTimeout | Unset = UNSET,
+        max_retries: int | None = None,
     ) -> Client:
         """Return a client with other settings over the same endpoints.
 
@@ -180,6 +199,8 @@ class Client:
             migration=migration or settings.migration,
             dispatch=dispatch or settings.dispatch,
             limits=limits or settings.limits,
+            timeouts=parse_timeout(timeout) or settings.timeouts,
+            max_retries=settings.max_retries if max_retries is None else check_retries(max_retries),
         )
         other.chat = Chat(other.open_chat)
         return other
@@ -206,7 +227,12 @@ class Client:
     # Asking
 
     def stream(
-        self, messages: str | Sequence[Message], *, model: str | None = None, pace: Pace | Unset = UNSET, **options: Any
+        self,
+        messages: Messages,
+        *,
+        model: str | NotGiven | None = None,
+        pace: Pace | Unset = UNSET,
+        **options: Unpack[ChatOptions],
     ) -> TokenStream:
         """Ask for an answer as tokens; nothing happens before the first read.
 
@@ -218,7 +244,9 @@ class Client:
 
         Raises:
             ConfigError: an argument is wrong.
+            TypeError: there is no argument of this name.
         """
+        check_names(options, "stream()")
         request = build_request(messages, model=model, **options)
         if request.extra.get("n", 1) != 1:
             raise ConfigError(f"n: expected 1 for a stream of tokens, got {request.extra['n']!r} (chat.completions.create gives them all)")
@@ -230,7 +258,7 @@ class Client:
 
     def _answer(self, request: Request, pace: Pace | Unset, *, shows_drafts: bool = False) -> PendingAnswer:
         rate = self._settings.pace if isinstance(pace, Unset) else parse_pace(pace)
-        return PendingAnswer(request, self._settings, pace=rate, shows_drafts=shows_drafts)
+        return PendingAnswer(self._settings.with_limits(request), self._settings, pace=rate, shows_drafts=shows_drafts)
 
 
 def _read_profile(setting: bytes | Path) -> Profile:

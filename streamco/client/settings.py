@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from streamco.client.endpoint_set import EndpointSet
 from streamco.client.race.dispatcher import Dispatcher, DispatchOptions
 from streamco.client.race.migration import MigrationOptions
 from streamco.client.speculation.planner import SpeculationPlanner
-from streamco.config import Limits
+from streamco.config import Limits, Timeouts
 from streamco.core.race.machine import OnFailure
 from streamco.core.totals import TotalsRecorder
+from streamco.endpoints.base import Request
 from streamco.engines.native_notice import warn_if_pure
 from streamco.errors import ConfigError
 from streamco.policies.eligibility import RequestFacts
@@ -31,6 +33,8 @@ class ClientSettings(Struct, frozen=True, kw_only=True):
         migration: options for planned hand-overs.
         dispatch: options for dispatch.
         limits: bounds on what may be buffered.
+        timeouts: limits on waiting, for requests without their own; None: those of the endpoints.
+        max_retries: further tries at each server, for requests without their own number; None: that of the endpoints.
     """
 
     endpoints: EndpointSet
@@ -42,6 +46,16 @@ class ClientSettings(Struct, frozen=True, kw_only=True):
     migration: MigrationOptions
     dispatch: DispatchOptions
     limits: Limits
+    timeouts: Timeouts | None = None
+    max_retries: int | None = None
+
+    def with_limits(self, request: Request) -> Request:
+        """Return the request with the client's timeouts and number of retries, if it has none of its own."""
+        timeouts = self.timeouts if request.timeouts is None else request.timeouts
+        retries = self.max_retries if request.max_retries is None else request.max_retries
+        if timeouts is request.timeouts and retries == request.max_retries:
+            return request
+        return replace(request, timeouts=timeouts, max_retries=retries)
 
     async def start(self) -> None:
         """Start the endpoints and, unless all answers race, ask the verifier for its properties; idempotent.

@@ -7,7 +7,7 @@ from typing import Any, Literal, Protocol
 
 from msgspec import Struct, field
 
-from streamco.config import SamplingOptions
+from streamco.config import SamplingOptions, Timeouts
 from streamco.events import StreamEnded, TokensReceived
 from streamco.partial import Partial, PreCopy
 
@@ -49,6 +49,9 @@ class Request(Struct, frozen=True, kw_only=True):
         model: the remote model's name. None: the endpoint's own. A device ignores it.
         extra: further fields of the OpenAI request body, passed on as they are (``tools``, ``response_format``, ``n`` ...).
         headers: further HTTP headers.
+        query: further parameters of the URL.
+        timeouts: limits on waiting for this answer, in seconds. None: the endpoint's own. A device has limits only if they are given.
+        max_retries: further tries before the first token. None: the endpoint's own number. A device never retries.
         partial: the answer's beginning, made by another endpoint: continue after it and repeat none of it. Only for endpoints with a
             ``Capabilities.continuation`` other than "none". None: begin the answer.
         prefill_only: read the prompt and the beginning, keep them for the request that follows, and end without an answer. An endpoint
@@ -63,6 +66,9 @@ class Request(Struct, frozen=True, kw_only=True):
     sampling: SamplingOptions = SamplingOptions()
     extra: Mapping[str, Any] = field(default_factory=dict)
     headers: Mapping[str, str] = field(default_factory=dict)
+    query: Mapping[str, str] = field(default_factory=dict)
+    timeouts: Timeouts | None = None
+    max_retries: int | None = None
     partial: Partial | None = None
     prefill_only: bool = False
 

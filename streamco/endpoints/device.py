@@ -17,6 +17,7 @@ from msgspec.structs import replace
 
 from streamco.endpoints.base import Capabilities, Kind, Request, TokenPrices
 from streamco.endpoints.continuation import BoundaryWhitespace, split_trailing_whitespace
+from streamco.endpoints.watchdog import Watchdog
 from streamco.engines.base import (
     Engine,
     EngineOptions,
@@ -28,7 +29,7 @@ from streamco.engines.base import (
     TextPiece,
 )
 from streamco.engines.prompt_ids import answer_ids, pending_bytes, prompt_ids
-from streamco.errors import ConfigError, EndpointError, EngineError, StreamClosed, StreamConsumed, UsageError
+from streamco.errors import ConfigError, EndpointError, EndpointTimeoutError, EngineError, StreamClosed, StreamConsumed, UsageError
 from streamco.events import StreamEnded, TokensReceived
 from streamco.openai_types import ChatCompletionChunk, ChoiceDelta, ChunkChoice, CompletionUsage, PromptTokensDetails
 from streamco.partial import Partial
@@ -239,6 +240,7 @@ class DeviceStream:
         self._end: GenerationEnd | None = None
         self._partial: list[str] = []
         self._boundary = BoundaryWhitespace()
+        self._watchdog = None if request.timeouts is None else Watchdog(self._loop, request.timeouts, self._expire)
         self._has_begun = self._has_sent_finish = self._has_ended = self._is_cancelled = False
 
     @property
@@ -343,7 +345,22 @@ class DeviceStream:
     async def _wait_for_wake(self) -> None:
         waiter = self._loop.create_future()
         self._waiters.append(waiter)
-        await waiter
+        if self._watchdog is None:
+            await waiter
+            return
+        self._watchdog.resume()
+        try:
+            await waiter
+        finally:
+            self._watchdog.pause()
+            self._watchdog.feed(has_content=True)
+
+    def _expire(self, error: EndpointTimeoutError) -> None:
+        """Fail because the engine was silent for too long."""
+        self._failure = self._failure or error
+        if self._generation is not None:
+            self._generation.cancel()
+        self._notify()
 
     def _tokens(self, pieces: list[TextPiece]) -> TokensReceived:
         chunks: list[ChatCompletionChunk] = []
@@ -391,6 +408,8 @@ class DeviceStream:
         return error
 
     def _close(self) -> None:
+        if self._watchdog is not None:
+            self._watchdog.stop()
         self._endpoint.discard(self)
 
 

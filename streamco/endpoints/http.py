@@ -90,15 +90,24 @@ class HttpClient:
         return aiohttp.ClientSession(
             connector=Connector(limit=0, keepalive_timeout=_KEEP_ALIVE),
             cookie_jar=aiohttp.DummyCookieJar(),
-            timeout=aiohttp.ClientTimeout(total=None, connect=self._timeouts.connect, sock_read=None),
+            timeout=_connect_limit(self._timeouts.connect),
             auto_decompress=True,
             read_bufsize=_READ_BUFFER,
         )
 
-    async def request(self, method: str, url: URL, *, headers: Mapping[str, str], body: bytes | None = None) -> aiohttp.ClientResponse:
+    async def request(
+        self, method: str, url: URL, *, headers: Mapping[str, str], body: bytes | None = None, timeouts: Timeouts | None = None
+    ) -> aiohttp.ClientResponse:
         """Send a request and wait for the head of the answer.
 
         A redirect (307, 308) is followed within the same scheme, host and port, so that no key or prompt goes elsewhere.
+
+        Args:
+            method: the HTTP method.
+            url: where the request goes.
+            headers: sent with it.
+            body: its body. None: there is none.
+            timeouts: ``connect``, in seconds. None: the client's.
 
         Raises:
             EndpointConnectError: there was no connection, or it was lost before the head of the answer.
@@ -108,10 +117,12 @@ class HttpClient:
         session = self._session
         assert session is not None, "start comes before request"
         proxy = await self._find_proxy(url)
-        with self._translated(), _abort_on_failure():
+        limits = self._timeouts if timeouts is None else timeouts
+        limit = session.timeout if limits.connect == self._timeouts.connect else _connect_limit(limits.connect)
+        with self._translated(limits), _abort_on_failure():
             for _ in range(_MAX_REQUESTS):
                 data = io.BytesIO(body) if body is not None and len(body) > _LARGE_BODY else body
-                response = await session.request(method, url, data=data, headers=headers, allow_redirects=False, proxy=proxy)
+                response = await session.request(method, url, data=data, headers=headers, allow_redirects=False, proxy=proxy, timeout=limit)
                 if response.status not in {307, 308}:
                     _report_lost_connection(response)
                     return response
@@ -245,11 +256,11 @@ class HttpClient:
         return error
 
     @contextmanager
-    def _translated(self) -> Iterator[None]:
+    def _translated(self, timeouts: Timeouts | None = None) -> Iterator[None]:
         try:
             yield
         except Exception as exc:
-            error = translate(exc, self._name, self._timeouts)
+            error = translate(exc, self._name, timeouts or self._timeouts)
             if error is None:
                 raise
             raise self.scrub(error) from root_cause(exc)
@@ -281,6 +292,12 @@ def _abort_on_failure() -> Iterator[None]:
         raise
     finally:
         _transports.reset(token)
+
+
+def _connect_limit(seconds: float | None) -> aiohttp.ClientTimeout:
+    import aiohttp
+
+    return aiohttp.ClientTimeout(total=None, connect=seconds, sock_read=None)
 
 
 def _record_transport(connection: aiohttp.connector.Connection) -> None:

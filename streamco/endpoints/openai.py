@@ -157,8 +157,8 @@ class OpenAIEndpoint:
             self._client,
             lambda: self._prepare(request),
             refine=self._record_refusal,
-            retries=Retries(self._retry, self._rng),
-            timeouts=self._timeouts,
+            retries=Retries(_retry_policy(self._retry, request), self._rng),
+            timeouts=request.timeouts or self._timeouts,
             limits=self._limits,
             on_over=self._streams.discard,
         )
@@ -271,6 +271,8 @@ class OpenAIEndpoint:
         api, path, body = self._build_body(request, model, self._extra(request) if is_answer else request.extra)
         last = request.messages[-1] if request.messages else {}
         url = self._url(path, model, base_url=self._address.provider.continuation_base_url if last.get("prefix") else None)
+        if request.query:
+            url = url.update_query(request.query)
         headers = {**self._headers, **request.headers} if request.headers else self._headers
         try:
             return StreamCall(url, headers, encode_request(body), api, held_whitespace if is_answer else "")
@@ -359,6 +361,10 @@ class OpenAIEndpoint:
             return msgspec.json.decode(answer)
         except msgspec.DecodeError as exc:
             raise EndpointProtocolError(f"expected JSON from {url}, got {answer[:80]!r}", endpoint=self._name) from exc
+
+
+def _retry_policy(policy: RetryPolicy, request: Request) -> RetryPolicy:
+    return policy if request.max_retries is None else msgspec.structs.replace(policy, attempts=request.max_retries)
 
 
 def _build_headers(address: Address, key: str | None, headers: Mapping[str, str] | None) -> dict[str, str]:

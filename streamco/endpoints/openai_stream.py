@@ -72,9 +72,10 @@ class _Opener:
         prepare: builds the call; called again for each try.
         refine: called with each error status; returns True if ``prepare`` will now build a call that avoids it.
         retries: the retries of this request.
+        timeouts: ``connect``, in seconds.
     """
 
-    __slots__ = ("_client", "_name", "_prepare", "_refine", "_refined", "_retries", "url")
+    __slots__ = ("_client", "_name", "_prepare", "_refine", "_refined", "_retries", "_timeouts", "url")
 
     def __init__(
         self,
@@ -83,8 +84,11 @@ class _Opener:
         prepare: Callable[[], Awaitable[StreamCall]],
         refine: Callable[[EndpointStatusError], bool],
         retries: Retries,
+        *,
+        timeouts: Timeouts,
     ) -> None:
         self._name = name
+        self._timeouts = timeouts
         self._client = client
         self._prepare = prepare
         self._refine = refine
@@ -112,7 +116,7 @@ class _Opener:
                 call = await self._prepare()
                 self.url = call.url
                 await self._client.start()
-                response = await self._client.request("POST", call.url, headers=call.headers, body=call.body)
+                response = await self._client.request("POST", call.url, headers=call.headers, body=call.body, timeouts=self._timeouts)
                 await self._check(response)
             except EndpointError as error:
                 next_wait = self.next_wait(error)
@@ -199,7 +203,7 @@ class OpenAIStream:
     ) -> None:
         self._name = name
         self._client = client
-        self._opener = _Opener(name, client, prepare, refine, retries)
+        self._opener = _Opener(name, client, prepare, refine, retries, timeouts=timeouts)
         self._timeouts = timeouts
         self._limits = limits
         self._on_over = on_over

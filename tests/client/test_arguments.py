@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any
+import inspect
+import re
+from typing import Any, Literal
 
 import pytest
 
-from streamco.client.arguments import build_request, check_mapping
-from streamco.config import SamplingOptions
+from streamco.client.arguments import ChatOptions, RequestTimeout, build_request, check_mapping
+from streamco.config import SamplingOptions, Timeouts
 from streamco.errors import ConfigError
 from streamco.openai_types import ChatCompletionMessage, FunctionCall, ToolCall
 
@@ -47,7 +49,7 @@ def test_sampling_is_taken_apart_from_the_rest() -> None:
 
 def test_the_conversation_may_be_any_iterable_and_is_copied() -> None:
     messages = ({"role": role, "content": "x"} for role in ("system", "user"))
-    assert [message["role"] for message in build_request(messages).messages or ()] == ["system", "user"]  # type: ignore[arg-type]
+    assert [message["role"] for message in build_request(messages).messages or ()] == ["system", "user"]
 
 
 def test_max_completion_tokens_goes_before_max_tokens() -> None:
@@ -78,8 +80,11 @@ def test_max_completion_tokens_goes_before_max_tokens() -> None:
         ({"n": "two"}, "n: expected an integer >= 1, got 'two'"),
         ({"extra_body": [1]}, "extra_body: expected a mapping, got list"),
         ({"extra_headers": "A: b"}, "extra_headers: expected a mapping, got str"),
-        ({"timeout": 5}, "timeout: expected it in OpenAIEndpoint(timeouts=...), got it as an argument of one request"),
-        ({"extra_query": {}}, "extra_query: expected it in OpenAIEndpoint(base_url=...), got it as an argument of one request"),
+        ({"timeout": 0}, "timeout: expected seconds above 0, None, Timeouts or httpx.Timeout, got 0"),
+        ({"timeout": "soon"}, "timeout: expected seconds above 0, None, Timeouts or httpx.Timeout, got 'soon'"),
+        ({"max_retries": -1}, "max_retries: expected an integer >= 0, got -1"),
+        ({"extra_query": "a=b"}, "extra_query: expected a mapping, got str"),
+        ({"extra_query": {"a": [1]}}, "extra_query: a: expected a text, a number or a truth value, got list"),
     ],
 )
 def test_a_wrong_argument_says_what_was_expected_what_was_got_and_where(arguments: dict[str, Any], text: str) -> None:
@@ -101,7 +106,7 @@ CALL = ToolCall(id="c1", function=FunctionCall(name="f", arguments="{}"))
 
 def test_a_response_object_is_a_message() -> None:
     answer = ChatCompletionMessage(content=None, tool_calls=[CALL])
-    request = build_request([{"role": "user", "content": "hi"}, answer, {"role": "tool", "tool_call_id": "c1", "content": "1"}])  # type: ignore[list-item]
+    request = build_request([{"role": "user", "content": "hi"}, answer, {"role": "tool", "tool_call_id": "c1", "content": "1"}])
     assert request.messages is not None
     assert request.messages[1] == {
         "role": "assistant",
@@ -128,3 +133,100 @@ def test_plain_messages_are_passed_on_as_the_same_objects() -> None:
     request = build_request([message])
     assert request.messages is not None
     assert request.messages[0] is message
+
+
+# Names
+
+
+@pytest.mark.parametrize(("name", "hint"), [("temprature", "did you mean 'temperature'?"), ("max_token", "did you mean 'max_tokens'?")])
+def test_a_misspelt_argument_is_an_error(name: str, hint: str) -> None:
+    arguments: dict[str, Any] = {name: 1}
+    with pytest.raises(TypeError, match=f"unexpected keyword argument '{name}'; {re.escape(hint)}"):
+        build_request("hi", **arguments)
+
+
+def test_a_field_that_only_a_server_knows_goes_into_extra_body() -> None:
+    with pytest.raises(TypeError, match="extra_body"):
+        build_request("hi", zzz=1)  # type: ignore[call-arg]
+    assert build_request("hi", extra_body={"zzz": 1}).extra == {"zzz": 1}
+
+
+def test_every_argument_of_openais_sdk_is_known() -> None:
+    completions = pytest.importorskip("openai.resources.chat.completions").AsyncCompletions
+    theirs = set(inspect.signature(completions.create).parameters) - {"self", "messages", "model", "stream"}
+    assert theirs - set(ChatOptions.__annotations__) == set()
+    assert set(ChatOptions.__annotations__) - theirs == {"max_retries", "top_k", "min_p"}
+
+
+# What is not given
+
+
+class Omit:
+    """As in OpenAI's SDK."""
+
+    def __bool__(self) -> Literal[False]:
+        return False
+
+
+class NotGiven(Omit):
+    """As in OpenAI's SDK."""
+
+
+@pytest.mark.parametrize("mark", [Omit(), NotGiven()], ids=["omit", "NOT_GIVEN"])
+def test_openais_marks_mean_not_given(mark: Omit) -> None:
+    names: dict[str, Any] = dict.fromkeys(ChatOptions.__annotations__, mark)
+    assert build_request("hi", model=mark, **names) == build_request("hi")
+
+
+def test_marks_of_the_installed_sdk_mean_not_given() -> None:
+    openai = pytest.importorskip("openai")
+    for mark in (openai.omit, openai.NOT_GIVEN):
+        assert build_request("hi", temperature=mark, tools=mark, timeout=mark) == build_request("hi")
+
+
+# Limits
+
+
+class Phases:
+    """As ``httpx.Timeout``."""
+
+    connect: float | None = 2.0
+    read: float | None = None
+    write = pool = 7.0
+
+
+@pytest.mark.parametrize(
+    ("timeout", "limits"),
+    [
+        (5, Timeouts(connect=5, first_token=5, next_token=5, socket=5)),
+        (None, Timeouts(connect=None, first_token=None, next_token=None, socket=None)),
+        (Phases(), Timeouts(connect=2.0, first_token=None, next_token=None, socket=None)),
+        (Timeouts(first_token=3), Timeouts(first_token=3)),
+    ],
+)
+def test_a_timeout_limits_each_phase(timeout: RequestTimeout, limits: Timeouts) -> None:
+    assert build_request("hi", timeout=timeout).timeouts == limits
+
+
+def test_a_timeout_of_httpx_is_taken() -> None:
+    httpx = pytest.importorskip("httpx")
+    assert build_request("hi", timeout=httpx.Timeout(4, connect=1)).timeouts == Timeouts(connect=1, first_token=4, next_token=4, socket=4)
+
+
+def test_without_a_timeout_the_endpoints_own_hold() -> None:
+    request = build_request("hi")
+    assert request.timeouts is None
+    assert request.max_retries is None
+
+
+def test_query_values_are_texts() -> None:
+    assert build_request("hi", extra_query={"a": 1, "b": True, "c": "x"}).query == {"a": "1", "b": "true", "c": "x"}
+
+
+# extra_body
+
+
+def test_sampling_in_extra_body_holds_for_every_endpoint() -> None:
+    request = build_request("hi", temperature=1, extra_body={"temperature": 0, "top_k": 5, "provider": {"order": ["x"]}})
+    assert request.sampling == SamplingOptions(temperature=0, top_k=5)
+    assert request.extra == {"provider": {"order": ["x"]}}

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import subprocess
+import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -15,12 +18,22 @@ from streamco.client.client import Client
 from streamco.client.stream import ChatStream
 from streamco.core.report import AnswerUsage
 from streamco.endpoints.base import Capabilities
+from streamco.endpoints.device import DeviceEndpoint
 from streamco.endpoints.openai import OpenAIEndpoint
-from streamco.errors import AllEndpointsFailed, ConfigError, EndpointConnectError, EndpointProtocolError, EndpointStatusError, StreamClosed
+from streamco.errors import (
+    AllEndpointsFailed,
+    ConfigError,
+    EndpointConnectError,
+    EndpointProtocolError,
+    EndpointStatusError,
+    EndpointTimeoutError,
+    StreamClosed,
+)
 from streamco.openai_types import ChatCompletionChunk, ChoiceDelta, ChunkChoice, CompletionUsage, FunctionDelta, ToolCallDelta
 from streamco.testing import DONE, Cut, Pause, ScriptedServer, chunk_event, json_answer, stream_answer
 from streamco.testing import ScriptedResponse as HttpAnswer
 from streamco.testing.endpoint import text_chunk
+from streamco.testing.engine import FakeEngine
 from streamco.testing.responses import Step
 from tests.client.helpers import EVERYTHING, HELLO, chunks_text, device, opened, server, words
 
@@ -28,7 +41,8 @@ USAGE = CompletionUsage(prompt_tokens=5, completion_tokens=2, total_tokens=7)
 
 
 async def create(client: Client, **options: Any) -> ChatStream:
-    return await client.chat.completions.create(messages=HELLO, stream=True, **options)
+    stream: ChatStream = await client.chat.completions.create(messages=HELLO, stream=True, **options)
+    return stream
 
 
 async def whole(client: Client, **options: Any) -> Answer:
@@ -48,6 +62,29 @@ async def answering(*answers: HttpAnswer) -> AsyncIterator[tuple[Client, Scripte
 def able_server(url: str, name: str) -> OpenAIEndpoint:
     """One that can go on with an answer."""
     return OpenAIEndpoint("m", base_url=url, name=name, capabilities=Capabilities(continuation="continue_final_message"))
+
+
+ROOT = Path(__file__).resolve().parents[2]
+PROGRAM = """
+from typing import assert_type
+
+import streamco
+from streamco.client.chat import Answer
+from streamco.client.stream import ChatStream
+from streamco.openai_types import ChatCompletionMessage
+
+
+async def use(client: streamco.Client, flag: bool, said: ChatCompletionMessage) -> None:
+    ask = client.chat.completions.create
+    assert_type(await ask(messages=[{"role": "user", "content": "x"}, said]), Answer)
+    assert_type(await ask(messages=[], stream=True, temperature=0, timeout=5), ChatStream)
+    assert_type(await ask(messages=[], stream=flag, timeout=None), ChatStream | Answer)
+    await ask(messages=[], temprature=0)  # wrong
+    await ask(messages=[], temperature="hot")  # wrong
+    client.stream("x", max_tokens=3, logit_bias={"5": 1})
+    client.stream("x", max_token=3)  # wrong
+    client.with_options(timeout=3, max_retries=2)
+"""
 
 
 # What goes out
@@ -316,3 +353,60 @@ async def test_wrong_stream_options_are_refused() -> None:
     client = Client(server=server())
     with pytest.raises(ConfigError, match="stream_options: expected a mapping, got bool"):
         await create(client, stream_options=True)
+
+
+# Limits and addresses of one request
+
+
+async def test_a_query_is_added_to_the_url() -> None:
+    async with answering() as (client, scripted):
+        await whole(client, extra_query={"trace": "a b"})
+    assert scripted.requests[0].path == "/v1/chat/completions?trace=a+b"
+
+
+async def test_a_timeout_of_one_request_is_kept() -> None:
+    async with answering(HttpAnswer(steps=[Pause(30)])) as (client, _):
+        with pytest.raises(EndpointTimeoutError, match="within 0"):
+            await create(client, timeout=0.05)
+
+
+async def test_a_clients_timeout_and_retries_hold_unless_a_request_has_its_own() -> None:
+    refused = HttpAnswer(status=500, steps=[b"busy"])
+    async with answering(refused, refused, HttpAnswer(steps=[Pause(30)])) as (client, scripted):
+        strict = client.with_options(timeout=0.05, max_retries=0)
+        with pytest.raises(EndpointStatusError):
+            await whole(strict)
+        assert len(scripted.requests) == 1
+        with pytest.raises(EndpointTimeoutError, match="within 0"):
+            await create(strict, max_retries=1)
+        assert len(scripted.requests) == 3
+
+
+async def test_a_timeout_holds_at_the_device_too() -> None:
+    stuck = FakeEngine(["x"] * 3, mode="manual")
+    async with opened(device=DeviceEndpoint(stuck)) as client:
+        with pytest.raises(EndpointTimeoutError, match="within 0"):
+            await create(client, timeout=0.05)
+
+
+async def test_a_misspelt_argument_is_named_with_its_call() -> None:
+    async with answering() as (client, _):
+        with pytest.raises(TypeError, match=r"^create\(\) got an unexpected keyword argument 'temprature'"):
+            await create(client, temprature=0)
+        with pytest.raises(TypeError, match=r"^stream\(\) got an unexpected keyword argument 'temprature'"):
+            client.stream("hi", temprature=0)  # type: ignore[call-arg]
+
+
+def test_a_type_checker_knows_the_arguments(tmp_path: Path) -> None:
+    program = tmp_path / "program.py"
+    program.write_text(PROGRAM)
+    found = subprocess.run(
+        [sys.executable, "-m", "mypy", "--strict", "--no-incremental", "--follow-imports=silent", str(program)],
+        capture_output=True,
+        text=True,
+        check=False,
+        cwd=ROOT,
+    )
+    errors = [int(line.split(":")[1]) for line in found.stdout.splitlines() if ": error:" in line]
+    wrong = [number for number, line in enumerate(PROGRAM.splitlines(), 1) if line.endswith("# wrong")]
+    assert sorted(set(errors)) == wrong, found.stdout + found.stderr
