@@ -18,7 +18,6 @@ from streamco.cli.options import add_answer_arguments, add_look_arguments, add_p
 from streamco.cli.runtime import run_async, waiting
 from streamco.cli.server_process import running_server
 from streamco.cli.ui.answer import AnswerSettings, read_answer
-from streamco.cli.ui.report import format_saving, format_seconds, format_usd
 from streamco.cli.ui.slash_commands import pace_text
 from streamco.cli.ui.talk import answer_prompt, converse, is_interactive, make_view, migration_of
 from streamco.cli.ui.view import View
@@ -27,6 +26,7 @@ from streamco.client.race.dispatcher import DispatchOptions
 from streamco.client.speculation.options import SpeculationOptions
 from streamco.client.speculation.verifier_binding import drafting_engine_options
 from streamco.core.report import EndpointReport, HandOver, Report, SpeculationFigures
+from streamco.core.report_text import format_saving, format_seconds, format_usd
 from streamco.endpoints.base import TokenPrices
 from streamco.errors import ConfigError
 

@@ -19,14 +19,17 @@ FRAME = 1 / 60  # seconds; a token that comes within one frame of a display is s
 
 
 class Quality(Struct, frozen=True, kw_only=True):
-    """Smoothness of one answer at the virtual reader.
+    """Smoothness of one answer, as measured and at the virtual reader.
 
     Args:
-        tbt_p50: median time between tokens, seconds; None: fewer than two tokens.
-        tbt_p99: 99th percentile of the time between tokens, seconds.
+        tbt_p50: median time between tokens at the virtual reader, seconds; None: fewer than two tokens. It is never below ``1 / rate``.
+        tbt_p99: 99th percentile of the time between tokens at the virtual reader, seconds.
         delayed_tokens: tokens delivered later than expected, by more than a frame (``delay_num`` of Table 3).
         stalls: runs of delayed tokens, which is how often the reader had to wait.
         score: 1 minus the share of the reader's time lost to delay, in [0, 1]; 1: never waited.
+        gap_p50: median of the measured time between two tokens as they were delivered, seconds; 0 between tokens of one batch; None: fewer
+            than two tokens.
+        gap_p99: 99th percentile of the measured time between tokens, seconds.
     """
 
     tbt_p50: float | None
@@ -34,6 +37,8 @@ class Quality(Struct, frozen=True, kw_only=True):
     delayed_tokens: int
     stalls: int
     score: float
+    gap_p50: float | None = None
+    gap_p99: float | None = None
 
 
 class Meter:
@@ -77,13 +82,19 @@ class Meter:
     def quality(self) -> Quality:
         """Return the quality of the deliveries so far."""
         gaps: dict[float, int] = {}
+        measured: dict[float, int] = {}
         delayed = stalls = 0
         lost = 0.0
         if not self._times:
             return Quality(tbt_p50=None, tbt_p99=None, delayed_tokens=0, stalls=0, score=1.0)
         first, period = self._times[0], 1.0 / self.rate
-        position, seen, was_late = 0, first, False
+        position, seen, was_late, before = 0, first, False, None
         for time, count in zip(self._times, self._counts, strict=True):
+            if before is not None and count:
+                measured[time - before] = measured.get(time - before, 0) + 1
+            if count > 1:
+                measured[0.0] = measured.get(0.0, 0) + count - 1
+            before = time if count else before
             for _ in range(count):
                 expected = first + position * period
                 is_late, moment = time > expected + FRAME, max(time, expected)
@@ -98,7 +109,15 @@ class Meter:
         # Andes: the area between the expected and the actual reading curve, over the area under the expected one up to the same end.
         whole = lost + period * position * (position - 1) / 2
         score = 1.0 - lost / whole if whole else 1.0
-        return Quality(tbt_p50=_quantile(gaps, 0.5), tbt_p99=_quantile(gaps, 0.99), delayed_tokens=delayed, stalls=stalls, score=score)
+        return Quality(
+            tbt_p50=_quantile(gaps, 0.5),
+            tbt_p99=_quantile(gaps, 0.99),
+            delayed_tokens=delayed,
+            stalls=stalls,
+            score=score,
+            gap_p50=_quantile(measured, 0.5),
+            gap_p99=_quantile(measured, 0.99),
+        )
 
 
 def _quantile(gaps: dict[float, int], share: float) -> float | None:

@@ -219,6 +219,12 @@ class Report(Struct, frozen=True, kw_only=True):
     mode: AnswerMode = "race"
     speculation: SpeculationFigures | None = None
 
+    def __str__(self) -> str:
+        """Return the whole report as tables for people; ``repr`` and JSON have the fields."""
+        from streamco.core.report_text import report_sections, sections_to_text
+
+        return sections_to_text(report_sections(self))
+
 
 class SpeculationReport(Struct, kw_only=True):
     """The speculation machine's own tally of one answer, which only the machine writes; in tokens if nothing else is said.

@@ -14,7 +14,7 @@ import pytest
 from streamco.cli.demo import PRICES, SCENES, _change_line, _endpoint_line, _explain
 from streamco.core.report import EndpointReport, HandOver, Outcome
 from tests.cli.terminal import ROOT, terminal
-from tests.cli.ui.test_report import FIGURES, make_report
+from tests.core.test_report_text import FIGURES, make_report
 
 DEMO = ("-m", "streamco", "demo")
 pytestmark = pytest.mark.timeout(180)

@@ -47,6 +47,16 @@ def test_a_timers_lateness_is_no_delay() -> None:
     assert quality.tbt_p99 == pytest.approx(0.1, abs=0.0021)
 
 
+def test_measured_gaps_are_those_of_the_deliveries_and_not_of_the_reader() -> None:
+    meter = Meter(4.8)
+    for index in range(101):
+        meter.record(1, now=index * 0.04)
+    quality = meter.quality()
+    assert quality.gap_p50 == pytest.approx(0.04)
+    assert quality.gap_p99 == pytest.approx(0.04)
+    assert quality.tbt_p50 == pytest.approx(1 / 4.8)
+
+
 def test_every_wait_of_its_own_is_a_stall() -> None:
     meter = Meter(10.0)
     for time in (0.0, 0.25, 0.26, 0.27, 0.6):
@@ -75,6 +85,9 @@ def test_the_figures_agree_with_a_plain_reading_of_the_definition(arrivals: list
     late = [time > times[0] + index / rate + FRAME for index, time in enumerate(times)]
     assert quality.delayed_tokens == sum(late)
     assert quality.stalls == sum(is_late and not before for before, is_late in zip([False, *late], late, strict=False))
+    measured = sorted(later - earlier for earlier, later in itertools.pairwise(times))
     if gaps:
+        assert quality.gap_p50 == pytest.approx(measured[-(-len(measured) // 2) - 1], abs=1e-6)
+        assert quality.gap_p99 == pytest.approx(measured[-(-len(measured) * 99 // 100) - 1], abs=1e-6)
         assert quality.tbt_p50 == pytest.approx(gaps[-(-len(gaps) // 2) - 1], abs=1e-6)
     assert 0 <= quality.score <= 1

@@ -54,3 +54,23 @@ def test_a_report_begins_empty_and_not_final() -> None:
         winner=None, ttft=None, duration=0.0, tokens=0, tokens_per_second=None, finish_reason=None, dispatch=DISPATCH, quality=QUALITY
     )
     assert (report.endpoints, report.hand_overs, report.ending, report.is_final, report.mode) == ([], [], None, False, "race")
+
+
+def test_a_printed_report_is_a_table_and_its_repr_has_the_fields() -> None:
+    report = Report(
+        winner="device",
+        ttft=0.25,
+        duration=2.0,
+        tokens=9,
+        tokens_per_second=4.5,
+        finish_reason="stop",
+        dispatch=DISPATCH,
+        endpoints=[EndpointReport(name="device", kind="device", outcome="won", opened=0.0)],
+        quality=QUALITY,
+    )
+    lines = str(report).splitlines()
+    assert len(lines) > 10
+    assert max(map(len, lines)) < 120
+    assert any(line.split() == ["first", "token", "after", "250", "ms"] for line in lines)
+    assert repr(report).startswith("Report(winner='device', ttft=0.25")
+    assert f"{report}" == str(report)

@@ -7,7 +7,6 @@ from pathlib import Path
 
 from streamco.cli.ui.answer import AnswerSettings, ShownAnswer, read_answer
 from streamco.cli.ui.history import Conversation
-from streamco.cli.ui.report import Section, report_sections
 from streamco.cli.ui.slash_commands import (
     POLICIES,
     CommandError,
@@ -22,6 +21,7 @@ from streamco.cli.ui.slash_commands import (
 from streamco.cli.ui.view import View
 from streamco.client.client import Client
 from streamco.core.report import Report
+from streamco.core.report_text import Section, report_sections
 from streamco.errors import ConfigError
 
 __all__ = ["Dialogue"]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from streamco.cli.ui.report import format_seconds
+from streamco.core.report_text import format_seconds
 
 __all__ = ["Progress"]
 

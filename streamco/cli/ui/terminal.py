@@ -14,11 +14,11 @@ from rich.text import Text
 from streamco.cli.ui.interrupt import quiet_keyboard
 from streamco.cli.ui.live_region import HIDE_CURSOR, SHOW_CURSOR, Region, Row
 from streamco.cli.ui.render import AnswerRenderer, rows_of
-from streamco.cli.ui.report import Section, format_usd, speculation_summary, summary
 from streamco.cli.ui.status_line import Progress
 from streamco.cli.ui.theme import Theme
 from streamco.client.stream import Token
 from streamco.core.report import Report
+from streamco.core.report_text import Section, format_usd, speculation_summary, summary
 from streamco.core.speculation.events import Origin
 
 __all__ = ["TerminalView"]

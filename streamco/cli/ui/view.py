@@ -7,9 +7,9 @@ from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from typing import Protocol, TextIO
 
-from streamco.cli.ui.report import Section, sections_to_text, summary
 from streamco.client.stream import Token
 from streamco.core.report import Report
+from streamco.core.report_text import Section, sections_to_text, summary
 
 __all__ = ["PlainView", "View"]
 

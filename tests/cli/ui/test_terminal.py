@@ -7,12 +7,12 @@ import pytest
 from rich.console import Console
 
 from streamco.cli.ui.render import markdown_styles
-from streamco.cli.ui.report import report_sections
 from streamco.cli.ui.terminal import TerminalView
 from streamco.cli.ui.theme import THEMES
 from streamco.client.stream import Token
+from streamco.core.report_text import report_sections
 from tests.cli.emulator import Emulator, plain
-from tests.cli.ui.test_report import FIGURES, make_report
+from tests.core.test_report_text import FIGURES, make_report
 
 KINDS = {"device": "device", "server": "server"}
 

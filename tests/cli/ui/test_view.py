@@ -2,10 +2,10 @@ from __future__ import annotations
 
 import io
 
-from streamco.cli.ui.report import Section
 from streamco.cli.ui.view import PlainView
 from streamco.client.stream import Token
-from tests.cli.ui.test_report import make_report
+from streamco.core.report_text import Section
+from tests.core.test_report_text import make_report
 
 
 def make() -> tuple[PlainView, io.StringIO, io.StringIO]:

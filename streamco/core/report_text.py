@@ -115,7 +115,8 @@ def _answer_section(report: Report) -> Section:
         ("whole answer after", format_seconds(report.duration)),
         ("tokens", f"{report.tokens} ({report.tokens_per_second:.1f}/s)" if report.tokens_per_second else str(report.tokens)),
         ("ended because of", report.finish_reason or "-"),
-        ("between tokens, median and p99", f"{format_seconds(quality.tbt_p50)}, {format_seconds(quality.tbt_p99)}"),
+        ("between tokens, median and p99", f"{format_seconds(quality.gap_p50)}, {format_seconds(quality.gap_p99)}"),
+        ("the same as the reader sees them", f"{format_seconds(quality.tbt_p50)}, {format_seconds(quality.tbt_p99)}"),
         ("delayed tokens, stalls", f"{quality.delayed_tokens}, {quality.stalls}"),
         ("smoothness (1: the reader never waited)", f"{quality.score:.3f}"),
         ("cost", format_usd(report.cost_usd)),
@@ -169,13 +170,19 @@ def _dispatch_section(report: Report) -> Section:
     rows = [
         ("policy", dispatch.policy),
         ("why", dispatch.reason),
-        ("device starts", _start(dispatch.device_wait)),
-        ("server starts", _start(dispatch.server_wait)),
+        *_start_rows(report),
         ("prompt", f"{dispatch.prompt_tokens} tokens"),
         ("constrained side", dispatch.constraint or "none"),
         ("its budget, its share so far", f"{_share(dispatch.budget)}, {_share(dispatch.budget_share)}"),
     ]
     return Section("which side starts when", (), list(rows))
+
+
+def _start_rows(report: Report) -> list[tuple[str, str]]:
+    """Return when each side starts; a side that has no endpoint is not named."""
+    sides = {"device": report.dispatch.device_wait, "server": report.dispatch.server_wait}
+    kinds = {part.kind for part in report.endpoints}
+    return [(f"{side} starts", _start(wait)) for side, wait in sides.items() if side in kinds or not kinds]
 
 
 def _start(wait: float | None) -> str:

@@ -2,7 +2,9 @@ from __future__ import annotations
 
 import pytest
 
-from streamco.cli.ui.report import (
+from streamco.core.meter import Quality
+from streamco.core.report import DispatchReport, EndpointReport, HandOver, Report, SpeculationFigures
+from streamco.core.report_text import (
     format_joules,
     format_saving,
     format_seconds,
@@ -13,8 +15,6 @@ from streamco.cli.ui.report import (
     speculation_summary,
     summary,
 )
-from streamco.core.meter import Quality
-from streamco.core.report import DispatchReport, EndpointReport, HandOver, Report, SpeculationFigures
 
 FIGURES = SpeculationFigures(
     acceptance=0.721,
@@ -82,7 +82,7 @@ def make_report(**changes: object) -> Report:
                 error="cut short",
             ),
         ],
-        "quality": Quality(tbt_p50=0.02, tbt_p99=0.11, delayed_tokens=3, stalls=1, score=0.987),
+        "quality": Quality(tbt_p50=0.208, tbt_p99=0.31, delayed_tokens=3, stalls=1, score=0.987, gap_p50=0.02, gap_p99=0.11),
         "cost_usd": 0.0000045,
         "energy_j": 2.345,
         "wasted_tokens": 7,
