@@ -55,8 +55,9 @@ class Client:
         server: the remote model: an endpoint, an OpenAI model name, or a list of endpoints; None: there is none. The first of a list takes
             part in the race, the others are its fallbacks in their order.
         budget: share of the work that the expensive side may do, 0 to 1. In a race: share of all prompt tokens that the constrained
-            side may process (DiSCo 4.1, b); None: 0.3. If the device drafts: share of the drafted tokens that are verified; None: all,
-            so that the answer is the verifier's own.
+            side may process (DiSCo 4.1, b); None: 0.3. It caps what really happens from the first answer on, within 0.01 and, among the
+            first 500 answers, one mean prompt (docs/dispatch.md). If the device drafts: share of the drafted tokens that are verified;
+            None: all, so that the answer is the verifier's own.
         policy: "auto", or a dispatch policy's name (docs/dispatch.md).
         pace: tokens per second at the reader, "reading" (4.8), "listening" (3.5), or None: as fast as they come.
         mode: "race": the whole answer comes from the endpoint that is first; "speculate": the device drafts and the server verifies,

@@ -3,13 +3,15 @@
 A plan spends the budget on average over the distributions that it was made from. Later prompts and servers differ, and the paper has no
 answer to that. So each start of the constrained side is also checked against the starts before it:
 
-- *total*: from the 500th request on, the constrained side has processed at most a share of budget + 0.01 of all prompt tokens;
+- *first*: from the first request on, the constrained side has processed at most a share of budget + 0.01 of all prompt tokens, and one
+  mean prompt more, so that the first answer of a client may be raced as well;
+- *total*: from the 500th request on, at most a share of budget + 0.01;
 - *window*: of the tokens of any 500 consecutive requests, at most budget + 0.05.
 
 A start now is part of windows that are not complete yet, so the check adds the tokens that later requests will bring. For the total, that
-is one token per request, which is certain. Until the 500th request this allows a small burst, about 500 x budget tokens. For the windows,
-one token per request would be certain too, but then a prompt of more than some 500 x budget tokens could never be started (499 prompts of
-one token might follow it). So by default it is a low estimate from the last 500 prompts, the higher of
+is one token per request, which is certain. For the windows, one token per request would be certain too, but then a prompt of more than some
+500 x budget tokens could never be started (499 prompts of one token might follow it). So by default it is a low estimate from the last 500
+prompts, the higher of
 
 - for each request, 4/5 of their mean without the longest tenth;
 - their mean less 2.5 standard errors of such a forecast, so that rare long prompts count if they keep coming.
@@ -104,8 +106,10 @@ class BudgetSteering:
         if self.budget <= 0.0 or self.budget >= 1.0:
             return self.budget >= 1.0
         spent = self.spent_tokens + self._reserved + tokens
-        at_least = self.tokens + tokens + max(0, self.window - self.requests - 1)
-        if spent > (self.budget + _TOTAL_SLACK) * at_least - _TIE and self.budget + _TOTAL_SLACK < 1.0:
+        seen = self.tokens + tokens
+        rate = self.budget + _TOTAL_SLACK
+        at_least = seen + max(0, self.window - self.requests - 1)
+        if rate < 1.0 and spent > min(rate * at_least - _TIE, rate * seen + seen / (self.requests + 1)):
             return False
         return self._excess.allows(tokens, self._traffic.to_come(tokens), len(self._pending))
 

@@ -57,7 +57,7 @@ def settings(**options: Any) -> dict[str, Any]:
 
 def test_the_device_ends_what_a_dear_server_began_and_the_reader_notices_nothing() -> None:
     async def main() -> None:
-        async with Client(device(), server(), **settings(dispatch=DispatchOptions(explore=0.0))) as client:
+        async with Client(device(), server(), budget=1.0, **settings(dispatch=DispatchOptions(explore=0.0))) as client:
             for _ in range(3):
                 text, report = await answer(client)
                 assert text == "".join(WORDS)
