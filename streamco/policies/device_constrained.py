@@ -16,16 +16,22 @@ from random import Random
 
 import numpy as np
 from msgspec import Struct
+from numpy.typing import NDArray
 
 from streamco.config import check_share
 from streamco.policies.dispatch import Decision, Outcomes
-from streamco.profiles import LengthDistribution, TTFTDistribution
+from streamco.profiles import DeviceSpeed, LengthDistribution, TTFTDistribution
 
 __all__ = ["DeviceConstrained", "ProportionalWait", "TAIL"]
+
+Floats = NDArray[np.float64]
+Integers = NDArray[np.int64]
 
 TAIL = 0.05  # alpha: people notice the slowest twentieth of answers; the paper names no default
 
 _TIE = 1e-12  # rounding of sums of shares
+_THRESHOLD_SIZE = 64  # times and lengths distinguished in the choice of l_th
+_ROUNDS = 50  # of bisection
 
 
 class DeviceConstrained(Struct, frozen=True, tag="device-constrained"):
@@ -117,9 +123,25 @@ class ProportionalWait(Struct, frozen=True, tag="proportional-wait"):
 
     @classmethod
     def plan(
-        cls, ttft: TTFTDistribution, lengths: LengthDistribution, budget: float, tail: float = TAIL, threshold: int = 0
+        cls,
+        ttft: TTFTDistribution,
+        lengths: LengthDistribution,
+        budget: float,
+        tail: float = TAIL,
+        *,
+        device: DeviceSpeed | None = None,
+        threshold: int | None = None,
     ) -> ProportionalWait:
-        """Find the beta that spends the whole budget, the tail's part included; the paper leaves l_th open, so it is an argument.
+        """Choose l_th, and then the beta that spends the rest of the budget, the tail's part included.
+
+        Args:
+            ttft: F, distribution of the server's time to first token.
+            lengths: p(l), distribution of prompt lengths.
+            budget: b, share of prompt tokens that the device may process, 0..1.
+            tail: alpha, part of the budget kept for the tail, 0..1.
+            device: speed of the device, which l_th is chosen by; None: not known.
+            threshold: l_th, tokens; None: the one with the lowest expected time to first token, because the paper leaves it open. Without
+                ``device`` that is not known, so it is the highest one that the budget allows.
 
         Raises:
             ConfigError: a share outside 0..1.
@@ -129,20 +151,12 @@ class ProportionalWait(Struct, frozen=True, tag="proportional-wait"):
         latest = ttft.quantile(1.0 - min(tail, budget))
         if not budget or math.isinf(latest):
             return cls(0, 0.0, None, 0.0)
-        shares, tokens = lengths.token_shares, lengths.lengths
-
-        def spent(slope: float) -> float:
-            waits = np.where(tokens <= threshold, 0.0, np.minimum(slope * tokens, latest))  # equation 1
-            found = np.searchsorted(ttft.times, waits, "right")
-            return float((shares * np.where(found > 0, ttft.survival[found - 1], 1.0)).sum())
-
-        low, high = 0.0, max(float(ttft.times[-1]), 1e-9)  # beta = the largest time: every prompt waits w_tail
-        if spent(low) <= budget + _TIE:
-            high = low
-        for _ in range(60 if high > low else 0):
-            middle = (low + high) / 2
-            low, high = (low, middle) if spent(middle) <= budget + _TIE else (middle, high)
-        return cls(threshold, high, latest, spent(high))
+        candidates = [threshold] if threshold is not None else _rank_thresholds(ttft, lengths, budget, latest, device)
+        for candidate in candidates:
+            slopes, shares = _solve_slopes(ttft, lengths, budget, latest, np.array([candidate]))
+            if shares[0] <= budget + _TIE:  # the ranking is by shortened distributions
+                break
+        return cls(candidate, float(slopes[0]), latest, float(shares[0]))
 
     def outcomes(self, length: int) -> Outcomes:
         """Return the one decision for this length."""
@@ -154,6 +168,52 @@ class ProportionalWait(Struct, frozen=True, tag="proportional-wait"):
     def decide(self, length: int, rng: Random) -> Decision:
         """Return the one decision for this length."""
         return self.outcomes(length)[0][1]
+
+
+def _rank_thresholds(
+    ttft: TTFTDistribution, lengths: LengthDistribution, budget: float, latest: float, device: DeviceSpeed | None
+) -> list[int]:
+    """Return candidates for l_th within the budget, best first: by expected time to first token, or longest first without a device's speed.
+
+    The last one is 0. Times and lengths are shortened to a number of steps that can be searched between two requests.
+    """
+    ttft, lengths = ttft.compress(_THRESHOLD_SIZE), lengths.group(_THRESHOLD_SIZE)
+    thresholds = np.concatenate(([0], lengths.lengths))
+    slopes, shares = _solve_slopes(ttft, lengths, budget, latest, thresholds)
+    order = np.arange(thresholds.size)[::-1]
+    if device is not None:
+        on_device = device.seconds_per_token * lengths.lengths + device.overhead
+        means = ttft.mean_within(_waits(lengths, slopes, latest, thresholds) + on_device) @ lengths.probabilities
+        order = np.argsort(means, kind="stable")
+    return [*thresholds[order[shares[order] <= budget + _TIE]].tolist(), 0]
+
+
+def _solve_slopes(
+    ttft: TTFTDistribution, lengths: LengthDistribution, budget: float, latest: float, thresholds: Integers
+) -> tuple[Floats, Floats]:
+    """Return, for each l_th, the lowest beta that keeps the budget, and the share of tokens that the device then processes.
+
+    If no beta keeps it, every prompt longer than l_th waits w_tail, and the share is above the budget.
+    """
+    steps = np.concatenate(([1.0], ttft.survival))
+
+    def spent(slopes: Floats) -> Floats:
+        found: Floats = steps[np.searchsorted(ttft.times, _waits(lengths, slopes, latest, thresholds), "right")] @ lengths.token_shares
+        return found
+
+    low = np.zeros(thresholds.size)
+    high = np.where(spent(low) <= budget + _TIE, 0.0, max(float(ttft.times[-1]), 1e-9))  # beta = the largest time: w_tail for every prompt
+    for _ in range(_ROUNDS if high.any() else 0):
+        middle = (low + high) / 2
+        is_kept = spent(middle) <= budget + _TIE
+        low, high = np.where(is_kept, low, middle), np.where(is_kept, middle, high)
+    return high, spent(high)
+
+
+def _waits(lengths: LengthDistribution, slopes: Floats, latest: float, thresholds: Integers) -> Floats:
+    """Return the waits of equation 1, seconds; shape (thresholds, lengths)."""
+    waits = np.minimum(np.multiply.outer(slopes, lengths.lengths), latest)
+    return np.where(lengths.lengths[None, :] <= thresholds[:, None], 0.0, waits)
 
 
 def _reason(wait: float | None) -> str:

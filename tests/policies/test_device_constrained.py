@@ -5,14 +5,15 @@ from __future__ import annotations
 import math
 from random import Random
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from streamco.errors import ConfigError
 from streamco.policies.device_constrained import DeviceConstrained, ProportionalWait
-from streamco.profiles import LengthDistribution, TTFTDistribution
-from tests.policies.worlds import PIXEL, World, budgets, expected, lognormal_world, prompts, times
+from streamco.profiles import DeviceSpeed, LengthDistribution, TTFTDistribution
+from tests.policies.worlds import PIXEL, World, budgets, devices, expected, lognormal_world, prompts, times
 
 TENTHS = TTFTDistribution.from_samples([0.1 * step for step in range(1, 11)])  # 0.1 ... 1.0
 FOUR = LengthDistribution([10, 20, 30, 40], [1, 1, 1, 1])  # shares of tokens 0.1, 0.2, 0.3, 0.4
@@ -140,10 +141,47 @@ def test_the_wait_grows_with_the_prompt_up_to_the_tails() -> None:
     assert policy.decide(11, Random(0)).policy == policy.name == "proportional-wait"
 
 
+@pytest.mark.parametrize("device", [None, PIXEL])
 @pytest.mark.parametrize("budget", [0.1, 0.3, 0.6, 0.9])
-def test_the_whole_budget_is_spent(budget: float) -> None:
+def test_the_whole_budget_is_spent(budget: float, device: DeviceSpeed | None) -> None:
     world = lognormal_world(6)
-    assert ProportionalWait.plan(world.ttft, world.lengths, budget).planned_share == pytest.approx(budget, abs=0.01)
+    policy = ProportionalWait.plan(world.ttft, world.lengths, budget, device=device)
+    assert budget - 0.03 <= policy.planned_share <= budget + 1e-9
+
+
+@pytest.mark.parametrize("budget", [0.05, 0.1, 0.3, 0.6, 0.9])
+def test_the_threshold_is_the_one_with_the_soonest_first_tokens(budget: float) -> None:
+    world = lognormal_world(6)
+    policy = ProportionalWait.plan(world.ttft, world.lengths, budget, device=PIXEL)
+    others = [ProportionalWait.plan(world.ttft, world.lengths, budget, threshold=tokens) for tokens in (0, 5, 10, 15, 20, 30, 50, 80)]
+    means = [expected(other, world, "device")[0] for other in others if other.planned_share <= budget + 1e-9]
+    assert expected(policy, world, "device")[0] <= min(means) + 1e-3
+
+
+def test_more_lengths_than_are_told_apart_keep_the_budget_too() -> None:
+    draws = np.random.default_rng(3)
+    lengths = LengthDistribution.from_samples(np.maximum(1, draws.lognormal(5.0, 1.0, 3000)).astype(np.int64))
+    ttft = TTFTDistribution.from_samples(draws.lognormal(-0.7, 0.7, 900))
+    for budget in (0.06, 0.2, 0.5, 0.9):
+        for device in (None, PIXEL):
+            assert ProportionalWait.plan(ttft, lengths, budget, device=device).planned_share <= budget + 1e-9
+
+
+def test_without_the_devices_speed_the_threshold_is_the_highest_within_the_budget() -> None:
+    world = lognormal_world(6)
+    policy = ProportionalWait.plan(world.ttft, world.lengths, 0.4)
+    longer = int(world.lengths.lengths[world.lengths.lengths > policy.threshold][3])
+    assert policy.threshold > 10
+    assert ProportionalWait.plan(world.ttft, world.lengths, 0.4, threshold=longer).planned_share > 0.4
+
+
+@given(times, prompts, budgets, devices)
+def test_a_chosen_threshold_keeps_the_budget(server_times: list[float], lengths: list[int], budget: float, device: DeviceSpeed) -> None:
+    world = World(TTFTDistribution.from_samples(server_times), LengthDistribution.from_samples(lengths), device)
+    for speed in (None, device):
+        policy = ProportionalWait.plan(world.ttft, world.lengths, budget, device=speed)
+        assert expected(policy, world, "device")[1] == pytest.approx(policy.planned_share, abs=1e-9)
+        assert policy.planned_share <= budget + 1e-9
 
 
 def test_proportional_waits_without_a_budget_never_end() -> None:
