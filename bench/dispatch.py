@@ -4,6 +4,7 @@
 2. Quality: planned on the first half of each recorded trace with the first half of the Alpaca prompts, evaluated on the second halves, at
    budgets from 0.05 to 0.95, for the paper's three phones. Every such time meets every such prompt, so nothing is random.
 3. The budget: the same policies request by request, with and without steering: by how much the realised share exceeds the budget.
+4. Learned live, policy by policy: cases later than chance, distance from the optimum, realised budgets (``bench.dispatch_learned``).
 
 ``--traces`` adds a row for each trace, the losing ones among them; ``--plot FILE`` draws part 2 (needs matplotlib).
 """
@@ -24,6 +25,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from bench.dispatch_learned import bench_learned
 from bench.report import Row, add_arguments, emit, interleave, per_call, rows_from, summarise
 from bench.traces import Halves, prompt_lengths, ttft_traces
 from streamco.core.race.learner import Policy
@@ -70,6 +72,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     add_arguments(parser)
     parser.add_argument("--traces", action="store_true", help="a row for each trace as well")
+    parser.add_argument("--jobs", type=int, help="processes of part 4 (all cores)")
     parser.add_argument("--plot", metavar="FILE", help="draw mean and P99 over budgets (needs matplotlib)")
     options = parser.parse_args(arguments)
     rounds = 5 if options.quick else 15
@@ -80,6 +83,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     rows += summarise_quality(found, per_trace=options.traces)
     steered = list(traces)[::5] if options.quick else list(traces)
     rows += bench_steering({name: traces[name] for name in steered}, prompts, budgets[:: 3 if options.quick else 2])
+    rows += bench_learned(PHONES, is_quick=options.quick, jobs=options.jobs)
     emit(rows, options.json)
     if options.plot:
         plot(found, options.plot)
@@ -148,14 +152,14 @@ def _time_steering(lengths: Sequence[int]) -> float:
 
 
 def plan_all(trace: Halves, prompts: Halves, device: DeviceSpeed, budget: float, side: Side) -> dict[str, Policy]:
-    """Every policy for one constraint, planned from the first halves; ``streamco`` is what "auto" takes."""
+    """Every policy for one constraint, planned from the first halves; ``disco`` is the paper's Algorithm 2 or 3."""
     ttft, lengths = TTFTDistribution.from_samples(trace.planned), LengthDistribution.from_samples(prompts.planned)
     plan_optimal = partial(Optimal.plan, ttft, lengths, device, budget, constraint=side)
     planned: dict[str, Policy] = {
-        "streamco": DeviceConstrained.plan(ttft, lengths, budget) if side == "device" else ServerConstrained.plan(lengths, budget)
+        "disco": DeviceConstrained.plan(ttft, lengths, budget) if side == "device" else ServerConstrained.plan(lengths, budget)
     }
     if side == "device":
-        planned["equations 1-2"] = ProportionalWait.plan(ttft, lengths, budget)
+        planned["equations 1-2"] = ProportionalWait.plan(ttft, lengths, budget, device=device)
     return planned | {"optimal": plan_optimal(), "optimal, tail": plan_optimal(tail_weight=0.1), "stochastic": Stochastic(side, budget)}
 
 

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["Halves", "data_folder", "prompt_lengths", "token_counter", "ttft_traces"]
+__all__ = ["Halves", "data_folder", "fastest_traces", "prompt_lengths", "token_counter", "ttft_traces"]
 
 Floats = NDArray[np.float64]
 
@@ -55,6 +55,16 @@ def ttft_traces() -> dict[str, Halves]:
         for record in map(json.loads, file):
             if record["success"]:
                 traces.setdefault(f"{record['host']} {record['model']}", []).append(float(record["ttft_s"]))
+    return {name: Halves.of(np.array(values)) for name, values in sorted(traces.items()) if len(values) >= 30}
+
+
+def fastest_traces() -> dict[str, Halves]:
+    """Seconds to first token of thefastest.ai's services from three cities in turn; the site keeps the best of three, so tails are cut."""
+    traces: dict[str, list[float]] = {}
+    with gzip.open(data_folder() / "ttft" / "thefastest_ai.csv.gz", "rt", newline="") as file:
+        for row in csv.DictReader(file):
+            if not row["error"] and float(row["ttft_s"] or 0) > 0:
+                traces.setdefault(f"{row['provider'] or 'openai'} {row['model']}", []).append(float(row["ttft_s"]))
     return {name: Halves.of(np.array(values)) for name, values in sorted(traces.items()) if len(values) >= 30}
 
 

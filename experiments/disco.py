@@ -122,7 +122,7 @@ def race(model: str, phone: str, requests: int, pace: str | None, **policy: Any)
         requests=True,
         world={"service": service, "prices": prices, "device": phone},
         workload={"requests": requests},
-        policy={**policy, "pace": pace},
+        policy={"dispatch": "disco", **policy, "pace": pace},
     )
 
 
@@ -186,8 +186,8 @@ def show_speed(options: argparse.Namespace) -> None:
     requests = 300 if options.quick else 2000
     rows = []
     for name, policy in (
-        ("disco, device-constrained", RacePolicy(constrained="device")),
-        ("disco, server-constrained", RacePolicy(constrained="server")),
+        ("disco, device-constrained", RacePolicy(constrained="device", dispatch="disco")),
+        ("disco, server-constrained", RacePolicy(constrained="server", dispatch="disco")),
         ("stochastic, device-constrained", RacePolicy(constrained="device", dispatch="stochastic")),
         ("optimal, device-constrained", RacePolicy(constrained="device", dispatch="optimal")),
         ("with migration, device-constrained", RacePolicy(constrained="device", migration="pre-copy", budget=1.0)),

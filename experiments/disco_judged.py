@@ -30,7 +30,7 @@ __all__ = ["POLICIES", "Cut", "Drawn", "Judgement", "figures_of", "format_cuts",
 
 Floats = NDArray[np.float64]
 
-POLICIES = ("streamco", "equations 1-2", "optimal", "stochastic")
+POLICIES = ("disco", "equations 1-2", "optimal", "stochastic")
 DRAWS = 400
 TAIL = 0.01
 _HEAD = 0.08  # of the mass, the slowest: where a drawn P99 is looked for first

@@ -21,7 +21,7 @@ BUDGETS = tuple(tenth / 10 for tenth in range(1, 10))
 SHOWN = ("OpenAI gpt-3.5-turbo-0125", "together llama-2-70b-chat", "OpenAI gpt-4-0125-preview", "bedrock llama-2-13b-chat")  # in the plot
 NOTHING = 1e-9  # per cent
 LINES = {  # of the plot, by policy
-    "streamco": ("DiSCo", "#0072b2", "o-"),
+    "disco": ("DiSCo", "#0072b2", "o-"),
     "stochastic": ("dice", "#d55e00", "s-"),
     "optimal": ("the best that waits can do", "#009e73", "--"),
     "equations 1-2": ("DiSCo's equations 1 and 2", "#999999", ":"),
@@ -35,7 +35,7 @@ def show_ttft(options: argparse.Namespace) -> None:
     budgets = BUDGETS[::4] if options.quick else BUDGETS
     jobs = [(phone, side, service, budgets, DRAWS) for phone in PHONES for side in SIDES for service in services]
     found: list[Judgement] = [judgement for part in run_all(judge_service, jobs, options.jobs) for judgement in part]
-    disco = [each for each in found if each.policy == "streamco"]
+    disco = [each for each in found if each.policy == "disco"]
     show_summary(found)
     for name, key in (("budget", lambda each: f"{each.budget:g}"), ("service", lambda each: each.service)):
         show_groups(f"DiSCo by {name}; per cent less than stochastic dispatch at the same budget, 95 % interval", name, disco, key)
@@ -81,7 +81,7 @@ def show_losses(found: Sequence[Judgement]) -> None:
         surely_lost, won = sum(interval([cut])[2] < 0 for _, cut in lost), sum(interval([cut])[1] > 0 for _, cut in cells)
         worst = min(cut.value for _, cut in cells)
         rows.append([side, metric, policy, str(len(cells)), str(won), str(len(lost)), str(surely_lost), f"{worst:.1f}"])
-        if policy == "streamco":
+        if policy == "disco":
             places += [
                 [side, metric, each.phone, each.service, f"{each.budget:g}", f"{each.share:.2f}", format_cuts([cut])] for each, cut in lost
             ]

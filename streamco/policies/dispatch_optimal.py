@@ -102,7 +102,7 @@ class Optimal(Struct, frozen=True, tag="optimal"):
         costs = table.starts * lengths.token_shares
         low, high, share = _choose_waits(table, lengths.probabilities, costs, budget, tail_weight)
         rows = np.arange(lengths.lengths.size)
-        mean = table.expected(math.inf) * lengths.probabilities
+        mean = table.mean * lengths.probabilities
         waits = [tuple(_wait(value) if budget else None for value in table.waits[chosen, rows].tolist()) for chosen in (low, high)]
         planned = [_mix(values, rows, low, high, share) for values in (costs, mean)]
         return cls(constraint, tuple(lengths.lengths.tolist()), waits[0], waits[1], share, planned[0], planned[1])
@@ -137,12 +137,16 @@ class _Table:
         starts: probability that the waiting side is started.
         expected: function from a limit in seconds to E[min(TTFT, limit)] in seconds.
         levels: possible times to first token, seconds.
+
+    Attributes:
+        mean: E[TTFT] in seconds.
     """
 
     def __init__(self, waits: Floats, starts: Floats, expected: Callable[[float], Floats], levels: Floats) -> None:
         self.waits = waits
         self.starts = starts
         self.expected = expected
+        self.mean = expected(math.inf)
         self.levels = levels
 
 
@@ -185,7 +189,7 @@ def _choose_waits(table: _Table, weights: Floats, costs: Floats, budget: float, 
     With a tail weight, the mean of the slowest share s is min over q of q + E[(TTFT - q)+] / s (Rockafellar and Uryasev 2000). So every q
     gives a problem without a tail. A coarse grid of q is tried, then a fine one around the best.
     """
-    mean = table.expected(math.inf)
+    mean = table.mean
     best = _solve(mean * weights, costs, budget)
     if not tail_weight:
         return best

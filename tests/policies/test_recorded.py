@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from statistics import fmean
 
+import numpy as np
 import pytest
 
 from bench.dispatch import PHONES, Judged, judge, plan_all, realise
+from bench.dispatch_learned import compare, run_trace
 from bench.gate import calibrate_length, calibrate_tasks, judge_gate, load_answers
-from bench.traces import Halves, prompt_lengths, ttft_traces
+from bench.traces import Halves, fastest_traces, prompt_lengths, ttft_traces
 from streamco.policies.dispatch import Side
 from streamco.profiles import LengthDistribution, TTFTDistribution
 from tests.policies.worlds import World, expected
@@ -47,14 +49,14 @@ def judged(traces: dict[str, Halves], prompts: Halves, phone: str, side: Side) -
 def test_sparing_the_server_cuts_the_tail_by_a_quarter(traces: dict[str, Halves], prompts: Halves, phone: str) -> None:
     results = judged(traces, prompts, phone, "server")
     assert len(results) >= 20 * len(BUDGETS)
-    assert fmean(1 - case["streamco"].p99 / case["stochastic"].p99 for case in results) >= 0.25
+    assert fmean(1 - case["disco"].p99 / case["stochastic"].p99 for case in results) >= 0.25
 
 
 @pytest.mark.parametrize("phone", PHONES)
 def test_the_optimum_beats_algorithm_2_on_average(traces: dict[str, Halves], prompts: Halves, phone: str) -> None:
     results = judged(traces, prompts, phone, "device")
-    assert fmean(case["optimal"].mean / case["streamco"].mean for case in results) < 1.0
-    assert fmean(case["streamco"].mean / case["stochastic"].mean for case in results) < 0.95
+    assert fmean(case["optimal"].mean / case["disco"].mean for case in results) < 1.0
+    assert fmean(case["disco"].mean / case["stochastic"].mean for case in results) < 0.95
 
 
 @pytest.mark.parametrize("side", SIDES)
@@ -92,6 +94,31 @@ def test_a_judged_share_is_what_a_run_without_steering_comes_to(traces: dict[str
             share = judge(policy, trace.judged, lengths, device, side).share
             run = realise(policy, trace.judged, prompts.judged, device=device, side=side, budget=0.0, is_steered=False)
             assert run.total == pytest.approx(share, abs=0.06)
+
+
+# Learned live
+
+
+@pytest.mark.parametrize("side", SIDES)
+def test_a_client_that_learns_live_is_never_later_than_chance_and_near_the_optimum(side: Side) -> None:
+    phone = {"pixel7-bloom-560m": PHONES["pixel7-bloom-560m"]}
+    names = {"llmperf and latencylab": ["bedrock llama-2-13b-chat", "Azure gpt-3.5-turbo-0613"], "thefastest.ai": [*fastest_traces()][::13]}
+    parts = [run_trace(services, name, phone, (0.05, 0.3), 1000, side) for services, of in names.items() for name in of]
+    cases = [case for part in parts for case in part if case.policy == "auto"]
+    assert len(cases) >= 8
+    assert max(case.worse_low for case in cases) <= 1e-9
+    assert fmean(case.gap for case in cases) <= 0.02
+    assert max(case.over for case in cases) <= 0.01 + 1e-9
+    assert max(case.window for case in cases) <= 0.05 + 1e-9
+
+
+def test_a_difference_beyond_chance_has_an_interval_on_one_side_of_zero() -> None:
+    recorded, times = np.arange(400) % 40, np.random.default_rng(1).lognormal(0.0, 0.5, 40)[np.arange(400) % 40]
+    worse, low = compare(1.1 * times, times, recorded)
+    assert worse == pytest.approx(0.1)
+    assert low == pytest.approx(0.1)
+    noise = np.random.default_rng(2).lognormal(0.0, 0.8, 40)[recorded]
+    assert compare(noise, times, recorded)[1] < compare(noise, times, recorded)[0]
 
 
 # The gate

@@ -29,6 +29,7 @@ __all__ = [
 MODES = ("race", "speculate", "auto")
 POLICIES = (
     "auto",
+    "disco",
     "device-constrained",
     "server-constrained",
     "optimal",

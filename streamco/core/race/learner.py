@@ -35,6 +35,7 @@ PolicyName = Literal[
     "both",
     "device-constrained",
     "device-only",
+    "disco",
     "optimal",
     "proportional-wait",
     "server-constrained",
@@ -111,7 +112,9 @@ class Learner:
 
     Args:
         budget: share of prompt tokens the constrained side may process, 0..1.
-        policy: a policy's name, or "auto": Algorithm 2 or 3, as Algorithm 1 decides from the costs.
+        policy: a policy's name, or "auto": "optimal" if the device is the constrained side, otherwise Algorithm 3. Algorithm 1 decides from
+            the costs which side that is. Until the device's speed is known, Algorithm 2 takes the place of "optimal". "disco": Algorithm 2
+            or 3, as the paper has it.
         prior: what was known before. It counts as ``prior_weight`` samples, and prices and shape are taken from it.
         constrained: the side that the budget limits; None: by the policy's name, else by costs.
         exchange_rate: US dollars per million GFLOPs of the device (``policies.cost``).
@@ -260,17 +263,23 @@ class Learner:
         self, ttft: TTFTDistribution | None, lengths: LengthDistribution | None, device: DeviceSpeed | None
     ) -> DeviceConstrained | Optimal | ProportionalWait | ServerConstrained | None:
         """Return the policy with the configured name; None: something that it needs isn't known yet."""
-        name = f"{self.constrained}-constrained" if self.policy == "auto" else self.policy
+        name = self.policy
+        if name == "disco" or (name == "auto" and self.constrained == "server"):
+            name = f"{self.constrained}-constrained"
+        elif name == "auto":
+            name = "optimal"
         if lengths is None:
             return None
         if name == "server-constrained":
             return ServerConstrained.plan(lengths, self.budget)
         if ttft is None:
             return None
+        if device is None and self.policy == "auto":
+            name = "device-constrained"  # Algorithm 2 needs no speed of the device, which may take long to win its first race
         if name == "device-constrained":
             return DeviceConstrained.plan(ttft, lengths, self.budget, self._tail)
         if name == "proportional-wait":
-            return ProportionalWait.plan(ttft, lengths, self.budget, self._tail)
+            return ProportionalWait.plan(ttft, lengths, self.budget, self._tail, device=device)
         if device is None:
             return None
         return Optimal.plan(

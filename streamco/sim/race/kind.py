@@ -134,7 +134,7 @@ class Race:
                 reader_rate=self.rate,
             ),
             budget=policy.budget,
-            policy="auto" if policy.dispatch == "disco" else policy.dispatch,
+            policy=policy.dispatch,
             profile=self._known() if policy.prior else None,
             seed=self._seed,
         )

@@ -36,6 +36,7 @@ NotNegative = Annotated[float, Meta(ge=0)]
 Share = Annotated[float, Meta(ge=0, le=1)]
 Count = Annotated[int, Meta(ge=1)]
 Dispatch = Literal[
+    "auto",
     "disco",
     "device-constrained",
     "server-constrained",
@@ -130,7 +131,7 @@ class RacePolicy(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Settings of the client.
 
     Args:
-        dispatch: "disco" is the client's default, Algorithm 2 or 3; docs/dispatch.md has the other names.
+        dispatch: a dispatch policy's name (docs/dispatch.md); "auto" is the client's default, "disco" the paper's Algorithm 2 or 3.
         constrained: the constrained side; None: the costs decide (Algorithm 1).
         budget: share of prompt tokens that this side may process.
         migration: how answers migrate to the cheaper side.
@@ -140,7 +141,7 @@ class RacePolicy(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
         prior: True if the client knows service, device and lengths beforehand; a recorded service's first half has no other use.
     """
 
-    dispatch: Dispatch = "disco"
+    dispatch: Dispatch = "auto"
     constrained: Side | None = None
     budget: Share = 0.3
     migration: Literal["none"] | TransferRule = "none"

@@ -16,6 +16,7 @@ from streamco.policies.budget_control import BudgetSteering, steer
 from streamco.policies.cost import RATE_DEVICE_CONSTRAINED
 from streamco.policies.device_constrained import DeviceConstrained
 from streamco.policies.dispatch import BothAtOnce, Side
+from streamco.policies.dispatch_optimal import Optimal
 from streamco.policies.server_constrained import ServerConstrained
 from streamco.profiles import DeviceSpeed, LengthDistribution, ModelShape, Prices, Profile
 from tests.policies.worlds import PIXEL, World, expected, lognormal_world
@@ -154,7 +155,7 @@ def test_impossible_times_are_refused(seconds: float) -> None:
 def test_auto_follows_algorithm_1() -> None:
     costly_device = Learner(0.3, prior=msgspec.structs.replace(PRIOR, prices=CHEAP, shape=SHAPE), exchange_rate=RATE_DEVICE_CONSTRAINED)
     assert costly_device.plan.constrained == "device"
-    assert isinstance(costly_device.plan.policy, DeviceConstrained)
+    assert isinstance(costly_device.plan.policy, Optimal)
     cheap_device = Learner(0.3, prior=msgspec.structs.replace(PRIOR, prices=CHEAP, shape=SHAPE))
     assert cheap_device.plan.constrained == "server"
     assert isinstance(cheap_device.plan.policy, ServerConstrained)
@@ -171,11 +172,32 @@ def test_costs_may_become_known_later() -> None:
 
 
 def test_a_setting_or_a_policys_name_decides_before_costs() -> None:
-    assert Learner(0.3, prior=PRIOR, constrained="device").plan.policy.name == "device-constrained"
+    assert Learner(0.3, prior=PRIOR, constrained="device").plan.policy.name == "optimal"
+    assert Learner(0.3, prior=PRIOR, constrained="server").plan.policy.name == "server-constrained"
     assert Learner(0.3, policy="device-constrained").constrained == "device"
     assert Learner(0.3, policy="proportional-wait").constrained == "device"
     assert Learner(0.3, policy="server-constrained").constrained == "server"
     assert Learner(0.3, policy="stochastic", constrained="device").constrained == "device"
+
+
+@pytest.mark.parametrize("side", ["device", "server"])
+def test_disco_is_algorithm_2_or_3(side: Side) -> None:
+    assert Learner(0.3, policy="disco", prior=PRIOR, constrained=side).plan.policy.name == f"{side}-constrained"
+
+
+@pytest.mark.parametrize("policy", ["device-constrained", "proportional-wait"])
+def test_the_papers_rules_are_planned_if_they_are_asked_for_by_name(policy: str) -> None:
+    assert Learner(0.3, policy=policy, prior=PRIOR, constrained="device").plan.policy.name == policy
+
+
+def test_auto_follows_algorithm_2_until_the_device_has_won_a_race() -> None:
+    learner = Learner(0.3, constrained="device")
+    for _ in range(30):
+        learner.observe(PromptLength(20))
+        learner.observe(ServerTTFT(0.4))
+    assert learner.replan().policy.name == "device-constrained"
+    learner.observe(DeviceTTFT(20, 0.3))
+    assert learner.replan().policy.name == "optimal"
 
 
 # When plans are made
@@ -267,7 +289,7 @@ def test_what_is_learned_from_races_comes_near_the_plan_of_one_who_knows(policy:
 def test_every_policy_learns_and_keeps_the_budget(policy: str) -> None:
     learner = Learner(0.3, policy=policy)
     steering = live(learner, lognormal_world(23), 700, 7, 0.3)
-    assert learner.plan.policy.name == ("server-constrained" if policy == "auto" else policy)
+    assert learner.plan.policy.name == ("server-constrained" if policy in {"auto", "disco"} else policy)
     assert steering.share <= 0.31
 
 
@@ -323,7 +345,7 @@ def test_plans_do_not_change() -> None:
 
 def test_every_policy_has_a_name() -> None:
     names = {policy.__struct_config__.tag for policy in get_args(Policy)}
-    assert names == set(get_args(PolicyName)) - {"auto"}
+    assert names == set(get_args(PolicyName)) - {"auto", "disco"}
 
 
 @pytest.mark.parametrize(

@@ -104,7 +104,7 @@ def test_a_client_learns_what_it_was_not_told() -> None:
     learner = SimulatedClient(dispatcher, PHONE.speed, prices=None, shape=None, exchange_rate=5.0, pace=None, burst=1 << 20)
     outcome = [learner.run(each) for each in draws(150)]
     assert {each.dispatched.report().policy for each in outcome[:10]} == {"both"}
-    assert outcome[-1].dispatched.report().policy == "device-constrained"
+    assert outcome[-1].dispatched.report().policy == "optimal"
     assert all(each.cost is None for each in outcome)
     known = Profile.from_json(dispatcher.profile())
     assert known.device is not None
