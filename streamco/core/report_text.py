@@ -75,12 +75,22 @@ def summary(report: Report, *, ending: str = "") -> str:
 
 
 def speculation_summary(report: Report) -> str:
-    """Return a summary of the drafts: ``72% of drafts accepted · 30% verified``; "" if there were none."""
+    """Return a summary of the drafts: ``72% of drafts accepted · 30% verified``; "" if there were none.
+
+    Tokens that the device wrote without a verdict are counted: ``326 of 406 tokens by the device alone`` if all should have been verified.
+    """
     figures = report.speculation
-    if figures is None or figures.acceptance is None:
+    if figures is None:
         return ""
-    accepted = f"{figures.acceptance:.0%} of drafts accepted"
-    return accepted if figures.offloaded_share is None else f"{accepted} · {figures.offloaded_share:.0%} verified"
+    parts = []
+    if figures.acceptance is not None:
+        parts.append(f"{figures.acceptance:.0%} of drafts accepted")
+        if figures.offloaded_share is not None:
+            parts.append(f"{figures.offloaded_share:.0%} verified")
+    if figures.device and report.tokens:
+        what = "tokens by the device alone" if figures.budget >= 1 else "tokens not verified"
+        parts.append(f"{figures.device} of {report.tokens} {what}")
+    return " · ".join(parts)
 
 
 def _change(report: Report, change: HandOver) -> str:

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import pytest
+from msgspec import structs
 
 from streamco.core.meter import Quality
 from streamco.core.report import DispatchReport, EndpointReport, HandOver, Report, SpeculationFigures
@@ -125,8 +126,17 @@ def test_the_summary_is_one_line_with_who_how_soon_how_fast_and_how_much() -> No
 
 
 def test_the_summary_of_a_speculated_answer_says_what_became_of_its_drafts() -> None:
-    assert " · 72% of drafts accepted · 30% verified · first token" in summary(make_report(speculation=FIGURES))
+    assert " · 72% of drafts accepted · 30% verified · 30 of 132 tokens not verified · first token" in summary(
+        make_report(speculation=FIGURES)
+    )
     assert speculation_summary(make_report()) == ""
+
+
+def test_the_summary_says_how_much_the_device_wrote_alone_after_its_verifier_was_lost() -> None:
+    lost = structs.replace(FIGURES, budget=1.0, device=326)
+    assert "326 of 406 tokens by the device alone" in summary(make_report(speculation=lost, tokens=406))
+    early = structs.replace(lost, acceptance=None)
+    assert speculation_summary(make_report(speculation=early, tokens=406)) == "326 of 406 tokens by the device alone"
 
 
 def test_a_speculated_answer_has_a_table_of_its_own() -> None:

@@ -13,6 +13,7 @@ from prompt_toolkit.document import Document
 from prompt_toolkit.history import FileHistory, History, InMemoryHistory
 from prompt_toolkit.key_binding import KeyBindings, KeyPressEvent
 from prompt_toolkit.output import ColorDepth
+from prompt_toolkit.patch_stdout import patch_stdout
 from prompt_toolkit.styles import Style
 
 from streamco.cli.ui.slash_commands import COMMANDS, POLICIES
@@ -94,7 +95,8 @@ class Editor:
             EOFError: Ctrl-D on an empty line.
             KeyboardInterrupt: Ctrl-C; the typed text is gone.
         """
-        text = await self._session.prompt_async([("class:prompt", "> ")])
+        with patch_stdout(raw=True):  # a log record that comes now is printed above the prompt
+            text = await self._session.prompt_async([("class:prompt", "> ")])
         return text.strip()
 
 

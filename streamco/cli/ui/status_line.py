@@ -10,6 +10,7 @@ __all__ = ["Progress"]
 
 SPINNER = "⠋⠙⠹⠸⠼⠴⠦⠧⠇⠏"
 SPINS = 10  # steps a second
+SILENCE = 2.0  # seconds without a token before the line says so
 
 
 class Progress:
@@ -56,6 +57,8 @@ class Progress:
         if self.rate is not None:
             parts.append(f"{self.rate:.1f} tokens/s")
         parts.append(f"{self.tokens} token{'s' if self.tokens != 1 else ''}")
+        if now - self.last >= SILENCE:
+            parts.append(f"nothing for {now - self.last:.0f} s")
         parts += [text for text in (drafts, cost) if text]
         return " · ".join([*parts, "Ctrl-C stops"])
 

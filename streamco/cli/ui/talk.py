@@ -15,6 +15,7 @@ from streamco.cli.options import budget_of
 from streamco.cli.ui.answer import AnswerSettings, read_answer
 from streamco.cli.ui.history import Conversation, state_path
 from streamco.cli.ui.interrupt import quiet_keyboard
+from streamco.cli.ui.log_handler import log_to_view
 from streamco.cli.ui.repl import Dialogue
 from streamco.cli.ui.view import PlainView, View
 from streamco.client.client import Client
@@ -69,7 +70,9 @@ def make_view(args: argparse.Namespace, kinds: Mapping[str, str], *, notes: Text
         raise _missing(error) from error
     theme = pick_theme(args.theme)
     console = make_console(theme, color=not args.no_color)
-    return TerminalView(console, theme.fit(console.color_system), kinds)
+    view = TerminalView(console, theme.fit(console.color_system), kinds)
+    log_to_view(view.log)
+    return view
 
 
 def _missing(error: ImportError) -> ConfigError:

@@ -25,6 +25,7 @@ __all__ = ["TerminalView"]
 
 FRAME = 0.04  # seconds at least between two drawings
 SPIN = 0.1  # seconds at most: the spinner turns
+NOTICES = 2  # newest log records shown while an answer comes; all are printed after it
 BELOW = 3  # rows kept free of open text: a blank one, the status line, and one where the terminal's cursor may go
 _MAKERS: dict[Origin, str] = {
     "draft": "device",
@@ -54,6 +55,8 @@ class TerminalView:
         self._clock = clock
         self._report: Callable[[], Report | None] = lambda: None
         self._changed = asyncio.Event()
+        self._is_live = False
+        self._notices: list[str] = []  # log records that came while the answer did; other threads append
         self._reset()
 
     def _reset(self) -> None:
@@ -72,6 +75,7 @@ class TerminalView:
         try:
             with quiet_keyboard():
                 self._write(f"\r\n{HIDE_CURSOR}")
+                self._is_live = True
                 yield
         finally:
             drawing.cancel()
@@ -79,6 +83,8 @@ class TerminalView:
                 await drawing
             self._settle()
             self._write(SHOW_CURSOR)
+            self._is_live = False
+            self._print_notices()
 
     async def _keep_drawing(self) -> None:
         while True:
@@ -95,10 +101,11 @@ class TerminalView:
         if self.console.width != self._width:
             self._width = self.console.width
             self._write(self._region.reflow(self._width))
-        frame = self._renderer.frame(self.console.height - BELOW)
+        notices = [self._one_row(self._notice(text)) for text in self._notices[-NOTICES:]]
+        frame = self._renderer.frame(self.console.height - BELOW - len(notices))
         above, self._done = [*self._done, *frame.done], []
         gap = [Row("", 0)] if frame.open or above or self._progress.first is not None else []
-        self._write(self._region.draw([*frame.open, *gap, self._status()], above=above))
+        self._write(self._region.draw([*frame.open, *gap, *notices, self._status()], above=above))
 
     def _status(self) -> Row:
         progress, report = self._progress, self._report()
@@ -115,6 +122,16 @@ class TerminalView:
         for name, kind in self._kinds.items():
             text.highlight_words([name], style=f"not dim {self._theme.tint(kind)}")
         return text
+
+    def _notice(self, text: str) -> Text:
+        return Text(" ".join(text.split()), style=self._theme.notice)
+
+    def _print_notices(self) -> None:
+        notices, self._notices = self._notices, []
+        if notices:
+            self.console.print()
+        for text in notices:
+            self.console.print(Text(text, style=self._theme.notice))
 
     def _one_row(self, text: Text) -> Row:
         text.truncate(self.console.width - 1, overflow="ellipsis")
@@ -168,6 +185,12 @@ class TerminalView:
     def error(self, text: str) -> None:
         """Print the text as an error."""
         self.console.print(Text.assemble(("error: ", self._theme.error), text))
+
+    def log(self, text: str) -> None:
+        """Show a log record: under a running answer, and in full after it; at once if none is running."""
+        self._notices.append(text)
+        if not self._is_live:
+            self._print_notices()
 
     def tables(self, sections: Sequence[Section]) -> None:
         """Print tables in columns."""

@@ -20,6 +20,7 @@ class Theme(Struct, frozen=True, kw_only=True):
     local: str  # drafts of the device that were not verified
     thinking: str = "dim italic"
     quiet: str = "dim"
+    notice: str = "yellow"
     error: str = "bold red"
     title: str = "bold"
     inline_code: str = "bold"
@@ -39,7 +40,7 @@ class Theme(Struct, frozen=True, kw_only=True):
 THEMES = {
     "dark": Theme(name="dark", device="#a9dcb6", server="#a8c7fa", local="#e0c58f", code="ansi_dark"),
     "light": Theme(name="light", device="#1a6334", server="#1b4b96", local="#7a5200", code="ansi_light"),
-    "mono": Theme(name="mono", device="", server="", local="", error="bold", code="bw"),
+    "mono": Theme(name="mono", device="", server="", local="", notice="", error="bold", code="bw"),
 }
 
 

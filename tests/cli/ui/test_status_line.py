@@ -51,3 +51,10 @@ def test_several_makers_are_counted_apart() -> None:
         for _ in range(count):
             progress.record(source, now=1.0)
     assert "device 12 + server 30" in progress.line(now=1.0)
+
+
+def test_a_silence_is_counted_in_the_line() -> None:
+    progress = Progress(now=0.0)
+    progress.record("device", now=1.0)
+    assert "nothing for" not in progress.line(now=2.9)
+    assert " · nothing for 14 s · " in progress.line(now=15.0)

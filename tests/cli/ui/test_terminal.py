@@ -192,3 +192,29 @@ def test_messages_legend_and_tables_fit_the_terminal() -> None:
         "server: cut short",
     ):
         assert words in text
+
+
+async def test_a_log_record_in_mid_answer_stands_under_the_text_and_is_printed_whole_after_it() -> None:
+    screen = Screen(width=60)
+    record = "streamco: verifier: the connection was lost and could not be opened again within 30 s; the device goes on alone"
+    async with screen.view.answering(make_report):
+        screen.view.feed(token("The first half"))
+        await screen.until("The first half")
+        screen.view.log(record)
+        live = (await screen.until("the connection was lost")).splitlines()
+        assert live[-1].endswith("Ctrl-C stops") or "first token" in live[-1]
+        assert live[-2].startswith("streamco: verifier: the connection was lost")
+        screen.view.feed(token(" and the second."))
+        await screen.until("The first half and the second.")
+    screen.view.end(make_report())
+    text = screen.show()
+    assert record in " ".join(text.split())
+    assert text.index("and the second.") < text.index("streamco: verifier") < text.index("device answered")
+    assert text.count("streamco: verifier") == 1
+    assert "Ctrl-C stops" not in text
+
+
+def test_a_log_record_between_two_answers_is_printed_at_once() -> None:
+    screen = Screen()
+    screen.view.log("streamco: something happened")
+    assert "streamco: something happened" in screen.show()

@@ -1,0 +1,45 @@
+"""Log records on a terminal that is drawn live."""
+
+from __future__ import annotations
+
+import logging
+import sys
+from collections.abc import Callable
+
+__all__ = ["ViewLogHandler", "log_to_view"]
+
+
+class ViewLogHandler(logging.Handler):
+    """A handler that gives each formatted record to a view; any thread may log.
+
+    Args:
+        show: shows one text, of one or more lines.
+    """
+
+    def __init__(self, show: Callable[[str], None]) -> None:
+        super().__init__()
+        self._show = show
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Show the record."""
+        try:
+            self._show(self.format(record))
+        except Exception:  # noqa: BLE001 - as in logging's own handlers: a record that can't be shown must not end the program
+            self.handleError(record)
+
+
+def log_to_view(show: Callable[[str], None]) -> None:
+    """Show records with ``show`` instead of writing them to stderr, if stderr is the terminal that a view draws on.
+
+    The root logger's handlers for stderr are replaced; others, and a stderr that is a file, stay as they are.
+    """
+    if not sys.stderr.isatty():
+        return
+    root = logging.getLogger()
+    for handler in root.handlers[:]:
+        if type(handler) is logging.StreamHandler and handler.stream is sys.stderr:
+            shown = ViewLogHandler(show)
+            shown.setFormatter(handler.formatter)
+            shown.setLevel(handler.level)
+            root.removeHandler(handler)
+            root.addHandler(shown)
