@@ -12,16 +12,25 @@ from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Coroutine
 from contextlib import suppress
-from typing import Any, Generic, Self, TypeVar
+from typing import Any, Generic, Protocol, Self, TypeVar
 
 from streamco.core.machine import Machine
 
-__all__ = ["MachineDriver", "TaskDriver", "clock_of"]
+__all__ = ["MachineDriver", "StepLog", "TaskDriver", "clock_of"]
 
 _MIN_DELAY = 0.001  # seconds until a timer that fired early is tried again: uvloop rounds a shorter delay to none, which would spin
 
 EventT = TypeVar("EventT")
 CommandT = TypeVar("CommandT")
+Event_contra = TypeVar("Event_contra", contravariant=True)
+
+
+class StepLog(Protocol[Event_contra, CommandT]):
+    """Takes each step of a machine: a list, for replay, or what makes log lines of the steps."""
+
+    def append(self, step: tuple[float, Event_contra | None, list[CommandT]], /) -> None:
+        """Take a step: the time in seconds, the event (None: the deadline, or the start), and the commands."""
+        ...
 
 
 def clock_of(loop: asyncio.AbstractEventLoop) -> Callable[[], float]:
@@ -39,7 +48,7 @@ class MachineDriver(ABC, Generic[EventT, CommandT]):
     Args:
         machine: the machine, not started yet.
         clock: seconds, monotonic; None: ``clock_of`` the loop.
-        log: collects (now, event or None, commands) of every step, for replay.
+        log: takes every step, for replay or for log lines; None: none is kept.
 
     Attributes:
         machine: as given.
@@ -50,7 +59,7 @@ class MachineDriver(ABC, Generic[EventT, CommandT]):
         machine: Machine[EventT, CommandT],
         *,
         clock: Callable[[], float] | None = None,
-        log: list[tuple[float, EventT | None, list[CommandT]]] | None = None,
+        log: StepLog[EventT, CommandT] | None = None,
     ) -> None:
         self.machine = machine
         self._loop = asyncio.get_running_loop()
@@ -191,7 +200,7 @@ class TaskDriver(MachineDriver[EventT, CommandT]):
         *,
         on_over: Callable[[Self], None] | None = None,
         clock: Callable[[], float] | None = None,
-        log: list[tuple[float, EventT | None, list[CommandT]]] | None = None,
+        log: StepLog[EventT, CommandT] | None = None,
     ) -> None:
         super().__init__(machine, clock=clock, log=log)
         self._tasks: set[asyncio.Task[None]] = set()

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
+from msgspec.structs import replace
+
+from streamco.client.answer_log import REQUEST_ID_HEADER, AnswerLog
 from streamco.client.driver import AnswerDriver
 from streamco.client.race.dispatcher import DispatchRecord
 from streamco.client.race.driver import RaceDriver
@@ -43,7 +46,8 @@ class PendingAnswer:
     def __init__(self, request: Request, settings: ClientSettings, *, pace: float | None, shows_drafts: bool = False) -> None:
         self.driver: AnswerDriver | None = None
         self.is_closed = False
-        self._request = request
+        self._log = AnswerLog(_named_id(request.headers))
+        self._request = replace(request, headers={**request.headers, REQUEST_ID_HEADER: self._log.request_id})
         self._settings = settings
         self._pace = pace
         self._shows_drafts = shows_drafts
@@ -92,7 +96,7 @@ class PendingAnswer:
         """
         if self.driver is None:
             raise StreamConsumed("expected a stream that has begun, got a report asked for before the first read")
-        return self.driver.report()
+        return replace(self.driver.report(), request_id=self._log.request_id)
 
     def usage(self) -> AnswerUsage:
         """Return the answer's token counts so far.
@@ -141,13 +145,14 @@ class PendingAnswer:
         return self._race() if self._prepared is None else self._speculate(self._prepared)
 
     def _speculate(self, prepared: PreparedSpeculation) -> SpeculationDriver:
-        settings, prompt_tokens = self._settings, prepared.prompt_tokens
+        settings, prompt_tokens, log = self._settings, prepared.prompt_tokens, self._log
 
         def record(driver: SpeculationDriver) -> None:
             settings.endpoints.active.discard(driver)
             settings.planner.record_verifier_outcome(driver)
             settings.dispatcher.record_prompt(prompt_tokens)
             settings.totals.record(driver.cost())
+            log.ended(driver.report)
 
         driver = settings.planner.make_driver(
             prepared,
@@ -158,6 +163,7 @@ class PendingAnswer:
             limits=settings.limits,
             cost=settings.dispatcher.costs(settings.endpoints.device, settings.endpoints.servers),
             on_over=record,
+            log=log.speculation_steps(),
         )
         self._prepared = None  # it is the driver's from here on
         settings.endpoints.active.add(driver)
@@ -165,10 +171,12 @@ class PendingAnswer:
         return driver
 
     def _race(self) -> RaceDriver:
-        settings, endpoints = self._settings, self._settings.endpoints
+        settings, endpoints, log = self._settings, self._settings.endpoints, self._log
         dispatched = settings.dispatcher.decide(self._request, endpoints.device, endpoints.servers, endpoints.unavailable, self._facts)
         if self._obstacle:
             dispatched.add_note(f"not speculated: {self._obstacle}")
+        if log.is_detailed:
+            log.dispatched(dispatched.report())
         max_ahead = None if self._pace is None else settings.limits.tokens_ahead(self._pace)
 
         def record(driver: RaceDriver) -> None:
@@ -176,6 +184,7 @@ class PendingAnswer:
             settings.dispatcher.record(dispatched, driver.machine)
             settings.planner.record_race(driver.machine)
             settings.totals.record(driver.cost())
+            log.ended(driver.report)
 
         driver = RaceDriver(
             RaceMachine(self._plan_race(dispatched, max_ahead)),
@@ -185,6 +194,7 @@ class PendingAnswer:
             max_ahead=max_ahead,
             record=dispatched,
             on_over=record,
+            log=log.race_steps(),
         )
         endpoints.active.add(driver)
         settings.totals.use_budget(dispatched.steering)
@@ -214,6 +224,11 @@ class PendingAnswer:
             capacity=settings.limits.unread_tokens if max_ahead is None else max_ahead,
             limit=self._request.sampling.max_tokens,
         )
+
+
+def _named_id(headers: Mapping[str, str]) -> str:
+    """Return the request id that the caller gave in the headers; "": none."""
+    return next((value for name, value in headers.items() if name.lower() == REQUEST_ID_HEADER.lower()), "")
 
 
 async def _describe(request: Request, device: Endpoint | None, servers: Sequence[Endpoint]) -> RequestFacts:

@@ -196,6 +196,7 @@ class Report(Struct, frozen=True, kw_only=True):
         is_final: no figure changes any more, because all work has ended.
         mode: how it was generated; if it could have been speculated and wasn't, ``dispatch.reason`` has the reason.
         speculation: figures of drafting and verifying; None: it raced.
+        request_id: the id of the answer's log lines, which servers get as ``X-Client-Request-Id``.
     """
 
     winner: str | None
@@ -218,6 +219,7 @@ class Report(Struct, frozen=True, kw_only=True):
     is_final: bool = False
     mode: AnswerMode = "race"
     speculation: SpeculationFigures | None = None
+    request_id: str = ""
 
     def __str__(self) -> str:
         """Return the whole report as tables for people; ``repr`` and JSON have the fields."""

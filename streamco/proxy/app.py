@@ -7,19 +7,23 @@ client.
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 import msgspec
 from aiohttp import web
+from msgspec.structs import replace
 
+from streamco.client.answer_log import REQUEST_ID_HEADER
 from streamco.client.client import Client
 from streamco.client.stream import ChatStream
 from streamco.proxy.config import MODEL, ProxyOptions
 from streamco.proxy.requests import ParsedRequest, parse_chat, parse_completion
 from streamco.proxy.response_shapes import ChatShape, CompletionShape
 from streamco.proxy.streaming import answer_whole, stream_answer
+from streamco.server.http.access_log import current_request_id
 from streamco.server.http.api import make_application
 from streamco.server.http.errors import RequestError
 from streamco.server.http.listening import listening
@@ -88,7 +92,8 @@ class Proxy:
     async def _answer(self, request: web.Request, parsed: ParsedRequest, kind: type[ChatShape | CompletionShape]) -> web.StreamResponse:
         self.admission.check_open()  # it may have closed while the body was read
         shape = kind(model=parsed.model or MODEL, wants_usage=parsed.wants_usage, wants_ids=parsed.wants_ids)
-        answer = self.client.open_chat(parsed.request, includes_usage=parsed.wants_usage or not parsed.is_streamed)
+        asked = replace(parsed.request, headers={**parsed.request.headers, REQUEST_ID_HEADER: current_request_id()})
+        answer = self.client.open_chat(asked, includes_usage=parsed.wants_usage or not parsed.is_streamed)
         self._answers.add(answer)
         try:
             async with answer:  # a client that leaves cancels this handler, and both sides with it
@@ -114,7 +119,7 @@ def make_app(client: Client, options: ProxyOptions | None = None) -> web.Applica
     """
     options = options or ProxyOptions()
     proxy = Proxy(client, options)
-    app = make_application(proxy, options)
+    app = make_application(proxy, options, logger=logging.getLogger("streamco.proxy"))
     app.router.add_get("/streamco/totals", proxy.totals)
     app[PROXY] = proxy
     return app

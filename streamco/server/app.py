@@ -6,6 +6,7 @@ engine.
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -167,7 +168,7 @@ def make_app(engine: Engine, options: ServeOptions | None = None, *, clock: Cloc
     """
     options = options or ServeOptions()
     service = Service(engine, options, clock)
-    app = make_application(service, options, deferred=frozenset({PATH}))
+    app = make_application(service, options, logger=logging.getLogger("streamco.server"), deferred=frozenset({PATH}))
     app[SERVICE] = service
     if options.verify is not None and getattr(engine, "held_sequences", 0) > 0:
         verify = VerifyService(cast(HoldingEngine, engine), options.verify, options, model=service.model)

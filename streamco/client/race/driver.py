@@ -34,7 +34,7 @@ from streamco.core.totals import AnswerCost
 from streamco.endpoints.base import Endpoint, EndpointStream, Request
 from streamco.errors import StreamcoError
 from streamco.events import Event, ReaderLeft, StreamCancelled, StreamEnded, StreamFailed, TokensReceived
-from streamco.machine_driver import TaskDriver
+from streamco.machine_driver import StepLog, TaskDriver
 from streamco.partial import Partial
 
 __all__ = ["RaceDriver"]
@@ -53,7 +53,7 @@ class RaceDriver(TaskDriver[Event, Command]):
         record: record of the dispatch decision; None: the driver can't report.
         on_over: called once when the answer and all its work have ended.
         clock: seconds, monotonic; None: the system's, or the loop's if the loop has one of its own (virtual time).
-        log: collects (now, event or None, commands) of every step, for replay. With a log no token is passed on without a step.
+        log: takes every step, for replay or for log lines. With a log no token is passed on without a step.
     """
 
     machine: RaceMachine
@@ -69,7 +69,7 @@ class RaceDriver(TaskDriver[Event, Command]):
         record: DispatchRecord | None = None,
         on_over: Callable[[RaceDriver], None] | None = None,
         clock: Callable[[], float] | None = None,
-        log: list[tuple[float, Event | None, list[Command]]] | None = None,
+        log: StepLog[Event, Command] | None = None,
     ) -> None:
         super().__init__(machine, on_over=on_over, clock=clock, log=log)
         self.request = request

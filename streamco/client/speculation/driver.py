@@ -45,7 +45,7 @@ from streamco.core.totals import AnswerCost
 from streamco.endpoints.verifiers.base import VerifierSession
 from streamco.errors import EndpointProtocolError, StreamcoError
 from streamco.events import ReaderLeft
-from streamco.machine_driver import TaskDriver
+from streamco.machine_driver import StepLog, TaskDriver
 
 __all__ = ["DrafterLike", "EmitEvent", "SpeculationDriver", "SpeculationLog"]
 
@@ -82,7 +82,7 @@ class SpeculationDriver(TaskDriver[SpeculationEvent, SpeculationCommand]):
         record: what the report needs beside the driver; None: the driver can't report.
         on_over: called once when the answer and all its work have ended.
         clock: seconds, monotonic; None: the system's, or the loop's if the loop has one of its own (virtual time).
-        log: collects (now, event or None, commands) of every step, for replay.
+        log: takes every step, for replay or for log lines; None: none is kept.
 
     Attributes:
         output: as given.
@@ -113,7 +113,7 @@ class SpeculationDriver(TaskDriver[SpeculationEvent, SpeculationCommand]):
         record: SpeculationRecord | None = None,
         on_over: Callable[[SpeculationDriver], None] | None = None,
         clock: Callable[[], float] | None = None,
-        log: SpeculationLog | None = None,
+        log: StepLog[SpeculationEvent, SpeculationCommand] | None = None,
     ) -> None:
         super().__init__(machine, on_over=on_over, clock=clock, log=log)
         self.output = output

@@ -24,7 +24,7 @@ from streamco.core.race.estimators import is_burst
 from streamco.core.race.machine import RaceMachine
 from streamco.core.speculation.answer import Emit
 from streamco.core.speculation.estimates import SpeculationEstimates
-from streamco.core.speculation.events import Origin, SpeculationEvent
+from streamco.core.speculation.events import Origin, SpeculationCommand, SpeculationEvent
 from streamco.core.speculation.machine import SpeculationMachine
 from streamco.core.speculation.options import SpeculationMachineOptions
 from streamco.endpoints.base import Endpoint, EndpointStream, Request
@@ -33,6 +33,7 @@ from streamco.endpoints.verifiers.base import Verifier, VerifierSession, continu
 from streamco.engines.base import Engine
 from streamco.engines.prompt_ids import pending_bytes
 from streamco.errors import EngineError
+from streamco.machine_driver import StepLog
 from streamco.policies.acceptance import Rule, RuleKind
 from streamco.policies.eligibility import RequestFacts
 from streamco.policies.mode_switch import predict_rates
@@ -213,6 +214,7 @@ class SpeculationPlanner:
         limits: Limits,
         cost: CostOf,
         on_over: Callable[[SpeculationDriver], None],
+        log: StepLog[SpeculationEvent, SpeculationCommand] | None = None,
     ) -> SpeculationDriver:
         """Return the answer's driver, not started.
 
@@ -225,6 +227,7 @@ class SpeculationPlanner:
             limits: how far the answer may be ahead of its reader.
             cost: what tokens cost at an endpoint.
             on_over: called when all work has ended.
+            log: takes the steps of the answer's machine; None: none is kept.
         """
         binding, drafter, events = self.binding, prepared.drafter, prepared.events
         engine, verifier = binding.device.engine, binding.verifier
@@ -276,6 +279,7 @@ class SpeculationPlanner:
                 share=self.estimates.steering.share,
             ),
             on_over=on_over,
+            log=log,
         )
 
     def _machine_options(

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import logging
 from typing import Protocol
 
 from aiohttp import web
 
+from streamco.server.http.access_log import access_log, send_request_id
 from streamco.server.http.middleware import authorize, translate_errors
 from streamco.server.http.options import ListenOptions
 
@@ -40,15 +42,20 @@ class Api(Protocol):
         ...
 
 
-def make_application(api: Api, options: ListenOptions, *, deferred: frozenset[str] = frozenset()) -> web.Application:
-    """Return the application: paths, the check of the key or of the host's name, and errors in OpenAI's form.
+def make_application(
+    api: Api, options: ListenOptions, *, logger: logging.Logger, deferred: frozenset[str] = frozenset()
+) -> web.Application:
+    """Return the application: paths, the access log, the check of the key or of the host's name, and errors in OpenAI's form.
 
     Args:
         api: the handlers.
         options: key and limits.
+        logger: gets a line for each request.
         deferred: paths with handlers that check the key themselves.
     """
-    app = web.Application(middlewares=[translate_errors, authorize(options, deferred=deferred)], client_max_size=options.max_body_bytes)
+    middlewares = [access_log(logger), translate_errors, authorize(options, deferred=deferred)]
+    app = web.Application(middlewares=middlewares, client_max_size=options.max_body_bytes)
+    app.on_response_prepare.append(send_request_id)
     app.add_routes(
         [
             web.get("/health", api.health),

@@ -577,7 +577,8 @@ def test_a_target_reads_ahead_at_its_own_speed_however_far_the_source_is_ahead_o
         )
         driver = move(source, target, Terms(prompt=1e-9, completion=1e-8, setup=0.2, per_token=0.05, pre_copy="warm"), pace=5.0, ahead=8)
         assert await read_all(driver) == "".join(f"w{index} " for index in range(40))
-        (end,) = [now for now, event, _ in driver._log or () if isinstance(event, StreamEnded) and event.source == "target"][:1]
+        assert isinstance(driver._log, list)
+        (end,) = [now for now, event, _ in driver._log if isinstance(event, StreamEnded) and event.source == "target"][:1]
         assert end == pytest.approx(0.65)
         assert [hand_over.target for hand_over in driver.machine.hand_overs] == ["target"]
 

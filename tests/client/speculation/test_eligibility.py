@@ -56,7 +56,7 @@ def test_the_rule_follows_from_sampling_and_budget(options: dict[str, Any], budg
         ({"logit_bias": {"5": 1}}, "logit_bias can't be kept to"),
         ({"presence_penalty": 0.1}, "presence_penalty can't be kept to"),
         ({"top_logprobs": 2}, "top_logprobs can't be kept to"),
-        ({"ignore_eos": True}, "ignore_eos can't be kept to"),
+        ({"extra_body": {"ignore_eos": True}}, "ignore_eos can't be kept to"),
         ({"model": "other"}, "model other is another one than the verifier's"),
         ({"max_tokens": 900}, "tokens, room for 800"),
     ],

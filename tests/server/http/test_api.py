@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
@@ -45,7 +46,10 @@ class Echo:
 @asynccontextmanager
 async def running(api: Echo, **options: Any) -> AsyncIterator[aiohttp.ClientSession]:
     settings = ListenOptions(**options)
-    async with listening(make_application(api, settings), settings) as address, aiohttp.ClientSession(address) as client:
+    async with (
+        listening(make_application(api, settings, logger=logging.getLogger("streamco.test")), settings) as address,
+        aiohttp.ClientSession(address) as client,
+    ):
         yield client
 
 
