@@ -79,6 +79,13 @@ class SamplingOptions(Struct, frozen=True, kw_only=True):
     seed: int | None = None
     max_tokens: int | None = None
     stop: tuple[str, ...] = ()
+    frequency_penalty: float | None = None  # taken from a token's logit for each time that the answer has it already
+    presence_penalty: float | None = None  # taken from a token's logit if the answer has it already
+    logit_bias: tuple[tuple[int, float], ...] = ()  # (token id, what is added to its logit)
+
+    def adjustments(self) -> list[str]:
+        """Return the names of the options that change logits and are set."""
+        return [name for name in ("frequency_penalty", "presence_penalty", "logit_bias") if getattr(self, name)]
 
 
 def check_share(name: str, value: float) -> None:

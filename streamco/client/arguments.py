@@ -121,7 +121,9 @@ class ChatOptions(TypedDict, total=False):
 
 
 _NAMES = frozenset(ChatOptions.__annotations__)
-_SAMPLING = ("temperature", "top_p", "top_k", "min_p", "seed", "max_tokens", "max_completion_tokens", "stop")
+_LIMITS = ("max_tokens", "max_completion_tokens")
+_PENALTIES = ("frequency_penalty", "presence_penalty")
+_SAMPLING = ("temperature", "top_p", "top_k", "min_p", "seed", "stop", "logit_bias", *_LIMITS, *_PENALTIES)
 _CLIENTS = frozenset({*_SAMPLING, "extra_headers", "extra_query", "extra_body", "timeout", "max_retries"})  # no fields of the body
 _LISTS = ("tools", "functions")
 
@@ -144,6 +146,8 @@ def build_request(messages: Messages, *, model: str | NotGiven | None = None, **
     fields = {name: _as_plain(list(value) if name in _LISTS else value) for name, value in given.items() if name not in _CLIENTS}
     fields.update(_as_plain(body))
     _check_integer("n", fields.get("n"), 1)
+    if fields.get("logprobs"):
+        _check_integer("top_logprobs", fields.get("top_logprobs"), 0)
     timeout = options.get("timeout", UNSET)
     return Request(
         messages=_check_messages([{"role": "user", "content": messages}] if isinstance(messages, str) else messages),
@@ -216,7 +220,25 @@ def _sampling(given: Mapping[str, Any]) -> SamplingOptions:
         seed=_check_integer("seed", given.get("seed")),
         max_tokens=_check_integer("max_tokens", limit, 1),
         stop=_check_stop(given.get("stop")),
+        frequency_penalty=_check_number("frequency_penalty", given.get("frequency_penalty"), "-2 to 2", _is_penalty),
+        presence_penalty=_check_number("presence_penalty", given.get("presence_penalty"), "-2 to 2", _is_penalty),
+        logit_bias=_check_bias(given.get("logit_bias")),
     )
+
+
+def _is_penalty(value: float) -> bool:
+    return -2 <= value <= 2
+
+
+def _check_bias(value: object) -> tuple[tuple[int, float], ...]:
+    biases = []
+    for token, bias in check_mapping("logit_bias", value).items():
+        if not str(token).isdecimal():
+            raise ConfigError(f"logit_bias: expected token ids as keys, got {token!r}")
+        if isinstance(bias, bool) or not isinstance(bias, int | float) or not -100 <= bias <= 100:
+            raise ConfigError(f"logit_bias: expected -100 to 100 for token {token}, got {bias!r}")
+        biases.append((int(token), bias))
+    return tuple(biases)
 
 
 def _check_messages(messages: Iterable[Any]) -> list[Message]:

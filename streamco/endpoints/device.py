@@ -33,6 +33,7 @@ from streamco.errors import ConfigError, EndpointError, EndpointTimeoutError, En
 from streamco.events import StreamEnded, TokensReceived
 from streamco.openai_types import ChatCompletionChunk, ChoiceDelta, ChunkChoice, CompletionUsage, PromptTokensDetails
 from streamco.partial import Partial
+from streamco.wire.openai.logprobs import MAX_TOP_LOGPROBS, chat_logprobs, token_logprobs
 
 if TYPE_CHECKING:
     from streamco.endpoints.device_drafter import DeviceDrafter, DrafterEvent
@@ -240,6 +241,7 @@ class DeviceStream:
         self._end: GenerationEnd | None = None
         self._partial: list[str] = []
         self._boundary = BoundaryWhitespace()
+        self._top_logprobs = int(request.extra.get("top_logprobs") or 0) if request.extra.get("logprobs") else None
         self._watchdog = None if request.timeouts is None else Watchdog(self._loop, request.timeouts, self._expire)
         self._has_begun = self._has_sent_finish = self._has_ended = self._is_cancelled = False
 
@@ -272,6 +274,7 @@ class DeviceStream:
         request = GenerationRequest(
             prompt_ids=ids,
             sampling=self._request.sampling,
+            top=0 if self._top_logprobs is None else MAX_TOP_LOGPROBS,  # the drawn token has one only if it is among them
             ignore_eos=bool(self._request.extra.get("ignore_eos", False)),
             prefill_only=self._request.prefill_only,
             pending_bytes=pending_bytes(engine, ids),
@@ -372,12 +375,19 @@ class DeviceStream:
             self._partial.append(piece.text)
             tokens += len(piece.ids)
             ids = None if piece.is_cut else list(piece.ids)
-            chunks.append(self._chunk(ChunkChoice(delta=ChoiceDelta(content=piece.text), token_ids=ids)))
+            choice = ChunkChoice(delta=ChoiceDelta(content=piece.text), token_ids=ids)
+            if self._top_logprobs is not None:
+                choice.logprobs = self._logprobs(piece, self._top_logprobs)
+            chunks.append(self._chunk(choice))
         if self._end is not None and self._end.reason in FINISHED:
             self._has_sent_finish = True
             chunks.append(self._chunk(ChunkChoice(finish_reason=self._end.reason)))
         event = TokensReceived(self._endpoint.name, chunks, tokens)
         return self._boundary.strip(event) if self._boundary.is_open else event
+
+    def _logprobs(self, piece: TextPiece, count: int) -> object:
+        engine = self._endpoint.engine
+        return None if engine is None else chat_logprobs(token_logprobs(piece.ids, piece.top, count), engine.detokenize)
 
     def _chunk(self, choice: ChunkChoice) -> ChatCompletionChunk:
         return ChatCompletionChunk(id=self._number, choices=[choice], created=self._created, model=self._model_name())

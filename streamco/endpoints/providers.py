@@ -10,6 +10,7 @@ import re
 from typing import Literal
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from streamco.endpoints.base import Capabilities
 from streamco.errors import ConfigError, EndpointStatusError
@@ -21,6 +22,9 @@ TokenizeApi = Literal["tokenize", "apply-template"]
 """The API by which a server gives the ids of a prompt: see ``shared_tokenizer``."""
 
 _FULL = Capabilities(tools=True, json_schema=True, images=True, choices=True)
+_LOCAL = Capabilities(
+    takes_token_ids=True, tools=True, json_schema=True, images=True, continuation="continue_final_message", pre_copy="warm"
+)
 _OPEN_WEIGHTS = Capabilities(tools=True, json_schema=True)
 
 
@@ -63,7 +67,8 @@ class Provider(Struct, frozen=True, kw_only=True):
 
 GENERIC = Provider(
     name="generic",
-    source="the least that servers calling themselves OpenAI-compatible agree on; tools and schemas are declared or probed, not assumed",
+    capabilities=_FULL,
+    source="the least that servers calling themselves OpenAI-compatible agree on; what they can't do they refuse themselves",
 )
 
 PROVIDERS: tuple[Provider, ...] = (
@@ -159,20 +164,17 @@ PROVIDERS: tuple[Provider, ...] = (
     ),
     Provider(
         name="vllm",
-        capabilities=Capabilities(
-            takes_token_ids=True, json_schema=True, choices=True, continuation="continue_final_message", pre_copy="warm"
-        ),
+        capabilities=replace(_LOCAL, choices=True),
         has_token_ids=True,
         ids_precede_text=True,
         tokenize_api="tokenize",
         source="docs.vllm.ai: openai_compatible_server (continue_final_message, prompt as token ids, return_token_ids, tokenize); "
-        "tools depend on --enable-auto-tool-choice; ids before held text: v1/engine/detokenizer.py, seen with 0.32",
+        "tools depend on --enable-auto-tool-choice, images on the model; "
+        "ids before held text: v1/engine/detokenizer.py, seen with 0.32",
     ),
     Provider(
         name="sglang",
-        capabilities=Capabilities(
-            takes_token_ids=True, json_schema=True, choices=True, continuation="continue_final_message", pre_copy="warm"
-        ),
+        capabilities=replace(_LOCAL, choices=True),
         has_token_ids=True,
         tokenize_api="tokenize",
         source="docs.sglang.ai: openai_api_completions (continue_final_message); prompts of ids: sglang#736; "
@@ -181,10 +183,11 @@ PROVIDERS: tuple[Provider, ...] = (
     ),
     Provider(
         name="llama-server",
-        capabilities=Capabilities(takes_token_ids=True, json_schema=True, continuation="continue_final_message", pre_copy="warm"),
+        capabilities=_LOCAL,
         tokenize_api="apply-template",
         source="llama.cpp tools/server/README.md: prompt as token ids, response_format, apply-template and tokenize; "
-        "continue_final_message since llama.cpp#23012, a last assistant message is continued before that too; tools depend on --jinja",
+        "continue_final_message since llama.cpp#23012, a last assistant message is continued before that too; tools depend on --jinja, "
+        "images on --mmproj, and it says so",
     ),
     Provider(
         name="llama-cpp-python",

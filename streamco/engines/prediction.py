@@ -39,6 +39,8 @@ class Predictor:
             raise ConfigError(f"top: expected 0 to {MAX_ALTERNATIVES}, got {top}")
         if not 0 <= row_ids <= MAX_IDS:
             raise ConfigError(f"row_ids: expected 0 to {MAX_IDS}, got {row_ids}")
+        if names := sampling.adjustments():
+            raise ConfigError(f"{names[0]}: expected none for tokens that are drafted, got {getattr(sampling, names[0])}")
         self._sampler = Sampler(sampling)
         self._greedy = Sampler(SamplingOptions(temperature=0))
         self._top = top

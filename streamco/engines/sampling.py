@@ -31,6 +31,9 @@ TOP_K = 40
 TOP_P = 0.95
 MIN_P = 0.05
 
+MAX_PENALTY = 2.0  # as at OpenAI
+MAX_BIAS = 100.0  # as at OpenAI: -100 and 100 forbid and force a token
+
 
 def candidates(
     logits: Logits, *, temperature: float, top_k: int = 0, top_p: float = 1.0, min_p: float = 0.0
@@ -131,6 +134,39 @@ def top_probabilities(logits: Logits, count: int) -> tuple[tuple[int, float], ..
     return tuple((token, share) for token, share in zip(ids.tolist(), shares.tolist(), strict=True) if share > 0)
 
 
+class Adjustments:
+    """What one answer's penalties and biases do to its logits, as at OpenAI: tokens of the prompt don't count.
+
+    Source: OpenAI API reference, chat/create; logit -= count * frequency_penalty + (count > 0) * presence_penalty.
+    """
+
+    def __init__(self, options: SamplingOptions) -> None:
+        self._frequency = options.frequency_penalty or 0.0
+        self._presence = options.presence_penalty or 0.0
+        self._biases = dict(options.logit_bias)
+        self._counts: dict[int, int] = {}
+
+    def apply(self, logits: Logits) -> Logits:
+        """Return a changed copy of the row; the engine's own stays as it is.
+
+        Raises:
+            EngineError: a bias is for a token that the vocabulary doesn't have.
+        """
+        adjusted = logits.copy()
+        for token, bias in self._biases.items():
+            if not 0 <= token < len(logits):
+                raise EngineError(f"logit_bias: expected token ids below {len(logits)}, got {token}")
+            adjusted[token] += bias
+        for token, count in self._counts.items():
+            adjusted[token] -= count * self._frequency + self._presence
+        return adjusted
+
+    def record(self, token: int) -> None:
+        """Count a token that was drawn."""
+        if self._frequency or self._presence:
+            self._counts[token] = self._counts.get(token, 0) + 1
+
+
 class Sampler:
     """Draws the tokens of one sequence; the same seed and the same logits give the same tokens.
 
@@ -143,10 +179,11 @@ class Sampler:
     def __init__(self, options: SamplingOptions) -> None:
         _check(options)
         self._temperature = TEMPERATURE if options.temperature is None else options.temperature
-        self._top_k = TOP_K if options.top_k is None else options.top_k
+        self._top_k = TOP_K if options.top_k is None else max(0, options.top_k)
         self._top_p = TOP_P if options.top_p is None else options.top_p
         self._min_p = MIN_P if options.min_p is None else options.min_p
         self._rng = Random(options.seed)
+        self._adjustments = Adjustments(options) if options.adjustments() else None
         self.is_greedy = self._temperature == 0 or self._top_k == 1
 
     def draw(self, logits: Logits) -> int:
@@ -155,6 +192,14 @@ class Sampler:
         Raises:
             EngineError: the logits are not numbers.
         """
+        adjustments = self._adjustments
+        if adjustments is None:
+            return self._draw(logits)
+        token = self._draw(adjustments.apply(logits))
+        adjustments.record(token)
+        return token
+
+    def _draw(self, logits: Logits) -> int:
         if self.is_greedy:
             best = int(logits.argmax())
             _highest(logits[best : best + 1])
@@ -162,7 +207,7 @@ class Sampler:
         if _native.HAS_NATIVE:
             _highest(logits)
             return _native.sample_row(logits, self._temperature, self._top_k, self._top_p, self._min_p, self._rng.random())
-        return self.draw_from(*self.distribution(logits))
+        return self.draw_from(*self._candidates(logits))
 
     def distribution(self, logits: Logits) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
         """Return the tokens that may be drawn, best first, and their probabilities; a single one when greedy.
@@ -172,8 +217,13 @@ class Sampler:
         """
         import numpy as np
 
+        if self._adjustments is not None:
+            raise AssertionError("penalties depend on what was drawn before, which a distribution does not record")
         if self.is_greedy:
-            return np.array([self.draw(logits)]), np.ones(1)
+            return np.array([self._draw(logits)]), np.ones(1)
+        return self._candidates(logits)
+
+    def _candidates(self, logits: Logits) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
         return candidates(logits, temperature=self._temperature, top_k=self._top_k, top_p=self._top_p, min_p=self._min_p)
 
     def draw_from(self, ids: NDArray[np.int64], weights: NDArray[np.float64]) -> int:
@@ -197,10 +247,13 @@ def _check(options: SamplingOptions) -> None:
     endless = float("inf")
     ranges = (
         ("temperature", options.temperature, 0.0, endless, "at least 0"),
-        ("top_k", options.top_k, 0, endless, "at least 0 (0: all)"),
+        ("top_k", options.top_k, -1, endless, "at least -1 (0 and -1: all)"),
         ("top_p", options.top_p, 1e-9, 1.0, "above 0 and at most 1"),
         ("min_p", options.min_p, 0.0, 1.0, "from 0 to 1"),
         ("max_tokens", options.max_tokens, 0, endless, "at least 0"),
+        ("frequency_penalty", options.frequency_penalty, -MAX_PENALTY, MAX_PENALTY, "from -2 to 2"),
+        ("presence_penalty", options.presence_penalty, -MAX_PENALTY, MAX_PENALTY, "from -2 to 2"),
+        *((f"logit_bias: token {token}", bias, -MAX_BIAS, MAX_BIAS, "from -100 to 100") for token, bias in options.logit_bias),
     )
     for name, value, minimum, maximum, wanted in ranges:
         if value is not None and (not minimum <= value <= maximum or value == endless):

@@ -26,6 +26,7 @@ class RequestFacts(Struct, frozen=True, kw_only=True):
         prompt_chars: characters of the prompt; None: not counted.
         task: the caller's name for the kind of task; None: none given.
         choices: OpenAI's ``n``.
+        server_fields: names of the fields that only a server keeps to.
     """
 
     prompt_tokens: int
@@ -36,16 +37,23 @@ class RequestFacts(Struct, frozen=True, kw_only=True):
     has_tools: bool = False
     has_json_schema: bool = False
     choices: int = 1
+    server_fields: tuple[str, ...] = ()
 
 
 class SideFacts(Struct, frozen=True, kw_only=True):
-    """Capabilities of a side; ``context_tokens`` limits prompt and answer together, None: not known."""
+    """Capabilities of a side.
+
+    Args:
+        context_tokens: maximum length of prompt and answer together; None: not known.
+        all_fields: the side knows every field of a request, or says itself that it doesn't.
+    """
 
     context_tokens: int | None = None
     tools: bool = False
     json_schema: bool = False
     images: bool = False
     choices: bool = False
+    all_fields: bool = True
 
 
 Gate = Callable[[RequestFacts], bool]  # True: the device model is good enough for the request
@@ -146,4 +154,5 @@ def _why_not(request: RequestFacts, side: SideFacts) -> str:
         ("tools", request.has_tools, side.tools),
         ("json schema", request.has_json_schema, side.json_schema),
     )
-    return ", ".join(name for name, is_wanted, is_offered in needs if is_wanted and not is_offered)
+    missing = [name for name, is_wanted, is_offered in needs if is_wanted and not is_offered]
+    return ", ".join(missing if side.all_fields else [*missing, *request.server_fields])

@@ -32,6 +32,9 @@ async def build_generation(engine: Engine, request: ApiRequest, options: ServeOp
         ids = await asyncio.to_thread(tokenize_request, engine, request)
     field = "messages" if isinstance(request, ChatRequest) else "prompt"
     top = request.wanted_top
+    for token in request.logit_bias or ():
+        if not 0 <= token < engine.info.vocabulary_size:
+            raise invalid("logit_bias", f"expected token ids from 0 to {engine.info.vocabulary_size - 1}, got {token}")
     return GenerationRequest(
         prompt_ids=ids,
         sampling=request.sampling(_limit(engine, request, options, field, len(ids))),

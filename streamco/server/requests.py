@@ -15,10 +15,11 @@ from msgspec import Meta, Struct
 
 from streamco.config import SamplingOptions
 from streamco.server.http.errors import RequestError, invalid, unsupported
+from streamco.wire.openai.logprobs import MAX_TOP_LOGPROBS
 
 __all__ = ["TOP_LOGPROBS", "ChatRequest", "CompletionRequest", "GenerateRequest", "StreamOptions", "parse"]
 
-TOP_LOGPROBS = 20  # maximum number of alternatives a request may ask for, as at OpenAI
+TOP_LOGPROBS = MAX_TOP_LOGPROBS
 MAX_STOPS = 16  # OpenAI takes 4
 
 T = TypeVar("T", bound="GenerateRequest")
@@ -46,9 +47,9 @@ class GenerateRequest(Struct, kw_only=True):
     max_tokens: Count | None = None
     stop: str | list[str] | None = None
     n: int | None = None
-    presence_penalty: float | None = None
-    frequency_penalty: float | None = None
-    logit_bias: dict[str, float] | None = None
+    presence_penalty: Annotated[float, Meta(ge=-2, le=2)] | None = None
+    frequency_penalty: Annotated[float, Meta(ge=-2, le=2)] | None = None
+    logit_bias: dict[int, Annotated[float, Meta(ge=-100, le=100)]] | None = None
     ignore_eos: bool | None = None
     return_token_ids: bool | None = None
     continuation_tokens_packed: bytes | None = None  # base64 in JSON; msgspec decodes it
@@ -86,6 +87,9 @@ class GenerateRequest(Struct, kw_only=True):
             seed=self.seed,
             max_tokens=max_tokens,
             stop=stop,
+            frequency_penalty=self.frequency_penalty,
+            presence_penalty=self.presence_penalty,
+            logit_bias=tuple((self.logit_bias or {}).items()),
         )
 
     def check(self) -> None:
@@ -96,9 +100,6 @@ class GenerateRequest(Struct, kw_only=True):
         """
         if self.n not in {None, 1}:
             raise invalid("n", f"expected 1, got {self.n}: this server gives one choice for each request")
-        for field in ("presence_penalty", "frequency_penalty", "logit_bias"):
-            if getattr(self, field):
-                raise unsupported(field)
         if self.stream_options is not None and not self.stream:
             raise invalid("stream_options", "expected none without stream, got some")
         stops = [self.stop] if isinstance(self.stop, str) else self.stop or []
@@ -219,8 +220,8 @@ def parse(body: bytes, shape: type[T]) -> T:
 
 def _explain(text: str) -> RequestError:
     """Translate ``Expected `float` <= 2.0 - at `$.temperature``` into this server's words, with the field's name apart."""
-    reason, _, path = text.partition(" - at `$.")
-    path = path.removesuffix("`")
+    reason, _, path = text.replace(" - at key in `$", " - at `$").partition(" - at `$.")
+    path = path.removesuffix("`").removesuffix("[...]")
     if missing := re.search(r"missing required field `(\w+)`", reason):
         return invalid(missing[1], "expected a value, got none")
     reason = reason.replace("`", "")

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from streamco.engines.base import GenerationTimings, TextPiece
 from streamco.server.http.encoding import CHAT, COMPLETION, DONE, Json, ObjectNames, encode, event, make_choice
+from streamco.wire.openai.logprobs import TokenLogprob, chat_logprobs, token_logprobs
 
 __all__ = ["ChatResponse", "CompletionResponse", "ResponseFormat", "usage_of"]
-
-UNLIKELY = -9999.0  # log-probability that OpenAI sends for a token that is not among the most likely ones
 
 Detokenize = Callable[[Sequence[int]], bytes]
 
@@ -139,15 +137,9 @@ class _Answer:
     def _logprobs(self, pieces: Sequence[TextPiece]) -> Json:
         raise NotImplementedError
 
-    def _tokens(self, pieces: Sequence[TextPiece]) -> list[tuple[int, float, list[tuple[int, float]]]]:
+    def _tokens(self, pieces: Sequence[TextPiece]) -> list[TokenLogprob]:
         """Return (id, log-probability, alternatives) of each token; a piece of several tokens has them for its last one only."""
-        found: list[tuple[int, float, list[tuple[int, float]]]] = []
-        for piece in pieces:
-            found += [(token, UNLIKELY, []) for token in piece.ids[:-1]]
-            table = [(token, _log(probability)) for token, probability in piece.top or ()]
-            for token in piece.ids[-1:]:
-                found.append((token, dict(table).get(token, UNLIKELY), table[: self._top]))
-        return found
+        return [token for piece in pieces for token in token_logprobs(piece.ids, piece.top, self._top or 0)]
 
 
 class ChatResponse(_Answer):
@@ -174,15 +166,7 @@ class ChatResponse(_Answer):
         return make_choice(0, "message", message, logprobs=logprobs, finish_reason=finish_reason)
 
     def _logprobs(self, pieces: Sequence[TextPiece]) -> Json:
-        content = [
-            {**self._entry(token, logprob), "top_logprobs": [self._entry(*other) for other in others]}
-            for token, logprob, others in self._tokens(pieces)
-        ]
-        return {"content": content, "refusal": None}
-
-    def _entry(self, token: int, logprob: float) -> Json:
-        data = self._detokenize([token])
-        return {"token": data.decode("utf-8", "replace"), "logprob": logprob, "bytes": list(data)}
+        return chat_logprobs(self._tokens(pieces), self._detokenize)
 
 
 class CompletionResponse(_Answer):
@@ -221,7 +205,3 @@ class CompletionResponse(_Answer):
 
     def _name(self, token: int) -> str:
         return self._detokenize([token]).decode("utf-8", "replace")
-
-
-def _log(probability: float) -> float:
-    return max(math.log(probability), UNLIKELY) if probability > 0 else UNLIKELY

@@ -208,9 +208,10 @@ def test_a_timeout_limits_each_phase(timeout: RequestTimeout, limits: Timeouts) 
     assert build_request("hi", timeout=timeout).timeouts == limits
 
 
-def test_a_timeout_of_httpx_is_taken() -> None:
-    httpx = pytest.importorskip("httpx")
-    assert build_request("hi", timeout=httpx.Timeout(4, connect=1)).timeouts == Timeouts(connect=1, first_token=4, next_token=4, socket=4)
+@pytest.mark.parametrize("module", ["httpx", "httpx2"])
+def test_a_timeout_of_httpx_is_taken(module: str) -> None:
+    timeout = pytest.importorskip(module).Timeout(4, connect=1)
+    assert build_request("hi", timeout=timeout).timeouts == Timeouts(connect=1, first_token=4, next_token=4, socket=4)
 
 
 def test_without_a_timeout_the_endpoints_own_hold() -> None:
@@ -230,3 +231,27 @@ def test_sampling_in_extra_body_holds_for_every_endpoint() -> None:
     request = build_request("hi", temperature=1, extra_body={"temperature": 0, "top_k": 5, "provider": {"order": ["x"]}})
     assert request.sampling == SamplingOptions(temperature=0, top_k=5)
     assert request.extra == {"provider": {"order": ["x"]}}
+
+
+# Penalties and biases
+
+
+def test_penalties_and_biases_are_sampling() -> None:
+    sampling = build_request("hi", frequency_penalty=1, presence_penalty=-2, logit_bias={"5": 1, "7": -100}).sampling
+    assert sampling == SamplingOptions(frequency_penalty=1, presence_penalty=-2, logit_bias=((5, 1), (7, -100)))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        ({"frequency_penalty": 3}, "frequency_penalty: expected -2 to 2, got 3"),
+        ({"presence_penalty": "much"}, "presence_penalty: expected -2 to 2, got 'much'"),
+        ({"logit_bias": {"word": 1}}, "logit_bias: expected token ids as keys, got 'word'"),
+        ({"logit_bias": {5: 101}}, "logit_bias: expected -100 to 100 for token 5, got 101"),
+        ({"logit_bias": [5]}, "logit_bias: expected a mapping, got list"),
+    ],
+)
+def test_a_wrong_penalty_or_bias_is_named(arguments: dict[str, Any], text: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        build_request("hi", **arguments)
+    assert str(caught.value) == text

@@ -850,3 +850,39 @@ async def test_a_calibrated_pair_is_where_a_client_begins_and_is_kept() -> None:
     assert Profile.from_json(client.profile()).pair == pair
     assert Profile.from_json(client.with_options(budget=0.2).profile()).pair == pair
     await client.aclose()
+
+
+# Fields that the device can't keep to
+
+
+async def test_the_device_stays_out_of_a_request_that_it_cannot_keep_to_and_says_so() -> None:
+    local, remote = device(), server([(0.01, "S")])
+    async with opened(local, remote, **BOTH) as client:
+        stream = client.stream("hello", reasoning_effort="high", verbosity="low")
+        assert await tokens_text(stream) == "S"
+    assert local.streams == []
+    assert stream.report.dispatch.reason == "device: reasoning_effort, verbosity"
+
+
+async def test_a_device_alone_refuses_what_it_cannot_keep_to() -> None:
+    async with opened(device()) as client:
+        with pytest.raises(ConfigError, match="device: web_search_options"):
+            await ask(client, web_search_options={})
+
+
+async def test_an_unknown_server_is_believed_and_says_no_itself() -> None:
+    tools: dict[str, Any] = {"tools": [{"type": "function", "function": {"name": "f"}}], "n": 1, "response_format": {"type": "json_object"}}
+    refusal = json_answer({"error": {"message": "tools: not supported here"}}, status=400)
+    local = device()
+    async with ScriptedServer(refusal) as scripted:
+        async with opened(local, OpenAIEndpoint("m", base_url=scripted.url)) as client:
+            with pytest.raises(EndpointError, match="tools: not supported here"):
+                await ask(client, **tools)
+        assert scripted.requests[0].json()["tools"] == tools["tools"]
+    assert local.streams == []
+
+
+async def test_a_known_server_that_lacks_something_is_named_with_the_cure() -> None:
+    async with opened(server=server(capabilities=Capabilities())) as client:
+        with pytest.raises(ConfigError, match=r"server: tools; capabilities=Capabilities\(\.\.\.\)"):
+            await ask(client, tools=[{"type": "function"}])

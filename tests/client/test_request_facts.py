@@ -8,7 +8,7 @@ import pytest
 
 from streamco.client.arguments import build_request
 from streamco.client.request_facts import describe_request, takes_long
-from streamco.endpoints.base import Request
+from streamco.endpoints.base import Capabilities, Request
 from tests.client.helpers import device, server
 
 
@@ -64,3 +64,43 @@ def test_long_prompts_are_told_from_short_ones() -> None:
     assert takes_long(build_request("x" * 4097))
     assert takes_long(build_request([{"role": "user", "content": [{"type": "text", "text": "x" * 5000}]}]))
     assert not takes_long(Request(prompt_ids=list(range(10_000))))
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"reasoning_effort": "low"},
+        {"verbosity": "low"},
+        {"web_search_options": {}},
+        {"audio": {"voice": "x"}},
+        {"modalities": ["text", "audio"]},
+        {"prediction": {"type": "content", "content": "x"}},
+        {"moderation": {"model": "m"}},
+        {"extra_body": {"guided_regex": "a*"}},
+    ],
+)
+def test_fields_that_only_a_server_keeps_to_are_found(options: dict[str, Any]) -> None:
+    (name,) = options.get("extra_body", options)
+    assert facts_of(**options).server_fields == (name,)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"frequency_penalty": 1, "presence_penalty": 1, "logprobs": True, "top_logprobs": 2},
+        {"user": "u", "metadata": {"a": "b"}, "store": True, "service_tier": "flex", "safety_identifier": "s", "prompt_cache_key": "k"},
+        {"modalities": ["text"], "reasoning_effort": "none", "audio": None},
+        {"extra_body": {"provider": {"order": ["x"]}, "top_k": 3, "repetition_penalty": 1, "guided_regex": None}},
+    ],
+)
+def test_fields_that_a_device_keeps_to_or_may_ignore_are_none(options: dict[str, Any]) -> None:
+    assert facts_of(**options).server_fields == ()
+
+
+def test_a_bias_is_for_one_vocabulary() -> None:
+    request = build_request("x", logit_bias={"5": 1})
+    own, same, other = (Capabilities(vocabulary=name) for name in ("v", "v", "w"))
+    assert describe_request(request, device(capabilities=own), []).server_fields == ()
+    assert describe_request(request, device(capabilities=own), [server(capabilities=same)]).server_fields == ()
+    (reason,) = describe_request(request, device(capabilities=own), [server(capabilities=other)]).server_fields
+    assert reason.startswith("logit_bias")

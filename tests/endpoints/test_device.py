@@ -13,12 +13,12 @@ import pytest
 from blockbuster import blockbuster_ctx
 from msgspec.structs import replace
 
-from streamco.config import SamplingOptions
+from streamco.config import SamplingOptions, Timeouts
 from streamco.endpoints.base import Endpoint, Request, TokenPrices
 from streamco.endpoints.device import DeviceEndpoint, DeviceStream, request_ids
 from streamco.engines.base import Engine, EngineOptions
 from streamco.engines.llamacpp.bundled_model import packaged_model
-from streamco.errors import EngineError, StreamClosed, StreamConsumed, UsageError
+from streamco.errors import EndpointTimeoutError, EngineError, StreamClosed, StreamConsumed, UsageError
 from streamco.events import StreamEnded, TokensReceived
 from streamco.openai_types import ChatCompletionChunk
 from streamco.partial import Partial
@@ -495,3 +495,30 @@ async def test_a_real_model_answers_and_stops_without_blocking_the_loop() -> Non
         assert stream.timings is not None
         assert stream.timings.completion_tokens == 0
         await endpoint.aclose()
+
+
+# OpenAI's further fields
+
+
+async def test_log_probabilities_come_with_each_piece() -> None:
+    async with device(FakeEngine(["a", "b"])) as endpoint:
+        chunks, _, _ = await read(endpoint.open(replace(HELLO, extra={"logprobs": True, "top_logprobs": 1})))
+    found = [chunk.choices[0].logprobs for chunk in chunks if chunk.choices[0].delta.content]
+    assert [entry["token"] for each in found for entry in each["content"]] == ["a", "b"]
+    assert [entry["logprob"] for each in found for entry in each["content"]] == [0.0, 0.0]
+    assert [len(entry["top_logprobs"]) for each in found for entry in each["content"]] == [1, 1]
+
+
+async def test_without_being_asked_no_log_probabilities_come() -> None:
+    async with device(FakeEngine(["a"])) as endpoint:
+        chunks, _, _ = await read(endpoint.open(HELLO))
+    assert all(chunk.choices[0].logprobs is None for chunk in chunks)
+
+
+async def test_an_engine_that_is_silent_for_too_long_is_stopped() -> None:
+    engine = FakeEngine(["a", "b"], mode="manual")
+    async with device(engine) as endpoint:
+        stream = endpoint.open(replace(HELLO, timeouts=Timeouts(first_token=0.01)))
+        with pytest.raises(EndpointTimeoutError, match="first token"):
+            await stream.receive()
+        await stream.cancel()

@@ -242,7 +242,7 @@ async def test_models_lists_their_ids() -> None:
 
 async def test_probing_a_vllm_server_teaches_its_capabilities_and_context() -> None:
     async with ScriptedServer(json_answer({"detail": "Not Found"}, status=404)) as server, opened(server.url) as endpoint:
-        assert endpoint.capabilities == Capabilities()
+        assert endpoint.capabilities == Capabilities(tools=True, json_schema=True, images=True, choices=True)
         server.route("/v1/models", json_answer({"data": [{"id": "m", "owned_by": "vllm", "max_model_len": 2048}]}))
         server.route("/version", json_answer({"version": "0.32.0"}))
         info = await endpoint.probe()

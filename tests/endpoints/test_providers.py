@@ -45,9 +45,16 @@ def test_an_unknown_name_lists_the_known_ones() -> None:
         find_provider("openia")
 
 
-def test_generic_assumes_nothing() -> None:
-    assert not GENERIC.capabilities.tools
-    assert GENERIC.capabilities.continuation == "none"
+def test_an_unknown_server_says_itself_what_it_cannot_do_but_nothing_is_handed_over_to_it() -> None:
+    can = GENERIC.capabilities
+    assert (can.tools, can.json_schema, can.images, can.choices) == (True, True, True, True)
+    assert (can.continuation, can.takes_token_ids, can.pre_copy) == ("none", False, "none")
+
+
+@pytest.mark.parametrize("name", ["vllm", "sglang", "llama-server"])
+def test_what_a_local_server_can_do_depends_on_how_it_was_started(name: str) -> None:
+    assert find_provider(name).capabilities.tools
+    assert find_provider(name).capabilities.images
 
 
 # Bodies as servers sent them: the issues named in the table.

@@ -129,3 +129,8 @@ def test_logits_that_are_not_numbers_are_an_error() -> None:
 def test_alternatives_out_of_range_are_the_callers_fault(top: int) -> None:
     with pytest.raises(ConfigError, match=f"top: expected 0 to 1024, got {top}"):
         Predictor(PLAIN, top)
+
+
+def test_penalties_are_refused_because_drafts_would_not_keep_to_them() -> None:
+    with pytest.raises(ConfigError, match="presence_penalty: expected none"):
+        Predictor(SamplingOptions(presence_penalty=1.0), 0)

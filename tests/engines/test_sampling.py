@@ -169,7 +169,9 @@ def test_logits_that_are_not_numbers_are_an_error(bad: float, options: SamplingO
         ("temperature", -0.1),
         ("temperature", float("inf")),
         ("temperature", float("nan")),
-        ("top_k", -1),
+        ("top_k", -2),
+        ("frequency_penalty", 2.1),
+        ("presence_penalty", -2.1),
         ("top_p", 0.0),
         ("top_p", 1.5),
         ("min_p", -0.1),
@@ -187,3 +189,54 @@ def test_a_cut_that_keeps_everything_keeps_ids_and_probabilities_together() -> N
     ids, weights = candidates(logits, temperature=1.0, min_p=0.1)
     assert ids.tolist() == [1, 2, 0]
     assert weights == pytest.approx(softmax(logits)[ids])
+
+
+# Penalties and biases
+
+
+def flat(*ids: int, size: int = 8) -> NDArray[np.float32]:
+    """Logits 3, 2.5, 2 ... for these ids, 0 for the others."""
+    logits = np.zeros(size, dtype=np.float32)
+    for rank, token in enumerate(ids):
+        logits[token] = 3.0 - 0.5 * rank
+    return logits
+
+
+def test_a_presence_penalty_counts_once_and_a_frequency_penalty_each_time() -> None:
+    presence = Sampler(SamplingOptions(temperature=0, presence_penalty=0.75))
+    assert [presence.draw(flat(1, 2)) for _ in range(4)] == [1, 2, 1, 1]
+    frequency = Sampler(SamplingOptions(temperature=0, frequency_penalty=0.75))
+    assert [frequency.draw(flat(1, 2)) for _ in range(6)] == [1, 2, 1, 2, 1, 2]
+
+
+def test_a_negative_penalty_repeats() -> None:
+    sampler = Sampler(SamplingOptions(temperature=0, frequency_penalty=-2.0))
+    assert [sampler.draw(flat(1, 2)), sampler.draw(flat(2, 1)), sampler.draw(flat(2, 1))] == [1, 1, 1]
+
+
+@pytest.mark.usefixtures("native")
+def test_a_bias_forbids_and_forces() -> None:
+    forced = Sampler(SamplingOptions(logit_bias=((6, 100.0),), seed=1))
+    assert {forced.draw(row(step)) for step in range(20)} == {6}
+    forbidden = Sampler(SamplingOptions(temperature=0, logit_bias=((1, -100.0),)))
+    assert forbidden.draw(flat(1, 2)) == 2
+
+
+@pytest.mark.usefixtures("native")
+def test_penalties_change_what_is_drawn_and_not_the_engines_row() -> None:
+    logits = row()
+    before = logits.copy()
+    sampler = Sampler(SamplingOptions(frequency_penalty=2.0, presence_penalty=2.0, top_k=3, min_p=0.0, temperature=0.1, seed=3))
+    drawn = [sampler.draw(logits) for _ in range(12)]
+    assert len(set(drawn)) > 3, "without penalties only three tokens could be drawn"
+    assert (logits == before).all()
+
+
+def test_a_bias_for_a_token_that_does_not_exist_is_an_error() -> None:
+    with pytest.raises(EngineError, match="logit_bias: expected token ids below 8, got 9"):
+        Sampler(SamplingOptions(logit_bias=((9, 1.0),))).draw(flat(1))
+
+
+def test_no_distribution_is_given_where_penalties_would_be_lost() -> None:
+    with pytest.raises(AssertionError, match="penalties"):
+        Sampler(SamplingOptions(presence_penalty=1.0)).distribution(flat(1))

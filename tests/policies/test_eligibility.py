@@ -138,3 +138,10 @@ def test_without_a_hedge_the_side_that_would_start_first_is_kept() -> None:
     assert restricted(Decision(0.0, 0.0, "p", "r"), device=True, server=True, hedge=False) == (None, 0.0)
     alone = Decision(0.0, None, "p", "r")
     assert restrict(alone, Eligibility(device=True, server=True, hedge=False)) is alone
+
+
+def test_fields_that_only_a_server_keeps_to_exclude_a_device_by_name() -> None:
+    asked = RequestFacts(prompt_tokens=4, has_images=True, server_fields=("audio", "verbosity"))
+    device = SideFacts(context_tokens=2048, all_fields=False)
+    assert check_eligibility(asked, device=device, server=SERVER).reason == "device: images, audio, verbosity"
+    assert check_eligibility(asked, device=None, server=SERVER).server

@@ -37,6 +37,8 @@ def test_sampling_is_understood() -> None:
     sampling = chat(temperature=0, top_p=1, top_k=5, min_p=0.1, seed=3, max_tokens=9, stop=["a", "b"]).request.sampling
     assert (sampling.temperature, sampling.top_p, sampling.top_k, sampling.min_p, sampling.seed) == (0, 1, 5, 0.1, 3)
     assert (sampling.max_tokens, sampling.stop) == (9, ("a", "b"))
+    sampling = chat(frequency_penalty=1, presence_penalty=-0.5, logit_bias={"5": 1}).request.sampling
+    assert (sampling.frequency_penalty, sampling.presence_penalty, sampling.logit_bias) == (1, -0.5, ((5, 1),))
 
 
 def test_the_newer_name_of_the_limit_wins() -> None:
@@ -49,7 +51,7 @@ def test_null_is_as_good_as_nothing() -> None:
 
 
 def test_every_other_field_is_passed_on_as_it_is() -> None:
-    fields = {"tools": [{"type": "function"}], "response_format": {"type": "json_object"}, "n": 2, "logit_bias": {"5": 1}, "new": "x"}
+    fields = {"tools": [{"type": "function"}], "response_format": {"type": "json_object"}, "n": 2, "new": "x"}
     assert dict(chat(**fields).request.extra) == fields
 
 

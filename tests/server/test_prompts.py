@@ -269,3 +269,17 @@ async def test_ids_that_end_inside_a_code_point_have_it_shown_whole() -> None:
     async with running(engine) as server:
         status, _ = await server.post(TEXT, {"prompt": list("a🐈".encode()[:3])})
     assert (status, engine.requests[-1].pending_bytes) == (200, b"\xf0\x9f")
+
+
+async def test_penalties_and_biases_reach_the_engine() -> None:
+    asked = chat("hi", frequency_penalty=1, presence_penalty=0.5, logit_bias={"5": -100})
+    sampling = (await build_generation(FakeEngine(), asked, ServeOptions(), 10)).sampling
+    assert (sampling.frequency_penalty, sampling.presence_penalty, sampling.logit_bias) == (1, 0.5, ((5, -100),))
+
+
+async def test_a_bias_for_a_token_that_the_model_does_not_have_is_refused_by_name() -> None:
+    engine = FakeEngine()
+    asked = chat("hi", logit_bias={str(engine.info.vocabulary_size): 1})
+    with pytest.raises(RequestError, match="expected token ids from 0") as caught:
+        await build_generation(engine, asked, ServeOptions(), 10)
+    assert caught.value.param == "logit_bias"

@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from streamco.engines.base import GenerationTimings, TextPiece
-from streamco.server.responses import UNLIKELY, ChatResponse, CompletionResponse, usage_of
+from streamco.server.responses import ChatResponse, CompletionResponse, usage_of
+from streamco.wire.openai.logprobs import UNLIKELY
 from streamco.wire.openai.stream import Api, ChatStreamParser
 
 TIMINGS = GenerationTimings(prompt_tokens=7, reused_tokens=3, completion_tokens=2, prefill_s=0.1, decode_s=0.2)

@@ -228,7 +228,8 @@ class Dispatcher:
             hedge_tools=self._options.hedge_tools,
         )
         if not eligibility.device and not eligibility.server:
-            raise ConfigError(f"request: expected one that some endpoint can serve, got {eligibility.reason}{_note(unavailable)}")
+            cure = "; capabilities=Capabilities(...) of an endpoint says what it can do" if servers else ""
+            raise ConfigError(f"request: expected one that some endpoint can serve, got {eligibility.reason}{_note(unavailable)}{cure}")
         plan, length = self._learner.plan, facts.prompt_tokens
         self._count += 1
         decision = restrict(plan.decide(length, Random(f"{self._seed}/{self._count}")), eligibility)
@@ -377,7 +378,12 @@ def _side_facts(endpoint: Endpoint | None) -> SideFacts | None:
         return None
     can = endpoint.capabilities
     return SideFacts(
-        context_tokens=can.context_tokens, tools=can.tools, json_schema=can.json_schema, images=can.images, choices=can.choices
+        context_tokens=can.context_tokens,
+        tools=can.tools,
+        json_schema=can.json_schema,
+        images=can.images,
+        choices=can.choices,
+        all_fields=endpoint.kind != "device",
     )
 
 

@@ -18,9 +18,7 @@ __all__ = ["why_not_speculable", "resolve_sampling", "acceptance_rule"]
 
 _SUPPORTED = frozenset({"stream", "stream_options", "user", "metadata", "store", "service_tier", "return_token_ids", "response_format"})
 
-_PENALTIES = {"frequency_penalty": 0, "presence_penalty": 0, "repetition_penalty": 1}
-
-_NEUTRAL: Mapping[str, Any] = {"n": 1, "logprobs": False, "logit_bias": {}, "tools": [], **_PENALTIES}
+_NEUTRAL: Mapping[str, Any] = {"n": 1, "logprobs": False, "tools": [], "repetition_penalty": 1}
 
 _ABSENT = object()
 
@@ -80,7 +78,7 @@ def why_not_speculable(
         return "images"
     if facts.choices > 1:
         return f"{facts.choices} choices"
-    if unknown := sorted(extra.keys() - _SUPPORTED):
+    if unknown := [*request.sampling.adjustments(), *sorted(extra.keys() - _SUPPORTED)]:
         return f"{unknown[0]} can't be kept to"
     if request.model is not None and request.model not in models:
         return f"model {request.model} is another one than the verifier's"

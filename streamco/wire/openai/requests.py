@@ -71,7 +71,7 @@ def encode_request(body: Mapping[str, Any]) -> bytes:
 
 
 def _add_sampling(body: dict[str, Any], sampling: SamplingOptions, max_tokens_field: MaxTokensField) -> None:
-    for name in ("temperature", "top_p", "top_k", "min_p", "seed"):
+    for name in ("temperature", "top_p", "top_k", "min_p", "seed", "frequency_penalty", "presence_penalty"):
         value = getattr(sampling, name)
         if value is not None:
             body[name] = value
@@ -79,6 +79,8 @@ def _add_sampling(body: dict[str, Any], sampling: SamplingOptions, max_tokens_fi
         body[max_tokens_field] = sampling.max_tokens
     if sampling.stop:
         body["stop"] = list(sampling.stop)
+    if sampling.logit_bias:
+        body["logit_bias"] = {str(token): bias for token, bias in sampling.logit_bias}
 
 
 def _finish(body: dict[str, Any], stream: bool, extra: Mapping[str, Any] | None, include_usage: bool) -> dict[str, Any]:

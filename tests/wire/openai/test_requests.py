@@ -81,3 +81,9 @@ def test_what_has_no_json_form_is_a_type_error() -> None:
 
 def test_a_body_is_plain_json() -> None:
     assert json.loads(encode_request(build_completion_request([1], model="m"))) == build_completion_request([1], model="m")
+
+
+def test_penalties_and_biases_are_fields_of_their_own() -> None:
+    sampling = SamplingOptions(frequency_penalty=0.5, presence_penalty=0, logit_bias=((5, 1), (7, -100)))
+    body = build_chat_request(MESSAGES, model="m", sampling=sampling)
+    assert (body["frequency_penalty"], body["presence_penalty"], body["logit_bias"]) == (0.5, 0, {"5": 1, "7": -100})
