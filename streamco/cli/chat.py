@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import argparse
 import os
+import sys
 from contextlib import nullcontext
 from pathlib import Path
 
 from streamco.cli.options import (
     add_answer_arguments,
+    add_conversation_arguments,
     add_look_arguments,
     add_prompt_arguments,
     api_key_of,
@@ -19,7 +21,7 @@ from streamco.cli.options import (
     whole_number,
 )
 from streamco.cli.runtime import run_async, waiting
-from streamco.cli.ui.talk import answer_prompt, converse, is_interactive, make_view, migration_of
+from streamco.cli.ui.talk import answer_prompt, converse, is_interactive, join_prompt, make_view, migration_of, open_conversation
 from streamco.client.client import Client
 from streamco.endpoints.base import Endpoint
 from streamco.endpoints.verifiers.base import Verifier
@@ -31,7 +33,8 @@ VERIFIER, LOCAL = "verifier", "local"
 DESCRIPTION = """\
 Each prompt goes to a small model on this machine and to a server. The side with the first word answers, and the other is cancelled.
 If the other side is cheaper, it may finish the answer.
-On a terminal this is a conversation. With --prompt, or with prompts on stdin (one a line), the answers go to stdout as plain text.
+On a terminal this is a conversation. With --prompt, or with text on stdin, which is one prompt then, the answer goes to stdout.
+With both, the text on stdin is sent before the prompt: cat main.py | streamco chat --prompt "explain".
 """
 
 
@@ -59,6 +62,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--profile", type=Path, metavar="FILE", help="begin with what `streamco calibrate` or an earlier client learned")
     add_answer_arguments(parser)
     add_prompt_arguments(parser)
+    add_conversation_arguments(parser)
     add_look_arguments(parser)
 
 
@@ -68,12 +72,24 @@ def run(args: argparse.Namespace) -> int:
     Raises:
         StreamcoError: the chat can't start.
     """
+    if not args.lines and sys.stdin is not None and not sys.stdin.isatty():
+        args.prompt = join_prompt(_piped_text(), args.prompt)
+    elif args.lines and args.prompt is not None:
+        raise ConfigError("--lines: expected prompts on stdin alone, got --prompt beside it")
     if args.json and args.prompt is None:
         raise ConfigError("--json: expected --prompt TEXT beside it, got none")
     return run_async(lambda: _chat(args))
 
 
+def _piped_text() -> str:
+    try:
+        return sys.stdin.read()
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"stdin: expected text, got bytes that are none: {error}") from error
+
+
 async def _chat(args: argparse.Namespace) -> int:
+    kept = open_conversation(args)
     device, server = make_device(args), make_server(args)
     verifier = make_verifier(args)
     kinds: dict[str, str] = {endpoint.name: endpoint.kind for endpoint in (device, server) if endpoint is not None}
@@ -97,10 +113,10 @@ async def _chat(args: argparse.Namespace) -> int:
         async with waiting("loading the model") if device is not None else nullcontext():
             await client.__aenter__()
         if args.prompt is not None:
-            return await answer_prompt(client, args, view)
+            return await answer_prompt(client, args, view, kept)
         if is_interactive(args):
             view.legend({name: _describe(args, name, kind) for name, kind in kinds.items()})
-        return await converse(client, args, view)
+        return await converse(client, args, view, kept)
     finally:
         await client.aclose()
 

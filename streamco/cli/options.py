@@ -13,6 +13,7 @@ from streamco.errors import ConfigError
 
 __all__ = [
     "add_answer_arguments",
+    "add_conversation_arguments",
     "add_look_arguments",
     "add_prompt_arguments",
     "api_key_of",
@@ -30,8 +31,16 @@ T = TypeVar("T")
 def add_prompt_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options for one prompt instead of a conversation."""
     group = parser.add_argument_group("one prompt")
-    group.add_argument("--prompt", metavar="TEXT", help="answer this and leave")
+    group.add_argument("--prompt", metavar="TEXT", help="answer this and leave; text on stdin, such as a file, is sent before it")
     group.add_argument("--json", action="store_true", help="with --prompt: print one JSON object, the text and the whole report, on stdout")
+
+
+def add_conversation_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the options for conversations that are kept."""
+    group = parser.add_argument_group("conversations")
+    group.add_argument("-c", "--continue", dest="goes_on", action="store_true", help="go on with the last conversation")
+    group.add_argument("--no-save", action="store_true", help="keep nothing of this conversation (so does STREAMCO_NO_SAVE=1)")
+    group.add_argument("--lines", action="store_true", help="without --prompt: each line of stdin is a prompt or a command of its own")
 
 
 def add_answer_arguments(parser: argparse.ArgumentParser) -> None:

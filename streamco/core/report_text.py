@@ -178,7 +178,7 @@ def _speculation_section(figures: SpeculationFigures) -> Section:
 def _dispatch_section(report: Report) -> Section:
     dispatch = report.dispatch
     rows = [
-        ("policy", dispatch.policy),
+        ("planned by", dispatch.policy),
         ("why", dispatch.reason),
         *_start_rows(report),
         ("prompt", f"{dispatch.prompt_tokens} tokens"),

@@ -6,6 +6,7 @@ import json
 import os
 import re
 import signal
+import stat
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -15,6 +16,7 @@ import pytest
 
 from tests.cli.terminal import ROOT, Terminal, terminal
 
+UTF8 = {"PYTHONIOENCODING": "utf-8:strict"}
 PROGRAM = ("-m", "tests.cli.program")
 FIRST_RACE_ENDS = (
     "--seed",
@@ -45,7 +47,7 @@ def run(*words: str, stdin: str = "", env: dict[str, str] | None = None) -> subp
         cwd=ROOT,
         timeout=60,
         check=False,
-        env=os.environ | (env or {}),
+        env=os.environ | {"STREAMCO_NO_SAVE": "1"} | (env or {}),
     )
 
 
@@ -194,7 +196,19 @@ def test_prompts_are_remembered_from_one_run_to_the_next(tmp_path: Path) -> None
 def test_help_lists_the_commands_and_keys(chat: Terminal) -> None:
     chat.type("/help\r")
     text = chat.expect("policy auto")
-    for words in ("/new", "/system [TEXT|off]", "/report", "/pace", "/budget", "/policy", "/save FILE", "/quit", "Ctrl-C", "Alt-Enter"):
+    for words in (
+        "/new",
+        "/system [TEXT|off]",
+        "/report",
+        "/pace",
+        "/budget",
+        "/policy",
+        "/save [-f] FILE",
+        "/load",
+        "/quit",
+        "Ctrl-C",
+        "Alt-Enter",
+    ):
         assert words in text
 
 
@@ -234,7 +248,7 @@ def test_settings_are_shown_and_changed(chat: Terminal) -> None:
         ("/budget", "budget: 30%"),
         ("/budget 50%", "budget: 50%"),
         ("/budget 2", "error: budget: expected a share from 0 to 1, such as 0.3 or 30%, got '2'"),
-        ("/policy", "policy: auto (others: device-constrained,"),
+        ("/policy", "policy: auto (others: "),
         ("/save", "error: /save: expected a file name, got nothing"),
         ("/save /nowhere/at/all", "error: [Errno 2] No such file or directory"),
     ):
@@ -268,8 +282,8 @@ def test_a_dumb_terminal_gets_plain_text() -> None:
 # Pipes
 
 
-def test_prompts_from_a_pipe_are_answered_line_by_line_in_plain_text() -> None:
-    done = run(stdin="one\n\ntwo\n/new\nthree")
+def test_with_lines_a_pipes_prompts_are_answered_one_by_one_in_plain_text() -> None:
+    done = run("--lines", stdin="one\n\ntwo\n/new\nthree")
     assert done.returncode == 0
     assert done.stdout == "You said 'one' in 1 messages.\nYou said 'two' in 3 messages.\nYou said 'three' in 1 messages.\n"
     assert "\x1b" not in done.stdout + done.stderr
@@ -277,7 +291,7 @@ def test_prompts_from_a_pipe_are_answered_line_by_line_in_plain_text() -> None:
 
 
 def test_a_failure_in_a_pipe_is_told_on_stderr_and_by_the_exit_code() -> None:
-    done = run(stdin="broken\none\n/nosuch\n")
+    done = run("--lines", stdin="broken\none\n/nosuch\n")
     assert done.returncode == 1
     assert done.stdout == "Half an answer\nYou said 'one' in 3 messages.\n"
     assert "error: device: expected a token within 30 s, got none" in done.stderr
@@ -285,7 +299,79 @@ def test_a_failure_in_a_pipe_is_told_on_stderr_and_by_the_exit_code() -> None:
 
 
 def test_quit_in_a_pipe_ends_it() -> None:
-    assert run(stdin="/quit\nnever\n").stdout == ""
+    assert run("--lines", stdin="/quit\nnever\n").stdout == ""
+    assert run("--lines", stdin="exit\nnever\n").stdout == ""
+
+
+def test_a_pipe_is_one_prompt() -> None:
+    done = run(stdin="one\ntwo\n")
+    assert (done.returncode, done.stdout) == (0, "You said 'one\ntwo' in 1 messages.\n")
+    assert json.loads(run("--json", stdin="one").stdout)["text"] == "You said 'one' in 1 messages."
+
+
+def test_a_pipe_is_sent_before_the_prompt() -> None:
+    done = run("--prompt", "explain", stdin="print(1)\n")
+    assert (done.returncode, done.stdout) == (0, "You said 'print(1)\n\nexplain' in 1 messages.\n")
+
+
+def test_an_empty_pipe_without_a_prompt_is_refused() -> None:
+    done = run(stdin=" \n")
+    assert done.returncode == 2
+    assert "prompt: expected --prompt TEXT or text on stdin, got neither" in done.stderr
+
+
+def test_bytes_in_a_pipe_that_are_no_text_are_refused() -> None:
+    done = subprocess.run(
+        [sys.executable, *PROGRAM], input=b"\xff\xfe\x00", capture_output=True, cwd=ROOT, timeout=60, check=False, env=os.environ | UTF8
+    )
+    assert done.returncode == 2
+    assert b"stdin: expected text" in done.stderr
+
+
+def kept(folder: Path) -> list[Path]:
+    return sorted((folder / "streamco" / "conversations").glob("*"))
+
+
+def test_continue_goes_on_with_the_last_conversation(tmp_path: Path) -> None:
+    env = {"XDG_STATE_HOME": str(tmp_path), "STREAMCO_NO_SAVE": "0"}
+    run("--prompt", "one", "--system", "Be terse.", env=env)
+    assert run("-c", "--prompt", "two", env=env).stdout == "You said 'two' in 4 messages.\n"
+    assert run("-c", "--prompt", "three", env=env).stdout == "You said 'three' in 6 messages.\n"
+    assert run("--prompt", "four", env=env).stdout == "You said 'four' in 1 messages.\n"
+    assert [stat.S_IMODE(path.stat().st_mode) for path in kept(tmp_path)] == [0o600, 0o600]
+    assert stat.S_IMODE((tmp_path / "streamco" / "conversations").stat().st_mode) == 0o700
+
+
+def test_nothing_is_kept_if_that_is_turned_off(tmp_path: Path) -> None:
+    env = {"XDG_STATE_HOME": str(tmp_path), "STREAMCO_NO_SAVE": "0"}
+    run("--prompt", "one", "--no-save", env=env)
+    run("--prompt", "one", env=env | {"STREAMCO_NO_SAVE": "1"})
+    assert kept(tmp_path) == []
+    done = run("-c", "--prompt", "two", env=env)
+    assert (done.returncode, "--continue: expected a kept conversation, got none" in done.stderr) == (2, True)
+
+
+def test_a_continued_conversation_can_be_left_as_it_was(tmp_path: Path) -> None:
+    env = {"XDG_STATE_HOME": str(tmp_path), "STREAMCO_NO_SAVE": "0"}
+    run("--prompt", "one", env=env)
+    assert run("-c", "--no-save", "--prompt", "two", env=env).stdout == "You said 'two' in 3 messages.\n"
+    assert run("-c", "--prompt", "three", env=env).stdout == "You said 'three' in 3 messages.\n"
+
+
+def test_a_conversation_at_the_terminal_is_kept_and_loaded(tmp_path: Path) -> None:
+    env = {"XDG_STATE_HOME": str(tmp_path), "STREAMCO_NO_SAVE": "0"}
+    for words, prompt, answer in (
+        ((), "one", "in 1 messages."),
+        (("-c",), "two", "in 3 messages."),
+        ((), "/load 1", "going on after 4 turns"),
+    ):
+        with terminal(*PROGRAM, *words, width=200, env=env) as chat:
+            chat.expect("pace off")
+            ask(chat, prompt, answer)
+            if prompt == "/load 1":
+                ask(chat, "three", "in 5 messages.")
+            chat.type("exit\r")
+            assert chat.wait() == 0
 
 
 def test_in_a_pipe_an_answer_moves_only_where_a_pace_is_set() -> None:
@@ -359,7 +445,9 @@ def test_ctrl_c_during_json_still_prints_the_object() -> None:
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (("--json",), "streamco: --json: expected --prompt TEXT beside it, got none"),
+        (("--json",), "streamco: prompt: expected --prompt TEXT or text on stdin, got neither"),
+        (("--lines", "--json"), "streamco: --json: expected --prompt TEXT beside it, got none"),
+        (("--lines", "--prompt", "a"), "streamco: --lines: expected prompts on stdin alone, got --prompt beside it"),
         (("--budget", "2"), "budget: expected a share from 0 to 1"),
         (("--pace", "fast"), "pace: expected off, reading, listening"),
         (("--policy", "nosuch"), "policy: expected one of auto"),

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 from streamco.cli.ui.answer import AnswerSettings, ShownAnswer, read_answer
+from streamco.cli.ui.conversation_store import ConversationStore, read_conversation, write_conversation
 from streamco.cli.ui.history import Conversation
 from streamco.cli.ui.slash_commands import (
     POLICIES,
@@ -24,7 +26,9 @@ from streamco.core.report import Report
 from streamco.core.report_text import Section, report_sections
 from streamco.errors import ConfigError
 
-__all__ = ["Dialogue"]
+__all__ = ["Dialogue", "last_prompt"]
+
+SHOWN = 10  # kept conversations that /load lists
 
 
 class Dialogue:
@@ -38,6 +42,7 @@ class Dialogue:
         budget: the client's budget, 0 to 1.
         policy: name of the client's dispatch policy.
         mode: the client's mode.
+        store: keeps the conversation between two runs; None: it isn't kept.
     """
 
     def __init__(
@@ -50,6 +55,7 @@ class Dialogue:
         budget: float,
         policy: str,
         mode: str = "race",
+        store: ConversationStore | None = None,
     ) -> None:
         self._client = client
         self._view = view
@@ -58,6 +64,7 @@ class Dialogue:
         self._budget_share = budget
         self._policy_name = policy
         self._mode_name = mode
+        self._store = store or ConversationStore(None)
         self._last: Report | None = None
         self.has_failed = False  # an endpoint, in any answer so far
         self.was_stopped = False  # the last answer, by Ctrl-C
@@ -71,6 +78,7 @@ class Dialogue:
             "policy": self._policy,
             "mode": self._mode,
             "save": self._save,
+            "load": self._load,
             "quit": lambda _: False,
         }
 
@@ -80,7 +88,7 @@ class Dialogue:
             call = parse_line(line)
             if call is not None:
                 return self._commands[call.name](call.argument)
-        except (CommandError, ConfigError, OSError) as error:
+        except (CommandError, ConfigError, OSError, ValueError) as error:
             self._view.error(str(error))
             return True
         await self.ask(line.removeprefix("/") if line.startswith("//") else line)
@@ -91,6 +99,7 @@ class Dialogue:
         self._conversation.ask(prompt)
         answer = await read_answer(self._client, self._conversation.messages(), self._settings, self._view)
         self._conversation.answer(answer.text, is_stopped=bool(answer.ending))
+        self._store.keep(self._conversation)
         self._last = answer.report or self._last
         self.has_failed |= answer.error is not None
         self.was_stopped = answer.is_stopped
@@ -114,6 +123,7 @@ class Dialogue:
 
     def _new(self, _: str) -> bool:
         self._conversation.forget()
+        self._store.begin()
         self._view.note("a new conversation")
         return True
 
@@ -166,9 +176,52 @@ class Dialogue:
         return True
 
     def _save(self, text: str) -> bool:
-        if not text:
+        name = text.removeprefix("-f ").strip()
+        if not name or name == "-f":
             raise CommandError("/save: expected a file name, got nothing")
-        path = Path(text).expanduser()
-        path.write_text(self._conversation.to_markdown(), encoding="utf-8")
+        path = Path(name).expanduser()
+        if path.exists() and name == text:
+            raise CommandError(f"/save: expected a new file, got {path}, which exists; /save -f {name} overwrites it")
+        if path.suffix == ".json":
+            write_conversation(self._conversation, path)
+        else:
+            path.write_text(self._conversation.to_markdown(), encoding="utf-8")
         self._view.note(f"saved {len(self._conversation.turns)} turns to {path}")
         return True
+
+    def _load(self, text: str) -> bool:
+        earlier = self._store.earlier()[:SHOWN]
+        if not text:
+            self._list(earlier)
+            return True
+        if text.isascii() and text.isdigit():
+            if not 1 <= int(text) <= len(earlier):
+                raise CommandError(f"/load: expected 1 to {len(earlier)}, got {text}" if earlier else "/load: no conversation is kept")
+            self._go_on(earlier[int(text) - 1], is_kept=True)
+        else:
+            self._go_on(Path(text).expanduser(), is_kept=False)
+        return True
+
+    def _list(self, earlier: Sequence[Path]) -> None:
+        rows = []
+        for number, path in enumerate(earlier, start=1):
+            with suppress(OSError, ValueError):
+                turns = read_conversation(path).turns
+                begin = " ".join(turns[0].content.split()) if turns else ""
+                rows.append((str(number), f"{begin[:60]}{'…' if len(begin) > 60 else ''} ({len(turns)} turns)"))
+        if rows:
+            self._view.tables([Section("kept conversations, the last one first: /load N goes on", (), list(rows))])
+        else:
+            self._view.note("no conversation is kept")
+
+    def _go_on(self, path: Path, *, is_kept: bool) -> None:
+        loaded = read_conversation(path)
+        self._conversation.system, self._conversation.turns = loaded.system, loaded.turns
+        self._store.begin(path if is_kept else None)
+        self._view.note(f"going on after {len(loaded.turns)} turns; the last prompt was: {last_prompt(loaded)}")
+
+
+def last_prompt(conversation: Conversation) -> str:
+    """Return the first line of the user's last prompt; "" if there is none."""
+    prompts = [turn.content for turn in conversation.turns if turn.role == "user"]
+    return prompts[-1].strip().partition("\n")[0][:80] if prompts else ""

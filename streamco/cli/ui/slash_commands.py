@@ -69,21 +69,25 @@ COMMANDS = (
     Command("budget", "[0..1]", "show or set the share of the work for the expensive side"),
     Command("mode", "[race|speculate|auto]", "show or set whether one side writes or the device drafts and the server verifies"),
     Command("policy", "[NAME]", "show or set the rule for which side starts when"),
-    Command("save", "FILE", "write the conversation to a Markdown file"),
-    Command("quit", "", "leave (so does Ctrl-D)"),
+    Command("save", "[-f] FILE", "write the conversation to a Markdown file, or to a .json file for /load; -f overwrites"),
+    Command("load", "[N|FILE.json]", "list the kept conversations, or go on with one of them"),
+    Command("quit", "", "leave (so do Ctrl-D, exit and quit)"),
 )
 NAMES = tuple(command.name for command in COMMANDS)
+LEAVING = {"exit", "quit", ":q"}  # a whole line of its own
 ALIASES = {"exit": "quit", "bye": "quit", "q": "quit", "?": "help", "reset": "new", "clear": "new"}
 
 
 def parse_line(line: str) -> SlashCall | None:
     """Return the command in a line, or None if the line is a prompt. ``//text`` is a prompt that begins with a slash.
 
-    Any unambiguous beginning of a name will do.
+    Any unambiguous beginning of a name will do. A line that is only ``exit`` or ``quit`` leaves, too.
 
     Raises:
         CommandError: the line begins with a slash and is no command.
     """
+    if line.strip().lower() in LEAVING:
+        return SlashCall("quit", "")
     if not line.startswith("/") or line.startswith("//"):
         return None
     typed, _, argument = line[1:].strip().partition(" ")

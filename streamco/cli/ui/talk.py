@@ -11,12 +11,15 @@ from collections.abc import AsyncIterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
 
+from msgspec import Struct
+
 from streamco.cli.options import budget_of
 from streamco.cli.ui.answer import AnswerSettings, read_answer
+from streamco.cli.ui.conversation_store import ConversationStore, conversation_folder, read_conversation
 from streamco.cli.ui.history import Conversation, state_path
 from streamco.cli.ui.interrupt import quiet_keyboard
 from streamco.cli.ui.log_handler import log_to_view
-from streamco.cli.ui.repl import Dialogue
+from streamco.cli.ui.repl import Dialogue, last_prompt
 from streamco.cli.ui.view import PlainView, View
 from streamco.client.client import Client
 from streamco.client.race.migration import MigrationOptions
@@ -25,7 +28,18 @@ from streamco.errors import ConfigError
 if TYPE_CHECKING:
     from streamco.cli.ui.line_editor import Editor
 
-__all__ = ["answer_prompt", "converse", "is_interactive", "lines_of", "make_view", "migration_of", "settings_of"]
+__all__ = [
+    "OpenConversation",
+    "answer_prompt",
+    "converse",
+    "is_interactive",
+    "join_prompt",
+    "lines_of",
+    "make_view",
+    "migration_of",
+    "open_conversation",
+    "settings_of",
+]
 
 KEYS = "/help: commands · Alt-Enter: new line · Ctrl-C stops an answer · Ctrl-D quits"
 
@@ -79,20 +93,76 @@ def _missing(error: ImportError) -> ConfigError:
     return ConfigError(f"expected rich and prompt_toolkit for a chat on a terminal (pip install 'streamco[cli]'), got: {error}")
 
 
-async def answer_prompt(client: Client, args: argparse.Namespace, view: View) -> int:
-    """Answer ``--prompt`` and return the exit code."""
-    conversation = Conversation(args.system)
-    conversation.ask(args.prompt)
-    answer = await read_answer(client, conversation.messages(), settings_of(args), view)
+class OpenConversation(Struct):
+    """The conversation that a command goes on with, and what keeps it."""
+
+    conversation: Conversation
+    store: ConversationStore
+
+
+def open_conversation(args: argparse.Namespace) -> OpenConversation:
+    """Return the last conversation if ``--continue`` asks for it, else an empty one.
+
+    Raises:
+        ConfigError: there is none to continue, or it can't be read.
+    """
+    store = ConversationStore(None if args.no_save and not args.goes_on else conversation_folder())
+    if not args.goes_on:
+        return OpenConversation(Conversation(args.system), store)
+    last = next(iter(store.earlier()), None)
+    if last is None:
+        raise ConfigError("--continue: expected a kept conversation, got none")
+    try:
+        conversation = read_conversation(last)
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"--continue: {error}") from error
+    if args.system is not None:
+        conversation.system = args.system
+    if args.no_save:
+        return OpenConversation(conversation, ConversationStore(None))
+    store.begin(last)
+    return OpenConversation(conversation, store)
+
+
+def join_prompt(piped: str, prompt: str | None) -> str:
+    """Return one prompt from the text on stdin and ``--prompt``, in this order with a blank line between them.
+
+    Raises:
+        ConfigError: both are empty.
+    """
+    parts = [part for part in (piped.rstrip(), prompt) if part and part.strip()]
+    if not parts:
+        raise ConfigError("prompt: expected --prompt TEXT or text on stdin, got neither")
+    return "\n\n".join(parts)
+
+
+async def answer_prompt(client: Client, args: argparse.Namespace, view: View, kept: OpenConversation | None = None) -> int:
+    """Answer ``--prompt`` and return the exit code. ``kept``: the conversation that it belongs to; None: one that isn't kept."""
+    kept = kept or OpenConversation(Conversation(args.system), ConversationStore(None))
+    kept.conversation.ask(args.prompt)
+    answer = await read_answer(client, kept.conversation.messages(), settings_of(args), view)
+    kept.conversation.answer(answer.text, is_stopped=bool(answer.ending))
+    kept.store.keep(kept.conversation)
     if args.json:
         print(answer.to_json(), flush=True)
     return answer.exit_code
 
 
-async def converse(client: Client, args: argparse.Namespace, view: View) -> int:
-    """Answer prompts until the user leaves or the pipe ends; return 1 if an answer of the pipe failed, else 0."""
-    conversation, settings = Conversation(args.system), settings_of(args)
-    dialogue = Dialogue(client, view, conversation, settings, budget=budget_of(args), policy=args.policy, mode=args.mode)
+async def converse(client: Client, args: argparse.Namespace, view: View, kept: OpenConversation | None = None) -> int:
+    """Answer prompts until the user leaves or the lines end; return 1 if an answer to a line failed, else 0."""
+    kept = kept or OpenConversation(Conversation(args.system), ConversationStore(None))
+    dialogue = Dialogue(
+        client,
+        view,
+        kept.conversation,
+        settings_of(args),
+        budget=budget_of(args),
+        policy=args.policy,
+        mode=args.mode,
+        store=kept.store,
+    )
+    if kept.conversation.turns:
+        view.note(f"going on after {len(kept.conversation.turns)} turns; the last prompt was: {last_prompt(kept.conversation)}")
     if is_interactive(args):
         await _talk_to_person(dialogue, view, color=not args.no_color and args.theme != "mono")
         return 0

@@ -107,3 +107,34 @@ async def test_a_file_that_cannot_be_written_is_told() -> None:
     talk = Talk()
     async with talk.client:
         assert "error: [Errno" in await talk.say("/save /no/such/folder/file")
+
+
+async def test_save_does_not_overwrite_unless_it_is_asked_to(tmp_path: Path) -> None:
+    talk = Talk()
+    path = tmp_path / "a.md"
+    path.write_text("mine")
+    async with talk.client:
+        said = await talk.say("one", f"/save {path}")
+        assert f"/save -f {path} overwrites it" in said
+        assert path.read_text() == "mine"
+        assert f"saved 2 turns to {path}" in await talk.say(f"/save -f {path}")
+    assert "## You" in path.read_text()
+
+
+async def test_a_conversation_saved_as_json_is_loaded_again(tmp_path: Path) -> None:
+    talk, path = Talk(), tmp_path / "a.json"
+    async with talk.client:
+        await talk.say("one", f"/save {path}", "/new", "two")
+        assert "going on after 2 turns; the last prompt was: one" in await talk.say(f"/load {path}")
+        await talk.say("three")
+        assert "expected a conversation as JSON" in await talk.say(f"/load {__file__}")
+        assert "no conversation is kept" in await talk.say("/load", "/load 1")
+    assert [message["content"] for message in talk.device.streams[-1].request.messages or ()] == ["one", "Yes.", "three"]
+
+
+async def test_exit_and_quit_leave() -> None:
+    talk = Talk()
+    async with talk.client:
+        for line in ("exit", "Quit", ":q"):
+            assert not await talk.dialogue.handle(line)
+        assert await talk.dialogue.handle("quit smoking, how?")
