@@ -79,6 +79,7 @@ LOSSLESS = {
     "only the accept-all branch": tuned(branch_kinds=frozenset({"accept all"})),
     "only rejection branches": tuned(branch_kinds=frozenset({"reject"})),
     "the paper's forecast": tuned(forecast="geometric"),
+    "the paper's forecast, one branch drawn": tuned(forecast="sampled"),
     "nothing sent ahead": tuned(max_ahead=0),
     "no parallel drafting": tuned(is_parallel=False),
 }

@@ -12,6 +12,9 @@ model with confidences that carry no information. Its second choice is right in 
 begins each cell without knowing the pair and keeps what it learns: first answers and later ones have rows of their own. The server alone
 has no surprises, its time is reckoned. Draft-then-wait knows acceptance and times from the beginning: of the windows 1 to 12 the four that
 arithmetic ranks highest are run, and the one that was fastest over all answers counts.
+
+Forecasts are compared with the large server and acceptances from 0.5 on, never leaving the tokens to the server: the learned one, Synera's
+with all branches ranked, and Synera's as printed, of which one position and one correction are drawn.
 """
 
 from __future__ import annotations
@@ -29,7 +32,7 @@ from random import Random
 
 from bench.report import Row, add_arguments, emit, summarise
 from streamco import SpeculationOptions, SpeculationTuning
-from streamco.core.speculation.estimates import SpeculationEstimates
+from streamco.core.speculation.estimates import Forecast, SpeculationEstimates
 from streamco.core.speculation.options import SpeculationMachineOptions
 from streamco.policies.mode_switch import RoundConditions, predict_rates
 from streamco.policies.window import MAX_WINDOW, Static
@@ -47,6 +50,7 @@ SERVER_STEPS = (0.01, 0.025, 0.055, 0.11)
 DRAFT_STEPS = (0.00065, 0.0065, 0.02)
 LARGE = 0.055  # the server step that is shown by itself
 USUAL = 0.75  # and the acceptance
+COMPARED = 0.5  # least acceptance at which forecasts are compared
 CORE = tuple(each / 6.1 for each in (6.1, 13.8, 19.0, 22.6, 31.5, 35.5))  # of a step on one sequence
 NPU = tuple(1.0 + 0.05 * place for place in range(6))
 TOKENS = 256
@@ -54,6 +58,11 @@ PROMPT_TIME = 0.2
 READING = 0.004  # of a server's step, for each token
 CONCENTRATION = 2.0  # of the chances around their mean: of the smallest, most are near 0 or 1
 AHEAD = SpeculationTuning().max_ahead
+FORECASTS: Mapping[str, Forecast] = {
+    "streamco": "learned",
+    "the paper's forecast": "geometric",
+    "the paper's forecast, one branch drawn": "sampled",
+}
 TRIED = 4  # windows of draft-then-wait
 NEVER_BELOW = 0.95
 IN_TURN = SpeculationMachineOptions(max_tokens=TOKENS, is_adaptive=False, is_parallel=False)
@@ -122,6 +131,36 @@ def models(acceptance: float, seed: int, *, is_blind: bool) -> tuple[TokenModel,
         return {right: sure, wrong: rest} if is_right else {wrong: sure, (right if is_second else other): rest}
 
     return target, lambda ids: drafted(len(ids), ids[-1] if ids else 0)
+
+
+def compare_forecasts(cell: Cell, *, seeds: int, answers: int) -> tuple[Cell, dict[str, tuple[float, float]]]:
+    """Each forecast's tokens a second over the server's own, and its share of adopted branches; later answers, never the server alone."""
+    options = SpeculationMachineOptions(max_tokens=TOKENS, max_ahead=AHEAD, is_adaptive=False)
+    found = {}
+    for name, forecast in FORECASTS.items():
+        later = []
+        for seed in range(seeds):
+            pair = SpeculationOptions(tuning=SpeculationTuning(forecast=forecast)).estimates(1.0)
+            pair.expect_rtt(cell.rtt)
+            later += [cell.run(pair, options, seed * answers + number) for number in range(answers)][1:]
+        rounds, seconds = sum(outcome.report.rounds for outcome in later), sum(outcome.seconds for outcome in later)
+        found[name] = (len(later) * cell.alone / seconds, sum(outcome.report.hits for outcome in later) / rounds)
+    return cell, found
+
+
+def forecast_rows(compared: Sequence[tuple[Cell, dict[str, tuple[float, float]]]], about: str) -> Iterator[Row]:
+    """By round trip and kind of draft model: each forecast's mean over cells, and its rate over that of the default."""
+    for is_blind, rtt in sorted({(cell.is_blind, cell.rtt) for cell, _ in compared}):
+        among = [found for cell, found in compared if (cell.is_blind, cell.rtt) == (is_blind, rtt)]
+        case = f"simulated: forecasts, RTT {rtt * 1000:g} ms{', blind' if is_blind else ''}, {len(among)} cells, {about}"
+        for name in FORECASTS:
+            shares = [found[name][1] for found in among]
+            ratios = [found[name][0] / found["streamco"][0] for found in among]
+            for metric, unit, values in (
+                ("rounds whose branch was adopted, mean", "share", shares),
+                ("tokens/s relative to the learned forecast, mean", "times", ratios),
+            ):
+                yield Row(BENCH, case, name, metric, unit, statistics.fmean(values), min(values), max(values))
 
 
 def simulate(cell: Cell, *, seeds: int, answers: int) -> Found:
@@ -238,7 +277,10 @@ def main() -> int:
     seeds = 1 if options.quick else options.seeds
     with ProcessPoolExecutor(mp_context=get_context("spawn")) as pool:  # virtual time: who computes beside whom changes no figure
         found = list(pool.map(partial(simulate, seeds=seeds, answers=options.answers), cells(quick=options.quick), chunksize=4))
-    emit(rows_of(found, f"{seeds} x {options.answers} answers of {TOKENS} tokens"), options.json)
+        alike = [cell for cell in cells(quick=options.quick) if cell.server_step == LARGE and cell.acceptance >= COMPARED]
+        compared = list(pool.map(partial(compare_forecasts, seeds=seeds, answers=options.answers), alike))
+    about = f"{seeds} x {options.answers} answers of {TOKENS} tokens"
+    emit([*rows_of(found, about), *forecast_rows(compared, about)], options.json)
     return 0
 
 

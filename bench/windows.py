@@ -20,13 +20,14 @@ from dataclasses import replace
 
 from bench.report import Row, add_arguments, emit, summarise
 from bench.speculate import WIDE, Section, Tally, run_section
-from streamco import SpeculationOptions
+from streamco import SpeculationOptions, SpeculationTuning
 
 __all__ = ["ALONE", "CHOSEN", "FIXED", "main", "rows_of"]
 
 FIXED: dict[str, SpeculationOptions | None] = {f"window {window}": SpeculationOptions(window=window) for window in (2, 3, 4, 5, 6, 8)}
 CHOSEN: dict[str, SpeculationOptions | None] = {
     "adaptive": SpeculationOptions(window="adaptive"),
+    "adaptive, mode smoothed": SpeculationOptions(window="adaptive", tuning=SpeculationTuning(smooths_mode=True)),
     "dynamic": SpeculationOptions(window="dynamic"),
     "predicted": SpeculationOptions(window="predicted"),
     "confident": SpeculationOptions(window="confident"),

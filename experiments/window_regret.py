@@ -38,6 +38,7 @@ CONTENDERS: Mapping[str, Callable[[], WindowPolicy]] = {
     "confident": Confident,
     "adaptive": Adaptive,
     "adaptive, not smoothed": Adaptive,
+    "adaptive, mode smoothed": Adaptive,
 }
 MODES = {"windows alone": False, "with the mode switch": True}
 
@@ -54,8 +55,15 @@ def share(line: str) -> tuple[bool, dict[str, float]]:
         for name, make in CONTENDERS.items():
             policy = Adaptive(may_fuse=is_adaptive) if name.startswith("adaptive") else make()
             is_learned = isinstance(policy, Adaptive)
-            smoothing = SMOOTHING if name == "adaptive" else 1.0
-            pace, _ = run_policy(world, policy, is_adaptive=is_adaptive, smoothing=smoothing, min_window=MIN_DRAFT if is_learned else 1)
+            smoothing = SMOOTHING if name in {"adaptive", "adaptive, mode smoothed"} else 1.0
+            pace, _ = run_policy(
+                world,
+                policy,
+                is_adaptive=is_adaptive,
+                smoothing=smoothing,
+                min_window=MIN_DRAFT if is_learned else 1,
+                smooths_mode=name.endswith("mode smoothed"),
+            )
             found[f"{mode}/{name}"] = pace.rate / best
     return fused > windows, found
 

@@ -220,7 +220,7 @@ class _Queue:
 
 
 def run_policy(
-    world: WindowWorld, policy: WindowPolicy, *, is_adaptive: bool, smoothing: float = 1.0, min_window: int = 1
+    world: WindowWorld, policy: WindowPolicy, *, is_adaptive: bool, smoothing: float = 1.0, min_window: int = 1, smooths_mode: bool = False
 ) -> tuple[Pace, list[SpeculationOutcome]]:
     """Answers of a pair that begins with knowing how fast the target streams, and nothing else.
 
@@ -228,10 +228,16 @@ def run_policy(
         world: where.
         policy: of the window.
         is_adaptive: the server may generate alone.
-        smoothing, shortest: of the policy's proposals, ``Stabiliser``.
+        smoothing, min_window: of the policy's proposals, ``Stabiliser``.
+        smooths_mode: the mode is chosen by smoothed proposals as well.
     """
     prior = EstimatesPrior(remote_step=world.target_step)
-    pair = SpeculationEstimates(window=policy, stabiliser=Stabiliser(smoothing, min_window=min_window), prior=prior)
+    pair = SpeculationEstimates(
+        window=policy,
+        stabiliser=Stabiliser(smoothing, min_window=min_window),
+        mode_stabiliser=Stabiliser(smoothing) if smooths_mode else None,
+        prior=prior,
+    )
     pair.expect_rtt(world.rtt)
     max_ahead = _MOST_AHEAD if world.is_ahead else 0
     options = SpeculationMachineOptions(max_tokens=TOKENS, is_adaptive=is_adaptive, is_parallel=world.is_parallel, max_ahead=max_ahead)

@@ -10,7 +10,8 @@ with alpha the acceptance, c_t the confidence of token t and gamma the window. T
   is an outcome of its own, and the last position has (1 - alpha) alpha^t like the others.
 - No single confidence adjusts that outcome. It gets the factor of an average token, 1 - c with c the mean confidence. So a draft of average
   tokens keeps the base distribution, and a confident draft is more likely to be accepted whole. Without a measured mean, c = alpha.
-- The paper draws r* from this distribution. Here all outcomes are ranked, because the likeliest one is right more often than a draw.
+- The paper draws r* from this distribution, and one correction from the top 3 (``sample_branch``). Here all outcomes are ranked, because
+  the likeliest one is right more often than a draw.
 
 If the acceptance of each token is known by itself, ``chain_rejection`` needs no such form: the first rejection is at a position if all
 tokens before it are accepted and it is not. ``bench/speculate.py`` compares both.
@@ -41,6 +42,7 @@ __all__ = [
     "chain_rejection",
     "forecast_rejection",
     "rank_branches",
+    "sample_branch",
 ]
 
 ALTERNATIVES = 3  # at each position; most corrections are among the draft model's top 3 (section 4.4)
@@ -195,6 +197,29 @@ def rank_branches(
         branches.append(Branch(window, best, forecast.accept_all * acceptance))
         branches += _replacements(window, best, forecast.accept_all * (1.0 - acceptance), candidates[window], alternatives - 1)
     return sorted((branch for branch in branches if branch.probability > 0.0), key=lambda branch: (-branch.probability, -branch.position))
+
+
+def sample_branch(
+    forecast: RejectionForecast,
+    draft: Sequence[int],
+    candidates: Sequence[Sequence[tuple[int, float]]],
+    rng: Random,
+    alternatives: int = ALTERNATIVES,
+) -> Branch:
+    """Return the paper's one branch: r* drawn from the forecast, and the correction drawn from the draft model's likeliest tokens.
+
+    Args:
+        forecast, draft, candidates: as for ``rank_branches``.
+        rng: draws both.
+        alternatives: number of candidates that the correction is drawn from, in proportion to their probabilities.
+    """
+    position = forecast.draw(rng)
+    if position == forecast.window:
+        return Branch(position, None, forecast.accept_all)
+    replacements = _replacements(position, draft[position], forecast.rejections[position], candidates[position], alternatives)
+    if not replacements:  # the draft model sees no other token here
+        return Branch(forecast.window, None, forecast.accept_all)
+    return rng.choices(replacements, [branch.probability for branch in replacements])[0]
 
 
 def schedule_branches(

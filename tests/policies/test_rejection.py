@@ -17,6 +17,7 @@ from streamco.policies.rejection import (
     chain_rejection,
     forecast_rejection,
     rank_branches,
+    sample_branch,
     schedule_branches,
 )
 
@@ -165,6 +166,23 @@ def test_predicted_hit_rates_come_true_where_the_forecast_does() -> None:
             expected[place] += PreDraft(tuple(branches[:count]), 4).hit_rate
     assert [hit / rounds for hit in hits] == pytest.approx([share / rounds for share in expected], abs=0.02)
     assert hits[0] < hits[1] < hits[2]
+
+
+def test_a_sampled_branch_has_a_drawn_position_and_a_correction_drawn_from_the_likeliest() -> None:
+    forecast, rng = RejectionForecast((0.5, 0.2), 0.3), Random(5)
+    rows = [[(1, 0.6), (7, 0.2), (8, 0.1), (9, 0.1), (10, 0.05)], [(2, 0.5), (6, 0.5)]]
+    drawn = [sample_branch(forecast, [1, 2], rows, rng) for _ in range(20_000)]
+    places = [(branch.position, branch.token) for branch in drawn]
+    expected = {(0, 7): 0.25, (0, 8): 0.125, (0, 9): 0.125, (1, 6): 0.2, (2, None): 0.3}
+    assert set(places) == set(expected), "the fourth alternative is not among the top 3"
+    for place, share in expected.items():
+        assert places.count(place) / 20_000 == pytest.approx(share, abs=0.012)
+    assert all(0.0 < branch.probability <= forecast.rejections[0] for branch in drawn)
+
+
+def test_where_the_draft_model_sees_no_other_token_all_is_assumed_to_be_accepted() -> None:
+    branch = sample_branch(RejectionForecast((0.9,), 0.1), [1], [[(1, 1.0)]], Random(0))
+    assert (branch.position, branch.token) == (1, None)
 
 
 def test_rows_that_do_not_fit_the_draft_are_refused() -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal, cast
+from typing import Literal, cast, get_args
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -39,8 +39,10 @@ class SpeculationTuning(Struct, frozen=True, kw_only=True):
         max_ahead: drafts of a round that are sent before the verdict that they assume, so that the verifier needn't wait for the link;
             0: none. Not in the papers.
         branch_kinds: which verdicts branches may assume: "accept all", "reject".
-        forecast: how verdicts are forecast: "learned" (from how often tokens of such confidence were accepted) or "geometric" (Synera
-            section 4.4).
+        forecast: how verdicts are forecast: "learned" (from how often tokens of such confidence were accepted), "geometric" (Synera
+            section 4.4) or "sampled" (the same, of which one branch is drawn, as the paper does).
+        smooths_mode: the window proposals that the generation mode is chosen by are smoothed first, as DSD section 4.4 prints it; False:
+            the mode follows the last proposals as they are.
         confidence_threshold: c_th of the confidence filter (Synera section 4.2).
         chunks: (confidence, importance) of chunks measured before, for the first plan under a budget below 1.
         row_tokens: tokens of the distribution that the device samples from and sends, 1 to 64. Exact sampling needs whole distributions.
@@ -59,6 +61,7 @@ class SpeculationTuning(Struct, frozen=True, kw_only=True):
     max_ahead: int = 3
     branch_kinds: frozenset[BranchKind] = frozenset({"accept all", "reject"})
     forecast: Forecast = "learned"
+    smooths_mode: bool = False
     confidence_threshold: float = CONFIDENCE_THRESHOLD
     chunks: tuple[tuple[float, float | None], ...] = ()
     row_tokens: int = 20
@@ -69,8 +72,8 @@ class SpeculationTuning(Struct, frozen=True, kw_only=True):
 
     def __post_init__(self) -> None:
         """Refuse settings out of range."""
-        if self.forecast not in {"learned", "geometric"}:
-            raise ConfigError(f'speculation: forecast: expected "learned" or "geometric", got {self.forecast!r}')
+        if self.forecast not in get_args(Forecast):
+            raise ConfigError(f"speculation: forecast: expected one of {', '.join(get_args(Forecast))}, got {self.forecast!r}")
         if self.smoothing is not None:
             check_share("speculation: smoothing", self.smoothing)
         if self.max_ahead < 0 or not 1 <= self.row_tokens <= 64:
@@ -192,6 +195,9 @@ class SpeculationOptions(Struct, frozen=True, kw_only=True):
             budget,
             window=window,
             stabiliser=_stabiliser(window, self.tuning.smoothing),
+            mode_stabiliser=Stabiliser(SMOOTHING if self.tuning.smoothing is None else self.tuning.smoothing)
+            if self.tuning.smooths_mode
+            else None,
             prior=prior,
             rule=self.offload,
             confidence_threshold=self.tuning.confidence_threshold,

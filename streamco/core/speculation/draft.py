@@ -12,7 +12,7 @@ from typing import Literal
 
 from streamco.core.speculation.estimates import SpeculationEstimates
 from streamco.core.speculation.events import DraftToken
-from streamco.policies.rejection import ALTERNATIVES, Branch, PreDraft, rank_branches, schedule_branches
+from streamco.policies.rejection import ALTERNATIVES, Branch, PreDraft, schedule_branches
 
 __all__ = ["BranchKind", "DraftSequence", "Round", "plan_branches"]
 
@@ -259,11 +259,12 @@ def plan_branches(
         end_ids: tokens that end the text; nothing is drafted after one.
         alternatives: corrections to assume for each position.
     """
-    forecast = estimates.forecast([token.confidence for token in draft])
-    rows = [token.alternatives for token in draft]
+    ranked = estimates.rank_branches(
+        [token.id for token in draft], [token.confidence for token in draft], [token.alternatives for token in draft], alternatives
+    )
     branches = [
         branch
-        for branch in rank_branches(forecast, [token.id for token in draft], rows, estimates.acceptance, alternatives)
+        for branch in ranked
         if ("accept all" if branch.position == len(draft) else "reject") in kinds
         and branch.token not in end_ids
         and not (branch.position == len(draft) and draft[-1].id in end_ids)

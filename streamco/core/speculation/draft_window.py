@@ -14,18 +14,20 @@ class DraftWindow:
     Args:
         policy: proposes windows; None: always four tokens.
         stabiliser: smooths and rounds the proposals; None: they are only rounded.
+        mode_stabiliser: smooths and rounds the proposals that the mode is chosen by; None: the mode is chosen by the last one as it is.
 
     Attributes:
         tokens: longest length of the next draft.
-        proposal: what the policy proposed last, before stabilising.
+        proposal: what the mode is chosen by: the policy's last proposal, or the stabilised ones.
     """
 
-    def __init__(self, policy: WindowPolicy | None, stabiliser: Stabiliser | None) -> None:
+    def __init__(self, policy: WindowPolicy | None, stabiliser: Stabiliser | None, mode_stabiliser: Stabiliser | None = None) -> None:
         self._policy: WindowPolicy = policy or Static()
         # Looked up once: an isinstance check of a Protocol costs more than the arithmetic of a round.
         self._ends_early = self._policy if isinstance(self._policy, EndsDraftsEarly) else None
         self._decides_fused = self._policy if isinstance(self._policy, DecidesFusedMode) else None
         self._stabiliser = stabiliser or Stabiliser(1.0)
+        self._mode_stabiliser = mode_stabiliser
         self.proposal = float(self._policy.first)
         self.tokens = self.settled = self._policy.first
         self._min_chance = 0.0
@@ -43,8 +45,9 @@ class DraftWindow:
 
     def propose(self, state: WindowState) -> int:
         """Ask the policy for the next window and return it, stabilised (DSD section 4.4)."""
-        self.proposal = self._policy.propose(state)
-        self.tokens = self.settled = self._stabiliser.settle(self.proposal)
+        proposal = self._policy.propose(state)
+        self.proposal = proposal if self._mode_stabiliser is None else float(self._mode_stabiliser.settle(proposal))
+        self.tokens = self.settled = self._stabiliser.settle(proposal)
         if self._ends_early is not None:
             assert self._stabiliser.smoothed is not None, "it has just settled a proposal"
             self.tokens = self._ends_early.max_draft_tokens(state, self.settled)

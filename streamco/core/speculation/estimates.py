@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from math import prod, sqrt
-from typing import Literal
+from random import Random
+from typing import Literal, NamedTuple
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -21,14 +22,15 @@ from streamco.policies.acceptance import expected_tokens
 from streamco.policies.confidence_calibration import ConfidenceCalibration
 from streamco.policies.mode_switch import ModeSwitch, RoundConditions, best_window, predict_rates
 from streamco.policies.offload import CONFIDENCE_THRESHOLD, OffloadRule, OffloadSteering
-from streamco.policies.rejection import RejectionForecast, chain_rejection, forecast_rejection
+from streamco.policies.rejection import Branch, RejectionForecast, chain_rejection, forecast_rejection, rank_branches, sample_branch
 from streamco.policies.window import Stabiliser, WindowPolicy, WindowState
 
 __all__ = ["EstimatesPrior", "Forecast", "SpeculationEstimates"]
 
-Forecast = Literal["learned", "geometric"]
+Forecast = Literal["learned", "geometric", "sampled"]
 """How rejections are forecast: from each token's acceptance probability, learned by confidence; or as in Synera section 4.4, from one
-acceptance rate that confidence bends."""
+acceptance rate that confidence bends. "sampled" draws the position and the correction of a single branch from the latter, as the paper
+does; the others rank all branches."""
 
 _DECAY = 0.98  # what a draft token or a round counts for after the next one
 _FIRST_WEIGHT = 0.5  # of a new opening share
@@ -72,6 +74,13 @@ class EstimatesPrior(Struct, frozen=True, kw_only=True):
             )
 
 
+class _Forecasting(NamedTuple):
+    """How rejections are forecast, and what draws the branches of the forecast "sampled"."""
+
+    kind: Forecast
+    rng: Random
+
+
 class SpeculationEstimates:
     """The estimates of one draft model and one verifier, which outlive an answer.
 
@@ -79,11 +88,14 @@ class SpeculationEstimates:
         budget: share of the draft tokens that are verified, 0..1; 1: lossless.
         window: policy that says how many tokens to draft; None: four.
         stabiliser: smooths the policy's proposals; None: they are only rounded.
+        mode_stabiliser: smooths the proposals that the mode is chosen by (DSD section 4.4, technique 3); None: it is chosen by the last
+            one.
         prior: what is believed at first.
         rule: which offloading filters are used.
         confidence_threshold: c_th of the confidence filter, profiled.
         chunks: (confidence, importance) of measured chunks, for the first offloading plan.
         forecast: how rejections are forecast.
+        rng: draws the branches of the forecast "sampled"; None: from a fixed seed.
 
     Attributes:
         steering: holds the offloaded share at the budget.
@@ -100,18 +112,20 @@ class SpeculationEstimates:
         *,
         window: WindowPolicy | None = None,
         stabiliser: Stabiliser | None = None,
+        mode_stabiliser: Stabiliser | None = None,
         prior: EstimatesPrior | None = None,
         rule: OffloadRule = "combined",
         confidence_threshold: float = CONFIDENCE_THRESHOLD,
         chunks: Iterable[tuple[float, float | None]] = (),
         forecast: Forecast = "learned",
+        rng: Random | None = None,
     ) -> None:
         prior = prior or EstimatesPrior()
         self.steering = OffloadSteering(budget, rule=rule, confidence_threshold=confidence_threshold, chunks=chunks)
         self.switch = ModeSwitch(is_lossless=budget >= 1.0)
         self.tokens_since_verdict = 0
-        self._window = DraftWindow(window, stabiliser)
-        self._forecast: Forecast = forecast
+        self._window = DraftWindow(window, stabiliser, mode_stabiliser)
+        self._forecasting = _Forecasting(forecast, rng or Random(0))
         self._is_parallel, self._is_ahead = True, False
         # Times
         self._step_times = DraftStepTimes(prior.step_times)
@@ -153,9 +167,25 @@ class SpeculationEstimates:
 
     def forecast(self, confidences: Sequence[float]) -> RejectionForecast:
         """Return the forecast of the first rejection in a draft of tokens with these confidences, 0..1."""
-        if self._forecast == "learned":
+        if self._forecasting.kind == "learned":
             return chain_rejection([self._calibration.acceptance(confidence) for confidence in confidences])
         return forecast_rejection(self.acceptance, confidences, self.mean_confidence)
+
+    def rank_branches(
+        self, draft: Sequence[int], confidences: Sequence[float], rows: Sequence[Sequence[tuple[int, float]]], alternatives: int
+    ) -> list[Branch]:
+        """Return the branches to draft after a draft of these tokens, likeliest first; a single one if they are sampled.
+
+        Args:
+            draft: ids of its tokens.
+            confidences: the draft model's probability of each, 0..1.
+            rows: the draft model's likeliest (id, probability) at each position.
+            alternatives: maximum number of corrections for each position.
+        """
+        forecast = self.forecast(confidences)
+        if self._forecasting.kind == "sampled":
+            return [sample_branch(forecast, draft, rows, self._forecasting.rng, alternatives)]
+        return rank_branches(forecast, draft, rows, self.acceptance, alternatives)
 
     def record_verdict(self, confidences: Sequence[float], accepted: int, *, is_hit: bool | None) -> None:
         """Record what became of a draft.
@@ -193,7 +223,7 @@ class SpeculationEstimates:
 
     @property
     def proposal(self) -> float:
-        """The window policy's last proposal, tokens, before it was smoothed and rounded."""
+        """The window that the mode is chosen by, tokens: the policy's last proposal, or the smoothed and rounded one."""
         return self._window.proposal
 
     @property

@@ -8,7 +8,9 @@ import pytest
 
 from streamco.client.client import Client
 from streamco.client.speculation.options import SpeculationOptions, SpeculationTuning
+from streamco.core.speculation.draft import plan_branches
 from streamco.core.speculation.estimates import EstimatesPrior
+from streamco.core.speculation.events import DraftToken
 from streamco.endpoints.verifiers import logprob as stock
 from streamco.endpoints.verifiers import streamco as verifier
 from streamco.errors import ConfigError
@@ -35,6 +37,26 @@ def test_what_a_network_proposes_is_smoothed_and_always_leaves_a_draft() -> None
     assert windows_after(SpeculationOptions(window="adaptive", tuning=SpeculationTuning(smoothing=1.0)), [10.0, 0.0]) == [10, 2]
     assert windows_after(SpeculationOptions(window="dynamic"), [10.0, 0.0]) == [10, 1], "whole proposals go through"
     assert windows_after(SpeculationOptions(window="dynamic", tuning=SpeculationTuning(smoothing=0.4)), [10.0, 0.0]) == [10, 6]
+
+
+def test_a_sampled_forecast_plans_one_branch_and_the_others_rank_them() -> None:
+    draft = [DraftToken(id=token, confidence=0.6, alternatives=((token, 0.6), (50, 0.3), (51, 0.1))) for token in (1, 2, 3, 4)]
+    planned = {}
+    for forecast in ("learned", "geometric", "sampled"):
+        pair = SpeculationOptions(tuning=SpeculationTuning(forecast=forecast)).estimates(1.0)
+        settings: Any = {"window": 4, "max_branches": 6, "kinds": frozenset({"accept all", "reject"}), "end_ids": frozenset()}
+        planned[forecast] = [len(plan_branches(draft, pair, seconds=0.3, **settings).branches) for _ in range(5)]
+    assert planned["sampled"] == [1] * 5
+    assert min(planned["learned"] + planned["geometric"]) > 1
+
+
+def test_the_mode_is_chosen_by_smoothed_proposals_if_that_is_asked_for() -> None:
+    usual, smoothed = (
+        SpeculationOptions(window="adaptive", tuning=SpeculationTuning(smooths_mode=smooths)).estimates(1.0) for smooths in (False, True)
+    )
+    assert usual._window._mode_stabiliser is None
+    assert smoothed._window._mode_stabiliser is not None
+    assert [smoothed._window._mode_stabiliser.settle(proposal) for proposal in (8.0, 0.0, 0.0)] == [8, 5, 4]
 
 
 @pytest.mark.parametrize(

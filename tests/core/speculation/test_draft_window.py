@@ -6,7 +6,7 @@ import pytest
 
 from streamco.core.speculation.draft_window import DraftWindow
 from streamco.policies.learned_window import Adaptive
-from streamco.policies.window import Confident, Dynamic, Stabiliser, Static, WindowState
+from streamco.policies.window import Confident, Dynamic, Stabiliser, Static, WindowState, is_fused
 
 STATE = WindowState(previous=4, acceptance=0.95)
 
@@ -28,6 +28,29 @@ def test_proposals_are_kept_as_they_were_and_smoothed_for_the_draft() -> None:
     window.propose(STATE)
     assert window.proposal == 5.0
     assert [window.propose(STATE), window.settled] == [5, 5]
+
+
+def fused_after(proposals: list[float], mode_stabiliser: Stabiliser | None) -> list[bool]:
+    """Whether fused mode is proposed after each of the network's outputs."""
+
+    class Scripted:
+        name, first = "scripted", 8
+
+        def propose(self, state: WindowState) -> float:
+            return proposals[state.previous]
+
+    window = DraftWindow(Scripted(), Stabiliser(0.4, min_window=2), mode_stabiliser)
+    found = []
+    for place in range(len(proposals)):
+        window.propose(WindowState(previous=place))
+        found.append(is_fused(window.proposal))
+    return found
+
+
+def test_the_mode_follows_the_last_proposal_or_the_smoothed_ones() -> None:
+    proposals = [8.0, 8.0, 8.0, 0.5, 0.5, 0.5, 0.5, 0.5, 0.5, 0.5, 9.0, 9.0]
+    assert fused_after(proposals, None) == [False] * 3 + [True] * 7 + [False] * 2
+    assert fused_after(proposals, Stabiliser(0.4)) == [False] * 8 + [True] * 2 + [False] * 2, "smoothed, it takes five rounds longer"
 
 
 def test_a_policy_that_may_fuse_decides_the_mode() -> None:
