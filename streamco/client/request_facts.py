@@ -16,14 +16,20 @@ _MESSAGE_OVERHEAD = 4  # tokens a chat template adds to a message
 # Fields that a device keeps to, that are checked by themselves (n, tools ...), or that leave the text as it is (names, routing, storage)
 _DEVICE_FIELDS = frozenset(
     {
-        *("functions", "function_call", "ignore_eos", "logprobs", "n", "parallel_tool_calls", "response_format", "return_token_ids"),
-        *("stream", "stream_options", "tool_choice", "tools", "top_logprobs"),
+        *("functions", "ignore_eos", "logprobs", "n", "parallel_tool_calls", "response_format", "return_token_ids"),
+        *("stream", "stream_options", "tools", "top_logprobs"),
         *("cache_prompt", "keep_alive", "metadata", "models", "priority", "prompt_cache_key", "prompt_cache_options"),
         *("prompt_cache_retention", "provider", "request_id", "route", "safety_identifier", "service_tier", "store", "usage", "user"),
     }
 )
 # Values that ask for nothing beyond what a device does anyway
-_NEUTRAL: Mapping[str, Any] = {"modalities": ["text"], "reasoning_effort": "none", "repetition_penalty": 1}
+_NEUTRAL: Mapping[str, Any] = {
+    "function_call": ("auto", "none"),
+    "modalities": (["text"],),
+    "reasoning_effort": ("none",),
+    "repetition_penalty": (1,),
+    "tool_choice": ("auto", "none"),
+}
 _SHORT = 4096  # characters; tokenising more takes over a millisecond
 
 
@@ -54,7 +60,7 @@ def describe_request(request: Request, device: Endpoint | None, servers: Sequenc
 def _server_fields(request: Request, device: Endpoint | None, servers: Sequence[Endpoint]) -> list[str]:
     """Return the fields that a device can't keep to."""
     extra = request.extra
-    found = sorted(name for name in extra.keys() - _DEVICE_FIELDS if extra[name] not in (None, _NEUTRAL.get(name)))
+    found = sorted(name for name in extra.keys() - _DEVICE_FIELDS if extra[name] not in (None, *_NEUTRAL.get(name, ())))
     if request.sampling.logit_bias and device is not None and any(not _is_same_vocabulary(device, server) for server in servers):
         found.append("logit_bias (its token ids are another vocabulary's)")
     return found

@@ -22,6 +22,20 @@ __all__ = ["TOP_LOGPROBS", "ChatRequest", "CompletionRequest", "GenerateRequest"
 TOP_LOGPROBS = MAX_TOP_LOGPROBS
 MAX_STOPS = 16  # OpenAI takes 4
 
+# Fields of OpenAI's that would change the answer, with the values that ask for nothing
+_UNSUPPORTED: dict[str, tuple[Any, ...]] = {
+    "tools": (None, []),
+    "functions": (None, []),
+    "tool_choice": (None, "none", "auto"),
+    "function_call": (None, "none", "auto"),
+    "audio": (None, {}),
+    "moderation": (None,),
+    "prediction": (None,),
+    "reasoning_effort": (None, "none"),
+    "verbosity": (None,),
+    "web_search_options": (None,),
+}
+
 T = TypeVar("T", bound="GenerateRequest")
 Share = Annotated[float, Meta(ge=0, le=1)]
 Count = Annotated[int, Meta(ge=1)]
@@ -122,6 +136,13 @@ class ChatRequest(GenerateRequest, kw_only=True):
     functions: list[Any] | None = None
     response_format: dict[str, Any] | None = None
     audio: Any = None
+    function_call: Any = None
+    moderation: Any = None
+    prediction: Any = None
+    reasoning_effort: str | None = None
+    tool_choice: Any = None
+    verbosity: str | None = None
+    web_search_options: Any = None
     modalities: list[str] | None = None
 
     @property
@@ -143,8 +164,8 @@ class ChatRequest(GenerateRequest, kw_only=True):
             raise invalid("messages", "expected at least one message, got none")
         if self.top_logprobs is not None and not self.logprobs:
             raise invalid("top_logprobs", "expected logprobs to be true with it")
-        for field in ("tools", "functions", "audio"):
-            if getattr(self, field):
+        for field, harmless in _UNSUPPORTED.items():
+            if getattr(self, field) not in harmless:
                 raise unsupported(field)
         if self.modalities and self.modalities != ["text"]:
             raise invalid("modalities", f'expected ["text"], got {self.modalities}')
@@ -220,7 +241,7 @@ def parse(body: bytes, shape: type[T]) -> T:
 
 def _explain(text: str) -> RequestError:
     """Translate ``Expected `float` <= 2.0 - at `$.temperature``` into this server's words, with the field's name apart."""
-    reason, _, path = text.replace(" - at key in `$", " - at `$").partition(" - at `$.")
+    reason, _, path = text.replace(" - at `key` in `$", " - at `$").partition(" - at `$.")
     path = path.removesuffix("`").removesuffix("[...]")
     if missing := re.search(r"missing required field `(\w+)`", reason):
         return invalid(missing[1], "expected a value, got none")

@@ -84,6 +84,8 @@ def test_unknown_fields_and_harmless_values_of_unsupported_ones_are_ignored() ->
         n=1,
         response_format={"type": "text"},
         modalities=["text"],
+        reasoning_effort="none",
+        tool_choice="auto",
     )
 
 
@@ -119,6 +121,13 @@ def test_unknown_fields_and_harmless_values_of_unsupported_ones_are_ignored() ->
         ({"tools": [{"type": "function"}]}, "tools"),
         ({"functions": [{}]}, "functions"),
         ({"audio": {"voice": "x"}}, "audio"),
+        ({"moderation": {"model": "m"}}, "moderation"),
+        ({"prediction": {"type": "content", "content": "x"}}, "prediction"),
+        ({"verbosity": "low"}, "verbosity"),
+        ({"web_search_options": {}}, "web_search_options"),
+        ({"reasoning_effort": "high"}, "reasoning_effort"),
+        ({"tool_choice": "required"}, "tool_choice"),
+        ({"function_call": {"name": "f"}}, "function_call"),
         ({"modalities": ["text", "audio"]}, "modalities"),
         ({"response_format": {"type": "json_object"}}, "response_format"),
         ({"continue_final_message": True, "add_generation_prompt": True}, "continue_final_message"),
