@@ -86,11 +86,16 @@ async def calibrate_pair(
         if len(verified) >= rounds or (number >= len(requests) and not verified):
             break
         request = requests[number % len(requests)]
+        before = len(verified)
         verified += await measure_rounds(
-            device, verifier, request, window=min(window, facts.draft_tokens), rounds=rounds - len(verified), answer_tokens=answer_tokens
+            device,
+            verifier,
+            request,
+            window=min(window, facts.draft_tokens),
+            rounds=rounds - before,
+            answer_tokens=answer_tokens,
+            on_round=_counted_from(before, rounds, on_progress),
         )
-        if on_progress is not None:
-            on_progress(len(verified), rounds)
     ids = device.prompt_ids(engine, requests[0])
     holding: HoldingEngine = engine  # type: ignore[assignment]
     notes: list[str] = []
@@ -107,8 +112,21 @@ async def calibrate_pair(
     )
 
 
+def _counted_from(before: int, rounds: int, on_progress: Callable[[int, int], None] | None) -> Callable[[int], None] | None:
+    if on_progress is None:
+        return None
+    return lambda done: on_progress(before + done, rounds)
+
+
 async def measure_rounds(
-    device: DeviceEndpoint, verifier: Verifier, request: Request, *, window: int = 4, rounds: int = 16, answer_tokens: int = 64
+    device: DeviceEndpoint,
+    verifier: Verifier,
+    request: Request,
+    *,
+    window: int = 4,
+    rounds: int = 16,
+    answer_tokens: int = 64,
+    on_round: Callable[[int], None] | None = None,
 ) -> list[VerifiedRound]:
     """Draft, wait for the verdict and draft on, for one answer or its first ``rounds`` rounds.
 
@@ -123,14 +141,20 @@ async def measure_rounds(
     drafter = await device.drafter(_greedy(request), emit=session.record_device_event)
     try:
         await session.open(drafter.prompt_ids, reserve=len(drafter.prompt_ids) + answer_tokens + window + 1)
-        return await _answer(session, drafter, window=window, rounds=rounds, max_tokens=answer_tokens)
+        return await _answer(session, drafter, window=window, rounds=rounds, max_tokens=answer_tokens, on_round=on_round)
     finally:
         await drafter.aclose()
         await session.aclose()
 
 
 async def _answer(
-    session: _CalibrationSession, drafter: DeviceDrafter, *, window: int, rounds: int, max_tokens: int
+    session: _CalibrationSession,
+    drafter: DeviceDrafter,
+    *,
+    window: int,
+    rounds: int,
+    max_tokens: int,
+    on_round: Callable[[int], None] | None = None,
 ) -> list[VerifiedRound]:
     verified: list[VerifiedRound] = []
     text: list[int] = []
@@ -159,6 +183,8 @@ async def _answer(
                 server=verdict.queue_seconds + verdict.compute_seconds if verified else None,
             )
         )
+        if on_round is not None:
+            on_round(len(verified))
         text += [token.id for token in tokens[: verdict.accepted]]
         if verdict.token is None or (ends and verdict.accepted == len(tokens)):
             break

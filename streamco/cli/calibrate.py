@@ -16,7 +16,10 @@ if TYPE_CHECKING:
     from streamco.endpoints.verifiers.base import Verifier
     from streamco.profiles import PairProfile
 
-__all__ = ["add_arguments", "format_pair", "run"]
+__all__ = ["add_arguments", "format_pair", "format_verdict", "run"]
+
+BAR = 24  # cells
+MARGIN = 0.05  # share by which two rates differ at least, if one is to be recommended
 
 DESCRIPTION = """\
 Measures a model on this machine as the draft model of a verifier: it answers prompts greedily, one by one, with every draft verified.
@@ -91,7 +94,8 @@ async def _measure(args: argparse.Namespace) -> PairProfile:
             await device.start()
         verifier = await make_verifier(args)
         try:
-            async with waiting(f"verifying {args.rounds} drafts"):
+            bar = ProgressText()
+            async with waiting(bar):
                 return await calibrate_pair(
                     device,
                     verifier,
@@ -100,11 +104,32 @@ async def _measure(args: argparse.Namespace) -> PairProfile:
                     window=args.window,
                     sequences=args.sequences,
                     answer_tokens=args.max_tokens,
+                    on_progress=bar.record,
                 )
         finally:
             await verifier.aclose()
     finally:
         await device.aclose()
+
+
+class ProgressText:
+    """Text with a bar that says how many drafts are verified, and what comes after them."""
+
+    def __init__(self) -> None:
+        self._done = self._whole = 0
+
+    def record(self, done: int, whole: int) -> None:
+        """Take the number of verified drafts and how many there will be."""
+        self._done, self._whole = done, whole
+
+    def __str__(self) -> str:
+        """Return the text for now."""
+        if not self._whole:
+            return "verifying drafts"
+        if self._done >= self._whole:
+            return f"{self._whole} drafts verified, timing steps and batches"
+        filled = BAR * self._done // self._whole
+        return f"verifying drafts {'█' * filled}{'░' * (BAR - filled)} {self._done}/{self._whole}"
 
 
 def make_device(args: argparse.Namespace) -> DeviceEndpoint:
@@ -166,7 +191,32 @@ def format_pair(pair: PairProfile) -> str:
         ("draft step", " · ".join(f"{count}: {_milliseconds(time)}" for count, time in enumerate(pair.step_times, start=1))),
         ("remote step", _milliseconds(pair.remote_step)),
     ]
-    return "\n".join(f"{name:<14}{text}" for name, text in [*rows, *([("note", pair.note)] if pair.note else [])])
+    table = "\n".join(f"{name:<14}{text}" for name, text in [*rows, *([("note", pair.note)] if pair.note else [])])
+    return f"{table}\n\n{format_verdict(pair)}"
+
+
+def format_verdict(pair: PairProfile) -> str:
+    """Return in one line whether drafting pays: its expected tokens per second at the measured window, and those of the server alone."""
+    from streamco.policies.mode_switch import RoundConditions, predict_rates
+
+    rates = predict_rates(
+        RoundConditions(
+            acceptance=pair.acceptance,
+            window=pair.window,
+            draft_step=pair.step_times[0],
+            remote_step=pair.remote_step or 1.0,
+            verify=pair.wait,
+            hit_rate=pair.hit_rate or 0.0,
+            slowdown=pair.step_times[-1] / pair.step_times[0],
+        )
+    )
+    ahead = f" ({rates.parallel:.1f} if it drafts ahead of verdicts)" if rates.parallel >= rates.waiting + 0.05 else ""
+    drafting = f"drafting: about {rates.waiting:.1f} tokens/s{ahead}"
+    if pair.remote_step is None:
+        return f"{drafting}, server alone not measured"
+    gain = rates.speculative / rates.remote
+    advice = "do" if gain >= 1.0 + MARGIN else "don't" if gain <= 1.0 - MARGIN else "about the same, so measure it in use"
+    return f"{drafting}, server alone {rates.remote:.1f}: {advice}"
 
 
 def _thresholds(pair: PairProfile) -> str:

@@ -36,8 +36,13 @@ def set_up_log(verbosity: int) -> None:
 
 
 @asynccontextmanager
-async def waiting(text: str, file: TextIO | None = None) -> AsyncIterator[None]:
-    """Say on stderr that something takes a while: a spinner on a terminal, one line elsewhere."""
+async def waiting(text: object, file: TextIO | None = None) -> AsyncIterator[None]:
+    """Say on stderr that something takes a while: a spinner on a terminal, one line elsewhere.
+
+    Args:
+        text: what takes a while; its ``str`` is taken for each drawing, so it may change.
+        file: the file to write to; None: stderr.
+    """
     err = file or sys.stderr
     if not err.isatty():
         print(f"{text} ...", file=err, flush=True)
@@ -54,7 +59,7 @@ async def waiting(text: str, file: TextIO | None = None) -> AsyncIterator[None]:
         err.flush()
 
 
-async def _spin(text: str, err: TextIO) -> None:
+async def _spin(text: object, err: TextIO) -> None:
     began = time.monotonic()
     while True:
         spent = time.monotonic() - began

@@ -170,3 +170,34 @@ def test_a_verifier_that_is_not_there_is_told_in_a_line_and_nothing_is_kept(
     assert "Traceback" not in errors
     assert not path.exists()
     assert draft.sequences.held == 0
+
+
+@pytest.mark.parametrize(
+    ("step", "wait", "remote_step", "verdict"),
+    [
+        (0.0401, 0.397, 0.0779, "drafting: about 4.6 tokens/s, server alone 12.8: don't"),  # four steps and a verdict for 2.59 tokens
+        (0.005, 0.03, 0.0779, "drafting: about 51.7 tokens/s, server alone 12.8: do"),
+        (0.0401, 0.397, 0.215, "drafting: about 4.6 tokens/s, server alone 4.7: about the same, so measure it in use"),
+        (0.0401, 0.397, None, "drafting: about 4.6 tokens/s, server alone not measured"),
+    ],
+)
+def test_the_last_line_says_in_tokens_per_second_whether_drafting_pays(
+    step: float, wait: float, remote_step: float | None, verdict: str
+) -> None:
+    pair = PairProfile(window=4, rounds=120, acceptance=0.663, wait=wait, step_times=(step,), remote_step=remote_step)
+    assert calibrate.format_pair(pair).splitlines()[-1] == verdict
+
+
+def test_drafting_ahead_of_verdicts_is_counted_where_it_helps() -> None:
+    text = calibrate.format_verdict(PAIR)
+    assert text.startswith("drafting: about 8.1 tokens/s (8.")
+    assert text.endswith("server alone 20.0: don't")
+
+
+def test_a_bar_counts_the_verified_drafts() -> None:
+    bar = calibrate.ProgressText()
+    assert str(bar) == "verifying drafts"
+    bar.record(30, 120)
+    assert str(bar) == f"verifying drafts {'█' * 6}{'░' * 18} 30/120"
+    bar.record(120, 120)
+    assert str(bar) == "120 drafts verified, timing steps and batches"

@@ -48,6 +48,21 @@ async def test_on_a_terminal_a_spinner_turns_and_leaves_nothing_behind() -> None
     assert text.endswith("\r\x1b[K")
 
 
+async def test_a_text_may_change_while_the_spinner_turns() -> None:
+    class Count:
+        drawn = 0
+
+        def __str__(self) -> str:
+            self.drawn += 1
+            return f"step {self.drawn}"
+
+    err = Tty()
+    async with waiting(Count(), err):
+        await asyncio.sleep(0.25)
+    assert "step 1 " in err.getvalue()
+    assert "step 2 " in err.getvalue()
+
+
 async def test_the_spinner_goes_away_after_an_error_too() -> None:
     err = Tty()
 
