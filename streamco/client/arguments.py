@@ -8,6 +8,7 @@ from typing import Any, Literal, Protocol, TypeAlias, TypedDict, TypeVar, Unpack
 
 from streamco.config import SamplingOptions, Timeouts
 from streamco.endpoints.base import Message, Request
+from streamco.engines.sampling import MAX_TOP_K, MIN_TOP_P
 from streamco.errors import ConfigError
 
 __all__ = [
@@ -214,8 +215,8 @@ def _sampling(given: Mapping[str, Any]) -> SamplingOptions:
     limit = given.get("max_completion_tokens", given.get("max_tokens"))
     return SamplingOptions(
         temperature=_check_number("temperature", given.get("temperature"), "0 to 2", lambda value: 0 <= value <= 2),
-        top_p=_check_number("top_p", given.get("top_p"), "more than 0, at most 1", lambda value: 0 < value <= 1),
-        top_k=_check_integer("top_k", given.get("top_k"), -1),
+        top_p=_check_number("top_p", given.get("top_p"), "more than 0, at most 1", lambda value: MIN_TOP_P <= value <= 1),
+        top_k=_check_integer("top_k", given.get("top_k"), -1, MAX_TOP_K),
         min_p=_check_number("min_p", given.get("min_p"), "0 to 1", lambda value: 0 <= value <= 1),
         seed=_check_integer("seed", given.get("seed")),
         max_tokens=_check_integer("max_tokens", limit, 1),
@@ -276,9 +277,11 @@ def _check_number(name: str, value: object, expected: str, is_right: Callable[[f
     return value
 
 
-def _check_integer(name: str, value: object, minimum: int | None = None) -> int | None:
+def _check_integer(name: str, value: object, minimum: int | None = None, maximum: int | None = None) -> int | None:
     if value is None:
         return None
+    if maximum is not None and isinstance(value, int) and value > maximum:
+        raise ConfigError(f"{name}: expected an integer <= {maximum}, got a larger one")
     if isinstance(value, bool) or not isinstance(value, int) or (minimum is not None and value < minimum):
         raise ConfigError(f"{name}: expected an integer{'' if minimum is None else f' >= {minimum}'}, got {value!r}")
     return value

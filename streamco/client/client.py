@@ -36,6 +36,7 @@ from streamco.core.race.machine import OnFailure
 from streamco.core.speculation.answer import Emit
 from streamco.core.totals import Totals, TotalsRecorder
 from streamco.endpoints.base import Request
+from streamco.endpoints.engine_health import check_engine
 from streamco.engines.base import EngineOptions
 from streamco.errors import ConfigError
 from streamco.profiles import Profile
@@ -143,6 +144,15 @@ class Client:
             StreamClosed: the client was closed.
         """
         await self._settings.start()
+
+    async def check_device(self, *, timeout: float = 5.0) -> str | None:
+        """Return None if the device's engine answers, or none is loaded; else one sentence that says what happens instead.
+
+        Args:
+            timeout: seconds that the engine's thread has.
+        """
+        engine = getattr(self._settings.endpoints.device, "engine", None)
+        return None if engine is None else await check_engine(engine, timeout)
 
     async def aclose(self) -> None:
         """Stop all answers, release every connection, model and task; idempotent. A client from ``with_options`` closes nothing."""

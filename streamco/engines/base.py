@@ -164,6 +164,14 @@ class Engine(Protocol):
         """
         ...
 
+    def ping(self, wake: Callable[[], None]) -> None:
+        """Have ``wake`` called from the engine's thread in its next round, which shows that the thread is alive.
+
+        Raises:
+            EngineError: the engine is closed or has failed.
+        """
+        ...
+
     def close(self) -> None:
         """Cancel everything, join the thread, free the memory; idempotent. May block for one chunk."""
         ...

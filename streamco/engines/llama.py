@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import logging
 import threading
 import weakref
 from collections.abc import Callable, Mapping, Sequence
@@ -13,6 +14,7 @@ from typing import Any
 from msgspec.structs import replace
 
 from streamco.engines.base import EngineOptions, Generation, GenerationRequest, ModelInfo, TokenSequence
+from streamco.engines.consumer import Consumer
 from streamco.engines.decoder import CHUNK
 from streamco.engines.generation import RunningGeneration
 from streamco.engines.kv_slots import SlotTable
@@ -26,6 +28,8 @@ from streamco.engines.threads import budget
 from streamco.errors import ConfigError, EngineError, UsageError
 
 __all__ = ["LlamaEngine"]
+
+logger = logging.getLogger("streamco.engine")
 
 MAX_SEQUENCES = 256  # LLAMA_MAX_SEQ
 # A copy is of the whole context. So it pays from this many tokens on, or from one MIN_COPY_SHARE-th of the context if that is more: these
@@ -143,6 +147,14 @@ class LlamaEngine:
         self._loop.put(sequence)
         return sequence
 
+    def ping(self, wake: Callable[[], None]) -> None:
+        """Have ``wake`` called from the engine's thread; see ``Engine.ping``.
+
+        Raises:
+            EngineError: the engine is closed or has failed.
+        """
+        self._loop.put(Consumer(wake))
+
     def _completion_limit(self, request: GenerationRequest) -> int:
         ids, context = request.prompt_ids, self.info.context_tokens
         if not ids:
@@ -188,9 +200,10 @@ class LlamaEngine:
             self._loop.run()
         except BaseException as exc:  # noqa: BLE001  # every consumer gets it
             failure = exc
+            logger.critical("the engine of %s has stopped and answers no more requests", self._model.info.name, exc_info=exc)
         self._loop.end(failure)
         self._context.close()
-        self._model.close()
+        self._model.close("" if failure is None else f"one that failed: {type(failure).__name__}: {failure}")
         self._share.release()
         self._is_warm.set()
 

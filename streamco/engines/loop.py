@@ -5,17 +5,21 @@ prompt. A prefill batch holds one sequence alone. So aborting it affects no othe
 On a CPU this costs next to nothing, because a chunk of 32 takes as long as ten decodes.
 
 If a consumer doesn't read, its sequence is parked. The thread goes on with the others and sleeps only when nothing can be done.
+
+An error of one piece of work ends that work alone (``_guarded``). Any other error ends the thread and all work.
 """
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from queue import Empty, SimpleQueue
 
 from streamco.engines.base import EngineOptions
+from streamco.engines.consumer import Consumer
 from streamco.engines.decoder import Decoder, SequenceWork, slot_of
 from streamco.engines.generation import RunningGeneration
 from streamco.engines.kv_slots import SlotTable
@@ -28,7 +32,9 @@ from streamco.errors import EngineError
 
 __all__ = ["EngineLoop"]
 
-Arrival = RunningGeneration | Task | None
+Arrival = RunningGeneration | Task | Consumer | None
+
+logger = logging.getLogger("streamco.engine")
 
 
 class EngineLoop:
@@ -73,8 +79,8 @@ class EngineLoop:
 
     # Any thread
 
-    def put(self, arrival: RunningGeneration | Task) -> None:
-        """Queue work for the engine's thread.
+    def put(self, arrival: RunningGeneration | Task | Consumer) -> None:
+        """Queue work for the engine's thread, or a consumer that it wakes in its next round.
 
         Raises:
             EngineError: the engine has failed or is closing.
@@ -156,6 +162,8 @@ class EngineLoop:
                 self._waiting.append(arrived)
             case Task():
                 self._held.add(arrived)
+            case Consumer():
+                arrived.wake()
             case None:
                 for work in self._writing:
                     work.unpark()
@@ -226,8 +234,8 @@ class EngineLoop:
             assert work.next_token is not None
             slot_of(work).ids.append(work.next_token)
             if reads and isinstance(work, DraftTask) and work.has_drafted:
-                work.record_attention(context.attention(row))
-            self._accept(work, row)
+                self._guarded(work, self._record_attention, work, row)
+            self._guarded(work, self._accept, work, row)
         self._writing = [work for work in self._writing if not self._is_over(work)]
 
     def _verify(self, ready: Iterable[SequenceWork]) -> None:
@@ -256,9 +264,9 @@ class EngineLoop:
             for work, chunk, rows in batch:
                 slot_of(work).ids += chunk
                 for row in rows:
-                    self._accept(work, row)
+                    self._guarded(work, self._accept, work, row)
                 if not work.missing and not work.wants_logits:
-                    work.end_prefill()
+                    self._guarded(work, work.end_prefill)
         self._emulator.begin_round(was_idle=False)
         for work, _, _ in batch:
             self._verifying.remove(work)
@@ -280,9 +288,9 @@ class EngineLoop:
         if self._decoder.compute([work], single=[work] if len(chunk) == 1 else (), prefill_tokens=len(chunk)):
             slot.ids += chunk
             if needed:
-                self._accept(work, row)
+                self._guarded(work, self._accept, work, row)
             elif not work.missing:
-                work.end_prefill()
+                self._guarded(work, work.end_prefill)
         if not self._is_over(work):
             self._enqueue(work)
 
@@ -292,14 +300,28 @@ class EngineLoop:
         if found:
             work.record_cached(found)
             if not work.missing:
-                work.end_prefill()
+                self._guarded(work, work.end_prefill)
         return not self._is_over(work)
 
     def _accept(self, work: SequenceWork, row: int) -> None:
+        work.accept(self._context.logits(row))
+
+    def _record_attention(self, work: DraftTask, row: int) -> None:
+        work.record_attention(self._context.attention(row))
+
+    def _guarded(self, work: SequenceWork, function: Callable[..., None], *arguments: object) -> None:
+        """Call a function that uses one piece of work. If it raises, that work ends with the error, and all other work goes on."""
+        if work.is_done:
+            return
         try:
-            work.accept(self._context.logits(row))
+            function(*arguments)
         except EngineError as exc:
             work.finish("error", error=exc)
+        except Exception as exc:
+            logger.exception("one request failed in the engine's thread; the others go on")
+            error = EngineError(f"engine: expected to compute this request, got {type(exc).__name__}: {exc}")
+            error.__cause__ = exc
+            work.finish("error", error=error)
 
     def _is_over(self, work: SequenceWork) -> bool:
         """Return True if the work has ended, and free its slot then."""

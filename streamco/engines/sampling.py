@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     Logits = NDArray[np.float32]
 
-__all__ = ["MIN_P", "Sampler", "TEMPERATURE", "TOP_K", "TOP_P", "candidates", "top_probabilities"]
+__all__ = ["MAX_TOP_K", "MIN_P", "MIN_TOP_P", "Sampler", "TEMPERATURE", "TOP_K", "TOP_P", "candidates", "top_probabilities"]
 
 # llama.cpp's own defaults (common_params_sampling): small quantised models need them against their flat tails
 TEMPERATURE = 0.8
@@ -33,6 +33,8 @@ MIN_P = 0.05
 
 MAX_PENALTY = 2.0  # as at OpenAI
 MAX_BIAS = 100.0  # as at OpenAI: -100 and 100 forbid and force a token
+MAX_TOP_K = (1 << 31) - 1  # the leaf takes a C int; no vocabulary is that large
+MIN_TOP_P = 1e-9  # the first token alone reaches it
 
 
 def candidates(
@@ -247,8 +249,8 @@ def _check(options: SamplingOptions) -> None:
     endless = float("inf")
     ranges = (
         ("temperature", options.temperature, 0.0, endless, "at least 0"),
-        ("top_k", options.top_k, -1, endless, "at least -1 (0 and -1: all)"),
-        ("top_p", options.top_p, 1e-9, 1.0, "above 0 and at most 1"),
+        ("top_k", options.top_k, -1, MAX_TOP_K, f"from -1 to {MAX_TOP_K} (0 and -1: all)"),
+        ("top_p", options.top_p, MIN_TOP_P, 1.0, f"from {MIN_TOP_P} to 1"),
         ("min_p", options.min_p, 0.0, 1.0, "from 0 to 1"),
         ("max_tokens", options.max_tokens, 0, endless, "at least 0"),
         ("frequency_penalty", options.frequency_penalty, -MAX_PENALTY, MAX_PENALTY, "from -2 to 2"),

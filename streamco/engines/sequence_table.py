@@ -7,6 +7,8 @@ with the same ids finds it.
 
 from __future__ import annotations
 
+import logging
+
 from streamco.engines.base import TaskEnd, TaskTimings
 from streamco.engines.kv_slots import Slot, SlotTable
 from streamco.engines.sequence import CloseTask, ForkTask, HeldSequence, TruncationTask
@@ -14,6 +16,8 @@ from streamco.engines.tasks import Task
 from streamco.errors import EngineError
 
 __all__ = ["SequenceTable"]
+
+logger = logging.getLogger("streamco.engine")
 
 _NO_TIME = TaskTimings(queued_s=0.0, compute_s=0.0, rows=0)
 
@@ -86,8 +90,8 @@ class SequenceTable:
                 self._fork(sequence, task)
             elif not isinstance(task, TruncationTask) and sequence.slot is None:
                 sequence.slot = self._claim(sequence, task.target_ids)
-        except EngineError as exc:
-            self._fail(task, TaskEnd("error", _NO_TIME, exc))
+        except Exception as exc:  # of this task alone: other work must go on
+            self._fail(task, TaskEnd("error", _NO_TIME, _engine_error(exc)))
             return
         if sequence.slot is not None and len(sequence.slot.ids) > task.rollback_length:
             self._slots.truncate(sequence.slot, task.rollback_length)
@@ -191,6 +195,15 @@ class SequenceTable:
     def _mark_used(self, sequence: HeldSequence) -> None:
         self._clock += 1
         sequence.last_used = self._clock
+
+
+def _engine_error(error: Exception) -> EngineError:
+    if isinstance(error, EngineError):
+        return error
+    logger.error("one task of a held sequence failed in the engine's thread; the others go on", exc_info=error)
+    wrapped = EngineError(f"engine: expected to begin this task, got {type(error).__name__}: {error}")
+    wrapped.__cause__ = error
+    return wrapped
 
 
 def _sequence(task: Task) -> HeldSequence:

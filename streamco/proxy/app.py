@@ -58,8 +58,12 @@ class Proxy:
         await asyncio.gather(*(answer.aclose() for answer in list(self._answers)))
 
     async def health(self, _request: web.Request) -> web.Response:
-        """Answer ``GET /health``: the proxy is alive, and how many requests it has."""
-        return web.json_response({"status": "ok", "model": MODEL, "requests": self.admission.present})
+        """Answer ``GET /health``: whether the device's engine answers, if one is loaded (else 503), and how many requests there are."""
+        failure = await self.client.check_device(timeout=self.options.health_timeout)
+        figures = {"model": MODEL, "requests": self.admission.present}
+        if failure is not None:
+            return web.json_response({"status": "error", "reason": failure, **figures}, status=503)
+        return web.json_response({"status": "ok", **figures})
 
     async def models(self, _request: web.Request) -> web.Response:
         """Answer ``GET /v1/models`` with the models of the proxy's client."""

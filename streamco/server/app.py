@@ -15,6 +15,7 @@ from typing import cast
 
 from aiohttp import web
 
+from streamco.endpoints.engine_health import check_engine
 from streamco.engines.base import Engine, GenerationRequest, HoldingEngine
 from streamco.engines.native_notice import warn_if_pure
 from streamco.errors import EngineError
@@ -66,8 +67,12 @@ class Service:
             work.stop("a shutdown")
 
     async def health(self, _request: web.Request) -> web.Response:
-        """Answer ``GET /health``: the server is alive, and how many requests it has."""
-        return web.json_response({"status": "ok", "model": self.model, "requests": self.admission.present})
+        """Answer ``GET /health``: whether the engine's thread answers (else 503), and how many requests the server has."""
+        failure = await check_engine(self.engine, self.options.health_timeout)
+        figures = {"model": self.model, "requests": self.admission.present}
+        if failure is not None:
+            return web.json_response({"status": "error", "reason": failure, **figures}, status=503)
+        return web.json_response({"status": "ok", **figures})
 
     async def models(self, _request: web.Request) -> web.Response:
         """Answer ``GET /v1/models`` with the server's one model."""

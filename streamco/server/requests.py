@@ -14,6 +14,7 @@ import msgspec
 from msgspec import Meta, Struct
 
 from streamco.config import SamplingOptions
+from streamco.engines.sampling import MAX_TOP_K, MIN_TOP_P
 from streamco.server.http.errors import RequestError, invalid, unsupported
 from streamco.wire.openai.logprobs import MAX_TOP_LOGPROBS
 
@@ -54,8 +55,8 @@ class GenerateRequest(Struct, kw_only=True):
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     temperature: Annotated[float, Meta(ge=0, le=2)] | None = None
-    top_p: Share | None = None
-    top_k: Annotated[int, Meta(ge=-1)] | None = None  # -1 and 0: off
+    top_p: Annotated[float, Meta(ge=MIN_TOP_P, le=1)] | None = None
+    top_k: Annotated[int, Meta(ge=-1, le=MAX_TOP_K)] | None = None  # -1 and 0: off
     min_p: Share | None = None
     seed: int | None = None
     max_tokens: Count | None = None

@@ -202,6 +202,16 @@ class FakeEngine:
         generation.begin(self.mode)
         return generation
 
+    def ping(self, wake: Callable[[], None]) -> None:
+        """Call ``wake`` at once.
+
+        Raises:
+            EngineError: the engine is closed.
+        """
+        if self.is_closed:
+            raise EngineError("engine: expected an open engine, got a closed one")
+        wake()
+
     def together(self) -> AbstractContextManager[None]:
         """Return a context manager; tasks that are submitted inside it begin together."""
         return self.sequences.together()

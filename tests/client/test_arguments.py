@@ -68,6 +68,8 @@ def test_max_completion_tokens_goes_before_max_tokens() -> None:
         ({"temperature": "hot"}, "temperature: expected 0 to 2, got 'hot'"),
         ({"temperature": float("nan")}, "temperature: expected 0 to 2, got nan"),
         ({"top_p": 0}, "top_p: expected more than 0, at most 1, got 0"),
+        ({"top_p": 1e-308}, "top_p: expected more than 0, at most 1, got 1e-308"),
+        ({"top_k": 1 << 63}, "top_k: expected an integer <= 2147483647, got a larger one"),
         ({"min_p": 1.5}, "min_p: expected 0 to 1, got 1.5"),
         ({"top_k": 1.5}, "top_k: expected an integer >= -1, got 1.5"),
         ({"seed": "x"}, "seed: expected an integer, got 'x'"),

@@ -86,7 +86,7 @@ class FakeModel:
     def apply_template(self, messages: Sequence[Mapping[str, Any]], *, add_generation_prompt: bool = True) -> str:
         raise EngineError("no template")
 
-    def close(self) -> None:
+    def close(self, reason: str = "") -> None:
         self.is_closed = True
 
 

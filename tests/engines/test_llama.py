@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 import threading
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -12,6 +13,8 @@ from streamco.config import SamplingOptions
 from streamco.engines.base import Engine, EngineOptions, GenerationRequest
 from streamco.engines.llama import LlamaEngine
 from streamco.engines.llamacpp.context import ABORTED, NO_KV_SLOT
+from streamco.engines.sampling import Sampler
+from streamco.engines.tasks import ExtensionTask
 from streamco.engines.threads import ThreadBudget
 from streamco.errors import ConfigError, EngineError, UsageError
 from tests.engines.conftest import MakeEngine
@@ -436,3 +439,77 @@ def test_a_missing_file_says_so(tmp_path: Path) -> None:
     pytest.importorskip("llama_cpp")
     with pytest.raises(EngineError, match=r"nowhere.gguf: expected a file that can be read, got No such file"):
         LlamaEngine(tmp_path / "nowhere.gguf", EngineOptions(threads=1))
+
+
+def test_an_unexpected_error_of_one_request_ends_that_request_alone(
+    make_engine: MakeEngine, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    engine = make_engine(max_sequences=2)
+    draw = Sampler.draw
+
+    def overflow(self: Sampler, logits: Any) -> int:
+        if not self.is_greedy:
+            raise OverflowError("too large")
+        return draw(self, logits)
+
+    monkeypatch.setattr(Sampler, "draw", overflow)
+    context = FakeContext.last
+    context.hold()
+    bad, bad_reader = start(engine, "abc", max_tokens=9, temperature=1.0)
+    good, good_reader = start(engine, "lmn", max_tokens=9)
+    context.let_go()
+    end = bad_reader.read(bad)
+    assert isinstance(end.error, EngineError)
+    assert "OverflowError: too large" in str(end.error)
+    good_reader.read(good)
+    assert good_reader.text == "opqrstuvw"
+    assert complete(engine, "abc", max_tokens=3).text == "def"
+    assert [record.name for record in caplog.records] == ["streamco.engine"]
+
+
+def test_an_unexpected_error_of_one_task_ends_that_task_alone(make_engine: MakeEngine, monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = make_engine(held_sequences=1)
+
+    def fail(_self: ExtensionTask, _context: int) -> None:
+        raise OverflowError("too large")
+
+    monkeypatch.setattr(ExtensionTask, "plan", fail)
+    sequence = engine.hold()
+    ended = threading.Event()
+    task = sequence.extend([97], ended.set)
+    assert ended.wait(10)
+    _, end = task.take()
+    assert end is not None
+    assert "OverflowError" in str(end.error)
+    assert complete(engine, "abc", max_tokens=3).text == "def"
+
+
+@pytest.mark.parametrize("value", [1 << 31, 1 << 63, -1])
+def test_a_top_k_that_no_leaf_can_take_is_refused_at_the_request(make_engine: MakeEngine, value: int) -> None:
+    engine = make_engine()
+    with pytest.raises(ConfigError, match="top_k: expected None or a number from 0"):
+        start(engine, "abc", temperature=1.0, top_k=value)
+    assert complete(engine, "abc", max_tokens=3).text == "def"
+
+
+def test_a_ping_goes_through_the_engines_thread(make_engine: MakeEngine) -> None:
+    engine = make_engine()
+    threads: list[threading.Thread] = []
+    pinged = threading.Event()
+
+    def wake() -> None:
+        threads.append(threading.current_thread())
+        pinged.set()
+
+    engine.ping(wake)
+    assert pinged.wait(10)
+    assert threads[0].name.startswith("streamco-")
+
+
+def test_the_death_of_the_thread_is_logged_and_named_in_every_later_call(make_engine: MakeEngine, caplog: pytest.LogCaptureFixture) -> None:
+    engine = make_engine()
+    FakeContext.last.statuses.append(MemoryError("no more"))
+    assert complete(engine, "abc").end.reason == "error"  # type: ignore[union-attr]
+    with pytest.raises(EngineError, match="failed: no more"):
+        engine.ping(lambda: None)
+    assert [record.levelname for record in caplog.records] == ["CRITICAL"]

@@ -12,10 +12,12 @@ import pytest
 
 from streamco.client.client import Client
 from streamco.endpoints.base import TokenPrices
+from streamco.endpoints.device import DeviceEndpoint
 from streamco.errors import ConfigError, EndpointConnectError
 from streamco.openai_types import ChatCompletionChunk, ChoiceDelta, ChunkChoice, CompletionUsage, FunctionDelta, ToolCallDelta
 from streamco.proxy.app import serving
 from streamco.proxy.config import ProxyOptions
+from streamco.testing.engine import FakeEngine
 from tests.client.helpers import device, server, words
 from tests.proxy.support import CHAT, HELLO, TEXT, proxying
 from tests.server.support import until
@@ -30,6 +32,18 @@ TOOL: dict[str, Any] = {"type": "function", "function": {"name": "weather", "par
 async def test_health_tells_that_it_is_alive_and_how_busy() -> None:
     async with proxying(server=server()) as proxy, proxy.client.get("/health") as response:
         assert await response.json() == {"status": "ok", "model": "streamco", "requests": 0}
+
+
+async def test_health_is_503_when_the_devices_engine_has_stopped() -> None:
+    engine = FakeEngine()
+    device = DeviceEndpoint(engine)
+    async with Client(device) as client, serving(client, ProxyOptions()) as address, aiohttp.ClientSession() as http:
+        async with http.get(address.removesuffix("/v1") + "/health") as response:
+            assert response.status == 200
+        engine.is_closed = True
+        async with http.get(address.removesuffix("/v1") + "/health") as response:
+            assert response.status == 503
+            assert "closed" in (await response.json())["reason"]
 
 
 async def test_models_are_the_proxy_itself_and_those_of_its_configuration() -> None:

@@ -27,6 +27,29 @@ async def test_health_tells_that_it_is_alive_and_how_busy() -> None:
         assert await response.json() == {"status": "ok", "model": "fake", "requests": 0}
 
 
+async def test_health_goes_through_the_engine_and_is_503_when_that_has_stopped_or_hangs(monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = FakeEngine()
+    async with running(engine, health_timeout=0.05) as server:
+        monkeypatch.setattr(engine, "ping", lambda _wake: None)
+        async with server.client.get("/health") as response:
+            assert response.status == 503
+            assert (await response.json())["reason"] == "engine: expected its thread to answer within 0.05 s, got nothing"
+        monkeypatch.undo()
+        engine.is_closed = True
+        async with server.client.get("/health") as response:
+            assert (response.status, (await response.json())["status"]) == (503, "error")
+
+
+@pytest.mark.parametrize(
+    ("field", "value"), [("top_k", 1 << 63), ("top_k", 1 << 31), ("top_p", 0), ("top_p", -0.0), ("top_p", 1e-308), ("min_p", -1e-9)]
+)
+async def test_a_sampling_option_out_of_range_is_400_by_name(field: str, value: float) -> None:
+    async with running() as server:
+        status, body = await server.post(CHAT, {**HELLO, field: value})
+        assert (status, body["error"]["param"]) == (400, field)
+        assert (await server.post(CHAT, HELLO))[0] == 200
+
+
 async def test_the_model_is_listed_with_its_context_and_vocabulary() -> None:
     engine = FakeEngine(context_tokens=99)
     async with running(engine) as server, server.client.get("/v1/models") as response:

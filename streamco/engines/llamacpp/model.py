@@ -35,6 +35,7 @@ class LlamaModel:
         self.library: Any = load_library()
         _check_file(path)
         self.handle = self._load(on_progress, allows_repacking(path, self.library) if repack is None else repack)
+        self._closed_as = ""
         self._lock = threading.Lock()  # between callers of the vocabulary and ``close``
         self._vocab = self.library.llama_model_get_vocab(self.handle)
         self.vocabulary_size = int(self.library.llama_vocab_n_tokens(self._vocab))
@@ -43,9 +44,14 @@ class LlamaModel:
         self.info = self._read_info()
         self._template = self._read_template()
 
-    def close(self) -> None:
-        """Free the memory; idempotent. No context may use it any more."""
+    def close(self, reason: str = "") -> None:
+        """Free the memory; idempotent. No context may use it any more.
+
+        Args:
+            reason: what later callers get to read that they got; "": a closed engine.
+        """
         with self._lock:
+            self._closed_as = self._closed_as or reason
             handle, self.handle = self.handle, None
             if handle is not None:
                 self.library.llama_model_free(handle)
@@ -181,7 +187,7 @@ class LlamaModel:
 
     def _check_open(self) -> None:
         if self.handle is None:
-            raise EngineError(f"model {self.path.name}: expected an open engine, got a closed one")
+            raise EngineError(f"model {self.path.name}: expected an open engine, got {self._closed_as or 'a closed one'}")
 
 
 def _check_file(path: Path) -> None:

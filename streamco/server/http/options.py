@@ -28,6 +28,7 @@ class ListenOptions(Struct, frozen=True, kw_only=True):
     keepalive: float = 10.0  # seconds of silence before a comment is sent; proxies cut idle connections after 30 to 100
     idle_timeout: float = 75.0  # seconds a connection may lack a whole request head, so that no slow client keeps a descriptor for ever
     reader_timeout: float | None = 60.0  # seconds one write may wait for the reader before the connection is dropped; None: no limit
+    health_timeout: float = 5.0  # seconds that the engine's thread has to answer a health probe, before it gets 503
     shutdown: float = 5.0  # seconds that handlers have to end their streams
     tls_cert: str | None = None  # PEM file of the certificate chain; None: plain HTTP
     tls_key: str | None = None  # PEM file of its key; None: it is in the certificate's file
@@ -38,7 +39,7 @@ class ListenOptions(Struct, frozen=True, kw_only=True):
                 raise ConfigError(f"{field}: expected at least {minimum}, got {getattr(self, field)}")
         if self.port > _LAST_PORT:
             raise ConfigError(f"port: expected at most {_LAST_PORT}, got {self.port}")
-        for field in ("keepalive", "idle_timeout", "reader_timeout", "shutdown"):
+        for field in ("keepalive", "idle_timeout", "reader_timeout", "health_timeout", "shutdown"):
             value = getattr(self, field)
             if value is not None and not 0 < value < math.inf:
                 raise ConfigError(f"{field}: expected seconds > 0, got {value}")
