@@ -145,14 +145,14 @@ class Client:
         """
         await self._settings.start()
 
-    async def check_device(self, *, timeout: float = 5.0) -> str | None:
+    async def check_device(self, *, seconds: float = 5.0) -> str | None:
         """Return None if the device's engine answers, or none is loaded; else one sentence that says what happens instead.
 
         Args:
-            timeout: seconds that the engine's thread has.
+            seconds: time that the engine's thread has.
         """
         engine = getattr(self._settings.endpoints.device, "engine", None)
-        return None if engine is None else await check_engine(engine, timeout)
+        return None if engine is None else await check_engine(engine, seconds)
 
     async def aclose(self) -> None:
         """Stop all answers, release every connection, model and task; idempotent. A client from ``with_options`` closes nothing."""

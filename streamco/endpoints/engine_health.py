@@ -10,12 +10,12 @@ from streamco.errors import EngineError
 __all__ = ["check_engine"]
 
 
-async def check_engine(engine: Engine, timeout: float) -> str | None:
+async def check_engine(engine: Engine, seconds: float) -> str | None:
     """Return None if the engine's thread answers, else one sentence that says what happens instead.
 
     Args:
         engine: the engine; its thread is asked in its next round, between two decodes.
-        timeout: seconds that it has.
+        seconds: time that it has.
     """
     loop = asyncio.get_running_loop()
     answered = loop.create_future()
@@ -24,12 +24,15 @@ async def check_engine(engine: Engine, timeout: float) -> str | None:
         if not answered.done():
             answered.set_result(None)
 
+    def wake() -> None:
+        loop.call_soon_threadsafe(settle)
+
     try:
-        engine.ping(lambda: loop.call_soon_threadsafe(settle))
-        async with asyncio.timeout(timeout):
+        engine.ping(wake)
+        async with asyncio.timeout(seconds):
             await answered
     except EngineError as error:
         return str(error)
     except TimeoutError:
-        return f"engine: expected its thread to answer within {timeout:g} s, got nothing"
+        return f"engine: expected its thread to answer within {seconds:g} s, got nothing"
     return None

@@ -198,7 +198,7 @@ class LlamaEngine:
                 self._context.has_attention = False
             self._is_warm.set()
             self._loop.run()
-        except BaseException as exc:  # noqa: BLE001  # every consumer gets it
+        except BaseException as exc:  # every consumer gets it
             failure = exc
             logger.critical("the engine of %s has stopped and answers no more requests", self._model.info.name, exc_info=exc)
         self._loop.end(failure)

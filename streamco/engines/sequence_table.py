@@ -90,7 +90,7 @@ class SequenceTable:
                 self._fork(sequence, task)
             elif not isinstance(task, TruncationTask) and sequence.slot is None:
                 sequence.slot = self._claim(sequence, task.target_ids)
-        except Exception as exc:  # of this task alone: other work must go on
+        except Exception as exc:  # noqa: BLE001  # of this task alone: other work must go on
             self._fail(task, TaskEnd("error", _NO_TIME, _engine_error(exc)))
             return
         if sequence.slot is not None and len(sequence.slot.ids) > task.rollback_length:

@@ -59,7 +59,7 @@ class Proxy:
 
     async def health(self, _request: web.Request) -> web.Response:
         """Answer ``GET /health``: whether the device's engine answers, if one is loaded (else 503), and how many requests there are."""
-        failure = await self.client.check_device(timeout=self.options.health_timeout)
+        failure = await self.client.check_device(seconds=self.options.health_timeout)
         figures = {"model": MODEL, "requests": self.admission.present}
         if failure is not None:
             return web.json_response({"status": "error", "reason": failure, **figures}, status=503)
