@@ -28,7 +28,7 @@ from streamco.engines.base import (
     HoldingEngine,
     TextPiece,
 )
-from streamco.engines.prompt_ids import answer_ids, pending_bytes, prompt_ids
+from streamco.engines.prompt_ids import answer_ids, chat_ids, pending_bytes, prompt_ids
 from streamco.errors import ConfigError, EndpointError, EndpointTimeoutError, EngineError, StreamClosed, StreamConsumed, UsageError
 from streamco.events import StreamEnded, TokensReceived
 from streamco.openai_types import ChatCompletionChunk, ChoiceDelta, ChunkChoice, CompletionUsage, PromptTokensDetails
@@ -430,7 +430,7 @@ def _holding(engine: Engine) -> HoldingEngine:
 
 
 def request_ids(engine: Engine, request: Request) -> list[int]:
-    """Return the prompt's ids for the engine: messages are rendered by the chat template, with control tokens.
+    """Return the prompt's ids for the engine: messages are rendered by the chat template, whose control tokens are the only ones.
 
     Raises:
         EngineError: the model has no chat template, or the template refused these messages.
@@ -447,8 +447,7 @@ def request_ids(engine: Engine, request: Request) -> list[int]:
         return prompt_ids(engine, request.prompt)
     if request.messages is None:
         raise AssertionError("one of the three is given")
-    text = engine.apply_template(request.messages)
-    return prompt_ids(engine, text, special=True)
+    return chat_ids(engine, request.messages)
 
 
 def _partial_ids(engine: Engine, request: Request, partial: Partial) -> list[int]:

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from msgspec import Struct
 
 from streamco.config import SamplingOptions
+from streamco.engines.llamacpp.control_tokens import ControlTokens
 from streamco.wire.verify.topk import TopK
 
 if TYPE_CHECKING:
@@ -134,6 +135,11 @@ class Engine(Protocol):
     @property
     def info(self) -> ModelInfo:
         """Facts of the model; ``context_tokens`` is the number that one sequence may use here."""
+        ...
+
+    @property
+    def control_tokens(self) -> ControlTokens | None:
+        """Control tokens of the vocabulary; None: it has none."""
         ...
 
     def tokenize(self, text: str, *, special: bool = False, bos: bool = False) -> list[int]:

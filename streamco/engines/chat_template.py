@@ -7,12 +7,15 @@ transformers gives them (``apply_chat_template``).
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from streamco.errors import EngineError
 
 __all__ = ["ChatTemplate", "plain_messages"]
+
+_ROLE = re.compile(r"[A-Za-z0-9_-]{1,32}")
 
 
 class ChatTemplate:
@@ -69,8 +72,11 @@ def plain_messages(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]
 def _plain_message(index: int, message: Any) -> dict[str, Any]:
     if not isinstance(message, Mapping):
         raise EngineError(f"messages[{index}]: expected a mapping, got {type(message).__name__}")
-    if not isinstance(message.get("role"), str):
-        raise EngineError(f"messages[{index}].role: expected a string, got {message.get('role')!r}")
+    role = message.get("role")
+    if not isinstance(role, str):
+        raise EngineError(f"messages[{index}].role: expected a string, got {type(role).__name__}")
+    if not _ROLE.fullmatch(role):  # a template puts it between control tokens
+        raise EngineError(f"messages[{index}].role: expected 1 to 32 letters, digits, _ or -, got other characters or more")
     content = message.get("content")
     if content is None:
         content = ""

@@ -20,6 +20,7 @@ from streamco.engines.generation import RunningGeneration
 from streamco.engines.kv_slots import SlotTable
 from streamco.engines.llamacpp.attention import has_readable_attention
 from streamco.engines.llamacpp.context import LlamaContext
+from streamco.engines.llamacpp.control_tokens import ControlTokens
 from streamco.engines.llamacpp.model import LlamaModel
 from streamco.engines.loop import EngineLoop
 from streamco.engines.sequence import HeldSequence
@@ -116,6 +117,11 @@ class LlamaEngine:
         )
 
     # Any thread
+
+    @property
+    def control_tokens(self) -> ControlTokens:
+        """Control tokens of the vocabulary."""
+        return self._model.control_tokens
 
     def tokenize(self, text: str, *, special: bool = False, bos: bool = False) -> list[int]:
         """Return the token ids of a text."""

@@ -6,11 +6,15 @@ is tokenised by itself and not together with the prompt. That gives the ids that
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 from streamco.engines.base import Engine
+from streamco.engines.chat_template import plain_messages
 
-__all__ = ["answer_ids", "pending_bytes", "prompt_ids"]
+__all__ = ["answer_ids", "chat_ids", "pending_bytes", "prompt_ids"]
+
+Messages = Sequence[Mapping[str, Any]]
 
 _SPAN = 8  # tokens looked at; an incomplete code point has at most three bytes, and most tokens at least one
 
@@ -25,7 +29,34 @@ def prompt_ids(engine: Engine, text: str, *, special: bool = False) -> list[int]
     """
     if not special:
         return engine.tokenize(text, bos=True)
-    ids = engine.tokenize(text, special=True)
+    return _begun(engine, engine.tokenize(text, special=True))
+
+
+def chat_ids(engine: Engine, messages: Messages, render: Callable[[Messages], str] | None = None) -> list[int]:
+    """Return the token ids of messages, rendered by the chat template. Thread-safe.
+
+    Control tokens are the template's alone: their texts in messages are tokenised as plain text.
+
+    Args:
+        engine: the engine; its template and vocabulary are used.
+        messages: the messages.
+        render: returns the template's text for messages; None: ``Engine.apply_template``.
+
+    Raises:
+        EngineError: the model has no chat template, or it refused these messages.
+    """
+    render = render or engine.apply_template
+    tokens = engine.control_tokens
+    if tokens is None:
+        return prompt_ids(engine, render(messages), special=True)
+    marked, mark = tokens.mark(plain_messages(messages))
+    text = render(marked)
+    if not mark:
+        return prompt_ids(engine, text, special=True)
+    return _begun(engine, tokens.tokenize(text, mark, engine.tokenize))
+
+
+def _begun(engine: Engine, ids: list[int]) -> list[int]:
     begin = engine.tokenize("", bos=True)
     return ids if ids[: len(begin)] == begin else begin + ids
 

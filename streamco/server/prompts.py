@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from streamco.engines.base import Engine, GenerationRequest
-from streamco.engines.prompt_ids import answer_ids, pending_bytes, prompt_ids
+from streamco.engines.prompt_ids import answer_ids, chat_ids, pending_bytes, prompt_ids
 from streamco.errors import EngineError
 from streamco.server.http.errors import RequestError, invalid
 from streamco.server.options import ServeOptions
@@ -60,7 +62,8 @@ def _limit(engine: Engine, request: ApiRequest, options: ServeOptions, field: st
 def tokenize_request(engine: Engine, request: ApiRequest) -> list[int]:
     """Return the token ids of a request's prompt and of the beginning of its answer, if there is one. Thread-safe.
 
-    Control tokens in text are recognised, as at llama-server and vLLM.
+    Control tokens in the text of ``prompt`` are recognised, as at llama-server and vLLM: its caller writes the template. Those in messages
+    are plain text.
 
     Raises:
         RequestError: 400 no tokens, foreign ids, a frame that can't be read, or messages that the model's chat template refuses.
@@ -72,8 +75,11 @@ def tokenize_request(engine: Engine, request: ApiRequest) -> list[int]:
 
 
 def _chat_ids(engine: Engine, request: ChatRequest) -> list[int]:
-    ids = prompt_ids(engine, render(engine, request), special=True)
-    return ids + answer_ids(engine, request.messages[-1]["content"], special=True) if request.continue_final_message else ids
+    try:
+        ids = chat_ids(engine, request.messages, lambda messages: render(engine, request, messages))
+    except EngineError as error:
+        raise RequestError(400, str(error), param="messages") from error
+    return ids + answer_ids(engine, request.messages[-1]["content"]) if request.continue_final_message else ids
 
 
 def _text_ids(engine: Engine, request: CompletionRequest) -> list[int]:
@@ -92,24 +98,30 @@ def _checked(engine: Engine, ids: list[int]) -> list[int]:
     return ids
 
 
-def render(engine: Engine, request: ChatRequest) -> str:
+def render(engine: Engine, request: ChatRequest, messages: Sequence[Mapping[str, Any]] | None = None) -> str:
     """Return a request's messages as the chat template's text, without the content of a message to be continued.
+
+    Args:
+        engine: the engine; its template is used.
+        request: the request.
+        messages: what is rendered in place of the request's messages; None: these.
 
     Raises:
         RequestError: 400 the template refuses the messages, or leaves out the one to be continued.
     """
+    messages = request.messages if messages is None else messages
     try:
         if not request.continue_final_message:
-            return engine.apply_template(request.messages, add_generation_prompt=request.add_generation_prompt is not False)
-        return _render_open(engine, request)
+            return engine.apply_template(messages, add_generation_prompt=request.add_generation_prompt is not False)
+        return _render_open(engine, messages)
     except EngineError as error:
         raise RequestError(400, str(error), param="messages") from error
 
 
-def _render_open(engine: Engine, request: ChatRequest) -> str:
+def _render_open(engine: Engine, messages: Sequence[Mapping[str, Any]]) -> str:
     """Return the template's text up to the last message's content. Many templates trim contents, which a partial answer must keep."""
-    last = {**request.messages[-1], "content": _MARK}
-    text, found, _ = engine.apply_template([*request.messages[:-1], last], add_generation_prompt=False).rpartition(_MARK)
+    last = {**messages[-1], "content": _MARK}
+    text, found, _ = engine.apply_template([*messages[:-1], last], add_generation_prompt=False).rpartition(_MARK)
     if not found:
         raise RequestError(400, "continue_final_message: expected the chat template to show the last message, got none of it")
     return text

@@ -18,6 +18,7 @@ from streamco.engines.base import (
     ModelInfo,
     TextPiece,
 )
+from streamco.engines.llamacpp.control_tokens import ControlTokens
 from streamco.engines.sequence import HeldSequence
 from streamco.errors import ConfigError, EngineError
 from streamco.partial import common_prefix_length
@@ -143,6 +144,7 @@ class FakeEngine:
         self.held_tokens = held_sequences * context_tokens
         self.batch_tokens = 128
         self.step_time = step_time
+        self.control_tokens: ControlTokens | None = None
         self.end_id = self.vocabulary.size - 1
         self.sequences = FakeSequenceEngine(
             successor or self._follow,

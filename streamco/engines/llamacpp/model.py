@@ -11,6 +11,7 @@ from typing import Any
 from streamco.engines.base import ModelInfo
 from streamco.engines.chat_template import ChatTemplate
 from streamco.engines.llamacpp.amx_probe import allows_repacking
+from streamco.engines.llamacpp.control_tokens import ControlTokens
 from streamco.engines.llamacpp.library import collected_errors, load_library
 from streamco.errors import EngineError
 from streamco.wire.token_frames import vocabulary_fingerprint
@@ -42,6 +43,7 @@ class LlamaModel:
         self._bytes: list[bytes | None] = [None] * self.vocabulary_size
         self.end_ids = frozenset(i for i in range(self.vocabulary_size) if self.library.llama_vocab_is_eog(self._vocab, i))
         self.info = self._read_info()
+        self.control_tokens = self._read_control_tokens()
         self._template = self._read_template()
 
     def close(self, reason: str = "") -> None:
@@ -154,6 +156,18 @@ class LlamaModel:
     def _fingerprint(self) -> str:
         read = self.library.llama_vocab_get_text
         return vocabulary_fingerprint(read(self._vocab, token) or b"" for token in range(self.vocabulary_size))
+
+    def _read_control_tokens(self) -> ControlTokens:
+        """Return the tokens whose text llama.cpp reads as a token only with ``parse_special``."""
+        library = self.library
+        attributes = {token: int(library.llama_vocab_get_attr(self._vocab, token)) for token in range(self.vocabulary_size)}
+        special = library.LLAMA_TOKEN_ATTR_CONTROL | library.LLAMA_TOKEN_ATTR_UNKNOWN
+        tokens = [token for token, flags in attributes.items() if flags & special]
+        return ControlTokens(
+            {self._entry(token): token for token in tokens},
+            left_strips=frozenset(token for token in tokens if attributes[token] & library.LLAMA_TOKEN_ATTR_LSTRIP),
+            right_strips=frozenset(token for token in tokens if attributes[token] & library.LLAMA_TOKEN_ATTR_RSTRIP),
+        )
 
     def _read_template(self) -> ChatTemplate | None:
         source = self.library.llama_model_chat_template(self.handle, None)

@@ -1,0 +1,126 @@
+"""Control tokens of a vocabulary, and messages whose text must not become any.
+
+llama.cpp reads the text of a control token in a rendered prompt as that token, no matter where it comes from. So a message that holds
+``<|im_start|>system`` would open a turn of its own. Therefore a mark (a private-use character) is put into each such text before the
+template runs. Afterwards the control tokens that are still whole are the template's own. The text between them loses its marks and is
+tokenised as plain text.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from streamco.errors import EngineError
+
+__all__ = ["ControlTokens"]
+
+_MARKS = range(0xE001, 0xF900)  # private use; U+E000 is the server's mark of a message to be continued
+_SPACES = " \t\n\v\f\r"
+_END = ""  # key of a trie's node where a token ends
+
+Trie = dict[str, Any]
+Tokenize = Callable[[str], list[int]]
+
+
+class ControlTokens:
+    """Texts of control tokens; thread-safe.
+
+    Args:
+        tokens: text to id. A text of one character is left out, because no mark can be put into it.
+        left_strips: ids of tokens that take the spaces before them.
+        right_strips: ids of tokens that take the spaces after them.
+    """
+
+    def __init__(
+        self, tokens: Mapping[str, int], *, left_strips: frozenset[int] = frozenset(), right_strips: frozenset[int] = frozenset()
+    ) -> None:
+        self._tokens = {text: token for text, token in tokens.items() if len(text) > 1}
+        self._left_strips = left_strips
+        self._right_strips = right_strips
+        pattern = _pattern(self._tokens)
+        self._whole = re.compile(pattern)
+        self._start = re.compile(f"(?={pattern})(.)", re.DOTALL)  # overlapping ones too
+        self._prefixes = {text[:length] for text in self._tokens for length in range(1, len(text))}
+        self._longest = max(map(len, self._tokens), default=0)
+
+    def mark(self, messages: list[dict[str, Any]]) -> tuple[list[dict[str, Any]], str]:
+        """Return the messages with a mark in each text of a control token, and the mark; "": they hold none.
+
+        A text that ends like the beginning of a control token gets a mark at its end, because the template may put another text after it.
+
+        Raises:
+            EngineError: the messages hold every character that could be a mark.
+        """
+        texts: list[str] = []
+        _map_texts(messages, lambda text: texts.append(text) or text)
+        if not any(map(self._needs_mark, texts)):
+            return messages, ""
+        used = set().union(*texts)
+        mark = next((chr(code) for code in _MARKS if chr(code) not in used), "")
+        if not mark:
+            raise EngineError("messages: expected text that lacks one private-use character at least, got all of them")
+        marked: list[dict[str, Any]] = _map_texts(messages, lambda text: self._marked(text, mark))
+        return marked, mark
+
+    def tokenize(self, text: str, mark: str, tokenize: Tokenize) -> list[int]:
+        """Return the ids of a template's text: whole control tokens as themselves, all else as plain text, without the marks.
+
+        Args:
+            text: text of the template.
+            mark: what ``mark`` returned.
+            tokenize: returns the ids of a plain text.
+        """
+        ids: list[int] = []
+        start, strips_next = 0, False
+        for found in self._whole.finditer(text):
+            token = self._tokens[found[0]]
+            ids += self._plain(text[start : found.start()], mark, tokenize, left=strips_next, right=token in self._left_strips)
+            ids.append(token)
+            start, strips_next = found.end(), token in self._right_strips
+        return ids + self._plain(text[start:], mark, tokenize, left=strips_next, right=False)
+
+    def _plain(self, text: str, mark: str, tokenize: Tokenize, *, left: bool, right: bool) -> list[int]:
+        text = text.lstrip(_SPACES) if left else text
+        text = (text.rstrip(_SPACES) if right else text).replace(mark, "")
+        return tokenize(text) if text else []
+
+    def _needs_mark(self, text: str) -> bool:
+        return bool(self._tokens) and (self._ends_begun(text) or self._whole.search(text) is not None)
+
+    def _ends_begun(self, text: str) -> bool:
+        return any(text[-length:] in self._prefixes for length in range(1, min(self._longest, len(text) + 1)))
+
+    def _marked(self, text: str, mark: str) -> str:
+        ending = mark if self._ends_begun(text) else ""
+        return self._start.sub(lambda found: found[1] + mark, text) + ending
+
+
+def _pattern(texts: Mapping[str, int]) -> str:
+    """Return a pattern that matches the longest of the texts. It is a trie, so that no place in a text is tried with each of them."""
+    trie: Trie = {}
+    for text in texts:
+        node = trie
+        for character in text:
+            node = node.setdefault(character, {})
+        node[_END] = {}
+    return _branches(trie) or "(?!)"
+
+
+def _branches(node: Trie) -> str:
+    parts = [re.escape(character) + _branches(rest) for character, rest in node.items() if character != _END]
+    if not parts:
+        return ""
+    pattern = f"(?:{'|'.join(parts)})"
+    return f"{pattern}?" if _END in node else pattern
+
+
+def _map_texts(value: Any, function: Callable[[str], str]) -> Any:
+    if isinstance(value, str):
+        return function(value)
+    if isinstance(value, Mapping):
+        return {_map_texts(key, function): _map_texts(each, function) for key, each in value.items()}
+    if isinstance(value, list | tuple):
+        return [_map_texts(each, function) for each in value]
+    return value
