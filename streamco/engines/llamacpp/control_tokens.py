@@ -54,7 +54,12 @@ class ControlTokens:
             EngineError: the messages hold every character that could be a mark.
         """
         texts: list[str] = []
-        _map_texts(messages, lambda text: texts.append(text) or text)
+
+        def collect(text: str) -> str:
+            texts.append(text)
+            return text
+
+        _map_texts(messages, collect)
         if not any(map(self._needs_mark, texts)):
             return messages, ""
         used = set().union(*texts)

@@ -86,7 +86,7 @@ def test_user_text_opens_no_system_turn(engine: LlamaEngine) -> None:
 
 
 @pytest.mark.model
-@given(st.text(st.characters(max_codepoint=0x3FFFF, exclude_categories=("Cs",)), max_size=60))
+@given(st.text(st.characters(max_codepoint=0x3FFFF, exclude_categories=["Cs"]), max_size=60))
 def test_harmless_messages_keep_the_ids_they_had(engine: LlamaEngine, content: str) -> None:
     messages = [{"role": "user", "content": content}]
     before = prompt_ids(engine, engine.apply_template(messages), special=True)
