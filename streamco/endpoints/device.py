@@ -430,7 +430,7 @@ def _holding(engine: Engine) -> HoldingEngine:
 
 
 def request_ids(engine: Engine, request: Request) -> list[int]:
-    """Return the prompt's ids for the engine: messages are rendered by the chat template, whose control tokens are the only ones.
+    """Return the prompt's ids for the engine: messages are rendered by the chat template. Only its control tokens count.
 
     Raises:
         EngineError: the model has no chat template, or the template refused these messages.
