@@ -95,8 +95,6 @@ cdef class NodeTap:
     def __cinit__(self, uintptr_t name_of, uintptr_t read, bytes indexed, wanted):
         cdef int node
         cdef bytes name
-        if len(wanted) > MOST_NODES:
-            raise ValueError(f"node tap: expected at most {MOST_NODES} nodes, got {len(wanted)}")
         self._state = <State *>malloc(sizeof(State))
         if self._state == NULL:
             raise MemoryError
@@ -106,10 +104,13 @@ cdef class NodeTap:
         self._state.nodes = self._state.count = 0
         strncpy(self._state.indexed, indexed, NAME - 1)
         self._state.indexed[NAME - 1] = 0
-        for node, name in enumerate(wanted):
+        for name in wanted:  # its length may not be what it says
+            node = self._state.nodes
+            if node == MOST_NODES:
+                raise ValueError(f"node tap: expected at most {MOST_NODES} nodes, got more")
             strncpy(self._state.wanted[node], name, NAME - 1)
             self._state.wanted[node][NAME - 1] = 0
-        self._state.nodes = len(wanted)
+            self._state.nodes += 1
         self.callback = <uintptr_t>called
         self.state = <uintptr_t>self._state
 

@@ -12,11 +12,13 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Sequence
+from itertools import islice
 
 __all__ = ["NodeTap"]
 
 INT64 = 27  # GGML_TYPE_I64
 FLOAT32 = 0  # GGML_TYPE_F32
+MOST_NODES = 512
 
 
 class _Tensor(ctypes.Structure):
@@ -47,7 +49,7 @@ class NodeTap:
         read: address of ``ggml_backend_tensor_get``.
         indexed: prefix of node names. The second source of such a node is copied before the node is computed, if it has 64-bit integers:
             these are the cells that the keys of a batch are written to.
-        wanted: names of the nodes to copy, with values in 32-bit floats without gaps. They have the numbers 1, 2, ... in the copies.
+        wanted: names of the nodes to copy, with values in 32-bit floats without gaps; at most 512. They have the numbers 1, 2, ... in the copies.
 
     Attributes:
         callback: address of the function for ``cb_eval``; the tap must outlive its contexts.
@@ -56,6 +58,9 @@ class NodeTap:
     """
 
     def __init__(self, name_of: int, read: int, indexed: bytes, wanted: Sequence[bytes]) -> None:
+        wanted = tuple(islice(wanted, MOST_NODES + 1))
+        if len(wanted) > MOST_NODES:
+            raise ValueError(f"node tap: expected at most {MOST_NODES} nodes, got more")
         if not all(isinstance(name, bytes) for name in (indexed, *wanted)):
             raise TypeError(f"node tap: expected names in bytes, got {indexed!r} and {wanted!r}")
         self._name_of = ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.c_void_p)(name_of)

@@ -174,3 +174,17 @@ def test_it_may_be_called_from_another_thread(tap: Any) -> None:
 def test_names_are_bytes(nodetap: ModuleType, arguments: tuple[Any, ...]) -> None:
     with pytest.raises(TypeError):
         nodetap.NodeTap(*arguments)
+
+
+class Liar(list[bytes]):
+    """A list that says another length than it has."""
+
+    def __len__(self) -> int:
+        return 1
+
+
+def test_names_are_counted_while_they_are_copied(nodetap: ModuleType) -> None:
+    for names in (Liar([b"a"] * 6000), [b"a"] * 513):
+        with pytest.raises(ValueError, match="node tap: expected at most 512 nodes, got more"):
+            nodetap.NodeTap(1, 2, b"", names)
+    nodetap.NodeTap(1, 2, b"", [b"a"] * 512)

@@ -1,4 +1,4 @@
-"""Control tokens of a vocabulary, and messages whose text must not become any.
+"""Control tokens of a vocabulary, and messages that must not become any.
 
 llama.cpp reads the text of a control token in a rendered prompt as that token, no matter where it comes from. So a message that holds
 ``<|im_start|>system`` would open a turn of its own. Therefore a mark (a private-use character) is put into each such text before the
