@@ -49,7 +49,8 @@ class NodeTap:
         read: address of ``ggml_backend_tensor_get``.
         indexed: prefix of node names. The second source of such a node is copied before the node is computed, if it has 64-bit integers:
             these are the cells that the keys of a batch are written to.
-        wanted: names of the nodes to copy, with values in 32-bit floats without gaps; at most 512. They have the numbers 1, 2, ... in the copies.
+        wanted: names of the nodes to copy, at most 512, with values in 32-bit floats without gaps. They have the numbers 1, 2, ... in the
+            copies.
 
     Attributes:
         callback: address of the function for ``cb_eval``; the tap must outlive its contexts.
