@@ -158,7 +158,7 @@ class LlamaModel:
         return vocabulary_fingerprint(read(self._vocab, token) or b"" for token in range(self.vocabulary_size))
 
     def _read_control_tokens(self) -> ControlTokens:
-        """Return the tokens whose text llama.cpp reads as a token only with ``parse_special``."""
+        """Return the tokens that llama.cpp finds in text only with ``parse_special``."""
         library = self.library
         attributes = {token: int(library.llama_vocab_get_attr(self._vocab, token)) for token in range(self.vocabulary_size)}
         special = library.LLAMA_TOKEN_ATTR_CONTROL | library.LLAMA_TOKEN_ATTR_UNKNOWN
