@@ -1,4 +1,4 @@
-"""Whether an engine's thread still works: one round through it, with a time limit."""
+"""A check of an engine's thread: one round through it, with a time limit."""
 
 from __future__ import annotations
 
