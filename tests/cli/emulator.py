@@ -65,8 +65,9 @@ class Emulator:
                 self._put(match[0])
 
     def _put(self, character: str) -> None:
-        if self.column >= self.width:
-            raise AssertionError(f"row {self.row} is wider than the terminal")
+        if self.column >= self.width:  # as terminals do: the next character after a full row wraps, not the full row itself
+            self.column = 0
+            self._down()
         line = self.lines[self.row]
         line.extend(" " * (self.column + 1 - len(line)))
         line[self.column] = character

@@ -1,7 +1,8 @@
 """The bottom rows of a terminal, which are redrawn while finished rows scroll away as ordinary text.
 
 Only rows that changed are written, in one write, so nothing flickers. Finished rows are written once and then belong to the terminal's
-scroll-back. There is no IO here: ``Region`` turns rows into the text to write.
+scroll-back. A row may be longer than the terminal is wide (a line of code): the terminal wraps it, so that it is copied as one line, and
+the region counts its height. There is no IO here: ``Region`` turns rows into the text to write.
 """
 
 from __future__ import annotations
@@ -21,16 +22,25 @@ ERASE_BELOW = "\x1b[J"
 
 
 class Row(Struct, frozen=True):
-    """One row of the screen: text with escape sequences, and the cells it covers (less than the terminal's width)."""
+    """One row of text with escape sequences, and the cells it covers. If these are more than the terminal has, the terminal wraps it."""
 
     text: str
     cells: int
 
+    def height(self, width: int) -> int:
+        """Return the rows of a terminal of ``width`` cells that it covers."""
+        return max(1, -(-self.cells // width))
+
 
 class Region:
-    """The rows at the bottom that may still change. The cursor rests at the end of the last one."""
+    """The rows at the bottom that may still change. The cursor rests at the end of the last one, which must not be wrapped.
 
-    def __init__(self) -> None:
+    Args:
+        width: cells of the terminal.
+    """
+
+    def __init__(self, width: int) -> None:
+        self._width = width
         self._drawn: list[Row] = []
 
     def draw(self, rows: Sequence[Row], *, above: Sequence[Row] = ()) -> str:
@@ -43,7 +53,7 @@ class Region:
         self._drawn = list(rows)
         if same == len(wanted) == len(drawn):
             return ""
-        return f"{BEGIN_UPDATE}{self._rewrite(wanted, len(drawn), same)}{END_UPDATE}"
+        return f"{BEGIN_UPDATE}{self._rewrite(wanted, drawn, same)}{END_UPDATE}"
 
     def close(self) -> str:
         """Return the text that makes the rows final: the cursor goes to a line of its own."""
@@ -52,23 +62,31 @@ class Region:
 
     def reflow(self, width: int) -> str:
         """Return the text that wipes the rows after the terminal became ``width`` cells wide and wrapped them again."""
-        heights = [max(1, -(-row.cells // width)) for row in self._drawn]
+        self._width = width
+        height = self._height(self._drawn)
         self._drawn = []
-        return f"{_up(sum(heights) - 1)}{ERASE_BELOW}" if heights else ""
+        return f"{_up(height - 1)}{ERASE_BELOW}" if height else ""
 
-    @staticmethod
-    def _rewrite(wanted: Sequence[Row], drawn: int, same: int) -> str:
-        body = "\r\n".join(row.text + ERASE_LINE for row in wanted[same:])
-        if same >= drawn > 0:  # everything drawn stays, more follows
+    def _height(self, rows: Sequence[Row]) -> int:
+        return sum(row.height(self._width) for row in rows)
+
+    def _rewrite(self, wanted: Sequence[Row], drawn: Sequence[Row], same: int) -> str:
+        body = "\r\n".join(self._written(row) for row in wanted[same:])
+        if same >= len(drawn) > 0:  # everything drawn stays, more follows
             return f"\r\n{body}"
-        to_changed = _up(drawn - 1 - same)
+        to_changed = _up(self._height(drawn[same:]) - 1)
         if body:
-            return f"{to_changed}{body}{ERASE_BELOW if drawn > len(wanted) else ''}"
-        return f"{to_changed}{ERASE_BELOW}{_end_of_row_above(wanted[-1]) if wanted else ''}"  # the last rows went away
+            return f"{to_changed}{body}{ERASE_BELOW if self._height(drawn) > self._height(wanted) else ''}"
+        return f"{to_changed}{ERASE_BELOW}{self._end_of_row_above(wanted[-1]) if wanted else ''}"  # the last rows went away
 
+    def _written(self, row: Row) -> str:
+        """Return the row and the erasure of what stood after it. After a row that ends at the edge this would erase its last cell."""
+        is_full = row.cells > 0 and row.cells % self._width == 0
+        return row.text if is_full else row.text + ERASE_LINE
 
-def _end_of_row_above(row: Row) -> str:
-    return _up(1) + (f"\x1b[{row.cells}C" if row.cells else "")
+    def _end_of_row_above(self, row: Row) -> str:
+        cells = row.cells - (row.height(self._width) - 1) * self._width
+        return _up(1) + (f"\x1b[{cells}C" if cells else "")
 
 
 def _up(rows: int) -> str:

@@ -16,7 +16,6 @@ from msgspec import Struct
 from rich.cells import cell_len
 from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
 from rich.markdown import CodeBlock, Heading, Markdown, MarkdownElement
-from rich.padding import Padding
 from rich.segment import Segment
 from rich.style import Style
 from rich.syntax import Syntax
@@ -28,7 +27,8 @@ from streamco.cli.ui.theme import Theme
 
 __all__ = ["AnswerRenderer", "Frame", "make_console", "markdown_styles", "rows_of"]
 
-WIDEST = 110  # cells; longer lines are hard to read
+WIDEST = 110  # cells; longer lines of text are hard to read
+LONG_SHARE = 3  # a line of code that covers more than one part in this of the screen's height is wrapped
 _MARKS = {"\u2061": "device", "\u2062": "server", "\u2063": "local"}  # invisible operators: no cells wide, and nothing a model writes
 _MARK_OF = {kind: mark for mark, kind in _MARKS.items()}
 _TRAILING = re.compile(r"(?:\x1b\[[0-9;:]*m|\s)+$")
@@ -97,16 +97,24 @@ class AnswerRenderer:
         self._source += text
 
     def frame(self, max_open: int) -> Frame:
-        """Return the rows to show with at most ``max_open`` open ones; closed blocks, and rows that don't fit, are done."""
+        """Return the rows to show, where the open ones are at most ``max_open`` high; closed blocks, and rows that don't fit, are done."""
         done: list[Row] = []
         shown = self._source
         if self._mode == "content":
             done = self._close(closed_end(self._source))
             shown = complete(self._source)
         rows = self._render(shown)
-        overflow = max(len(rows) - max(max_open, 0), self._rows_done)
+        overflow = max(self._first_that_fits(rows, max_open), self._rows_done)
         done += self._mark_done(rows, overflow)
         return Frame(done, rows[overflow:])
+
+    def _first_that_fits(self, rows: list[Row], room: int) -> int:
+        """Return the index of the first row from which on all fit into ``room`` rows of the terminal."""
+        for index in range(len(rows) - 1, -1, -1):
+            room -= rows[index].height(self._console.width)
+            if room < 0:
+                return index + 1
+        return 0
 
     def _mark_done(self, rows: list[Row], end: int) -> list[Row]:
         new = rows[self._rows_done : end]
@@ -198,12 +206,16 @@ def make_console(theme: Theme, *, color: bool = True) -> Console:
 
 
 def rows_of(console: Console, renderable: RenderableType) -> list[Row]:
-    """Return rich's rendering as rows that leave one cell of the terminal free (a full row would wrap)."""
+    """Return rich's rendering as rows that leave one cell of the terminal free (a full row would wrap), except lines of code."""
     with console.capture() as capture:
-        console.print(renderable, width=min(console.width - 1, WIDEST), highlight=False, soft_wrap=False)
+        console.print(renderable, width=_text_width(console), highlight=False, soft_wrap=False, crop=False)
     rows = [_row(line) for line in capture.get().split("\n")]
     filled = [index for index, row in enumerate(rows) if row.cells]
     return rows[filled[0] : filled[-1] + 1] if filled else []
+
+
+def _text_width(console: Console) -> int:
+    return min(console.width - 1, WIDEST)
 
 
 def _row(line: str) -> Row:
@@ -234,11 +246,25 @@ class _Tinted:
 
 
 class _Code(CodeBlock):
-    """A code block on the terminal's own background, indented by two cells."""
+    """A code block on the terminal's own background, at the left edge and without added line breaks, so that it can be copied.
+
+    Inside of a list or a quotation it is wrapped, and so are lines that would fill a good part of the screen.
+    """
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         code = str(self.text).rstrip("\n")
-        yield Padding(Syntax(code, self.lexer_name, theme=self.theme, word_wrap=True, background_color="default"), (0, 0, 0, 2))
+        syntax = Syntax(code, self.lexer_name, theme=self.theme, word_wrap=True, background_color="default")
+        if options.max_width < _text_width(console):
+            yield syntax
+            return
+        most = max(options.max_width, console.width * (console.height // LONG_SHARE))
+        text = syntax.highlight(code)
+        text.rstrip()
+        for line in text.split("\n", allow_blank=True):
+            line.expand_tabs(syntax.tab_size)
+            longest = most if line.cell_len == len(line.plain) else options.max_width  # a wide character may leave a cell empty at the edge
+            for part in line.wrap(console, longest, overflow="fold", no_wrap=False) if line.cell_len > longest else [line]:
+                yield from part.render(console, end="\n")
 
 
 class _Heading(Heading):

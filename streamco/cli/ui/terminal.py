@@ -61,7 +61,7 @@ class TerminalView:
 
     def _reset(self) -> None:
         self._renderer = AnswerRenderer(self.console, self._theme)
-        self._region = Region()
+        self._region = Region(self.console.width)
         self._width = self.console.width
         self._done: list[Row] = []
         self._progress = Progress(now=self._clock())
@@ -142,7 +142,7 @@ class TerminalView:
         rows = [*self._done, *self._renderer.finish()]
         self._done = []
         self._write(self._region.draw([], above=rows) + "\r\n" if rows else self._region.draw([]))
-        self._region = Region()
+        self._region = Region(self.console.width)
 
     def _write(self, text: str) -> None:
         if text:

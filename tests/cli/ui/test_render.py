@@ -58,9 +58,9 @@ def test_markdown_comes_out_as_people_read_it() -> None:
         "    • nested",
         " • two after a blank line",
         "",
-        "  def f():",
+        "def f():",
         "",
-        "      return 1",
+        "    return 1",
         "",
         " a  b",
         " ────",
@@ -99,8 +99,22 @@ def test_open_rows_never_take_more_than_their_room() -> None:
 
 def test_rows_leave_a_cell_free_so_that_none_wraps() -> None:
     for width in (20, 33, 80, 200):
-        rows = whole("word " * 100 + "\n\n```\n" + "x" * 500 + "\n```\n\n日本語の文章" * 20, width)
+        rows = whole("word " * 100 + "\n\n- a\n\n  ```\n  " + "x" * 500 + "\n  ```\n\n日本語の文章" * 20, width)
         assert all(row.cells < width for row in rows)
+
+
+def test_a_line_of_code_stays_one_row_so_that_it_is_copied_whole() -> None:
+    line = "    total = first + second  # a comment that is longer than the terminal is wide, and that must not become code"
+    assert texts(whole(f"```python\nif x:\n{line}\n```\n", 60)) == ["if x:", line]
+    wide = "# 日本語の文章" * 9
+    assert all(row.cells < 60 for row in whole(f"```python\n{wide}\n```\n", 60)), "an edge in the middle of a wide character"
+
+
+def test_a_line_of_code_that_would_fill_the_screen_is_wrapped() -> None:
+    console, _ = make(60)
+    rows = whole("```\n" + "x" * 5000 + "\n```\n", 60)
+    assert max(row.height(60) for row in rows) <= console.height // 3
+    assert "".join(texts(rows)) == "x" * 5000
 
 
 def test_an_unfinished_fence_is_shown_as_code_from_its_first_line() -> None:
@@ -108,7 +122,7 @@ def test_an_unfinished_fence_is_shown_as_code_from_its_first_line() -> None:
     renderer.feed("Look:\n\n```python\nprint(1", "device")
     frame = renderer.frame(10)
     assert texts(frame.done) == ["Look:"]
-    assert texts(frame.open) == ["", "  print(1"]
+    assert texts(frame.open) == ["", "print(1"]
 
 
 def test_text_is_tinted_by_its_maker_and_the_marks_leave_no_trace() -> None:
@@ -187,7 +201,7 @@ def test_after_the_terminal_narrows_nothing_is_lost_and_next_to_nothing_repeated
 
 def test_streamed_on_a_small_screen_the_scroll_back_reads_like_the_whole_answer() -> None:
     _, renderer = make()
-    terminal, region = Emulator(height=8, width=60), Region()
+    terminal, region = Emulator(height=8, width=60), Region(60)
     dice = random.Random(7)
     text = DOCUMENT * 3
     while text:
@@ -199,6 +213,31 @@ def test_streamed_on_a_small_screen_the_scroll_back_reads_like_the_whole_answer(
         assert terminal.screen[-1] == "status"
     terminal.write(region.draw([Row("end", 3)], above=renderer.finish()))
     assert terminal.text.split("\n") == [*texts(whole(DOCUMENT * 3)), "end"]
+
+
+@pytest.mark.parametrize("width", [37, 40, 60])
+def test_long_lines_of_code_read_in_the_scroll_back_as_the_terminal_wraps_them(width: int) -> None:
+    code = "\n".join(f"value_{number} = " + "x" * (number * 5) for number in range(25))
+    document = f"Look:\n\n```python\n{code}\n```\n\nDone with *it*."
+    console, renderer = make(width)
+    console.height = 12
+    terminal, region = Emulator(height=12, width=width), Region(width)
+    rng, rest = random.Random(11), document
+    while rest:
+        cut = rng.randint(1, 9)
+        done = renderer.feed(rest[:cut], "device")
+        rest = rest[cut:]
+        frame = renderer.frame(9)
+        terminal.write(region.draw([*frame.open, Row("", 0), Row("status", 6)], above=[*done, *frame.done]))
+        assert terminal.screen[-1] == "status"
+    terminal.write(region.draw([Row("end", 3)], above=renderer.finish()))
+    console, renderer = make(width)
+    console.height = 12
+    renderer.feed(document, "device")
+    whole_rows = texts(renderer.finish())
+    expected = [row[start : start + width].rstrip() for row in whole_rows for start in range(0, max(1, len(row)), width)]
+    assert any(len(row) > width for row in whole_rows)
+    assert terminal.text.split("\n") == [*expected, "end"]
 
 
 def test_nothing_is_drawn_for_nothing() -> None:
