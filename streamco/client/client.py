@@ -248,7 +248,8 @@ class Client:
         """Ask for an answer as tokens; nothing happens before the first read.
 
         Args:
-            messages: a prompt, or a conversation in OpenAI's form.
+            messages: a prompt, or a conversation in OpenAI's form. A prompt is a user's message; if every server has the completions API,
+                it is text to continue, for the device too.
             model: the remote model's name; None: the server endpoint's own.
             pace: overrides the client's pace.
             options: the arguments of ``chat.completions.create``.
@@ -259,6 +260,8 @@ class Client:
         """
         check_names(options, "stream()")
         request = build_request(messages, model=model, **options)
+        if isinstance(messages, str) and self._settings.endpoints.takes_raw_text:
+            request = replace(request, messages=None, prompt=messages)
         if request.extra.get("n", 1) != 1:
             raise ConfigError(f"n: expected 1 for a stream of tokens, got {request.extra['n']!r} (chat.completions.create gives them all)")
         return TokenStream(self._answer(request, pace, shows_drafts=True))

@@ -59,6 +59,11 @@ class EndpointSet:
         self._is_closed = False
         self._lock = asyncio.Lock()
 
+    @property
+    def takes_raw_text(self) -> bool:
+        """True if there are servers and all of them have the completions API: then a prompt is text to continue and no message."""
+        return bool(self.servers) and all(getattr(server, "api", "chat") == "completions" for server in self.servers)
+
     def available(self) -> tuple[Endpoint | None, list[Endpoint]]:
         """Return the device and the servers without those that could not start."""
         device = self.device if self.device is not None and self.device.name not in self.unavailable else None

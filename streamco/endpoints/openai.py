@@ -99,7 +99,7 @@ class OpenAIEndpoint:
         self.model = model
         self._address, key = find_address(base_url, api_key, provider)
         self._name = name or f"{self._address.label}/{model}"
-        self._api: Api = api
+        self.api: Api = api
         self._timeouts = timeouts
         self._retry = retry
         self._limits = limits
@@ -222,7 +222,7 @@ class OpenAIEndpoint:
         if tokenize_api is None or not self._capabilities.takes_token_ids:
             return info
         try:
-            found = await tokenizer.compare(self._post, tokenize_api, model=self.model, is_chat=self._api == "chat")
+            found = await tokenizer.compare(self._post, tokenize_api, model=self.model, is_chat=self.api == "chat")
         except EngineError:
             raise
         except EndpointError:
@@ -284,7 +284,7 @@ class OpenAIEndpoint:
         if request.partial is None:
             return request, ""
         rest = msgspec.structs.replace(request, partial=None)
-        if rest.prompt is not None and self._api == "chat":
+        if rest.prompt is not None and self.api == "chat":
             rest = msgspec.structs.replace(rest, prompt=None, messages=[{"role": "user", "content": rest.prompt}])
         if self._tokenizer is not None and self._codec is None and self._takes_ids(rest, request.partial):
             context_tokens = self._capabilities.context_tokens
@@ -316,13 +316,14 @@ class OpenAIEndpoint:
     def _build_body(self, request: Request, model: str, extra: Mapping[str, Any]) -> tuple[Api, str, dict[str, Any]]:
         dialect = self._dialect
         prompt = request.prompt_ids if request.prompt_ids is not None else request.prompt
-        if request.messages is None and (self._api == "completions" or request.prompt_ids is not None):
+        if request.messages is None and (self.api == "completions" or request.prompt_ids is not None):
             body = build_completion_request(
                 prompt or "", model=model, sampling=request.sampling, extra=extra, include_usage=dialect.has_stream_options
             )
             return "completions", "/completions", body
-        if self._api == "completions":
-            raise EndpointError("expected a prompt for the completions API, got chat messages", endpoint=self._name)
+        if self.api == "completions":
+            text = "expected a prompt for the completions API, got chat messages"
+            raise EndpointError(f"{text}; client.stream() with a text sends one if every server has this API", endpoint=self._name)
         messages = [{"role": "user", "content": request.prompt or ""}] if request.messages is None else request.messages
         body = build_chat_request(
             messages,

@@ -886,3 +886,40 @@ async def test_a_known_server_that_lacks_something_is_named_with_the_cure() -> N
     async with opened(server=server(capabilities=Capabilities())) as client:
         with pytest.raises(ConfigError, match=r"server: tools; capabilities=Capabilities\(\.\.\.\)"):
             await ask(client, tools=[{"type": "function"}])
+
+
+# Raw text
+
+
+async def test_a_text_is_a_raw_prompt_for_servers_with_the_completions_api() -> None:
+    engine = FakeEngine()
+    async with ScriptedServer(stream_answer(["there"])) as scripted:
+        base = OpenAIEndpoint("base", base_url=scripted.url, api="completions")
+        async with opened(DeviceEndpoint(engine), base, policy="server-only") as client:
+            await ask(client, "Once upon a time")
+    assert scripted.requests[0].path == "/v1/completions"
+    assert scripted.requests[0].json()["prompt"] == "Once upon a time"
+
+
+async def test_messages_are_refused_by_a_server_with_the_completions_api() -> None:
+    async with ScriptedServer() as scripted, opened(server=OpenAIEndpoint("base", base_url=scripted.url, api="completions")) as client:
+        with pytest.raises(EndpointError, match="expected a prompt for the completions API, got chat messages"):
+            await ask(client, HELLO)  # type: ignore[arg-type]
+    assert scripted.requests == []
+
+
+async def test_the_device_continues_the_same_raw_text() -> None:
+    engine = FakeEngine()
+    async with ScriptedServer() as scripted:
+        base = OpenAIEndpoint("base", base_url=scripted.url, api="completions")
+        async with opened(DeviceEndpoint(engine), base, policy="device-only") as client:
+            await ask(client, "Once upon a time")
+    assert list(engine.requests[0].prompt_ids) == engine.tokenize("Once upon a time")
+
+
+async def test_a_text_is_a_message_if_one_server_has_the_chat_api() -> None:
+    async with ScriptedServer(stream_answer(["hi"])) as scripted:
+        servers = [OpenAIEndpoint("chat", base_url=scripted.url), OpenAIEndpoint("base", base_url=scripted.url, api="completions")]
+        async with opened(server=servers) as client:
+            await ask(client, "Once upon a time")
+    assert scripted.requests[0].json()["messages"] == [{"role": "user", "content": "Once upon a time"}]
