@@ -16,6 +16,7 @@ __all__ = ["answer_ids", "chat_ids", "pending_bytes", "prompt_ids"]
 
 Messages = Sequence[Mapping[str, Any]]
 
+_LONG = 4096  # characters from which on a text is cut at its control tokens first
 _SPAN = 8  # tokens looked at; an incomplete code point has at most three bytes, and most tokens at least one
 
 
@@ -29,6 +30,9 @@ def prompt_ids(engine: Engine, text: str, *, special: bool = False) -> list[int]
     """
     if not special:
         return engine.tokenize(text, bos=True)
+    tokens = engine.control_tokens
+    if tokens is not None and len(text) > _LONG:  # llama.cpp takes quadratic time for many control tokens: 30 s for a megabyte of them
+        return _begun(engine, tokens.tokenize(text, "", engine.tokenize))
     return _begun(engine, engine.tokenize(text, special=True))
 
 

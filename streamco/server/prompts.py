@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from streamco.engines.base import Engine, GenerationRequest
@@ -17,6 +18,8 @@ from streamco.wire.token_frames import TokenCodec, TokenFrameError, TokenVocabul
 __all__ = ["build_generation", "prompt_ids", "render", "unpack_ids"]
 
 _MARK = "\ue000"  # replaces the text of a message to be continued while the template runs; a private-use character
+# Long prompts wait for each other and for no short one; a sender that leaves takes a waiting one out of the queue.
+_tokenizers = ThreadPoolExecutor(2, thread_name_prefix="streamco-tokenize")
 INLINE_BYTES = 4096  # tokenising more takes over a millisecond and so a thread of its own
 
 ApiRequest = ChatRequest | CompletionRequest
@@ -31,7 +34,7 @@ async def build_generation(engine: Engine, request: ApiRequest, options: ServeOp
     if body_bytes <= INLINE_BYTES:
         ids = tokenize_request(engine, request)
     else:
-        ids = await asyncio.to_thread(tokenize_request, engine, request)
+        ids = await asyncio.get_running_loop().run_in_executor(_tokenizers, tokenize_request, engine, request)
     field = "messages" if isinstance(request, ChatRequest) else "prompt"
     top = request.wanted_top
     for token in request.logit_bias or ():

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import ctypes
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -37,7 +38,8 @@ class LlamaModel:
         _check_file(path)
         self.handle = self._load(on_progress, allows_repacking(path, self.library) if repack is None else repack)
         self._closed_as = ""
-        self._lock = threading.Lock()  # between callers of the vocabulary and ``close``
+        self._changed = threading.Condition()  # around _readers, and the handle when it is taken away
+        self._readers = 0  # calls that use the vocabulary now; ``close`` waits for them
         self._vocab = self.library.llama_model_get_vocab(self.handle)
         self.vocabulary_size = int(self.library.llama_vocab_n_tokens(self._vocab))
         self._bytes: list[bytes | None] = [None] * self.vocabulary_size
@@ -52,11 +54,12 @@ class LlamaModel:
         Args:
             reason: what later callers get to read that they got; "": a closed engine.
         """
-        with self._lock:
+        with self._changed:
             self._closed_as = self._closed_as or reason
             handle, self.handle = self.handle, None
-            if handle is not None:
-                self.library.llama_model_free(handle)
+            self._changed.wait_for(lambda: not self._readers)
+        if handle is not None:
+            self.library.llama_model_free(handle)
 
     # Vocabulary
 
@@ -71,8 +74,7 @@ class LlamaModel:
         data = text.encode("utf-8", "surrogatepass")
         size = len(data) + 2
         ids = (ctypes.c_int32 * size)()
-        with self._lock:
-            self._check_open()
+        with self._reading():
             count = self.library.llama_tokenize(self._vocab, data, len(data), ids, size, bos, special)
         if count < 0:
             raise EngineError(f"tokenize: expected at most {size} tokens for {len(data)} bytes, got {-count}")
@@ -189,8 +191,7 @@ class LlamaModel:
         return buffer.value.decode("utf-8", "replace") if length > 0 else ""
 
     def _read_piece(self, token: int) -> bytes:
-        with self._lock:
-            self._check_open()
+        with self._reading():
             size = 64
             while True:
                 buffer = ctypes.create_string_buffer(size)
@@ -199,9 +200,19 @@ class LlamaModel:
                     return buffer.raw[:length]
                 size = -length  # a negative length is the size it needs
 
-    def _check_open(self) -> None:
-        if self.handle is None:
-            raise EngineError(f"model {self.path.name}: expected an open engine, got {self._closed_as or 'a closed one'}")
+    @contextmanager
+    def _reading(self) -> Iterator[None]:
+        """Keep the model open inside. Callers don't wait for each other: one long text must not hold up the others."""
+        with self._changed:
+            if self.handle is None:
+                raise EngineError(f"model {self.path.name}: expected an open engine, got {self._closed_as or 'a closed one'}")
+            self._readers += 1
+        try:
+            yield
+        finally:
+            with self._changed:
+                self._readers -= 1
+                self._changed.notify_all()
 
 
 def _check_file(path: Path) -> None:

@@ -20,6 +20,7 @@ __all__ = ["RequestAdmission", "authorize", "check_key", "means_loopback", "read
 logger = logging.getLogger("streamco.server")
 
 BODY_SECONDS = 30.0  # a megabyte at 280 kbit/s; a slower client would only keep a place occupied
+MAX_ELEMENTS = 250_000  # commas, [ and { of a body; as empty objects they take 16 MB and 20 ms
 OPEN_PATHS = frozenset({"/health"})  # probes have no key
 REASONS = {404: "path: expected a path of the API, got {path}", 405: "method: expected {allowed}, got {method} on {path}"}
 
@@ -64,6 +65,8 @@ def authorize(options: ListenOptions, *, deferred: frozenset[str] = frozenset())
 
     @web.middleware
     async def middleware(request: web.Request, handler: Handler) -> web.StreamResponse:
+        if (request.content_length or 0) > request.client_max_size:
+            raise _too_large(request.client_max_size)
         if request.path not in open_paths:
             check_key(options, request)
         if is_guarded and not means_loopback(request.headers.get("Host", "")):
@@ -95,26 +98,36 @@ def means_loopback(host: str) -> bool:
 
 
 async def read_body(request: web.Request) -> bytes:
-    """Return the body of a JSON request.
+    """Return the body of a JSON request. The middleware has checked its size, if the request says it, and then the key.
 
     Raises:
-        RequestError: 415 another content type, 413 too large, 408 too slow, 400 broken in transit.
+        RequestError: 415 another content type, 413 too large or too many elements, 408 too slow, 400 broken in transit.
     """
     if request.content_type != "application/json":  # also if there is none: web pages may send such requests to any address without asking
         got = request.content_type if "Content-Type" in request.headers else "none"
         raise RequestError(415, f"content type: expected application/json, got {got}")
     limit = request.client_max_size
-    if (request.content_length or 0) > limit:
-        raise _too_large(limit)
     try:
         async with asyncio.timeout(BODY_SECONDS):
-            return await request.read()
+            body = await request.read()
     except TimeoutError as error:
         raise RequestError(408, f"body: expected all of it within {BODY_SECONDS:g} s") from error
     except web.HTTPRequestEntityTooLarge as error:
         raise _too_large(limit) from error
     except web.RequestPayloadError as error:
         raise RequestError(400, f"body: expected well-formed HTTP, got {error}") from error
+    _check_elements(body)
+    return body
+
+
+def _check_elements(body: bytes) -> None:
+    """Refuse JSON with so many elements that it takes many times its size in memory, and seconds to decode; texts count with their commas.
+
+    Raises:
+        RequestError: 413.
+    """
+    if len(body) > MAX_ELEMENTS and sum(map(body.count, (b",", b"[", b"{"))) > MAX_ELEMENTS:
+        raise RequestError(413, f"body: expected at most {MAX_ELEMENTS} commas and opening brackets, got more")
 
 
 def _too_large(limit: int) -> RequestError:

@@ -92,3 +92,15 @@ def test_harmless_messages_keep_the_ids_they_had(engine: LlamaEngine, content: s
     before = prompt_ids(engine, engine.apply_template(messages), special=True)
     assert chat_ids(engine, messages) == before
     assert engine.control_tokens.tokenize(engine.apply_template(messages), "", engine.tokenize) == before  # the careful way gives the same
+
+
+@pytest.mark.model
+@given(st.lists(st.sampled_from(["<|im_start|>", "<|im_end|>", "<|im_", " ", "\n", "word", "<|endoftext|>", "é"])).map("".join))
+def test_a_text_cut_at_its_control_tokens_has_the_ids_that_llamacpp_gives(engine: LlamaEngine, text: str) -> None:
+    assert engine.control_tokens.tokenize(text, "", engine.tokenize) == engine.tokenize(text, special=True)
+
+
+@pytest.mark.model
+def test_a_megabyte_of_control_tokens_is_tokenised(engine: LlamaEngine) -> None:
+    (start,) = engine.tokenize("<|im_start|>", special=True)
+    assert prompt_ids(engine, "<|im_start|>" * 80_000, special=True) == [start] * 80_000  # llama.cpp alone takes 30 s

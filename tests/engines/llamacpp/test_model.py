@@ -156,3 +156,33 @@ def test_importing_streamco_does_not_import_llama_cpp() -> None:
     code = "import sys, json, streamco.engines.llama; print(json.dumps([m for m in ('llama_cpp', 'numpy', 'jinja2') if m in sys.modules]))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
     assert json.loads(done.stdout) == []
+
+
+def test_one_long_text_holds_up_no_other_and_closing_waits_for_it(model: LlamaModel, monkeypatch: pytest.MonkeyPatch) -> None:
+    opened = LlamaModel(model.path, repack=False)
+    real, entered, go_on = opened.library.llama_tokenize, threading.Event(), threading.Event()
+
+    class Library:
+        def __getattr__(self, name: str) -> object:
+            return getattr(model.library, name)
+
+        def llama_tokenize(self, vocab: object, data: bytes, *rest: object) -> int:
+            if data == b"long":
+                entered.set()
+                assert go_on.wait(10)
+            return int(real(vocab, data, *rest))
+
+    monkeypatch.setattr(opened, "library", Library())
+    results: list[list[int]] = []
+    long = threading.Thread(target=lambda: results.append(opened.tokenize("long")))
+    long.start()
+    assert entered.wait(10)
+    assert opened.tokenize("short") == model.tokenize("short")
+    closing = threading.Thread(target=opened.close)
+    closing.start()
+    go_on.set()
+    closing.join()
+    long.join()
+    assert results == [model.tokenize("long")]
+    with pytest.raises(EngineError, match="expected an open engine"):
+        opened.tokenize("short")

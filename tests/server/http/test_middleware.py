@@ -211,3 +211,18 @@ def test_a_closed_house_admits_nobody() -> None:
     with pytest.raises(RequestError) as caught, admission.admitted():
         raise AssertionError
     assert caught.value.status == 503
+
+
+@pytest.mark.parametrize("filling", [b"{},", b"[],", b"1,"])
+async def test_json_that_would_multiply_in_memory_is_413_before_it_is_decoded(filling: bytes) -> None:
+    body = b'{"messages": [' + filling * 300_000 + b"1]}"
+    kind = {"Content-Type": "application/json"}
+    async with running(max_body_bytes=16 << 20) as server, server.client.post(CHAT, data=body, headers=kind) as response:
+        assert response.status == 413
+        assert "250000 commas and opening brackets" in (await response.json())["error"]["message"]
+
+
+async def test_a_size_beyond_the_limit_is_refused_before_the_key_is_checked() -> None:
+    kind = {"Content-Type": "application/json"}
+    async with running(api_key="secret", max_body_bytes=99) as server, server.client.post(CHAT, data=b"x" * 100, headers=kind) as response:
+        assert response.status == 413
