@@ -124,7 +124,7 @@ def run_learned(policy: str, traffic: Traffic, budget: float, side: Side, *, see
         if server_start < first:
             is_censored = device_end < server_end and not decision.explore
             learner.observe(ServerTTFT((first if is_censored else server_end) - server_start, is_censored))
-        if device_start < first and device_end <= first:
+        if device_start < first and (device_end <= first or decision.explore):
             learner.observe(DeviceTTFT(length, device_time))
         firsts[index] = first
         was_started[index] = (server_start if side == "server" else device_start) < first
@@ -232,6 +232,8 @@ def _figures(case: str, policy: str, part: Sequence[Case]) -> Iterable[Row]:
     yield count("surely later than chance", sum(each.worse_low > _NOTHING for each in part))
     yield count("over 2 % above optimum", sum(each.gap > _NEAR for each in part))
     yield _spread(case, policy, "mean ttft above optimum", (100 * each.gap for each in part))
+    middle = 100 * float(np.median([each.gap for each in part]))
+    yield Row("dispatch", case, policy, "mean ttft above optimum, middle case", "%", middle, middle, middle)
     yield _spread(case, policy, "mean ttft above chance", (100 * each.worse for each in part))
     yield _spread(case, policy, "p99 ttft above chance", (100 * each.p99 for each in part))
     yield _spread(case, policy, "share over budget after 500", (100 * each.over for each in part))

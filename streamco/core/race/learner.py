@@ -113,8 +113,7 @@ class Learner:
     Args:
         budget: share of prompt tokens the constrained side may process, 0..1.
         policy: a policy's name, or "auto": "optimal" if the device is the constrained side, otherwise Algorithm 3. Algorithm 1 decides from
-            the costs which side that is. Until the device's speed is known, Algorithm 2 takes the place of "optimal". "disco": Algorithm 2
-            or 3, as the paper has it.
+            the costs which side that is. "disco": Algorithm 2 or 3, as the paper has it.
         prior: what was known before. It counts as ``prior_weight`` samples, and prices and shape are taken from it.
         constrained: the side that the budget limits; None: by the policy's name, else by costs.
         exchange_rate: US dollars per million GFLOPs of the device (``policies.cost``).
@@ -274,8 +273,6 @@ class Learner:
             return ServerConstrained.plan(lengths, self.budget)
         if ttft is None:
             return None
-        if device is None and self.policy == "auto":
-            name = "device-constrained"  # Algorithm 2 needs no speed of the device, which may take long to win its first race
         if name == "device-constrained":
             return DeviceConstrained.plan(ttft, lengths, self.budget, self._tail)
         if name == "proportional-wait":

@@ -190,12 +190,13 @@ def test_the_papers_rules_are_planned_if_they_are_asked_for_by_name(policy: str)
     assert Learner(0.3, policy=policy, prior=PRIOR, constrained="device").plan.policy.name == policy
 
 
-def test_auto_follows_algorithm_2_until_the_device_has_won_a_race() -> None:
+def test_auto_starts_both_until_the_devices_speed_is_known() -> None:
     learner = Learner(0.3, constrained="device")
     for _ in range(30):
         learner.observe(PromptLength(20))
         learner.observe(ServerTTFT(0.4))
-    assert learner.replan().policy.name == "device-constrained"
+    plan = learner.replan()
+    assert (plan.policy, plan.explore) == (BothAtOnce(), 0.25), "a device that loses runs to its first token, and its speed is learned"
     learner.observe(DeviceTTFT(20, 0.3))
     assert learner.replan().policy.name == "optimal"
 
