@@ -39,6 +39,7 @@ class ResponseModel(Struct, gc=False):
     """Base of the response types, with the methods by which callers of OpenAI's SDK turn a response into a dict or JSON.
 
     The results hold OpenAI's fields. A field that OpenAI doesn't have, a server's further ones included, is left out unless it is set.
+    No ``__getattr__`` here: a class that has one reads each of its attributes six times slower.
     A struct doesn't know whether a server sent null or nothing. So "unset" means null here, except for the fields that servers always
     send (``finish_reason``, and ``content`` of a message).
     """
@@ -293,6 +294,9 @@ class ChatCompletionMessage(ResponseModel):
     refusal: str | None = None
     reasoning_content: str | None = None
     tool_calls: list[ToolCall] | None = None
+    function_call: FunctionCall | None = None  # the form before tools
+    annotations: Any = None
+    audio: Any = None
 
 
 class Choice(ResponseModel):

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import json
+import pickle
 from typing import Any
 
 import msgspec
@@ -156,3 +158,14 @@ def test_further_fields_of_a_server_are_dumped() -> None:
 def test_a_misspelt_setting_is_an_error() -> None:
     with pytest.raises(TypeError, match="exclude_nothing"):
         ToolCall().model_dump(exclude_nothing=True)  # type: ignore[call-arg]
+
+
+def test_a_message_has_all_fields_of_openais() -> None:
+    message = ChatCompletionMessage(content="x")
+    assert (message.annotations, message.audio, message.function_call) == (None, None, None)
+
+
+def test_responses_are_copied_and_pickled() -> None:
+    message = ChatCompletionMessage(content="x", tool_calls=[ToolCall(id="c")])
+    assert copy.deepcopy(message) == message
+    assert pickle.loads(pickle.dumps(message)) == message

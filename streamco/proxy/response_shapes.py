@@ -105,7 +105,11 @@ class ChatShape(_Shape):
         choices = []
         for choice in answer.choices:
             message = {"role": choice.message.role, "content": choice.message.content, "refusal": choice.message.refusal}
-            more = {name: value for name in ("reasoning_content", "tool_calls") if (value := getattr(choice.message, name)) is not None}
+            more = {
+                name: value
+                for name in ("reasoning_content", "tool_calls", "function_call")
+                if (value := getattr(choice.message, name)) is not None
+            }
             ended = choice.finish_reason or reason
             choices.append(make_choice(choice.index, "message", message | more, logprobs=choice.logprobs, finish_reason=ended))
         return encode({**self._begin(answer), "object": CHAT.whole, "choices": choices, "usage": answer.usage})

@@ -79,6 +79,7 @@ class _ChoiceParts:
         self.finish_reason: str | None = None
         self.logprobs: Any = None
         self.calls = _ToolCalls()
+        self.function = _ToolCalls()  # at most one
 
     def add(self, choice: ChunkChoice) -> None:
         delta = choice.delta
@@ -112,17 +113,19 @@ class _ChoiceParts:
         for call in delta.tool_calls or ():
             self.calls.add(call)
         if delta.function_call is not None:  # the form before tools: a single function call without id
-            self.calls.add(ToolCallDelta(index=0, function=delta.function_call))
+            self.function.add(ToolCallDelta(index=0, function=delta.function_call))
 
     def choice(self, index: int) -> Choice:
         calls = self.calls.tool_calls()
+        functions = [call.function for call in self.function.tool_calls()]
         content = "".join(self.content)
         message = ChatCompletionMessage(
-            content=content if content or (self.has_content and not calls) else None,
+            content=content if content or (self.has_content and not calls and not functions) else None,
             role=self.role,
             refusal="".join(self.refusal) or None,
             reasoning_content="".join(self.reasoning) or None,
             tool_calls=calls or None,
+            function_call=functions[0] if functions else None,
         )
         return Choice(message=message, index=index, finish_reason=self.finish_reason, logprobs=self.logprobs)
 

@@ -84,8 +84,9 @@ def test_refusals_and_legacy_function_calls_are_kept() -> None:
     )
     message = whole.choices[0].message
     assert message.refusal == "I won't"
-    assert message.tool_calls is not None
-    assert (message.tool_calls[0].function.name, message.tool_calls[0].function.arguments) == ("f", "{}")
+    assert message.tool_calls is None
+    assert message.function_call is not None
+    assert (message.function_call.name, message.function_call.arguments) == ("f", "{}")
 
 
 def test_the_first_chunk_with_an_id_names_the_answer() -> None:
