@@ -30,7 +30,7 @@ def test_the_first_draw_is_the_recording_itself(side: Side, budget: float) -> No
 
 def test_a_draw_is_what_judging_the_drawn_rows_gives() -> None:
     drawn = Drawn.draw(LENGTHS, TRACE.judged, 2, 8)
-    policy = plan_all(TRACE, PROMPTS, DEVICE, 0.4, "device")["streamco"]
+    policy = plan_all(TRACE, PROMPTS, DEVICE, 0.4, "device")["disco"]
     means, tails = figures_of(policy, TRACE.judged, LENGTHS, DEVICE, drawn)
     for number in range(1, 9):
         counts = np.rint(drawn.lengths[number] * PROMPTS.judged.size).astype(int)
