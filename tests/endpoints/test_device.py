@@ -522,3 +522,26 @@ async def test_an_engine_that_is_silent_for_too_long_is_stopped() -> None:
         with pytest.raises(EndpointTimeoutError, match="first token"):
             await stream.receive()
         await stream.cancel()
+
+
+@pytest.mark.model
+async def test_a_real_model_keeps_to_penalties_biases_and_log_probabilities() -> None:
+    async with device(packaged_model(), options=EngineOptions(context_tokens=512, threads=1)) as endpoint:
+
+        async def ids(logprobs: bool = False, **sampling: Any) -> tuple[list[int], list[Any]]:
+            extra = {"logprobs": True, "top_logprobs": 2} if logprobs else {}
+            options = SamplingOptions(temperature=0, max_tokens=12, **sampling)
+            chunks, _, _ = await read(endpoint.open(replace(HELLO, sampling=options, extra=extra)))
+            choices = [chunk.choices[0] for chunk in chunks if chunk.choices[0].token_ids]
+            return [token for choice in choices for token in choice.token_ids or ()], [choice.logprobs for choice in choices]
+
+        usual, _ = await ids()
+        forbidden, _ = await ids(logit_bias=((usual[0], -100.0),))
+        assert usual[0] not in forbidden
+        varied, _ = await ids(frequency_penalty=2.0, presence_penalty=2.0)
+        assert len(set(varied)) >= len(set(usual))
+        same, logprobs = await ids(logprobs=True)
+        assert same == usual
+        entries = [entry for each in logprobs for entry in each["content"]]
+        assert len(entries) == len(usual)
+        assert all(entry["logprob"] == entry["top_logprobs"][0]["logprob"] for entry in entries if entry["logprob"] > -9999), "greedy"
