@@ -21,7 +21,7 @@ def load_profile(path: str | os.PathLike[str]) -> Profile:
         ConfigError: the file can't be read, is above 16 MiB, or holds no profile.
     """
     try:
-        with Path(path).open("rb") as file:
+        with Path(path).expanduser().open("rb") as file:
             data = file.read(_MAX_BYTES + 1)
     except OSError as error:
         raise ConfigError(f"{os.fspath(path)}: expected a readable profile, got: {error.strerror or error}") from error
@@ -36,7 +36,7 @@ def save_profile(profile: Profile, path: str | os.PathLike[str]) -> None:
     Raises:
         ConfigError: the folder or the file can't be written.
     """
-    target = Path(path)
+    target = Path(path).expanduser()
     try:
         handle, name = tempfile.mkstemp(prefix=f".{target.name}.", dir=target.parent)
     except OSError as error:

@@ -41,7 +41,7 @@ PRICES = TokenPrices(prompt=0.5e-6, completion=1.5e-6)  # OpenAI's list price of
 STEP_TIMES = "llama2-70b-a100x2"  # step times that the server keeps to if it verifies
 DEVICE_KIND = "Q4_0"  # smaller ones repeat themselves with this model
 PACE = 12.0  # tokens/s: a brisk reader; fast enough not to bore, slow enough to see that nothing stutters
-LATE_POLICY, LATE_BUDGET = "proportional-wait", 0.2  # the device starts late enough to lose, but it starts
+LATE_POLICY, LATE_BUDGET = "proportional-wait", 0.22  # the device starts late enough to lose, but it starts
 PROMPT_LENGTHS = (30, 35, 40, 45, 50, 60, 80, 120, 200, 400)  # tokens, equally likely: what the plan expects before the first prompt
 
 
@@ -202,7 +202,20 @@ async def _play(client: Client, args: argparse.Namespace, view: View) -> int:
             return answer.exit_code
         if answer.report is not None:
             view.note("\n".join(_explain(answer.report)))
+            if scene.server_first and args.mode == "race" and not answer.report.hand_overs:
+                view.note(f"  no hand-over this time: {_why_unmoved(answer.report, args)}")
     return 0
+
+
+def _why_unmoved(report: Report, args: argparse.Namespace) -> str:
+    """Return the likeliest reason why the answer stayed where it began."""
+    if args.no_migration:
+        return "--no-migration forbids it"
+    if report.winner == "device":
+        return "the device had the first word, and it is the cheaper side"
+    if all(part.opened is None for part in report.endpoints if part.kind == "device"):
+        return "the server answered before the device had started, and the budget lets only a device that has started go on"
+    return "the answer was too short, or the device too slow on this machine, to save anything"
 
 
 def _explain(report: Report) -> list[str]:

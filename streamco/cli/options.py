@@ -159,9 +159,10 @@ def device_path_of(path: str | None, *, has_server: bool) -> Path | None:
         ConfigError: the file is missing, or there is neither a model nor a server.
     """
     if path is not None:
-        if not Path(path).is_file():
+        file = Path(path).expanduser()
+        if not file.is_file():
             raise ConfigError(f"--device: expected a GGUF file, got nothing at {path}")
-        return Path(path)
+        return file
     from streamco.engines.llamacpp.bundled_model import packaged_model
     from streamco.errors import EngineError
 

@@ -164,9 +164,10 @@ def _model_path(path: str | None) -> Path:
 
     if path is None:
         return packaged_model()
-    if not Path(path).is_file():
+    file = Path(path).expanduser()
+    if not file.is_file():
         raise EngineError(f"model: expected a GGUF file, got none at {path}")
-    return Path(path)
+    return file
 
 
 def _list_profiles() -> int:

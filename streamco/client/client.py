@@ -95,7 +95,7 @@ class Client:
         verifier: VerifierSetting = None,
         emit: Emit = "verified",
         speculation: SpeculationOptions | None = None,
-        profile: bytes | Path | None = None,
+        profile: bytes | str | Path | None = None,
         on_failure: OnFailure | None = None,
         migration: MigrationOptions | None = None,
         dispatch: DispatchOptions | None = None,
@@ -275,12 +275,12 @@ class Client:
         return PendingAnswer(self._settings.with_limits(request), self._settings, pace=rate, shows_drafts=shows_drafts)
 
 
-def _read_profile(setting: bytes | Path) -> Profile:
+def _read_profile(setting: bytes | str | Path) -> Profile:
     if isinstance(setting, bytes):
         return Profile.from_json(setting)
-    if not isinstance(setting, Path):
-        raise ConfigError(f"profile: expected the bytes of one or a Path, got {type(setting).__name__}")
+    if not isinstance(setting, str | Path):
+        raise ConfigError(f"profile: expected the bytes of one or a path, got {type(setting).__name__}")
     try:
-        return Profile.from_json(setting.read_bytes(), where=str(setting))
+        return Profile.from_json(Path(setting).expanduser().read_bytes(), where=str(setting))
     except OSError as error:
         raise ConfigError(f"profile: expected a file that can be read, got {error}") from error

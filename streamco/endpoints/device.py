@@ -71,7 +71,7 @@ class DeviceEndpoint:
         self._prices = prices
         self._options = options or EngineOptions()
         self._on_progress = on_progress
-        self._path = Path(model) if isinstance(model, str | Path) else None
+        self._path = Path(model).expanduser() if isinstance(model, str | Path) else None
         self._engine: Engine | None = None if isinstance(model, str | Path) else model
         self._loading: asyncio.Task[Engine] | None = None
         self._streams: set[DeviceStream] = set()

@@ -62,7 +62,7 @@ class LlamaEngine:
         *,
         step_time: StepTime | None = None,
     ) -> None:
-        self.path = Path(path)
+        self.path = Path(path).expanduser()
         self.options = options = options or EngineOptions()
         self.step_time = step_time
         _check_options(options)

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import argparse
 import contextlib
 import json
 import os
@@ -11,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from streamco.cli.demo import PRICES, SCENES, _change_line, _endpoint_line, _explain
+from streamco.cli.demo import PRICES, SCENES, _change_line, _endpoint_line, _explain, _why_unmoved
 from streamco.core.report import EndpointReport, HandOver, Outcome
 from tests.cli.terminal import ROOT, terminal
 from tests.core.test_report_text import FIGURES, make_report
@@ -207,3 +208,13 @@ def test_the_latency_profiles_are_listed() -> None:
 
 def test_the_price_is_that_of_the_model_whose_times_are_replayed() -> None:
     assert (PRICES.prompt, PRICES.completion) == (0.5e-6, 1.5e-6)
+
+
+def test_an_answer_that_does_not_move_says_why() -> None:
+    moves, stays = argparse.Namespace(no_migration=False), argparse.Namespace(no_migration=True)
+    idle = EndpointReport(name="device", kind="device", outcome="not started")
+    late = EndpointReport(name="device", kind="device", outcome="lost", opened=0.7)
+    assert _why_unmoved(make_report(), stays) == "--no-migration forbids it"
+    assert "the device had the first word" in _why_unmoved(make_report(), moves)
+    assert "before the device had started" in _why_unmoved(make_report(winner="server", endpoints=[idle]), moves)
+    assert "too short" in _why_unmoved(make_report(winner="server", endpoints=[late]), moves)

@@ -105,3 +105,10 @@ def test_without_any_model_a_server_will_do_and_nothing_at_all_is_an_error(monke
 
 def test_every_public_name_is_there() -> None:
     assert all(hasattr(options, name) for name in options.__all__)
+
+
+def test_a_device_may_be_in_the_home_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("USERPROFILE", str(tmp_path))
+    (tmp_path / "model.gguf").write_bytes(b"GGUF")
+    assert device_path_of("~/model.gguf", has_server=False) == tmp_path / "model.gguf"

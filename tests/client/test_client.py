@@ -807,7 +807,8 @@ async def test_totals_are_shared_as_what_is_spent_is() -> None:
         ({"server": server(), "limits": 5}, "limits: expected Limits or None, got int"),
         ({"server": server(), "dispatch": DispatchOptions(tail=2.0)}, "tail: expected a share from 0 to 1, got 2.0"),
         ({"server": server(), "profile": b"{"}, "profile: expected "),
-        ({"server": server(), "profile": "profile.json"}, "profile: expected the bytes of one or a Path, got str"),
+        ({"server": server(), "profile": 5}, "profile: expected the bytes of one or a path, got int"),
+        ({"server": server(), "profile": "/nowhere.json"}, "profile: expected a file that can be read, got "),
         ({"server": server(), "profile": Path("/nowhere.json")}, "profile: expected a file that can be read, got "),
     ],
 )
@@ -923,3 +924,14 @@ async def test_a_text_is_a_message_if_one_server_has_the_chat_api() -> None:
         async with opened(server=servers) as client:
             await ask(client, "Once upon a time")
     assert scripted.requests[0].json()["messages"] == [{"role": "user", "content": "Once upon a time"}]
+
+
+async def test_paths_may_be_texts_and_begin_with_the_home_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("USERPROFILE", str(tmp_path))
+    async with Client(server=server()) as client:
+        (tmp_path / "learned.json").write_bytes(client.profile())
+    for profile in ("~/learned.json", str(tmp_path / "learned.json"), Path("~/learned.json")):
+        Client(server=server(), profile=profile)
+    with pytest.raises(EngineError, match=str(tmp_path / "model.gguf")):
+        await DeviceEndpoint("~/model.gguf").start()

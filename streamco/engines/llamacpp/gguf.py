@@ -15,6 +15,7 @@ from streamco.errors import ConfigError, EngineError
 
 __all__ = ["KINDS", "derived", "quantize"]
 
+SAMPLE, SAMPLES = 65536, 64  # bytes of a block, and blocks, by which the content of a model is known
 KINDS = {  # name: llama_ftype
     "F32": 0,
     "F16": 1,
@@ -93,7 +94,7 @@ def _quantize(source: Path, target: Path, ftype: int, layers: list[int]) -> None
 
 
 def derived(source: str | Path, kind: str, prune_layers: Iterable[int] = ()) -> Path:
-    """Return the path of a model in the user's cache, which ``quantize`` makes once for each source file.
+    """Return the path of a model in the user's cache, which ``quantize`` makes once for each source file, wherever copies of it are.
 
     Raises:
         ConfigError: see ``quantize``.
@@ -102,10 +103,21 @@ def derived(source: str | Path, kind: str, prune_layers: Iterable[int] = ()) -> 
     source = Path(source)
     layers = sorted(set(prune_layers))
     try:
-        facts = source.stat()
+        content = _content_mark(source)
         folder = cache_folder("models")
     except OSError as exc:
         raise EngineError(f"model {source}: expected a file and a cache folder, got {exc}") from exc
-    mark = hashlib.sha256(f"{source.resolve()} {facts.st_size} {facts.st_mtime_ns} {layers}".encode()).hexdigest()[:12]
+    mark = hashlib.sha256(f"{content} {layers}".encode()).hexdigest()[:12]
     target = folder / f"{source.stem}.{kind.upper()}.{mark}.gguf"
     return target if target.is_file() else quantize(source, target, kind, layers)
+
+
+def _content_mark(path: Path) -> str:
+    """Return a digest of a file's size and of blocks spread over it: models of several GB aren't read whole to find a copy of them."""
+    size = path.stat().st_size
+    digest = hashlib.sha256(str(size).encode())
+    with path.open("rb") as file:
+        for number in range(SAMPLES):
+            file.seek(max(0, size - SAMPLE) * number // (SAMPLES - 1))
+            digest.update(file.read(SAMPLE))
+    return digest.hexdigest()

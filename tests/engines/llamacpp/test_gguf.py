@@ -81,3 +81,17 @@ def test_a_derived_model_is_made_once_for_a_source(tmp_path: Path, monkeypatch: 
     source.write_bytes(b"GGUF another")
     assert derived(source, "Q2_K") == made[2]
     assert len(set(made)) == 3
+
+
+def test_copies_of_a_model_share_what_is_derived_and_other_models_do_not(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setattr(gguf, "quantize", lambda _source, target, *_: target)
+    content = bytes(range(256)) * 4000
+    paths = [tmp_path / name / "a.gguf" for name in ("one", "two", "other")]
+    for path in paths:
+        path.parent.mkdir()
+        path.write_bytes(content)
+    paths[2].write_bytes(content[:-1] + b"x")
+    one, two, other = (derived(path, "Q2_K") for path in paths)
+    assert one == two
+    assert one != other
