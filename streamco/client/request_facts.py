@@ -9,21 +9,24 @@ from typing import Any
 from streamco.endpoints.base import Endpoint, Request
 from streamco.policies.eligibility import RequestFacts
 
-__all__ = ["describe_request", "takes_long"]
+__all__ = ["FIELDS_WITHOUT_EFFECT", "NEUTRAL_VALUES", "describe_request", "takes_long"]
 
 _CHARACTERS_A_TOKEN = 4  # OpenAI's rule of thumb for English, if there is no tokenizer
 _MESSAGE_OVERHEAD = 4  # tokens a chat template adds to a message
-# Fields that a device keeps to, that are checked by themselves (n, tools ...), or that leave the text as it is (names, routing, storage)
-_DEVICE_FIELDS = frozenset(
+# Fields that leave the text as it is: names, bills, routing, storage
+FIELDS_WITHOUT_EFFECT = frozenset(
     {
-        *("functions", "ignore_eos", "logprobs", "n", "parallel_tool_calls", "response_format", "return_token_ids"),
-        *("stream", "stream_options", "tools", "top_logprobs"),
         *("cache_prompt", "keep_alive", "metadata", "models", "priority", "prompt_cache_key", "prompt_cache_options"),
-        *("prompt_cache_retention", "provider", "request_id", "route", "safety_identifier", "service_tier", "store", "usage", "user"),
+        *("prompt_cache_retention", "provider", "request_id", "return_token_ids", "route", "safety_identifier", "service_tier", "store"),
+        *("stream", "stream_options", "usage", "user"),
     }
 )
+# Fields that a device keeps to, or that are checked by themselves
+_DEVICE_FIELDS = FIELDS_WITHOUT_EFFECT | {
+    *("functions", "ignore_eos", "logprobs", "n", "parallel_tool_calls", "response_format", "tools", "top_logprobs"),
+}
 # Values that ask for nothing beyond what a device does anyway
-_NEUTRAL: Mapping[str, Any] = {
+NEUTRAL_VALUES: Mapping[str, tuple[Any, ...]] = {
     "function_call": ("auto", "none"),
     "modalities": (["text"],),
     "reasoning_effort": ("none",),
@@ -60,7 +63,7 @@ def describe_request(request: Request, device: Endpoint | None, servers: Sequenc
 def _server_fields(request: Request, device: Endpoint | None, servers: Sequence[Endpoint]) -> list[str]:
     """Return the fields that a device can't keep to."""
     extra = request.extra
-    found = sorted(name for name in extra.keys() - _DEVICE_FIELDS if extra[name] not in (None, *_NEUTRAL.get(name, ())))
+    found = sorted(name for name in extra.keys() - _DEVICE_FIELDS if extra[name] not in (None, *NEUTRAL_VALUES.get(name, ())))
     if request.sampling.logit_bias and device is not None and any(not _is_same_vocabulary(device, server) for server in servers):
         found.append("logit_bias (its token ids are another vocabulary's)")
     return found

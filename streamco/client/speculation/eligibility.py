@@ -7,6 +7,7 @@ from typing import Any
 
 from msgspec.structs import replace
 
+from streamco.client.request_facts import FIELDS_WITHOUT_EFFECT, NEUTRAL_VALUES
 from streamco.client.speculation.options import SpeculationOptions
 from streamco.config import SamplingOptions
 from streamco.endpoints.base import Request
@@ -16,11 +17,15 @@ from streamco.policies.eligibility import RequestFacts
 
 __all__ = ["why_not_speculable", "resolve_sampling", "acceptance_rule"]
 
-_SUPPORTED = frozenset({"stream", "stream_options", "user", "metadata", "store", "service_tier", "return_token_ids", "response_format"})
+_SUPPORTED = FIELDS_WITHOUT_EFFECT | {"response_format"}  # its type is checked by itself
 
-_NEUTRAL: Mapping[str, Any] = {"n": 1, "logprobs": False, "tools": [], "repetition_penalty": 1}
-
-_ABSENT = object()
+_NEUTRAL: Mapping[str, tuple[Any, ...]] = {
+    **NEUTRAL_VALUES,
+    "n": (1,),
+    "logprobs": (False,),
+    "tools": ([],),
+    "parallel_tool_calls": (True, False),
+}
 
 
 def resolve_sampling(sampling: SamplingOptions) -> SamplingOptions:
@@ -69,7 +74,7 @@ def why_not_speculable(
         context_tokens: tokens that the device can hold, prompt and answer together.
         models: all names of the verifier's model.
     """
-    extra: Mapping[str, Any] = {name: value for name, value in request.extra.items() if value != _NEUTRAL.get(name, _ABSENT)}
+    extra: Mapping[str, Any] = {name: value for name, value in request.extra.items() if value not in (None, *_NEUTRAL.get(name, ()))}
     if facts.has_tools:
         return "tools"
     if facts.has_json_schema:

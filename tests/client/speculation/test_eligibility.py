@@ -49,6 +49,12 @@ def test_the_rule_follows_from_sampling_and_budget(options: dict[str, Any], budg
     [
         ({}, ""),
         ({"user": "me", "stream_options": {"include_usage": True}, "n": 1, "logprobs": False, "frequency_penalty": 0}, ""),
+        (
+            {"safety_identifier": "s", "prompt_cache_key": "k", "reasoning_effort": "none", "modalities": ["text"], "tool_choice": "auto"},
+            "",
+        ),
+        ({"extra_body": {"provider": {"order": ["x"]}, "guided_regex": None}}, ""),
+        ({"reasoning_effort": "low"}, "reasoning_effort can't be kept to"),
         ({"response_format": {"type": "text"}, "model": "alias", "stop": ["x"], "max_tokens": 700}, ""),
         ({"tools": [{"type": "function", "function": {"name": "f"}}]}, "tools"),
         ({"response_format": {"type": "json_object"}}, "a JSON schema"),
