@@ -69,18 +69,47 @@ async def test_a_wrong_header_is_refused_before_the_socket_is_there() -> None:
                 pass
 
 
-@pytest.mark.parametrize(("headers", "token"), [({"Authorization": "Bearer another"}, KEY), ({}, "another")])
-async def test_who_guesses_keys_is_sent_away_and_with_the_right_one_too(headers: dict[str, str], token: str) -> None:
+async def test_wrong_keys_of_a_hello_are_sent_away_and_lock_out_nobody_with_the_right_one_in_the_header() -> None:
     async with serving(api_key=KEY, verify=VerifyOptions(faults_per_minute=3)) as server:
         for _ in range(3):
-            with contextlib.suppress(websockets.InvalidStatus):
-                async with connecting(server.url, token=token, additional_headers=headers) as device:
-                    assert await code_of(device) == ("unauthorised", 1008)
+            async with connecting(server.url, token="another") as device:
+                assert await code_of(device) == ("unauthorised", 1008)
         await settled(lambda: not server.service.peers.connections)
-        for right in ({}, HEADER, headers):
-            with pytest.raises(websockets.InvalidStatus, match="HTTP 429"):
-                async with connecting(server.url, token=KEY, additional_headers=right):
+        with pytest.raises(websockets.InvalidStatus, match="HTTP 429"):
+            async with connecting(server.url, token="another"):
+                pass
+        async with connected(server.url, additional_headers=HEADER) as device:
+            await device.open()
+
+
+async def test_wrong_keys_in_the_header_lock_out_nobody() -> None:
+    async with serving(api_key=KEY, verify=VerifyOptions(faults_per_minute=3)) as server:
+        for _ in range(70):
+            with pytest.raises(websockets.InvalidStatus, match="HTTP 401"):
+                async with connecting(server.url, token=KEY, additional_headers={"Authorization": "Bearer another"}):
                     pass
+        for right in (HEADER, {}):
+            async with connected(server.url, token=KEY, additional_headers=right) as device:
+                await device.open()
+
+
+async def test_a_page_cannot_lock_its_visitor_out() -> None:
+    async with (
+        serving(api_key=KEY, verify=VerifyOptions(faults_per_minute=3, peer_connections=4)) as server,
+        contextlib.AsyncExitStack() as stack,
+    ):
+        page = "https://evil.example"
+        for _ in range(3):
+            async with connecting(server.url, token="junk", origin=page) as device:
+                assert await code_of(device) == ("unauthorised", 1008)
+        await settled(lambda: not server.service.peers.connections)
+        with pytest.raises(websockets.InvalidStatus, match="HTTP 429"):
+            async with connecting(server.url, token="junk", origin=page):
+                pass
+        for _ in range(4):  # nor may it take all places of the address
+            await stack.enter_async_context(websockets.connect(server.url, subprotocols=[SUBPROTOCOL], origin="https://more.example"))
+        async with connected(server.url, token=KEY) as device:
+            await device.open()
 
 
 async def test_without_a_key_a_token_means_nothing() -> None:

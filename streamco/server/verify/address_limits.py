@@ -1,4 +1,7 @@
-"""Limits of one address: connections at a time, and faults within a minute. Without IO or clock."""
+"""Limits of one source: connections at a time, and faults within a minute. Without IO or clock.
+
+A source is an address, with the web page that connects from there and with the fact that the right key came in the header. The service names it.
+"""
 
 from __future__ import annotations
 
@@ -11,12 +14,12 @@ _MAX_ADDRESSES = 4096  # with remembered faults
 
 
 class AddressLimits:
-    """Counts connections and faults by address; the service owns it.
+    """Counts connections and faults by source; the service owns it.
 
     Args:
         connections: maximum in total.
-        peer_connections: maximum of one address.
-        faults_per_minute: maximum of one address; beyond it, new connections are refused until the oldest fault is a minute old.
+        peer_connections: maximum of one source.
+        faults_per_minute: maximum of one source; beyond it, new connections are refused until the oldest fault is a minute old.
     """
 
     def __init__(self, *, connections: int, peer_connections: int, faults_per_minute: int) -> None:

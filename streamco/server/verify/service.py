@@ -34,6 +34,7 @@ STATS_PATH = f"{PATH}/stats"
 logger = logging.getLogger("streamco.server.verify")
 
 _MAX_UNSENT = 256  # messages; while a client leaves so many unread, its frames are not read
+_MAX_ORIGIN = 256  # characters of an Origin header that tell pages apart
 _CLOSE_SECONDS = 2.0  # that the client has for its part of the closing handshake
 _WEBSOCKET_BYTES = 1 << 16  # above the limit: a longer message closes the connection with 1009, a shorter one is answered by an error
 
@@ -69,7 +70,8 @@ class VerifyService:
                 503 a shutdown.
         """
         now, peer = asyncio.get_running_loop().time(), request.remote or ""
-        self._check(request, peer, now)
+        source = _source_of(request)
+        self._check(request, source, now)
         socket = web.WebSocketResponse(
             protocols=(SUBPROTOCOL,),
             compress=False,
@@ -79,17 +81,17 @@ class VerifyService:
         )
         self._joined += 1
         connection = _Connection(self, request, socket, f"device{self._joined}", peer)
-        self.peers.join(peer)
+        self.peers.join(source)
         self._connections.add(connection)
         try:
             await socket.prepare(request)
             await connection.run()
         finally:
             self._connections.discard(connection)
-            self.peers.leave(peer)
+            self.peers.leave(source)
             faults = connection.faults
             if faults:
-                self.peers.record_faults(peer, faults, now=asyncio.get_running_loop().time())
+                self.peers.record_faults(source, faults, now=asyncio.get_running_loop().time())
         return socket
 
     async def stats(self, _request: web.Request) -> web.Response:
@@ -134,7 +136,7 @@ class VerifyService:
             return True
         return by_header if token is None else hmac.compare_digest(token.encode("utf-8", "surrogateescape"), key.encode())
 
-    def _check(self, request: web.Request, peer: str, now: float) -> None:
+    def _check(self, request: web.Request, source: str, now: float) -> None:
         if self.is_stopping:
             raise RequestError(503, "server: expected it to run, got a shutdown", code="shutdown", headers={"Retry-After": "5"})
         if request.headers.get("Upgrade", "").lower() != "websocket":
@@ -146,15 +148,22 @@ class VerifyService:
         page = None if origin is None else urlsplit(origin).netloc  # empty for a sandboxed page
         if page is not None and self._listen.api_key is None and not (page and means_loopback(page)):
             raise RequestError(403, "origin: expected a page of this machine while the server has no api key")
-        refusal = self.peers.refusal(peer, now=now)
+        is_keyed = "Authorization" in request.headers  # otherwise the key comes with the hello
+        if is_keyed:
+            check_key(self._listen, request)
+        refusal = self.peers.refusal(source, now=now)
         if refusal is not None:
             raise overloaded(*refusal)
-        if "Authorization" in request.headers:  # otherwise the key comes with the hello
-            try:
-                check_key(self._listen, request)
-            except RequestError:
-                self.peers.record_faults(peer, 1, now=now)
-                raise
+
+
+def _source_of(request: web.Request) -> str:
+    """Return the name under which connections and faults count: the address, the page that connects, and whether a key is in the header.
+
+    So neither a web page nor a neighbour behind the same address can use up what belongs to a client with the right key.
+    """
+    kind = " with a key" if "Authorization" in request.headers else ""
+    page = request.headers.get("Origin")
+    return f"{request.remote or ''}{'' if page is None else f' {page[:_MAX_ORIGIN]}'}{kind}"
 
 
 class _Connection:
