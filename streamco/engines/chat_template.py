@@ -1,7 +1,7 @@
 """A model's chat template: it turns messages into the prompt's text.
 
-GGUF files carry Hugging Face's Jinja templates. These are untrusted programs, so they run in Jinja's sandbox, with the names that
-transformers gives them (``apply_chat_template``).
+GGUF files carry Hugging Face's Jinja templates. These are untrusted programs, so they run in Jinja's sandbox, within bounds of time and
+size (``llamacpp/template_sandbox.py``), with the names that transformers gives them (``apply_chat_template``).
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from streamco.errors import EngineError
 
 __all__ = ["ChatTemplate", "plain_messages"]
 
+MAX_SOURCE = 1 << 17  # characters of a template; those of today's models have up to 20,000
 _ROLE = re.compile(r"[A-Za-z0-9_-]{1,32}")
 
 
@@ -27,23 +28,36 @@ class ChatTemplate:
         eos: text of its end token; "" if it has none.
 
     Raises:
-        EngineError: the template does not compile, or Jinja is not installed.
+        EngineError: the template does not compile or is too long, or Jinja is not installed.
     """
 
     def __init__(self, source: str, *, bos: str = "", eos: str = "") -> None:
         self._names = {"bos_token": bos, "eos_token": eos}
         try:
-            from jinja2 import TemplateError, ext
-            from jinja2.sandbox import ImmutableSandboxedEnvironment
+            from streamco.engines.llamacpp.template_sandbox import BoundedEnvironment, Bounds, TemplateBoundError
         except ImportError as exc:
             raise EngineError(f"chat template: expected jinja2 (pip install 'streamco[llama]'), got {exc}") from exc
-        environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True, extensions=[ext.loopcontrols])
-        environment.filters["tojson"] = _to_json
+        if len(source) > MAX_SOURCE:
+            raise EngineError(f"chat template: expected at most {MAX_SOURCE} characters, got {len(source)}")
+        self._environment = environment = BoundedEnvironment({"tojson": _to_json})
         environment.globals.update(raise_exception=_refuse, strftime_now=_strftime_now)
+        self._bounds, self._bound_error = Bounds, TemplateBoundError
         try:
             self._template = environment.from_string(source)
-        except TemplateError as exc:
-            raise EngineError(f"chat template: expected Jinja that compiles, got {exc}") from exc
+        except Exception as exc:  # Jinja's and Python's compilers have errors of many kinds for what is nested too deeply
+            raise EngineError(f"chat template: expected Jinja that compiles, got {type(exc).__name__}: {exc}") from exc
+
+    def check(self) -> None:
+        """Render a short conversation, and refuse a template that can't do it within its bounds. Other refusals are its own business.
+
+        Raises:
+            EngineError: it runs for too long, or makes too large a value.
+        """
+        try:
+            self.render([{"role": "user", "content": "Hello"}])
+        except EngineError as exc:
+            if isinstance(exc.__cause__, self._bound_error):
+                raise
 
     def render(self, messages: Sequence[Mapping[str, Any]], *, add_generation_prompt: bool = True) -> str:
         """Return the prompt's text.
@@ -53,7 +67,10 @@ class ChatTemplate:
         """
         plain = plain_messages(messages)
         try:
-            return self._template.render(messages=plain, add_generation_prompt=add_generation_prompt, **self._names)
+            return self._environment.run(
+                lambda: self._template.generate(messages=plain, add_generation_prompt=add_generation_prompt, **self._names),
+                self._bounds(sum(len(message["content"]) for message in plain)),
+            )
         except Exception as exc:  # a template may fail with any error of the objects it touches
             raise EngineError(f"chat template: expected messages it accepts, got {type(exc).__name__}: {exc}") from exc
 

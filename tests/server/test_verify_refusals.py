@@ -107,7 +107,7 @@ async def test_a_page_cannot_lock_its_visitor_out() -> None:
             async with connecting(server.url, token="junk", origin=page):
                 pass
         for _ in range(4):  # nor may it take all places of the address
-            await stack.enter_async_context(websockets.connect(server.url, subprotocols=[SUBPROTOCOL], origin="https://more.example"))
+            await stack.enter_async_context(connecting(server.url, token=KEY, origin="https://more.example"))
         async with connected(server.url, token=KEY) as device:
             await device.open()
 

@@ -177,7 +177,9 @@ class LlamaModel:
             return None
         library, vocab = self.library, self._vocab
         bos, eos = self._entry(library.llama_vocab_bos(vocab)), self._entry(library.llama_vocab_eos(vocab))
-        return ChatTemplate(source.decode("utf-8", "replace"), bos=bos, eos=eos)
+        template = ChatTemplate(source.decode("utf-8", "replace"), bos=bos, eos=eos)
+        template.check()
+        return template
 
     def _entry(self, token: int) -> str:
         """Return the vocabulary's text of a token; "" if there is none (-1)."""

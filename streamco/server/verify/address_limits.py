@@ -1,6 +1,7 @@
 """Limits of one source: connections at a time, and faults within a minute. Without IO or clock.
 
-A source is an address, with the web page that connects from there and with the fact that the right key came in the header. The service names it.
+A source is an address, with the web page that connects from there and with the fact that the right key came in the header. The service
+names it.
 """
 
 from __future__ import annotations

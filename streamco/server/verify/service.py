@@ -34,7 +34,7 @@ STATS_PATH = f"{PATH}/stats"
 logger = logging.getLogger("streamco.server.verify")
 
 _MAX_UNSENT = 256  # messages; while a client leaves so many unread, its frames are not read
-_MAX_ORIGIN = 256  # characters of an Origin header that tell pages apart
+_MAX_ORIGIN = 256  # characters of an Origin header that distinguish pages
 _CLOSE_SECONDS = 2.0  # that the client has for its part of the closing handshake
 _WEBSOCKET_BYTES = 1 << 16  # above the limit: a longer message closes the connection with 1009, a shorter one is answered by an error
 
@@ -159,7 +159,7 @@ class VerifyService:
 def _source_of(request: web.Request) -> str:
     """Return the name under which connections and faults count: the address, the page that connects, and whether a key is in the header.
 
-    So neither a web page nor a neighbour behind the same address can use up what belongs to a client with the right key.
+    So neither a web page nor another client at the same address can use up what belongs to a client with the right key.
     """
     kind = " with a key" if "Authorization" in request.headers else ""
     page = request.headers.get("Origin")

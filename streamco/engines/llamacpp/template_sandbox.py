@@ -1,0 +1,304 @@
+"""Jinja's sandbox with bounds: a template of a model file can't run for long, and can't make large values.
+
+A step is counted, and the clock read, in each turn of a loop and in each call of a macro, filter or test. What makes values larger (``*``,
+``+``, ``~``, filters, methods of strings, output into a variable) is checked before it runs. So only bounded work is done between two
+steps.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from contextvars import ContextVar
+from functools import wraps
+from time import perf_counter
+from typing import Any
+
+from jinja2 import nodes
+from jinja2.ext import loopcontrols
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+__all__ = ["BoundedEnvironment", "Bounds", "TemplateBoundError"]
+
+MAX_STEPS = 200_000
+MAX_SECONDS = 2.0
+MAX_SIZE = 1 << 22  # characters of a text or elements of a list that a template makes, beyond what it is given
+MAX_NUMBER = 1 << 63
+MAX_WIDTH = 10_000  # a number given to a filter or a method
+_STEP, _JOIN = "_streamco_step", "_streamco_join"  # names that a template could use too: it would only count or join more
+# Filters of chat templates; all others of Jinja are left out, because some make texts of any size.
+_FILTERS = frozenset({
+    "abs", "attr", "capitalize", "count", "d", "default", "dictsort", "e", "escape", "first", "float", "groupby", "indent", "int", "items",
+    "join", "last", "length", "list", "lower", "map", "max", "min", "reject", "rejectattr", "replace", "reverse", "round", "safe", "select",
+    "selectattr", "sort", "string", "sum", "title", "tojson", "trim", "truncate", "unique", "upper",
+})  # fmt: skip
+_PADDED = re.compile(r"[*]|\d{5}")  # a width or precision in a format
+
+
+class TemplateBoundError(Exception):
+    """A template ran for too long, or made too large a value."""
+
+
+class Bounds:
+    """What one rendering has used.
+
+    Args:
+        given: characters of the messages; values may be that much larger.
+        seconds: time that it has.
+    """
+
+    def __init__(self, given: int = 0, seconds: float = MAX_SECONDS) -> None:
+        self.max_size = MAX_SIZE + 4 * given
+        self._left = 16 * (MAX_SIZE + 4 * given)
+        self._seconds = seconds
+        self._until = perf_counter() + seconds
+        self._steps = 0
+
+    def step(self) -> None:
+        """Count a step.
+
+        Raises:
+            TemplateBoundError: it was one too many, or the time is over.
+        """
+        self._steps += 1
+        if self._steps > MAX_STEPS:
+            raise TemplateBoundError(f"expected at most {MAX_STEPS} turns of loops, got more")
+        if perf_counter() > self._until:
+            raise TemplateBoundError(f"expected it to end within {self._seconds:g} s, got more")
+
+    def check_size(self, size: int) -> None:
+        """Check the size of a value that is about to be made, and the sum of all.
+
+        Raises:
+            TemplateBoundError: it is too large.
+        """
+        self._left -= size
+        if size > self.max_size or self._left < 0:
+            raise TemplateBoundError(f"expected values of at most {self.max_size} characters, got a larger one")
+
+
+_current: ContextVar[Bounds] = ContextVar("bounds")
+
+
+class BoundedEnvironment(ImmutableSandboxedEnvironment):
+    """The environment that chat templates are compiled and run in."""
+
+    intercepted_binops = frozenset({"*", "+", "**", "%"})
+
+    def __init__(self, filters: Mapping[str, Callable[..., Any]]) -> None:
+        super().__init__(trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols], optimized=False, finalize=_emitted)
+        known = {**self.filters, **filters}
+        self.filters = {name: _bounded(function) for name, function in known.items() if name in _FILTERS}
+        tests: Mapping[str, Any] = self.tests
+        self.tests = {name: _stepped(function) for name, function in tests.items()}
+        self.globals.pop("lipsum", None)
+        self.globals[_STEP] = _step
+        self.globals[_JOIN] = _join
+
+    def run(self, render: Callable[[], Any], bounds: Bounds) -> str:
+        """Return the text of a rendering, within bounds.
+
+        Args:
+            render: returns the pieces of a template's text.
+            bounds: what it may use.
+
+        Raises:
+            TemplateBoundError: it ran for too long, or made too large a value.
+        """
+        token = _current.set(bounds)
+        try:
+            pieces, size = [], 0
+            for piece in render():
+                size += len(piece)
+                bounds.step()
+                if size > bounds.max_size:
+                    bounds.check_size(size)
+                pieces.append(piece)
+            return "".join(pieces)
+        finally:
+            _current.reset(token)
+
+    def _parse(self, source: str, name: str | None, filename: str | None) -> nodes.Template:
+        template = super()._parse(source, name, filename)
+        for node in [each for kind in (nodes.For, nodes.Macro, nodes.CallBlock) for each in template.find_all(kind)]:
+            written = sum(len(each.data) for each in node.find_all(nodes.TemplateData))
+            node.body.insert(0, nodes.Output([_step_call(written)]))  # type: ignore[attr-defined]
+            if isinstance(node, nodes.For) and node.test is not None:
+                node.test = nodes.And(nodes.Not(_step_call(0)), node.test)
+        _replace_joins(template)
+        template.set_environment(self)
+        template.set_lineno(1)  # of the nodes that have none
+        return template
+
+    def call_binop(self, context: Any, operator: str, left: Any, right: Any) -> Any:
+        """Compute an operation, if its value can't be too large."""
+        bounds = _current.get()
+        if operator == "+":
+            bounds.check_size(_size(left) + _size(right))
+        elif operator == "*":
+            _check_product(bounds, left, right)
+        elif operator == "**":
+            if not (_is_small(left) and isinstance(right, int | float) and abs(right) <= 64):
+                raise TemplateBoundError("expected a power of small numbers, got a larger one")
+        elif operator == "%" and isinstance(left, str):
+            self._check_format(left, right)
+        return super().call_binop(context, operator, left, right)
+
+    def call(self, context: Any, function: Any, *arguments: Any, **options: Any) -> Any:
+        """Call a function or method, if its value can't be too large."""
+        owner = getattr(function, "__self__", None)
+        if isinstance(owner, str):
+            _current.get().check_size(len(owner))
+            self._check_method(owner, function.__name__, [*arguments, *options.values()])
+        return super().call(context, function, *arguments, **options)
+
+    def wrap_str_format(self, value: Any) -> Callable[..., str] | None:
+        """Return the sandboxed form of a text's ``format``, checked; None: ``value`` is another function."""
+        wrapped = super().wrap_str_format(value)
+        if wrapped is None:
+            return None
+
+        def checked(*arguments: Any, **options: Any) -> str:
+            self._check_format(value.__self__, [*arguments, *options.values()])
+            return wrapped(*arguments, **options)
+
+        return checked
+
+    def _check_method(self, text: str, name: str, arguments: list[Any]) -> None:
+        if name == "replace" and len(arguments) >= 2:
+            _check_replacement(text, arguments[0], arguments[1])
+        elif name == "join" and arguments:
+            _check_joined(text, arguments[0])
+        elif name in {"translate", "expandtabs"}:
+            raise TemplateBoundError(f"expected no str.{name}, got one")
+        else:
+            _check_widths(arguments)
+
+    def _check_format(self, text: str, values: Any) -> None:
+        if _PADDED.search(text):
+            raise TemplateBoundError("expected a format without large widths, got one with them")
+        _current.get().check_size(len(text) + (1 + text.count("{") + text.count("%")) * _size_within(values))
+
+
+def _step(written: int) -> str:
+    bounds = _current.get()
+    bounds.step()
+    bounds.check_size(written)
+    return ""
+
+
+def _step_call(written: int) -> nodes.Call:
+    return nodes.Call(nodes.Name(_STEP, "load"), [nodes.Const(written)], [], None, None)
+
+
+def _emitted(value: Any) -> Any:
+    """Count what an expression writes, into the text or into a variable."""
+    _current.get().check_size(_size_within(value))
+    return value
+
+
+def _join(*values: Any) -> str:
+    _current.get().check_size(sum(map(_size_within, values)))
+    return "".join(map(str, values))
+
+
+def _stepped(function: Callable[..., Any]) -> Callable[..., Any]:
+    @wraps(function)
+    def stepped(*arguments: Any, **options: Any) -> Any:
+        _current.get().step()
+        return function(*arguments, **options)
+
+    return stepped
+
+
+def _bounded(function: Callable[..., Any]) -> Callable[..., Any]:
+    name = function.__name__
+
+    @wraps(function)  # Jinja's marks too, which say what comes before the value
+    def bounded(*arguments: Any, **options: Any) -> Any:
+        bounds = _current.get()
+        bounds.step()
+        start = int(hasattr(function, "jinja_pass_arg"))
+        value, values = arguments[start], [*arguments[start + 1 :], *options.values()]
+        _check_widths(values, 16 if "json" in name else MAX_WIDTH)
+        if name == "do_replace":
+            _check_replacement(str(value), *values[:2])
+        elif name in {"do_join", "do_sum", "do_list"} and not isinstance(value, str):
+            value = list(value)
+            separators = sum(len(each) for each in values if isinstance(each, str))
+            bounds.check_size(_size_within(value) + separators * len(value))
+        elif name == "do_indent":
+            width = next((len(each) for each in values if isinstance(each, str)), MAX_WIDTH)
+            bounds.check_size((1 + str(value).count("\n")) * width)
+        elif isinstance(value, str | list | tuple | Mapping):
+            bounds.check_size(_size_within(value))
+        result = function(*arguments[:start], value, *arguments[start + 1 :], **options)
+        if isinstance(result, str):
+            bounds.check_size(len(result))
+        return result
+
+    return bounded
+
+
+def _replace_joins(node: nodes.Node) -> None:
+    """Put a checked call in place of each ``~`` below a node."""
+    for name, value in list(node.iter_fields()):
+        if isinstance(value, nodes.Node):
+            setattr(node, name, _joined(value))
+        elif isinstance(value, list):
+            value[:] = [_joined(each) if isinstance(each, nodes.Node) else each for each in value]
+
+
+def _joined(node: nodes.Node) -> nodes.Node:
+    _replace_joins(node)
+    return nodes.Call(nodes.Name(_JOIN, "load"), node.nodes, [], None, None) if isinstance(node, nodes.Concat) else node
+
+
+def _size(value: Any) -> int:
+    return len(value) * (1 if isinstance(value, str) else 8) if hasattr(value, "__len__") else 1
+
+
+def _size_within(value: Any, depth: int = 0) -> int:
+    """Return about how many characters a value has as text; shared parts count each time."""
+    if isinstance(value, str):
+        return len(value) + 2
+    if isinstance(value, Mapping) and depth < 20:
+        return sum(_size_within(key) + _size_within(each, depth + 1) for key, each in value.items()) + 2
+    if isinstance(value, list | tuple) and depth < 20:
+        total = 2
+        for each in value:
+            total += _size_within(each, depth + 1)
+            if total > _current.get().max_size:
+                break
+        return total
+    return 32
+
+
+def _is_small(value: Any) -> bool:
+    return isinstance(value, int | float) and abs(value) <= MAX_WIDTH
+
+
+def _check_product(bounds: Bounds, left: Any, right: Any) -> None:
+    if isinstance(left, int | float) and isinstance(right, int | float):
+        if abs(left * 1.0) * abs(right * 1.0) > MAX_NUMBER:
+            raise TemplateBoundError("expected numbers below 2**63, got a larger one")
+        return
+    sequence, count = (right, left) if isinstance(left, int) else (left, right)
+    if isinstance(count, int) and hasattr(sequence, "__len__"):
+        bounds.check_size(_size(sequence) * max(0, count))
+
+
+def _check_widths(values: list[Any], limit: int = MAX_WIDTH) -> None:
+    if any(isinstance(each, int) and abs(each) > limit for each in values):
+        raise TemplateBoundError(f"expected numbers up to {limit} as arguments, got a larger one")
+
+
+def _check_replacement(text: Any, old: Any = None, new: Any = None) -> None:
+    if isinstance(text, str) and isinstance(old, str) and isinstance(new, str):
+        found = text.count(old) if old else len(text) + 1
+        _current.get().check_size(len(text) + found * len(new))
+
+
+def _check_joined(separator: str, items: Any) -> None:
+    if isinstance(items, list | tuple):
+        _current.get().check_size(sum(len(separator) + _size_within(each) for each in items))

@@ -1,0 +1,101 @@
+"""Templates that would run for ever or eat all memory are ended, and those of models go on as before."""
+
+from __future__ import annotations
+
+import resource
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+
+from streamco.engines.chat_template import ChatTemplate
+from streamco.errors import EngineError
+
+USER = [{"role": "user", "content": "hi"}]
+
+BOMBS = {
+    "product": "{{ 'a' * 100000000 }}",
+    "list": "{{ ([1] * 100000000) | length }}",
+    "doubling": "{% set ns = namespace(x='a') %}{% for i in range(60) %}{% set ns.x = ns.x + ns.x %}{% endfor %}{{ ns.x }}",
+    "joining": "{% set ns = namespace(x='a') %}{% for i in range(60) %}{% set ns.x = ns.x ~ ns.x %}{% endfor %}",
+    "loops": "{% for a in range(99999) %}{% for b in range(99999) %}{% for c in range(99999) %}{% endfor %}{% endfor %}{% endfor %}",
+    "test": "{% for a in range(99999) if range(99999) | select('in', range(99999) | list) | list %}{% endfor %}",
+    "filters": "{% for a in range(99999) if a in (range(99999) | list) %}{% endfor %}",
+    "power": "{{ 10 ** 100000000 }}",
+    "numbers": "{% set ns = namespace(x=9) %}{% for i in range(9999) %}{% set ns.x = ns.x * ns.x %}{% endfor %}",
+    "format": "{{ '%999999999d' % 1 }}",
+    "method": "{{ '{:>999999999}'.format(1) }}",
+    "ljust": "{{ 'a'.ljust(999999999) }}",
+    "replace": "{{ ('a' * 100000).replace('a', 'a' * 100000) }}",
+    "replacing": "{{ ('a' * 100000) | replace('a', 'a' * 100000) }}",
+    "join": "{{ ('a' * 100000).join(['b'] * 100000) }}",
+    "joined": "{{ (['b'] * 100000) | join('a' * 100000) }}",
+    "center": "{{ 'a' | center(999999999) }}",
+    "indent": "{{ ('\n' * 100000) | indent('a' * 100000) }}",
+    "json": "{{ ([[1]] * 100000) | tojson(indent=9999) }}",
+    "lipsum": "{{ lipsum(n=9999999) }}",
+    "macro": "{% macro m(s) %}" + "{{ s }}" * 100 + "{% endmacro %}{{ m(m(m(m(m('aaaa'))))) }}",
+    "recursion": "{% macro m(n) %}{% if n %}{{ m(n - 1) }}{{ m(n - 1) }}{% endif %}{% endmacro %}{{ m(60) }}",
+    "block": "{% set x %}{% for i in range(99999) %}" + "a" * 90_000 + "{% endfor %}{% endset %}",
+    "many": "{% set ns = namespace(l=[]) %}{% for i in range(9999) %}{% set ns.l = ns.l + ['a' * 1000000] %}{% endfor %}",
+    "escape": "{% set ns = namespace(x='&' * 1000000) %}{% for i in range(9999) %}{% set ns.x = ns.x | e | string | e %}{% endfor %}",
+    "sum": "{{ ([range(9999) | list] * 99999) | sum(start=[]) | length }}",
+}
+
+
+@pytest.fixture
+def little_memory() -> Iterator[None]:
+    """Half a gigabyte more than the process has now; a larger value would be a MemoryError."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_AS)
+    used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+    resource.setrlimit(resource.RLIMIT_AS, (used + (1 << 29), hard))
+    yield
+    resource.setrlimit(resource.RLIMIT_AS, (soft, hard))
+
+
+@pytest.mark.usefixtures("little_memory")
+@pytest.mark.parametrize("bomb", BOMBS)
+def test_a_bomb_is_refused(bomb: str) -> None:
+    with pytest.raises(EngineError) as refused:
+        ChatTemplate(BOMBS[bomb]).render(USER)
+    assert "MemoryError" not in str(refused.value)
+
+
+@pytest.mark.parametrize("bomb", ["loops", "product", "macro"])
+def test_a_model_with_a_bomb_is_refused_when_it_loads(bomb: str) -> None:
+    with pytest.raises(EngineError, match="TemplateBoundError"):
+        ChatTemplate(BOMBS[bomb]).check()
+
+
+def test_other_refusals_are_no_reason_not_to_load() -> None:
+    ChatTemplate("{{ raise_exception('system first') }}").check()
+
+
+@pytest.mark.parametrize("source", ["(" * 50_000, "{{ " + "(" * 5000 + "1" + ")" * 5000 + " }}", "x" * 200_000])
+def test_a_source_that_is_nested_or_long_is_refused_or_harmless(source: str) -> None:
+    with suppress(EngineError):
+        ChatTemplate(source).check()
+
+
+def test_what_templates_of_models_do_goes_on() -> None:
+    source = (
+        "{% macro head(role, n=1) %}<{{ role ~ n }}>{% endmacro %}{% set ns = namespace(text='', seen=[]) %}"
+        "{% for m in messages if m.role != 'x' %}{% set ns.text = ns.text + m.content.strip().split('|')[-1] %}"
+        "{% set ns.seen = ns.seen + [m.role] %}"
+        "{{ head(m.role, loop.index) }}{{ '%s-%d' % (m.content, 3) }}{{ '{}!'.format(m.role) }}{% endfor %}"
+        "{{ ns.text | upper | replace('A', 'b') }}{{ ns.seen | join(',') }}{{ messages | map(attribute='role') | list | tojson }}"
+        "{{ messages | selectattr('role', 'equalto', 'user') | list | length }}{{ {'a': [1, 2]} | tojson(indent=2) }}"
+        "{{ 'x\ny' | indent(2) }}"
+        "{% if 'a' is string and messages is iterable and not none %}{{ ' z ' | trim }}{% endif %}{{ 2 * 3 + 1 }}{{ '-' * 3 }}"
+    )
+    text = ChatTemplate(source).render([{"role": "user", "content": "q|a"}, {"role": "assistant", "content": " c "}])
+    assert text == (
+        '<user1>q|a-3user!<assistant2> c -3assistant!bCuser,assistant["user", "assistant"]1{\n  "a": [\n    1,\n    2\n  ]\n}x\n  yz7---'
+    )
+
+
+def test_a_long_conversation_fits() -> None:
+    template = ChatTemplate("{% for m in messages %}<{{ m.role }}>{{ m.content | trim }}{% endfor %}")
+    messages = [{"role": "user", "content": "word " * 2000}] * 500
+    assert len(template.render(messages)) == 500 * (6 + 9999)
