@@ -159,6 +159,10 @@ class Client:
         if self._owns_endpoints:
             await self._settings.endpoints.aclose()
 
+    async def close(self) -> None:
+        """Do the same as ``aclose``, under the name in OpenAI's SDK."""
+        await self.aclose()
+
     async def __aenter__(self) -> Self:
         try:
             await self.start()

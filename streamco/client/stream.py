@@ -117,6 +117,10 @@ class AnswerStream(ABC, Generic[Item]):
         """Stop all work for this answer and wait until connections and sequences are released; idempotent."""
         await self._answer.aclose()
 
+    async def close(self) -> None:
+        """Do the same as ``aclose``, under the name in OpenAI's SDK."""
+        await self.aclose()
+
     async def __aenter__(self) -> Self:
         return self
 

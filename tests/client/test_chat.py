@@ -410,3 +410,14 @@ def test_a_type_checker_knows_the_arguments(tmp_path: Path) -> None:
     errors = [int(line.split(":")[1]) for line in found.stdout.splitlines() if ": error:" in line]
     wrong = [number for number, line in enumerate(PROGRAM.splitlines(), 1) if line.endswith("# wrong")]
     assert sorted(set(errors)) == wrong, found.stdout + found.stderr
+
+
+async def test_close_is_aclose() -> None:
+    scripted = device(words(0.0, 60.0))
+    client = Client(scripted)
+    stream = await create(client)
+    await stream.close()
+    assert scripted.active == 0
+    await client.close()
+    with pytest.raises(StreamClosed):
+        await create(client)
