@@ -20,12 +20,11 @@ from streamco.client.answer_log import REQUEST_ID_HEADER
 from streamco.client.client import Client
 from streamco.client.stream import ChatStream
 from streamco.proxy.config import MODEL, ProxyOptions
-from streamco.proxy.requests import ParsedRequest, parse_chat, parse_completion
+from streamco.proxy.requests import ParsedRequest, parse_chat, parse_completion, unknown_model
 from streamco.proxy.response_shapes import ChatShape, CompletionShape
 from streamco.proxy.streaming import answer_whole, stream_answer
 from streamco.server.http.access_log import current_request_id
 from streamco.server.http.api import make_application
-from streamco.server.http.errors import RequestError
 from streamco.server.http.listening import listening
 from streamco.server.http.middleware import RequestAdmission, read_body
 
@@ -73,8 +72,7 @@ class Proxy:
         """Answer ``GET /v1/models/NAME`` with that model; refuse an unknown name with 404."""
         name = request.match_info["model"]
         if name not in {MODEL, *self.options.models}:
-            known = ", ".join((MODEL, *self.options.models))
-            raise RequestError(404, f"model: expected one of {known}, got {name}", param="model", code="model_not_found")
+            raise unknown_model(name, self.options)
         return web.json_response(self._card(name))
 
     async def totals(self, _request: web.Request) -> web.Response:
@@ -101,9 +99,10 @@ class Proxy:
         self._answers.add(answer)
         try:
             async with answer:  # a client that leaves cancels this handler, and both sides with it
+                unknown = "" if parsed.is_known else parsed.model
                 if parsed.is_streamed:
-                    return await stream_answer(request, answer, shape, self.options)
-                return await answer_whole(answer, shape)
+                    return await stream_answer(request, answer, shape, self.options, unknown_model=unknown)
+                return await answer_whole(answer, shape, unknown_model=unknown)
         finally:
             self._answers.discard(answer)
 

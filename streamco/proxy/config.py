@@ -43,10 +43,14 @@ __all__ = [
 MODEL = "streamco"  # the model's name that means: the fastest endpoint
 
 
+UnknownModels = Literal["pass", "refuse"]
+
+
 class ProxyOptions(ListenOptions, frozen=True, kw_only=True):
     """Settings of the proxy: port, key, limits, and the model names it knows."""
 
     models: tuple[str, ...] = ()  # names of the client's own models: a request for one of them is for the fastest endpoint
+    unknown_models: UnknownModels = "pass"  # "pass": other names go to the servers, and a header says if the device answers; "refuse": 404
     raw_prompts: bool = False  # /v1/completions: pass the prompt as it is; False: as a user's message, which suits every endpoint
     max_body_bytes: int = 16 << 20  # images travel inside requests
 
@@ -64,6 +68,7 @@ class ProxySection(Struct, frozen=True, kw_only=True):
     port: int = 8080
     api_key_env: str = KEY_VARIABLE  # not set in the environment: no key
     allow_open: bool = False
+    unknown_models: UnknownModels = "pass"
     max_body_bytes: int = 16 << 20
     max_streams: int = 64
     keepalive: float = 10.0

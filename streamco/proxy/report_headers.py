@@ -6,7 +6,7 @@ import msgspec
 
 from streamco.core.report import Report, SpeculationFigures
 
-__all__ = ["comment", "headers", "opening_headers"]
+__all__ = ["comment", "headers", "model_header", "opening_headers"]
 
 _MAX_LENGTH = 500  # characters of one header; reasons don't quote prompts, but they may name many endpoints
 
@@ -35,6 +35,18 @@ def opening_headers(report: Report) -> dict[str, str]:
         "reason": report.dispatch.reason,
     }
     return {f"x-streamco-{name}": _plain(text) for name, text in values.items() if text}
+
+
+def model_header(report: Report, unknown: str) -> dict[str, str]:
+    """Return the header that says that the device answered a request for another model; {} if it didn't.
+
+    Args:
+        report: the answer's report, after its first token.
+        unknown: the model that was asked for, if it is none of the proxy's; "": it is.
+    """
+    if not unknown or not any(part.kind == "device" and part.name == report.winner for part in report.endpoints):
+        return {}
+    return {"x-streamco-model-note": _plain(f"{report.winner} answered with its own model, not with {unknown}")}
 
 
 def comment(report: Report) -> bytes:

@@ -14,7 +14,7 @@ from streamco.errors import ConfigError
 from streamco.proxy.config import MODEL, ProxyOptions
 from streamco.server.http.errors import RequestError, invalid, unsupported
 
-__all__ = ["ParsedRequest", "parse_chat", "parse_completion", "refuse_setting"]
+__all__ = ["ParsedRequest", "parse_chat", "parse_completion", "refuse_setting", "unknown_model"]
 
 _KNOWN = frozenset({"temperature", "top_p", "top_k", "min_p", "seed", "max_tokens", "max_completion_tokens", "stop"})
 _CONSUMED = frozenset({"model", "messages", "prompt", "stream", "stream_options"})
@@ -26,6 +26,7 @@ class ParsedRequest(Struct, frozen=True, kw_only=True):
     Args:
         request: the client's request.
         model: the name that the caller used; "" for none.
+        is_known: True if the proxy has that name, or none was used.
         is_streamed: True if the answer is sent as server-sent events.
         wants_usage: True if a stream ends with usage.
         wants_ids: True if token ids are sent (vLLM's ``return_token_ids``).
@@ -33,6 +34,7 @@ class ParsedRequest(Struct, frozen=True, kw_only=True):
 
     request: Request
     model: str
+    is_known: bool
     is_streamed: bool
     wants_usage: bool
     wants_ids: bool
@@ -92,6 +94,7 @@ def _parse(fields: Mapping[str, Any], messages: list[Any], options: ProxyOptions
     return ParsedRequest(
         request=_build(fields, messages, model, stream_options, options),
         model=model,
+        is_known=_is_known(model, options),
         is_streamed=is_streamed,
         wants_usage=_flag(stream_options, "include_usage"),
         wants_ids=_flag(fields, "return_token_ids"),
@@ -103,11 +106,23 @@ def _build(fields: Mapping[str, Any], messages: list[Any], model: str, stream_op
     extra = {name: value for name, value in fields.items() if name not in _KNOWN and name not in _CONSUMED}
     if rest := {name: value for name, value in stream_options.items() if name != "include_usage"}:
         extra["stream_options"] = rest  # usage is always requested: the report needs it
-    is_own = model in {"", MODEL, *options.models}
+    is_known = _is_known(model, options)
+    if not is_known and options.unknown_models == "refuse":
+        raise unknown_model(model, options)
     try:
-        return build_request(messages, model=None if is_own else model, extra_body=extra, **known)
+        return build_request(messages, model=None if is_known else model, extra_body=extra, **known)
     except ConfigError as error:
         raise refuse_setting(error) from error
+
+
+def _is_known(model: str, options: ProxyOptions) -> bool:
+    return model in {"", MODEL, *options.models}
+
+
+def unknown_model(model: str, options: ProxyOptions) -> RequestError:
+    """Return a 404 that names the models that there are."""
+    known = ", ".join((MODEL, *options.models))
+    return RequestError(404, f"model: expected one of {known}, got {model[:100]}", param="model", code="model_not_found")
 
 
 def refuse_setting(error: ConfigError) -> RequestError:

@@ -13,7 +13,7 @@ from streamco.client.stream import ChatStream
 from streamco.errors import StreamcoError
 from streamco.proxy.config import ProxyOptions
 from streamco.proxy.error_responses import explain
-from streamco.proxy.report_headers import comment, headers, opening_headers
+from streamco.proxy.report_headers import comment, headers, model_header, opening_headers
 from streamco.proxy.response_shapes import ResponseShape
 from streamco.server.http.encoding import DONE
 from streamco.server.http.errors import RequestError, error_event
@@ -59,8 +59,10 @@ class _Sender:
                     await asyncio.sleep(self._keepalive - silence)
 
 
-async def stream_answer(request: web.Request, answer: ChatStream, shape: ResponseShape, options: ProxyOptions) -> web.StreamResponse:
-    """Send an answer while it is made; the caller closes it.
+async def stream_answer(
+    request: web.Request, answer: ChatStream, shape: ResponseShape, options: ProxyOptions, *, unknown_model: str = ""
+) -> web.StreamResponse:
+    """Send an answer while it is made; the caller closes it. ``unknown_model``: a name that the proxy doesn't have, as the caller used it.
 
     Raises:
         RequestError: it failed before anything was sent.
@@ -71,7 +73,7 @@ async def stream_answer(request: web.Request, answer: ChatStream, shape: Respons
         try:
             await answer.first()
             if not sender.events.has_begun:
-                sender.events.response.headers.update(opening_headers(answer.report))
+                sender.events.response.headers.update(opening_headers(answer.report) | model_header(answer.report, unknown_model))
             async for chunk in answer:
                 if data := shape.event(chunk):
                     await sender.write(data)
@@ -89,8 +91,8 @@ async def stream_answer(request: web.Request, answer: ChatStream, shape: Respons
     return sender.events.response
 
 
-async def answer_whole(answer: ChatStream, shape: ResponseShape) -> web.Response:
-    """Collect an answer and return it as one object; the caller closes it.
+async def answer_whole(answer: ChatStream, shape: ResponseShape, *, unknown_model: str = "") -> web.Response:
+    """Collect an answer and return it as one object; the caller closes it. ``unknown_model``: see ``stream_answer``.
 
     Raises:
         RequestError: it failed.
@@ -103,7 +105,7 @@ async def answer_whole(answer: ChatStream, shape: ResponseShape) -> web.Response
         raise explain(error) from error
     report = answer.report
     body = shape.whole(assembler.completion(), report.finish_reason)
-    return web.Response(body=body, content_type="application/json", headers=headers(report))
+    return web.Response(body=body, content_type="application/json", headers=headers(report) | model_header(report, unknown_model))
 
 
 def _failure_of(error: Exception, request: web.Request) -> RequestError:

@@ -243,3 +243,30 @@ async def test_serving_gives_a_base_url_and_refuses_to_be_open_by_accident() -> 
         with pytest.raises(ConfigError, match="host: expected a loopback address"):
             async with serving(client, ProxyOptions(host="0.0.0.0")):
                 pass
+
+
+@pytest.mark.parametrize("is_streamed", [False, True])
+async def test_an_unknown_model_that_the_device_answers_is_said_in_a_header(*, is_streamed: bool) -> None:
+    async with proxying(device(), models=("gpt-4o-mini",)) as proxy:
+        for model, note in (("gpt-4o", "device answered with its own model, not with gpt-4o"), ("gpt-4o-mini", None), ("streamco", None)):
+            async with proxy.client.post(CHAT, json={**HELLO, "model": model, "stream": is_streamed}) as response:
+                assert response.status == 200
+                await response.read()
+                assert response.headers.get("x-streamco-model-note") == note
+
+
+async def test_an_unknown_model_that_a_server_answers_is_the_servers_matter() -> None:
+    async with proxying(server=server()) as proxy, proxy.client.post(CHAT, json={**HELLO, "model": "gpt-4o"}) as response:
+        assert response.status == 200
+        assert "x-streamco-model-note" not in response.headers
+
+
+async def test_unknown_models_are_refused_if_that_is_configured() -> None:
+    async with proxying(device(), models=("gpt-4o-mini",), unknown_models="refuse") as proxy:
+        async with proxy.client.post(CHAT, json={**HELLO, "model": "gpt-4o"}) as response:
+            assert response.status == 404
+            error = (await response.json())["error"]
+            assert (error["code"], error["param"]) == ("model_not_found", "model")
+            assert "expected one of streamco, gpt-4o-mini, got gpt-4o" in error["message"]
+        async with proxy.client.post(CHAT, json={**HELLO, "model": "gpt-4o-mini"}) as response:
+            assert response.status == 200
