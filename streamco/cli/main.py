@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from importlib import import_module, metadata
 from typing import NoReturn
 
+from streamco.cli.ui.control_characters import printable
 from streamco.errors import ConfigError, StreamcoError
 
 __all__ = ["main"]
@@ -39,7 +40,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except StreamcoError as error:
         if verbose > 1:
             raise
-        print(f"streamco: {error}", file=sys.stderr)
+        print(printable(f"streamco: {error}"), file=sys.stderr)
         return 2 if isinstance(error, ConfigError) else 1
 
 

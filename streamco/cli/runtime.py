@@ -10,6 +10,7 @@ from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager, suppress
 from typing import Any, TextIO, TypeVar
 
+from streamco.cli.ui.control_characters import PlainFormatter
 from streamco.cli.ui.status_line import SPINNER, SPINS
 
 __all__ = ["run_async", "set_up_log", "waiting"]
@@ -32,7 +33,9 @@ def set_up_log(verbosity: int) -> None:
     """Log to stderr: warnings, with ``-v`` what happens, with ``-vv`` everything and tracebacks."""
     level = (logging.WARNING, logging.INFO, logging.DEBUG)[min(verbosity, 2)]
     style = "%(asctime)s %(levelname)s %(name)s: %(message)s" if verbosity else "%(name)s: %(message)s"
-    logging.basicConfig(level=level, stream=sys.stderr, format=style)
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(PlainFormatter(style))
+    logging.basicConfig(level=level, handlers=[handler])
 
 
 @asynccontextmanager

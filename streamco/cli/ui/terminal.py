@@ -11,6 +11,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from streamco.cli.ui.control_characters import printable
 from streamco.cli.ui.interrupt import quiet_keyboard
 from streamco.cli.ui.live_region import HIDE_CURSOR, SHOW_CURSOR, Region, Row
 from streamco.cli.ui.render import AnswerRenderer, rows_of
@@ -118,7 +119,7 @@ class TerminalView:
         return self._one_row(self._tinted(line))
 
     def _tinted(self, line: str) -> Text:
-        text = Text(line, style=self._theme.quiet)
+        text = Text(printable(line), style=self._theme.quiet)
         for name, kind in self._kinds.items():
             text.highlight_words([name], style=f"not dim {self._theme.tint(kind)}")
         return text
@@ -157,18 +158,18 @@ class TerminalView:
         width = max(map(len, endpoints), default=0)
         for name, what in endpoints.items():
             tint = self._theme.tint(self._kinds.get(name, "")) or self._theme.title
-            self.console.print(Text.assemble((f"■ {name.ljust(width)}", tint), (f"  {what}", self._theme.quiet)))
+            self.console.print(Text.assemble((f"■ {name.ljust(width)}", tint), (f"  {printable(what)}", self._theme.quiet)))
 
     def heading(self, text: str) -> None:
         """Print the text in bold."""
         self.console.print()
-        self.console.print(Text(text, self._theme.title))
+        self.console.print(Text(printable(text), self._theme.title))
 
     def feed(self, token: Token) -> None:
         """Take a token; the drawing task shows it."""
         self._progress.record(token.source, now=self._clock())
         maker = _MAKERS[token.origin] if token.origin is not None else self._kinds.get(token.source, "")
-        self._done += self._renderer.feed(token.text, maker, token.kind)
+        self._done += self._renderer.feed(printable(token.text), maker, token.kind)
         self._changed.set()
 
     def end(self, report: Report | None, *, ending: str = "") -> None:
@@ -180,15 +181,15 @@ class TerminalView:
 
     def note(self, text: str) -> None:
         """Print the text dimmed."""
-        self.console.print(Text(text, style=self._theme.quiet))
+        self.console.print(Text(printable(text), style=self._theme.quiet))
 
     def error(self, text: str) -> None:
         """Print the text as an error."""
-        self.console.print(Text.assemble(("error: ", self._theme.error), text))
+        self.console.print(Text.assemble(("error: ", self._theme.error), printable(text)))
 
     def log(self, text: str) -> None:
         """Show a log record: under a running answer, and in full after it; at once if none is running."""
-        self._notices.append(text)
+        self._notices.append(printable(text))
         if not self._is_live:
             self._print_notices()
 
@@ -207,5 +208,5 @@ class TerminalView:
         for row in section.rows:
             kind = self._kinds.get(row[0], "")
             style = self._theme.tint(kind) if kind else self._theme.quiet
-            table.add_row(*(Text(cell, style if index == 0 else "") for index, cell in enumerate(row)))
+            table.add_row(*(Text(printable(cell), style if index == 0 else "") for index, cell in enumerate(row)))
         return table

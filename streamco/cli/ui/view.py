@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from typing import Protocol, TextIO
 
+from streamco.cli.ui.control_characters import printable
 from streamco.client.stream import Token
 from streamco.core.report import Report
 from streamco.core.report_text import Section, sections_to_text, summary
@@ -51,7 +52,7 @@ class View(Protocol):
 
 
 class PlainView:
-    """A view without escape sequences: the answers on ``out``, everything else on ``err``."""
+    """A view without escape sequences, not even those of a server on a terminal: the answers on ``out``, everything else on ``err``."""
 
     def __init__(self, out: TextIO | None = None, err: TextIO | None = None, *, is_silent: bool = False) -> None:
         self._out = out or sys.stdout
@@ -77,20 +78,21 @@ class PlainView:
     def feed(self, token: Token) -> None:
         """Write the answer's own text at once; reasoning is left out."""
         if token.kind == "content" and not self._is_silent:
-            self._out.write(token.text)
+            text = printable(token.text) if self._out.isatty() else token.text  # a file gets every character
+            self._out.write(text)
             self._out.flush()
-            self._at_line_start = token.text.endswith("\n")
+            self._at_line_start = text.endswith("\n") if text else self._at_line_start
 
     def end(self, report: Report | None, *, ending: str = "") -> None:
         """End the line, and print the summary on ``err``."""
         self._end_line()
         if report is not None:
-            print(f"[{summary(report, ending=ending)}]", file=self._err, flush=True)
+            print(printable(f"[{summary(report, ending=ending)}]"), file=self._err, flush=True)
 
     def note(self, text: str) -> None:
         """Print the text on ``err``."""
         self._end_line()
-        print(text, file=self._err, flush=True)
+        print(printable(text), file=self._err, flush=True)
 
     def error(self, text: str) -> None:
         """Print the text on ``err``, after the word "error"."""
