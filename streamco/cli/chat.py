@@ -72,6 +72,7 @@ def run(args: argparse.Namespace) -> int:
     Raises:
         StreamcoError: the chat can't start.
     """
+    check_options(args)
     if not args.lines and sys.stdin is not None and not sys.stdin.isatty():
         args.prompt = join_prompt(_piped_text(), args.prompt)
     elif args.lines and args.prompt is not None:
@@ -79,6 +80,30 @@ def run(args: argparse.Namespace) -> int:
     if args.json and args.prompt is None:
         raise ConfigError("--json: expected --prompt TEXT beside it, got none")
     return run_async(lambda: _chat(args))
+
+
+def check_options(args: argparse.Namespace) -> None:
+    """Refuse options that would have no effect.
+
+    Raises:
+        ConfigError: an option needs another one, or contradicts it.
+    """
+    needs_server = {"--base-url": args.base_url, "--policy server-only": args.policy == "server-only" or None}
+    for name, value in needs_server.items():
+        if value is not None and args.server is None:
+            raise ConfigError(f"{name}: expected --server MODEL beside it, got none")
+    for name, value in {"--prices": args.prices, "--api-key-env": args.api_key_env}.items():
+        if value is not None and args.server is None and args.verifier is None:
+            raise ConfigError(f"{name}: expected --server MODEL or --verifier URL beside it, got neither")
+    for name, value in {
+        "--device": args.device,
+        "--threads": args.threads,
+        "--policy device-only": args.policy == "device-only" or None,
+    }.items():
+        if value is not None and args.no_device:
+            raise ConfigError(f"{name}: expected a device, got --no-device")
+    if args.verifier is not None and args.mode == "race":
+        raise ConfigError("--verifier: expected --mode speculate or --mode auto beside it, got race, in which nothing is verified")
 
 
 def _piped_text() -> str:
