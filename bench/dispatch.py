@@ -19,7 +19,7 @@ from functools import partial
 from importlib import import_module
 from random import Random
 from statistics import fmean
-from time import perf_counter
+from time import perf_counter, process_time
 from typing import NamedTuple
 
 import numpy as np
@@ -28,7 +28,7 @@ from numpy.typing import NDArray
 from bench.dispatch_learned import bench_learned
 from bench.report import Row, add_arguments, emit, interleave, per_call, rows_from, summarise
 from bench.traces import Halves, prompt_lengths, ttft_traces
-from streamco.core.race.learner import Policy
+from streamco.core.race.learner import DeviceTTFT, Learner, Policy, PromptLength, ServerTTFT
 from streamco.policies.budget_control import BudgetSteering, steer
 from streamco.policies.device_constrained import DeviceConstrained, ProportionalWait
 from streamco.policies.dispatch import Side
@@ -107,7 +107,35 @@ def bench_planning(rounds: int) -> list[Row]:
             samples = interleave({"streamco": per_call(plan, max(3, 30_000 // size), scale=1e3)}, rounds)
             samples["paper (M1)"] = [PAPER_MS[side, size]]
             rows += rows_from("dispatch", f"plan, {side}-constrained, {size:,} samples", "time", "ms", samples)
+    return rows + bench_replanning(rounds)
+
+
+def bench_replanning(rounds: int) -> list[Row]:
+    """Milliseconds of processor time in which a client makes its plan again, by policy; this happens on its event loop."""
+    rows: list[Row] = []
+    for size in (30, 100, 300, 1_000):
+        contenders = {policy: partial(_time_replan, _learned(policy, size)) for policy in ("auto", "disco", "proportional-wait")}
+        case = f"plan made again, device-constrained, {size:,} learned samples"
+        rows += rows_from("dispatch", case, "processor time", "ms", interleave(contenders, rounds))
     return rows
+
+
+def _time_replan(learner: Learner, repeats: int = 3) -> float:
+    start = process_time()
+    for _ in range(repeats):
+        learner.replan()
+    return (process_time() - start) / repeats * 1e3
+
+
+def _learned(policy: str, size: int) -> Learner:
+    rng = np.random.default_rng(SEED)
+    learner, device = Learner(0.3, policy=policy, constrained="device"), PHONES["pixel7-bloom-560m"]
+    for length, time in zip(rng.lognormal(2.9, 0.6, size).astype(int).tolist(), rng.lognormal(-0.9, 0.5, size).tolist(), strict=True):
+        on_device = device.ttft(max(1, length)) * rng.uniform(0.75, 1.25)
+        learner.observe(PromptLength(max(1, length)))
+        learner.observe(DeviceTTFT(max(1, length), on_device))
+        learner.observe(ServerTTFT(min(time, on_device), on_device < time))
+    return learner
 
 
 def _plan_server(lengths: NDArray[np.int64]) -> object:

@@ -99,6 +99,20 @@ def test_further_servers_stand_in_behind_both_sides() -> None:
     assert dispatched.attempts == (AttemptPlan("a", 0.0), AttemptPlan("device", 0.0), AttemptPlan("b", None), AttemptPlan("c", None))
 
 
+@pytest.mark.parametrize("side", ["device", "server"])
+def test_the_budget_is_a_cap_from_the_first_answer_on(side: str) -> None:
+    dispatcher = make(budget=0.3, policy="both", constrained=side)
+    shares: list[float] = []
+    for _ in range(11):
+        dispatched = decide(dispatcher, local=device(), remote=server())
+        share = dispatched.report().budget_share
+        shares += [] if share is None else [share]
+        play(dispatcher, dispatched, server_at=1.0, device_at=1.1)
+    assert shares[0] == 1.0, "the first answer may be raced"
+    assert [share <= 0.31 + 1 / answers + 1e-9 for answers, share in enumerate(shares, 1)] == [True] * 10
+    assert 0.3 <= shares[9] <= 0.41
+
+
 def test_a_side_over_its_budget_stands_in_only() -> None:
     dispatched = decide(make(budget=0.0, policy="both", constrained="server"), local=device(), remote=server())
     assert dispatched.attempts == (AttemptPlan("server", None), AttemptPlan("device", 0.0))
