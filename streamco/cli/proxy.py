@@ -67,6 +67,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     listen.add_argument("--port", default=argparse.SUPPRESS, type=int, help="0: any free one (8080)")
     listen.add_argument("--api-key", metavar="KEY", help="what clients must send as bearer token ($STREAMCO_PROXY_KEY)")
     listen.add_argument("--no-auth", action="store_true", help="serve other machines without a key")
+    listen.add_argument(
+        "--cors",
+        default=argparse.SUPPRESS,
+        action="append",
+        metavar="ORIGIN",
+        help="web page that may call from a browser; may be given again",
+    )
     listen.add_argument("--max-streams", default=argparse.SUPPRESS, type=option(whole_number), metavar="N", help="answers at once (64)")
     listen.add_argument("--keepalive", default=argparse.SUPPRESS, type=float, metavar="S", help="silence before a comment (10)")
     listen.add_argument("--ready-fd", type=int, metavar="FD", help="write the address to this file descriptor and close it, once ready")
@@ -127,6 +134,8 @@ def effective_config(args: argparse.Namespace) -> ProxyConfig:
     if device is not None and args.threads is not None:
         device = replace(device, threads=args.threads)
     proxy = _given(args, "host", "port", "max_streams", "keepalive")
+    if "cors" in args:
+        proxy["cors"] = tuple(args.cors)
     if args.no_auth:
         proxy["allow_open"] = True
     dispatch = _given(args, "budget", "policy", "pace", "profile")

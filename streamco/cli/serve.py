@@ -44,6 +44,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     listen.add_argument("--no-auth", action="store_true", help="serve other machines without a key")
     listen.add_argument("--tls-cert", metavar="PATH", help="a PEM file with the certificate chain: serve https and wss")
     listen.add_argument("--tls-key", metavar="PATH", help="a PEM file with its key (default: in the certificate's)")
+    listen.add_argument("--cors", action="append", metavar="ORIGIN", help="web page that may call from a browser; repeatable")
     listen.add_argument("--ready-fd", type=int, metavar="FD", help="write the address to this file descriptor and close it, once ready")
     limits = parser.add_argument_group("limits")
     limits.add_argument("--max-body", type=int, default=1 << 20, metavar="BYTES", help="largest request (default: %(default)s)")
@@ -116,6 +117,7 @@ def _options(args: argparse.Namespace, path: Path) -> ServeOptions:
         max_tokens=args.max_tokens,
         max_streams=args.max_streams,
         keepalive=args.keepalive,
+        cors=tuple(args.cors or ()),
         latency=load_latency(args.latency) if args.latency else None,
         latency_seed=args.latency_seed,
         tls_cert=args.tls_cert,

@@ -68,6 +68,7 @@ class ProxySection(Struct, frozen=True, kw_only=True):
     port: int = 8080
     api_key_env: str = KEY_VARIABLE  # not set in the environment: no key
     allow_open: bool = False
+    cors: tuple[str, ...] = ()
     unknown_models: UnknownModels = "pass"
     max_body_bytes: int = 16 << 20
     max_streams: int = 64
@@ -267,9 +268,11 @@ def _format(value: Any) -> str:
             return repr(value)
         case str():
             return _quote(value)
+        case tuple():
+            return f"[{', '.join(map(_format, value))}]"
         case Struct():
             return "{ " + ", ".join(f"{name} = {_format(each)}" for name, each in _settings(value)) + " }"
-    raise AssertionError(f"a configuration holds texts, numbers and tables, got {type(value).__name__}")
+    raise AssertionError(f"a configuration holds texts, numbers, lists and tables, got {type(value).__name__}")
 
 
 def _quote(text: str) -> str:

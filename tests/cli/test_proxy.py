@@ -195,3 +195,8 @@ def test_the_packaged_model_answers_without_any_setting_but_the_port() -> None:
         running.send_signal(signal.SIGTERM)
         running.communicate(timeout=30)
     assert running.returncode == 0
+
+
+def test_origins_of_the_command_line_are_in_the_configuration(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["proxy", "--cors", "http://localhost:3000", "--cors", "https://example.org", "--print-config"]) == 0
+    assert 'cors = ["http://localhost:3000", "https://example.org"]' in capsys.readouterr().out

@@ -198,3 +198,9 @@ def test_the_files_migration_is_the_clients_own() -> None:
 def test_numbers_that_toml_writes_otherwise_are_read_back() -> None:
     for value in (1e16, 1e-7, 5e-324, 1e300):
         assert math.isclose(parse_config(format_config(ProxyConfig(dispatch=DispatchSection(budget=value)))).dispatch.budget, value)
+
+
+def test_origins_survive_being_printed_and_reach_the_server() -> None:
+    config = parse_config('[proxy]\ncors = ["http://localhost:3000", "https://example.org"]\n[device]\nmodel = "packaged"\n')
+    assert config.proxy.cors == ("http://localhost:3000", "https://example.org")
+    assert parse_config(format_config(config)) == config

@@ -8,6 +8,7 @@ from typing import Protocol
 from aiohttp import web
 
 from streamco.server.http.access_log import access_log, send_request_id
+from streamco.server.http.cors import allow_origins
 from streamco.server.http.middleware import authorize, translate_errors
 from streamco.server.http.options import ListenOptions
 
@@ -65,5 +66,6 @@ def make_application(
             web.post("/v1/completions", api.completions),
         ]
     )
+    allow_origins(app, options.cors)
     app.on_shutdown.append(api.stop)
     return app

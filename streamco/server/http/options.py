@@ -9,6 +9,7 @@ from msgspec import Struct
 
 from streamco.endpoints.address import is_loopback
 from streamco.errors import ConfigError
+from streamco.server.http.cors import ANY_ORIGIN, check_origin
 
 __all__ = ["ListenOptions"]
 
@@ -22,6 +23,7 @@ class ListenOptions(Struct, frozen=True, kw_only=True):
     port: int = 0  # 0: any free port
     api_key: str | None = None  # None: every client that can connect is served
     allow_open: bool = False  # listen beyond loopback without a key; never by default
+    cors: tuple[str, ...] = ()  # origins of web pages that may call from a browser, or "*" with a key
     max_body_bytes: int = 1 << 20  # a prompt of a million characters is far beyond any context here
     max_streams: int = 64  # requests running or queued; a further one gets 429
     retry_after: float = 1.0  # seconds a refused client is asked to wait
@@ -43,6 +45,10 @@ class ListenOptions(Struct, frozen=True, kw_only=True):
             value = getattr(self, field)
             if value is not None and not 0 < value < math.inf:
                 raise ConfigError(f"{field}: expected seconds > 0, got {value}")
+        for origin in self.cors:
+            check_origin(origin)
+        if ANY_ORIGIN in self.cors and self.api_key is None:
+            raise ConfigError("cors: expected an api key with *, got none: every web page could use this server")
         if self.tls_key is not None and self.tls_cert is None:
             raise ConfigError("tls_key: expected a tls_cert with it, got none")
         if self.api_key == "":
