@@ -9,6 +9,7 @@ from streamco.client.stream import ChatStream
 from streamco.config import Pace
 from streamco.core.report import Report
 from streamco.endpoints.base import Request
+from streamco.errors import ConfigError
 from streamco.openai_types import ChatCompletion
 from streamco.wire.openai.assembler import CompletionAssembler
 
@@ -84,7 +85,7 @@ class Completions:
             messages: the conversation; response objects may be among its messages.
             stream: True: return a ``ChatStream`` as soon as the first token is there; False: return the whole ``Answer``.
             model: the remote model's name; None: the server endpoint's own.
-            pace: overrides the client's pace for this answer.
+            pace: overrides the client's pace for this answer; only with ``stream=True``.
             options: the other arguments, see ``ChatOptions``.
 
         Raises:
@@ -93,6 +94,8 @@ class Completions:
             TypeError: there is no argument of this name.
         """
         check_names(options, "create()")
+        if not stream and not isinstance(pace, Unset) and pace is not None:
+            raise ConfigError(f"pace: expected none without stream=True, because a whole answer has no pace, got {pace!r}")
         stream_options = options.pop("stream_options", None)
         wants_usage = bool(check_mapping("stream_options", stream_options if is_given(stream_options) else None).get("include_usage"))
         request = build_request(messages, model=model, **options)
