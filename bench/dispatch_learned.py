@@ -6,7 +6,8 @@ censored. Starts are steered by the budget. All policies meet the same prompts, 
 
 *Chance* is the policy "stochastic" with the same budget and steering. The *optimum* is ``Optimal`` planned with hindsight, on the times and
 prompts of the second halves. A case is surely worse than chance if its whole 95 % interval is above 0. The interval is of the bootstrap
-over the recorded times, because there are only 15 to 50 of them. The services of thefastest.ai were not used when policies were made.
+over the recorded times, because there are only 15 to 50 of them. No policy was designed on the services of thefastest.ai; the cap on the
+budget and the first plans of a client were chosen with all services in view.
 """
 
 from __future__ import annotations
