@@ -5,6 +5,7 @@ STREAMCO_SANITIZE=address,undefined builds with sanitizers.
 """
 
 import os
+import re
 from pathlib import Path
 
 from setuptools import Extension, setup
@@ -41,4 +42,11 @@ def extensions() -> list[Extension]:
     return built
 
 
-setup(ext_modules=extensions())
+def index_page() -> str:
+    """README.md for a package index, where neither pictures nor links into the clone can be followed: a link's text stays."""
+    text = Path("README.md").read_text(encoding="utf-8")
+    text = re.sub(r"^!\[[^\]]*\]\((?!https?:)[^)]*\)\n", "", text, flags=re.MULTILINE)
+    return re.sub(r"(?<!!)\[([^\]]*)\]\((?!https?:|#)[^)]*\)", r"\1", text)
+
+
+setup(ext_modules=extensions(), long_description=index_page(), long_description_content_type="text/markdown")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -75,6 +76,16 @@ def test_a_build_that_must_be_native_fails_there(sources: Path, environment: dic
     run = build(sources, environment | {"STREAMCO_BUILD_NATIVE": "yes"}, "build_ext", "--build-lib", str(tmp_path / "lib"))
     assert run.returncode != 0
     assert "gcc" in run.stdout + run.stderr
+
+
+def test_an_index_page_has_no_link_that_only_works_in_a_clone(sources: Path, tmp_path: Path) -> None:
+    wheel = wheel_of(sources, {**os.environ, "STREAMCO_BUILD_NATIVE": "no"}, tmp_path / "dist")
+    with zipfile.ZipFile(wheel) as archive:
+        page = archive.read(next(name for name in archive.namelist() if name.endswith(".dist-info/METADATA"))).decode()
+    assert "Description-Content-Type: text/markdown" in page
+    assert "# streamco" in page
+    assert "quickstart.py" in page
+    assert not re.findall(r"\]\((?!https?:|#)[^)]*\)", page)
 
 
 def test_an_unknown_way_to_build_is_refused(sources: Path) -> None:
