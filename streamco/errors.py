@@ -11,6 +11,7 @@
     │   └── EngineError           the model on this machine
     ├── AllEndpointsFailed        .errors, .partial
     ├── VerifierError
+    ├── DegradedError             .kind .endpoint; only with on_degraded="raise"
     ├── ConfigError(ValueError)   your settings
     └── UsageError(RuntimeError)  your code
         ├── StreamClosed
@@ -29,6 +30,7 @@ __all__ = [
     "AllEndpointsFailed",
     "ConcurrentRead",
     "ConfigError",
+    "DegradedError",
     "EndpointConnectError",
     "EndpointError",
     "EndpointProtocolError",
@@ -40,6 +42,7 @@ __all__ = [
     "StreamcoError",
     "UsageError",
     "VerifierError",
+    "is_refusal",
 ]
 
 
@@ -143,6 +146,23 @@ class VerifierError(StreamcoError):
     """A verifier's refusal, or a reply that is not a verdict."""
 
 
+class DegradedError(StreamcoError):
+    """What was asked for can't be had, and ``on_degraded="raise"`` forbids anything else.
+
+    Args:
+        message: what was asked for, and what would happen instead.
+        kind: what happened, as the log names it.
+        endpoint: name of the endpoint that can't be used as was asked for.
+        partial: the text that the reader had got.
+    """
+
+    def __init__(self, message: str, *, kind: str, endpoint: str = "", partial: str = "") -> None:
+        super().__init__(message)
+        self.kind = kind
+        self.endpoint = endpoint
+        self.partial = partial
+
+
 class ConfigError(StreamcoError, ValueError):
     """A wrong setting: the text names the setting, what was expected and what was got."""
 
@@ -161,3 +181,11 @@ class StreamConsumed(UsageError):
 
 class ConcurrentRead(UsageError):
     """A read of a stream that another task is reading."""
+
+
+_REFUSALS = frozenset({401, 403, 404})
+
+
+def is_refusal(error: BaseException) -> bool:
+    """Return True if a server refused a request for a reason that stays: a wrong key (401), no permission (403), no such model (404)."""
+    return isinstance(error, EndpointStatusError) and error.status in _REFUSALS

@@ -22,6 +22,7 @@ from streamco.client.arguments import (
     parse_timeout,
 )
 from streamco.client.chat import Chat
+from streamco.client.degradation import Degradation, Degradations, OnDegraded
 from streamco.client.endpoint_set import DeviceSetting, EndpointSet, ServerSetting
 from streamco.client.pending_answer import PendingAnswer
 from streamco.client.race.dispatcher import Dispatcher, DispatchOptions
@@ -55,11 +56,13 @@ class Client:
         device: the small model on this machine: a GGUF file or an endpoint; None: there is none.
         server: the remote model: an endpoint, an OpenAI model name, or a list of endpoints; None: there is none. The first of a list takes
             part in the race, the others are its fallbacks in their order.
-        budget: share of the work that the expensive side may do, 0 to 1. In a race: share of all prompt tokens that the constrained
+        budget: share of the work that the expensive side may do, 0 to 1. 0 is a promise: the server is never asked, whatever happens
+            (the device, if ``DispatchOptions(constrained="device")`` says so). In a race: share of all prompt tokens that the constrained
             side may process (DiSCo 4.1, b); None: 0.3. It caps what really happens from the first answer on, within 0.01 and, among the
             first 500 answers, one mean prompt (docs/dispatch.md). If the device drafts: share of the drafted tokens that are verified;
             None: all, so that the answer is the verifier's own.
-        policy: "auto", or a dispatch policy's name (docs/dispatch.md).
+        policy: "auto", or a dispatch policy's name (docs/dispatch.md). "device-only" and "server-only" are promises: the other side is
+            never asked, whatever happens. An answer that this side can't give is an error.
         pace: tokens per second at the reader, "reading" (4.8), "listening" (3.5), or None: as fast as they come.
         mode: "race": the whole answer comes from the endpoint that is first; "speculate": the device drafts and the server verifies,
             if that is possible; "auto": the faster of the two, answer by answer (docs/speculation.md).
@@ -74,6 +77,9 @@ class Client:
         migration: how answers move to a cheaper endpoint while they are written (docs/migration.md); None: paced answers do, once.
         dispatch: the other options for dispatch.
         limits: bounds on what may be buffered.
+        on_degraded: what happens when an answer can't be had as it was asked for. "warn": it comes all the same; ``report.notes`` says
+            what is different, and each kind is logged once. "raise": the call fails. "ignore": there are notes alone, also for a server's
+            401, 403 and 404, which fail the call otherwise, because they are configuration (docs/degradation.md).
         timeout: seconds to wait for each of connection, first token and next token; limits by phase as ``Timeouts`` or ``httpx.Timeout``;
             None: no limit. Not given: each endpoint's own.
         max_retries: further tries at each server before the first token; None: each endpoint's own number.
@@ -100,6 +106,7 @@ class Client:
         migration: MigrationOptions | None = None,
         dispatch: DispatchOptions | None = None,
         limits: Limits | None = None,
+        on_degraded: OnDegraded = "warn",
         timeout: RequestTimeout | Unset = UNSET,
         max_retries: int | None = None,
         seed: int | None = None,
@@ -126,6 +133,7 @@ class Client:
             migration=migration or MigrationOptions(),
             dispatch=dispatch,
             limits=limits or Limits(),
+            degradations=Degradations(on_degraded),
             timeouts=parse_timeout(timeout),
             max_retries=check_retries(max_retries),
         )
@@ -187,6 +195,7 @@ class Client:
         migration: MigrationOptions | None = None,
         dispatch: DispatchOptions | None = None,
         limits: Limits | None = None,
+        on_degraded: OnDegraded | None = None,
         timeout: RequestTimeout | Unset = UNSET,
         max_retries: int | None = None,
     ) -> Client:
@@ -214,6 +223,7 @@ class Client:
             migration=migration or settings.migration,
             dispatch=dispatch or settings.dispatch,
             limits=limits or settings.limits,
+            degradations=settings.degradations.with_rule(on_degraded),
             timeouts=parse_timeout(timeout) or settings.timeouts,
             max_retries=settings.max_retries if max_retries is None else check_retries(max_retries),
         )
@@ -238,6 +248,11 @@ class Client:
         """Reason why no answer can be speculated now, whatever its request; "" if some can, and in mode "race". Known after the start."""
         planner = self._settings.planner
         return "" if planner.mode == "race" else planner.binding.problem
+
+    @property
+    def degraded(self) -> tuple[Degradation, ...]:
+        """The endpoints that failed or could not start, and have not answered since; empty: all is well, as far as it is known."""
+        return self._settings.degradations.present
 
     # Asking
 

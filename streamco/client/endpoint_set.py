@@ -3,20 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import cast
 
 from streamco.client.driver import AnswerDriver
 from streamco.client.speculation.verifier_binding import VerifierBinding
-from streamco.endpoints.base import Endpoint
+from streamco.endpoints.base import Endpoint, Kind
 from streamco.engines.base import EngineOptions
 from streamco.errors import AllEndpointsFailed, ConfigError, EndpointError, StreamClosed
 
 __all__ = ["DeviceSetting", "ServerSetting", "EndpointSet"]
-
-_log = logging.getLogger("streamco")
 
 DeviceSetting = str | Path | Endpoint | None
 ServerSetting = str | Endpoint | Sequence[Endpoint] | None
@@ -37,7 +34,6 @@ class EndpointSet:
         unavailable: endpoints that could not start, with their errors.
         binding: the device with its verifier; None: the client has not set it yet.
         active: drivers of answers that have work under way.
-        is_started: True between the start and the close.
 
     Raises:
         ConfigError: neither device nor server, not an endpoint, names that are not unique.
@@ -55,7 +51,7 @@ class EndpointSet:
         self.unavailable: dict[str, EndpointError] = {}
         self.binding: VerifierBinding | None = None  # set by the client; closed with the endpoints
         self.active: set[AnswerDriver] = set()
-        self.is_started = False
+        self._started: set[str] = set()
         self._is_closed = False
         self._lock = asyncio.Lock()
 
@@ -69,8 +65,15 @@ class EndpointSet:
         device = self.device if self.device is not None and self.device.name not in self.unavailable else None
         return device, [server for server in self.servers if server.name not in self.unavailable]
 
-    async def start(self) -> None:
+    def is_started(self, kept_out: Kind | None = None) -> bool:
+        """Return True if every endpoint was started that is not on the side that is kept out."""
+        return all(name in self._started or endpoint.kind == kept_out for name, endpoint in self.endpoints.items())
+
+    async def start(self, kept_out: Kind | None = None) -> None:
         """Start every endpoint, all at the same time; idempotent.
+
+        Args:
+            kept_out: the side that must not be used: its endpoints are not started. None: no side.
 
         Raises:
             AllEndpointsFailed: no endpoint could start; a single endpoint raises its own error.
@@ -78,27 +81,26 @@ class EndpointSet:
         """
         async with self._lock:
             self.check_open()
-            if self.is_started:
+            wanted = [name for name, each in self.endpoints.items() if name not in self._started and each.kind != kept_out]
+            if not wanted:
                 return
-            results = await asyncio.gather(*(endpoint.start() for endpoint in self.endpoints.values()), return_exceptions=True)
+            results = await asyncio.gather(*(self.endpoints[name].start() for name in wanted), return_exceptions=True)
             if self._is_closed:  # in the meantime; what has started since must not stay open
                 await self._close_endpoints()
                 self.check_open()
-            self.unavailable = self._failed_to_start(results)
-            self.is_started = True
+            self.unavailable |= self._failed_to_start(wanted, results)
+            self._started.update(wanted)
 
-    def _failed_to_start(self, results: Sequence[BaseException | None]) -> dict[str, EndpointError]:
+    def _failed_to_start(self, names: Sequence[str], results: Sequence[BaseException | None]) -> dict[str, EndpointError]:
         """Return the endpoints that could not start; raise if no endpoint could."""
         failed: dict[str, EndpointError] = {}
-        for name, result in zip(self.endpoints, results, strict=True):
+        for name, result in zip(names, results, strict=True):
             if isinstance(result, EndpointError):
                 failed[name] = result
             elif result is not None:
                 raise result
-        if len(failed) == len(self.endpoints):
+        if len(failed) == len(names) and not self._started:
             raise AllEndpointsFailed(failed) if len(failed) > 1 else next(iter(failed.values()))
-        for error in failed.values():
-            _log.warning("endpoint left out, it could not start: %s", error)
         return failed
 
     def check_open(self) -> None:
@@ -113,7 +115,7 @@ class EndpointSet:
     async def aclose(self) -> None:
         """End all work and release the endpoints."""
         self._is_closed = True
-        self.is_started = False
+        self._started.clear()
         await asyncio.gather(*(driver.aclose() for driver in list(self.active)))
         await self._close_endpoints()
         async with self._lock:  # a start that runs closes what it has started

@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping, Sequence
+from copy import copy
 
 from msgspec.structs import replace
 
 from streamco.client.answer_log import REQUEST_ID_HEADER, AnswerLog
+from streamco.client.answer_notes import note_dispatch, note_race, note_speculation
+from streamco.client.degradation import OnDegraded
 from streamco.client.driver import AnswerDriver
 from streamco.client.race.dispatcher import DispatchRecord
 from streamco.client.race.driver import RaceDriver
 from streamco.client.request_facts import describe_request, takes_long
 from streamco.client.settings import ClientSettings
 from streamco.client.speculation.driver import SpeculationDriver
-from streamco.client.speculation.planner import PreparedSpeculation
-from streamco.core.race.machine import RaceMachine, RacePlan
+from streamco.client.speculation.planner import DOES_NOT_PAY, PreparedSpeculation
+from streamco.core.race.machine import Fatal, RaceMachine, RacePlan
 from streamco.core.race.migration import MigrationPlan
 from streamco.core.report import AnswerUsage, Report
 from streamco.endpoints.base import Endpoint, Request
@@ -46,6 +49,7 @@ class PendingAnswer:
     def __init__(self, request: Request, settings: ClientSettings, *, pace: float | None, shows_drafts: bool = False) -> None:
         self.driver: AnswerDriver | None = None
         self.is_closed = False
+        self._notes: list[str] = []
         self._log = AnswerLog(_named_id(request.headers))
         self._request = replace(request, headers={**request.headers, REQUEST_ID_HEADER: self._log.request_id})
         self._settings = settings
@@ -96,7 +100,9 @@ class PendingAnswer:
         """
         if self.driver is None:
             raise StreamConsumed("expected a stream that has begun, got a report asked for before the first read")
-        return replace(self.driver.report(), request_id=self._log.request_id)
+        if isinstance(self.driver, RaceDriver):
+            note_race(self._settings.degradations, self._notes, self.driver.machine)
+        return replace(self.driver.report(), request_id=self._log.request_id, notes=list(self._notes))
 
     def usage(self) -> AnswerUsage:
         """Return the answer's token counts so far.
@@ -118,15 +124,18 @@ class PendingAnswer:
     async def _prepare(self) -> None:
         """Start the endpoints if they are not started; find out what the request needs and whether it is speculated."""
         settings = self._settings
-        if not settings.endpoints.is_started:
+        if not settings.is_started:
             await settings.start()
-        if settings.planner.mode == "race" and not takes_long(self._request):
+        if settings.planner.mode != "race" and settings.dispatcher.kept_out is not None:
+            self._obstacle = f"the {settings.dispatcher.kept_out} is kept out"
+        may_speculate = settings.planner.mode != "race" and not self._obstacle
+        if not may_speculate and not takes_long(self._request):
             return
         async with self._lock:
             if self._is_prepared:
                 return
             self._facts = await _describe(self._request, *settings.endpoints.available())
-            outcome = await settings.planner.prepare(self._request, self._facts)
+            outcome = await settings.planner.prepare(self._request, self._facts) if may_speculate else self._obstacle
             self._is_prepared = True
             if isinstance(outcome, PreparedSpeculation):
                 self._prepared = outcome
@@ -145,13 +154,14 @@ class PendingAnswer:
         return self._race() if self._prepared is None else self._speculate(self._prepared)
 
     def _speculate(self, prepared: PreparedSpeculation) -> SpeculationDriver:
-        settings, prompt_tokens, log = self._settings, prepared.prompt_tokens, self._log
+        settings, prompt_tokens, log, notes = self._settings, prepared.prompt_tokens, self._log, self._notes
 
         def record(driver: SpeculationDriver) -> None:
             settings.endpoints.active.discard(driver)
             settings.planner.record_verifier_outcome(driver)
             settings.dispatcher.record_prompt(prompt_tokens)
             settings.totals.record(driver.cost())
+            note_speculation(settings.degradations, notes, driver, driver.report())
             log.ended(driver.report)
 
         driver = settings.planner.make_driver(
@@ -159,7 +169,7 @@ class PendingAnswer:
             pace=self._pace,
             reader_rate=self._pace or settings.dispatch.reader_rate,
             shows_drafts=self._shows_drafts,
-            may_use_device=settings.on_failure != "raise",
+            may_use_device=settings.on_failure != "raise" and settings.degradations.rule != "raise",
             limits=settings.limits,
             cost=settings.dispatcher.costs(settings.endpoints.device, settings.endpoints.servers),
             on_over=record,
@@ -171,10 +181,9 @@ class PendingAnswer:
         return driver
 
     def _race(self) -> RaceDriver:
-        settings, endpoints, log = self._settings, self._settings.endpoints, self._log
+        settings, endpoints, log, notes = self._settings, self._settings.endpoints, self._log, self._notes
         dispatched = settings.dispatcher.decide(self._request, endpoints.device, endpoints.servers, endpoints.unavailable, self._facts)
-        if self._obstacle:
-            dispatched.add_note(f"not speculated: {self._obstacle}")
+        self._check_degradations(dispatched)
         if log.is_detailed:
             log.dispatched(dispatched.report())
         max_ahead = None if self._pace is None else settings.limits.tokens_ahead(self._pace)
@@ -183,6 +192,7 @@ class PendingAnswer:
             endpoints.active.discard(driver)
             settings.dispatcher.record(dispatched, driver.machine)
             settings.planner.record_race(driver.machine)
+            note_race(settings.degradations, notes, driver.machine)
             settings.totals.record(driver.cost())
             log.ended(driver.report)
 
@@ -201,8 +211,29 @@ class PendingAnswer:
         driver.start()
         return driver
 
+    def _check_degradations(self, dispatched: DispatchRecord) -> None:
+        """Record what the answer will be without.
+
+        Raises:
+            EndpointError: a server that is needed has just refused another request by 401, 403 or 404.
+            DegradedError: by the client's rule.
+        """
+        settings, degradations, notes = self._settings, self._settings.degradations, self._notes
+        for attempt in dispatched.attempts:
+            if attempt.wait is not None and (refusal := degradations.refusal(attempt.source)) is not None:
+                raise copy(refusal)
+        kept_out = settings.dispatcher.kept_out is not None
+        note_dispatch(degradations, notes, dispatched, settings.endpoints.unavailable, kept_out=kept_out)
+        if obstacle := self._obstacle:
+            dispatched.add_note(f"not speculated: {obstacle}")
+            if obstacle != DOES_NOT_PAY:  # mode "auto" asked for the faster way
+                is_logged = obstacle == settings.planner.binding.problem
+                sentence = f"not speculated: {obstacle}"
+                degradations.record(notes, kind=sentence, endpoint="verifier", sentence=sentence, may_log=not is_logged)
+
     def _plan_race(self, dispatched: DispatchRecord, max_ahead: int | None) -> RacePlan:
         settings, on_failure = self._settings, self._settings.failure_rule(dispatched.facts)
+        fatal: Mapping[OnDegraded, Fatal] = {"warn": "refusals", "raise": "all", "ignore": "none"}
         return RacePlan(
             attempts=dispatched.attempts,
             pace=self._pace,
@@ -212,6 +243,7 @@ class PendingAnswer:
             max_tokens=self._request.sampling.max_tokens,
             missing=tuple(settings.endpoints.unavailable.items()),
             migration=None if on_failure == "raise" else self._plan_moves(dispatched, max_ahead),
+            fatal=fatal[settings.degradations.rule],
         )
 
     def _plan_moves(self, dispatched: DispatchRecord, max_ahead: int | None) -> MigrationPlan | None:

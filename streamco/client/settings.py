@@ -5,6 +5,7 @@ from __future__ import annotations
 from msgspec import Struct
 from msgspec.structs import replace
 
+from streamco.client.degradation import Degradations
 from streamco.client.endpoint_set import EndpointSet
 from streamco.client.race.dispatcher import Dispatcher, DispatchOptions
 from streamco.client.race.migration import MigrationOptions
@@ -35,6 +36,7 @@ class ClientSettings(Struct, frozen=True, kw_only=True):
         limits: bounds on what may be buffered.
         timeouts: limits on waiting, for requests without their own; None: those of the endpoints.
         max_retries: further tries at each server, for requests without their own number; None: that of the endpoints.
+        degradations: what the client does other than asked.
     """
 
     endpoints: EndpointSet
@@ -57,16 +59,29 @@ class ClientSettings(Struct, frozen=True, kw_only=True):
             return request
         return replace(request, timeouts=timeouts, max_retries=retries)
 
+    degradations: Degradations
+
+    @property
+    def is_started(self) -> bool:
+        """True if the endpoints that may be used were started."""
+        return self.endpoints.is_started(self.dispatcher.kept_out)
+
     async def start(self) -> None:
         """Start the endpoints and, unless all answers race, ask the verifier for its properties; idempotent.
+
+        A side that is kept out is not started, and then no verifier is asked.
 
         Raises:
             AllEndpointsFailed: no endpoint could start.
             StreamClosed: the endpoints were closed.
+            DegradedError: one of several endpoints could not start, and the client's rule is "raise".
         """
         warn_if_pure()
-        await self.endpoints.start()
-        if self.planner.mode != "race":
+        kept_out = self.dispatcher.kept_out
+        await self.endpoints.start(kept_out)
+        for name, error in self.endpoints.unavailable.items():
+            self.degradations.record_start_failure([], error, endpoint=name)
+        if self.planner.mode != "race" and kept_out is None:
             await self.planner.binding.start()
 
     def failure_rule(self, facts: RequestFacts) -> OnFailure:
@@ -74,7 +89,7 @@ class ClientSettings(Struct, frozen=True, kw_only=True):
 
         Several choices can't be handed over. Half a tool call or half a JSON text is handed over only if ``on_failure`` asks for it.
         """
-        if facts.choices > 1:
+        if facts.choices > 1 or self.degradations.rule == "raise":
             return "raise"
         if self.on_failure is not None:
             return self.on_failure

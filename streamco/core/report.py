@@ -197,6 +197,7 @@ class Report(Struct, frozen=True, kw_only=True):
         mode: how it was generated; if it could have been speculated and wasn't, ``dispatch.reason`` has the reason.
         speculation: figures of drafting and verifying; None: it raced.
         request_id: the id of the answer's log lines, which servers get as ``X-Client-Request-Id``.
+        notes: what was asked for and did not happen, a sentence each; empty: all went as asked.
     """
 
     winner: str | None
@@ -220,6 +221,7 @@ class Report(Struct, frozen=True, kw_only=True):
     mode: AnswerMode = "race"
     speculation: SpeculationFigures | None = None
     request_id: str = ""
+    notes: list[str] = field(default_factory=list)
 
     def __str__(self) -> str:
         """Return the whole report as tables for people; ``repr`` and JSON have the fields."""

@@ -71,6 +71,9 @@ def summary(report: Report, *, ending: str = "") -> str:
     ]
     if ending:
         parts.append(ending)
+    parts += report.notes[:1]
+    if len(report.notes) > 1:
+        parts.append(f"{len(report.notes) - 1} more in the report")
     return " · ".join(parts)
 
 
@@ -113,7 +116,8 @@ def saved_share(report: Report, change: HandOver) -> float | None:
 def report_sections(report: Report) -> list[Section]:
     """Return the whole report as tables."""
     drafts = [] if report.speculation is None else [_speculation_section(report.speculation)]
-    return [_answer_section(report), *drafts, _dispatch_section(report), _endpoint_section(report.endpoints)]
+    notes = [Section("Not as asked", (), [("", note) for note in report.notes])] if report.notes else []
+    return [_answer_section(report), *notes, *drafts, _dispatch_section(report), _endpoint_section(report.endpoints)]
 
 
 def _answer_section(report: Report) -> Section:

@@ -49,41 +49,55 @@ Outcomes = tuple[tuple[float, Decision], ...]
 
 _DEVICE_ONLY = Decision(0.0, None, "device-only", "device alone")
 _SERVER_ONLY = Decision(None, 0.0, "server-only", "server alone")
+_DEVICE_FIRST = Decision(0.0, None, "device-first", "device alone, server in reserve")
+_SERVER_FIRST = Decision(None, 0.0, "server-first", "server alone, device in reserve")
 _BOTH = Decision(0.0, 0.0, "both", "both at once")
 
 
 class DeviceOnly(Struct, frozen=True, tag="device-only"):
-    """The device alone; the server is the fallback."""
+    """The device alone.
+
+    Args:
+        is_strict: the server is never used. False: it is the fallback.
+    """
+
+    is_strict: bool = True
 
     @property
     def name(self) -> str:
-        """Name of the policy, ``device-only``."""
-        return "device-only"
+        """Name of the policy: ``device-only``, or ``device-first`` with the fallback."""
+        return "device-only" if self.is_strict else "device-first"
 
     def outcomes(self, length: int) -> Outcomes:
         """Return the possible decisions with their chances: one, with chance 1, which starts the device at once."""
-        return ((1.0, _DEVICE_ONLY),)
+        return ((1.0, _DEVICE_ONLY if self.is_strict else _DEVICE_FIRST),)
 
     def decide(self, length: int, rng: Random) -> Decision:
         """Return the decision to start the device at once, whatever the prompt's length in tokens."""
-        return _DEVICE_ONLY
+        return _DEVICE_ONLY if self.is_strict else _DEVICE_FIRST
 
 
 class ServerOnly(Struct, frozen=True, tag="server-only"):
-    """The server alone; the device is the fallback."""
+    """The server alone.
+
+    Args:
+        is_strict: the device is never used. False: it is the fallback.
+    """
+
+    is_strict: bool = True
 
     @property
     def name(self) -> str:
-        """Name of the policy, ``server-only``."""
-        return "server-only"
+        """Name of the policy: ``server-only``, or ``server-first`` with the fallback."""
+        return "server-only" if self.is_strict else "server-first"
 
     def outcomes(self, length: int) -> Outcomes:
         """Return the possible decisions with their chances: one, with chance 1, which starts the server at once."""
-        return ((1.0, _SERVER_ONLY),)
+        return ((1.0, _SERVER_ONLY if self.is_strict else _SERVER_FIRST),)
 
     def decide(self, length: int, rng: Random) -> Decision:
         """Return the decision to start the server at once, whatever the prompt's length in tokens."""
-        return _SERVER_ONLY
+        return _SERVER_ONLY if self.is_strict else _SERVER_FIRST
 
 
 class BothAtOnce(Struct, frozen=True, tag="both"):

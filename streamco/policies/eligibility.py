@@ -45,10 +45,12 @@ class SideFacts(Struct, frozen=True, kw_only=True):
 
     Args:
         context_tokens: maximum length of prompt and answer together; None: not known.
+        shortens: a longer answer than fits is generated as far as it fits; False: the side refuses such a request.
         all_fields: the side knows every field of a request, or says itself that it doesn't.
     """
 
     context_tokens: int | None = None
+    shortens: bool = False
     tools: bool = False
     json_schema: bool = False
     images: bool = False
@@ -145,7 +147,7 @@ def restrict(decision: Decision, eligibility: Eligibility) -> Decision:
 
 def _why_not(request: RequestFacts, side: SideFacts) -> str:
     """Return why a side can't serve a request; "" if it can."""
-    wanted = request.prompt_tokens + (request.max_tokens or 1)
+    wanted = request.prompt_tokens + (1 if side.shortens else request.max_tokens or 1)
     if side.context_tokens is not None and wanted > side.context_tokens:
         return f"{wanted} tokens in a context of {side.context_tokens}"
     needs = (

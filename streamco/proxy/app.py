@@ -57,11 +57,18 @@ class Proxy:
         await asyncio.gather(*(answer.aclose() for answer in list(self._answers)))
 
     async def health(self, _request: web.Request) -> web.Response:
-        """Answer ``GET /health``: whether the device's engine answers, if one is loaded (else 503), and how many requests there are."""
+        """Answer ``GET /health``: whether the device's engine answers, if one is loaded (else 503), and how many requests there are.
+
+        ``status`` is "degraded", still with 200, if an endpoint failed or could not start and has not answered since: the proxy serves
+        requests all the same, and a restart would not help. ``degraded`` names each such endpoint, what happened, and since when.
+        """
         failure = await self.client.check_device(seconds=self.options.health_timeout)
         figures = {"model": MODEL, "requests": self.admission.present}
         if failure is not None:
             return web.json_response({"status": "error", "reason": failure, **figures}, status=503)
+        if degraded := self.client.degraded:
+            listed = [{"endpoint": each.endpoint, "kind": each.kind, "note": each.note, "since": each.since} for each in degraded]
+            return web.json_response({"status": "degraded", "degraded": listed, **figures})
         return web.json_response({"status": "ok", **figures})
 
     async def models(self, _request: web.Request) -> web.Response:

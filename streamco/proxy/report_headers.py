@@ -33,6 +33,7 @@ def opening_headers(report: Report) -> dict[str, str]:
         "ttft-ms": None if report.ttft is None else f"{report.ttft * 1000:.1f}",
         "policy": report.dispatch.policy,
         "reason": report.dispatch.reason,
+        "notes": "; ".join(report.notes),
     }
     return {f"x-streamco-{name}": _plain(text) for name, text in values.items() if text}
 

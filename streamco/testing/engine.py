@@ -378,4 +378,6 @@ class FakeGeneration:
 def _text(content: Any) -> str:
     if isinstance(content, str):
         return content
+    if content is not None and not isinstance(content, list | tuple):
+        raise EngineError(f"content: expected text or parts, got {type(content).__name__}")  # as a model's template refuses it
     return "".join(part.get("text", "") for part in content or ())

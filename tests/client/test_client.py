@@ -266,7 +266,7 @@ async def test_a_device_whose_file_is_missing_leaves_the_server_alone(tmp_path: 
 
 async def test_a_dead_server_leaves_the_device_alone() -> None:
     dead = OpenAIEndpoint("gone", base_url="http://127.0.0.1:9/v1", name="server")
-    async with opened(device(), dead, policy="server-only", budget=1.0) as client:
+    async with opened(device(), dead, policy="server-first", budget=1.0) as client:
         stream = client.stream("hello")
         assert await tokens_text(stream) == "D"
         parts = {part.name: part for part in stream.report.endpoints}
@@ -360,7 +360,7 @@ async def test_a_key_that_a_server_repeats_is_in_no_error_report_or_log(caplog: 
 
     async with ScriptedServer(refuse) as scripted:
         remote = OpenAIEndpoint("m", base_url=scripted.url, api_key="sk-very-secret", name="server")
-        async with opened(device(), remote, policy="server-only", budget=1.0) as client:
+        async with opened(device(), remote, policy="server-first", budget=1.0, on_degraded="ignore") as client:
             stream = client.stream("my private question")
             assert await tokens_text(stream) == "D"
             report = repr(stream.report)
@@ -609,7 +609,7 @@ async def test_requests_under_way_at_once_count_against_the_budget_from_their_st
 async def test_an_outage_is_not_charged_to_the_budget() -> None:
     remote = server()
     broken = device([(0.0, EngineError("broken", endpoint="device"))])
-    async with opened(broken, remote, budget=0.0, policy="server-constrained") as client:
+    async with opened(broken, remote, budget=0.001, policy="server-constrained") as client:
         for _ in range(20):
             assert await ask(client) == "S"
         assert (await report_of(client)).dispatch.budget_share is None, "nothing but exempt requests so far"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 from typing import Any
 
 import pytest
@@ -56,20 +55,18 @@ async def test_endpoints_start_once_and_at_the_same_time() -> None:
     assert [side.starts for side in sides] == [1, 1, 1]
     gate.set()
     await asyncio.gather(*starting)
-    assert endpoints.is_started
+    assert endpoints.is_started()
     assert [side.starts for side in sides] == [1, 1, 1]
     assert endpoints.available() == (sides[0], sides[1:])
 
 
-async def test_an_endpoint_that_can_not_start_is_left_out_with_its_error(caplog: pytest.LogCaptureFixture) -> None:
+async def test_an_endpoint_that_can_not_start_is_left_out_with_its_error() -> None:
     error = EndpointConnectError("refused")
     device, server = Side("device"), Side("server", error=error)
     endpoints = EndpointSet(device, server)
-    with caplog.at_level(logging.WARNING, "streamco"):
-        await endpoints.start()
+    await endpoints.start()
     assert endpoints.unavailable == {"server": error}
     assert endpoints.available() == (device, [])
-    assert "left out" in caplog.text
 
 
 async def test_if_no_endpoint_can_start_their_errors_are_raised() -> None:

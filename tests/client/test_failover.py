@@ -39,7 +39,7 @@ async def collect(stream: streamco.TokenStream, into: list[str]) -> None:
 def test_the_device_goes_on_when_the_server_dies_and_the_report_says_so() -> None:
     async def main() -> None:
         server, device = writer("server", cut=4), writer("device", kind="device")
-        async with Client(device, server, policy="server-only") as client:
+        async with Client(device, server, policy="server-first") as client:
             stream = await client.chat.completions.create(messages=QUESTION, stream=True)
             text = "".join([chunk.choices[0].delta.content or "" async for chunk in stream])
             report = stream.report
@@ -76,7 +76,7 @@ def test_whatever_dies_when_the_reader_sees_each_word_once(seed: int) -> None:
         rng = random.Random(seed)
         servers = [writer(f"server{index}", cut=rng.randrange(1, 12), step=rng.uniform(0.01, 0.3)) for index in range(rng.randrange(1, 4))]
         device = writer("device", kind="device", step=rng.uniform(0.01, 0.5))
-        policy = rng.choice(["both", "server-only", "device-only"])
+        policy = rng.choice(["both", "server-first", "device-first"])
         async with Client(device, servers, policy=policy, budget=1.0, pace=rng.choice([None, 5, 40]), seed=seed) as client:
             stream = client.stream("?")
             text = "".join([token.text async for token in stream])
@@ -89,7 +89,7 @@ def test_whatever_dies_when_the_reader_sees_each_word_once(seed: int) -> None:
 def test_on_failure_raise_gives_the_error_with_the_text_so_far() -> None:
     async def main() -> None:
         server, device = writer("server", cut=4), writer("device", kind="device")
-        async with Client(device, server, policy="server-only", on_failure="raise") as client:
+        async with Client(device, server, policy="server-first", on_failure="raise") as client:
             with pytest.raises(EndpointConnectError) as caught:
                 _ = [token async for token in client.stream("?")]
         assert caught.value.partial == "".join(WORDS[:4])
@@ -104,7 +104,7 @@ def test_on_failure_raise_gives_the_error_with_the_text_so_far() -> None:
 def test_tools_and_schemas_raise_unless_migration_is_asked_for(extra: dict[str, Any]) -> None:
     async def main(*, asked: bool) -> str:
         server, device = writer("server", cut=4), writer("device", kind="device")
-        async with Client(device, server, policy="server-only", on_failure="migrate" if asked else None) as client:
+        async with Client(device, server, policy="server-first", on_failure="migrate" if asked else None) as client:
             return "".join([token.text async for token in client.stream("?", **extra)])
 
     with pytest.raises(EndpointError):
@@ -115,7 +115,7 @@ def test_tools_and_schemas_raise_unless_migration_is_asked_for(extra: dict[str, 
 def test_an_endpoint_that_cannot_continue_is_not_asked_to() -> None:
     async def main() -> None:
         device = writer("device", kind="device", able=Capabilities())
-        async with Client(device, writer("server", cut=4), policy="server-only") as client:
+        async with Client(device, writer("server", cut=4), policy="server-first") as client:
             with pytest.raises(EndpointConnectError):
                 _ = [token async for token in client.stream("?")]
         assert not device.streams
@@ -125,7 +125,7 @@ def test_an_endpoint_that_cannot_continue_is_not_asked_to() -> None:
 
 def test_when_everybody_dies_one_error_has_each_ones_own_and_the_whole_text() -> None:
     async def main() -> None:
-        async with Client(writer("device", kind="device", cut=7), writer("server", cut=4), policy="server-only") as client:
+        async with Client(writer("device", kind="device", cut=7), writer("server", cut=4), policy="server-first") as client:
             seen: list[str] = []
             with pytest.raises(AllEndpointsFailed) as caught:
                 await collect(client.stream("?"), seen)
@@ -138,7 +138,7 @@ def test_when_everybody_dies_one_error_has_each_ones_own_and_the_whole_text() ->
 def test_with_options_changes_what_happens_on_failure() -> None:
     async def main() -> None:
         device, server = writer("device", kind="device"), writer("server", cut=4)
-        async with Client(device, server, policy="server-only") as client:
+        async with Client(device, server, policy="server-first") as client:
             with pytest.raises(EndpointConnectError):
                 _ = [token async for token in client.with_options(on_failure="raise").stream("?")]
             assert len([token async for token in client.stream("?")]) == len(WORDS)

@@ -62,6 +62,6 @@ async def test_only_the_client_that_made_the_endpoints_closes_them() -> None:
     client = a_client()
     await client.start()
     await client.with_options(pace=4.0).aclose()
-    assert client._settings.endpoints.is_started
+    assert client._settings.endpoints.is_started()
     await client.aclose()
-    assert not client._settings.endpoints.is_started
+    assert not client._settings.endpoints.is_started()

@@ -270,3 +270,18 @@ async def test_unknown_models_are_refused_if_that_is_configured() -> None:
             assert "expected one of streamco, gpt-4o-mini, got gpt-4o" in error["message"]
         async with proxy.client.post(CHAT, json={**HELLO, "model": "gpt-4o-mini"}) as response:
             assert response.status == 200
+
+
+async def test_a_failed_server_shows_in_a_header_and_in_health() -> None:
+    down = server([(0.0, EndpointConnectError("down", endpoint="server"))])
+    async with proxying(device(), down, policy="server-first") as proxy:
+        async with proxy.client.post(CHAT, json=HELLO) as response:
+            assert response.status == 200
+            assert response.headers["x-streamco-notes"] == "server failed (EndpointConnectError): device answered"
+        async with proxy.client.get("/health") as response:
+            assert response.status == 200
+            health = await response.json()
+        assert health["status"] == "degraded"
+        (listed,) = health["degraded"]
+        assert (listed["endpoint"], listed["kind"]) == ("server", "EndpointConnectError")
+        assert listed["since"] > 0

@@ -36,7 +36,9 @@ POLICIES = (
     "stochastic",
     "both",
     "proportional-wait",
+    "device-first",
     "device-only",
+    "server-first",
     "server-only",
 )
 

@@ -7,6 +7,7 @@ for them and keeps the account.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from copy import copy
 from functools import partial
 from random import Random, SystemRandom
 from typing import Literal
@@ -28,7 +29,7 @@ from streamco.errors import ConfigError, EndpointError
 from streamco.policies.budget_control import BudgetSteering, Reservation, steer
 from streamco.policies.cost import RATE_SERVER_CONSTRAINED, DeviceCosts, RequestCost, Usage, device_costs, request_cost
 from streamco.policies.device_constrained import TAIL
-from streamco.policies.dispatch import Decision, DeviceOnly, ServerOnly
+from streamco.policies.dispatch import Decision, DeviceOnly, ServerOnly, Side
 from streamco.policies.eligibility import Eligibility, Gate, RequestFacts, SideFacts, check_eligibility, restrict
 from streamco.profiles import ModelShape, Prices, Profile
 
@@ -67,6 +68,8 @@ class DispatchRecord:
         device: name of the device endpoint.
         facts: facts of the request that decide which endpoints can serve it.
         prompt_tokens: the prompt's length; the device's count, if it can count.
+        device_obstacle: why the device can't serve the request, though a server can; "": it can, there is none, or it was not wanted.
+        shortened_to: the longest answer that fits into the device's context, if the request allows a longer one; None: it doesn't.
     """
 
     def __init__(
@@ -83,7 +86,11 @@ class DispatchRecord:
         is_named: bool,
         costs: DeviceCosts | None,
         note: str,
+        device_obstacle: str = "",
+        shortened_to: int | None = None,
     ) -> None:
+        self.device_obstacle = device_obstacle
+        self.shortened_to = shortened_to
         self.attempts = attempts
         self.device = device
         self.explore = decision.explore
@@ -193,6 +200,18 @@ class Dispatcher:
         """Return what is known now, as the JSON of a ``Profile``."""
         return replace(self._learner.profile(), answers=self._migration.answers, pair=self._pair).to_json()
 
+    @property
+    def kept_out(self) -> Side | None:
+        """The side that must not be used at all, by policy "device-only" or "server-only" or by a budget of 0; None: no side.
+
+        A budget of 0 keeps the server out, unless the caller names the device as the constrained side. It doesn't follow the costs,
+        because a change of prices must not send prompts to a server.
+        """
+        policy = self._learner.policy
+        if policy in {"device-only", "server-only"}:
+            return "server" if policy == "device-only" else "device"
+        return (self._learner.declared_constraint or "server") if self._learner.budget == 0 else None
+
     # Deciding
 
     def decide(
@@ -214,27 +233,33 @@ class Dispatcher:
 
         Raises:
             ConfigError: no endpoint can serve this request; the text says why each can't.
+            EndpointError: one side is kept out, and the other could not start.
         """
+        self._update_costs(device, servers)
+        if (kept_out := self.kept_out) is not None:
+            device, servers = (device, ()) if kept_out == "server" else (None, servers)
+            _check_startable([*servers, *([device] if device is not None else [])], unavailable)
         device = None if device is not None and device.name in unavailable else device
         servers = [server for server in servers if server.name not in unavailable]
-        self._update_costs(device, servers)
         facts = facts or describe_request(request, device, servers)
         able = [server for server in servers if check_eligibility(facts, device=None, server=_side_facts(server)).server]
         eligibility = check_eligibility(
             facts,
-            device=_side_facts(device),
+            device=_side_facts(device, shortens=not servers),
             server=_side_facts(next(iter(able or servers), None)),
             gate=self._options.gate,
             hedge_tools=self._options.hedge_tools,
         )
         if not eligibility.device and not eligibility.server:
+            if kept_out is not None:
+                raise ConfigError(f"request: expected one that can be served without the {kept_out}, got {eligibility.reason}")
             cure = "; capabilities=Capabilities(...) of an endpoint says what it can do" if servers else ""
             raise ConfigError(f"request: expected one that some endpoint can serve, got {eligibility.reason}{_note(unavailable)}{cure}")
         plan, length = self._learner.plan, facts.prompt_tokens
         self._count += 1
         decision = restrict(plan.decide(length, Random(f"{self._seed}/{self._count}")), eligibility)
         is_one_sided = isinstance(plan.policy, DeviceOnly | ServerOnly)  # asked for by name: no budget limits it
-        is_exempt = is_one_sided or not (eligibility.device and eligibility.server)
+        is_exempt = is_one_sided or (kept_out is None and not (eligibility.device and eligibility.server))
         is_wanted = not is_exempt and decision.wait(plan.constrained) is not None
         reservation = self._steering.reserve(length, wanted=is_wanted)
         if is_wanted:
@@ -251,6 +276,8 @@ class Dispatcher:
             is_exempt=is_exempt,
             is_named=is_one_sided,
             costs=self._costs,
+            device_obstacle=_device_obstacle(facts, device, gate=self._options.gate) if eligibility.server else "",
+            shortened_to=_shortened_to(facts, device) if eligibility.device else None,
             note=_note(unavailable) + "".join(f"; not for {server.name}" for server in servers if able and server not in able),
         )
 
@@ -373,18 +400,45 @@ def _attempt(endpoint: Endpoint, wait: float | None) -> AttemptPlan:
     return AttemptPlan(endpoint.name, wait, continues=can.continuation != "none", vocabulary=can.vocabulary)
 
 
-def _side_facts(endpoint: Endpoint | None) -> SideFacts | None:
+def _side_facts(endpoint: Endpoint | None, *, shortens: bool = False) -> SideFacts | None:
     if endpoint is None:
         return None
     can = endpoint.capabilities
     return SideFacts(
         context_tokens=can.context_tokens,
+        shortens=shortens,
         tools=can.tools,
         json_schema=can.json_schema,
         images=can.images,
         choices=can.choices,
         all_fields=endpoint.kind != "device",
     )
+
+
+def _check_startable(endpoints: Sequence[Endpoint], unavailable: Mapping[str, EndpointError]) -> None:
+    """Raise the error of the endpoints that may be used if none of them could start.
+
+    Raises:
+        EndpointError: the first one's.
+    """
+    errors = [unavailable[each.name] for each in endpoints if each.name in unavailable]
+    if errors and len(errors) == len(endpoints):
+        raise copy(errors[0])
+
+
+def _device_obstacle(facts: RequestFacts, device: Endpoint | None, gate: Gate | None) -> str:
+    """Return why the device can't serve a request; "": it can, there is none, or the quality gate keeps it out, as was asked for."""
+    if device is None or (gate is not None and not gate(facts)):
+        return ""
+    found = check_eligibility(facts, device=_side_facts(device), server=None)
+    return found.reason.removeprefix("device: ").partition("; server: ")[0] if not found.device else ""
+
+
+def _shortened_to(facts: RequestFacts, device: Endpoint | None) -> int | None:
+    context = None if device is None else device.capabilities.context_tokens
+    if context is None or facts.max_tokens is None or facts.prompt_tokens + facts.max_tokens <= context:
+        return None
+    return context - facts.prompt_tokens
 
 
 def _prices(endpoint: Endpoint) -> Prices | None:

@@ -63,6 +63,9 @@ class _EventBuffer:
             emit(event)
 
 
+DOES_NOT_PAY = "drafting doesn't pay now"
+
+
 class PreparedSpeculation(Struct):
     """The inputs of a speculated answer. The device reads its prompt already.
 
@@ -156,7 +159,7 @@ class SpeculationPlanner:
             return problem
         self.estimates.expect_rounds(branches=self.options.max_branches if self.options.is_parallel else 0, ahead=self._max_ahead)
         if self.mode == "auto" and not self._pays():
-            return "drafting doesn't pay now"
+            return DOES_NOT_PAY
         events, request = _EventBuffer(), replace(request, sampling=sampling)
         row_ids = self.options.tuning.row_tokens if rule.kind is RuleKind.SAMPLE else 0
         try:

@@ -36,7 +36,8 @@ class CancelStream(Struct, frozen=True):
 
     Args:
         source: name of the endpoint.
-        reason: lost | reader left | explored | takes over | handed over | not needed | wanted (as the target of a migration) | diverged.
+        reason: lost | reader left | explored | takes over | handed over | not needed | wanted (as the target of a migration) | diverged |
+            refused.
     """
 
     source: str

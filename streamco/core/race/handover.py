@@ -7,15 +7,18 @@ is reported are the same.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Literal
 
 from streamco.core.race.attempt import Attempt, AttemptState
-from streamco.core.race.migration import MigrationController, MigrationState, Prepare, Release, Switch
+from streamco.core.race.migration import MigrationController, MigrationPlan, MigrationState, Prepare, Release, Switch
 from streamco.core.race.transcript import Transcript
 from streamco.core.report import HandOver
 from streamco.openai_types import ChatCompletionChunk
 from streamco.partial import Partial
 
-__all__ = ["Handover"]
+__all__ = ["Handover", "OnFailure", "make_handover"]
+
+OnFailure = Literal["migrate", "restart", "raise"]
 
 
 class Handover:
@@ -108,3 +111,12 @@ class Handover:
     def partial(self) -> Partial:
         """Return the beginning of the answer that the target gets."""
         return self.transcript.partial()
+
+
+def make_handover(migration: MigrationPlan | None, *, on_failure: OnFailure) -> Handover | None:
+    """Return the hand-over of an answer with more than one attempt; None: it may not be handed over."""
+    fails_over = on_failure != "raise"
+    if not fails_over and migration is None:
+        return None
+    controller = MigrationController(migration) if migration is not None else None
+    return Handover(controller, fails_over=fails_over, restarts=on_failure == "restart")

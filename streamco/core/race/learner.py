@@ -34,11 +34,13 @@ PolicyName = Literal[
     "auto",
     "both",
     "device-constrained",
+    "device-first",
     "device-only",
     "disco",
     "optimal",
     "proportional-wait",
     "server-constrained",
+    "server-first",
     "server-only",
     "stochastic",
 ]
@@ -202,6 +204,11 @@ class Learner:
     # Planning
 
     @property
+    def declared_constraint(self) -> Side | None:
+        """The constrained side that the caller named, itself or by the policy; None: it follows from the costs."""
+        return self._constrained
+
+    @property
     def constrained(self) -> Side:
         """The side with the tokens that count against the budget."""
         if self._constrained is not None:
@@ -250,10 +257,10 @@ class Learner:
         match self.policy:
             case "both":
                 return BothAtOnce()
-            case "device-only":
-                return DeviceOnly()
-            case "server-only":
-                return ServerOnly()
+            case "device-only" | "device-first":
+                return DeviceOnly(is_strict=self.policy == "device-only")
+            case "server-only" | "server-first":
+                return ServerOnly(is_strict=self.policy == "server-only")
             case "stochastic":
                 return Stochastic.plan(self.constrained, self.budget)
         return self._plan_from(self._known_ttft(), self._known_lengths(), self._device.estimate(self._prior.device)) or BothAtOnce()

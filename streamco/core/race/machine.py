@@ -17,17 +17,17 @@ from streamco.config import READING
 from streamco.core.delivery import Delivery
 from streamco.core.race.attempt import Attempt, AttemptPlan, AttemptState, ReadAhead
 from streamco.core.race.commands import CancelStream, Command, ContinueStream, FailDelivery, FinishDelivery, OpenStream, PrepareStream
-from streamco.core.race.handover import Handover
-from streamco.core.race.migration import MigrationController, MigrationPlan, Prepare, Release, Switch
+from streamco.core.race.handover import OnFailure, make_handover
+from streamco.core.race.migration import MigrationPlan, Prepare, Release, Switch
 from streamco.core.race.restart import Diverged
 from streamco.core.report import HandOver
-from streamco.errors import AllEndpointsFailed, EndpointError, EndpointProtocolError, StreamcoError
+from streamco.errors import AllEndpointsFailed, EndpointError, EndpointProtocolError, StreamcoError, is_refusal
 from streamco.events import Event, ReaderLeft, StreamCancelled, StreamEnded, StreamFailed, TokensReceived
 from streamco.openai_types import ChatCompletionChunk
 
-__all__ = ["OnFailure", "RaceMachine", "RacePlan"]
+__all__ = ["Fatal", "OnFailure", "RaceMachine", "RacePlan"]
 
-OnFailure = Literal["migrate", "restart", "raise"]
+Fatal = Literal["none", "refusals", "all"]
 
 
 class RacePlan(Struct, frozen=True, kw_only=True):
@@ -43,6 +43,8 @@ class RacePlan(Struct, frozen=True, kw_only=True):
         max_tokens: limit of the answer's length; an attempt that takes over gets what is left of it.
         missing: endpoints that could not take part, with their errors; reported to the reader if all others fail too.
         migration: inputs of planned migrations; None: the answer does not migrate.
+        fatal: failures of one endpoint that fail the whole answer while it has not begun. "none"; "refusals": 401, 403 and 404, which are
+            configuration; "all".
     """
 
     attempts: tuple[AttemptPlan, ...]
@@ -53,6 +55,7 @@ class RacePlan(Struct, frozen=True, kw_only=True):
     max_tokens: int | None = None
     missing: tuple[tuple[str, EndpointError], ...] = ()
     migration: MigrationPlan | None = None
+    fatal: Fatal = "none"
 
 
 class RaceMachine:
@@ -78,7 +81,7 @@ class RaceMachine:
         self.dropped = 0  # tokens that were held for the reader's pace when the reader left
         self._writer: Attempt | None = None  # the winner, or the attempt that took over from it
         self._commands: list[Command] = []
-        self._handover = _make_handover(plan)
+        self._handover = make_handover(plan.migration, on_failure=plan.on_failure) if len(plan.attempts) > 1 else None
         self._successor: Attempt | None = None  # takes over as soon as its earlier work is cancelled
         self._is_complete = False  # the winner ended; what is buffered is still to be delivered
 
@@ -293,9 +296,25 @@ class RaceMachine:
             self._fail_over(attempt, event.error, now)
         elif was is AttemptState.PREPARING:
             self._continue_after_reading(attempt, now)
+        elif was is AttemptState.OPEN and self._is_fatal(event.error):
+            self._fail(event.error, now)
+            self._stop_all("refused")
         elif was is AttemptState.OPEN:
             self._start_next(now)
             self._end_without_winner(now)
+
+    def _is_fatal(self, error: EndpointError) -> bool:
+        """Return True if this failure must not be made up for by another endpoint."""
+        if self.winner is not None or self.finished is not None:
+            return False
+        return self.plan.fatal == "all" or (self.plan.fatal == "refusals" and is_refusal(error))
+
+    def _stop_all(self, reason: str) -> None:
+        for attempt in self.attempts.values():
+            if attempt.state is AttemptState.WAITING:
+                attempt.spare()
+            elif attempt.is_live:
+                self._stop(attempt, reason)
 
     def _fail(self, error: StreamcoError, now: float) -> None:
         if self.finished is not None:
@@ -316,11 +335,7 @@ class RaceMachine:
     def _receive_reader_left(self, now: float) -> None:
         if self.finished is None:
             self.finished = now
-        for attempt in self.attempts.values():
-            if attempt.state is AttemptState.WAITING:
-                attempt.spare()
-            elif attempt.is_live:
-                self._stop(attempt, "reader left")
+        self._stop_all("reader left")
         self.dropped += self._delivery.drop()
 
     def _stop(self, attempt: Attempt, reason: str) -> None:
@@ -476,12 +491,3 @@ class RaceMachine:
             return EndpointProtocolError("expected an answer or an error, got neither")
         errors = {**dict(self.plan.missing), **failed}
         return AllEndpointsFailed(errors) if len(errors) > 1 else next(iter(failed.values()))
-
-
-def _make_handover(plan: RacePlan) -> Handover | None:
-    """Return the hand-over of an answer; None: the plan allows none."""
-    fails_over = plan.on_failure != "raise"
-    if len(plan.attempts) < 2 or not (fails_over or plan.migration is not None):
-        return None
-    controller = MigrationController(plan.migration) if plan.migration is not None else None
-    return Handover(controller, fails_over=fails_over, restarts=plan.on_failure == "restart")

@@ -44,7 +44,9 @@ Dispatch = Literal[
     "optimal",
     "stochastic",
     "both",
+    "device-first",
     "device-only",
+    "server-first",
     "server-only",
 ]
 

@@ -89,7 +89,7 @@ def test_while_nothing_is_known_both_start_at_once() -> None:
 
 
 def test_a_side_alone_is_always_started() -> None:
-    assert decide(make(budget=0.0), remote=server()).attempts == (AttemptPlan("server", 0.0),)
+    assert decide(make(budget=0.01), remote=server()).attempts == (AttemptPlan("server", 0.0),)
     assert decide(make(budget=0.0), local=device()).attempts == (AttemptPlan("device", 0.0),)
 
 
@@ -114,7 +114,7 @@ def test_the_budget_is_a_cap_from_the_first_answer_on(side: str) -> None:
 
 
 def test_a_side_over_its_budget_stands_in_only() -> None:
-    dispatched = decide(make(budget=0.0, policy="both", constrained="server"), local=device(), remote=server())
+    dispatched = decide(make(budget=0.001, policy="both", constrained="server"), local=device(), remote=server())
     assert dispatched.attempts == (AttemptPlan("server", None), AttemptPlan("device", 0.0))
     assert "budget" in dispatched.report().reason
 
@@ -243,7 +243,7 @@ def test_the_devices_speed_is_learned_without_the_tokens_its_cache_had() -> None
 
 
 def test_an_outage_is_exempt_from_the_budget() -> None:
-    dispatcher = make(budget=0.0, policy="server-constrained")
+    dispatcher = make(budget=0.001, policy="server-constrained")
     dispatched = decide(dispatcher, local=device(), remote=server())
     machine = RaceMachine(RacePlan(attempts=dispatched.attempts))
     machine.start(now=0.0)

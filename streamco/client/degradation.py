@@ -1,0 +1,145 @@
+"""Degradations: what was asked for is not what happens. Each is a note in the answer's report and a warning in the log, or an error.
+
+A server's 401, 403 or 404 is different from an outage: it is configuration, and stays wrong until it is mended. So it fails the call,
+unless degradations are ignored. If it comes when the answer is under way already, the next calls of the following seconds fail.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from typing import Literal, get_args
+
+from msgspec import Struct
+
+from streamco.client.answer_log import describe_error
+from streamco.errors import ConfigError, DegradedError, EndpointError, EndpointStatusError, is_refusal
+
+__all__ = ["Degradation", "Degradations", "OnDegraded"]
+
+OnDegraded = Literal["warn", "raise", "ignore"]
+
+_REFUSED_SECONDS = 30.0  # a refusal that came too late for its own answer fails the answers of so long
+
+_logger = logging.getLogger("streamco")
+
+
+class Degradation(Struct, frozen=True, kw_only=True):
+    """An endpoint that is not used as was asked for.
+
+    Args:
+        endpoint: its name.
+        kind: what happened: an error's name with its status, or one of "left out", "not speculated", "limited".
+        note: what was asked for, and what happens instead.
+        since: seconds since 1970.
+    """
+
+    endpoint: str
+    kind: str
+    note: str
+    since: float
+
+
+class Degradations:
+    """The degradations of a client; clients from ``with_options`` share them.
+
+    Args:
+        rule: "warn": each (endpoint, kind) is logged once; "raise": it is an error; "ignore": it is in reports only.
+
+    Raises:
+        ConfigError: another rule.
+    """
+
+    def __init__(self, rule: OnDegraded = "warn") -> None:
+        if rule not in get_args(OnDegraded):
+            raise ConfigError(f'on_degraded: expected "warn", "raise" or "ignore", got {rule!r}')
+        self.rule = rule
+        self._logged: set[tuple[str, str]] = set()
+        self._present: dict[str, Degradation] = {}
+        self._refusals: dict[str, tuple[float, EndpointError]] = {}
+
+    def with_rule(self, rule: OnDegraded | None) -> Degradations:
+        """Return degradations by another rule that know what these know, and the other way round; None: the same rule."""
+        if rule is None:
+            return self
+        other = Degradations(rule)
+        other._logged, other._present, other._refusals = self._logged, self._present, self._refusals
+        return other
+
+    @property
+    def present(self) -> tuple[Degradation, ...]:
+        """The endpoints that failed or were left out, and have not worked since."""
+        return tuple(self._present.values())
+
+    def record(self, notes: list[str], *, kind: str, endpoint: str, sentence: str, may_raise: bool = True, may_log: bool = True) -> None:
+        """Add a degradation to an answer's notes, and warn of it once, or raise.
+
+        Args:
+            notes: the answer's notes; the same sentence is added once.
+            kind: what happened, without figures, so that it is logged once.
+            endpoint: name of the endpoint that is not used as was asked for.
+            sentence: what was asked for, what happens instead, and the cure if there is one.
+            may_raise: False: the reader has the answer already.
+            may_log: False: it is in the log already.
+
+        Raises:
+            DegradedError: the rule is "raise".
+        """
+        if sentence not in notes:
+            notes.append(sentence)
+        if may_log and (endpoint, kind) not in self._logged:
+            self._logged.add((endpoint, kind))
+            if self.rule != "ignore":
+                _logger.warning("%s (logged once)", sentence)
+        if self.rule == "raise" and may_raise:
+            raise DegradedError(sentence, kind=kind, endpoint=endpoint)
+
+    def record_failure(self, notes: list[str], error: Exception, *, endpoint: str, instead: str, may_log: bool = True) -> None:
+        """Record an endpoint that failed while the answer came from elsewhere; a refusal fails later answers.
+
+        Args:
+            notes: the answer's notes.
+            error: the failure. Its text is in the report; the log has its kind only, because it may quote the request.
+            endpoint: name of the endpoint.
+            instead: what happened instead.
+            may_log: False: the caller gets the error.
+        """
+        kind = describe_error(error)
+        sentence = f"{endpoint} failed ({kind}): {instead}"
+        self.record(notes, kind=kind, endpoint=endpoint, sentence=sentence, may_raise=False, may_log=may_log)
+        self._present[endpoint] = Degradation(
+            endpoint=endpoint, kind=kind, note=f"{endpoint} failed ({kind})", since=self._since(endpoint, kind)
+        )
+        if isinstance(error, EndpointStatusError) and is_refusal(error):
+            self._refusals[endpoint] = (time.monotonic(), error)
+
+    def record_start_failure(self, notes: list[str], error: EndpointError, *, endpoint: str) -> None:
+        """Record an endpoint that could not start and is left out. Its error's text is logged: nothing was asked yet.
+
+        Raises:
+            DegradedError: the rule is "raise".
+        """
+        kind = f"left out: {describe_error(error)}"
+        self._present[endpoint] = Degradation(endpoint=endpoint, kind=kind, note=str(error), since=self._since(endpoint, kind))
+        self.record(notes, kind=kind, endpoint=endpoint, sentence=f"endpoint left out, it could not start: {error}")
+
+    def record_success(self, endpoint: str) -> None:
+        """Record that an endpoint has answered: its failures are over, and a new one is logged again."""
+        present = self._present.pop(endpoint, None)
+        if present is not None:
+            self._logged.discard((endpoint, present.kind))
+            self._refusals.pop(endpoint, None)
+
+    def refusal(self, endpoint: str) -> EndpointError | None:
+        """Return the refusal that this endpoint sent in the last seconds, too late for its own answer; None: there is none."""
+        if self.rule == "ignore":
+            return None
+        at, error = self._refusals.get(endpoint, (0.0, None))
+        if error is not None and time.monotonic() - at > _REFUSED_SECONDS:
+            del self._refusals[endpoint]
+            return None
+        return error
+
+    def _since(self, endpoint: str, kind: str) -> float:
+        present = self._present.get(endpoint)
+        return present.since if present is not None and present.kind == kind else time.time()
