@@ -221,7 +221,11 @@ class CompletionTokensDetails(ResponseModel, omit_defaults=True, gc=False):
 
 
 class CompletionUsage(ResponseModel, gc=False):
-    """Tokens of one request; an explicit zero is a count, not a missing value."""
+    """Tokens of one request; an explicit zero is a count, not a missing value.
+
+    Args:
+        cost: the server's own bill in US dollars (OpenRouter's ``usage.cost``); None: it sent none. Not one of OpenAI's fields.
+    """
 
     openai_fields: ClassVar[tuple[str, ...]] = (
         "completion_tokens",
@@ -236,6 +240,7 @@ class CompletionUsage(ResponseModel, gc=False):
     total_tokens: int = 0
     prompt_tokens_details: PromptTokensDetails | None = None
     completion_tokens_details: CompletionTokensDetails | None = None
+    cost: Any = None
 
 
 class ChatCompletionChunk(ResponseModel, gc=False):

@@ -77,6 +77,7 @@ class EndpointReport(Struct, frozen=True, kw_only=True):
         wasted_tokens: generated tokens that the reader never got.
         is_estimated: the token counts are estimates (cancelled streams send no usage).
         cost_usd: money; None: no prices are known.
+        cost_source: "server": the server's own bill; "prices": the tokens at the known prices; None: no cost is known.
         energy_j: joules by the FLOPs model, for tokens that were not cached from before; None: a server, or the model's shape is not known.
         unified_cost_usd: money, and energy at the exchange rate (DiSCo Appendix E, equation 8); None: one of them is not known.
     """
@@ -92,6 +93,7 @@ class EndpointReport(Struct, frozen=True, kw_only=True):
     wasted_tokens: int = 0
     is_estimated: bool = False
     cost_usd: float | None = None
+    cost_source: Literal["server", "prices"] | None = None
     energy_j: float | None = None
     unified_cost_usd: float | None = None
     error: str | None = None

@@ -125,8 +125,8 @@ def request_cost(usage: Usage, prices: Prices | None, costs: DeviceCosts | None)
     server = device = joules = None
     if prices is not None:
         cached = prices.prompt if prices.cached_prompt is None else prices.cached_prompt
-        fresh = usage.server_prompt - usage.server_cached
-        server = fresh * prices.prompt + usage.server_cached * cached + usage.server_completion * prices.completion
+        reused = min(usage.server_cached, usage.server_prompt)  # some servers count more as cached than the prompt has
+        server = (usage.server_prompt - reused) * prices.prompt + reused * cached + usage.server_completion * prices.completion
     elif not (usage.server_prompt or usage.server_completion):
         server = 0.0
     if costs is not None:

@@ -16,8 +16,11 @@ from streamco.core.totals import AnswerCost
 from streamco.endpoints.base import Endpoint
 from streamco.errors import EndpointConnectError, EndpointStatusError
 from streamco.openai_types import CompletionUsage
+from streamco.policies.cost import RequestCost
 
-__all__ = ["build_cost", "build_report", "describe_hand_overs", "describe_attempt", "describe_usage"]
+__all__ = ["billed_completion", "build_cost", "build_report", "describe_hand_overs", "describe_attempt", "describe_usage"]
+
+_MAX_BILL = 1e5  # US dollars; what claims more for one answer is a defect of the server
 
 
 def build_report(
@@ -186,6 +189,8 @@ def describe_attempt(
     """
     count = _count(attempt, dispatched.prompt_tokens)
     cost = dispatched.cost(endpoint, count.prompt, count.completion, count.cached)
+    if (bill := _own_bill(attempt)) is not None:  # more than the price list knows: discounts, tiers, fees
+        cost = RequestCost(server=bill, device_joules=cost.device_joules, device=0.0, total=bill)
     return EndpointReport(
         name=attempt.source,
         kind=endpoint.kind,
@@ -198,10 +203,25 @@ def describe_attempt(
         wasted_tokens=wasted,
         is_estimated=attempt.usage is None and _has_worked(attempt),
         cost_usd=cost.server,
+        cost_source=None if cost.server is None else "server" if bill is not None else "prices",
         energy_j=cost.device_joules if endpoint.kind == "device" else None,
         unified_cost_usd=cost.total,
         error=None if attempt.error is None else str(attempt.error),
     )
+
+
+def _own_bill(attempt: Attempt) -> float | None:
+    """Return the US dollars that the server itself says it bills; None: it doesn't say."""
+    bill = None if attempt.usage is None else attempt.usage.cost
+    return float(bill) if isinstance(bill, int | float) and not isinstance(bill, bool) and 0 <= bill < _MAX_BILL else None
+
+
+def billed_completion(usage: CompletionUsage) -> int:
+    """Return the completion tokens that are billed, reasoning included.
+
+    xAI, and gateways to Gemini, leave reasoning out of ``completion_tokens``. It is in ``total_tokens`` then.
+    """
+    return max(usage.completion_tokens, usage.total_tokens - usage.prompt_tokens)
 
 
 class _Count(NamedTuple):
@@ -218,7 +238,7 @@ def _count(attempt: Attempt, prompt_tokens: int) -> _Count:
         return _Count(0, 0, 0)
     if (usage := attempt.usage) is not None:
         details = usage.prompt_tokens_details
-        return _Count(usage.prompt_tokens, (details.cached_tokens or 0) if details else 0, usage.completion_tokens)
+        return _Count(usage.prompt_tokens, (details.cached_tokens or 0) if details else 0, billed_completion(usage))
     length = prompt_tokens + attempt.given
     return _Count(length, 0 if attempt.kept is None else min(length, prompt_tokens + attempt.kept), attempt.tokens)
 

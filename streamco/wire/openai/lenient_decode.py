@@ -102,24 +102,42 @@ def build_chunk(value: dict[str, Any]) -> ChatCompletionChunk:
     )
 
 
+_MAX_COUNT = 1 << 24  # tokens; the longest contexts have 10 million
+
+
 def find_usage(value: dict[str, Any]) -> CompletionUsage | None:
     """Return the token counts of a decoded chunk: its ``usage``, else Groq's under ``x_groq``; None if it has neither."""
     return build_usage(value.get("usage")) or build_usage(_get(value.get("x_groq"), "usage"))
 
 
+def is_plausible(usage: CompletionUsage) -> bool:
+    """Return False if a usage holds a count that no request has: below 0, or above 16 million. It is not billed then, but estimated."""
+    details = (usage.prompt_tokens_details, usage.completion_tokens_details)
+    parts = [getattr(each, name) for each in details if each is not None for name in each.__struct_fields__]
+    counts = (usage.prompt_tokens, usage.completion_tokens, usage.total_tokens, *parts)
+    return all(0 <= count <= _MAX_COUNT for count in counts if isinstance(count, int | float))
+
+
 def build_usage(value: Any) -> CompletionUsage | None:
-    """Build token counts from a decoded ``usage``; None if it isn't an object. Counts that are null or of another type are 0."""
+    """Build token counts from a decoded ``usage``; None if it isn't an object, or not plausible.
+
+    Counts that are null or of another type are 0.
+    """
     if not isinstance(value, dict):
+        return None
+    if any(isinstance(count, int | float) and not 0 <= count <= _MAX_COUNT for name, count in value.items() if name.endswith("_tokens")):
         return None
     prompt = value.get("prompt_tokens_details")
     completion = value.get("completion_tokens_details")
-    return CompletionUsage(
+    usage = CompletionUsage(
         prompt_tokens=_count(value.get("prompt_tokens")),
         completion_tokens=_count(value.get("completion_tokens")),
         total_tokens=_count(value.get("total_tokens")),
         prompt_tokens_details=_details(PromptTokensDetails, prompt),
         completion_tokens_details=_details(CompletionTokensDetails, completion),
+        cost=value.get("cost"),
     )
+    return usage if is_plausible(usage) else None
 
 
 def _details(kind: type[_Details], value: Any) -> _Details | None:

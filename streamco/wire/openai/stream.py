@@ -16,7 +16,7 @@ from streamco.openai_types import ChatCompletionChunk, ChoiceDelta, CompletionUs
 from streamco.wire.openai.errors import find_error, stream_error
 from streamco.wire.openai.fast_decode import Api, decode_chat_chunk, decode_text_chunk
 from streamco.wire.openai.json_body import JSONBody, decode_body, excerpt, is_json, split_answer
-from streamco.wire.openai.lenient_decode import CumulativeText, build_chunk, decode_object, find_usage
+from streamco.wire.openai.lenient_decode import CumulativeText, build_chunk, decode_object, find_usage, is_plausible
 from streamco.wire.sse import SSEParser
 
 __all__ = ["Api", "ChatStreamParser", "ONE_TOKEN", "estimate_delta", "estimate_tokens"]
@@ -162,7 +162,7 @@ class ChatStreamParser:
             self._count_chunk(chunk)
         self.is_done = True
         if self.tokens and self.usage is not None and self.usage.completion_tokens:
-            self.tokens = self.usage.completion_tokens
+            self.tokens = min(self.usage.completion_tokens, len(body))  # a token of the text is a byte at least
         return chunks
 
     def _begin(self, data: bytes) -> bytes:
@@ -295,6 +295,8 @@ class ChatStreamParser:
         return value if isinstance(value, dict) else {}
 
     def _count_chunk(self, chunk: ChatCompletionChunk) -> None:
+        if chunk.usage is not None and not is_plausible(chunk.usage):
+            chunk.usage = None
         if chunk.usage is not None:
             self.usage = chunk.usage
         for choice in chunk.choices:
