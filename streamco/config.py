@@ -43,6 +43,13 @@ class Timeouts(Struct, frozen=True, kw_only=True):
     socket: float | None = 120.0  # any bytes at all, keep-alive comments included
     cancel: float | None = 2.0  # a cancel is awaited this long before the connection is aborted
 
+    def __post_init__(self) -> None:
+        """Refuse limits that nothing could keep."""
+        for name in self.__struct_fields__:
+            value = getattr(self, name)
+            if value is not None and not (isinstance(value, int | float) and value > 0):
+                raise ConfigError(f"timeouts: {name}: expected seconds above 0 or None, got {value!r}")
+
 
 class RetryPolicy(Struct, frozen=True, kw_only=True):
     """Retries of one request to one endpoint, which happen only before its first token."""
@@ -50,6 +57,13 @@ class RetryPolicy(Struct, frozen=True, kw_only=True):
     attempts: int = 2  # further tries after the first
     backoff: float = 0.5  # seconds before the first retry; doubles each time, with full jitter
     longest_wait: float = 20.0  # seconds; a longer Retry-After is an error at once
+
+    def __post_init__(self) -> None:
+        """Refuse numbers below 0."""
+        for name in self.__struct_fields__:
+            value = getattr(self, name)
+            if not isinstance(value, int | float) or value < 0:
+                raise ConfigError(f"retry: {name}: expected 0 or more, got {value!r}")
 
 
 _MIN_AHEAD = 32  # tokens; with fewer a device would be parked and woken all the time

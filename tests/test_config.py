@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
-from streamco.config import LISTENING, READING, Limits, Pace, check_share, parse_pace
+from streamco.config import LISTENING, READING, Limits, Pace, RetryPolicy, Timeouts, check_share, parse_pace
 from streamco.errors import ConfigError
 
 
@@ -35,3 +37,16 @@ def test_any_other_share_is_refused(share: float) -> None:
 )
 def test_a_device_runs_ahead_by_seconds_of_reading_between_two_bounds(pace: float, tokens: int) -> None:
     assert Limits(lookahead=20.0, unread_tokens=4096).tokens_ahead(pace) == tokens
+
+
+@pytest.mark.parametrize("name", ["connect", "first_token", "next_token", "socket", "cancel"])
+@pytest.mark.parametrize("value", [-1, 0, "5", float("nan")])
+def test_a_timeout_that_nothing_can_keep_is_refused(name: str, value: Any) -> None:
+    with pytest.raises(ConfigError, match=f"timeouts: {name}: expected seconds above 0 or None"):
+        Timeouts(**{name: value})
+
+
+@pytest.mark.parametrize("name", ["attempts", "backoff", "longest_wait"])
+def test_a_retry_below_zero_is_refused(name: str) -> None:
+    with pytest.raises(ConfigError, match=f"retry: {name}: expected 0 or more, got -1"):
+        RetryPolicy(**{name: -1})

@@ -6,7 +6,7 @@ import ipaddress
 import os
 import re
 from collections.abc import Mapping
-from urllib.parse import SplitResult, urlsplit, urlunsplit
+from urllib.parse import SplitResult, quote, urlsplit, urlunsplit
 
 from msgspec import Struct
 
@@ -57,10 +57,18 @@ class Address(Struct, frozen=True):
         return urlsplit(self.base_url).netloc if self.provider is GENERIC else self.provider.name
 
     def url(self, path: str, *, model: str = "", base_url: str | None = None) -> str:
-        """Return the URL of ``path`` below the base URL. Azure's names the deployment, which is the model here."""
+        """Return the URL of ``path`` below the base URL. Azure's names the deployment, which is the model here.
+
+        The name is escaped: a caller that may choose a model must not choose another path, query or deployment with the endpoint's key.
+
+        Raises:
+            ConfigError: the model is "." or "..", which URLs resolve and which can't be escaped.
+        """
         base = base_url or self.base_url
         if self.provider.name == "azure" and base.endswith("/openai") and path != "/models":
-            base += f"/deployments/{model}"
+            if model in {".", ".."}:
+                raise ConfigError(f"model: expected a deployment's name, got {model!r}")
+            base += f"/deployments/{quote(model, safe='')}"
         return base + path + (f"?{self.query}" if self.query else "")
 
     def root_url(self, path: str) -> str:

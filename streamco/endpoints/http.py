@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import importlib
 import io
+import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar
@@ -31,6 +32,8 @@ _KEEP_ALIVE = 60.0  # seconds an idle connection is kept; the usual limit of the
 _POLL = 0.005  # seconds; seldom used: a request is sent long before its answer is cancelled
 _MAX_REQUESTS = 4  # requests in a row, while each answer is a redirect
 _LINGER = 2.0  # seconds for the formal end of a complete answer if no limit is set
+_MAX_LOCATION = 100  # characters of a redirect that an error quotes
+_KEY_LENGTH = 8  # characters; keys of real services have 20 and more
 _LARGE_BODY = 1 << 20  # bytes; aiohttp wants larger ones as a file, to write them in pieces
 
 _transports: ContextVar[list[asyncio.Transport]] = ContextVar("taken")
@@ -131,9 +134,14 @@ class HttpClient:
         raise EndpointProtocolError(f"expected an answer after {_MAX_REQUESTS} redirects, got another one", endpoint=self._name)
 
     def _redirected(self, url: URL, location: str) -> URL:
-        target = url.join(type(url)(location))
-        if target.origin() != url.origin():
-            text = f"expected an answer, got a redirect to {target.origin()}, which is not followed because the key would go there"
+        try:
+            target = url.join(type(url)(location))
+            origin = target.origin()
+        except ValueError as error:  # "file:", for example, has no origin
+            text = f"expected an answer, got a redirect to {location[:_MAX_LOCATION]!r}, which is no address of a server"
+            raise EndpointProtocolError(text, endpoint=self._name) from error
+        if origin != url.origin():
+            text = f"expected an answer, got a redirect to {origin}, which is not followed because the key would go there"
             raise EndpointProtocolError(f"{text}: set base_url to it if it is right", endpoint=self._name)
         return target
 
@@ -250,9 +258,9 @@ class HttpClient:
     def scrub(self, error: EndpointError) -> EndpointError:
         """Return the same error without the key: some servers repeat it in their answers."""
         if self._secret:
-            error.args = tuple(arg.replace(self._secret, "***") if isinstance(arg, str) else arg for arg in error.args)
+            error.args = tuple(_without_key(arg, self._secret) if isinstance(arg, str) else arg for arg in error.args)
             if isinstance(error, EndpointStatusError):
-                error.body = error.body.replace(self._secret, "***")
+                error.body = _without_key(error.body, self._secret)
         return error
 
     @contextmanager
@@ -340,3 +348,10 @@ def _read_proxy(origin: str) -> URL | None:
     parts = urlsplit(origin)
     found = getproxies().get(parts.scheme)
     return None if found is None or proxy_bypass(parts.hostname or "") else URL(found)
+
+
+def _without_key(text: str, key: str) -> str:
+    """Return a text without a key. A short one ("x", "none", "EMPTY") is cut out only where it stands alone: it may be a part of words."""
+    if len(key) >= _KEY_LENGTH:
+        return text.replace(key, "***")
+    return re.sub(rf"(?<![\w-]){re.escape(key)}(?![\w-])", "***", text)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from urllib.parse import unquote, urlsplit
 
 import pytest
 
@@ -188,3 +189,20 @@ def test_a_variable_without_a_key_is_named_and_a_key_in_its_place_is_not_repeate
     with pytest.raises(ConfigError, match=message) as caught:
         read_key(variable, setting="here", environ={"EMPTY": ""})
     assert "secret" not in str(caught.value)
+
+
+@pytest.mark.parametrize("name", ["../../x", "a/b", "a?api-version=1", "a#b", "a\r\nX: y", "%2e%2e"])
+def test_a_deployment_can_not_change_the_path_or_the_query(name: str) -> None:
+    address = find("https://my.openai.azure.com")[0]
+    url = urlsplit(address.url("/chat/completions", model=name))
+    assert url.path.startswith("/openai/deployments/")
+    assert url.path.endswith("/chat/completions")
+    assert unquote(url.path.removeprefix("/openai/deployments/").removesuffix("/chat/completions")) == name
+    assert url.path.count("/") == 5
+    assert url.query == "api-version=2024-10-21"
+
+
+@pytest.mark.parametrize("name", [".", ".."])
+def test_a_deployment_that_a_url_would_resolve_is_refused(name: str) -> None:
+    with pytest.raises(ConfigError, match="model: expected a deployment's name"):
+        find("https://my.openai.azure.com")[0].url("/chat/completions", model=name)

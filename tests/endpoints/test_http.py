@@ -195,3 +195,16 @@ async def test_the_secret_is_scrubbed_from_text_and_body(client: HttpClient) -> 
     client.scrub(error)
     assert str(error) == "bad key ***"
     assert error.body == '{"key": "***"}'
+
+
+@pytest.mark.parametrize(
+    ("key", "text", "shown"),
+    [
+        ("x", "expected status 200, got x", "expected status 200, got ***"),
+        ("none", "expected nonexistent none", "expected nonexistent ***"),
+        ("sk-0123456789", "a-sk-0123456789-b", "a-***-b"),
+    ],
+)
+def test_a_short_key_is_cut_out_only_where_it_stands_alone(key: str, text: str, shown: str) -> None:
+    client = HttpClient("server", timeouts=Timeouts(), secret=key)
+    assert str(client.scrub(EndpointProtocolError(text))) == shown

@@ -175,10 +175,10 @@ def parse_retry_after(headers: Mapping[str, str], *, now: float | None = None, b
     """
     lowered = {name.lower(): value for name, value in headers.items()}
     milliseconds = _read_seconds(lowered.get("retry-after-ms", ""))
-    if milliseconds is not None:
-        return milliseconds / 1000
     text = lowered.get("retry-after", "")
     seconds = _read_seconds(text)
+    if milliseconds is not None and (milliseconds or not seconds):  # 0 beside a time in seconds is a rounded one
+        return milliseconds / 1000
     if seconds is not None:
         return seconds
     due = _read_date(text)
