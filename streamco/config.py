@@ -82,6 +82,17 @@ class Limits(Struct, frozen=True, kw_only=True):
         """Return how many tokens a device may run ahead of a reader with this pace (tokens per second)."""
         return min(self.unread_tokens, max(_MIN_AHEAD, round(pace * self.lookahead)))
 
+    def device_buffers(self, pace: float) -> tuple[int, int]:
+        """Return how the tokens ahead are shared out, so that all buffers together keep to ``tokens_ahead``.
+
+        Returns:
+            The tokens that are held for the pace before the device is not read on, and those that its engine may keep. One read may take
+            all that the engine keeps, which then fills up again.
+        """
+        ahead = self.tokens_ahead(pace)
+        kept = max(1, ahead // 4)
+        return max(1, ahead - 2 * kept), kept
+
 
 class SamplingOptions(Struct, frozen=True, kw_only=True):
     """Sampling settings, in OpenAI's and llama.cpp's names; None: the endpoint's default."""

@@ -5,6 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from streamco.config import LISTENING, READING, Limits, Pace, RetryPolicy, Timeouts, check_share, parse_pace
 from streamco.errors import ConfigError
@@ -50,3 +52,12 @@ def test_a_timeout_that_nothing_can_keep_is_refused(name: str, value: Any) -> No
 def test_a_retry_below_zero_is_refused(name: str) -> None:
     with pytest.raises(ConfigError, match=f"retry: {name}: expected 0 or more, got -1"):
         RetryPolicy(**{name: -1})
+
+
+@given(st.floats(0.1, 1000.0), st.floats(0.0, 100.0), st.integers(1, 10_000))
+def test_a_devices_buffers_together_keep_to_the_tokens_ahead(pace: float, lookahead: float, unread: int) -> None:
+    limits = Limits(lookahead=lookahead, unread_tokens=unread)
+    held, kept = limits.device_buffers(pace)
+    assert held >= 1
+    assert kept >= 1
+    assert held + 2 * kept <= max(3, limits.tokens_ahead(pace))

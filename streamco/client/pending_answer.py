@@ -186,7 +186,10 @@ class PendingAnswer:
         self._check_degradations(dispatched)
         if log.is_detailed:
             log.dispatched(dispatched.report())
-        max_ahead = None if self._pace is None else settings.limits.tokens_ahead(self._pace)
+        request, max_ahead = self._request, None
+        if self._pace is not None:
+            max_ahead, kept = settings.limits.device_buffers(self._pace)
+            request = replace(request, max_buffered=kept)
 
         def record(driver: RaceDriver) -> None:
             endpoints.active.discard(driver)
@@ -199,7 +202,7 @@ class PendingAnswer:
         driver = RaceDriver(
             RaceMachine(self._plan_race(dispatched, max_ahead)),
             endpoints.endpoints,
-            self._request,
+            request,
             max_unread=settings.limits.unread_tokens,
             max_ahead=max_ahead,
             record=dispatched,

@@ -277,6 +277,7 @@ class DeviceStream:
             top=0 if self._top_logprobs is None else MAX_TOP_LOGPROBS,  # the drawn token has one only if it is among them
             ignore_eos=bool(self._request.extra.get("ignore_eos", False)),
             prefill_only=self._request.prefill_only,
+            max_buffered=self._request.max_buffered,
             pending_bytes=pending_bytes(engine, ids),
         )
         self._boundary = BoundaryWhitespace(_boundary_whitespace(engine, self._request.partial))

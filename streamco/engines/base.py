@@ -95,6 +95,7 @@ class GenerationRequest(Struct, frozen=True, kw_only=True):
     top: int = 0  # number of most likely tokens that come with each piece
     ignore_eos: bool = False
     prefill_only: bool = False  # leave the prompt in the KV cache and end with reason length
+    max_buffered: int | None = None  # pieces that wait for the consumer before the sequence is parked; at most ``ring_tokens``
     pending_bytes: bytes = b""  # beginning of a code point at the prompt's end: the first piece's text has the whole code point
 
 

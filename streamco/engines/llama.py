@@ -146,7 +146,7 @@ class LlamaEngine:
             request,
             self._model,
             limit=self._completion_limit(request),
-            buffered=self.options.ring_tokens,
+            buffered=min(self.options.ring_tokens, request.max_buffered or self.options.ring_tokens),
             wake=wake,
             engine=self._loop,
         )

@@ -271,6 +271,7 @@ class FakeGeneration:
         self._end: GenerationEnd | None = None
         self._is_cancelled = False
         self._made = 0
+        self._max_buffered = min(engine.ring_tokens, request.max_buffered or engine.ring_tokens)
         self._reused = engine.count_kept(request.prompt_ids)
         self._thread: threading.Thread | None = None
 
@@ -316,7 +317,7 @@ class FakeGeneration:
         wakes = False
         with self._changed:
             for _ in range(count):
-                if self._end is not None or (len(self._ready) >= self._engine.ring_tokens and not self._is_cancelled):
+                if self._end is not None or (len(self._ready) >= self._max_buffered and not self._is_cancelled):
                     break
                 self._write_one()
                 wakes = wakes or self._is_awaited
@@ -370,7 +371,7 @@ class FakeGeneration:
         while self._end is None:
             with self._changed:
                 self._changed.wait_for(lambda: self._is_cancelled, timeout=max(0.0, due - monotonic()))
-                self._changed.wait_for(lambda: self._is_cancelled or len(self._ready) < self._engine.ring_tokens)
+                self._changed.wait_for(lambda: self._is_cancelled or len(self._ready) < self._max_buffered)
             self.write(1)
             due += self._engine.token_s
 

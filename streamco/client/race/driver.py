@@ -47,8 +47,8 @@ class RaceDriver(TaskDriver[Event, Command]):
         machine: the race, not started yet.
         endpoints: the endpoints of all attempts in the machine's plan, by name.
         request: the request to the endpoints.
-        max_unread: number of chunks that may wait for the reader, and of tokens for the pace. Above it, endpoints are not read on.
-        max_ahead: the same bound for tokens that a device holds for the pace; None: ``max_unread``. A server has the larger bound: a server
+        max_unread: number of chunks and tokens that may wait for the reader and the pace. Above it, endpoints are not read on.
+        max_ahead: the same bound for those of a device; None: ``max_unread``. A server has the larger bound: a server
             that is not read closes the connection in the end, and bills what it has written all the same.
         record: record of the dispatch decision; None: the driver can't report.
         on_over: called once when the answer and all its work have ended.
@@ -216,7 +216,7 @@ class RaceDriver(TaskDriver[Event, Command]):
                 self._direct = source, stream
                 self._queue.wake()
                 return
-            if source == self.machine.writer and (self._queue.unread > self._max_unread or self.machine.buffered > self._max_held()):
+            if source == self.machine.writer and self._queue.unread + self.machine.buffered > self._max_held():
                 await self._wait_for_reader()
 
     async def _read_event(self, source: str, stream: EndpointStream) -> Event:
@@ -245,7 +245,7 @@ class RaceDriver(TaskDriver[Event, Command]):
         return self._max_ahead if winner is not None and self._endpoints[winner].kind == "device" else self._max_unread
 
     def _resume_if_read(self) -> None:
-        if self._queue.unread <= self._max_unread // 2 and self.machine.buffered <= self._max_held() // 2:
+        if self._queue.unread + self.machine.buffered <= self._max_held() // 2:
             self._resume()
 
     def _resume(self) -> None:

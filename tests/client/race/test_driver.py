@@ -507,7 +507,7 @@ def test_the_clock_is_the_systems_unless_the_loop_has_its_own() -> None:
     assert before <= asyncio.run(main()) <= time.monotonic()
 
 
-@pytest.mark.parametrize(("kind", "most"), [("device", 22), ("server", 500)])
+@pytest.mark.parametrize(("kind", "most"), [("device", 21), ("server", 500)])
 def test_a_device_runs_ahead_of_a_paced_reader_only_so_far(kind: Kind, most: int) -> None:
     async def main() -> None:
         endpoint = ScriptedEndpoint("it", words(*[0.1] * 500), kind=kind)
