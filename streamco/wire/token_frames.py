@@ -14,11 +14,26 @@ Format, version 1; all numbers little-endian::
 Nothing follows the ids. The width is ceil(log2(size)) of the vocabulary, 17 for cl100k (DiSCo section 4.3: 54.40 % fewer bytes than the
 text). ``streamco._native.tokenpack_py`` specifies the bit order.
 
+A run of up to 1024 ids has a short form, because 20 bytes are more than the ids of most hand-overs::
+
+    offset  bytes  field
+    0       1      128 + width: bits of one id, 8 to 32
+    1       3      check: the low 3 bytes of the CRC-32 of the vocabulary's 8 bytes (as above), byte 0 and the ids
+    4       n      ids, packed as above
+
+The width is the smallest that holds the run's largest id, so a run of common tokens is shorter still. The transport (HTTP, MessagePack)
+says where the frame ends, and an id has 8 bits or more, so the count is floor(8 * n / width). The check covers the vocabulary: ids of
+another one are refused as damaged ones are, except for one in 16 million.
+
+Where both ends know the vocabulary and damage is impossible or noticed below (an HTTP answer's body), ids are packed without any header,
+in the vocabulary's width or in 8 bits if that is more: ``pack_bare``.
+
 The fingerprint of a vocabulary is ``SIZE:HASH``. HASH is the first 16 hex digits of the SHA-256 over every piece's bytes, each preceded by
 its length in decimal and a colon. Names and sizes alone don't prove that two models mean the same tokens by the same ids.
 
 A reader checks in this order, and each check has its error: magic and version, a whole header, width, count against the reader's limit,
-missing bytes, trailing bytes, checksum, vocabulary, the bits after the last id, each id against the vocabulary's size.
+missing bytes, trailing bytes, checksum, vocabulary, the bits after the last id, each id against the vocabulary's size. The first byte
+says which form a frame has.
 """
 
 from __future__ import annotations
@@ -51,6 +66,10 @@ _VERSION = 1
 _HEADER = Struct("<2sBBI8s")
 _CHECKSUM = Struct("<I")
 _IDS = _HEADER.size + _CHECKSUM.size
+_SHORT_MARK = 0x80
+_SHORT_IDS = 4
+_SHORT_COUNT = 1024  # above it a header of 20 bytes is less than 1 %
+_MIN_SHORT_BITS = 8  # so that a length in bytes has one count of ids
 
 
 class TokenFrameError(EndpointProtocolError):
@@ -122,38 +141,67 @@ class TokenCodec:
         ValueError: ``vocabulary_size`` is out of range.
     """
 
-    __slots__ = ("_mark", "bits", "max_tokens", "vocabulary", "vocabulary_size")
+    __slots__ = ("_bare_bits", "_mark", "bits", "max_tokens", "vocabulary", "vocabulary_size")
 
     def __init__(self, vocabulary: str, vocabulary_size: int, *, max_tokens: int = 1 << 20) -> None:
         self.vocabulary = vocabulary
         self.vocabulary_size = vocabulary_size
         self.bits = bits_for(vocabulary_size)
+        self._bare_bits = max(_MIN_SHORT_BITS, self.bits)
         self.max_tokens = max_tokens
         self._mark = sha256(vocabulary.encode()).digest()[:8]
 
     def encode(self, ids: Sequence[int]) -> bytes:
-        """Encode ids (a list, a tuple or a buffer of integers) as one frame.
+        """Encode ids (a list, a tuple or a buffer of integers) as one frame of the long form.
 
         Raises:
             TokenCountError: there are more than ``max_tokens``.
             TokenIdError: an id is negative or outside the vocabulary.
         """
-        self._check_count(len(ids))
-        try:
-            packed = pack(ids, self.bits)
-        except ValueError as error:
-            raise TokenIdError(f"token frame, {error}") from None
-        self._check_ids(ids)
+        packed = self._pack(ids, self.bits)
         header = _HEADER.pack(_MAGIC, _VERSION, self.bits, len(ids), self._mark)
         return header + _CHECKSUM.pack(zlib.crc32(packed, zlib.crc32(header))) + packed
 
+    def encode_short(self, ids: Sequence[int]) -> bytes:
+        """Encode ids as one frame of the short form; more than 1024 as one of the long form.
+
+        Raises:
+            TokenCountError: there are more than ``max_tokens``.
+            TokenIdError: an id is negative or outside the vocabulary.
+        """
+        if len(ids) > _SHORT_COUNT:
+            return self.encode(ids)
+        bits = max(_MIN_SHORT_BITS, int(max(ids, default=0)).bit_length())
+        packed = self._pack(ids, min(bits, self._bare_bits))  # an id beyond the vocabulary fits no width
+        head = bytes([_SHORT_MARK + bits])
+        return head + self._short_check(head, packed) + packed
+
+    def pack_bare(self, ids: Sequence[int]) -> bytes:
+        """Pack ids without a header, for a transport that has agreed on the vocabulary.
+
+        Raises:
+            TokenCountError: there are more than ``max_tokens``.
+            TokenIdError: an id is negative or outside the vocabulary.
+        """
+        return self._pack(ids, self._bare_bits)
+
+    def unpack_bare(self, data: bytes) -> list[int]:
+        """Return the ids that ``pack_bare`` packed.
+
+        Raises:
+            TokenFrameError: the bytes are no whole ids, too many, or outside the vocabulary.
+        """
+        return self._unpack_all(data, self._bare_bits)
+
     def decode(self, frame: bytes | bytearray | memoryview) -> list[int]:
-        """Decode the ids of one whole frame.
+        """Decode the ids of one whole frame, in either form.
 
         Raises:
             TokenFrameError: the frame is refused; the subclass says why.
         """
         data = bytes(frame)
+        if data and data[0] & 0xC0 == _SHORT_MARK:
+            return self._decode_short(data)
         bits, count, mark = self._read_header(data)
         _check_length(data, count, bits)
         packed = data[_IDS:]
@@ -165,6 +213,47 @@ class TokenCodec:
             raise TokenVocabularyError(
                 f"token frame: expected vocabulary {self._mark.hex()} (fingerprint {self.vocabulary}), got {mark.hex()} of another"
             )
+        return self._unpack(packed, bits, count)
+
+    def _decode_short(self, data: bytes) -> list[int]:
+        bits = data[0] - _SHORT_MARK
+        if not _MIN_SHORT_BITS <= bits <= 32:
+            raise TokenWidthError(f"short token frame: expected ids of {_MIN_SHORT_BITS} to 32 bits, got a width of {bits}")
+        if len(data) < _SHORT_IDS:
+            raise TokenTruncatedError(f"short token frame: expected a header of {_SHORT_IDS} bytes, got {len(data)} bytes in all")
+        packed = data[_SHORT_IDS:]
+        count = len(packed) * 8 // bits
+        if count > _SHORT_COUNT:
+            raise TokenCountError(f"short token frame: expected at most {_SHORT_COUNT} ids, got {count}")
+        self._check_count(count)
+        stated, computed = data[1:_SHORT_IDS], self._short_check(data[:1], packed)
+        if stated != computed:
+            got = f"got {computed.hex()} from its bytes and the vocabulary {self.vocabulary}"
+            raise TokenChecksumError(f"short token frame of {count} ids: expected check {stated.hex()}, {got}")
+        return self._unpack_all(packed, bits)
+
+    def _short_check(self, head: bytes, packed: bytes) -> bytes:
+        return _CHECKSUM.pack(zlib.crc32(packed, zlib.crc32(self._mark + head)))[:3]
+
+    def _pack(self, ids: Sequence[int], bits: int) -> bytes:
+        self._check_count(len(ids))
+        try:
+            packed = pack(ids, bits)
+        except ValueError as error:
+            raise TokenIdError(f"token frame, {error}") from None
+        self._check_ids(ids)
+        return packed
+
+    def _unpack_all(self, packed: bytes, bits: int) -> list[int]:
+        """Return the ids of a length that says how many there are."""
+        count = len(packed) * 8 // bits
+        self._check_count(count)
+        if len(packed) != packed_size(count, bits):
+            expected = f"expected {packed_size(count, bits)} bytes ({count} ids of {bits} bits)"
+            raise TokenTrailingError(f"token frame: {expected}, got {len(packed)}")
+        return self._unpack(packed, bits, count)
+
+    def _unpack(self, packed: bytes, bits: int, count: int) -> list[int]:
         try:
             ids = unpack(packed, bits, count)
         except ValueError as error:

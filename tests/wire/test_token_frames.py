@@ -206,3 +206,103 @@ def test_a_fingerprint_is_size_and_hash_of_the_pieces() -> None:
 def test_fingerprints_differ_where_pieces_are_cut_or_ordered_differently() -> None:
     vocabularies = [[b"ab", b"c"], [b"a", b"bc"], [b"c", b"ab"], [b"abc"], [b"ab", b"c", b""], [b"1:a"], [b"a"], []]
     assert len({vocabulary_fingerprint(pieces) for pieces in vocabularies}) == len(vocabularies)
+
+
+# The short form
+
+
+@given(st.integers(1, 1 << 32), st.data())
+def test_a_short_frame_brings_any_ids_back_with_a_header_of_four_bytes(size: int, data: st.DataObject) -> None:
+    codec = TokenCodec(f"{size}:00", size)
+    ids = data.draw(st.lists(st.integers(0, size - 1), max_size=40))
+    frame = codec.encode_short(ids)
+    width = max(8, max(ids, default=0).bit_length())
+    assert codec.decode(frame) == ids
+    assert len(frame) == 4 + -(-len(ids) * width // 8)
+
+
+def test_the_short_format_is_as_written_down() -> None:
+    packed = (1 | 100276 << 17 | 77 << 34).to_bytes(7, "little")
+    check = zlib.crc32(sha256(FINGERPRINT.encode()).digest()[:8] + bytes([0x80 + 17]) + packed)
+    assert CODEC.encode_short([1, 100276, 77]) == bytes([0x80 + 17]) + struct.pack("<I", check)[:3] + packed
+
+
+def test_ids_of_eight_bits_take_a_byte_each() -> None:
+    assert len(CODEC.encode_short([1, 255, 77])) == 4 + 3
+    assert len(CODEC.encode_short([1, 256, 77])) == 4 + 4
+
+
+def test_a_run_beyond_1024_ids_has_the_long_form() -> None:
+    codec = TokenCodec(FINGERPRINT, 100277)
+    assert codec.encode_short([5] * 1024)[0] == 0x80 + 8
+    assert codec.encode_short([5] * 1025) == codec.encode([5] * 1025)
+
+
+def test_every_changed_bit_and_every_truncation_of_a_short_frame_is_refused() -> None:
+    frame = CODEC.encode_short([1, 100276, 77, 4])
+    for bit in range(8 * len(frame)):
+        damaged = bytearray(frame)
+        damaged[bit // 8] ^= 1 << bit % 8
+        with pytest.raises(tokens.TokenFrameError):
+            CODEC.decode(damaged)
+    for length in range(len(frame)):
+        with pytest.raises(tokens.TokenFrameError):
+            CODEC.decode(frame[:length])
+    with pytest.raises(tokens.TokenFrameError):
+        CODEC.decode(frame + b"\0")
+
+
+def test_a_short_frame_of_another_vocabulary_is_refused() -> None:
+    other = TokenCodec("100277:fedcba9876543210", 100277)
+    with pytest.raises(tokens.TokenChecksumError, match=f"got [0-9a-f]{{6}} from its bytes and the vocabulary {FINGERPRINT}"):
+        CODEC.decode(other.encode_short([1, 2, 3]))
+
+
+def short_frame(head: int, packed: bytes) -> bytes:
+    """A frame with a right check around whatever bytes."""
+    check = zlib.crc32(sha256(FINGERPRINT.encode()).digest()[:8] + bytes([head]) + packed)
+    return bytes([head]) + struct.pack("<I", check)[:3] + packed
+
+
+@pytest.mark.parametrize(
+    ("frame", "kind", "message"),
+    [
+        (short_frame(0x80 + 7, b""), tokens.TokenWidthError, "ids of 8 to 32 bits, got a width of 7"),
+        (short_frame(0x80 + 33, b""), tokens.TokenWidthError, "ids of 8 to 32 bits, got a width of 33"),
+        (b"\x91\0", tokens.TokenTruncatedError, "a header of 4 bytes, got 2 bytes in all"),
+        (short_frame(0x80 + 8, bytes(1025)), tokens.TokenCountError, "at most 1000 ids, got 1025|at most 1024 ids, got 1025"),
+        (short_frame(0x80 + 8, bytes(1001)), tokens.TokenCountError, "at most 1000 ids, got 1001"),
+        (short_frame(0x80 + 17, bytes(4)), tokens.TokenTrailingError, "expected 3 bytes .1 ids of 17 bits., got 4"),
+        (short_frame(0x80 + 17, b"\1\0\2"), tokens.TokenTrailingError, "zero bits after the last of 1 ids"),
+        (short_frame(0x80 + 17, (100277).to_bytes(3, "little")), tokens.TokenIdError, "the vocabulary's 100277 ids, got 100277"),
+    ],
+)
+def test_a_short_frame_that_is_wrong_says_how(frame: bytes, kind: type[Exception], message: str) -> None:
+    with pytest.raises(kind, match=message):
+        CODEC.decode(frame)
+
+
+@pytest.mark.parametrize("ids", [[100277], [-1], [1 << 40]])
+def test_a_short_frame_of_an_id_beyond_the_vocabulary_is_not_written(ids: list[int]) -> None:
+    for encode in (CODEC.encode_short, CODEC.pack_bare):
+        with pytest.raises(tokens.TokenIdError):
+            encode(ids)
+
+
+@given(st.integers(1, 1 << 32), st.data())
+def test_bare_ids_come_back_and_have_no_header(size: int, data: st.DataObject) -> None:
+    codec = TokenCodec(f"{size}:00", size)
+    ids = data.draw(st.lists(st.integers(0, size - 1), max_size=40))
+    packed = codec.pack_bare(ids)
+    assert codec.unpack_bare(packed) == ids
+    assert len(packed) == -(-len(ids) * max(8, codec.bits) // 8)
+
+
+@given(st.binary(max_size=64))
+def test_any_bytes_are_ids_or_a_token_frame_error(data: bytes) -> None:
+    for decode in (CODEC.decode, CODEC.unpack_bare):
+        try:
+            ids = decode(data)
+        except tokens.TokenFrameError:
+            continue
+        assert all(0 <= token < CODEC.vocabulary_size for token in ids)
