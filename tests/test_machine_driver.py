@@ -8,6 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+import uvloop
 
 from streamco.machine_driver import MachineDriver, TaskDriver, clock_of
 from streamco.testing.virtual_clock import run_in_virtual_time
@@ -127,6 +128,27 @@ def test_a_timer_that_fires_early_is_set_again() -> None:
         assert 1.0 <= driver.machine.calls[0] <= 1.001
 
     run_in_virtual_time(main())
+
+
+@pytest.mark.parametrize("factory", [asyncio.new_event_loop, uvloop.new_event_loop], ids=["asyncio", "uvloop"])
+def test_deadlines_shorter_than_the_loops_resolution_come_and_move(factory: Callable[[], asyncio.AbstractEventLoop]) -> None:
+    """uvloop's ``call_at`` returns a handle without ``when`` for such delays: the driver remembers the time itself."""
+
+    async def run() -> EchoDriver:
+        driver = EchoDriver()
+        driver.start()
+        for step in range(200):
+            now = driver.now
+            driver.emit(f"at {now + (step % 7) * 0.0001}")
+            driver.emit(f"at {now + (step % 5) * 0.0001}")  # earlier or later than the timer is set for
+            while driver.machine.deadline is not None:
+                await asyncio.sleep(0)
+        return driver
+
+    with asyncio.Runner(loop_factory=factory) as runner:
+        driver = runner.run(run())
+    assert driver.errors == []
+    assert driver.done.count("due") == len(driver.machine.calls) >= 200
 
 
 def test_the_clock_is_the_systems_unless_the_loop_has_its_own() -> None:

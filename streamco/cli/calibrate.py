@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from streamco.cli.options import api_key_of, device_path_of, option, whole_number
 from streamco.cli.runtime import run_async, waiting
+from streamco.cli.ui.control_characters import escaped, print_plain
 from streamco.errors import ConfigError, EndpointError
 
 if TYPE_CHECKING:
@@ -75,9 +76,9 @@ async def _calibrate(args: argparse.Namespace) -> int:
     if args.profile is not None:
         link = profile.link if pair.rtt is None else replace(profile.link or Link(rtt=0.0), rtt=pair.rtt)
         save_profile(replace(profile, pair=pair, link=link), args.profile)
-    print(_as_json(pair) if args.json else format_pair(pair))
+    print_plain(escaped(_as_json(pair)) if args.json else format_pair(pair))
     if args.profile is not None:
-        print(f"kept in {args.profile}", file=sys.stderr)
+        print_plain(f"kept in {args.profile}", sys.stderr)
     return 0
 
 

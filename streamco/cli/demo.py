@@ -18,6 +18,7 @@ from streamco.cli.options import add_answer_arguments, add_look_arguments, add_p
 from streamco.cli.runtime import run_async, waiting
 from streamco.cli.server_process import running_server
 from streamco.cli.ui.answer import AnswerSettings, read_answer
+from streamco.cli.ui.control_characters import print_plain
 from streamco.cli.ui.slash_commands import pace_text
 from streamco.cli.ui.talk import answer_prompt, converse, is_interactive, make_view, migration_of
 from streamco.cli.ui.view import View
@@ -95,7 +96,7 @@ def run(args: argparse.Namespace) -> int:
     if args.mode == "auto":
         raise ConfigError("--mode: expected race or speculate for the demo, got auto")
     if args.latency == "list":
-        print("\n".join(packaged_names("latency")))
+        print_plain("\n".join(packaged_names("latency")))
         return 0
     if args.json and args.prompt is None:
         raise ConfigError("--json: expected --prompt TEXT beside it, got none")

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from importlib import import_module, metadata
 from typing import NoReturn
 
-from streamco.cli.ui.control_characters import printable
+from streamco.cli.ui.control_characters import print_plain
 from streamco.errors import ConfigError, StreamcoError
 
 __all__ = ["main"]
@@ -40,7 +40,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except StreamcoError as error:
         if verbose > 1:
             raise
-        print(printable(f"streamco: {error}"), file=sys.stderr)
+        print_plain(f"streamco: {error}", sys.stderr)
         return 2 if isinstance(error, ConfigError) else 1
 
 
@@ -50,7 +50,7 @@ class _Version(argparse.Action):
     def __call__(self, parser: argparse.ArgumentParser, *_: object) -> NoReturn:
         from streamco.engines.native_notice import native_state
 
-        print(f"streamco {_version()} ({native_state()})")
+        print_plain(f"streamco {_version()} ({native_state()})")
         parser.exit()
 
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from streamco.cli.options import option, whole_number
 from streamco.cli.runtime import run_async
 from streamco.cli.serving import check_descriptor, serve_until_stopped
+from streamco.cli.ui.control_characters import escaped, print_plain
 from streamco.cli.ui.slash_commands import MODES, parse_budget, parse_pace_text, parse_policy
 from streamco.errors import ConfigError
 
@@ -89,7 +90,7 @@ def run(args: argparse.Namespace) -> int:
 
     config = effective_config(args)
     if args.print_config:
-        print(format_config(config), end="")
+        print_plain(escaped(format_config(config)), end="")
         return 0
     check_descriptor(args.ready_fd)
     return run_async(lambda: _proxy(args, config))
@@ -105,7 +106,7 @@ async def _proxy(args: argparse.Namespace, config: ProxyConfig) -> int:
         try:
             await serve_until_stopped(serving(client, options), args.ready_fd)
         except OSError as error:
-            print(f"streamco proxy: {options.host}:{options.port}: {error.strerror or error}", file=sys.stderr)
+            print_plain(f"streamco proxy: {options.host}:{options.port}: {error.strerror or error}", sys.stderr)
             return 1
         keep_profile(client, config)
     return 0

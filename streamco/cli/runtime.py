@@ -10,7 +10,7 @@ from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager, suppress
 from typing import Any, TextIO, TypeVar
 
-from streamco.cli.ui.control_characters import PlainFormatter
+from streamco.cli.ui.control_characters import PlainFormatter, print_plain, printable
 from streamco.cli.ui.status_line import SPINNER, SPINS
 
 __all__ = ["run_async", "set_up_log", "waiting"]
@@ -48,7 +48,7 @@ async def waiting(text: object, file: TextIO | None = None) -> AsyncIterator[Non
     """
     err = file or sys.stderr
     if not err.isatty():
-        print(f"{text} ...", file=err, flush=True)
+        print_plain(f"{text} ...", err)
         yield
         return
     spinning = asyncio.create_task(_spin(text, err))
@@ -66,6 +66,6 @@ async def _spin(text: object, err: TextIO) -> None:
     began = time.monotonic()
     while True:
         spent = time.monotonic() - began
-        err.write(f"\r{SPINNER[int(spent * SPINS) % len(SPINNER)]} {text} · {spent:.1f} s\x1b[K")
+        err.write(f"\r{SPINNER[int(spent * SPINS) % len(SPINNER)]} {printable(str(text))} · {spent:.1f} s\x1b[K")
         err.flush()
         await asyncio.sleep(1 / SPINS)

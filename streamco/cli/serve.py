@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from streamco.cli.runtime import run_async
 from streamco.cli.serving import check_descriptor, serve_until_stopped
+from streamco.cli.ui.control_characters import print_plain
 from streamco.errors import ConfigError, EngineError, StreamcoError
 
 if TYPE_CHECKING:
@@ -84,17 +85,17 @@ def run(args: argparse.Namespace) -> int:
         check_descriptor(args.ready_fd)
         engine = _load(args, path)
     except ConfigError as error:
-        print(f"streamco serve: {error}", file=sys.stderr)
+        print_plain(f"streamco serve: {error}", sys.stderr)
         return 2
     except StreamcoError as error:
-        print(f"streamco serve: {error}", file=sys.stderr)
+        print_plain(f"streamco serve: {error}", sys.stderr)
         return 1
     try:
         from streamco.server.app import serving  # a tenth of a second: not inside the loop
 
         run_async(lambda: serve_until_stopped(serving(engine, options), args.ready_fd))
     except OSError as error:
-        print(f"streamco serve: {options.host}:{options.port}: {error.strerror or error}", file=sys.stderr)
+        print_plain(f"streamco serve: {options.host}:{options.port}: {error.strerror or error}", sys.stderr)
         return 1
     finally:
         engine.close()
@@ -177,5 +178,5 @@ def _list_profiles() -> int:
 
     for option, kind in (("--latency", "latency"), ("--step-times", "step_times")):
         for name in packaged_names(kind):
-            print(f"{option} {name}")
+            print_plain(f"{option} {name}")
     return 0

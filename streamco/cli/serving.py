@@ -7,6 +7,7 @@ import os
 import signal
 from contextlib import AbstractAsyncContextManager
 
+from streamco.cli.ui.control_characters import print_plain
 from streamco.errors import ConfigError
 
 __all__ = ["check_descriptor", "serve_until_stopped"]
@@ -38,7 +39,7 @@ async def serve_until_stopped(server: AbstractAsyncContextManager[str], ready_fd
         loop.add_signal_handler(number, stopped.set)
     async with server as base_url:
         address = base_url.removesuffix("/v1")
-        print(f"listening on {address}", flush=True)
+        print_plain(f"listening on {address}")
         if ready_fd is not None:
             with os.fdopen(ready_fd, "w") as ready:
                 ready.write(f"{address}\n")

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TextIO
 
 from streamco.cli.options import option, whole_number
+from streamco.cli.ui.control_characters import print_plain
 from streamco.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -64,25 +65,25 @@ def run(args: argparse.Namespace) -> int:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise ConfigError(f"--out: expected a folder to write to, got {error}") from error
-    print(_headline(experiment), file=sys.stderr)
+    print_plain(_headline(experiment), sys.stderr)
     store = ResultStore(folder / "done.jsonl", code=code_digest(experiment.scenarios[0].kind_location), takes_any=args.resume)
     if known := sum(name_of(scenario) in store for scenario in experiment.scenarios):
-        print(f"{known} of them were finished before", file=sys.stderr)
+        print_plain(f"{known} of them were finished before", sys.stderr)
     try:
         with showing_progress(sys.stderr) as progress:
             run_sweep(experiment.scenarios, store, jobs=args.jobs or _cores(), dask=args.dask, progress=progress)
     except KeyboardInterrupt:
-        print(f"interrupted; finished scenarios are kept in {folder}: the same command continues from there", file=sys.stderr)
+        print_plain(f"interrupted; finished scenarios are kept in {folder}: the same command continues from there", sys.stderr)
         raise
     write_results(folder / "results.json", experiment, store)
     points = summarise(experiment, store)
     if len(points) <= MOST_ROWS:
         _print_table(table_of(experiment, points), sys.stdout)
     else:
-        print(f"{len(points)} points are too many for a table: they are in results.json", file=sys.stderr)
+        print_plain(f"{len(points)} points are too many for a table: they are in results.json", sys.stderr)
     for path in [*draw_plots(experiment, points, folder), folder / "results.json"]:
-        print(path)
-    print(f"{len(experiment.scenarios)} scenarios in {time.monotonic() - began:.1f} s", file=sys.stderr)
+        print_plain(path)
+    print_plain(f"{len(experiment.scenarios)} scenarios in {time.monotonic() - began:.1f} s", sys.stderr)
     return 0
 
 
@@ -126,7 +127,7 @@ def showing_progress(err: TextIO) -> Iterator[Callable[[int, int], None]]:
         now = time.monotonic()
         if done == total or now - said >= LINE_EVERY:
             said = now
-            print(f"{done} of {total} scenarios, {now - began:.0f} s", file=err, flush=True)
+            print_plain(f"{done} of {total} scenarios, {now - began:.0f} s", err)
 
     yield print_line
 
@@ -135,4 +136,4 @@ def _print_table(table: Table, out: TextIO) -> None:
     from streamco.sim.experiment.tables import format_table
 
     room = shutil.get_terminal_size().columns if out.isatty() else None
-    print(f"\n{format_table(table, room)}\n", file=out)
+    print_plain(f"\n{format_table(table, room)}\n", out)

@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import logging
 import re
+from typing import TextIO
 
-__all__ = ["PlainFormatter", "escaped", "printable"]
+__all__ = ["PlainFormatter", "escaped", "print_plain", "printable"]
 
 # C0 except tab and line feed, DEL, C1, and the embeddings, overrides and isolates of the bidirectional algorithm
 _CONTROLS = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
@@ -24,6 +25,11 @@ def printable(text: str) -> str:
 def escaped(text: str) -> str:
     """Return JSON text with its control characters as escapes of JSON; its values stay the same."""
     return _CONTROLS.sub(lambda found: f"\\u{ord(found[0]):04x}", text)
+
+
+def print_plain(text: object, file: TextIO | None = None, *, end: str = "\n") -> None:
+    """Print without control characters, and flush; ``file`` None: to stdout. The commands print with it alone."""
+    print(printable(str(text)), file=file, end=end, flush=True)
 
 
 class PlainFormatter(logging.Formatter):

@@ -15,7 +15,7 @@ from msgspec import Struct
 
 from streamco.cli.options import budget_of
 from streamco.cli.ui.answer import AnswerSettings, read_answer
-from streamco.cli.ui.control_characters import escaped
+from streamco.cli.ui.control_characters import escaped, print_plain
 from streamco.cli.ui.conversation_store import ConversationStore, conversation_folder, read_conversation
 from streamco.cli.ui.history import Conversation, state_path
 from streamco.cli.ui.interrupt import quiet_keyboard
@@ -145,7 +145,7 @@ async def answer_prompt(client: Client, args: argparse.Namespace, view: View, ke
     kept.conversation.answer(answer.text, is_stopped=bool(answer.ending))
     kept.store.keep(kept.conversation)
     if args.json:
-        print(escaped(answer.to_json()), flush=True)
+        print_plain(escaped(answer.to_json()))
     return answer.exit_code
 
 

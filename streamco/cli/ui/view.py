@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from typing import Protocol, TextIO
 
-from streamco.cli.ui.control_characters import printable
+from streamco.cli.ui.control_characters import print_plain, printable
 from streamco.client.stream import Token
 from streamco.core.report import Report
 from streamco.core.report_text import Section, sections_to_text, summary
@@ -87,12 +87,12 @@ class PlainView:
         """End the line, and print the summary on ``err``."""
         self._end_line()
         if report is not None:
-            print(printable(f"[{summary(report, ending=ending)}]"), file=self._err, flush=True)
+            print_plain(f"[{summary(report, ending=ending)}]", self._err)
 
     def note(self, text: str) -> None:
         """Print the text on ``err``."""
         self._end_line()
-        print(printable(text), file=self._err, flush=True)
+        print_plain(text, self._err)
 
     def error(self, text: str) -> None:
         """Print the text on ``err``, after the word "error"."""

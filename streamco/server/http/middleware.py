@@ -12,6 +12,7 @@ from aiohttp import web
 from aiohttp.typedefs import Handler, Middleware
 
 from streamco.endpoints.address import is_loopback
+from streamco.server.http.body_bounds import has_more_elements
 from streamco.server.http.errors import RequestError, error_response, overloaded
 from streamco.server.http.options import ListenOptions
 
@@ -20,7 +21,7 @@ __all__ = ["RequestAdmission", "authorize", "check_key", "means_loopback", "read
 logger = logging.getLogger("streamco.server")
 
 BODY_SECONDS = 30.0  # a megabyte at 280 kbit/s; a slower client would only keep a place occupied
-MAX_ELEMENTS = 250_000  # commas, [ and { of a body; as empty objects they take 16 MB and 20 ms
+MAX_ELEMENTS = 250_000  # commas, [ and { of a body outside of texts; as empty objects they take 16 MB and 20 ms
 OPEN_PATHS = frozenset({"/health"})  # probes have no key
 REASONS = {404: "path: expected a path of the API, got {path}", 405: "method: expected {allowed}, got {method} on {path}"}
 
@@ -121,12 +122,12 @@ async def read_body(request: web.Request) -> bytes:
 
 
 def _check_elements(body: bytes) -> None:
-    """Refuse JSON with so many elements that it takes many times its size in memory, and seconds to decode; texts count with their commas.
+    """Refuse JSON with so many elements that it takes many times its size in memory, and seconds to decode.
 
     Raises:
         RequestError: 413.
     """
-    if len(body) > MAX_ELEMENTS and sum(map(body.count, (b",", b"[", b"{"))) > MAX_ELEMENTS:
+    if has_more_elements(body, MAX_ELEMENTS):
         raise RequestError(413, f"body: expected at most {MAX_ELEMENTS} commas and opening brackets, got more")
 
 

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import ast
 import io
 import json
 import logging
+from pathlib import Path
 
 import pytest
 
-from streamco.cli.ui.control_characters import PlainFormatter, escaped, printable
+from streamco import cli
+from streamco.cli.ui.control_characters import PlainFormatter, escaped, print_plain, printable
 from streamco.cli.ui.view import PlainView
 from streamco.client.stream import Token
 from tests.cli.ui.test_terminal import Screen
@@ -67,3 +70,17 @@ async def test_the_live_view_shows_none(attack: str) -> None:
 def test_log_records_have_none() -> None:
     record = logging.LogRecord("streamco", logging.WARNING, "", 0, "tool %s", ("\x1b]0;evil\a",), None)
     assert PlainFormatter("%(message)s").format(record) == "tool ]0;evil"
+
+
+@pytest.mark.parametrize("attack", ATTACKS)
+def test_what_commands_print_has_none(attack: str, capsys: pytest.CaptureFixture[str]) -> None:
+    print_plain(f"streamco serve: a\tb: {ATTACKS[attack]}")
+    assert capsys.readouterr().out.replace("\t", "").rstrip("\n").isprintable()
+
+
+def test_no_command_prints_in_any_other_way() -> None:
+    found = []
+    for path in Path(cli.__file__).parent.rglob("*.py"):
+        calls = [node for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Call)]
+        found += [path.name for call in calls if isinstance(call.func, ast.Name) and call.func.id == "print"]
+    assert found == ["control_characters.py"]

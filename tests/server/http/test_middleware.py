@@ -222,6 +222,12 @@ async def test_json_that_would_multiply_in_memory_is_413_before_it_is_decoded(fi
         assert "250000 commas and opening brackets" in (await response.json())["error"]["message"]
 
 
+async def test_a_table_in_a_message_is_no_structure() -> None:
+    body = {"messages": [{"role": "user", "content": "," * 400_000}], "max_tokens": 1}
+    async with running(max_body_bytes=16 << 20) as server, server.client.post(CHAT, json=body) as response:
+        assert response.status != 413
+
+
 async def test_a_size_beyond_the_limit_is_refused_before_the_key_is_checked() -> None:
     kind = {"Content-Type": "application/json"}
     async with running(api_key="secret", max_body_bytes=99) as server, server.client.post(CHAT, data=b"x" * 100, headers=kind) as response:

@@ -10,6 +10,7 @@ from typing import Any
 
 import msgspec
 import pytest
+import uvloop
 import websockets
 
 from streamco.core.verifier.options import LoadLimits
@@ -22,7 +23,7 @@ from streamco.wire.verify.codec import VerifyCodec
 from streamco.wire.verify.errors import EvictedError, NotResumableError, OverloadedError, VerifierFailedError
 from streamco.wire.verify.frames import ClientFrame, Draft, Extend, Hello, Open, Refusal, Resume, ServerFrame, VerdictFrame
 from streamco.wire.verify.server import VerifyServer
-from tests.server.verifying import PROMPT, SIZE, VOCABULARY, Device, Serving, WholeText, connected, greedy_text, serving, target
+from tests.server.verifying import PROMPT, SIZE, VOCABULARY, Device, Serving, WholeText, connected, greedy_text, serving, target, write
 from tests.support.leaks import holding_nothing_new, settled
 
 SUCCESSOR = WholeText(SIZE)
@@ -210,3 +211,26 @@ class SomeLine:
 def test_the_scheduler_bears_what_the_engine_holds() -> None:
     engine = FakeEngine(held_sequences=3, context_tokens=100)
     assert make_scheduler(engine, VerifyOptions(policy="strict")).reserved == 0
+
+
+def test_on_uvloop_sessions_that_come_and_go_leave_a_working_device_alone() -> None:
+    """Timers of under a millisecond, set anew by every session, are where uvloop's handles differ from asyncio's."""
+
+    async def churn(url: str) -> None:
+        async with connected(url) as device:
+            for number in range(60):
+                session, _ = await device.open_patiently((*PROMPT, number % SIZE))
+                device.client.close(session)
+                await device.say()
+
+    async def run() -> list[int]:
+        options = VerifyOptions(resume_s=0, load=LoadLimits(sessions=4, draft_stretch=1e6, prefill_within=1e6))
+        async with serving(target(successor=SUCCESSOR), verify=options) as server, connected(server.url) as device:
+            session, _ = await device.open_patiently(PROMPT)
+            others = [asyncio.create_task(churn(server.url)) for _ in range(2)]
+            text = await write(device, session, PROMPT, SUCCESSOR, 60)
+            await asyncio.gather(*others)
+        return text
+
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        assert runner.run(run()) == greedy_text(SUCCESSOR, PROMPT, 60)
