@@ -7,7 +7,7 @@
     │   ├── EndpointConnectError
     │   ├── EndpointTimeoutError  .phase = connect | first_token | next_token
     │   ├── EndpointStatusError   .status .body .retry_after
-    │   ├── EndpointProtocolError
+    │   ├── EndpointProtocolError .is_lasting
     │   └── EngineError           the model on this machine
     ├── AllEndpointsFailed        .errors, .partial
     ├── VerifierError
@@ -120,7 +120,15 @@ class EndpointStatusError(EndpointError):
 
 
 class EndpointProtocolError(EndpointError):
-    """Bytes from the endpoint that break its protocol: malformed, truncated, too large."""
+    """Bytes from the endpoint that break its protocol: malformed, truncated, too large, or of another API.
+
+    Args:
+        is_lasting: the same request would fail in the same way: the address belongs to another API.
+    """
+
+    def __init__(self, message: str, *, is_lasting: bool = False, endpoint: str = "", partial: str = "") -> None:
+        super().__init__(message, endpoint=endpoint, partial=partial)
+        self.is_lasting = is_lasting
 
 
 class EngineError(EndpointError):
@@ -187,5 +195,10 @@ _REFUSALS = frozenset({401, 403, 404})
 
 
 def is_refusal(error: BaseException) -> bool:
-    """Return True if a server refused a request for a reason that stays: a wrong key (401), no permission (403), no such model (404)."""
+    """Return True if a server can't answer for a reason that stays.
+
+    It refused the key (401), the permission (403) or the model (404), or its address belongs to another API.
+    """
+    if isinstance(error, EndpointProtocolError):
+        return error.is_lasting
     return isinstance(error, EndpointStatusError) and error.status in _REFUSALS

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from secrets import token_hex
 from typing import Any, Literal, Protocol
 
 from msgspec import Struct, field
@@ -11,11 +12,27 @@ from streamco.config import SamplingOptions, Timeouts
 from streamco.events import StreamEnded, TokensReceived
 from streamco.partial import Partial, PreCopy
 
-__all__ = ["Capabilities", "Continuation", "Endpoint", "EndpointStream", "Kind", "Message", "PreCopy", "Request", "TokenPrices"]
+__all__ = [
+    "Capabilities",
+    "Continuation",
+    "Endpoint",
+    "EndpointStream",
+    "Kind",
+    "Message",
+    "PreCopy",
+    "Request",
+    "TokenPrices",
+    "new_completion_id",
+]
 
 Message = Mapping[str, Any]
 Kind = Literal["device", "server"]
 Continuation = Literal["token_ids", "continue_final_message", "prefix", "none"]
+
+
+def new_completion_id() -> str:
+    """Return an id for an answer made here, in OpenAI's form; no other process makes the same one."""
+    return f"chatcmpl-{token_hex(12)}"
 
 
 class TokenPrices(Struct, frozen=True, kw_only=True):

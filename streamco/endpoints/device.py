@@ -8,14 +8,13 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from itertools import count
 from pathlib import Path
 from time import time
 from typing import TYPE_CHECKING, cast
 
 from msgspec.structs import replace
 
-from streamco.endpoints.base import Capabilities, Kind, Request, TokenPrices
+from streamco.endpoints.base import Capabilities, Kind, Request, TokenPrices, new_completion_id
 from streamco.endpoints.continuation import BoundaryWhitespace, split_trailing_whitespace
 from streamco.endpoints.watchdog import Watchdog
 from streamco.engines.base import (
@@ -78,7 +77,6 @@ class DeviceEndpoint:
         self._drafters: set[DeviceDrafter] = set()
         self._last_tokenized: tuple[Request, list[int]] | None = None
         self._is_closed = False
-        self._stream_numbers = count(1)
 
     @property
     def name(self) -> str:
@@ -149,7 +147,7 @@ class DeviceEndpoint:
 
     def open(self, request: Request) -> DeviceStream:
         """Begin an answer. If the model is loaded and the prompt is short, the engine has it before this returns."""
-        stream = DeviceStream(self, request, f"{self._name}-{next(self._stream_numbers)}")
+        stream = DeviceStream(self, request, new_completion_id())
         self._streams.add(stream)
         stream.begin()
         return stream

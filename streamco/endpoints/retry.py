@@ -25,7 +25,7 @@ def is_transient(error: EndpointError) -> bool:
 
     Yes: no connection, the connect limit, 408, 409, 425, 429, 5xx (529 included), an answer cut before its first content.
     No: other 4xx, a used-up quota, a certificate that is not trusted, a server that was silent for the whole first-token limit, because
-    waiting as long again helps no reader.
+    waiting as long again helps no reader. Nor an answer of another API.
     """
     match error:
         case EndpointStatusError(status=status, body=body):
@@ -35,8 +35,8 @@ def is_transient(error: EndpointError) -> bool:
             return phase == "connect"
         case EndpointConnectError():
             return not isinstance(error.__cause__, ssl.SSLError) or isinstance(error.__cause__, ssl.SSLEOFError)
-        case EndpointProtocolError():
-            return True
+        case EndpointProtocolError(is_lasting=is_lasting):
+            return not is_lasting
     return False
 
 

@@ -21,11 +21,12 @@ from streamco.errors import (
     DegradedError,
     EndpointConnectError,
     EndpointError,
+    EndpointProtocolError,
     EndpointStatusError,
     EngineError,
     StreamcoError,
 )
-from streamco.testing import ScriptedServer, json_answer, stream_answer
+from streamco.testing import ScriptedResponse, ScriptedServer, json_answer, sse_event, stream_answer
 from streamco.testing.endpoint import ScriptedEndpoint
 from streamco.testing.engine import FakeEngine
 from streamco.testing.virtual_clock import run_in_virtual_time
@@ -162,6 +163,17 @@ async def test_a_refusal_fails_the_call_though_the_device_could_answer(status: i
             with pytest.raises(EndpointStatusError) as caught:
                 await ask(client)
             assert caught.value.status == status
+            assert await ask(client.with_options(on_degraded="ignore")) == "D"
+
+
+async def test_an_answer_of_another_api_fails_the_call_though_the_device_could_answer() -> None:
+    gemini = ScriptedResponse(steps=[sse_event({"candidates": []})])
+    async with ScriptedServer(gemini, gemini, gemini) as scripted:
+        remote = OpenAIEndpoint("m", base_url=scripted.url, name="server")
+        async with opened(device([(0.5, "D")]), remote, policy="both", budget=1.0) as client:
+            with pytest.raises(EndpointProtocolError, match="Gemini"):
+                await ask(client)
+            assert len(scripted.requests) == 1
             assert await ask(client.with_options(on_degraded="ignore")) == "D"
 
 

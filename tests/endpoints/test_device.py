@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import threading
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -78,6 +79,17 @@ async def test_an_answer_is_openais_chunks(mode: Any) -> None:
     assert end.finish_reason == "stop"
     assert len({chunk.id for chunk in chunks}) == 1
     assert {chunk.model for chunk in chunks} == {"fake"}
+
+
+async def test_ids_of_answers_are_unique_across_endpoints_and_processes() -> None:
+    found = set()
+    for _ in range(2):
+        async with device(FakeEngine()) as endpoint:
+            for _answer in range(3):
+                chunks, _, _ = await read(endpoint.open(Request(prompt="hello")))
+                found |= {chunk.id for chunk in chunks}
+    assert len(found) == 6
+    assert all(re.fullmatch("chatcmpl-[0-9a-f]{24}", each) for each in found)
 
 
 async def test_the_end_has_the_engines_own_count() -> None:

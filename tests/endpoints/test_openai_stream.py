@@ -460,6 +460,24 @@ async def test_an_answer_lost_before_its_first_content_is_asked_for_again(early:
         assert len(server.requests) == 2
 
 
+@pytest.mark.parametrize(
+    "answer",
+    [
+        events(sse_event({"type": "message_start", "message": {"type": "message", "content": []}}), Cut()),
+        events(sse_event({"type": "response.created", "response": {"object": "response"}})),
+        events(sse_event({"candidates": [{"content": {"parts": [{"text": "Hi"}]}}]})),
+        ScriptedResponse(steps=[b'{"message":{"content":"Hi"},"done":false}\n{"message":{"content":"!"},"done":true}\n']),
+        json_answer({"type": "message", "content": [{"type": "text", "text": "Hi"}]}),
+    ],
+)
+async def test_an_answer_of_another_api_is_refused_once(answer: ScriptedResponse) -> None:
+    async with ScriptedServer(answer, answer, answer) as server, opened(server.url) as endpoint:
+        error = (await ask(endpoint)).failure()
+        assert isinstance(error, EndpointProtocolError)
+        assert "use an OpenAI-compatible base_url" in str(error) or "use a base_url" in str(error)
+        assert len(server.requests) == 1
+
+
 async def test_nothing_is_asked_again_once_content_was_given() -> None:
     """Pitfall 15: a retry after the first token would repeat text and break tool calls."""
     async with ScriptedServer(events(chunk_event("Hi"), Pause(0.01), Reset()), stream_answer()) as server, opened(server.url) as endpoint:

@@ -55,6 +55,11 @@ def test_connecting_may_succeed_later_but_an_untrusted_certificate_will_not() ->
     assert not is_transient(caused(ssl.SSLError()))
 
 
+def test_an_answer_of_another_api_stays_what_it_is() -> None:
+    assert is_transient(EndpointProtocolError("x"))
+    assert not is_transient(EndpointProtocolError("x", is_lasting=True))
+
+
 def test_the_connect_limit_is_transient_and_a_silent_server_is_not() -> None:
     assert is_transient(EndpointTimeoutError("x", phase="connect", limit=1))
     assert not is_transient(EndpointTimeoutError("x", phase="first_token", limit=1))

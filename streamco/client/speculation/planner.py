@@ -27,7 +27,7 @@ from streamco.core.speculation.estimates import SpeculationEstimates
 from streamco.core.speculation.events import Origin, SpeculationCommand, SpeculationEvent
 from streamco.core.speculation.machine import SpeculationMachine
 from streamco.core.speculation.options import SpeculationMachineOptions
-from streamco.endpoints.base import Endpoint, EndpointStream, Request
+from streamco.endpoints.base import Endpoint, EndpointStream, Request, new_completion_id
 from streamco.endpoints.device_drafter import DeviceDrafter
 from streamco.endpoints.verifiers.base import Verifier, VerifierSession, continuation_seed
 from streamco.engines.base import Engine
@@ -260,7 +260,7 @@ class SpeculationPlanner:
                 IncrementalText(lambda token: engine.detokenize([token]), sampling.stop, pending_bytes(engine, drafter.prompt_ids)),
                 Delivery(pace, reader_rate),
                 names_of(binding.device, verifier),
-                number=f"speculated-{number}",
+                number=new_completion_id(),
                 model=binding.facts.model,
             ),
             drafter=connect_drafter,

@@ -9,6 +9,7 @@ import msgspec
 from streamco.errors import EndpointProtocolError
 from streamco.openai_types import ChatCompletionChunk, ChunkChoice
 from streamco.wire.openai.lenient_decode import build_chunk, decode_object
+from streamco.wire.openai.other_apis import foreign_answer, lasting_error
 
 __all__ = ["JSONBody", "decode_body", "excerpt", "is_json", "split_answer"]
 
@@ -24,7 +25,7 @@ class JSONBody:
         self.limit_bytes = limit_bytes
         self._data = bytearray()
         self._has_line = False
-        self._whole_line: str | None = None  # excerpt of the first line, if that is a whole JSON value
+        self._whole_line: bytes | None = None  # the first line, if that is a whole JSON value
 
     def feed(self, data: bytes) -> None:
         """Add bytes of the body.
@@ -38,20 +39,25 @@ class JSONBody:
         if not self._has_line and b"\n" in data:
             data = self._take_line()
         if self._whole_line is not None and data.strip():
-            expected = 'server-sent events ("data: ..." lines) or one JSON answer'
-            raise EndpointProtocolError(f"expected {expected}, got NDJSON: {self._whole_line}")
+            raise _refuse_lines(self._whole_line)
 
     def _take_line(self) -> bytes:
         """Check the first line, once, and return the bytes after it."""
         self._has_line = True
         line, _, rest = bytes(self._data).partition(b"\n")
         if is_json(line):
-            self._whole_line = excerpt(line)
+            self._whole_line = line
         return rest
 
     def take(self) -> bytes:
         """Return the bytes of the body."""
         return bytes(self._data)
+
+
+def _refuse_lines(first: bytes) -> EndpointProtocolError:
+    error = foreign_answer(decode_object(first), form="NDJSON stream")
+    expected = 'server-sent events ("data: ..." lines) or one JSON answer'
+    return error or lasting_error(f"expected {expected}, got NDJSON: {excerpt(first)}")
 
 
 def decode_body(body: bytes) -> Any:
@@ -73,6 +79,8 @@ def split_answer(value: Any) -> list[ChatCompletionChunk]:
         EndpointProtocolError: the answer has no choices.
     """
     if not isinstance(value, dict) or not isinstance(value.get("choices"), list) or not value["choices"]:
+        if (foreign := foreign_answer(value, form="answer")) is not None:
+            raise foreign
         raise EndpointProtocolError(f"expected a JSON answer with choices, got {excerpt(msgspec.json.encode(value))}")
     whole = build_chunk(value)
     ends = [ChunkChoice(index=choice.index, finish_reason=choice.finish_reason) for choice in whole.choices]

@@ -17,6 +17,7 @@ from streamco.wire.openai.errors import find_error, stream_error
 from streamco.wire.openai.fast_decode import Api, decode_chat_chunk, decode_text_chunk
 from streamco.wire.openai.json_body import JSONBody, decode_body, excerpt, is_json, split_answer
 from streamco.wire.openai.lenient_decode import CumulativeText, build_chunk, decode_object, find_usage, is_plausible
+from streamco.wire.openai.other_apis import foreign_answer, lasting_error
 from streamco.wire.sse import SSEParser
 
 __all__ = ["Api", "ChatStreamParser", "ONE_TOKEN", "estimate_delta", "estimate_tokens"]
@@ -51,6 +52,7 @@ def estimate_delta(delta: ChoiceDelta) -> int:
 
 _LIMITS = Limits()
 _DONE = b"[DONE]"
+_REMEDY = "use an OpenAI-compatible base_url"
 
 
 class ChatStreamParser:
@@ -90,6 +92,8 @@ class ChatStreamParser:
         self._cumulative = CumulativeText()
         self._is_streaming = False  # False before the first event, in a JSON body and after the end
         self._body: JSONBody | None = None
+        self._unknown: bytes | None = None  # the first event, if it has neither choices nor usage
+        self._has_chunk = False  # an event that has them came
 
     @property
     def is_complete(self) -> bool:
@@ -137,6 +141,8 @@ class ChatStreamParser:
         """
         self.tokens = 0
         chunks = self._flush() if self.error is None and not self.is_done else []
+        if self.error is None and self._unknown is not None and not (self._seen or self._has_chunk):
+            self._fail(self._unknown_events(self._unknown))
         if self.error is None and not self.is_complete:
             got = f"a truncated answer: {self.events} events, {len(self.partial_text())} characters"
             self._fail(EndpointProtocolError(f"expected a finish_reason or [DONE] before the end of the stream, got {got}"))
@@ -240,7 +246,19 @@ class ChatStreamParser:
         """Fail at [DONE] without a single choice: it is the stream of another API, or an answer that never began."""
         if not self._seen:
             self.is_done = False
-            self._fail(EndpointProtocolError(f"expected chunks with choices before [DONE], got {self.events} events without"))
+            text = f"expected chunks with choices before [DONE], got {self.events} events without"
+            self._fail(EndpointProtocolError(text) if self._unknown is None or self._has_chunk else self._unknown_events(self._unknown))
+
+    def _unknown_events(self, first: bytes) -> EndpointProtocolError:
+        return lasting_error(f"expected chunks with choices, got {self.events} events without, the first: {excerpt(first)}; {_REMEDY}")
+
+    def _check_unknown(self, payload: bytes) -> None:
+        """Fail if an event without choices and usage, before the first chunk, belongs to another API."""
+        if self._has_chunk or self._seen or self.error is not None or self._unknown is not None:
+            return
+        self._unknown = payload
+        if (foreign := foreign_answer(self._decode_lenient(payload))) is not None:
+            self._fail(foreign)
 
     def _read_untyped(self, payload: bytes) -> ChatCompletionChunk | None:
         """Return the chunk of an event that the typed decoder refused; None if it gives no chunk."""
@@ -283,6 +301,10 @@ class ChatStreamParser:
             chunk.usage = find_usage(self._decode_lenient(payload))
             self.usage = chunk.usage or self.usage
         is_known = chunk.choices or chunk.usage is not None or b'"choices"' in payload
+        if is_known:
+            self._has_chunk = True
+        else:
+            self._check_unknown(payload)
         return chunk if is_known and not (is_empty and self.error is not None) else None
 
     def _decode_lenient(self, payload: bytes) -> dict[str, Any]:

@@ -254,6 +254,9 @@ def test_ndjson_is_refused_with_a_clear_error_as_soon_as_its_second_line_begins(
     lines = b'{"model":"llama3","message":{"content":"Hi"},"done":false}\n' * 2
     parser, _ = read(*cuts(lines, 1), endpoint="ollama")
     assert isinstance(parser.error, EndpointProtocolError)
+    assert "expected a chat.completion.chunk stream, got the NDJSON stream of Ollama's /api/chat" in str(parser.error)
+    parser, _ = read(*cuts(b'{"text":"Hi"}\n' * 2, 1), endpoint="unknown")
+    assert isinstance(parser.error, EndpointProtocolError)
     assert 'expected server-sent events ("data: ..." lines) or one JSON answer, got NDJSON' in str(parser.error)
     for recording in recordings(apis=("ollama-ndjson",)):
         parser, chunks = read(*cuts(recording.body, 500))

@@ -217,11 +217,14 @@ def test_a_chunk_whose_text_speaks_of_errors_is_no_error() -> None:
 
 
 def test_done_before_any_choice_is_no_answer() -> None:
-    for body in (DONE, event({"type": "response.created"}) + DONE, event({"choices": []}) + DONE):
+    for body in (DONE, event({"choices": []}) + DONE):
         parser, _ = read(body, endpoint="openai")
         assert isinstance(parser.error, EndpointProtocolError)
         assert "expected chunks with choices before [DONE]" in str(parser.error)
         assert not parser.is_done
+    parser, _ = read(event({"type": "response.created"}) + DONE, endpoint="openai")
+    assert "got the stream of OpenAI's Responses API" in str(parser.error)
+    assert not parser.is_done
 
 
 def test_malformed_json_is_a_protocol_error_after_the_chunks_before_it() -> None:

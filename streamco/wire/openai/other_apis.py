@@ -1,0 +1,99 @@
+"""Recognising an answer of another API: its address was given in place of an OpenAI-compatible one.
+
+Such a server does what it was asked, so the same request fails in the same way again. The error names the API and what to change.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from msgspec import Struct
+
+from streamco.errors import EndpointProtocolError
+
+__all__ = ["find_other_api", "foreign_answer", "lasting_error"]
+
+
+class OtherApi(Struct, frozen=True):
+    """An API other than OpenAI's chat completions.
+
+    Args:
+        name: its name, with the article.
+        mark: the part of the answer that shows it.
+        remedy: what to change.
+    """
+
+    name: str
+    mark: str
+    remedy: str
+
+
+_BASE_URL = "use an OpenAI-compatible base_url"
+_ANTHROPIC = f"{_BASE_URL}, such as https://api.anthropic.com/v1"
+_GEMINI = f"{_BASE_URL}, such as https://generativelanguage.googleapis.com/v1beta/openai"
+_OLLAMA = f"{_BASE_URL}, such as http://127.0.0.1:11434/v1"
+_OPENAI = "use a base_url that ends before /chat/completions, such as https://api.openai.com/v1"
+_COHERE = f"{_BASE_URL}, such as https://api.cohere.ai/compatibility/v1"
+_ANTHROPIC_EVENTS = ("message_start", "content_block_start", "content_block_delta", "message_delta")
+
+
+def find_other_api(value: Any) -> OtherApi | None:
+    """Return the API that a decoded event, line or body belongs to; None if it is none of the known ones."""
+    if isinstance(value, list):  # Gemini streams one JSON list
+        return find_other_api(value[0]) if value else None
+    if not isinstance(value, dict) or "choices" in value:
+        return None
+    return _find_by_type(value) or _find_by_fields(value)
+
+
+def _find_by_type(value: dict[str, Any]) -> OtherApi | None:
+    kind, named = value.get("type"), value.get("object")
+    kind = kind if isinstance(kind, str) else ""
+    named = named if isinstance(named, str) else ""
+    if kind in _ANTHROPIC_EVENTS:
+        return OtherApi("Anthropic's messages API", f"event: {kind}", _ANTHROPIC)
+    if kind == "message" and isinstance(value.get("content"), list):
+        return OtherApi("Anthropic's messages API", 'type "message"', _ANTHROPIC)
+    if kind.startswith("response.") and len(kind) < 80:
+        return OtherApi("OpenAI's Responses API", f"event: {kind}", _OPENAI)
+    if named == "response" or isinstance(value.get("response"), dict):
+        return OtherApi("OpenAI's Responses API", 'object "response"', _OPENAI)
+    if named.startswith("thread.") and len(named) < 80:
+        return OtherApi("OpenAI's Assistants API", f'object "{named}"', _OPENAI)
+    if kind in {"message-start", "content-start", "content-delta"}:
+        return OtherApi("Cohere's chat API", f"event: {kind}", _COHERE)
+    return None
+
+
+def _find_by_fields(value: dict[str, Any]) -> OtherApi | None:
+    if isinstance(value.get("candidates"), list):
+        return OtherApi("Gemini's API", '"candidates"', _GEMINI)
+    if isinstance(value.get("done"), bool):
+        if isinstance(value.get("message"), dict):
+            return OtherApi("Ollama's /api/chat", '"message" and "done"', _OLLAMA)
+        if isinstance(value.get("response"), str):
+            return OtherApi("Ollama's /api/generate", '"response" and "done"', _OLLAMA)
+    if isinstance(value.get("token"), dict) and "generated_text" in value:
+        return OtherApi("text-generation-inference's /generate_stream", '"token" and "generated_text"', _BASE_URL)
+    if isinstance(value.get("content"), str) and isinstance(value.get("stop"), bool):
+        return OtherApi("llama.cpp's /completion", '"content" and "stop"', "use a base_url that ends with /v1")
+    return None
+
+
+def foreign_answer(value: Any, *, form: str = "stream") -> EndpointProtocolError | None:
+    """Return the error for an answer of another API; None if it is not known to be one.
+
+    Args:
+        value: a decoded event or line of a stream, or a whole body.
+        form: what came: "stream", "NDJSON stream" or "answer".
+    """
+    api = find_other_api(value)
+    if api is None:
+        return None
+    wanted = "a chat.completion" if form == "answer" else "a chat.completion.chunk stream"
+    return lasting_error(f"expected {wanted}, got the {form} of {api.name} ({api.mark}); {api.remedy}")
+
+
+def lasting_error(text: str) -> EndpointProtocolError:
+    """Return an error that the same request would meet again."""
+    return EndpointProtocolError(text, is_lasting=True)
