@@ -15,16 +15,18 @@ MODE = os.environ.get("STREAMCO_BUILD_NATIVE", "auto")
 if MODE not in MODES:
     raise SystemExit(f"STREAMCO_BUILD_NATIVE: expected one of {', '.join(MODES)}, got {MODE!r}")
 SANITIZE = os.environ.get("STREAMCO_SANITIZE", "")
-HEADERS = sorted(str(path) for path in Path("streamco/_native").glob("*.h"))
+HEADERS = sorted(str(path) for path in Path("streamco/_native/include").glob("*.h"))
 
 
 def extensions() -> list[Extension]:
     """One extension a .pyx file."""
     sources = [] if MODE == "no" else sorted(Path("streamco/_native").glob("*.pyx"))
-    flags = ["-O3", "-fno-strict-aliasing"]
+    exact = "-ffp-contract=off"  # the same doubles as the twins, also where the processor could multiply and add in one step
+    flags = ["-O3", "-fno-strict-aliasing", exact]
     link: list[str] = []
     if SANITIZE:
         flags = ["-O1", "-g", "-fno-omit-frame-pointer", f"-fsanitize={SANITIZE}", "-fno-sanitize-recover=all", "-DSTREAMCO_SANITIZE"]
+        flags.append(exact)
         link = [f"-fsanitize={SANITIZE}"]
     common = {"extra_compile_args": flags, "extra_link_args": link, "depends": HEADERS}
     found = [Extension(f"streamco._native.{path.stem}", [str(path)], **common) for path in sources]

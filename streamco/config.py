@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from math import inf
+
 from msgspec import Struct
 
 from streamco.errors import ConfigError
@@ -18,7 +20,7 @@ def parse_pace(pace: Pace) -> float | None:
     """Return the tokens per second of a ``pace`` setting; None: deliver at once.
 
     Raises:
-        ConfigError: not None, a positive number, "reading" or "listening".
+        ConfigError: not None, a positive finite number, "reading" or "listening".
     """
     match pace:
         case None:
@@ -29,7 +31,7 @@ def parse_pace(pace: Pace) -> float | None:
             return LISTENING
         case bool():
             pass
-        case int() | float() if pace > 0:
+        case int() | float() if 0 < pace < inf:
             return float(pace)
     raise ConfigError(f'pace: expected None, tokens per second > 0, "reading" or "listening", got {pace!r}')
 

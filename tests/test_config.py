@@ -17,7 +17,7 @@ def test_a_pace_is_a_name_a_number_or_none(pace: Pace, rate: float | None) -> No
     assert parse_pace(pace) == rate
 
 
-@pytest.mark.parametrize("pace", [0, -1.0, True, "fast", "4.8"])
+@pytest.mark.parametrize("pace", [0, -1.0, float("inf"), float("nan"), True, "fast", "4.8"])
 def test_any_other_pace_is_refused(pace: Pace) -> None:
     with pytest.raises(ConfigError, match=r"pace: expected None, tokens per second > 0, .* got "):
         parse_pace(pace)

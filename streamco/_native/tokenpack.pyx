@@ -15,11 +15,11 @@ from cpython.ref cimport PyObject
 from cpython.sequence cimport PySequence_Fast_GET_SIZE, PySequence_Fast_ITEMS
 from libc.stdint cimport uint8_t, uint32_t, uint64_t
 
-cdef extern from "smallints.h":
+cdef extern from "include/smallints.h":
     Py_ssize_t ids_from_objects(PyObject **items, Py_ssize_t count, unsigned bits, uint32_t *ids) noexcept
     int objects_from_ids(const uint32_t *ids, Py_ssize_t count, PyObject **items) except -1
 
-cdef extern from "tokenpack.h":
+cdef extern from "include/tokenpack.h":
     uint64_t pack_ids(const uint8_t *items, int itemsize, Py_ssize_t count, unsigned bits, uint8_t *out) noexcept
     int value_bits(const char *format, Py_ssize_t itemsize) noexcept
     void unpack_ids(const uint8_t *data, unsigned bits, Py_ssize_t count, uint8_t *items, int itemsize) noexcept

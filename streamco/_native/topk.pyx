@@ -13,7 +13,7 @@ from cpython.mem cimport PyMem_Free, PyMem_Malloc
 from cpython.memoryview cimport PyMemoryView_FromMemory
 from libc.math cimport INFINITY, exp, log
 
-cdef extern from "topk.h":
+cdef extern from "include/topk.h":
     ctypedef float row_float
     ctypedef struct Choice:
         float logit

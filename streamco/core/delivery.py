@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from streamco.core.meter import Meter
-from streamco.core.pacer import Pacer, weigh_chunk
+from streamco.core.pacer import Pacer
 from streamco.core.race.commands import DeliverTokens
 from streamco.openai_types import ChatCompletionChunk
 
@@ -59,11 +59,17 @@ class Delivery:
 
     def release(self, *, now: float) -> list[DeliverTokens]:
         """Return the deliveries that are due."""
-        return [] if self._pacer is None else self._hand_out(self._pacer.release(now=now), now)
+        if self._pacer is None:
+            return []
+        held = self._pacer.buffered
+        return self._hand_out(self._pacer.release(now=now), held, now)
 
     def flush(self, *, now: float) -> list[DeliverTokens]:
         """Return all deliveries that are held back, due or not."""
-        return [] if self._pacer is None else self._hand_out(self._pacer.flush(), now)
+        if self._pacer is None:
+            return []
+        held = self._pacer.buffered
+        return self._hand_out(self._pacer.flush(), held, now)
 
     def drop(self) -> int:
         """Drop all chunks that are held back, and return their number of tokens."""
@@ -73,15 +79,14 @@ class Delivery:
         self._pacer.flush()
         return tokens
 
-    def _hand_out(self, released: list[tuple[str, ChatCompletionChunk]], now: float) -> list[DeliverTokens]:
-        """Return one delivery for each run of chunks of one endpoint."""
+    def _hand_out(self, released: list[tuple[str, ChatCompletionChunk]], held: int, now: float) -> list[DeliverTokens]:
+        """Return one delivery for each run of chunks of one endpoint; ``held`` tokens were in the buffer before."""
+        if tokens := held - self.buffered:
+            self.meter.record(tokens, now=now)
         deliveries: list[DeliverTokens] = []
         start = 0
         for end in range(1, len(released) + 1):
             if end == len(released) or released[end][0] != released[start][0]:
-                chunks = [chunk for _, chunk in released[start:end]]
-                if tokens := sum(map(weigh_chunk, chunks)):
-                    self.meter.record(tokens, now=now)
-                deliveries.append(DeliverTokens(released[start][0], chunks))
+                deliveries.append(DeliverTokens(released[start][0], [chunk for _, chunk in released[start:end]]))
                 start = end
         return deliveries

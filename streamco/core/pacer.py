@@ -12,8 +12,8 @@ between tokens.
 from __future__ import annotations
 
 import re
-from collections import deque
 
+from streamco._native import PacedRing
 from streamco.openai_types import ChatCompletionChunk, ChoiceDelta, ChunkChoice
 
 __all__ = ["Pacer", "split_chunk", "weigh_chunk"]
@@ -95,7 +95,7 @@ def _piece(chunk: ChatCompletionChunk, text: str, *, is_content: bool) -> ChatCo
 
 
 class Pacer:
-    """The buffer that holds chunks until they are due, owned by the delivery.
+    """The buffer that holds chunks until they are due, owned by the delivery. A compiled ring keeps them and their due times.
 
     Args:
         rate: tokens per second at the reader, > 0.
@@ -103,56 +103,28 @@ class Pacer:
     """
 
     def __init__(self, rate: float, *, catch_up: float = 2.0) -> None:
-        self._period = 1.0 / rate
-        self._min_gap = self._period / catch_up
-        self._slots: deque[tuple[int, str, ChatCompletionChunk]] = deque()
-        self._first: float | None = None  # release time of the first token
-        self._released = 0  # tokens
-        self._last = 0.0  # scheduled release of the newest token
-        self._last_weight = 0
-        self._starved = False
-        self.buffered = 0
+        period = 1.0 / rate
+        self._ring: PacedRing[ChatCompletionChunk] = PacedRing(period, period / catch_up)
+
+    @property
+    def buffered(self) -> int:
         """Number of tokens held."""
+        return self._ring.buffered
 
     def feed(self, source: str, chunks: list[ChatCompletionChunk], *, now: float) -> None:
         """Add chunks after those that are held."""
-        if not self.buffered and self._first is not None:
-            self._starved = True
         for chunk in chunks:
             for piece in split_chunk(chunk):
-                weight = weigh_chunk(piece)
-                if self._first is None and weight:
-                    self._first = self._last = now
-                self._slots.append((weight, source, piece))
-                self.buffered += weight
-        if self._starved and self.buffered:
-            self._starved = False
-            self._last = max(self._last, now - self._min_gap * self._last_weight)
+                self._ring.push(weigh_chunk(piece), source, piece, now)
 
     def next_due(self) -> float | None:
         """Return when the next chunk is due; None: nothing is held."""
-        if not self._slots:
-            return None
-        if self._first is None or not self._slots[0][0]:
-            return self._last
-        return max(self._first + self._released * self._period, self._last + self._min_gap * self._last_weight)
+        return self._ring.next_due()
 
     def release(self, *, now: float) -> list[tuple[str, ChatCompletionChunk]]:
         """Remove and return the chunks that are due with their endpoints, in order."""
-        released: list[tuple[str, ChatCompletionChunk]] = []
-        while (due := self.next_due()) is not None and due <= now:
-            weight, source, chunk = self._slots.popleft()
-            if weight:
-                self._last, self._last_weight = due, weight
-                self._released += weight
-                self.buffered -= weight
-            released.append((source, chunk))
-        return released
+        return self._ring.release(now)
 
     def flush(self) -> list[tuple[str, ChatCompletionChunk]]:
         """Remove and return all chunks with their endpoints, due or not."""
-        released = [(source, chunk) for _, source, chunk in self._slots]
-        self._slots.clear()
-        self._released += self.buffered
-        self.buffered = 0
-        return released
+        return self._ring.flush()
