@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from importlib import import_module, metadata
 from typing import NoReturn
 
 from streamco.cli.ui.control_characters import print_plain
 from streamco.errors import ConfigError, StreamcoError
 
-__all__ = ["main"]
+__all__ = ["COMMANDS", "build_parser", "main"]
 
 COMMANDS = {
     "calibrate": "measure a draft model and its verifier, for a profile",
     "chat": "talk to the model on this device and to a server at once",
+    "completion": "print a script that completes this command in a shell",
     "demo": "see it work: device and server on this machine, no key, no download",
     "proxy": "an OpenAI-compatible server in front of both sides",
     "serve": "an OpenAI-compatible server over one GGUF model",
@@ -60,30 +61,35 @@ def _command_in(words: Sequence[str]) -> str:
 
 
 def _parse(words: Sequence[str]) -> argparse.Namespace:
-    parser, command = _parsers(_command_in(words))
+    chosen = _command_in(words)
+    parser, commands = build_parser([chosen] if chosen else [])
+    command = commands.get(chosen)
     args, unknown = parser.parse_known_args(words)
     if unknown:
         (command or parser).error(f"unrecognized arguments: {' '.join(unknown)}")
     return args
 
 
-def _parsers(chosen: str) -> tuple[argparse.ArgumentParser, argparse.ArgumentParser | None]:
-    """Return the whole parser, and the one of the chosen sub-command; None if there is none."""
+def build_parser(with_options: Collection[str]) -> tuple[argparse.ArgumentParser, dict[str, argparse.ArgumentParser]]:
+    """Return the parser of the whole command, and those of the sub-commands by name.
+
+    Only the sub-commands in ``with_options`` know their options, because each of these has to be imported.
+    """
     parser = argparse.ArgumentParser(
         prog="streamco",
         description="One streamed answer, made by a small model on this machine and a remote endpoint together.",
         epilog="streamco COMMAND --help lists the options of a command.",
     )
     parser.add_argument("--version", action=_Version, nargs=0, help="show the version, and whether the compiled extensions run")
-    of_chosen: argparse.ArgumentParser | None = None
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
+    parsers: dict[str, argparse.ArgumentParser] = {}
     for name, text in COMMANDS.items():
         command = commands.add_parser(name, help=text, formatter_class=argparse.RawDescriptionHelpFormatter)
         command.add_argument("-v", "--verbose", action="count", default=0, help="log what happens; twice: everything, and tracebacks")
-        if name == chosen:
+        if name in with_options:
             import_module(f"streamco.cli.{name}").add_arguments(command)
-            of_chosen = command
-    return parser, of_chosen
+        parsers[name] = command
+    return parser, parsers
 
 
 def _version() -> str:

@@ -139,4 +139,4 @@ def test_a_missing_extra_is_named() -> None:
 
 
 def test_the_module_says_what_it_offers() -> None:
-    assert module.__all__ == ["main"]
+    assert module.__all__ == ["COMMANDS", "build_parser", "main"]

@@ -1,0 +1,51 @@
+"""``streamco completion``: a script for bash, zsh or tcsh that completes commands, options, choices and file names."""
+
+from __future__ import annotations
+
+import argparse
+
+from streamco.cli.main import COMMANDS, build_parser
+from streamco.errors import ConfigError
+
+__all__ = ["add_arguments", "completion_script", "run"]
+
+SHELLS = ("bash", "zsh", "tcsh")
+DESCRIPTION = """\
+Prints a script that completes streamco's commands, options, choices and file names in your shell:
+
+  bash   streamco completion bash > ~/.local/share/bash-completion/completions/streamco
+  zsh    streamco completion zsh > DIR/_streamco, where DIR is in $fpath
+  tcsh   streamco completion tcsh > ~/.streamco.tcsh; source it in ~/.tcshrc
+"""
+PATHS = {"FILE", "FOLDER", "PATH"}  # metavars of options and arguments that take a file's name
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the options of ``streamco completion``."""
+    parser.description = DESCRIPTION
+    parser.add_argument("shell", choices=SHELLS, help="the shell that will read the script")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Print the script; the exit code is 0.
+
+    Raises:
+        ConfigError: the library that writes such scripts is not installed.
+    """
+    print(completion_script(args.shell))
+    return 0
+
+
+def completion_script(shell: str) -> str:
+    """Return the script for one of ``SHELLS``."""
+    try:
+        import shtab
+    except ImportError as exc:
+        raise ConfigError('completion: expected the package shtab, got none; install "streamco[cli]"') from exc
+    parser, commands = build_parser(list(COMMANDS))
+    for command in commands.values():
+        for action in command._actions:
+            if action.metavar in PATHS:
+                setattr(action, "complete", shtab.FILE)  # noqa: B010 - shtab's own interface: an attribute that argparse doesn't know
+    script: str = shtab.complete(parser, shell=shell)
+    return script
