@@ -1,6 +1,8 @@
 """Requests that continue an answer which another endpoint began, in the form that the next endpoint understands.
 
-Token ids are sent, packed or plain, if they mean the same at both endpoints. Otherwise text is sent, and the end of a text needs care.
+Token ids are sent, packed (``token_transfer``) or plain, if they mean the same at both endpoints. Otherwise text is sent, and the end of a
+text needs care.
+
 Vocabularies join the last space of a run to the next word, and the rest of the run to one token. So a line break and an indent become
 other tokens at the end of a text than in the middle of one. What a model writes after those tokens is hardly ever what it would have
 written. Many chat templates trim the end of a message, too.
@@ -11,7 +13,6 @@ removes known characters that the endpoint was never shown, so nothing is guesse
 
 from __future__ import annotations
 
-from base64 import b64encode
 from collections.abc import Sequence
 
 import msgspec
@@ -21,10 +22,8 @@ from streamco.errors import UsageError
 from streamco.events import TokensReceived
 from streamco.openai_types import ChunkChoice
 from streamco.partial import Partial, common_prefix_length
-from streamco.wire.token_frames import TokenCodec
 
 __all__ = [
-    "PACKED_FIELD",
     "PREFILL_FIELD",
     "BoundaryWhitespace",
     "continue_request",
@@ -33,9 +32,7 @@ __all__ = [
     "split_trailing_whitespace",
 ]
 
-# Fields of ``streamco serve``: docs/serve.md.
-PACKED_FIELD = "continuation_tokens_packed"
-PREFILL_FIELD = "prefill_only"
+PREFILL_FIELD = "prefill_only"  # a field of ``streamco serve``: docs/serve.md
 # Fields about what is written. After a pre-copy no reader gets it, and some of these cost money or contradict a limit of one token.
 _OUTPUT_FIELDS = {
     "best_of",
@@ -54,22 +51,20 @@ _OUTPUT_FIELDS = {
 }
 
 
-def hand_over(request: Request, partial: Partial, capabilities: Capabilities, *, codec: TokenCodec | None = None) -> tuple[Request, str]:
+def hand_over(request: Request, partial: Partial, capabilities: Capabilities) -> tuple[Request, str]:
     """Return the request that makes a server continue after ``partial``, and the whitespace that the server will write again.
+
+    The ids go plain after a prompt of ids, else the text goes.
 
     Args:
         request: the request without its ``partial``; for the chat API, a text prompt is the message that it becomes.
         partial: the answer's beginning. If nothing of it can be sent, the request begins the answer again.
         capabilities: the server's abilities.
-        codec: packs ids of the server's vocabulary, if it takes packed ids after any prompt (``streamco serve``). None: it doesn't.
 
     Raises:
         UsageError: the server can't continue this answer.
     """
     ids = partial.ids
-    if ids and codec is not None and partial.vocabulary == codec.vocabulary:
-        packed = b64encode(codec.encode(ids)).decode("ascii")
-        return msgspec.structs.replace(request, extra={**request.extra, PACKED_FIELD: packed}), ""
     if ids and request.prompt_ids is not None and capabilities.takes_token_ids and capabilities.vocabulary in {None, partial.vocabulary}:
         # The prompt's ids belong to the server's vocabulary, and so do the answer's.
         return msgspec.structs.replace(request, prompt_ids=[*request.prompt_ids, *ids]), ""

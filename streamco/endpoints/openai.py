@@ -17,7 +17,7 @@ import msgspec
 from streamco.config import Limits, RetryPolicy, Timeouts
 from streamco.endpoints.address import Address, find_address
 from streamco.endpoints.base import Capabilities, Kind, Request, TokenPrices
-from streamco.endpoints.continuation import PACKED_FIELD, PREFILL_FIELD, hand_over, prefill_request
+from streamco.endpoints.continuation import PREFILL_FIELD, hand_over, prefill_request, split_trailing_whitespace
 from streamco.endpoints.device import DeviceEndpoint
 from streamco.endpoints.http import HttpClient
 from streamco.endpoints.openai_stream import OpenAIStream, StreamCall
@@ -27,10 +27,12 @@ from streamco.endpoints.providers import GENERIC, Dialect, find_provider
 from streamco.endpoints.retry import Retries
 from streamco.endpoints.shared_tokenizer import SharedTokenizer
 from streamco.endpoints.token_counter import TokenCounter
+from streamco.endpoints.token_transfer import PACKED_FIELD, TokenTransfer, smaller
 from streamco.engines.base import Engine
 from streamco.errors import ConfigError, EndpointError, EndpointProtocolError, EndpointStatusError, EngineError, UsageError
 from streamco.partial import Partial
 from streamco.wire.openai.errors import status_error
+from streamco.wire.openai.msgpack_body import MSGPACK, encode_msgpack
 from streamco.wire.openai.requests import build_chat_request, build_completion_request, encode_request
 from streamco.wire.openai.stream import Api
 from streamco.wire.token_frames import TokenCodec
@@ -107,7 +109,7 @@ class OpenAIEndpoint:
         self._declared = capabilities
         self._capabilities = self._address.provider.capabilities if capabilities is None else capabilities
         self._dialect = Dialect(self._address.provider)
-        self._codec: TokenCodec | None = None  # for a server that takes packed ids
+        self._transfer: TokenTransfer | None = None  # to a server that takes packed ids
         self._tokenizer = None if tokenizer is None else SharedTokenizer(tokenizer)
         self._key = key
         self._headers = _build_headers(self._address, key, headers)
@@ -245,7 +247,7 @@ class OpenAIEndpoint:
             return
         self._capabilities = msgspec.structs.replace(self._capabilities, vocabulary=info.vocabulary, continuation="token_ids")
         if info.kind == STREAMCO:
-            self._codec = TokenCodec(info.vocabulary, info.vocabulary_size)
+            self._transfer = TokenTransfer(TokenCodec(info.vocabulary, info.vocabulary_size), MSGPACK in info.media_types)
             self._capabilities = msgspec.structs.replace(self._capabilities, pre_copy="append")
 
     def _record_refusal(self, error: EndpointStatusError) -> bool:
@@ -253,8 +255,12 @@ class OpenAIEndpoint:
 
         The server may have another model by now.
         """
-        if self._codec is not None and error.status == 400 and PACKED_FIELD in error.body:
-            self._codec = None
+        transfer = self._transfer
+        if transfer is not None and transfer.is_binary and error.status == 415:
+            self._transfer = msgspec.structs.replace(transfer, is_binary=False)
+            return True
+        if transfer is not None and error.status == 400 and PACKED_FIELD in error.body:
+            self._transfer = None
             self._capabilities = msgspec.structs.replace(self._capabilities, vocabulary=None, continuation="continue_final_message")
             return True
         if self._capabilities.pre_copy == "append" and error.status in {400, 422} and PREFILL_FIELD in error.body:
@@ -263,35 +269,44 @@ class OpenAIEndpoint:
         return self._dialect.record_refusal(error)
 
     async def _prepare(self, request: Request) -> StreamCall:
+        if request.prefill_only:
+            request = msgspec.structs.replace(prefill_request(request, self._capabilities.pre_copy), prefill_only=True)
+        partial, request = request.partial, msgspec.structs.replace(request, partial=None)
+        if partial is None:
+            return self._build_call(request)
+        if request.prompt is not None and self.api == "chat":
+            request = msgspec.structs.replace(request, prompt=None, messages=[{"role": "user", "content": request.prompt}])
+        if self._transfer is None or not self._transfer.takes(partial):
+            return self._build_call(*await self._continue(request, partial))
+        packed = self._build_call(self._transfer.pack(request, partial), is_binary=self._transfer.is_binary)
+        if request.prompt_ids is not None or not split_trailing_whitespace(partial.text)[0]:
+            return packed  # a text can't follow ids, and a text of whitespace would not be sent
+        return smaller(packed, self._build_call(*await self._continue(request, partial)))
+
+    async def _continue(self, request: Request, partial: Partial) -> tuple[Request, str]:
+        """Return the request with the answer's beginning, and the whitespace that is held back at its end."""
+        if self._tokenizer is not None and self._transfer is None and self._takes_ids(request, partial):
+            by_ids = await self._tokenizer.hand_over(request, partial, context_tokens=self._capabilities.context_tokens)
+            if by_ids is not None:
+                return by_ids, ""
+        return hand_over(request, partial, self._capabilities)
+
+    def _build_call(self, request: Request, held_whitespace: str = "", *, is_binary: bool = False) -> StreamCall:
+        """Return the HTTP request; ``is_binary``: with a body in MessagePack, if its values have a form there."""
         is_answer = not request.prefill_only
-        if not is_answer:
-            request = prefill_request(request, self._capabilities.pre_copy)
-        request, held_whitespace = await self._continue(request)
         model = request.model or self.model
         api, path, body = self._build_body(request, model, self._extra(request) if is_answer else request.extra)
         last = request.messages[-1] if request.messages else {}
         url = self._url(path, model, base_url=self._address.provider.continuation_base_url if last.get("prefix") else None)
         if request.query:
             url = url.update_query(request.query)
-        headers = {**self._headers, **request.headers} if request.headers else self._headers
         try:
-            return StreamCall(url, headers, encode_request(body), api, held_whitespace if is_answer else "")
+            encoded = encode_msgpack(body) if is_binary else None
+            types = {} if encoded is None else {"Content-Type": MSGPACK}
+            headers = {**self._headers, **types, **request.headers}
+            return StreamCall(url, headers, encode_request(body) if encoded is None else encoded, api, held_whitespace if is_answer else "")
         except TypeError as exc:
             raise UsageError(f"request: expected values that have a JSON form, got {exc}") from exc
-
-    async def _continue(self, request: Request) -> tuple[Request, str]:
-        """Return the request without ``partial``, and the whitespace that is held back at its end."""
-        if request.partial is None:
-            return request, ""
-        rest = msgspec.structs.replace(request, partial=None)
-        if rest.prompt is not None and self.api == "chat":
-            rest = msgspec.structs.replace(rest, prompt=None, messages=[{"role": "user", "content": rest.prompt}])
-        if self._tokenizer is not None and self._codec is None and self._takes_ids(rest, request.partial):
-            context_tokens = self._capabilities.context_tokens
-            by_ids = await self._tokenizer.hand_over(rest, request.partial, context_tokens=context_tokens)
-            if by_ids is not None:
-                return by_ids, ""
-        return hand_over(rest, request.partial, self._capabilities, codec=self._codec)
 
     def _takes_ids(self, request: Request, partial: Partial) -> bool:
         """Return True if, for this request, template and vocabulary of the server are those of the local model."""

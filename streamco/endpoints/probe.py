@@ -37,6 +37,7 @@ class ServerInfo(Struct, frozen=True, kw_only=True):
         vocabulary: fingerprint of the server's token ids. ``streamco serve`` gives it; else it is that of a local model which reads a
             sample into the same ids. None: not known.
         vocabulary_size: number of those ids. None: not known.
+        media_types: content types of requests that the server says it takes, beside JSON; () if it doesn't say.
     """
 
     kind: str
@@ -45,6 +46,7 @@ class ServerInfo(Struct, frozen=True, kw_only=True):
     version: str = ""
     vocabulary: str | None = None
     vocabulary_size: int | None = None
+    media_types: tuple[str, ...] = ()
 
 
 def identify(models: Any, facts: Mapping[str, Any], *, model: str) -> ServerInfo:
@@ -72,6 +74,7 @@ def identify(models: Any, facts: Mapping[str, Any], *, model: str) -> ServerInfo
         version=str(_get(facts.get("/version"), "version") or _get(props, "build_info") or ""),
         vocabulary=vocabulary if has_vocabulary else None,
         vocabulary_size=size if has_vocabulary else None,
+        media_types=_read_texts(chosen.get("media_types")) if has_vocabulary else (),
     )
 
 
@@ -89,6 +92,10 @@ def _find_kind(entries: list[dict[str, Any]], facts: Mapping[str, Any]) -> str:
 def _read_models(models: Any) -> list[dict[str, Any]]:
     listed = models if isinstance(models, list) else _get(models, "data")
     return [entry for entry in listed if isinstance(entry, dict) and entry.get("id")] if isinstance(listed, list) else []
+
+
+def _read_texts(value: Any) -> tuple[str, ...]:
+    return tuple(each for each in value if isinstance(each, str)) if isinstance(value, list) else ()
 
 
 def _read_size(value: Any, *path: str) -> int | None:

@@ -22,7 +22,7 @@ from streamco.errors import EngineError
 from streamco.server.http.api import make_application
 from streamco.server.http.errors import RequestError
 from streamco.server.http.listening import listening, make_runner
-from streamco.server.http.middleware import RequestAdmission, read_body
+from streamco.server.http.middleware import JSON, RequestAdmission, read_body
 from streamco.server.latency_replay import LatencyReplay
 from streamco.server.options import ServeOptions
 from streamco.server.prompts import ApiRequest, build_generation
@@ -31,8 +31,11 @@ from streamco.server.responses import ChatResponse, CompletionResponse, Response
 from streamco.server.streaming import answer_whole, stream_answer
 from streamco.server.verify.service import PATH, STATS_PATH, VerifyService
 from streamco.server.wakeup import Clock, GenerationReader, LoopClock, WakeCoalescer
+from streamco.wire.openai.msgpack_body import MSGPACK
 
 __all__ = ["SERVICE", "VERIFY", "Service", "ServeOptions", "make_app", "make_runner", "serving"]
+
+MEDIA_TYPES = (JSON, MSGPACK)  # of request bodies
 
 
 class Service:
@@ -86,16 +89,17 @@ class Service:
     async def chat_completions(self, request: web.Request) -> web.StreamResponse:
         """Answer ``POST /v1/chat/completions``."""
         with self.admission.admitted():
-            arrived = self.clock.now()
-            body = await read_body(request)
-            return await self._answer(request, parse(body, ChatRequest), len(body), arrived)
+            return await self._receive(request, ChatRequest)
 
     async def completions(self, request: web.Request) -> web.StreamResponse:
         """Answer ``POST /v1/completions``."""
         with self.admission.admitted():
-            arrived = self.clock.now()
-            body = await read_body(request)
-            return await self._answer(request, parse(body, CompletionRequest), len(body), arrived)
+            return await self._receive(request, CompletionRequest)
+
+    async def _receive(self, request: web.Request, shape: type[ChatRequest | CompletionRequest]) -> web.StreamResponse:
+        arrived = self.clock.now()
+        body = await read_body(request, MEDIA_TYPES)
+        return await self._answer(request, parse(body, shape, request.content_type), len(body), arrived)
 
     async def _answer(self, request: web.Request, parsed: ApiRequest, body_bytes: int, arrived: float) -> web.StreamResponse:
         if parsed.model:
@@ -156,6 +160,7 @@ class Service:
             "max_model_len": info.context_tokens,
             "vocabulary": info.vocabulary,
             "vocabulary_size": info.vocabulary_size,
+            "media_types": MEDIA_TYPES,
         }
 
 

@@ -1,4 +1,4 @@
-"""Request bodies: JSON as typed fields, with OpenAI's names, ranges and error texts.
+"""Request bodies: JSON or MessagePack as typed fields, with OpenAI's names, ranges and error texts.
 
 Fields that OpenAI doesn't have keep the names other servers gave them: ``top_k``, ``min_p``, ``ignore_eos`` and ``return_token_ids`` are
 vLLM's; ``prompt_tokens_packed``, ``continuation_tokens_packed`` and ``prefill_only`` are this server's own (docs/serve.md). Unknown fields
@@ -16,7 +16,9 @@ from msgspec import Meta, Struct
 from streamco.config import SamplingOptions
 from streamco.engines.sampling import MAX_TOP_K, MIN_TOP_P
 from streamco.server.http.errors import RequestError, invalid, unsupported
+from streamco.server.http.middleware import JSON
 from streamco.wire.openai.logprobs import MAX_TOP_LOGPROBS
+from streamco.wire.openai.msgpack_body import MSGPACK, MsgpackSizeError, decode_msgpack
 
 __all__ = ["TOP_LOGPROBS", "ChatRequest", "CompletionRequest", "GenerateRequest", "StreamOptions", "parse"]
 
@@ -67,7 +69,7 @@ class GenerateRequest(Struct, kw_only=True):
     logit_bias: dict[int, Annotated[float, Meta(ge=-100, le=100)]] | None = None
     ignore_eos: bool | None = None
     return_token_ids: bool | None = None
-    continuation_tokens_packed: bytes | None = None  # base64 in JSON; msgspec decodes it
+    continuation_tokens_packed: bytes | None = None  # base64 in JSON, which msgspec decodes; bytes in MessagePack
     prefill_only: bool | None = None
 
     @property
@@ -224,20 +226,32 @@ class CompletionRequest(GenerateRequest, kw_only=True):
                 raise unsupported(field)
 
 
-def parse(body: bytes, shape: type[T]) -> T:
+def parse(body: bytes, shape: type[T], media_type: str = JSON) -> T:
     """Return a request body as its fields, checked.
 
     Raises:
-        RequestError: 400, naming the field if one is at fault.
+        RequestError: 400, naming the field if one is at fault; 413, MessagePack with too many elements.
     """
     try:
-        request = msgspec.json.decode(body, type=shape)
+        if media_type == MSGPACK:
+            request = msgspec.convert(_unpack(body), type=shape, str_keys=True)
+        else:
+            request = msgspec.json.decode(body, type=shape)
     except msgspec.ValidationError as error:
         raise _explain(str(error)) from error
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise invalid(None, f"body: expected JSON, got {error}") from error
     request.check()
     return request
+
+
+def _unpack(body: bytes) -> dict[str, Any]:
+    try:
+        return decode_msgpack(body)
+    except MsgpackSizeError as error:
+        raise RequestError(413, f"body: {error}") from error
+    except ValueError as error:
+        raise invalid(None, f"body: {error}") from error
 
 
 def _explain(text: str) -> RequestError:

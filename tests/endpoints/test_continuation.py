@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from base64 import b64decode
 from itertools import pairwise
 
@@ -13,7 +14,6 @@ from msgspec.structs import replace
 from streamco.config import SamplingOptions
 from streamco.endpoints.base import Capabilities, Request
 from streamco.endpoints.continuation import (
-    PACKED_FIELD,
     PREFILL_FIELD,
     BoundaryWhitespace,
     continue_request,
@@ -22,6 +22,7 @@ from streamco.endpoints.continuation import (
     split_trailing_whitespace,
 )
 from streamco.endpoints.device import DeviceEndpoint
+from streamco.endpoints.token_transfer import PACKED_FIELD, TokenTransfer
 from streamco.errors import UsageError
 from streamco.events import StreamEnded, TokensReceived
 from streamco.openai_types import ChatCompletionChunk
@@ -29,6 +30,7 @@ from streamco.partial import Partial
 from streamco.server.app import serving
 from streamco.testing import FakeEngine, ScriptedServer, json_answer, stream_answer, text_chunk
 from streamco.testing.engine import FakeVocabulary
+from streamco.wire.openai.requests import encode_request
 from streamco.wire.token_frames import TokenCodec
 from tests.endpoints.helpers import ask, opened
 
@@ -80,16 +82,19 @@ STREAMCO = Capabilities(vocabulary=VOCABULARY, takes_token_ids=True, continuatio
 
 
 def test_ids_of_the_servers_vocabulary_go_packed() -> None:
-    request, boundary = hand_over(ASKED, BEGUN, STREAMCO, codec=CODEC)
+    transfer = TokenTransfer(CODEC)
+    assert transfer.takes(BEGUN)
+    request = transfer.pack(ASKED, BEGUN)
     assert request.messages == [QUESTION]
     assert request.extra["user"] == "u"
-    assert CODEC.decode(b64decode(request.extra[PACKED_FIELD])) == [1, 2]
-    assert boundary == ""
+    assert CODEC.decode(request.extra[PACKED_FIELD]) == [1, 2]
+    assert CODEC.decode(b64decode(json.loads(encode_request(request.extra))[PACKED_FIELD])) == [1, 2]
 
 
 @pytest.mark.parametrize("partial", [replace(BEGUN, vocabulary="other"), replace(BEGUN, ids=None, vocabulary=None)])
 def test_ids_of_another_vocabulary_go_as_text(partial: Partial) -> None:
-    request, _ = hand_over(ASKED, partial, STREAMCO, codec=CODEC)
+    assert not TokenTransfer(CODEC).takes(partial)
+    request, _ = hand_over(ASKED, partial, STREAMCO)
     assert request.messages == [QUESTION, {"role": "assistant", "content": "one two"}]
     assert PACKED_FIELD not in request.extra
 

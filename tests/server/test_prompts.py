@@ -11,10 +11,12 @@ import pytest
 
 from streamco.errors import EngineError
 from streamco.server.http.errors import RequestError
+from streamco.server.http.middleware import JSON
 from streamco.server.options import ServeOptions
 from streamco.server.prompts import build_generation, render, tokenize_request, unpack_ids
 from streamco.server.requests import ChatRequest, CompletionRequest, parse
 from streamco.testing import FakeEngine
+from streamco.wire.openai.msgpack_body import MSGPACK, encode_msgpack
 from streamco.wire.token_frames import TokenCodec
 from tests.server.support import CHAT, HELLO, TEXT, running
 
@@ -253,10 +255,31 @@ def test_the_error_keeps_its_cause() -> None:
     assert caught.value.__cause__ is not None
 
 
+@pytest.mark.parametrize("path", [CHAT, TEXT])
+async def test_a_beginning_in_messagepack_is_the_same_in_less(path: str) -> None:
+    engine = FakeEngine()
+    fields = HELLO if path == CHAT else {"prompt": "Hello"}
+    async with running(engine) as server:
+        for media_type, body in ((JSON, json.dumps({**fields, "continuation_tokens_packed": packed()}).encode()),
+                                 (MSGPACK, encode_msgpack({**fields, "continuation_tokens_packed": CODEC.encode_short(IDS)}))):  # fmt: skip
+            status, _ = await server.post(path, body, **{"Content-Type": media_type})
+            assert status == 200
+    assert engine.requests[0].prompt_ids == engine.requests[1].prompt_ids
+
+
+@pytest.mark.parametrize("frame", [b"", CODEC.encode_short(IDS)[:-1], CODEC.encode_short(IDS)[:3] + b"?", b"\xff", 5])
+async def test_a_damaged_beginning_in_messagepack_is_refused_by_the_fields_name(frame: Any) -> None:
+    async with running() as server:
+        body = encode_msgpack({**HELLO, "continuation_tokens_packed": frame})
+        status, answer = await server.post(CHAT, body, **{"Content-Type": MSGPACK})
+    assert (status, answer["error"]["param"]) == (400, "continuation_tokens_packed")
+
+
 async def test_the_model_card_tells_what_a_frame_needs() -> None:
     async with running() as server, server.client.get("/v1/models") as response:
         (card,) = (await response.json())["data"]
     assert TokenCodec(card["vocabulary"], card["vocabulary_size"]).encode(IDS) == FRAME
+    assert card["media_types"] == [JSON, MSGPACK]
 
 
 async def test_ids_that_end_inside_a_code_point_have_it_shown_whole() -> None:

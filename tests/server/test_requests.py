@@ -13,7 +13,9 @@ from hypothesis import strategies as st
 
 from streamco.config import SamplingOptions
 from streamco.server.http.errors import RequestError
+from streamco.server.http.middleware import JSON
 from streamco.server.requests import ChatRequest, CompletionRequest, GenerateRequest, parse
+from streamco.wire.openai.msgpack_body import MSGPACK, encode_msgpack
 from streamco.wire.openai.requests import build_chat_request, build_completion_request, encode_request
 
 MESSAGES = [{"role": "user", "content": "Hello"}]
@@ -214,3 +216,49 @@ def test_what_our_own_client_builds_is_read_back(sampling: SamplingOptions) -> N
     assert (asked.is_streamed, asked.wants_usage, asked.wanted_tokens[1]) == (True, True, sampling.max_tokens)
     plain = parse(encode_request(build_completion_request([1, 2], model="m", sampling=sampling, stream=False)), CompletionRequest)
     assert (plain.sampling(16), plain.is_streamed, plain.single_prompt) == (asked.sampling(16), False, [1, 2])
+
+
+# The same fields in MessagePack
+
+
+@given(st.recursive(SCALARS, lambda inner: st.lists(inner, max_size=3) | st.dictionaries(FIELDS, inner, max_size=4)))
+def test_a_body_means_the_same_in_messagepack_as_in_json(value: Any) -> None:
+    fields = {"messages": MESSAGES, "stop": value, "seed": value, "logit_bias": value}
+    encoded = encode_msgpack(fields)
+    assert encoded is not None
+    assert outcome(encoded, MSGPACK) == outcome(json.dumps(fields).encode(), JSON)
+
+
+def outcome(body: bytes, media_type: str) -> ChatRequest | str:
+    """The request, or the error's text."""
+    try:
+        return parse(body, ChatRequest, media_type)
+    except RequestError as error:
+        return str(error)
+
+
+@pytest.mark.parametrize("shape", [ChatRequest, CompletionRequest])
+def test_packed_ids_are_bytes_in_messagepack(shape: type[ChatRequest | CompletionRequest]) -> None:
+    encoded = encode_msgpack({"messages": MESSAGES, "prompt": "x", "continuation_tokens_packed": b"\x88\0\0\0", "logit_bias": {7: 1}})
+    assert encoded is not None
+    request = parse(encoded, shape, MSGPACK)
+    assert (request.continuation_tokens_packed, request.logit_bias) == (b"\x88\0\0\0", {7: 1.0})
+
+
+@given(st.binary(max_size=60))
+def test_no_messagepack_makes_the_parser_fail_otherwise(body: bytes) -> None:
+    for shape in (ChatRequest, CompletionRequest):
+        with contextlib.suppress(RequestError):
+            parse(body, shape, MSGPACK)
+
+
+def test_messagepack_with_too_many_elements_is_413() -> None:
+    with pytest.raises(RequestError) as caught:
+        parse(b"\x81\xa8messages\xdd\xff\xff\xff\xff", ChatRequest, MSGPACK)
+    assert (caught.value.status, str(caught.value)) == (413, "body: expected at most 4096 elements in an array or map, got 4294967295")
+
+
+def test_a_body_that_is_no_map_names_what_came() -> None:
+    with pytest.raises(RequestError, match="body: expected a map, got list") as caught:
+        parse(b"\x90", ChatRequest, MSGPACK)
+    assert (caught.value.status, caught.value.param) == (400, None)

@@ -16,10 +16,11 @@ from streamco.server.http.body_bounds import has_more_elements
 from streamco.server.http.errors import RequestError, error_response, overloaded
 from streamco.server.http.options import ListenOptions
 
-__all__ = ["RequestAdmission", "authorize", "check_key", "means_loopback", "read_body", "translate_errors"]
+__all__ = ["JSON", "RequestAdmission", "authorize", "check_key", "means_loopback", "read_body", "translate_errors"]
 
 logger = logging.getLogger("streamco.server")
 
+JSON = "application/json"
 BODY_SECONDS = 30.0  # a megabyte at 280 kbit/s; a slower client would only keep a place occupied
 MAX_ELEMENTS = 250_000  # commas, [ and { of a body outside of texts; as empty objects they take 16 MB and 20 ms
 OPEN_PATHS = frozenset({"/health"})  # probes have no key
@@ -98,15 +99,19 @@ def means_loopback(host: str) -> bool:
     return not host or is_loopback(name.lower())
 
 
-async def read_body(request: web.Request) -> bytes:
-    """Return the body of a JSON request. The middleware has checked its size, if the request says it, and then the key.
+async def read_body(request: web.Request, media_types: tuple[str, ...] = (JSON,)) -> bytes:
+    """Return the body of a request. The middleware has checked its size, if the request says it, and then the key.
+
+    Args:
+        request: the request.
+        media_types: content types that are taken. Web pages must not be able to send any of them without asking (CORS).
 
     Raises:
         RequestError: 415 another content type, 413 too large or too many elements, 408 too slow, 400 broken in transit.
     """
-    if request.content_type != "application/json":  # also if there is none: web pages may send such requests to any address without asking
+    if request.content_type not in media_types:  # also if there is none: web pages may send such requests to any address without asking
         got = request.content_type if "Content-Type" in request.headers else "none"
-        raise RequestError(415, f"content type: expected application/json, got {got}")
+        raise RequestError(415, f"content type: expected {' or '.join(media_types)}, got {got}")
     limit = request.client_max_size
     try:
         async with asyncio.timeout(BODY_SECONDS):
@@ -117,7 +122,8 @@ async def read_body(request: web.Request) -> bytes:
         raise _too_large(limit) from error
     except web.RequestPayloadError as error:
         raise RequestError(400, f"body: expected well-formed HTTP, got {error}") from error
-    _check_elements(body)
+    if request.content_type == JSON:
+        _check_elements(body)
     return body
 
 

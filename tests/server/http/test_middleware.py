@@ -146,7 +146,7 @@ async def test_no_content_type_is_415_since_web_pages_may_send_that_anywhere() -
         server.client.post(CHAT, data=json.dumps(HELLO), skip_auto_headers=["Content-Type"]) as response,
     ):
         message = check_error(response.status, await response.json(), of=415, kind="invalid_request_error")
-        assert message == "content type: expected application/json, got none"
+        assert message == "content type: expected application/json or application/vnd.msgpack, got none"
     assert engine.requests == []
 
 
@@ -232,3 +232,17 @@ async def test_a_size_beyond_the_limit_is_refused_before_the_key_is_checked() ->
     kind = {"Content-Type": "application/json"}
     async with running(api_key="secret", max_body_bytes=99) as server, server.client.post(CHAT, data=b"x" * 100, headers=kind) as response:
         assert response.status == 413
+
+
+PACKED = {"Content-Type": "application/vnd.msgpack"}
+
+
+async def test_messagepack_is_read_only_after_its_size_and_the_key_were_checked() -> None:
+    engine = FakeEngine()
+    async with running(engine, max_body_bytes=1000, api_key="sk-right") as server:
+        assert (await server.post(CHAT, b"\xc1" * 2000, **PACKED))[0] == 413
+        assert (await server.post(CHAT, b"\xc1", **PACKED))[0] == 401
+        status, body = await server.post(CHAT, b"\xc1", **PACKED, **KEY)
+        assert (status, body["error"]["message"]) == (400, "body: expected MessagePack, got a byte that begins no object")
+        assert (await server.post(CHAT, b"\x81\xa8messages\xdd\xff\xff\xff\xff", **PACKED, **KEY))[0] == 413
+    assert engine.requests == []

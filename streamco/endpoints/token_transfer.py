@@ -1,0 +1,58 @@
+"""Packed token ids to a server of this project (DiSCo section 4.3, "Efficient Token Transfer").
+
+The server says its vocabulary and the media types that it takes (``GET /v1/models``). If MessagePack is among them, ids go as bytes with a
+header of four bytes. Otherwise they go in JSON, as base64 of a frame with a header of twenty.
+"""
+
+from __future__ import annotations
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+from streamco.endpoints.base import Request
+from streamco.endpoints.openai_stream import StreamCall
+from streamco.partial import Partial
+from streamco.wire.token_frames import TokenCodec
+
+__all__ = ["PACKED_FIELD", "TokenTransfer", "smaller"]
+
+PACKED_FIELD = "continuation_tokens_packed"  # a field of ``streamco serve``: docs/serve.md
+
+
+class TokenTransfer(Struct, frozen=True):
+    """The form in which a server takes ids.
+
+    Args:
+        codec: packs ids of the server's vocabulary.
+        is_binary: the server takes and sends MessagePack.
+    """
+
+    codec: TokenCodec
+    is_binary: bool = False
+
+    def takes(self, partial: Partial | None) -> bool:
+        """Return True if the beginning of an answer is known by ids of the server's vocabulary."""
+        return partial is not None and bool(partial.ids) and partial.vocabulary == self.codec.vocabulary
+
+    def pack(self, request: Request, partial: Partial) -> Request:
+        """Return the request with the ids of ``partial``; bytes become base64 in JSON.
+
+        Args:
+            request: the request without its ``partial``.
+            partial: the answer's beginning, which ``takes`` has accepted.
+        """
+        ids = partial.ids or ()
+        frame = self.codec.encode_short(ids) if self.is_binary else self.codec.encode(ids)
+        return replace(request, extra={**request.extra, PACKED_FIELD: frame})
+
+
+def smaller(packed: StreamCall, text: StreamCall) -> StreamCall:
+    """Return the call with fewer bytes on the wire, head and body together; the packed one if both have as many."""
+    return packed if _wire_size(packed) <= _wire_size(text) else text
+
+
+def _wire_size(call: StreamCall) -> int:
+    """Return the bytes of a call, less what every call to its server has."""
+    size = len(call.body)
+    lines = sum(len(name) + len(value.encode("utf-8", "surrogateescape")) for name, value in call.headers.items())
+    return len(call.url.raw_path_qs) + lines + len(str(size)) + size
