@@ -10,13 +10,14 @@ from streamco.engines.llamacpp.gguf import derived
 async def main() -> None:
     large = streamco.packaged_model()
     small = await asyncio.to_thread(derived, large, "Q4_0")  # a smaller quantisation of the same model drafts for it
-    options = streamco.EngineOptions(threads=1, held_sequences=8)
+    options = streamco.EngineOptions(threads=1)  # the client adds the places that drafts need
     async with (
         running_server("--model", str(large), "--threads", "1", "--port", "0") as base_url,
         streamco.Client(
             streamco.DeviceEndpoint(small, options=options),
             streamco.OpenAIEndpoint("large", base_url=base_url, name="server"),
             mode="speculate",
+            speculation=streamco.SpeculationOptions(is_adaptive=False),  # draft always; by default only while it is faster
         ) as client,
     ):
         stream = client.stream("Why is the sky blue?", max_tokens=48, temperature=0)

@@ -39,8 +39,8 @@ PRINTS = {
     ],
     "speculate": [
         r"\b(sky|light)\b",
-        r"^\d+ tokens the device's, \d+ the server's, \d+ by the server alone$",
-        r"^\d+ rounds, \d+ bytes up, \d+% accepted, exact: True$",
+        r"^[1-9]\d* tokens the device's, \d+ the server's, 0 by the server alone$",  # the first run drafts
+        r"^[1-9]\d* rounds, [1-9]\d* bytes up, [1-9]\d*% accepted, exact: True$",
     ],
     "speech_bot": [r"^ *\d+\.\d\d s: \w", r"^\d+ tokens$"],
     "web_chat": [r'^data: "\w+"$', r"^1 left: \d{1,2} of 500 tokens were made$"],

@@ -27,10 +27,10 @@ from streamco.client.endpoint_set import DeviceSetting, EndpointSet, ServerSetti
 from streamco.client.pending_answer import PendingAnswer
 from streamco.client.race.dispatcher import Dispatcher, DispatchOptions
 from streamco.client.race.migration import MigrationOptions
-from streamco.client.settings import ClientSettings, check_options
-from streamco.client.speculation.options import Mode, SpeculationOptions, VerifierSetting, check_speculation
+from streamco.client.settings import ClientSettings, check_options, check_sides
+from streamco.client.speculation.options import Mode, SpeculationOptions, VerifierSetting, check_no_drafting, check_speculation
 from streamco.client.speculation.planner import SpeculationPlanner
-from streamco.client.speculation.verifier_binding import VerifierBinding, drafting_engine_options
+from streamco.client.speculation.verifier_binding import VerifierBinding, reserve_places
 from streamco.client.stream import ChatStream, TokenStream
 from streamco.config import Limits, Pace, parse_pace
 from streamco.core.race.machine import OnFailure
@@ -38,7 +38,6 @@ from streamco.core.speculation.answer import Emit
 from streamco.core.totals import Totals, TotalsRecorder
 from streamco.endpoints.base import Request
 from streamco.endpoints.engine_health import check_engine
-from streamco.engines.base import EngineOptions
 from streamco.errors import ConfigError
 from streamco.profiles import Profile
 
@@ -61,11 +60,12 @@ class Client:
             side may process (DiSCo 4.1, b); None: 0.3. It caps what really happens from the first answer on, within 0.01 and, among the
             first 500 answers, one mean prompt (docs/dispatch.md). If the device drafts: share of the drafted tokens that are verified;
             None: all, so that the answer is the verifier's own.
-        policy: "auto", or a dispatch policy's name (docs/dispatch.md). "device-only" and "server-only" are promises: the other side is
-            never asked, whatever happens. An answer that this side can't give is an error.
+        policy: "auto", or a dispatch policy's name (docs/dispatch.md), for answers that race. "device-only" and "server-only" are promises:
+            the other side is never asked, whatever happens. An answer that this side can't give is an error.
         pace: tokens per second at the reader, "reading" (4.8), "listening" (3.5), or None: as fast as they come.
         mode: "race": the whole answer comes from the endpoint that is first; "speculate": the device drafts and the server verifies,
-            if that is possible; "auto": the faster of the two, answer by answer (docs/speculation.md).
+            if that is possible; "auto": the faster of the two, answer by answer (docs/speculation.md). None: "race", and the next three
+            must not be given, because they would have no effect. Name "race" to give them to clients from ``with_options``.
         verifier: verifies the drafts: the URL of a ``streamco serve``, or a verifier; None: ``server`` does.
         emit: what readers of ``stream`` get of speculated answers: "verified": final text; "draft": drafts at once, and retractions.
         speculation: the other options for drafting and verifying.
@@ -97,7 +97,7 @@ class Client:
         budget: float | None = None,
         policy: str = "auto",
         pace: Pace = None,
-        mode: Mode = "race",
+        mode: Mode | None = None,
         verifier: VerifierSetting = None,
         emit: Emit = "verified",
         speculation: SpeculationOptions | None = None,
@@ -113,19 +113,25 @@ class Client:
     ) -> None:
         check_options(migration, dispatch, limits, on_failure)
         check_speculation(mode, verifier, emit, speculation)
+        if mode is None:
+            check_no_drafting(verifier=verifier, emit=None if emit == "verified" else emit, speculation=speculation)
+            mode = "race"
         prior = None if profile is None else _read_profile(profile)
         speculation = (speculation or SpeculationOptions()).with_profile(None if prior is None else prior.pair)
         draft_budget = budget if speculation.budget is None else speculation.budget
         may_draft = mode != "race" or verifier is not None
         share = 1.0 if draft_budget is None else draft_budget
-        engine = drafting_engine_options(EngineOptions(), share, offload=speculation.offload) if may_draft else None
-        endpoints = EndpointSet(device, server, engine=engine)
+        endpoints = EndpointSet(device, server)
+        if may_draft:
+            reserve_places(endpoints.device, share, offload=speculation.offload)
         endpoints.binding = VerifierBinding(verifier, endpoints.device, endpoints.servers)
         dispatch = dispatch or DispatchOptions()
         race_budget = _RACE_BUDGET if budget is None else budget
+        dispatcher = Dispatcher(dispatch, budget=race_budget, policy=policy, profile=prior, seed=seed)
+        check_sides(dispatcher, endpoints)
         self._settings = ClientSettings(
             endpoints=endpoints,
-            dispatcher=Dispatcher(dispatch, budget=race_budget, policy=policy, profile=prior, seed=seed),
+            dispatcher=dispatcher,
             planner=SpeculationPlanner(endpoints.binding, speculation, mode=mode, emit=emit, budget=draft_budget, seed=seed),
             totals=TotalsRecorder(),
             pace=parse_pace(pace),
@@ -202,21 +208,28 @@ class Client:
         """Return a client with other settings over the same endpoints.
 
         What is learned and spent, ``totals`` included, is shared unless ``budget``, ``policy`` or ``dispatch`` is given. Then the new
-        client has an account of its own, which starts empty. A device that was loaded by a client in mode "race" can't draft.
+        client has an account of its own, which starts empty. A device that was loaded for a client in mode "race" can't draft: answers
+        race then, and say so.
         """
         settings = self._settings
         check_options(migration, dispatch, limits, None if isinstance(on_failure, Unset) else on_failure)
         check_speculation(mode or settings.planner.mode, None, emit or settings.planner.emit, speculation)
+        if mode is None and settings.planner.mode == "race":
+            check_no_drafting(emit=None if emit == "verified" else emit, speculation=speculation)
         dispatcher, totals = settings.dispatcher, settings.totals
         if budget is not None or policy is not None or dispatch is not None:
             dispatcher = dispatcher.copy(dispatch or settings.dispatch, budget=budget, policy=policy)
             totals = TotalsRecorder()
+            check_sides(dispatcher, settings.endpoints)
+        planner = settings.planner.copy(mode=mode, emit=emit, budget=budget, options=speculation)
+        if planner.mode != "race":
+            reserve_places(settings.endpoints.device, planner.budget, offload=planner.options.offload)
         other = copy(self)
         other._owns_endpoints = False
         other._settings = replace(
             settings,
             dispatcher=dispatcher,
-            planner=settings.planner.copy(mode=mode, emit=emit, budget=budget, options=speculation),
+            planner=planner,
             totals=totals,
             pace=settings.pace if isinstance(pace, Unset) else parse_pace(pace),
             on_failure=settings.on_failure if isinstance(on_failure, Unset) else on_failure,

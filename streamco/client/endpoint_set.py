@@ -10,7 +10,6 @@ from typing import cast
 from streamco.client.driver import AnswerDriver
 from streamco.client.speculation.verifier_binding import VerifierBinding
 from streamco.endpoints.base import Endpoint, Kind
-from streamco.engines.base import EngineOptions
 from streamco.errors import AllEndpointsFailed, ConfigError, EndpointError, StreamClosed
 
 __all__ = ["DeviceSetting", "ServerSetting", "EndpointSet"]
@@ -25,7 +24,6 @@ class EndpointSet:
     Args:
         device: as for ``Client``.
         server: as for ``Client``.
-        engine: options for a device that is given by its file; None: the defaults.
 
     Attributes:
         device: the device; None: there is none.
@@ -39,8 +37,8 @@ class EndpointSet:
         ConfigError: neither device nor server, not an endpoint, names that are not unique.
     """
 
-    def __init__(self, device: DeviceSetting, server: ServerSetting, *, engine: EngineOptions | None = None) -> None:
-        self.device = _make_device(device, engine)
+    def __init__(self, device: DeviceSetting, server: ServerSetting) -> None:
+        self.device = _make_device(device)
         self.servers = _make_servers(server)
         all_endpoints = [*([self.device] if self.device is not None else []), *self.servers]
         if not all_endpoints:
@@ -132,11 +130,11 @@ class EndpointSet:
                 raise error
 
 
-def _make_device(setting: DeviceSetting, engine: EngineOptions | None) -> Endpoint | None:
+def _make_device(setting: DeviceSetting) -> Endpoint | None:
     if isinstance(setting, str | Path):
         from streamco.endpoints.device import DeviceEndpoint
 
-        return DeviceEndpoint(setting, options=engine)
+        return DeviceEndpoint(setting)
     if setting is not None:
         _check_endpoint("device", setting)
     return setting

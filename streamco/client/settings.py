@@ -18,7 +18,7 @@ from streamco.engines.native_notice import warn_if_pure
 from streamco.errors import ConfigError
 from streamco.policies.eligibility import RequestFacts
 
-__all__ = ["ClientSettings", "check_options"]
+__all__ = ["ClientSettings", "check_options", "check_sides"]
 
 
 class ClientSettings(Struct, frozen=True, kw_only=True):
@@ -108,3 +108,18 @@ def check_options(migration: object, dispatch: object, limits: object, on_failur
     for name, value, kind in settings:
         if value is not None and not isinstance(value, kind):
             raise ConfigError(f"{name}: expected {kind.__name__} or None, got {type(value).__name__}")
+
+
+def check_sides(dispatcher: Dispatcher, endpoints: EndpointSet) -> None:
+    """Check that the side exists that the policy or a budget of 0 asks for, and that the two don't contradict each other.
+
+    Raises:
+        ConfigError: there is no endpoint of that side, or the budget keeps it out.
+    """
+    if dispatcher.needed is None:
+        return
+    side, setting = dispatcher.needed
+    if side == dispatcher.spared:
+        raise ConfigError(f"client: expected a budget above 0 with {setting}, got budget=0, which keeps the {side} out")
+    if all(each.kind != side for each in endpoints.endpoints.values()):
+        raise ConfigError(f"client: expected a {side} for {setting}, got none")

@@ -105,6 +105,11 @@ class DeviceEndpoint:
             pre_copy="append",
         )
 
+    def change_options(self, change: Callable[[EngineOptions], EngineOptions]) -> None:
+        """Replace the engine's options; without effect once the model is loaded or loads."""
+        if self._engine is None and self._loading is None:
+            self._options = change(self._options)
+
     async def start(self) -> None:
         """Load the model; idempotent. Callers at the same time share one loading, and cancelling one doesn't stop it.
 

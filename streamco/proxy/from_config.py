@@ -53,6 +53,8 @@ def build_client(config: ProxyConfig, environ: Mapping[str, str] = os.environ) -
         ConfigError: no endpoint, a missing file or key, or a setting out of range.
         EngineError: the packaged model isn't installed.
     """
+    if config.speculate.mode == "race" and config.speculate.verifier is not None:
+        raise ConfigError('speculate.verifier: expected mode = "speculate" or "auto" beside it, got race, in which nothing is verified')
     device = None if config.device is None else _build_device(config.device, config.speculate)
     servers = [_build_server(section, index, environ, device) for index, section in enumerate(config.server)]
     if device is None and not servers:

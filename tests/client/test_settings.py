@@ -10,7 +10,9 @@ from streamco.client.client import Client
 from streamco.client.race.dispatcher import DispatchOptions
 from streamco.client.race.migration import MigrationOptions
 from streamco.client.settings import check_options
+from streamco.client.speculation.options import SpeculationOptions
 from streamco.core.race.machine import OnFailure
+from streamco.endpoints.device import DeviceEndpoint
 from streamco.errors import ConfigError
 from streamco.policies.eligibility import RequestFacts
 from streamco.testing.endpoint import ScriptedEndpoint
@@ -65,3 +67,64 @@ async def test_only_the_client_that_made_the_endpoints_closes_them() -> None:
     assert client._settings.endpoints.is_started()
     await client.aclose()
     assert not client._settings.endpoints.is_started()
+
+
+# Settings that could have no effect
+
+DRAFTING: list[dict[str, Any]] = [{"verifier": "ws://127.0.0.1:9"}, {"emit": "draft"}, {"speculation": SpeculationOptions()}]
+
+
+@pytest.mark.parametrize("setting", DRAFTING)
+def test_a_setting_for_drafts_needs_a_mode(setting: dict[str, Any]) -> None:
+    (name,) = setting
+    with pytest.raises(ConfigError, match=f'{name}: expected mode="speculate" or "auto" beside it .* got no mode'):
+        a_client(**setting)
+    for mode in ("race", "speculate", "auto"):
+        a_client(mode=mode, **setting)
+
+
+@pytest.mark.parametrize("setting", DRAFTING[1:])
+def test_with_options_refuses_a_setting_for_drafts_to_a_client_that_races(setting: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError, match="got no mode"):
+        a_client().with_options(**setting)
+    a_client().with_options(mode="auto", **setting)
+    a_client(mode="speculate").with_options(**setting)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"policy": "device-only"}, 'expected a device for policy="device-only", got none'),
+        ({"policy": "device-first"}, 'expected a device for policy="device-first", got none'),
+        ({"budget": 0.0}, "expected a device for budget=0, got none"),
+        (
+            {"policy": "server-only", "budget": 0.0},
+            'expected a budget above 0 with policy="server-only", got budget=0, which keeps the server out',
+        ),
+        ({"policy": "server-first", "budget": 0.0}, "which keeps the server out"),
+    ],
+)
+def test_a_side_that_is_asked_for_has_to_exist_and_a_budget_of_0_contradicts_a_policy_for_the_server(
+    options: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(ConfigError, match=message):
+        a_client(**options)
+    with pytest.raises(ConfigError, match=message):
+        a_client().with_options(**options)
+
+
+def test_a_policy_for_the_server_needs_one() -> None:
+    for policy in ("server-only", "server-first"):
+        with pytest.raises(ConfigError, match=f'expected a server for policy="{policy}", got none'):
+            Client(ScriptedEndpoint("device", kind="device"), policy=policy)
+    with pytest.raises(ConfigError, match="expected a server for budget=0, got none"):
+        Client(ScriptedEndpoint("device", kind="device"), budget=0.0, dispatch=DispatchOptions(constrained="device"))
+
+
+def test_a_device_endpoint_gets_its_places_from_the_mode_before_it_is_loaded() -> None:
+    endpoint = DeviceEndpoint("small.gguf")
+    client = Client(endpoint, ScriptedEndpoint("server"))
+    assert endpoint._options.held_sequences == 0
+    client.with_options(mode="speculate")
+    assert endpoint._options.held_sequences == 8
+    assert endpoint._options.attention_layers == ()

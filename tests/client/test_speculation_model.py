@@ -147,3 +147,29 @@ async def test_drafts_shown_at_once_come_to_the_same_text() -> None:
             assert final <= len(text)
         assert text == wanted
         assert final == len(text)
+
+
+async def test_a_device_endpoint_without_places_of_its_own_drafts_and_one_loaded_without_says_why_not(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    model, engine = await asyncio.to_thread(packaged_model), EngineOptions(context_tokens=256, threads=1)
+    async with running_server("--model", str(model), "--threads", "1", "--port", "0", "--context", "256") as url:
+        server = OpenAIEndpoint(model.stem, base_url=url, name="server")
+        always = SpeculationOptions(is_adaptive=False)
+        async with (
+            holding_nothing_new(),
+            Client(DeviceEndpoint(model, options=engine), server, mode="speculate", speculation=always) as client,
+        ):
+            stream = client.stream(PROMPTS[0], temperature=0, max_tokens=12)
+            assert "".join([token.text async for token in stream])
+            figures = stream.report.speculation
+            assert figures is not None
+            assert figures.accepted > 0
+            assert not stream.report.notes
+        server = OpenAIEndpoint(model.stem, base_url=url, name="server")
+        async with holding_nothing_new(), Client(DeviceEndpoint(model, options=engine), server) as client:
+            stream = client.with_options(mode="speculate", speculation=always).stream(PROMPTS[0], max_tokens=4)
+            assert "".join([token.text async for token in stream])
+            (note,) = stream.report.notes
+            assert note.startswith("not speculated: device: expected an engine with EngineOptions(held_sequences=...) above 0")
+    assert [each.getMessage() for each in caplog.records if "answers are not speculated: device: expected" in each.getMessage()]

@@ -89,6 +89,10 @@ def test_a_device_that_drafts_has_places_for_its_drafts_and_the_verifier_its_tok
 @pytest.mark.parametrize(
     ("text", "message"),
     [
+        (
+            '[[server]]\nmodel = "m"\n[speculate]\nverifier = "ws://127.0.0.1:9"\n',
+            r'speculate\.verifier: expected mode = "speculate" or "auto"',
+        ),
         ("", r"expected a \[device\] section, a \[\[server\]\] section or both, got neither"),
         ('[device]\nmodel = "/nowhere.gguf"\n', r"device\.model: expected a GGUF file, got nothing at /nowhere\.gguf"),
         (

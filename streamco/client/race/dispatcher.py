@@ -36,6 +36,9 @@ from streamco.profiles import ModelShape, Prices, Profile
 __all__ = ["DispatchOptions", "DispatchRecord", "Dispatcher"]
 
 
+_NAMED_SIDES: Mapping[str, Side] = {"device-only": "device", "device-first": "device", "server-only": "server", "server-first": "server"}
+
+
 class DispatchOptions(Struct, frozen=True, kw_only=True):
     """Options for dispatch beside budget and policy.
 
@@ -210,6 +213,20 @@ class Dispatcher:
         policy = self._learner.policy
         if policy in {"device-only", "server-only"}:
             return "server" if policy == "device-only" else "device"
+        return self.spared
+
+    @property
+    def needed(self) -> tuple[Side, str] | None:
+        """The side that has to exist, because the policy or a budget of 0 asks for it, and that setting; None: neither does."""
+        policy = self._learner.policy
+        if policy in _NAMED_SIDES:
+            return _NAMED_SIDES[policy], f'policy="{policy}"'
+        kept_out = self.spared
+        return None if kept_out is None else ("server" if kept_out == "device" else "device", "budget=0")
+
+    @property
+    def spared(self) -> Side | None:
+        """The side that a budget of 0 keeps out; None: the budget is above 0."""
         return (self._learner.declared_constraint or "server") if self._learner.budget == 0 else None
 
     # Deciding

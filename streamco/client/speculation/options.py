@@ -18,7 +18,7 @@ from streamco.policies.offload import CONFIDENCE_THRESHOLD, OffloadRule
 from streamco.policies.window import MIN_WINDOW, SMOOTHING, Confident, Dynamic, Stabiliser, Static, WindowPolicy
 from streamco.profiles import PairProfile
 
-__all__ = ["Mode", "SpeculationOptions", "SpeculationTuning", "VerifierSetting", "check_speculation"]
+__all__ = ["Mode", "SpeculationOptions", "SpeculationTuning", "VerifierSetting", "check_no_drafting", "check_speculation"]
 
 Mode = Literal["race", "speculate", "auto"]
 
@@ -245,7 +245,7 @@ def check_speculation(mode: object, verifier: object, emit: object, options: obj
     Raises:
         ConfigError: one of them can't be.
     """
-    if mode not in {"race", "speculate", "auto"}:
+    if mode not in {None, "race", "speculate", "auto"}:
         raise ConfigError(f'mode: expected "race", "speculate" or "auto", got {mode!r}')
     if emit not in {"verified", "draft"}:
         raise ConfigError(f'emit: expected "verified" or "draft", got {emit!r}')
@@ -253,3 +253,15 @@ def check_speculation(mode: object, verifier: object, emit: object, options: obj
         raise ConfigError(f"verifier: expected the URL of one, a verifier or None, got {type(verifier).__name__}")
     if options is not None and not isinstance(options, SpeculationOptions):
         raise ConfigError(f"speculation: expected SpeculationOptions or None, got {type(options).__name__}")
+
+
+def check_no_drafting(**settings: object) -> None:
+    """Check that no setting for drafting is given to a client that doesn't name its mode; None: not given.
+
+    Raises:
+        ConfigError: one is given.
+    """
+    for name, value in settings.items():
+        if value is not None:
+            choices = 'mode="speculate" or "auto" beside it (or "race", to choose another mode by with_options)'
+            raise ConfigError(f"{name}: expected {choices}, got no mode, and nothing is drafted in a race")

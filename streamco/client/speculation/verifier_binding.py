@@ -22,7 +22,7 @@ from streamco.policies.offload import OffloadRule
 if TYPE_CHECKING:
     from streamco.endpoints.openai import OpenAIEndpoint
 
-__all__ = ["VerifierBinding", "drafting_engine_options"]
+__all__ = ["VerifierBinding", "drafting_engine_options", "reserve_places"]
 
 _log = logging.getLogger("streamco")
 
@@ -44,6 +44,25 @@ def drafting_engine_options(
     """
     layers = LAYERS if budget < 1.0 and offload in {"combined", "importance"} else ()
     return replace(options, held_sequences=sequences, attention_layers=layers)
+
+
+def reserve_places(device: Endpoint | None, budget: float, *, offload: OffloadRule) -> None:
+    """Give a device's model places for drafts when it is loaded, unless its options have some. A loaded model stays as it is.
+
+    Args:
+        device: the endpoint; another one than a ``DeviceEndpoint`` can't draft, and nothing happens.
+        budget: share of the drafted tokens that is verified, 0..1.
+        offload: filters that choose the drafts to verify.
+    """
+
+    def with_places(options: EngineOptions) -> EngineOptions:
+        if options.held_sequences:
+            return options
+        changed = drafting_engine_options(options, budget, offload=offload)
+        return replace(changed, attention_layers=options.attention_layers or changed.attention_layers)
+
+    if isinstance(device, DeviceEndpoint):
+        device.change_options(with_places)
 
 
 class VerifierBinding:
@@ -149,6 +168,10 @@ class VerifierBinding:
             return "no device" if self._device is None else f"{self._device.name} can't draft"
         if self._device.engine is None:
             return f"{self._device.name} could not be loaded"
+        if not getattr(self._device.engine, "held_sequences", 0):
+            return (
+                f"{self._device.name}: expected an engine with EngineOptions(held_sequences=...) above 0, got one without places for drafts"
+            )
         if self.verifier is None:
             from streamco.endpoints.openai import OpenAIEndpoint
 

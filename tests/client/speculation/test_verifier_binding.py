@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from streamco.client.speculation.verifier_binding import VerifierBinding, drafting_engine_options
+from streamco.client.speculation.verifier_binding import VerifierBinding, drafting_engine_options, reserve_places
 from streamco.endpoints.device import DeviceEndpoint
 from streamco.endpoints.openai import OpenAIEndpoint
 from streamco.engines.base import EngineOptions
@@ -25,6 +25,33 @@ def test_an_engine_that_drafts_has_places_and_below_budget_one_tells_attention()
 @pytest.mark.parametrize(("rule", "layers"), [("combined", LAYERS), ("importance", LAYERS), ("confidence", ()), ("random", ())])
 def test_attention_is_told_only_where_a_filter_asks_for_it(rule: OffloadRule, layers: tuple[int, ...]) -> None:
     assert drafting_engine_options(EngineOptions(), 0.5, offload=rule).attention_layers == layers
+
+
+@pytest.mark.parametrize(
+    ("options", "budget", "expected"),
+    [
+        (None, 1.0, EngineOptions(held_sequences=8)),
+        (EngineOptions(threads=1), 1.0, EngineOptions(threads=1, held_sequences=8)),
+        (EngineOptions(threads=1), 0.5, EngineOptions(threads=1, held_sequences=8, attention_layers=LAYERS)),
+        (EngineOptions(attention_layers=(3,)), 0.5, EngineOptions(held_sequences=8, attention_layers=(3,))),
+        (EngineOptions(held_sequences=2), 0.5, EngineOptions(held_sequences=2)),
+    ],
+)
+def test_a_device_gets_places_for_drafts_unless_its_owner_gave_it_some(
+    options: EngineOptions | None, budget: float, expected: EngineOptions
+) -> None:
+    endpoint = DeviceEndpoint("small.gguf", options=options)
+    reserve_places(endpoint, budget, offload="combined")
+    assert endpoint._options == expected
+
+
+async def test_an_engine_that_was_loaded_without_places_is_a_problem_that_names_the_cure() -> None:
+    engine = FakeEngine(held_sequences=0)
+    binding = VerifierBinding("ws://127.0.0.1:9", DeviceEndpoint(engine), [])
+    assert await problem_of(binding) == (
+        "device: expected an engine with EngineOptions(held_sequences=...) above 0, got one without places for drafts"
+    )
+    engine.close()
 
 
 # Finding the verifier
