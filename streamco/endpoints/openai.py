@@ -137,6 +137,11 @@ class OpenAIEndpoint:
         """Prices as given, else known ones of common models, else None throughout."""
         return self._prices
 
+    @property
+    def timeouts(self) -> Timeouts:
+        """Limits by phase, in seconds."""
+        return self._timeouts
+
     async def start(self) -> None:
         """Prepare what would slow the first request down: imports, certificates, the vocabulary, and in the background a connection.
 

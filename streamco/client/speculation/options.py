@@ -7,7 +7,7 @@ from typing import Literal, cast, get_args
 from msgspec import Struct
 from msgspec.structs import replace
 
-from streamco.config import check_share
+from streamco.config import Timeouts, check_share
 from streamco.core.speculation.draft import BranchKind
 from streamco.core.speculation.estimates import EstimatesPrior, Forecast, SpeculationEstimates
 from streamco.endpoints.verifiers.base import Verifier
@@ -24,6 +24,7 @@ Mode = Literal["race", "speculate", "auto"]
 
 VerifierSetting = str | Verifier | None
 
+_DEVICE_PATIENCES = 2.0  # patiences until the device finishes an answer that neither verifier nor stream can continue
 _LAST_PATIENCES = 15.0  # patiences until an answer gives up that only the verifier can continue
 _VERDICT_TIMEOUTS = 15.0  # patiences until a connection without a verdict counts as lost
 _FIRST_VERDICT_TIMEOUTS = 30.0  # the same for the first verdict, because a prompt is read in it
@@ -48,7 +49,8 @@ class SpeculationTuning(Struct, frozen=True, kw_only=True):
         row_tokens: tokens of the distribution that the device samples from and sends, 1 to 64. Exact sampling needs whole distributions.
         prior: what is believed about the pair before anything is measured.
         last_patience: seconds that trouble with the verifier may last if nothing else can continue the answer. Then the device finishes
-            what should have been the verifier's, or the answer fails. None: 15 times ``SpeculationOptions.patience``.
+            what should have been the verifier's, or the answer fails. None: twice ``SpeculationOptions.patience`` if the device may
+            finish, else 15 times; and at most the verifier's ``next_token``.
         first_verdict_timeout: seconds until a connection without a first verdict counts as lost. None: 30 times the patience.
         verdict_timeout: the same for later verdicts. None: 15 times the patience. Raise both with the verifier's own ``timeouts``.
 
@@ -137,6 +139,13 @@ class SpeculationOptions(Struct, frozen=True, kw_only=True):
         """Seconds that trouble with the verifier may last if nothing else can continue the answer."""
         seconds = self.tuning.last_patience
         return _LAST_PATIENCES * self.patience if seconds is None else seconds
+
+    def patience_before_the_end(self, timeouts: Timeouts, *, may_use_device: bool) -> float:
+        """Return ``last_patience`` at a verifier with these time limits. ``may_use_device``: the device may finish the answer."""
+        if self.tuning.last_patience is not None:
+            return self.tuning.last_patience
+        seconds = _DEVICE_PATIENCES * self.patience if may_use_device else self.last_patience
+        return seconds if timeouts.next_token is None else min(seconds, timeouts.next_token)
 
     @property
     def first_verdict_timeout(self) -> float:

@@ -17,7 +17,7 @@ from streamco.client.speculation.options import Mode, SpeculationOptions
 from streamco.client.speculation.output import SpeculativeOutput
 from streamco.client.speculation.report import SpeculationRecord
 from streamco.client.speculation.verifier_binding import VerifierBinding
-from streamco.config import Limits
+from streamco.config import Limits, Timeouts
 from streamco.core.delivery import Delivery
 from streamco.core.race.attempt import AttemptState
 from streamco.core.race.estimators import is_burst
@@ -249,6 +249,7 @@ class SpeculationPlanner:
 
         options = self._machine_options(
             prepared,
+            verifier.timeouts,
             free_tokens=max(1, self._context_tokens(engine) - length),
             shows_drafts=shows_drafts and self.emit == "draft" and pace is None,
             has_remote=remote is not None,
@@ -286,7 +287,14 @@ class SpeculationPlanner:
         )
 
     def _machine_options(
-        self, prepared: PreparedSpeculation, *, free_tokens: int, shows_drafts: bool, has_remote: bool, may_use_device: bool
+        self,
+        prepared: PreparedSpeculation,
+        timeouts: Timeouts,
+        *,
+        free_tokens: int,
+        shows_drafts: bool,
+        has_remote: bool,
+        may_use_device: bool,
     ) -> SpeculationMachineOptions:
         options, max_tokens = self.options, prepared.request.sampling.max_tokens
         return SpeculationMachineOptions(
@@ -302,9 +310,11 @@ class SpeculationPlanner:
             max_ahead=self._max_ahead,
             max_draft=self.binding.facts.draft_tokens,
             patience=options.patience,
-            last_patience=options.last_patience,
+            last_patience=options.patience_before_the_end(timeouts, may_use_device=may_use_device),
             first_verdict_timeout=options.first_verdict_timeout,
             verdict_timeout=options.verdict_timeout,
+            first_silence=None if timeouts.first_token is None else 2.0 * timeouts.first_token + options.patience,
+            silence=None if timeouts.next_token is None else 2.0 * timeouts.next_token + options.patience,
         )
 
     def _context_tokens(self, engine: Engine) -> int:

@@ -22,11 +22,10 @@ A round, by method:
                                                                                        └─> _commit_unverified ─> _next_step
 
 Trouble with the verifier (a lost connection, a refusal, no verdict in time) is tolerated for ``ModeSelector.patience``. Then another mode
-continues from the beginning of the round, and the verifier may come back later.
+continues from the beginning of the round, and the verifier may come back later. ``SilenceLimit`` bounds all such waits together.
 
-A lossless answer (budget 1) has only tokens that the verifier or the remote stream made or accepted. If both are gone and
-``may_use_device`` is set, the device continues and ``report.is_exact`` is False. A selective answer (budget below 1) also has chunks that
-the device committed alone.
+A lossless answer (budget 1) has only tokens that the verifier or the remote stream made or accepted. If both are gone, the device may
+continue (``may_use_device``); then ``report.is_exact`` is False. A selective answer also has chunks that the device committed alone.
 """
 
 from __future__ import annotations
@@ -64,13 +63,13 @@ from streamco.core.speculation.mode import GenerationMode, ModeSelector
 from streamco.core.speculation.options import SpeculationMachineOptions
 from streamco.core.speculation.predraft import PreDrafter
 from streamco.core.speculation.shadow import ShadowDrafter
-from streamco.core.speculation.verification import VerifierChannel
+from streamco.core.speculation.silence import SilenceLimit
+from streamco.core.speculation.verification import VerifierChannel, record_wait
 from streamco.errors import AllEndpointsFailed, StreamcoError, VerifierError
 from streamco.events import ReaderLeft
 
 __all__ = ["SpeculationMachine"]
 
-_MAX_GIVEN = 64  # given tokens that a verdict may have to read first and still show how long verdicts take
 _CHECK_EVERY = 4  # tokens of the remote stream between two decisions whether drafting pays
 
 
@@ -109,6 +108,7 @@ class SpeculationMachine:
             estimates, options, answer=answer, draft_state=draft_state, verifier=verifier, remote=remote, time_account=time_account
         )
         self._shadow = ShadowDrafter(draft_state, estimates)
+        self._silence = SilenceLimit(options, answer=answer, verifier=verifier, remote=remote, backpressure=backpressure)
         self.answer, self._draft_state, self._verifier, self._remote = answer, draft_state, verifier, remote
         self._time_account, self._backpressure = time_account, backpressure
         self._window = 0  # tokens of the present draft
@@ -119,6 +119,7 @@ class SpeculationMachine:
         """Start the answer; called once, before anything else."""
         self._time_account.start(now=now)
         self._next_step(now)
+        self._silence.watch(now=now)
 
     def take_commands(self) -> list[SpeculationCommand]:
         """Return the commands to carry out, in order; each is returned once."""
@@ -152,21 +153,27 @@ class SpeculationMachine:
                 self._on_reader(event, now)
             case _:
                 assert_never(event)
+        self._silence.watch(now=now)
 
     def next_deadline(self) -> float | None:
         """Return when to call ``handle_deadline``, seconds; None: not before another event."""
-        times = (self._verifier.next_deadline(), self._mode_selector.gives_up_at())
+        times = (self._verifier.next_deadline(), self._mode_selector.gives_up_at(), self._silence.deadline())
         return None if self.is_done else min((time for time in times if time is not None), default=None)
 
     def handle_deadline(self, *, now: float) -> None:
         """Act on a deadline that has come; a call that is too early does nothing."""
-        retry_at, give_up_at = self._verifier.next_deadline(), self._mode_selector.gives_up_at()
+        retry_at, give_up_at, silent_until = self._verifier.next_deadline(), self._mode_selector.gives_up_at(), self._silence.deadline()
         if self.is_done:
             return
-        if give_up_at is not None and now >= give_up_at:
+        if silent_until is not None and now >= silent_until:
+            self._silence.give_up()
+            self._time_account.skip(now=now)
+            self._continue_without_verifier(now)
+        elif give_up_at is not None and now >= give_up_at:
             self._continue_without_verifier(now)
         elif retry_at is not None and now >= retry_at:
             self._retry(now)
+        self._silence.watch(now=now)
 
     # The next step
 
@@ -337,13 +344,7 @@ class SpeculationMachine:
 
     def _measure_verdict(self, out: Round, event: VerdictReceived, branch: DraftSequence | None, now: float) -> None:
         """Record what a verdict shows about times, acceptance and branches."""
-        if out.given <= _MAX_GIVEN and not out.is_first:
-            seconds = event.queue_seconds + event.compute_seconds
-            # A round that was sent ahead hid its round trip, so its own waiting time says less than a whole one.
-            waited = self._estimates.rtt + seconds if out.was_ahead else now - out.sent
-            self._estimates.record_wait(waited, queue_depth=event.queue_depth, server_seconds=seconds)
-        elif out.is_first and self._time_account.prompt_time > 0.0:
-            self._estimates.record_opening(max(0.0, now - out.sent - self._estimates.wait) / self._time_account.prompt_time)
+        record_wait(self._estimates, out, event, prompt_time=self._time_account.prompt_time, now=now)
         self._estimates.record_verdict(out.confidences, event.accepted, is_hit=branch is not None if out.branches else None)
         if self._options.max_ahead and out.branches:
             self._estimates.record_ahead(self._verifier.round is not None)
@@ -467,8 +468,7 @@ class SpeculationMachine:
             case ReaderFellBehind():
                 self._backpressure.request(is_streaming=self._remote.is_open, now=now)
             case ReaderCaughtUp():
-                is_idle = not self._remote.is_open and self._verifier.round is None
-                if not self._backpressure.release(now=now) or not is_idle:
+                if not self._backpressure.release(now=now) or self._remote.is_open or self._verifier.round is not None:
                     return
                 if self._draft_state.trunk is None:
                     self._next_step(now)
@@ -488,8 +488,8 @@ class SpeculationMachine:
         if self._draft_state.is_full and not self._estimates.is_lossless and self._draft_state.failure is None:
             self._finish("length")
             return
-        errors = {"device": self._draft_state.failure, "verifier": self._verifier.failure, "remote": self._remote.failure}
-        known = {name: error for name, error in errors.items() if error is not None}
+        parts = (("device", self._draft_state), ("verifier", self._verifier), ("remote", self._remote))
+        known = {name: part.failure for name, part in parts if part.failure is not None}
         self._close()
         self.answer.fail(AllEndpointsFailed(known) if len(known) > 1 else next(iter(known.values())))
 

@@ -34,6 +34,8 @@ class SpeculationMachineOptions(Struct, frozen=True, kw_only=True):
         last_patience: the same if no other mode can continue it.
         first_verdict_timeout: time until a connection without a first verdict counts as dead.
         verdict_timeout: the same for later verdicts.
+        first_silence: time without a first token after which verifier and stream are both given up; None: no limit.
+        silence: the same between two tokens.
 
     Raises:
         ConfigError: a setting out of range.
@@ -55,6 +57,8 @@ class SpeculationMachineOptions(Struct, frozen=True, kw_only=True):
     last_patience: float = 30.0
     first_verdict_timeout: float = 30.0
     verdict_timeout: float = 5.0
+    first_silence: float | None = None
+    silence: float | None = None
 
     def __post_init__(self) -> None:
         """Refuse settings out of range."""
@@ -63,5 +67,6 @@ class SpeculationMachineOptions(Struct, frozen=True, kw_only=True):
                 "speculation machine: expected max_branches, alternatives and max_ahead >= 0 and max_draft >= 1, "
                 f"got {self.max_branches}, {self.alternatives}, {self.max_ahead} and {self.max_draft}"
             )
-        if min(self.patience, self.last_patience, self.first_verdict_timeout, self.verdict_timeout) <= 0.0:
-            raise ConfigError("speculation machine: expected patience, last_patience and both verdict timeouts above 0 s")
+        limits = [limit for limit in (self.first_silence, self.silence) if limit is not None]
+        if min(self.patience, self.last_patience, self.first_verdict_timeout, self.verdict_timeout, *limits) <= 0.0:
+            raise ConfigError("speculation machine: expected patience, last_patience, both verdict timeouts and both silences above 0 s")

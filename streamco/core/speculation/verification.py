@@ -13,6 +13,7 @@ from typing import Literal
 
 from streamco.core.speculation.answer import PeerPrefix
 from streamco.core.speculation.draft import Round
+from streamco.core.speculation.estimates import SpeculationEstimates
 from streamco.core.speculation.events import (
     CloseVerifier,
     ConnectVerifier,
@@ -26,12 +27,13 @@ from streamco.core.speculation.events import (
 )
 from streamco.errors import StreamcoError
 
-__all__ = ["VerifierChannel"]
+__all__ = ["VerifierChannel", "record_wait"]
 
 VerifierState = Literal["closed", "connecting", "open", "gone"]
 """Not asked for; asked for; usable; not usable for the rest of the answer."""
 
 _RETRY_AFTER = 0.25  # seconds until a refused draft is sent again, if the refusal gives no time
+_MAX_GIVEN = 64  # given tokens that a verdict may have to read first and still show how long verdicts take
 _MIN_RETRY_AFTER = 0.02  # seconds, whatever the refusal says: endless retries would load the verifier even more
 
 
@@ -208,6 +210,17 @@ class VerifierChannel:
     def _start_trouble(self, now: float) -> None:
         if self.trouble_since is None:
             self.trouble_since = now
+
+
+def record_wait(estimates: SpeculationEstimates, out: Round, event: VerdictReceived, *, prompt_time: float, now: float) -> None:
+    """Record how long a verdict took, or what opening the session cost beside the stream's ``prompt_time``."""
+    if out.given <= _MAX_GIVEN and not out.is_first:
+        seconds = event.queue_seconds + event.compute_seconds
+        # A round that was sent ahead hid its round trip, so its own waiting time says less than a whole one.
+        waited = estimates.rtt + seconds if out.was_ahead else now - out.sent
+        estimates.record_wait(waited, queue_depth=event.queue_depth, server_seconds=seconds)
+    elif out.is_first and prompt_time > 0.0:
+        estimates.record_opening(max(0.0, now - out.sent - estimates.wait) / prompt_time)
 
 
 def _rows(draft: Sequence[DraftToken]) -> tuple[object | None, ...]:

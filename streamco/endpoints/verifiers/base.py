@@ -12,6 +12,7 @@ from typing import Protocol
 
 from msgspec import Struct
 
+from streamco.config import Timeouts
 from streamco.core.speculation.events import (
     CloseVerifier,
     ConnectVerifier,
@@ -127,6 +128,11 @@ class Verifier(Protocol):
     @property
     def rtt(self) -> float | None:
         """Round-trip time of the connection in seconds, smoothed. None: not measured."""
+        ...
+
+    @property
+    def timeouts(self) -> Timeouts:
+        """Limits by phase, in seconds, which bound the silence of an answer, too."""
         ...
 
     @property

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from msgspec.structs import replace
+
+from streamco.config import Timeouts
 from streamco.endpoints.openai import OpenAIEndpoint
 from streamco.endpoints.probe import STREAMCO
 from streamco.endpoints.verifiers.base import Verifier
@@ -20,13 +23,23 @@ async def find_verifier(server: OpenAIEndpoint) -> Verifier | None:
     if kind == STREAMCO:
         from streamco.endpoints.verifiers.streamco import VerifierEndpoint
 
-        return VerifierEndpoint(url, token=key, name=server.name, is_plain=url.startswith("http:"), prices=server.prices)
+        is_plain = url.startswith("http:")
+        return VerifierEndpoint(
+            url, token=key, name=server.name, timeouts=_for_pings(server.timeouts), is_plain=is_plain, prices=server.prices
+        )
     if kind == "vllm":
         from streamco.endpoints.verifiers.vllm import VLLMVerifier
 
-        return VLLMVerifier(url, model=server.model, api_key=key or "", name=server.name)
+        return VLLMVerifier(url, model=server.model, api_key=key or "", name=server.name, timeouts=server.timeouts)
     if kind == "sglang":
         from streamco.endpoints.verifiers.sglang import SGLangVerifier
 
-        return SGLangVerifier(url, model=server.model, api_key=key or "", name=server.name)
+        return SGLangVerifier(url, model=server.model, api_key=key or "", name=server.name, timeouts=server.timeouts)
     return None
+
+
+def _for_pings(timeouts: Timeouts) -> Timeouts:
+    """Return a server's time limits for its WebSocket, where ``socket`` limits the answer to a ping, which waits for no computation."""
+    from streamco.endpoints.verifiers.streamco import PONG_SECONDS
+
+    return replace(timeouts, socket=PONG_SECONDS if timeouts.socket is None else min(timeouts.socket, PONG_SECONDS))

@@ -148,6 +148,11 @@ class LogprobVerifier(ABC):
         return self._rtt
 
     @property
+    def timeouts(self) -> Timeouts:
+        """Limits by phase, in seconds."""
+        return self._timeouts
+
+    @property
     def remote(self) -> Endpoint | None:
         """The completions API of the same server. None: ``start`` was not called."""
         return self._remote

@@ -37,10 +37,11 @@ from streamco.wire.verify.frames import MAX_FOLLOWS, PATH, VerifyLimits, Welcome
 if TYPE_CHECKING:
     import aiohttp
 
-__all__ = ["VerifierEndpoint"]
+__all__ = ["PONG_SECONDS", "VerifierEndpoint"]
 
 _SCHEMES = {"ws": "ws", "wss": "wss", "http": "ws", "https": "wss"}
-_TIMEOUTS = Timeouts(socket=5.0)  # seconds; the answer to a ping waits for no computation
+PONG_SECONDS = 5.0  # the answer to a ping waits for no computation
+_TIMEOUTS = Timeouts(socket=PONG_SECONDS)
 _PING_INTERVAL = 5.0  # seconds
 _BACKOFF = (0.1, 5.0)  # seconds: `first` and `max_wait` of `Backoff`
 
@@ -122,6 +123,11 @@ class VerifierEndpoint:
         return self._rtt
 
     @property
+    def timeouts(self) -> Timeouts:
+        """Limits by phase, in seconds."""
+        return self._timeouts
+
+    @property
     def remote(self) -> Endpoint | None:
         """The completions API of the same server. None: ``start`` was not called."""
         return self._remote
@@ -152,6 +158,7 @@ class VerifierEndpoint:
                 provider=STREAMCO,
                 prices=self._prices,
                 api="completions",
+                timeouts=replace(self._timeouts, socket=Timeouts().socket),
                 capabilities=replace(usual, vocabulary=draft.info.vocabulary),  # the server's welcome checks that
                 session=self._session,
             )

@@ -8,6 +8,7 @@ import pytest
 
 from streamco.client.client import Client
 from streamco.client.speculation.options import SpeculationOptions, SpeculationTuning
+from streamco.config import Timeouts
 from streamco.core.speculation.draft import plan_branches
 from streamco.core.speculation.estimates import EstimatesPrior
 from streamco.core.speculation.events import DraftToken
@@ -98,6 +99,16 @@ def test_time_limits_derive_from_the_patience_unless_they_are_tuned() -> None:
     assert (usual.patience, usual.last_patience, usual.first_verdict_timeout, usual.verdict_timeout) == (2.0, 30.0, 60.0, 30.0)
     longer = SpeculationOptions(patience=4.0, tuning=SpeculationTuning(verdict_timeout=1.0))
     assert (longer.last_patience, longer.first_verdict_timeout, longer.verdict_timeout) == (60.0, 120.0, 1.0)
+
+
+def test_an_answer_waits_less_for_the_verifier_if_the_device_may_finish_it() -> None:
+    usual, tuned = SpeculationOptions(), SpeculationOptions(tuning=SpeculationTuning(last_patience=9.0))
+    assert usual.patience_before_the_end(Timeouts(), may_use_device=True) == 4.0
+    assert usual.patience_before_the_end(Timeouts(), may_use_device=False) == 30.0
+    assert usual.patience_before_the_end(Timeouts(next_token=3.0), may_use_device=False) == 3.0
+    assert usual.patience_before_the_end(Timeouts(next_token=3.0), may_use_device=True) == 3.0
+    assert usual.patience_before_the_end(Timeouts(next_token=None), may_use_device=False) == 30.0
+    assert tuned.patience_before_the_end(Timeouts(next_token=3.0), may_use_device=True) == 9.0
 
 
 def test_without_branches_nothing_is_drafted_in_parallel() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from streamco.config import Timeouts
 from streamco.endpoints.openai import OpenAIEndpoint
 from streamco.endpoints.verifiers.discovery import find_verifier
 from streamco.endpoints.verifiers.sglang import SGLangVerifier
@@ -18,10 +19,11 @@ from tests.endpoints.verifiers.support import TARGET, an_engine
 async def test_streamco_serve_verifies_over_its_own_protocol_with_the_same_key() -> None:
     engine = an_engine()
     async with serving(engine, ServeOptions(api_key="secret")) as url:
-        server = OpenAIEndpoint("any", base_url=url, api_key="secret", name="mine")
+        server = OpenAIEndpoint("any", base_url=url, api_key="secret", name="mine", timeouts=Timeouts(next_token=4.0))
         verifier = await find_verifier(server)
         assert isinstance(verifier, VerifierEndpoint)
         assert verifier.name == "mine"
+        assert verifier.timeouts == Timeouts(next_token=4.0, socket=5.0)
         await verifier.start(engine)
         assert (await verifier.probe()).holds_context
         await verifier.aclose()
@@ -33,9 +35,10 @@ async def test_streamco_serve_verifies_over_its_own_protocol_with_the_same_key()
 async def test_stock_servers_verify_as_they_are(kind: type[ScriptedVLLM], verifies: type[VLLMVerifier]) -> None:
     engine = an_engine()
     async with kind(TARGET, engine.tokenize) as scripted:
-        server = OpenAIEndpoint(scripted.model, base_url=scripted.url)
+        server = OpenAIEndpoint(scripted.model, base_url=scripted.url, timeouts=Timeouts(next_token=4.0))
         verifier = await find_verifier(server)
         assert isinstance(verifier, verifies)
+        assert verifier.timeouts == Timeouts(next_token=4.0)
         await verifier.start(engine)
         await verifier.probe()
         await verifier.aclose()

@@ -6,11 +6,13 @@ import asyncio
 
 import pytest
 
+from streamco.config import Timeouts
 from streamco.core.speculation.events import (
     ConnectVerifier,
     VerifierConnected,
     VerifierLost,
 )
+from streamco.endpoints.openai import OpenAIEndpoint
 from streamco.endpoints.verifiers.streamco import VerifierEndpoint
 from streamco.errors import (
     ConfigError,
@@ -51,6 +53,12 @@ async def test_all_answers_share_one_connection(server: ScriptedVerifier) -> Non
         await again.write(4)
         await settled(lambda: len(server.contexts) == 1)
         assert server.connections_total == 1
+
+
+async def test_its_stream_has_the_same_time_limits_except_the_one_for_pings(server: ScriptedVerifier) -> None:
+    async with verifier_at(server.url, timeouts=Timeouts(first_token=9.0, next_token=4.0, socket=3.0)) as verifier:
+        assert isinstance(verifier.remote, OpenAIEndpoint)
+        assert verifier.remote.timeouts == Timeouts(first_token=9.0, next_token=4.0)
 
 
 async def test_the_round_trip_is_measured_and_the_welcome_read(server: ScriptedVerifier) -> None:
