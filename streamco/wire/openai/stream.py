@@ -207,7 +207,7 @@ class ChatStreamParser:
     def _read(self, payloads: list[bytes]) -> list[ChatCompletionChunk]:
         """Decode and count events. The branch for plain content or reasoning of the first choice is the hot path."""
         chunks: list[ChatCompletionChunk] = []
-        decode = self._decode
+        decode, keep, keep_text = self._decode, chunks.append, self._text.append
         tokens = 0
         for payload in payloads:
             try:
@@ -222,13 +222,13 @@ class ChatStreamParser:
                         delta = choice.delta
                         piece = delta.content
                         if piece:
-                            self._text.append(piece)
+                            keep_text(piece)
                         else:
                             piece = delta.reasoning_content or delta.reasoning
                         if piece:
                             ids = choice.token_ids
                             tokens += len(ids) if ids else 1 if len(piece) <= ONE_TOKEN else estimate_tokens(piece)
-                            chunks.append(chunk)
+                            keep(chunk)
                             continue
                 kept = self._read_non_content(chunk, payload)
             if kept is not None:
