@@ -308,8 +308,12 @@ class OpenAIEndpoint:
         try:
             encoded = encode_msgpack(body) if is_binary else None
             types = {} if encoded is None else {"Content-Type": MSGPACK}
+            codec = None
+            if self._transfer is not None and self._transfer.is_binary:
+                codec, types["Accept"] = self._transfer.codec, f"{MSGPACK}, */*"
             headers = {**self._headers, **types, **request.headers}
-            return StreamCall(url, headers, encode_request(body) if encoded is None else encoded, api, held_whitespace if is_answer else "")
+            sent = encode_request(body) if encoded is None else encoded
+            return StreamCall(url, headers, sent, api, held_whitespace if is_answer else "", codec)
         except TypeError as exc:
             raise UsageError(f"request: expected values that have a JSON form, got {exc}") from exc
 

@@ -32,7 +32,10 @@ from streamco.errors import (
 from streamco.events import StreamEnded, TokensReceived
 from streamco.openai_types import ChatCompletionChunk
 from streamco.wire.openai.errors import status_error
+from streamco.wire.openai.msgpack_body import MSGPACK
+from streamco.wire.openai.msgpack_stream import MsgpackStreamParser
 from streamco.wire.openai.stream import Api, ChatStreamParser
+from streamco.wire.token_frames import TokenCodec
 
 if TYPE_CHECKING:
     import aiohttp
@@ -53,9 +56,10 @@ class StreamCall(Struct, frozen=True):
     Args:
         url: where the request goes.
         headers: sent with it.
-        body: JSON.
+        body: JSON, or what the headers say.
         api: the API that body and answer belong to.
         held_whitespace: whitespace that the server was not shown and will write again; "": none.
+        codec: unpacks the ids of an answer in MessagePack, which the headers accept; None: they don't.
     """
 
     url: URL
@@ -63,6 +67,7 @@ class StreamCall(Struct, frozen=True):
     body: bytes
     api: Api
     held_whitespace: str = ""
+    codec: TokenCodec | None = None
 
 
 class _Opener:
@@ -214,7 +219,7 @@ class OpenAIStream:
         self._cancelling: asyncio.Task[None] | None = None
         self._response: aiohttp.ClientResponse | None = None
         self._content: aiohttp.StreamReader | None = None
-        self._parser = ChatStreamParser(endpoint=name, limits=limits)
+        self._parser: ChatStreamParser | MsgpackStreamParser = ChatStreamParser(endpoint=name, limits=limits)
         self._boundary = BoundaryWhitespace()
         self._held: list[ChatCompletionChunk] | None = []  # chunks before the first content; None: it has come
         self._is_complete = False
@@ -304,10 +309,15 @@ class OpenAIStream:
     async def _open(self, wait: float) -> None:
         """Let an answer begin, or raise why none does."""
         response, call = await self._opener.open(wait, self._watchdog)
-        self._parser = ChatStreamParser(endpoint=self._name, limits=self._limits, api=call.api)
+        self._parser = self._make_parser(call, response.headers.get("Content-Type", ""))
         self._boundary = BoundaryWhitespace(call.held_whitespace)
         self._response = response
         self._content = response.content
+
+    def _make_parser(self, call: StreamCall, media_type: str) -> ChatStreamParser | MsgpackStreamParser:
+        if call.codec is not None and media_type.partition(";")[0].strip().lower() == MSGPACK:
+            return MsgpackStreamParser(call.codec, endpoint=self._name, limits=self._limits, api=call.api)
+        return ChatStreamParser(endpoint=self._name, limits=self._limits, api=call.api)
 
     # Reading
 

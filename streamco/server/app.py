@@ -20,11 +20,13 @@ from streamco.engines.base import Engine, GenerationRequest, HoldingEngine
 from streamco.engines.native_notice import warn_if_pure
 from streamco.errors import EngineError
 from streamco.server.http.api import make_application
+from streamco.server.http.encoding import CHAT, COMPLETION
 from streamco.server.http.errors import RequestError
 from streamco.server.http.listening import listening, make_runner
 from streamco.server.http.middleware import JSON, RequestAdmission, read_body
 from streamco.server.latency_replay import LatencyReplay
 from streamco.server.options import ServeOptions
+from streamco.server.packed_response import PackedStream, wants_packed
 from streamco.server.prompts import ApiRequest, build_generation
 from streamco.server.requests import ChatRequest, CompletionRequest, parse
 from streamco.server.responses import ChatResponse, CompletionResponse, ResponseFormat
@@ -32,6 +34,7 @@ from streamco.server.streaming import answer_whole, stream_answer
 from streamco.server.verify.service import PATH, STATS_PATH, VerifyService
 from streamco.server.wakeup import Clock, GenerationReader, LoopClock, WakeCoalescer
 from streamco.wire.openai.msgpack_body import MSGPACK
+from streamco.wire.token_frames import TokenCodec
 
 __all__ = ["SERVICE", "VERIFY", "Service", "ServeOptions", "make_app", "make_runner", "serving"]
 
@@ -106,9 +109,11 @@ class Service:
             self._check_model(parsed.model)
         replay = self._start_replay(arrived)
         generation = await build_generation(self.engine, parsed, self.options, body_bytes)
-        answer = self._shape(parsed, generation)
         work = self._start(generation, replay)
         try:
+            if wants_packed(request.headers.get("Accept", ""), parsed):
+                return await stream_answer(request, work, self._pack(parsed), self.options, self.clock)
+            answer = self._shape(parsed, generation)
             respond = stream_answer if parsed.is_streamed else answer_whole
             return await respond(request, work, answer, self.options, self.clock)
         finally:
@@ -144,6 +149,16 @@ class Service:
             wants_ids=bool(parsed.return_token_ids),
             wants_usage=parsed.wants_usage,
             prompt_ids=generation.prompt_ids,
+        )
+
+    def _pack(self, parsed: ApiRequest) -> PackedStream:
+        names, info = CHAT if isinstance(parsed, ChatRequest) else COMPLETION, self.engine.info
+        return PackedStream(
+            name=names.new_id(),
+            model=self.model,
+            created=int(time.time()),
+            codec=TokenCodec(info.vocabulary, info.vocabulary_size),
+            wants_usage=parsed.wants_usage,
         )
 
     def _check_model(self, name: str) -> None:

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 
 from streamco.engines.base import GenerationTimings, TextPiece
 from streamco.server.http.encoding import CHAT, COMPLETION, DONE, Json, ObjectNames, encode, event, make_choice
+from streamco.server.http.errors import RequestError, error_event
+from streamco.server.http.event_stream import HEADERS, KEEPALIVE
 from streamco.wire.openai.logprobs import TokenLogprob, chat_logprobs, token_logprobs
 
-__all__ = ["ChatResponse", "CompletionResponse", "ResponseFormat", "usage_of"]
+__all__ = ["ChatResponse", "CompletionResponse", "ResponseFormat", "StreamFormat", "usage_of"]
 
 Detokenize = Callable[[Sequence[int]], bytes]
 
@@ -24,23 +26,41 @@ def usage_of(timings: GenerationTimings) -> Json:
     }
 
 
-class ResponseFormat(Protocol):
-    """Encodes one answer, as a stream of events or, from the pieces that ``add`` keeps, as a whole."""
+class StreamFormat(Protocol):
+    """Encodes one streamed answer."""
 
-    def opening(self) -> bytes:
-        """Return the events before the first piece of a stream."""
+    @property
+    def headers(self) -> Mapping[str, str]:
+        """Headers of the response."""
         ...
 
-    def add(self, pieces: Sequence[TextPiece]) -> None:
-        """Keep pieces for ``whole``."""
+    @property
+    def keepalive(self) -> bytes:
+        """Bytes that mean nothing, for a reader that waits."""
+        ...
+
+    def opening(self) -> bytes:
+        """Return what comes before the first piece."""
         ...
 
     def events(self, pieces: Sequence[TextPiece]) -> bytes:
-        """Return the pieces as events, one for each piece."""
+        """Return the pieces, each by itself."""
         ...
 
     def closing(self, finish_reason: str, timings: GenerationTimings) -> bytes:
-        """Return the last events of a stream: finish reason, usage if requested, [DONE]."""
+        """Return the end: finish reason, usage if requested."""
+        ...
+
+    def failing(self, refusal: RequestError) -> bytes:
+        """Return the end of an answer that failed after it had begun."""
+        ...
+
+
+class ResponseFormat(StreamFormat, Protocol):
+    """Encodes one answer, as a stream of events or, from the pieces that ``add`` keeps, as a whole."""
+
+    def add(self, pieces: Sequence[TextPiece]) -> None:
+        """Keep pieces for ``whole``."""
         ...
 
     def whole(self, finish_reason: str, timings: GenerationTimings) -> bytes:
@@ -64,6 +84,8 @@ class _Answer:
 
     objects: ObjectNames
     chunk_field: str
+    headers: Mapping[str, str] = HEADERS
+    keepalive = KEEPALIVE
 
     def __init__(
         self,
@@ -97,6 +119,9 @@ class _Answer:
         if self._wants_usage:
             last += event({**self._chunk([]), "usage": usage_of(timings)})
         return last + DONE
+
+    def failing(self, refusal: RequestError) -> bytes:
+        return error_event(refusal)
 
     def whole(self, finish_reason: str, timings: GenerationTimings) -> bytes:
         choice = self._whole_choice(None if self._top is None else self._logprobs(self._pieces), finish_reason)

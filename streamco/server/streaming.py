@@ -1,4 +1,4 @@
-"""One HTTP answer: server-sent events while the engine generates, or one JSON object at the end."""
+"""One HTTP answer: a stream while the engine generates, or one JSON object at the end."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ import logging
 from aiohttp import web
 
 from streamco.engines.base import GenerationEnd
-from streamco.server.http.errors import RequestError, error_event
-from streamco.server.http.event_stream import KEEPALIVE, EventStream
+from streamco.server.http.errors import RequestError
+from streamco.server.http.event_stream import EventStream
 from streamco.server.options import ServeOptions
-from streamco.server.responses import ResponseFormat
+from streamco.server.responses import ResponseFormat, StreamFormat
 from streamco.server.wakeup import Clock, GenerationReader
 
 logger = logging.getLogger("streamco.server")
@@ -19,7 +19,7 @@ __all__ = ["answer_whole", "stream_answer"]
 
 
 async def stream_answer(
-    request: web.Request, work: GenerationReader, answer: ResponseFormat, options: ServeOptions, clock: Clock
+    request: web.Request, work: GenerationReader, answer: StreamFormat, options: ServeOptions, clock: Clock
 ) -> web.StreamResponse:
     """Send an answer while it is generated.
 
@@ -27,7 +27,7 @@ async def stream_answer(
         RequestError: it failed before anything was sent.
         ConnectionError: the reader left.
     """
-    stream = EventStream(request, options.reader_timeout)
+    stream = EventStream(request, options.reader_timeout, answer.headers)
     try:
         await _send(stream, work, answer, options.keepalive, clock)
     except ConnectionError:
@@ -37,18 +37,18 @@ async def stream_answer(
             raise
         # too late for a status: another response inside this one would be no HTTP
         logger.exception("%s %s failed in mid-stream", request.method, request.path)
-        await stream.write(error_event(RequestError(500, "server: expected to finish the answer, got an internal error")))
+        await stream.write(answer.failing(RequestError(500, "server: expected to finish the answer, got an internal error")))
         await stream.close()
     return stream.response
 
 
-async def _send(stream: EventStream, work: GenerationReader, answer: ResponseFormat, keepalive: float, clock: Clock) -> None:
+async def _send(stream: EventStream, work: GenerationReader, answer: StreamFormat, keepalive: float, clock: Clock) -> None:
     has_opened = False
     while True:
         _check_reader(stream.request)
         burst = await work.receive(clock.now() + keepalive)
         if burst is None and work.stopped_by is None:
-            await stream.write(KEEPALIVE)
+            await stream.write(answer.keepalive)
             continue
         pieces, end = burst or ([], None)
         failure = _failure(work, end)
@@ -57,7 +57,7 @@ async def _send(stream: EventStream, work: GenerationReader, answer: ResponseFor
         data = answer.events(pieces) if has_opened else answer.opening() + answer.events(pieces)
         has_opened = True
         if failure is not None:
-            data += error_event(failure)
+            data += answer.failing(failure)
         elif end is not None:
             data += answer.closing(end.reason, end.timings)
         await stream.write(data)

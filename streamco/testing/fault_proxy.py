@@ -13,9 +13,10 @@ import struct
 from collections.abc import AsyncIterator, Callable
 
 from streamco.testing.faults import BodyFault, Faults
-from streamco.testing.http_framing import BodyPositionFinder, ResponseReader
+from streamco.testing.http_framing import BodyPositionFinder, ObjectPositionFinder, ResponseReader
 from streamco.testing.listener import Listener
 from streamco.testing.server import ScriptedServer
+from streamco.wire.openai.msgpack_body import MSGPACK
 
 __all__ = ["FaultProxy"]
 
@@ -187,11 +188,14 @@ class _Relay:
     async def _relay_responses(self, reader: asyncio.StreamReader, body_fault: BodyFault) -> None:
         """Pass responses on, with framing of their own, until the fault or the server ends the connection."""
         responses = ResponseReader()
-        finder = BodyPositionFinder(body_fault.events, body_fault.offset, in_character=body_fault.in_character)
+        finder: BodyPositionFinder | ObjectPositionFinder | None = None
         untouched, is_dropping, is_over = body_fault.answers, False, False
         while data := await reader.read(65536):
             for part, piece in responses.feed(data):
-                position = finder.find(piece) if part == "body" and not untouched and not is_over else None
+                position = None
+                if part == "body" and not untouched and not is_over:
+                    finder = finder or _find_in(responses.media_type, body_fault)
+                    position = finder.find(piece)
                 if position is not None:
                     is_over = True
                     if not await self._apply(body_fault, piece, position, is_chunked=responses.is_chunked):
@@ -228,6 +232,13 @@ class _Relay:
                 await self._pass(self.client, b"0\r\n\r\n")
                 return True
         return False
+
+
+def _find_in(media_type: str, fault: BodyFault) -> BodyPositionFinder | ObjectPositionFinder:
+    """Return the finder of a fault's position in a body of this type; an object of MessagePack counts as an event."""
+    if media_type == MSGPACK:
+        return ObjectPositionFinder(fault.events, fault.offset)
+    return BodyPositionFinder(fault.events, fault.offset, in_character=fault.in_character)
 
 
 def _framed(piece: bytes, *, is_chunked: bool) -> bytes:

@@ -25,7 +25,7 @@ class BodyFault(Struct, frozen=True, kw_only=True):
             ``pause``: nothing comes for ``seconds``, then the rest comes;
             ``end``: the body ends as HTTP requires, and the rest of the server's body is dropped;
             ``garbage``: ``data`` is sent in place of framing and body, then FIN.
-        events: number of whole server-sent events that pass before the fault.
+        events: number of whole server-sent events, or objects in MessagePack, that pass before the fault.
         offset: number of further bytes of the body that pass.
         in_character: move on, to the middle of the next character of several bytes.
         answers: number of responses on the same connection that pass untouched before.

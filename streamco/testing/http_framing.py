@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from enum import Enum, auto
-from typing import Literal
+from importlib import import_module
+from typing import Any, Literal
 
-__all__ = ["ResponseReader", "Part", "BodyPositionFinder"]
+__all__ = ["BodyPositionFinder", "ObjectPositionFinder", "Part", "ResponseReader"]
 
 Part = tuple[Literal["head", "body", "end"], bytes]
 """A part of a response: a whole head, some bytes of a body without its framing, or the end of a body."""
@@ -27,6 +28,8 @@ class ResponseReader:
     def __init__(self) -> None:
         self.is_chunked = False
         """True if the body of the current response is sent in chunks."""
+        self.media_type = ""
+        """Content type of the current response, in lower case; "" if it has none."""
         self._state = _State.HEAD
         self._held = bytearray()
         self._left = 0  # bytes left of the chunk or of the body
@@ -65,6 +68,7 @@ class ResponseReader:
         code = status.split()[1]
         if code.startswith("1"):  # an interim response: the final one is still to come
             return True
+        self.media_type = fields.get("content-type", "").partition(";")[0].strip()
         self.is_chunked = "chunked" in fields.get("transfer-encoding", "")
         self._left = 0 if code in {"204", "304"} else int(fields.get("content-length", "-1"))
         if self.is_chunked:
@@ -143,3 +147,33 @@ class BodyPositionFinder:
         if not self._in_character:
             return position
         return next((index + 1 for index in range(position, len(piece)) if piece[index] >= 0xC0), None)
+
+
+class ObjectPositionFinder:
+    """Finds a position in a body of MessagePack objects that comes in pieces.
+
+    Args:
+        objects: number of complete objects before it.
+        offset: number of further bytes before it.
+    """
+
+    def __init__(self, objects: int, offset: int) -> None:
+        msgpack: Any = import_module("msgpack")  # it has no type hints
+        self._unpacker: Any = msgpack.Unpacker()
+        self._incomplete: type[Exception] = msgpack.OutOfData
+        self._objects = objects
+        self._offset = offset
+        self._passed = 0
+
+    def find(self, piece: bytes) -> int | None:
+        """Return the number of bytes of this piece before the position; None if the position comes later."""
+        before, self._passed = self._passed, self._passed + len(piece)
+        self._unpacker.feed(piece)
+        while self._objects:
+            try:
+                self._unpacker.skip()
+            except self._incomplete:
+                return None
+            self._objects -= 1
+        position: int = self._unpacker.tell() + self._offset - before
+        return position if position <= len(piece) else None

@@ -1,8 +1,8 @@
 """Random faults on the way to every server: each answer is whole, or ends in a documented error with the text so far; nothing is left.
 
 Each of two servers has a ``FaultProxy`` in front of it, with or without a device that may fail too. All of them would write the same
-answer. Its words are numbered, so that a lost or repeated one shows. One world's servers take token ids (``streamco serve``), the other's
-continue text, which they cut into tokens of their own.
+answer. Its words are numbered, so that a lost or repeated one shows. The servers of two worlds take token ids (``streamco serve``), in JSON
+or in MessagePack. Those of the third continue text, which they cut into tokens of their own.
 """
 
 from __future__ import annotations
@@ -101,12 +101,20 @@ async def by_ids() -> AsyncIterator[World]:
 
 
 @asynccontextmanager
+async def by_ids_in_json() -> AsyncIterator[World]:
+    async with by_ids() as world:
+        assert world.info is not None
+        world.info = replace(world.info, media_types=())
+        yield world
+
+
+@asynccontextmanager
 async def by_text() -> AsyncIterator[World]:
     async with ScriptedServer(respond) as first, ScriptedServer(respond) as second:
         yield World([first.port, second.port])
 
 
-WORLDS = [by_ids, by_text]
+WORLDS = [by_ids, by_ids_in_json, by_text]
 Opened = Callable[[], AbstractAsyncContextManager[World]]
 
 

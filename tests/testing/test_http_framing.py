@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from streamco.testing.http_framing import BodyPositionFinder, Part, ResponseReader
+from streamco.testing.http_framing import BodyPositionFinder, ObjectPositionFinder, Part, ResponseReader
 
 CHUNKED = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n5\r\nhello\r\nc;note=x\r\n there\r\n you\r\n0\r\nTrailer: x\r\n\r\n"
 SIZED = b"HTTP/1.1 404 No\r\nContent-Length: 3\r\n\r\nabc"
@@ -87,3 +87,30 @@ def passed(text: str, place: BodyPositionFinder, size: int) -> bytes | None:
         if at is not None:
             return body[: start + at]
     return None
+
+
+OBJECTS = b"\x81\xa1a\x01" + b"\x92\xa3one\xc4\x01\x05" + b"\xc0"  # a map of 4 bytes, an array of 8, nil
+
+
+@pytest.mark.parametrize("size", [1, 2, 5, 100])
+@pytest.mark.parametrize(
+    ("objects", "offset", "position"),
+    [(0, 0, 0), (0, 3, 3), (1, 0, 4), (1, 2, 6), (2, 0, 12), (3, 0, 13), (3, 1, None), (4, 0, None)],
+)
+def test_a_place_among_objects_is_found_to_the_byte_whatever_the_pieces(size: int, objects: int, offset: int, position: int | None) -> None:
+    finder = ObjectPositionFinder(objects, offset)
+    found = None
+    for start in range(0, len(OBJECTS), size):
+        place = finder.find(OBJECTS[start : start + size])
+        if place is not None:
+            found = start + place
+            break
+    assert found == position
+
+
+def test_a_reader_says_what_the_body_is() -> None:
+    reader = ResponseReader()
+    reader.feed(b"HTTP/1.1 200 OK\r\nContent-Type: Text/Event-Stream; charset=utf-8\r\nContent-Length: 0\r\n\r\n")
+    assert reader.media_type == "text/event-stream"
+    reader.feed(SIZED)
+    assert reader.media_type == ""

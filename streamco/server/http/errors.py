@@ -7,9 +7,9 @@ from collections.abc import Mapping
 
 from aiohttp import web
 
-from streamco.server.http.encoding import encode
+from streamco.server.http.encoding import Json, encode, event
 
-__all__ = ["RequestError", "error_body", "error_event", "error_response", "invalid", "overloaded", "unsupported"]
+__all__ = ["RequestError", "error_body", "error_event", "error_object", "error_response", "invalid", "overloaded", "unsupported"]
 
 TYPES = {401: "authentication_error", 403: "permission_error", 429: "rate_limit_error"}
 
@@ -50,15 +50,24 @@ def overloaded(message: str, wait: float) -> RequestError:
     return RequestError(429, message, code="rate_limit_exceeded", headers={"Retry-After": str(max(1, math.ceil(wait)))})
 
 
+def error_object(refusal: RequestError) -> Json:
+    """Return OpenAI's error object: ``{"message", "type", "param", "code"}``."""
+    return _describe(refusal.status, str(refusal), refusal.param, refusal.code)
+
+
 def error_body(status: int, message: str, *, param: str | None = None, code: str | None = None) -> bytes:
     """Return OpenAI's error object as JSON: ``{"error": {"message", "type", "param", "code"}}``."""
+    return encode({"error": _describe(status, message, param, code)})
+
+
+def _describe(status: int, message: str, param: str | None, code: str | None) -> Json:
     kind = TYPES.get(status, "invalid_request_error" if status < 500 else "server_error")
-    return encode({"error": {"message": message, "type": kind, "param": param, "code": code}})
+    return {"message": message, "type": kind, "param": param, "code": code}
 
 
 def error_event(failure: RequestError) -> bytes:
     """Return an error as an event inside a stream. No [DONE] follows, so a client that ignores it sees an answer that was cut."""
-    return b"data: %b\n\n" % error_body(failure.status, str(failure), param=failure.param, code=failure.code)
+    return event({"error": error_object(failure)})
 
 
 def error_response(refusal: RequestError) -> web.Response:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Mapping
 
 from aiohttp import web
 
-__all__ = ["EventStream", "KEEPALIVE"]
+__all__ = ["HEADERS", "KEEPALIVE", "EventStream"]
 
 HEADERS = {
     "Content-Type": "text/event-stream; charset=utf-8",
@@ -18,12 +19,18 @@ KEEPALIVE = b": keep-alive\n\n"
 
 
 class EventStream:
-    """The response to a streamed request. Its headers leave with its first bytes, so that an early failure can still have a status."""
+    """The response to a streamed request. Its headers leave with its first bytes, so that an early failure can still have a status.
 
-    def __init__(self, request: web.Request, reader_timeout: float | None) -> None:
+    Args:
+        request: the request.
+        reader_timeout: seconds that a write may wait for the reader; None: any time.
+        headers: the response's, by default those of server-sent events.
+    """
+
+    def __init__(self, request: web.Request, reader_timeout: float | None, headers: Mapping[str, str] = HEADERS) -> None:
         self.request = request
         self._timeout = reader_timeout
-        self._response = web.StreamResponse(headers=HEADERS)
+        self._response = web.StreamResponse(headers=headers)
 
     @property
     def response(self) -> web.StreamResponse:

@@ -1,0 +1,70 @@
+"""Streamed answers in MessagePack, for clients of this project: text and packed ids (``wire.openai.msgpack_stream``)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from streamco.engines.base import GenerationTimings, TextPiece
+from streamco.server.http.encoding import Json
+from streamco.server.http.errors import RequestError, error_object
+from streamco.server.http.event_stream import HEADERS
+from streamco.server.requests import GenerateRequest
+from streamco.server.responses import usage_of
+from streamco.wire.openai.msgpack_body import MSGPACK
+from streamco.wire.openai.msgpack_stream import KEEPALIVE, encode_ending, encode_error, encode_opening, encode_piece
+from streamco.wire.token_frames import TokenCodec
+
+__all__ = ["PackedStream", "wants_packed"]
+
+
+def wants_packed(accepted: str, request: GenerateRequest) -> bool:
+    """Return True if the answer can be a stream in MessagePack.
+
+    Args:
+        accepted: the request's Accept header.
+        request: its fields. Log-probabilities have no form in MessagePack, and without ids there is nothing to pack.
+    """
+    types = {each.partition(";")[0].strip().lower() for each in accepted.split(",")}
+    return MSGPACK in types and request.is_streamed and bool(request.return_token_ids) and request.wanted_top is None
+
+
+class PackedStream:
+    """A streamed answer in MessagePack; see ``StreamFormat``.
+
+    Args:
+        name: the answer's id.
+        model: the model's name as the client knows it.
+        created: seconds since the epoch.
+        codec: packs ids of the engine's vocabulary.
+        wants_usage: end with usage.
+    """
+
+    headers: Mapping[str, str] = {**HEADERS, "Content-Type": MSGPACK}
+    keepalive = KEEPALIVE
+
+    def __init__(self, *, name: str, model: str, created: int, codec: TokenCodec, wants_usage: bool) -> None:
+        self._head = name, created, model, codec.vocabulary
+        self._codec = codec
+        self._wants_usage = wants_usage
+
+    def opening(self) -> bytes:
+        """Return the map that begins the answer."""
+        return encode_opening(*self._head)
+
+    def events(self, pieces: Sequence[TextPiece]) -> bytes:
+        """Return an array for each piece."""
+        return b"".join([self._encode(piece) for piece in pieces])
+
+    def closing(self, finish_reason: str, timings: GenerationTimings) -> bytes:
+        """Return the map that ends the answer."""
+        usage: Json | None = usage_of(timings) if self._wants_usage else None
+        return encode_ending(finish_reason, usage)
+
+    def failing(self, refusal: RequestError) -> bytes:
+        """Return the map that ends an answer which failed."""
+        return encode_error(error_object(refusal))
+
+    def _encode(self, piece: TextPiece) -> bytes:
+        if piece.is_cut:  # the end comes with it, as in a stream of events
+            return encode_piece(piece.text, b"", "stop")
+        return encode_piece(piece.text, self._codec.pack_bare(piece.ids))

@@ -1,0 +1,209 @@
+"""A streamed answer in MessagePack: text with packed token ids, in a twentieth of the bytes of server-sent events.
+
+``streamco serve`` sends it to a client that accepts it and asks for token ids. The body is a sequence of MessagePack objects, and each
+type has one meaning:
+
+=======  ===========================================================================================================================
+map      the beginning, once: ``id``, ``created``, ``model``, ``vocabulary`` (the fingerprint, which all ids belong to)
+array    ``[text, ids]`` or ``[text, ids, finish_reason]``: a piece of the answer; ids as ``TokenCodec.pack_bare`` packs them
+nil      nothing: the server is alive
+map      the end: ``finish_reason``, ``usage``; or ``error``, OpenAI's error object
+=======  ===========================================================================================================================
+
+A third element is sent with the piece that a stop string begins in. No ids come with it, because they hold more than its text.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from importlib import import_module
+from typing import Any
+
+from streamco.config import Limits
+from streamco.errors import EndpointError, EndpointProtocolError
+from streamco.openai_types import ChatCompletionChunk, ChoiceDelta, ChunkChoice, CompletionUsage
+from streamco.wire.openai.errors import find_error, stream_error
+from streamco.wire.openai.fast_decode import Api
+from streamco.wire.openai.lenient_decode import build_usage
+from streamco.wire.openai.stream import estimate_tokens
+from streamco.wire.token_frames import TokenCodec
+
+__all__ = ["KEEPALIVE", "MsgpackStreamParser", "encode_error", "encode_opening", "encode_ending", "encode_piece"]
+
+KEEPALIVE = b"\xc0"
+_FED = 64 << 10  # bytes; the unpacker's buffer holds so much beside an unfinished object
+_MAX_LENGTH = 64  # elements of an array or map
+
+_LIMITS = Limits()
+_msgpack: Any = import_module("msgpack")  # it has no type hints
+_pack: Any = _msgpack.packb
+
+
+def encode_opening(name: str, created: int, model: str, vocabulary: str) -> bytes:
+    """Return the object that begins an answer: its id, seconds since 1970, the model's name and the fingerprint of its vocabulary."""
+    encoded: bytes = _pack({"id": name, "created": created, "model": model, "vocabulary": vocabulary})
+    return encoded
+
+
+def encode_piece(text: str, ids: bytes, finish_reason: str | None = None) -> bytes:
+    """Return a piece of the answer; ``ids`` are packed."""
+    encoded: bytes = _pack([text, ids] if finish_reason is None else [text, ids, finish_reason])
+    return encoded
+
+
+def encode_ending(finish_reason: str, usage: Mapping[str, Any] | None) -> bytes:
+    """Return the object that ends an answer; ``usage`` is OpenAI's object, None: it wasn't asked for."""
+    encoded: bytes = _pack({"finish_reason": finish_reason, "usage": usage})
+    return encoded
+
+
+def encode_error(error: Mapping[str, Any]) -> bytes:
+    """Return the object that ends an answer which failed."""
+    encoded: bytes = _pack({"error": error})
+    return encoded
+
+
+class MsgpackStreamParser:
+    """Turns the body of one streamed answer in MessagePack into chunks; attributes and methods are those of ``ChatStreamParser``.
+
+    Args:
+        codec: unpacks ids. If the server's vocabulary is another one by now, chunks have no ids.
+        endpoint: the endpoint's name in errors.
+        limits: ``event_bytes`` and ``answer_bytes``.
+        api: "chat" begins with the role.
+    """
+
+    def __init__(self, codec: TokenCodec, *, endpoint: str = "", limits: Limits = _LIMITS, api: Api = "chat") -> None:
+        self.endpoint = endpoint
+        self.limits = limits
+        self.tokens = 0
+        self.finish_reason: str | None = None
+        self.usage: CompletionUsage | None = None
+        self.is_done = False
+        self.error: EndpointError | None = None
+        self._codec = codec
+        self._api = api
+        self._unpacker: Any = _msgpack.Unpacker(
+            max_buffer_size=limits.event_bytes + _FED,
+            max_array_len=_MAX_LENGTH,
+            max_map_len=_MAX_LENGTH,
+            max_ext_len=0,
+        )
+        self._answer_bytes = limits.answer_bytes  # bytes left of the limit
+        self._text: list[str] = []
+        self._opening: tuple[str, int, str] | None = None  # id, created, model
+        self._has_ids = False
+
+    @property
+    def is_complete(self) -> bool:
+        """True if the answer is whole: its end has come."""
+        return self.is_done
+
+    def partial_text(self) -> str:
+        """Return the text in all chunks returned so far."""
+        return "".join(self._text)
+
+    def feed(self, data: bytes) -> list[ChatCompletionChunk]:
+        """Take bytes of the body and return the chunks that they complete. Check ``error`` and ``is_done`` afterwards."""
+        self.tokens = 0
+        chunks: list[ChatCompletionChunk] = []
+        if self.is_done or self.error is not None:
+            return chunks
+        self._answer_bytes -= len(data)
+        try:
+            if self._answer_bytes < 0:
+                raise EndpointProtocolError(f"expected an answer of at most {self.limits.answer_bytes} bytes, got more")
+            for frame in self._unpack(data):
+                chunks += self._read(frame)
+        except EndpointError as error:
+            self._fail(error)
+        return chunks
+
+    def close(self) -> list[ChatCompletionChunk]:
+        """Take the end of the body; there is never a chunk left.
+
+        Raises:
+            EndpointError: ``error``, or the answer is truncated.
+        """
+        self.tokens = 0
+        if self.error is None and not self.is_done:
+            got = f"a truncated answer: {len(self.partial_text())} characters"
+            self._fail(EndpointProtocolError(f"expected a finish_reason before the end of the stream, got {got}"))
+        if self.error is not None:
+            raise self.error
+        return []
+
+    def _unpack(self, data: bytes) -> Iterator[Any]:
+        """Yield the objects that the bytes complete.
+
+        Raises:
+            EndpointProtocolError: they are no MessagePack, or beyond a limit.
+        """
+        try:
+            for start in range(0, len(data), _FED):
+                self._unpacker.feed(data[start : start + _FED])
+                for frame in self._unpacker:
+                    yield frame
+                    if self.is_done:  # bytes after the end mean nothing
+                        return
+        except _msgpack.BufferFull:
+            raise EndpointProtocolError(f"expected an object of at most {self.limits.event_bytes} bytes, got more") from None
+        except (ValueError, RecursionError) as error:
+            raise EndpointProtocolError(f"expected MessagePack, got {str(error)[:200] or 'a byte that begins no object'}") from error
+
+    def _read(self, frame: Any) -> Sequence[ChatCompletionChunk]:
+        if isinstance(frame, list):
+            return self._read_piece(frame)
+        if frame is None:
+            return ()
+        if not isinstance(frame, dict):
+            raise EndpointProtocolError(f"expected an array, a map or nil in the stream, got {type(frame).__name__}")
+        if (error := find_error(frame)) is not None:
+            raise stream_error({"error": error})
+        return self._read_ending(frame) if self._opening is not None else self._read_opening(frame)
+
+    def _read_opening(self, fields: dict[str, Any]) -> Sequence[ChatCompletionChunk]:
+        match fields:
+            case {"id": str(name), "created": int(created), "model": str(model), "vocabulary": str(vocabulary)}:
+                self._opening = name, created, model
+                self._has_ids = vocabulary == self._codec.vocabulary
+            case _:
+                raise EndpointProtocolError(f"expected id, created, model and vocabulary first, got {str(fields)[:200]}")
+        return (self._chunk(ChoiceDelta("", "assistant")),) if self._api == "chat" else ()
+
+    def _read_piece(self, piece: list[Any]) -> Sequence[ChatCompletionChunk]:
+        match piece:
+            case [str(text), bytes(packed)]:
+                reason = None
+            case [str(text), bytes(packed), str(reason)]:
+                self.finish_reason = reason
+            case _:
+                raise EndpointProtocolError(f"expected a piece of text and ids, got {str(piece)[:200]}")
+        if self._opening is None:
+            raise EndpointProtocolError("expected id, created, model and vocabulary first, got a piece of text")
+        ids = self._codec.unpack_bare(packed) if self._has_ids and packed else None
+        self._text.append(text)
+        self.tokens += len(ids) if ids else estimate_tokens(text)
+        return (self._chunk(ChoiceDelta(text), reason, ids),)
+
+    def _read_ending(self, fields: dict[str, Any]) -> Sequence[ChatCompletionChunk]:
+        reason = fields.get("finish_reason")
+        if not isinstance(reason, str):
+            raise EndpointProtocolError(f"expected a finish_reason at the end, got {str(fields)[:200]}")
+        has_reason, self.finish_reason = self.finish_reason is not None, reason
+        self.usage = build_usage(fields.get("usage"))
+        self.is_done = True
+        chunks = [] if has_reason else [self._chunk(ChoiceDelta(), reason)]
+        if self.usage is not None:
+            chunks.append(self._chunk(None))
+        return chunks
+
+    def _chunk(self, delta: ChoiceDelta | None, reason: str | None = None, ids: list[int] | None = None) -> ChatCompletionChunk:
+        name, created, model = self._opening or ("", 0, "")
+        choices = [] if delta is None else [ChunkChoice(delta, 0, reason, None, ids)]
+        return ChatCompletionChunk(name, choices, created, model, usage=self.usage if delta is None else None)
+
+    def _fail(self, error: EndpointError) -> None:
+        error.endpoint = self.endpoint
+        error.partial = self.partial_text()
+        self.error = error
