@@ -16,7 +16,7 @@ from typing import Any, Generic, Protocol, Self, TypeVar
 
 from streamco.core.machine import Machine
 
-__all__ = ["MachineDriver", "StepLog", "TaskDriver", "clock_of"]
+__all__ = ["Deadlines", "MachineDriver", "ScheduledCall", "StepLog", "TaskDriver", "clock_of"]
 
 _MIN_DELAY = 0.001  # seconds until a timer that fired early is tried again: uvloop rounds a shorter delay to none, which would spin
 
@@ -30,6 +30,26 @@ class StepLog(Protocol[Event_contra, CommandT]):
 
     def append(self, step: tuple[float, Event_contra | None, list[CommandT]], /) -> None:
         """Take a step: the time in seconds, the event (None: the deadline, or the start), and the commands."""
+        ...
+
+
+class ScheduledCall(Protocol):
+    """A call that waits for its time."""
+
+    def cancel(self) -> None:
+        """Don't make the call; idempotent."""
+        ...
+
+
+class Deadlines(Protocol):
+    """A timer that is more exact than the loop's own, shared by the drivers of a loop (``streamco.client.release_timer``)."""
+
+    def call_at(self, deadline: float, callback: Callable[[], None], /) -> ScheduledCall:
+        """Call back at ``deadline`` (seconds, the driver's clock) or later, never before."""
+        ...
+
+    def leave(self) -> None:
+        """Take one user less."""
         ...
 
 
@@ -68,7 +88,10 @@ class MachineDriver(ABC, Generic[EventT, CommandT]):
         self._events: deque[EventT | None] = deque()  # None: the deadline has come
         self._is_stepping = True  # events that come before the start wait for it
         self._has_crashed = False  # then the machine takes no more events
-        self._timer: asyncio.TimerHandle | None = None
+        self._is_over = False  # then no timer is set any more
+        self._is_over = False  # then no timer is set any more
+        self._deadlines: Deadlines | None = None  # None: the loop's own timers
+        self._timer: ScheduledCall | None = None
         self._armed = 0.0  # the time that the timer is set for
 
     @property
@@ -78,6 +101,7 @@ class MachineDriver(ABC, Generic[EventT, CommandT]):
 
     def start(self) -> None:
         """Start the machine and carry out its first commands."""
+        self._deadlines = self._join_deadlines()
         now = self._clock()
         try:
             self.machine.start(now=now)
@@ -110,6 +134,10 @@ class MachineDriver(ABC, Generic[EventT, CommandT]):
 
     def _after_step(self, now: float) -> None:
         """Do what follows the commands of a step."""
+
+    def _join_deadlines(self) -> Deadlines | None:
+        """Return a timer that is more exact than the loop's; None: the loop's will do. The driver leaves it when it is over."""
+        return None
 
     def _next_deadline(self) -> float | None:
         """Return the time of the next ``_on_deadline``; None: none is due."""
@@ -153,14 +181,20 @@ class MachineDriver(ABC, Generic[EventT, CommandT]):
 
     def _arm(self, now: float) -> None:
         """Set the timer for the next deadline. A timer that fires too early is kept: it sets itself again, which is cheaper."""
-        deadline = None if self._has_crashed else self._next_deadline()
+        deadline = None if self._has_crashed or self._is_over else self._next_deadline()
         if self._timer is not None:
             if deadline is not None and self._armed <= deadline:
                 return
             self._disarm()
         if deadline is not None:
-            self._armed = deadline
-            self._timer = self._loop.call_later(max(0.0, deadline - now), self._on_timer)
+            self._set_timer(deadline, max(0.0, deadline - now))
+
+    def _set_timer(self, deadline: float, delay: float) -> None:
+        self._armed = deadline
+        if self._deadlines is not None:
+            self._timer = self._deadlines.call_at(deadline, self._on_timer)
+        else:
+            self._timer = self._loop.call_later(delay, self._on_timer)
 
     def _disarm(self) -> None:
         if self._timer is not None:
@@ -173,8 +207,7 @@ class MachineDriver(ABC, Generic[EventT, CommandT]):
         if deadline is None or self._has_crashed:
             return
         if deadline > now:  # it was moved, or the timer fired early: uvloop's may by a millisecond
-            self._armed = deadline
-            self._timer = self._loop.call_later(max(_MIN_DELAY, deadline - now), self._on_timer)
+            self._set_timer(deadline, max(_MIN_DELAY, deadline - now))
             return
         self._on_deadline(now)
         self._arm(now)
@@ -205,7 +238,6 @@ class TaskDriver(MachineDriver[EventT, CommandT]):
         super().__init__(machine, clock=clock, log=log)
         self._tasks: set[asyncio.Task[None]] = set()
         self._on_over: Callable[[Any], None] | None = on_over
-        self._is_over = False
 
     @property
     def is_over(self) -> bool:
@@ -255,15 +287,14 @@ class TaskDriver(MachineDriver[EventT, CommandT]):
         super()._carry_out(event, now)
         self._end_if_idle()
 
-    def _arm(self, now: float) -> None:
-        if not self._is_over:
-            super()._arm(now)
-
     def _end_if_idle(self) -> None:
         if self._is_over or self._tasks or not self._is_done():
             return
         self._is_over = True
         self._disarm()
+        if self._deadlines is not None:
+            self._deadlines.leave()
+            self._deadlines = None
         if self._on_over is not None:
             try:
                 self._on_over(self)

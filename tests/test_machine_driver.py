@@ -151,6 +151,58 @@ def test_deadlines_shorter_than_the_loops_resolution_come_and_move(factory: Call
     assert driver.done.count("due") == len(driver.machine.calls) >= 200
 
 
+class Call:
+    """A call that a test makes itself."""
+
+    def __init__(self, deadline: float, callback: Callable[[], None]) -> None:
+        self.deadline, self.callback, self.is_cancelled = deadline, callback, False
+
+    def cancel(self) -> None:
+        self.is_cancelled = True
+
+
+class Diary:
+    """Implements ``Deadlines``: it keeps what it is given."""
+
+    def __init__(self) -> None:
+        self.calls: list[Call] = []
+        self.users = 1
+
+    def call_at(self, deadline: float, callback: Callable[[], None]) -> Call:
+        self.calls.append(Call(deadline, callback))
+        return self.calls[-1]
+
+    def leave(self) -> None:
+        self.users -= 1
+
+
+async def test_a_more_exact_timer_is_set_only_when_the_deadline_comes_nearer() -> None:
+    now, diary = 0.0, Diary()
+    driver = EchoDriver(clock=lambda: now)
+    driver._join_deadlines = lambda: diary  # type: ignore[method-assign]
+    driver.start()
+    for event in ("at 9", "word", "at 12", "at 9", "at 7", "word"):
+        driver.emit(event)
+    assert [(call.deadline, call.is_cancelled) for call in diary.calls] == [(9.0, True), (7.0, False)]
+    now = 6.5
+    diary.calls[-1].callback()  # too early
+    assert (driver.machine.calls, diary.calls[-1].deadline) == ([], 7.0)
+    now = 7.25
+    diary.calls[-1].callback()
+    assert driver.machine.calls == [7.25]
+    assert len(diary.calls) == 3
+
+
+async def test_a_driver_that_is_over_leaves_the_more_exact_timer_once() -> None:
+    diary, driver = Diary(), WorkingDriver()
+    driver._join_deadlines = lambda: diary  # type: ignore[method-assign]
+    driver.start()
+    driver.emit("at 1e9")
+    await driver.aclose()
+    await driver.aclose()
+    assert (diary.users, [call.is_cancelled for call in diary.calls]) == (0, [True])
+
+
 def test_the_clock_is_the_systems_unless_the_loop_has_its_own() -> None:
     async def main() -> Callable[[], float]:
         return clock_of(asyncio.get_running_loop())
