@@ -328,6 +328,8 @@ class OpenAIEndpoint:
         provider = self._address.provider
         if self._capabilities.vocabulary is None or not provider.has_token_ids:
             return request.extra
+        if self._transfer is not None and self._transfer.is_binary and not request.extra.get("logprobs"):
+            return request.extra  # an answer in MessagePack has ids
         if provider.ids_precede_text and (request.sampling.stop or request.extra.get("stop")):
             return request.extra
         return {"return_token_ids": True, **request.extra}

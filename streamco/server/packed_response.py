@@ -22,10 +22,10 @@ def wants_packed(accepted: str, request: GenerateRequest) -> bool:
 
     Args:
         accepted: the request's Accept header.
-        request: its fields. Log-probabilities have no form in MessagePack, and without ids there is nothing to pack.
+        request: its fields. Log-probabilities have no form in MessagePack, and if ids are refused there is nothing to pack.
     """
     types = {each.partition(";")[0].strip().lower() for each in accepted.split(",")}
-    return MSGPACK in types and request.is_streamed and bool(request.return_token_ids) and request.wanted_top is None
+    return MSGPACK in types and request.is_streamed and request.return_token_ids is not False and request.wanted_top is None
 
 
 class PackedStream:

@@ -51,11 +51,12 @@ async def packed(server: Running, path: str, body: dict[str, Any], engine: FakeE
         ("*/*", ASKED, False),
         ("", ASKED, False),
         (MSGPACK, replace(ASKED, stream=None), False),
-        (MSGPACK, replace(ASKED, return_token_ids=None), False),
+        (MSGPACK, replace(ASKED, return_token_ids=None), True),
+        (MSGPACK, replace(ASKED, return_token_ids=False), False),
         (MSGPACK, replace(ASKED, logprobs=True), False),
     ],
 )
-def test_it_goes_only_to_clients_that_accept_it_and_ask_for_ids(accepted: str, request_: ChatRequest, expected: bool) -> None:
+def test_it_goes_only_to_clients_that_accept_it_and_do_not_refuse_ids(accepted: str, request_: ChatRequest, expected: bool) -> None:
     assert wants_packed(accepted, request_) is expected
 
 

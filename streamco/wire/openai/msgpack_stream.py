@@ -1,6 +1,6 @@
 """A streamed answer in MessagePack: text with packed token ids, in a twentieth of the bytes of server-sent events.
 
-``streamco serve`` sends it to a client that accepts it and asks for token ids. The body is a sequence of MessagePack objects, and each
+``streamco serve`` sends it to a client that accepts it. The body is a sequence of MessagePack objects, and each
 type has one meaning:
 
 =======  ===========================================================================================================================
