@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import os
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -15,6 +16,7 @@ from streamco.errors import ConfigError, EngineError, StreamcoError
 
 if TYPE_CHECKING:
     from streamco.engines.base import Engine
+    from streamco.server.http.api_keys import ApiKey
     from streamco.server.options import ServeOptions
     from streamco.server.step_times import StepTimes
     from streamco.server.verify.options import VerifyOptions
@@ -41,7 +43,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     listen = parser.add_argument_group("listening")
     listen.add_argument("--host", default="127.0.0.1", help="address to listen on (default: %(default)s)")
     listen.add_argument("--port", type=int, default=8000, help="0: any free one (default: %(default)s)")
-    listen.add_argument("--api-key", metavar="KEY", help=f"what clients must send as bearer token (default: ${KEY_VARIABLE})")
+    listen.add_argument(
+        "--api-key", action="append", metavar="KEY", help=f"what clients must send as bearer token; repeatable (default: ${KEY_VARIABLE})"
+    )
+    listen.add_argument("--api-key-file", type=Path, metavar="PATH", help="a file with a name and a key on each line")
     listen.add_argument("--no-auth", action="store_true", help="serve other machines without a key")
     listen.add_argument("--tls-cert", metavar="PATH", help="a PEM file with the certificate chain: serve https and wss")
     listen.add_argument("--tls-key", metavar="PATH", help="a PEM file with its key (default: in the certificate's)")
@@ -106,11 +111,12 @@ def _options(args: argparse.Namespace, path: Path) -> ServeOptions:
     from streamco.server.options import ServeOptions
     from streamco.server.profiles import load_latency
 
-    key = args.api_key if args.api_key is not None else os.environ.get(KEY_VARIABLE) or None
+    given = _given_keys(args)
     return ServeOptions(
         host=args.host,
         port=args.port,
-        api_key=key,
+        api_key=given[0] if len(given) == 1 else None,
+        api_keys=_named_keys(given if len(given) > 1 else [], args.api_key_file),
         allow_open=args.no_auth,
         model=args.model_name or path.stem,
         max_body_bytes=args.max_body,
@@ -125,6 +131,21 @@ def _options(args: argparse.Namespace, path: Path) -> ServeOptions:
         tls_key=args.tls_key,
         verify=_verify_options(args),
     )
+
+
+def _given_keys(args: argparse.Namespace) -> list[str]:
+    """Return the keys of the command line; if neither it nor a file has any, the environment's."""
+    if args.api_key is not None or args.api_key_file is not None:
+        return list(args.api_key or ())
+    environment = os.environ.get(KEY_VARIABLE)
+    return [environment] if environment else []
+
+
+def _named_keys(given: Sequence[str], file: Path | None) -> tuple[ApiKey, ...]:
+    from streamco.server.http.api_keys import ApiKey, read_key_file
+
+    numbered = tuple(ApiKey(f"key-{number}", key) for number, key in enumerate(given, 1))
+    return numbered if file is None else (*numbered, *read_key_file(file))
 
 
 def _verify_options(args: argparse.Namespace) -> VerifyOptions:

@@ -96,6 +96,7 @@ class GenerationRequest(Struct, frozen=True, kw_only=True):
     ignore_eos: bool = False
     prefill_only: bool = False  # leave the prompt in the KV cache and end with reason length
     max_buffered: int | None = None  # pieces that wait for the consumer before the sequence is parked; at most ``ring_tokens``
+    owner: str | None = None  # what is in memory for another owner isn't found, and what this one leaves is found by no other
     pending_bytes: bytes = b""  # beginning of a code point at the prompt's end: the first piece's text has the whole code point
 
 
@@ -392,14 +393,15 @@ class HoldingEngine(Engine, Protocol):
         """Hand in all tasks that are requested inside at once, so that they share a batch if they fit. Don't await inside."""
         ...
 
-    def hold(self, label: object = None) -> TokenSequence:
+    def hold(self, label: object = None, *, owner: str | None = None) -> TokenSequence:
         """Return a new, empty sequence. It takes one of ``held_sequences`` places with its first ids.
 
         If no place is left, the sequence that has been idle longest is evicted: its tasks end with reason ``evicted`` from then on. To go
         on, hold a new one and extend it by all ids; those that have not been overwritten are found again.
 
         Args:
-            label: owner of the sequence and its forks; in private mode sequences of the same label share what they have read.
+            label: in private mode the sequence and its forks share what they have read only with those of the same label.
+            owner: only what sequences and generations of the same owner have read is found, in every mode.
 
         Raises:
             EngineError: the engine is closed, or holds no sequences (``EngineOptions.held_sequences``).

@@ -178,7 +178,7 @@ class LlamaEngine:
         """Hand in all tasks that are requested inside at once; see ``HoldingEngine.together``."""
         return self._loop.together()
 
-    def hold(self, label: object = None) -> TokenSequence:
+    def hold(self, label: object = None, *, owner: str | None = None) -> TokenSequence:
         """Return a new, empty sequence; see ``HoldingEngine.hold``.
 
         Raises:
@@ -186,7 +186,7 @@ class LlamaEngine:
         """
         if not self.options.held_sequences:
             raise EngineError("hold: expected an engine with EngineOptions(held_sequences=...) above 0, got 0")
-        return HeldSequence(self._loop, self._model, label)
+        return HeldSequence(self._loop, self._model, label, owner=owner)
 
     def close(self) -> None:
         """Cancel everything, join the thread, free the memory; idempotent, safe from any thread but the engine's own."""

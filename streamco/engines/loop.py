@@ -193,7 +193,7 @@ class EngineLoop:
     def _admit(self) -> None:
         while self._waiting and self._has_free_slot:
             generation = self._waiting.popleft()
-            generation.admit(self._slots.acquire(generation.prompt))
+            generation.admit(self._slots.acquire(generation.prompt, generation.request.owner))
             self._generations += 1
             self._prefilling.append(generation)
         for task in self._held.begin_ready():

@@ -42,8 +42,11 @@ class Vocabulary(Protocol):
 class HeldSequence:
     """Implements ``TokenSequence``, and ``TaskOwner`` for its tasks. From ``ids`` on, the fields belong to the engine's thread."""
 
-    def __init__(self, engine: EngineHandle, vocabulary: Vocabulary, label: object = None, *, exists: bool = True) -> None:
+    def __init__(
+        self, engine: EngineHandle, vocabulary: Vocabulary, label: object = None, *, owner: str | None = None, exists: bool = True
+    ) -> None:
         self.label = label
+        self.owner = owner
         self.engine = engine
         self._vocabulary = vocabulary
         self._last: Task | None = None
@@ -72,7 +75,7 @@ class HeldSequence:
 
     def fork(self, length: int | None = None) -> HeldSequence:
         """Return a sequence that begins as this one does; see ``TokenSequence.fork``."""
-        child = HeldSequence(self.engine, self._vocabulary, self.label, exists=False)
+        child = HeldSequence(self.engine, self._vocabulary, self.label, owner=self.owner, exists=False)
         self._submit(ForkTask(self, child, length))
         return child
 

@@ -137,7 +137,7 @@ class SequenceTable:
         self._mark_used(sequence)
         if like is not None:
             return self._slots.fork(like, ids)
-        return self._slots.acquire(ids, sequence.label if self._is_private else None)
+        return self._slots.acquire(ids, (sequence.label, sequence.owner) if self._is_private else sequence.owner)
 
     def evict(self, spared: HeldSequence | None = None) -> bool:
         """Take the memory of the sequence that has been idle longest; False: none is idle."""

@@ -20,6 +20,7 @@ from streamco.engines.base import Engine, GenerationRequest, HoldingEngine
 from streamco.engines.native_notice import warn_if_pure
 from streamco.errors import EngineError
 from streamco.server.http.api import make_application
+from streamco.server.http.api_keys import KEY_NAME
 from streamco.server.http.encoding import CHAT, COMPLETION
 from streamco.server.http.errors import RequestError
 from streamco.server.http.listening import listening, make_runner
@@ -108,7 +109,7 @@ class Service:
         if parsed.model:
             self._check_model(parsed.model)
         replay = self._start_replay(arrived)
-        generation = await build_generation(self.engine, parsed, self.options, body_bytes)
+        generation = await build_generation(self.engine, parsed, self.options, body_bytes, owner=request.get(KEY_NAME))
         work = self._start(generation, replay)
         try:
             if wants_packed(request.headers.get("Accept", ""), parsed):

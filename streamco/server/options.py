@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from streamco.errors import ConfigError
+from streamco.server.http.api_keys import ApiKey
 from streamco.server.http.options import ListenOptions
 from streamco.server.latency_replay import LatencyProfile
 from streamco.server.verify.options import VerifyOptions
@@ -19,6 +20,12 @@ class ServeOptions(ListenOptions, frozen=True, kw_only=True):
     latency: LatencyProfile | None = None  # None: answers leave at once
     latency_seed: int = 0
     verify: VerifyOptions | None = VerifyOptions()  # None: no drafts are verified, even if the engine holds sequences
+    api_keys: tuple[ApiKey, ...] = ()  # further keys; with more than one in all, none finds in memory what another's requests have read
+
+    @property
+    def keys(self) -> tuple[ApiKey, ...]:
+        """Keys that are accepted; (): none is needed."""
+        return (*super().keys, *self.api_keys)
 
     def __post_init__(self) -> None:
         ListenOptions.__post_init__(self)

@@ -25,8 +25,10 @@ INLINE_BYTES = 4096  # tokenising more takes over a millisecond and so a thread 
 ApiRequest = ChatRequest | CompletionRequest
 
 
-async def build_generation(engine: Engine, request: ApiRequest, options: ServeOptions, body_bytes: int) -> GenerationRequest:
-    """Return the engine's request.
+async def build_generation(
+    engine: Engine, request: ApiRequest, options: ServeOptions, body_bytes: int, *, owner: str | None = None
+) -> GenerationRequest:
+    """Return the engine's request. ``owner``: name of its key, if each key has a prefix cache of its own.
 
     Raises:
         RequestError: 400, naming the field that can't be served.
@@ -46,6 +48,7 @@ async def build_generation(engine: Engine, request: ApiRequest, options: ServeOp
         top=0 if top is None else TOP_LOGPROBS,  # the drawn token has a probability only if it is among them
         ignore_eos=bool(request.ignore_eos),
         prefill_only=bool(request.prefill_only),
+        owner=owner,
         pending_bytes=pending_bytes(engine, ids),
     )
 

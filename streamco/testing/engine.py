@@ -138,7 +138,7 @@ class FakeEngine:
         self.vocabulary = vocabulary or WORDS
         self.requests: list[GenerationRequest] = []
         self.generations: list[FakeGeneration] = []
-        self.kept: list[list[int]] = []
+        self.kept: list[tuple[str | None, list[int]]] = []  # with their owners
         self.is_closed = False
         self.held_sequences = held_sequences
         self.held_tokens = held_sequences * context_tokens
@@ -218,22 +218,23 @@ class FakeEngine:
         """Return a context manager; tasks that are submitted inside it begin together."""
         return self.sequences.together()
 
-    def hold(self, label: object = None) -> HeldSequence:
+    def hold(self, label: object = None, *, owner: str | None = None) -> HeldSequence:
         """Return a new, empty sequence.
 
         Raises:
             EngineError: the engine is closed.
         """
-        return self.sequences.hold(label)
+        return self.sequences.hold(label, owner=owner)
 
     def _follow(self, ids: Sequence[int]) -> Mapping[int, float]:
         script = [self.vocabulary.id_of(word) for word in self._pieces(GenerationRequest(prompt_ids=ids))]
         found = next(count for count in range(min(len(script), len(ids)), -1, -1) if list(ids[len(ids) - count :]) == script[:count])
         return {script[found] if found < len(script) else self.end_id: 1.0}
 
-    def count_kept(self, ids: Sequence[int]) -> int:
-        """Return how many tokens at the beginning of a prompt are kept. The last one never counts: its successor must be computed."""
-        return min(max((common_prefix_length(kept, list(ids)) for kept in self.kept), default=0), len(ids) - 1)
+    def count_kept(self, ids: Sequence[int], owner: str | None = None) -> int:
+        """Return how many tokens at the beginning of an owner's prompt are kept; never the last: its successor must be computed."""
+        lengths = [common_prefix_length(kept, list(ids)) for holder, kept in self.kept if holder == owner]
+        return min(max(lengths, default=0), len(ids) - 1)
 
     def _pieces(self, request: GenerationRequest) -> list[str]:
         if request.prefill_only:
@@ -272,7 +273,7 @@ class FakeGeneration:
         self._is_cancelled = False
         self._made = 0
         self._max_buffered = min(engine.ring_tokens, request.max_buffered or engine.ring_tokens)
-        self._reused = engine.count_kept(request.prompt_ids)
+        self._reused = engine.count_kept(request.prompt_ids, request.owner)
         self._thread: threading.Thread | None = None
 
     @property
@@ -329,7 +330,7 @@ class FakeGeneration:
         reason = self._reason()
         if reason is not None:
             if reason == "length" and self.request.prefill_only:
-                self._engine.kept.append(list(self.request.prompt_ids))
+                self._engine.kept.append((self.request.owner, list(self.request.prompt_ids)))
             error = EngineError(f"engine: failed after {self._made} tokens, as scripted") if reason == "error" else None
             self._end = GenerationEnd(reason, self._timings(), error)
             return

@@ -83,7 +83,7 @@ class FakeSequenceEngine:
         """Number of sequences with memory."""
         return self._table.held
 
-    def hold(self, label: object = None) -> HeldSequence:
+    def hold(self, label: object = None, *, owner: str | None = None) -> HeldSequence:
         """Return a new, empty sequence.
 
         Raises:
@@ -94,7 +94,7 @@ class FakeSequenceEngine:
             if self._mode == "thread" and self._thread is None:
                 self._thread = threading.Thread(target=self._run, name="streamco-fake-sequences", daemon=True)
                 self._thread.start()
-        return HeldSequence(self, self, label)
+        return HeldSequence(self, self, label, owner=owner)
 
     @contextmanager
     def together(self) -> Iterator[None]:

@@ -137,6 +137,17 @@ def test_an_option_goes_before_the_environment(model: str, monkeypatch: pytest.M
         serve._options(parse("--api-key", ""), Path(model))
 
 
+def test_several_keys_come_from_options_and_a_file_and_have_names(model: str, tmp_path: Path) -> None:
+    file = tmp_path / "keys"
+    file.write_text("alice sk-a\nbob sk-b\n")
+    both = serve._options(parse("--api-key", "k1", "--api-key", "k2", "--api-key-file", str(file)), Path(model))
+    assert [(key.name, key.key) for key in both.keys] == [("key-1", "k1"), ("key-2", "k2"), ("alice", "sk-a"), ("bob", "sk-b")]
+    alone = serve._options(parse("--api-key-file", str(file)), Path(model))
+    assert [key.name for key in alone.keys] == ["alice", "bob"]
+    with pytest.raises(ConfigError, match="api key file"):
+        serve._options(parse("--api-key-file", str(tmp_path / "none")), Path(model))
+
+
 def test_options_reach_the_server(model: str) -> None:
     words = "--port 0 --max-body 100 --max-prompt-tokens 5 --max-tokens 6 --max-streams 7 --keepalive 3 --latency-seed 9 --model-name mine"
     options = serve._options(parse(*words.split(), "--latency", "openai-gpt-4-0125-preview"), Path(model))

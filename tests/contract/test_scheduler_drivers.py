@@ -250,6 +250,7 @@ class Line:
     def __init__(self, world: LiveWorld, device: Device) -> None:
         self.device = f"device{device.number}"
         self.peer = "there"
+        self.owner: str | None = None
         self.server = VerifyServer(VerifyCodec(SIZE), VOCABULARY.fingerprint)
         self.client = VerifyClient(VerifyCodec(SIZE), VOCABULARY.fingerprint)
         self._world = world

@@ -1,6 +1,7 @@
 """The access log: one line a request, with an id that the client gets, too.
 
-A line holds what was asked for and how it ended, never a key, a query or a body: neither prompts nor answers.
+A line holds what was asked for and how it ended, never a key, a query or a body: neither prompts nor answers. If the server has several
+keys, the name of the request's key is in the line.
 """
 
 from __future__ import annotations
@@ -14,6 +15,8 @@ from secrets import token_hex
 
 from aiohttp import web
 from aiohttp.typedefs import Handler, Middleware
+
+from streamco.server.http.api_keys import KEY_NAME
 
 __all__ = ["access_log", "current_request_id", "send_request_id"]
 
@@ -53,7 +56,8 @@ def access_log(logger: logging.Logger) -> Middleware:
         finally:
             level = logging.DEBUG if request.path in _PROBES else logging.INFO
             if logger.isEnabledFor(level):
-                what = f"{request.remote} {request.method} {_path(request)}"
+                client = " ".join(filter(None, (request.remote, request.get(KEY_NAME))))
+                what = f"{client} {request.method} {_path(request)}"
                 logger.log(level, "%s: %s: %s in %.3f s", request_id, what, outcome, time.monotonic() - began)
 
     return middleware

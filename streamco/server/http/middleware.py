@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import hmac
 import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -12,6 +11,7 @@ from aiohttp import web
 from aiohttp.typedefs import Handler, Middleware
 
 from streamco.endpoints.address import is_loopback
+from streamco.server.http.api_keys import KEY_NAME, find_key
 from streamco.server.http.body_bounds import has_more_elements
 from streamco.server.http.errors import RequestError, error_response, overloaded
 from streamco.server.http.options import ListenOptions
@@ -62,7 +62,7 @@ def authorize(options: ListenOptions, *, deferred: frozenset[str] = frozenset())
         options: the key, or permission to do without.
         deferred: paths with handlers that check the key themselves.
     """
-    is_guarded = options.api_key is None and not options.allow_open
+    is_guarded = not options.has_key and not options.allow_open
     open_paths = OPEN_PATHS | deferred
 
     @web.middleware
@@ -79,18 +79,21 @@ def authorize(options: ListenOptions, *, deferred: frozenset[str] = frozenset())
 
 
 def check_key(options: ListenOptions, request: web.Request) -> None:
-    """Check the key in the request's header, if the server has one.
+    """Check the key in the request's header, if the server has one; if it has several, ``KEY_NAME`` is set.
 
     Raises:
         RequestError: 401 the key is missing or wrong.
     """
-    if options.api_key is None:
+    keys = options.keys
+    if not keys:
         return
     scheme, _, given = request.headers.get("Authorization", "").partition(" ")
-    is_right = hmac.compare_digest(given.strip().encode("utf-8", "surrogateescape"), options.api_key.encode())
-    if not is_right or scheme.lower() != "bearer":
+    key = find_key(keys, given.strip())
+    if key is None or scheme.lower() != "bearer":
         message = "api key: expected a valid key, got " + ("another" if given else "none: send it as Authorization: Bearer KEY")
         raise RequestError(401, message, code="invalid_api_key", headers={"WWW-Authenticate": "Bearer"})
+    if len(keys) > 1:
+        request[KEY_NAME] = key.name
 
 
 def means_loopback(host: str) -> bool:

@@ -9,10 +9,12 @@ from msgspec import Struct
 
 from streamco.endpoints.address import is_loopback
 from streamco.errors import ConfigError
+from streamco.server.http.api_keys import ApiKey, check_keys
 from streamco.server.http.cors import ANY_ORIGIN, check_origin
 
 __all__ = ["ListenOptions"]
 
+_ONLY_KEY = "default"  # name of ``api_key``
 _LAST_PORT = 65535  # uvloop takes larger ones modulo 65536
 
 
@@ -47,16 +49,21 @@ class ListenOptions(Struct, frozen=True, kw_only=True):
                 raise ConfigError(f"{field}: expected seconds > 0, got {value}")
         for origin in self.cors:
             check_origin(origin)
-        if ANY_ORIGIN in self.cors and self.api_key is None:
+        check_keys(self.keys)
+        if ANY_ORIGIN in self.cors and not self.has_key:
             raise ConfigError("cors: expected an api key with *, got none: every web page could use this server")
         if self.tls_key is not None and self.tls_cert is None:
             raise ConfigError("tls_key: expected a tls_cert with it, got none")
-        if self.api_key == "":
-            raise ConfigError("api_key: expected a key, got an empty text")
-        if self.api_key is not None and not (
-            self.api_key.isascii() and self.api_key.isprintable() and self.api_key.strip() == self.api_key
-        ):
-            raise ConfigError("api_key: expected printable ASCII that a header can carry, got other characters or spaces around it")
+
+    @property
+    def keys(self) -> tuple[ApiKey, ...]:
+        """Keys that are accepted; (): none is needed."""
+        return () if self.api_key is None else (ApiKey(_ONLY_KEY, self.api_key),)
+
+    @property
+    def has_key(self) -> bool:
+        """True if clients need a key."""
+        return bool(self.keys)
 
     def tls_context(self) -> ssl.SSLContext | None:
         """Return the TLS context of the listening socket; None: plain HTTP.
@@ -80,10 +87,10 @@ class ListenOptions(Struct, frozen=True, kw_only=True):
         Raises:
             ConfigError: the host is not loopback, there is no key and ``allow_open`` is off.
         """
-        if self.api_key is None and not self.allow_open and not is_loopback(self.host):
+        if not self.has_key and not self.allow_open and not is_loopback(self.host):
             raise ConfigError(f"host: expected a loopback address while no api key is set, got {self.host}")
 
     def __repr__(self) -> str:
         """Show all options except the key, because options end up in logs."""
-        shown = [f"{name}={getattr(self, name)!r}" for name in self.__struct_fields__ if name != "api_key"]
+        shown = [f"{name}={getattr(self, name)!r}" for name in self.__struct_fields__ if name != "api_key"]  # an ``ApiKey`` hides its own
         return f"{type(self).__name__}({', '.join(shown)}, api_key={'***' if self.api_key else None})"

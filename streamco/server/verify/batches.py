@@ -56,6 +56,7 @@ class BatchRunner:
         now: clock of the scheduler, seconds.
         look_up: returns the draft of a session; called when its part begins.
         emit: called on the loop, after ``begin`` has returned, when a batch has ended.
+        owner_of: returns the owner of a session: only what has the same one is found in memory; None: of no key.
         context_tokens: size of one session's context; no token follows after it.
     """
 
@@ -67,6 +68,7 @@ class BatchRunner:
         look_up: DraftLookup,
         emit: Callable[[BatchReport], None],
         *,
+        owner_of: Callable[[str], str | None],
         context_tokens: int,
     ) -> None:
         self.context_tokens = context_tokens
@@ -74,6 +76,7 @@ class BatchRunner:
         self._waker = waker
         self._now = now
         self._look_up = look_up
+        self._owner_of = owner_of
         self._emit = emit
         self._sequences: dict[str, TokenSequence] = {}
         self._is_closed = False
@@ -122,7 +125,7 @@ class BatchRunner:
         if sequence is None:
             if part.start:
                 raise AssertionError(f"{part.session}: expected a sequence of {part.start} tokens, got none")
-            sequence = self._sequences[part.session] = self._engine.hold(part.session)
+            sequence = self._sequences[part.session] = self._engine.hold(part.session, owner=self._owner_of(part.session))
         if not part.verify_rows:
             running.task = sequence.read(part.ids, wake)
             return

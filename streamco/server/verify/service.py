@@ -7,7 +7,6 @@ frames and hands them on, the writer sends messages. The handler stops reading w
 from __future__ import annotations
 
 import asyncio
-import hmac
 import logging
 from collections import deque
 from urllib.parse import urlsplit
@@ -15,6 +14,7 @@ from urllib.parse import urlsplit
 from aiohttp import WSCloseCode, WSMsgType, web
 
 from streamco.engines.base import HoldingEngine
+from streamco.server.http.api_keys import KEY_NAME, find_key
 from streamco.server.http.errors import RequestError, overloaded
 from streamco.server.http.middleware import check_key, means_loopback
 from streamco.server.http.options import ListenOptions
@@ -129,12 +129,17 @@ class VerifyService:
         codec = VerifyCodec(info.vocabulary_size, limits)
         return VerifyServer(codec, info.vocabulary, model=self._model[:256], resume_s=options.resume_s, is_exact=True)
 
-    def is_authorised(self, token: str | None, *, by_header: bool) -> bool:
-        """Return True if a hello's token is right, or if it has none and the header was right."""
-        key = self._listen.api_key
-        if key is None:
+    def is_authorised(self, token: str | None, request: web.Request) -> bool:
+        """Return True if a hello's token is right, or if it has none and the header was right; ``KEY_NAME`` is set as by the header."""
+        keys = self._listen.keys
+        if not keys:
             return True
-        return by_header if token is None else hmac.compare_digest(token.encode("utf-8", "surrogateescape"), key.encode())
+        if token is None:
+            return "Authorization" in request.headers  # the service has checked it
+        key = find_key(keys, token)
+        if key is not None and len(keys) > 1:
+            request[KEY_NAME] = key.name
+        return key is not None
 
     def _check(self, request: web.Request, source: str, now: float) -> None:
         if self.is_stopping:
@@ -146,7 +151,7 @@ class VerifyService:
             raise RequestError(400, f"subprotocol: expected {SUBPROTOCOL}, got {', '.join(sorted(offered)) or 'none'}")
         origin = request.headers.get("Origin")
         page = None if origin is None else urlsplit(origin).netloc  # empty for a sandboxed page
-        if page is not None and self._listen.api_key is None and not (page and means_loopback(page)):
+        if page is not None and not self._listen.has_key and not (page and means_loopback(page)):
             raise RequestError(403, "origin: expected a page of this machine while the server has no api key")
         is_keyed = "Authorization" in request.headers  # otherwise the key comes with the hello
         if is_keyed:
@@ -173,10 +178,10 @@ class _Connection:
         self.server = service.make_server()
         self.device = device
         self.peer = peer
+        self.owner: str | None = None
         self._service = service
         self._request = request
         self._socket = socket
-        self._is_authorised = "Authorization" in request.headers  # the service has checked it
         self._is_welcome = False
         self._is_over = False
         self._unsent: deque[bytes] = deque()
@@ -240,8 +245,9 @@ class _Connection:
         return message.data if message.type in {WSMsgType.BINARY, WSMsgType.TEXT} else None
 
     def _greet(self, manager: SessionManager, hello: Hello) -> None:
-        if self._service.is_authorised(hello.token, by_header=self._is_authorised):
+        if self._service.is_authorised(hello.token, self._request):
             self._is_welcome = True
+            self.owner = self._request.get(KEY_NAME)
             self.server.welcome()
             manager.join(self)
         else:

@@ -86,6 +86,7 @@ class Connection(Protocol):
     server: VerifyServer
     device: str
     peer: str  # its address
+    owner: str | None  # name of its key; None: the server has not several
 
     def flush(self) -> None:
         """Queue the messages of the protocol's server end."""
@@ -95,8 +96,9 @@ class Connection(Protocol):
 class _HostedSession:
     """A session, connected or waiting to be resumed; the manager owns it."""
 
-    def __init__(self, name: str, rule: Rule, top_k: int) -> None:
+    def __init__(self, name: str, rule: Rule, top_k: int, owner: str | None) -> None:
         self.name = name
+        self.owner = owner
         self.key = secrets.token_bytes(16)
         self.rule = rule
         self.top_k = top_k
@@ -126,8 +128,15 @@ class SessionManager(MachineDriver[SchedulerEvent, SchedulerCommand]):
         super().__init__(make_scheduler(engine, options), clock=asyncio.get_running_loop().time)
         self.stats = VerifyStats()
         self._options = options
-        context = engine.info.context_tokens
-        self._runner = BatchRunner(engine, WakeCoalescer(), self._clock, self._lookup, self._on_batch, context_tokens=context)
+        self._runner = BatchRunner(
+            engine,
+            WakeCoalescer(),
+            self._clock,
+            self._lookup,
+            self._on_batch,
+            owner_of=self._owner_of,
+            context_tokens=engine.info.context_tokens,
+        )
         self._sessions: dict[str, _HostedSession] = {}
         self._by_key: dict[bytes, _HostedSession] = {}
         self._connections: dict[Connection, dict[int, _HostedSession]] = {}
@@ -194,7 +203,7 @@ class SessionManager(MachineDriver[SchedulerEvent, SchedulerCommand]):
             connection.flush()
             return
         self._opened += 1
-        session = _HostedSession(f"{connection.device}-{self._opened}", frame.rule, frame.top_k)
+        session = _HostedSession(f"{connection.device}-{self._opened}", frame.rule, frame.top_k, connection.owner)
         self._sessions[session.name] = self._by_key[session.key] = session
         self._attach(session, connection, frame.session)
         self.emit(SessionOpened(session.name, connection.device, frame.ids))
@@ -213,7 +222,7 @@ class SessionManager(MachineDriver[SchedulerEvent, SchedulerCommand]):
 
     def _resume(self, connection: Connection, frame: Resume) -> None:
         session = self._by_key.get(frame.key)
-        if session is None:
+        if session is None or session.owner != connection.owner:
             self._refuse_resume(connection, frame, "a session of this key, got none: open it again")
             return
         if self._is_other_text(session, frame):
@@ -373,6 +382,10 @@ class SessionManager(MachineDriver[SchedulerEvent, SchedulerCommand]):
         return VerificationRequest(
             draft=session.draft.pending, drafted_from=session.draft.rows, rule=session.rule, top_k=session.top_k, rng=session.rng
         )
+
+    def _owner_of(self, name: str) -> str | None:
+        session = self._sessions.get(name)
+        return None if session is None else session.owner
 
     def _on_batch(self, report: BatchReport) -> None:
         self.stats.record_report(report)

@@ -31,7 +31,19 @@ class Bench:
         self.reports: asyncio.Queue[BatchReport] = asyncio.Queue()
         self.drafts: dict[str, tuple[int, ...]] = {}
         now = asyncio.get_running_loop().time
-        self.judge = BatchRunner(engine, WakeCoalescer(), now, self.ask, self.reports.put_nowait, context_tokens=context_tokens)
+        self.owners: dict[str, str] = {}
+        self.judge = BatchRunner(
+            engine,
+            WakeCoalescer(),
+            now,
+            self.ask,
+            self.reports.put_nowait,
+            owner_of=self.owner_of,
+            context_tokens=context_tokens,
+        )
+
+    def owner_of(self, session: str) -> str | None:
+        return self.owners.get(session)
 
     def ask(self, session: str) -> VerificationRequest:
         return VerificationRequest(draft=self.drafts[session], rng=Random(1))
@@ -79,6 +91,18 @@ async def test_what_others_had_read_is_told() -> None:
     assert isinstance(first.event, BatchFinished)
     assert isinstance(second.event, BatchFinished)
     assert (first.event.found, second.event.found) == (0, len(TEXT) - 1)
+
+
+async def test_what_another_owner_had_read_is_not_found() -> None:
+    bench = Bench(target(successor=TRUTH))
+    bench.owners = {"a": "alice", "b": "bob", "c": "alice"}
+    await bench.run(BatchPart("a", 0, TEXT))
+    found = []
+    for number, name in enumerate("bc", 2):
+        event = (await bench.run(BatchPart(name, 0, TEXT), number=number)).event
+        assert isinstance(event, BatchFinished)
+        found.append(event.found)
+    assert found == [0, len(TEXT) - 1]
 
 
 async def test_where_the_context_is_full_no_token_follows_what_was_accepted_whole() -> None:

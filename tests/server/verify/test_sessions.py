@@ -197,6 +197,7 @@ class SomeLine:
         self.codec = VerifyCodec(SIZE)
         self.server = VerifyServer(self.codec, VOCABULARY.fingerprint)
         self.device, self.peer = "device", "address"
+        self.owner: str | None = None
 
     def hear(self, frame: Any) -> Any:
         return self.server.receive(self.codec.encode(frame))
