@@ -1,16 +1,17 @@
 """OpenAI's response types; endpoints, machines and callers share the same objects.
 
-A chunk is decoded once, at the wire, and passed on as the same object. Fields that OpenAI does not have but real servers send
-(``reasoning``, ``reasoning_content``, ``token_ids``) are optional fields here. Unknown fields are dropped. Chunks hold no cycles, so the
-garbage collector need not track them (``gc=False``). Source: OpenAI API reference, chat/streaming; ``token_ids`` as vLLM's
-``return_token_ids``.
+A chunk is decoded once, at the wire, and passed on as the same object. Fields that OpenAI does not have but common servers send with each
+token (``reasoning``, ``provider``, ``content_filter_results`` ...) are optional fields here. A struct with any other field of a server is
+of a subclass that has it as an attribute (``with_further``), so that ordinary chunks pay nothing for it. The types refuse unknown fields
+when they are decoded, because that costs nothing and shows which chunks have some. Chunks hold no cycles, so the garbage collector need not
+track them (``gc=False``). Source: OpenAI API reference, chat/streaming; ``token_ids`` as vLLM's ``return_token_ids``.
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection
 from functools import cache
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, TypeVar, cast
 
 import msgspec
 from msgspec import Struct, field
@@ -30,16 +31,19 @@ __all__ = [
     "ResponseModel",
     "ToolCall",
     "ToolCallDelta",
+    "further_fields",
+    "with_further",
+    "without_further",
 ]
 
-_EXTRA = "model_extra"  # the attribute with a server's further fields, as in pydantic
+_FURTHER = "further"  # the field with what a server sent beyond the declared fields
 
 
-class ResponseModel(Struct, gc=False):
+class ResponseModel(Struct, gc=False, forbid_unknown_fields=True):
     """Base of the response types, with the methods by which callers of OpenAI's SDK turn a response into a dict or JSON.
 
-    The results hold OpenAI's fields. A field that OpenAI doesn't have, a server's further ones included, is left out unless it is set.
-    No ``__getattr__`` here: a class that has one reads each of its attributes six times slower.
+    The results hold OpenAI's fields. A declared field that OpenAI doesn't have is left out unless it is set. Further fields of a server are
+    in, as they came. No ``__getattr__`` here: a class that has one reads each of its attributes six times slower.
     A struct doesn't know whether a server sent null or nothing. So "unset" means null here, except for the fields that servers always
     send (``finish_reason``, and ``content`` of a message).
     """
@@ -50,6 +54,14 @@ class ResponseModel(Struct, gc=False):
     """Fields that servers send even if they are null."""
     undumped: ClassVar[frozenset[str]] = frozenset()
     """Fields that are no part of a response."""
+
+    @property
+    def model_extra(self) -> dict[str, Any]:
+        """What the server sent beyond OpenAI's fields, by name; each is an attribute, too."""
+        own = _own_fields(type(self))
+        found = {name: item for name, default in own.items() if (item := getattr(self, name)) != default and name not in self.undumped}
+        found.pop(_FURTHER, None)
+        return found | further_fields(self)
 
     def model_dump(
         self,
@@ -179,10 +191,15 @@ class ChoiceDelta(ResponseModel, omit_defaults=True, gc=False):
     reasoning: str | None = None
     tool_calls: list[ToolCallDelta] | None = None
     function_call: FunctionDelta | None = None
+    reasoning_details: Any = None  # OpenRouter and others; a message that is sent back must have them
+    channel: Any = None  # Groq: gpt-oss marks its thinking
 
 
 class ChunkChoice(ResponseModel, gc=False):
-    """One choice of a chunk; ``token_ids``: the ids of ``delta.content``, if the endpoint sends them."""
+    """One choice of a chunk; ``token_ids``: the ids of ``delta.content``, if the endpoint sends them.
+
+    ``native_finish_reason``: OpenRouter, ``content_filter_results``: Azure, ``stop_reason``: vLLM.
+    """
 
     openai_fields: ClassVar[tuple[str, ...]] = ("delta", "index", "finish_reason", "logprobs")
     sent_nulls: ClassVar[frozenset[str]] = frozenset({"finish_reason"})
@@ -192,6 +209,9 @@ class ChunkChoice(ResponseModel, gc=False):
     finish_reason: str | None = None
     logprobs: Any = None
     token_ids: list[int] | None = None
+    native_finish_reason: Any = None
+    content_filter_results: Any = None
+    stop_reason: Any = None
 
 
 class PromptTokensDetails(ResponseModel, omit_defaults=True, gc=False):
@@ -244,7 +264,11 @@ class CompletionUsage(ResponseModel, gc=False):
 
 
 class ChatCompletionChunk(ResponseModel, gc=False):
-    """One event of a streamed answer, in the shape of OpenAI's ``chat.completion.chunk``."""
+    """One event of a streamed answer, in the shape of OpenAI's ``chat.completion.chunk``.
+
+    ``provider``: OpenRouter's name of the server that it asked. ``obfuscation``: random padding, against guesses from an event's size;
+    Mistral calls it ``p``.
+    """
 
     openai_fields: ClassVar[tuple[str, ...]] = (
         "id",
@@ -267,6 +291,9 @@ class ChatCompletionChunk(ResponseModel, gc=False):
     usage: CompletionUsage | None = None
     system_fingerprint: str | None = None
     service_tier: str | None = None
+    provider: Any = None
+    obfuscation: Any = None
+    p: Any = None
 
 
 class FunctionCall(ResponseModel):
@@ -289,7 +316,11 @@ class ToolCall(ResponseModel):
 
 
 class ChatCompletionMessage(ResponseModel):
-    """The finished message of a choice."""
+    """The finished message of a choice.
+
+    ``reasoning_content`` is the model's thinking under any name. ``reasoning`` has it, too, if the server calls it so. A dump has it under
+    that name only then, because a message that is sent back should have the names that its server knows.
+    """
 
     openai_fields: ClassVar[tuple[str, ...]] = ("content", "refusal", "role", "annotations", "audio", "function_call", "tool_calls")
     sent_nulls: ClassVar[frozenset[str]] = frozenset({"content"})
@@ -302,6 +333,8 @@ class ChatCompletionMessage(ResponseModel):
     function_call: FunctionCall | None = None  # the form before tools
     annotations: Any = None
     audio: Any = None
+    reasoning: str | None = None
+    reasoning_details: Any = None
 
 
 class Choice(ResponseModel):
@@ -314,6 +347,9 @@ class Choice(ResponseModel):
     index: int = 0
     finish_reason: str | None = None
     logprobs: Any = None
+    native_finish_reason: Any = None
+    content_filter_results: Any = None
+    stop_reason: Any = None
 
 
 class ChatCompletion(ResponseModel):
@@ -340,6 +376,7 @@ class ChatCompletion(ResponseModel):
     usage: CompletionUsage | None = None
     system_fingerprint: str | None = None
     service_tier: str | None = None
+    provider: Any = None
 
 
 def _dump(value: Any, keep_nulls: Literal["all", "sent", "none"]) -> Any:
@@ -353,12 +390,15 @@ def _dump(value: Any, keep_nulls: Literal["all", "sent", "none"]) -> Any:
     own = _own_fields(type(value))
     for name in value.__struct_fields__:
         item = getattr(value, name)
-        if name != _EXTRA and name not in value.undumped and (name not in own or item != own[name]):
+        if name != _FURTHER and name not in value.undumped and (name not in own or item != own[name]):
             found[name] = _dump(item, keep_nulls)
-    found.update(_dump(getattr(value, _EXTRA, None) or {}, keep_nulls))
+    further = further_fields(value)
+    found.update(_dump(further, keep_nulls))
+    if isinstance(value, ChatCompletionMessage) and value.reasoning is not None:
+        found.pop("reasoning_content", None)  # the same text, under the name that the server doesn't use
     if keep_nulls == "all":
         return found
-    kept = value.sent_nulls if keep_nulls == "sent" else ()
+    kept = value.sent_nulls | further.keys() if keep_nulls == "sent" else ()
     return {name: item for name, item in found.items() if item is not None or name in kept}
 
 
@@ -368,3 +408,58 @@ def _own_fields(kind: type[ResponseModel]) -> dict[str, Any]:
     names, defaults = kind.__struct_fields__, kind.__struct_defaults__
     found = dict(zip(names[len(names) - len(defaults) :], defaults, strict=True))
     return {name: default for name, default in found.items() if name not in kind.openai_fields}
+
+
+_Model = TypeVar("_Model", bound=ResponseModel)
+
+
+def with_further(model: _Model, further: dict[str, Any]) -> _Model:
+    """Return an object with further fields of a server, as attributes and in ``model_extra``; if there are none, the object itself.
+
+    Args:
+        model: an object without such fields.
+        further: the fields by name. A name that begins with two underscores becomes no attribute, because Python gives those a meaning.
+    """
+    if not further:
+        return model
+    if before := further_fields(model):
+        return msgspec.structs.replace(model, further=before | further)
+    values = [getattr(model, name) for name in model.__struct_fields__]
+    return cast("_Model", _extended(type(model))(*values, further))
+
+
+def without_further(model: _Model | None) -> _Model | None:
+    """Return the object without further fields, of the plain type."""
+    return cast("_Model", model.plain()) if isinstance(model, _HasFurther) else model
+
+
+def further_fields(model: ResponseModel) -> dict[str, Any]:
+    """Return what ``with_further`` gave to an object; {}: nothing."""
+    return getattr(model, _FURTHER, None) or {}
+
+
+class _HasFurther:
+    """Marks the subclasses with further fields, and reads these as attributes."""
+
+    __slots__ = ()
+    further: dict[str, Any]
+
+    def __getattr__(self, name: str) -> Any:
+        if name == _FURTHER or name.startswith("__") or name not in self.further:
+            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+        return self.further[name]
+
+    def plain(self) -> Any:
+        kind = cast("type[ResponseModel]", type(self).__mro__[2])
+        return kind(*(getattr(self, name) for name in kind.__struct_fields__))
+
+    def __reduce__(self) -> Any:
+        return with_further, (self.plain(), self.further)
+
+
+@cache
+def _extended(kind: type[ResponseModel]) -> type[ResponseModel]:
+    """Return the subclass of a response type that has further fields."""
+    added: Any = (_FURTHER, dict[str, Any], field(default_factory=dict))
+    made = msgspec.defstruct(kind.__name__, [added], bases=(_HasFurther, kind), module=kind.__module__, gc=True)
+    return cast("type[ResponseModel]", made)

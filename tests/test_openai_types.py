@@ -19,8 +19,11 @@ from streamco.openai_types import (
     ChatCompletionMessage,
     ChoiceDelta,
     ChunkChoice,
+    CompletionUsage,
     ResponseModel,
     ToolCall,
+    further_fields,
+    with_further,
 )
 
 USAGE = {
@@ -147,12 +150,66 @@ def test_the_report_is_no_part_of_the_answer() -> None:
 
 
 def test_further_fields_of_a_server_are_dumped() -> None:
-    class Provided(ChatCompletionMessage):
-        model_extra: dict[str, Any] | None = None
+    message = with_further(ChatCompletionMessage(content="x"), {"citations": ["https://x"], "sources": None})
+    assert message.to_dict() == {"role": "assistant", "content": "x", "citations": ["https://x"], "sources": None}
+    assert message.to_dict(exclude_none=True) == {"role": "assistant", "content": "x", "citations": ["https://x"]}
+    assert "further" not in message.model_dump()
+    assert json.loads(message.model_dump_json())["citations"] == ["https://x"]
 
-    message = Provided(content="x", model_extra={"citations": ["https://x"]})
-    assert message.to_dict() == {"role": "assistant", "content": "x", "citations": ["https://x"]}
-    assert "model_extra" not in message.model_dump()
+
+def test_further_fields_are_attributes_and_in_model_extra_as_in_openais_sdk() -> None:
+    data = {**CHUNKS[0], "citations": ["https://x"], "timings": {"predicted_n": 3}, "error": None}
+    chunk = with_further(msgspec.convert(CHUNKS[0], ChatCompletionChunk), {name: data[name] for name in ("citations", "timings", "error")})
+    theirs = openais(ChatCompletionChunk, data)
+    for name in ("citations", "timings", "error", "model_extra"):
+        assert getattr(chunk, name) == getattr(theirs, name)
+    for each in (chunk, theirs):
+        assert not hasattr(each, "search_results")
+        with pytest.raises(AttributeError, match="search_results"):
+            getattr(each, "search_results")  # noqa: B009  the types don't have it
+    assert chunk.to_dict() == theirs.to_dict() == data
+    assert isinstance(chunk, ChatCompletionChunk)
+    assert repr(chunk).startswith("ChatCompletionChunk(")
+
+
+def test_ordinary_objects_have_no_further_fields_and_cost_nothing_more() -> None:
+    chunk = ChatCompletionChunk(id="c")
+    assert with_further(chunk, {}) is chunk
+    assert chunk.model_extra == further_fields(chunk) == {}
+    assert not hasattr(ChatCompletionChunk, "__getattr__")
+
+
+def test_model_extra_has_what_openai_does_not_declare() -> None:
+    assert ChoiceDelta(content="x", reasoning="hm", reasoning_details=[1]).model_extra == {"reasoning": "hm", "reasoning_details": [1]}
+    assert ChatCompletionChunk(provider="Azure", obfuscation="xx", usage=CompletionUsage(cost=0.5)).model_extra == {"provider": "Azure"}
+    assert Answer(id="a").model_extra == {}
+
+
+def test_further_fields_are_kept_by_copies_and_changes() -> None:
+    message: Any = with_further(ChatCompletionMessage(content="x"), {"citations": [1]})
+    for copied in (copy.copy(message), copy.deepcopy(message), pickle.loads(pickle.dumps(message))):
+        assert copied == message
+        assert copied.citations == [1]
+    changed = msgspec.structs.replace(message, content="y")
+    assert (changed.content, changed.citations) == ("y", [1])
+    both = with_further(message, {"sources": 2})
+    assert both.model_extra == {"citations": [1], "sources": 2}
+    assert message != ChatCompletionMessage(content="x")
+
+
+@pytest.mark.parametrize("name", ["__deepcopy__", "__class__", "__reduce_ex__", "model_dump", "content", "further"])
+def test_no_name_that_a_server_sends_changes_what_an_object_does(name: str) -> None:
+    message = with_further(ChatCompletionMessage(content="x"), {name: "evil"})
+    assert copy.deepcopy(message) == message
+    assert type(message).__name__ == "ChatCompletionMessage"
+    assert message.content == "x"
+    assert message.model_dump()["role"] == "assistant"
+
+
+def test_a_message_is_dumped_with_the_name_of_reasoning_that_its_server_uses() -> None:
+    message = ChatCompletionMessage(content="x", reasoning="hm", reasoning_content="hm")
+    assert message.to_dict() == {"role": "assistant", "content": "x", "reasoning": "hm"}
+    assert ChatCompletionMessage(content="x", reasoning_content="hm").to_dict()["reasoning_content"] == "hm"
 
 
 def test_a_misspelt_setting_is_an_error() -> None:

@@ -10,7 +10,7 @@ from streamco.config import Pace
 from streamco.core.report import Report
 from streamco.endpoints.base import Request
 from streamco.errors import ConfigError
-from streamco.openai_types import ChatCompletion
+from streamco.openai_types import ChatCompletion, further_fields, with_further
 from streamco.wire.openai.assembler import CompletionAssembler
 
 __all__ = ["Answer", "Chat", "Completions"]
@@ -112,7 +112,8 @@ class Completions:
             async for chunk in answer:
                 assembler.add(chunk)
         whole = assembler.completion()
-        return Answer(**{name: getattr(whole, name) for name in ChatCompletion.__struct_fields__}, report=answer.report)
+        own = Answer(**{name: getattr(whole, name) for name in ChatCompletion.__struct_fields__}, report=answer.report)
+        return with_further(own, further_fields(whole))
 
 
 class Chat:

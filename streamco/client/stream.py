@@ -17,7 +17,7 @@ from streamco.client.speculation.output import SpeculatedChunk
 from streamco.core.report import AnswerUsage, Report
 from streamco.core.speculation.events import Origin
 from streamco.errors import ConcurrentRead, StreamClosed, StreamConsumed
-from streamco.openai_types import ChatCompletionChunk, CompletionUsage
+from streamco.openai_types import ChatCompletionChunk, ChunkChoice, CompletionUsage, further_fields
 
 __all__ = ["AnswerStream", "ChatStream", "Retracted", "Settled", "Token", "TokenStream"]
 
@@ -151,7 +151,8 @@ class AnswerStream(ABC, Generic[Item]):
 class ChatStream(AnswerStream[ChatCompletionChunk]):
     """A stream of chunks in the shape of OpenAI's ``chat.completion.chunk``.
 
-    Chunks without choices (Azure's content-filter results, usage) are left out. If usage is asked for with
+    Chunks without choices (usage) are left out. If they have a provider's own fields (Azure's content-filter results, timings of
+    llama.cpp's server), these come with an empty delta, so that code that reads the first choice goes on. If usage is asked for with
     ``stream_options={"include_usage": True}``, the last chunk has it, for every winner, with ``is_estimated`` if it had to be estimated
     (``AnswerUsage``). After a hand-over it covers the whole answer.
     """
@@ -193,6 +194,8 @@ async def _read_chunks(answer: PendingAnswer, *, includes_usage: bool) -> AsyncG
                 elif includes_usage and chunk.usage is not None:
                     includes_usage = False
                     yield chunk
+                elif further_fields(chunk):
+                    yield replace(chunk, usage=None, choices=[ChunkChoice()])
         if includes_usage and last is not None and last.usage is None:
             yield ChatCompletionChunk(id=last.id, created=last.created, model=last.model, usage=_shown(answer.usage()))
     finally:

@@ -14,7 +14,7 @@ from __future__ import annotations
 import re
 
 from streamco._native import PacedRing
-from streamco.openai_types import ChatCompletionChunk, ChoiceDelta, ChunkChoice
+from streamco.openai_types import ChatCompletionChunk, ChoiceDelta, ChunkChoice, further_fields, with_further
 
 __all__ = ["Pacer", "split_chunk", "weigh_chunk"]
 
@@ -70,11 +70,24 @@ def split_chunk(chunk: ChatCompletionChunk) -> list[ChatCompletionChunk]:
     if len(words) < 2:
         return [chunk]
     pieces = [_piece(chunk, word, is_content=bool(content)) for word in words]
-    pieces[0].choices[0].delta.role = delta.role
+    pieces[0] = _with_provided(pieces[0], chunk)
     last = pieces[-1]
-    last.choices[0].finish_reason = choice.finish_reason
+    end = last.choices[0]
+    end.finish_reason, end.native_finish_reason, end.stop_reason = choice.finish_reason, choice.native_finish_reason, choice.stop_reason
     last.usage = chunk.usage
     return pieces
+
+
+def _with_provided(piece: ChatCompletionChunk, chunk: ChatCompletionChunk) -> ChatCompletionChunk:
+    """Return the first piece of a chunk with what the chunk has once: the role, and fields that only some servers send."""
+    choice, source = piece.choices[0], chunk.choices[0]
+    choice.delta.role, choice.delta.reasoning_details = source.delta.role, source.delta.reasoning_details
+    choice.delta.channel = source.delta.channel
+    choice.content_filter_results = source.content_filter_results
+    choice.delta = with_further(choice.delta, further_fields(source.delta))
+    piece.choices = [with_further(choice, further_fields(source))]
+    piece.obfuscation, piece.p = chunk.obfuscation, chunk.p
+    return with_further(piece, further_fields(chunk))
 
 
 def _piece(chunk: ChatCompletionChunk, text: str, *, is_content: bool) -> ChatCompletionChunk:
@@ -91,6 +104,7 @@ def _piece(chunk: ChatCompletionChunk, text: str, *, is_content: bool) -> ChatCo
         object=chunk.object,
         system_fingerprint=chunk.system_fingerprint,
         service_tier=chunk.service_tier,
+        provider=chunk.provider,
     )
 
 

@@ -1,7 +1,8 @@
 """Chunks of a client's answer in the shapes of OpenAI's API: chat completions and completions.
 
 The deltas are the objects that came from the wire, and are encoded here, once. Fields that OpenAI leaves out are left out (empty fields of
-a delta). Fields that it sends as null are sent (``finish_reason``, ``logprobs``). Fields that only some servers have are sent on request.
+a delta). Fields that it sends as null are sent (``finish_reason``, ``logprobs``). Fields that only some servers have are passed on, but
+token ids only on request.
 """
 
 from __future__ import annotations
@@ -11,7 +12,15 @@ from typing import Protocol
 
 from msgspec.structs import replace
 
-from streamco.openai_types import ChatCompletion, ChatCompletionChunk, ChunkChoice
+from streamco.openai_types import (
+    ChatCompletion,
+    ChatCompletionChunk,
+    ChoiceDelta,
+    ChunkChoice,
+    CompletionUsage,
+    ResponseModel,
+    further_fields,
+)
 from streamco.server.http.encoding import CHAT, COMPLETION, Json, ObjectNames, encode, event, make_choice
 
 __all__ = ["ChatShape", "CompletionShape", "ResponseShape"]
@@ -31,6 +40,24 @@ class ResponseShape(Protocol):
     def whole(self, answer: ChatCompletion, reason: str | None) -> bytes:
         """Return a whole answer as one JSON object; choices without a finish reason get ``reason``."""
         ...
+
+
+_CHUNK_FIELDS = ("provider", "obfuscation", "p")
+_CHOICE_FIELDS = ("native_finish_reason", "content_filter_results", "stop_reason")
+_ANSWER_FIELDS = ("provider",)
+
+
+def _provided(model: ResponseModel, names: tuple[str, ...]) -> Json:
+    """Return what only some servers send: the declared fields of these names, and all further fields."""
+    found = {name: value for name in names if (value := getattr(model, name)) is not None}
+    return found | further_fields(model)
+
+
+def _shaped_usage(usage: CompletionUsage | None) -> CompletionUsage | Json | None:
+    """Return the usage as it is encoded: as it is, unless it has further fields."""
+    parts = () if usage is None else (usage, usage.prompt_tokens_details, usage.completion_tokens_details)
+    has_further = any(part is not None and further_fields(part) for part in parts)
+    return usage.to_dict() if usage is not None and has_further else usage
 
 
 class _Shape:
@@ -59,8 +86,10 @@ class _Shape:
         if self._head is None:
             self._head = self._begin(chunk)
         body = {**self._head, "choices": choices}
+        if type(chunk) is not ChatCompletionChunk or any(getattr(chunk, name) is not None for name in _CHUNK_FIELDS):
+            body = _provided(chunk, _CHUNK_FIELDS) | body
         if self._wants_usage:
-            body["usage"] = chunk.usage
+            body["usage"] = _shaped_usage(chunk.usage)
         return event(body)
 
     def ending(self, reason: str | None) -> bytes:
@@ -74,6 +103,12 @@ class _Shape:
             self._finished.add(choice.index)
         shaped = self._choice(choice)
         self._begun.add(choice.index)
+        if shaped is not None:
+            for name in _CHOICE_FIELDS:
+                if (value := getattr(choice, name)) is not None:
+                    shaped[name] = value
+            if type(choice) is not ChunkChoice:
+                shaped = further_fields(choice) | shaped
         if shaped is not None and self._wants_ids and choice.token_ids is not None:
             shaped["token_ids"] = choice.token_ids
         return shaped
@@ -104,21 +139,20 @@ class ChatShape(_Shape):
         """Return a ``chat.completion`` object."""
         choices = []
         for choice in answer.choices:
-            message = {"role": choice.message.role, "content": choice.message.content, "refusal": choice.message.refusal}
-            more = {
-                name: value
-                for name in ("reasoning_content", "tool_calls", "function_call")
-                if (value := getattr(choice.message, name)) is not None
-            }
+            message = {"role": "assistant", "content": None, "refusal": None} | choice.message.to_dict()
             ended = choice.finish_reason or reason
-            choices.append(make_choice(choice.index, "message", message | more, logprobs=choice.logprobs, finish_reason=ended))
-        return encode({**self._begin(answer), "object": CHAT.whole, "choices": choices, "usage": answer.usage})
+            shaped = make_choice(choice.index, "message", message, logprobs=choice.logprobs, finish_reason=ended)
+            choices.append(_provided(choice, _CHOICE_FIELDS) | shaped)
+        head = _provided(answer, _ANSWER_FIELDS) | self._begin(answer)
+        return encode({**head, "object": CHAT.whole, "choices": choices, "usage": _shaped_usage(answer.usage)})
 
     def _choice(self, choice: ChunkChoice) -> Json:
         delta = choice.delta
         if choice.index not in self._begun and delta.role is None:
             delta = replace(delta, role="assistant")  # OpenAI's first delta has it, and frameworks build the message's class from it
-        return make_choice(choice.index, "delta", delta, logprobs=choice.logprobs, finish_reason=choice.finish_reason)
+        is_plain = type(delta) is ChoiceDelta and delta.tool_calls is None and delta.function_call is None
+        shaped = delta if is_plain else delta.to_dict()
+        return make_choice(choice.index, "delta", shaped, logprobs=choice.logprobs, finish_reason=choice.finish_reason)
 
 
 class CompletionShape(_Shape):
@@ -129,10 +163,13 @@ class CompletionShape(_Shape):
     def whole(self, answer: ChatCompletion, reason: str | None) -> bytes:
         """Return a ``text_completion`` object."""
         choices = [
-            make_choice(choice.index, "text", choice.message.content or "", finish_reason=choice.finish_reason or reason)
+            _provided(choice, _CHOICE_FIELDS)
+            | make_choice(choice.index, "text", choice.message.content or "", finish_reason=choice.finish_reason or reason)
             for choice in answer.choices
         ]
-        return encode({**self._begin(answer), "choices": choices, "usage": answer.usage})
+        return encode(
+            {**_provided(answer, _ANSWER_FIELDS), **self._begin(answer), "choices": choices, "usage": _shaped_usage(answer.usage)}
+        )
 
     def _choice(self, choice: ChunkChoice) -> Json | None:
         text = choice.delta.content or ""

@@ -4,13 +4,22 @@ from __future__ import annotations
 
 import itertools
 import random
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from streamco.core.pacer import Pacer, split_chunk, weigh_chunk
-from streamco.openai_types import ChatCompletionChunk, ChoiceDelta, ChunkChoice, CompletionUsage, ToolCallDelta
+from streamco.openai_types import (
+    ChatCompletionChunk,
+    ChoiceDelta,
+    ChunkChoice,
+    CompletionUsage,
+    ToolCallDelta,
+    further_fields,
+    with_further,
+)
 from streamco.testing.endpoint import text_chunk
 
 
@@ -114,6 +123,25 @@ def test_chunks_whose_text_belongs_to_other_data_stay_whole() -> None:
     for chunk in (with_ids, with_tools, with_logprobs, ChatCompletionChunk(), text_chunk("short")):
         assert split_chunk(chunk) == [chunk]
     assert weigh_chunk(with_ids) == 5
+
+
+def test_a_servers_own_fields_come_once_and_its_end_last() -> None:
+    chunk = text_chunk("one two three four five", finish_reason="stop")
+    chunk.provider, chunk.obfuscation = "Azure", "xx"
+    choice = chunk.choices[0]
+    choice.native_finish_reason, choice.content_filter_results = "end", {"hate": {"filtered": False}}
+    choice.delta.reasoning_details = [{"index": 0}]
+    choice.delta = with_further(choice.delta, {"channel": "final"})
+    chunk.choices = [with_further(choice, {"seed": 5})]
+    pieces: list[Any] = split_chunk(with_further(chunk, {"citations": ["a"]}))
+    assert len(pieces) == 5
+    assert {piece.provider for piece in pieces} == {"Azure"}
+    assert [further_fields(piece) for piece in pieces] == [{"citations": ["a"]}, {}, {}, {}, {}]
+    assert [further_fields(piece.choices[0]) for piece in pieces] == [{"seed": 5}, {}, {}, {}, {}]
+    assert [further_fields(piece.choices[0].delta) for piece in pieces] == [{"channel": "final"}, {}, {}, {}, {}]
+    assert [piece.choices[0].delta.reasoning_details for piece in pieces] == [[{"index": 0}], None, None, None, None]
+    assert [piece.choices[0].native_finish_reason for piece in pieces] == [None, None, None, None, "end"]
+    assert [piece.choices[0].finish_reason for piece in pieces] == [None, None, None, None, "stop"]
 
 
 @given(st.text(max_size=200))

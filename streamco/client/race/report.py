@@ -15,7 +15,7 @@ from streamco.core.report import AnswerUsage, EndpointReport, HandOver, Outcome,
 from streamco.core.totals import AnswerCost
 from streamco.endpoints.base import Endpoint
 from streamco.errors import EndpointConnectError, EndpointStatusError
-from streamco.openai_types import CompletionUsage
+from streamco.openai_types import CompletionUsage, without_further
 from streamco.policies.cost import RequestCost
 
 __all__ = ["billed_completion", "build_cost", "build_report", "describe_hand_overs", "describe_attempt", "describe_usage"]
@@ -170,8 +170,8 @@ def _as_reported(usage: CompletionUsage) -> AnswerUsage:
         prompt_tokens=usage.prompt_tokens,
         completion_tokens=usage.completion_tokens,
         total_tokens=usage.total_tokens,
-        prompt_tokens_details=usage.prompt_tokens_details,
-        completion_tokens_details=usage.completion_tokens_details,
+        prompt_tokens_details=without_further(usage.prompt_tokens_details),
+        completion_tokens_details=without_further(usage.completion_tokens_details),
     )
 
 

@@ -110,7 +110,9 @@ class RestartFilter:
                 self._diverge("")
             return None
         self._is_uncertain = self._is_uncertain and not new
-        delta = choice.delta if had_text else replace(choice.delta, role=None, reasoning=None, reasoning_content=None)
+        delta = (
+            choice.delta if had_text else replace(choice.delta, role=None, reasoning=None, reasoning_content=None, reasoning_details=None)
+        )
         delta = replace(delta, content=new or None)
         if delta == ChoiceDelta() and not (ids or choice.finish_reason or chunk.usage or chunk.choices[1:]):
             return None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, TypeVar
 
 from streamco.openai_types import (
     ChatCompletion,
@@ -14,11 +14,17 @@ from streamco.openai_types import (
     ChunkChoice,
     CompletionUsage,
     FunctionCall,
+    ResponseModel,
     ToolCall,
     ToolCallDelta,
+    further_fields,
+    with_further,
 )
+from streamco.wire.openai.further_parts import FurtherParts, join_items
 
 __all__ = ["CompletionAssembler", "assemble"]
+
+_Model = TypeVar("_Model", bound=ResponseModel)
 
 
 class CompletionAssembler:
@@ -29,6 +35,8 @@ class CompletionAssembler:
         self._usage: CompletionUsage | None = None
         self._fingerprint: str | None = None
         self._tier: str | None = None
+        self._provider: Any = None
+        self._further = FurtherParts(are_deltas=False)
         self._choices: dict[int, _ChoiceParts] = {}
 
     def add(self, chunk: ChatCompletionChunk) -> None:
@@ -39,6 +47,9 @@ class CompletionAssembler:
             self._usage = chunk.usage
         self._fingerprint = chunk.system_fingerprint or self._fingerprint
         self._tier = chunk.service_tier or self._tier
+        self._provider = chunk.provider or self._provider
+        if further := further_fields(chunk):
+            self._further.add(further)
         for choice in chunk.choices:
             parts = self._choices.get(choice.index)
             if parts is None:
@@ -48,7 +59,7 @@ class CompletionAssembler:
     def completion(self) -> ChatCompletion:
         """Return the answer so far, with its choices in the order of their indexes."""
         first = self._first or ChatCompletionChunk()
-        return ChatCompletion(
+        completion = ChatCompletion(
             id=first.id,
             choices=[self._choices[index].choice(index) for index in sorted(self._choices)],
             created=first.created,
@@ -56,7 +67,19 @@ class CompletionAssembler:
             usage=self._usage,
             system_fingerprint=self._fingerprint,
             service_tier=self._tier,
+            provider=self._provider,
         )
+        return _complete(completion, self._further)
+
+
+def _complete(whole: _Model, further: FurtherParts, *, dropping: tuple[str, ...] = ()) -> _Model:
+    """Return an object with the further fields of its parts: as its own fields if it declares them and has no value yet."""
+    found = {name: value for name, value in further.joined().items() if name not in dropping}
+    for name in found.keys() & set(whole.__struct_fields__):
+        value = found.pop(name)
+        if getattr(whole, name) is None:
+            setattr(whole, name, value)
+    return with_further(whole, found)
 
 
 def assemble(chunks: Iterable[ChatCompletionChunk]) -> ChatCompletion:
@@ -65,6 +88,9 @@ def assemble(chunks: Iterable[ChatCompletionChunk]) -> ChatCompletion:
     for chunk in chunks:
         assembler.add(chunk)
     return assembler.completion()
+
+
+_PROVIDED = ("native_finish_reason", "content_filter_results", "stop_reason")
 
 
 class _ChoiceParts:
@@ -80,6 +106,11 @@ class _ChoiceParts:
         self.logprobs: Any = None
         self.calls = _ToolCalls()
         self.function = _ToolCalls()  # at most one
+        self.names_it_reasoning = False
+        self.reasoning_details: list[list[Any]] = []
+        self.provided = FurtherParts(are_deltas=False)
+        self.further = FurtherParts(are_deltas=False)
+        self.delta_further = FurtherParts(are_deltas=True)
 
     def add(self, choice: ChunkChoice) -> None:
         delta = choice.delta
@@ -88,6 +119,7 @@ class _ChoiceParts:
             self.content.append(delta.content)
         thinking = delta.reasoning_content or delta.reasoning  # two names of one text; a server uses one of them
         if thinking:
+            self.names_it_reasoning = not delta.reasoning_content and (self.names_it_reasoning or not self.reasoning)
             self.reasoning.append(thinking)
         if delta.refusal:
             self.refusal.append(delta.refusal)
@@ -96,6 +128,22 @@ class _ChoiceParts:
         if choice.logprobs is not None:
             self._add_logprobs(choice.logprobs)
         self._add_calls(delta)
+        self._add_provided(choice)
+
+    def _add_provided(self, choice: ChunkChoice) -> None:
+        """Add what only some servers send."""
+        for name in _PROVIDED:
+            if (value := getattr(choice, name)) is not None:
+                self.provided.add({name: value})
+        if further := further_fields(choice):
+            self.further.add(further)
+        delta = choice.delta
+        if isinstance(delta.reasoning_details, list):
+            self.reasoning_details.append(delta.reasoning_details)
+        if delta.channel is not None:
+            self.delta_further.add({"channel": delta.channel})
+        if further := further_fields(delta):
+            self.delta_further.add(further)
 
     def _add_logprobs(self, new: Any) -> None:
         """Join the lists in ``content``, ``refusal`` (chat) or ``tokens``, ``token_logprobs`` ... (completions)."""
@@ -118,16 +166,20 @@ class _ChoiceParts:
     def choice(self, index: int) -> Choice:
         calls = self.calls.tool_calls()
         functions = [call.function for call in self.function.tool_calls()]
-        content = "".join(self.content)
+        content, thinking = "".join(self.content), "".join(self.reasoning) or None
         message = ChatCompletionMessage(
             content=content if content or (self.has_content and not calls and not functions) else None,
             role=self.role,
             refusal="".join(self.refusal) or None,
-            reasoning_content="".join(self.reasoning) or None,
+            reasoning_content=thinking,
+            reasoning=thinking if self.names_it_reasoning else None,
+            reasoning_details=join_items(self.reasoning_details) if self.reasoning_details else None,
             tool_calls=calls or None,
             function_call=functions[0] if functions else None,
         )
-        return Choice(message=message, index=index, finish_reason=self.finish_reason, logprobs=self.logprobs)
+        message = _complete(message, self.delta_further)
+        choice = Choice(message=message, index=index, finish_reason=self.finish_reason, logprobs=self.logprobs)
+        return _complete(_complete(choice, self.provided), self.further, dropping=("text",))
 
 
 class _CallParts:
@@ -136,6 +188,8 @@ class _CallParts:
         self.kind = ""
         self.name = ""
         self.arguments: list[str] = []
+        self.further = FurtherParts(are_deltas=False)
+        self.function_further = FurtherParts(are_deltas=False)
 
 
 class _ToolCalls:
@@ -159,9 +213,11 @@ class _ToolCalls:
             call.id = delta.id
             self._by_id.setdefault(delta.id, call)
         call.kind = delta.type or call.kind
+        call.further.add(further_fields(delta))
         function = delta.function
         if function is None:
             return
+        call.function_further.add(further_fields(function))
         if function.name and function.name != call.name:  # some servers repeat the name, some split it
             call.name += function.name
         if function.arguments:
@@ -182,7 +238,9 @@ class _ToolCalls:
         return self._calls[-1]
 
     def tool_calls(self) -> list[ToolCall]:
-        return [
-            ToolCall(id=call.id, function=FunctionCall(name=call.name, arguments="".join(call.arguments)), type=call.kind or "function")
-            for call in self._calls
-        ]
+        return [self._tool_call(call) for call in self._calls]
+
+    def _tool_call(self, call: _CallParts) -> ToolCall:
+        function = FunctionCall(name=call.name, arguments="".join(call.arguments))
+        whole = ToolCall(id=call.id, function=_complete(function, call.function_further), type=call.kind or "function")
+        return _complete(whole, call.further)

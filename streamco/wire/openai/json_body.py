@@ -83,12 +83,17 @@ def split_answer(value: Any) -> list[ChatCompletionChunk]:
             raise foreign
         raise EndpointProtocolError(f"expected a JSON answer with choices, got {excerpt(msgspec.json.encode(value))}")
     whole = build_chunk(value)
-    ends = [ChunkChoice(index=choice.index, finish_reason=choice.finish_reason) for choice in whole.choices]
+    ends = [_end_of(choice) for choice in whole.choices]
     end = msgspec.structs.replace(whole, choices=ends)
     whole.usage = None
     for choice in whole.choices:
-        choice.finish_reason = None
+        choice.finish_reason = choice.native_finish_reason = choice.stop_reason = None
     return [whole, end]
+
+
+def _end_of(choice: ChunkChoice) -> ChunkChoice:
+    reasons = (choice.finish_reason, choice.native_finish_reason, choice.stop_reason)
+    return ChunkChoice(index=choice.index, finish_reason=reasons[0], native_finish_reason=reasons[1], stop_reason=reasons[2])
 
 
 def is_json(data: bytes) -> bool:

@@ -1,7 +1,7 @@
 """Lenient decoding of chunks that don't fit OpenAI's types.
 
-The typed decoder refuses a whole chunk if one field has another type. The functions here decode without types, keep what they
-understand and drop the rest. That costs ten times as much, and only such chunks pay it.
+The typed decoder refuses a whole chunk if one field has another type. The functions here decode without types, and keep what they
+understand and the fields that no type has. That costs ten times as much, and only such chunks pay it.
 """
 
 from __future__ import annotations
@@ -20,7 +20,9 @@ from streamco.openai_types import (
     FunctionDelta,
     PromptTokensDetails,
     ToolCallDelta,
+    with_further,
 )
+from streamco.wire.openai.further_fields import unknown_fields
 
 __all__ = ["CumulativeText", "build_chunk", "build_usage", "decode_object", "find_usage"]
 
@@ -91,7 +93,7 @@ def _repair_text(value: Any) -> Any:
 def build_chunk(value: dict[str, Any]) -> ChatCompletionChunk:
     """Build a chunk from a decoded object. Chat deltas, whole messages and the ``text`` of legacy completions all become deltas."""
     choices = value.get("choices")
-    return ChatCompletionChunk(
+    chunk = ChatCompletionChunk(
         id=_text(value.get("id")) or "",
         choices=[_build_choice(choice) for choice in choices if isinstance(choice, dict)] if isinstance(choices, list) else [],
         created=_count(value.get("created")),
@@ -99,7 +101,11 @@ def build_chunk(value: dict[str, Any]) -> ChatCompletionChunk:
         usage=find_usage(value),
         system_fingerprint=_text(value.get("system_fingerprint")),
         service_tier=_text(value.get("service_tier")),
+        provider=value.get("provider"),
+        obfuscation=value.get("obfuscation"),
+        p=value.get("p"),
     )
+    return with_further(chunk, unknown_fields(ChatCompletionChunk, value))
 
 
 _MAX_COUNT = 1 << 24  # tokens; the longest contexts have 10 million
@@ -137,29 +143,34 @@ def build_usage(value: Any) -> CompletionUsage | None:
         completion_tokens_details=_details(CompletionTokensDetails, completion),
         cost=value.get("cost"),
     )
-    return usage if is_plausible(usage) else None
+    return with_further(usage, unknown_fields(CompletionUsage, value)) if is_plausible(usage) else None
 
 
 def _details(kind: type[_Details], value: Any) -> _Details | None:
     if not isinstance(value, dict):
         return None
-    return kind(**{name: _count(value[name]) for name in kind.__struct_fields__ if isinstance(value.get(name), int | float)})
+    counts = {name: _count(value[name]) for name in kind.__struct_fields__ if isinstance(value.get(name), int | float)}
+    return with_further(kind(**counts), unknown_fields(kind, value))
 
 
 def _build_choice(value: dict[str, Any]) -> ChunkChoice:
-    delta = value.get("delta")
+    delta, read = value.get("delta"), "delta"
     if not isinstance(delta, dict):
-        delta = value.get("message")  # a whole message: Perplexity, and answers that were not streamed
+        delta, read = value.get("message"), "message"  # a whole message: Perplexity, and answers that were not streamed
     if not isinstance(delta, dict):
-        delta = {"content": value.get("text")}  # legacy completions
+        delta, read = {"content": value.get("text")}, "text"  # legacy completions
     token_ids = value.get("token_ids")
-    return ChunkChoice(
+    choice = ChunkChoice(
         delta=_build_delta(delta),
         index=_count(value.get("index")),
         finish_reason=_text(value.get("finish_reason")),
         logprobs=value.get("logprobs"),
         token_ids=token_ids if isinstance(token_ids, list) and all(type(token) is int for token in token_ids) else None,
+        native_finish_reason=value.get("native_finish_reason"),
+        content_filter_results=value.get("content_filter_results"),
+        stop_reason=value.get("stop_reason"),
     )
+    return with_further(choice, unknown_fields(ChunkChoice, value, excluding=(read,)))
 
 
 def _build_delta(value: dict[str, Any]) -> ChoiceDelta:
@@ -168,7 +179,7 @@ def _build_delta(value: dict[str, Any]) -> ChoiceDelta:
     calls = value.get("tool_calls")
     if isinstance(calls, dict):
         calls = [calls]
-    return ChoiceDelta(
+    delta = ChoiceDelta(
         content=content,
         role=_text(value.get("role")),
         refusal=_text(value.get("refusal")),
@@ -176,7 +187,10 @@ def _build_delta(value: dict[str, Any]) -> ChoiceDelta:
         reasoning=_text(value.get("reasoning")),
         tool_calls=[_build_call(call) for call in calls if isinstance(call, dict)] if isinstance(calls, list) else None,
         function_call=_build_function(value.get("function_call")),
+        reasoning_details=value.get("reasoning_details"),
+        channel=value.get("channel"),
     )
+    return with_further(delta, unknown_fields(ChoiceDelta, value))
 
 
 def _split_content(value: Any) -> tuple[str | None, str | None]:
@@ -198,12 +212,13 @@ def _split_content(value: Any) -> tuple[str | None, str | None]:
 
 def _build_call(value: dict[str, Any]) -> ToolCallDelta:
     index = value.get("index")
-    return ToolCallDelta(
+    call = ToolCallDelta(
         index=_count(index) if isinstance(index, int | float) else None,
         id=_text(value.get("id")),
         type=_text(value.get("type")),
         function=_build_function(value.get("function")),
     )
+    return with_further(call, unknown_fields(ToolCallDelta, value))
 
 
 def _build_function(value: Any) -> FunctionDelta | None:
@@ -212,7 +227,8 @@ def _build_function(value: Any) -> FunctionDelta | None:
     arguments = value.get("arguments")
     if isinstance(arguments, dict | list):  # Ollama sends an object in place of a string
         arguments = msgspec.json.encode(arguments).decode()
-    return FunctionDelta(name=_text(value.get("name")), arguments=_text(arguments))
+    function = FunctionDelta(name=_text(value.get("name")), arguments=_text(arguments))
+    return with_further(function, unknown_fields(FunctionDelta, value))
 
 
 def _text(value: Any) -> str | None:

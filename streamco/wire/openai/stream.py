@@ -14,7 +14,7 @@ from streamco.config import Limits
 from streamco.errors import EndpointError, EndpointProtocolError
 from streamco.openai_types import ChatCompletionChunk, ChoiceDelta, CompletionUsage
 from streamco.wire.openai.errors import find_error, stream_error
-from streamco.wire.openai.fast_decode import Api, decode_chat_chunk, decode_text_chunk
+from streamco.wire.openai.fast_decode import Api, decode_chat_chunk, decode_extended_chunk, decode_text_chunk
 from streamco.wire.openai.json_body import JSONBody, decode_body, excerpt, is_json, split_answer
 from streamco.wire.openai.lenient_decode import CumulativeText, build_chunk, decode_object, find_usage, is_plausible
 from streamco.wire.openai.other_apis import foreign_answer, lasting_error
@@ -83,6 +83,7 @@ class ChatStreamParser:
         """True after the server has sent [DONE]: nothing more comes."""
         self.error: EndpointError | None = None
         """The reason why the answer can't go on: an error event, malformed bytes, a limit."""
+        self._api = api
         self._decode = decode_chat_chunk if api == "chat" else decode_text_chunk
         self._sse = SSEParser(limit_bytes=limits.event_bytes)
         self._answer_bytes = limits.answer_bytes  # bytes left of the limit
@@ -261,13 +262,21 @@ class ChatStreamParser:
             self._fail(foreign)
 
     def _read_untyped(self, payload: bytes) -> ChatCompletionChunk | None:
-        """Return the chunk of an event that the typed decoder refused; None if it gives no chunk."""
+        """Return the chunk of an event that the typed decoder refused, for a field that it doesn't know or a value of another type.
+
+        None: it gives no chunk.
+        """
         payload = payload.strip()
         if payload == _DONE:
             self.is_done = True
             self._is_streaming = False
         if self.is_done or not payload:
             return None
+        if self._api == "chat":
+            try:
+                return self._read_non_content(decode_extended_chunk(payload), payload)
+            except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+                pass  # a known field has another type, too
         value = self._decode_lenient(payload)
         if not value or self._record_error(value):
             return None

@@ -1,0 +1,109 @@
+"""Joining a server's further fields, which come in pieces as the text does.
+
+Nothing says which unknown fields are pieces and which are repeated, so these rules decide. The result of one piece is the piece.
+
+- In a delta: strings are joined, unless all are the same or their name is a label's; lists are joined; objects are merged.
+- Items of a list with an ``index`` (``reasoning_details`` of OpenRouter, ``executed_tools`` of Groq) are merged with the item of the same
+  type and index before them. Their texts are joined, and other values replace those before them. Encrypted items are whole.
+- In a choice or a chunk: objects are merged; of all other values, the last is kept (``citations`` are repeated and grow).
+
+A null is kept only if no other value came.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+__all__ = ["FurtherParts", "join_items", "merge"]
+
+_LABELS = frozenset({"channel", "phase", "role", "type", "id", "format"})
+_TEXTS = frozenset({"text", "summary", "thinking", "signature", "data", "transcript", "arguments", "content"})
+
+
+class FurtherParts:
+    """The pieces of one object's further fields; they are joined once, at the end.
+
+    Args:
+        are_deltas: strings and lists are pieces, as in a delta; False: the last one counts.
+    """
+
+    def __init__(self, *, are_deltas: bool) -> None:
+        self._are_deltas = are_deltas
+        self._pieces: dict[str, list[Any]] = {}
+
+    def add(self, fields: Mapping[str, Any]) -> None:
+        """Add what one chunk has."""
+        for name, value in fields.items():
+            self._pieces.setdefault(name, []).append(value)
+
+    def joined(self) -> dict[str, Any]:
+        """Return the fields so far."""
+        if not self._are_deltas:
+            return {name: merge(pieces) for name, pieces in self._pieces.items()}
+        return {name: _join(name, pieces) for name, pieces in self._pieces.items()}
+
+
+def _join(name: str, pieces: Sequence[Any]) -> Any:
+    pieces = [piece for piece in pieces if piece is not None]
+    if pieces and all(isinstance(piece, str) for piece in pieces):
+        is_label = name in _LABELS or len(set(pieces)) == 1
+        return pieces[-1] if is_label else "".join(pieces)
+    if pieces and all(isinstance(piece, list) for piece in pieces):
+        return join_items(pieces)
+    return merge(pieces)
+
+
+def merge(pieces: Sequence[Any], *, name: str = "") -> Any:
+    """Return the last value that is not null. Objects are merged, and texts in them are joined by their names."""
+    pieces = [piece for piece in pieces if piece is not None]
+    if not pieces:
+        return None
+    if len(pieces) > 1 and all(isinstance(piece, dict) for piece in pieces):
+        names = dict.fromkeys(key for piece in pieces for key in piece)
+        return {key: merge([piece[key] for piece in pieces if key in piece], name=key) for key in names}
+    if name in _TEXTS and all(isinstance(piece, str) for piece in pieces):
+        return "".join(pieces)
+    return pieces[-1]
+
+
+def join_items(lists: Sequence[list[Any]]) -> list[Any]:
+    """Return the items of all lists; see the module."""
+    if len(lists) == 1:
+        return lists[0]
+    groups: list[list[Any]] = []
+    newest: dict[tuple[str, int], int] = {}  # the newest group of a type and index
+    before: list[Any] = []
+    for items in lists:
+        if before and items[: len(before)] == before and not any(map(_has_text, before)):
+            groups = groups[: -len(before)]  # the list is repeated, and grows
+        for item in items:
+            _group(item, groups, newest)
+        before = items
+    return [merge(group) for group in groups]
+
+
+def _group(item: Any, groups: list[list[Any]], newest: dict[tuple[str, int], int]) -> None:
+    key = _key(item)
+    place = None if key is None else newest.get(key)
+    if place is not None and place < len(groups) and _may_continue(groups[place][-1], item):
+        groups[place].append(item)
+        return
+    if key is not None:
+        newest[key] = len(groups)
+    groups.append([item])
+
+
+def _key(item: Any) -> tuple[str, int] | None:
+    """Return type and index of an item that may be a piece; None: it is whole."""
+    if not isinstance(item, dict) or type(item.get("index")) is not int or item.get("data") is not None:
+        return None
+    return str(item.get("type")), item["index"]
+
+
+def _may_continue(before: Any, item: dict[str, Any]) -> bool:
+    return before.get("id") is None or item.get("id") is None or before["id"] == item["id"]
+
+
+def _has_text(item: Any) -> bool:
+    return isinstance(item, dict) and not _TEXTS.isdisjoint(item)
