@@ -20,13 +20,15 @@ class Partial(Struct, frozen=True, kw_only=True):
         text: the text, in whole code points.
         ids: the token ids of the text; None: not all of them are known, or they come from several vocabularies.
         vocabulary: fingerprint of the tokenizer that ``ids`` belong to.
-        tokens: number of tokens of the answer so far, which is the position; estimated if ids are not known.
+        tokens: number of tokens of the answer so far, which is the position.
+        is_counted: every token came with its id, so that ``tokens`` is a count; False: part of it is an estimate.
     """
 
     text: str
     ids: tuple[int, ...] | None = None
     vocabulary: str | None = None
     tokens: int = 0
+    is_counted: bool = False
 
 
 def common_prefix_length(first: Sequence[object], second: Sequence[object], start: int = 0) -> int:

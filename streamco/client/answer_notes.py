@@ -7,8 +7,8 @@ from collections.abc import Mapping
 
 from streamco.client.degradation import Degradations
 from streamco.client.race.dispatcher import DispatchRecord
+from streamco.client.race.driver import RaceDriver
 from streamco.client.speculation.driver import SpeculationDriver
-from streamco.core.race.machine import RaceMachine
 from streamco.core.report import Report
 from streamco.errors import EndpointError
 
@@ -43,8 +43,9 @@ def note_dispatch(
         degradations.record(notes, kind="shortened", endpoint=device, sentence=sentence)
 
 
-def note_race(degradations: Degradations, notes: list[str], machine: RaceMachine) -> None:
-    """Record the endpoints that failed in a race, and those that worked; nothing while the race is under way."""
+def note_race(degradations: Degradations, notes: list[str], driver: RaceDriver) -> None:
+    """Record the endpoints that failed in a race, those that worked, and a limit that is not kept; nothing while the race is under way."""
+    machine = driver.machine
     if machine.finished is None:
         return
     has_failed = machine.error is not None  # then the caller has the error
@@ -56,6 +57,9 @@ def note_race(degradations: Degradations, notes: list[str], machine: RaceMachine
             )
         elif attempt.ttft is not None:
             degradations.record_success(attempt.source)
+    if driver.unlimited is not None:
+        sentence = f"{driver.unlimited} may exceed max_tokens, because how many tokens the answer had before is only estimated"
+        degradations.record(notes, kind="max_tokens not counted", endpoint=driver.unlimited, sentence=sentence, may_raise=False)
 
 
 def note_speculation(degradations: Degradations, notes: list[str], driver: SpeculationDriver, report: Report) -> None:

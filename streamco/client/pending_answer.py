@@ -101,7 +101,7 @@ class PendingAnswer:
         if self.driver is None:
             raise StreamConsumed("expected a stream that has begun, got a report asked for before the first read")
         if isinstance(self.driver, RaceDriver):
-            note_race(self._settings.degradations, self._notes, self.driver.machine)
+            note_race(self._settings.degradations, self._notes, self.driver)
         return replace(self.driver.report(), request_id=self._log.request_id, notes=list(self._notes))
 
     def usage(self) -> AnswerUsage:
@@ -195,7 +195,7 @@ class PendingAnswer:
             endpoints.active.discard(driver)
             settings.dispatcher.record(dispatched, driver.machine)
             settings.planner.record_race(driver.machine)
-            note_race(settings.degradations, notes, driver.machine)
+            note_race(settings.degradations, notes, driver)
             settings.totals.record(driver.cost())
             log.ended(driver.report)
 

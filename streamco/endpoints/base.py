@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from secrets import token_hex
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, Protocol, runtime_checkable
 
 from msgspec import Struct, field
 
@@ -21,6 +21,7 @@ __all__ = [
     "Message",
     "PreCopy",
     "Request",
+    "TextCounter",
     "TokenPrices",
     "new_completion_id",
 ]
@@ -156,4 +157,13 @@ class Endpoint(Protocol):
 
     async def aclose(self) -> None:
         """Release everything; idempotent."""
+        ...
+
+
+@runtime_checkable
+class TextCounter(Protocol):
+    """An endpoint that may know its model's vocabulary."""
+
+    def count_text(self, text: str) -> int | None:
+        """Return the number of tokens that a text has in the model's own vocabulary; None: it isn't known. Takes milliseconds."""
         ...

@@ -206,6 +206,10 @@ class DeviceEndpoint:
         except EngineError:
             return None  # opening the request gives the error
 
+    def count_text(self, text: str) -> int | None:
+        """Return the number of a text's tokens; None: the model isn't loaded."""
+        return None if self._engine is None else len(self._engine.tokenize(text))
+
     def prompt_ids(self, engine: Engine, request: Request) -> list[int]:
         """Return ``request_ids`` of the request; the last result is kept, because a request is counted first and opened then."""
         known = self._last_tokenized

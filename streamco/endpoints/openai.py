@@ -180,6 +180,10 @@ class OpenAIEndpoint:
         """
         return self._counter.count(request)
 
+    def count_text(self, text: str) -> int | None:
+        """Return the number of a text's tokens; None: tiktoken isn't installed, or has no file of the model's own vocabulary."""
+        return self._counter.count_exactly(text)
+
     def credentials(self) -> tuple[str, str | None]:
         """Return base URL and key, for another protocol with the same server."""
         return self._address.base_url, self._key

@@ -12,7 +12,7 @@ import streamco
 from streamco.client.client import Client
 from streamco.endpoints.base import Capabilities, Kind
 from streamco.errors import AllEndpointsFailed, ConfigError, EndpointConnectError, EndpointError
-from streamco.testing import Cut, Reset, ScriptedEndpoint, ScriptedServer, chunk_event, run_in_virtual_time, stream_answer
+from streamco.testing import Cut, Reset, ScriptedEndpoint, ScriptedServer, chunk_event, run_in_virtual_time, stream_answer, text_chunk
 from streamco.testing.endpoint import ScriptItem
 from streamco.testing.responses import ScriptedResponse
 
@@ -165,7 +165,55 @@ async def test_a_connection_that_dies_inside_an_event_is_taken_over(ending: Cut 
         (asked,) = second.requests
         body = asked.json()
         assert body["messages"][-1] == {"role": "assistant", "content": "Hello"}
-        assert body["max_tokens"] == 48
+        assert body["max_tokens"] == 50, "an estimate must not cut the answer short"
+        assert stream.report.notes == [
+            f"first failed ({stream.report.hand_overs[0].reason}): second answered",
+            "second may exceed max_tokens, because how many tokens the answer had before is only estimated",
+        ]
+
+
+class Counting(ScriptedEndpoint):
+    """An endpoint that knows its vocabulary: a token a word."""
+
+    def count_text(self, text: str) -> int | None:
+        return len(text.split())
+
+
+@pytest.mark.parametrize(
+    ("source", "target", "left"),
+    [(Counting, ScriptedEndpoint, 46), (ScriptedEndpoint, Counting, 46), (ScriptedEndpoint, ScriptedEndpoint, 50)],
+)
+def test_the_room_that_is_left_is_counted_or_not_taken_away(
+    source: type[ScriptedEndpoint], target: type[ScriptedEndpoint], left: int
+) -> None:
+    async def main() -> None:
+        begun: list[tuple[float, ScriptItem]] = [(0.1, text_chunk("w0 w1 w2 w3 ")), (0.2, EndpointConnectError("cut", endpoint="first"))]
+        first = source("first", begun, kind="server", capabilities=ABLE, tokens=5)
+        second = target("second", [(0.1, word) for word in WORDS], kind="server", capabilities=ABLE, tokens=5)
+        async with Client(server=[first, second]) as client:
+            stream = client.stream("?", max_tokens=50)
+            _ = [token async for token in stream]
+            assert any("may exceed max_tokens" in note for note in stream.report.notes) == (left == 50)
+        (asked,) = [stream.request for stream in second.streams]
+        assert asked.sampling.max_tokens == left
+
+    run_in_virtual_time(main())
+
+
+def test_the_ids_of_a_device_count_against_the_limit() -> None:
+    async def main() -> None:
+        pieces: list[tuple[float, ScriptItem]] = [(0.1 * at, text_chunk(text, ids=[at])) for at, text in enumerate(["w", "0 ", "w1 "], 1)]
+        begun = [*pieces, (0.5, EndpointConnectError("cut", endpoint="device"))]
+        device = ScriptedEndpoint("device", begun, kind="device", capabilities=ABLE, tokens=5)
+        second = ScriptedEndpoint("second", [(0.1, word) for word in WORDS], kind="server", capabilities=ABLE, tokens=5)
+        async with Client(device, second, policy="device-first") as client:
+            stream = client.stream("?", max_tokens=50)
+            _ = [token async for token in stream]
+            assert not any("max_tokens" in note for note in stream.report.notes)
+        (asked,) = [stream.request for stream in second.streams]
+        assert asked.sampling.max_tokens == 47
+
+    run_in_virtual_time(main())
 
 
 async def test_without_anybody_to_take_over_a_truncated_answer_keeps_its_text() -> None:

@@ -32,7 +32,7 @@ from streamco.core.race.commands import (
 from streamco.core.race.machine import RaceMachine
 from streamco.core.report import AnswerUsage, Report
 from streamco.core.totals import AnswerCost
-from streamco.endpoints.base import Endpoint, EndpointStream, Request
+from streamco.endpoints.base import Endpoint, EndpointStream, Request, TextCounter
 from streamco.errors import StreamcoError
 from streamco.events import Event, ReaderLeft, StreamCancelled, StreamEnded, StreamFailed, TokensReceived
 from streamco.machine_driver import Deadlines, StepLog, TaskDriver
@@ -82,6 +82,8 @@ class RaceDriver(TaskDriver[Event, Command]):
         self._running: dict[str, tuple[asyncio.Task[None], EndpointStream]] = {}  # by endpoint
         self._direct: tuple[str, EndpointStream] | None = None  # what the reader's own task reads
         self._paused: asyncio.Future[None] | None = None  # done when endpoints may be read on
+        self.unlimited: str | None = None
+        """The endpoint that continued with the whole of ``max_tokens``, because the answer's tokens so far are an estimate."""
 
     # The reader's side
 
@@ -180,9 +182,9 @@ class RaceDriver(TaskDriver[Event, Command]):
                 self._open(source, self.request)
             case ContinueStream(source, partial):
                 self._direct = None
-                self._open(source, _continued(self.request, partial))
+                self._open(source, _continued(self.request, partial, self._count_written(source, partial)))
             case PrepareStream(source, partial):
-                self._open(source, replace(_continued(self.request, partial), prefill_only=True))
+                self._open(source, replace(_continued(self.request, partial, None), prefill_only=True))
             case CancelStream(source):
                 if self._direct is not None and self._direct[0] == source:
                     self._direct = None
@@ -200,6 +202,22 @@ class RaceDriver(TaskDriver[Event, Command]):
         self._resume_if_read()
 
     # Endpoints
+
+    def _count_written(self, target: str, partial: Partial) -> int | None:
+        """Return how many tokens of ``max_tokens`` a continued answer has used up; None: nothing but an estimate is known.
+
+        The ids are counted; else the text, in the vocabulary of the endpoint that wrote last, or of the one that continues.
+        """
+        if self.request.sampling.max_tokens is None:
+            return None
+        if partial.is_counted:
+            return partial.tokens
+        for name in (*(hand_over.source for hand_over in self.machine.hand_overs[-1:]), target):
+            endpoint = self._endpoints[name]
+            if isinstance(endpoint, TextCounter) and (count := endpoint.count_text(partial.text)) is not None:
+                return count
+        self.unlimited = target
+        return None
 
     def _open(self, source: str, request: Request) -> None:
         stream: EndpointStream
@@ -283,10 +301,17 @@ class RaceDriver(TaskDriver[Event, Command]):
         self._end_if_idle()
 
 
-def _continued(request: Request, partial: Partial) -> Request:
-    """Return the request for an endpoint that continues its answer; an answer of which nothing was seen starts from the beginning."""
+def _continued(request: Request, partial: Partial, written: int | None) -> Request:
+    """Return the request for an endpoint that continues its answer; an answer of which nothing was seen starts from the beginning.
+
+    Args:
+        request: the request to the endpoint that began.
+        partial: the answer so far.
+        written: tokens of it that count against ``max_tokens``; None: the limit stays, because an estimate could cut the answer short.
+    """
     if not partial.text and not partial.ids:
         return request
     limit = request.sampling.max_tokens
-    sampling = request.sampling if limit is None else replace(request.sampling, max_tokens=max(1, limit - partial.tokens))
-    return replace(request, partial=partial, sampling=sampling)
+    if limit is None or written is None:
+        return replace(request, partial=partial)
+    return replace(request, partial=partial, sampling=replace(request.sampling, max_tokens=max(1, limit - written)))

@@ -375,7 +375,7 @@ class RaceMachine:
             return
         partial = self._handover.partial()
         limit = self.plan.max_tokens
-        if limit is not None and partial.tokens >= limit:
+        if limit is not None and partial.is_counted and partial.tokens >= limit:
             self.finish_reason, self._is_complete = "length", True
             self._finish_if_empty(now)
             return

@@ -12,7 +12,7 @@ Reasoning is not part of the answer and is not handed over.
 
 from __future__ import annotations
 
-from streamco.openai_types import ChatCompletionChunk, ChunkChoice
+from streamco.openai_types import ChatCompletionChunk, ChoiceDelta, ChunkChoice
 from streamco.partial import Partial
 
 __all__ = ["Transcript"]
@@ -62,10 +62,11 @@ class Transcript:
         ids: list[int] = []
         vocabularies: set[str | None] = set()
         incomplete = self._incomplete()
-        has_thought = False
+        has_thought, is_counted = False, True
         for position, (vocabulary, choice) in enumerate(self._choices()):
             if position in incomplete or position in self._dropped:
                 continue
+            is_counted = is_counted and (bool(choice.token_ids) or _is_silent(choice.delta))
             if choice.delta.reasoning_content or choice.delta.reasoning:
                 has_thought = True
                 continue
@@ -77,7 +78,8 @@ class Transcript:
                 has_thought = has_thought and not choice.delta.content
         vocabulary = vocabularies.pop() if len(vocabularies) == 1 else None
         tokens = self.tokens - sum(incomplete.values())
-        return Partial(text=self.text, ids=None if vocabulary is None else tuple(ids), vocabulary=vocabulary, tokens=tokens)
+        known_ids = None if vocabulary is None else tuple(ids)
+        return Partial(text=self.text, ids=known_ids, vocabulary=vocabulary, tokens=tokens, is_counted=is_counted and tokens > 0)
 
     def drop_incomplete(self) -> None:
         """Drop the ids without text at the end: the target continues from ``partial`` and generates them again."""
@@ -97,3 +99,8 @@ class Transcript:
 
     def _choices(self) -> list[tuple[str | None, ChunkChoice]]:
         return [(vocabulary, choice) for vocabulary, chunks in self._batches for chunk in chunks for choice in chunk.choices[:1]]
+
+
+def _is_silent(delta: ChoiceDelta) -> bool:
+    """Return True if a delta holds nothing that was generated: a role, an end."""
+    return not (delta.content or delta.reasoning_content or delta.reasoning or delta.refusal or delta.tool_calls or delta.function_call)

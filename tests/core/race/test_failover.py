@@ -44,7 +44,7 @@ def test_the_other_endpoint_goes_on_from_the_last_good_token() -> None:
     machine = begun(make())
     machine.take_commands()
     machine.receive(StreamFailed("server", CUT), now=0.2)
-    assert machine.take_commands() == [ContinueStream("device", Partial(text="ab", ids=(0, 1), vocabulary="v", tokens=2))]
+    assert machine.take_commands() == [ContinueStream("device", Partial(text="ab", ids=(0, 1), vocabulary="v", tokens=2, is_counted=True))]
     machine.receive(tokens("device", "c"), now=0.5)
     machine.receive(StreamEnded("device", "stop"), now=0.6)
     commands = machine.take_commands()
@@ -77,7 +77,7 @@ def test_a_loser_that_is_being_cancelled_goes_on_once_it_is_free() -> None:
     machine.receive(StreamFailed("server", CUT), now=0.2)
     assert machine.take_commands() == []
     machine.receive(StreamCancelled("device"), now=0.3)
-    assert machine.take_commands() == [ContinueStream("device", Partial(text="ab", tokens=2))]
+    assert machine.take_commands() == [ContinueStream("device", Partial(text="ab", tokens=2, is_counted=True))]
 
 
 def test_an_exploring_loser_is_cancelled_first() -> None:
@@ -93,7 +93,7 @@ def test_an_exploring_loser_is_cancelled_first() -> None:
     machine.receive(tokens("device", "late"), now=0.25)
     assert text_of(machine.take_commands()) == ""
     machine.receive(StreamCancelled("device"), now=0.3)
-    assert machine.take_commands() == [ContinueStream("device", Partial(text="ab", tokens=2))]
+    assert machine.take_commands() == [ContinueStream("device", Partial(text="ab", tokens=2, is_counted=True))]
 
 
 def test_when_the_heir_fails_too_the_next_one_goes_on_and_at_last_one_error_holds_all() -> None:
@@ -104,7 +104,7 @@ def test_when_the_heir_fails_too_the_next_one_goes_on_and_at_last_one_error_hold
     machine.take_commands()
     stalled = EndpointTimeoutError("stalled", phase="next_token", limit=1.0, endpoint="device")
     machine.receive(StreamFailed("device", stalled), now=0.4)
-    assert machine.take_commands() == [ContinueStream("spare", Partial(text="abc", tokens=3))]
+    assert machine.take_commands() == [ContinueStream("spare", Partial(text="abc", tokens=3, is_counted=True))]
     refused = EndpointConnectError("refused", endpoint="spare")
     machine.receive(StreamFailed("spare", refused), now=0.5)
     (failed,) = machine.take_commands()
@@ -118,7 +118,7 @@ def test_what_is_held_for_the_pace_is_handed_over_and_still_delivered_in_order()
     machine = begun(make(pace=1.0))
     machine.receive(StreamFailed("server", CUT), now=0.2)
     commands: list[Command] = machine.take_commands()
-    assert commands[-1] == ContinueStream("device", Partial(text="ab", ids=(0, 1), vocabulary="v", tokens=2))
+    assert commands[-1] == ContinueStream("device", Partial(text="ab", ids=(0, 1), vocabulary="v", tokens=2, is_counted=True))
     machine.receive(tokens("device", "c"), now=0.9)
     machine.receive(StreamEnded("device", "stop"), now=0.9)
     while (deadline := machine.next_deadline()) is not None:
@@ -134,6 +134,16 @@ def test_an_answer_at_its_limit_is_finished_not_handed_over() -> None:
     machine.receive(StreamFailed("server", CUT), now=0.2)
     assert machine.take_commands() == [FinishDelivery()]
     assert machine.finish_reason == "length"
+
+
+def test_an_estimate_of_the_limit_finishes_no_answer() -> None:
+    machine = make(max_tokens=2)
+    machine.start(now=0.0)
+    machine.receive(TokensReceived("server", [text_chunk("ab ab ab ab")], 3), now=0.1)
+    machine.take_commands()
+    machine.receive(StreamFailed("server", CUT), now=0.2)
+    (command,) = machine.take_commands()
+    assert command == ContinueStream("device", Partial(text="ab ab ab ab", tokens=3))
 
 
 def test_a_reader_that_leaves_while_the_heir_is_being_cancelled_ends_everything() -> None:

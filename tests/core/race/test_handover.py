@@ -116,7 +116,7 @@ def test_without_a_mover_nothing_is_planned() -> None:
 def test_what_is_handed_over_and_where_is_noted() -> None:
     handover = begun(make_controller(max_migrations=1))
     attempts = make_attempts(server=AttemptState.WON, device=AttemptState.SPARED)
-    assert handover.partial() == Partial(text="ab", ids=(7, 8), vocabulary="v", tokens=2)
+    assert handover.partial() == Partial(text="ab", ids=(7, 8), vocabulary="v", tokens=2, is_counted=True)
     handover.record_migration(attempts["server"], attempts["device"], at=1.5, buffered=3.6)
     assert not handover.may_migrate  # once was all
     attempts["device"].error = EndpointConnectError("cut", endpoint="device")

@@ -19,15 +19,15 @@ def test_ids_of_one_vocabulary_are_handed_over_with_the_text() -> None:
     transcript = Transcript()
     transcript.add([text_chunk("He", ids=[7]), text_chunk("é", ids=[8, 9])], 3, "v")
     transcript.add([text_chunk("", ids=[10]), text_chunk("ö", ids=[11])], 2, "v")
-    assert transcript.partial() == Partial(text="Heéö", ids=(7, 8, 9, 10, 11), vocabulary="v", tokens=5)
+    assert transcript.partial() == Partial(text="Heéö", ids=(7, 8, 9, 10, 11), vocabulary="v", tokens=5, is_counted=True)
 
 
 def test_ids_told_ahead_of_their_text_are_not_handed_over() -> None:
     transcript = Transcript()
     transcript.add([text_chunk("a", ids=[1]), text_chunk("", ids=[2]), text_chunk("", ids=[3])], 3, "v")
-    assert transcript.partial() == Partial(text="a", ids=(1,), vocabulary="v", tokens=1)
+    assert transcript.partial() == Partial(text="a", ids=(1,), vocabulary="v", tokens=1, is_counted=True)
     transcript.add([text_chunk("é", ids=[4])], 1, "v")
-    assert transcript.partial() == Partial(text="aé", ids=(1, 2, 3, 4), vocabulary="v", tokens=4)
+    assert transcript.partial() == Partial(text="aé", ids=(1, 2, 3, 4), vocabulary="v", tokens=4, is_counted=True)
 
 
 def test_who_goes_on_makes_ids_without_text_anew() -> None:
@@ -39,14 +39,14 @@ def test_who_goes_on_makes_ids_without_text_anew() -> None:
     transcript.drop_incomplete()
     transcript.add([text_chunk("", ids=[2]), text_chunk("é", ids=[3, 4])], 3, "v")
     transcript.drop_incomplete()
-    assert transcript.partial() == Partial(text="aé", ids=(1, 2, 3, 4), vocabulary="v", tokens=4)
+    assert transcript.partial() == Partial(text="aé", ids=(1, 2, 3, 4), vocabulary="v", tokens=4, is_counted=True)
 
 
 def test_the_ids_of_another_vocabulary_ahead_of_their_text_do_not_count() -> None:
     transcript = Transcript()
     transcript.add([text_chunk("a", ids=[1])], 1, "v")
     transcript.add([text_chunk("", ids=[9])], 1, "w")
-    assert transcript.partial() == Partial(text="a", ids=(1,), vocabulary="v", tokens=1)
+    assert transcript.partial() == Partial(text="a", ids=(1,), vocabulary="v", tokens=1, is_counted=True)
 
 
 def test_one_piece_without_ids_makes_it_text() -> None:
@@ -59,22 +59,22 @@ def test_thinking_is_not_handed_over_nor_are_its_ids() -> None:
     transcript = Transcript()
     thought = ChatCompletionChunk(choices=[ChunkChoice(delta=ChoiceDelta(reasoning_content="hm"), token_ids=[5])])
     transcript.add([thought], 1, "v")
-    assert transcript.partial() == Partial(text="", tokens=1)
+    assert transcript.partial() == Partial(text="", tokens=1, is_counted=True)
     transcript.add([text_chunk("a", ids=[1])], 1, "v")
-    assert transcript.partial() == Partial(text="a", ids=(1,), vocabulary="v", tokens=2)
+    assert transcript.partial() == Partial(text="a", ids=(1,), vocabulary="v", tokens=2, is_counted=True)
 
 
 def test_two_vocabularies_make_it_text() -> None:
     transcript = Transcript()
     transcript.add([text_chunk("a", ids=[1])], 1, "v")
     transcript.add([text_chunk("b", ids=[1])], 1, "w")
-    assert transcript.partial() == Partial(text="ab", tokens=2)
+    assert transcript.partial() == Partial(text="ab", tokens=2, is_counted=True)
 
 
 def test_ids_of_an_unknown_vocabulary_are_of_no_use() -> None:
     transcript = Transcript()
     transcript.add([text_chunk("a", ids=[1])], 1, None)
-    assert transcript.partial() == Partial(text="a", tokens=1)
+    assert transcript.partial() == Partial(text="a", tokens=1, is_counted=True)
 
 
 def test_thinking_is_no_part_of_the_answer() -> None:
@@ -88,7 +88,7 @@ def test_the_mark_that_ends_a_thought_is_not_taken_for_the_answers() -> None:
     transcript = Transcript()
     thought = ChatCompletionChunk(choices=[ChunkChoice(delta=ChoiceDelta(reasoning="hmm"), token_ids=[5])])
     transcript.add([thought, text_chunk("", ids=[6]), text_chunk("a", ids=[1])], 3, "v")
-    assert transcript.partial() == Partial(text="a", tokens=3)
+    assert transcript.partial() == Partial(text="a", tokens=3, is_counted=True)
 
 
 def test_a_tool_call_that_has_begun_is_noticed() -> None:
@@ -111,3 +111,12 @@ def test_whatever_the_batches_text_and_ids_come_out_in_order(pieces: list[tuple[
     assert partial.text == transcript.text == "".join(text for text, _ in pieces)
     assert (partial.ids or ()) == tuple(token for ids in told for token in ids)
     assert partial.tokens == sum(len(ids) for ids in told)
+
+
+def test_tokens_are_counted_only_if_all_that_was_generated_came_with_ids() -> None:
+    transcript = Transcript()
+    role = ChatCompletionChunk(choices=[ChunkChoice(delta=ChoiceDelta("", "assistant"))])
+    transcript.add([role, text_chunk("a", ids=[1])], 1, "v")
+    assert transcript.partial().is_counted
+    transcript.add([ChatCompletionChunk(choices=[ChunkChoice(delta=ChoiceDelta(reasoning="hm"))])], 1, "v")
+    assert not transcript.partial().is_counted
