@@ -43,6 +43,7 @@ class Timeouts(Struct, frozen=True, kw_only=True):
     first_token: float | None = 60.0  # from sending the request to the first content; reasoning models think this long
     next_token: float | None = 30.0  # between content; servers that stall in the middle of a stream keep the socket open
     socket: float | None = 120.0  # any bytes at all, keep-alive comments included
+    total: float | None = None  # the whole answer, retries included; without it an answer may go on as long as content comes
     cancel: float | None = 2.0  # a cancel is awaited this long before the connection is aborted
 
     def __post_init__(self) -> None:

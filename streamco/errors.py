@@ -5,7 +5,7 @@
     StreamcoError
     ├── EndpointError             the other side; .endpoint, .partial
     │   ├── EndpointConnectError
-    │   ├── EndpointTimeoutError  .phase = connect | first_token | next_token
+    │   ├── EndpointTimeoutError  .phase = connect | first_token | next_token | total
     │   ├── EndpointStatusError   .status .body .retry_after
     │   ├── EndpointProtocolError .is_lasting
     │   └── EngineError           the model on this machine
@@ -42,6 +42,7 @@ __all__ = [
     "StreamcoError",
     "UsageError",
     "VerifierError",
+    "is_out_of_time",
     "is_refusal",
 ]
 
@@ -54,7 +55,7 @@ def _rebuild(kind: type[StreamcoError], args: tuple[Any, ...], fields: dict[str,
     return error
 
 
-TimeoutPhase = Literal["connect", "first_token", "next_token"]
+TimeoutPhase = Literal["connect", "first_token", "next_token", "total"]
 
 
 class StreamcoError(Exception):
@@ -91,7 +92,7 @@ class EndpointTimeoutError(EndpointError):
     """A phase that took longer than its limit.
 
     Args:
-        phase: which limit: ``connect``, ``first_token`` (content) or ``next_token`` (between content tokens).
+        phase: which limit: ``connect``, ``first_token`` (content), ``next_token`` (between content tokens) or ``total`` (the whole answer).
         limit: the limit in seconds.
     """
 
@@ -189,6 +190,11 @@ class StreamConsumed(UsageError):
 
 class ConcurrentRead(UsageError):
     """A read of a stream that another task is reading."""
+
+
+def is_out_of_time(error: BaseException) -> bool:
+    """Return True if an endpoint had not finished within the limit on the whole answer."""
+    return isinstance(error, EndpointTimeoutError) and error.phase == "total"
 
 
 _REFUSALS = frozenset({401, 403, 404})

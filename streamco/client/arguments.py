@@ -72,7 +72,7 @@ class ChatOptions(TypedDict, total=False):
 
     Args:
         timeout: seconds to wait for each of connection, first token and next token; limits by phase as ``Timeouts`` or ``httpx.Timeout``;
-            None: no limit.
+            None: no limit. ``Timeouts(total=...)`` limits the whole answer, at all endpoints together.
         max_retries: further tries at each server before the first token.
         top_k: number of best tokens that are kept, a field of local servers.
         min_p: share of the best token's probability that a kept token must reach, a field of local servers.

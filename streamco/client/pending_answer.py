@@ -247,6 +247,7 @@ class PendingAnswer:
             missing=tuple(settings.endpoints.unavailable.items()),
             migration=None if on_failure == "raise" else self._plan_moves(dispatched, max_ahead),
             fatal=fatal[settings.degradations.rule],
+            is_timed=self._request.timeouts is not None and self._request.timeouts.total is not None,
         )
 
     def _plan_moves(self, dispatched: DispatchRecord, max_ahead: int | None) -> MigrationPlan | None:

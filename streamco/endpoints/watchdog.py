@@ -5,7 +5,7 @@ reading. So a read moves two numbers here. When the one timer fires, it checks w
 
 Only waiting counts: the clock stands still while no task awaits the stream, so a slow reader is never mistaken for a stalled server.
 Only content feeds the token limits. Keep-alive comments, role deltas and empty chunks feed the socket limit alone, because servers send
-those for minutes while nothing happens (DeepSeek, OpenRouter).
+those for minutes while nothing happens (DeepSeek, OpenRouter). Nothing moves the limit on the whole answer, which includes retries.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class Watchdog:
 
     Args:
         loop: the event loop for the clock and the timers.
-        timeouts: ``first_token``, ``next_token`` and ``socket``, in seconds; ``connect`` and ``cancel`` are limited elsewhere.
+        timeouts: ``first_token``, ``next_token``, ``socket`` and ``total``, in seconds; the others are limited elsewhere.
         on_expired: called once with the error when a limit is over; it must make the waiting end.
     """
 
@@ -36,6 +36,7 @@ class Watchdog:
         "_content_limit",
         "_content_since",
         "_handle",
+        "_is_stopped",
         "_is_suspended",
         "_loop",
         "_next_limit",
@@ -44,6 +45,8 @@ class Watchdog:
         "_phase",
         "_socket_limit",
         "_timeouts",
+        "_total_limit",
+        "_total_since",
     )
 
     def __init__(self, loop: asyncio.AbstractEventLoop, timeouts: Timeouts, on_expired: Callable[[EndpointTimeoutError], None]) -> None:
@@ -54,11 +57,14 @@ class Watchdog:
         self._armed_for = inf
         self._next_limit = inf if timeouts.next_token is None else timeouts.next_token
         self._socket_limit = inf if timeouts.socket is None else timeouts.socket
-        self._paused_at: float | None = loop.time()
+        self._total_limit = inf if timeouts.total is None else timeouts.total
+        self._total_since = loop.time()
+        self._is_stopped = False
+        self._paused_at: float | None = self._total_since
         self.restart()
 
     def restart(self) -> None:
-        """Begin a new try: all limits count from now, towards the first token."""
+        """Begin a new try: all limits except the total count from now, towards the first token."""
         now = self._loop.time()
         first = self._timeouts.first_token
         self._content_limit = inf if first is None else first
@@ -71,7 +77,7 @@ class Watchdog:
             self._paused_at = now
 
     def suspend(self) -> None:
-        """Expect nothing of the server until ``restart`` (the wait before a retry)."""
+        """Expect nothing of the server until ``restart`` (the wait before a retry); the total goes on."""
         self._is_suspended = True
 
     def resume(self) -> None:
@@ -81,6 +87,7 @@ class Watchdog:
             idle = self._loop.time() - paused_at
             self._content_since += idle
             self._bytes_since += idle
+            self._total_since += idle
             self._paused_at = None
         self._watch()
 
@@ -109,15 +116,18 @@ class Watchdog:
 
     def stop(self) -> None:
         """Stop watching; idempotent."""
-        self._is_suspended = True
+        self._is_stopped = True
         if self._handle is not None:
             self._handle.cancel()
             self._handle = None
 
     def _deadline(self) -> float:
-        if self._is_suspended:
+        if self._is_stopped:
             return inf
-        return min(self._content_since + self._content_limit, self._bytes_since + self._socket_limit)
+        total = self._total_since + self._total_limit
+        if self._is_suspended:
+            return total
+        return min(self._content_since + self._content_limit, self._bytes_since + self._socket_limit, total)
 
     def _watch(self) -> None:
         deadline = self._deadline()
@@ -139,10 +149,14 @@ class Watchdog:
         if self._loop.time() < deadline:
             self._arm(deadline)
         else:
-            self._is_suspended = True
-            self._on_expired(self._error())
+            error = self._error(deadline)
+            self._is_stopped = True
+            self._on_expired(error)
 
-    def _error(self) -> EndpointTimeoutError:
+    def _error(self, deadline: float) -> EndpointTimeoutError:
+        if deadline == self._total_since + self._total_limit:
+            text = f"expected the whole answer within {self._total_limit:g} s, got no end"
+            return EndpointTimeoutError(text, phase="total", limit=self._total_limit)
         limit, wanted = self._content_limit, "the first token" if self._phase == "first_token" else "the next token"
         if self._bytes_since + self._socket_limit < self._content_since + limit:
             limit, wanted = self._socket_limit, "bytes of any kind"

@@ -478,6 +478,31 @@ async def test_an_answer_of_another_api_is_refused_once(answer: ScriptedResponse
         assert len(server.requests) == 1
 
 
+async def test_an_answer_that_never_ends_is_ended_with_the_text_so_far() -> None:
+    dripping = events(*[step for _ in range(500) for step in (chunk_event("x"), Pause(0.02))])
+    limits = Timeouts(next_token=5.0, total=0.3)
+    async with ScriptedServer(dripping) as server, opened(server.url, timeouts=limits) as endpoint, asyncio.timeout(20):
+        answered = await ask(endpoint)
+        error = answered.failure()
+        assert isinstance(error, EndpointTimeoutError)
+        assert (error.phase, error.limit) == ("total", 0.3)
+        assert error.partial == answered.text
+        assert set(error.partial) == {"x"}
+        assert len(server.requests) == 1
+
+
+async def test_the_limit_on_the_whole_answer_includes_the_waits_before_retries() -> None:
+    limits = Timeouts(total=0.2)
+    async with (
+        ScriptedServer(failing(503, retry_after="15")) as server,
+        opened(server.url, timeouts=limits, retry=RetryPolicy(longest_wait=20.0)) as endpoint,
+        asyncio.timeout(10),
+    ):
+        error = (await ask(endpoint)).failure()
+        assert isinstance(error, EndpointTimeoutError)
+        assert error.phase == "total"
+
+
 async def test_nothing_is_asked_again_once_content_was_given() -> None:
     """Pitfall 15: a retry after the first token would repeat text and break tool calls."""
     async with ScriptedServer(events(chunk_event("Hi"), Pause(0.01), Reset()), stream_answer()) as server, opened(server.url) as endpoint:

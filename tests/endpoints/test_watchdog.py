@@ -116,6 +116,59 @@ def test_the_socket_limit_names_itself_and_the_phase_it_fell_in(clock: Clock, ex
     assert "bytes of any kind" in str(expired[0])
 
 
+def test_content_does_not_move_the_limit_on_the_whole_answer(clock: Clock, expired: list[EndpointTimeoutError]) -> None:
+    watchdog = watch(clock, expired, total=12.0)
+    watchdog.resume()
+    for now in (103, 106, 109, 111.9):
+        clock.move_to(now)
+        assert expired == []
+        watchdog.pause()
+        watchdog.feed(has_content=True)
+        watchdog.resume()
+    clock.move_to(112)
+    assert [(error.phase, error.limit) for error in expired] == [("total", 12.0)]
+    assert str(expired[0]) == "expected the whole answer within 12 s, got no end"
+    clock.move_to(200)
+    assert len(expired) == 1
+    assert clock.pending() == []
+
+
+def test_the_limit_on_the_whole_answer_counts_through_retries_and_not_while_nobody_waits(
+    clock: Clock, expired: list[EndpointTimeoutError]
+) -> None:
+    watchdog = watch(clock, expired, total=12.0)
+    watchdog.resume()
+    clock.move_to(105)
+    watchdog.suspend()
+    clock.move_to(108)
+    watchdog.restart()
+    watchdog.pause()
+    clock.move_to(150)
+    watchdog.resume()
+    clock.move_to(153.9)
+    assert expired == []
+    clock.move_to(154)
+    assert [error.phase for error in expired] == ["total"]
+
+
+def test_the_limit_on_the_whole_answer_ends_the_wait_before_a_retry(clock: Clock, expired: list[EndpointTimeoutError]) -> None:
+    watchdog = watch(clock, expired, total=12.0)
+    watchdog.resume()
+    clock.move_to(105)
+    watchdog.suspend()
+    clock.move_to(112)
+    assert [error.phase for error in expired] == ["total"]
+
+
+def test_after_the_stop_no_limit_counts(clock: Clock, expired: list[EndpointTimeoutError]) -> None:
+    watchdog = watch(clock, expired, total=12.0)
+    watchdog.resume()
+    watchdog.stop()
+    watchdog.resume()
+    clock.move_to(500)
+    assert expired == []
+
+
 def test_time_without_a_waiter_does_not_count(clock: Clock, expired: list[EndpointTimeoutError]) -> None:
     watchdog = watch(clock, expired)
     watchdog.resume()

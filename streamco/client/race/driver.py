@@ -40,6 +40,8 @@ from streamco.partial import Partial
 
 __all__ = ["RaceDriver"]
 
+_MIN_TOTAL = 1e-3  # seconds; a limit is above 0
+
 
 class RaceDriver(TaskDriver[Event, Command]):
     """The IO of one raced answer: it reads the endpoints, feeds the machine and hands deliveries to the reader.
@@ -222,7 +224,7 @@ class RaceDriver(TaskDriver[Event, Command]):
     def _open(self, source: str, request: Request) -> None:
         stream: EndpointStream
         try:
-            stream = self._endpoints[source].open(request)
+            stream = self._endpoints[source].open(_within(request, self.now - self.machine.began))
         except Exception as error:  # noqa: BLE001  an endpoint should not raise here; if it does, only its attempt has failed
             stream = FailedStream(translate(error, source))
         self._running[source] = self._spawn(self._read_stream(source, stream), f"streamco read {source}"), stream
@@ -299,6 +301,14 @@ class RaceDriver(TaskDriver[Event, Command]):
         for source in self._running:
             self._cancel_soon(source)
         self._end_if_idle()
+
+
+def _within(request: Request, elapsed: float) -> Request:
+    """Return the request for an endpoint that begins later: what is left of the time for the whole answer."""
+    timeouts = request.timeouts
+    if timeouts is None or timeouts.total is None:
+        return request
+    return replace(request, timeouts=replace(timeouts, total=max(_MIN_TOTAL, timeouts.total - elapsed)))
 
 
 def _continued(request: Request, partial: Partial, written: int | None) -> Request:

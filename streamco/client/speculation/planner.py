@@ -150,6 +150,9 @@ class SpeculationPlanner:
         if binding.problem:
             binding.probe_again()
             return binding.problem
+        limits = (request.timeouts, None if binding.verifier is None else binding.verifier.timeouts)
+        if any(each is not None and each.total is not None for each in limits):
+            return "a limit on the whole answer's time"
         if self.options.tuning.prior is None and binding.rtt is not None:
             self.estimates.expect_rtt(binding.rtt)
         sampling = resolve_sampling(request.sampling)

@@ -21,7 +21,7 @@ from streamco.core.race.handover import OnFailure, make_handover
 from streamco.core.race.migration import MigrationPlan, Prepare, Release, Switch
 from streamco.core.race.restart import Diverged
 from streamco.core.report import HandOver
-from streamco.errors import AllEndpointsFailed, EndpointError, EndpointProtocolError, StreamcoError, is_refusal
+from streamco.errors import AllEndpointsFailed, EndpointError, EndpointProtocolError, StreamcoError, is_out_of_time, is_refusal
 from streamco.events import Event, ReaderLeft, StreamCancelled, StreamEnded, StreamFailed, TokensReceived
 from streamco.openai_types import ChatCompletionChunk
 
@@ -45,6 +45,7 @@ class RacePlan(Struct, frozen=True, kw_only=True):
         migration: inputs of planned migrations; None: the answer does not migrate.
         fatal: failures of one endpoint that fail the whole answer while it has not begun. "none"; "refusals": 401, 403 and 404, which are
             configuration; "all".
+        is_timed: the request limits the time of the whole answer, so no endpoint goes on with it after that.
     """
 
     attempts: tuple[AttemptPlan, ...]
@@ -56,6 +57,7 @@ class RacePlan(Struct, frozen=True, kw_only=True):
     missing: tuple[tuple[str, EndpointError], ...] = ()
     migration: MigrationPlan | None = None
     fatal: Fatal = "none"
+    is_timed: bool = False
 
 
 class RaceMachine:
@@ -307,7 +309,8 @@ class RaceMachine:
         """Return True if this failure must not be made up for by another endpoint."""
         if self.winner is not None or self.finished is not None:
             return False
-        return self.plan.fatal == "all" or (self.plan.fatal == "refusals" and is_refusal(error))
+        is_late = self.plan.is_timed and is_out_of_time(error)
+        return is_late or self.plan.fatal == "all" or (self.plan.fatal == "refusals" and is_refusal(error))
 
     def _stop_all(self, reason: str) -> None:
         for attempt in self.attempts.values():
@@ -348,7 +351,8 @@ class RaceMachine:
     def _fail_over(self, failed: Attempt, error: EndpointError, now: float) -> None:
         """Let another attempt continue from the last good token, or fail the delivery."""
         successor = self._handover.find_successor(self.attempts) if self._handover is not None else None
-        if successor is None or self._handover is None or self.finished is not None:
+        is_late = self.plan.is_timed and is_out_of_time(error)
+        if successor is None or self._handover is None or self.finished is not None or is_late:
             self._fail(self._combine_mid_errors(error), now)
             return
         self._handover.record_failover(failed, successor, at=now - self.began, buffered=self._delivery.ahead(now=now))
