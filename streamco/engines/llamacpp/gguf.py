@@ -13,7 +13,7 @@ from streamco.engines.llamacpp.cache_dir import cache_folder
 from streamco.engines.llamacpp.library import collected_errors, load_library
 from streamco.errors import ConfigError, EngineError
 
-__all__ = ["KINDS", "derived", "quantize"]
+__all__ = ["KINDS", "content_mark", "derived", "quantize"]
 
 SAMPLE, SAMPLES = 65536, 64  # bytes of a block, and blocks, by which the content of a model is known
 KINDS = {  # name: llama_ftype
@@ -103,7 +103,7 @@ def derived(source: str | Path, kind: str, prune_layers: Iterable[int] = ()) -> 
     source = Path(source)
     layers = sorted(set(prune_layers))
     try:
-        content = _content_mark(source)
+        content = content_mark(source)
         folder = cache_folder("models")
     except OSError as exc:
         raise EngineError(f"model {source}: expected a file and a cache folder, got {exc}") from exc
@@ -112,7 +112,7 @@ def derived(source: str | Path, kind: str, prune_layers: Iterable[int] = ()) -> 
     return target if target.is_file() else quantize(source, target, kind, layers)
 
 
-def _content_mark(path: Path) -> str:
+def content_mark(path: Path) -> str:
     """Return a digest of a file's size and of blocks spread over it: models of several GB aren't read whole to find a copy of them."""
     size = path.stat().st_size
     digest = hashlib.sha256(str(size).encode())

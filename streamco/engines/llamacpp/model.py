@@ -17,7 +17,7 @@ from streamco.engines.llamacpp.library import collected_errors, load_library
 from streamco.errors import EngineError
 from streamco.wire.token_frames import vocabulary_fingerprint
 
-__all__ = ["LlamaModel"]
+__all__ = ["LlamaModel", "check_file", "load_weights"]
 
 
 class LlamaModel:
@@ -35,8 +35,9 @@ class LlamaModel:
     def __init__(self, path: Path, *, on_progress: Callable[[float], None] | None = None, repack: bool | None = None) -> None:
         self.path = path
         self.library: Any = load_library()
-        _check_file(path)
-        self.handle = self._load(on_progress, allows_repacking(path, self.library) if repack is None else repack)
+        check_file(path)
+        repack = allows_repacking(path, self.library) if repack is None else repack
+        self.handle = load_weights(self.library, path, repack=repack, on_progress=on_progress)
         self._closed_as = ""
         self._changed = threading.Condition()  # around _readers, and the handle when it is taken away
         self._readers = 0  # calls that use the vocabulary now; ``close`` waits for them
@@ -110,32 +111,6 @@ class LlamaModel:
         return not (library.llama_model_is_recurrent(handle) or library.llama_model_is_hybrid(handle) or library.llama_model_n_swa(handle))
 
     # Loading
-
-    def _load(self, on_progress: Callable[[float], None] | None, repack: bool) -> Any:
-        library = self.library
-        parameters = library.llama_model_default_params()
-        parameters.use_extra_bufts = repack
-        failures: list[BaseException] = []
-
-        def progress(share: float, _data: object) -> bool:
-            try:
-                if on_progress is not None:
-                    on_progress(share)
-            except BaseException as exc:  # noqa: BLE001  # must not unwind through C; raised below
-                failures.append(exc)
-            return not failures
-
-        parameters.progress_callback = callback = library.llama_progress_callback(progress)
-        with collected_errors(library) as errors:
-            handle = library.llama_model_load_from_file(str(self.path).encode(), parameters)
-        del callback  # it had to live until here
-        if failures:
-            if handle:
-                library.llama_model_free(handle)
-            raise failures[0]
-        if not handle:
-            raise EngineError(f"model {self.path}: expected a GGUF file that llama.cpp can load, got {'; '.join(errors) or 'no reason'}")
-        return handle
 
     def _read_info(self) -> ModelInfo:
         library, handle = self.library, self.handle
@@ -217,7 +192,49 @@ class LlamaModel:
                 self._changed.notify_all()
 
 
-def _check_file(path: Path) -> None:
+def load_weights(library: Any, path: Path, *, repack: bool, on_progress: Callable[[float], None] | None = None) -> Any:
+    """Return llama.cpp's handle of a model.
+
+    Args:
+        library: the module ``llama_cpp``.
+        path: the GGUF file.
+        repack: see ``LlamaModel``.
+        on_progress: see ``LlamaModel``.
+
+    Raises:
+        EngineError: llama.cpp can't load the file.
+    """
+    parameters = library.llama_model_default_params()
+    parameters.use_extra_bufts = repack
+    failures: list[BaseException] = []
+
+    def progress(share: float, _data: object) -> bool:
+        try:
+            if on_progress is not None:
+                on_progress(share)
+        except BaseException as exc:  # noqa: BLE001  # must not unwind through C; raised below
+            failures.append(exc)
+        return not failures
+
+    parameters.progress_callback = callback = library.llama_progress_callback(progress)
+    with collected_errors(library) as errors:
+        handle = library.llama_model_load_from_file(str(path).encode(), parameters)
+    del callback  # it had to live until here
+    if failures:
+        if handle:
+            library.llama_model_free(handle)
+        raise failures[0]
+    if not handle:
+        raise EngineError(f"model {path}: expected a GGUF file that llama.cpp can load, got {'; '.join(errors) or 'no reason'}")
+    return handle
+
+
+def check_file(path: Path) -> None:
+    """Raise unless the file begins as a GGUF file does.
+
+    Raises:
+        EngineError: it doesn't, or it can't be read.
+    """
     try:
         with path.open("rb") as file:
             magic = file.read(4)

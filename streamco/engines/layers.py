@@ -1,0 +1,194 @@
+"""The parts of a split model that compute (HAT, section 3.1): input layers, middle layers, head. Each belongs to one thread.
+
+The device runs ``InputPart`` and ``HeadPart``, the server ``MiddlePart``. What goes from one to the next are states, one row of floats a
+token. With the same llama.cpp and the same kernels on both sides and 32-bit states, the head's logits are the whole model's, bit for bit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Self
+
+from streamco.engines.llamacpp.model import LlamaModel
+from streamco.engines.llamacpp.model_parts import EmbeddingTable, PartInfo, PartKind, read_part
+from streamco.engines.llamacpp.state_context import HeadContext, LayerModel, StateContext
+from streamco.errors import ConfigError, EngineError
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+__all__ = ["HeadPart", "InputPart", "LayerPart", "MiddlePart"]
+
+MAX_ROWS = 512  # of a decode
+
+
+class LayerPart:
+    """Layers of a model with a KV cache for each sequence.
+
+    Args:
+        path: the part's file; ``streamco split`` writes it.
+        cells: positions of each sequence.
+        sequences: number of sequences, with ids from 0.
+        threads: number of threads that compute.
+        repack: see ``LayerModel``; for results that are equal bit for bit, all parts and the whole model need the same.
+
+    Attributes:
+        info: what the file says of itself.
+
+    Raises:
+        ConfigError: the file is another part.
+        EngineError: the file is no part of a model, or llama.cpp can't load it.
+    """
+
+    kind: PartKind
+
+    def __init__(self, path: str | Path, *, cells: int = 2048, sequences: int = 1, threads: int = 1, repack: bool = False) -> None:
+        self.info: PartInfo = _checked(Path(path), self.kind)
+        self._model = LayerModel(Path(path), repack=repack)
+        try:
+            self._context = StateContext(self._model, cells=cells, sequences=sequences, rows=min(MAX_ROWS, cells), threads=threads)
+        except EngineError:
+            self._model.close()
+            raise
+
+    def run(self, states: NDArray[np.float32], position: int, sequence: int = 0) -> NDArray[np.float32]:
+        """Compute the layers for consecutive positions of one sequence and return the states after the last layer.
+
+        Args:
+            states: shape (rows, width): the states before the first layer.
+            position: position of the first row, from 0; later positions must be empty.
+            sequence: sequence id.
+
+        Raises:
+            EngineError: the rows don't fit, or llama.cpp could not compute them.
+        """
+        import numpy as np
+
+        parts = [self._decode(states[start : start + MAX_ROWS], position + start, sequence) for start in range(0, len(states), MAX_ROWS)]
+        return np.concatenate(parts) if parts else np.empty((0, self.info.width), np.float32)
+
+    def _decode(self, states: NDArray[np.float32], position: int, sequence: int) -> NDArray[np.float32]:
+        rows = self._context.add(states, position, sequence)
+        if status := self._context.decode():
+            raise EngineError(f"model {self._model.path.name}: expected llama.cpp to compute {len(states)} rows, got status {status}")
+        return self._context.states(rows)
+
+    def truncate(self, length: int, sequence: int = 0) -> None:
+        """Forget all positions of a sequence from ``length`` on.
+
+        Raises:
+            EngineError: the part's memory can't do that.
+        """
+        if not self._context.remove(sequence, length):
+            raise EngineError(f"model {self._model.path.name}: expected a memory that can be truncated to {length}, got one that can't")
+
+    def close(self) -> None:
+        """Free the memory; idempotent."""
+        self._context.close()
+        self._model.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+class MiddlePart(LayerPart):
+    """The middle layers: all that a split server computes. States in, states out; it has no vocabulary."""
+
+    kind = "middle"
+
+
+class InputPart(LayerPart):
+    """The first layers, which run on the device."""
+
+    kind = "input"
+
+
+class HeadPart:
+    """The final norm, the output matrix, the token embeddings and the tokenizer, which stay on the device.
+
+    Args:
+        path: the part's file; ``streamco split`` writes it.
+        threads: number of threads that compute.
+        repack: see ``LayerPart``.
+
+    Attributes:
+        info: what the file says of itself.
+        model: the tokenizer and the chat template.
+
+    Raises:
+        ConfigError, EngineError: see ``LayerPart``.
+    """
+
+    def __init__(self, path: str | Path, *, threads: int = 1, repack: bool = False) -> None:
+        path = Path(path)
+        self.info = _checked(path, "head")
+        self._embeddings = EmbeddingTable(path)
+        self.model = LlamaModel(path, repack=repack)
+        try:
+            self._context = HeadContext(self.model, threads=threads)
+        except EngineError:
+            self.model.close()
+            raise
+
+    def embed(self, ids: Sequence[int]) -> NDArray[np.float32]:
+        """Return the embeddings of token ids, shape (ids, width): what the input layers take.
+
+        Raises:
+            EngineError: an id is outside of the vocabulary.
+        """
+        import numpy as np
+
+        return self._embeddings.rows(np.asarray(ids, dtype=np.int64))
+
+    def logits(self, state: NDArray[np.float32]) -> NDArray[np.float32]:
+        """Return the logits after one state of shape (width,), shape (vocabulary,).
+
+        Several rows in one decode cost more than one after another with most formats, and after the first rejected draft no other row is
+        needed.
+
+        Raises:
+            EngineError: llama.cpp could not compute them.
+        """
+        return self._context.logits(state)
+
+    def verify_greedy(self, states: NDArray[np.float32], drafts: Sequence[int]) -> list[int]:
+        """Return the accepted drafts and the model's own next token, for greedy decoding.
+
+        Args:
+            states: shape (drafts + 1, width): the deep states of the token before the drafts and of each draft.
+            drafts: token ids.
+
+        Raises:
+            EngineError: the number of states is not that of the drafts and one more.
+        """
+        if len(states) != len(drafts) + 1:
+            raise EngineError(f"states: expected {len(drafts) + 1} rows for {len(drafts)} drafts, got {len(states)}")
+        tokens: list[int] = []
+        for state, draft in zip(states, [*drafts, -1], strict=True):
+            tokens.append(int(self.logits(state).argmax()))
+            if tokens[-1] != draft:
+                break
+        return tokens
+
+    def close(self) -> None:
+        """Free the memory; idempotent."""
+        self._context.close()
+        self.model.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def _checked(path: Path, kind: PartKind) -> PartInfo:
+    info = read_part(path)
+    if info.kind != kind:
+        raise ConfigError(f"model {path}: expected the {kind} part of a model, got its {info.kind} part")
+    return info
