@@ -70,6 +70,7 @@ class RetryPolicy(Struct, frozen=True, kw_only=True):
 
 
 _MIN_AHEAD = 32  # tokens; with fewer a device would be parked and woken all the time
+_LEAST_AHEAD = 3  # tokens: one in the engine, one on its way and one with the reader
 
 
 class Limits(Struct, frozen=True, kw_only=True):
@@ -82,8 +83,11 @@ class Limits(Struct, frozen=True, kw_only=True):
     lookahead: float = 20.0  # seconds of reading that a device may run ahead of a paced reader: tokens that are never read waste energy
 
     def tokens_ahead(self, pace: float) -> int:
-        """Return how many tokens a device may run ahead of a reader with this pace (tokens per second)."""
-        return min(self.unread_tokens, max(_MIN_AHEAD, round(pace * self.lookahead)))
+        """Return how many tokens a device may run ahead of a reader with this pace (tokens per second).
+
+        Tokens that have no text yet, because a code point or a stop string may go on, are not counted.
+        """
+        return max(_LEAST_AHEAD, min(self.unread_tokens, max(_MIN_AHEAD, round(pace * self.lookahead))))
 
     def device_buffers(self, pace: float) -> tuple[int, int]:
         """Return how the tokens ahead are shared out, so that all buffers together keep to ``tokens_ahead``.

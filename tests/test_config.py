@@ -61,3 +61,4 @@ def test_a_devices_buffers_together_keep_to_the_tokens_ahead(pace: float, lookah
     assert held >= 1
     assert kept >= 1
     assert held + 2 * kept <= max(3, limits.tokens_ahead(pace))
+    assert held + 2 * kept <= limits.tokens_ahead(pace), "exactly: none of them has room that is not in the sum"

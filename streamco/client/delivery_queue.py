@@ -16,7 +16,8 @@ class DeliveryQueue:
 
     Attributes:
         batches: deliveries that wait for the reader.
-        unread: chunks in ``batches``.
+        unread: tokens in ``batches``, and chunks without any.
+        in_hand: the same of the delivery that the reader took last; 0 when it asks for the next one.
         is_reading: True while a task waits for a delivery.
         has_finished: True if nothing more will be put in.
         has_left: True if the reader has left.
@@ -26,6 +27,7 @@ class DeliveryQueue:
     def __init__(self) -> None:
         self.batches: deque[Batch] = deque()
         self.unread = 0
+        self.in_hand = 0
         self.is_reading = False
         self.has_finished = False
         self.has_left = False
@@ -43,7 +45,7 @@ class DeliveryQueue:
         """Deliver a batch; after the reader has left, drop it."""
         if not self.has_left:
             self.batches.append(batch)
-            self.unread += len(batch[1])
+            self.unread += _size(batch)
             self.wake()
 
     def finish(self, error: StreamcoError | None = None) -> None:
@@ -56,7 +58,7 @@ class DeliveryQueue:
         """Drop what was not read, and everything that comes later."""
         self.has_left = True
         self.batches.clear()
-        self.unread = 0
+        self.unread = self.in_hand = 0
         self.wake()
 
     def wake(self) -> None:
@@ -98,7 +100,8 @@ class DeliveryQueue:
         """
         if self.batches:
             batch = self.batches.popleft()
-            self.unread -= len(batch[1])
+            self.in_hand = _size(batch)
+            self.unread -= self.in_hand
             return batch
         self.check_end()
         return None
@@ -145,3 +148,12 @@ class DeliveryQueue:
             await self._reader
         finally:
             self._reader = None
+
+
+def _size(batch: Batch) -> int:
+    """Return the tokens of a delivery: those that a chunk has ids of, else one a chunk."""
+    size = 0
+    for chunk in batch[1]:
+        ids = chunk.choices[0].token_ids if chunk.choices else None
+        size += len(ids) if ids else 1
+    return size

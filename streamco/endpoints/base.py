@@ -75,7 +75,7 @@ class Request(Struct, frozen=True, kw_only=True):
         prefill_only: read the prompt and the beginning, keep them for the request that follows, and end without an answer. An endpoint
             with ``Capabilities.pre_copy`` "append" reads only what it has not kept yet and makes no token. One with "warm" has to make a
             token, and bills for all it reads. Nothing that comes before ``StreamEnded`` is part of the answer.
-        max_buffered: pieces that a device may keep for a reader that is slower; then its sequence is parked. None: the engine's own limit.
+        max_buffered: tokens that a device may keep for a reader that is slower; then its sequence is parked. None: the engine's own limit.
     """
 
     messages: Sequence[Message] | None = None

@@ -95,7 +95,7 @@ class GenerationRequest(Struct, frozen=True, kw_only=True):
     top: int = 0  # number of most likely tokens that come with each piece
     ignore_eos: bool = False
     prefill_only: bool = False  # leave the prompt in the KV cache and end with reason length
-    max_buffered: int | None = None  # pieces that wait for the consumer before the sequence is parked; at most ``ring_tokens``
+    max_buffered: int | None = None  # tokens made and not taken before the sequence is parked; at most ``ring_tokens``
     owner: str | None = None  # what is in memory for another owner isn't found, and what this one leaves is found by no other
     pending_bytes: bytes = b""  # beginning of a code point at the prompt's end: the first piece's text has the whole code point
 

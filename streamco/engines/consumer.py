@@ -27,13 +27,18 @@ class Consumer:
 
     Args:
         wake: lets the consumer know that there is something to take; None: not needed.
+
+    Attributes:
+        failure: the first error; None: there was none.
+        taken: tokens that the consumer has taken, counted by itself.
     """
 
-    __slots__ = ("_wake", "failure")
+    __slots__ = ("_wake", "failure", "taken")
 
     def __init__(self, wake: Callable[[], None] | None) -> None:
         self._wake = wake
         self.failure: Exception | None = None
+        self.taken = 0
 
     def wake(self) -> bool:
         """Call ``wake``; False: it raised, and the work should be cancelled."""

@@ -43,7 +43,8 @@ class RunningGeneration:
         request: what to generate.
         model: the model; its vocabulary is used.
         limit: completion tokens, at most.
-        buffered: pieces that wait for the consumer before the sequence is parked.
+        buffered: tokens made and not taken before the sequence is parked. Those without text yet count too, but alone they don't park it,
+            because there is nothing to take.
         wake: called when there is something to take. If it raises, the generation is cancelled, and its end has the error.
         engine: notified of changes on the consumer's side.
     """
@@ -89,7 +90,8 @@ class RunningGeneration:
             pieces += self._ring.drain()
             pieces += self._tail
             self._tail = []
-        elif self._ring.take_unpark():
+        self._consumer.taken += sum(len(piece.ids) for piece in pieces)
+        if end is None and (self._ring.take_unpark() or self.is_parked):  # read after the drain: see ``_park_if_full``
             self._engine.notify()
         return pieces, end
 
@@ -155,6 +157,7 @@ class RunningGeneration:
                 self.finish("stop", pieces)
                 return
             self._emit(pieces)
+        self._park_if_full()
         if self._made >= self._limit:
             self.finish("length")
 
@@ -175,12 +178,20 @@ class RunningGeneration:
                 self.is_parked = True
                 return
 
+    def _park_if_full(self) -> None:
+        """Park if as many tokens wait as may, however few pieces they are."""
+        if not self.is_parked and self._made - self._consumer.taken >= self._ring.capacity and len(self._ring):
+            self.is_parked = True
+            if not len(self._ring):  # taken meanwhile, maybe before the consumer could see a parked sequence: it may never come back
+                self.is_parked = False
+
     def unpark(self) -> None:
-        """Go on if the consumer has emptied half of the ring."""
-        if self.is_parked and 2 * len(self._ring) <= self._ring.capacity:
+        """Go on if the consumer has taken what there was."""
+        if self.is_parked and not len(self._ring):
             self.is_parked = False
             backlog, self._backlog = self._backlog, []
             self._emit(backlog)
+            self._park_if_full()
 
     def finish(self, reason: str, pieces: list[TextPiece] | None = None, *, error: Exception | None = None) -> None:
         """End the generation; idempotent.

@@ -10,6 +10,7 @@ from streamco.client.delivery_queue import DeliveryQueue
 from streamco.client.driver import Batch
 from streamco.errors import ConcurrentRead, EndpointError, StreamClosed
 from streamco.openai_types import ChatCompletionChunk
+from streamco.testing.endpoint import text_chunk
 
 BATCH: Batch = ("device", [], 1.0)
 
@@ -68,6 +69,19 @@ async def test_unread_chunks_are_counted() -> None:
     assert queue.unread == 1
     queue.leave()
     assert queue.unread == 0
+
+
+async def test_tokens_count_as_many_and_what_the_reader_took_last_is_in_its_hand() -> None:
+    queue = DeliveryQueue()
+    queue.put(("device", [text_chunk("a cat", ids=[5, 6, 7]), text_chunk("", finish_reason="stop")], 0.0))
+    queue.put(("server", [text_chunk("a"), text_chunk("b")], 0.0))
+    assert (queue.unread, queue.in_hand) == (6, 0)
+    queue.take()
+    assert (queue.unread, queue.in_hand) == (2, 4)
+    queue.take()
+    assert (queue.unread, queue.in_hand) == (0, 2)
+    queue.leave()
+    assert (queue.unread, queue.in_hand) == (0, 0)
 
 
 async def test_a_reader_that_has_left_gets_nothing_more() -> None:

@@ -234,6 +234,83 @@ def test_whatever_the_rhythm_every_token_arrives_once_and_in_order(steps: list[s
     assert shown == written.split("ababab")[0]
 
 
+def test_tokens_are_counted_and_not_pieces() -> None:
+    bench, parked = Bench(buffered=8), list[bool]()
+    for data in ("🐈".encode(), "🐈".encode(), b"abcd", "🐈".encode()[:3], "🐈".encode()[3:]):
+        bench.write(data)
+        parked.append(bench.generation.is_parked)
+        if len(parked) == 2:
+            assert bench.taken() == "🐈🐈"
+            bench.generation.unpark()
+    assert parked == [False, True, False, False, True], "eight tokens in two pieces, then in five"
+    assert bench.notices == 1
+
+
+def test_tokens_without_text_park_no_sequence_alone_because_nothing_can_be_taken() -> None:
+    bench = Bench(buffered=2, stop=("abcdX",))
+    bench.write("abcd")
+    alone = bench.generation.is_parked
+    bench.write("abcd!")
+    assert (alone, bench.generation.is_parked) == (False, True)
+
+
+def test_a_sequence_that_is_emptied_while_it_parks_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    bench = Bench(buffered=8)
+    bench.write("🐈🐈"[:1])
+    ring = bench.generation._ring
+
+    class Emptied:
+        """The ring as a consumer leaves it between two looks."""
+
+        capacity = 8
+        looks = 0
+
+        def __len__(self) -> int:
+            self.looks += 1
+            if self.looks == 2:
+                bench.taken()
+            return len(ring)
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(ring, name)
+
+    monkeypatch.setattr(bench.generation, "_ring", Emptied())
+    bench.write("abcd")
+    assert not bench.generation.is_parked
+
+
+@given(st.lists(st.sampled_from(["a", "X", "é", "猫", "🐈", "take"]), max_size=60), st.integers(1, 12))
+def test_no_more_tokens_wait_than_may_unless_there_was_nothing_to_take(steps: list[str], room: int) -> None:
+    bench = Bench(buffered=room, limit=1000, stop=("aaX",))
+    generation, taken, shown = bench.generation, 0, ""
+
+    def take() -> None:
+        nonlocal taken, shown
+        notices, was_parked = bench.notices, generation.is_parked
+        pieces, _ = generation.take()
+        taken += sum(len(piece.ids) for piece in pieces)
+        shown += "".join(piece.text for piece in pieces)
+        assert bench.notices == notices + was_parked
+        generation.unpark()
+
+    text = "".join(step for step in steps if step != "take").split("aaX")[0]
+    for step in steps:
+        if step == "take":
+            take()
+            continue
+        for byte in step.encode():
+            while generation.is_parked:
+                assert len(generation._ring), "there is something to take, so the consumer comes"
+                take()
+            if not generation.is_done:
+                was_empty = not len(generation._ring)
+                bench.write(bytes([byte]))
+                assert generation._made - taken <= room or was_empty
+    generation.finish("length")
+    shown += bench.taken()
+    assert shown == text
+
+
 @pytest.mark.parametrize("reason", ["cancelled", "error"])
 def test_a_broken_answer_shows_no_half_code_point_and_no_half_stop_string(reason: str) -> None:
     bench = Bench(stop=("cd!",))

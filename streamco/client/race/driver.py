@@ -50,7 +50,7 @@ class RaceDriver(TaskDriver[Event, Command]):
         machine: the race, not started yet.
         endpoints: the endpoints of all attempts in the machine's plan, by name.
         request: the request to the endpoints.
-        max_unread: number of chunks and tokens that may wait for the reader and the pace. Above it, endpoints are not read on.
+        max_unread: number of tokens that may wait for the reader and the pace. Above it, endpoints are not read on.
         max_ahead: the same bound for those of a device; None: ``max_unread``. A server has the larger bound: a server
             that is not read closes the connection in the end, and bills what it has written all the same.
         record: record of the dispatch decision; None: the driver can't report.
@@ -102,14 +102,14 @@ class RaceDriver(TaskDriver[Event, Command]):
     async def next_batch(self) -> Batch | None:
         """Wait for the next delivery; see ``DeliveryQueue.next``."""
         queue = self._queue
+        if queue.in_hand:
+            queue.in_hand = 0
+            self._resume_if_read()
         if not queue.batches:
             batch = await self._read()
             if batch is not None:
                 return batch
-        batch = queue.take()
-        if self._paused is not None:
-            self._resume_if_read()
-        return batch
+        return queue.take()
 
     async def peek(self) -> None:
         """Wait until there is a delivery or an end, without taking it; see ``DeliveryQueue.peek``."""
@@ -240,7 +240,7 @@ class RaceDriver(TaskDriver[Event, Command]):
                 self._direct = source, stream
                 self._queue.wake()
                 return
-            if source == self.machine.writer and self._queue.unread + self.machine.buffered > self._max_held():
+            if source == self.machine.writer and self._held > self._max_held():
                 await self._wait_for_reader()
 
     async def _read_event(self, source: str, stream: EndpointStream) -> Event:
@@ -264,12 +264,17 @@ class RaceDriver(TaskDriver[Event, Command]):
 
     # Backpressure
 
+    @property
+    def _held(self) -> int:
+        """Number of tokens that came and the reader has not finished with."""
+        return self._queue.unread + self._queue.in_hand + self.machine.buffered
+
     def _max_held(self) -> int:
         winner = self.machine.writer
         return self._max_ahead if winner is not None and self._endpoints[winner].kind == "device" else self._max_unread
 
     def _resume_if_read(self) -> None:
-        if self._queue.unread + self.machine.buffered <= self._max_held() // 2:
+        if self._paused is not None and self._held <= self._max_held() // 2:
             self._resume()
 
     def _resume(self) -> None:
