@@ -1,0 +1,175 @@
+"""The size of a prompt's chunks, and how many steps a device drafts while a verdict is out (HAT, sections 3.2, 3.3 and 3.5).
+
+A split server computes the middle layers of a prompt's rows while the device sends the next chunk. Small chunks begin sooner, and large
+ones cost less a row. Equation 3 takes the size at which sending a chunk lasts as long as computing one.
+
+The equation has no solution if a row is sent faster than it is computed, at every size. That is so for servers without a GPU. Then
+computing is the bottleneck, and the smallest size serves at which a row costs hardly more than in any larger chunk. With several pipeline
+stages every size may solve it. So there is a smallest size.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Mapping
+
+from msgspec import Struct
+
+__all__ = ["ChunkPlan", "RowCosts", "ServerLoad", "chunk_size", "parallel_steps"]
+
+SMALLEST = 16
+"""Rows of the smallest chunk."""
+
+FLAT = 1.05
+"""How much more than the cheapest a row may cost, if equation 3 has no solution."""
+
+MEMORY = 0.8
+"""Weight of the past in the moving averages: alpha in equations 1 and 2."""
+
+
+class RowCosts:
+    """Seconds that a server computes a batch, by its number of rows; between measured sizes on a straight line (g in equation 2).
+
+    Args:
+        measured: seconds by rows, at least one size of at least 1 row. A batch that is measured as cheaper than a smaller one counts as
+            the smaller one.
+
+    Raises:
+        ValueError: no size, a size below 1 or a time that isn't above 0.
+    """
+
+    def __init__(self, measured: Mapping[int, float]) -> None:
+        if not measured or min(measured) < 1 or not all(seconds > 0 for seconds in measured.values()):
+            raise ValueError(f"row costs: expected seconds above 0 for 1 row and more, got {dict(measured)}")
+        self.rows: list[int] = sorted(measured)
+        self._times: list[float] = []
+        for rows in self.rows:
+            self._times.append(max(measured[rows], self._times[-1] if self._times else 0.0))
+
+    def seconds(self, rows: float) -> float:
+        """Return the seconds of a batch; below the smallest size that one's, above the largest on the last line. 0 rows take no time."""
+        if rows <= 0:
+            return 0.0
+        if rows <= self.rows[0]:
+            return self._times[0]
+        if len(self.rows) == 1:
+            return self._times[0] * rows / self.rows[0]
+        right = min(bisect_right(self.rows, rows), len(self.rows) - 1)
+        low, high = self.rows[right - 1], self.rows[right]
+        slope = (self._times[right] - self._times[right - 1]) / (high - low)
+        return self._times[right - 1] + slope * (rows - low)
+
+    def row_seconds(self, rows: int) -> float:
+        """Return the seconds of one row in a batch of so many."""
+        return self.seconds(rows) / rows
+
+
+class ServerLoad:
+    """What a server computes at present: moving averages of its batches (equations 1 and 2).
+
+    Args:
+        costs: seconds by rows as measured before there was load.
+        memory: weight of the past, from 0 to below 1.
+    """
+
+    def __init__(self, costs: RowCosts, *, memory: float = MEMORY) -> None:
+        if not 0 <= memory < 1:
+            raise ValueError(f"memory: expected 0 to below 1, got {memory}")
+        self._memory = memory
+        self._costs = {rows: costs.seconds(rows) for rows in costs.rows}
+        self.rows = 0.0
+        """Rows of a batch (mu in equation 1)."""
+
+    def record(self, rows: int, seconds: float) -> None:
+        """Count a batch. Its time goes to the measured size that is nearest in proportion."""
+        self.rows = self._memory * self.rows + (1 - self._memory) * rows
+        size = min(self._costs, key=lambda known: max(known / rows, rows / known))
+        scaled = seconds * RowCosts(self._costs).seconds(size) / RowCosts(self._costs).seconds(rows)
+        self._costs[size] = self._memory * self._costs[size] + (1 - self._memory) * scaled
+
+    def costs(self) -> RowCosts:
+        """Return the seconds by rows as they are at present."""
+        return RowCosts(self._costs)
+
+
+class ChunkPlan(Struct, frozen=True):
+    """How a prompt is cut.
+
+    Args:
+        size: rows of a chunk, at least 1; the last one may be smaller.
+        is_balanced: sending a chunk takes as long as computing one (equation 3); False: computing is the bottleneck at every size.
+    """
+
+    size: int
+    is_balanced: bool
+
+
+def chunk_size(
+    prompt: int,
+    *,
+    costs: RowCosts,
+    row_bytes: float,
+    upload_rate: float,
+    load_rows: float = 0.0,
+    stages: int = 1,
+    smallest: int = SMALLEST,
+    largest: int | None = None,
+) -> ChunkPlan:
+    """Return the size of a prompt's chunks (equation 3).
+
+    Args:
+        prompt: rows of the prompt, at least 1.
+        costs: seconds that the server computes, by rows.
+        row_bytes: bytes of a state on the wire (A).
+        upload_rate: bytes per second from the device to the server (beta).
+        load_rows: rows of the batches that the server computes anyway (mu).
+        stages: the server's pipeline stages (P), at least 1.
+        smallest: rows of the smallest chunk.
+        largest: rows of the largest chunk; None: the prompt.
+
+    Raises:
+        ValueError: an argument is out of range.
+    """
+    if prompt < 1 or stages < 1 or smallest < 1 or not row_bytes > 0 or not upload_rate > 0:
+        raise ValueError(
+            f"chunk size: expected a prompt, stages and a smallest size of at least 1 and rates above 0, got {prompt}, {stages}, "
+            f"{smallest}, {row_bytes} bytes a row and {upload_rate} bytes/s"
+        )
+    last = max(1, min(prompt, largest or prompt))
+    first = min(smallest, last)
+    waiting = costs.seconds(load_rows)
+    for rows in range(first, last + 1):
+        if rows * row_bytes / upload_rate >= (waiting + costs.seconds(load_rows + rows)) / stages:
+            return ChunkPlan(rows, is_balanced=True)
+    cheapest = min(costs.row_seconds(rows) for rows in range(first, last + 1))
+    size = next(rows for rows in range(first, last + 1) if costs.row_seconds(rows) <= FLAT * cheapest)
+    return ChunkPlan(size, is_balanced=False)
+
+
+def parallel_steps(
+    drafted: int,
+    *,
+    row_bytes: float,
+    upload_rate: float,
+    download_rate: float,
+    server_seconds: float,
+    step_seconds: float,
+    round_trip: float = 0.0,
+) -> int:
+    """Return how many draft steps fit into the wait for a verdict (equation 6).
+
+    Args:
+        drafted: rows of the draft that is being verified.
+        row_bytes: bytes of a state on the wire.
+        upload_rate, download_rate: bytes per second.
+        server_seconds: time that the server takes for the rows.
+        step_seconds: time of one draft step on the device.
+        round_trip: seconds on the way besides those of the bytes; the paper has none.
+
+    Raises:
+        ValueError: a rate or ``step_seconds`` is not above 0.
+    """
+    if not upload_rate > 0 or not download_rate > 0 or not step_seconds > 0:
+        raise ValueError(f"parallel steps: expected rates and a step above 0, got {upload_rate}, {download_rate} and {step_seconds}")
+    wait = drafted * row_bytes * (1 / upload_rate + 1 / download_rate) + server_seconds + round_trip
+    return int(wait / step_seconds)

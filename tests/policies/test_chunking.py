@@ -1,0 +1,142 @@
+"""Prompt chunks: equation 3 with its bounds, and the rule for servers that it has no solution for."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from streamco.policies.chunking import FLAT, SMALLEST, RowCosts, ServerLoad, chunk_size, parallel_steps
+
+GPU = RowCosts({1: 0.018 + 0.00013, 2048: 0.018 + 0.00013 * 2048})
+"""Vicuna-7B on one A6000, from the paper's 0.28 s for 2,000 rows."""
+
+CPU = RowCosts({1: 0.0037, 4: 0.0078, 16: 0.022, 32: 0.044, 64: 0.063, 128: 0.138, 512: 0.55})
+"""SmolLM2's middle layers, Q4_0 repacked, on one core."""
+
+ROW_7B, ROW_SMALL, UPLOAD = 8192, 1152, 7.5e6  # bytes, bytes, bytes per second
+
+tables = st.dictionaries(st.integers(1, 600), st.floats(1e-5, 1.0), min_size=1, max_size=8)
+
+
+def test_a_gpu_gets_the_size_at_which_sending_and_computing_take_as_long() -> None:
+    plan = chunk_size(2048, costs=GPU, row_bytes=ROW_7B, upload_rate=UPLOAD)
+    assert plan.is_balanced
+    sending = plan.size * ROW_7B / UPLOAD
+    assert sending >= GPU.seconds(plan.size)
+    assert (plan.size - 1) * ROW_7B / UPLOAD < GPU.seconds(plan.size - 1)
+    assert plan.size == 19
+
+
+def test_load_makes_chunks_larger() -> None:
+    idle = chunk_size(2048, costs=GPU, row_bytes=ROW_7B, upload_rate=UPLOAD)
+    busy = chunk_size(2048, costs=GPU, row_bytes=ROW_7B, upload_rate=UPLOAD, load_rows=9)
+    assert busy.size == 40
+    assert busy.size > idle.size
+
+
+def test_several_stages_are_bounded_from_below() -> None:
+    assert chunk_size(2048, costs=GPU, row_bytes=ROW_7B, upload_rate=UPLOAD, stages=4).size == SMALLEST
+    assert chunk_size(2048, costs=GPU, row_bytes=ROW_7B, upload_rate=UPLOAD, stages=4, smallest=32).size == 32
+
+
+def test_a_cpu_gets_the_smallest_size_at_which_a_row_is_cheap() -> None:
+    plan = chunk_size(2048, costs=CPU, row_bytes=ROW_SMALL, upload_rate=UPLOAD)
+    assert not plan.is_balanced
+    assert plan.size == 57
+
+
+@pytest.mark.parametrize("prompt", [1, 5, 15, 16, 17])
+def test_a_short_prompt_is_one_chunk_at_most_as_long_as_itself(prompt: int) -> None:
+    assert chunk_size(prompt, costs=GPU, row_bytes=ROW_7B, upload_rate=UPLOAD).size == min(prompt, 19)
+
+
+def test_the_largest_size_holds() -> None:
+    plan = chunk_size(2048, costs=GPU, row_bytes=ROW_7B, upload_rate=1e9, largest=128)
+    assert plan.size in range(100, 129)
+    assert not plan.is_balanced
+
+
+@given(tables, st.integers(1, 600), st.floats(1e3, 1e9), st.floats(0, 200), st.tuples(st.integers(1, 8), st.integers(1, 64)))
+def test_a_plan_solves_the_equation_or_is_nearly_the_cheapest(
+    table: dict[int, float], prompt: int, rate: float, load: float, bounds: tuple[int, int]
+) -> None:
+    costs, (stages, smallest) = RowCosts(table), bounds
+    plan = chunk_size(prompt, costs=costs, row_bytes=1152, upload_rate=rate, load_rows=load, stages=stages, smallest=smallest)
+    assert min(smallest, prompt) <= plan.size <= prompt
+    sizes = range(min(smallest, prompt), prompt + 1)
+    solutions = [rows for rows in sizes if rows * 1152 / rate >= (costs.seconds(load) + costs.seconds(load + rows)) / stages]
+    assert plan.is_balanced == bool(solutions)
+    if solutions:
+        assert plan.size == solutions[0]
+    else:
+        assert costs.row_seconds(plan.size) <= FLAT * min(map(costs.row_seconds, sizes))
+
+
+@given(tables, st.floats(0, 2000), st.floats(0, 2000))
+def test_more_rows_never_cost_less(table: dict[int, float], one: float, other: float) -> None:
+    costs = RowCosts(table)
+    low, high = sorted((one, other))
+    assert costs.seconds(low) <= costs.seconds(high) * (1 + 1e-12)
+
+
+def test_costs_lie_on_lines_between_the_measured_ones() -> None:
+    costs = RowCosts({1: 1.0, 3: 2.0, 5: 1.5, 7: 4.0})
+    assert [costs.seconds(rows) for rows in (0, 0.5, 1, 2, 3, 5, 6, 7, 9)] == [0.0, 1.0, 1.0, 1.5, 2.0, 2.0, 3.0, 4.0, 6.0]
+    assert RowCosts({4: 2.0}).seconds(8) == 4.0
+
+
+@pytest.mark.parametrize("table", [{}, {0: 1.0}, {1: 0.0}, {1: -1.0}, {1: float("nan")}])
+def test_a_table_without_times_is_refused(table: dict[int, float]) -> None:
+    with pytest.raises(ValueError, match="expected seconds above 0"):
+        RowCosts(table)
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"prompt": 0}, {"stages": 0}, {"smallest": 0}, {"row_bytes": 0.0}, {"upload_rate": 0.0}, {"upload_rate": float("nan")}]
+)
+def test_arguments_out_of_range_are_refused(wrong: dict[str, float]) -> None:
+    arguments: dict[str, float] = {"prompt": 100, "row_bytes": 1152.0, "upload_rate": UPLOAD, **wrong}
+    with pytest.raises(ValueError, match="chunk size: expected"):
+        chunk_size(costs=GPU, **arguments)  # type: ignore[arg-type]
+
+
+def test_load_is_a_moving_average() -> None:
+    load = ServerLoad(RowCosts({1: 1.0, 100: 2.0}))
+    load.record(10, 1.0)
+    assert load.rows == pytest.approx(2.0)
+    load.record(20, 1.0)
+    assert load.rows == pytest.approx(0.8 * 2.0 + 0.2 * 20)
+
+
+def test_times_are_learned_by_size() -> None:
+    load = ServerLoad(RowCosts({1: 1.0, 100: 2.0}))
+    for _ in range(60):
+        load.record(100, 6.0)
+    assert load.costs().seconds(100) == pytest.approx(6.0, rel=1e-3)
+    assert load.costs().seconds(1) == 1.0
+
+
+def test_a_time_between_two_sizes_is_scaled_to_the_nearer_one() -> None:
+    load = ServerLoad(RowCosts({10: 1.0, 100: 10.0}), memory=0.0)
+    load.record(50, 10.0)  # twice as slow as the line between them says
+    assert load.costs().seconds(100) == pytest.approx(20.0)
+
+
+def test_a_memory_of_one_is_refused() -> None:
+    with pytest.raises(ValueError, match="memory"):
+        ServerLoad(GPU, memory=1.0)
+
+
+def test_steps_that_fit_into_the_wait() -> None:
+    arguments = {"row_bytes": 8192.0, "upload_rate": 8192e3, "download_rate": 8192e3, "server_seconds": 0.018}
+    assert parallel_steps(4, step_seconds=0.005, **arguments) == 5  # (4 + 4 + 18 ms) / 5 ms
+    assert parallel_steps(4, step_seconds=0.005, round_trip=0.03, **arguments) == 11
+    assert parallel_steps(0, step_seconds=0.05, **arguments) == 0
+
+
+@pytest.mark.parametrize("name", ["upload_rate", "download_rate", "step_seconds"])
+def test_steps_need_rates_above_0(name: str) -> None:
+    arguments = {"row_bytes": 1.0, "upload_rate": 1.0, "download_rate": 1.0, "server_seconds": 1.0, "step_seconds": 1.0, name: 0.0}
+    with pytest.raises(ValueError, match="parallel steps: expected rates"):
+        parallel_steps(1, **arguments)
