@@ -10,7 +10,7 @@ from msgspec import Struct
 from streamco.errors import EndpointError
 from streamco.openai_types import ChatCompletionChunk, CompletionUsage
 
-__all__ = ["Event", "ReaderLeft", "StreamCancelled", "StreamEnded", "StreamFailed", "TokensReceived"]
+__all__ = ["Event", "ReaderLeft", "StreamCancelled", "StreamEnded", "StreamFailed", "TextCount", "TokensReceived", "Written"]
 
 
 class TokensReceived(Struct, frozen=True):
@@ -55,6 +55,25 @@ class ReaderLeft(Struct, frozen=True):
     """The caller has stopped reading (break, aclose, task cancelled, client closed)."""
 
     reason: str = "closed"
+
+
+class TextCount(Struct, frozen=True):
+    """Number of tokens of a text, and what counted it: "token ids", "tiktoken o200k_base", "estimate" ..."""
+
+    tokens: int
+    counter: str
+
+
+class Written(Struct, frozen=True):
+    """What a stream has written so far.
+
+    Args:
+        text: the whole of it; None: it wrote more than text, such as reasoning, a tool call or a second choice.
+        has_ids: every token came with its id, so that the sum of ``TokensReceived.tokens`` is a count.
+    """
+
+    text: str | None
+    has_ids: bool
 
 
 Event = TokensReceived | StreamEnded | StreamFailed | StreamCancelled | ReaderLeft

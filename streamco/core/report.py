@@ -75,7 +75,9 @@ class EndpointReport(Struct, frozen=True, kw_only=True):
         completion_tokens: tokens that it generated, with those that the reader never got.
         wasted_prompt_tokens: prompt tokens read in vain: it lost or failed, or read ahead and was not needed.
         wasted_tokens: generated tokens that the reader never got.
-        is_estimated: the token counts are estimates (cancelled streams send no usage).
+        is_estimated: the token counts are not the endpoint's own (cancelled streams send no usage).
+        counted_by: what counted ``completion_tokens``: "usage" (the server's own count), "engine" (the device's), "token ids", "tiktoken
+            NAME" (the text, in the model's vocabulary) or "estimate"; None: it did no work.
         cost_usd: money; None: no prices are known.
         cost_source: "server": the server's own bill; "prices": the tokens at the known prices; None: no cost is known.
         energy_j: joules by the FLOPs model, for tokens that were not cached from before; None: a server, or the model's shape is not known.
@@ -92,6 +94,7 @@ class EndpointReport(Struct, frozen=True, kw_only=True):
     wasted_prompt_tokens: int = 0
     wasted_tokens: int = 0
     is_estimated: bool = False
+    counted_by: str | None = None
     cost_usd: float | None = None
     cost_source: Literal["server", "prices"] | None = None
     energy_j: float | None = None

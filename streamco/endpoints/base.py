@@ -9,7 +9,7 @@ from typing import Any, Literal, Protocol, runtime_checkable
 from msgspec import Struct, field
 
 from streamco.config import SamplingOptions, Timeouts
-from streamco.events import StreamEnded, TokensReceived
+from streamco.events import StreamEnded, TextCount, TokensReceived, Written
 from streamco.partial import Partial, PreCopy
 
 __all__ = [
@@ -23,6 +23,7 @@ __all__ = [
     "Request",
     "TextCounter",
     "TokenPrices",
+    "WrittenStream",
     "new_completion_id",
 ]
 
@@ -164,6 +165,15 @@ class Endpoint(Protocol):
 class TextCounter(Protocol):
     """An endpoint that may know its model's vocabulary."""
 
-    def count_text(self, text: str) -> int | None:
+    def count_text(self, text: str) -> TextCount | None:
         """Return the number of tokens that a text has in the model's own vocabulary; None: it isn't known. Takes milliseconds."""
+        ...
+
+
+@runtime_checkable
+class WrittenStream(Protocol):
+    """A stream that keeps what it has written, so that it can be counted if the endpoint sends no usage."""
+
+    def written(self) -> Written:
+        """Return what the endpoint has written so far."""
         ...

@@ -29,7 +29,7 @@ from streamco.engines.base import (
 )
 from streamco.engines.prompt_ids import answer_ids, chat_ids, pending_bytes, prompt_ids
 from streamco.errors import ConfigError, EndpointError, EndpointTimeoutError, EngineError, StreamClosed, StreamConsumed, UsageError
-from streamco.events import StreamEnded, TokensReceived
+from streamco.events import StreamEnded, TextCount, TokensReceived
 from streamco.openai_types import ChatCompletionChunk, ChoiceDelta, ChunkChoice, CompletionUsage, PromptTokensDetails
 from streamco.partial import Partial
 from streamco.wire.openai.logprobs import MAX_TOP_LOGPROBS, chat_logprobs, token_logprobs
@@ -206,9 +206,9 @@ class DeviceEndpoint:
         except EngineError:
             return None  # opening the request gives the error
 
-    def count_text(self, text: str) -> int | None:
+    def count_text(self, text: str) -> TextCount | None:
         """Return the number of a text's tokens; None: the model isn't loaded."""
-        return None if self._engine is None else len(self._engine.tokenize(text))
+        return None if self._engine is None else TextCount(len(self._engine.tokenize(text)), "engine")
 
     def prompt_ids(self, engine: Engine, request: Request) -> list[int]:
         """Return ``request_ids`` of the request; the last result is kept, because a request is counted first and opened then."""

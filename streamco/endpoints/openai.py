@@ -30,6 +30,7 @@ from streamco.endpoints.token_counter import TokenCounter
 from streamco.endpoints.token_transfer import PACKED_FIELD, TokenTransfer, smaller
 from streamco.engines.base import Engine
 from streamco.errors import ConfigError, EndpointError, EndpointProtocolError, EndpointStatusError, EngineError, UsageError
+from streamco.events import TextCount
 from streamco.partial import Partial
 from streamco.wire.openai.errors import status_error
 from streamco.wire.openai.msgpack_body import MSGPACK, encode_msgpack
@@ -180,9 +181,10 @@ class OpenAIEndpoint:
         """
         return self._counter.count(request)
 
-    def count_text(self, text: str) -> int | None:
+    def count_text(self, text: str) -> TextCount | None:
         """Return the number of a text's tokens; None: tiktoken isn't installed, or has no file of the model's own vocabulary."""
-        return self._counter.count_exactly(text)
+        tokens = self._counter.count_exactly(text)
+        return None if tokens is None else TextCount(tokens, self._counter.name)
 
     def credentials(self) -> tuple[str, str | None]:
         """Return base URL and key, for another protocol with the same server."""

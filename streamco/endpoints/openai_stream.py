@@ -29,7 +29,7 @@ from streamco.errors import (
     StreamClosed,
     StreamConsumed,
 )
-from streamco.events import StreamEnded, TokensReceived
+from streamco.events import StreamEnded, TokensReceived, Written
 from streamco.openai_types import ChatCompletionChunk
 from streamco.wire.openai.errors import status_error
 from streamco.wire.openai.msgpack_body import MSGPACK
@@ -282,6 +282,11 @@ class OpenAIStream:
                 self._opening.cancel()
             self._cancelling = self._loop.create_task(self._close_connection())
         await asyncio.shield(self._cancelling)
+
+    def written(self) -> Written:
+        """Return what the server has written so far."""
+        parser = self._parser
+        return Written(parser.partial_text() if parser.has_only_text else None, not parser.is_estimated)
 
     # Opening
 

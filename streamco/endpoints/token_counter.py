@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import hashlib
 import json
+import logging
 import os
+import re
 import tempfile
 import threading
 from collections.abc import Mapping
@@ -34,6 +36,9 @@ _URL = "https://openaipublic.blob.core.windows.net/encodings/{}.tiktoken"
 _FILES = {"o200k_harmony": "o200k_base", "p50k_edit": "p50k_base"}
 _FALLBACKS = ("o200k_base", "cl100k_base")
 
+_OPENAI = re.compile(r"gpt-|chatgpt-|o\d|text-|davinci|babbage|ft:gpt")
+_logger = logging.getLogger("streamco")
+
 _loaded: dict[str, tuple[tiktoken.Encoding, bool] | None] = {}
 _lock = threading.Lock()
 
@@ -41,8 +46,8 @@ _lock = threading.Lock()
 def load_encoding(model: str) -> tuple[tiktoken.Encoding, bool] | None:
     """Return this model's vocabulary and True, or a related one and False.
 
-    None: tiktoken is not installed, does not know the model, or has no file here. Takes a tenth to half a second the first time: call it
-    in a thread. Never uses the network.
+    None: tiktoken is not installed, does not know the model, or has no file here. For a model of OpenAI's this is logged. Takes a tenth to
+    half a second the first time: call it in a thread. Never uses the network.
     """
     with _lock:
         if model not in _loaded:
@@ -51,20 +56,27 @@ def load_encoding(model: str) -> tuple[tiktoken.Encoding, bool] | None:
 
 
 def _load(model: str) -> tuple[tiktoken.Encoding, bool] | None:
+    name_there = model.removeprefix("openai/")  # gateways put the vendor before it
     try:
         import tiktoken
         from tiktoken.model import encoding_name_for_model
     except ImportError:
+        if _OPENAI.match(name_there):
+            _logger.info("token counts of %s are estimates: expected tiktoken, got no such package (pip install 'streamco[tokens]')", model)
         return None
     try:
-        wanted = encoding_name_for_model(model)
+        wanted = encoding_name_for_model(name_there)
     except KeyError:
         return None
     plugged = set(tiktoken.list_encoding_names())
     for name in dict.fromkeys((wanted, *_FALLBACKS)):
         name_here = f"{name}_offline" if f"{name}_offline" in plugged else name if _is_cached(name) else None
-        if name_here is not None:
-            return tiktoken.get_encoding(name_here), name == wanted
+        if name_here is None:
+            continue
+        if name != wanted:
+            _logger.info("tokens of %s are counted by %s: tiktoken's file of %s is not on this machine", model, name, wanted)
+        return tiktoken.get_encoding(name_here), name == wanted
+    _logger.info("token counts of %s are estimates: tiktoken's file of %s is not on this machine", model, wanted)
     return None
 
 
@@ -88,6 +100,11 @@ class TokenCounter:
         self._encoding: tiktoken.Encoding | None = None
         self.is_exact = False
         """True if text is counted in the model's own vocabulary; framing and tools are always estimates."""
+
+    @property
+    def name(self) -> str:
+        """What counts, for reports: "tiktoken NAME" or "estimate"."""
+        return "estimate" if self._encoding is None else f"tiktoken {self._encoding.name.removesuffix('_offline')}"
 
     def load(self) -> None:
         """Load the vocabulary if it is here; idempotent. Blocks: call it in a thread. Until then counts are estimates."""

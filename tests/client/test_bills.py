@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from typing import Any
 
@@ -13,12 +14,15 @@ from streamco.client.race.report import billed_completion
 from streamco.core.report import EndpointReport
 from streamco.endpoints.base import TokenPrices
 from streamco.endpoints.openai import OpenAIEndpoint
+from streamco.endpoints.token_counter import TokenCounter
 from streamco.openai_types import CompletionUsage
 from streamco.policies.cost import Usage, request_cost
 from streamco.profiles import Prices
-from streamco.testing import ScriptedResponse, ScriptedServer, chunk_event, json_answer
+from streamco.testing import Pause, ScriptedResponse, ScriptedServer, chunk_event, json_answer
+from streamco.testing.responses import sse_event
 from tests.client.helpers import HELLO, opened
 from tests.support.data import data_path
+from tests.support.leaks import settled
 
 PRICES = TokenPrices(prompt=1e-6, completion=1e-5)
 
@@ -116,3 +120,55 @@ async def test_recorded_bills_are_reported_as_they_are() -> None:
         assert part.cost_usd == pytest.approx(bills[-1], rel=0.01), path.name
         checked += 1
     assert checked > 5
+
+
+# Without a usage: what is counted, and what counted it
+
+LONG = ["Un", "fortunately", " internationalization"]  # an estimate takes 4 bytes for a token
+
+
+async def left_after(model: str, *steps: bytes, **options: Any) -> EndpointReport:
+    """The server's part in an answer that its reader leaves when these events have come."""
+    answer = ScriptedResponse(steps=[*steps, Pause(60.0)])
+    async with ScriptedServer(answer) as scripted:
+        remote = OpenAIEndpoint(model, base_url=scripted.url, name="server", prices=PRICES, **options)
+        async with opened(server=remote) as client:
+            stream = await client.chat.completions.create(messages=HELLO, stream=True)
+            for _ in steps:
+                await anext(stream)
+            await stream.aclose()
+            await settled(lambda: stream.report.is_final)
+            (part,) = stream.report.endpoints
+            return part
+
+
+async def test_an_answer_of_openais_models_is_counted_by_tiktoken_if_it_was_left() -> None:
+    counter = TokenCounter("gpt-4")
+    await asyncio.to_thread(counter.load)
+    if not counter.is_exact:
+        pytest.skip("tiktoken has no cl100k_base here")
+    part = await left_after("gpt-4", *(chunk_event(text) for text in LONG))
+    assert (part.counted_by, part.is_estimated) == ("tiktoken cl100k_base", True)
+    assert part.completion_tokens == counter.count_exactly("".join(LONG))
+    assert part.cost_usd == pytest.approx(part.prompt_tokens * 1e-6 + part.completion_tokens * 1e-5)
+
+
+async def test_without_a_vocabulary_it_is_estimated() -> None:
+    part = await left_after("unheard-of", *(chunk_event(text) for text in LONG))
+    assert (part.counted_by, part.completion_tokens) == ("estimate", 1 + 3 + 6)
+
+
+async def test_reasoning_is_not_left_out_of_a_count() -> None:
+    part = await left_after("gpt-4", chunk_event(reasoning_content="a long thought about it"), chunk_event("so"))
+    assert (part.counted_by, part.completion_tokens) == ("estimate", 6 + 1)
+
+
+async def test_token_ids_are_counted() -> None:
+    events = [sse_event({"choices": [{"index": 0, "delta": {"content": text}, "token_ids": [1, 2]}]}) for text in LONG]
+    part = await left_after("gpt-4", *events)
+    assert (part.counted_by, part.completion_tokens) == ("token ids", 6)
+
+
+async def test_a_servers_usage_wins_over_every_count() -> None:
+    part = await billed({"prompt_tokens": 10, "completion_tokens": 5, "total_tokens": 15})
+    assert (part.counted_by, part.is_estimated) == ("usage", False)

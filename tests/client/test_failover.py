@@ -12,6 +12,7 @@ import streamco
 from streamco.client.client import Client
 from streamco.endpoints.base import Capabilities, Kind
 from streamco.errors import AllEndpointsFailed, ConfigError, EndpointConnectError, EndpointError
+from streamco.events import TextCount
 from streamco.testing import Cut, Reset, ScriptedEndpoint, ScriptedServer, chunk_event, run_in_virtual_time, stream_answer, text_chunk
 from streamco.testing.endpoint import ScriptItem
 from streamco.testing.responses import ScriptedResponse
@@ -175,8 +176,8 @@ async def test_a_connection_that_dies_inside_an_event_is_taken_over(ending: Cut 
 class Counting(ScriptedEndpoint):
     """An endpoint that knows its vocabulary: a token a word."""
 
-    def count_text(self, text: str) -> int | None:
-        return len(text.split())
+    def count_text(self, text: str) -> TextCount | None:
+        return TextCount(len(text.split()), "words")
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import logging
 import socket
 from collections.abc import Iterator
 from pathlib import Path
@@ -153,3 +154,62 @@ def test_the_estimate_is_near_the_count_on_real_prompts() -> None:
     texts = [" ".join(value for value in json.loads(line).values() if isinstance(value, str)) for line in lines]
     counted, estimated = (sum(who.count_text(text) for text in texts) for who in (counter, guess))
     assert 0.85 < estimated / counted < 1.2
+
+
+# What counted
+
+
+@pytest.mark.usefixtures("cache")
+def test_a_counter_says_what_it_counts_with() -> None:
+    counter, other = TokenCounter("gpt-4o"), TokenCounter("deepseek-chat")
+    assert (counter.name, counter.count_exactly("hello world")) == ("estimate", None)
+    counter.load()
+    other.load()
+    assert (counter.name, other.name) == ("tiktoken o200k_base", "estimate")
+    assert counter.count_exactly("hello world") == 2
+    assert counter.count_exactly("lorem ipsum " * 50_000) == 100_002
+    assert counter.count_exactly("x" * (1 << 20 | 1)) is None
+
+
+@pytest.mark.usefixtures("cache")
+def test_a_gateways_name_of_a_model_of_openais_is_known() -> None:
+    counter = TokenCounter("openai/gpt-4o-mini")
+    counter.load()
+    assert (counter.name, counter.is_exact) == ("tiktoken o200k_base", True)
+
+
+def test_a_related_vocabulary_counts_nothing_exactly(empty_cache: Path, caplog: pytest.LogCaptureFixture) -> None:
+    pytest.importorskip("tiktoken")
+    caplog.set_level(logging.INFO, "streamco")
+    data = gzip.decompress(data_path("tokenizers", "cl100k_base.tiktoken.gz").read_bytes())
+    (empty_cache / CACHED["cl100k_base"]).write_bytes(data)
+    counter = TokenCounter("gpt-4o")
+    counter.load()
+    assert (counter.name, counter.count_exactly("hello world")) == ("tiktoken cl100k_base", None)
+    assert caplog.messages == ["tokens of gpt-4o are counted by cl100k_base: tiktoken's file of o200k_base is not on this machine"]
+
+
+@pytest.mark.usefixtures("empty_cache")
+def test_a_vocabulary_that_is_missing_is_logged_once_and_never_fetched(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    tiktoken = pytest.importorskip("tiktoken")
+    monkeypatch.setattr(tiktoken, "list_encoding_names", lambda: ["cl100k_base", "o200k_base"])
+    caplog.set_level(logging.INFO, "streamco")
+    for _ in range(2):
+        TokenCounter("gpt-4o").load()
+    TokenCounter("llama-3").load()
+    assert caplog.messages == ["token counts of gpt-4o are estimates: tiktoken's file of o200k_base is not on this machine"]
+
+
+def test_without_tiktoken_only_models_of_openais_are_logged(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    import sys
+
+    monkeypatch.setitem(sys.modules, "tiktoken", None)
+    caplog.set_level(logging.INFO, "streamco")
+    for model in ("openai/gpt-4o", "o4-mini", "llama-3", "olmo"):
+        TokenCounter(model).load()
+    assert [message.partition(":")[0] for message in caplog.messages] == [
+        "token counts of openai/gpt-4o are estimates",
+        "token counts of o4-mini are estimates",
+    ]

@@ -19,6 +19,7 @@ from streamco.client.error_translation import FailedStream, translate
 from streamco.client.race.dispatcher import DispatchRecord
 from streamco.client.race.report import build_cost, build_report, describe_usage
 from streamco.client.release_timer import share_timer
+from streamco.core.race.attempt import Attempt
 from streamco.core.race.commands import (
     CancelStream,
     Command,
@@ -32,9 +33,9 @@ from streamco.core.race.commands import (
 from streamco.core.race.machine import RaceMachine
 from streamco.core.report import AnswerUsage, Report
 from streamco.core.totals import AnswerCost
-from streamco.endpoints.base import Endpoint, EndpointStream, Request, TextCounter
+from streamco.endpoints.base import Endpoint, EndpointStream, Request, TextCounter, WrittenStream
 from streamco.errors import StreamcoError
-from streamco.events import Event, ReaderLeft, StreamCancelled, StreamEnded, StreamFailed, TokensReceived
+from streamco.events import Event, ReaderLeft, StreamCancelled, StreamEnded, StreamFailed, TextCount, TokensReceived
 from streamco.machine_driver import Deadlines, StepLog, TaskDriver
 from streamco.partial import Partial
 
@@ -84,6 +85,7 @@ class RaceDriver(TaskDriver[Event, Command]):
         self._running: dict[str, tuple[asyncio.Task[None], EndpointStream]] = {}  # by endpoint
         self._direct: tuple[str, EndpointStream] | None = None  # what the reader's own task reads
         self._paused: asyncio.Future[None] | None = None  # done when endpoints may be read on
+        self._counts: dict[Attempt, TextCount] = {}
         self.unlimited: str | None = None
         """The endpoint that continued with the whole of ``max_tokens``, because the answer's tokens so far are an estimate."""
 
@@ -147,6 +149,7 @@ class RaceDriver(TaskDriver[Event, Command]):
                 if self._direct is not direct:  # another task has closed this answer
                     return None
                 if not isinstance(event, TokensReceived):
+                    self._keep_count(source, stream, event)
                     self._direct = None
                 elif self._log is None and self.machine.pass_on(event, now=(now := self._clock())):
                     return source, event.chunks, now
@@ -159,7 +162,8 @@ class RaceDriver(TaskDriver[Event, Command]):
 
     def report(self) -> Report:
         """Return the answer's figures so far; final when ``is_over``."""
-        return build_report(self.machine, self._dispatched(), self._endpoints, now=self.now, was_left=self.was_broken_off)
+        record = self._dispatched()
+        return build_report(self.machine, record, self._endpoints, now=self.now, was_left=self.was_broken_off, counts=self._counts)
 
     def usage(self) -> AnswerUsage:
         """Return the token counts of the answer as it was delivered."""
@@ -167,7 +171,7 @@ class RaceDriver(TaskDriver[Event, Command]):
 
     def cost(self) -> AnswerCost:
         """Return the cost of the answer so far."""
-        return build_cost(self.machine, self._dispatched(), self._endpoints, was_left=self.was_broken_off)
+        return build_cost(self.machine, self._dispatched(), self._endpoints, was_left=self.was_broken_off, counts=self._counts)
 
     def _dispatched(self) -> DispatchRecord:
         if self._record is None:
@@ -217,9 +221,21 @@ class RaceDriver(TaskDriver[Event, Command]):
         for name in (*(hand_over.source for hand_over in self.machine.hand_overs[-1:]), target):
             endpoint = self._endpoints[name]
             if isinstance(endpoint, TextCounter) and (count := endpoint.count_text(partial.text)) is not None:
-                return count
+                return count.tokens
         self.unlimited = target
         return None
+
+    def _keep_count(self, source: str, stream: EndpointStream, end: Event | None = None) -> None:
+        """Keep the number of tokens that an attempt has made, for a report without its usage; ``end``: its last event, None: a cancel."""
+        attempt = self.machine.attempts[source]
+        usage = end.usage if isinstance(end, StreamEnded) else attempt.usage
+        if usage is not None or not attempt.tokens or not isinstance(stream, WrittenStream):
+            return
+        written, endpoint = stream.written(), self._endpoints[source]
+        if written.has_ids:
+            self._counts[attempt] = TextCount(attempt.tokens, "token ids")
+        elif written.text and isinstance(endpoint, TextCounter) and (count := endpoint.count_text(written.text)) is not None:
+            self._counts[attempt] = count
 
     def _open(self, source: str, request: Request) -> None:
         stream: EndpointStream
@@ -233,6 +249,8 @@ class RaceDriver(TaskDriver[Event, Command]):
         """Read one endpoint until it ends, or until the reader's own task can read it."""
         while True:
             event = await self._read_event(source, stream)
+            if not isinstance(event, TokensReceived):
+                self._keep_count(source, stream, event)
             self.emit(event)
             if isinstance(event, StreamEnded | StreamFailed):
                 return
@@ -256,6 +274,7 @@ class RaceDriver(TaskDriver[Event, Command]):
         if not task.done():
             task.cancel()
             await asyncio.wait([task])
+        self._keep_count(source, stream)
         try:
             await stream.cancel()
         except Exception as error:  # noqa: BLE001  the attempt must end all the same

@@ -15,16 +15,26 @@ from streamco.core.report import AnswerUsage, EndpointReport, HandOver, Outcome,
 from streamco.core.totals import AnswerCost
 from streamco.endpoints.base import Endpoint
 from streamco.errors import EndpointConnectError, EndpointStatusError
+from streamco.events import TextCount
 from streamco.openai_types import CompletionUsage, without_further
 from streamco.policies.cost import RequestCost
 
 __all__ = ["billed_completion", "build_cost", "build_report", "describe_hand_overs", "describe_attempt", "describe_usage"]
 
+Counts = Mapping[Attempt, TextCount]
+_NO_COUNTS: Counts = {}
+
 _MAX_BILL = 1e5  # US dollars; what claims more for one answer is a defect of the server
 
 
 def build_report(
-    machine: RaceMachine, dispatched: DispatchRecord, endpoints: Mapping[str, Endpoint], *, now: float, was_left: bool = False
+    machine: RaceMachine,
+    dispatched: DispatchRecord,
+    endpoints: Mapping[str, Endpoint],
+    *,
+    now: float,
+    was_left: bool = False,
+    counts: Counts = _NO_COUNTS,
 ) -> Report:
     """Return the report of an answer, finished or not.
 
@@ -34,9 +44,10 @@ def build_report(
         endpoints: all endpoints, by name.
         now: seconds on the machine's clock.
         was_left: True if the reader left before the end.
+        counts: tokens that attempts without usage have made, if they could be counted.
     """
     meter = machine.meter
-    cost = build_cost(machine, dispatched, endpoints, was_left=was_left)
+    cost = build_cost(machine, dispatched, endpoints, was_left=was_left, counts=counts)
     span = (meter.last - meter.first) if meter.first is not None and meter.last is not None else 0.0
     return Report(
         winner=machine.winner,
@@ -61,13 +72,19 @@ def build_report(
 
 
 def build_cost(
-    machine: RaceMachine, dispatched: DispatchRecord, endpoints: Mapping[str, Endpoint], *, was_left: bool = False
+    machine: RaceMachine,
+    dispatched: DispatchRecord,
+    endpoints: Mapping[str, Endpoint],
+    *,
+    was_left: bool = False,
+    counts: Counts = _NO_COUNTS,
 ) -> AnswerCost:
     """Return the cost of the answer so far. This is cheap for long answers, unlike a report, which has the quality."""
     attempts = _all_attempts(machine)
-    waste = _waste(machine, attempts, dispatched.prompt_tokens)
+    waste = _waste(machine, attempts, dispatched.prompt_tokens, counts)
     parts = [
-        describe_attempt(attempt, endpoints[attempt.source], dispatched, *wasted) for attempt, wasted in zip(attempts, waste, strict=True)
+        describe_attempt(attempt, endpoints[attempt.source], dispatched, *wasted, counts=counts)
+        for attempt, wasted in zip(attempts, waste, strict=True)
     ]
     for name, error in machine.plan.missing:
         parts.append(EndpointReport(name=name, kind=endpoints[name].kind, outcome="failed", error=str(error)))
@@ -176,7 +193,13 @@ def _as_reported(usage: CompletionUsage) -> AnswerUsage:
 
 
 def describe_attempt(
-    attempt: Attempt, endpoint: Endpoint, dispatched: DispatchRecord, wasted_prompt: int = 0, wasted: int = 0
+    attempt: Attempt,
+    endpoint: Endpoint,
+    dispatched: DispatchRecord,
+    wasted_prompt: int = 0,
+    wasted: int = 0,
+    *,
+    counts: Counts = _NO_COUNTS,
 ) -> EndpointReport:
     """Return one attempt's part in the report; missing usage is estimated from the prompt's length and the tokens that came.
 
@@ -186,8 +209,9 @@ def describe_attempt(
         dispatched: the decision for the answer.
         wasted_prompt: prompt tokens that were read for nothing.
         wasted: tokens it made that the reader did not get.
+        counts: as in ``build_report``.
     """
-    count = _count(attempt, dispatched.prompt_tokens)
+    count = _count(attempt, dispatched.prompt_tokens, counts)
     cost = dispatched.cost(endpoint, count.prompt, count.completion, count.cached)
     if (bill := _own_bill(attempt)) is not None:  # more than the price list knows: discounts, tiers, fees
         cost = RequestCost(server=bill, device_joules=cost.device_joules, device=0.0, total=bill)
@@ -202,12 +226,24 @@ def describe_attempt(
         wasted_prompt_tokens=wasted_prompt,
         wasted_tokens=wasted,
         is_estimated=attempt.usage is None and _has_worked(attempt),
+        counted_by=_counted_by(attempt, endpoint, counts),
         cost_usd=cost.server,
         cost_source=None if cost.server is None else "server" if bill is not None else "prices",
         energy_j=cost.device_joules if endpoint.kind == "device" else None,
         unified_cost_usd=cost.total,
         error=None if attempt.error is None else str(attempt.error),
     )
+
+
+def _counted_by(attempt: Attempt, endpoint: Endpoint, counts: Counts) -> str | None:
+    """Return what counted the tokens that an attempt has made; None: it did no work."""
+    if not _has_worked(attempt):
+        return None
+    if endpoint.kind == "device":
+        return "engine"
+    if attempt.usage is not None:
+        return "usage"
+    return counts[attempt].counter if attempt in counts else "estimate"
 
 
 def _own_bill(attempt: Attempt) -> float | None:
@@ -232,7 +268,7 @@ class _Count(NamedTuple):
     completion: int
 
 
-def _count(attempt: Attempt, prompt_tokens: int) -> _Count:
+def _count(attempt: Attempt, prompt_tokens: int, counts: Counts = _NO_COUNTS) -> _Count:
     """Return an attempt's tokens: as the endpoint reported them, else estimated."""
     if not _has_worked(attempt):
         return _Count(0, 0, 0)
@@ -240,7 +276,8 @@ def _count(attempt: Attempt, prompt_tokens: int) -> _Count:
         details = usage.prompt_tokens_details
         return _Count(usage.prompt_tokens, (details.cached_tokens or 0) if details else 0, billed_completion(usage))
     length = prompt_tokens + attempt.given
-    return _Count(length, 0 if attempt.kept is None else min(length, prompt_tokens + attempt.kept), attempt.tokens)
+    made = counts[attempt].tokens if attempt in counts else attempt.tokens
+    return _Count(length, 0 if attempt.kept is None else min(length, prompt_tokens + attempt.kept), made)
 
 
 def _has_worked(attempt: Attempt) -> bool:
@@ -267,13 +304,13 @@ def _has_written(attempt: Attempt) -> bool:
     return _outcome(attempt) in {"won", "took over"}
 
 
-def _waste(machine: RaceMachine, attempts: Sequence[Attempt], prompt_tokens: int) -> list[tuple[int, int]]:
+def _waste(machine: RaceMachine, attempts: Sequence[Attempt], prompt_tokens: int, counts: Counts) -> list[tuple[int, int]]:
     """Return what each attempt read and made for nothing: (prompt tokens, completion tokens)."""
     writers = {attempt.source for attempt in attempts if _has_written(attempt)}
-    unread = _unread(machine, [attempt for attempt in attempts if _has_written(attempt)], prompt_tokens)
+    unread = _unread(machine, [attempt for attempt in attempts if _has_written(attempt)], prompt_tokens, counts)
     waste = []
     for attempt in attempts:
-        count = _count(attempt, prompt_tokens)
+        count = _count(attempt, prompt_tokens, counts)
         if attempt in unread:
             waste.append((0, unread[attempt]))
         else:  # what was read ahead was of use if its endpoint took over
@@ -281,14 +318,14 @@ def _waste(machine: RaceMachine, attempts: Sequence[Attempt], prompt_tokens: int
     return waste
 
 
-def _unread(machine: RaceMachine, attempts: Sequence[Attempt], prompt_tokens: int) -> dict[Attempt, int]:
+def _unread(machine: RaceMachine, attempts: Sequence[Attempt], prompt_tokens: int, counts: Counts) -> dict[Attempt, int]:
     """Return how many tokens of each attempt that wrote never reached the reader."""
-    counts = {attempt: _count(attempt, prompt_tokens).completion for attempt in attempts}
-    unread = {attempt: _late(attempt, _count(attempt, prompt_tokens)) for attempt in attempts}
+    made = {attempt: _count(attempt, prompt_tokens, counts).completion for attempt in attempts}
+    unread = {attempt: _late(attempt, _count(attempt, prompt_tokens, counts)) for attempt in attempts}
     if machine.dropped:  # tokens held when the reader left: the newest ones
-        held = round((sum(counts.values()) - sum(unread.values())) * machine.dropped / (machine.meter.tokens + machine.dropped))
+        held = round((sum(made.values()) - sum(unread.values())) * machine.dropped / (machine.meter.tokens + machine.dropped))
         for attempt in sorted(attempts, key=lambda attempt: attempt.takeover_position or 0, reverse=True):
-            more = min(held, counts[attempt] - unread[attempt])
+            more = min(held, made[attempt] - unread[attempt])
             unread[attempt] += more
             held -= more
     return unread

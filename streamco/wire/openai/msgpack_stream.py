@@ -81,6 +81,8 @@ class MsgpackStreamParser:
         self.usage: CompletionUsage | None = None
         self.is_done = False
         self.error: EndpointError | None = None
+        self.is_estimated = False
+        self.has_only_text = True
         self._codec = codec
         self._api = api
         self._unpacker: Any = _msgpack.Unpacker(
@@ -184,6 +186,7 @@ class MsgpackStreamParser:
         ids = self._codec.unpack_bare(packed) if self._has_ids and packed else None
         self._text.append(text)
         self.tokens += len(ids) if ids else estimate_tokens(text)
+        self.is_estimated = self.is_estimated or (bool(text) and not ids)
         return (self._chunk(ChoiceDelta(text), reason, ids),)
 
     def _read_ending(self, fields: dict[str, Any]) -> Sequence[ChatCompletionChunk]:

@@ -50,8 +50,14 @@ def estimate_delta(delta: ChoiceDelta) -> int:
     return tokens
 
 
+def _is_text(delta: ChoiceDelta) -> bool:
+    """Return True if a delta holds text and nothing else that was generated."""
+    return not (delta.reasoning_content or delta.reasoning or delta.refusal or delta.tool_calls or delta.function_call)
+
+
 _LIMITS = Limits()
 _DONE = b"[DONE]"
+_WITHOUT_IDS, _NOT_TEXT = 1, 2
 _REMEDY = "use an OpenAI-compatible base_url"
 
 
@@ -88,6 +94,7 @@ class ChatStreamParser:
         self._sse = SSEParser(limit_bytes=limits.event_bytes)
         self._answer_bytes = limits.answer_bytes  # bytes left of the limit
         self._text: list[str] = []  # content of the first choice
+        self._kinds = 0  # what has come: _WITHOUT_IDS, _NOT_TEXT
         self._seen: set[int] = set()  # indexes of choices
         self._finished: set[int] = set()
         self._cumulative = CumulativeText()
@@ -95,6 +102,16 @@ class ChatStreamParser:
         self._body: JSONBody | None = None
         self._unknown: bytes | None = None  # the first event, if it has neither choices nor usage
         self._has_chunk = False  # an event that has them came
+
+    @property
+    def is_estimated(self) -> bool:
+        """True if some tokens came without ids, so that ``tokens`` was an estimate."""
+        return bool(self._kinds & _WITHOUT_IDS)
+
+    @property
+    def has_only_text(self) -> bool:
+        """True if the first choice's text is all that came, no reasoning and no calls."""
+        return not self._kinds & _NOT_TEXT
 
     @property
     def is_complete(self) -> bool:
@@ -209,7 +226,7 @@ class ChatStreamParser:
         """Decode and count events. The branch for plain content or reasoning of the first choice is the hot path."""
         chunks: list[ChatCompletionChunk] = []
         decode, keep, keep_text = self._decode, chunks.append, self._text.append
-        tokens = 0
+        tokens, is_estimated, has_reasoning = 0, False, False
         for payload in payloads:
             try:
                 chunk = decode(payload)
@@ -226,9 +243,11 @@ class ChatStreamParser:
                             keep_text(piece)
                         else:
                             piece = delta.reasoning_content or delta.reasoning
+                            has_reasoning = has_reasoning or bool(piece)
                         if piece:
                             ids = choice.token_ids
                             tokens += len(ids) if ids else 1 if len(piece) <= ONE_TOKEN else estimate_tokens(piece)
+                            is_estimated = is_estimated or not ids
                             keep(chunk)
                             continue
                 kept = self._read_non_content(chunk, payload)
@@ -238,6 +257,7 @@ class ChatStreamParser:
                 break
         if tokens:
             self.tokens += tokens
+            self._kinds |= is_estimated * _WITHOUT_IDS | has_reasoning * _NOT_TEXT
             self._seen.add(0)
         elif self.is_done:
             self._check_end()
@@ -335,7 +355,11 @@ class ChatStreamParser:
             content = choice.delta.content
             if content and choice.index == 0:
                 self._text.append(content)
-            self.tokens += len(choice.token_ids) if choice.token_ids else estimate_delta(choice.delta)
+            tokens = len(choice.token_ids) if choice.token_ids else estimate_delta(choice.delta)
+            self.tokens += tokens
+            if tokens:
+                is_other = choice.index != 0 or not _is_text(choice.delta)
+                self._kinds |= (not choice.token_ids) * _WITHOUT_IDS | is_other * _NOT_TEXT
             if choice.finish_reason is not None:
                 self._finished.add(choice.index)
                 if choice.index == 0 or self.finish_reason is None:

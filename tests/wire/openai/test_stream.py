@@ -532,3 +532,27 @@ def test_the_median_recorded_answer_is_estimated_within_a_quarter_of_its_bill() 
         if details is None or not details.reasoning_tokens or shows_reasoning:
             errors.append(abs(math.log(max(1, parser.tokens) / usage.completion_tokens)))
     assert statistics.median(errors) < math.log(1.25)
+
+
+# What can be counted afterwards
+
+
+def with_ids(text: str) -> bytes:
+    return event({"choices": [{"index": 0, "delta": {"content": text}, "token_ids": [5, 6]}]})
+
+
+@pytest.mark.parametrize(
+    ("stream", "is_estimated", "has_only_text"),
+    [
+        (HELLO, True, True),
+        (with_ids("Hi"), False, True),
+        (with_ids("Hi") + chunk("Hi"), True, True),
+        (chunk(reasoning="hm") + with_ids("Hi"), True, False),
+        (chunk("Hi") + chunk(refusal="no"), True, False),
+        (chunk("Hi", index=1), True, False),
+        (chunk("", role="assistant") + chunk(finish="stop"), False, True),
+    ],
+)
+def test_a_parser_knows_what_its_tokens_are(stream: bytes, is_estimated: bool, has_only_text: bool) -> None:
+    parser, _ = read(stream)
+    assert (parser.is_estimated, parser.has_only_text) == (is_estimated, has_only_text)
