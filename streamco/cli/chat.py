@@ -131,7 +131,8 @@ async def _chat(args: argparse.Namespace) -> int:
         mode=args.mode,
         verifier=verifier,
         profile=args.profile,
-        migration=migration_of(args),
+        # without prices nothing moves, and the user asked for nothing else
+        migration=migration_of(args) if server is not None and server.prices.completion is not None else None,
         seed=args.seed,
     )
     try:

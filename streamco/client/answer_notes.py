@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from streamco.client.degradation import Degradations
 from streamco.client.race.dispatcher import DispatchRecord
 from streamco.client.race.driver import RaceDriver
 from streamco.client.speculation.driver import SpeculationDriver
-from streamco.core.report import Report
+from streamco.core.report import Report, WhyRemote
 from streamco.errors import EndpointError
 
-__all__ = ["note_dispatch", "note_race", "note_speculation"]
+__all__ = ["note_dispatch", "note_race", "note_settings", "note_speculation"]
 
 
 def note_dispatch(
-    degradations: Degradations, notes: list[str], dispatched: DispatchRecord, unavailable: Mapping[str, EndpointError], *, kept_out: bool
+    degradations: Degradations, notes: list[str], dispatched: DispatchRecord, unavailable: Mapping[str, EndpointError]
 ) -> None:
     """Record what the dispatch decision does other than asked: endpoints left out, and a shorter answer.
 
@@ -24,23 +24,47 @@ def note_dispatch(
         degradations: the client's.
         notes: the answer's notes.
         dispatched: the decision.
-        unavailable: endpoints that could not start, with their errors.
-        kept_out: one side was kept out, as was asked for; then nothing is said of it.
+        unavailable: endpoints that could not start, with their errors, without those that are kept out, as was asked for.
 
     Raises:
         DegradedError: by the client's rule.
     """
-    if not kept_out:
-        for name, error in unavailable.items():
-            degradations.record_start_failure(notes, error, endpoint=name)
+    for name, error in unavailable.items():
+        degradations.record_start_failure(notes, error, endpoint=name)
     device = dispatched.device or "device"
-    if dispatched.device_obstacle and not kept_out:
-        sentence = f"{device} left out: {dispatched.device_obstacle}; the server alone answers"
-        degradations.record(notes, kind=f"left out: {_without_figures(dispatched.device_obstacle)}", endpoint=device, sentence=sentence)
+    for name, obstacle in dispatched.obstacles.items():
+        sentence = f"{name} left out: {obstacle}; {_instead(dispatched, name)}"
+        degradations.record(notes, kind=f"left out: {_without_figures(obstacle)}", endpoint=name, sentence=sentence)
+    if dispatched.without_effect:
+        degradations.record(notes, kind="no effect", endpoint="policy", sentence=dispatched.without_effect)
     if dispatched.shortened_to is not None:
         most = f"{dispatched.shortened_to} of {dispatched.facts.max_tokens} tokens"
         sentence = f"{device} can give at most {most} (max_tokens), because its context ends there"
         degradations.record(notes, kind="shortened", endpoint=device, sentence=sentence)
+
+
+def note_settings(degradations: Degradations, notes: list[str], *, hides_drafts: str, is_unpaced: bool, unpriced: Sequence[str]) -> None:
+    """Record the client's settings that have no effect on this answer.
+
+    Args:
+        degradations: the client's.
+        notes: the answer's notes.
+        hides_drafts: why the reader gets no drafts, though the client's ``emit`` is "draft"; "": it gets them, or didn't ask for them.
+        is_unpaced: the client has a pace, and the answer is not streamed.
+        unpriced: endpoints that keep the answer from moving, because their costs are not known, though ``migration`` was given.
+
+    Raises:
+        DegradedError: by the client's rule.
+    """
+    if hides_drafts:
+        sentence = f'emit="draft" has no effect, because {hides_drafts}; the text comes when it is final'
+        degradations.record(notes, kind="no effect", endpoint="emit", sentence=sentence, may_raise=False)
+    if is_unpaced:
+        sentence = "the client's pace has no effect on an answer that is not streamed"
+        degradations.record(notes, kind="no effect", endpoint="pace", sentence=sentence, may_raise=False)
+    if unpriced:
+        sentence = f"the answer moves to no cheaper endpoint, because the cost of tokens at {' and '.join(unpriced)} is not known"
+        degradations.record(notes, kind="no effect", endpoint="migration", sentence=sentence)
 
 
 def note_race(degradations: Degradations, notes: list[str], driver: RaceDriver) -> None:
@@ -62,21 +86,76 @@ def note_race(degradations: Degradations, notes: list[str], driver: RaceDriver) 
         degradations.record(notes, kind="max_tokens not counted", endpoint=driver.unlimited, sentence=sentence, may_raise=False)
 
 
-def note_speculation(degradations: Degradations, notes: list[str], driver: SpeculationDriver, report: Report) -> None:
-    """Record what a speculated answer was without: its verifier, or drafts."""
+def note_speculation(degradations: Degradations, notes: list[str], driver: SpeculationDriver, report: Report, *, absence: str) -> None:
+    """Record what a speculated answer was without: its verifier, drafts or exactness; and the endpoints that worked.
+
+    Args:
+        degradations: the client's.
+        notes: the answer's notes.
+        driver: the answer's driver; nothing is recorded before the answer has ended.
+        report: the answer's report.
+        absence: how long the verifier was expected in vain; "": it was not. It is in the log already.
+    """
+    if driver.finished is None and not driver.was_broken_off:
+        return
     names = {each.outcome: each.name for each in report.endpoints}
     device, verifier = names.get("drafted", "device"), names.get("verified", "verifier")
-    if driver.verifier_error is not None:
-        degradations.record_failure(notes, driver.verifier_error, endpoint=verifier, instead="the answer went on without it")
-    figures = report.speculation
-    if figures is None or driver.was_broken_off:
+    has_failed = driver.error is not None  # then the caller has the error
+    instead = {
+        "verifier": "the answer went on without it",
+        "device": f"{verifier} went on alone",
+        "remote": "the answer went on without its stream",
+    }
+    for part, error in driver.failures.items():
+        name, kept = device if part == "device" else verifier, [] if has_failed else notes
+        degradations.record_failure(kept, error, endpoint=name, instead=instead[part], may_log=not has_failed)
+    _record_successes(degradations, driver, device, verifier)
+    if driver.was_broken_off or has_failed:
         return
+    if absence:
+        sentence = f"{verifier} was lost: {absence}; the answer went on without it"
+        degradations.record(notes, kind="lost", endpoint=verifier, sentence=sentence, may_raise=False, may_log=False)
+    for kind, sentence in _without_drafts(driver, report, device, verifier).items():
+        degradations.record(notes, kind=kind, endpoint=verifier, sentence=sentence, may_raise=False)
+
+
+def _record_successes(degradations: Degradations, driver: SpeculationDriver, device: str, verifier: str) -> None:
+    done = driver.machine.report
+    if done.drafted and "device" not in driver.failures:
+        degradations.record_success(device)
+    if (done.rounds or done.remote) and driver.failures.keys() <= {"device"}:
+        degradations.record_success(verifier)
+
+
+_WHY_NO_DRAFTS: Mapping[WhyRemote, str] = {
+    "its speed was measured": "{} alone is timed first, and the answer ended before (SpeculationOptions(is_adaptive=False) drafts always)",
+    "drafting is slower": "{} alone is as fast (SpeculationOptions(is_adaptive=False) drafts always)",
+    "no verifier": "{} verified nothing in time",
+    "no draft": "the device had no draft",
+}
+
+
+def _without_drafts(driver: SpeculationDriver, report: Report, device: str, verifier: str) -> Mapping[str, str]:
+    """Return what is different from drafts that are verified: kind and sentence."""
+    figures, found = report.speculation, dict[str, str]()
+    if figures is None:
+        return found
     if figures.device and figures.budget >= 1.0:
-        sentence = f"{device} wrote {figures.device} of {report.tokens} tokens alone, because {verifier} could not be reached"
-        degradations.record(notes, kind="device alone", endpoint=verifier, sentence=sentence, may_raise=False)
-    elif figures.rounds == 0 and figures.remote:
-        sentence = f"nothing was drafted, because {verifier} alone is as fast (SpeculationOptions(is_adaptive=False) drafts always)"
-        degradations.record(notes, kind="not drafted", endpoint=verifier, sentence=sentence, may_raise=False)
+        found["device alone"] = f"{device} wrote {figures.device} of {report.tokens} tokens alone, because {verifier} could not be reached"
+    elif figures.budget >= 1.0 and not figures.is_exact:
+        found["not exact"] = f"the answer is not exactly {verifier}'s own, because it tells only a part of what it draws from"
+    why = driver.machine.report.why_remote
+    if figures.rounds == 0 and figures.remote and why is not None:
+        found[f"not drafted: {why}"] = f"nothing was drafted, because {_WHY_NO_DRAFTS[why].format(verifier)}"
+    return found
+
+
+def _instead(dispatched: DispatchRecord, name: str) -> str:
+    """Return what happens in place of asking an endpoint that is left out."""
+    if name == dispatched.device:
+        return "the server alone answers"
+    able = [each.source for each in dispatched.attempts if each.source != dispatched.device and each.source not in dispatched.obstacles]
+    return f"{able[0]} takes its place" if able else "the device alone answers"
 
 
 def _without_figures(text: str) -> str:

@@ -27,7 +27,9 @@ class Answer(ChatCompletion):
 class OpenChat(Protocol):
     """The type of ``Client.open_chat``."""
 
-    def __call__(self, request: Request, *, pace: Pace | Unset = UNSET, includes_usage: bool = False) -> ChatStream:
+    def __call__(
+        self, request: Request, *, pace: Pace | Unset = UNSET, includes_usage: bool = False, is_streamed: bool = True
+    ) -> ChatStream:
         """Ask for an answer as chunks, from a request already built."""
         ...
 
@@ -99,7 +101,7 @@ class Completions:
         stream_options = options.pop("stream_options", None)
         wants_usage = bool(check_mapping("stream_options", stream_options if is_given(stream_options) else None).get("include_usage"))
         request = build_request(messages, model=model, **options)
-        answer = self._open_chat(request, pace=pace if stream else None, includes_usage=wants_usage or not stream)
+        answer = self._open_chat(request, pace=pace, includes_usage=wants_usage or not stream, is_streamed=bool(stream))
         if stream:
             try:
                 await answer.first()

@@ -124,7 +124,7 @@ class Client:
         endpoints = EndpointSet(device, server)
         if may_draft:
             reserve_places(endpoints.device, share, offload=speculation.offload)
-        endpoints.binding = VerifierBinding(verifier, endpoints.device, endpoints.servers)
+        endpoints.binding = VerifierBinding(verifier, endpoints.device, endpoints.servers, may_warn=on_degraded != "ignore")
         dispatch = dispatch or DispatchOptions()
         race_budget = _RACE_BUDGET if budget is None else budget
         dispatcher = Dispatcher(dispatch, budget=race_budget, policy=policy, profile=prior, seed=seed)
@@ -137,6 +137,7 @@ class Client:
             pace=parse_pace(pace),
             on_failure=on_failure,
             migration=migration or MigrationOptions(),
+            is_migration_given=migration is not None,
             dispatch=dispatch,
             limits=limits or Limits(),
             degradations=Degradations(on_degraded),
@@ -234,6 +235,7 @@ class Client:
             pace=settings.pace if isinstance(pace, Unset) else parse_pace(pace),
             on_failure=settings.on_failure if isinstance(on_failure, Unset) else on_failure,
             migration=migration or settings.migration,
+            is_migration_given=settings.is_migration_given or migration is not None,
             dispatch=dispatch or settings.dispatch,
             limits=limits or settings.limits,
             degradations=settings.degradations.with_rule(on_degraded),
@@ -298,13 +300,25 @@ class Client:
             raise ConfigError(f"n: expected 1 for a stream of tokens, got {request.extra['n']!r} (chat.completions.create gives them all)")
         return TokenStream(self._answer(request, pace, shows_drafts=True))
 
-    def open_chat(self, request: Request, *, pace: Pace | Unset = UNSET, includes_usage: bool = False) -> ChatStream:
-        """Ask for an answer as chunks, from a request already built; nothing happens before the first read."""
-        return ChatStream(self._answer(request, pace), includes_usage=includes_usage)
+    def open_chat(
+        self, request: Request, *, pace: Pace | Unset = UNSET, includes_usage: bool = False, is_streamed: bool = True
+    ) -> ChatStream:
+        """Ask for an answer as chunks, from a request already built; nothing happens before the first read.
 
-    def _answer(self, request: Request, pace: Pace | Unset, *, shows_drafts: bool = False) -> PendingAnswer:
-        rate = self._settings.pace if isinstance(pace, Unset) else parse_pace(pace)
-        return PendingAnswer(self._settings.with_limits(request), self._settings, pace=rate, shows_drafts=shows_drafts)
+        Args:
+            request: the request.
+            pace: overrides the client's pace.
+            includes_usage: the last chunk has the usage.
+            is_streamed: False: the chunks become a whole answer, which has no pace.
+        """
+        answer = self._answer(request, pace if is_streamed else None, is_streamed=is_streamed)
+        return ChatStream(answer, includes_usage=includes_usage)
+
+    def _answer(self, request: Request, pace: Pace | Unset, *, shows_drafts: bool = False, is_streamed: bool = True) -> PendingAnswer:
+        settings = self._settings
+        rate = settings.pace if isinstance(pace, Unset) else parse_pace(pace)
+        request = settings.with_limits(request)
+        return PendingAnswer(request, settings, pace=rate, shows_drafts=shows_drafts, is_streamed=is_streamed)
 
 
 def _read_profile(setting: bytes | str | Path) -> Profile:

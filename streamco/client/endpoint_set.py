@@ -63,6 +63,10 @@ class EndpointSet:
         device = self.device if self.device is not None and self.device.name not in self.unavailable else None
         return device, [server for server in self.servers if server.name not in self.unavailable]
 
+    def missing(self, kept_out: Kind | None) -> Mapping[str, EndpointError]:
+        """Return the endpoints that could not start, with their errors, without those of the side that is kept out; None: no side is."""
+        return {name: error for name, error in self.unavailable.items() if self.endpoints[name].kind != kept_out}
+
     def is_started(self, kept_out: Kind | None = None) -> bool:
         """Return True if every endpoint was started that is not on the side that is kept out."""
         return all(name in self._started or endpoint.kind == kept_out for name, endpoint in self.endpoints.items())

@@ -9,7 +9,7 @@ from copy import copy
 from msgspec.structs import replace
 
 from streamco.client.answer_log import REQUEST_ID_HEADER, AnswerLog
-from streamco.client.answer_notes import note_dispatch, note_race, note_speculation
+from streamco.client.answer_notes import note_dispatch, note_race, note_settings, note_speculation
 from streamco.client.degradation import OnDegraded
 from streamco.client.driver import AnswerDriver
 from streamco.client.race.dispatcher import DispatchRecord
@@ -40,13 +40,16 @@ class PendingAnswer:
         settings: what the client's answers are made with.
         pace: tokens per second at the reader; None: as fast as they come.
         shows_drafts: True if the reader can take text back.
+        is_streamed: False: the reader gets the answer whole, and then ``pace`` is None.
 
     Attributes:
         driver: runs the answer; None: it has not started.
         is_closed: True if the stream was closed.
     """
 
-    def __init__(self, request: Request, settings: ClientSettings, *, pace: float | None, shows_drafts: bool = False) -> None:
+    def __init__(
+        self, request: Request, settings: ClientSettings, *, pace: float | None, shows_drafts: bool = False, is_streamed: bool = True
+    ) -> None:
         self.driver: AnswerDriver | None = None
         self.is_closed = False
         self._notes: list[str] = []
@@ -55,6 +58,7 @@ class PendingAnswer:
         self._settings = settings
         self._pace = pace
         self._shows_drafts = shows_drafts
+        self._is_streamed = is_streamed
         self._facts: RequestFacts | None = None  # None: found when the answer is dispatched, because that takes no time
         self._prepared: PreparedSpeculation | None = None  # None: the answer races
         self._obstacle = ""  # why it is not speculated; "": that was not asked for
@@ -100,9 +104,12 @@ class PendingAnswer:
         """
         if self.driver is None:
             raise StreamConsumed("expected a stream that has begun, got a report asked for before the first read")
+        report, degradations = self.driver.report(), self._settings.degradations
         if isinstance(self.driver, RaceDriver):
-            note_race(self._settings.degradations, self._notes, self.driver)
-        return replace(self.driver.report(), request_id=self._log.request_id, notes=list(self._notes))
+            note_race(degradations, self._notes, self.driver)
+        elif isinstance(self.driver, SpeculationDriver):
+            note_speculation(degradations, self._notes, self.driver, report, absence=self._settings.planner.absence(self.driver))
+        return replace(report, request_id=self._log.request_id, notes=list(self._notes))
 
     def usage(self) -> AnswerUsage:
         """Return the answer's token counts so far.
@@ -155,13 +162,14 @@ class PendingAnswer:
 
     def _speculate(self, prepared: PreparedSpeculation) -> SpeculationDriver:
         settings, prompt_tokens, log, notes = self._settings, prepared.prompt_tokens, self._log, self._notes
+        self._note_settings(speculates=True)
 
         def record(driver: SpeculationDriver) -> None:
             settings.endpoints.active.discard(driver)
             settings.planner.record_verifier_outcome(driver)
             settings.dispatcher.record_prompt(prompt_tokens)
             settings.totals.record(driver.cost())
-            note_speculation(settings.degradations, notes, driver, driver.report())
+            note_speculation(settings.degradations, notes, driver, driver.report(), absence=settings.planner.absence(driver))
             log.ended(driver.report)
 
         driver = settings.planner.make_driver(
@@ -183,13 +191,19 @@ class PendingAnswer:
     def _race(self) -> RaceDriver:
         settings, endpoints, log, notes = self._settings, self._settings.endpoints, self._log, self._notes
         dispatched = settings.dispatcher.decide(self._request, endpoints.device, endpoints.servers, endpoints.unavailable, self._facts)
-        self._check_degradations(dispatched)
-        if log.is_detailed:
-            log.dispatched(dispatched.report())
         request, max_ahead = self._request, None
         if self._pace is not None:
             max_ahead, kept = settings.limits.device_buffers(self._pace)
             request = replace(request, max_buffered=kept)
+        try:
+            self._check_degradations(dispatched)
+            plan = self._plan_race(dispatched, max_ahead)
+            self._note_settings(unpriced=dispatched.unpriced)
+        except BaseException:
+            settings.dispatcher.abandon(dispatched)
+            raise
+        if log.is_detailed:
+            log.dispatched(dispatched.report())
 
         def record(driver: RaceDriver) -> None:
             endpoints.active.discard(driver)
@@ -200,7 +214,7 @@ class PendingAnswer:
             log.ended(driver.report)
 
         driver = RaceDriver(
-            RaceMachine(self._plan_race(dispatched, max_ahead)),
+            RaceMachine(plan),
             endpoints.endpoints,
             request,
             max_unread=settings.limits.unread_tokens,
@@ -225,14 +239,31 @@ class PendingAnswer:
         for attempt in dispatched.attempts:
             if attempt.wait is not None and (refusal := degradations.refusal(attempt.source)) is not None:
                 raise copy(refusal)
-        kept_out = settings.dispatcher.kept_out is not None
-        note_dispatch(degradations, notes, dispatched, settings.endpoints.unavailable, kept_out=kept_out)
+        note_dispatch(degradations, notes, dispatched, settings.endpoints.missing(settings.dispatcher.kept_out))
         if obstacle := self._obstacle:
             dispatched.add_note(f"not speculated: {obstacle}")
             if obstacle != DOES_NOT_PAY:  # mode "auto" asked for the faster way
                 is_logged = obstacle == settings.planner.binding.problem
                 sentence = f"not speculated: {obstacle}"
                 degradations.record(notes, kind=sentence, endpoint="verifier", sentence=sentence, may_log=not is_logged)
+
+    def _note_settings(self, *, speculates: bool = False, unpriced: Sequence[str] = ()) -> None:
+        """Record the client's settings that have no effect on this answer.
+
+        Raises:
+            DegradedError: by the client's rule.
+        """
+        settings, hides_drafts = self._settings, ""
+        if speculates and settings.planner.emit == "draft":
+            hides_drafts = "" if self._shows_drafts else "chunks can't be taken back"
+            hides_drafts = hides_drafts if self._pace is None else "the answer has a pace"
+        note_settings(
+            settings.degradations,
+            self._notes,
+            hides_drafts=hides_drafts,
+            is_unpaced=settings.pace is not None and not self._is_streamed,
+            unpriced=unpriced if settings.is_migration_given else (),
+        )
 
     def _plan_race(self, dispatched: DispatchRecord, max_ahead: int | None) -> RacePlan:
         settings, on_failure = self._settings, self._settings.failure_rule(dispatched.facts)

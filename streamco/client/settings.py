@@ -32,6 +32,7 @@ class ClientSettings(Struct, frozen=True, kw_only=True):
         pace: tokens per second at the reader; None: as fast as they come.
         on_failure: what becomes of an answer if its endpoint fails; None: by the request (``failure_rule``).
         migration: options for planned hand-overs.
+        is_migration_given: the caller has given them, so that it is noted if they have no effect.
         dispatch: options for dispatch.
         limits: bounds on what may be buffered.
         timeouts: limits on waiting, for requests without their own; None: those of the endpoints.
@@ -48,6 +49,7 @@ class ClientSettings(Struct, frozen=True, kw_only=True):
     migration: MigrationOptions
     dispatch: DispatchOptions
     limits: Limits
+    is_migration_given: bool = False
     timeouts: Timeouts | None = None
     max_retries: int | None = None
 
@@ -79,7 +81,7 @@ class ClientSettings(Struct, frozen=True, kw_only=True):
         warn_if_pure()
         kept_out = self.dispatcher.kept_out
         await self.endpoints.start(kept_out)
-        for name, error in self.endpoints.unavailable.items():
+        for name, error in self.endpoints.missing(kept_out).items():
             self.degradations.record_start_failure([], error, endpoint=name)
         if self.planner.mode != "race" and kept_out is None:
             await self.planner.binding.start()

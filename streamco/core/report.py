@@ -25,11 +25,13 @@ __all__ = [
     "Report",
     "SpeculationFigures",
     "SpeculationReport",
+    "WhyRemote",
 ]
 
 AnswerMode = Literal["race", "speculate"]
 Outcome = Literal["won", "took over", "read ahead", "lost", "failed", "not started", "drafted", "verified"]
 Ending = Literal["complete", "failed", "left"]
+WhyRemote = Literal["its speed was measured", "drafting is slower", "no verifier", "no draft"]
 
 
 class AnswerUsage(CompletionUsage, gc=False):
@@ -255,6 +257,7 @@ class SpeculationReport(Struct, kw_only=True):
         retracted: tokens taken back from the reader.
         chunks, offloaded: drafted tokens of finished chunks; the part of them that was sent to the verifier.
         is_exact: the answer is what the rule promises; False: the device went on alone when the verifier was gone.
+        why_remote: why the remote stream generated when it was last chosen; None: it never was.
     """
 
     rounds: int = 0
@@ -280,6 +283,7 @@ class SpeculationReport(Struct, kw_only=True):
     chunks: int = 0
     offloaded: int = 0
     is_exact: bool = True
+    why_remote: WhyRemote | None = None
 
     @property
     def acceptance(self) -> float | None:

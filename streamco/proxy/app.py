@@ -102,7 +102,8 @@ class Proxy:
         self.admission.check_open()  # it may have closed while the body was read
         shape = kind(model=parsed.model or MODEL, wants_usage=parsed.wants_usage, wants_ids=parsed.wants_ids)
         asked = replace(parsed.request, headers={**parsed.request.headers, REQUEST_ID_HEADER: current_request_id()})
-        answer = self.client.open_chat(asked, includes_usage=parsed.wants_usage or not parsed.is_streamed)
+        wants_usage = parsed.wants_usage or not parsed.is_streamed
+        answer = self.client.open_chat(asked, includes_usage=wants_usage, is_streamed=parsed.is_streamed)
         self._answers.add(answer)
         try:
             async with answer:  # a client that leaves cancels this handler, and both sides with it

@@ -22,7 +22,16 @@ from streamco.endpoints.openai import OpenAIEndpoint
 from streamco.endpoints.verifiers.base import Verifier
 from streamco.errors import ConfigError, EndpointError
 from streamco.profiles import Profile
-from streamco.proxy.config import PACKAGED, DeviceSection, PriceTable, ProxyConfig, ProxyOptions, ServerSection, SpeculateSection
+from streamco.proxy.config import (
+    PACKAGED,
+    DeviceSection,
+    MigrationSection,
+    PriceTable,
+    ProxyConfig,
+    ProxyOptions,
+    ServerSection,
+    SpeculateSection,
+)
 
 if TYPE_CHECKING:
     from streamco.endpoints.device import DeviceEndpoint
@@ -78,7 +87,7 @@ def build_client(config: ProxyConfig, environ: Mapping[str, str] = os.environ) -
             max_branches=config.speculate.max_branches,
             is_adaptive=config.speculate.is_adaptive,
         ),
-        migration=MigrationOptions(**asdict(config.migration)),
+        migration=None if config.migration == MigrationSection() else MigrationOptions(**asdict(config.migration)),
         dispatch=DispatchOptions(
             constrained=dispatch.constrained,
             explore=dispatch.explore,

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterable
-from contextlib import asynccontextmanager
+import logging
+from collections.abc import AsyncIterator, Iterable, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from typing import Any
 
 from streamco.client.client import Client
@@ -74,3 +75,27 @@ async def tokens_text(stream: TokenStream) -> str:
 async def ask(client: Client, prompt: str = "hello", **options: Any) -> str:
     """One whole answer as text."""
     return await tokens_text(client.stream(prompt, **options))
+
+
+class Collector(logging.Handler):
+    """Adds each record to a list."""
+
+    def __init__(self, records: list[logging.LogRecord]) -> None:
+        super().__init__()
+        self.records = records
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.records.append(record)
+
+
+@contextmanager
+def recorded_log() -> Iterator[list[logging.LogRecord]]:
+    """The records of the logger ``streamco``."""
+    records: list[logging.LogRecord] = []
+    handler = Collector(records)
+    logger = logging.getLogger("streamco")
+    logger.addHandler(handler)
+    try:
+        yield records
+    finally:
+        logger.removeHandler(handler)

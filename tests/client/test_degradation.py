@@ -13,6 +13,7 @@ import pytest
 from streamco.client.client import Client
 from streamco.client.degradation import Degradations
 from streamco.client.race.dispatcher import DispatchOptions
+from streamco.client.race.migration import MigrationOptions
 from streamco.endpoints.base import Capabilities, TokenPrices
 from streamco.endpoints.device import DeviceEndpoint
 from streamco.endpoints.openai import OpenAIEndpoint
@@ -189,6 +190,19 @@ async def test_a_refusal_that_comes_too_late_fails_the_next_calls(caplog: pytest
     assert warnings(caplog) == ["server failed (EndpointStatusError 401): device answered (logged once)"]
 
 
+async def test_calls_that_a_refusal_fails_hold_back_nothing_of_the_budget() -> None:
+    remote = server([(0.1, REFUSED)])
+    async with opened(device(words(0.0, 0.2)), remote, policy="both", budget=0.5, dispatch=DispatchOptions(explore=1.0)) as client:
+        await ask(client)
+        steering = client._settings.dispatcher._steering
+        spent = steering.tokens
+        for _ in range(20):
+            with pytest.raises(EndpointStatusError, match="401"):
+                await ask(client)
+        assert not steering._pending
+        assert steering.tokens == spent
+
+
 # Other failures
 
 
@@ -249,6 +263,50 @@ async def test_a_device_that_can_not_serve_a_request_is_left_out_and_said_once(
         with pytest.raises(DegradedError, match="left out"):
             await client.with_options(on_degraded="raise").chat.completions.create(messages=HELLO, **options)
     assert len(warnings(caplog)) == 1
+
+
+async def test_a_server_that_can_not_serve_a_request_is_left_out_and_said() -> None:
+    tools = [{"type": "function", "function": {"name": "f"}}]
+    weak, able = server(name="weak", capabilities=Capabilities()), server(name="able")
+    async with opened(None, [weak, able]) as client:
+        answer = await client.chat.completions.create(messages=HELLO, tools=tools)
+        assert answer.report is not None
+        assert answer.report.notes == ["weak left out: tools; able takes its place"]
+    small = server(capabilities=SMALL, tokens=200)
+    async with opened(device(tokens=200), small, policy="both", budget=1.0) as client:
+        stream = client.stream("hello")
+        assert await tokens_text(stream) == "D"
+        assert stream.report.notes == ["server left out: 201 tokens in a context of 100; the device alone answers"]
+
+
+async def test_a_server_of_a_promise_that_can_not_start_is_said() -> None:
+    down = EndpointConnectError("down", endpoint="a")
+    async with opened(None, [server(name="a", start_error=down), server(name="b")], policy="server-only") as client:
+        stream = client.stream("hello")
+        assert await tokens_text(stream) == "S"
+        assert stream.report.notes == ["endpoint left out, it could not start: a: down"]
+
+
+async def test_settings_without_effect_are_said(caplog: pytest.LogCaptureFixture) -> None:
+    async with opened(device(), policy="both") as client:
+        stream = client.stream("hello")
+        await tokens_text(stream)
+        assert stream.report.notes == ['policy "both" has no effect, because there is no server']
+    async with opened(device(), server(), pace=5.0, migration=MigrationOptions(), policy="both", budget=1.0) as client:
+        answer = await client.chat.completions.create(messages=HELLO)
+        assert answer.report is not None
+        assert answer.report.notes == ["the client's pace has no effect on an answer that is not streamed"]
+        stream = client.stream("hello")
+        await tokens_text(stream)
+        assert stream.report.notes == [
+            "the answer moves to no cheaper endpoint, because the cost of tokens at server and device is not known"
+        ]
+    assert len(warnings(caplog)) == 3
+    async with opened(device(), server(), pace=5.0, policy="both", budget=1.0) as client:
+        stream = client.stream("hello")
+        await tokens_text(stream)
+        assert stream.report.notes == [], "hand-overs were not asked for"
+        assert stream.report.dispatch.reason.endswith("no planned hand-over: the cost of tokens at server and device is not known")
 
 
 # Speculation

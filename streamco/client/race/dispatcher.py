@@ -10,12 +10,14 @@ from collections.abc import Mapping, Sequence
 from copy import copy
 from functools import partial
 from random import Random, SystemRandom
+from types import MappingProxyType
 from typing import Literal
 
 from msgspec import Struct
 from msgspec.structs import replace
 
 from streamco.client.race.migration import CostOf, MigrationOptions, MigrationPlanner
+from streamco.client.race.obstacles import find_obstacles, shortened_length, side_facts, why_without_effect
 from streamco.client.request_facts import describe_request
 from streamco.config import READING
 from streamco.core.race.attempt import Attempt, AttemptPlan, AttemptState
@@ -30,7 +32,7 @@ from streamco.policies.budget_control import BudgetSteering, Reservation, steer
 from streamco.policies.cost import RATE_SERVER_CONSTRAINED, DeviceCosts, RequestCost, Usage, device_costs, request_cost
 from streamco.policies.device_constrained import TAIL
 from streamco.policies.dispatch import Decision, DeviceOnly, ServerOnly, Side
-from streamco.policies.eligibility import Eligibility, Gate, RequestFacts, SideFacts, check_eligibility, restrict
+from streamco.policies.eligibility import Eligibility, Gate, RequestFacts, check_eligibility, restrict
 from streamco.profiles import ModelShape, Prices, Profile
 
 __all__ = ["DispatchOptions", "DispatchRecord", "Dispatcher"]
@@ -71,8 +73,10 @@ class DispatchRecord:
         device: name of the device endpoint.
         facts: facts of the request that decide which endpoints can serve it.
         prompt_tokens: the prompt's length; the device's count, if it can count.
-        device_obstacle: why the device can't serve the request, though a server can; "": it can, there is none, or it was not wanted.
+        obstacles: why endpoints can't serve the request though others can, by name. A device that the quality gate keeps out isn't in it.
+        without_effect: why the policy has no effect, as a sentence; "": it has.
         shortened_to: the longest answer that fits into the device's context, if the request allows a longer one; None: it doesn't.
+        unpriced: endpoints that keep the answer from moving, because their costs are not known; found by ``Dispatcher.plan_moves``.
     """
 
     def __init__(
@@ -89,11 +93,14 @@ class DispatchRecord:
         is_named: bool,
         costs: DeviceCosts | None,
         note: str,
-        device_obstacle: str = "",
+        obstacles: Mapping[str, str] = MappingProxyType({}),
+        without_effect: str = "",
         shortened_to: int | None = None,
     ) -> None:
-        self.device_obstacle = device_obstacle
+        self.obstacles = obstacles
+        self.without_effect = without_effect
         self.shortened_to = shortened_to
+        self.unpriced: Sequence[str] = ()
         self.attempts = attempts
         self.device = device
         self.explore = decision.explore
@@ -253,17 +260,18 @@ class Dispatcher:
             EndpointError: one side is kept out, and the other could not start.
         """
         self._update_costs(device, servers)
+        without_effect = "" if self.kept_out is not None else why_without_effect(self._learner.policy, device, servers)
         if (kept_out := self.kept_out) is not None:
             device, servers = (device, ()) if kept_out == "server" else (None, servers)
             _check_startable([*servers, *([device] if device is not None else [])], unavailable)
         device = None if device is not None and device.name in unavailable else device
         servers = [server for server in servers if server.name not in unavailable]
         facts = facts or describe_request(request, device, servers)
-        able = [server for server in servers if check_eligibility(facts, device=None, server=_side_facts(server)).server]
+        able = [server for server in servers if check_eligibility(facts, device=None, server=side_facts(server)).server]
         eligibility = check_eligibility(
             facts,
-            device=_side_facts(device, shortens=not servers),
-            server=_side_facts(next(iter(able or servers), None)),
+            device=side_facts(device, shortens=not servers),
+            server=side_facts(next(iter(able or servers), None)),
             gate=self._options.gate,
             hedge_tools=self._options.hedge_tools,
         )
@@ -293,10 +301,16 @@ class Dispatcher:
             is_exempt=is_exempt,
             is_named=is_one_sided,
             costs=self._costs,
-            device_obstacle=_device_obstacle(facts, device, gate=self._options.gate) if eligibility.server else "",
-            shortened_to=_shortened_to(facts, device) if eligibility.device else None,
+            obstacles=find_obstacles(facts, device, servers, gate=self._options.gate),
+            without_effect=without_effect,
+            shortened_to=shortened_length(facts, device) if eligibility.device else None,
             note=_note(unavailable) + "".join(f"; not for {server.name}" for server in servers if able and server not in able),
         )
+
+    def abandon(self, dispatched: DispatchRecord) -> None:
+        """Close the account of a request that doesn't start after all, so that it holds back nothing of the budget."""
+        if not dispatched.reservation.is_settled:
+            dispatched.steering.settle(dispatched.reservation, started=False, exempt=True)
 
     def costs(self, device: Endpoint | None, servers: Sequence[Endpoint]) -> CostOf:
         """Return the function that gives the cost of tokens at these endpoints, for answers that are not dispatched."""
@@ -341,9 +355,13 @@ class Dispatcher:
         """
         if dispatched.is_named:
             return None
+        writers = [endpoints[each.source] for each in dispatched.attempts if dispatched.may_write(endpoints[each.source].kind)]
+        dispatched.unpriced = self._migration.unpriced(options, writers, dispatched.cost, pace=pace)
+        if dispatched.unpriced:
+            dispatched.add_note(f"no planned hand-over: the cost of tokens at {' and '.join(dispatched.unpriced)} is not known")
         return self._migration.plan(
             options,
-            [endpoints[each.source] for each in dispatched.attempts if dispatched.may_write(endpoints[each.source].kind)],
+            writers,
             dispatched.cost,
             prompt_tokens=dispatched.prompt_tokens,
             pace=pace,
@@ -417,21 +435,6 @@ def _attempt(endpoint: Endpoint, wait: float | None) -> AttemptPlan:
     return AttemptPlan(endpoint.name, wait, continues=can.continuation != "none", vocabulary=can.vocabulary)
 
 
-def _side_facts(endpoint: Endpoint | None, *, shortens: bool = False) -> SideFacts | None:
-    if endpoint is None:
-        return None
-    can = endpoint.capabilities
-    return SideFacts(
-        context_tokens=can.context_tokens,
-        shortens=shortens,
-        tools=can.tools,
-        json_schema=can.json_schema,
-        images=can.images,
-        choices=can.choices,
-        all_fields=endpoint.kind != "device",
-    )
-
-
 def _check_startable(endpoints: Sequence[Endpoint], unavailable: Mapping[str, EndpointError]) -> None:
     """Raise the error of the endpoints that may be used if none of them could start.
 
@@ -441,21 +444,6 @@ def _check_startable(endpoints: Sequence[Endpoint], unavailable: Mapping[str, En
     errors = [unavailable[each.name] for each in endpoints if each.name in unavailable]
     if errors and len(errors) == len(endpoints):
         raise copy(errors[0])
-
-
-def _device_obstacle(facts: RequestFacts, device: Endpoint | None, gate: Gate | None) -> str:
-    """Return why the device can't serve a request; "": it can, there is none, or the quality gate keeps it out, as was asked for."""
-    if device is None or (gate is not None and not gate(facts)):
-        return ""
-    found = check_eligibility(facts, device=_side_facts(device), server=None)
-    return found.reason.removeprefix("device: ").partition("; server: ")[0] if not found.device else ""
-
-
-def _shortened_to(facts: RequestFacts, device: Endpoint | None) -> int | None:
-    context = None if device is None else device.capabilities.context_tokens
-    if context is None or facts.max_tokens is None or facts.prompt_tokens + facts.max_tokens <= context:
-        return None
-    return context - facts.prompt_tokens
 
 
 def _prices(endpoint: Endpoint) -> Prices | None:

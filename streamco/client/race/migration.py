@@ -116,6 +116,21 @@ class MigrationPlanner:
             max_tokens=limit,
         )
 
+    def unpriced(self, options: MigrationOptions, endpoints: Iterable[Endpoint], cost: CostOf, *, pace: float | None) -> list[str]:
+        """Return the endpoints with unknown costs that keep an answer from moving, by name; empty: it may move, or must not by the options.
+
+        Args:
+            options: whether and how answers move.
+            endpoints: endpoints that may write this answer.
+            cost: gives the cost of their tokens.
+            pace: tokens per second at the reader; None: unpaced.
+        """
+        endpoints = list(endpoints)
+        if not options.max_migrations or (pace is None and not options.unpaced) or len(endpoints) < 2:
+            return []
+        unknown = [endpoint.name for endpoint in endpoints if self._terms(endpoint, cost) is None]
+        return unknown if len(endpoints) - len(unknown) < 2 else []
+
     def record(self, machine: RaceMachine, devices: frozenset[str], prompt_tokens: int) -> None:
         """Record a race that has ended: learn the switch latencies and the answer's length."""
         self._switching.record((*machine.past_attempts, *machine.attempts.values()), devices, prompt_tokens)

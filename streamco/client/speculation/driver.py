@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
-from typing import Protocol
+from typing import Literal, Protocol
 
 from streamco.client.delivery_queue import DeliveryQueue
 from streamco.client.driver import Batch
@@ -25,6 +25,7 @@ from streamco.core.speculation.events import (
     CommitIds,
     ConnectVerifier,
     DeliverIds,
+    DeviceFailed,
     DraftBranch,
     DraftTokens,
     DropDrafts,
@@ -33,6 +34,7 @@ from streamco.core.speculation.events import (
     OpenRemote,
     ReaderCaughtUp,
     ReaderFellBehind,
+    RemoteFailed,
     RetractIds,
     SendDraft,
     SpeculationCommand,
@@ -91,7 +93,7 @@ class SpeculationDriver(TaskDriver[SpeculationEvent, SpeculationCommand]):
         remote_stream: reads the remote streams.
         began, finished: times of the start and of the end, seconds on the driver's clock; ``finished`` None: not yet.
         finish_reason: "stop" or "length"; None: not finished, or failed.
-        verifier_error: why the verifier was lost for the rest of the answer; None: it was not.
+        failures: why the "verifier", the "device" or the "remote" stream was lost for the rest of the answer.
         unconnected: seconds for which a connection to the verifier had been tried in vain when the answer's work ended.
         was_refused: True if the verifier refused a session with a time to wait, and has accepted none since.
         dropped: tokens that were held for the pace when the reader left.
@@ -123,7 +125,7 @@ class SpeculationDriver(TaskDriver[SpeculationEvent, SpeculationCommand]):
         self.finished: float | None = None
         self.finish_reason: str | None = None
         self.dropped = 0
-        self.verifier_error: StreamcoError | None = None
+        self.failures: dict[Literal["verifier", "device", "remote"], StreamcoError] = {}
         self.unconnected = 0.0
         self.was_refused = False
         self._connecting_since: float | None = None
@@ -200,13 +202,13 @@ class SpeculationDriver(TaskDriver[SpeculationEvent, SpeculationCommand]):
     # The machine's events and commands
 
     def _receive(self, event: SpeculationEvent, now: float) -> None:
-        self._record_verifier(event)
+        self._record_losses(event)
         super()._receive(event, now)
 
     def _after_step(self, now: float) -> None:
         self._check_reader()
 
-    def _record_verifier(self, event: SpeculationEvent) -> None:
+    def _record_losses(self, event: SpeculationEvent) -> None:
         if self._is_winding_up:
             return
         match event:
@@ -216,7 +218,11 @@ class SpeculationDriver(TaskDriver[SpeculationEvent, SpeculationCommand]):
             case VerifierLost(retry_after):
                 self.was_refused = retry_after is not None
             case VerifierFailed(error):
-                self.verifier_error = error
+                self.failures["verifier"] = error
+            case DeviceFailed(error):
+                self.failures["device"] = error
+            case RemoteFailed(_, error):
+                self.failures["remote"] = error
 
     def _check_reader(self) -> None:
         """Emit ``ReaderFellBehind`` or ``ReaderCaughtUp``; in between no new round starts."""

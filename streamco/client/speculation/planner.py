@@ -189,12 +189,18 @@ class SpeculationPlanner:
 
     def record_verifier_outcome(self, driver: SpeculationDriver) -> None:
         """Mark the verifier as unusable if it failed in this answer or stayed unreachable beyond the patience."""
+        if (error := driver.failures.get("verifier")) is not None:
+            self.binding.record_problem(str(error))
+        elif (problem := self.absence(driver)) and self.binding.verifier is not None:
+            self.binding.record_problem(f"{self.binding.verifier.name}: {problem}")
+
+    def absence(self, driver: SpeculationDriver) -> str:
+        """Return how long the verifier was expected in vain when an answer ended; "": not beyond the patience."""
         patience = min(self.options.patience, self.options.last_patience)
-        if driver.verifier_error is not None:
-            self.binding.record_problem(str(driver.verifier_error))
-        elif driver.unconnected >= patience and self.binding.verifier is not None:
-            expected, got = ("a session", "a refusal") if driver.was_refused else ("a connection", "none")
-            self.binding.record_problem(f"{self.binding.verifier.name}: expected {expected} within {patience:g} s, got {got}")
+        if driver.unconnected < patience:
+            return ""
+        expected, got = ("a session", "a refusal") if driver.was_refused else ("a connection", "none")
+        return f"expected {expected} within {patience:g} s, got {got}"
 
     def record_race(self, machine: RaceMachine) -> None:
         """Record how fast the server generated alone in an answer that raced."""

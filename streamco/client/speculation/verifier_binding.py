@@ -72,6 +72,7 @@ class VerifierBinding:
         setting: the verifier as it was given to ``Client``.
         device: the endpoint that drafts; None: there is none.
         servers: endpoints, of which the first may be a verifier.
+        may_warn: problems are logged as warnings, each once.
 
     Attributes:
         verifier: the verifier; None: not found yet.
@@ -82,11 +83,12 @@ class VerifierBinding:
         ConfigError: the setting is no valid URL.
     """
 
-    def __init__(self, setting: VerifierSetting, device: Endpoint | None, servers: Sequence[Endpoint]) -> None:
+    def __init__(self, setting: VerifierSetting, device: Endpoint | None, servers: Sequence[Endpoint], *, may_warn: bool = True) -> None:
         self.verifier: Verifier | None = _make_verifier(setting)
         self.problem = "the verifier was not probed yet"
         self.server = servers[0] if servers else None
         self._device = device
+        self._may_warn = may_warn
         self._probing: asyncio.Task[None] | None = None
         self._probed_at: float | None = None
         self._is_closed = False
@@ -159,7 +161,7 @@ class VerifierBinding:
         """Set ``problem``; log it only once, however many probes fail."""
         is_new = self._probed_at is None or not self.problem
         self.problem, self._probed_at = problem, monotonic()
-        if problem and is_new:
+        if problem and is_new and self._may_warn:
             _log.warning("answers are not speculated: %s", problem)
 
     async def _find(self) -> str:

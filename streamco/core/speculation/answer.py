@@ -39,6 +39,7 @@ class SpeculativeAnswer:
 
     Attributes:
         ids: committed tokens.
+        report: as given.
         ended: why the answer is complete, "stop" or "length"; None: it is not.
     """
 
@@ -54,7 +55,7 @@ class SpeculativeAnswer:
         self.ids: list[int] = []
         self.ended: str | None = "length" if max_tokens is not None and max_tokens <= 0 else None
         self._emit = emit
-        self._report = report
+        self.report = report
         self._shows_drafts = shows_drafts
         self._end_ids = end_ids
         self._max_tokens = max_tokens
@@ -85,12 +86,12 @@ class SpeculativeAnswer:
     def commit_unverified(self, draft: Sequence[DraftToken]) -> int:
         """Commit a chunk that is not sent to the verifier; return how many of its tokens are committed."""
         committed = self.commit([token.id for token in draft], "device")
-        self._report.device += committed
+        self.report.device += committed
         return committed
 
     def commit_verdict(self, sent: Round, verdict: VerdictReceived) -> int:
         """Commit what the verdict says about a round; return how many tokens are committed."""
-        report, size = self._report, len(sent.draft)
+        report, size = self.report, len(sent.draft)
         report.rounds += 1
         report.branched_rounds += sent.branches > 0
         report.verified += size
@@ -109,8 +110,8 @@ class SpeculativeAnswer:
 
     def commit_remote(self, ids: Sequence[int]) -> None:
         """Commit tokens of the remote stream."""
-        self._report.remote += self.commit(ids, "remote")
-        self._report.target_tokens += len(ids)
+        self.report.remote += self.commit(ids, "remote")
+        self.report.target_tokens += len(ids)
 
     def finish(self, reason: str) -> None:
         """End the answer as complete; provisional tokens are retracted. ``reason`` is "stop" or "length"."""
@@ -154,7 +155,7 @@ class SpeculativeAnswer:
         """Retract the provisional tokens except the first ``keep``."""
         gone = len(self._provisional) - keep
         if gone > 0:
-            self._report.retracted += gone
+            self.report.retracted += gone
             self._emit(RetractIds(gone))
             del self._provisional[keep:]
 

@@ -81,6 +81,7 @@ class ModeSelector:
         elif can_draft and self.can_verify_soon(now):
             return self._best_mode()
         if self._remote.is_usable:
+            self._answer.report.why_remote = "no verifier" if can_draft else "no draft"
             return "remote"
         if can_verify:
             return "verify one"
@@ -109,6 +110,7 @@ class ModeSelector:
         if not self._options.is_adaptive:
             return "speculate"
         if estimates.is_lossless and self._remote.is_usable and self._must_measure_stream:
+            self._answer.report.why_remote = "its speed was measured"
             return "remote"
         share = estimates.opening_share
         mode = estimates.switch.choose(
@@ -118,6 +120,8 @@ class ModeSelector:
             opening=share * self._time_account.prompt_time if self._verifier.is_new else 0.0,
             return_time=0.0 if self._time_account.has_begun else share * estimates.prompt_time,
         )
+        if mode == "remote":
+            self._answer.report.why_remote = "drafting is slower"
         # The device alone never learns that the verifier would pay again, so it is tried now and then.
         return "speculate" if mode == "device" and self._unverified_tokens >= _PROBE_AFTER else mode
 
