@@ -16,10 +16,12 @@ from streamco.engines.sequence import HeldSequence
 from streamco.errors import ConfigError
 from streamco.server.http.api_keys import ApiKey
 from streamco.server.options import ServeOptions
+from streamco.server.verify.options import VerifyOptions
 from streamco.testing import FakeEngine
 from streamco.wire.verify.errors import NotResumableError
 from tests.server.support import CHAT, HELLO, TEXT
 from tests.server.verifying import PROMPT, VOCABULARY, Serving, connected, serving
+from tests.support.leaks import settled
 
 KEYS = (ApiKey("alice", "sk-alice"), ApiKey("bob", "sk-bob"))
 ALICE, BOB = ({"Authorization": f"Bearer {key.key}"} for key in KEYS)
@@ -92,6 +94,20 @@ async def test_the_access_log_names_the_key_and_never_shows_it(caplog: pytest.Lo
     assert "127.0.0.1 bob POST /v1/chat/completions: 200" in caplog.text
     assert "127.0.0.1 alice GET /v1/verify: " in caplog.text
     assert "sk-" not in caplog.text
+
+
+async def test_faults_of_one_key_lock_out_no_other() -> None:
+    async with serving(FakeEngine(vocabulary=VOCABULARY), api_keys=KEYS, verify=VerifyOptions(faults_per_minute=3)) as server:
+        for _ in range(3):
+            async with connected(server.url, additional_headers=BOB) as device:
+                await device.socket.send("text")
+                await device.refused()
+        await settled(lambda: not server.service.peers.connections)
+        with pytest.raises(websockets.InvalidStatus, match="HTTP 429"):
+            async with connected(server.url, additional_headers=BOB):
+                pass
+        async with connected(server.url, additional_headers=ALICE):
+            pass
 
 
 def test_keys_of_options_are_checked_and_not_shown() -> None:

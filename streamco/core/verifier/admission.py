@@ -1,13 +1,15 @@
 """Admission of sessions and drafts: whether there is capacity, and how long a refused device should wait.
 
 The time of a draft is found by simulating the batch policy on the requests that wait. So it is as good as the model of step times, and a
-device that was served little does not wait for those that were served much. The time of a prompt is the number of prompt tokens before it
-times the measured pace. If recent verdicts were late, the limit on sessions falls below their present number until they are in time again.
+device that was served little does not wait for those that were served much. The time of a prompt is the number of prompt tokens that are
+read before it, in turns with other devices, times the measured pace. If recent verdicts were late, the limit on sessions falls below their
+present number until they are in time again.
 """
 
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Sequence
 
 from msgspec.structs import replace
@@ -65,16 +67,24 @@ class Admission:
         latest = now + options.draft_stretch * self._step.alone(work.tokens, work.context) + options.late_grace
         return _positive(self._completion(work, waiting, state, latest) - latest)
 
-    def until_open(self, waiting: Sequence[Waiting], tokens: int, *, now: float) -> float | None:
-        """Return the wait of a new session with a context of ``tokens``."""
+    def until_open(self, waiting: Sequence[Waiting], tokens: int, *, device: str, now: float) -> float | None:
+        """Return the wait of a new session of this device with a context of ``tokens``."""
         if len(self._sessions) >= self._options.sessions:
             return self.until_forgotten(now=now)
         full = self.limit.wait(self._sessions.in_use(now=now), now=now, max_wait=self._options.max_retry)
-        return full if full is not None else self.until_prefilled(waiting, tokens)
+        return full if full is not None else self.until_prefilled(waiting, tokens, device=device)
 
-    def until_prefilled(self, waiting: Sequence[Waiting], tokens: int) -> float | None:
-        """Return the wait of a prompt of ``tokens``."""
-        before = sum(work.tokens for work in waiting if work.kind == "prefill")
+    def until_prefilled(self, waiting: Sequence[Waiting], tokens: int, *, device: str) -> float | None:
+        """Return the wait of a prompt of ``tokens``.
+
+        Devices take turns, so a prompt waits for the own ones of its device, and for as much of each other device's as its own take. If it
+        waited for all, a device that asks without pause would keep every other one out.
+        """
+        prompts: Counter[str] = Counter()
+        for work in waiting:
+            prompts[work.device] += work.tokens if work.kind == "prefill" else 0
+        own = prompts[device] + tokens
+        before = prompts.total() - sum(max(0, count - own) for other, count in prompts.items() if other != device)
         return _positive((before + tokens) * self._pace.seconds_per_token - self._options.prefill_within) if before else None
 
     def until_free_tokens(self, waiting: Sequence[Waiting], *, now: float) -> float:

@@ -164,7 +164,7 @@ class VerificationScheduler:
         if self._sessions_of(event.device) >= options.sessions_per_device:
             self._refuse_session(name, "device limit", self._admission.until_forgotten(now=now))
             return
-        wait = self._admission.until_open(self._waiting(), len(event.ids), now=now)
+        wait = self._admission.until_open(self._waiting(), len(event.ids), device=event.device, now=now)
         session = HeldSession(name, event.device, event.ids, now=now)
         if wait is None and not self._reserve(session, session.need, now):
             wait = self._admission.until_free_tokens(self._waiting(), now=now)
@@ -205,7 +205,7 @@ class VerificationScheduler:
         unread = end - 1 - min(session.cached, event.base)
         if unread > max(CHUNK, session.prompt_end - session.cached):
             others = [work for work in self._waiting() if work.session != session.name]
-            wait = self._admission.until_prefilled(others, unread)
+            wait = self._admission.until_prefilled(others, unread, device=session.device)
             if wait is not None:
                 return wait
         return None if self._reserve(session, max(1, end), now) else self._admission.until_free_tokens(self._waiting(), now=now)
@@ -239,7 +239,9 @@ class VerificationScheduler:
         victims = self._sessions.reserve(session, tokens, now=now)
         if victims is None:
             return False
-        self._commands += [DropSequence(victim.name) for victim in victims]
+        for victim in victims:
+            self._busy.pop(victim.name, None)  # one that waited for its context is read again with its next draft
+            self._commands.append(DropSequence(victim.name))
         return True
 
     def _rewrite(self, session: HeldSession, base: int, ids: tuple[int, ...]) -> None:
@@ -290,7 +292,7 @@ class VerificationScheduler:
         """Return (seconds to wait before asking again, or None; time from which the verdict is late)."""
         length = event.base + len(event.given)
         if not session.reserved_tokens:
-            return self._admission.until_prefilled(self._waiting(), length), math.inf
+            return self._admission.until_prefilled(self._waiting(), length, device=session.device), math.inf
         if session.cached < session.prompt_end:
             return None, math.inf  # the draft waits for its own prompt, which was admitted
         cached = min(session.cached, event.base, length - 1)

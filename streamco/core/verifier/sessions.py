@@ -81,6 +81,11 @@ class HeldSession:
         return self.pending is None and not self.is_running and (not self.reserved_tokens or self.cached >= self.prompt_end)
 
     @property
+    def is_evictable(self) -> bool:
+        """True if the session may lose its cache: it is at rest, or waits for no more than its context to be read."""
+        return self.pending is None and not self.is_running
+
+    @property
     def need(self) -> int:
         """Number of cache tokens that the session's text takes."""
         return max(1, len(self.text))
@@ -200,7 +205,8 @@ class SessionTable:
     def reserve(self, session: HeldSession, tokens: int, *, now: float) -> list[HeldSession] | None:
         """Reserve ``tokens`` in total for a session.
 
-        Sessions that were silent for long lose their cache first, then sessions of devices that hold more than this one would.
+        Sessions that were silent for long lose their cache first, then sessions of devices that hold more than this one would: those at
+        rest, then those that only wait for their context to be read. A device could else keep all others out by extending its sessions.
 
         Returns:
             The sessions that lost their cache; None: there are not enough free tokens, and nothing was changed.
@@ -208,13 +214,13 @@ class SessionTable:
         free = self._tokens - self.reserved + session.reserved_tokens
         free_places = self._places - self.resident + bool(session.reserved_tokens)
         victims: list[HeldSession] = []
-        at_rest = [each for each in self if each is not session and each.reserved_tokens and each.is_at_rest]
-        idle = [each for each in at_rest if each.touched + self._idle_after <= now]
+        evictable = [each for each in self if each is not session and each.reserved_tokens and each.is_evictable]
+        idle = [each for each in evictable if each.is_at_rest and each.touched + self._idle_after <= now]
         while free < tokens or free_places < 1:
             if len(victims) < len(idle):
                 victim = idle[len(victims)]
             else:
-                others = [each for each in at_rest if each not in victims and each.device != session.device]
+                others = [each for each in evictable if each not in victims and each.device != session.device]
                 found = self._victim(others, victims, session, 0 if free_places < 1 else tokens)
                 if found is None:
                     return None
@@ -242,7 +248,8 @@ class SessionTable:
         for each in self:
             if each.reserved_tokens and each is not session and each not in gone:
                 held[each.device] += each.reserved_tokens if tokens else 1
-        victim = max(others, key=lambda each: held[each.device], default=None)  # of equal ones the one that was silent longest
+        # Of equal ones the one that was silent longest.
+        victim = max(others, key=lambda each: (held[each.device], each.is_at_rest), default=None)
         if victim is None or held[victim.device] - (victim.reserved_tokens if tokens else 1) < held[session.device] + (tokens or 1):
             return None
         return victim

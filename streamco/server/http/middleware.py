@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -24,6 +25,7 @@ JSON = "application/json"
 BODY_SECONDS = 30.0  # a megabyte at 280 kbit/s; a slower client would only keep a place occupied
 MAX_ELEMENTS = 250_000  # commas, [ and { of a body outside of texts; as empty objects they take 16 MB and 20 ms
 OPEN_PATHS = frozenset({"/health"})  # probes have no key
+_PORT = re.compile(r":[0-9]*$")
 REASONS = {404: "path: expected a path of the API, got {path}", 405: "method: expected {allowed}, got {method} on {path}"}
 
 
@@ -98,7 +100,7 @@ def check_key(options: ListenOptions, request: web.Request) -> None:
 
 def means_loopback(host: str) -> bool:
     """Return True if the host of a request's header is this machine, by any of its loopback names."""
-    name = host[: host.find("]") + 1] if host.startswith("[") else host.partition(":")[0]
+    name = _PORT.sub("", host)
     return not host or is_loopback(name.lower())
 
 

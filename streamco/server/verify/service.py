@@ -69,9 +69,11 @@ class VerifyService:
             RequestError: 400 or 426 no such WebSocket, 401 wrong key, 403 a foreign web page, 429 too many connections or faults,
                 503 a shutdown.
         """
-        now, peer = asyncio.get_running_loop().time(), request.remote or ""
-        source = _source_of(request)
-        self._check(request, source, now)
+        self._check(request)
+        source, peer = _source_of(request), request.remote or ""
+        refusal = self.peers.refusal(source, now=asyncio.get_running_loop().time())
+        if refusal is not None:
+            raise overloaded(*refusal)
         socket = web.WebSocketResponse(
             protocols=(SUBPROTOCOL,),
             compress=False,
@@ -141,7 +143,7 @@ class VerifyService:
             request[KEY_NAME] = key.name
         return key is not None
 
-    def _check(self, request: web.Request, source: str, now: float) -> None:
+    def _check(self, request: web.Request) -> None:
         if self.is_stopping:
             raise RequestError(503, "server: expected it to run, got a shutdown", code="shutdown", headers={"Retry-After": "5"})
         if request.headers.get("Upgrade", "").lower() != "websocket":
@@ -153,20 +155,16 @@ class VerifyService:
         page = None if origin is None else urlsplit(origin).netloc  # empty for a sandboxed page
         if page is not None and not self._listen.has_key and not (page and means_loopback(page)):
             raise RequestError(403, "origin: expected a page of this machine while the server has no api key")
-        is_keyed = "Authorization" in request.headers  # otherwise the key comes with the hello
-        if is_keyed:
+        if "Authorization" in request.headers:  # otherwise the key comes with the hello
             check_key(self._listen, request)
-        refusal = self.peers.refusal(source, now=now)
-        if refusal is not None:
-            raise overloaded(*refusal)
 
 
 def _source_of(request: web.Request) -> str:
-    """Return the name under which connections and faults count: the address, the page that connects, and whether a key is in the header.
+    """Return the name under which connections and faults count: the address, the page that connects, and the key in the header.
 
     So neither a web page nor another client at the same address can use up what belongs to a client with the right key.
     """
-    kind = " with a key" if "Authorization" in request.headers else ""
+    kind = f" with the key {request.get(KEY_NAME, '')}" if "Authorization" in request.headers else ""
     page = request.headers.get("Origin")
     return f"{request.remote or ''}{'' if page is None else f' {page[:_MAX_ORIGIN]}'}{kind}"
 

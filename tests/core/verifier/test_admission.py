@@ -75,13 +75,26 @@ def test_strictly_a_draft_waits_for_all_prompts_and_in_turns_for_none() -> None:
 
 
 def test_a_prompt_alone_is_always_let_in() -> None:
-    assert Desk().admission.until_prefilled([], 10_000) is None
+    assert Desk().admission.until_prefilled([], 10_000, device="p") is None
 
 
 def test_a_prompt_behind_others_waits_until_their_rest_is_read_in_time() -> None:
     desk = Desk()
-    assert desk.admission.until_prefilled([work("p", "prefill", tokens=50)], 40) is None
-    assert desk.admission.until_prefilled([work("p", "prefill", tokens=100), work("v")], 50) == pytest.approx(0.5)
+    assert desk.admission.until_prefilled([work("p", "prefill", tokens=50)], 40, device="p") is None
+    assert desk.admission.until_prefilled([work("p", "prefill", tokens=100), work("v")], 50, device="p") == pytest.approx(0.5)
+
+
+def test_a_prompt_waits_for_no_more_of_another_devices_than_it_has_itself() -> None:
+    flood = [work("flood", "prefill", tokens=40) for _ in range(20)]
+    admission = Desk().admission
+    assert admission.until_prefilled(flood, 40, device="flood") == pytest.approx(7.4), "800 tokens before its own"
+    assert admission.until_prefilled(flood, 40, device="new") is None
+    assert admission.until_prefilled(flood, 60, device="new") == pytest.approx(0.2)
+    mine = work("new", "prefill", tokens=20)
+    assert admission.until_prefilled([*flood, mine], 40, device="new") == pytest.approx(0.2), "with what waits of the same device"
+    others = [work(f"s{number}", "prefill", tokens=10) for number in range(5)]
+    assert admission.until_prefilled(others, 50, device="new") is None
+    assert admission.until_prefilled(others, 60, device="new") == pytest.approx(0.1)
 
 
 def test_room_comes_when_the_next_session_is_idle_or_else_when_what_waits_is_done() -> None:
@@ -96,9 +109,9 @@ def test_room_comes_when_the_next_session_is_idle_or_else_when_what_waits_is_don
 def test_no_more_sessions_are_remembered_than_is_said() -> None:
     desk = Desk()
     for name in "abc":
-        assert desk.admission.until_open([], 10, now=0.0) is None
+        assert desk.admission.until_open([], 10, device="new", now=0.0) is None
         desk.residency.add(HeldSession(name, name, (1,), now=0.0))
-    assert desk.admission.until_open([], 10, now=20.0) == pytest.approx(40.0)
+    assert desk.admission.until_open([], 10, device="new", now=20.0) == pytest.approx(40.0)
 
 
 def test_late_verdicts_keep_new_sessions_out_while_as_many_are_in_use() -> None:
@@ -106,5 +119,5 @@ def test_late_verdicts_keep_new_sessions_out_while_as_many_are_in_use() -> None:
     desk.residency.add(HeldSession("a", "a", (1,), now=0.0))
     for _ in range(9):
         desk.admission.limit.observe(is_late=True, present=1)
-    assert desk.admission.until_open([], 10, now=1.0) is not None
-    assert desk.admission.until_open([], 10, now=6.0) is None
+    assert desk.admission.until_open([], 10, device="new", now=1.0) is not None
+    assert desk.admission.until_open([], 10, device="new", now=6.0) is None

@@ -122,6 +122,19 @@ def only(commands: list[SchedulerCommand], kind: type[Any]) -> Any:
 # Sessions
 
 
+def test_a_session_that_loses_its_place_while_it_waits_to_be_read_is_read_again_with_its_draft() -> None:
+    server = Server(places=3)
+    for number in range(3):
+        server.open(f"flood{number}", 200, device="flood")
+    assert AcceptSession("new") in server.open("new", 4)
+    (dropped,) = [command.session for command in server.said if isinstance(command, DropSequence)]
+    server.drain()
+    assert any(isinstance(command, SendVerdict) for command in [*server.draft("new"), *server.drain()])
+    server.tell(SessionClosed("new"))
+    verdicts = [command.session for command in [*server.draft(dropped), *server.drain()] if isinstance(command, SendVerdict)]
+    assert verdicts == [dropped]
+
+
 def test_a_session_is_accepted_at_once_and_its_context_read_but_for_the_last_token() -> None:
     accepted, batch = Server().open("a", 50)
     assert accepted == AcceptSession("a")

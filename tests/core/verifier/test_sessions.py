@@ -108,6 +108,21 @@ def test_who_holds_most_places_makes_room_for_a_device_with_fewer_however_often_
     assert second.reserved_tokens == 10
 
 
+def test_a_device_whose_sessions_all_wait_to_be_read_keeps_no_newcomer_out() -> None:
+    held, (first, second, third) = residency(10, 10, 10, places=3)
+    first.cached = third.cached = 0
+    second.is_running, second.cached = True, 0
+    assert held.reserve(session("new", 10, device="another"), 10, now=3.0) == [first]
+    assert (first.reserved_tokens, second.reserved_tokens, third.reserved_tokens) == (0, 10, 10)
+
+
+def test_a_session_at_rest_goes_before_one_that_waits_to_be_read() -> None:
+    held, (first, second, _) = residency(10, 10, 10, places=3)
+    first.cached = 0
+    assert held.reserve(session("new", 10, device="another"), 10, now=3.0) == [second]
+    assert held.reserve(session("own", 10), 10, now=3.0) is None, "not for the same device"
+
+
 def test_who_holds_most_tokens_makes_room_for_a_device_that_will_hold_no_more() -> None:
     held, (first, second, _) = residency(40, 40, 20)
     assert held.reserve(session("new", 61, device="another"), 61, now=3.0) is None

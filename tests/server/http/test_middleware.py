@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from streamco.server.http.errors import RequestError
-from streamco.server.http.middleware import RequestAdmission
+from streamco.server.http.middleware import RequestAdmission, means_loopback
 from streamco.server.options import ServeOptions
 from streamco.testing.engine import FakeEngine
 from tests.server.support import CHAT, HELLO, TEXT, Running, running, until
@@ -220,6 +220,26 @@ async def test_json_that_would_multiply_in_memory_is_413_before_it_is_decoded(fi
     async with running(max_body_bytes=16 << 20) as server, server.client.post(CHAT, data=body, headers=kind) as response:
         assert response.status == 413
         assert "250000 commas and opening brackets" in (await response.json())["error"]["message"]
+
+
+@pytest.mark.parametrize(
+    ("host", "is_here"),
+    [
+        ("localhost", True),
+        ("LOCALHOST:80", True),
+        ("127.8.8.8:", True),
+        ("[::1]:8000", True),
+        ("[::1]", True),
+        ("", True),
+        ("[::1].evil", False),
+        ("[::1]evil:80", False),
+        ("localhost.evil:80", False),
+        ("127.0.0.1.evil", False),
+        ("evil:80", False),
+    ],
+)
+def test_a_host_is_this_machine_only_by_a_name_that_nothing_follows_but_a_port(host: str, is_here: bool) -> None:
+    assert means_loopback(host) is is_here
 
 
 async def test_a_table_in_a_message_is_no_structure() -> None:
