@@ -50,7 +50,7 @@ class Timeouts(Struct, frozen=True, kw_only=True):
         """Refuse limits that nothing could keep."""
         for name in self.__struct_fields__:
             value = getattr(self, name)
-            if value is not None and not (isinstance(value, int | float) and value > 0):
+            if value is not None and not (isinstance(value, int | float) and not isinstance(value, bool) and value > 0):
                 raise ConfigError(f"timeouts: {name}: expected seconds above 0 or None, got {value!r}")
 
 
@@ -62,11 +62,15 @@ class RetryPolicy(Struct, frozen=True, kw_only=True):
     longest_wait: float = 20.0  # seconds; a longer Retry-After is an error at once
 
     def __post_init__(self) -> None:
-        """Refuse numbers below 0."""
+        """Refuse numbers that nothing can keep."""
+        if type(self.attempts) is not int:
+            raise ConfigError(f"retry: attempts: expected a whole number, got {self.attempts!r}")
         for name in self.__struct_fields__:
             value = getattr(self, name)
-            if not isinstance(value, int | float) or value < 0:
+            if not isinstance(value, int | float) or isinstance(value, bool) or not value >= 0:
                 raise ConfigError(f"retry: {name}: expected 0 or more, got {value!r}")
+        if self.backoff == inf:
+            raise ConfigError("retry: backoff: expected seconds, got inf")
 
 
 _MIN_AHEAD = 32  # tokens; with fewer a device would be parked and woken all the time

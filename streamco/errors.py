@@ -37,6 +37,8 @@ __all__ = [
     "EndpointStatusError",
     "EndpointTimeoutError",
     "EngineError",
+    "MAX_NAME",
+    "MAX_TEXT",
     "StreamClosed",
     "StreamConsumed",
     "StreamcoError",
@@ -44,6 +46,7 @@ __all__ = [
     "VerifierError",
     "is_out_of_time",
     "is_refusal",
+    "shorten",
 ]
 
 
@@ -58,8 +61,29 @@ def _rebuild(kind: type[StreamcoError], args: tuple[Any, ...], fields: dict[str,
 TimeoutPhase = Literal["connect", "first_token", "next_token", "total"]
 
 
+MAX_TEXT = 2000  # characters of an error's text
+MAX_NAME = 100  # characters of a name in it
+
+
+def shorten(text: str, size: int = MAX_TEXT) -> str:
+    """Return a text of at most ``size`` characters for an error; a longer one has its length in place of its middle.
+
+    An error's text has what was sent in the middle, or at its end after what was expected.
+    """
+    if len(text) <= size:
+        return text
+    end = size // 4
+    return f"{text[: size - end]} ... ({len(text)} characters) ... {text[-end:]}"
+
+
 class StreamcoError(Exception):
-    """The root of all errors that this package raises on purpose; they can be pickled with all their fields."""
+    """The root of all errors that this package raises on purpose; they can be pickled with all their fields.
+
+    A text of more than 2,000 characters loses its middle, because it may quote what was sent.
+    """
+
+    def __init__(self, *args: object) -> None:
+        super().__init__(*(shorten(each) if isinstance(each, str) else each for each in args))
 
     def __reduce__(self) -> tuple[Callable[..., StreamcoError], tuple[type[StreamcoError], tuple[Any, ...], dict[str, Any]]]:
         return _rebuild, (type(self), self.args, self.__dict__)

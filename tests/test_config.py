@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from math import inf, nan
 from typing import Any
 
 import pytest
@@ -42,10 +43,25 @@ def test_a_device_runs_ahead_by_seconds_of_reading_between_two_bounds(pace: floa
 
 
 @pytest.mark.parametrize("name", ["connect", "first_token", "next_token", "socket", "cancel"])
-@pytest.mark.parametrize("value", [-1, 0, "5", float("nan")])
+@pytest.mark.parametrize("value", [-1, 0, "5", float("nan"), True])
 def test_a_timeout_that_nothing_can_keep_is_refused(name: str, value: Any) -> None:
     with pytest.raises(ConfigError, match=f"timeouts: {name}: expected seconds above 0 or None"):
         Timeouts(**{name: value})
+
+
+def test_a_number_of_retries_is_a_whole_number() -> None:
+    for attempts in (0.5, inf, nan, "2", True, None):
+        with pytest.raises(ConfigError, match="retry: attempts: expected a whole number, got"):
+            RetryPolicy(attempts=attempts)  # type: ignore[arg-type]
+
+
+def test_a_wait_before_a_retry_is_a_number_of_seconds() -> None:
+    with pytest.raises(ConfigError, match="retry: backoff: expected seconds, got inf"):
+        RetryPolicy(backoff=inf)
+    for wait in (nan, "1", True, None):
+        with pytest.raises(ConfigError, match="expected 0 or more, got"):
+            RetryPolicy(longest_wait=wait)  # type: ignore[arg-type]
+    assert RetryPolicy(longest_wait=inf).longest_wait == inf
 
 
 @pytest.mark.parametrize("name", ["attempts", "backoff", "longest_wait"])

@@ -13,6 +13,8 @@ import pytest
 
 from streamco import errors
 from streamco.errors import (
+    MAX_NAME,
+    MAX_TEXT,
     AllEndpointsFailed,
     ConfigError,
     EndpointConnectError,
@@ -22,6 +24,7 @@ from streamco.errors import (
     StreamClosed,
     StreamcoError,
     UsageError,
+    shorten,
 )
 
 SAMPLES = [
@@ -70,3 +73,26 @@ def test_an_endpoints_name_stands_before_its_text() -> None:
 def test_all_endpoints_failed_tells_each_ones_own() -> None:
     assert str(SAMPLES[3]) == "no endpoint could finish the answer: server: refused; device: odd"
     assert str(AllEndpointsFailed({"a": ValueError("x")})) == "no endpoint could give the answer: a: x"
+
+
+LONG = "x" * 900_000
+
+
+@pytest.mark.parametrize("kind", [EndpointError, ConfigError, UsageError, EndpointConnectError])
+def test_a_text_is_bounded_and_keeps_both_ends(kind: type[StreamcoError]) -> None:
+    text = str(kind(f"model: expected the name of a model, got {LONG!r}; see the list"))
+    assert len(text) < MAX_TEXT + 50
+    assert text.startswith("model: expected the name of a model, got 'xxx")
+    assert " ... (9000" in text
+    assert text.endswith("xxx'; see the list")
+
+
+def test_a_text_of_many_errors_is_bounded() -> None:
+    error = AllEndpointsFailed({f"endpoint {number}": EndpointError(LONG) for number in range(50)})
+    assert len(str(error)) < MAX_TEXT + 50
+
+
+def test_what_is_short_stays_as_it_is() -> None:
+    assert shorten("x" * MAX_NAME, MAX_NAME) == "x" * MAX_NAME
+    assert shorten("abcdefghij", 8) == "abcdef ... (10 characters) ... ij"
+    assert str(EndpointError("a" * MAX_TEXT)) == "a" * MAX_TEXT

@@ -13,7 +13,7 @@ from typing import Literal, get_args
 from msgspec import Struct
 
 from streamco.client.answer_log import describe_error
-from streamco.errors import ConfigError, DegradedError, EndpointError, EndpointStatusError, is_refusal
+from streamco.errors import ConfigError, DegradedError, EndpointError, EndpointStatusError, is_refusal, shorten
 
 __all__ = ["Degradation", "Degradations", "OnDegraded"]
 
@@ -85,6 +85,7 @@ class Degradations:
         Raises:
             DegradedError: the rule is "raise".
         """
+        sentence = shorten(sentence)
         if sentence not in notes:
             notes.append(sentence)
         if may_log and (endpoint, kind) not in self._logged:

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from streamco.endpoints.base import Endpoint, Request
+from streamco.errors import MAX_NAME, shorten
 from streamco.policies.eligibility import RequestFacts
 
 __all__ = ["FIELDS_WITHOUT_EFFECT", "NEUTRAL_VALUES", "describe_request", "takes_long"]
@@ -63,7 +64,8 @@ def describe_request(request: Request, device: Endpoint | None, servers: Sequenc
 def _server_fields(request: Request, device: Endpoint | None, servers: Sequence[Endpoint]) -> list[str]:
     """Return the fields that a device can't keep to."""
     extra = request.extra
-    found = sorted(name for name in extra.keys() - _DEVICE_FIELDS if extra[name] not in (None, *NEUTRAL_VALUES.get(name, ())))
+    set_names = (name for name in extra.keys() - _DEVICE_FIELDS if extra[name] not in (None, *NEUTRAL_VALUES.get(name, ())))
+    found = sorted(shorten(name, MAX_NAME) for name in set_names)
     if request.sampling.logit_bias and device is not None and any(not _is_same_vocabulary(device, server) for server in servers):
         found.append("logit_bias (its token ids are another vocabulary's)")
     return found

@@ -15,6 +15,7 @@ from streamco.errors import EndpointConnectError, EndpointError, EndpointProtoco
 
 __all__ = ["Backoff", "Retries", "is_transient"]
 
+_MAX_DOUBLINGS = 60  # of the backoff; more would overflow a float in the end
 _TRANSIENT_STATUSES = frozenset({408, 409, 425, 429})
 # A 429 of these kinds lasts until the account is paid (OpenAI error codes guide).
 _LASTING = ("insufficient_quota", "billing_hard_limit_reached", "billing_not_active")
@@ -72,7 +73,7 @@ class Retries:
         retry_after = error.retry_after if isinstance(error, EndpointStatusError) else None
         if retry_after is not None and retry_after > policy.longest_wait:
             return None
-        ceiling = min(policy.backoff * 2**self._retries, policy.longest_wait)
+        ceiling = min(policy.backoff * 2.0 ** min(self._retries, _MAX_DOUBLINGS), policy.longest_wait)
         self._retries += 1
         return self._rng.uniform(0.0, ceiling) if retry_after is None else retry_after
 

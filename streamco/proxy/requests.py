@@ -10,7 +10,7 @@ from msgspec import Struct
 
 from streamco.client.arguments import build_request
 from streamco.endpoints.base import Request
-from streamco.errors import ConfigError
+from streamco.errors import MAX_NAME, ConfigError, shorten
 from streamco.proxy.config import MODEL, ProxyOptions
 from streamco.server.http.errors import RequestError, invalid, unsupported
 
@@ -122,7 +122,7 @@ def _is_known(model: str, options: ProxyOptions) -> bool:
 def unknown_model(model: str, options: ProxyOptions) -> RequestError:
     """Return a 404 that names the models that there are."""
     known = ", ".join((MODEL, *options.models))
-    return RequestError(404, f"model: expected one of {known}, got {model[:100]}", param="model", code="model_not_found")
+    return RequestError(404, f"model: expected one of {known}, got {shorten(model, MAX_NAME)}", param="model", code="model_not_found")
 
 
 def refuse_setting(error: ConfigError) -> RequestError:

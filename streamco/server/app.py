@@ -18,7 +18,7 @@ from aiohttp import web
 from streamco.endpoints.engine_health import check_engine
 from streamco.engines.base import Engine, GenerationRequest, HoldingEngine
 from streamco.engines.native_notice import warn_if_pure
-from streamco.errors import EngineError
+from streamco.errors import MAX_NAME, EngineError, shorten
 from streamco.server.http.api import make_application
 from streamco.server.http.api_keys import KEY_NAME
 from streamco.server.http.encoding import CHAT, COMPLETION
@@ -164,7 +164,7 @@ class Service:
 
     def _check_model(self, name: str) -> None:
         if name != self.model:
-            raise RequestError(404, f"model: expected {self.model}, got {name}", param="model", code="model_not_found")
+            raise RequestError(404, f"model: expected {self.model}, got {shorten(name, MAX_NAME)}", param="model", code="model_not_found")
 
     def _card(self) -> dict[str, object]:
         info = self.engine.info

@@ -55,6 +55,12 @@ def test_connecting_may_succeed_later_but_an_untrusted_certificate_will_not() ->
     assert not is_transient(caused(ssl.SSLError()))
 
 
+def test_the_backoff_of_many_retries_stays_a_number() -> None:
+    retries = Retries(RetryPolicy(attempts=2000, backoff=0.1, longest_wait=5.0), Random(1))
+    waits = [retries.next_wait(EndpointProtocolError("x")) for _ in range(2000)]
+    assert all(wait is not None and 0 <= wait <= 5 for wait in waits)
+
+
 def test_an_answer_of_another_api_stays_what_it_is() -> None:
     assert is_transient(EndpointProtocolError("x"))
     assert not is_transient(EndpointProtocolError("x", is_lasting=True))

@@ -285,3 +285,29 @@ async def test_a_failed_server_shows_in_a_header_and_in_health() -> None:
         (listed,) = health["degraded"]
         assert (listed["endpoint"], listed["kind"]) == ("server", "EndpointConnectError")
         assert listed["since"] > 0
+
+
+LONG = "x" * 900_000
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"model": LONG},
+        {LONG: 1},
+        {"temperature": LONG},
+        {"stop": [LONG, 5]},
+        {"response_format": {"type": LONG}},
+        {"messages": [{"role": LONG, "content": "Hi"}]},
+        {"logit_bias": {LONG: 1}},
+    ],
+    ids=lambda fields: next(iter(fields))[:15],
+)
+async def test_neither_errors_nor_headers_nor_notes_echo_what_was_sent(fields: dict[str, Any], caplog: pytest.LogCaptureFixture) -> None:
+    async with proxying(device(), unknown_models="refuse") as proxy:
+        async with proxy.client.post(CHAT, json={**HELLO, **fields}) as response:
+            assert len(await response.read()) < 5000
+            assert all(len(value) < 3000 for _, value in response.raw_headers)
+        async with proxy.client.get("/health") as response:
+            assert len(await response.read()) < 5000
+    assert all(len(record.getMessage()) < 5000 for record in caplog.records)

@@ -209,3 +209,35 @@ async def test_a_port_that_is_taken_is_an_error_and_releases_everything() -> Non
 
 def test_an_app_is_made_without_a_loop() -> None:
     assert make_app(FakeEngine())[SERVICE].active == 0
+
+
+LONG = "x" * 900_000
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"model": LONG},
+        {LONG: 1},
+        {"temperature": LONG},
+        {"stop": [LONG, 5]},
+        {"tool_choice": LONG},
+        {"response_format": {"type": LONG}},
+        {"messages": [{"role": LONG, "content": "Hi"}]},
+        {"messages": [{"role": "user", "content": {LONG: 1}}]},
+        {"stream_options": {LONG: 1}},
+        {"logit_bias": {LONG: 1}},
+    ],
+    ids=lambda fields: next(iter(fields))[:15],
+)
+async def test_an_error_does_not_echo_what_was_sent(fields: dict[str, Any]) -> None:
+    async with running(max_body_bytes=2 << 20) as server, server.client.post(CHAT, json={**HELLO, **fields}) as response:
+        assert len(await response.read()) < 3000
+        assert all(len(value) < 1000 for _, value in response.raw_headers)
+
+
+async def test_the_error_for_a_long_name_has_its_beginning_its_length_and_what_was_expected() -> None:
+    async with running() as server:
+        status, body = await server.post(CHAT, {**HELLO, "model": LONG})
+        assert status == 404
+        assert body["error"]["message"] == f"model: expected fake, got {'x' * 75} ... (900000 characters) ... {'x' * 25}"

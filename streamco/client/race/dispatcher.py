@@ -27,7 +27,7 @@ from streamco.core.race.machine import RaceMachine
 from streamco.core.race.migration import MigrationPlan
 from streamco.core.report import DispatchReport
 from streamco.endpoints.base import Endpoint, Kind, Request
-from streamco.errors import ConfigError, EndpointError
+from streamco.errors import ConfigError, EndpointError, shorten
 from streamco.policies.budget_control import BudgetSteering, Reservation, steer
 from streamco.policies.cost import RATE_SERVER_CONSTRAINED, DeviceCosts, RequestCost, Usage, device_costs, request_cost
 from streamco.policies.device_constrained import TAIL
@@ -124,7 +124,7 @@ class DispatchRecord:
             constraint=self.plan.constrained,
             device_wait=self._decision.device_wait,
             server_wait=self._decision.server_wait,
-            reason=reason + self._note,
+            reason=shorten(reason + self._note),
             prompt_tokens=self.prompt_tokens,
             budget=self.plan.budget,
             budget_share=self._share,

@@ -12,6 +12,7 @@ from streamco.client.speculation.options import SpeculationOptions
 from streamco.config import SamplingOptions
 from streamco.endpoints.base import Request
 from streamco.endpoints.verifiers.base import VerifierFacts
+from streamco.errors import MAX_NAME, shorten
 from streamco.policies.acceptance import Rule, RuleKind
 from streamco.policies.eligibility import RequestFacts
 
@@ -84,9 +85,9 @@ def why_not_speculable(
     if facts.choices > 1:
         return f"{facts.choices} choices"
     if unknown := [*request.sampling.adjustments(), *sorted(extra.keys() - _SUPPORTED)]:
-        return f"{unknown[0]} can't be kept to"
+        return f"{shorten(unknown[0], MAX_NAME)} can't be kept to"
     if request.model is not None and request.model not in models:
-        return f"model {request.model} is another one than the verifier's"
+        return f"model {shorten(request.model, MAX_NAME)} is another one than the verifier's"
     if rule.kind not in verifier.rules:
         return f"the verifier doesn't verify by {rule.kind.name.lower()}"
     max_length = min(context_tokens, verifier.context_tokens or context_tokens)

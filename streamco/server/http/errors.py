@@ -7,6 +7,7 @@ from collections.abc import Mapping
 
 from aiohttp import web
 
+from streamco.errors import MAX_NAME, shorten
 from streamco.server.http.encoding import Json, encode, event
 
 __all__ = ["RequestError", "error_body", "error_event", "error_object", "error_response", "invalid", "overloaded", "unsupported"]
@@ -19,8 +20,8 @@ class RequestError(Exception):
 
     Args:
         status: HTTP status.
-        message: expected, got, where; sent to the client.
-        param: the field of the request that is at fault; None: none.
+        message: expected, got, where; sent to the client, at most 2,000 characters of it.
+        param: the field of the request that is at fault, at most 100 characters of its name; None: none.
         code: OpenAI's machine-readable reason; None: none.
         headers: further headers of the response.
     """
@@ -28,9 +29,9 @@ class RequestError(Exception):
     def __init__(
         self, status: int, message: str, *, param: str | None = None, code: str | None = None, headers: Mapping[str, str] | None = None
     ) -> None:
-        super().__init__(message)
+        super().__init__(shorten(message))
         self.status = status
-        self.param = param
+        self.param = None if param is None else shorten(param, MAX_NAME)
         self.code = code
         self.headers = dict(headers or {})
 
