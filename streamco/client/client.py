@@ -83,6 +83,8 @@ class Client:
         timeout: seconds to wait for each of connection, first token and next token; limits by phase as ``Timeouts`` or ``httpx.Timeout``;
             None: no limit. Not given: each endpoint's own.
         max_retries: further tries at each server before the first token; None: each endpoint's own number.
+        check_access: after an answer that another endpoint gave, a server with a key is asked for its list of models in the background,
+            once, to find out a wrong key. False: servers get requests for answers only.
         seed: seed of the policies' random draws, to repeat them; None: from the system.
 
     Raises:
@@ -109,6 +111,7 @@ class Client:
         on_degraded: OnDegraded = "warn",
         timeout: RequestTimeout | Unset = UNSET,
         max_retries: int | None = None,
+        check_access: bool = True,
         seed: int | None = None,
     ) -> None:
         check_options(migration, dispatch, limits, on_failure)
@@ -121,7 +124,7 @@ class Client:
         draft_budget = budget if speculation.budget is None else speculation.budget
         may_draft = mode != "race" or verifier is not None
         share = 1.0 if draft_budget is None else draft_budget
-        endpoints = EndpointSet(device, server)
+        endpoints = EndpointSet(device, server, checks_access=check_access)
         if may_draft:
             reserve_places(endpoints.device, share, offload=speculation.offload)
         endpoints.binding = VerifierBinding(verifier, endpoints.device, endpoints.servers, may_warn=on_degraded != "ignore")

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import cast
 
+from streamco.client.access_check import AccessCheck
 from streamco.client.driver import AnswerDriver
 from streamco.client.speculation.verifier_binding import VerifierBinding
 from streamco.endpoints.base import Endpoint, Kind
@@ -24,6 +25,7 @@ class EndpointSet:
     Args:
         device: as for ``Client``.
         server: as for ``Client``.
+        checks_access: servers that no answer has shown anything of are asked for their list of models.
 
     Attributes:
         device: the device; None: there is none.
@@ -31,13 +33,14 @@ class EndpointSet:
         endpoints: all of them, by name.
         unavailable: endpoints that could not start, with their errors.
         binding: the device with its verifier; None: the client has not set it yet.
+        access: finds out which servers refuse their keys; None: nothing is asked beside answers.
         active: drivers of answers that have work under way.
 
     Raises:
         ConfigError: neither device nor server, not an endpoint, names that are not unique.
     """
 
-    def __init__(self, device: DeviceSetting, server: ServerSetting) -> None:
+    def __init__(self, device: DeviceSetting, server: ServerSetting, *, checks_access: bool = True) -> None:
         self.device = _make_device(device)
         self.servers = _make_servers(server)
         all_endpoints = [*([self.device] if self.device is not None else []), *self.servers]
@@ -48,6 +51,7 @@ class EndpointSet:
             raise ConfigError(f"client: expected endpoints with names of their own, got {[endpoint.name for endpoint in all_endpoints]}")
         self.unavailable: dict[str, EndpointError] = {}
         self.binding: VerifierBinding | None = None  # set by the client; closed with the endpoints
+        self.access = AccessCheck() if checks_access else None
         self.active: set[AnswerDriver] = set()
         self._started: set[str] = set()
         self._is_closed = False
@@ -126,6 +130,8 @@ class EndpointSet:
     async def _close_endpoints(self) -> None:
         """Close all endpoints, also if one of them raises; then raise its error."""
         closings = [endpoint.aclose() for endpoint in self.endpoints.values()]
+        if self.access is not None:
+            await self.access.aclose()
         if self.binding is not None:
             closings.append(self.binding.aclose())
         results = await asyncio.gather(*closings, return_exceptions=True)

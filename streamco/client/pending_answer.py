@@ -8,7 +8,7 @@ from copy import copy
 
 from msgspec.structs import replace
 
-from streamco.client.answer_log import REQUEST_ID_HEADER, AnswerLog
+from streamco.client.answer_log import REQUEST_ID_HEADER, AnswerLog, describe_error
 from streamco.client.answer_notes import note_dispatch, note_race, note_settings, note_speculation
 from streamco.client.degradation import OnDegraded
 from streamco.client.driver import AnswerDriver
@@ -210,6 +210,7 @@ class PendingAnswer:
             settings.dispatcher.record(dispatched, driver.machine)
             settings.planner.record_race(driver.machine)
             note_race(settings.degradations, notes, driver)
+            settings.check_access(driver.machine)
             settings.totals.record(driver.cost())
             log.ended(driver.report)
 
@@ -236,9 +237,13 @@ class PendingAnswer:
             DegradedError: by the client's rule.
         """
         settings, degradations, notes = self._settings, self._settings.degradations, self._notes
-        for attempt in dispatched.attempts:
-            if attempt.wait is not None and (refusal := degradations.refusal(attempt.source)) is not None:
+        refusals = {each: error for each in dispatched.attempts if (error := degradations.refusal(each.source)) is not None}
+        for attempt, refusal in refusals.items():
+            if attempt.wait is not None:
                 raise copy(refusal)
+            kind = describe_error(refusal)
+            sentence = f"{attempt.source} can't take over: it has refused another request ({kind})"
+            degradations.record(notes, kind=kind, endpoint=attempt.source, sentence=sentence, may_raise=False)
         note_dispatch(degradations, notes, dispatched, settings.endpoints.missing(settings.dispatcher.kept_out))
         if obstacle := self._obstacle:
             dispatched.add_note(f"not speculated: {obstacle}")

@@ -11,7 +11,7 @@ from streamco.client.race.dispatcher import Dispatcher, DispatchOptions
 from streamco.client.race.migration import MigrationOptions
 from streamco.client.speculation.planner import SpeculationPlanner
 from streamco.config import Limits, Timeouts
-from streamco.core.race.machine import OnFailure
+from streamco.core.race.machine import OnFailure, RaceMachine
 from streamco.core.totals import TotalsRecorder
 from streamco.endpoints.base import Request
 from streamco.engines.native_notice import warn_if_pure
@@ -85,6 +85,19 @@ class ClientSettings(Struct, frozen=True, kw_only=True):
             self.degradations.record_start_failure([], error, endpoint=name)
         if self.planner.mode != "race" and kept_out is None:
             await self.planner.binding.start()
+
+    def check_access(self, machine: RaceMachine) -> None:
+        """Have the servers checked that a race has shown nothing of, because another endpoint answered first.
+
+        A server that is kept out is none of the race's endpoints, so a promise holds for the check, too.
+        """
+        access = self.endpoints.access
+        if access is None or machine.winner is None:
+            return
+        attempts = (*machine.past_attempts, *machine.attempts.values())
+        shown = {each.source for each in attempts if each.ttft is not None or each.error is not None}
+        access.record_answered(shown)
+        access.begin((self.endpoints.endpoints[each.source] for each in attempts if each.source not in shown), self.degradations)
 
     def failure_rule(self, facts: RequestFacts) -> OnFailure:
         """Return what becomes of this request's answer if its endpoint fails.

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+import re
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 from weakref import WeakSet
@@ -44,6 +45,7 @@ if TYPE_CHECKING:
 
 __all__ = ["OpenAIEndpoint"]
 
+_SCOPE = re.compile("scope|permission", re.IGNORECASE)  # OpenAI's restricted keys: 401, "insufficient permissions ... Missing scopes"
 _DEFAULTS = Timeouts(), RetryPolicy(), Limits()
 
 
@@ -197,6 +199,21 @@ class OpenAIEndpoint:
             EndpointError: the server doesn't say.
         """
         return list(identify(await self._get_json(self._address.url("/models")), {}, model=self.model).models)
+
+    async def check_access(self) -> EndpointStatusError | None:
+        """Ask for the list of models, and return the error if the server refuses the key (401, 403); None: it doesn't, or that isn't known.
+
+        Nothing is asked without a key, or of a provider without such a list. A key that may answer and not list is not refused.
+        """
+        if not self._key or not self._address.provider.lists_models:
+            return None
+        try:
+            await self._get_json(self._address.url("/models"))
+        except EndpointStatusError as error:
+            return error if error.status in {401, 403} and not _SCOPE.search(error.body) else None
+        except EndpointError:
+            return None  # an outage is met by the answers
+        return None
 
     async def probe(self) -> ServerInfo:
         """Ask an unknown server what it is, and follow that from now on: its dialect, its capabilities, its context size.

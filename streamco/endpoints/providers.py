@@ -38,6 +38,7 @@ class Provider(Struct, frozen=True, kw_only=True):
         key_variable: environment variable of the key.
         url_variable: environment variable of the base URL. None: there is none.
         key_header: ``authorization`` (``Bearer KEY``) or the name of the header that holds the bare key.
+        lists_models: ``GET /models`` gives a list to every key.
         has_stream_options: the server takes ``stream_options={"include_usage": true}``.
         max_tokens_field: name of the field that limits the answer's length.
         capabilities: abilities of a typical model there; ``Capabilities`` given to the endpoint override them.
@@ -55,6 +56,7 @@ class Provider(Struct, frozen=True, kw_only=True):
     key_variable: str = "OPENAI_API_KEY"
     url_variable: str | None = None
     key_header: str = "authorization"
+    lists_models: bool = True
     has_stream_options: bool = True
     max_tokens_field: MaxTokensField = "max_tokens"
     capabilities: Capabilities = Capabilities()
@@ -87,6 +89,7 @@ PROVIDERS: tuple[Provider, ...] = (
         key_variable="AZURE_OPENAI_API_KEY",
         url_variable="AZURE_OPENAI_ENDPOINT",
         key_header="api-key",
+        lists_models=False,
         capabilities=_FULL,
         source="Azure OpenAI REST reference 2024-10-21 (the first stable version with stream_options; griptape#1640); "
         "max_completion_tokens only for reasoning models there",
@@ -133,6 +136,7 @@ PROVIDERS: tuple[Provider, ...] = (
         hosts=("api.perplexity.ai",),
         base_url="https://api.perplexity.ai",
         key_variable="PERPLEXITY_API_KEY",
+        lists_models=False,
         has_stream_options=False,
         capabilities=Capabilities(json_schema=True, images=True),
         source="recorded streams: usage in every chunk, no [DONE] (api-discussion#209)",

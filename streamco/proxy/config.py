@@ -123,6 +123,7 @@ class DispatchSection(Struct, frozen=True, kw_only=True):
     hedge_tools: bool = False
     exchange_rate: float = RATE_SERVER_CONSTRAINED
     reader_rate: float = READING
+    check_access: bool = True  # ask a server that always loses for its list of models, once, to find out a wrong key
     seed: int | None = None
     profile: str | None = None  # file with what was learned, read at the start and written at the end
 

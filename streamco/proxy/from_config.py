@@ -95,6 +95,7 @@ def build_client(config: ProxyConfig, environ: Mapping[str, str] = os.environ) -
             exchange_rate=dispatch.exchange_rate,
             reader_rate=dispatch.reader_rate,
         ),
+        check_access=dispatch.check_access,
         seed=dispatch.seed,
     )
 
