@@ -25,6 +25,7 @@ SUBMODULES = {
     "streamco.proxy.app": "docs/proxy.md",
     "streamco.server.app": "docs/serve.md",
     "streamco.sim.hardware.forward_pass_times": "docs/hardware.md",
+    "streamco.wire.openai.msgpack_body": "docs/serve.md",
     "streamco.wire.token_frames": "docs/serve.md",
 }
 """Public submodules, each with the page that explains it."""

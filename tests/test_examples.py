@@ -27,7 +27,7 @@ PRINTS = {
         r"^device:.*\w",  # a part may begin in the middle of a word
         r"^device went on after token \d+, \d+ tokens ahead of the reader: cheaper$",
         r"^saved \$0\.00\d{3}, paid \$0\.00\d{3}$",
-        r"^\d+ of 60 tokens late$",
+        r"^\d+ of (5\d|60) tokens late$",
     ],
     "paced": [r"^median gap 0\.\d{3} s, \d+ tokens late, score [01]\.\d\d$"],
     "proxy_client": [r"^device won$"],
