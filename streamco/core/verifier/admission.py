@@ -68,10 +68,18 @@ class Admission:
         return _positive(self._completion(work, waiting, state, latest) - latest)
 
     def until_open(self, waiting: Sequence[Waiting], tokens: int, *, device: str, now: float) -> float | None:
-        """Return the wait of a new session of this device with a context of ``tokens``."""
+        """Return the wait of a new session of this device with a context of ``tokens``.
+
+        The limit on sessions keeps no device below its share of it. Else one that made verdicts late, and then keeps its sessions in use
+        without a draft, would keep all others out: nothing would raise the limit again.
+        """
         if len(self._sessions) >= self._options.sessions:
             return self.until_forgotten(now=now)
-        full = self.limit.wait(self._sessions.in_use(now=now), now=now, max_wait=self._options.max_retry)
+        in_use = self._sessions.in_use_by_device(now=now)
+        share = self.limit.limit / len(in_use.keys() | {device})
+        full = None
+        if in_use[device] + 1 > share:
+            full = self.limit.wait(in_use.total(), now=now, max_wait=self._options.max_retry)
         return full if full is not None else self.until_prefilled(waiting, tokens, device=device)
 
     def until_prefilled(self, waiting: Sequence[Waiting], tokens: int, *, device: str) -> float | None:

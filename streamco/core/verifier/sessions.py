@@ -274,7 +274,11 @@ class SessionTable:
 
     def in_use(self, *, now: float) -> int:
         """Return the number of sessions that have work, or had it in the last ``idle_after`` seconds."""
-        return sum(not session.is_at_rest or session.touched + self._idle_after > now for session in self)
+        return self.in_use_by_device(now=now).total()
+
+    def in_use_by_device(self, *, now: float) -> Counter[str]:
+        """Return the number of those sessions of each device that has one."""
+        return Counter(each.device for each in self if not each.is_at_rest or each.touched + self._idle_after > now)
 
     def next_idle(self, *, now: float) -> float | None:
         """Return when the next session's cache may be given to another; None: no session at rest has one that is still protected."""

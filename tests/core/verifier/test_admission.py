@@ -114,6 +114,25 @@ def test_no_more_sessions_are_remembered_than_is_said() -> None:
     assert desk.admission.until_open([], 10, device="new", now=20.0) == pytest.approx(40.0)
 
 
+def test_late_verdicts_keep_no_device_below_its_share_of_the_sessions() -> None:
+    table = SessionTable(tokens=1000, places=64, idle_after=5.0, forget_after=60.0)
+    admission = Admission(SchedulerOptions(kv_tokens=1000, places=64, context_tokens=500), Alternating(), STEP, PrefillPace(0.01), table)
+    for number in range(10):
+        table.add(HeldSession(f"greedy{number}", "greedy", (1,), now=0.0))
+    for _ in range(18):
+        admission.limit.observe(is_late=True, present=10)
+    assert 2 <= admission.limit.limit < 10
+    for now in (1.0, 4.0, 8.0):
+        for session in list(table):
+            table.touch(session, now=now)  # kept in use without a draft
+        assert admission.until_open([], 10, device="greedy", now=now) is not None
+        assert admission.until_open([], 10, device="new", now=now) is None
+    crowd = int(admission.limit.limit)
+    for number in range(crowd):
+        table.add(HeldSession(f"s{number}", f"device{number}", (1,), now=8.0))
+    assert admission.until_open([], 10, device="new", now=8.0) is not None, "a share below one session"
+
+
 def test_late_verdicts_keep_new_sessions_out_while_as_many_are_in_use() -> None:
     desk = Desk()
     desk.residency.add(HeldSession("a", "a", (1,), now=0.0))
