@@ -11,7 +11,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK = 1
 
 CASES ?= 10000000
 
-.PHONY: demo test thorough picture fuzz pure style types imports sanitize bench docs vllm native clean
+.PHONY: demo test thorough picture fuzz attack pure style types imports sanitize bench docs vllm native clean
 .DEFAULT_GOAL := test
 
 # What `make demo` needs: the package, llama.cpp, the terminal parts and the packaged model.
@@ -45,6 +45,10 @@ thorough: $(VENV)/.dev
 # Ten million hostile messages and calls, on both twins: some minutes.
 fuzz: $(VENV)/.dev
 	PYTHONPATH=. $(BIN)/python -m tests.fuzz.verify --cases $(CASES)
+
+# Attacks on real processes of serve, verifier, proxy and client: some three minutes, a table, and exit status 1 if one does harm.
+attack: $(VENV)/.dev
+	PYTHONPATH=. $(BIN)/python -m tests.attack
 
 # What stands on native code, on the pure twins; and the asyncio tests in debug mode.
 pure: $(VENV)/.dev

@@ -1,0 +1,58 @@
+"""The attacks on each listener, against a process that is started for them."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+
+from streamco.testing import ScriptedServer
+from tests.attack import on_client, on_proxy, on_serve, on_verifier
+from tests.attack.attack import Outcome, Register, Victim, carry_out
+from tests.attack.processes import running
+
+__all__ = ["CAMPAIGNS"]
+
+
+async def on(register: Register, victim: Victim, size: int) -> AsyncIterator[Outcome]:
+    """Carry all attacks of one listener out."""
+    for attack in register.attacks:
+        yield await carry_out(register.listener, attack, victim, size)
+
+
+async def serve(size: int) -> AsyncIterator[Outcome]:
+    """Attack the HTTP paths of ``streamco serve``."""
+    async with running(*on_serve.SERVE, key="sk-right") as program:
+        async for outcome in on(on_serve.attack, program, size):
+            yield outcome
+
+
+async def verifier(size: int) -> AsyncIterator[Outcome]:
+    """Attack the WebSocket of ``streamco serve``, each time that of a fresh process, so that no attack depends on the one before."""
+    if not size:  # a short one, on the same process
+        async with running(*on_verifier.VERIFIER, key="sk-right") as program:
+            async for outcome in on(on_verifier.attack, program, size):
+                yield outcome
+        return
+    for attack in on_verifier.attack.attacks:
+        async with running(*on_verifier.VERIFIER, key="sk-right") as program:
+            yield await carry_out(on_verifier.attack.listener, attack, program, size)
+
+
+async def proxy(size: int) -> AsyncIterator[Outcome]:
+    """Attack ``streamco proxy`` from both sides."""
+    with tempfile.TemporaryDirectory() as folder:
+        async with ScriptedServer() as upstream:
+            config = on_proxy.proxy_config(Path(folder), upstream.port)
+            async with running("proxy", "--config", str(config), env={"OPENAI_API_KEY": "sk-upstream"}) as program:
+                async for outcome in on(on_proxy.attack, on_proxy.ProxyVictim(program, upstream), size):
+                    yield outcome
+
+
+async def client(size: int) -> AsyncIterator[Outcome]:
+    """Attack clients."""
+    async for outcome in on(on_client.attack, on_client.ClientVictim(), size):
+        yield outcome
+
+
+CAMPAIGNS: dict[str, Callable[[int], AsyncIterator[Outcome]]] = {"serve": serve, "verifier": verifier, "proxy": proxy, "client": client}
