@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import asyncio
+import csv
+import gzip
 import json
+import random
+import re
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from streamco.client.race.report import billed_completion
 from streamco.core.report import EndpointReport
 from streamco.endpoints.base import TokenPrices
 from streamco.endpoints.openai import OpenAIEndpoint
 from streamco.endpoints.token_counter import TokenCounter
-from streamco.openai_types import CompletionUsage
 from streamco.policies.cost import Usage, request_cost
 from streamco.profiles import Prices
 from streamco.testing import Pause, ScriptedResponse, ScriptedServer, chunk_event, json_answer
@@ -28,7 +30,7 @@ PRICES = TokenPrices(prompt=1e-6, completion=1e-5)
 
 
 async def billed(usage: Any, *, stream: bool = True, text: str = "four words are here") -> EndpointReport:
-    """The server's part in the report of an answer with this usage."""
+    """The server's part in the report of an answer with this usage; ``stream=False``: of a call that is not streamed, answered by JSON."""
     if stream:
         steps = [chunk_event(text), chunk_event("", finish_reason="stop"), _usage_event(usage), b"data: [DONE]\n\n"]
         answer = ScriptedResponse(steps=steps)
@@ -38,6 +40,11 @@ async def billed(usage: Any, *, stream: bool = True, text: str = "four words are
     async with ScriptedServer(answer) as scripted:
         remote = OpenAIEndpoint("m", base_url=scripted.url, name="server", prices=PRICES)
         async with opened(server=remote) as client:
+            if not stream:
+                whole = await client.chat.completions.create(messages=HELLO, stream=False)
+                assert whole.report is not None
+                (part,) = whole.report.endpoints
+                return part
             stream_ = await client.chat.completions.create(messages=HELLO, stream=True)
             async for _chunk in stream_:
                 pass
@@ -95,31 +102,154 @@ def test_a_cost_is_never_negative(prompt: int, cached: int, completion: int, pri
     assert cost.server >= 0
 
 
-@given(st.integers(0, 10**7), st.integers(0, 10**7), st.integers(0, 10**7))
-def test_what_is_billed_is_at_least_the_completion(prompt: int, completion: int, total: int) -> None:
-    assert billed_completion(CompletionUsage(prompt_tokens=prompt, completion_tokens=completion, total_tokens=total)) >= completion
+@pytest.mark.parametrize(
+    ("told", "bill"),
+    [
+        ({"cost": {"input_tokens_cost": 0.0, "request_cost": 0.005, "total_cost": 0.005}}, 0.005),
+        ({"cost_in_usd_ticks": 1_660_500}, 0.00016605),
+        ({"cost": 0.25, "cost_in_usd_ticks": 5}, 0.25),
+        ({"cost": 0}, 0.0),
+        ({"cost_in_usd_ticks": 0}, None),
+        ({"cost_in_usd_ticks": -5}, None),
+        ({"cost": {"total_cost": "5"}}, None),
+        ({"cost": 1001}, None),
+        ({"cost": -0.5}, None),
+        ({"cost": True}, None),
+        ({}, None),
+    ],
+)
+async def test_each_providers_own_bill_is_read(told: dict[str, Any], bill: float | None) -> None:
+    part = await billed({"prompt_tokens": 10, "completion_tokens": 5, "total_tokens": 15, **told})
+    assert part.cost_source == ("prices" if bill is None else "server")
+    assert part.cost_usd == pytest.approx(6e-5 if bill is None else bill)
 
 
-async def test_recorded_bills_are_reported_as_they_are() -> None:
-    checked = 0
-    streams = [path for path in sorted(data_path("sse", "streams").glob("*.sse")) if b'"cost":' in path.read_bytes()]
-    for path in streams:
-        lines = [line.removeprefix(b"data: ") for line in path.read_bytes().splitlines() if b'"usage":{' in line]
-        usages = [json.loads(line).get("usage") for line in lines if line.startswith(b"{")]
-        bills = [usage["cost"] for usage in usages if isinstance(usage, dict) and isinstance(usage.get("cost"), int | float)]
-        if not bills:
+# Recorded bills
+
+LIST_PRICES: dict[str, tuple[float, float, float]] = {
+    # US dollars per million tokens: prompt, completion, cached prompt. From the providers' price pages, the same as litellm's table where
+    # it has them (``test_the_list_prices_are_those_of_the_recorded_table``).
+    "ai-gateway-vercel-sh__chat__claude-sonnet-4__": (3.0, 15.0, 0.3),
+    "ai-gateway-vercel-sh__chat__gemini-2.5-flash__": (0.3, 2.5, 0.03),
+    "ai-gateway-vercel-sh__chat__gemini-3-pro-preview__": (2.0, 12.0, 0.2),
+    "api-x-ai__chat__grok-3-mini": (0.3, 0.5, 0.075),
+    "api-x-ai__chat__grok-4-fast": (0.2, 0.5, 0.05),
+    "api-x-ai__chat__grok-code-fast-1": (0.2, 1.5, 0.02),
+    "openrouter-ai__chat__claude-4.5-haiku": (1.0, 5.0, 0.1),
+    "openrouter-ai__chat__claude-haiku-4.5": (1.0, 5.0, 0.1),
+    "openrouter-ai__chat__claude-4.6-sonnet": (3.0, 15.0, 0.3),
+    "openrouter-ai__chat__claude-sonnet-4.5": (3.0, 15.0, 0.3),
+    "openrouter-ai__chat__gemini-3.1-flash-lite": (0.25, 1.5, 0.025),
+    "openrouter-ai__chat__gpt-4.1-mini": (0.4, 1.6, 0.1),
+    "openrouter-ai__chat__gpt-4o-mini": (0.15, 0.6, 0.075),
+    "openrouter-ai__chat__gpt-5.4-nano": (0.2, 1.25, 0.02),
+    "openrouter-ai__chat__grok-4.1-fast": (0.2, 0.5, 0.05),
+    "openrouter-ai__chat__glm-5-turbo": (1.2, 4.0, 0.24),
+}
+IN_THE_TABLE = {
+    "claude-sonnet-4__": "vercel_ai_gateway/anthropic/claude-sonnet-4",
+    "gemini-2.5-flash__": "vercel_ai_gateway/google/gemini-2.5-flash",
+    "claude-4.6-sonnet": "claude-sonnet-4-6",
+    "gemini-3.1-flash-lite": "gemini/gemini-3.1-flash-lite",
+    "gpt-4.1-mini": "gpt-4.1-mini",
+    "gpt-4o-mini": "gpt-4o-mini",
+    "gpt-5.4-nano": "gpt-5.4-nano",
+}
+
+
+def test_the_list_prices_are_those_of_the_recorded_table() -> None:
+    with gzip.open(data_path("prices", "litellm_chat_prices.csv.gz"), "rt") as file:
+        table = {row["model"]: row for row in csv.DictReader(file)}
+    for end, model in IN_THE_TABLE.items():
+        (prices,) = (prices for name, prices in LIST_PRICES.items() if name.endswith(end))
+        named = [table[model][f"usd_per_{kind}_token"] for kind in ("input", "output", "cached_input")]
+        assert [float(price) * 1e6 for price in named] == pytest.approx(prices), model
+
+
+async def cost_of(body: bytes, prices: TokenPrices) -> EndpointReport:
+    """The server's part in the report of a recorded answer."""
+    async with ScriptedServer(ScriptedResponse(steps=[body])) as scripted:
+        remote = OpenAIEndpoint("m", base_url=scripted.url, name="server", prices=prices)
+        async with opened(server=remote) as client:
+            stream = await client.chat.completions.create(messages=HELLO, stream=True)
+            async for _chunk in stream:
+                pass
+            await stream.aclose()
+            (part,) = stream.report.endpoints
+            return part
+
+
+def bill_in(body: bytes) -> tuple[float, float] | None:
+    """Everything that the provider bills in a recorded answer, and the part of it for tokens; None: it sends no bill."""
+    found = None
+    for line in body.splitlines():
+        if not line.startswith(b"data: {"):
             continue
-        async with ScriptedServer(ScriptedResponse(steps=[path.read_bytes()])) as scripted:
-            remote = OpenAIEndpoint("m", base_url=scripted.url, name="server", prices=PRICES)
-            async with opened(server=remote) as client:
-                stream = await client.chat.completions.create(messages=HELLO, stream=True)
-                async for _chunk in stream:
-                    pass
-                await stream.aclose()
-                (part,) = stream.report.endpoints
-        assert part.cost_usd == pytest.approx(bills[-1], rel=0.01), path.name
-        checked += 1
-    assert checked > 5
+        usage = json.loads(line[6:]).get("usage") or {}
+        details = usage.get("cost_details") or {}
+        if isinstance(usage.get("cost"), int | float):
+            for_tokens = sum(details.get(f"upstream_inference_{kind}_cost") or 0 for kind in ("prompt", "completions"))
+            found = usage["cost"], for_tokens or usage["cost"]
+        elif ticks := usage.get("cost_in_usd_ticks"):
+            found = ticks * 1e-10, ticks * 1e-10
+    return found
+
+
+def with_a_bill() -> list[tuple[str, bytes, tuple[float, float]]]:
+    bodies = [(path.name, path.read_bytes()) for path in sorted(data_path("sse", "streams").glob("*__chat__*.sse"))]
+    return [(name, body, bill) for name, body in bodies if (bill := bill_in(body)) is not None]
+
+
+async def test_a_recorded_bill_is_reported_as_it_is() -> None:
+    found = with_a_bill()
+    assert len(found) > 40
+    for name, body, (bill, _) in found:
+        part = await cost_of(body, PRICES)
+        assert part.cost_source == "server"
+        assert part.cost_usd == pytest.approx(bill), name
+
+
+async def test_the_price_list_and_the_tokens_give_the_recorded_bill_within_one_percent() -> None:
+    """The bill is taken out of the answer, so the figure comes from what the server counted; web searches are not in the tokens."""
+    checked: dict[str, int] = {}
+    for name, body, (_, for_tokens) in with_a_bill():
+        known = [prices for begin, prices in LIST_PRICES.items() if name.startswith(begin)]
+        if not known:
+            continue
+        prompt, completion, cached = (price * 1e-6 for price in known[0])
+        without = re.sub(rb'"(cost|cost_in_usd_ticks)":', rb'"hidden":', body)
+        part = await cost_of(without, TokenPrices(prompt=prompt, completion=completion, cached_prompt=cached))
+        assert part.cost_source == "prices"
+        assert part.cost_usd == pytest.approx(for_tokens, rel=0.01), name
+        provider = name.partition("__")[0]
+        checked[provider] = checked.get(provider, 0) + 1
+    assert checked.keys() == {"ai-gateway-vercel-sh", "api-x-ai", "openrouter-ai"}
+    assert sum(checked.values()) >= 30
+
+
+# Hostile usage
+
+_ODD: list[Any] = [None, True, -1, 0, 1, 5, 1.5, 2**24, 2**24 + 1, 10**9, 10**18, 10**30, -(10**18), 1e308, "7", "x", [], {}, [1], {"a": 1}]
+
+
+async def test_whatever_a_server_says_that_it_counted_the_cost_is_neither_negative_nor_absurd() -> None:
+    """Through the real decoder, streamed and not; at most what 16 million tokens of each kind cost, or a bill below 1,000 $."""
+    rng = random.Random(7)
+    most = 2**24 * 1e-6 + (2**24 + 2**17) * 1e-5
+    for _ in range(150):
+        counts = ("prompt_tokens", "completion_tokens", "total_tokens")
+        usage: dict[str, Any] = {name: rng.choice(_ODD) for name in counts if rng.random() < 0.9}
+        for name in ("cost", "cost_in_usd_ticks"):
+            if rng.random() < 0.2:
+                usage[name] = rng.choice(_ODD)
+        for name, part in (("prompt_tokens_details", "cached_tokens"), ("completion_tokens_details", "reasoning_tokens")):
+            if rng.random() < 0.5:
+                usage[name] = rng.choice([{part: rng.choice(_ODD)}, None, 5])
+        found = await billed(usage, stream=rng.random() < 0.7)
+        assert found.cost_usd is not None
+        assert 0 <= found.cost_usd <= (1000 if found.cost_source == "server" else most), usage
+        assert found.completion_tokens >= 0
+        assert found.prompt_tokens >= 0
 
 
 # Without a usage: what is counted, and what counted it

@@ -8,6 +8,7 @@ from typing import NamedTuple
 from msgspec.structs import replace
 
 from streamco.client.cost_totals import answer_ending, total_cost
+from streamco.client.race.bill import billed_completion, own_bill
 from streamco.client.race.dispatcher import DispatchRecord
 from streamco.core.race.attempt import Attempt, AttemptState
 from streamco.core.race.machine import RaceMachine
@@ -19,12 +20,10 @@ from streamco.events import TextCount
 from streamco.openai_types import CompletionUsage, without_further
 from streamco.policies.cost import RequestCost
 
-__all__ = ["billed_completion", "build_cost", "build_report", "describe_hand_overs", "describe_attempt", "describe_usage"]
+__all__ = ["build_cost", "build_report", "describe_hand_overs", "describe_attempt", "describe_usage"]
 
 Counts = Mapping[Attempt, TextCount]
 _NO_COUNTS: Counts = {}
-
-_MAX_BILL = 1e5  # US dollars; what claims more for one answer is a defect of the server
 
 
 def build_report(
@@ -213,7 +212,7 @@ def describe_attempt(
     """
     count = _count(attempt, dispatched.prompt_tokens, counts)
     cost = dispatched.cost(endpoint, count.prompt, count.completion, count.cached)
-    if (bill := _own_bill(attempt)) is not None:  # more than the price list knows: discounts, tiers, fees
+    if (bill := own_bill(attempt.usage)) is not None:  # more than the price list knows: discounts, tiers, fees
         cost = RequestCost(server=bill, device_joules=cost.device_joules, device=0.0, total=bill)
     return EndpointReport(
         name=attempt.source,
@@ -244,20 +243,6 @@ def _counted_by(attempt: Attempt, endpoint: Endpoint, counts: Counts) -> str | N
     if attempt.usage is not None:
         return "usage"
     return counts[attempt].counter if attempt in counts else "estimate"
-
-
-def _own_bill(attempt: Attempt) -> float | None:
-    """Return the US dollars that the server itself says it bills; None: it doesn't say."""
-    bill = None if attempt.usage is None else attempt.usage.cost
-    return float(bill) if isinstance(bill, int | float) and not isinstance(bill, bool) and 0 <= bill < _MAX_BILL else None
-
-
-def billed_completion(usage: CompletionUsage) -> int:
-    """Return the completion tokens that are billed, reasoning included.
-
-    xAI, and gateways to Gemini, leave reasoning out of ``completion_tokens``. It is in ``total_tokens`` then.
-    """
-    return max(usage.completion_tokens, usage.total_tokens - usage.prompt_tokens)
 
 
 class _Count(NamedTuple):
