@@ -8,7 +8,18 @@ from msgspec import Struct
 
 from streamco.errors import ConfigError
 
-__all__ = ["LISTENING", "Limits", "Pace", "READING", "RetryPolicy", "SamplingOptions", "Timeouts", "check_share", "parse_pace"]
+__all__ = [
+    "LISTENING",
+    "Limits",
+    "Pace",
+    "READING",
+    "RetryPolicy",
+    "SamplingOptions",
+    "Timeouts",
+    "check_instance",
+    "check_share",
+    "parse_pace",
+]
 
 READING = 4.8  # tokens/s; DiSCo section 2.2: mean silent reading speed
 LISTENING = 3.5  # tokens/s; DiSCo section 2.2: mean speaking rate
@@ -86,6 +97,14 @@ class Limits(Struct, frozen=True, kw_only=True):
     unread_tokens: int = 4096  # delivered and not read, before the source is paused
     lookahead: float = 20.0  # seconds of reading that a device may run ahead of a paced reader: tokens that are never read waste energy
 
+    def __post_init__(self) -> None:
+        """Refuse sizes that nothing could keep."""
+        for name in self.__struct_fields__:
+            value, expected = getattr(self, name), "0 s or more" if name == "lookahead" else "a whole number above 0"
+            is_right = value >= 0 if name == "lookahead" and _is_number(value) else type(value) is int and value > 0
+            if not is_right:
+                raise ConfigError(f"limits: {name}: expected {expected}, got {value!r}")
+
     def tokens_ahead(self, pace: float) -> int:
         """Return how many tokens a device may run ahead of a reader with this pace (tokens per second).
 
@@ -132,3 +151,17 @@ def check_share(name: str, value: float) -> None:
     """
     if not isinstance(value, int | float) or not 0.0 <= value <= 1.0:
         raise ConfigError(f"{name}: expected a share from 0 to 1, got {value!r}")
+
+
+def check_instance(name: str, value: object, kind: type, *, or_none: bool = False) -> None:
+    """Raise an error if a setting has another type.
+
+    Raises:
+        ConfigError: the value is no instance of ``kind``, and not None if that is allowed.
+    """
+    if not isinstance(value, kind) and not (or_none and value is None):
+        raise ConfigError(f"{name}: expected {kind.__name__}{' or None' if or_none else ''}, got {type(value).__name__}")
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)

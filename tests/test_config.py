@@ -9,7 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from streamco.client.race.dispatcher import DispatchOptions
 from streamco.config import LISTENING, READING, Limits, Pace, RetryPolicy, Timeouts, check_share, parse_pace
+from streamco.endpoints.openai import OpenAIEndpoint
+from streamco.engines.base import EngineOptions
 from streamco.errors import ConfigError
 
 
@@ -78,3 +81,36 @@ def test_a_devices_buffers_together_keep_to_the_tokens_ahead(pace: float, lookah
     assert kept >= 1
     assert held + 2 * kept <= max(3, limits.tokens_ahead(pace))
     assert held + 2 * kept <= limits.tokens_ahead(pace), "exactly: none of them has room that is not in the sum"
+
+
+@pytest.mark.parametrize("name", ["event_bytes", "body_bytes", "answer_bytes", "unread_tokens"])
+@pytest.mark.parametrize("value", [0, -1, 1.5, "5", True, None])
+def test_a_limit_is_a_whole_number_above_0(name: str, value: Any) -> None:
+    with pytest.raises(ConfigError, match=f"limits: {name}: expected a whole number above 0, got"):
+        Limits(**{name: value})
+
+
+@pytest.mark.parametrize("value", [-1, nan, "5", True, None])
+def test_a_lookahead_is_a_number_of_seconds(value: Any) -> None:
+    with pytest.raises(ConfigError, match="limits: lookahead: expected 0 s or more, got"):
+        Limits(lookahead=value)
+
+
+@pytest.mark.parametrize("name", ["threads", "context_tokens", "held_sequences", "held_tokens"])
+@pytest.mark.parametrize("value", ["two", 1.5, True])
+def test_an_engines_sizes_are_whole_numbers(name: str, value: Any) -> None:
+    with pytest.raises(ConfigError, match=f"engine: {name}: expected a whole number, got"):
+        EngineOptions(**{name: value})
+
+
+@pytest.mark.parametrize("name", ["timeouts", "retry", "limits", "prices", "capabilities"])
+def test_an_endpoints_options_have_their_types(name: str) -> None:
+    options: dict[str, Any] = {name: 5}
+    with pytest.raises(ConfigError, match=f"{name}: expected .*, got int"):
+        OpenAIEndpoint("m", base_url="http://127.0.0.1:9/v1", **options)
+
+
+@pytest.mark.parametrize(("name", "value"), [("gate", 5), ("reader_rate", 0), ("reader_rate", nan), ("reader_rate", "5")])
+def test_options_for_dispatch_that_nothing_could_use_are_refused(name: str, value: Any) -> None:
+    with pytest.raises(ConfigError, match=f"dispatch: {name}: expected"):
+        DispatchOptions(**{name: value})

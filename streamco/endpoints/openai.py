@@ -15,7 +15,7 @@ from weakref import WeakSet
 
 import msgspec
 
-from streamco.config import Limits, RetryPolicy, Timeouts
+from streamco.config import Limits, RetryPolicy, Timeouts, check_instance
 from streamco.endpoints.address import Address, find_address
 from streamco.endpoints.base import Capabilities, Kind, Request, TokenPrices
 from streamco.endpoints.continuation import PREFILL_FIELD, hand_over, prefill_request, split_trailing_whitespace
@@ -101,6 +101,10 @@ class OpenAIEndpoint:
             raise ConfigError("model: expected the name of a model, got an empty text")
         if api not in {"chat", "completions"}:
             raise ConfigError(f'api: expected "chat" or "completions", got {api!r}')
+        for setting, value, expected in (("timeouts", timeouts, Timeouts), ("retry", retry, RetryPolicy), ("limits", limits, Limits)):
+            check_instance(setting, value, expected)
+        check_instance("prices", prices, TokenPrices, or_none=True)
+        check_instance("capabilities", capabilities, Capabilities, or_none=True)
         self.model = model
         self._address, key = find_address(base_url, api_key, provider)
         self._name = name or f"{self._address.label}/{model}"

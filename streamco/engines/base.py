@@ -17,6 +17,7 @@ from msgspec import Struct
 
 from streamco.config import SamplingOptions
 from streamco.engines.llamacpp.control_tokens import ControlTokens
+from streamco.errors import ConfigError
 from streamco.wire.verify.topk import TopK
 
 if TYPE_CHECKING:
@@ -57,6 +58,13 @@ class EngineOptions(Struct, frozen=True, kw_only=True):
     separate: bool = False  # memory for a whole context each: no sequence takes longer because of others; always so in exact mode
     # layers that ``Prediction.importance`` is the attention of (``streamco.policies.importance.LAYERS``); -1: the last; (): none, free
     attention_layers: tuple[int, ...] = ()
+
+    def __post_init__(self) -> None:
+        """Refuse values of another type than the default's; their ranges are checked by the engine."""
+        for name in ("context_tokens", "max_sequences", "threads", "prefill_chunk", "ring_tokens", "held_sequences", "held_tokens"):
+            value = getattr(self, name)
+            if not (value is None and name in {"threads", "held_tokens"}) and (not isinstance(value, int) or isinstance(value, bool)):
+                raise ConfigError(f"engine: {name}: expected a whole number, got {value!r}")
 
 
 class TextPiece(Struct, frozen=True):

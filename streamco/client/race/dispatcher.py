@@ -53,6 +53,9 @@ class DispatchOptions(Struct, frozen=True, kw_only=True):
         hedge_tools: start both sides even for requests with tools; their calls may have side effects.
         exchange_rate: US dollars per million GFLOPs on the device (lambda of Appendix E).
         reader_rate: tokens per second of the virtual reader that quality is measured with, if no pace is set.
+
+    Raises:
+        ConfigError: a gate that can't be called, a rate that is not above 0.
     """
 
     constrained: Literal["device", "server"] | None = None
@@ -63,6 +66,13 @@ class DispatchOptions(Struct, frozen=True, kw_only=True):
     hedge_tools: bool = False
     exchange_rate: float = RATE_SERVER_CONSTRAINED
     reader_rate: float = READING
+
+    def __post_init__(self) -> None:
+        """Refuse what neither the learner nor a race could use."""
+        if self.gate is not None and not callable(self.gate):
+            raise ConfigError(f"dispatch: gate: expected a function of RequestFacts or None, got {type(self.gate).__name__}")
+        if not isinstance(self.reader_rate, int | float) or not self.reader_rate > 0:
+            raise ConfigError(f"dispatch: reader_rate: expected tokens per second above 0, got {self.reader_rate!r}")
 
 
 class DispatchRecord:
