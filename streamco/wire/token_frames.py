@@ -141,13 +141,14 @@ class TokenCodec:
         ValueError: ``vocabulary_size`` is out of range.
     """
 
-    __slots__ = ("_bare_bits", "_mark", "bits", "max_tokens", "vocabulary", "vocabulary_size")
+    __slots__ = ("_bare_bits", "_bare_bytes", "_mark", "bits", "max_tokens", "vocabulary", "vocabulary_size")
 
     def __init__(self, vocabulary: str, vocabulary_size: int, *, max_tokens: int = 1 << 20) -> None:
         self.vocabulary = vocabulary
         self.vocabulary_size = vocabulary_size
         self.bits = bits_for(vocabulary_size)
         self._bare_bits = max(_MIN_SHORT_BITS, self.bits)
+        self._bare_bytes = packed_size(1, self._bare_bits)
         self.max_tokens = max_tokens
         self._mark = sha256(vocabulary.encode()).digest()[:8]
 
@@ -191,6 +192,8 @@ class TokenCodec:
         Raises:
             TokenFrameError: the bytes are no whole ids, too many, or outside the vocabulary.
         """
+        if len(data) == self._bare_bytes and (token := int.from_bytes(data, "little")) < self.vocabulary_size:
+            return [token]  # so many bytes are one id; streams have hardly anything else
         return self._unpack_all(data, self._bare_bits)
 
     def decode(self, frame: bytes | bytearray | memoryview) -> list[int]:

@@ -166,3 +166,19 @@ async def test_streamco_serve_continues_after_ids_in_messagepack(request_: Reque
     assert call.headers["Content-Type"] == MSGPACK
     assert answered.error is None
     assert list(engine.requests[-1].prompt_ids)[-len(ids) :] == ids
+
+
+async def test_what_is_read_ahead_goes_packed_too() -> None:
+    engine = FakeEngine()
+    ids = engine.tokenize(" one two")
+    async with serving(engine) as url, opened(url, model="fake") as endpoint:
+        await endpoint.probe()
+        partial = Partial(text=" one two", ids=tuple(ids), vocabulary=engine.info.vocabulary)
+        reading = replace(ASKED, partial=partial, prefill_only=True)
+        call = await endpoint._prepare(reading)
+        answered = await ask(endpoint, reading)
+    assert (call.headers["Content-Type"], decode_msgpack(call.body)["prefill_only"]) == (MSGPACK, True)
+    assert list(engine.requests[-1].prompt_ids)[-len(ids) :] == ids
+    assert engine.requests[-1].prefill_only
+    assert answered.end is not None
+    assert answered.end.finish_reason == "length"

@@ -15,7 +15,7 @@ A third element is sent with the piece that a stop string begins in. No ids come
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from importlib import import_module
 from typing import Any
 
@@ -115,8 +115,7 @@ class MsgpackStreamParser:
         try:
             if self._answer_bytes < 0:
                 raise EndpointProtocolError(f"expected an answer of at most {self.limits.answer_bytes} bytes, got more")
-            for frame in self._unpack(data):
-                chunks += self._read(frame)
+            self._unpack(data, chunks)
         except EndpointError as error:
             self._fail(error)
         return chunks
@@ -135,27 +134,30 @@ class MsgpackStreamParser:
             raise self.error
         return []
 
-    def _unpack(self, data: bytes) -> Iterator[Any]:
-        """Yield the objects that the bytes complete.
+    def _unpack(self, data: bytes, chunks: list[ChatCompletionChunk]) -> None:
+        """Append the chunks of the objects that the bytes complete.
 
         Raises:
-            EndpointProtocolError: they are no MessagePack, or beyond a limit.
+            EndpointError: they are no MessagePack, beyond a limit, no answer, or the server's error.
         """
         try:
             for start in range(0, len(data), _FED):
                 self._unpacker.feed(data[start : start + _FED])
                 for frame in self._unpacker:
-                    yield frame
+                    if type(frame) is list:
+                        chunks.append(self._read_piece(frame))
+                    else:
+                        chunks += self._read(frame)
                     if self.is_done:  # bytes after the end mean nothing
                         return
+        except EndpointError:  # some of them are a ValueError too
+            raise
         except _msgpack.BufferFull:
             raise EndpointProtocolError(f"expected an object of at most {self.limits.event_bytes} bytes, got more") from None
         except (ValueError, RecursionError) as error:
             raise EndpointProtocolError(f"expected MessagePack, got {str(error)[:200] or 'a byte that begins no object'}") from error
 
     def _read(self, frame: Any) -> Sequence[ChatCompletionChunk]:
-        if isinstance(frame, list):
-            return self._read_piece(frame)
         if frame is None:
             return ()
         if not isinstance(frame, dict):
@@ -173,21 +175,23 @@ class MsgpackStreamParser:
                 raise EndpointProtocolError(f"expected id, created, model and vocabulary first, got {str(fields)[:200]}")
         return (self._chunk(ChoiceDelta("", "assistant")),) if self._api == "chat" else ()
 
-    def _read_piece(self, piece: list[Any]) -> Sequence[ChatCompletionChunk]:
-        match piece:
-            case [str(text), bytes(packed)]:
-                reason = None
-            case [str(text), bytes(packed), str(reason)]:
-                self.finish_reason = reason
-            case _:
-                raise EndpointProtocolError(f"expected a piece of text and ids, got {str(piece)[:200]}")
+    def _read_piece(self, piece: list[Any]) -> ChatCompletionChunk:
+        text, packed, reason = piece if len(piece) == 3 else (*piece, None) if len(piece) == 2 else (None, None, None)
+        if type(text) is not str or type(packed) is not bytes or not (reason is None or type(reason) is str):
+            raise EndpointProtocolError(f"expected a piece of text and ids, got {str(piece)[:200]}")
         if self._opening is None:
             raise EndpointProtocolError("expected id, created, model and vocabulary first, got a piece of text")
         ids = self._codec.unpack_bare(packed) if self._has_ids and packed else None
         self._text.append(text)
-        self.tokens += len(ids) if ids else estimate_tokens(text)
-        self.is_estimated = self.is_estimated or (bool(text) and not ids)
-        return (self._chunk(ChoiceDelta(text), reason, ids),)
+        if ids:
+            self.tokens += len(ids)
+        elif text:
+            self.tokens += estimate_tokens(text)
+            self.is_estimated = True
+        if reason is not None:
+            self.finish_reason = reason
+        name, created, model = self._opening
+        return ChatCompletionChunk(name, [ChunkChoice(ChoiceDelta(text), 0, reason, None, ids)], created, model)
 
     def _read_ending(self, fields: dict[str, Any]) -> Sequence[ChatCompletionChunk]:
         reason = fields.get("finish_reason")

@@ -226,7 +226,7 @@ class ChatStreamParser:
         """Decode and count events. The branch for plain content or reasoning of the first choice is the hot path."""
         chunks: list[ChatCompletionChunk] = []
         decode, keep, keep_text = self._decode, chunks.append, self._text.append
-        tokens, is_estimated, has_reasoning = 0, False, False
+        tokens = kinds = 0
         for payload in payloads:
             try:
                 chunk = decode(payload)
@@ -243,11 +243,11 @@ class ChatStreamParser:
                             keep_text(piece)
                         else:
                             piece = delta.reasoning_content or delta.reasoning
-                            has_reasoning = has_reasoning or bool(piece)
+                            kinds |= bool(piece) << 1  # _NOT_TEXT
                         if piece:
                             ids = choice.token_ids
                             tokens += len(ids) if ids else 1 if len(piece) <= ONE_TOKEN else estimate_tokens(piece)
-                            is_estimated = is_estimated or not ids
+                            kinds |= not ids  # _WITHOUT_IDS
                             keep(chunk)
                             continue
                 kept = self._read_non_content(chunk, payload)
@@ -257,7 +257,7 @@ class ChatStreamParser:
                 break
         if tokens:
             self.tokens += tokens
-            self._kinds |= is_estimated * _WITHOUT_IDS | has_reasoning * _NOT_TEXT
+            self._kinds |= kinds
             self._seen.add(0)
         elif self.is_done:
             self._check_end()

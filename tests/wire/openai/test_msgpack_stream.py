@@ -146,6 +146,7 @@ def test_what_is_no_answer_is_refused_and_named(data: bytes, message: str) -> No
     error = refused(data)
     assert isinstance(error, EndpointProtocolError)
     assert message in str(error)
+    assert str(error).count("expected") == 1, "an error of ids is not one of MessagePack, too"
 
 
 def test_an_object_and_an_answer_beyond_the_limit_are_refused() -> None:
