@@ -16,6 +16,7 @@ from streamco.endpoints.base import Request
 from streamco.errors import (
     ConcurrentRead,
     EndpointConnectError,
+    EndpointError,
     EndpointProtocolError,
     EndpointStatusError,
     EndpointTimeoutError,
@@ -798,6 +799,19 @@ async def test_a_redirect_elsewhere_is_not_followed() -> None:
         assert isinstance(error, EndpointProtocolError)
         assert "redirect" in str(error)
         assert other.connections_total == 0
+
+
+@pytest.mark.parametrize(
+    "location",
+    ["file:///etc/passwd", "", "http://", "javascript:alert(1)", "http://[bad", "http://host:99999/", "//", "ftp://" + "x" * 5000],
+)
+async def test_a_redirect_to_no_address_of_a_server_is_an_endpoints_error(location: str) -> None:
+    async with ScriptedServer() as server, opened(server.url, retry=NO_RETRIES) as endpoint:
+        server.route("/v1/chat/completions", ScriptedResponse(status=307, headers={"Location": location}, framing="length"))
+        error = (await ask(endpoint)).failure()
+        assert isinstance(error, EndpointError)
+        assert "expected an event, got" not in str(error)
+        assert len(str(error)) < 500
 
 
 async def test_a_redirect_loop_ends() -> None:

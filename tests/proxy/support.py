@@ -10,6 +10,7 @@ import aiohttp
 from aiohttp import web
 
 from streamco.client.client import Client
+from streamco.endpoints.base import Endpoint
 from streamco.proxy.app import PROXY, Proxy, make_app
 from streamco.proxy.config import ProxyOptions
 from streamco.server.http.listening import make_runner
@@ -33,7 +34,7 @@ class RunningProxy(Running):
 
 @asynccontextmanager
 async def proxying(
-    device: ScriptedEndpoint | None = None, server: ScriptedEndpoint | list[ScriptedEndpoint] | None = None, **options: Any
+    device: ScriptedEndpoint | None = None, server: Endpoint | list[ScriptedEndpoint] | None = None, **options: Any
 ) -> AsyncIterator[RunningProxy]:
     """A proxy on a free port and an HTTP client for it.
 
@@ -55,4 +56,4 @@ async def proxying(
         finally:
             await runner.cleanup()
     for endpoint in (device, *(server if isinstance(server, list) else [server])):
-        assert endpoint is None or endpoint.active == 0, f"{endpoint.name} still holds {endpoint.active} streams"
+        assert not isinstance(endpoint, ScriptedEndpoint) or endpoint.active == 0, f"{endpoint.name} still holds {endpoint.active} streams"

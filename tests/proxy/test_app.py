@@ -11,12 +11,15 @@ import msgspec
 import pytest
 
 from streamco.client.client import Client
-from streamco.endpoints.base import TokenPrices
+from streamco.config import Timeouts
+from streamco.endpoints.base import Capabilities, TokenPrices
 from streamco.endpoints.device import DeviceEndpoint
+from streamco.endpoints.openai import OpenAIEndpoint
 from streamco.errors import ConfigError, EndpointConnectError
 from streamco.openai_types import ChatCompletionChunk, ChoiceDelta, ChunkChoice, CompletionUsage, FunctionDelta, ToolCallDelta
 from streamco.proxy.app import serving
 from streamco.proxy.config import ProxyOptions
+from streamco.testing import DONE, Pause, ScriptedResponse, ScriptedServer, chunk_event, sse_event, stream_answer
 from streamco.testing.engine import FakeEngine
 from tests.client.helpers import device, server, words
 from tests.proxy.support import CHAT, HELLO, TEXT, proxying
@@ -312,3 +315,44 @@ async def test_neither_errors_nor_headers_nor_notes_echo_what_was_sent(fields: d
         async with proxy.client.get("/health") as response:
             assert len(await response.read()) < 5000
     assert all(len(record.getMessage()) < 5000 for record in caplog.records)
+
+
+async def test_a_tool_loop_with_reasoning_goes_on_through_the_proxy() -> None:
+    """What a provider sends beside OpenAI's fields goes to the caller, and back to the provider in the next request."""
+    signed = {"type": "reasoning.text", "index": 0, "text": "It rains.", "signature": "c2ln"}
+    call = {"index": 0, "id": "c", "type": "function", "function": {"name": "f", "arguments": "{}"}, "extra_content": {"google": {"s": 1}}}
+    delta = {"role": "assistant", "reasoning": "It rains.", "reasoning_details": [signed], "tool_calls": [call]}
+    steps = [sse_event({"choices": [{"index": 0, "delta": delta, "finish_reason": "tool_calls"}], "citations": ["https://x"]}), DONE]
+    async with ScriptedServer(ScriptedResponse(steps=steps), stream_answer()) as upstream:
+        remote = OpenAIEndpoint("m", base_url=upstream.url, capabilities=Capabilities(tools=True))
+        async with proxying(server=remote) as proxy:
+            async with proxy.client.post(CHAT, json=HELLO) as response:
+                answer = await response.json()
+            message = answer["choices"][0]["message"]
+            assert answer["citations"] == ["https://x"]
+            assert (message["reasoning"], message["reasoning_details"]) == ("It rains.", [signed])
+            messages = [*HELLO["messages"], message, {"role": "tool", "tool_call_id": "c", "content": "yes"}]
+            async with proxy.client.post(CHAT, json={"messages": messages}) as response:
+                assert response.status == 200
+        sent = upstream.requests[1].json()["messages"][1]
+    assert sent["reasoning_details"] == [signed]
+    assert sent["tool_calls"][0]["extra_content"] == {"google": {"s": 1}}
+
+
+async def test_an_answer_of_another_api_is_one_bad_gateway_that_names_it() -> None:
+    ollama = ScriptedResponse(steps=[b'{"message":{"content":"Hi"},"done":false}\n{"message":{"content":"!"},"done":true}\n'])
+    async with ScriptedServer(ollama, ollama, ollama) as upstream:
+        async with proxying(server=OpenAIEndpoint("m", base_url=upstream.url)) as proxy, proxy.client.post(CHAT, json=HELLO) as response:
+            assert response.status == 502
+            message = (await response.json())["error"]["message"]
+            assert "got the NDJSON stream of Ollama's /api/chat" in message
+            assert "http://127.0.0.1:11434/v1" in message
+        assert len(upstream.requests) == 1
+
+
+async def test_a_limit_on_the_whole_answer_is_a_gateway_timeout() -> None:
+    steps = [step for _ in range(500) for step in (chunk_event("x"), Pause(0.02))]
+    async with ScriptedServer(ScriptedResponse(steps=steps)) as upstream:
+        remote = OpenAIEndpoint("m", base_url=upstream.url, timeouts=Timeouts(total=0.3))
+        async with proxying(server=remote) as proxy, proxy.client.post(CHAT, json=HELLO) as response:
+            assert (response.status, (await response.json())["error"]["code"]) == (504, "total_timeout")

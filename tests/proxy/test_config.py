@@ -47,7 +47,7 @@ prices = { prompt = 0.15, completion = 0.6 }
 model = "deepseek-chat"
 base_url = "https://api.deepseek.com"
 name = "deepseek"
-timeouts = { first_token = 20 }
+timeouts = { first_token = 20, total = 300 }
 capabilities = { tools = true }
 
 [dispatch]
@@ -77,7 +77,7 @@ def test_every_section_is_understood() -> None:
             model="deepseek-chat",
             base_url="https://api.deepseek.com",
             name="deepseek",
-            timeouts=Timeouts(first_token=20.0),
+            timeouts=Timeouts(first_token=20.0, total=300.0),
             capabilities=Capabilities(tools=True),
         ),
     )
