@@ -19,7 +19,7 @@ from urllib.parse import urlsplit
 from streamco.config import Timeouts
 from streamco.endpoints.address import is_loopback
 from streamco.endpoints.http_errors import root_cause, translate
-from streamco.errors import EndpointError, EndpointProtocolError, EndpointStatusError, StreamClosed
+from streamco.errors import MAX_NAME, EndpointError, EndpointProtocolError, EndpointStatusError, StreamClosed, shorten
 
 if TYPE_CHECKING:
     import aiohttp
@@ -32,7 +32,6 @@ _KEEP_ALIVE = 60.0  # seconds an idle connection is kept; the usual limit of the
 _POLL = 0.005  # seconds; seldom used: a request is sent long before its answer is cancelled
 _MAX_REQUESTS = 4  # requests in a row, while each answer is a redirect
 _LINGER = 2.0  # seconds for the formal end of a complete answer if no limit is set
-_MAX_LOCATION = 100  # characters of a redirect that an error quotes
 _KEY_LENGTH = 8  # characters; keys of real services have 20 and more
 _LARGE_BODY = 1 << 20  # bytes; aiohttp wants larger ones as a file, to write them in pieces
 
@@ -138,10 +137,11 @@ class HttpClient:
             target = url.join(type(url)(location))
             origin = target.origin()
         except ValueError as error:  # "file:", for example, has no origin
-            text = f"expected an answer, got a redirect to {location[:_MAX_LOCATION]!r}, which is no address of a server"
+            text = f"expected an answer, got a redirect to {shorten(location, MAX_NAME)!r}, which is no address of a server"
             raise EndpointProtocolError(text, endpoint=self._name) from error
         if origin != url.origin():
-            text = f"expected an answer, got a redirect to {origin}, which is not followed because the key would go there"
+            shown = shorten(str(origin), MAX_NAME)
+            text = f"expected an answer, got a redirect to {shown}, which is not followed because the key would go there"
             raise EndpointProtocolError(f"{text}: set base_url to it if it is right", endpoint=self._name)
         return target
 
