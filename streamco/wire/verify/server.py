@@ -52,6 +52,8 @@ from streamco.wire.verify.frames import (
 
 __all__ = ["ServerSessions", "AcceptedFrame", "VerifyServer"]
 
+MAX_FAULTS = 16  # faulty frames of one connection; a working client sends none
+
 
 @dataclass(slots=True)
 class _ServerSession:
@@ -247,7 +249,7 @@ class VerifyServer:
         rules: the kinds of rule that the server can verify by.
         resume_s: seconds that sessions of a lost connection are kept.
         is_exact: sampling keeps the target's distribution exactly.
-        max_faults: number of faulty frames that ends the connection; a working client sends none.
+        max_faults: number of faulty frames that ends the connection.
     """
 
     def __init__(
@@ -259,7 +261,7 @@ class VerifyServer:
         rules: frozenset[RuleKind] = frozenset(RuleKind),
         resume_s: int = 60,
         is_exact: bool = True,
-        max_faults: int = 16,
+        max_faults: int = MAX_FAULTS,
     ) -> None:
         self.codec = codec
         self.vocabulary = vocabulary
