@@ -5,8 +5,8 @@ the ways in which people pace by hand. Several streams run side by side, on asyn
 thread holds the interpreter lock. The error of token n is the time when the reader has it minus ``t_first + n / rate``. A negative error is
 counted as early. Processor time is that of the loop's thread.
 
-Then ten thousand paced streams run on one loop, each contender in a process of its own: processor time a token, and memory a stream (
-growth of the resident set while the streams hold their tokens).
+Then ten thousand paced streams run on one loop, each contender in a process of its own. The figures are processor time a token, and memory
+a stream: the growth of the resident set while the streams hold their tokens.
 """
 
 from __future__ import annotations

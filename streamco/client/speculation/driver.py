@@ -80,8 +80,8 @@ class SpeculationDriver(TaskDriver[SpeculationEvent, SpeculationCommand]):
         remote: opens a remote stream; None: there is no server for it.
         remote_name: name of the remote stream's endpoint.
         prompt_tokens: tokens of the prompt.
-        max_unread: number of chunks that may wait for the reader. Above it, no new round starts.
-        max_ahead: number of tokens that may be held for the pace. Above it, no new round starts.
+        max_unread: number of tokens that may wait for the reader. Above it, no new round starts.
+        max_ahead: number of tokens that may wait for the reader or be held for the pace. Above it, no new round starts.
         record: what the report needs beside the driver; None: the driver can't report.
         on_over: called once when the answer and all its work have ended.
         clock: seconds, monotonic; None: the system's, or the loop's if the loop has one of its own (virtual time).
@@ -162,9 +162,10 @@ class SpeculationDriver(TaskDriver[SpeculationEvent, SpeculationCommand]):
 
     async def next_batch(self) -> Batch | None:
         """Wait for the next delivery; see ``DeliveryQueue.next``."""
-        batch = await self._queue.next()
-        self._check_reader()
-        return batch
+        if self._queue.in_hand:
+            self._queue.in_hand = 0
+            self._check_reader()
+        return await self._queue.next()
 
     async def peek(self) -> None:
         """Wait until there is a delivery or an end, without taking it; see ``DeliveryQueue.peek``."""
@@ -226,12 +227,13 @@ class SpeculationDriver(TaskDriver[SpeculationEvent, SpeculationCommand]):
 
     def _check_reader(self) -> None:
         """Emit ``ReaderFellBehind`` or ``ReaderCaughtUp``; in between no new round starts."""
-        unread, held = self._queue.unread, self.output.delivery.buffered
-        if not self._is_behind and (unread > self._max_unread or held > self._max_ahead):
+        unread = self._queue.unread + self._queue.in_hand
+        ahead = unread + self.output.delivery.buffered  # what is due and not read counts on
+        if not self._is_behind and (unread > self._max_unread or ahead > self._max_ahead):
             self._is_behind = True
             self.remote_stream.pause()
             self.emit(ReaderFellBehind())
-        elif self._is_behind and unread <= self._max_unread // 2 and held <= self._max_ahead // 2:
+        elif self._is_behind and unread <= self._max_unread // 2 and ahead <= self._max_ahead // 2:
             self._is_behind = False
             self.remote_stream.resume()
             self.emit(ReaderCaughtUp())

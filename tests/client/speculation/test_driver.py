@@ -142,6 +142,21 @@ async def test_a_reader_who_is_far_behind_holds_the_work_back_and_gets_all_of_it
             assert client.totals.left == 1
 
 
+async def test_what_a_paced_reader_does_not_read_holds_the_work_back_though_it_is_due(world: World) -> None:
+    world.target.length = world.drafter.length = 400
+    limits = Limits(lookahead=0.2)
+    async with world.scripted() as verifier, world.speculating(verifier, limits=limits, pace=200.0) as client:
+        stream = client.stream(PROMPT, temperature=0, max_tokens=300)
+        text = (await anext(stream)).text
+        driver = stream._answer.driver
+        assert isinstance(driver, SpeculationDriver)
+        await settled(lambda: driver._is_behind)
+        await settled(lambda: driver.machine._verifier.round is None and not driver.output.delivery.buffered)
+        assert driver._is_behind, "all is due, and nothing was read"
+        assert driver.output.delivery.meter.tokens <= 2 * limits.tokens_ahead(200.0)
+        assert text + await tokens_text(stream) == world.text(most=300)
+
+
 async def test_answers_at_the_same_time_share_one_connection_and_keep_apart(world: World) -> None:
     prompts = [f"{PROMPT} w{number} w{number + 1}" for number in range(6)]
     async with world.scripted() as verifier, world.speculating(verifier) as client:
