@@ -21,6 +21,7 @@ from streamco.engines.llamacpp.bundled_model import packaged_model
 from streamco.engines.llamacpp.context import LlamaContext
 from streamco.engines.llamacpp.library import load_library
 from streamco.engines.llamacpp.model import LlamaModel
+from streamco.engines.loop import EngineLoop
 
 SEED = 7
 GREEDY = SamplingOptions(temperature=0)
@@ -227,6 +228,35 @@ def batch_rates(engine: LlamaEngine, threads: int, tokens: int, rounds: int) -> 
     return rows
 
 
+class _Work:
+    """The part of one piece of work that the guard sees."""
+
+    is_done = False
+
+
+def guard_cost(rounds: int) -> list[Row]:
+    """Nanoseconds a row of calling what uses its logits: within the guard that ends only the work of a row that fails, and bare."""
+    work, guarded, rows = _Work(), EngineLoop.__dict__["_guarded"], range(100_000)
+
+    def accept(given: _Work, row: int) -> None:
+        """Do nothing: only the call is timed."""
+
+    def with_guard() -> float:
+        start = time.perf_counter()
+        for row in rows:
+            guarded(None, work, accept, work, row)
+        return (time.perf_counter() - start) / len(rows) * 1e9
+
+    def bare() -> float:
+        start = time.perf_counter()
+        for row in rows:
+            accept(work, row)
+        return (time.perf_counter() - start) / len(rows) * 1e9
+
+    samples = interleave({"streamco": with_guard, "without the guard": bare}, rounds)
+    return rows_from("engine", "the loop's guard of each row", "time", "ns", samples)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     add_arguments(parser)
@@ -240,6 +270,7 @@ def main() -> None:
     rows += prefill_rates(engine, threads, 2 if quick else 7)
     rows += cancel_latency(engine, threads, 16 if quick else 100)
     rows += batch_rates(engine, threads, 24 if quick else 64, 1 if quick else 3)
+    rows += guard_cost(5 if quick else 21)
     engine.close()
     emit(rows, arguments.json)
 
