@@ -43,13 +43,16 @@ def note_dispatch(
         degradations.record(notes, kind="shortened", endpoint=device, sentence=sentence)
 
 
-def note_settings(degradations: Degradations, notes: list[str], *, hides_drafts: str, is_unpaced: bool, unpriced: Sequence[str]) -> None:
+def note_settings(
+    degradations: Degradations, notes: list[str], *, hides_drafts: str, offload: str, is_unpaced: bool, unpriced: Sequence[str]
+) -> None:
     """Record the client's settings that have no effect on this answer.
 
     Args:
         degradations: the client's.
         notes: the answer's notes.
         hides_drafts: why the reader gets no drafts, though the client's ``emit`` is "draft"; "": it gets them, or didn't ask for them.
+        offload: the filter that needs the importance of drafts, if the device doesn't read it; "": none does.
         is_unpaced: the client has a pace, and the answer is not streamed.
         unpriced: endpoints that keep the answer from moving, because their costs are not known, though ``migration`` was given.
 
@@ -59,6 +62,10 @@ def note_settings(degradations: Degradations, notes: list[str], *, hides_drafts:
     if hides_drafts:
         sentence = f'emit="draft" has no effect, because {hides_drafts}; the text comes when it is final'
         degradations.record(notes, kind="no effect", endpoint="emit", sentence=sentence, may_raise=False)
+    if offload:
+        cure = "EngineOptions(attention_layers=...) of the device"
+        sentence = f'offload="{offload}" goes by confidence alone, because the device does not read attention ({cure})'
+        degradations.record(notes, kind="no effect", endpoint="offload", sentence=sentence)
     if is_unpaced:
         sentence = "the client's pace has no effect on an answer that is not streamed"
         degradations.record(notes, kind="no effect", endpoint="pace", sentence=sentence, may_raise=False)

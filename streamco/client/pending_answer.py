@@ -266,6 +266,7 @@ class PendingAnswer:
             settings.degradations,
             self._notes,
             hides_drafts=hides_drafts,
+            offload=settings.planner.options.offload if speculates and settings.planner.misses_attention else "",
             is_unpaced=settings.pace is not None and not self._is_streamed,
             unpriced=unpriced if settings.is_migration_given else (),
         )

@@ -119,6 +119,11 @@ class LlamaEngine:
     # Any thread
 
     @property
+    def reads_attention(self) -> bool:
+        """True if predictions come with their importance (``EngineOptions.attention_layers``)."""
+        return self._context.has_attention
+
+    @property
     def control_tokens(self) -> ControlTokens:
         """Control tokens of the vocabulary."""
         return self._model.control_tokens

@@ -172,6 +172,12 @@ class SpeculationPlanner:
         return PreparedSpeculation(request, drafter, events, rule, binding.facts.is_exact(rule))
 
     @property
+    def misses_attention(self) -> bool:
+        """True if a filter needs the importance of drafts and the device's engine doesn't read it, so that confidence decides alone."""
+        needs_it = self.budget < 1.0 and self.options.offload in {"combined", "importance"}
+        return needs_it and not getattr(self.binding.device.engine, "reads_attention", True)
+
+    @property
     def _max_ahead(self) -> int:
         return min(self.options.tuning.max_ahead, self.binding.facts.max_ahead) if self.estimates.is_lossless else 0
 

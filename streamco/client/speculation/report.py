@@ -66,7 +66,7 @@ def speculation_report(driver: SpeculationDriver, record: SpeculationRecord, *, 
             constraint=None,
             device_wait=0.0,
             server_wait=0.0,
-            reason=f"{device.name} drafts, {verifier.name} verifies by {record.rule.kind.name.lower()}",
+            reason=_reason(driver.machine.report, device.name, verifier.name, record.rule.kind.name.lower()),
             prompt_tokens=record.prompt_tokens,
             budget=record.budget,
             budget_share=record.share,
@@ -107,6 +107,13 @@ def speculation_cost(driver: SpeculationDriver, record: SpeculationRecord) -> An
         wasted_tokens=sum(part.wasted_tokens for part in parts),
         wasted_prompt_tokens=0,
     )
+
+
+def _reason(report: SpeculationReport, device: str, verifier: str, rule: str) -> str:
+    """Return how the answer is generated, and why not by drafts if no draft has been verified."""
+    if report.remote and not report.rounds:
+        return f"{verifier} generates alone: {report.why_remote}"
+    return f"{device} drafts, {verifier} verifies by {rule}"
 
 
 def _makers(driver: SpeculationDriver, device: str, verifier: str) -> str:

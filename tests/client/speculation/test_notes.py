@@ -9,16 +9,19 @@ from dataclasses import dataclass
 from typing import Any
 from urllib.parse import urlsplit
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from streamco.client.client import Client
+from streamco.client.speculation.options import SpeculationOptions
 from streamco.client.stream import Retracted
 from streamco.core.report import Report
 from streamco.endpoints.device import DeviceEndpoint
 from streamco.endpoints.openai import OpenAIEndpoint
 from streamco.endpoints.verifiers.streamco import VerifierEndpoint
 from streamco.errors import EngineError, VerifierError
+from streamco.policies.offload import OffloadRule
 from streamco.testing import ScriptedVerifier
 from tests.client.helpers import recorded_log, tokens_text
 from tests.client.speculating import HASTY, PROMPT, QUICK, SIZE, World
@@ -143,6 +146,7 @@ async def test_a_first_answer_that_is_streamed_says_why_nothing_was_drafted(worl
             stream = client.stream(PROMPT, temperature=0, max_tokens=4)
             assert await tokens_text(stream) == world.text(most=4)
             (note,) = stream.report.notes
+            assert stream.report.dispatch.reason == "server generates alone: its speed was measured"
     assert note.startswith("nothing was drafted, because server alone is timed first, and the answer ended before")
 
 
@@ -168,3 +172,16 @@ async def test_a_verifier_that_works_again_is_degraded_no_longer(world: World) -
         assert [each.endpoint for each in client.degraded] == [name]
         await tokens_text(client.stream(PROMPT, temperature=0))
         assert client.degraded == ()
+
+
+@pytest.mark.parametrize(("offload", "is_noted"), [("combined", True), ("importance", True), ("confidence", False), ("random", False)])
+async def test_a_filter_that_misses_attention_is_said(world: World, offload: OffloadRule, is_noted: bool) -> None:
+    world.engine.reads_attention = False  # type: ignore[attr-defined]
+    options = SpeculationOptions(is_adaptive=False, offload=offload)
+    async with world.scripted() as verifier, world.speculating(verifier, speculation=options, budget=0.5) as client:
+        stream = client.stream(PROMPT, temperature=0, max_tokens=8)
+        await tokens_text(stream)
+        assert any(note.startswith(f'offload="{offload}" goes by confidence alone') for note in stream.report.notes) == is_noted
+        everything = client.with_options(budget=1.0).stream(PROMPT, temperature=0, max_tokens=8)
+        await tokens_text(everything)
+        assert everything.report.notes == []
