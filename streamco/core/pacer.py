@@ -23,6 +23,7 @@ _CJK = "\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uac00-\ud7af"
 _WORD = re.compile(rf"\s*(?:[{_CJK}][\ufe00-\ufe0f\u3099\u309a]*|[^\s{_CJK}]+)(?:\s+$)?|\s+")
 _CHARACTERS_A_TOKEN = 4  # OpenAI's rule of thumb for English text
 _MAX_TOKEN_CHARACTERS = 12  # nearly every single token of cl100k is shorter
+_MAX_PIECES = 1024  # of one chunk: each takes some hundred bytes, and a chunk may be a megabyte of text
 
 
 def _estimate(text: str) -> int:
@@ -48,8 +49,8 @@ def weigh_chunk(chunk: ChatCompletionChunk) -> int:
 def split_chunk(chunk: ChatCompletionChunk) -> list[ChatCompletionChunk]:
     """Return a chunk of plain text cut at word ends, and any other chunk whole.
 
-    The concatenated content of the pieces is the chunk's content. Log-probabilities and token ids belong to their text, so a chunk with
-    them stays whole.
+    The concatenated content of the pieces is the chunk's content. Beyond 1,024 words a piece holds several. Log-probabilities and token ids
+    belong to their text, so a chunk with them stays whole.
     """
     if len(chunk.choices) != 1:
         return [chunk]
@@ -69,6 +70,9 @@ def split_chunk(chunk: ChatCompletionChunk) -> list[ChatCompletionChunk]:
     words = _WORD.findall(text)
     if len(words) < 2:
         return [chunk]
+    if len(words) > _MAX_PIECES:
+        size = -(-len(words) // _MAX_PIECES)
+        words = ["".join(words[start : start + size]) for start in range(0, len(words), size)]
     pieces = [_piece(chunk, word, is_content=bool(content)) for word in words]
     pieces[0] = _with_provided(pieces[0], chunk)
     last = pieces[-1]

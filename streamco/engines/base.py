@@ -50,7 +50,7 @@ class EngineOptions(Struct, frozen=True, kw_only=True):
     max_sequences: int = 4  # generations decoded together
     threads: int | None = None  # None: a fair share of the cores, which all engines of a process together never exceed
     prefill_chunk: int = 128  # tokens; measured: as fast as one big batch, and a cancel waits at most one chunk
-    ring_tokens: int = 512  # pieces buffered for each sequence before it is parked
+    ring_tokens: int = 512  # tokens of each sequence made and not taken before it is parked
     exact: bool = False  # equal ids give equal logits, bit by bit, whatever else runs or ran before; takes twice the memory
     held_sequences: int = 0  # token sequences held at once, in addition to ``max_sequences`` generations
     held_tokens: int | None = None  # tokens that those may keep together; None, and always in exact mode: ``context_tokens`` each

@@ -36,7 +36,8 @@ class Bell:
     def __init__(self) -> None:
         self.settings: list[float | None] = []
         self.is_closed = False
-        self._reads, self._writes = os.pipe2(os.O_NONBLOCK)
+        self._reads, self._writes = os.pipe()
+        os.set_blocking(self._reads, False)
 
     def fileno(self) -> int:
         return self._reads
@@ -69,7 +70,8 @@ def run_on(loop_name: str, main: Coroutine[Any, Any, None]) -> None:
 
 
 def open_timers() -> int:
-    return sum("timerfd" in _target(each) for each in Path("/proc/self/fd").iterdir())
+    folder = Path("/proc/self/fd")
+    return sum("timerfd" in _target(each) for each in folder.iterdir()) if folder.exists() else 0
 
 
 def _target(path: Path) -> str:
@@ -236,6 +238,7 @@ async def test_the_last_call_may_close_the_timer() -> None:
 # Who gets one
 
 
+@linux
 async def test_the_answers_of_a_loop_share_one_file_until_the_last_one_ends() -> None:
     loop, bells = asyncio.get_running_loop(), list[Bell]()
 
@@ -268,6 +271,7 @@ async def test_another_system_has_the_loops_timers(monkeypatch: pytest.MonkeyPat
     assert share_timer(asyncio.get_running_loop(), time.monotonic, make_file=Bell) is None
 
 
+@linux
 async def test_a_loop_that_watches_no_files_has_its_own_timers_and_nothing_stays_open(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

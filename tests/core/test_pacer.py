@@ -150,6 +150,14 @@ def test_the_pieces_together_are_the_text(text: str) -> None:
     assert "".join(piece.choices[0].delta.content or "" for piece in pieces) == text
 
 
+def test_a_chunk_of_a_megabyte_is_cut_into_a_thousand_pieces_and_keeps_its_time() -> None:
+    text = "word " * 200_000
+    pieces = split_chunk(text_chunk(text))
+    assert len(pieces) <= 1024
+    assert "".join(piece.choices[0].delta.content or "" for piece in pieces) == text
+    assert sum(map(weigh_chunk, pieces)) == pytest.approx(250_000, rel=0.01)
+
+
 @pytest.mark.parametrize("seed", range(100))
 def test_nothing_is_early_lost_or_reordered_whatever_the_arrivals(seed: int) -> None:
     rng = random.Random(seed)
