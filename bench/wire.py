@@ -2,7 +2,8 @@
 
 Three shapes of reads: 64 KiB (a fast server, a proxy that buffers), 1460 bytes cut anywhere (TCP segments), one event a read (the usual
 case). ``split`` is the event layer alone, ``chunks`` all of it. ``decode alone`` is msgspec's typed decode of payloads that are split
-already: the floor. The other contenders do what their clients do with the same bytes.
+already: the floor. The other contenders do what their clients do with the same bytes. Two more cases have a provider's own fields in each
+event: such as streamco declares (``provider``), and one that it doesn't, so that the event is decoded again.
 """
 
 from __future__ import annotations
@@ -35,6 +36,12 @@ def make_events(count: int, rng: random.Random) -> list[bytes]:
         value = {**head, "system_fingerprint": "fp_44709d6fcb", "choices": [choice]}
         events.append(b"data: " + json.dumps(value, separators=(",", ":")).encode() + b"\n\n")
     return events
+
+
+def with_fields(events: Sequence[bytes], **fields: object) -> list[bytes]:
+    """The events with further fields at the top."""
+    added = json.dumps(fields, separators=(",", ":")).encode()[1:-1]
+    return [event[:-3] + b"," + added + event[-3:] for event in events]
 
 
 def make_reads(events: Sequence[bytes]) -> dict[str, list[bytes]]:
@@ -136,6 +143,13 @@ def main() -> None:
     for shape, reads in make_reads(events).items():
         rows += measure(f"split, {shape}", splitters(reads), count, rounds)
         rows += measure(f"chunks, {shape}", readers(reads, payloads), count, rounds)
+    for case, fields in (
+        ("declared", {"provider": "Azure", "obfuscation": "aB3"}),
+        ("undeclared", {"citations": ["https://example.org/"]}),
+    ):
+        reads = with_fields(events, **fields)
+        known = {name: each for name, each in readers(reads, []).items() if name in {"streamco", "openai-python"}}
+        rows += measure(f"chunks, one event a read, fields that are {case}", known, count, rounds)
     emit(rows, options.json)
 
 

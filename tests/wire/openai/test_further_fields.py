@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import random
 from typing import Any
 
 import msgspec
@@ -14,6 +15,7 @@ from streamco.openai_types import ChatCompletionChunk, further_fields
 from streamco.wire.openai.assembler import assemble
 from streamco.wire.openai.fast_decode import decode_extended_chunk
 from streamco.wire.openai.further_fields import known_part, unknown_fields, with_unknown_part
+from streamco.wire.openai.stream import ChatStreamParser
 from tests.wire.openai.events import DONE, chunk, event, read, text_of, usage_chunk
 from tests.wire.recorded import Recording, read_slowly, recordings
 
@@ -179,3 +181,30 @@ def test_padding_belongs_to_one_event() -> None:
     _, chunks = read(*[chunk(word, top={"p": "ab", "obfuscation": "xyz"}) for word in ("a", "b")], chunk(finish="stop"), DONE)
     assert chunks[0].to_dict()["p"] == "ab"
     assert not {"p", "obfuscation"} & assemble(chunks).to_dict().keys()
+
+
+def with_unknown(data: bytes, rng: random.Random) -> bytes:
+    """The event with unknown fields at random levels."""
+    value = json.loads(data)
+    holders = [value, *(value["choices"] or []), *(choice.get("delta") or {} for choice in value["choices"] or [])]
+    holders += [value["usage"]] if isinstance(value.get("usage"), dict) else []
+    for holder in holders:
+        if rng.random() < 0.3:
+            holder[f"unknown_{rng.randint(0, 3)}"] = rng.choice([None, 1, "text", ["error"], {"content": "no text", "choices": []}])
+    return b"data: " + json.dumps(value).encode() + b"\n\n"
+
+
+def test_unknown_fields_change_nothing_else_of_any_recorded_answer() -> None:
+    rng = random.Random(3)
+    for recording in recordings(apis=("chat", "completions")):
+        api: Any = "completions" if recording.api == "completions" else "chat"
+        events = [data for data in events_of(recording) if not json.loads(data).get("error")][:300]
+        plain, odd = ChatStreamParser(api=api), ChatStreamParser(api=api)
+        for data in events:
+            before, after = plain.feed(b"data: " + data + b"\n\n"), odd.feed(with_unknown(data, rng))
+            assert text_of(before) == text_of(after), recording
+            assert (plain.tokens, plain.finish_reason, plain.error) == (odd.tokens, odd.finish_reason, odd.error), recording
+        assert plain.partial_text() == odd.partial_text()
+        assert (plain.usage is None) == (odd.usage is None), recording
+        if plain.usage is not None and odd.usage is not None:
+            assert plain.usage.total_tokens == odd.usage.total_tokens
