@@ -9,6 +9,7 @@
     │   ├── EndpointStatusError   .status .body .retry_after
     │   ├── EndpointProtocolError .is_lasting
     │   └── EngineError           the model on this machine
+    │       └── PromptError       it can't take this prompt
     ├── AllEndpointsFailed        .errors, .partial
     ├── VerifierError
     ├── DegradedError             .kind .endpoint; only with on_degraded="raise"
@@ -39,6 +40,7 @@ __all__ = [
     "EngineError",
     "MAX_NAME",
     "MAX_TEXT",
+    "PromptError",
     "StreamClosed",
     "StreamConsumed",
     "StreamcoError",
@@ -158,6 +160,10 @@ class EndpointProtocolError(EndpointError):
 
 class EngineError(EndpointError):
     """A failure of the model on this machine: it could not be loaded, or a decode failed."""
+
+
+class PromptError(EngineError):
+    """A prompt that the model on this machine can't take; the engine is well, and takes another one."""
 
 
 class AllEndpointsFailed(StreamcoError):

@@ -11,7 +11,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from streamco.errors import EngineError
+from streamco.errors import EngineError, PromptError
 
 __all__ = ["ChatTemplate", "plain_messages"]
 
@@ -63,7 +63,7 @@ class ChatTemplate:
         """Return the prompt's text.
 
         Raises:
-            EngineError: the template refused these messages, or they hold something other than text.
+            PromptError: the template refused these messages, or they hold something other than text.
         """
         plain = plain_messages(messages)
         try:
@@ -72,35 +72,35 @@ class ChatTemplate:
                 self._bounds(sum(len(message["content"]) for message in plain)),
             )
         except Exception as exc:  # a template may fail with any error of the objects it touches
-            raise EngineError(f"chat template: expected messages it accepts, got {type(exc).__name__}: {exc}") from exc
+            raise PromptError(f"chat template: expected messages it accepts, got {type(exc).__name__}: {exc}") from exc
 
 
 def plain_messages(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """Return the messages with their text parts joined, since templates of text models expect ``content`` to be a string.
 
     Raises:
-        EngineError: no messages, a message without a role, or a content part that isn't text.
+        PromptError: no messages, a message without a role, or a content part that isn't text.
     """
     if not messages:
-        raise EngineError("messages: expected at least one, got none")
+        raise PromptError("messages: expected at least one, got none")
     return [_plain_message(index, message) for index, message in enumerate(messages)]
 
 
 def _plain_message(index: int, message: Any) -> dict[str, Any]:
     if not isinstance(message, Mapping):
-        raise EngineError(f"messages[{index}]: expected a mapping, got {type(message).__name__}")
+        raise PromptError(f"messages[{index}]: expected a mapping, got {type(message).__name__}")
     role = message.get("role")
     if not isinstance(role, str):
-        raise EngineError(f"messages[{index}].role: expected a string, got {type(role).__name__}")
+        raise PromptError(f"messages[{index}].role: expected a string, got {type(role).__name__}")
     if not _ROLE.fullmatch(role):  # a template puts it between control tokens
-        raise EngineError(f"messages[{index}].role: expected 1 to 32 letters, digits, _ or -, got other characters or more")
+        raise PromptError(f"messages[{index}].role: expected 1 to 32 letters, digits, _ or -, got other characters or more")
     content = message.get("content")
     if content is None:
         content = ""
     if isinstance(content, Sequence) and not isinstance(content, str | bytes):
         content = "".join(_part_text(part, f"messages[{index}].content[{part_index}]") for part_index, part in enumerate(content))
     if not isinstance(content, str):
-        raise EngineError(f"messages[{index}].content: expected a string or text parts, got {type(content).__name__}")
+        raise PromptError(f"messages[{index}].content: expected a string or text parts, got {type(content).__name__}")
     return {**message, "content": content}
 
 
@@ -108,7 +108,7 @@ def _part_text(part: Any, where: str) -> str:
     text = part.get("text") if isinstance(part, Mapping) and part.get("type") == "text" else None
     if not isinstance(text, str):
         kind = part.get("type") if isinstance(part, Mapping) else type(part).__name__
-        raise EngineError(f"{where}: expected a part of type text, got {kind!r}")
+        raise PromptError(f"{where}: expected a part of type text, got {kind!r}")
     return text
 
 

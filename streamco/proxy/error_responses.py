@@ -17,6 +17,7 @@ from streamco.errors import (
     EndpointStatusError,
     EndpointTimeoutError,
     EngineError,
+    PromptError,
     StreamClosed,
     StreamcoError,
 )
@@ -38,6 +39,8 @@ def explain(error: StreamcoError) -> RequestError:
             return _pass_status(error)
         case EndpointTimeoutError():
             return RequestError(504, str(error), code=f"{error.phase}_timeout")
+        case PromptError():
+            return RequestError(400, str(error), param="messages")
         case EngineError():
             return RequestError(500, str(error), code="engine_error")
         case EndpointError():

@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import asyncio
 from typing import Any
+from urllib.parse import urlsplit
 
 import pytest
 
 from streamco.client.client import Client
 from streamco.client.speculation.driver import EmitEvent, SpeculationDriver
+from streamco.client.speculation.options import SpeculationOptions
+from streamco.config import Timeouts
 from streamco.core.speculation.events import DeviceFailed, VerifierFailed, VerifierLost
 from streamco.endpoints.base import Request
 from streamco.endpoints.device import DeviceEndpoint
 from streamco.endpoints.device_drafter import DeviceDrafter
 from streamco.endpoints.openai import OpenAIEndpoint
 from streamco.errors import AllEndpointsFailed, EndpointError, EngineError, StreamClosed, StreamcoError, VerifierError
-from streamco.testing import Crash, Cut, Pause, Refuse, Reset, ScriptedSGLang, ScriptedVLLM
+from streamco.testing import Crash, Cut, FaultProxy, Pause, Refuse, Reset, ScriptedSGLang, ScriptedVLLM
 from streamco.wire.verify.errors import OverloadedError
 from tests.client.helpers import tokens_text
 from tests.client.speculating import ALWAYS, HASTY, PROMPT, World
@@ -191,6 +194,33 @@ async def test_a_server_verifies_and_goes_on_alone_when_its_verifier_is_out(worl
             assert figures.fallbacks == 1
             assert figures.is_exact
             assert text == world.text()
+
+
+@pytest.mark.parametrize("fault", [FaultProxy.stall, FaultProxy.reset], ids=["stopped", "killed"])
+@pytest.mark.parametrize("may_use_device", [True, False])
+async def test_a_server_that_stops_or_is_killed_ends_the_wait_by_its_own_time_outs(world: World, fault: Any, may_use_device: bool) -> None:
+    """With the default time-outs of a verifier and of a stream this would take minutes."""
+    limits = Timeouts(connect=1, first_token=5, next_token=0.3, socket=5, cancel=0.2)
+    settings: dict[str, Any] = {} if may_use_device else {"on_failure": "raise"}
+    world.wake()
+    async with world.served() as url, FaultProxy(urlsplit(url).port or 0) as proxy:
+        server = OpenAIEndpoint("large", base_url=proxy.url, name="server", timeouts=limits)
+        options = SpeculationOptions(is_adaptive=False, patience=0.2)
+        async with Client(DeviceEndpoint(world.engine), server, mode="speculate", speculation=options, **settings) as client:
+            stream = client.stream(PROMPT, temperature=0)
+            text, error = "", None
+            try:
+                async for token in stream:
+                    text += token.text
+                    if len(text) > 30 and proxy.connections_open:
+                        fault(proxy)
+                        await proxy.aclose() if fault is FaultProxy.reset else None
+            except StreamcoError as failure:
+                error = failure
+    figures = stream.report.speculation
+    assert figures is not None
+    assert world.text().startswith(text[:30])
+    assert (error is None, figures.is_exact) == ((True, False) if may_use_device else (False, True))
 
 
 @pytest.mark.parametrize("kind", [ScriptedVLLM, ScriptedSGLang])

@@ -13,6 +13,7 @@ from streamco.errors import (
     EndpointStatusError,
     EndpointTimeoutError,
     EngineError,
+    PromptError,
     StreamClosed,
     StreamcoError,
 )
@@ -26,6 +27,7 @@ CASES: list[tuple[StreamcoError, int, str | None]] = [
     (EndpointProtocolError("cut", endpoint="cloud"), 502, "endpoint_failed"),
     (EndpointError("odd", endpoint="cloud"), 502, "endpoint_failed"),
     (EngineError("out of memory", endpoint="device"), 500, "engine_error"),
+    (PromptError("messages[0].role: expected letters, got others", endpoint="device"), 400, None),
     (StreamClosed("closed"), 503, "shutdown"),
     (StreamcoError("odd"), 500, None),
 ]
