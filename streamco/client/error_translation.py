@@ -6,8 +6,9 @@ from copy import copy
 
 from streamco.errors import AllEndpointsFailed, EndpointError, EndpointProtocolError, StreamcoError
 from streamco.events import StreamEnded, TokensReceived
+from streamco.openai_types import CompletionUsage
 
-__all__ = ["FailedStream", "translate", "with_partial"]
+__all__ = ["FailedStream", "FinishedStream", "translate", "with_partial"]
 
 
 def translate(error: Exception, source: str) -> EndpointError:
@@ -47,6 +48,25 @@ class FailedStream:
             EndpointError: always.
         """
         raise self._error
+
+    async def cancel(self) -> None:
+        """Return at once, because there is nothing to release."""
+
+
+class FinishedStream:
+    """The stream of an endpoint that is not asked, because the answer may have no more tokens.
+
+    Args:
+        source: name of the endpoint.
+        finish_reason: why the answer ends.
+    """
+
+    def __init__(self, source: str, finish_reason: str) -> None:
+        self._end = StreamEnded(source, finish_reason, CompletionUsage())
+
+    async def receive(self) -> TokensReceived | StreamEnded:
+        """Return the end."""
+        return self._end
 
     async def cancel(self) -> None:
         """Return at once, because there is nothing to release."""

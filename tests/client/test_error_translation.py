@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from streamco.client.error_translation import FailedStream, translate, with_partial
+from streamco.client.error_translation import FailedStream, FinishedStream, translate, with_partial
 from streamco.errors import AllEndpointsFailed, EndpointError, EndpointProtocolError, EndpointStatusError, UsageError, VerifierError
+from streamco.events import StreamEnded
+from streamco.openai_types import CompletionUsage
 
 
 def test_an_endpoints_error_is_kept_and_gets_its_name() -> None:
@@ -56,4 +58,12 @@ async def test_the_stream_of_an_endpoint_that_could_not_open_one_says_why() -> N
     for _ in range(2):
         with pytest.raises(EndpointError, match="no room"):
             await stream.receive()
+    await stream.cancel()
+
+
+async def test_a_finished_stream_has_its_end_and_costs_nothing() -> None:
+    stream = FinishedStream("server", "length")
+    end = await stream.receive()
+    assert isinstance(end, StreamEnded)
+    assert (end.source, end.finish_reason, end.usage) == ("server", "length", CompletionUsage())
     await stream.cancel()

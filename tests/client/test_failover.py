@@ -10,8 +10,8 @@ import pytest
 
 import streamco
 from streamco.client.client import Client
-from streamco.endpoints.base import Capabilities, Kind
-from streamco.errors import AllEndpointsFailed, ConfigError, EndpointConnectError, EndpointError
+from streamco.endpoints.base import Capabilities, Kind, TokenPrices
+from streamco.errors import AllEndpointsFailed, ConfigError, EndpointConnectError, EndpointError, EngineError
 from streamco.events import TextCount
 from streamco.testing import Cut, Reset, ScriptedEndpoint, ScriptedServer, chunk_event, run_in_virtual_time, stream_answer, text_chunk
 from streamco.testing.endpoint import ScriptItem
@@ -19,6 +19,7 @@ from streamco.testing.responses import ScriptedResponse
 
 WORDS = [f"w{index} " for index in range(12)]
 ABLE = Capabilities(continuation="continue_final_message", tools=True, json_schema=True)
+PRICES = TokenPrices(prompt=1e-6, completion=1e-5)
 QUESTION = [{"role": "user", "content": "?"}]
 NO_EXPLORING = streamco.DispatchOptions(explore=0.0)  # a loser that may run to its first token has wasted it
 
@@ -197,6 +198,41 @@ def test_the_room_that_is_left_is_counted_or_not_taken_away(
             assert any("may exceed max_tokens" in note for note in stream.report.notes) == (left == 50)
         (asked,) = [stream.request for stream in second.streams]
         assert asked.sampling.max_tokens == left
+
+    run_in_virtual_time(main())
+
+
+def test_an_answer_that_has_as_many_tokens_as_it_may_is_finished_and_nothing_is_asked() -> None:
+    async def main() -> None:
+        begun: list[tuple[float, ScriptItem]] = [(0.1, text_chunk("w0 w1 w2 w3 ")), (0.2, EndpointConnectError("cut", endpoint="first"))]
+        first = Counting("first", begun, kind="server", capabilities=ABLE, tokens=5, prices=PRICES)
+        second = ScriptedEndpoint("second", [(0.1, "more")], kind="server", capabilities=ABLE, tokens=5, prices=PRICES)
+        async with Client(server=[first, second]) as client:
+            stream = client.stream("?", max_tokens=4)
+            assert "".join([token.text async for token in stream]) == "w0 w1 w2 w3 "
+            report = stream.report
+        assert (report.finish_reason, report.ending, second.streams) == ("length", "complete", [])
+        asked = {part.name: (part.prompt_tokens, part.completion_tokens) for part in report.endpoints if part.opened is not None}
+        assert asked["second"] == (0, 0)
+
+    run_in_virtual_time(main())
+
+
+class Closed(ScriptedEndpoint):
+    """A device with an engine that is closed."""
+
+    def count_text(self, text: str) -> TextCount | None:
+        raise EngineError("engine: expected an open one, got a closed one")
+
+
+def test_a_model_that_cannot_count_any_more_counts_nothing() -> None:
+    async def main() -> None:
+        first = writer("first", cut=3)
+        second = Closed("second", [(0.1, word) for word in WORDS], kind="server", capabilities=ABLE, tokens=5)
+        async with Client(server=[first, second]) as client:
+            stream = client.stream("?", max_tokens=50)
+            assert "".join([token.text async for token in stream]) == "".join(WORDS)
+        assert second.streams[0].request.sampling.max_tokens == 50
 
     run_in_virtual_time(main())
 

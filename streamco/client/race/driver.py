@@ -15,7 +15,7 @@ from msgspec.structs import replace
 
 from streamco.client.delivery_queue import DeliveryQueue
 from streamco.client.driver import Batch
-from streamco.client.error_translation import FailedStream, translate
+from streamco.client.error_translation import FailedStream, FinishedStream, translate
 from streamco.client.race.dispatcher import DispatchRecord
 from streamco.client.race.report import build_cost, build_report, describe_usage
 from streamco.client.release_timer import share_timer
@@ -34,7 +34,7 @@ from streamco.core.race.machine import RaceMachine
 from streamco.core.report import AnswerUsage, Report
 from streamco.core.totals import AnswerCost
 from streamco.endpoints.base import Endpoint, EndpointStream, Request, TextCounter, WrittenStream
-from streamco.errors import StreamcoError
+from streamco.errors import EngineError, StreamcoError
 from streamco.events import Event, ReaderLeft, StreamCancelled, StreamEnded, StreamFailed, TextCount, TokensReceived
 from streamco.machine_driver import Deadlines, StepLog, TaskDriver
 from streamco.partial import Partial
@@ -188,7 +188,7 @@ class RaceDriver(TaskDriver[Event, Command]):
                 self._open(source, self.request)
             case ContinueStream(source, partial):
                 self._direct = None
-                self._open(source, _continued(self.request, partial, self._count_written(source, partial)))
+                self._continue(source, partial)
             case PrepareStream(source, partial):
                 self._open(source, replace(_continued(self.request, partial, None), prefill_only=True))
             case CancelStream(source):
@@ -209,6 +209,14 @@ class RaceDriver(TaskDriver[Event, Command]):
 
     # Endpoints
 
+    def _continue(self, source: str, partial: Partial) -> None:
+        """Let an endpoint continue the answer, or end it if it has as many tokens as it may."""
+        limit, written = self.request.sampling.max_tokens, self._count_written(source, partial)
+        if limit is None or written is None or written < limit:
+            self._open(source, _continued(self.request, partial, written))
+        else:
+            self._start_reading(source, FinishedStream(source, "length"))
+
     def _count_written(self, target: str, partial: Partial) -> int | None:
         """Return how many tokens of ``max_tokens`` a continued answer has used up; None: nothing but an estimate is known.
 
@@ -219,8 +227,7 @@ class RaceDriver(TaskDriver[Event, Command]):
         if partial.is_counted:
             return partial.tokens
         for name in (*(hand_over.source for hand_over in self.machine.hand_overs[-1:]), target):
-            endpoint = self._endpoints[name]
-            if isinstance(endpoint, TextCounter) and (count := endpoint.count_text(partial.text)) is not None:
+            if (count := _count_text(self._endpoints[name], partial.text)) is not None:
                 return count.tokens
         self.unlimited = target
         return None
@@ -231,10 +238,10 @@ class RaceDriver(TaskDriver[Event, Command]):
         usage = end.usage if isinstance(end, StreamEnded) else attempt.usage
         if usage is not None or not attempt.tokens or not isinstance(stream, WrittenStream):
             return
-        written, endpoint = stream.written(), self._endpoints[source]
+        written = stream.written()
         if written.has_ids:
             self._counts[attempt] = TextCount(attempt.tokens, "token ids")
-        elif written.text and isinstance(endpoint, TextCounter) and (count := endpoint.count_text(written.text)) is not None:
+        elif written.text and (count := _count_text(self._endpoints[source], written.text)) is not None:
             self._counts[attempt] = count
 
     def _open(self, source: str, request: Request) -> None:
@@ -243,6 +250,9 @@ class RaceDriver(TaskDriver[Event, Command]):
             stream = self._endpoints[source].open(_within(request, self.now - self.machine.began))
         except Exception as error:  # noqa: BLE001  an endpoint should not raise here; if it does, only its attempt has failed
             stream = FailedStream(translate(error, source))
+        self._start_reading(source, stream)
+
+    def _start_reading(self, source: str, stream: EndpointStream) -> None:
         self._running[source] = self._spawn(self._read_stream(source, stream), f"streamco read {source}"), stream
 
     async def _read_stream(self, source: str, stream: EndpointStream) -> None:
@@ -335,6 +345,14 @@ def _within(request: Request, elapsed: float) -> Request:
     return replace(request, timeouts=replace(timeouts, total=max(_MIN_TOTAL, timeouts.total - elapsed)))
 
 
+def _count_text(endpoint: Endpoint, text: str) -> TextCount | None:
+    """Return the tokens of a text in an endpoint's vocabulary; None: the endpoint can't say."""
+    try:
+        return endpoint.count_text(text) if isinstance(endpoint, TextCounter) else None
+    except EngineError:
+        return None  # the model has failed, or was closed: an answer that is asked of it gets the error
+
+
 def _continued(request: Request, partial: Partial, written: int | None) -> Request:
     """Return the request for an endpoint that continues its answer; an answer of which nothing was seen starts from the beginning.
 
@@ -348,4 +366,4 @@ def _continued(request: Request, partial: Partial, written: int | None) -> Reque
     limit = request.sampling.max_tokens
     if limit is None or written is None:
         return replace(request, partial=partial)
-    return replace(request, partial=partial, sampling=replace(request.sampling, max_tokens=max(1, limit - written)))
+    return replace(request, partial=partial, sampling=replace(request.sampling, max_tokens=limit - written))
