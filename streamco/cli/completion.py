@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 
 from streamco.cli.main import COMMANDS, build_parser
+from streamco.cli.ui.control_characters import print_plain
 from streamco.errors import ConfigError
 
 __all__ = ["add_arguments", "completion_script", "run"]
@@ -32,7 +33,7 @@ def run(args: argparse.Namespace) -> int:
     Raises:
         ConfigError: the library that writes such scripts is not installed.
     """
-    print(completion_script(args.shell))
+    print_plain(completion_script(args.shell))
     return 0
 
 
