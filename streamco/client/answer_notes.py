@@ -12,7 +12,7 @@ from streamco.client.speculation.driver import SpeculationDriver
 from streamco.core.report import Report, WhyRemote
 from streamco.errors import EndpointError
 
-__all__ = ["note_dispatch", "note_race", "note_settings", "note_speculation"]
+__all__ = ["note_dispatch", "note_obstacle", "note_race", "note_settings", "note_speculation"]
 
 
 def note_dispatch(
@@ -41,6 +41,16 @@ def note_dispatch(
         most = f"{dispatched.shortened_to} of {dispatched.facts.max_tokens} tokens"
         sentence = f"{device} can give at most {most} (max_tokens), because its context ends there"
         degradations.record(notes, kind="shortened", endpoint=device, sentence=sentence)
+
+
+def note_obstacle(degradations: Degradations, notes: list[str], obstacle: str, *, is_logged: bool) -> None:
+    """Record why an answer is not speculated; ``is_logged``: it is in the log already, because it holds for all answers.
+
+    Raises:
+        DegradedError: by the client's rule.
+    """
+    sentence = f"not speculated: {obstacle}"
+    degradations.record(notes, kind=_without_figures(sentence), endpoint="verifier", sentence=sentence, may_log=not is_logged)
 
 
 def note_settings(
@@ -119,9 +129,11 @@ def note_speculation(degradations: Degradations, notes: list[str], driver: Specu
     _record_successes(degradations, driver, device, verifier)
     if driver.was_broken_off or has_failed:
         return
-    if absence:
-        sentence = f"{verifier} was lost: {absence}; the answer went on without it"
-        degradations.record(notes, kind="lost", endpoint=verifier, sentence=sentence, may_raise=False, may_log=False)
+    is_lost = driver.unconnected > 0.0 and driver.machine.report.losses > 0
+    if absence or (is_lost and "verifier" not in driver.failures):
+        why = f": {absence}" if absence else ""
+        sentence = f"{verifier} {'refused a session' if driver.was_refused else 'was lost'}{why}; the answer went on without it"
+        degradations.record(notes, kind="lost", endpoint=verifier, sentence=sentence, may_raise=False, may_log=not absence)
     for kind, sentence in _without_drafts(driver, report, device, verifier).items():
         degradations.record(notes, kind=kind, endpoint=verifier, sentence=sentence, may_raise=False)
 

@@ -19,6 +19,7 @@ __all__ = ["Degradation", "Degradations", "OnDegraded"]
 
 OnDegraded = Literal["warn", "raise", "ignore"]
 
+_MAX_KINDS = 1000  # kinds that are logged: names of fields and models are the callers', and could fill the log and the memory
 _REFUSED_SECONDS = 30.0  # a refusal that came too late for its own answer fails the answers of so long
 
 _logger = logging.getLogger("streamco")
@@ -88,7 +89,8 @@ class Degradations:
         sentence = shorten(sentence)
         if sentence not in notes:
             notes.append(sentence)
-        if may_log and (endpoint, kind) not in self._logged:
+        is_full = len(self._logged) >= _MAX_KINDS
+        if may_log and not is_full and (endpoint, kind) not in self._logged:
             self._logged.add((endpoint, kind))
             if self.rule != "ignore":
                 _logger.warning("%s (logged once)", sentence)

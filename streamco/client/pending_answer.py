@@ -9,7 +9,7 @@ from copy import copy
 from msgspec.structs import replace
 
 from streamco.client.answer_log import REQUEST_ID_HEADER, AnswerLog, describe_error
-from streamco.client.answer_notes import note_dispatch, note_race, note_settings, note_speculation
+from streamco.client.answer_notes import note_dispatch, note_obstacle, note_race, note_settings, note_speculation
 from streamco.client.degradation import OnDegraded
 from streamco.client.driver import AnswerDriver
 from streamco.client.race.dispatcher import DispatchRecord
@@ -248,9 +248,7 @@ class PendingAnswer:
         if obstacle := self._obstacle:
             dispatched.add_note(f"not speculated: {obstacle}")
             if obstacle != DOES_NOT_PAY:  # mode "auto" asked for the faster way
-                is_logged = obstacle == settings.planner.binding.problem
-                sentence = f"not speculated: {obstacle}"
-                degradations.record(notes, kind=sentence, endpoint="verifier", sentence=sentence, may_log=not is_logged)
+                note_obstacle(degradations, notes, obstacle, is_logged=obstacle == settings.planner.binding.problem)
 
     def _note_settings(self, *, speculates: bool = False, unpriced: Sequence[str] = ()) -> None:
         """Record the client's settings that have no effect on this answer.

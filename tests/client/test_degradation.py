@@ -347,3 +347,24 @@ def test_ignore_notes_without_a_word_in_the_log(caplog: pytest.LogCaptureFixture
     Degradations("ignore").record(notes, kind="k", endpoint="e", sentence="s")
     assert notes == ["s"]
     assert not warnings(caplog)
+
+
+async def test_what_differs_in_figures_alone_is_logged_once(caplog: pytest.LogCaptureFixture) -> None:
+    world = World()
+    async with world.scripted() as verifier, world.speculating(verifier, on_degraded="warn") as client:
+        for length in (4000, 5000):
+            stream = client.stream(PROMPT, temperature=0, max_tokens=length)
+            await tokens_text(stream)
+            assert any("room for" in note for note in stream.report.notes)
+    assert len([each for each in warnings(caplog) if "room for" in each]) == 1
+    world.close()
+
+
+def test_names_that_callers_choose_fill_neither_the_log_nor_the_memory(caplog: pytest.LogCaptureFixture) -> None:
+    degradations = Degradations("warn")
+    for number in range(3000):
+        notes: list[str] = []
+        degradations.record(notes, kind=f"left out: field_{number}", endpoint="device", sentence=f"s{number}")
+        assert notes == [f"s{number}"]
+    assert len(warnings(caplog)) == 1000
+    assert len(degradations._logged) == 1000
