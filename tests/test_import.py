@@ -26,6 +26,11 @@ def test_the_client_itself_waits_with_aiohttp_and_llama_until_they_are_needed() 
     assert loaded.strip() == "[]"
 
 
+def test_the_servers_can_be_imported_with_an_aiohttp_that_has_no_keys_of_a_request() -> None:
+    loaded = run("from aiohttp import web; del web.RequestKey; import streamco.server.app, streamco.proxy.app; print('loaded')")
+    assert loaded.strip() == "loaded"
+
+
 @pytest.mark.parametrize("name", streamco.__all__)
 def test_every_public_name_is_there(name: str) -> None:
     assert getattr(streamco, name) is not None

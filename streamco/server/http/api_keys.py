@@ -14,8 +14,8 @@ from streamco.errors import ConfigError
 
 __all__ = ["KEY_NAME", "ApiKey", "check_keys", "find_key", "read_key_file"]
 
-KEY_NAME: web.RequestKey[str] = web.RequestKey("streamco_key_name", str)
-"""Name of the key that a request came with; only where the server has several."""
+KEY_NAME: web.RequestKey[str] = getattr(web, "RequestKey", lambda name, _: name)("streamco_key_name", str)
+"""Name of the key that a request came with; only where the server has several. Before aiohttp 3.14 it is a plain text."""
 
 MAX_KEYS = 1024  # each request is compared with all of them
 
