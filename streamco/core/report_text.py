@@ -22,6 +22,8 @@ __all__ = [
     "summary",
 ]
 
+_OWN_COUNTERS = (None, "engine", "usage", "estimate")  # an estimate has its mark in the table
+
 
 class Section(Struct, frozen=True):
     """A table: its title, its column heads (none: label and value) and its rows."""
@@ -214,6 +216,7 @@ def _endpoint_section(endpoints: Sequence[EndpointReport]) -> Section:
         times = (format_seconds(part.opened), format_seconds(part.ttft))
         rows.append((part.name, part.outcome, *times, *counts, format_usd(part.cost_usd), format_joules(part.energy_j)))
     rows += [(f"{part.name}: {part.error}",) for part in endpoints if part.error]
+    rows += [(f"{part.name}: tokens counted by {part.counted_by}",) for part in endpoints if part.counted_by not in _OWN_COUNTERS]
     return Section("endpoints", heads, rows)
 
 

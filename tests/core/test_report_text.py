@@ -247,3 +247,11 @@ def test_each_of_several_moves_has_its_share() -> None:
 @pytest.mark.parametrize(("dollars", "text"), [(None, "unknown"), (0.0006, "$0.0006"), (-0.0006, "-$0.0006"), (0.0, "$0")])
 def test_a_loss_has_a_sign(dollars: float | None, text: str) -> None:
     assert format_saving(dollars) == text
+
+
+@pytest.mark.parametrize(
+    ("counter", "is_said"), [("tiktoken o200k_base", True), ("token ids", True), ("usage", False), ("estimate", False)]
+)
+def test_what_counted_in_place_of_the_endpoint_is_said(counter: str, is_said: bool) -> None:
+    part = EndpointReport(name="server", kind="server", outcome="failed", opened=0.1, completion_tokens=5, counted_by=counter)
+    assert (f"server: tokens counted by {counter}" in str(make_report(endpoints=[part]))) is is_said
