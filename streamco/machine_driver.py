@@ -210,7 +210,8 @@ class MachineDriver(ABC, Generic[EventT, CommandT]):
             self._set_timer(deadline, max(_MIN_DELAY, deadline - now))
             return
         self._on_deadline(now)
-        self._arm(now)
+        if self._timer is None:  # else the step has set it
+            self._arm(now)
 
     def _report_error(self, message: str, error: BaseException) -> None:
         """Report an error that no reader would see."""

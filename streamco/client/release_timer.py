@@ -14,6 +14,7 @@ import asyncio
 import ctypes
 import logging
 import os
+import struct
 import sys
 import time
 from collections import deque
@@ -30,6 +31,8 @@ __all__ = ["LinuxTimer", "ScheduledRelease", "ReleaseTimer", "WakeFile", "share_
 _FEWEST_TO_DROP = 64  # cancelled deadlines that may stay in the heap however few others there are
 _NANOSECONDS = 1_000_000_000
 _CLOCK_MONOTONIC, _TFD_TIMER_ABSTIME = 1, 1  # of <time.h> and <sys/timerfd.h>, the same on all of Linux
+
+_pack_times = struct.Struct("4l").pack_into
 
 _log = logging.getLogger("streamco")
 
@@ -67,12 +70,11 @@ class LinuxTimer:
             create, self._set_time = library.timerfd_create, library.timerfd_settime
         except AttributeError as error:
             raise OSError("timerfd: expected a C library that has it, got one without") from error
-        self._set_time.argtypes = [ctypes.c_int, ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p]
         self._times = (ctypes.c_long * 4)()  # struct itimerspec: interval and time, each in seconds and nanoseconds
-        self._address = ctypes.addressof(self._times)
         self._fd = create(_CLOCK_MONOTONIC, os.O_CLOEXEC | os.O_NONBLOCK)
         if self._fd < 0:
             raise _system_error()
+        self._arguments = self._convert()
 
     def fileno(self) -> int:
         """Return the file descriptor."""
@@ -85,14 +87,20 @@ class LinuxTimer:
             OSError: the file is closed.
         """
         moment = 0 if deadline is None else max(1, ceil(deadline * _NANOSECONDS))
-        self._times[2], self._times[3] = divmod(moment, _NANOSECONDS)
-        if self._set_time(self._fd, _TFD_TIMER_ABSTIME, self._address, None) < 0:
+        _pack_times(self._times, 0, 0, 0, *divmod(moment, _NANOSECONDS))
+        if self._set_time(*self._arguments) < 0:
             raise _system_error()
+
+    def _convert(self) -> tuple[object, ...]:
+        """Return the arguments of ``timerfd_settime``, converted once: to convert them takes longer than to set the time."""
+        address = ctypes.c_void_p(ctypes.addressof(self._times))
+        return ctypes.c_int(self._fd), ctypes.c_int(_TFD_TIMER_ABSTIME), address, ctypes.c_void_p(None)
 
     def close(self) -> None:
         """Close the file; idempotent."""
         if self._fd >= 0:
             fd, self._fd = self._fd, -1
+            self._arguments = self._convert()
             os.close(fd)
 
     def __del__(self) -> None:
@@ -106,32 +114,25 @@ def _system_error() -> OSError:
 
 
 class ScheduledRelease:
-    """A callback that a ``ReleaseTimer`` will run, in the context of the call that set it."""
+    """A callback that a ``ReleaseTimer`` will run, in the context of the call that set it.
 
-    __slots__ = ("_callback", "_context", "_timer")
+    Attributes:
+        callback: what to run; None: it was run or cancelled.
+        context: in which.
+    """
+
+    __slots__ = ("_timer", "callback", "context")
 
     def __init__(self, timer: ReleaseTimer, callback: Callable[[], None]) -> None:
         self._timer = timer
-        self._callback: Callable[[], None] | None = callback
-        self._context: Context | None = copy_context()
-
-    @property
-    def is_pending(self) -> bool:
-        """True if the callback was neither run nor cancelled."""
-        return self._callback is not None
+        self.callback: Callable[[], None] | None = callback
+        self.context = copy_context()
 
     def cancel(self) -> None:
         """Don't run the callback; idempotent."""
-        if self._callback is not None:
-            self._callback = self._context = None
+        if self.callback is not None:
+            self.callback = None
             self._timer.count_cancelled()
-
-    def run(self) -> None:
-        """Run the callback if it is pending."""
-        callback, context = self._callback, self._context
-        if callback is not None and context is not None:
-            self._callback = self._context = None
-            context.run(callback)
 
 
 class ReleaseTimer:
@@ -184,7 +185,7 @@ class ReleaseTimer:
         """Count a cancelled deadline, and drop all of them if they are the larger part."""
         self._cancelled += 1
         if self._cancelled > _FEWEST_TO_DROP and 2 * self._cancelled > len(self._heap):
-            self._heap = [entry for entry in self._heap if entry[2].is_pending]
+            self._heap = [entry for entry in self._heap if entry[2].callback is not None]
             heapify(self._heap)
             self._cancelled = 0
 
@@ -194,13 +195,19 @@ class ReleaseTimer:
 
     def _fire(self) -> None:
         """Run what is due now. What the callbacks set waits for the loop's next turn, so that other tasks have theirs."""
-        due = self._take_due(time.monotonic())
+        now, due = time.monotonic(), deque[ScheduledRelease]()
+        while self._heap and self._heap[0][0] <= now:
+            due.append(heappop(self._heap)[2])
         self._is_firing = True
         try:
             while due:
                 release = due.popleft()
+                callback, release.callback = release.callback, None
+                if callback is None:
+                    self._cancelled -= 1
+                    continue
                 try:
-                    release.run()
+                    release.context.run(callback)
                 except Exception as error:  # noqa: BLE001  the other answers' tokens are due all the same
                     self.loop.call_exception_handler({"message": "streamco could not release a token", "exception": error})
         finally:
@@ -209,16 +216,6 @@ class ReleaseTimer:
                 heappush(self._heap, (0.0, next(self._numbers), release))
             if self._users:  # the last user may have left
                 self._set(self._heap[0][0] if self._heap else inf)
-
-    def _take_due(self, now: float) -> deque[ScheduledRelease]:
-        due: deque[ScheduledRelease] = deque()
-        while self._heap and self._heap[0][0] <= now:
-            release = heappop(self._heap)[2]
-            if release.is_pending:
-                due.append(release)
-            else:
-                self._cancelled -= 1
-        return due
 
 
 _timers: WeakValueDictionary[int, ReleaseTimer] = (
