@@ -126,7 +126,7 @@ class Client:
         share = 1.0 if draft_budget is None else draft_budget
         endpoints = EndpointSet(device, server, checks_access=check_access)
         if may_draft:
-            reserve_places(endpoints.device, share, offload=speculation.offload)
+            reserve_places(endpoints.device, share, offload=speculation.offload, branches=speculation.max_branches)
         endpoints.binding = VerifierBinding(verifier, endpoints.device, endpoints.servers, may_warn=on_degraded != "ignore")
         dispatch = dispatch or DispatchOptions()
         race_budget = _RACE_BUDGET if budget is None else budget
@@ -227,7 +227,9 @@ class Client:
             check_sides(dispatcher, settings.endpoints)
         planner = settings.planner.copy(mode=mode, emit=emit, budget=budget, options=speculation)
         if planner.mode != "race":
-            reserve_places(settings.endpoints.device, planner.budget, offload=planner.options.offload)
+            reserve_places(
+                settings.endpoints.device, planner.budget, offload=planner.options.offload, branches=planner.options.max_branches
+            )
         other = copy(self)
         other._owns_endpoints = False
         other._settings = replace(

@@ -128,3 +128,10 @@ def test_a_device_endpoint_gets_its_places_from_the_mode_before_it_is_loaded() -
     client.with_options(mode="speculate")
     assert endpoint._options.held_sequences == 8
     assert endpoint._options.attention_layers == ()
+
+
+def test_more_branches_need_more_places() -> None:
+    for branches, places in ((0, 8), (6, 8), (12, 14)):
+        endpoint = DeviceEndpoint("small.gguf")
+        Client(endpoint, ScriptedEndpoint("server"), mode="speculate", speculation=SpeculationOptions(max_branches=branches))
+        assert endpoint._options.held_sequences == places

@@ -46,19 +46,20 @@ def drafting_engine_options(
     return replace(options, held_sequences=sequences, attention_layers=layers)
 
 
-def reserve_places(device: Endpoint | None, budget: float, *, offload: OffloadRule) -> None:
+def reserve_places(device: Endpoint | None, budget: float, *, offload: OffloadRule, branches: int = HELD_SEQUENCES - 2) -> None:
     """Give a device's model places for drafts when it is loaded, unless its options have some. A loaded model stays as it is.
 
     Args:
         device: the endpoint; another one than a ``DeviceEndpoint`` can't draft, and nothing happens.
         budget: share of the drafted tokens that is verified, 0..1.
         offload: filters that choose the drafts to verify.
+        branches: branches of a draft; with more than usual, the device gets more places.
     """
 
     def with_places(options: EngineOptions) -> EngineOptions:
         if options.held_sequences:
             return options
-        changed = drafting_engine_options(options, budget, offload=offload)
+        changed = drafting_engine_options(options, budget, max(HELD_SEQUENCES, branches + 2), offload=offload)
         return replace(changed, attention_layers=options.attention_layers or changed.attention_layers)
 
     if isinstance(device, DeviceEndpoint):

@@ -14,9 +14,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from streamco.client.client import Client
-from streamco.client.speculation.options import SpeculationOptions
+from streamco.client.speculation.options import SpeculationOptions, SpeculationTuning
 from streamco.client.stream import Retracted
 from streamco.core.report import Report
+from streamco.core.speculation.estimates import EstimatesPrior
 from streamco.endpoints.device import DeviceEndpoint
 from streamco.endpoints.openai import OpenAIEndpoint
 from streamco.endpoints.verifiers.streamco import VerifierEndpoint
@@ -150,6 +151,23 @@ async def test_a_first_answer_that_is_streamed_says_why_nothing_was_drafted(worl
             (note,) = stream.report.notes
             assert stream.report.dispatch.reason == "server generates alone: its speed was measured"
     assert note.startswith("nothing was drafted, because server alone is timed first, and the answer ended before")
+
+
+async def test_drafting_that_would_be_slower_is_said(world: World) -> None:
+    world.wake()
+    slow = SpeculationTuning(prior=EstimatesPrior(remote_step=0.001, wait=0.5, step_times=(0.05,)))
+    async with world.served() as url:
+        server = OpenAIEndpoint("large", base_url=url, name="server")
+        options = SpeculationOptions(tuning=slow)
+        async with holding_nothing_new(), Client(DeviceEndpoint(world.engine), server, mode="speculate", speculation=options) as client:
+            stream = client.stream(PROMPT, temperature=0, max_tokens=4)
+            assert await tokens_text(stream) == world.text(most=4)
+            assert stream.report.speculation is not None
+            assert stream.report.speculation.rounds == 0
+            assert stream.report.notes == [
+                "nothing was drafted, because server alone is as fast (SpeculationOptions(is_adaptive=False) drafts always)"
+            ]
+            assert stream.report.dispatch.reason == "server generates alone: drafting is slower"
 
 
 async def test_a_device_that_fails_in_a_speculated_answer_is_named(world: World) -> None:
