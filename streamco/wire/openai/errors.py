@@ -2,7 +2,8 @@
 
 Servers agree on little: OpenAI, DeepSeek, Azure and most others send ``{"error": {"message", "type", "code"}}``, Anthropic
 ``{"type": "error", "error": {...}}``, Google ``{"error": {"code", "message", "status", "details"}}`` (in a list when streamed),
-Mistral and FastAPI servers ``{"detail": ...}``, x.ai ``{"code": "...", "error": "..."}``, Bedrock and Cohere ``{"message": ...}``.
+Mistral and FastAPI servers ``{"detail": ...}``, x.ai ``{"code": "...", "error": "..."}``, Bedrock and Cohere ``{"message": ...}``,
+DashScope ``{"code", "message"}``, FastChat and old vLLM ``{"object": "error", "message", "code"}``. The last four come in streams, too.
 """
 
 from __future__ import annotations
@@ -15,14 +16,17 @@ import msgspec
 from streamco.errors import EndpointStatusError
 from streamco.wire.openai.lenient_decode import decode_object
 
-__all__ = ["find_error", "find_message", "find_status", "parse_retry_after", "status_error", "stream_error"]
+__all__ = ["find_error", "find_message", "find_status", "is_bare_error", "parse_retry_after", "status_error", "stream_error"]
 
 _BODY_BYTES = 64 << 10
 
-# Error names without a number, as OpenAI, DeepSeek, Anthropic, Google and OpenRouter write them in ``code``, ``status`` or ``type``.
+# Error names without a number. They are those of OpenAI, DeepSeek, Anthropic, Google, OpenRouter and DashScope, in ``code``,
+# ``status`` or ``type``.
 _STATUS_BY_NAME = {
     "invalid_request_error": 400,
     "invalid_argument": 400,
+    "invalidparameter": 400,
+    "datainspectionfailed": 400,
     "failed_precondition": 400,
     "context_length_exceeded": 400,
     "invalid_prompt": 400,
@@ -30,6 +34,7 @@ _STATUS_BY_NAME = {
     "tool_use_failed": 400,
     "authentication_error": 401,
     "invalid_api_key": 401,
+    "invalidapikey": 401,
     "unauthenticated": 401,
     "unauthorized": 401,
     "billing_error": 402,
@@ -46,6 +51,7 @@ _STATUS_BY_NAME = {
     "rate_limit_error": 429,
     "rate_limit_exceeded": 429,
     "too_many_requests": 429,
+    "throttling": 429,
     "requests": 429,
     "tokens": 429,
     "insufficient_quota": 429,
@@ -98,7 +104,7 @@ def stream_error(value: Any) -> EndpointStatusError:
     """Return the error for an error object inside a stream that began with status 200.
 
     Args:
-        value: the decoded event, an object with an ``error``.
+        value: the decoded event, an object with an ``error`` or a bare error.
     """
     status = find_status(value)
     message = find_message(value) or "no message"
@@ -120,6 +126,20 @@ def find_error(value: Any) -> Any:
     choices = value.get("choices")
     holders = [value, *(choices if isinstance(choices, list) else ()), value.get("x_groq")]
     return next((holder["error"] for holder in holders if isinstance(holder, dict) and holder.get("error")), None)
+
+
+def is_bare_error(value: Any, *, is_all: bool) -> bool:
+    """Return True if an object without choices is an error, although it has no ``error``.
+
+    Args:
+        value: a decoded event or body.
+        is_all: nothing else came. Then a message without a status is enough; before the end, it may be a notice of the server.
+    """
+    if not isinstance(value, dict) or "choices" in value:
+        return False
+    if "error" in (value.get("object"), value.get("type")):
+        return True
+    return bool(find_message(value)) and (is_all or _find_status(value) is not None)
 
 
 def find_message(value: Any) -> str:
@@ -157,7 +177,8 @@ def _find_status(value: Any) -> int | None:
 
 
 def _fold(name: Any) -> str:
-    return name.lower().replace("-", "_") if isinstance(name, str) else ""
+    """Return an error's name as the table has it; what is after a dot (DashScope's ``Throttling.RateQuota``) only details it."""
+    return name.partition(".")[0].lower().replace("-", "_") if isinstance(name, str) else ""
 
 
 def _read_number(value: Any) -> int | None:

@@ -6,10 +6,11 @@ from typing import Any
 
 import msgspec
 
-from streamco.errors import EndpointProtocolError
+from streamco.errors import EndpointError, EndpointProtocolError
 from streamco.openai_types import ChatCompletionChunk, ChunkChoice
+from streamco.wire.openai.errors import find_error, is_bare_error, stream_error
 from streamco.wire.openai.lenient_decode import build_chunk, decode_object
-from streamco.wire.openai.other_apis import foreign_answer, lasting_error
+from streamco.wire.openai.other_apis import foreign_answer
 
 __all__ = ["JSONBody", "decode_body", "excerpt", "is_json", "split_answer"]
 
@@ -31,7 +32,7 @@ class JSONBody:
         """Add bytes of the body.
 
         Raises:
-            EndpointProtocolError: the body is too large, or NDJSON.
+            EndpointError: the body is too large, NDJSON, or an error that more lines follow.
         """
         self._data += data
         if len(self._data) > self.limit_bytes:
@@ -54,10 +55,17 @@ class JSONBody:
         return bytes(self._data)
 
 
-def _refuse_lines(first: bytes) -> EndpointProtocolError:
-    error = foreign_answer(decode_object(first), form="NDJSON stream")
+def _refuse_lines(first: bytes) -> EndpointError:
+    """Return the error for lines of JSON. The first line may be an error itself: some gateways send one without ``data:``, then [DONE]."""
+    value = decode_object(first)
+    if (error := find_error(value)) is not None:
+        return stream_error({"error": error})
+    if (foreign := foreign_answer(value, form="NDJSON stream")) is not None:
+        return foreign
+    if is_bare_error(value, is_all=True):
+        return stream_error(value)
     expected = 'server-sent events ("data: ..." lines) or one JSON answer'
-    return error or lasting_error(f"expected {expected}, got NDJSON: {excerpt(first)}")
+    return EndpointProtocolError(f"expected {expected}, got NDJSON: {excerpt(first)}")
 
 
 def decode_body(body: bytes) -> Any:
@@ -76,11 +84,13 @@ def split_answer(value: Any) -> list[ChatCompletionChunk]:
     """Split a whole answer into two chunks: one with its content, one with finish_reason and usage.
 
     Raises:
-        EndpointProtocolError: the answer has no choices.
+        EndpointError: the answer has no choices.
     """
     if not isinstance(value, dict) or not isinstance(value.get("choices"), list) or not value["choices"]:
         if (foreign := foreign_answer(value, form="answer")) is not None:
             raise foreign
+        if is_bare_error(value, is_all=True):
+            raise stream_error(value)
         raise EndpointProtocolError(f"expected a JSON answer with choices, got {excerpt(msgspec.json.encode(value))}")
     whole = build_chunk(value)
     ends = [_end_of(choice) for choice in whole.choices]

@@ -1,6 +1,7 @@
 """Recognising an answer of another API: its address was given in place of an OpenAI-compatible one.
 
-Such a server does what it was asked, so the same request fails in the same way again. The error names the API and what to change.
+Such a server does what it was asked, so the same request fails in the same way again. The error names the API and what to change. An
+answer that is merely not understood may be a passing fault of the server, so it is no other API.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from msgspec import Struct
 
 from streamco.errors import EndpointProtocolError
 
-__all__ = ["find_other_api", "foreign_answer", "lasting_error"]
+__all__ = ["find_other_api", "foreign_answer"]
 
 
 class OtherApi(Struct, frozen=True):
@@ -91,9 +92,4 @@ def foreign_answer(value: Any, *, form: str = "stream") -> EndpointProtocolError
     if api is None:
         return None
     wanted = "a chat.completion" if form == "answer" else "a chat.completion.chunk stream"
-    return lasting_error(f"expected {wanted}, got the {form} of {api.name} ({api.mark}); {api.remedy}")
-
-
-def lasting_error(text: str) -> EndpointProtocolError:
-    """Return an error that the same request would meet again."""
-    return EndpointProtocolError(text, is_lasting=True)
+    return EndpointProtocolError(f"expected {wanted}, got the {form} of {api.name} ({api.mark}); {api.remedy}", is_lasting=True)

@@ -13,11 +13,11 @@ import msgspec
 from streamco.config import Limits
 from streamco.errors import EndpointError, EndpointProtocolError
 from streamco.openai_types import ChatCompletionChunk, ChoiceDelta, CompletionUsage
-from streamco.wire.openai.errors import find_error, stream_error
+from streamco.wire.openai.errors import find_error, is_bare_error, stream_error
 from streamco.wire.openai.fast_decode import Api, decode_chat_chunk, decode_extended_chunk, decode_text_chunk
 from streamco.wire.openai.json_body import JSONBody, decode_body, excerpt, is_json, split_answer
 from streamco.wire.openai.lenient_decode import CumulativeText, build_chunk, decode_object, find_usage, is_plausible
-from streamco.wire.openai.other_apis import foreign_answer, lasting_error
+from streamco.wire.openai.other_apis import foreign_answer
 from streamco.wire.sse import SSEParser
 
 __all__ = ["Api", "ChatStreamParser", "ONE_TOKEN", "estimate_delta", "estimate_tokens"]
@@ -58,7 +58,7 @@ def _is_text(delta: ChoiceDelta) -> bool:
 _LIMITS = Limits()
 _DONE = b"[DONE]"
 _WITHOUT_IDS, _NOT_TEXT = 1, 2
-_REMEDY = "use an OpenAI-compatible base_url"
+_REMEDY = "if its API is another one, use an OpenAI-compatible base_url"
 
 
 class ChatStreamParser:
@@ -179,7 +179,7 @@ class ChatStreamParser:
             if self._record_error(value):
                 return []
             chunks = split_answer(value)
-        except EndpointProtocolError as exc:
+        except EndpointError as exc:
             self._fail(exc)
             return []
         for chunk in chunks:
@@ -202,7 +202,7 @@ class ChatStreamParser:
             return data
         try:
             self._body.feed(data)
-        except EndpointProtocolError as exc:
+        except EndpointError as exc:
             self._fail(exc)
         return b""
 
@@ -270,16 +270,26 @@ class ChatStreamParser:
             text = f"expected chunks with choices before [DONE], got {self.events} events without"
             self._fail(EndpointProtocolError(text) if self._unknown is None or self._has_chunk else self._unknown_events(self._unknown))
 
-    def _unknown_events(self, first: bytes) -> EndpointProtocolError:
-        return lasting_error(f"expected chunks with choices, got {self.events} events without, the first: {excerpt(first)}; {_REMEDY}")
+    def _unknown_events(self, first: bytes) -> EndpointError:
+        """Return the error for a whole stream that wasn't understood. It may be a passing fault, so the request may be sent again."""
+        value = self._decode_lenient(first)
+        if is_bare_error(value, is_all=True):
+            return stream_error(value)
+        got = f"{self.events} events without, the first: {excerpt(first)}"
+        return EndpointProtocolError(f"expected chunks with choices, got {got}; {_REMEDY}")
 
     def _check_unknown(self, payload: bytes) -> None:
-        """Fail if an event without choices and usage, before the first chunk, belongs to another API."""
-        if self._has_chunk or self._seen or self.error is not None or self._unknown is not None:
+        """Fail if an event without choices and usage is an error, or, before the first chunk, belongs to another API."""
+        if self.error is not None:
             return
-        self._unknown = payload
-        if (foreign := foreign_answer(self._decode_lenient(payload))) is not None:
-            self._fail(foreign)
+        value = self._decode_lenient(payload)
+        if not (self._has_chunk or self._seen) and self._unknown is None:
+            self._unknown = payload
+            if (foreign := foreign_answer(value)) is not None:
+                self._fail(foreign)
+                return
+        if is_bare_error(value, is_all=False):
+            self._fail(stream_error(value))
 
     def _read_untyped(self, payload: bytes) -> ChatCompletionChunk | None:
         """Return the chunk of an event that the typed decoder refused, for a field that it doesn't know or a value of another type.

@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from streamco.errors import EndpointProtocolError, is_refusal
+from streamco.endpoints.retry import is_transient
+from streamco.errors import EndpointProtocolError, EndpointStatusError, is_refusal
 from streamco.wire.openai.other_apis import find_other_api
 from streamco.wire.openai.stream import ChatStreamParser
 from tests.wire.openai.events import DONE, chunk, event, read, text_of
@@ -85,7 +86,56 @@ def test_a_whole_stream_of_unknown_events_is_refused_with_the_first_of_them(end:
     with pytest.raises(EndpointProtocolError, match=r"2 events without|3 events without") as caught:
         parser.close()
     assert '{"value": "Hi"}' in str(caught.value)
-    assert caught.value.is_lasting
+    assert not caught.value.is_lasting, "it isn't known to be another API"
+    assert not is_refusal(caught.value)
+
+
+BARE_ERRORS: list[tuple[dict[str, Any], int, str]] = [
+    ({"code": "Throttling.RateQuota", "message": "Requests rate limit exceeded"}, 429, "Requests rate limit exceeded"),  # DashScope
+    ({"object": "error", "message": "overloaded", "code": 503}, 503, "overloaded"),  # FastChat, old vLLM
+    ({"object": "error", "message": "no more memory", "code": 50001}, 500, "no more memory"),
+    ({"detail": "Engine is overloaded"}, 500, "Engine is overloaded"),  # FastAPI
+    ({"status": 401, "message": "bad key"}, 401, "bad key"),
+]
+
+
+@pytest.mark.parametrize("end", [b"", DONE])
+@pytest.mark.parametrize(("error", "status", "message"), BARE_ERRORS)
+def test_an_error_without_the_word_is_an_error_with_its_status(error: dict[str, Any], status: int, message: str, end: bytes) -> None:
+    for body in (event(error) + end, json.dumps(error).encode() + b"\n\n" + end, json.dumps(error).encode()):
+        parser, _ = read(body)
+        with pytest.raises(EndpointStatusError, match=message) as caught:
+            parser.close()
+        assert caught.value.status == status
+        assert is_refusal(caught.value) == (status == 401)
+
+
+def test_an_error_body_that_done_follows_is_no_ndjson() -> None:
+    parser, _ = read(b'{"error":{"message":"overloaded","code":503}}\n\ndata: [DONE]\n\n')
+    assert isinstance(parser.error, EndpointStatusError)
+    assert parser.error.status == 503
+
+
+def test_a_bare_error_ends_a_stream_that_has_begun_also_if_the_connection_stays_open() -> None:
+    parser, chunks = read(chunk("Hel"), event({"object": "error", "message": "overloaded", "code": 503}), chunk("lo"))
+    assert text_of(chunks) == "Hel"
+    assert isinstance(parser.error, EndpointStatusError)
+    assert (parser.error.status, parser.error.partial) == (503, "Hel")
+
+
+@pytest.mark.parametrize("notice", [{"message": "queued"}, {"code": 0, "message": "success"}, {"status": "queued", "position": 3}])
+def test_a_notice_before_the_answer_is_no_error(notice: dict[str, Any]) -> None:
+    parser, chunks = read(event(notice), chunk("Hi"), chunk(finish="stop"), DONE)
+    assert (text_of(chunks), parser.error) == ("Hi", None)
+
+
+@pytest.mark.parametrize("event_bytes", [event({"status": "queued", "position": 3}), event({"type": "ping"}), b"data: Sure\n\n"])
+def test_an_answer_that_is_not_understood_may_be_asked_for_again(event_bytes: bytes) -> None:
+    """A text in place of JSON may be the error page of a gateway."""
+    parser, _ = read(event_bytes)
+    with pytest.raises(EndpointProtocolError) as caught:
+        parser.close()
+    assert is_transient(caught.value)
 
 
 def test_an_event_of_another_kind_inside_a_chat_stream_is_no_other_api() -> None:
