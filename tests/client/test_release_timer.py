@@ -10,7 +10,7 @@ import random
 import subprocess
 import sys
 import time
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from contextlib import suppress
 from contextvars import ContextVar
 from pathlib import Path
@@ -264,6 +264,55 @@ async def test_the_answers_of_a_loop_share_one_file_until_the_last_one_ends() ->
 async def test_a_clock_of_its_own_needs_the_loops_timers() -> None:
     loop = asyncio.get_running_loop()
     assert share_timer(loop, loop.time, make_file=Bell) is None
+
+
+@pytest.fixture
+def shifted(monkeypatch: pytest.MonkeyPatch) -> Callable[[], float]:
+    """A clock in the place of ``time.monotonic`` that goes on, as a test of the caller's may put it there."""
+    real = time.monotonic
+
+    def clock() -> float:
+        return real() + 1e9
+
+    for module in [time, *(module for name, module in sys.modules.items() if name.startswith("streamco."))]:
+        for name in [name for name, value in vars(module).items() if value is real]:
+            monkeypatch.setattr(module, name, clock)
+    return clock
+
+
+async def test_a_clock_in_the_place_of_the_systems_needs_the_loops_timers(shifted: Callable[[], float]) -> None:
+    assert time.monotonic is shifted
+    assert share_timer(asyncio.get_running_loop(), time.monotonic) is None
+
+
+async def test_a_paced_answer_is_read_while_another_clock_is_in_the_systems_place(shifted: Callable[[], float]) -> None:
+    async with asyncio.timeout(20):
+        assert len(await read_times(paced(5, 50.0))) == 5
+
+
+async def test_a_clock_that_is_replaced_during_an_answer_does_not_move_its_deadlines() -> None:
+    bell, done = Bell(), list[str]()
+    timer = ReleaseTimer(asyncio.get_running_loop(), bell).join()
+    timer.call_at(time.monotonic() + 1000, lambda: done.append("early"))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(time, "monotonic", lambda: 1e9)
+        bell.ring()
+        await turns()
+    assert done == []
+    timer.leave()
+
+
+def test_an_import_under_another_clock_does_not_take_it_for_the_systems() -> None:
+    code = """
+import asyncio, time
+real = time.monotonic
+time.monotonic = lambda: real() + 1e9
+from streamco.client.release_timer import share_timer
+async def main():
+    print(share_timer(asyncio.get_running_loop(), time.monotonic))
+asyncio.run(main())
+"""
+    assert subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True).stdout.strip() == "None"
 
 
 async def test_another_system_has_the_loops_timers(monkeypatch: pytest.MonkeyPatch) -> None:
