@@ -21,7 +21,7 @@ COMMANDS = {
     "proxy": "an OpenAI-compatible server in front of both sides",
     "serve": "an OpenAI-compatible server over one GGUF model",
     "simulate": "experiments in virtual time: many devices, servers and links, from one file",
-    "split": "cut a GGUF model into the parts that a device and a server compute",
+    "split": "cut a GGUF model into parts, for a device and a server",
 }
 INTERRUPTED = 130  # 128 + SIGINT, as shells count it
 

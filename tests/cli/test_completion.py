@@ -52,7 +52,7 @@ def test_bash_completes_the_names_of_files(bash_script: Path, tmp_path: Path) ->
 def test_the_script_is_printed(shell: str, capsys: pytest.CaptureFixture[str]) -> None:
     parser, _ = build_parser(["completion"])
     assert run(parser.parse_args(["completion", shell])) == 0
-    assert "streamco" in capsys.readouterr().out
+    assert capsys.readouterr().out == completion_script(shell) + "\n", "no script has control characters, which would be left out"
 
 
 def test_a_missing_library_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
