@@ -17,6 +17,7 @@ __all__ = [
     "Continuation",
     "Endpoint",
     "EndpointStream",
+    "IdleStream",
     "Kind",
     "Message",
     "PreCopy",
@@ -70,6 +71,7 @@ class Request(Struct, frozen=True, kw_only=True):
         headers: further HTTP headers.
         query: further parameters of the URL.
         timeouts: limits on waiting for this answer, in seconds. None: the endpoint's own. A device has limits only if they are given.
+        elapsed: seconds of ``timeouts.total`` that were used up before this endpoint began.
         max_retries: further tries before the first token. None: the endpoint's own number. A device never retries.
         partial: the answer's beginning, made by another endpoint: continue after it and repeat none of it. Only for endpoints with a
             ``Capabilities.continuation`` other than "none". None: begin the answer.
@@ -88,6 +90,7 @@ class Request(Struct, frozen=True, kw_only=True):
     headers: Mapping[str, str] = field(default_factory=dict)
     query: Mapping[str, str] = field(default_factory=dict)
     timeouts: Timeouts | None = None
+    elapsed: float = 0.0
     max_retries: int | None = None
     partial: Partial | None = None
     prefill_only: bool = False
@@ -167,6 +170,16 @@ class TextCounter(Protocol):
 
     def count_text(self, text: str) -> TextCount | None:
         """Return the number of tokens that a text has in the model's own vocabulary; None: it isn't known. Takes milliseconds."""
+        ...
+
+
+@runtime_checkable
+class IdleStream(Protocol):
+    """A stream with a limit on the whole answer that counts only the time in which a task waits."""
+
+    @property
+    def idle(self) -> float:
+        """Seconds so far in which no task waited for it."""
         ...
 
 

@@ -249,13 +249,18 @@ class DeviceStream:
         self._partial: list[str] = []
         self._boundary = BoundaryWhitespace()
         self._top_logprobs = int(request.extra.get("top_logprobs") or 0) if request.extra.get("logprobs") else None
-        self._watchdog = None if request.timeouts is None else Watchdog(self._loop, request.timeouts, self._expire)
+        self._watchdog = None if request.timeouts is None else Watchdog(self._loop, request.timeouts, self._expire, request.elapsed)
         self._has_begun = self._has_sent_finish = self._has_ended = self._is_cancelled = False
 
     @property
     def timings(self) -> GenerationTimings | None:
         """Figures that the engine measured. None: the answer has not ended."""
         return self._end.timings if self._end is not None else None
+
+    @property
+    def idle(self) -> float:
+        """Seconds so far in which no task waited; see ``IdleStream``."""
+        return 0.0 if self._watchdog is None else self._watchdog.idle
 
     def begin(self) -> None:
         """Submit the request at once if that is quick, else from a task."""
@@ -382,8 +387,7 @@ class DeviceStream:
         for piece in pieces:
             self._partial.append(piece.text)
             tokens += len(piece.ids)
-            ids = None if piece.is_cut else list(piece.ids)
-            choice = ChunkChoice(delta=ChoiceDelta(content=piece.text), token_ids=ids)
+            choice = ChunkChoice(delta=ChoiceDelta(content=piece.text), token_ids=None if piece.is_cut else list(piece.ids))
             if self._top_logprobs is not None:
                 choice.logprobs = self._logprobs(piece, self._top_logprobs)
             chunks.append(self._chunk(choice))
@@ -398,18 +402,14 @@ class DeviceStream:
         return None if engine is None else chat_logprobs(token_logprobs(piece.ids, piece.top, count), engine.detokenize)
 
     def _chunk(self, choice: ChunkChoice) -> ChatCompletionChunk:
-        return ChatCompletionChunk(id=self._number, choices=[choice], created=self._created, model=self._model_name())
-
-    def _model_name(self) -> str:
-        engine = self._endpoint.engine
-        return engine.info.name if engine is not None else self._endpoint.name
+        model = self._endpoint.engine.info.name if self._endpoint.engine is not None else self._endpoint.name
+        return ChatCompletionChunk(id=self._number, choices=[choice], created=self._created, model=model)
 
     def _finish(self, end: GenerationEnd) -> StreamEnded:
         self._has_ended = True
         self._close()
         if end.reason in FINISHED:
-            finish_reason = None if self._request.prefill_only else end.reason
-            return StreamEnded(self._endpoint.name, finish_reason, _usage(end.timings))
+            return StreamEnded(self._endpoint.name, None if self._request.prefill_only else end.reason, _usage(end.timings))
         if end.reason == "cancelled":  # by the engine's close and not by this stream
             raise self._translate(end.error or EngineError("engine: expected the end of the answer, got closed"))
         raise self._translate(end.error or EngineError(f"engine: expected an end with stop or length, got {end.reason}"))

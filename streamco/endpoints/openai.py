@@ -173,6 +173,7 @@ class OpenAIEndpoint:
             refine=self._record_refusal,
             retries=Retries(_retry_policy(self._retry, request), self._rng),
             timeouts=request.timeouts or self._timeouts,
+            elapsed=request.elapsed,
             limits=self._limits,
             on_over=self._streams.discard,
         )

@@ -191,6 +191,7 @@ class OpenAIStream:
         name: the endpoint's name.
         client, prepare, refine, retries: how the request is sent; see ``_Opener``.
         timeouts: see ``Watchdog`` and ``HttpClient``.
+        elapsed: see ``Watchdog``.
         limits: largest sizes that are accepted.
         on_over: called once when the connection is back in the pool or closed.
     """
@@ -204,6 +205,7 @@ class OpenAIStream:
         refine: Callable[[EndpointStatusError], bool],
         retries: Retries,
         timeouts: Timeouts,
+        elapsed: float = 0.0,
         limits: Limits,
         on_over: Callable[[OpenAIStream], None],
     ) -> None:
@@ -214,7 +216,7 @@ class OpenAIStream:
         self._limits = limits
         self._on_over = on_over
         self._loop = asyncio.get_running_loop()
-        self._watchdog = Watchdog(self._loop, timeouts, self._expire)
+        self._watchdog = Watchdog(self._loop, timeouts, self._expire, elapsed)
         self._opening: asyncio.Task[None] | None = None
         self._cancelling: asyncio.Task[None] | None = None
         self._response: aiohttp.ClientResponse | None = None
@@ -282,6 +284,11 @@ class OpenAIStream:
                 self._opening.cancel()
             self._cancelling = self._loop.create_task(self._close_connection())
         await asyncio.shield(self._cancelling)
+
+    @property
+    def idle(self) -> float:
+        """Seconds so far in which no task waited; see ``IdleStream``."""
+        return self._watchdog.idle
 
     def written(self) -> Written:
         """Return what the server has written so far."""

@@ -28,6 +28,7 @@ class Watchdog:
         loop: the event loop for the clock and the timers.
         timeouts: ``first_token``, ``next_token``, ``socket`` and ``total``, in seconds; the others are limited elsewhere.
         on_expired: called once with the error when a limit is over; it must make the waiting end.
+        elapsed: seconds of ``total`` that are used up, by other endpoints of the same answer.
     """
 
     __slots__ = (
@@ -36,6 +37,7 @@ class Watchdog:
         "_content_limit",
         "_content_since",
         "_handle",
+        "_idle",
         "_is_stopped",
         "_is_suspended",
         "_loop",
@@ -49,7 +51,13 @@ class Watchdog:
         "_total_since",
     )
 
-    def __init__(self, loop: asyncio.AbstractEventLoop, timeouts: Timeouts, on_expired: Callable[[EndpointTimeoutError], None]) -> None:
+    def __init__(
+        self,
+        loop: asyncio.AbstractEventLoop,
+        timeouts: Timeouts,
+        on_expired: Callable[[EndpointTimeoutError], None],
+        elapsed: float = 0.0,
+    ) -> None:
         self._loop = loop
         self._timeouts = timeouts
         self._on_expired = on_expired
@@ -58,10 +66,16 @@ class Watchdog:
         self._next_limit = inf if timeouts.next_token is None else timeouts.next_token
         self._socket_limit = inf if timeouts.socket is None else timeouts.socket
         self._total_limit = inf if timeouts.total is None else timeouts.total
-        self._total_since = loop.time()
+        self._paused_at: float | None = loop.time()
+        self._total_since = self._paused_at - elapsed
+        self._idle = 0.0
         self._is_stopped = False
-        self._paused_at: float | None = self._total_since
         self.restart()
+
+    @property
+    def idle(self) -> float:
+        """Seconds so far in which no task waited; they count on after the stop."""
+        return self._idle if self._paused_at is None else self._idle + self._loop.time() - self._paused_at
 
     def restart(self) -> None:
         """Begin a new try: all limits except the total count from now, towards the first token."""
@@ -88,6 +102,7 @@ class Watchdog:
             self._content_since += idle
             self._bytes_since += idle
             self._total_since += idle
+            self._idle += idle
             self._paused_at = None
         self._watch()
 

@@ -8,12 +8,18 @@ from typing import Any
 import pytest
 
 import streamco
+from streamco.client.error_translation import FinishedStream
+from streamco.client.race.driver import RaceDriver
 from streamco.config import Timeouts
-from streamco.endpoints.base import Capabilities
+from streamco.core.race.attempt import AttemptPlan
+from streamco.core.race.machine import RaceMachine, RacePlan
+from streamco.endpoints.base import Capabilities, Request
 from streamco.endpoints.device import DeviceEndpoint
 from streamco.endpoints.openai import OpenAIEndpoint
 from streamco.errors import EndpointTimeoutError
+from streamco.events import StreamEnded, TokensReceived
 from streamco.testing import Cut, Pause, ScriptedResponse, ScriptedServer, chunk_event, stream_answer
+from streamco.testing.endpoint import ScriptedEndpoint
 from streamco.testing.engine import FakeEngine
 from tests.client.helpers import HELLO, opened, tokens_text
 from tests.client.speculating import PROMPT, World
@@ -63,7 +69,58 @@ async def test_an_endpoint_that_takes_over_gets_the_time_that_is_left() -> None:
         assert caught.value.partial.startswith("One x")
         assert isinstance(error, EndpointTimeoutError)
         assert error.phase == "total"
-        assert error.limit < 0.6
+        assert error.limit == 0.6
+        assert str(error).startswith("two: expected the whole answer within 0.6 s")
+
+
+async def test_an_endpoint_that_takes_over_does_not_pay_for_the_readers_pauses() -> None:
+    dying = ScriptedResponse(headers=NEVER_ENDING.headers, steps=[chunk_event("One "), Pause(0.05), chunk_event("two "), Cut()])
+    async with (
+        ScriptedServer(dying) as one,
+        ScriptedServer(stream_answer(["three"])) as two,
+        asyncio.timeout(30),
+        opened(server=[remote(one, "one"), remote(two, "two")], timeout=Timeouts(total=1.0)) as client,
+    ):
+        text = ""
+        async for chunk in await client.chat.completions.create(messages=HELLO, stream=True):
+            await asyncio.sleep(1.2)
+            text += chunk.choices[0].delta.content or ""
+        assert text == "One two three"
+
+
+class Idle(FinishedStream):
+    """A stream that stood idle for a while; it fails at once."""
+
+    idle = 20.0
+
+    async def receive(self) -> TokensReceived | StreamEnded:
+        raise streamco.EndpointProtocolError("expected a server, got none")
+
+
+@pytest.mark.parametrize(("total", "elapsed"), [(60.0, 10.0), (None, 0.0)])
+async def test_what_an_endpoint_gets_of_the_time_is_all_but_what_the_streams_before_it_stood_idle(
+    total: float | None, elapsed: float
+) -> None:
+    opened_with: list[Request] = []
+
+    class Recording(ScriptedEndpoint):
+        def open(self, request: Request) -> Any:
+            opened_with.append(request)
+            moved[0] = 30.0
+            return Idle(self.name, "stop")
+
+    moved = [0.0]
+    attempts = (AttemptPlan("one", 0.0), AttemptPlan("two", None))
+    machine = RaceMachine(RacePlan(attempts=attempts))
+    endpoints = {name: Recording(name, []) for name in ("one", "two")}
+    request = Request(messages=HELLO, timeouts=Timeouts(total=total))
+    driver = RaceDriver(machine, endpoints, request, clock=lambda: moved[0])
+    driver.start()
+    with pytest.raises(streamco.AllEndpointsFailed):
+        await driver.next_batch()
+    assert [each.elapsed for each in opened_with] == [0.0, elapsed]
+    assert all(each.timeouts is not None and each.timeouts.total == total for each in opened_with)
+    await driver.aclose()
 
 
 async def test_a_limit_of_one_endpoint_lets_another_go_on() -> None:

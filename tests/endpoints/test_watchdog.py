@@ -151,6 +151,35 @@ def test_the_limit_on_the_whole_answer_counts_through_retries_and_not_while_nobo
     assert [error.phase for error in expired] == ["total"]
 
 
+def test_time_that_other_endpoints_used_counts_and_the_error_quotes_the_limit_that_was_given(
+    clock: Clock, expired: list[EndpointTimeoutError]
+) -> None:
+    limits = Timeouts(connect=None, first_token=None, next_token=None, socket=None, total=12.0)
+    watchdog = Watchdog(cast(asyncio.AbstractEventLoop, clock), limits, expired.append, 9.0)
+    watchdog.resume()
+    clock.move_to(102.9)
+    assert expired == []
+    clock.move_to(103)
+    assert [(error.phase, error.limit) for error in expired] == [("total", 12.0)]
+
+
+def test_the_time_that_no_task_waited_is_counted(clock: Clock, expired: list[EndpointTimeoutError]) -> None:
+    watchdog = watch(clock, expired, total=1000.0)
+    assert watchdog.idle == 0.0
+    clock.move_to(101)
+    assert watchdog.idle == 1.0
+    watchdog.resume()
+    clock.move_to(110)
+    assert watchdog.idle == 1.0
+    watchdog.pause()
+    clock.move_to(115)
+    assert watchdog.idle == 6.0
+    watchdog.stop()  # the answer has failed, and the reader comes for what it wrote before
+    clock.move_to(117)
+    assert watchdog.idle == 8.0
+    assert expired == []
+
+
 def test_the_limit_on_the_whole_answer_ends_the_wait_before_a_retry(clock: Clock, expired: list[EndpointTimeoutError]) -> None:
     watchdog = watch(clock, expired, total=12.0)
     watchdog.resume()

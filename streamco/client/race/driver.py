@@ -33,15 +33,13 @@ from streamco.core.race.commands import (
 from streamco.core.race.machine import RaceMachine
 from streamco.core.report import AnswerUsage, Report
 from streamco.core.totals import AnswerCost
-from streamco.endpoints.base import Endpoint, EndpointStream, Request, TextCounter, WrittenStream
+from streamco.endpoints.base import Endpoint, EndpointStream, IdleStream, Request, TextCounter, WrittenStream
 from streamco.errors import EngineError, StreamcoError
 from streamco.events import Event, ReaderLeft, StreamCancelled, StreamEnded, StreamFailed, TextCount, TokensReceived
 from streamco.machine_driver import Deadlines, StepLog, TaskDriver
 from streamco.partial import Partial
 
 __all__ = ["RaceDriver"]
-
-_MIN_TOTAL = 1e-3  # seconds; a limit is above 0
 
 
 class RaceDriver(TaskDriver[Event, Command]):
@@ -86,6 +84,7 @@ class RaceDriver(TaskDriver[Event, Command]):
         self._direct: tuple[str, EndpointStream] | None = None  # what the reader's own task reads
         self._paused: asyncio.Future[None] | None = None  # done when endpoints may be read on
         self._counts: dict[Attempt, TextCount] = {}
+        self._idle: dict[EndpointStream, float] = {}  # of streams that have ended, seconds that they waited for the reader
         self.unlimited: str | None = None
         """The endpoint that continued with the whole of ``max_tokens``, because the answer's tokens so far are an estimate."""
 
@@ -149,7 +148,7 @@ class RaceDriver(TaskDriver[Event, Command]):
                 if self._direct is not direct:  # another task has closed this answer
                     return None
                 if not isinstance(event, TokensReceived):
-                    self._keep_count(source, stream, event)
+                    self._keep_figures(source, stream, event)
                     self._direct = None
                 elif self._log is None and self.machine.pass_on(event, now=(now := self._clock())):
                     return source, event.chunks, now
@@ -232,8 +231,12 @@ class RaceDriver(TaskDriver[Event, Command]):
         self.unlimited = target
         return None
 
-    def _keep_count(self, source: str, stream: EndpointStream, end: Event | None = None) -> None:
-        """Keep the number of tokens that an attempt has made, for a report without its usage; ``end``: its last event, None: a cancel."""
+    def _keep_figures(self, source: str, stream: EndpointStream, end: Event | None = None) -> None:
+        """Keep how long a stream waited for the reader, and the number of tokens that its attempt has made, for a report without usage.
+
+        ``end`` is the stream's last event; None: it was cancelled.
+        """
+        self._idle.setdefault(stream, _idle(stream))
         attempt = self.machine.attempts[source]
         usage = end.usage if isinstance(end, StreamEnded) else attempt.usage
         if usage is not None or not attempt.tokens or not isinstance(stream, WrittenStream):
@@ -247,10 +250,17 @@ class RaceDriver(TaskDriver[Event, Command]):
     def _open(self, source: str, request: Request) -> None:
         stream: EndpointStream
         try:
-            stream = self._endpoints[source].open(_within(request, self.now - self.machine.began))
+            stream = self._endpoints[source].open(replace(request, elapsed=self._elapsed()))
         except Exception as error:  # noqa: BLE001  an endpoint should not raise here; if it does, only its attempt has failed
             stream = FailedStream(translate(error, source))
         self._start_reading(source, stream)
+
+    def _elapsed(self) -> float:
+        """Return how many seconds of the limit on the whole answer are used up: those since its start without the reader's pauses."""
+        if self.request.timeouts is None or self.request.timeouts.total is None:
+            return 0.0
+        idle = sum(self._idle.values()) + sum(_idle(stream) for _, stream in self._running.values() if stream not in self._idle)
+        return max(0.0, self.now - self.machine.began - idle)
 
     def _start_reading(self, source: str, stream: EndpointStream) -> None:
         self._running[source] = self._spawn(self._read_stream(source, stream), f"streamco read {source}"), stream
@@ -260,7 +270,7 @@ class RaceDriver(TaskDriver[Event, Command]):
         while True:
             event = await self._read_event(source, stream)
             if not isinstance(event, TokensReceived):
-                self._keep_count(source, stream, event)
+                self._keep_figures(source, stream, event)
             self.emit(event)
             if isinstance(event, StreamEnded | StreamFailed):
                 return
@@ -284,7 +294,7 @@ class RaceDriver(TaskDriver[Event, Command]):
         if not task.done():
             task.cancel()
             await asyncio.wait([task])
-        self._keep_count(source, stream)
+        self._keep_figures(source, stream)
         try:
             await stream.cancel()
         except Exception as error:  # noqa: BLE001  the attempt must end all the same
@@ -337,12 +347,8 @@ class RaceDriver(TaskDriver[Event, Command]):
         self._end_if_idle()
 
 
-def _within(request: Request, elapsed: float) -> Request:
-    """Return the request for an endpoint that begins later: what is left of the time for the whole answer."""
-    timeouts = request.timeouts
-    if timeouts is None or timeouts.total is None:
-        return request
-    return replace(request, timeouts=replace(timeouts, total=max(_MIN_TOTAL, timeouts.total - elapsed)))
+def _idle(stream: EndpointStream) -> float:
+    return stream.idle if isinstance(stream, IdleStream) else 0.0
 
 
 def _count_text(endpoint: Endpoint, text: str) -> TextCount | None:
