@@ -204,6 +204,7 @@ class Outcome:
     error: StreamcoError | None = None
     failed: set[str] = field(default_factory=set)  # endpoints whose failure was seen in this call
     opened: set[str] = field(default_factory=set)
+    refused: set[str] = field(default_factory=set)  # endpoints that refused an earlier call
 
 
 async def call(client: Client, world: World, endpoints: dict[str, Watched]) -> Outcome:
@@ -237,7 +238,8 @@ def expected_notes(world: World, outcome: Outcome) -> tuple[dict[str, str], dict
     """What has to be said of an answer that came, and what may be said beside it: subject to a pattern of its note."""
     promised = any(world.forbids_kind(kind) for kind in ("device", "server"))
     must = {f"{name} failed": rf"^{name} failed \(" for name in outcome.failed}
-    may = {f"{name} counts": f"^{name} may exceed max_tokens" for name in outcome.opened if world.max_tokens}
+    may = {f"{name} refused": rf"^{name} can't take over: it has refused another request" for name in outcome.refused}
+    may |= {f"{name} counts": f"^{name} may exceed max_tokens" for name in outcome.opened if world.max_tokens}
     down = [side.name for side in world.sides if not side.starts and not world.forbids(side)]
     must |= {f"{name} start": f"^endpoint left out, it could not start: {name}: broken" for name in down}
     add_abilities(world, must, may)
@@ -304,7 +306,9 @@ def check_outcome(world: World, outcome: Outcome) -> None:
         assert any(re.search(pattern, note) for pattern in (*must.values(), *may.values())), (note, must, may)
     assert len(set(notes)) == len(notes)
     if world.on_degraded == "raise":
-        assert all(note.startswith(("the client's pace", "D failed", "A failed", "B failed")) for note in notes), notes
+        assert all(note.startswith(("the client's pace", "D failed", "A failed", "B failed", "A can't", "B can't")) for note in notes), (
+            notes
+        )
 
 
 def check_log(world: World, outcomes: list[Outcome], records: list[logging.LogRecord]) -> None:
@@ -317,6 +321,8 @@ def check_log(world: World, outcomes: list[Outcome], records: list[logging.LogRe
     for note in notes:
         kinds = {note, "answers are not speculated: " + note.removeprefix("not speculated: ")}
         begun = note.split(" (")[0] if " failed (" in note else None  # the endpoint that answered in its place may be another one
+        if " can't take over: " in note:
+            begun = note.split(" ")[0] + " failed"  # one kind: it was logged when the endpoint refused
         assert any(text in kinds or (begun and text.startswith(begun)) for text in warned), (note, warned)
     if len(outcomes) == 1:
         assert len(set(warned)) == len(warned), warned
@@ -350,6 +356,7 @@ async def play(world: World, records: list[logging.LogRecord], calls: int) -> No
         async with client:
             while len(outcomes) < calls:
                 outcomes += [await call(client, world, endpoints)]
+                outcomes[-1].refused = {name for each in outcomes[:-1] for name in each.failed}
     for outcome in outcomes:
         check_outcome(world, outcome)
     check_requests(world, endpoints)
