@@ -111,6 +111,32 @@ async def odd_bodies(program: Program, size: int) -> str:
     return f"400, 413, 415; {grown} MB more in memory"
 
 
+@attack("MessagePack: claimed lengths, nesting, extensions, bytes inside, huge numbers", "4xx, memory stays")
+async def odd_msgpack(program: Program, size: int) -> str:
+    before, seen = program.memory(), set()
+    bodies = [
+        b"\xdd\xff\xff\xff\xff",  # an array of 4 billion elements
+        b"\xdf\xff\xff\xff\xff",
+        b"\x91" * 500_000,
+        b"\xdc\x10\x00" * 300_000,
+        b"\x81\xa8messages" + b"\xdc\x10\x00" + b"\xc0" * 4096,
+        b"\xc9\xff\xff\xff\xff\x01",
+        b"\x81\xa1a\x81\xa1b\xc4\x01x",
+        b"\x81\xa5top_k\xcf" + b"\xff" * 8,
+        b"\xc1",
+        b"",
+    ]
+    for body in bodies * (1 + size):
+        status, text = await program.post(CHAT, body, {"Content-Type": "application/vnd.msgpack"})
+        if not 400 <= status < 500:
+            raise Harm(f"{body[:12]!r}: {status} {text[:80]}")
+        seen.add(status)
+    grown = program.memory() - before
+    if grown > 200:
+        raise Harm(f"{grown} MB more in memory")
+    return f"{', '.join(map(str, sorted(seen)))}; {grown} MB more in memory"
+
+
 @attack("a model name of 900 kB", "404 with a short message")
 async def long_name(program: Program, size: int) -> str:
     status, text = await program.post(CHAT, {**HELLO, "model": "m" * 900_000})
@@ -131,7 +157,7 @@ async def malformed_http(program: Program, size: int) -> str:
         b"GET /health HTTP/9.9\r\n\r\n",
         b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03" + bytes(200),
     ]
-    answers = [await _raw(program, head) for head in heads for _ in range(size)]
+    answers = [await _raw(program, head) for head in heads for _ in range(1 + size)]
     statuses = {answer.split(b" ", 2)[1].decode() if answer.startswith(b"HTTP/") else "closed" for answer in answers}
     if any(status.startswith(("2", "5")) for status in statuses):
         raise Harm(", ".join(sorted(statuses)))
