@@ -2,8 +2,9 @@
 
 Three shapes of reads: 64 KiB (a fast server, a proxy that buffers), 1460 bytes cut anywhere (TCP segments), one event a read (the usual
 case). ``split`` is the event layer alone, ``chunks`` all of it. ``decode alone`` is msgspec's typed decode of payloads that are split
-already: the floor. The other contenders do what their clients do with the same bytes. Two more cases have a provider's own fields in each
-event: such as streamco declares (``provider``), and one that it doesn't, so that the event is decoded again.
+already: the floor. The other contenders do what their clients do with the same bytes.
+More cases have the fields that a server adds to each event: such as streamco declares (OpenRouter, SGLang, LiteLLM, vLLM's completions),
+and others that it doesn't, which take a slower decoder (text-generation-inference, Perplexity).
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from unittest.mock import patch
 from bench.report import Row, add_arguments, emit, interleave, per_call, rows_from
 from streamco._native import HAS_NATIVE, ssescan_py
 from streamco.wire import sse
-from streamco.wire.openai.fast_decode import decode_chat_chunk
+from streamco.wire.openai.fast_decode import Api, decode_chat_chunk
 from streamco.wire.openai.stream import ChatStreamParser
 
 BENCH = "wire"
@@ -25,6 +26,16 @@ SEED = 20_240_601
 WORDS = ["the", "quick", "brown", "fox", "jumps", "over", "a", "lazy", "dog", "and", "then", "runs", "away", "from", "it"]
 
 Contender = Callable[[], object]
+
+RESULTS = [{"title": "A title", "url": f"https://example.org/{each}", "date": "2026-01-01", "snippet": "words " * 40} for each in range(10)]
+SERVERS: dict[str, dict[str, dict[str, object]]] = {
+    "OpenRouter": {"top": {"provider": "Azure"}, "choice": {"native_finish_reason": None}},
+    "SGLang": {"choice": {"matched_stop": None}, "delta": {"role": None, "reasoning_content": None, "tool_calls": None}},
+    "LiteLLM": {"top": {"stream_options": {"include_usage": True}}},
+    "text-generation-inference": {"choice": {"text": " the", "seed": None}, "delta": {"token_id": 279, "role": "assistant"}},
+    "Perplexity": {"top": {"citations": [each["url"] for each in RESULTS], "search_results": RESULTS}},
+}
+"""What a server adds to each event, by level."""
 
 
 def make_events(count: int, rng: random.Random) -> list[bytes]:
@@ -38,10 +49,28 @@ def make_events(count: int, rng: random.Random) -> list[bytes]:
     return events
 
 
-def with_fields(events: Sequence[bytes], **fields: object) -> list[bytes]:
-    """The events with further fields at the top."""
-    added = json.dumps(fields, separators=(",", ":")).encode()[1:-1]
-    return [event[:-3] + b"," + added + event[-3:] for event in events]
+def as_server(events: Sequence[bytes], fields: dict[str, dict[str, object]]) -> list[bytes]:
+    """The events with the fields of a server."""
+    found = []
+    for event in events:
+        value = json.loads(event[6:])
+        [choice] = value["choices"]
+        choice |= fields.get("choice", {})
+        choice["delta"] |= fields.get("delta", {})
+        found.append(b"data: " + json.dumps(value | fields.get("top", {}), separators=(",", ":")).encode() + b"\n\n")
+    return found
+
+
+def as_completions(events: Sequence[bytes]) -> list[bytes]:
+    """The events as vLLM writes legacy completions."""
+    found = []
+    for event in events:
+        value = json.loads(event[6:])
+        text = value["choices"][0].pop("delta")["content"]
+        nulls = dict.fromkeys(("stop_reason", "prompt_token_ids", "token_ids", "prompt_logprobs"))
+        value["choices"][0] |= {"text": text, **nulls}
+        found.append(b"data: " + json.dumps(value, separators=(",", ":")).encode() + b"\n\n")
+    return found
 
 
 def make_reads(events: Sequence[bytes]) -> dict[str, list[bytes]]:
@@ -90,11 +119,11 @@ def read_with_httpx_sse(reads: list[bytes]) -> list[str]:
     return [event.data for data in reads for line in lines.decode(data.decode()) if (event := decoder.decode(line)) is not None]
 
 
-def readers(reads: list[bytes], payloads: list[bytes]) -> dict[str, Contender]:
+def readers(reads: list[bytes], payloads: list[bytes], api: Api = "chat") -> dict[str, Contender]:
     """Bytes to chunk objects."""
 
     def streamco() -> int:
-        parser = ChatStreamParser()
+        parser = ChatStreamParser(api=api)
         return sum(len(parser.feed(data)) for data in reads)
 
     def decode_alone() -> int:
@@ -143,13 +172,11 @@ def main() -> None:
     for shape, reads in make_reads(events).items():
         rows += measure(f"split, {shape}", splitters(reads), count, rounds)
         rows += measure(f"chunks, {shape}", readers(reads, payloads), count, rounds)
-    for case, fields in (
-        ("declared", {"provider": "Azure", "obfuscation": "aB3"}),
-        ("undeclared", {"citations": ["https://example.org/"]}),
-    ):
-        reads = with_fields(events, **fields)
-        known = {name: each for name, each in readers(reads, []).items() if name in {"streamco", "openai-python"}}
-        rows += measure(f"chunks, one event a read, fields that are {case}", known, count, rounds)
+    for server, fields in SERVERS.items():
+        known = {name: each for name, each in readers(as_server(events, fields), []).items() if name in {"streamco", "openai-python"}}
+        rows += measure(f"chunks, one event a read, as {server} writes them", known, count, rounds)
+    completions = {"streamco": readers(as_completions(events), [], "completions")["streamco"]}
+    rows += measure("chunks, one event a read, as vLLM writes completions", completions, count, rounds)
     emit(rows, options.json)
 
 

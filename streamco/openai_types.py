@@ -1,7 +1,7 @@
 """OpenAI's response types; endpoints, machines and callers share the same objects.
 
 A chunk is decoded once, at the wire, and passed on as the same object. Fields that OpenAI does not have but common servers send with each
-token (``reasoning``, ``provider``, ``content_filter_results`` ...) are optional fields here. A struct with any other field of a server is
+token (``reasoning``, ``provider``, ``matched_stop`` ...) are optional fields here. A struct with any other field of a server is
 of a subclass that has it as an attribute (``with_further``), so that ordinary chunks pay nothing for it. The types refuse unknown fields
 when they are decoded, because that costs nothing and shows which chunks have some. Chunks hold no cycles, so the garbage collector need not
 track them (``gc=False``). Source: OpenAI API reference, chat/streaming; ``token_ids`` as vLLM's ``return_token_ids``.
@@ -9,8 +9,9 @@ track them (``gc=False``). Source: OpenAI API reference, chat/streaming; ``token
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from functools import cache
+from operator import attrgetter
 from typing import Any, ClassVar, Literal, TypeVar, cast
 
 import msgspec
@@ -198,7 +199,8 @@ class ChoiceDelta(ResponseModel, omit_defaults=True, gc=False):
 class ChunkChoice(ResponseModel, gc=False):
     """One choice of a chunk; ``token_ids``: the ids of ``delta.content``, if the endpoint sends them.
 
-    ``native_finish_reason``: OpenRouter, ``content_filter_results``: Azure, ``stop_reason``: vLLM.
+    ``native_finish_reason``: OpenRouter, ``content_filter_results``: Azure, ``stop_reason``: vLLM, ``matched_stop``:
+    SGLang.
     """
 
     openai_fields: ClassVar[tuple[str, ...]] = ("delta", "index", "finish_reason", "logprobs")
@@ -212,6 +214,7 @@ class ChunkChoice(ResponseModel, gc=False):
     native_finish_reason: Any = None
     content_filter_results: Any = None
     stop_reason: Any = None
+    matched_stop: Any = None
 
 
 class PromptTokensDetails(ResponseModel, omit_defaults=True, gc=False):
@@ -267,7 +270,7 @@ class ChatCompletionChunk(ResponseModel, gc=False):
     """One event of a streamed answer, in the shape of OpenAI's ``chat.completion.chunk``.
 
     ``provider``: OpenRouter's name of the server that it asked. ``obfuscation``: random padding, against guesses from an event's size;
-    Mistral calls it ``p``.
+    Mistral calls it ``p``. ``stream_options``: LiteLLM's copy of the request's.
     """
 
     openai_fields: ClassVar[tuple[str, ...]] = (
@@ -294,6 +297,7 @@ class ChatCompletionChunk(ResponseModel, gc=False):
     provider: Any = None
     obfuscation: Any = None
     p: Any = None
+    stream_options: Any = None
 
 
 class FunctionCall(ResponseModel):
@@ -350,6 +354,7 @@ class Choice(ResponseModel):
     native_finish_reason: Any = None
     content_filter_results: Any = None
     stop_reason: Any = None
+    matched_stop: Any = None
 
 
 class ChatCompletion(ResponseModel):
@@ -424,8 +429,8 @@ def with_further(model: _Model, further: dict[str, Any]) -> _Model:
         return model
     if before := further_fields(model):
         return msgspec.structs.replace(model, further=before | further)
-    values = [getattr(model, name) for name in model.__struct_fields__]
-    return cast("_Model", _extended(type(model))(*values, further))
+    extended, read_values = _extended(type(model))
+    return cast("_Model", extended(*read_values(model), further))
 
 
 def without_further(model: _Model | None) -> _Model | None:
@@ -458,8 +463,8 @@ class _HasFurther:
 
 
 @cache
-def _extended(kind: type[ResponseModel]) -> type[ResponseModel]:
-    """Return the subclass of a response type that has further fields."""
+def _extended(kind: type[ResponseModel]) -> tuple[type[ResponseModel], Callable[[ResponseModel], tuple[Any, ...]]]:
+    """Return the subclass of a response type that has further fields, and a function that reads the type's own."""
     added: Any = (_FURTHER, dict[str, Any], field(default_factory=dict))
     made = msgspec.defstruct(kind.__name__, [added], bases=(_HasFurther, kind), module=kind.__module__, gc=True)
-    return cast("type[ResponseModel]", made)
+    return cast("type[ResponseModel]", made), attrgetter(*kind.__struct_fields__)

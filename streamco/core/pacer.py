@@ -77,7 +77,8 @@ def split_chunk(chunk: ChatCompletionChunk) -> list[ChatCompletionChunk]:
     pieces[0] = _with_provided(pieces[0], chunk)
     last = pieces[-1]
     end = last.choices[0]
-    end.finish_reason, end.native_finish_reason, end.stop_reason = choice.finish_reason, choice.native_finish_reason, choice.stop_reason
+    end.finish_reason, end.native_finish_reason = choice.finish_reason, choice.native_finish_reason
+    end.stop_reason, end.matched_stop = choice.stop_reason, choice.matched_stop
     last.usage = chunk.usage
     return pieces
 

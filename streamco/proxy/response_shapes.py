@@ -43,7 +43,7 @@ class ResponseShape(Protocol):
 
 
 _CHUNK_FIELDS = ("provider", "obfuscation", "p")
-_CHOICE_FIELDS = ("native_finish_reason", "content_filter_results", "stop_reason")
+_CHOICE_FIELDS = ("native_finish_reason", "content_filter_results", "stop_reason", "matched_stop")
 _ANSWER_FIELDS = ("provider",)
 
 

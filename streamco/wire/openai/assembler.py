@@ -90,7 +90,7 @@ def assemble(chunks: Iterable[ChatCompletionChunk]) -> ChatCompletion:
     return assembler.completion()
 
 
-_PROVIDED = ("native_finish_reason", "content_filter_results", "stop_reason")
+_PROVIDED = ("native_finish_reason", "content_filter_results", "stop_reason", "matched_stop")
 
 
 class _ChoiceParts:

@@ -1,6 +1,7 @@
 """Fast decoders: the JSON of one event becomes a chunk in a single pass.
 
-The types refuse unknown fields, so the decoders raise for an event that has some. Such an event is decoded again, with these fields.
+The types refuse unknown fields, so the decoders raise for an event that has some. Such an event is decoded again, with these fields: see
+``extended_decode``.
 """
 
 from __future__ import annotations
@@ -11,26 +12,37 @@ import msgspec
 from msgspec import Struct
 
 from streamco.openai_types import ChatCompletionChunk, ChoiceDelta, ChunkChoice, CompletionUsage
-from streamco.wire.openai.further_fields import known_part, with_unknown_part
 
-__all__ = ["Api", "decode_chat_chunk", "decode_extended_chunk", "decode_text_chunk"]
+__all__ = ["Api", "TextChoice", "TextChunk", "decode_chat_chunk", "decode_text_chunk", "make_chat_chunk"]
 
 Api = Literal["chat", "completions"]
 
 
-class _TextChoice(Struct, forbid_unknown_fields=True):
+class TextChoice(Struct, forbid_unknown_fields=True):
+    """One choice of a legacy completion.
+
+    Servers send the last four with each token, mostly null. Only null fits, so that an event with another value takes the decoder that
+    keeps unknown fields.
+    """
+
     text: str = ""
     index: int = 0
     finish_reason: str | None = None
     logprobs: Any = None
     token_ids: list[int] | None = None
     stop_reason: Any = None
+    matched_stop: Any = None
+    content_filter_results: Any = None
+    prompt_token_ids: None = None  # vLLM
+    prompt_logprobs: None = None  # vLLM
+    hidden_states: None = None  # SGLang
+    seed: None = None  # Together
 
 
-class _TextChunk(Struct, forbid_unknown_fields=True):
+class TextChunk(Struct, forbid_unknown_fields=True):
     """One event of a legacy completion. ``choices`` has no default, so an event without it goes to the lenient decoder."""
 
-    choices: list[_TextChoice]
+    choices: list[TextChoice]
     id: str = ""
     created: int = 0
     model: str = ""
@@ -38,33 +50,35 @@ class _TextChunk(Struct, forbid_unknown_fields=True):
     usage: CompletionUsage | None = None
     system_fingerprint: str | None = None
     service_tier: str | None = None
+    provider: Any = None
 
 
 decode_chat_chunk = msgspec.json.Decoder(ChatCompletionChunk).decode
 """Decode a chat completion event; raises msgspec.DecodeError or UnicodeDecodeError if a field is unknown or has another type."""
 
-
-def decode_extended_chunk(payload: bytes) -> ChatCompletionChunk:
-    """Decode a chat completion event with unknown fields, which takes about ten times as long.
-
-    Raises:
-        msgspec.DecodeError, UnicodeDecodeError: it is not JSON, or a known field has another type.
-    """
-    value = msgspec.json.decode(payload)
-    chunk = msgspec.convert(known_part(ChatCompletionChunk, value), ChatCompletionChunk)
-    return with_unknown_part(chunk, value)
-
-
-_decode_text = msgspec.json.Decoder(_TextChunk).decode
+_decode_text = msgspec.json.Decoder(TextChunk).decode
 
 
 def decode_text_chunk(payload: bytes) -> ChatCompletionChunk:
     """Decode a legacy text completion event as a chat chunk: ``text`` becomes ``delta.content``. It raises as ``decode_chat_chunk``."""
-    event = _decode_text(payload)
+    return make_chat_chunk(_decode_text(payload))
+
+
+def make_chat_chunk(event: TextChunk) -> ChatCompletionChunk:
+    """Return a legacy completion's event as a chat chunk."""
     return ChatCompletionChunk(
         id=event.id,
         choices=[
-            ChunkChoice(ChoiceDelta(c.text), c.index, c.finish_reason, c.logprobs, c.token_ids, stop_reason=c.stop_reason)
+            ChunkChoice(
+                ChoiceDelta(c.text),
+                c.index,
+                c.finish_reason,
+                c.logprobs,
+                c.token_ids,
+                content_filter_results=c.content_filter_results,
+                stop_reason=c.stop_reason,
+                matched_stop=c.matched_stop,
+            )
             for c in event.choices
         ],
         created=event.created,
@@ -72,4 +86,5 @@ def decode_text_chunk(payload: bytes) -> ChatCompletionChunk:
         usage=event.usage,
         system_fingerprint=event.system_fingerprint,
         service_tier=event.service_tier,
+        provider=event.provider,
     )

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from functools import cache
 from typing import Any, TypeVar
+
+import msgspec
+from msgspec import Struct
 
 from streamco.openai_types import (
     ChatCompletionChunk,
@@ -17,12 +21,14 @@ from streamco.openai_types import (
     ToolCallDelta,
     with_further,
 )
+from streamco.wire.openai.fast_decode import TextChoice, TextChunk
 
-__all__ = ["known_part", "unknown_fields", "with_unknown_part"]
+__all__ = ["UnknownPart", "put_back", "take_unknown", "unknown_fields"]
 
 _Model = TypeVar("_Model", bound=ResponseModel)
 
-_NESTED: dict[type[ResponseModel], dict[str, type[ResponseModel]]] = {
+_NESTED: dict[type[Struct], dict[str, type[Struct]]] = {
+    TextChunk: {"choices": TextChoice, "usage": CompletionUsage},
     ChatCompletionChunk: {"choices": ChunkChoice, "usage": CompletionUsage},
     ChunkChoice: {"delta": ChoiceDelta},
     ChoiceDelta: {"tool_calls": ToolCallDelta, "function_call": FunctionDelta},
@@ -37,7 +43,7 @@ def _names(kind: type[ResponseModel]) -> frozenset[str]:
 
 
 def unknown_fields(kind: type[ResponseModel], value: Any, *, excluding: tuple[str, ...] = ()) -> dict[str, Any]:
-    """Return the fields of a decoded object that its type doesn't declare.
+    """Return the fields of a decoded object that its type doesn't declare, except those that are null.
 
     Args:
         kind: the type.
@@ -47,25 +53,66 @@ def unknown_fields(kind: type[ResponseModel], value: Any, *, excluding: tuple[st
     if not isinstance(value, dict):
         return {}
     known = _names(kind)
-    return {name: item for name, item in value.items() if name not in known and name not in excluding}
+    return {name: item for name, item in value.items() if item is not None and name not in known and name not in excluding}
 
 
-def known_part(kind: type[ResponseModel], value: Any) -> Any:
-    """Return a decoded object with only the fields that its type declares, at all levels."""
-    if isinstance(value, list):
-        return [known_part(kind, item) for item in value]
-    if not isinstance(value, dict):
-        return value
-    nested, known = _NESTED.get(kind, {}), _names(kind)
-    return {name: known_part(nested[name], item) if name in nested else item for name, item in value.items() if name in known}
+class UnknownPart(Struct, frozen=True):
+    """What was taken out of a decoded object, for ``put_back``.
+
+    Args:
+        fields: its own unknown fields.
+        inner: the same of objects in it, each with the field's name and, if the field is a list, the place.
+    """
+
+    fields: dict[str, Any]
+    inner: list[tuple[str, int | None, UnknownPart]]
+
+    def all_fields(self) -> Iterator[dict[str, Any]]:
+        """Give the unknown fields of the object and of all objects in it."""
+        yield self.fields
+        for _, _, part in self.inner:
+            yield from part.all_fields()
 
 
-def with_unknown_part(model: _Model, value: dict[str, Any]) -> _Model:
-    """Return what was built from the known part of a decoded object, with the object's further fields, at all levels."""
-    for name in _NESTED.get(type(model), ()):
-        child, source = getattr(model, name), value.get(name)
-        if isinstance(child, list) and isinstance(source, list):
-            setattr(model, name, [with_unknown_part(item, part) for item, part in zip(child, source, strict=True)])
-        elif child is not None and isinstance(source, dict):
-            setattr(model, name, with_unknown_part(child, source))
-    return with_further(model, unknown_fields(type(model), value))
+@cache
+def _shape(kind: type[Struct]) -> tuple[frozenset[str], tuple[tuple[str, type[Struct]], ...]]:
+    """Return the names that a type declares, without those that may only be null, and its fields that are objects or lists of them."""
+    known = frozenset(each.name for each in msgspec.structs.fields(kind) if each.type is not type(None))
+    return known, tuple(_NESTED.get(kind, {}).items())
+
+
+def take_unknown(kind: type[Struct], value: dict[str, Any]) -> UnknownPart | None:
+    """Take the fields that a type doesn't declare out of a decoded object, at all levels; None: it has none except nulls.
+
+    Args:
+        kind: the type.
+        value: the object; it is changed.
+    """
+    known, nested = _shape(kind)
+    fields: dict[str, Any] = {}
+    if not value.keys() <= known:
+        for name in [name for name in value if name not in known]:
+            if (item := value.pop(name)) is not None:
+                fields[name] = item
+    inner: list[tuple[str, int | None, UnknownPart]] = []
+    for name, inner_kind in nested:
+        item = value.get(name)
+        if type(item) is dict:
+            if (part := take_unknown(inner_kind, item)) is not None:
+                inner.append((name, None, part))
+        elif type(item) is list:
+            for place, each in enumerate(item):
+                if type(each) is dict and (part := take_unknown(inner_kind, each)) is not None:
+                    inner.append((name, place, part))
+    return UnknownPart(fields, inner) if fields or inner else None
+
+
+def put_back(model: _Model, part: UnknownPart) -> _Model:
+    """Return what was built from a decoded object with the unknown fields that were taken out of it."""
+    for name, place, inner in part.inner:
+        child = getattr(model, name)
+        if place is None:
+            setattr(model, name, put_back(child, inner))
+        else:
+            child[place] = put_back(child[place], inner)
+    return with_further(model, part.fields)

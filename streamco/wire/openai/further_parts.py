@@ -35,13 +35,32 @@ class FurtherParts:
     def add(self, fields: Mapping[str, Any]) -> None:
         """Add what one chunk has."""
         for name, value in fields.items():
-            self._pieces.setdefault(name, []).append(value)
+            pieces = self._pieces.setdefault(name, [])
+            if self._are_deltas:
+                pieces.append(value)
+            else:
+                _add_newer(pieces, value)
 
     def joined(self) -> dict[str, Any]:
         """Return the fields so far."""
         if not self._are_deltas:
             return {name: merge(pieces) for name, pieces in self._pieces.items()}
         return {name: _join(name, pieces) for name, pieces in self._pieces.items()}
+
+
+def _add_newer(pieces: list[Any], value: Any) -> None:
+    """Add a value of a field whose last value counts. Only objects, which are merged, need those before them.
+
+    A server may repeat a long list in each event.
+    """
+    if value is None and pieces:
+        return
+    if pieces and pieces[0] is None:
+        pieces.clear()
+    is_object = isinstance(value, dict)
+    if pieces and not (is_object and isinstance(pieces[0], dict)):
+        del pieces[is_object:]  # before an object, one other value is kept: it is merged with nothing
+    pieces.append(value)
 
 
 def _join(name: str, pieces: Sequence[Any]) -> Any:

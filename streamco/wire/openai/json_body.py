@@ -97,13 +97,18 @@ def split_answer(value: Any) -> list[ChatCompletionChunk]:
     end = msgspec.structs.replace(whole, choices=ends)
     whole.usage = None
     for choice in whole.choices:
-        choice.finish_reason = choice.native_finish_reason = choice.stop_reason = None
+        choice.finish_reason = choice.native_finish_reason = choice.stop_reason = choice.matched_stop = None
     return [whole, end]
 
 
 def _end_of(choice: ChunkChoice) -> ChunkChoice:
-    reasons = (choice.finish_reason, choice.native_finish_reason, choice.stop_reason)
-    return ChunkChoice(index=choice.index, finish_reason=reasons[0], native_finish_reason=reasons[1], stop_reason=reasons[2])
+    return ChunkChoice(
+        index=choice.index,
+        finish_reason=choice.finish_reason,
+        native_finish_reason=choice.native_finish_reason,
+        stop_reason=choice.stop_reason,
+        matched_stop=choice.matched_stop,
+    )
 
 
 def is_json(data: bytes) -> bool:

@@ -14,9 +14,10 @@ from streamco.config import Limits
 from streamco.errors import EndpointError, EndpointProtocolError
 from streamco.openai_types import ChatCompletionChunk, ChoiceDelta, CompletionUsage
 from streamco.wire.openai.errors import find_error, is_bare_error, stream_error
-from streamco.wire.openai.fast_decode import Api, decode_chat_chunk, decode_extended_chunk, decode_text_chunk
+from streamco.wire.openai.extended_decode import ExtendedDecoder
+from streamco.wire.openai.fast_decode import Api
 from streamco.wire.openai.json_body import JSONBody, decode_body, excerpt, is_json, split_answer
-from streamco.wire.openai.lenient_decode import CumulativeText, build_chunk, decode_object, find_usage, is_plausible
+from streamco.wire.openai.lenient_decode import CumulativeText, build_chunk, decode_object, find_usage, has_many_brackets, is_plausible
 from streamco.wire.openai.other_apis import foreign_answer
 from streamco.wire.sse import SSEParser
 
@@ -57,6 +58,7 @@ def _is_text(delta: ChoiceDelta) -> bool:
 
 _LIMITS = Limits()
 _DONE = b"[DONE]"
+_SHORT = 768  # bytes of an event; too few for so many levels of nesting that walking them overflows the stack
 _WITHOUT_IDS, _NOT_TEXT = 1, 2
 _REMEDY = "if its API is another one, use an OpenAI-compatible base_url"
 
@@ -89,8 +91,7 @@ class ChatStreamParser:
         """True after the server has sent [DONE]: nothing more comes."""
         self.error: EndpointError | None = None
         """The reason why the answer can't go on: an error event, malformed bytes, a limit."""
-        self._api = api
-        self._decode = decode_chat_chunk if api == "chat" else decode_text_chunk
+        self._extended = ExtendedDecoder(api)
         self._sse = SSEParser(limit_bytes=limits.event_bytes)
         self._answer_bytes = limits.answer_bytes  # bytes left of the limit
         self._text: list[str] = []  # content of the first choice
@@ -117,6 +118,11 @@ class ChatStreamParser:
     def is_complete(self) -> bool:
         """True if the answer is whole: every choice has its finish_reason, or the server sent [DONE]."""
         return self.is_done or (bool(self._finished) and self._seen <= self._finished)
+
+    @property
+    def has_dropped_fields(self) -> bool:
+        """True if fields of the provider's own were dropped, because they had too many elements."""
+        return self._extended.has_dropped
 
     @property
     def events(self) -> int:
@@ -225,13 +231,13 @@ class ChatStreamParser:
     def _read(self, payloads: list[bytes]) -> list[ChatCompletionChunk]:
         """Decode and count events. The branch for plain content or reasoning of the first choice is the hot path."""
         chunks: list[ChatCompletionChunk] = []
-        decode, keep, keep_text = self._decode, chunks.append, self._text.append
+        decode, keep, keep_text = self._extended.usual, chunks.append, self._text.append
         tokens = kinds = 0
         for payload in payloads:
             try:
-                chunk = decode(payload)
-            except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-                kept = self._read_untyped(payload)
+                chunk = decode(payload) if len(payload) <= _SHORT else self._decode_long(payload)
+            except (msgspec.DecodeError, ValueError, RecursionError) as refusal:
+                kept = self._read_untyped(payload, refusal)
             else:
                 choices = chunk.choices
                 if len(choices) == 1 and chunk.usage is None:
@@ -263,6 +269,16 @@ class ChatStreamParser:
             self._check_end()
         return chunks
 
+    def _decode_long(self, payload: bytes) -> ChatCompletionChunk:
+        """Decode an event that is long enough to be nested too deep, also in a declared field.
+
+        Raises:
+            msgspec.DecodeError, ValueError, RecursionError: it doesn't fit the types, or is nested too deep.
+        """
+        if has_many_brackets(payload):
+            decode_object(payload)
+        return self._extended.usual(payload)
+
     def _check_end(self) -> None:
         """Fail at [DONE] without a single choice: it is the stream of another API, or an answer that never began."""
         if not self._seen:
@@ -291,10 +307,10 @@ class ChatStreamParser:
         if is_bare_error(value, is_all=False):
             self._fail(stream_error(value))
 
-    def _read_untyped(self, payload: bytes) -> ChatCompletionChunk | None:
+    def _read_untyped(self, payload: bytes, refusal: Exception) -> ChatCompletionChunk | None:
         """Return the chunk of an event that the typed decoder refused, for a field that it doesn't know or a value of another type.
 
-        None: it gives no chunk.
+        None: it gives no chunk. ``refusal`` says why it was refused.
         """
         payload = payload.strip()
         if payload == _DONE:
@@ -302,11 +318,11 @@ class ChatStreamParser:
             self._is_streaming = False
         if self.is_done or not payload:
             return None
-        if self._api == "chat":
+        if "unknown field" in str(refusal):
             try:
-                return self._read_non_content(decode_extended_chunk(payload), payload)
-            except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-                pass  # a known field has another type, too
+                return self._read_non_content(self._extended.decode(payload), payload)
+            except (msgspec.DecodeError, ValueError, RecursionError):
+                pass  # a known field has another type, too, or it is nested too deep
         value = self._decode_lenient(payload)
         if not value or self._record_error(value):
             return None

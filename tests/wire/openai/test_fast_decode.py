@@ -9,7 +9,8 @@ import msgspec
 import pytest
 
 from streamco.openai_types import ChatCompletionChunk
-from streamco.wire.openai.fast_decode import decode_chat_chunk, decode_extended_chunk, decode_text_chunk
+from streamco.wire.openai.extended_decode import ExtendedDecoder
+from streamco.wire.openai.fast_decode import decode_chat_chunk, decode_text_chunk
 from streamco.wire.openai.lenient_decode import build_chunk
 from tests.wire.recorded import answer_slowly, read_slowly, recordings
 
@@ -74,7 +75,7 @@ def _holds(found: Any, sent: Any) -> bool:
 def test_unknown_fields_are_left_to_the_decoder_that_keeps_them(payload: bytes) -> None:
     with pytest.raises(msgspec.ValidationError, match="unknown field"):
         decode_chat_chunk(payload)
-    dumped, sent = decode_extended_chunk(payload).to_dict(), json.loads(payload)
+    dumped, sent = ExtendedDecoder().decode(payload).to_dict(), json.loads(payload)
     assert all(_holds(dumped[name], item) for name, item in sent.items())
     with pytest.raises(msgspec.ValidationError, match="unknown field"):
         decode_text_chunk(b'{"choices":[{}],"q":1}')

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from typing import Any
 
 import pytest
@@ -9,6 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from streamco.wire.openai.further_parts import FurtherParts, join_items, merge
+
+
+class Results(list[int]):
+    """A list that can be watched."""
 
 
 def joined(*pieces: dict[str, Any], are_deltas: bool = True) -> dict[str, Any]:
@@ -103,3 +108,24 @@ def test_any_pieces_have_a_result_and_one_piece_is_itself(pieces: list[dict[str,
 def test_no_text_of_reasoning_is_lost(pieces: list[str]) -> None:
     [item] = join_items([[text(piece)] for piece in pieces])
     assert item["text"] == "".join(pieces)
+
+
+def test_of_a_list_that_every_event_repeats_only_the_last_is_kept() -> None:
+    parts = FurtherParts(are_deltas=False)
+    kept = []
+    for size in range(50):
+        results = Results(range(size))
+        kept.append(weakref.ref(results))
+        parts.add({"search_results": results})
+    assert parts.joined() == {"search_results": list(range(49))}
+    assert [each() is not None for each in kept] == [False] * 49 + [True]
+
+
+@given(
+    st.lists(st.none() | st.integers(0, 3) | st.lists(st.integers(), max_size=1) | st.dictionaries(st.sampled_from("ab"), st.integers()))
+)
+def test_dropping_earlier_values_changes_no_result(values: list[Any]) -> None:
+    parts = FurtherParts(are_deltas=False)
+    for value in values:
+        parts.add({"a": value})
+    assert parts.joined() == ({"a": merge(values)} if values else {})

@@ -12,7 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from streamco.openai_types import ChatCompletionChunk, ChoiceDelta, ChunkChoice, CompletionUsage
-from streamco.wire.openai.fast_decode import decode_chat_chunk, decode_extended_chunk
+from streamco.wire.openai.extended_decode import ExtendedDecoder
+from streamco.wire.openai.fast_decode import decode_chat_chunk
 from streamco.wire.openai.lenient_decode import CumulativeText, build_chunk, build_usage, decode_object
 from tests.wire.recorded import answer_slowly, read_slowly, recordings
 
@@ -97,7 +98,7 @@ def test_every_recorded_chunk_is_built_as_the_typed_decoder_decodes_it() -> None
     for recording in recordings(apis=("chat",)):
         for event in read_slowly(recording.body).events[:200]:
             try:
-                typed = decode_extended_chunk(event.data)
+                typed = ExtendedDecoder().decode(event.data)
             except msgspec.DecodeError:
                 continue
             value = json.loads(event.data)
@@ -215,7 +216,7 @@ _NAMES = [
 )
 def test_any_object_becomes_a_chunk_that_can_be_encoded(value: Any) -> None:
     chunk = build_chunk(value if isinstance(value, dict) else {"choices": value})
-    assert decode_extended_chunk(msgspec.json.encode(chunk)) is not None
+    assert ExtendedDecoder().decode(msgspec.json.encode(chunk)) is not None
     assert build_chunk(chunk.to_dict()).to_dict() == chunk.to_dict()
 
 

@@ -1,0 +1,83 @@
+"""Decoding of events with fields that the types don't declare: once without types, then the declared part with them.
+
+Many providers that send such fields send them in each event. After one such event, the next one isn't tried with the fast decoder. What the
+fields may take of the memory is
+bounded: an empty object takes 3 bytes of an event and twenty times as much as an object.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+
+from streamco.openai_types import ChatCompletionChunk
+from streamco.wire.openai.fast_decode import Api, TextChunk, decode_chat_chunk, decode_text_chunk, make_chat_chunk
+from streamco.wire.openai.further_fields import UnknownPart, put_back, take_unknown
+from streamco.wire.openai.lenient_decode import check_depth
+
+__all__ = ["ExtendedDecoder"]
+
+_FREE_ELEMENTS = 65_536  # of an answer, in arrays and objects of further fields
+_BYTES_AN_ELEMENT = 32  # each so many bytes of such events allow one more; real ones have at least 50 bytes for each element
+_MAX_LEFT = 1 << 20
+
+
+class ExtendedDecoder:
+    """Decodes the events of one answer.
+
+    Args:
+        api: the API that they belong to.
+    """
+
+    def __init__(self, api: Api = "chat") -> None:
+        self._is_chat = api == "chat"
+        self._fast = decode_chat_chunk if self._is_chat else decode_text_chunk
+        self.usual: Callable[[bytes], ChatCompletionChunk] = self._fast
+        """What decodes the next event: the fast decoder, or ``decode`` if the event before had unknown fields."""
+        self._left = _FREE_ELEMENTS
+        self.has_dropped = False
+        """True if an event's further fields were dropped, because they and those before them had too many elements."""
+
+    def decode(self, payload: bytes) -> ChatCompletionChunk:
+        """Return the chunk of an event. Of its further fields, those that are null are left out.
+
+        Raises:
+            msgspec.DecodeError, UnicodeDecodeError: it is not JSON, or a known field has another type.
+            ValueError, RecursionError: it is nested too deep.
+        """
+        value = check_depth(msgspec.json.decode(payload), payload)
+        kind = ChatCompletionChunk if self._is_chat else TextChunk
+        unknown = take_unknown(kind, value) if type(value) is dict else None
+        chunk = msgspec.convert(value, ChatCompletionChunk) if self._is_chat else make_chat_chunk(msgspec.convert(value, TextChunk))
+        self.usual = self._fast if unknown is None else self.decode
+        return put_back(chunk, unknown) if unknown is not None and self._may_keep(unknown, payload) else chunk
+
+    def _may_keep(self, unknown: UnknownPart, payload: bytes) -> bool:
+        """Return True if these further fields are within the bound, and charge them. They are counted only if a rough bound is too high."""
+        self._left = min(self._left + len(payload) // _BYTES_AN_ELEMENT, _MAX_LEFT)
+        elements = payload.count(b",") + payload.count(b"{") + payload.count(b"[")
+        if elements > self._left:
+            elements = _count_elements(unknown, self._left)
+        if elements > self._left:
+            self.has_dropped = True
+            return False
+        self._left -= elements
+        return True
+
+
+def _count_elements(unknown: UnknownPart, limit: int) -> int:
+    """Return the number of elements in the arrays and objects of further fields; counting stops beyond the limit."""
+    level: list[Any] = [item for fields in unknown.all_fields() for item in fields.values()]
+    found = 0
+    while found <= limit:
+        level = [item for holder in level if isinstance(holder, dict | list) for item in _items(holder)]
+        if not level:
+            break
+        found += len(level)
+    return found
+
+
+def _items(holder: dict[str, Any] | list[Any]) -> Any:
+    return holder.values() if isinstance(holder, dict) else holder
