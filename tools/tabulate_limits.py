@@ -16,7 +16,7 @@ from typing import Literal, NamedTuple
 
 from streamco import config, errors
 from streamco.core.verifier.options import LoadLimits
-from streamco.endpoints import http
+from streamco.endpoints import http, openai_stream
 from streamco.endpoints.verifiers import streamco as verifier_endpoint
 from streamco.engines import chat_template, sampling
 from streamco.engines.llamacpp import template_sandbox
@@ -27,7 +27,7 @@ from streamco.server.options import ServeOptions
 from streamco.server.verify import address_limits, service
 from streamco.server.verify.options import VerifyOptions
 from streamco.wire.openai import errors as wire_errors
-from streamco.wire.openai import lenient_decode, msgpack_body
+from streamco.wire.openai import extended_decode, lenient_decode, msgpack_body
 from streamco.wire.verify import frames
 from streamco.wire.verify import server as verify_server
 
@@ -170,6 +170,11 @@ GROUPS = (
         ("_MAX_COUNT", "tokens that a usage may claim; more is no usage", "", "wire/openai/lenient_decode.py"),
         ("_MAX_LEVELS", "levels of nested JSON", "", "wire/openai/lenient_decode.py"),
     )),
+    _Group(UPSTREAM, extended_decode, "", (
+        ("_FREE_ELEMENTS", "elements of a provider's own fields in an answer; more are dropped", "", "wire/openai/extended_decode.py"),
+        ("_BYTES_AN_ELEMENT", "size of the events that allows one element more", "bytes", "wire/openai/extended_decode.py"),
+    )),
+    _Group(UPSTREAM, openai_stream, "", (("_MAX_HELD", "chunks before the first content", "", "endpoints/openai_stream.py"),)),
     _Group(FILES, chat_template, "", (("MAX_SOURCE", "chat template of a model file", "characters", "engines/chat_template.py"),)),
     _Group(FILES, template_sandbox, "", (
         ("MAX_STEPS", "steps of a chat template", "", "engines/llamacpp/template_sandbox.py"),

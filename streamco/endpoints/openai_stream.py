@@ -8,6 +8,7 @@ it comes. Until then a failed request can be sent again, because the reader has 
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from collections.abc import Awaitable, Callable, Mapping
 from typing import TYPE_CHECKING
@@ -43,6 +44,8 @@ if TYPE_CHECKING:
 
 __all__ = ["StreamCall", "OpenAIStream"]
 
+_logger = logging.getLogger("streamco")
+_MAX_HELD = 16_384  # chunks before the first content: keep-alives of an hour, and some MB
 _ERROR_BYTES = 64 << 10  # read of an error's body
 _READ_BYTES = 32 << 10  # read at once: decoding more before it is delivered costs 10 % of the time (bench stream, in bulk)
 _MAX_REFINEMENTS = 3  # of one request: each optional field once
@@ -355,6 +358,8 @@ class OpenAIStream:
     def _release(self, chunks: list[ChatCompletionChunk], tokens: int) -> TokensReceived | None:
         held = self._held
         if held is not None:
+            if len(held) > _MAX_HELD and not tokens and self._end is None and self._content is not None:
+                self._fail(EndpointProtocolError(f"expected content in the first {_MAX_HELD} chunks, got none"))
             if held:
                 chunks = held + chunks
             if not tokens and (self._end is None or isinstance(self._end.outcome, Exception)):
@@ -410,6 +415,8 @@ class OpenAIStream:
 
     def _finish(self) -> None:
         parser = self._parser
+        if parser.has_dropped_fields:
+            _logger.warning("%s: fields of the provider's own were dropped, because they had too many elements", self._name)
         settled = None if self._response is None else self._client.finish(self._response)
         self._end = _End(StreamEnded(self._name, parser.finish_reason, parser.usage), settled)
         self._forget_response()

@@ -397,6 +397,25 @@ async def test_a_lasting_error_first_in_the_stream_is_not_retried() -> None:
         assert len(server.requests) == 1
 
 
+async def test_chunks_without_content_are_held_up_to_a_number() -> None:
+    empty = sse_event({"choices": [{"index": 0, "delta": {}}]}) * 1000
+    async with ScriptedServer(events(*[empty] * 20)) as server, opened(server.url) as endpoint:
+        answered = await ask(endpoint)
+        assert str(answered.failure()).endswith("expected content in the first 16384 chunks, got none")
+        assert answered.chunks == []
+
+
+async def test_fields_that_are_dropped_are_named_in_the_log(caplog: pytest.LogCaptureFixture) -> None:
+    wide = sse_event({"choices": [{"index": 0, "delta": {"content": "a"}}], "x": [{}] * 200_000})
+    async with (
+        ScriptedServer(events(wide, sse_event({"choices": [{"finish_reason": "stop"}]}), DONE)) as server,
+        opened(server.url) as endpoint,
+    ):
+        answered = await ask(endpoint)
+    assert answered.text == "a"
+    assert "fields of the provider's own were dropped" in caplog.text
+
+
 # Retries
 
 

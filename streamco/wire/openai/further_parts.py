@@ -49,7 +49,7 @@ class FurtherParts:
 
 
 def _add_newer(pieces: list[Any], value: Any) -> None:
-    """Add a value of a field whose last value counts. Only objects, which are merged, need those before them.
+    """Add a value of a field of which the last value counts. Only objects, which are merged, need those before them.
 
     A server may repeat a long list in each event.
     """

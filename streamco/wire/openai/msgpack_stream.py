@@ -83,6 +83,7 @@ class MsgpackStreamParser:
         self.error: EndpointError | None = None
         self.is_estimated = False
         self.has_only_text = True
+        self.has_dropped_fields = False
         self._codec = codec
         self._api = api
         self._unpacker: Any = _msgpack.Unpacker(
@@ -145,7 +146,8 @@ class MsgpackStreamParser:
                 self._unpacker.feed(data[start : start + _FED])
                 for frame in self._unpacker:
                     if type(frame) is list:
-                        chunks.append(self._read_piece(frame))
+                        if (chunk := self._read_piece(frame)) is not None:
+                            chunks.append(chunk)
                     else:
                         chunks += self._read(frame)
                     if self.is_done:  # bytes after the end mean nothing
@@ -175,12 +177,15 @@ class MsgpackStreamParser:
                 raise EndpointProtocolError(f"expected id, created, model and vocabulary first, got {str(fields)[:200]}")
         return (self._chunk(ChoiceDelta("", "assistant")),) if self._api == "chat" else ()
 
-    def _read_piece(self, piece: list[Any]) -> ChatCompletionChunk:
+    def _read_piece(self, piece: list[Any]) -> ChatCompletionChunk | None:
+        """Return the chunk of a piece of the answer; None: it is empty, because 4 bytes must not become a chunk of half a kilobyte."""
         text, packed, reason = piece if len(piece) == 3 else (*piece, None) if len(piece) == 2 else (None, None, None)
         if type(text) is not str or type(packed) is not bytes or not (reason is None or type(reason) is str):
             raise EndpointProtocolError(f"expected a piece of text and ids, got {str(piece)[:200]}")
         if self._opening is None:
             raise EndpointProtocolError("expected id, created, model and vocabulary first, got a piece of text")
+        if not (text or packed or reason is not None):
+            return None
         ids = self._codec.unpack_bare(packed) if self._has_ids and packed else None
         self._text.append(text)
         if ids:

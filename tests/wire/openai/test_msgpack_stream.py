@@ -177,3 +177,10 @@ def test_a_damaged_answer_is_chunks_or_an_error(rng: random.Random) -> None:
     parser, chunks, _ = read(bytes(damaged), [rng.randrange(len(damaged))])
     assert parser.error is None or isinstance(parser.error, EndpointError)
     assert all(0 <= token < 49152 for chunk in chunks for choice in chunk.choices for token in choice.token_ids or ())
+
+
+def test_an_empty_piece_is_no_chunk() -> None:
+    """Four bytes would become half a kilobyte."""
+    parser, chunks, tokens = read(OPENING + encode_piece("", b"") * 1000 + pieces(("Hi", [5])) + encode_piece("", b"", "stop"))
+    assert (len(chunks), tokens, parser.error) == (3, 1, None)  # the role, the text, the reason
+    assert chunks[-1].choices[0].finish_reason == "stop"
