@@ -85,7 +85,10 @@ def note_settings(
 
 
 def note_race(degradations: Degradations, notes: list[str], driver: RaceDriver) -> None:
-    """Record the endpoints that failed in a race, those that worked, and a limit that is not kept; nothing while the race is under way."""
+    """Record what happened in a race other than asked; nothing while the race is under way.
+
+    That is endpoints that failed, requests that were sent again in another form, and a limit that is not kept; also those that worked.
+    """
     machine = driver.machine
     if machine.finished is None:
         return
@@ -98,6 +101,8 @@ def note_race(degradations: Degradations, notes: list[str], driver: RaceDriver) 
             )
         elif attempt.ttft is not None:
             degradations.record_success(attempt.source)
+    for source, form, change in driver.changes():
+        degradations.record(notes, kind=f"no {form}", endpoint=source, sentence=f"{source}: {change}", may_raise=False)
     if driver.unlimited is not None:
         sentence = f"{driver.unlimited} may exceed max_tokens, because how many tokens the answer had before is only estimated"
         degradations.record(notes, kind="max_tokens not counted", endpoint=driver.unlimited, sentence=sentence, may_raise=False)

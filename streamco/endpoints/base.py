@@ -14,6 +14,7 @@ from streamco.partial import Partial, PreCopy
 
 __all__ = [
     "Capabilities",
+    "ChangedStream",
     "Continuation",
     "Endpoint",
     "EndpointStream",
@@ -170,6 +171,16 @@ class TextCounter(Protocol):
 
     def count_text(self, text: str) -> TextCount | None:
         """Return the number of tokens that a text has in the model's own vocabulary; None: it isn't known. Takes milliseconds."""
+        ...
+
+
+@runtime_checkable
+class ChangedStream(Protocol):
+    """A stream that may send its request again in another form, after a refusal."""
+
+    @property
+    def changes(self) -> Mapping[str, str]:
+        """What the request was sent without, by a short name, as sentences."""
         ...
 
 

@@ -28,7 +28,7 @@ from streamco.endpoints.providers import GENERIC, Dialect, find_provider
 from streamco.endpoints.retry import Retries
 from streamco.endpoints.shared_tokenizer import SharedTokenizer
 from streamco.endpoints.token_counter import TokenCounter
-from streamco.endpoints.token_transfer import PACKED_FIELD, TokenTransfer, smaller
+from streamco.endpoints.token_transfer import PACKED_FIELD, TokenTransfer, is_client_error, is_refused_form, smaller
 from streamco.engines.base import Engine
 from streamco.errors import ConfigError, EndpointError, EndpointProtocolError, EndpointStatusError, EngineError, UsageError
 from streamco.events import TextCount
@@ -166,11 +166,13 @@ class OpenAIEndpoint:
 
     def open(self, request: Request) -> OpenAIStream:
         """Begin an answer; the request goes out with the first ``receive``."""
+        changes: dict[str, str] = {}
         stream = OpenAIStream(
             self._name,
             self._client,
             lambda: self._prepare(request),
-            refine=self._record_refusal,
+            refine=lambda error, call: self._record_refusal(error, call, changes),
+            changes=changes,
             retries=Retries(_retry_policy(self._retry, request), self._rng),
             timeouts=request.timeouts or self._timeouts,
             elapsed=request.elapsed,
@@ -283,19 +285,29 @@ class OpenAIEndpoint:
             self._transfer = TokenTransfer(TokenCodec(info.vocabulary, info.vocabulary_size), MSGPACK in info.media_types)
             self._capabilities = msgspec.structs.replace(self._capabilities, pre_copy="append")
 
-    def _record_refusal(self, error: EndpointStatusError) -> bool:
+    def _record_refusal(self, error: EndpointStatusError, call: StreamCall, changes: dict[str, str]) -> bool:
         """Record what a refusal is about; return True if the request should be sent again in another form.
 
-        The server may have another model by now.
+        The server may have another model by now, or be reached through a gateway that reads JSON alone.
+
+        Args:
+            error: the refusal.
+            call: the request that was refused.
+            changes: what this request was sent without, by form, as sentences; added to.
         """
         transfer = self._transfer
-        if transfer is not None and transfer.is_binary and error.status == 415:
-            self._transfer = msgspec.structs.replace(transfer, is_binary=False)
-            return True
         if transfer is not None and error.status == 400 and PACKED_FIELD in error.body:
             self._transfer = None
             self._capabilities = msgspec.structs.replace(self._capabilities, vocabulary=None, continuation="continue_final_message")
+            changes["ids"] = "begun answers go as text, because packed token ids were refused (400)"
             return True
+        if transfer is not None and is_refused_form(call, error.status):
+            self._transfer = msgspec.structs.replace(transfer, is_binary=False)
+            changes["MessagePack"] = f"begun answers go in JSON, because MessagePack was refused ({error.status})"
+            return True
+        if transfer is not None and is_client_error(error.status) and changes.pop("MessagePack", ""):
+            # JSON is refused as well: the form was not the reason.
+            self._transfer = msgspec.structs.replace(transfer, is_binary=True)
         if self._capabilities.pre_copy == "append" and error.status in {400, 422} and PREFILL_FIELD in error.body:
             self._capabilities = msgspec.structs.replace(self._capabilities, pre_copy="warm")
             return True
@@ -353,11 +365,11 @@ class OpenAIEndpoint:
 
     def _extra(self, request: Request) -> Mapping[str, Any]:
         """Return further fields; token ids are asked for if another endpoint may understand them."""
-        provider = self._address.provider
+        provider, logprobs = self._address.provider, request.extra.get("logprobs")
         if self._capabilities.vocabulary is None or not provider.has_token_ids:
             return request.extra
-        if self._transfer is not None and self._transfer.is_binary and not request.extra.get("logprobs"):
-            return request.extra  # an answer in MessagePack has ids
+        if self._transfer is not None and self._transfer.is_binary and (logprobs is None or logprobs is False):
+            return request.extra  # an answer in MessagePack has ids, and no log-probabilities
         if provider.ids_precede_text and (request.sampling.stop or request.extra.get("stop")):
             return request.extra
         return {"return_token_ids": True, **request.extra}

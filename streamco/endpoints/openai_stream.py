@@ -79,19 +79,19 @@ class _Opener:
     Args:
         client: a client that may not be started yet.
         prepare: builds the call; called again for each try.
-        refine: called with each error status; returns True if ``prepare`` will now build a call that avoids it.
+        refine: called with each error status and its call; returns True if ``prepare`` will now build a call that avoids it.
         retries: the retries of this request.
         timeouts: ``connect``, in seconds.
     """
 
-    __slots__ = ("_client", "_name", "_prepare", "_refine", "_refined", "_retries", "_timeouts", "url")
+    __slots__ = ("_client", "_name", "_prepare", "_refine", "_refined", "_retries", "_timeouts", "call", "changes")
 
     def __init__(
         self,
         name: str,
         client: HttpClient,
         prepare: Callable[[], Awaitable[StreamCall]],
-        refine: Callable[[EndpointStatusError], bool],
+        refine: Callable[[EndpointStatusError, StreamCall], bool],
         retries: Retries,
         *,
         timeouts: Timeouts,
@@ -101,10 +101,12 @@ class _Opener:
         self._client = client
         self._prepare = prepare
         self._refine = refine
+        self.changes: Mapping[str, str] = {}
+        """What the request was sent without after a refusal, as sentences; ``refine`` adds to it."""
         self._retries = retries
         self._refined = 0
-        self.url: URL | None = None
-        """Where the last try went; None: there was none."""
+        self.call: StreamCall | None = None
+        """The last try; None: there was none."""
 
     async def open(self, wait: float, watchdog: Watchdog) -> tuple[aiohttp.ClientResponse, StreamCall]:
         """Try until an answer begins; return it with the call that it answers.
@@ -122,8 +124,7 @@ class _Opener:
                 await asyncio.sleep(wait)
             watchdog.restart()
             try:
-                call = await self._prepare()
-                self.url = call.url
+                self.call = call = await self._prepare()
                 await self._client.start()
                 response = await self._client.request("POST", call.url, headers=call.headers, body=call.body, timeouts=self._timeouts)
                 await self._check(response)
@@ -137,7 +138,8 @@ class _Opener:
 
     def next_wait(self, error: EndpointError) -> float | None:
         """Return the seconds to wait before the next try after this error. None: give up."""
-        if isinstance(error, EndpointStatusError) and self._refined < _MAX_REFINEMENTS and self._refine(error):
+        call, can_refine = self.call, self._refined < _MAX_REFINEMENTS
+        if isinstance(error, EndpointStatusError) and call is not None and can_refine and self._refine(error, call):
             self._refined += 1
             return 0.0
         return self._retries.next_wait(error) if is_transient(error) else None
@@ -192,7 +194,7 @@ class OpenAIStream:
 
     Args:
         name: the endpoint's name.
-        client, prepare, refine, retries: how the request is sent; see ``_Opener``.
+        client, prepare, refine, retries, changes: how the request is sent; see ``_Opener``.
         timeouts: see ``Watchdog`` and ``HttpClient``.
         elapsed: see ``Watchdog``.
         limits: largest sizes that are accepted.
@@ -205,7 +207,8 @@ class OpenAIStream:
         client: HttpClient,
         prepare: Callable[[], Awaitable[StreamCall]],
         *,
-        refine: Callable[[EndpointStatusError], bool],
+        refine: Callable[[EndpointStatusError, StreamCall], bool],
+        changes: Mapping[str, str],
         retries: Retries,
         timeouts: Timeouts,
         elapsed: float = 0.0,
@@ -215,6 +218,7 @@ class OpenAIStream:
         self._name = name
         self._client = client
         self._opener = _Opener(name, client, prepare, refine, retries, timeouts=timeouts)
+        self._opener.changes = changes
         self._timeouts = timeouts
         self._limits = limits
         self._on_over = on_over
@@ -287,6 +291,11 @@ class OpenAIStream:
                 self._opening.cancel()
             self._cancelling = self._loop.create_task(self._close_connection())
         await asyncio.shield(self._cancelling)
+
+    @property
+    def changes(self) -> Mapping[str, str]:
+        """What the request was sent without; see ``ChangedStream``."""
+        return self._opener.changes
 
     @property
     def idle(self) -> float:
@@ -455,5 +464,5 @@ class OpenAIStream:
             await self._client.drop(response)
         self._opening = None
         self._forget_response()
-        if self._opener.url is not None:
-            self._client.warm(self._opener.url)
+        if self._opener.call is not None:
+            self._client.warm(self._opener.call.url)

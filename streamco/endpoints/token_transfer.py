@@ -12,11 +12,15 @@ from msgspec.structs import replace
 from streamco.endpoints.base import Request
 from streamco.endpoints.openai_stream import StreamCall
 from streamco.partial import Partial
+from streamco.wire.openai.msgpack_body import MSGPACK
 from streamco.wire.token_frames import TokenCodec
 
-__all__ = ["PACKED_FIELD", "TokenTransfer", "smaller"]
+__all__ = ["PACKED_FIELD", "TokenTransfer", "is_client_error", "is_refused_form", "smaller"]
 
 PACKED_FIELD = "continuation_tokens_packed"  # a field of ``streamco serve``: docs/serve.md
+
+
+_OTHER_REASONS = {401, 402, 403, 404, 408, 409, 429}
 
 
 class TokenTransfer(Struct, frozen=True):
@@ -44,6 +48,21 @@ class TokenTransfer(Struct, frozen=True):
         ids = partial.ids or ()
         frame = self.codec.encode_short(ids) if self.is_binary else self.codec.encode(ids)
         return replace(request, extra={**request.extra, PACKED_FIELD: frame})
+
+
+def is_client_error(status: int) -> bool:
+    """Return True if a status says that something is wrong with the request: 4xx, without those for key, money, address, time and load."""
+    return 400 <= status < 500 and status not in _OTHER_REASONS
+
+
+def is_refused_form(call: StreamCall, status: int) -> bool:
+    """Return True if MessagePack may be why a call got this status.
+
+    A gateway that reads bodies may know JSON alone; it says 400, 406, 415 or 422.
+    """
+    if call.headers.get("Content-Type") == MSGPACK:
+        return is_client_error(status)
+    return call.codec is not None and status in {406, 415}
 
 
 def smaller(packed: StreamCall, text: StreamCall) -> StreamCall:

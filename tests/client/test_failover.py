@@ -10,11 +10,11 @@ import pytest
 
 import streamco
 from streamco.client.client import Client
-from streamco.endpoints.base import Capabilities, Kind, TokenPrices
+from streamco.endpoints.base import Capabilities, Kind, Request, TokenPrices
 from streamco.errors import AllEndpointsFailed, ConfigError, EndpointConnectError, EndpointError, EngineError
 from streamco.events import TextCount
 from streamco.testing import Cut, Reset, ScriptedEndpoint, ScriptedServer, chunk_event, run_in_virtual_time, stream_answer, text_chunk
-from streamco.testing.endpoint import ScriptItem
+from streamco.testing.endpoint import ScriptedStream, ScriptItem
 from streamco.testing.responses import ScriptedResponse
 
 WORDS = [f"w{index} " for index in range(12)]
@@ -36,6 +36,29 @@ async def collect(stream: streamco.TokenStream, into: list[str]) -> None:
     """Append to the caller's list, which then has what came before an error too."""
     async for token in stream:
         into.append(token.text)  # noqa: PERF401
+
+
+class Gatewayed(ScriptedEndpoint):
+    """An endpoint with a gateway before it that takes no MessagePack."""
+
+    def open(self, request: Request) -> ScriptedStream:
+        stream = super().open(request)
+        stream.changes = {"MessagePack": "begun answers go in JSON, because MessagePack was refused (400)"}  # type: ignore[attr-defined]
+        return stream
+
+
+def test_a_request_that_was_sent_again_in_another_form_is_noted_and_logged_once(caplog: pytest.LogCaptureFixture) -> None:
+    async def main() -> None:
+        second = Gatewayed("second", [(0.1 * (n + 1), word) for n, word in enumerate(WORDS)], capabilities=ABLE)
+        async with Client(server=[writer("first", cut=4), second]) as client:
+            for _ in range(2):
+                stream = await client.chat.completions.create(messages=QUESTION, stream=True)
+                assert "".join([chunk.choices[0].delta.content or "" async for chunk in stream]) == "".join(WORDS)
+                assert "second: begun answers go in JSON, because MessagePack was refused (400)" in stream.report.notes
+
+    run_in_virtual_time(main())
+    client_log = [record.getMessage() for record in caplog.records if "MessagePack" in record.getMessage()]
+    assert client_log == ["second: begun answers go in JSON, because MessagePack was refused (400) (logged once)"]
 
 
 def test_the_device_goes_on_when_the_server_dies_and_the_report_says_so() -> None:

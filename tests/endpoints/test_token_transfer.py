@@ -16,13 +16,14 @@ from streamco.endpoints.base import Request
 from streamco.endpoints.openai import OpenAIEndpoint
 from streamco.endpoints.openai_stream import StreamCall
 from streamco.endpoints.token_transfer import PACKED_FIELD, TokenTransfer
+from streamco.errors import EndpointStatusError
 from streamco.partial import Partial
 from streamco.server.app import serving
 from streamco.testing import FakeEngine, ScriptedServer
 from streamco.testing.responses import ScriptedResponse, json_answer, stream_answer
 from streamco.wire.openai.msgpack_body import MSGPACK, decode_msgpack
 from streamco.wire.token_frames import TokenCodec
-from tests.endpoints.helpers import ask, opened
+from tests.endpoints.helpers import ask, opened, read_all
 
 VOCABULARY = "49152:0123456789abcdef"
 CODEC = TokenCodec(VOCABULARY, 49152)
@@ -80,6 +81,64 @@ async def test_a_server_that_refuses_messagepack_by_now_gets_json_in_the_same_an
         await ask(endpoint, replace(ASKED, partial=BEGUN))
     assert answered.text == " three"
     assert [sent.headers["content-type"] for sent in server.requests] == [MSGPACK, "application/json", "application/json"]
+
+
+INVALID = {"error": {"message": "Invalid JSON in request body"}}
+
+
+@pytest.mark.parametrize("status", [400, 405, 406, 415, 422])
+async def test_a_gateway_that_reads_json_alone_gets_json_in_the_same_answer_and_from_then_on(status: int) -> None:
+    answers = json_answer(INVALID, status=status), stream_answer([" three"]), stream_answer([])
+    async with probed(*answers, media_types=[MSGPACK]) as (server, endpoint):
+        stream = endpoint.open(replace(ASKED, partial=BEGUN))
+        answered = await read_all(stream)
+        await ask(endpoint, replace(ASKED, partial=BEGUN))
+    assert answered.text == " three"
+    assert [sent.headers["content-type"] for sent in server.requests] == [MSGPACK, "application/json", "application/json"]
+    assert stream.changes == {"MessagePack": f"begun answers go in JSON, because MessagePack was refused ({status})"}
+
+
+@pytest.mark.parametrize("status", [401, 402, 403, 404, 409, 429])
+async def test_a_refusal_for_another_reason_is_not_taken_for_one_of_messagepack(status: int) -> None:
+    async with probed(json_answer(INVALID, status=status), media_types=[MSGPACK]) as (server, endpoint):
+        assert isinstance((await ask(endpoint, replace(ASKED, partial=BEGUN, max_retries=0))).error, EndpointStatusError)
+    assert [sent.headers["content-type"] for sent in server.requests] == [MSGPACK]
+
+
+async def test_a_request_that_is_refused_in_json_too_leaves_messagepack_in_use() -> None:
+    answers = json_answer(INVALID, status=400), json_answer(INVALID, status=400), stream_answer([])
+    async with probed(*answers, media_types=[MSGPACK]) as (server, endpoint):
+        stream = endpoint.open(replace(ASKED, partial=BEGUN))
+        assert isinstance((await read_all(stream)).error, EndpointStatusError)
+        await ask(endpoint, replace(ASKED, partial=BEGUN))
+    assert [sent.headers["content-type"] for sent in server.requests] == [MSGPACK, "application/json", MSGPACK]
+    assert stream.changes == {}
+
+
+async def test_a_request_in_json_that_is_refused_says_nothing_about_messagepack() -> None:
+    async with probed(json_answer(INVALID, status=400), stream_answer([]), media_types=[MSGPACK]) as (server, endpoint):
+        assert isinstance((await ask(endpoint, ASKED)).error, EndpointStatusError)
+        await ask(endpoint, replace(ASKED, partial=BEGUN))
+    assert [sent.headers["content-type"] for sent in server.requests] == ["application/json", MSGPACK]
+
+
+async def test_ids_that_are_refused_become_text_and_the_stream_says_so() -> None:
+    refusal = json_answer({"error": {"message": f"{PACKED_FIELD}: expected another vocabulary"}}, status=400)
+    async with probed(refusal, stream_answer([" three"]), media_types=[MSGPACK]) as (server, endpoint):
+        stream = endpoint.open(replace(ASKED, partial=BEGUN))
+        assert (await read_all(stream)).text == " three"
+    assert server.requests[-1].json()["messages"][-1]["content"] == " one two"
+    assert stream.changes == {"ids": "begun answers go as text, because packed token ids were refused (400)"}
+
+
+@pytest.mark.parametrize(("logprobs", "asks"), [(0, True), (2, True), (True, True), (None, False), (False, False)])
+async def test_ids_are_asked_for_where_the_answer_can_not_be_messagepack(logprobs: int | None, asks: bool) -> None:
+    api = "chat" if isinstance(logprobs, bool) else "completions"
+    request = ASKED if api == "chat" else Request(prompt="count")
+    async with probed(api=api, media_types=[MSGPACK]) as (server, endpoint):
+        await ask(endpoint, replace(request, extra={"logprobs": logprobs}))
+        (sent,) = server.requests
+    assert sent.json().get("return_token_ids", False) is asks
 
 
 @pytest.mark.parametrize("extra", [{"seed": 1 << 70}, {"stop": ["x"] * 5000}])

@@ -33,7 +33,7 @@ from streamco.core.race.commands import (
 from streamco.core.race.machine import RaceMachine
 from streamco.core.report import AnswerUsage, Report
 from streamco.core.totals import AnswerCost
-from streamco.endpoints.base import Endpoint, EndpointStream, IdleStream, Request, TextCounter, WrittenStream
+from streamco.endpoints.base import ChangedStream, Endpoint, EndpointStream, IdleStream, Request, TextCounter, WrittenStream
 from streamco.errors import EngineError, StreamcoError
 from streamco.events import Event, ReaderLeft, StreamCancelled, StreamEnded, StreamFailed, TextCount, TokensReceived
 from streamco.machine_driver import Deadlines, StepLog, TaskDriver
@@ -119,6 +119,11 @@ class RaceDriver(TaskDriver[Event, Command]):
             queue.put(batch)
         if not queue.batches:
             queue.check_end()
+
+    def changes(self) -> list[tuple[str, str, str]]:
+        """Return which requests were sent again in another form, after a refusal: endpoint, short name of the form, sentence."""
+        streams = ((source, stream) for source, (_, stream) in self._running.items() if isinstance(stream, ChangedStream))
+        return [(source, *change) for source, stream in streams for change in stream.changes.items()]
 
     def leave(self) -> None:
         """Stop all work of this answer without waiting; drop what was not read. Must be called in the loop's thread."""
