@@ -2,9 +2,10 @@
 
 A chunk is decoded once, at the wire, and passed on as the same object. Fields that OpenAI does not have but common servers send with each
 token (``reasoning``, ``provider``, ``matched_stop`` ...) are optional fields here. A struct with any other field of a server is
-of a subclass that has it as an attribute (``with_further``), so that ordinary chunks pay nothing for it. The types refuse unknown fields
-when they are decoded, because that costs nothing and shows which chunks have some. Chunks hold no cycles, so the garbage collector need not
-track them (``gc=False``). Source: OpenAI API reference, chat/streaming; ``token_ids`` as vLLM's ``return_token_ids``.
+of a subclass that has it as an attribute (``with_further``), so that ordinary chunks pay nothing for it. The types of chunks refuse unknown
+fields when they are decoded, because that costs nothing and shows which chunks have some. The types of whole answers and of usage ignore
+them, so that what ``model_dump_json`` wrote can be read again. Chunks hold no cycles, so the garbage collector need not track them
+(``gc=False``). Source: OpenAI API reference, chat/streaming; ``token_ids`` as vLLM's ``return_token_ids``.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ __all__ = [
 _FURTHER = "further"  # the field with what a server sent beyond the declared fields
 
 
-class ResponseModel(Struct, gc=False, forbid_unknown_fields=True):
+class ResponseModel(Struct, gc=False):
     """Base of the response types, with the methods by which callers of OpenAI's SDK turn a response into a dict or JSON.
 
     The results hold OpenAI's fields. A declared field that OpenAI doesn't have is left out unless it is set. Further fields of a server are
@@ -160,7 +161,7 @@ class ResponseModel(Struct, gc=False, forbid_unknown_fields=True):
         )
 
 
-class FunctionDelta(ResponseModel, omit_defaults=True, gc=False):
+class FunctionDelta(ResponseModel, omit_defaults=True, gc=False, forbid_unknown_fields=True):
     """A piece of a tool call's function: the reader concatenates the pieces of ``arguments``."""
 
     openai_fields: ClassVar[tuple[str, ...]] = ("arguments", "name")
@@ -169,7 +170,7 @@ class FunctionDelta(ResponseModel, omit_defaults=True, gc=False):
     arguments: str | None = None
 
 
-class ToolCallDelta(ResponseModel, omit_defaults=True, gc=False):
+class ToolCallDelta(ResponseModel, omit_defaults=True, gc=False, forbid_unknown_fields=True):
     """A piece of one tool call; ``index`` None: the server left it out."""
 
     openai_fields: ClassVar[tuple[str, ...]] = ("index", "id", "function", "type")
@@ -180,7 +181,7 @@ class ToolCallDelta(ResponseModel, omit_defaults=True, gc=False):
     function: FunctionDelta | None = None
 
 
-class ChoiceDelta(ResponseModel, omit_defaults=True, gc=False):
+class ChoiceDelta(ResponseModel, omit_defaults=True, gc=False, forbid_unknown_fields=True):
     """The part of the message that one chunk adds; ``reasoning`` and ``reasoning_content`` are two names for the same text."""
 
     openai_fields: ClassVar[tuple[str, ...]] = ("audio", "content", "function_call", "refusal", "role", "tool_calls")
@@ -194,9 +195,10 @@ class ChoiceDelta(ResponseModel, omit_defaults=True, gc=False):
     function_call: FunctionDelta | None = None
     reasoning_details: Any = None  # OpenRouter and others; a message that is sent back must have them
     channel: Any = None  # Groq: gpt-oss marks its thinking
+    audio: Any = None
 
 
-class ChunkChoice(ResponseModel, gc=False):
+class ChunkChoice(ResponseModel, gc=False, forbid_unknown_fields=True):
     """One choice of a chunk; ``token_ids``: the ids of ``delta.content``, if the endpoint sends them.
 
     ``native_finish_reason``: OpenRouter, ``content_filter_results``: Azure, ``stop_reason``: vLLM, ``matched_stop``:
@@ -266,7 +268,7 @@ class CompletionUsage(ResponseModel, gc=False):
     cost: Any = None
 
 
-class ChatCompletionChunk(ResponseModel, gc=False):
+class ChatCompletionChunk(ResponseModel, gc=False, forbid_unknown_fields=True):
     """One event of a streamed answer, in the shape of OpenAI's ``chat.completion.chunk``.
 
     ``provider``: OpenRouter's name of the server that it asked. ``obfuscation``: random padding, against guesses from an event's size;
@@ -298,6 +300,7 @@ class ChatCompletionChunk(ResponseModel, gc=False):
     obfuscation: Any = None
     p: Any = None
     stream_options: Any = None
+    moderation: Any = None
 
 
 class FunctionCall(ResponseModel):

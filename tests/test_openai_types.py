@@ -17,13 +17,19 @@ from streamco.openai_types import (
     ChatCompletion,
     ChatCompletionChunk,
     ChatCompletionMessage,
+    Choice,
     ChoiceDelta,
     ChunkChoice,
+    CompletionTokensDetails,
     CompletionUsage,
+    FunctionDelta,
+    PromptTokensDetails,
     ResponseModel,
     ToolCall,
+    ToolCallDelta,
     further_fields,
     with_further,
+    without_further,
 )
 
 USAGE = {
@@ -226,3 +232,21 @@ def test_responses_are_copied_and_pickled() -> None:
     message = ChatCompletionMessage(content="x", tool_calls=[ToolCall(id="c")])
     assert copy.deepcopy(message) == message
     assert pickle.loads(pickle.dumps(message)) == message
+
+
+@pytest.mark.parametrize("form", ["model_dump_json", "to_json"])
+@pytest.mark.parametrize("further", [{}, {"citations": ["https://x"]}])
+def test_what_an_answer_writes_can_be_read_as_its_own_type(form: str, further: dict[str, Any]) -> None:
+    usage = with_further(CompletionUsage(1, 2, 3, PromptTokensDetails(1), CompletionTokensDetails(1)), further)
+    choice = Choice(message=ChatCompletionMessage(content="hi", tool_calls=[ToolCall()]), finish_reason="stop")
+    answer = with_further(ChatCompletion(id="x", choices=[choice], usage=usage), further)
+    read = msgspec.json.decode(getattr(answer, form)(), type=ChatCompletion)
+    assert (read.id, read.choices) == ("x", [choice])
+    assert read.usage == without_further(usage)
+
+
+@pytest.mark.parametrize("form", ["model_dump_json", "to_json"])
+def test_what_a_chunk_writes_can_be_read_as_its_own_type(form: str) -> None:
+    call = ToolCallDelta(index=0, function=FunctionDelta("f", "{}"))
+    chunk = ChatCompletionChunk(id="x", choices=[ChunkChoice(ChoiceDelta("hi", tool_calls=[call]))], usage=CompletionUsage(1, 2, 3))
+    assert msgspec.json.decode(getattr(chunk, form)(), type=ChatCompletionChunk) == chunk

@@ -87,11 +87,12 @@ def _with_provided(piece: ChatCompletionChunk, chunk: ChatCompletionChunk) -> Ch
     """Return the first piece of a chunk with what the chunk has once: the role, and fields that only some servers send."""
     choice, source = piece.choices[0], chunk.choices[0]
     choice.delta.role, choice.delta.reasoning_details = source.delta.role, source.delta.reasoning_details
-    choice.delta.channel = source.delta.channel
+    choice.delta.channel, choice.delta.audio = source.delta.channel, source.delta.audio
     choice.content_filter_results = source.content_filter_results
     choice.delta = with_further(choice.delta, further_fields(source.delta))
     piece.choices = [with_further(choice, further_fields(source))]
     piece.obfuscation, piece.p = chunk.obfuscation, chunk.p
+    piece.stream_options, piece.moderation = chunk.stream_options, chunk.moderation
     return with_further(piece, further_fields(chunk))
 
 

@@ -42,7 +42,7 @@ class ResponseShape(Protocol):
         ...
 
 
-_CHUNK_FIELDS = ("provider", "obfuscation", "p")
+_CHUNK_FIELDS = ("provider", "obfuscation", "p", "stream_options", "moderation")
 _CHOICE_FIELDS = ("native_finish_reason", "content_filter_results", "stop_reason", "matched_stop")
 _ANSWER_FIELDS = ("provider",)
 

@@ -48,6 +48,9 @@ class CompletionAssembler:
         self._fingerprint = chunk.system_fingerprint or self._fingerprint
         self._tier = chunk.service_tier or self._tier
         self._provider = chunk.provider or self._provider
+        for name in _CHUNK_PROVIDED:
+            if (value := getattr(chunk, name)) is not None:
+                self._further.add({name: value})
         if further := further_fields(chunk):
             self._further.add(further)
         for choice in chunk.choices:
@@ -90,6 +93,8 @@ def assemble(chunks: Iterable[ChatCompletionChunk]) -> ChatCompletion:
     return assembler.completion()
 
 
+_CHUNK_PROVIDED = ("stream_options", "moderation")
+_DELTA_PROVIDED = ("channel", "audio")
 _PROVIDED = ("native_finish_reason", "content_filter_results", "stop_reason", "matched_stop")
 
 
@@ -140,8 +145,9 @@ class _ChoiceParts:
         delta = choice.delta
         if isinstance(delta.reasoning_details, list):
             self.reasoning_details.append(delta.reasoning_details)
-        if delta.channel is not None:
-            self.delta_further.add({"channel": delta.channel})
+        for name in _DELTA_PROVIDED:
+            if (value := getattr(delta, name)) is not None:
+                self.delta_further.add({name: value})
         if further := further_fields(delta):
             self.delta_further.add(further)
 

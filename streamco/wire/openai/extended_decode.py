@@ -12,10 +12,10 @@ from typing import Any
 
 import msgspec
 
-from streamco.openai_types import ChatCompletionChunk
+from streamco.openai_types import ChatCompletionChunk, CompletionUsage, further_fields
 from streamco.wire.openai.fast_decode import Api, TextChunk, decode_chat_chunk, decode_text_chunk, make_chat_chunk
 from streamco.wire.openai.further_fields import UnknownPart, put_back, take_unknown
-from streamco.wire.openai.lenient_decode import check_depth
+from streamco.wire.openai.lenient_decode import check_depth, has_many_brackets
 
 __all__ = ["ExtendedDecoder"]
 
@@ -53,6 +53,17 @@ class ExtendedDecoder:
         chunk = msgspec.convert(value, ChatCompletionChunk) if self._is_chat else make_chat_chunk(msgspec.convert(value, TextChunk))
         self.usual = self._fast if unknown is None else self.decode
         return put_back(chunk, unknown) if unknown is not None and self._may_keep(unknown, payload) else chunk
+
+    def extend_usage(self, chunk: ChatCompletionChunk, payload: bytes) -> None:
+        """Give a chunk's usage its further fields, which the fast decoder skips: most answers have one usage."""
+        if chunk.usage is None or further_fields(chunk.usage):
+            return
+        if has_many_brackets(payload):  # more than any usage has
+            self.has_dropped = True
+            return
+        unknown = take_unknown(CompletionUsage, msgspec.json.decode(payload)["usage"])
+        if unknown is not None and self._may_keep(unknown, payload):
+            chunk.usage = put_back(chunk.usage, unknown)
 
     def _may_keep(self, unknown: UnknownPart, payload: bytes) -> bool:
         """Return True if these further fields are within the bound, and charge them. They are counted only if a rough bound is too high."""

@@ -123,6 +123,7 @@ def build_chunk(value: dict[str, Any]) -> ChatCompletionChunk:
         obfuscation=value.get("obfuscation"),
         p=value.get("p"),
         stream_options=value.get("stream_options"),
+        moderation=value.get("moderation"),
     )
     return with_further(chunk, unknown_fields(ChatCompletionChunk, value))
 
@@ -209,6 +210,7 @@ def _build_delta(value: dict[str, Any]) -> ChoiceDelta:
         function_call=_build_function(value.get("function_call")),
         reasoning_details=value.get("reasoning_details"),
         channel=value.get("channel"),
+        audio=value.get("audio"),
     )
     return with_further(delta, unknown_fields(ChoiceDelta, value))
 

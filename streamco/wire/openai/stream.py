@@ -345,6 +345,8 @@ class ChatStreamParser:
             if not self._cumulative.has_begun:
                 self._cumulative.begin(self.partial_text())
             self._cumulative.keep_new(chunk)
+        elif chunk.usage is not None and not is_built:
+            self._extended.extend_usage(chunk, payload)
         before = self.tokens
         self._count_chunk(chunk)
         is_empty = self.tokens == before
