@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 
 from streamco.engines.base import GenerationTimings, TextPiece
@@ -16,6 +17,8 @@ from streamco.wire.token_frames import TokenCodec
 
 __all__ = ["PackedStream", "wants_packed"]
 
+_ZERO = re.compile(r"q\s*=\s*0(\.0*)?")
+
 
 def wants_packed(accepted: str, request: GenerateRequest) -> bool:
     """Return True if the answer can be a stream in MessagePack.
@@ -24,8 +27,16 @@ def wants_packed(accepted: str, request: GenerateRequest) -> bool:
         accepted: the request's Accept header.
         request: its fields. Log-probabilities have no form in MessagePack, and if ids are refused there is nothing to pack.
     """
-    types = {each.partition(";")[0].strip().lower() for each in accepted.split(",")}
-    return MSGPACK in types and request.is_streamed and request.return_token_ids is not False and request.wanted_top is None
+    return _accepts(accepted, MSGPACK) and request.is_streamed and request.return_token_ids is not False and request.wanted_top is None
+
+
+def _accepts(accepted: str, media_type: str) -> bool:
+    """Return True if an Accept header names the type, and not with a weight of 0 (RFC 9110, section 12.4.2: "not acceptable")."""
+    for each in accepted.lower().split(","):
+        name, *parameters = (part.strip() for part in each.split(";"))
+        if name == media_type:
+            return not any(_ZERO.fullmatch(parameter) for parameter in parameters)
+    return False
 
 
 class PackedStream:

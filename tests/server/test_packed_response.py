@@ -48,6 +48,9 @@ async def packed(server: Running, path: str, body: dict[str, Any], engine: FakeE
     [
         (MSGPACK, ASKED, True),
         (f"text/html, {MSGPACK};q=0.5", ASKED, True),
+        (f"{MSGPACK};q=0", ASKED, False),
+        (f"{MSGPACK.title()} ; Q=0.000, */*", ASKED, False),
+        (f"{MSGPACK};q=0.001", ASKED, True),
         ("*/*", ASKED, False),
         ("", ASKED, False),
         (MSGPACK, replace(ASKED, stream=None), False),
