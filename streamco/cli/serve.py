@@ -111,12 +111,13 @@ def _options(args: argparse.Namespace, path: Path) -> ServeOptions:
     from streamco.server.options import ServeOptions
     from streamco.server.profiles import load_latency
 
-    given = _given_keys(args)
+    named = _read_keys(args.api_key_file)
+    given = _given_keys(args, named)
     return ServeOptions(
         host=args.host,
         port=args.port,
         api_key=given[0] if len(given) == 1 else None,
-        api_keys=_named_keys(given if len(given) > 1 else [], args.api_key_file),
+        api_keys=(*_numbered_keys(given if len(given) > 1 else []), *named),
         allow_open=args.no_auth,
         model=args.model_name or path.stem,
         max_body_bytes=args.max_body,
@@ -133,19 +134,24 @@ def _options(args: argparse.Namespace, path: Path) -> ServeOptions:
     )
 
 
-def _given_keys(args: argparse.Namespace) -> list[str]:
-    """Return the keys of the command line; if neither it nor a file has any, the environment's."""
-    if args.api_key is not None or args.api_key_file is not None:
-        return list(args.api_key or ())
+def _given_keys(args: argparse.Namespace, named: Sequence[ApiKey]) -> list[str]:
+    """Return the keys of the command line; if it has none, the environment's, unless that is in the file too, with a name."""
+    if args.api_key is not None:
+        return list(args.api_key)
     environment = os.environ.get(KEY_VARIABLE)
-    return [environment] if environment else []
+    return [environment] if environment and all(environment != each.key for each in named) else []
 
 
-def _named_keys(given: Sequence[str], file: Path | None) -> tuple[ApiKey, ...]:
-    from streamco.server.http.api_keys import ApiKey, read_key_file
+def _numbered_keys(given: Sequence[str]) -> tuple[ApiKey, ...]:
+    from streamco.server.http.api_keys import ApiKey
 
-    numbered = tuple(ApiKey(f"key-{number}", key) for number, key in enumerate(given, 1))
-    return numbered if file is None else (*numbered, *read_key_file(file))
+    return tuple(ApiKey(f"key-{number}", key) for number, key in enumerate(given, 1))
+
+
+def _read_keys(file: Path | None) -> tuple[ApiKey, ...]:
+    from streamco.server.http.api_keys import read_key_file
+
+    return () if file is None else read_key_file(file)
 
 
 def _verify_options(args: argparse.Namespace) -> VerifyOptions:

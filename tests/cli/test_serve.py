@@ -137,6 +137,17 @@ def test_an_option_goes_before_the_environment(model: str, monkeypatch: pytest.M
         serve._options(parse("--api-key", ""), Path(model))
 
 
+def test_a_file_of_keys_goes_beside_the_key_of_the_environment(model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = tmp_path / "keys"
+    file.write_text("alice sk-a\nbob sk-b\n")
+    monkeypatch.setenv(serve.KEY_VARIABLE, "sk-environment")
+    assert {key.key for key in serve._options(parse("--api-key-file", str(file)), Path(model)).keys} == {"sk-environment", "sk-a", "sk-b"}
+    given = serve._options(parse("--api-key", "k1", "--api-key-file", str(file)), Path(model))
+    assert {key.key for key in given.keys} == {"k1", "sk-a", "sk-b"}
+    monkeypatch.setenv(serve.KEY_VARIABLE, "sk-a")
+    assert [key.name for key in serve._options(parse("--api-key-file", str(file)), Path(model)).keys] == ["alice", "bob"]
+
+
 def test_several_keys_come_from_options_and_a_file_and_have_names(model: str, tmp_path: Path) -> None:
     file = tmp_path / "keys"
     file.write_text("alice sk-a\nbob sk-b\n")
