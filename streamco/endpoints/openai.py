@@ -311,6 +311,9 @@ class OpenAIEndpoint:
         if self._capabilities.pre_copy == "append" and error.status in {400, 422} and PREFILL_FIELD in error.body:
             self._capabilities = msgspec.structs.replace(self._capabilities, pre_copy="warm")
             return True
+        if refused := self._dialect.record_refused_fields(error, call.body):
+            changes["message fields"] = f"messages go without {', '.join(refused)}, which the server refused ({error.status})"
+            return True
         return self._dialect.record_refusal(error)
 
     async def _prepare(self, request: Request) -> StreamCall:
@@ -392,7 +395,7 @@ class OpenAIEndpoint:
             raise EndpointError(f"{text}; client.stream() with a text sends one if every server has this API", endpoint=self._name)
         messages = [{"role": "user", "content": request.prompt or ""}] if request.messages is None else request.messages
         body = build_chat_request(
-            messages,
+            dialect.accepted(messages),
             model=model,
             sampling=request.sampling,
             extra=extra,

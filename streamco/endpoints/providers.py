@@ -1,14 +1,17 @@
 """Facts about the servers that speak OpenAI's API: one entry each, with its source.
 
 A provider is named, or found by the host of the base URL. Its entry gives the form of the first request. If a server refuses an optional
-field (``stream_options``, the name of the length limit), the request is sent again without it, and so are all later ones; see ``Dialect``.
+field (``stream_options``, the name of the length limit, another provider's field of a message), the request is sent again without it, and
+so are all later ones; see ``Dialect``.
 """
 
 from __future__ import annotations
 
 import re
-from typing import Literal
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal
 
+import msgspec
 from msgspec import Struct
 from msgspec.structs import replace
 
@@ -223,6 +226,8 @@ class Dialect:
     def __init__(self, provider: Provider) -> None:
         self.has_stream_options = provider.has_stream_options
         self.max_tokens_field: MaxTokensField = provider.max_tokens_field
+        self.refused_fields: frozenset[str] = frozenset()
+        """Fields of assistant messages, such as another server wrote, that this server refuses."""
 
     def record_refusal(self, error: EndpointStatusError) -> bool:
         """Record what a refusal is about; return True if it was a field that can be left out or renamed.
@@ -241,6 +246,39 @@ class Dialect:
             self.max_tokens_field = "max_tokens"
             return True
         return False
+
+    def record_refused_fields(self, error: EndpointStatusError, body: bytes) -> list[str]:
+        """Record fields of messages that a refusal names, and return them: none of them is OpenAI's, or asks for a continuation.
+
+        Args:
+            error: the refusal.
+            body: the request's body.
+        """
+        if error.status not in {400, 422} or not _REFUSAL.search(error.body):
+            return []
+        found = sorted(name for name in _provider_fields(body) if re.search(rf"\b{re.escape(name)}\b", error.body))
+        self.refused_fields |= frozenset(found)
+        return found
+
+    def accepted(self, messages: Sequence[Mapping[str, Any]]) -> Sequence[Mapping[str, Any]]:
+        """Return messages without the refused fields."""
+        if not self.refused_fields:
+            return messages
+        return [
+            {name: item for name, item in message.items() if name not in self.refused_fields or message.get("role") != "assistant"}
+            for message in messages
+        ]
+
+
+_MESSAGE_FIELDS = frozenset({"role", "content", "name", "refusal", "audio", "tool_calls", "function_call", "prefix", "partial"})
+
+
+def _provider_fields(body: bytes) -> set[str]:
+    """Return the fields of a request's assistant messages that only some providers have."""
+    if not body.startswith(b"{"):  # MessagePack
+        return set()
+    messages = msgspec.json.decode(body).get("messages") or []
+    return {name for message in messages if message.get("role") == "assistant" for name in message if name not in _MESSAGE_FIELDS}
 
 
 _BY_NAME = {provider.name: provider for provider in (GENERIC, *PROVIDERS)}

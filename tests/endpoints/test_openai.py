@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import json
 import logging
 import subprocess
 import sys
 import traceback
+from typing import Any
 
 import aiohttp
 import pytest
@@ -189,6 +191,43 @@ async def test_a_refused_field_is_left_out_at_once_and_from_then_on() -> None:
         assert (await ask(endpoint)).text == "Hello world"
         assert (await ask(endpoint)).text == "Hello world"
         assert ["stream_options" in request.json() for request in server.requests] == [True, False, False]
+
+
+REFUSALS = [
+    (
+        422,
+        {
+            "detail": [
+                {"type": "extra_forbidden", "loc": ["body", "messages", 1, "assistant", "{}"], "msg": "Extra inputs are not permitted"}
+            ]
+        },
+    ),
+    (400, {"error": {"message": "Additional properties are not allowed ('{}' was unexpected) - 'messages.1'"}}),  # OpenAI
+    (400, {"error": {"message": "'messages.1' : property '{}' is unsupported"}}),  # Groq
+]
+
+
+@pytest.mark.parametrize(("status", "body"), REFUSALS)
+async def test_a_message_field_of_another_provider_is_left_out_once_it_is_refused(status: int, body: Any) -> None:
+    messages: list[dict[str, Any]] = [
+        {"role": "user", "content": "hi"},
+        {"role": "assistant", "content": "a", "reasoning_content": "b", "annotations": [], "token": "keep"},
+        {"role": "user", "content": "more", "reasoning_content": "of the caller"},
+    ]
+
+    def strict(request: RecordedRequest) -> ScriptedResponse:
+        for name in ("reasoning_content", "annotations"):
+            if name in request.json()["messages"][1]:
+                return json_answer(json.loads(json.dumps(body).replace("{}", name)), status=status)
+        return stream_answer()
+
+    async with ScriptedServer(strict) as server, opened(server.url, retry=NO_RETRIES) as endpoint:
+        stream = endpoint.open(Request(messages=messages))
+        assert (await read_all(stream)).text == "Hello world"
+        assert "annotations" in stream.changes["message fields"]
+        assert (await ask(endpoint, Request(messages=messages))).text == "Hello world"
+        assert len(server.requests) == 4
+        assert server.requests[-1].json()["messages"] == [messages[0], {"role": "assistant", "content": "a", "token": "keep"}, messages[2]]
 
 
 async def test_a_server_that_refuses_a_field_under_either_name_is_not_asked_for_ever() -> None:

@@ -75,9 +75,20 @@ class CompletionAssembler:
         return _complete(completion, self._further)
 
 
-def _complete(whole: _Model, further: FurtherParts, *, dropping: tuple[str, ...] = ()) -> _Model:
-    """Return an object with the further fields of its parts: as its own fields if it declares them and has no value yet."""
-    found = {name: value for name, value in further.joined().items() if name not in dropping}
+def _complete(whole: _Model, further: FurtherParts, *, dropping: tuple[str, ...] = (), keeps_numbers: bool = True) -> _Model:
+    """Return an object with the further fields of its parts: as its own fields if it declares them and has no value yet.
+
+    Args:
+        whole: the object.
+        further: the fields.
+        dropping: names that are left out.
+        keeps_numbers: False: numbers and booleans are left out. In a delta they are about one token (``token_id``), not about the message.
+    """
+    found = {
+        name: value
+        for name, value in further.joined().items()
+        if name not in dropping and (keeps_numbers or not isinstance(value, int | float))
+    }
     for name in found.keys() & set(whole.__struct_fields__):
         value = found.pop(name)
         if getattr(whole, name) is None:
@@ -183,7 +194,7 @@ class _ChoiceParts:
             tool_calls=calls or None,
             function_call=functions[0] if functions else None,
         )
-        message = _complete(message, self.delta_further)
+        message = _complete(message, self.delta_further, keeps_numbers=False)
         choice = Choice(message=message, index=index, finish_reason=self.finish_reason, logprobs=self.logprobs)
         return _complete(_complete(choice, self.provided), self.further, dropping=("text",))
 

@@ -181,3 +181,10 @@ def test_an_answer_split_into_chunks_is_put_together_again(text: str, thinking: 
     assert (whole.id, whole.created, whole.model) == ("c", 5, "m")
     (choice,) = whole.choices
     assert (choice.message.content or "", choice.message.reasoning_content, choice.finish_reason) == (text, thinking, finish)
+
+
+def test_numbers_of_a_token_are_no_fields_of_the_message() -> None:
+    _, chunks = read(chunk("hi", token_id=5, special=False, note="a"), chunk(" you", token_id=9, note="b"), chunk(finish="stop"))
+    message = assemble(chunks).choices[0].message
+    assert message.to_dict() == {"content": "hi you", "role": "assistant", "note": "ab"}
+    assert chunks[0].choices[0].delta.model_extra == {"token_id": 5, "special": False, "note": "a"}
