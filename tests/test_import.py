@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import tomllib
+from pathlib import Path
 
+import msgspec
 import pytest
 
 import streamco
 
+ROOT = Path(__file__).parents[1]
 HEAVY = ("aiohttp", "websockets", "llama_cpp", "numpy", "simpy", "rich", "prompt_toolkit", "uvloop", "asyncio", "msgspec")
 
 
@@ -29,6 +33,13 @@ def test_the_client_itself_waits_with_aiohttp_and_llama_until_they_are_needed() 
 def test_the_servers_can_be_imported_with_an_aiohttp_that_has_no_keys_of_a_request() -> None:
     loaded = run("from aiohttp import web; del web.RequestKey; import streamco.server.app, streamco.proxy.app; print('loaded')")
     assert loaded.strip() == "loaded"
+
+
+def test_no_msgspec_is_allowed_with_errors_that_are_no_value_errors() -> None:
+    needed = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["dependencies"]
+    (oldest,) = [each.partition(">=")[2] for each in needed if each.startswith("msgspec")]
+    assert tuple(map(int, oldest.split("."))) >= (0, 21), "before 0.21 a damaged frame of a verifier ends its reader"
+    assert issubclass(msgspec.DecodeError, ValueError)
 
 
 @pytest.mark.parametrize("name", streamco.__all__)
