@@ -89,7 +89,6 @@ class MachineDriver(ABC, Generic[EventT, CommandT]):
         self._is_stepping = True  # events that come before the start wait for it
         self._has_crashed = False  # then the machine takes no more events
         self._is_over = False  # then no timer is set any more
-        self._is_over = False  # then no timer is set any more
         self._deadlines: Deadlines | None = None  # None: the loop's own timers
         self._timer: ScheduledCall | None = None
         self._armed = 0.0  # the time that the timer is set for

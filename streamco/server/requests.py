@@ -74,7 +74,7 @@ class GenerateRequest(Struct, kw_only=True):
 
     @property
     def is_streamed(self) -> bool:
-        """True if the answer is sent as server-sent events."""
+        """True if the answer is sent while it is made: as server-sent events, or in MessagePack."""
         return bool(self.stream)
 
     @property

@@ -1,4 +1,4 @@
-"""A streamed answer in MessagePack: text with packed token ids, in a twentieth of the bytes of server-sent events.
+"""A streamed answer in MessagePack: text with packed token ids, in fewer bytes than server-sent events.
 
 ``streamco serve`` sends it to a client that accepts it. The body is a sequence of MessagePack objects, and each
 type has one meaning:
