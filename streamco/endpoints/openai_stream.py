@@ -8,7 +8,6 @@ it comes. Until then a failed request can be sent again, because the reader has 
 from __future__ import annotations
 
 import asyncio
-import logging
 import time
 from collections.abc import Awaitable, Callable, Mapping
 from typing import TYPE_CHECKING
@@ -44,7 +43,6 @@ if TYPE_CHECKING:
 
 __all__ = ["StreamCall", "OpenAIStream"]
 
-_logger = logging.getLogger("streamco")
 _MAX_HELD = 16_384  # chunks before the first content: keep-alives of an hour, and some MB
 _ERROR_BYTES = 64 << 10  # read of an error's body
 _READ_BYTES = 32 << 10  # read at once: decoding more before it is delivered costs 10 % of the time (bench stream, in bulk)
@@ -295,7 +293,10 @@ class OpenAIStream:
     @property
     def changes(self) -> Mapping[str, str]:
         """What the request was sent without; see ``ChangedStream``."""
-        return self._opener.changes
+        changes = self._opener.changes
+        if self._parser.has_dropped_fields:
+            changes = {**changes, "further fields": "some of the provider's own fields were dropped, because they had too many elements"}
+        return changes
 
     @property
     def idle(self) -> float:
@@ -424,8 +425,6 @@ class OpenAIStream:
 
     def _finish(self) -> None:
         parser = self._parser
-        if parser.has_dropped_fields:
-            _logger.warning("%s: fields of the provider's own were dropped, because they had too many elements", self._name)
         settled = None if self._response is None else self._client.finish(self._response)
         self._end = _End(StreamEnded(self._name, parser.finish_reason, parser.usage), settled)
         self._forget_response()
