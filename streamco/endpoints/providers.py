@@ -277,8 +277,9 @@ def _provider_fields(body: bytes) -> set[str]:
     """Return the fields of a request's assistant messages that only some providers have."""
     if not body.startswith(b"{"):  # MessagePack
         return set()
-    messages = msgspec.json.decode(body).get("messages") or []
-    return {name for message in messages if message.get("role") == "assistant" for name in message if name not in _MESSAGE_FIELDS}
+    messages = msgspec.json.decode(body).get("messages")
+    found = [each for each in messages if isinstance(each, dict)] if isinstance(messages, list) else []  # extra_body may hold anything
+    return {name for message in found if message.get("role") == "assistant" for name in message if name not in _MESSAGE_FIELDS}
 
 
 _BY_NAME = {provider.name: provider for provider in (GENERIC, *PROVIDERS)}

@@ -230,6 +230,15 @@ async def test_a_message_field_of_another_provider_is_left_out_once_it_is_refuse
         assert server.requests[-1].json()["messages"] == [messages[0], {"role": "assistant", "content": "a", "token": "keep"}, messages[2]]
 
 
+@pytest.mark.parametrize("messages", ["text", ["text"], {"role": "assistant"}, None, 5])
+async def test_messages_of_a_wrong_type_are_the_servers_to_refuse(messages: Any) -> None:
+    refused = json_answer({"error": {"message": "invalid type of messages"}}, status=400)
+    async with ScriptedServer(refused) as server, opened(server.url, retry=NO_RETRIES) as endpoint:
+        error = (await ask(endpoint, Request(messages=[], extra={"messages": messages}))).failure()
+        assert isinstance(error, EndpointStatusError)
+        assert len(server.requests) == 1
+
+
 async def test_a_server_that_refuses_a_field_under_either_name_is_not_asked_for_ever() -> None:
     def stubborn(request: RecordedRequest) -> ScriptedResponse:
         field = "max_tokens" if "max_tokens" in request.json() else "max_completion_tokens"
