@@ -256,7 +256,8 @@ class Dialect:
         """
         if error.status not in {400, 422} or not _REFUSAL.search(error.body):
             return []
-        found = sorted(name for name in _provider_fields(body) if re.search(rf"\b{re.escape(name)}\b", error.body))
+        named = _provider_fields(body) - self.refused_fields  # those in extra_body are sent all the same
+        found = sorted(name for name in named if re.search(rf"\b{re.escape(name)}\b", error.body))
         self.refused_fields |= frozenset(found)
         return found
 

@@ -239,6 +239,14 @@ async def test_messages_of_a_wrong_type_are_the_servers_to_refuse(messages: Any)
         assert len(server.requests) == 1
 
 
+async def test_a_refused_field_that_the_caller_adds_to_the_body_is_not_asked_for_again_and_again() -> None:
+    refused = json_answer({"error": {"message": "property 'odd' is unsupported"}}, status=400)
+    extra = {"messages": [{"role": "assistant", "content": "a", "odd": "b"}]}
+    async with ScriptedServer(refused) as server, opened(server.url, retry=NO_RETRIES) as endpoint:
+        assert isinstance((await ask(endpoint, Request(messages=[], extra=extra))).failure(), EndpointStatusError)
+        assert len(server.requests) == 2
+
+
 async def test_a_server_that_refuses_a_field_under_either_name_is_not_asked_for_ever() -> None:
     def stubborn(request: RecordedRequest) -> ScriptedResponse:
         field = "max_tokens" if "max_tokens" in request.json() else "max_completion_tokens"
