@@ -70,7 +70,7 @@ class _Group(NamedTuple):
     setting: str
     rows: tuple[tuple[str, str, Unit, str], ...]
 
-    def __iter__(self) -> Iterator[Row]:  # type: ignore[override]
+    def __iter__(self) -> Iterator[Row]:
         for name, what, unit, checked in self.rows:
             setting = self.setting.format(name=name, option=name.replace("_", "-")) if self.setting else ""
             yield Row(self.title, what, getattr(self.holder, name), unit, setting, checked, name)
