@@ -26,6 +26,7 @@ class DeliveryQueue:
 
     def __init__(self) -> None:
         self.batches: deque[Batch] = deque()
+        self._sizes: deque[int] = deque()  # of the batches
         self.unread = 0
         self.in_hand = 0
         self.is_reading = False
@@ -44,8 +45,10 @@ class DeliveryQueue:
     def put(self, batch: Batch) -> None:
         """Deliver a batch; after the reader has left, drop it."""
         if not self.has_left:
+            size = _size(batch)
             self.batches.append(batch)
-            self.unread += _size(batch)
+            self._sizes.append(size)
+            self.unread += size
             self.wake()
 
     def finish(self, error: StreamcoError | None = None) -> None:
@@ -58,6 +61,7 @@ class DeliveryQueue:
         """Drop what was not read, and everything that comes later."""
         self.has_left = True
         self.batches.clear()
+        self._sizes.clear()
         self.unread = self.in_hand = 0
         self.wake()
 
@@ -100,7 +104,7 @@ class DeliveryQueue:
         """
         if self.batches:
             batch = self.batches.popleft()
-            self.in_hand = _size(batch)
+            self.in_hand = self._sizes.popleft()
             self.unread -= self.in_hand
             return batch
         self.check_end()
@@ -152,8 +156,9 @@ class DeliveryQueue:
 
 def _size(batch: Batch) -> int:
     """Return the tokens of a delivery: those that a chunk has ids of, else one a chunk."""
-    size = 0
-    for chunk in batch[1]:
-        ids = chunk.choices[0].token_ids if chunk.choices else None
-        size += len(ids) if ids else 1
+    chunks = batch[1]
+    size = len(chunks)
+    for chunk in chunks:
+        if (choices := chunk.choices) and (ids := choices[0].token_ids):
+            size += len(ids) - 1
     return size

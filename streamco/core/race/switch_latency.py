@@ -41,6 +41,7 @@ class EndpointTiming:
         self._samples: deque[tuple[int, float, bool]] = deque(maxlen=_WINDOW)  # tokens, seconds, censored
         self._rates: deque[float] = deque(maxlen=_WINDOW)
         self._line: tuple[float, float] | None = None
+        self._is_stale = False  # the line is fitted when it is asked for: a client with one endpoint never asks
         self._new = 0
 
     def observe_start(self, tokens: int, seconds: float, *, is_censored: bool = False) -> None:
@@ -49,9 +50,7 @@ class EndpointTiming:
             return
         self._samples.append((tokens, seconds, is_censored))
         self._new += 1
-        if self._line is None or self._new * _SHARE_NEW >= len(self._samples):
-            self._new = 0
-            self._line = self._device_line() if self._is_device else self._server_line()
+        self._is_stale = self._is_stale or self._line is None or self._new * _SHARE_NEW >= len(self._samples)
 
     def observe_rate(self, tokens_per_second: float) -> None:
         """Add the rate of one attempt."""
@@ -65,6 +64,9 @@ class EndpointTiming:
     @property
     def start(self) -> tuple[float, float] | None:
         """Seconds to the first token, and seconds more for each token to be read. Both are seldom exceeded. None: not known."""
+        if self._is_stale:
+            self._is_stale, self._new = False, 0
+            self._line = self._device_line() if self._is_device else self._server_line()
         return (UNKNOWN_SERVER_SETUP, 0.0) if self._line is None and not self._is_device else self._line
 
     def _device_line(self) -> tuple[float, float]:

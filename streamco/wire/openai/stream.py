@@ -6,6 +6,7 @@ whole messages, usage under another name), take a slower path: see ``lenient_dec
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import msgspec
@@ -231,11 +232,12 @@ class ChatStreamParser:
     def _read(self, payloads: list[bytes]) -> list[ChatCompletionChunk]:
         """Decode and count events. The branch for plain content or reasoning of the first choice is the hot path."""
         chunks: list[ChatCompletionChunk] = []
-        decode, keep, keep_text = self._extended.usual, chunks.append, self._text.append
+        decode = self._choose_decoder(payloads)
+        keep, keep_text = chunks.append, self._text.append
         tokens = kinds = 0
         for payload in payloads:
             try:
-                chunk = decode(payload) if len(payload) <= _SHORT else self._decode_long(payload)
+                chunk = decode(payload)
             except (msgspec.DecodeError, ValueError, RecursionError) as refusal:
                 kept = self._read_untyped(payload, refusal)
             else:
@@ -268,6 +270,14 @@ class ChatStreamParser:
         elif self.is_done:
             self._check_end()
         return chunks
+
+    def _choose_decoder(self, payloads: list[bytes]) -> Callable[[bytes], ChatCompletionChunk]:
+        """Return the decoder for these events: the usual one unless some of them are long."""
+        return self._extended.usual if max(map(len, payloads), default=0) <= _SHORT else self._decode_by_size
+
+    def _decode_by_size(self, payload: bytes) -> ChatCompletionChunk:
+        """Decode one of several events, some of which are long."""
+        return self._extended.usual(payload) if len(payload) <= _SHORT else self._decode_long(payload)
 
     def _decode_long(self, payload: bytes) -> ChatCompletionChunk:
         """Decode an event that is long enough to be nested too deep, also in a declared field.
