@@ -10,10 +10,12 @@ stages every size may solve it. So there is a smallest size.
 
 from __future__ import annotations
 
-from bisect import bisect_right
 from collections.abc import Mapping
+from itertools import accumulate
 
 from msgspec import Struct
+
+from streamco.profiles.interpolation import interpolate
 
 __all__ = ["ChunkPlan", "RowCosts", "ServerLoad", "chunk_size", "parallel_steps"]
 
@@ -42,22 +44,15 @@ class RowCosts:
         if not measured or min(measured) < 1 or not all(seconds > 0 for seconds in measured.values()):
             raise ValueError(f"row costs: expected seconds above 0 for 1 row and more, got {dict(measured)}")
         self.rows: list[int] = sorted(measured)
-        self._times: list[float] = []
-        for rows in self.rows:
-            self._times.append(max(measured[rows], self._times[-1] if self._times else 0.0))
+        self._points = list(zip(self.rows, accumulate((measured[rows] for rows in self.rows), max), strict=True))
 
     def seconds(self, rows: float) -> float:
         """Return the seconds of a batch; below the smallest size that one's, above the largest on the last line. 0 rows take no time."""
         if rows <= 0:
             return 0.0
-        if rows <= self.rows[0]:
-            return self._times[0]
-        if len(self.rows) == 1:
-            return self._times[0] * rows / self.rows[0]
-        right = min(bisect_right(self.rows, rows), len(self.rows) - 1)
-        low, high = self.rows[right - 1], self.rows[right]
-        slope = (self._times[right] - self._times[right - 1]) / (high - low)
-        return self._times[right - 1] + slope * (rows - low)
+        if len(self._points) == 1:
+            return self._points[0][1] * max(1.0, rows / self.rows[0])
+        return interpolate(self._points, rows)
 
     def row_seconds(self, rows: int) -> float:
         """Return the seconds of one row in a batch of so many."""
@@ -84,7 +79,8 @@ class ServerLoad:
         """Count a batch. Its time goes to the measured size that is nearest in proportion."""
         self.rows = self._memory * self.rows + (1 - self._memory) * rows
         size = min(self._costs, key=lambda known: max(known / rows, rows / known))
-        scaled = seconds * RowCosts(self._costs).seconds(size) / RowCosts(self._costs).seconds(rows)
+        costs = self.costs()
+        scaled = seconds * costs.seconds(size) / costs.seconds(rows)
         self._costs[size] = self._memory * self._costs[size] + (1 - self._memory) * scaled
 
     def costs(self) -> RowCosts:

@@ -8,14 +8,13 @@ because both share one pass over the weights (Splitwise, section 4; Sarathi-Serv
 from __future__ import annotations
 
 import math
-from bisect import bisect_left
-from collections.abc import Sequence
 from itertools import pairwise
 from typing import Literal
 
 from msgspec import Struct
 
 from streamco.errors import ConfigError
+from streamco.profiles.interpolation import interpolate
 
 __all__ = ["StepTimes"]
 
@@ -60,21 +59,10 @@ class StepTimes(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
             rows: sequences that decode one token in this step.
             prefill_tokens: prompt tokens in the same batch; tokens of drafts to verify count here too.
         """
-        decode = _interpolate(self.decode_ms, rows) if rows else 0.0
+        decode = interpolate(self.decode_ms, rows) if rows else 0.0
         if not prefill_tokens:
             return decode / 1000
         # a short prefill still reads all the weights: below the first measured point the cost falls to a decode step's, not to zero
         floor = (1, self.decode_ms[0][1])
         points = self.prefill_ms if self.prefill_ms and self.prefill_ms[0][0] == 1 else (floor, *self.prefill_ms)
-        return max(decode, _interpolate(points, prefill_tokens + rows)) / 1000
-
-
-def _interpolate(points: Sequence[tuple[int, float]], count: int) -> float:
-    """Interpolate linearly between the points; before them the first value holds, after them the last slope."""
-    index = bisect_left(points, count, key=lambda point: point[0])
-    if index < len(points) and points[index][0] == count:
-        return points[index][1]
-    if index == 0 or len(points) == 1:
-        return points[0][1]
-    low, high = points[min(index, len(points) - 1) - 1], points[min(index, len(points) - 1)]
-    return low[1] + (high[1] - low[1]) * (count - low[0]) / (high[0] - low[0])
+        return max(decode, interpolate(points, prefill_tokens + rows)) / 1000
