@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-__all__ = ["ABORTED", "AbortFlag", "LlamaContext", "NO_KV_SLOT"]
+__all__ = ["ABORTED", "AbortFlag", "LlamaContext", "NO_KV_SLOT", "row_pointers"]
 
 
 class AbortFlag:
@@ -46,6 +46,13 @@ class AbortFlag:
         """Attach the flag to a context; it must outlive the context."""
         callback = ctypes.cast(native_function("strlen"), library.ggml_abort_callback)
         library.llama_set_abort_callback(context, callback, ctypes.cast(self._buffer, ctypes.c_void_p))
+
+
+def row_pointers(numbers: ctypes.Array[ctypes.c_int32]) -> ctypes.Array[Any]:
+    """Return an array of pointers, one to each of the numbers, as llama_batch has them; the numbers must outlive it."""
+    start, step = ctypes.addressof(numbers), ctypes.sizeof(ctypes.c_int32)
+    pointer = ctypes.POINTER(ctypes.c_int32)
+    return (pointer * len(numbers))(*(ctypes.cast(start + index * step, pointer) for index in range(len(numbers))))
 
 
 NO_KV_SLOT = 1  # llama_decode: no KV slot for the batch
@@ -114,9 +121,7 @@ class LlamaContext:
         self._sequences = (ctypes.c_int32 * rows)()
         self._wants = (ctypes.c_int8 * rows)()
         self._one_each = (ctypes.c_int32 * rows)(*([1] * rows))
-        start, step = ctypes.addressof(self._sequences), ctypes.sizeof(ctypes.c_int32)
-        pointer = ctypes.POINTER(ctypes.c_int32)
-        self._sequence_rows = (pointer * rows)(*(ctypes.cast(start + index * step, pointer) for index in range(rows)))
+        self._sequence_rows = row_pointers(self._sequences)
         self._batch = self._library.llama_batch(
             n_tokens=0,
             token=self._tokens,

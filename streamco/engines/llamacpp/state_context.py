@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from streamco._native import NodeTap
-from streamco.engines.llamacpp.context import AbortFlag
+from streamco.engines.llamacpp.context import AbortFlag, row_pointers
 from streamco.engines.llamacpp.library import library_address, load_library
 from streamco.engines.llamacpp.model import LlamaModel, load_weights
 from streamco.errors import EngineError
@@ -62,9 +62,7 @@ class _StateBatch:
         self._positions = (ctypes.c_int32 * rows)()
         self._ones = (ctypes.c_int32 * rows)(*([1] * rows))
         self._wants = (ctypes.c_int8 * rows)(*([1] * rows))
-        start, step = ctypes.addressof(self.sequences), ctypes.sizeof(ctypes.c_int32)
-        pointer = ctypes.POINTER(ctypes.c_int32)
-        self._sequence_rows = (pointer * rows)(*(ctypes.cast(start + index * step, pointer) for index in range(rows)))
+        self._sequence_rows = row_pointers(self.sequences)
         self._batch = library.llama_batch(
             n_tokens=0,
             token=None,
