@@ -259,7 +259,7 @@ class DeviceStream:
 
     @property
     def idle(self) -> float:
-        """Seconds so far in which no task waited; see ``IdleStream``."""
+        """Seconds so far in which no task waited; see ``idle_of``."""
         return 0.0 if self._watchdog is None else self._watchdog.idle
 
     def begin(self) -> None:

@@ -292,7 +292,7 @@ class OpenAIStream:
 
     @property
     def changes(self) -> Mapping[str, str]:
-        """What the request was sent without; see ``ChangedStream``."""
+        """What the request was sent without; see ``changes_of``."""
         changes = self._opener.changes
         if self._parser.has_dropped_fields:
             changes = {**changes, "further fields": "some of the provider's own fields were dropped, because they had too many elements"}
@@ -300,7 +300,7 @@ class OpenAIStream:
 
     @property
     def idle(self) -> float:
-        """Seconds so far in which no task waited; see ``IdleStream``."""
+        """Seconds so far in which no task waited; see ``idle_of``."""
         return self._watchdog.idle
 
     def written(self) -> Written:

@@ -33,16 +33,13 @@ from streamco.core.race.commands import (
 from streamco.core.race.machine import RaceMachine
 from streamco.core.report import AnswerUsage, Report
 from streamco.core.totals import AnswerCost
-from streamco.endpoints.base import Endpoint, EndpointStream, Request, TextCounter, WrittenStream
+from streamco.endpoints.base import Endpoint, EndpointStream, Request, TextCounter, WrittenStream, changes_of, idle_of
 from streamco.errors import EngineError, StreamcoError
 from streamco.events import Event, ReaderLeft, StreamCancelled, StreamEnded, StreamFailed, TextCount, TokensReceived
 from streamco.machine_driver import Deadlines, StepLog, TaskDriver
 from streamco.partial import Partial
 
 __all__ = ["RaceDriver"]
-
-# What only some streams have (``ChangedStream``, ``IdleStream``) is read by name: asking whether one has it takes 15 us an answer.
-_UNCHANGED: Mapping[str, str] = {}
 
 
 class RaceDriver(TaskDriver[Event, Command]):
@@ -125,11 +122,7 @@ class RaceDriver(TaskDriver[Event, Command]):
 
     def changes(self) -> list[tuple[str, str, str]]:
         """Return which requests were sent again in another form, after a refusal: endpoint, short name of the form, sentence."""
-        found: list[tuple[str, str, str]] = []
-        for source, (_, stream) in self._running.items():
-            changed: Mapping[str, str] = getattr(stream, "changes", _UNCHANGED)
-            found += [(source, *change) for change in changed.items()]
-        return found
+        return [(source, *change) for source, (_, stream) in self._running.items() for change in changes_of(stream).items()]
 
     def leave(self) -> None:
         """Stop all work of this answer without waiting; drop what was not read. Must be called in the loop's thread."""
@@ -247,7 +240,7 @@ class RaceDriver(TaskDriver[Event, Command]):
 
         ``end`` is the stream's last event; None: it was cancelled.
         """
-        self._idle.setdefault(stream, _idle(stream))
+        self._idle.setdefault(stream, idle_of(stream))
         attempt = self.machine.attempts[source]
         usage = end.usage if isinstance(end, StreamEnded) else attempt.usage
         if usage is not None or not attempt.tokens or not isinstance(stream, WrittenStream):
@@ -261,7 +254,8 @@ class RaceDriver(TaskDriver[Event, Command]):
     def _open(self, source: str, request: Request) -> None:
         stream: EndpointStream
         try:
-            stream = self._endpoints[source].open(replace(request, elapsed=self._elapsed()))
+            elapsed = self._elapsed()
+            stream = self._endpoints[source].open(replace(request, elapsed=elapsed) if elapsed else request)
         except Exception as error:  # noqa: BLE001  an endpoint should not raise here; if it does, only its attempt has failed
             stream = FailedStream(translate(error, source))
         self._start_reading(source, stream)
@@ -270,7 +264,7 @@ class RaceDriver(TaskDriver[Event, Command]):
         """Return how many seconds of the limit on the whole answer are used up: those since its start without the reader's pauses."""
         if self.request.timeouts is None or self.request.timeouts.total is None:
             return 0.0
-        idle = sum(self._idle.values()) + sum(_idle(stream) for _, stream in self._running.values() if stream not in self._idle)
+        idle = sum(self._idle.values()) + sum(idle_of(stream) for _, stream in self._running.values() if stream not in self._idle)
         return max(0.0, self.now - self.machine.began - idle)
 
     def _start_reading(self, source: str, stream: EndpointStream) -> None:
@@ -356,11 +350,6 @@ class RaceDriver(TaskDriver[Event, Command]):
         for source in self._running:
             self._cancel_soon(source)
         self._end_if_idle()
-
-
-def _idle(stream: EndpointStream) -> float:
-    idle: float = getattr(stream, "idle", 0.0)
-    return idle
 
 
 def _count_text(endpoint: Endpoint, text: str) -> TextCount | None:
