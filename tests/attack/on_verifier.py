@@ -250,7 +250,7 @@ async def guessed_session(program: Program, size: int) -> str:
         await talk.hear(Welcome)
         with suppress(VerifyProtocolError):
             await talk.resume(bytes(16), [1, 2, 3])
-            raise Harm("a session of nobody was resumed")
+            raise Harm("a session that nothing had opened was resumed")
         session, opened = await talk.open_patiently([1, 2, 3])
         assert isinstance(opened, Opened)
         verdict = await talk.draft(session, 3, [4])

@@ -1,8 +1,7 @@
 """Decoding of events with fields that the types don't declare: once without types, then the declared part with them.
 
-Many providers that send such fields send them in each event. After one such event, the next one isn't tried with the fast decoder. What the
-fields may take of the memory is
-bounded: an empty object takes 3 bytes of an event and twenty times as much as an object.
+Many providers that send such fields send them in each event. After one such event, the next one isn't tried with the fast decoder. The
+memory that the fields take is bounded: an empty object takes 3 bytes of an event and twenty times as much as an object.
 """
 
 from __future__ import annotations

@@ -215,7 +215,7 @@ def test_the_scheduler_bears_what_the_engine_holds() -> None:
 
 
 def test_on_uvloop_sessions_that_come_and_go_leave_a_working_device_alone() -> None:
-    """Timers of under a millisecond, set anew by every session, are where uvloop's handles differ from asyncio's."""
+    """Timers of under a millisecond, which every session sets again, are where uvloop's handles differ from asyncio's."""
 
     async def churn(url: str) -> None:
         async with connected(url) as device:
