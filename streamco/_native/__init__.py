@@ -25,6 +25,7 @@ __all__ = [
     "PacedRing",
     "Ring",
     "argmax",
+    "copy_events",
     "log_probability",
     "pack",
     "packed_size",
@@ -58,13 +59,13 @@ if TYPE_CHECKING or not HAS_NATIVE:
     from streamco._native.nodetap_py import NodeTap
     from streamco._native.pacedring_py import PacedRing
     from streamco._native.ring_py import Ring
-    from streamco._native.ssescan_py import scan_events
+    from streamco._native.ssescan_py import copy_events, scan_events
     from streamco._native.tokenpack_py import pack, packed_size, unpack, unpack_into
     from streamco._native.topk_py import argmax, log_probability, row_at, sample_row, softmax_into, top_k
 else:
     from streamco._native.nodetap import NodeTap
     from streamco._native.pacedring import PacedRing
     from streamco._native.ring import Ring
-    from streamco._native.ssescan import scan_events
+    from streamco._native.ssescan import copy_events, scan_events
     from streamco._native.tokenpack import pack, packed_size, unpack, unpack_into
     from streamco._native.topk import argmax, log_probability, row_at, sample_row, softmax_into, top_k

@@ -1,18 +1,22 @@
-"""A scanner for the plain events at the start of an event stream's bytes: the specification and pure twin of ``ssescan.pyx``.
+"""Plain events of a stream, scanned and copied: the specification and pure twin of ``ssescan.pyx``.
 
 An event is plain if it has one ``data:`` line and then a blank line, both ended by LF or both by CRLF. Chat servers send such events.
 Anything else (comments, other fields, several lines, a lone CR, an incomplete event) stops the scan and is left to the caller.
 
 With 250-byte events (bench/wire.py), the event layer is faster on the compiled scanner than on this twin: 14 times for events in bulk, and
-5 times for one event a read. It is 4 times as fast as the best pure Python found (one bytes.split).
+5 times for one event a read. It is 4 times as fast as the best pure Python found (one bytes.split). With 220-byte events, a copy takes
+half as long as decoding the event with msgspec does, and on this twin 1.5 times as long.
 """
 
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
+from typing import Any
 
-__all__ = ["scan_events"]
+__all__ = ["copy_events", "scan_events"]
 
+_has_special = re.compile(rb'["\\\x00-\x1f]').search  # what a JSON string can't have as it is
 _match_event = re.compile(rb"data: ?([^\n]*)\n(\r?)\n").match  # without CR in the class: five times as fast
 
 
@@ -39,3 +43,44 @@ def scan_events(data: bytes, limit: int) -> tuple[list[bytes], int]:
         payloads.append(payload)
         used = event.end()
     return payloads, used
+
+
+def copy_events(
+    payloads: list[bytes], start: int, head: bytes, tail: bytes, *, chunk: Any, field: str, read_text: Callable[[bytes], str]
+) -> tuple[list[Any], list[str], int]:
+    """Return the chunks of consecutive events that are alike except for one JSON string that isn't empty.
+
+    Args:
+        payloads: the events' data.
+        start: index of the first event.
+        head: bytes of such an event up to the string, the quote included.
+        tail: its bytes from the string's second quote on.
+        chunk: the chunk of one such event. Its first choice, the choice's delta and the chunk itself are copied, each by ``__copy__``;
+            all their other values are shared.
+        field: the attribute of the delta that gets the string.
+        read_text: reads a JSON string with escapes from bytes; a ValueError ends the run before this event.
+
+    Returns:
+        The chunks, the strings and the number of characters of the longest string. The first event that isn't alike ends them.
+    """
+    chunks: list[Any] = []
+    pieces: list[str] = []
+    first = chunk.choices[0]
+    copy_chunk, copy_choice, copy_delta = chunk.__copy__, first.__copy__, first.delta.__copy__
+    for payload in payloads[max(start, 0) :]:
+        if len(payload) <= len(head) + len(tail) or not (payload.startswith(head) and payload.endswith(tail)):
+            break
+        text = payload[len(head) : len(payload) - len(tail)]
+        try:
+            piece = read_text(b'"%s"' % text) if _has_special(text) else text.decode()
+        except ValueError:
+            break
+        if not piece:
+            break
+        copied, choice, delta = copy_chunk(), copy_choice(), copy_delta()
+        setattr(delta, field, piece)
+        choice.delta = delta
+        copied.choices = [choice]
+        chunks.append(copied)
+        pieces.append(piece)
+    return chunks, pieces, max(map(len, pieces), default=0)

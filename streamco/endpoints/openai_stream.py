@@ -45,7 +45,6 @@ __all__ = ["StreamCall", "OpenAIStream"]
 
 _MAX_HELD = 16_384  # chunks before the first content: keep-alives of an hour, and some MB
 _ERROR_BYTES = 64 << 10  # read of an error's body
-_READ_BYTES = 64 << 10  # read at once: decoding more before it is delivered costs 10 % of the time (bench stream, in bulk)
 _MAX_REFINEMENTS = 3  # of one request: each optional field once
 _EOF_GRACE = 0.02  # seconds the end of the stream is held for the last bytes, so that the next request finds the connection free
 _END_GRACE = 5.0  # seconds for usage and [DONE] after the last finish_reason; some servers send neither and keep the socket open
@@ -256,7 +255,7 @@ class OpenAIStream:
                 failure: Exception | None = None
                 self._watchdog.resume()
                 try:
-                    data = await content.read(_READ_BYTES)
+                    data = await content.readany()
                 except Exception as exc:  # noqa: BLE001  translated below; what was read before it is parsed first
                     failure = exc
                     # aiohttp keeps what came before the error, but every public call raises the error first.

@@ -6,7 +6,6 @@ whole messages, usage under another name), take a slower path: see ``lenient_dec
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import msgspec
@@ -20,6 +19,7 @@ from streamco.wire.openai.fast_decode import Api
 from streamco.wire.openai.json_body import JSONBody, decode_body, excerpt, is_json, split_answer
 from streamco.wire.openai.lenient_decode import CumulativeText, build_chunk, decode_object, find_usage, has_many_brackets, is_plausible
 from streamco.wire.openai.other_apis import foreign_answer
+from streamco.wire.openai.repeated_events import FEW, RepeatedEvents
 from streamco.wire.sse import SSEParser
 
 __all__ = ["Api", "ChatStreamParser", "ONE_TOKEN", "estimate_delta", "estimate_tokens"]
@@ -93,6 +93,7 @@ class ChatStreamParser:
         self.error: EndpointError | None = None
         """The reason why the answer can't go on: an error event, malformed bytes, a limit."""
         self._extended = ExtendedDecoder(api)
+        self._repeated = RepeatedEvents(self._extended.usual)
         self._sse = SSEParser(limit_bytes=limits.event_bytes)
         self._answer_bytes = limits.answer_bytes  # bytes left of the limit
         self._text: list[str] = []  # content of the first choice
@@ -230,14 +231,17 @@ class ChatStreamParser:
         return chunks
 
     def _read(self, payloads: list[bytes]) -> list[ChatCompletionChunk]:
-        """Decode and count events. The branch for plain content or reasoning of the first choice is the hot path."""
+        """Decode and count events. The branches for plain content or reasoning of the first choice are the hot path."""
         chunks: list[ChatCompletionChunk] = []
-        decode = self._choose_decoder(payloads)
-        keep, keep_text = chunks.append, self._text.append
-        tokens = kinds = 0
-        for payload in payloads:
+        decode = self._extended.usual
+        tokens = kinds = at = 0
+        end = len(payloads)
+        last = end - FEW if end > FEW and self._repeated.is_useful else 0  # after this one too few are left to copy
+        while at < end:
+            payload = payloads[at]
+            at += 1
             try:
-                chunk = decode(payload)
+                chunk = decode(payload) if len(payload) <= _SHORT else self._decode_long(payload)
             except (msgspec.DecodeError, ValueError, RecursionError) as refusal:
                 kept = self._read_untyped(payload, refusal)
             else:
@@ -248,7 +252,7 @@ class ChatStreamParser:
                         delta = choice.delta
                         piece = delta.content
                         if piece:
-                            keep_text(piece)
+                            self._text.append(piece)
                         else:
                             piece = delta.reasoning_content or delta.reasoning
                             kinds |= bool(piece) << 1  # _NOT_TEXT
@@ -256,7 +260,8 @@ class ChatStreamParser:
                             ids = choice.token_ids
                             tokens += len(ids) if ids else 1 if len(piece) <= ONE_TOKEN else estimate_tokens(piece)
                             kinds |= not ids  # _WITHOUT_IDS
-                            keep(chunk)
+                            chunks.append(chunk)
+                            at += self._copy_repeated(payloads, at, chunks) if at <= last else 0
                             continue
                 kept = self._read_non_content(chunk, payload)
             if kept is not None:
@@ -271,13 +276,23 @@ class ChatStreamParser:
             self._check_end()
         return chunks
 
-    def _choose_decoder(self, payloads: list[bytes]) -> Callable[[bytes], ChatCompletionChunk]:
-        """Return the decoder for these events: the usual one unless some of them are long."""
-        return self._extended.usual if max(map(len, payloads), default=0) <= _SHORT else self._decode_by_size
+    def _copy_repeated(self, payloads: list[bytes], start: int, chunks: list[ChatCompletionChunk]) -> int:
+        """Add the chunks of events that repeat an earlier one except for their text; return their number.
 
-    def _decode_by_size(self, payload: bytes) -> ChatCompletionChunk:
-        """Decode one of several events, some of which are long."""
-        return self._extended.usual(payload) if len(payload) <= _SHORT else self._decode_long(payload)
+        Args:
+            payloads: the events of one read.
+            start: index of the next event. The last one of ``chunks`` is that of the event before.
+            chunks: takes the chunks.
+        """
+        copied = self._repeated.copy_after(payloads[start - 1], chunks[-1], payloads, start)
+        if copied is None:
+            return 0
+        chunks += copied.chunks
+        if copied.is_content:
+            self._text += copied.pieces
+        self.tokens += len(copied.pieces) if copied.longest <= ONE_TOKEN else sum(map(estimate_tokens, copied.pieces))
+        self._kinds |= _WITHOUT_IDS
+        return len(copied.chunks)
 
     def _decode_long(self, payload: bytes) -> ChatCompletionChunk:
         """Decode an event that is long enough to be nested too deep, also in a declared field.

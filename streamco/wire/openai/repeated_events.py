@@ -1,0 +1,154 @@
+"""Events that differ from the one before in their text alone, as most events of an answer do: copied instead of decoded.
+
+Such an event's chunk is a copy of the other's with another text. That takes half the time of decoding it, and the strings that are the
+same (id, model ...) are shared. A server that sends something new with each event (OpenAI's ``obfuscation``) has no such events. Then the
+learning stops after some tries, and everything is decoded.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+
+import msgspec
+from msgspec import Struct
+
+from streamco._native import copy_events
+from streamco.openai_types import ChatCompletionChunk, ChoiceDelta, ChunkChoice
+
+__all__ = ["FEW", "CopiedEvents", "RepeatedEvents"]
+
+FEW = 8
+"""Events that learning one must save, or it costs more than it saves."""
+
+_MAX_CREDIT = 4.0
+_MAX_BYTES = 768  # of an event that is learned
+_MAX_STRINGS = 4  # strings of an event that may be its text
+_find_strings = re.compile(rb'"(?:content|reasoning_content|reasoning|text)"\s*:\s*"((?:[^"\\]|\\.)*)"').finditer
+_PROBE = "\x7fstreamco"
+_TEXTS = ("content", "reasoning_content", "reasoning")
+
+_read_text = msgspec.json.Decoder(str).decode
+
+Decode = Callable[[bytes], ChatCompletionChunk]
+
+
+class CopiedEvents(Struct, frozen=True, gc=False):
+    """Chunks of consecutive events, with their texts.
+
+    Args:
+        chunks: the chunks, shape (events,).
+        pieces: the text of each, shape (events,).
+        longest: characters of the longest text.
+        is_content: the texts are content; False: reasoning.
+    """
+
+    chunks: list[ChatCompletionChunk]
+    pieces: list[str]
+    longest: int
+    is_content: bool
+
+
+class _Pattern(Struct, frozen=True):
+    """The bytes around the text of an event, its chunk, and the field of the delta that holds the text."""
+
+    head: bytes
+    tail: bytes
+    chunk: ChatCompletionChunk
+    field: str
+
+
+class RepeatedEvents:
+    """Copies the events of one answer that repeat an earlier one.
+
+    Learning an event costs as much as decoding some ten. So it takes credit, which events that were copied give back.
+
+    Args:
+        decode: the fast decoder of these events.
+    """
+
+    __slots__ = ("_credit", "_decode", "_pattern")
+
+    def __init__(self, decode: Decode) -> None:
+        self._decode = decode
+        self._pattern: _Pattern | None = None
+        self._credit = _MAX_CREDIT
+
+    @property
+    def is_useful(self) -> bool:
+        """False if too few events repeat another one."""
+        return self._credit >= 1
+
+    def copy_after(self, payload: bytes, chunk: ChatCompletionChunk, payloads: list[bytes], start: int) -> CopiedEvents | None:
+        """Return the chunks of consecutive events that differ from an earlier one in their text alone; None: the first doesn't.
+
+        Args:
+            payload: the event before them.
+            chunk: its chunk.
+            payloads: events.
+            start: index of the first.
+        """
+        copied = self._copy(payloads, start)
+        if copied is None and self._credit >= 1:
+            self._credit -= 1
+            self._pattern = None if len(payload) > _MAX_BYTES else _find_pattern(payload, chunk, self._decode)
+            copied = self._copy(payloads, start)
+        return copied
+
+    def _copy(self, payloads: list[bytes], start: int) -> CopiedEvents | None:
+        pattern = self._pattern
+        if pattern is None:
+            return None
+        chunks, pieces, longest = copy_events(
+            payloads, start, pattern.head, pattern.tail, chunk=pattern.chunk, field=pattern.field, read_text=_read_text
+        )
+        if not chunks:
+            return None
+        self._credit = min(_MAX_CREDIT, self._credit + len(chunks) / FEW)
+        return CopiedEvents(chunks, pieces, longest, pattern.field == "content")
+
+
+def _find_pattern(payload: bytes, chunk: ChatCompletionChunk, decode: Decode) -> _Pattern | None:
+    """Return the pattern of an event; None: it can't be copied, or its text isn't found.
+
+    A string of the event is its text if another string in its place becomes the text of the chunk and changes nothing else.
+    """
+    field = _field_of_text(chunk)
+    if field is None:
+        return None
+    expected = _copy_with(chunk, field, _PROBE)
+    for number, found in enumerate(_find_strings(payload)):
+        if number == _MAX_STRINGS:
+            break
+        head, tail = payload[: found.start(1)], payload[found.end(1) :]
+        try:
+            if decode(head + _PROBE.encode() + tail) == expected:
+                return _Pattern(head, tail, chunk, field)
+        except (msgspec.DecodeError, ValueError, RecursionError):
+            continue
+    return None
+
+
+def _field_of_text(chunk: ChatCompletionChunk) -> str | None:
+    """Return the field of the first choice's delta that alone holds text; None: the chunk has other values that can't be shared."""
+    if type(chunk) is not ChatCompletionChunk or len(chunk.choices) != 1:
+        return None
+    choice = chunk.choices[0]
+    delta = choice.delta
+    if type(choice) is not ChunkChoice or type(delta) is not ChoiceDelta:
+        return None
+    if not (_is_shareable(chunk, "choices") and _is_shareable(choice, "delta") and _is_shareable(delta, "")):
+        return None
+    texts = [name for name in _TEXTS if getattr(delta, name)]
+    return texts[0] if len(texts) == 1 else None
+
+
+def _is_shareable(model: Struct, but: str) -> bool:
+    """Return True if all fields but one are numbers, strings or None, which no reader can change."""
+    return all(name == but or isinstance(getattr(model, name), str | int | float | None) for name in model.__struct_fields__)
+
+
+def _copy_with(chunk: ChatCompletionChunk, field: str, text: str) -> ChatCompletionChunk:
+    choice = chunk.choices[0]
+    delta = msgspec.structs.replace(choice.delta, **{field: text})
+    return msgspec.structs.replace(chunk, choices=[msgspec.structs.replace(choice, delta=delta)])
