@@ -101,7 +101,6 @@ class Watchdog:
             idle = self._loop.time() - paused_at
             self._content_since += idle
             self._bytes_since += idle
-            self._total_since += idle
             self._idle += idle
             self._paused_at = None
         self._watch()
@@ -139,7 +138,7 @@ class Watchdog:
     def _deadline(self) -> float:
         if self._is_stopped:
             return inf
-        total = self._total_since + self._total_limit
+        total = self._total_since + self._idle + self._total_limit
         if self._is_suspended:
             return total
         return min(self._content_since + self._content_limit, self._bytes_since + self._socket_limit, total)
@@ -169,7 +168,7 @@ class Watchdog:
             self._on_expired(error)
 
     def _error(self, deadline: float) -> EndpointTimeoutError:
-        if deadline == self._total_since + self._total_limit:
+        if deadline == self._total_since + self._idle + self._total_limit:
             text = f"expected the whole answer within {self._total_limit:g} s, got no end"
             return EndpointTimeoutError(text, phase="total", limit=self._total_limit)
         limit, wanted = self._content_limit, "the first token" if self._phase == "first_token" else "the next token"
