@@ -2,12 +2,13 @@
 
 A verification is a partial prefill: the tokens that the device committed by itself and the draft are read after the cached ones. At most
 32 of its tokens take part in one batch, and the rows of its draft are all in the last of these chunks. A prefill and a verification are
-never in one batch, because tens of tokens would have to wait for thousands.
+never in one batch, because tens of tokens would have to wait for thousands; only ``Mixed``, which bounds the batch, puts them together.
 
 - ``StrictPrefill`` is Algorithm 1: nothing is verified while prompts wait. So one long prompt stalls every verdict.
 - ``Alternating``, the default, deviates for that reason. It reads prompts in steps that take little longer than a verification, and runs
   verifications between two of them.
 - ``FirstCome`` keeps the order of arrival, as a baseline.
+- ``Mixed`` is for a split server, where prompt chunks and verifications share a batch up to a limit (HAT 2.1 and 3.3; Sarathi-Serve).
 
 Algorithm 1 as printed fetches the next verification before it counts the uncached tokens of the present one. Here each is counted with
 its own tokens.
@@ -32,6 +33,7 @@ __all__ = [
     "Kind",
     "LinearStep",
     "MayWait",
+    "Mixed",
     "Portion",
     "BatchContext",
     "StepSeconds",
@@ -97,7 +99,7 @@ class Portion(Struct, frozen=True):
 
 
 class Batch(Struct, frozen=True):
-    """One forward pass of the engine."""
+    """One forward pass of the engine. ``kind`` is that of all its portions; a ``Mixed`` batch with a verification counts as one."""
 
     kind: Kind
     portions: tuple[Portion, ...]
@@ -223,6 +225,40 @@ class FirstCome(Struct, frozen=True, kw_only=True):
         kind = waiting[0].kind
         end = next((position for position, work in enumerate(waiting) if work.kind != kind), len(waiting))
         return (_prefill if kind == "prefill" else _verify)(waiting[:end], self.batch_tokens)
+
+
+class Mixed(Struct, frozen=True, kw_only=True):
+    """Verifications and prompt chunks in one batch, up to a room (HAT 3.3; Sarathi-Serve, Agrawal et al., 2024).
+
+    Verifications go first, and prompts get the rows that are left. So a batch takes no longer than one of ``room`` rows, however long the
+    prompts are. A prompt that waits always gets ``prompt_room`` rows, so that verifications can't starve it.
+
+    Args:
+        room: maximum rows of a batch (the token budget of Sarathi-Serve).
+        prompt_room: rows of the room that are kept for prompts while one waits.
+    """
+
+    room: int = 256
+    prompt_room: int = 16
+
+    def __post_init__(self) -> None:
+        if self.prompt_room < 1 or self.room < CHUNK + self.prompt_room:
+            raise ConfigError(f"mixed: expected prompt_room >= 1 and {CHUNK} rows more of room, got {self.prompt_room} and {self.room}")
+
+    @property
+    def batch_tokens(self) -> int:
+        """Maximum rows of a batch."""
+        return self.room
+
+    def choose(self, waiting: Sequence[Waiting], state: BatchContext) -> Batch | None:
+        """Return all verifications that fit and, in the rest of the room, prompt chunks."""
+        prefills, verifications = _split(waiting)
+        kept = min(self.prompt_room, sum(work.tokens for work in prefills))
+        verify = _verify(fair_order(verifications, state.served), self.room - kept)
+        portions = verify.portions if verify else ()
+        free = self.room - sum(portion.tokens for portion in portions)
+        portions += _prefill(fair_order(prefills, state.served), free).portions
+        return Batch("verify" if verify else "prefill", portions) if portions else None
 
 
 def fair_order(waiting: Iterable[Waiting], served: Mapping[str, float]) -> list[Waiting]:

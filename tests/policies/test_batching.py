@@ -18,6 +18,7 @@ from streamco.policies.batching import (
     BatchPolicy,
     FirstCome,
     LinearStep,
+    Mixed,
     Portion,
     StrictPrefill,
     Waiting,
@@ -25,7 +26,7 @@ from streamco.policies.batching import (
 )
 
 STEP = LinearStep(setup=0.040, per_token=0.0002)
-POLICIES: list[BatchPolicy] = [StrictPrefill(batch_tokens=64), Alternating(batch_tokens=64), FirstCome(batch_tokens=64)]
+POLICIES: list[BatchPolicy] = [StrictPrefill(batch_tokens=64), Alternating(batch_tokens=64), FirstCome(batch_tokens=64), Mixed(room=64)]
 _arrivals = count()
 
 
@@ -148,6 +149,36 @@ def test_the_order_of_arrival_is_kept() -> None:
     assert chosen(policy, prompt("p", 9), prompt("q", 9), draft("a"), prompt("r", 9)) == ("prefill", {"p": 9, "q": 9})
 
 
+# Mixed
+
+
+def test_verifications_go_first_and_a_prompt_gets_the_rest_of_the_room() -> None:
+    policy = Mixed(room=128)
+    assert chosen(policy, prompt("p", 1000), draft("a", 5), draft("b", 9)) == ("verify", {"a": 5, "b": 9, "p": 114})
+    assert chosen(policy, prompt("p", 1000)) == ("prefill", {"p": 128})
+    assert chosen(policy, draft("a", 5)) == ("verify", {"a": 5})
+
+
+def test_verifications_never_take_the_rows_that_are_kept_for_a_waiting_prompt() -> None:
+    policy = Mixed(room=64, prompt_room=16)
+    crowd = [draft(f"v{number}", 10, verify_rows=10) for number in range(9)]
+    assert chosen(policy, *crowd, prompt("p", 1000))[1] == {"v0": 10, "v1": 10, "v2": 10, "v3": 10, "p": 24}
+    assert chosen(policy, *crowd, prompt("p", 2))[1]["p"] == 2
+    assert len(chosen(policy, *crowd)[1]) == 6
+
+
+def test_several_prompts_share_the_room_in_fair_order() -> None:
+    work = (prompt("p", 20, device="x"), prompt("q", 200, device="y"), draft("a", 4))
+    assert chosen(Mixed(room=100), *work, served={"x": 50.0, "y": 0.0}) == ("verify", {"a": 4, "q": 96})  # type: ignore[arg-type]
+    assert chosen(Mixed(room=100), *work) == ("verify", {"a": 4, "p": 20, "q": 76})
+
+
+@pytest.mark.parametrize("wrong", [{"room": 40}, {"prompt_room": 0}, {"room": 100, "prompt_room": 80}])
+def test_a_room_without_place_for_a_verification_beside_a_prompt_is_refused(wrong: dict[str, int]) -> None:
+    with pytest.raises(ConfigError, match="mixed"):
+        Mixed(**wrong)
+
+
 # Fairness
 
 
@@ -179,7 +210,7 @@ works = st.lists(
 
 @pytest.mark.parametrize("policy", POLICIES, ids=lambda policy: type(policy).__name__)
 @given(works=works, verified=st.integers(0, 10))
-def test_a_batch_has_one_kind_fits_and_takes_each_session_once(
+def test_a_batch_fits_has_one_kind_unless_mixed_and_takes_each_session_once(
     policy: BatchPolicy, works: list[tuple[bool, int, int, int, float]], verified: int
 ) -> None:
     waiting = [
@@ -196,7 +227,7 @@ def test_a_batch_has_one_kind_fits_and_takes_each_session_once(
     assert len({portion.session for portion in batch.portions}) == len(batch.portions)
     for portion in batch.portions:
         work = by_name[portion.session]
-        assert work.kind == batch.kind
+        assert work.kind == batch.kind or isinstance(policy, Mixed)
         assert 0 < portion.tokens <= work.tokens
         if work.kind == "verify":
             assert portion.tokens <= CHUNK
