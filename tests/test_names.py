@@ -19,7 +19,10 @@ ROOT = Path(__file__).resolve().parents[1]
 MODULES = sorted(path for path in (ROOT / "streamco").rglob("*.py") if "__pycache__" not in path.parts)
 NATIVE = sorted((ROOT / "streamco" / "_native").glob("*.pyx"))
 
-ROLES = frozenset({"__init__", "base", "driver", "errors", "events", "kind", "machine", "options", "report"})
+PROTOCOL = frozenset({"client", "codec", "frames", "server"})
+"""The files of a protocol: its frames, their bytes and both ends of a connection."""
+
+ROLES = PROTOCOL | {"__init__", "base", "driver", "errors", "events", "kind", "machine", "options", "report"}
 """File names that say a role and not a subject: each folder may have one."""
 
 BANNED: Mapping[str, str] = {

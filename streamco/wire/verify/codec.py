@@ -40,7 +40,7 @@ from streamco.wire.verify.frames import (
 )
 from streamco.wire.verify.topk import TopK, pack_rows, unpack_rows
 
-__all__ = ["HELLO", "MIN_FRAME_BYTES", "VerifyCodec", "frame_number", "hello_versions"]
+__all__ = ["HELLO", "MIN_FRAME_BYTES", "VerifyCodec", "frame_number", "hello_versions", "raise_malformed"]
 
 HELLO = 1
 """The number of the hello frame."""
@@ -123,7 +123,7 @@ def frame_number(message: bytes) -> int:
     try:
         return _decode_head(message).number
     except (ValueError, RecursionError) as error:
-        _raise_malformed("frame", error)
+        raise_malformed("frame", error)
 
 
 def hello_versions(message: bytes) -> tuple[int, int]:
@@ -135,7 +135,7 @@ def hello_versions(message: bytes) -> tuple[int, int]:
     try:
         offer = _decode_versions(message)
     except (ValueError, RecursionError) as error:
-        _raise_malformed("hello", error)
+        raise_malformed("hello", error)
     return offer.first, offer.last
 
 
@@ -209,7 +209,7 @@ class VerifyCodec:
         try:
             frame: Hello | _Open | _Extend | _Draft | _Follow | Resume | Close = _decode_up(message)
         except (ValueError, RecursionError) as error:
-            _raise_malformed("frame from the client", error)
+            raise_malformed("frame from the client", error)
         match frame:
             case _Draft() | _Follow():
                 return self._read_round(frame)
@@ -227,7 +227,7 @@ class VerifyCodec:
         try:
             frame: Welcome | Opened | _Verdict | Resumed | Refusal = _decode_down(message)
         except (ValueError, RecursionError) as error:
-            _raise_malformed("frame from the server", error)
+            raise_malformed("frame from the server", error)
         if not isinstance(frame, _Verdict):
             return frame
         rows = self._unpack_rows(frame.rows, self.limits.draft_tokens + 1)
@@ -283,8 +283,16 @@ class VerifyCodec:
             raise FrameSizeError(f"ids: expected at most {self.limits.context_tokens}, got {count}")
 
 
-def _raise_malformed(what: str, error: Exception) -> NoReturn:
-    """Raise msgspec's error as the protocol's own."""
+def raise_malformed(what: str, error: Exception) -> NoReturn:
+    """Raise msgspec's error about a message as the protocol's own.
+
+    Args:
+        what: what the message was read as.
+        error: msgspec's error.
+
+    Raises:
+        MalformedFrameError: always.
+    """
     if isinstance(error, RecursionError):
         raise MalformedFrameError(f"{what}: expected arrays of little depth, got deeper ones") from None
     if isinstance(error, UnicodeDecodeError):

@@ -10,9 +10,10 @@
     ├── VersionError           unsupported_version * ├── WrongBaseError        wrong_base
     ├── UnauthorisedError      unauthorised       *  ├── StaleRoundError       stale_round
     ├── VocabularyError        vocabulary_mismatch * ├── ContextFullError      context_full
-    ├── FaultLimitError        too_many_faults    *  ├── OverloadedError       overloaded, .retry_after
-    ├── ShuttingDownError      shutting_down      *  ├── NotResumableError     not_resumable
-    └── VerifierFailedError    failed                └── EvictedError          evicted
+    ├── ModelMismatchError     model_mismatch     *  ├── OverloadedError       overloaded, .retry_after
+    ├── FaultLimitError        too_many_faults    *  ├── NotResumableError     not_resumable
+    ├── ShuttingDownError      shutting_down      *  ├── EvictedError          evicted
+    └── VerifierFailedError    failed
 
 Errors with a star end the connection. Of the others, one that names a session and a round ends that round: the draft is refused, and the
 session is as it was before. One that names only a session ends the session. One that names neither ends nothing: its frame was ignored.
@@ -31,6 +32,7 @@ __all__ = [
     "FrameSizeError",
     "HelloExpectedError",
     "MalformedFrameError",
+    "ModelMismatchError",
     "NotResumableError",
     "OverloadedError",
     "RuleError",
@@ -131,6 +133,13 @@ class VocabularyError(VerifyProtocolError):
     """The two sides mean different tokens by the same ids."""
 
     code = "vocabulary_mismatch"
+    is_fatal = True
+
+
+class ModelMismatchError(VerifyProtocolError):
+    """The two sides of the split protocol hold layers of different models, or the server computes other layers than the device needs."""
+
+    code = "model_mismatch"
     is_fatal = True
 
 

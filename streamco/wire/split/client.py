@@ -1,0 +1,276 @@
+"""The client's end of one connection of the split protocol, without IO: it builds frames, reads answers and checks their order and sizes.
+
+The shell calls a method for each frame and sends what ``take_messages`` returns. It hands every message that arrives to ``receive``.
+Answers for sessions and rounds that are over are dropped. An answer that breaks the protocol raises and ends the connection.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, assert_never
+
+from msgspec import Struct
+
+from streamco.errors import UsageError
+from streamco.wire.split.codec import SplitCodec
+from streamco.wire.split.frames import (
+    MAX_ROUNDS,
+    SPLIT_VERSIONS,
+    Close,
+    LayersMark,
+    Refusal,
+    Rows,
+    SplitHello,
+    SplitLimits,
+    SplitOpen,
+    SplitOpened,
+    SplitResume,
+    SplitResumed,
+    SplitServerFrame,
+    SplitWelcome,
+    States,
+)
+from streamco.wire.tensors import StateFormat
+from streamco.wire.verify.errors import MalformedFrameError, UnexpectedFrameError, VerifyProtocolError, VersionError
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+__all__ = ["SplitClient"]
+
+
+class _Sent(Struct, frozen=True, gc=False):
+    """An unanswered round."""
+
+    round_number: int
+    position: int
+    wanted: int
+
+
+@dataclass(slots=True)
+class _ClientSession:
+    length: int  # positions, those of unanswered rounds included
+    is_opened: bool = False
+    is_resuming: bool = False
+    last_round: int = -1
+    rounds: deque[_Sent] = field(default_factory=deque)  # unanswered, in order
+
+
+class SplitClient:
+    """The state of one connection of a client: first hello and welcome, then sessions.
+
+    Args:
+        codec: codec for the model's states.
+        mark: the layers that the server must compute.
+        token: bearer token. None: the WebSocket's own request carries it, or none is needed.
+        agent: name of this client for the server's log.
+    """
+
+    def __init__(self, codec: SplitCodec, mark: LayersMark, *, token: str | None = None, agent: str = "streamco") -> None:
+        self.codec = codec
+        self.welcome: SplitWelcome | None = None
+        self.is_closed = False
+        self._sessions: dict[int, _ClientSession] = {}
+        self._last_session = -1
+        self._messages = [codec.encode(SplitHello(*SPLIT_VERSIONS, mark, token, agent))]
+
+    @property
+    def limits(self) -> SplitLimits:
+        """The limits that both sides allow; the client's own until the welcome has come."""
+        return self.codec.limits
+
+    def take_messages(self) -> list[bytes]:
+        """Return the messages to send, in order; each is returned once."""
+        messages, self._messages = self._messages, []
+        return messages
+
+    def length(self, session: int) -> int:
+        """Return a session's positions, those of unanswered rounds included.
+
+        Raises:
+            UsageError: there is no such session.
+        """
+        return self._find(session).length
+
+    def unanswered(self, session: int) -> int:
+        """Return the number of a session's unanswered rounds; 0 if there is no such session."""
+        state = self._sessions.get(session)
+        return 0 if state is None else len(state.rounds)
+
+    def open(self, *, reserve: int = 0) -> int:
+        """Begin a session and return its number. Rows may follow at once, before ``SplitOpened`` comes.
+
+        Args:
+            reserve: most positions that it will reach; 0: not known.
+
+        Raises:
+            UsageError: no welcome has come, or the connection is closed.
+        """
+        number = self._next_number()
+        self._messages.append(self.codec.encode(SplitOpen(number, reserve)))
+        self._last_session, self._sessions[number] = number, _ClientSession(0)
+        return number
+
+    def rows(self, session: int, position: int, states: NDArray[np.float32], *, wanted: int, form: StateFormat = "f16") -> int:
+        """Begin a round and return its number: forget the positions from ``position`` on, and compute these rows there.
+
+        Args:
+            session: number of the session.
+            position: position of the first row. While a round is unanswered, it must be where that one ends.
+            states: states before the middle layers, shape (rows, width).
+            wanted: number of states that come back, those of the last rows.
+            form: format of the states, both ways.
+
+        Raises:
+            UsageError: the position is not allowed now, or ``MAX_ROUNDS`` rounds are unanswered.
+            VerifyProtocolError: the rows don't fit a frame, or aren't finite.
+        """
+        state = self._find(session)
+        if state.is_resuming:
+            raise UsageError(f"session {session}: expected a resumed session, got one that waits for the answer")
+        if not 0 <= position <= state.length or (state.rounds and position != state.length):
+            where = f"position {state.length}" if state.rounds else f"a position of at most {state.length}"
+            raise UsageError(f"session {session}: expected {where}, got {position}")
+        if len(state.rounds) >= MAX_ROUNDS:
+            raise UsageError(f"session {session}: expected at most {MAX_ROUNDS} unanswered rounds, got one more")
+        rows = Rows(session, state.last_round + 1, position, wanted, form, states)
+        self._messages.append(self.codec.encode(rows))
+        state.last_round, state.length = rows.round_number, rows.end
+        state.rounds.append(_Sent(rows.round_number, position, wanted))
+        return rows.round_number
+
+    def resume(self, key: bytes) -> int:
+        """Continue a session of a lost connection, and return its new number. ``SplitResumed`` says how many positions the server holds.
+
+        Raises:
+            UsageError: no welcome has come, or the connection is closed.
+        """
+        number = self._next_number()
+        self._messages.append(self.codec.encode(SplitResume(number, key)))
+        self._last_session, self._sessions[number] = number, _ClientSession(0, is_resuming=True)
+        return number
+
+    def close(self, session: int) -> None:
+        """End a session; idempotent."""
+        if self._sessions.pop(session, None) is not None and not self.is_closed:
+            self._messages.append(self.codec.encode(Close(session)))
+
+    def receive(self, message: bytes | str) -> SplitServerFrame | None:
+        """Return the server's frame in a message; None if it is about a session or a round that is over.
+
+        Raises:
+            VerifyProtocolError: the frame breaks the protocol, and the connection must be closed.
+        """
+        if self.is_closed:
+            return None
+        try:
+            if isinstance(message, str):
+                raise MalformedFrameError(f"message: expected bytes, got text of {len(message)} characters")
+            return self._handle(self.codec.decode_down(message))
+        except VerifyProtocolError:
+            self._end()
+            raise
+
+    def _handle(self, frame: SplitServerFrame) -> SplitServerFrame | None:
+        if self.welcome is None and not isinstance(frame, SplitWelcome | Refusal):
+            raise UnexpectedFrameError(f"connection: expected a welcome first, got {type(frame).__name__}")
+        match frame:
+            case States():
+                return self._handle_states(frame)
+            case SplitOpened():
+                return self._handle_opened(frame)
+            case SplitResumed():
+                return self._handle_resumed(frame)
+            case Refusal():
+                return self._handle_refusal(frame)
+            case SplitWelcome():
+                return self._handle_welcome(frame)
+            case _ as never:
+                assert_never(never)
+
+    def _handle_welcome(self, frame: SplitWelcome) -> SplitWelcome:
+        if self.welcome is not None:
+            raise UnexpectedFrameError("welcome: expected one a connection, got another")
+        if not SPLIT_VERSIONS[0] <= frame.version <= SPLIT_VERSIONS[1]:
+            raise VersionError(f"welcome: expected a version from {SPLIT_VERSIONS[0]} to {SPLIT_VERSIONS[1]}, got {frame.version}")
+        self.welcome = frame
+        self.codec = self.codec.within(frame.limits)
+        return frame
+
+    def _handle_opened(self, frame: SplitOpened) -> SplitOpened | None:
+        state = self._sessions.get(frame.session)
+        if state is None:
+            return None
+        if state.is_opened or state.is_resuming:
+            raise UnexpectedFrameError(f"session {frame.session}: expected to be opened once, got it again", session=frame.session)
+        state.is_opened = True
+        return frame
+
+    def _handle_states(self, frame: States) -> States | None:
+        state = self._sessions.get(frame.session)
+        if state is None or all(rows.round_number != frame.round_number for rows in state.rounds):
+            return None
+        rows, where = state.rounds[0], f"session {frame.session}"
+        if rows.round_number != frame.round_number:
+            raise UnexpectedFrameError(
+                f"{where}: expected round {rows.round_number} first, got {frame.round_number}", session=frame.session
+            )
+        if len(frame.states) != rows.wanted:
+            raise MalformedFrameError(f"{where}: expected {rows.wanted} states, got {len(frame.states)}", session=frame.session)
+        state.rounds.popleft()
+        return frame
+
+    def _handle_resumed(self, frame: SplitResumed) -> SplitResumed | None:
+        state = self._sessions.get(frame.session)
+        if state is None:
+            return None
+        if not state.is_resuming:
+            raise UnexpectedFrameError(f"session {frame.session}: expected to be resumed once, got it again", session=frame.session)
+        if frame.length > self.limits.context_rows:
+            message = f"session {frame.session}: expected at most {self.limits.context_rows} positions, got {frame.length}"
+            raise MalformedFrameError(message, session=frame.session)
+        state.length, state.is_resuming, state.is_opened = frame.length, False, True
+        return frame
+
+    def _handle_refusal(self, frame: Refusal) -> Refusal | None:
+        match frame.error().scope:
+            case "connection":
+                self._end()
+            case "session":
+                self._sessions.pop(-1 if frame.session is None else frame.session, None)
+            case "round":
+                return frame if self._drop_round(frame) else None
+            case "frame":
+                pass
+            case _ as never:
+                assert_never(never)
+        return frame
+
+    def _drop_round(self, frame: Refusal) -> bool:
+        """Forget a refused round, and the unanswered ones after it, which the server refuses as well; return False if it is over."""
+        state = self._sessions.get(-1 if frame.session is None else frame.session)
+        if state is None or all(sent.round_number != frame.round_number for sent in state.rounds):
+            return False
+        while True:
+            sent = state.rounds.pop()
+            state.length = sent.position
+            if sent.round_number == frame.round_number:
+                return True
+
+    def _end(self) -> None:
+        self.is_closed = True
+        self._sessions.clear()
+
+    def _next_number(self) -> int:
+        if self.welcome is None or self.is_closed:
+            got = "closed" if self.is_closed else "not welcomed yet"
+            raise UsageError(f"split server: expected a welcomed connection, got one that is {got}")
+        return self._last_session + 1
+
+    def _find(self, session: int) -> _ClientSession:
+        state = self._sessions.get(session)
+        if state is None:
+            raise UsageError(f"session {session}: expected one that is open, got none")
+        return state

@@ -1,0 +1,180 @@
+"""Frames of the split protocol to bytes and back: msgpack arrays, with states as ``streamco.wire.tensors`` lays them out.
+
+The size of a message is compared with the limits before its states are looked at. States of 32-bit floats share the message's memory.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated, NoReturn
+
+import msgspec
+from msgspec import Meta, Struct
+
+from streamco.wire.split.frames import (
+    Close,
+    Refusal,
+    Rows,
+    SplitClientFrame,
+    SplitHello,
+    SplitLimits,
+    SplitOpen,
+    SplitOpened,
+    SplitResume,
+    SplitResumed,
+    SplitServerFrame,
+    SplitWelcome,
+    States,
+)
+from streamco.wire.tensors import StateFormat, StateFormatError, decode_states, encode_states, state_bytes
+from streamco.wire.verify.codec import MIN_FRAME_BYTES, raise_malformed
+from streamco.wire.verify.errors import FrameSizeError, MalformedFrameError
+from streamco.wire.verify.frames import Number
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+__all__ = ["FORMATS", "SplitCodec"]
+
+FORMATS: tuple[StateFormat, ...] = ("f32", "f16", "i8")
+"""Formats by their number on the wire."""
+
+_ROWS, _STATES = 3, 18
+_FormatNumber = Annotated[int, Meta(ge=0, lt=len(FORMATS))]
+
+
+class _Rows(Struct, frozen=True, array_like=True, tag=_ROWS, gc=False):
+    session: Number
+    round_number: Number
+    position: Number
+    wanted: Number
+    form: _FormatNumber
+    states: memoryview
+
+
+class _States(Struct, frozen=True, array_like=True, tag=_STATES, gc=False):
+    session: Number
+    round_number: Number
+    form: _FormatNumber
+    states: memoryview
+    queue_us: Number
+    compute_us: Number
+    load_rows: Number
+
+
+_encode = msgspec.msgpack.Encoder().encode
+_decode_up = msgspec.msgpack.Decoder(SplitHello | SplitOpen | _Rows | SplitResume | Close).decode
+_decode_down = msgspec.msgpack.Decoder(SplitWelcome | SplitOpened | _States | SplitResumed | Refusal).decode
+
+
+class SplitCodec:
+    """Writes and reads the frames of one model.
+
+    Args:
+        width: numbers in a state, 1 or more.
+        limits: largest sizes, both ways. None: the defaults of ``SplitLimits``.
+
+    Its methods raise FrameSizeError beyond the limits and MalformedFrameError for everything else that is no frame, NaN and infinity among
+    the states included. If the session and the round could be read, the error names them.
+    """
+
+    __slots__ = ("frame_bytes", "limits", "width")
+
+    def __init__(self, width: int, limits: SplitLimits | None = None) -> None:
+        self.width = width
+        self.limits = limits or SplitLimits()
+        self.frame_bytes = max(MIN_FRAME_BYTES, state_bytes(self.limits.rows, width, "f32") + 64)
+        """Most bytes of a message."""
+
+    def within(self, limits: SplitLimits) -> SplitCodec:
+        """Return a codec with the smaller of each limit."""
+        ours = self.limits
+        smaller = SplitLimits(
+            context_rows=min(ours.context_rows, limits.context_rows),
+            rows=min(ours.rows, limits.rows),
+            sessions=min(ours.sessions, limits.sessions),
+        )
+        return SplitCodec(self.width, smaller)
+
+    def encode(self, frame: SplitClientFrame | SplitServerFrame) -> bytes:
+        """Encode a frame as one message. States that don't fit their format are written as f32."""
+        match frame:
+            case Rows():
+                self._check_rows(frame)
+                form, data = self._pack(frame)
+                message = _encode((_ROWS, frame.session, frame.round_number, frame.position, frame.wanted, form, data))
+            case States():
+                self._check_count(len(frame.states), frame)
+                form, data = self._pack(frame)
+                times = (frame.queue_us, frame.compute_us, frame.load_rows)
+                message = _encode((_STATES, frame.session, frame.round_number, form, data, *times))
+            case _:
+                message = _encode(frame)
+        self._check_size(message)
+        return message
+
+    def decode_up(self, message: bytes) -> SplitClientFrame:
+        """Decode a message from the client."""
+        self._check_size(message)
+        try:
+            frame: SplitHello | SplitOpen | _Rows | SplitResume | Close = _decode_up(message)
+        except (ValueError, RecursionError) as error:
+            raise_malformed("frame from the client", error)
+        if not isinstance(frame, _Rows):
+            return frame
+        form, states = self._unpack(frame)
+        rows = Rows(frame.session, frame.round_number, frame.position, frame.wanted, form, states)
+        self._check_rows(rows)
+        return rows
+
+    def decode_down(self, message: bytes) -> SplitServerFrame:
+        """Decode a message from the server."""
+        self._check_size(message)
+        try:
+            frame: SplitWelcome | SplitOpened | _States | SplitResumed | Refusal = _decode_down(message)
+        except (ValueError, RecursionError) as error:
+            raise_malformed("frame from the server", error)
+        if not isinstance(frame, _States):
+            return frame
+        form, states = self._unpack(frame)
+        return States(frame.session, frame.round_number, form, states, frame.queue_us, frame.compute_us, frame.load_rows)
+
+    def _pack(self, frame: Rows | States) -> tuple[int, bytes]:
+        if frame.states.ndim != 2 or frame.states.shape[1] != self.width:
+            _refuse(frame, f"expected shape (rows, {self.width}), got {frame.states.shape}")
+        try:
+            form, data = encode_states(frame.states, frame.form)
+        except StateFormatError as error:
+            _refuse(frame, str(error))
+        return FORMATS.index(form), data
+
+    def _unpack(self, frame: _Rows | _States) -> tuple[StateFormat, NDArray[np.float32]]:
+        form = FORMATS[frame.form]
+        count, rest = divmod(len(frame.states), state_bytes(1, self.width, form))
+        if rest:
+            _refuse(frame, f"expected rows of {state_bytes(1, self.width, form)} bytes in {form}, got {len(frame.states)} bytes")
+        self._check_count(count, frame)
+        try:
+            return form, decode_states(frame.states, count, self.width, form)
+        except StateFormatError as error:
+            _refuse(frame, str(error))
+
+    def _check_rows(self, rows: Rows) -> None:
+        count = len(rows.states)
+        self._check_count(count, rows)
+        if not count or rows.wanted > count:
+            _refuse(rows, f"expected at least 1 row and no more wanted than there are, got {count} rows and {rows.wanted} wanted")
+
+    def _check_count(self, count: int, frame: Rows | States | _Rows | _States) -> None:
+        if count > self.limits.rows:
+            message = f"states: expected at most {self.limits.rows} rows, got {count}"
+            raise FrameSizeError(message, session=frame.session, round_number=frame.round_number)
+
+    def _check_size(self, message: bytes) -> None:
+        if len(message) > self.frame_bytes:
+            raise FrameSizeError(f"frame: expected at most {self.frame_bytes} bytes, got {len(message)}")
+
+
+def _refuse(frame: Rows | States | _Rows | _States, text: str) -> NoReturn:
+    text = text if text.startswith("states: ") else f"states: {text}"
+    raise MalformedFrameError(text, session=frame.session, round_number=frame.round_number)

@@ -1,0 +1,178 @@
+"""The frames between a device that holds the first layers and the head of a model, and a server that holds the layers between them.
+
+docs/split-protocol.md is the specification. It is version 2 of the verifier protocol: the same path, keys and refusals, other frames.
+None of them has a token id, a character or anything of the sampler. A frame is an object here and one msgpack array on the wire
+(``SplitCodec``).
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated
+
+from msgspec import Meta, Struct
+
+from streamco.wire.tensors import StateFormat
+from streamco.wire.verify.frames import Byte, Close, Digest, Name, Number, Positive, Refusal, Secret
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+__all__ = [
+    "MAX_ROUNDS",
+    "SPLIT_VERSIONS",
+    "Close",
+    "SplitHello",
+    "LayersMark",
+    "SplitOpen",
+    "SplitOpened",
+    "Refusal",
+    "SplitResume",
+    "SplitResumed",
+    "RowCost",
+    "Rows",
+    "SplitClientFrame",
+    "SplitLimits",
+    "SplitServerFrame",
+    "States",
+    "SplitWelcome",
+]
+
+SPLIT_VERSIONS = (2, 2)
+"""The first and the last version of the protocol that carry states."""
+
+MAX_ROUNDS = 4
+"""Most rounds of a session that may be unanswered."""
+
+
+class SplitLimits(Struct, frozen=True, kw_only=True, array_like=True):
+    """Sizes beyond which a frame is refused. The server's are part of its welcome; the client keeps to both sides' limits."""
+
+    context_rows: Positive = 1 << 17  # positions of one session
+    rows: Positive = 512  # rows of one frame
+    sessions: Positive = 64  # sessions of one connection at a time
+
+
+class LayersMark(Struct, frozen=True, array_like=True):
+    """The layers of a model that a server computes. Both sides must mean the same, or states make no sense."""
+
+    source: Name  # digest of the whole model's file
+    first_layer: Number
+    layers: Positive
+    width: Annotated[int, Meta(ge=1, le=1 << 20)]  # numbers in a state
+
+    def __str__(self) -> str:
+        last = self.first_layer + self.layers - 1
+        return f"layers {self.first_layer} to {last} of model {self.source} with states of {self.width} numbers"
+
+
+class SplitHello(Struct, frozen=True, array_like=True, tag=1):
+    """The client's first frame. Its number and the two versions have the same position in every version of the protocol."""
+
+    first_version: Positive
+    last_version: Positive
+    mark: LayersMark
+    token: Secret | None = None  # bearer token, if the WebSocket's own request could not carry it
+    agent: Name = ""
+
+    def __repr__(self) -> str:
+        token = None if self.token is None else "..."
+        return f"SplitHello({self.first_version} to {self.last_version}, {self.mark}, token={token}, agent={self.agent!r})"
+
+
+class SplitOpen(Struct, frozen=True, array_like=True, tag=2):
+    """Begin an empty session. Answered with ``SplitOpened``; rows may follow at once."""
+
+    session: Number
+    reserve: Number = 0  # most positions that it will reach; 0: not known
+
+
+class Rows(Struct, frozen=True, gc=False, eq=False):
+    """One round: forget the positions from ``position`` on, and compute these rows there.
+
+    Answered with ``States``. Rows that begin where those of an unanswered round end may follow at once. All others wait for its answer.
+
+    Args:
+        session: number of the session.
+        round_number: grows with each round of a session on a connection.
+        position: position of the first row, from 0; at most the session's length.
+        wanted: number of states that come back, those of the last rows.
+        form: format of the states, both ways.
+        states: states before the middle layers, shape (rows, width).
+    """
+
+    session: int
+    round_number: int
+    position: int
+    wanted: int
+    form: StateFormat
+    states: NDArray[np.float32]
+
+    @property
+    def end(self) -> int:
+        """Position after the last row."""
+        return self.position + len(self.states)
+
+
+class SplitResume(Struct, frozen=True, array_like=True, tag=5):
+    """Continue a session of a lost connection under a new number. Answered with ``SplitResumed``."""
+
+    session: Number
+    key: Digest
+
+
+class RowCost(Struct, frozen=True, array_like=True):
+    """What a batch costs a server."""
+
+    rows: Positive
+    microseconds: Positive
+
+
+class SplitWelcome(Struct, frozen=True, array_like=True, tag=16):
+    """The answer to an accepted hello."""
+
+    version: Positive
+    model: Name
+    limits: SplitLimits
+    resume_s: Number  # seconds that sessions of a lost connection are kept
+    stages: Byte  # pipeline stages of the server, 1 at least
+    row_costs: Annotated[tuple[RowCost, ...], Meta(min_length=1, max_length=64)]  # measured, by rows
+
+
+class SplitOpened(Struct, frozen=True, array_like=True, tag=17):
+    """The answer to an accepted open: the session exists."""
+
+    session: Number
+    key: Digest  # resumes the session, for the client that was authenticated when it was opened
+
+
+class States(Struct, frozen=True, gc=False, eq=False):
+    """The answer to ``Rows``.
+
+    Args:
+        session, round_number: those of the rows.
+        form: format of the states: the one asked for, or f32 if a number is too large for that.
+        states: states after the middle layers of the last rows, shape (wanted, width).
+        queue_us: microseconds from the rows' arrival to their first batch.
+        compute_us: microseconds of their batches.
+        load_rows: rows of the server's batches at present, a moving average (equation 1).
+    """
+
+    session: int
+    round_number: int
+    form: StateFormat
+    states: NDArray[np.float32]
+    queue_us: int = 0
+    compute_us: int = 0
+    load_rows: int = 0
+
+
+class SplitResumed(Struct, frozen=True, array_like=True, tag=19):
+    """The answer to a resume: the session continues with its first ``length`` positions."""
+
+    session: Number
+    length: Number
+
+
+SplitClientFrame = SplitHello | SplitOpen | Rows | SplitResume | Close
+SplitServerFrame = SplitWelcome | SplitOpened | States | SplitResumed | Refusal

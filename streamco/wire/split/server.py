@@ -1,0 +1,280 @@
+"""The server's end of one connection of the split protocol, without IO: it checks which frames are allowed when, and refuses the others.
+
+The shell hands every message to ``receive`` and carries out the frame that it returns, if any. It sends what ``take_messages`` returns.
+What ``receive`` returns keeps the protocol's rules of order, numbers and lengths. Any other message is answered with a refusal here, and
+the connection goes on unless ``is_closed``.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import assert_never
+
+from msgspec import Struct
+
+from streamco.wire.split.codec import SplitCodec
+from streamco.wire.split.frames import (
+    MAX_ROUNDS,
+    SPLIT_VERSIONS,
+    Close,
+    LayersMark,
+    Refusal,
+    RowCost,
+    Rows,
+    SplitClientFrame,
+    SplitHello,
+    SplitOpen,
+    SplitOpened,
+    SplitResume,
+    SplitResumed,
+    SplitWelcome,
+    States,
+)
+from streamco.wire.verify.codec import HELLO, frame_number, hello_versions
+from streamco.wire.verify.errors import (
+    ContextFullError,
+    FaultLimitError,
+    HelloExpectedError,
+    MalformedFrameError,
+    ModelMismatchError,
+    SessionLimitError,
+    SessionNumberError,
+    StaleRoundError,
+    UnexpectedFrameError,
+    UnknownSessionError,
+    VerifyProtocolError,
+    VersionError,
+    WrongBaseError,
+)
+from streamco.wire.verify.server import MAX_FAULTS
+
+__all__ = ["SplitServer"]
+
+
+class _Pending(Struct, frozen=True, gc=False):
+    """An unanswered round."""
+
+    round_number: int
+    position: int
+    wanted: int
+
+
+@dataclass(slots=True)
+class _ServerSession:
+    length: int | None  # positions, those of unanswered rounds included; None: unknown while a resume is not answered
+    last_round: int = -1
+    rounds: deque[_Pending] = field(default_factory=deque)  # unanswered, in order
+
+
+class SplitServer:
+    """The state of one connection of a server.
+
+    Args:
+        codec: codec for the model's states, with the limits that the welcome announces.
+        mark: the layers that the server computes.
+        model: the model's name in the welcome.
+        row_costs: what batches cost, measured.
+        stages: pipeline stages.
+        resume_s: seconds that sessions of a lost connection are kept.
+        max_faults: number of faulty frames that ends the connection.
+    """
+
+    def __init__(
+        self,
+        codec: SplitCodec,
+        mark: LayersMark,
+        *,
+        model: str = "",
+        row_costs: Sequence[RowCost],
+        stages: int = 1,
+        resume_s: int = 60,
+        max_faults: int = MAX_FAULTS,
+    ) -> None:
+        self.codec = codec
+        self.mark = mark
+        self.is_closed = False
+        self.faults = 0
+        """Faulty frames from the client so far."""
+        self._welcome = SplitWelcome(SPLIT_VERSIONS[1], model, codec.limits, resume_s, stages, tuple(row_costs))
+        self._max_faults = max_faults
+        self._has_hello = False
+        self._is_welcome = False
+        self._sessions: dict[int, _ServerSession] = {}
+        self._last = -1
+        self._messages: list[bytes] = []
+
+    @property
+    def sessions(self) -> tuple[int, ...]:
+        """The numbers of the live sessions."""
+        return tuple(self._sessions)
+
+    def take_messages(self) -> list[bytes]:
+        """Return the messages to send, in order; each is returned once. If ``is_closed``, close the connection after them."""
+        messages, self._messages = self._messages, []
+        return messages
+
+    def receive(self, message: bytes | str) -> SplitClientFrame | None:
+        """Return the frame to carry out; None if there is nothing to do. It never raises because of what the client sent.
+
+        If a client's fault ended a session, ``Close`` is returned for it.
+        """
+        if self.is_closed:
+            return None
+        try:
+            if isinstance(message, str):
+                raise MalformedFrameError(f"message: expected bytes, got text of {len(message)} characters")
+            return self._read(message)
+        except VerifyProtocolError as error:
+            lost = error.session if error.scope == "session" and error.session in self._sessions else None
+            self._answer(error)
+            return None if lost is None or self.is_closed else Close(lost)
+
+    def welcome(self) -> None:
+        """Accept the hello that ``receive`` returned. The shell must check its token first, and ``refuse`` a wrong one."""
+        assert self._has_hello, "a hello is what a welcome answers"
+        self._is_welcome = True
+        self._messages.append(self.codec.encode(self._welcome))
+
+    def send(self, frame: SplitOpened | States) -> bool:
+        """Answer an open, or the oldest unanswered round. Return False, and send nothing, if the session or the round is over by now.
+
+        Raises:
+            VerifyProtocolError: the codec can't write this frame.
+        """
+        session = self._sessions.get(frame.session)
+        if session is None:
+            return False
+        if isinstance(frame, States):
+            if not session.rounds or session.rounds[0].round_number != frame.round_number:
+                return False
+            assert len(frame.states) == session.rounds[0].wanted, "as many states come back as were wanted"
+            message = self.codec.encode(frame)
+            session.rounds.popleft()
+        else:
+            message = self.codec.encode(frame)
+        self._messages.append(message)
+        return True
+
+    def resume(self, frame: SplitResumed) -> bool:
+        """Answer a resume. Return False, and send nothing, if the session is gone."""
+        session = self._sessions.get(frame.session)
+        if session is None:
+            return False
+        session.length = frame.length
+        self._messages.append(self.codec.encode(frame))
+        return True
+
+    def refuse(self, error: VerifyProtocolError) -> None:
+        """Send an error of the shell, and end its scope (``error.scope``).
+
+        A refused round leaves the session with the positions before it, so later rounds that build on it are refused, too.
+        """
+        if error.scope == "round":
+            self._drop_rounds(error)
+        self._answer(error)
+
+    def _drop_rounds(self, error: VerifyProtocolError) -> None:
+        session = self._sessions.get(-1 if error.session is None else error.session)
+        if session is None or not any(each.round_number == error.round_number for each in session.rounds):
+            return
+        while session.rounds and session.rounds[-1].round_number != error.round_number:
+            later = session.rounds.pop()
+            message = f"session {error.session}: expected the rows before it to be computed, got a refusal of round {error.round_number}"
+            self._answer(StaleRoundError(message, session=error.session, round_number=later.round_number))
+        session.length = session.rounds.pop().position
+
+    def _answer(self, error: VerifyProtocolError) -> None:
+        """Send an error, and end its connection or session."""
+        if self.is_closed:
+            return
+        self._messages.append(self.codec.encode(Refusal.of(error)))
+        match error.scope:
+            case "connection":
+                self.is_closed = True
+            case "session":
+                self._sessions.pop(-1 if error.session is None else error.session, None)
+            case "round" | "frame":
+                pass
+            case _ as never:
+                assert_never(never)
+        if error.is_fault:
+            self.faults += 1
+            if self.faults >= self._max_faults:
+                self._answer(FaultLimitError("connection: expected frames of this protocol, got too many that are not"))
+
+    # Frames
+
+    def _read(self, message: bytes) -> SplitClientFrame | None:
+        if not self._has_hello:
+            return self._read_hello(message)
+        if not self._is_welcome:
+            raise HelloExpectedError("connection: expected nothing between a hello and its welcome, got a frame")
+        frame = self.codec.decode_up(message)
+        match frame:
+            case Rows():
+                self._begin_round(frame)
+            case SplitOpen():
+                self._open(frame)
+            case SplitResume():
+                self._add(frame.session, None)
+            case Close():
+                return frame if self._sessions.pop(frame.session, None) is not None else None
+            case SplitHello():
+                raise UnexpectedFrameError("hello: expected one a connection, got another")
+            case _ as never:
+                assert_never(never)
+        return frame
+
+    def _read_hello(self, message: bytes) -> SplitHello:
+        number = frame_number(message)
+        if number != HELLO:
+            raise HelloExpectedError(f"connection: expected a hello first (frame {HELLO}), got frame {number}")
+        first, last = hello_versions(message)
+        if first > SPLIT_VERSIONS[1] or last < SPLIT_VERSIONS[0]:
+            expected = f"a version from {SPLIT_VERSIONS[0]} to {SPLIT_VERSIONS[1]}, because this server computes middle layers"
+            raise VersionError(f"hello: expected {expected}, got {first} to {last}")
+        hello = self.codec.decode_up(message)
+        assert isinstance(hello, SplitHello), "its number says so"
+        if hello.mark != self.mark:
+            raise ModelMismatchError(f"hello: expected {self.mark}, got {hello.mark}")
+        self._has_hello = True
+        return hello
+
+    def _open(self, frame: SplitOpen) -> None:
+        if frame.reserve > self.codec.limits.context_rows:
+            message = f"open: expected at most {self.codec.limits.context_rows} positions, got {frame.reserve}"
+            self._last = max(self._last, frame.session)
+            raise ContextFullError(message, session=frame.session)
+        self._add(frame.session, 0)
+
+    def _add(self, number: int, length: int | None) -> None:
+        if number <= self._last:
+            raise SessionNumberError(f"session {number}: expected a number above {self._last}, the last one's")
+        self._last = number
+        limit = self.codec.limits.sessions
+        if len(self._sessions) >= limit:
+            raise SessionLimitError(f"session {number}: expected at most {limit} at once, got one more", session=number)
+        self._sessions[number] = _ServerSession(length)
+
+    def _begin_round(self, rows: Rows) -> None:
+        """Check a round against its session, and add its rows."""
+        number, where = rows.session, {"session": rows.session, "round_number": rows.round_number}
+        session = self._sessions.get(number)
+        if session is None:
+            raise UnknownSessionError(f"session {number}: expected one that is open, got none", session=number)
+        if session.length is None:
+            raise UnexpectedFrameError(f"session {number}: expected nothing before it is resumed, got rows", **where)
+        if rows.round_number <= session.last_round:
+            raise StaleRoundError(f"session {number}: expected a round above {session.last_round}, got {rows.round_number}", **where)
+        if session.rounds and (rows.position != session.length or len(session.rounds) >= MAX_ROUNDS):
+            expected = f"at most {MAX_ROUNDS} unanswered rounds, each where the one before ends (position {session.length})"
+            raise StaleRoundError(f"session {number}: expected {expected}, got one more at {rows.position}", **where)
+        if rows.position > session.length:
+            raise WrongBaseError(f"session {number}: expected a position of at most {session.length}, got {rows.position}", **where)
+        if rows.end > self.codec.limits.context_rows:
+            limit = self.codec.limits.context_rows
+            raise ContextFullError(f"session {number}: expected at most {limit} positions, got {rows.end}", **where)
+        session.last_round, session.length = rows.round_number, rows.end
+        session.rounds.append(_Pending(rows.round_number, rows.position, rows.wanted))
