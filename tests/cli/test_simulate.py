@@ -84,7 +84,7 @@ def test_a_quick_look_has_a_folder_of_its_own(toy: Path, tmp_path: Path) -> None
     ("old", "new", "message"),
     [
         ("rtt_ms: [10", "rt_ms: [10", "line 7: sweep: world.link.rt_ms: expected one of rtt_ms, trace, got a key that is unknown"),
-        ("kind: toy", "kind: tyo", "line 2: kind: expected race or speculate or toy, got 'tyo'; did you mean toy?"),
+        ("kind: toy", "kind: tyo", "line 2: kind: expected race or speculate or split or toy, got 'tyo'; did you mean toy?"),
     ],
 )
 def test_what_is_wrong_in_the_file_is_told_in_a_line_and_nothing_is_written(

@@ -27,6 +27,7 @@ __all__ = ["KINDS", "Kind", "Named", "Outcome", "Scenario", "metrics_of", "kind_
 KINDS = {
     "race": "streamco.sim.race.kind:KIND",
     "speculate": "streamco.sim.fleet.kind:KIND",
+    "split": "streamco.sim.split.kind:KIND",
 }
 """Module and attribute of each kind, by name."""
 

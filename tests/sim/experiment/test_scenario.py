@@ -61,7 +61,7 @@ def test_files_are_found_beside_the_experiment_and_by_variables(monkeypatch: pyt
 
 
 def test_an_unknown_kind_is_told_with_those_there_are() -> None:
-    with pytest.raises(ConfigError, match=r"kind: expected race or speculate, got 'speculat'; did you mean speculate\?"):
+    with pytest.raises(ConfigError, match=r"kind: expected race or speculate or split, got 'speculat'; did you mean speculate\?"):
         kind_location("speculat")
 
 

@@ -1,0 +1,1 @@
+"""Devices with the first layers and the head, and a server with the middle layers, in virtual time (HAT)."""

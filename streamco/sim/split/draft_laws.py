@@ -1,0 +1,77 @@
+"""Laws of acceptance: of drafts for a recorded or drawn answer, which end at a threshold, and of trees (HAT, sections 3.4, 3.5 and 4.1).
+
+An answer says for each position whether the draft layer's token is the model's, how sure it is, and which of its choices is the model's
+(``sim.workload``). After a wrong token the record of the right text goes on, which changes nothing but the draft's length.
+"""
+
+from __future__ import annotations
+
+from random import Random
+from typing import NamedTuple
+
+from streamco.sim.workload.workload import SimulatedRequest
+
+__all__ = ["DraftSpan", "draft_length", "predrafted", "tree_probability", "draw_tree", "verify_draft"]
+
+
+class DraftSpan(NamedTuple):
+    """A draft: the answer's position of its first token, and the number of its tokens."""
+
+    start: int
+    tokens: int
+
+
+def draft_length(request: SimulatedRequest, start: int, *, threshold: float, max_draft: int) -> int:
+    """Return the tokens of a draft that begins at a position of the answer (equation 5).
+
+    A draft ends with its first token of a probability below the threshold. The answer's last token is never drafted, because
+    the round gives it anyway.
+    """
+    limit = min(max_draft, request.output_tokens - start - 1)
+    for index in range(limit):
+        if request.confidences and request.confidences[start + index] < threshold:
+            return index + 1
+    return max(0, limit)
+
+
+def verify_draft(request: SimulatedRequest, draft: DraftSpan) -> int:
+    """Return how many tokens of a draft are the model's own."""
+    wrong = request.accepted.find(0, draft.start, draft.start + draft.tokens)
+    return draft.tokens if wrong < 0 else wrong - draft.start
+
+
+def predrafted(request: SimulatedRequest, draft: DraftSpan, accepted: int, *, steps: int, branches: int) -> int:
+    """Return how many tokens of the next draft were drafted while the verdict was out (section 3.5).
+
+    The branches begin with the likeliest candidates for the draft's last token. If that token is corrected to a candidate, its branch is
+    the next draft. If all tokens are accepted, the first candidate's branch has guessed the token after them, too.
+    It serves if that is right.
+    """
+    last = draft.start + draft.tokens - 1
+    if not draft.tokens or not branches:
+        return 0
+    if accepted == draft.tokens:
+        is_guessed = last + 1 < request.output_tokens and request.accepted[last + 1] == 1
+        return max(0, steps - 1) if is_guessed else 0
+    is_candidate = accepted == draft.tokens - 1 and bool(request.ranks) and request.ranks[last] < branches
+    return steps if is_candidate else 0
+
+
+def tree_probability(accept: float, heads: int) -> float:
+    """Return the probability q of each further token with which a round has ``accept`` tokens on average: 1 + q + q^2 + ... = accept."""
+    low, high = 0.0, 1.0
+    for _ in range(60):
+        middle = (low + high) / 2
+        if sum(middle**power for power in range(heads + 1)) < accept:
+            low = middle
+        else:
+            high = middle
+    return (low + high) / 2
+
+
+def draw_tree(probability: float, heads: int, rng: Random) -> int:
+    """Draw how many tokens of a tree are accepted."""
+    accepted = 0
+    while accepted < heads and rng.random() < probability:
+        accepted += 1
+    return accepted

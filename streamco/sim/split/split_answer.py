@@ -1,0 +1,272 @@
+"""One answer of a split model in virtual time: the prompt in chunks, then rounds of drafting and verification (HAT, section 3).
+
+A round sends the rows of the last token and of its draft, and the device's head verifies the draft with the deep states that come back. The
+chunk's size, the drafts' ends and the steps of parallel drafting are those of the live policies.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator
+from random import Random
+from typing import Any
+
+import simpy
+from msgspec import Struct
+
+from streamco.policies.batching import Kind
+from streamco.policies.chunking import chunk_size, parallel_steps
+from streamco.sim.driver import call_at
+from streamco.sim.split.draft_laws import DraftSpan, draft_length, draw_tree, predrafted, tree_probability, verify_draft
+from streamco.sim.split.options import SplitPolicyOptions
+from streamco.sim.split.split_device import SimulatedSplitDevice, wire_bytes
+from streamco.sim.split.split_server import SentRows, SimulatedSplitServer
+from streamco.sim.workload.workload import SimulatedRequest
+
+__all__ = ["SimulatedSplitAnswer", "SplitAnswerOutcome"]
+
+Steps = Generator[simpy.Event, Any, None]
+
+
+class SplitAnswerOutcome(Struct, kw_only=True):
+    """Outcome of one request. Times in seconds since the simulation began.
+
+    Args:
+        request: the request.
+        first: time of its first token.
+        ended: time of its last token.
+        tokens: tokens of the answer.
+        rounds: rounds after the prompt.
+        ``judged``, accepted: draft tokens that were sent, and that were accepted.
+        hits: rounds with a draft that was begun while the verdict before was out.
+        chunks: rows of each chunk of the prompt.
+        rows: rows that were sent to the server.
+        bytes_up, bytes_down: bytes on the link, headers included.
+        device_seconds: time that the processor took for the prompt.
+        link_seconds: time that the prompt's chunks and their states were on the way, one after the other or not.
+        server_seconds: time that the prompt's chunks were at the server.
+    """
+
+    request: SimulatedRequest
+    first: float = 0.0
+    ended: float = 0.0
+    tokens: int = 0
+    rounds: int = 0
+    judged: int = 0
+    accepted: int = 0
+    hits: int = 0
+    chunks: list[int] = []
+    rows: int = 0
+    bytes_up: int = 0
+    bytes_down: int = 0
+    device_seconds: float = 0.0
+    link_seconds: float = 0.0
+    server_seconds: float = 0.0
+
+
+class SimulatedSplitAnswer:
+    """The device's side of one answer.
+
+    Args:
+        device: the device.
+        server: the server.
+        request: what is asked, with the acceptance of drafts.
+        policy: what device and server do.
+        state_bytes: bytes of a state on the wire.
+        seed: seed of its random draws.
+        on_outcome: called when the answer has ended.
+    """
+
+    def __init__(
+        self,
+        env: simpy.Environment,
+        device: SimulatedSplitDevice,
+        server: SimulatedSplitServer,
+        request: SimulatedRequest,
+        policy: SplitPolicyOptions,
+        *,
+        state_bytes: int,
+        seed: int,
+        on_outcome: Callable[[SplitAnswerOutcome], None],
+    ) -> None:
+        self.outcome = SplitAnswerOutcome(request=request, chunks=[])
+        self._env = env
+        self._device = device
+        self._server = server
+        self._request = request
+        self._policy = policy
+        self._state_bytes = state_bytes
+        self._rng = Random(f"{seed} tree {request.number}")
+        self._tree = tree_probability(policy.tree_accept, policy.tree_heads)
+        self._on_outcome = on_outcome
+        self._session = f"request{request.number}"
+        self._length = 0  # rows of the sequence that the server has, or that are on their way to it
+        self._in_flight = 0
+        self._answered = env.event()  # that the states of some chunk have come
+
+    def start(self) -> None:
+        """Begin the answer now."""
+        self._device = self._device.begin()
+        self._env.process(self._run())
+
+    def _run(self) -> Steps:
+        yield from self._read_prompt()
+        while self.outcome.tokens < self._request.output_tokens:
+            yield from self._run_round()
+        self.outcome.ended = self._env.now
+        self._server.close(self._session)
+        self._on_outcome(self.outcome)
+
+    # The prompt
+
+    def _chunk_rows(self) -> int:
+        """Return the rows of a chunk."""
+        prompt, chunking = self._request.prompt_tokens, self._policy.chunking
+        if chunking == "whole":
+            return prompt
+        if chunking != "balanced":
+            return min(prompt, chunking)
+        load = self._server.load
+        plan = chunk_size(
+            prompt,
+            costs=load.costs(),
+            row_bytes=self._state_bytes,
+            upload_rate=self._device.upload_rate,
+            load_rows=load.rows,
+            stages=self._server.stages,
+            largest=self._policy.room,
+        )
+        return plan.size
+
+    def _read_prompt(self) -> Steps:
+        outcome, left, size = self.outcome, self._request.prompt_tokens, self._chunk_rows()
+        while left:
+            rows = min(size, left)
+            left -= rows
+            while self._policy.chunks_in_flight is not None and self._in_flight >= self._policy.chunks_in_flight:
+                yield self._answered
+            outcome.device_seconds += (seconds := self._device.input_seconds(rows))
+            yield self._compute(seconds)
+            outcome.chunks.append(rows)
+            wanted = rows if self._policy.prompt_rows == "all" else int(not left)
+            self._send("prefill", rows, wanted, self._on_chunk)
+            self._in_flight += 1
+        while self._in_flight:
+            yield self._answered
+        outcome.device_seconds += (seconds := self._device.head_seconds())
+        yield self._compute(seconds)
+        self._deliver(1)
+
+    def _on_chunk(self) -> None:
+        self._in_flight -= 1
+        answered, self._answered = self._answered, self._env.event()
+        answered.succeed()
+
+    # Rounds
+
+    def _run_round(self) -> Steps:
+        match self._policy.drafting:
+            case "none":
+                yield self._compute(self._device.input_seconds())
+                yield self._verify(1)
+                yield self._compute(self._device.head_seconds())
+                self._conclude(0, 0)
+            case "tree":
+                rows = self._policy.tree_rows
+                yield self._compute(self._device.tree_seconds(rows))
+                yield self._verify(rows)
+                yield self._compute(self._device.head_seconds(rows))
+                self._conclude(rows - 1, draw_tree(self._tree, self._policy.tree_heads, self._rng))
+            case "threshold":
+                yield from self._run_drafts()
+
+    def _run_drafts(self) -> Steps:
+        """Run rounds with drafts until one finds nothing that was drafted before it."""
+        made, device, policy = 0, self._device, self._policy
+        while self.outcome.tokens < self._request.output_tokens:
+            draft = self._next_draft()
+            for _ in range(draft.tokens - made):
+                yield self._compute(device.step_seconds())
+            yield self._compute(device.input_seconds())  # the last draft token's row
+            steps = 0
+            answered = self._verify(1 + draft.tokens)
+            for _ in range(self._parallel_steps(draft) if policy.branches and draft.tokens else 0):
+                if answered.triggered or device.is_busy(self._env.now):  # with what another answer needs
+                    break
+                yield self._compute(device.step_seconds(policy.branches))
+                steps += 1
+            yield answered
+            yield self._compute(device.head_seconds(1 + draft.tokens))
+            accepted = verify_draft(self._request, draft)
+            self._conclude(draft.tokens, accepted)
+            found = predrafted(self._request, draft, accepted, steps=steps, branches=policy.branches)
+            made = min(found, self._next_draft().tokens)
+            self.outcome.hits += made > 0
+
+    def _next_draft(self) -> DraftSpan:
+        start = self.outcome.tokens
+        return DraftSpan(start, draft_length(self._request, start, threshold=self._policy.threshold, max_draft=self._policy.max_draft))
+
+    def _parallel_steps(self, draft: DraftSpan) -> int:
+        """Return how many draft steps fit into the wait (equation 6)."""
+        load, device = self._server.load, self._device
+        rows = 1 + draft.tokens
+        return parallel_steps(
+            rows,
+            row_bytes=self._state_bytes,
+            upload_rate=device.upload_rate,
+            download_rate=device.download_rate,
+            server_seconds=load.costs().seconds(max(rows, load.rows)),
+            step_seconds=device.step_seconds(self._policy.branches),
+        )
+
+    def _conclude(self, judged: int, accepted: int) -> None:
+        self.outcome.rounds += 1
+        self.outcome.judged += judged
+        self.outcome.accepted += accepted
+        self._deliver(1 + accepted)
+        self._length = self._request.prompt_tokens + self.outcome.tokens - 1
+
+    def _deliver(self, tokens: int) -> None:
+        outcome = self.outcome
+        if not outcome.tokens:
+            outcome.first = self._env.now
+        outcome.tokens = min(self._request.output_tokens, outcome.tokens + tokens)
+
+    # Processor, link and server
+
+    def _compute(self, seconds: float) -> simpy.Event:
+        return self._env.timeout(self._device.occupy(self._env.now, seconds))
+
+    def _verify(self, rows: int) -> simpy.Event:
+        """Send the rows of a round; return the event that their deep states have come."""
+        answered = self._env.event()
+        self._send("verify", rows, rows, lambda: _succeed(answered))
+        return answered
+
+    def _send(self, kind: Kind, rows: int, wanted: int, on_states: Callable[[], None]) -> None:
+        """Send rows now; ``on_states`` is called when the ``wanted`` deep states, perhaps none of them, have come."""
+        outcome, link, is_prompt = self.outcome, self._device.link, kind == "prefill"
+        position, self._length = self._length, self._length + rows
+        outcome.rows += rows
+
+        def arrive() -> None:
+            came = self._env.now
+
+            def emit() -> None:
+                outcome.bytes_down += wire_bytes(wanted * self._state_bytes)
+                down = link.delay(self._env.now, wanted * self._state_bytes, is_up=False)
+                outcome.server_seconds += is_prompt * (self._env.now - came)
+                outcome.link_seconds += is_prompt * down
+                call_at(self._env, down, on_states)
+
+            message = SentRows(session=self._session, device=self._device.name, kind=kind, position=position, rows=rows, emit=emit)
+            self._server.submit(message)
+
+        outcome.bytes_up += wire_bytes(rows * self._state_bytes)
+        up = link.delay(self._env.now, rows * self._state_bytes, is_up=True)
+        outcome.link_seconds += is_prompt * up
+        call_at(self._env, up, arrive)
+
+
+def _succeed(event: simpy.Event) -> None:
+    event.succeed()

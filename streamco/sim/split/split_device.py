@@ -1,0 +1,155 @@
+"""A device of a split model in virtual time: its processor, its modes and its link (HAT, section 4.1).
+
+The device changes its mode every few requests, and its link's rates change with each request. Its answers share processor and link, each of
+which does one thing after the other; or each answer has both for itself, if the experiment says so.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Sequence
+from random import Random
+
+from streamco.policies.chunking import MEMORY
+from streamco.sim.hardware.link_capacity import HEADERS, SEGMENT
+from streamco.sim.split.options import LinkRange, SplitDevicePool
+
+__all__ = ["SimulatedSplitDevice", "VaryingLink", "make_devices", "wire_bytes"]
+
+FRAME = 64  # bytes of a frame besides its states
+
+
+def wire_bytes(payload: int) -> int:
+    """Return the bytes on the link of a frame with so many bytes of states."""
+    frame = FRAME + payload
+    return frame + HEADERS * -(-frame // SEGMENT)
+
+
+class VaryingLink:
+    """Link with rates that are drawn again and again; the bytes of each direction leave one after the other.
+
+    Args:
+        options: bounds of the rates.
+        rng: random source of the rates.
+
+    Attributes:
+        up_rate, down_rate: bytes a second at present.
+    """
+
+    __slots__ = ("_free", "_options", "_rng", "down_rate", "up_rate")
+
+    def __init__(self, options: LinkRange, rng: Random) -> None:
+        self._options = options
+        self._rng = rng
+        self._free = [0.0, 0.0]  # time at which all bytes to the device, and from it, have left
+        self.up_rate = self.down_rate = 0.0
+        self.redraw()
+
+    def redraw(self) -> None:
+        """Draw other rates; bytes that were sent before keep theirs."""
+        self.up_rate = 1e6 * self._rng.uniform(*self._options.up_mb_s)
+        self.down_rate = 1e6 * self._rng.uniform(*self._options.down_mb_s)
+
+    def apart(self) -> VaryingLink:
+        """Return an idle link with the present rates."""
+        link = copy.copy(self)
+        link._free = [0.0, 0.0]
+        return link
+
+    def delay(self, now: float, payload: int, *, is_up: bool) -> float:
+        """Return the seconds from sending to arrival; see ``SimulatedLink``."""
+        rate = self.up_rate if is_up else self.down_rate
+        self._free[is_up] = max(now, self._free[is_up]) + wire_bytes(payload) / rate
+        return self._free[is_up] + self._options.rtt_ms / 2e3 - now
+
+
+class SimulatedSplitDevice:
+    """Device that has the input layers, the draft layer and the head.
+
+    Args:
+        number: number of the device.
+        pool: its kind.
+        link: its link.
+        pace_requests: requests after which it changes its mode.
+        is_shared: True if its answers share processor and link.
+        rng: random source of the modes.
+
+    Attributes:
+        name: its name at the server.
+        link: its link.
+        upload_rate, download_rate: moving averages of the link's rates, which it measures.
+    """
+
+    def __init__(self, number: int, pool: SplitDevicePool, link: VaryingLink, *, pace_requests: int, is_shared: bool, rng: Random) -> None:
+        self.name = f"device{number}"
+        self.link = link
+        self.upload_rate, self.download_rate = link.up_rate, link.down_rate
+        self._pool = pool
+        self._pace_requests = pace_requests
+        self._is_shared = is_shared
+        self._rng = rng
+        self._requests = 0
+        self._pace = 1.0
+        self._free = 0.0
+
+    def begin(self) -> SimulatedSplitDevice:
+        """Count a request that begins: perhaps the mode changes, and the rates do. Return what it works with: this device, or its own."""
+        if self._requests % self._pace_requests == 0:
+            self._pace = self._rng.choice(self._pool.paces)
+        self._requests += 1
+        self.link.redraw()
+        self.upload_rate = MEMORY * self.upload_rate + (1 - MEMORY) * self.link.up_rate
+        self.download_rate = MEMORY * self.download_rate + (1 - MEMORY) * self.link.down_rate
+        if self._is_shared:
+            return self
+        own = copy.copy(self)
+        own.link, own._free = self.link.apart(), 0.0
+        return own
+
+    def is_busy(self, now: float) -> bool:
+        """Return True if the processor computes."""
+        return self._free > now
+
+    def occupy(self, now: float, seconds: float) -> float:
+        """Use the processor for so long, after what it does already; return the seconds until that is done."""
+        self._free = max(now, self._free) + seconds
+        return self._free - now
+
+    # Seconds of its passes, in its present mode
+
+    def input_seconds(self, rows: int = 1) -> float:
+        """Return the seconds of rows through the input layers."""
+        return self._seconds(self._pool.input_ms, self._pool.row_ms * (rows - 1))
+
+    def head_seconds(self, rows: int = 1) -> float:
+        """Return the seconds of rows through the head."""
+        return self._seconds(self._pool.head_ms, self._pool.row_ms * (rows - 1))
+
+    def step_seconds(self, branches: int = 1) -> float:
+        """Return the seconds of a draft step: input layers, draft layer and head, on several branches at once."""
+        pool = self._pool
+        return self._seconds(pool.input_ms, pool.draft_ms, pool.head_ms) * (1 + pool.branch_share * (branches - 1))
+
+    def tree_seconds(self, rows: int) -> float:
+        """Return the seconds of Medusa's heads, and of the tree's rows through the input layers."""
+        return self._seconds(self._pool.heads_ms) + self.input_seconds(rows)
+
+    def _seconds(self, *milliseconds: float) -> float:
+        return self._pace * sum(milliseconds) / 1e3
+
+
+def make_devices(
+    pools: Sequence[SplitDevicePool], link: LinkRange, *, pace_requests: int, is_shared: bool, seed: int
+) -> list[SimulatedSplitDevice]:
+    """Return the devices of all pools, each with random sources of its own."""
+    found: list[SimulatedSplitDevice] = []
+    for pool in pools:
+        for _ in range(pool.count):
+            number = len(found)
+            rates = VaryingLink(link, Random(f"{seed} link {number}"))
+            found.append(
+                SimulatedSplitDevice(
+                    number, pool, rates, pace_requests=pace_requests, is_shared=is_shared, rng=Random(f"{seed} mode {number}")
+                )
+            )
+    return found

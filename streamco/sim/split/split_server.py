@@ -1,0 +1,192 @@
+"""Split server in virtual time: rows of many devices in batches, which pass through pipeline stages one after the other.
+
+The live batch policy forms a batch whenever the first stage is free (HAT 3.2 and 3.3). A stage takes the batch's time divided by the number
+of stages, as in equation 3, and keeps the order of the batches. A session's next chunk may follow while the one before it is in a later
+stage, because each layer has read the earlier rows by then.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Callable
+
+import simpy
+from msgspec import Struct
+
+from streamco.policies.batching import BatchContext, BatchPolicy, Kind, Portion, Waiting
+from streamco.policies.chunking import RowCosts, ServerLoad
+from streamco.sim.driver import call_at
+
+__all__ = ["BatchSeconds", "SimulatedSplitServer", "SentRows"]
+
+BatchSeconds = Callable[[int, int, int], float]
+"""Function to the seconds of a batch over all stages: (rows, rows in the caches of its sessions, sessions)."""
+
+
+class SentRows(Struct, kw_only=True):
+    """Rows that a device has sent, and what is called when they are computed.
+
+    Args:
+        session: name of the session.
+        device: name of its device.
+        kind: ``prefill`` for a prompt's chunk, ``verify`` for the rows of a round.
+        position: index of the first row in its sequence; rows that the server has from there on were rejected and are dropped.
+        rows: number of rows.
+        emit: called when the last stage has computed the last of them.
+    """
+
+    session: str
+    device: str
+    kind: Kind
+    position: int
+    rows: int
+    emit: Callable[[], None]
+
+
+class _Session:
+    """The rows of a session that are cached, and those that wait, with the time since which they do."""
+
+    __slots__ = ("cached", "messages", "since", "unread")
+
+    def __init__(self) -> None:
+        self.cached = 0
+        self.unread = 0
+        self.messages: deque[tuple[int, SentRows]] = deque()  # each with its rows that are still to be read
+        self.since = 0.0
+
+
+class SimulatedSplitServer:
+    """Split server of many devices in virtual time.
+
+    Args:
+        seconds: gives the seconds of a batch.
+        costs: seconds by rows, measured before there was load.
+        policy: forms the batches.
+        stages: pipeline stages.
+        on_batch: called with the rows and the seconds of each batch.
+
+    Attributes:
+        load: moving averages of the batches, which devices are sent (equations 1 and 2).
+        stages: pipeline stages.
+        busy: seconds that the first stage has computed.
+        rows: rows that were computed.
+    """
+
+    def __init__(
+        self,
+        env: simpy.Environment,
+        seconds: BatchSeconds,
+        costs: RowCosts,
+        policy: BatchPolicy,
+        *,
+        stages: int = 1,
+        on_batch: Callable[[int, float], None] = lambda rows, seconds: None,
+    ) -> None:
+        self.load = ServerLoad(costs)
+        self.stages = stages
+        self.busy = 0.0
+        self.rows = 0
+        self._env = env
+        self._seconds = seconds
+        self._policy = policy
+        self._on_batch = on_batch
+        self._sessions: dict[str, _Session] = {}
+        self._served: dict[str, float] = {}
+        self._free = [0.0] * stages  # time at which each stage has computed its last batch
+        self._is_running = False
+        self._verified = 0
+
+    def submit(self, message: SentRows) -> None:
+        """Take rows that arrive now; those of one session are computed in the order in which they come."""
+        session = self._sessions.setdefault(message.session, _Session())
+        if not session.unread:
+            session.since = self._env.now
+            present = {other.messages[0][1].device for other in self._sessions.values() if other.messages}
+            if message.device not in present:  # an absent device collects no credit
+                own = self._served.get(message.device, 0.0)
+                self._served[message.device] = max([own, *(self._served[each] for each in present)])
+            session.cached = message.position
+        session.messages.append((message.rows, message))
+        session.unread += message.rows
+        self._run_next()
+
+    def close(self, session: str) -> None:
+        """Forget a session of which nothing waits."""
+        if self._sessions.pop(session, _Session()).unread:
+            raise AssertionError(f"{session}: expected a session without waiting rows")
+
+    def _waiting(self) -> list[Waiting]:
+        found = [_work(name, session) for name, session in self._sessions.items() if session.unread]
+        return sorted(found, key=lambda work: work.since)
+
+    def _run_next(self) -> None:
+        if self._is_running:
+            return
+        now = self._env.now
+        state = BatchContext(
+            now=now, served=self._served, verified=self._verified, step=lambda rows, context: self._seconds(rows, context, 1)
+        )
+        batch = self._policy.choose(self._waiting(), state)
+        if batch is None:
+            return
+        self._is_running = True
+        self._verified = 0 if batch.kind == "prefill" else self._verified + 1
+        context = sum(self._sessions[portion.session].cached for portion in batch.portions)
+        rows = sum(portion.tokens for portion in batch.portions)
+        seconds = self._seconds(rows, context, len(batch.portions))
+        ended = [message for portion in batch.portions for message in self._read(portion)]
+        self._pass_stages(rows, seconds, ended)
+
+    def _pass_stages(self, rows: int, seconds: float, ended: list[SentRows]) -> None:
+        """Let a batch through all stages; the first one is free for the next batch before the last one has computed this one."""
+        each, moment = seconds / self.stages, self._env.now
+        for stage, free in enumerate(self._free):
+            moment = max(moment, free) + each
+            self._free[stage] = moment
+        self.busy += each
+        self.rows += rows
+        call_at(self._env, self._free[0] - self._env.now, self._release)
+        call_at(self._env, moment - self._env.now, lambda: self._end(rows, seconds, ended))
+
+    def _release(self) -> None:
+        self._is_running = False
+        self._run_next()
+
+    def _end(self, rows: int, seconds: float, ended: list[SentRows]) -> None:
+        self.load.record(rows, seconds)
+        self._on_batch(rows, seconds)
+        for message in ended:
+            message.emit()
+
+    def _read(self, portion: Portion) -> list[SentRows]:
+        """Count a portion as read, and return the messages that end with it."""
+        session, left = self._sessions[portion.session], portion.tokens
+        session.cached += left
+        session.unread -= left
+        self._served[session.messages[0][1].device] += left
+        session.since = self._env.now
+        ended = []
+        while left:
+            rows, message = session.messages.popleft()
+            if rows > left:
+                session.messages.appendleft((rows - left, message))
+                break
+            left -= rows
+            ended.append(message)
+        return ended
+
+
+def _work(name: str, session: _Session) -> Waiting:
+    """Return what waits of a session: all its chunks together, or the rows of its round."""
+    first = session.messages[0][1]
+    return Waiting(
+        session=name,
+        device=first.device,
+        kind=first.kind,
+        tokens=session.unread,
+        verify_rows=session.unread if first.kind == "verify" else 0,
+        context=session.cached,
+        since=session.since,
+        due=math.inf,
+    )
