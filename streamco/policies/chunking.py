@@ -12,12 +12,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from itertools import accumulate
+from math import ceil
 
 from msgspec import Struct
 
 from streamco.profiles.interpolation import interpolate
 
-__all__ = ["ChunkPlan", "RowCosts", "ServerLoad", "chunk_size", "parallel_steps"]
+__all__ = ["ChunkPlan", "RowCosts", "ServerLoad", "chunk_size", "chunks_in_flight", "parallel_steps"]
 
 SMALLEST = 16
 """Rows of the smallest chunk."""
@@ -140,6 +141,39 @@ def chunk_size(
     cheapest = min(costs.row_seconds(rows) for rows in range(first, last + 1))
     size = next(rows for rows in range(first, last + 1) if costs.row_seconds(rows) <= FLAT * cheapest)
     return ChunkPlan(size, is_balanced=False)
+
+
+def chunks_in_flight(
+    size: int,
+    *,
+    costs: RowCosts,
+    row_bytes: float,
+    upload_rate: float,
+    load_rows: float = 0.0,
+    round_trip: float = 0.0,
+    input_seconds: float = 0.0,
+) -> int:
+    """Return how many chunks may be sent and not answered, at least 2, so that the link never rests while one is computed.
+
+    The paper doesn't say. A device that waits for the answer of the chunk before the last sends two chunks in the time of one answer. Small
+    chunks, which equation 3 gives for servers with several stages, then take longer than the whole prompt in one piece.
+
+    Args:
+        size: rows of a chunk.
+        costs: seconds that the server computes, by rows.
+        row_bytes: bytes of a state on the wire.
+        upload_rate: bytes per second from the device to the server.
+        load_rows: rows of the batches that the server computes anyway.
+        round_trip: seconds on the way besides those of the bytes.
+        input_seconds: seconds of a chunk through the device's own layers, if it computes the next one only after an answer.
+
+    Raises:
+        ValueError: a size below 1, or a rate that isn't above 0.
+    """
+    if size < 1 or not row_bytes > 0 or not upload_rate > 0:
+        raise ValueError(f"chunks in flight: expected a size of at least 1 and rates above 0, got {size}, {row_bytes} and {upload_rate}")
+    answered = costs.seconds(load_rows) + costs.seconds(load_rows + size) + round_trip + input_seconds
+    return max(2, 1 + ceil(answered * upload_rate / (size * row_bytes)))
 
 
 def parallel_steps(

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from streamco.policies.chunking import FLAT, SMALLEST, RowCosts, ServerLoad, chunk_size, parallel_steps
+from streamco.policies.chunking import FLAT, SMALLEST, RowCosts, ServerLoad, chunk_size, chunks_in_flight, parallel_steps
 
 GPU = RowCosts({1: 0.018 + 0.00013, 2048: 0.018 + 0.00013 * 2048})
 """Vicuna-7B on one A6000, from the paper's 0.28 s for 2,000 rows."""
@@ -140,3 +142,20 @@ def test_steps_need_rates_above_0(name: str) -> None:
     arguments = {"row_bytes": 1.0, "upload_rate": 1.0, "download_rate": 1.0, "server_seconds": 1.0, "step_seconds": 1.0, name: 0.0}
     with pytest.raises(ValueError, match="parallel steps: expected rates"):
         parallel_steps(1, **arguments)
+
+
+def test_chunks_in_flight_cover_the_answer_of_the_first() -> None:
+    costs = RowCosts({1: 0.018, 64: 0.018})
+    arguments: dict[str, Any] = {"costs": costs, "row_bytes": 8000.0, "upload_rate": 8e6}
+    assert chunks_in_flight(16, **arguments) == 3  # 18 ms beside 16 ms for each chunk
+    assert chunks_in_flight(16, round_trip=0.08, **arguments) == 8  # 98 ms: seven chunks leave before the first answer
+    assert chunks_in_flight(16, load_rows=10, round_trip=0.08, **arguments) == 9  # after the batch that runs already
+    assert chunks_in_flight(16, input_seconds=0.02, **arguments) == 4
+    assert chunks_in_flight(1000, **arguments) == 2
+
+
+@pytest.mark.parametrize("wrong", [{"size": 0}, {"row_bytes": 0.0}, {"upload_rate": 0.0}])
+def test_chunks_in_flight_need_a_size_and_rates(wrong: dict[str, Any]) -> None:
+    arguments: dict[str, Any] = {"size": 16, "row_bytes": 1.0, "upload_rate": 1.0, **wrong}
+    with pytest.raises(ValueError, match="chunks in flight: expected"):
+        chunks_in_flight(costs=RowCosts({1: 1.0}), **arguments)

@@ -123,7 +123,7 @@ class SplitPolicyOptions(Struct, frozen=True, kw_only=True, forbid_unknown_field
         tree_rows, tree_heads: rows that a tree takes on the wire, and the maximum number of its tokens that are accepted.
         tree_accept: mean tokens of a round with the tree, the server's own included. Each further token has the same probability.
         chunking: ``whole``: a prompt is sent in one piece; ``balanced``: in chunks of the size of equation 3; a number: of so many rows.
-        chunks_in_flight: maximum number of chunks that were sent and not answered; None: any number.
+        chunks_in_flight: maximum number of chunks that were sent and not answered; ``covering``: as many as keep the link busy; None: any.
         prompt_rows: deep states of a prompt that come back: ``all``, as in the paper, or the ``last`` one, which is all that is used.
         room: maximum rows of a batch; None: any number.
         prefill_sla_ms, decode_sla_ms: limits for 128 tokens of a prompt and for 10 tokens of an answer, for the shares that keep them.
@@ -137,7 +137,7 @@ class SplitPolicyOptions(Struct, frozen=True, kw_only=True, forbid_unknown_field
     tree_heads: Annotated[int, Meta(ge=1)] = 4
     tree_accept: Annotated[float, Meta(ge=1)] = 1.89
     chunking: Literal["whole", "balanced"] | Count = "whole"
-    chunks_in_flight: Count | None = None
+    chunks_in_flight: Count | Literal["covering"] | None = None
     prompt_rows: Literal["all", "last"] = "all"
     room: Count | None = None
     prefill_sla_ms: Above = 350.0

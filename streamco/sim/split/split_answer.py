@@ -14,7 +14,7 @@ import simpy
 from msgspec import Struct
 
 from streamco.policies.batching import Kind
-from streamco.policies.chunking import chunk_size, parallel_steps
+from streamco.policies.chunking import chunk_size, chunks_in_flight, parallel_steps
 from streamco.sim.driver import call_at
 from streamco.sim.split.draft_laws import DraftSpan, draft_length, draw_tree, predrafted, tree_probability, verify_draft
 from streamco.sim.split.options import SplitPolicyOptions
@@ -137,12 +137,28 @@ class SimulatedSplitAnswer:
         )
         return plan.size
 
+    def _max_in_flight(self, size: int) -> int | None:
+        """Return how many chunks of this size may be sent and not answered; None: any number."""
+        limit, load = self._policy.chunks_in_flight, self._server.load
+        if limit != "covering":
+            return limit
+        return chunks_in_flight(
+            size,
+            costs=load.costs(),
+            row_bytes=self._state_bytes,
+            upload_rate=self._device.upload_rate,
+            load_rows=load.rows,
+            round_trip=self._device.link.round_trip,
+            input_seconds=self._device.input_seconds(size),
+        )
+
     def _read_prompt(self) -> Steps:
         outcome, left, size = self.outcome, self._request.prompt_tokens, self._chunk_rows()
+        max_in_flight = self._max_in_flight(size)
         while left:
             rows = min(size, left)
             left -= rows
-            while self._policy.chunks_in_flight is not None and self._in_flight >= self._policy.chunks_in_flight:
+            while max_in_flight is not None and self._in_flight >= max_in_flight:
                 yield self._answered
             outcome.device_seconds += (seconds := self._device.input_seconds(rows))
             yield self._compute(seconds)

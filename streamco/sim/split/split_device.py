@@ -34,13 +34,15 @@ class VaryingLink:
 
     Attributes:
         up_rate, down_rate: bytes a second at present.
+        round_trip: seconds of a round trip without payload.
     """
 
-    __slots__ = ("_free", "_options", "_rng", "down_rate", "up_rate")
+    __slots__ = ("_free", "_options", "_rng", "down_rate", "round_trip", "up_rate")
 
     def __init__(self, options: LinkRange, rng: Random) -> None:
         self._options = options
         self._rng = rng
+        self.round_trip = options.rtt_ms / 1e3
         self._free = [0.0, 0.0]  # time at which all bytes to the device, and from it, have left
         self.up_rate = self.down_rate = 0.0
         self.redraw()
@@ -60,7 +62,7 @@ class VaryingLink:
         """Return the seconds from sending to arrival; see ``SimulatedLink``."""
         rate = self.up_rate if is_up else self.down_rate
         self._free[is_up] = max(now, self._free[is_up]) + wire_bytes(payload) / rate
-        return self._free[is_up] + self._options.rtt_ms / 2e3 - now
+        return self._free[is_up] + self.round_trip / 2 - now
 
 
 class SimulatedSplitDevice:

@@ -48,6 +48,15 @@ def test_a_limit_of_chunks_in_flight_waits_for_an_answer() -> None:
     assert two.first < one.first
 
 
+def test_enough_chunks_in_flight_are_as_soon_as_any_number_and_two_may_not_be() -> None:
+    two, covering, any_number = (
+        SmallSplit(stages=4).run(request(prompt=1000, tokens=1), chunking=16, chunks_in_flight=limit, prompt_rows="last")[0]
+        for limit in (2, "covering", None)
+    )
+    assert covering.first == pytest.approx(any_number.first)
+    assert two.first > 1.5 * covering.first
+
+
 def test_the_size_of_chunks_is_that_of_the_live_policy() -> None:
     world = SmallSplit()
     (outcome,) = world.run(request(prompt=600, tokens=1), chunking="balanced")
