@@ -142,9 +142,10 @@ def _table5(name: str, scenarios: Scenarios) -> Iterator[Table]:
     """Table V: the parts of HAT."""
     ttft, tbt = (means_of(scenarios, "parts", figure) for figure in ("ttft_mean", "tpot_mean"))
     lines = []
-    for data, paper in TABLE5.items():
-        printed = dict(zip(PARTS, paper, strict=True))
-        for part, seconds in ttft[(data,)].items():
+    for (data,), found in ttft.items():
+        paper = TABLE5.get(data, ())
+        printed = dict(zip(PARTS, paper, strict=False))
+        for part, seconds in found.items():
             known = printed.get(part)
             first, between = (f"{known[0]:.0f}", f"{known[1]:.1f}") if known else ("", "")
             base = tbt[(data,)][PARTS[0]]
@@ -172,7 +173,7 @@ def _chunks(name: str, scenarios: Scenarios) -> Iterator[Table]:
     found = means_of(scenarios, "chunks", "ttft_mean")
     sizes = [*next(iter(found.values()))]
     lines = [[*map(str, case), *(f"{1e3 * ttft[size]:.0f}" for size in sizes)] for case, ttft in found.items()]
-    yield Table("TTFT [ms] of 1,024 tokens", ["stages", "rows back", "chunks in flight", *sizes], lines)
+    yield Table("TTFT [ms] of 1,024 tokens", ["stages", "rows back", "round trip [ms]", "chunks in flight", *sizes], lines)
 
 
 TABLES: Mapping[str, Callable[[str, Scenarios], Iterator[Table]]] = {

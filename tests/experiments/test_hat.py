@@ -52,7 +52,7 @@ def test_stages_have_the_papers_one_stage_or_its_four() -> None:
 
 
 def test_table_4_has_speedups_and_table_5_shares_of_the_u_shape() -> None:
-    data = ("SpecBench, 7B", "CNN/DM, 13B")
+    data = ("SpecBench, 7B", "CNN/DM, 13B", "another")
     tries = {"U-shape": 0.8, "U-Medusa": 0.4, "HAT": 0.2, "HAT without PD": 0.25}
     (table4,) = tables_of("hat_table4", [each for name in data for each in scenarios({"data set": name}, "framework", tries)])
     assert table4.lines[2] == ["SpecBench, 7B, HAT", "2.06", "0.20", "1.65", "4.00"]
@@ -61,6 +61,7 @@ def test_table_4_has_speedups_and_table_5_shares_of_the_u_shape() -> None:
     (table5,) = tables_of("hat_table5", [each for name in data for each in scenarios({"data set": name}, "parts", parts)])
     assert table5.lines[1] == ["SpecBench, 7B: PC", "384", "700", "39.4", "700.0", "0.75", "0.88"]
     assert table5.lines[6][1::2] == ["", "", ""]
+    assert table5.lines[14][:3] == ["another: none (U-shape)", "", "800"]
 
 
 def test_a_batch_grows_with_the_prompt_and_chunks_take_longer_for_it() -> None:

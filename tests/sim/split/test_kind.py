@@ -53,6 +53,14 @@ def test_a_fixed_number_of_requests_in_flight_is_kept() -> None:
     assert [row.arrival for row in found[1:]] == pytest.approx(ends[:-1], abs=1e-5)
 
 
+def test_recorded_acceptance_is_used_as_it_is() -> None:
+    recorded = {"trace": "gsm8k", "requests": 10, "arrivals": {"poisson_per_s": 2.0}}
+    plain = {"requests": 10, "arrivals": {"poisson_per_s": 2.0}, "prompt": None, "output": None, "acceptance": None}
+    found = run(rows=True, workload={**plain, **recorded}, **HAT)
+    assert found.system["round_tokens"] > 2.0
+    assert all(row.rounds < row.tokens for row in found.requests)
+
+
 def test_predicted_hardware_and_a_table_give_times_by_rows() -> None:
     predicted = batch_seconds(MiddleServerOptions(model="llama2-7b", gpu="a6000", time_factor=0.9375))
     assert predicted(2048, 0, 1) == pytest.approx(0.28, rel=0.1)  # HAT 2.3: 0.28 s for 2k tokens

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import pytest
 import simpy
 from hypothesis import given
 from hypothesis import strategies as st
 
-from streamco.policies.batching import Kind, Mixed
+from streamco.policies.batching import Batch, BatchContext, Kind, Mixed, Waiting
 from streamco.policies.chunking import MEMORY, RowCosts
 from streamco.sim.driver import call_at
 from streamco.sim.split.split_server import SentRows, SimulatedSplitServer
@@ -78,6 +80,31 @@ def test_the_next_chunk_of_a_prompt_may_enter_before_the_last_stage_has_computed
     lab.send(0.0, "a", 100, kind="prefill", position=100)
     lab.send(0.016, "a", 100, kind="prefill", position=200)
     assert lab.run() == [("a", 0.03), ("a", 0.045), ("a", 0.06)]
+
+
+class Watched:
+    """The live policy, and what it was asked."""
+
+    batch_tokens = 1 << 20
+
+    def __init__(self) -> None:
+        self.asked: list[tuple[Waiting, ...]] = []
+        self._policy = Mixed(room=self.batch_tokens)
+
+    def choose(self, waiting: Sequence[Waiting], state: BatchContext) -> Batch | None:
+        self.asked.append(tuple(waiting))
+        return self._policy.choose(waiting, state)
+
+
+def test_the_live_policy_sees_what_waits_and_rows_after_a_rejected_one_are_dropped() -> None:
+    lab, policy = Lab(), Watched()
+    lab.server._policy = policy
+    lab.send(0.0, "a", 100, kind="prefill")
+    lab.send(1.0, "a", 5, position=100)
+    lab.send(2.0, "a", 3, position=102)  # three of the five rows were rejected
+    lab.run()
+    seen = [(work.kind, work.tokens, work.verify_rows, work.context) for (work,) in filter(None, policy.asked)]
+    assert seen == [("prefill", 100, 0, 0), ("verify", 5, 5, 100), ("verify", 3, 3, 102)]
 
 
 def test_the_monitored_load_is_the_papers_moving_average() -> None:
