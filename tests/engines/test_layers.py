@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -185,3 +186,13 @@ def test_another_part_is_refused(files: PartFiles, part: type[LayerPart]) -> Non
         part(files.head)
     with pytest.raises(ConfigError, match="expected the head part of a model, got its middle part"):
         HeadPart(files.middle)
+
+
+def test_the_lines_in_the_documentation_write_a_sentence(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    page = (Path(__file__).parents[2] / "docs" / "split.md").read_text()
+    lines = next(re.finditer(r"## The parts by hand.*?```python\n(.*?)```", page, flags=re.DOTALL))[1]
+    files = split_model(packaged_model(), tmp_path)
+    for part in (files.input, files.middle, files.head):
+        lines = lines.replace(f'"model.{part.suffixes[-2][1:]}.gguf"', repr(str(part)))
+    exec(compile(lines, "docs/split.md", "exec"), {})  # the page is part of this repository
+    assert capsys.readouterr().out.startswith(" Paris.")
