@@ -47,6 +47,7 @@ class _Sent(Struct, frozen=True, gc=False):
     round_number: int
     position: int
     wanted: int
+    form: StateFormat
 
 
 @dataclass(slots=True)
@@ -138,7 +139,7 @@ class SplitClient:
         rows = Rows(session, state.last_round + 1, position, wanted, form, states)
         self._messages.append(self.codec.encode(rows))
         state.last_round, state.length = rows.round_number, rows.end
-        state.rounds.append(_Sent(rows.round_number, position, wanted))
+        state.rounds.append(_Sent(rows.round_number, position, wanted, form))
         return rows.round_number
 
     def resume(self, key: bytes) -> int:
@@ -219,6 +220,8 @@ class SplitClient:
             )
         if len(frame.states) != rows.wanted:
             raise MalformedFrameError(f"{where}: expected {rows.wanted} states, got {len(frame.states)}", session=frame.session)
+        if frame.form not in {rows.form, "f32"}:
+            raise MalformedFrameError(f"{where}: expected states as {rows.form} or f32, got {frame.form}", session=frame.session)
         state.rounds.popleft()
         return frame
 
@@ -239,7 +242,7 @@ class SplitClient:
             case "connection":
                 self._end()
             case "session":
-                self._sessions.pop(-1 if frame.session is None else frame.session, None)
+                return None if self._sessions.pop(-1 if frame.session is None else frame.session, None) is None else frame
             case "round":
                 return frame if self._drop_round(frame) else None
             case "frame":

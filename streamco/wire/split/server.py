@@ -171,19 +171,22 @@ class SplitServer:
 
         A refused round leaves the session with the positions before it, so later rounds that build on it are refused, too.
         """
-        if error.scope == "round":
-            self._drop_rounds(error)
+        later = self._drop_rounds(error) if error.scope == "round" else []
         self._answer(error)
+        for number in later:
+            message = f"session {error.session}: expected the rows before it to be computed, got a refusal of round {error.round_number}"
+            self._answer(StaleRoundError(message, session=error.session, round_number=number))
 
-    def _drop_rounds(self, error: VerifyProtocolError) -> None:
+    def _drop_rounds(self, error: VerifyProtocolError) -> list[int]:
+        """Forget a refused round and those after it, and return the numbers of the latter."""
         session = self._sessions.get(-1 if error.session is None else error.session)
         if session is None or not any(each.round_number == error.round_number for each in session.rounds):
-            return
-        while session.rounds and session.rounds[-1].round_number != error.round_number:
-            later = session.rounds.pop()
-            message = f"session {error.session}: expected the rows before it to be computed, got a refusal of round {error.round_number}"
-            self._answer(StaleRoundError(message, session=error.session, round_number=later.round_number))
+            return []
+        later: list[int] = []
+        while session.rounds[-1].round_number != error.round_number:
+            later.insert(0, session.rounds.pop().round_number)
         session.length = session.rounds.pop().position
+        return later
 
     def _answer(self, error: VerifyProtocolError) -> None:
         """Send an error, and end its connection or session."""

@@ -28,6 +28,7 @@ from streamco.wire.split.frames import (
     SplitWelcome,
     States,
 )
+from streamco.wire.tensors import StateFormat
 from streamco.wire.verify.client import VerifyClient
 from streamco.wire.verify.codec import VerifyCodec
 from streamco.wire.verify.errors import (
@@ -243,8 +244,8 @@ def test_a_refused_round_takes_those_after_it_along() -> None:
     answer(pair, frames[0])
     pair.server.refuse(OverloadedError("expected less", session=session, round_number=1, retry_after=1.0))
     found = pair.down()
-    assert [type(each).__name__ for each in found] == ["States", "Refusal", "Refusal"]
-    assert [(each.code, each.round_number) for each in found if isinstance(each, Refusal)] == [("stale_round", 2), ("overloaded", 1)]
+    assert [type(each).__name__ for each in found] == ["States", "Refusal"], "the second refusal follows from the first"
+    assert [(each.code, each.round_number) for each in found if isinstance(each, Refusal)] == [("overloaded", 1)]
     assert pair.client.length(session) == 4
     assert pair.client.unanswered(session) == 0
     assert not pair.server.send(States(session, 1, "f16", states(0)))
@@ -356,6 +357,37 @@ def test_answers_about_what_is_over_are_dropped() -> None:
     assert pair.client.receive(codec.encode(SplitOpened(99, KEY))) is None
     assert pair.client.receive(codec.encode(SplitResumed(99, 0))) is None
     assert pair.client.receive(codec.encode(Refusal("overloaded", "", number, 7))) is None
+    assert pair.client.receive(codec.encode(Refusal("evicted", "", 99))) is None
+
+
+def test_refusals_of_rounds_come_in_the_order_of_the_rounds() -> None:
+    pair = greeted()
+    session = opened(pair)
+    for place in range(4):
+        pair.client.rows(session, place, states(1), wanted=0)
+    pair.up()
+    pair.server.refuse(OverloadedError("expected less", session=session, round_number=1))
+    found = [pair.client.codec.decode_down(message) for message in pair.server.take_messages()]
+    refused = [(each.code, each.round_number) for each in found if isinstance(each, Refusal)]
+    assert refused == [("overloaded", 1), ("stale_round", 2), ("stale_round", 3)]
+
+
+@pytest.mark.parametrize(("asked", "got"), [("f32", "f16"), ("f32", "i8"), ("f16", "i8"), ("i8", "f16")])
+def test_states_of_a_format_that_was_not_asked_for_are_refused(asked: StateFormat, got: StateFormat) -> None:
+    pair = greeted()
+    number = opened(pair)
+    pair.client.rows(number, 0, states(1), wanted=1, form=asked)
+    with pytest.raises(MalformedFrameError, match=f"expected states as {asked} or f32, got {got}"):
+        pair.client.receive(SplitCodec(WIDTH).encode(States(number, 0, got, states(1))))
+    assert pair.client.is_closed
+
+
+@pytest.mark.parametrize("asked", ["f32", "f16", "i8"])
+def test_states_may_always_be_32_bit_floats(asked: StateFormat) -> None:
+    pair = greeted()
+    number = opened(pair)
+    pair.client.rows(number, 0, states(1), wanted=1, form=asked)
+    assert isinstance(pair.client.receive(SplitCodec(WIDTH).encode(States(number, 0, "f32", states(1)))), States)
 
 
 # Any order that the client's methods allow
