@@ -6,6 +6,9 @@ ones cost less a row. Equation 3 takes the size at which sending a chunk lasts a
 The equation has no solution if a row is sent faster than it is computed, at every size. That is so for servers without a GPU. Then
 computing is the bottleneck, and the smallest size serves at which a row costs hardly more than in any larger chunk. With several pipeline
 stages every size may solve it. So there is a smallest size.
+
+The equation also has large solutions, up to the whole prompt, if a row is sent in hardly more time than it is computed. Such a chunk
+overlaps with nothing. ``fastest_chunk_size`` therefore compares the predicted times of all ways to cut a prompt evenly, and of the whole.
 """
 
 from __future__ import annotations
@@ -18,13 +21,16 @@ from msgspec import Struct
 
 from streamco.profiles.interpolation import interpolate
 
-__all__ = ["ChunkPlan", "RowCosts", "ServerLoad", "chunk_size", "chunks_in_flight", "parallel_steps"]
+__all__ = ["ChunkPlan", "RowCosts", "ServerLoad", "chunk_size", "chunks_in_flight", "fastest_chunk_size", "parallel_steps"]
 
 SMALLEST = 16
 """Rows of the smallest chunk."""
 
 FLAT = 1.05
 """How much more than the cheapest a row may cost, if equation 3 has no solution."""
+
+NEARLY = 1.03
+"""How much later than with the best chunks a prompt may be read, if larger chunks then do: fewer batches, which other devices share."""
 
 MEMORY = 0.8
 """Weight of the past in the moving averages: alpha in equations 1 and 2."""
@@ -75,10 +81,13 @@ class ServerLoad:
         self._costs = {rows: costs.seconds(rows) for rows in costs.rows}
         self.rows = 0.0
         """Rows of a batch (mu in equation 1)."""
+        self.steady_rows = 0.0
+        """Rows of a batch without those of prompts, which soon end. A device's own prompt is otherwise counted as load on its next one."""
 
-    def record(self, rows: int, seconds: float) -> None:
-        """Count a batch. Its time goes to the measured size that is nearest in proportion."""
+    def record(self, rows: int, seconds: float, *, prompt_rows: int = 0) -> None:
+        """Count a batch, ``prompt_rows`` of which are of prompts. Its time goes to the measured size that is nearest in proportion."""
         self.rows = self._memory * self.rows + (1 - self._memory) * rows
+        self.steady_rows = self._memory * self.steady_rows + (1 - self._memory) * (rows - prompt_rows)
         size = min(self._costs, key=lambda known: max(known / rows, rows / known))
         costs = self.costs()
         scaled = seconds * costs.seconds(size) / costs.seconds(rows)
@@ -127,11 +136,7 @@ def chunk_size(
     Raises:
         ValueError: an argument is out of range.
     """
-    if prompt < 1 or stages < 1 or smallest < 1 or not row_bytes > 0 or not upload_rate > 0:
-        raise ValueError(
-            f"chunk size: expected a prompt, stages and a smallest size of at least 1 and rates above 0, got {prompt}, {stages}, "
-            f"{smallest}, {row_bytes} bytes a row and {upload_rate} bytes/s"
-        )
+    _check(prompt, stages, smallest, row_bytes, upload_rate)
     last = max(1, min(prompt, largest or prompt))
     first = min(smallest, last)
     waiting = costs.seconds(load_rows)
@@ -141,6 +146,58 @@ def chunk_size(
     cheapest = min(costs.row_seconds(rows) for rows in range(first, last + 1))
     size = next(rows for rows in range(first, last + 1) if costs.row_seconds(rows) <= FLAT * cheapest)
     return ChunkPlan(size, is_balanced=False)
+
+
+def fastest_chunk_size(
+    prompt: int,
+    *,
+    costs: RowCosts,
+    row_bytes: float,
+    upload_rate: float,
+    load_rows: float = 0.0,
+    stages: int = 1,
+    smallest: int = SMALLEST,
+    largest: int | None = None,
+) -> ChunkPlan:
+    """Return the chunks by which a prompt is read soonest, with enough of them in flight (``chunks_in_flight``); not in the paper.
+
+    The link sends chunk after chunk, and the server computes those that have come while the next ones are sent. If several sizes are nearly
+    as fast, the largest is returned. The download is not counted: one row comes back for a prompt.
+
+    Args:
+        prompt, costs, row_bytes, upload_rate, load_rows, stages, smallest, largest: see ``chunk_size``.
+
+    Raises:
+        ValueError: an argument is out of range.
+    """
+    _check(prompt, stages, smallest, row_bytes, upload_rate)
+    last = max(1, min(prompt, largest or prompt))
+    first = min(smallest, last)
+    sizes = sorted({size for parts in range(1, prompt // first + 1) if (size := ceil(prompt / parts)) <= last} | {last})
+    row_seconds = row_bytes / upload_rate
+    seconds = {
+        size: _seconds_to_read(prompt, size, row_seconds=row_seconds, costs=costs, load_rows=load_rows, stages=stages) for size in sizes
+    }
+    limit = NEARLY * min(seconds.values())
+    size = max(size for size in sizes if seconds[size] <= limit)
+    return ChunkPlan(size, is_balanced=row_seconds * size >= costs.seconds(load_rows + size) / stages)
+
+
+def _seconds_to_read(prompt: int, size: int, *, row_seconds: float, costs: RowCosts, load_rows: float, stages: int) -> float:
+    """Return the seconds until the last chunk of a prompt is computed, without the time on the way.
+
+    Whenever the first stage is free, it computes all chunks that have come.
+    """
+    free = [0.0] * stages
+    read = 0
+    while read < prompt:
+        moment = max(free[0], row_seconds * min(prompt, read + size))
+        arrived = min(prompt, size * int(moment / (row_seconds * size) + 1e-9)) if moment < row_seconds * prompt else prompt
+        rows, read = arrived - read, arrived
+        each = costs.seconds(load_rows + rows) / stages
+        for stage in range(stages):
+            moment = free[stage] = max(moment, free[stage]) + each
+    return free[-1]
 
 
 def chunks_in_flight(
@@ -203,3 +260,11 @@ def parallel_steps(
         raise ValueError(f"parallel steps: expected rates and a step above 0, got {upload_rate}, {download_rate} and {step_seconds}")
     wait = drafted * row_bytes * (1 / upload_rate + 1 / download_rate) + server_seconds + round_trip
     return int(wait / step_seconds)
+
+
+def _check(prompt: int, stages: int, smallest: int, row_bytes: float, upload_rate: float) -> None:
+    if prompt < 1 or stages < 1 or smallest < 1 or not row_bytes > 0 or not upload_rate > 0:
+        raise ValueError(
+            f"chunk size: expected a prompt, stages and a smallest size of at least 1 and rates above 0, got {prompt}, {stages}, "
+            f"{smallest}, {row_bytes} bytes a row and {upload_rate} bytes/s"
+        )

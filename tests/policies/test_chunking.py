@@ -8,7 +8,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from streamco.policies.chunking import FLAT, SMALLEST, RowCosts, ServerLoad, chunk_size, chunks_in_flight, parallel_steps
+from streamco.policies.chunking import (
+    FLAT,
+    NEARLY,
+    SMALLEST,
+    RowCosts,
+    ServerLoad,
+    chunk_size,
+    chunks_in_flight,
+    fastest_chunk_size,
+    parallel_steps,
+)
 
 GPU = RowCosts({1: 0.018 + 0.00013, 2048: 0.018 + 0.00013 * 2048})
 """Vicuna-7B on one A6000, from the paper's 0.28 s for 2,000 rows."""
@@ -159,3 +169,60 @@ def test_chunks_in_flight_need_a_size_and_rates(wrong: dict[str, Any]) -> None:
     arguments: dict[str, Any] = {"size": 16, "row_bytes": 1.0, "upload_rate": 1.0, **wrong}
     with pytest.raises(ValueError, match="chunks in flight: expected"):
         chunks_in_flight(costs=RowCosts({1: 1.0}), **arguments)
+
+
+def read_seconds(prompt: int, size: int, *, row: float, costs: RowCosts, stages: int) -> float:
+    """Seconds of a prompt's chunks over a link of ``row`` seconds a row, if the first stage takes all that have come."""
+    arrivals = [(min(prompt, start + size) * row, min(size, prompt - start)) for start in range(0, prompt, size)]
+    free = [0.0] * stages
+    while arrivals:
+        moment = max(free[0], arrivals[0][0])
+        come = [rows for at, rows in arrivals if at <= moment + 1e-12]
+        arrivals = arrivals[len(come) :]
+        for stage in range(stages):
+            moment = free[stage] = max(moment, free[stage]) + costs.seconds(sum(come)) / stages
+    return free[-1]
+
+
+@given(
+    prompt=st.integers(1, 3000),
+    rate=st.floats(1e6, 1e8),
+    setup=st.floats(0.0001, 0.05),
+    row=st.floats(1e-6, 1e-3),
+    stages=st.integers(1, 4),
+)
+def test_the_fastest_chunks_are_about_as_fast_as_the_best_of_all_sizes(
+    prompt: int, rate: float, setup: float, row: float, stages: int
+) -> None:
+    costs = RowCosts({1: setup + row, 4096: setup + 4096 * row})
+    plan = fastest_chunk_size(prompt, costs=costs, row_bytes=8192.0, upload_rate=rate, stages=stages)
+    assert 1 <= plan.size <= prompt
+    found, *others = (
+        read_seconds(prompt, size, row=8192 / rate, costs=costs, stages=stages) for size in (plan.size, prompt, 16, 32, 64, 128, 256, 512)
+    )
+    assert found <= (NEARLY + 0.01) * min(others)
+
+
+def test_a_prompt_that_is_sent_hardly_slower_than_it_is_computed_is_cut_all_the_same() -> None:
+    costs = RowCosts({1: 0.01813, 2048: 0.2842})  # 0.154 ms a row on the link, 0.130 at the server
+    arguments: dict[str, Any] = {"costs": costs, "row_bytes": 1152.0, "upload_rate": 7.5e6}
+    assert chunk_size(2000, **arguments).size > 700, "equation 3 waits for 18 ms to be gained at 0.024 ms a row"
+    assert fastest_chunk_size(128, **arguments).size == 128
+    assert 64 <= fastest_chunk_size(512, **arguments).size <= 300
+    assert 64 <= fastest_chunk_size(2000, **arguments).size <= 400
+
+
+def test_the_fastest_chunks_keep_their_bounds() -> None:
+    arguments: dict[str, Any] = {"costs": GPU, "row_bytes": 8192.0, "upload_rate": 7.5e6}
+    assert fastest_chunk_size(2000, largest=64, **arguments).size <= 64
+    assert fastest_chunk_size(2000, smallest=200, **arguments).size >= 200
+    assert fastest_chunk_size(5, **arguments).size == 5
+    with pytest.raises(ValueError, match="chunk size: expected a prompt"):
+        fastest_chunk_size(0, **arguments)
+
+
+def test_a_prompts_own_rows_are_no_steady_load() -> None:
+    load = ServerLoad(RowCosts({1: 1.0, 100: 2.0}))
+    load.record(100, 1.0, prompt_rows=90)
+    assert load.rows == pytest.approx(20.0)
+    assert load.steady_rows == pytest.approx(2.0)

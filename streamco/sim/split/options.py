@@ -27,7 +27,9 @@ class SplitDevicePool(Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
         head_ms: a pass through the head.
         draft_ms: a pass of one row through the draft layer.
         heads_ms: a pass through all Medusa heads.
+        draft_head_ms: a pass through the draft layer's own, smaller head; None: it uses the model's.
         row_ms: what each further row adds to a pass, of input layers or head.
+        head_row_ms: what each further row adds to a pass through the head; None: ``row_ms``.
         branch_share: what each further branch adds to a draft step, as a share of it.
         paces: factors on all times, one for each mode; a device changes its mode every ``pace_requests`` requests.
     """
@@ -37,7 +39,9 @@ class SplitDevicePool(Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     head_ms: AtLeastZero
     draft_ms: AtLeastZero = 0.0
     heads_ms: AtLeastZero = 0.0
+    draft_head_ms: AtLeastZero | None = None
     row_ms: AtLeastZero = 0.0
+    head_row_ms: AtLeastZero | None = None
     branch_share: AtLeastZero = 0.05
     paces: tuple[Above, ...] = (1.0,)
 
@@ -122,7 +126,8 @@ class SplitPolicyOptions(Struct, frozen=True, kw_only=True, forbid_unknown_field
         branches: candidates for the last draft token from which drafting goes on while the verdict is out (section 3.5); 0: it waits.
         tree_rows, tree_heads: rows that a tree takes on the wire, and the maximum number of its tokens that are accepted.
         tree_accept: mean tokens of a round with the tree, the server's own included. Each further token has the same probability.
-        chunking: ``whole``: a prompt is sent in one piece; ``balanced``: in chunks of the size of equation 3; a number: of so many rows.
+        chunking: ``whole``: a prompt is sent in one piece; ``balanced``: in chunks of the size of equation 3; ``fastest``: in those with
+            the shortest predicted time (``fastest_chunk_size``); a number: of so many rows.
         chunks_in_flight: maximum number of chunks that were sent and not answered; ``covering``: as many as keep the link busy; None: any.
         prompt_rows: deep states of a prompt that come back: ``all``, as in the paper, or the ``last`` one, which is all that is used.
         room: maximum rows of a batch; None: any number.
@@ -136,7 +141,7 @@ class SplitPolicyOptions(Struct, frozen=True, kw_only=True, forbid_unknown_field
     tree_rows: Annotated[int, Meta(ge=1, le=32)] = 8
     tree_heads: Annotated[int, Meta(ge=1)] = 4
     tree_accept: Annotated[float, Meta(ge=1)] = 1.89
-    chunking: Literal["whole", "balanced"] | Count = "whole"
+    chunking: Literal["whole", "balanced", "fastest"] | Count = "whole"
     chunks_in_flight: Count | Literal["covering"] | None = None
     prompt_rows: Literal["all", "last"] = "all"
     room: Count | None = None

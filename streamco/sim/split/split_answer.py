@@ -14,7 +14,7 @@ import simpy
 from msgspec import Struct
 
 from streamco.policies.batching import Kind
-from streamco.policies.chunking import chunk_size, chunks_in_flight, parallel_steps
+from streamco.policies.chunking import chunk_size, chunks_in_flight, fastest_chunk_size, parallel_steps
 from streamco.sim.driver import call_at
 from streamco.sim.split.draft_laws import DraftSpan, draft_length, draw_tree, predrafted, tree_probability, verify_draft
 from streamco.sim.split.options import SplitPolicyOptions
@@ -123,15 +123,16 @@ class SimulatedSplitAnswer:
         prompt, chunking = self._request.prompt_tokens, self._policy.chunking
         if chunking == "whole":
             return prompt
-        if chunking != "balanced":
+        if isinstance(chunking, int):
             return min(prompt, chunking)
         load = self._server.load
-        plan = chunk_size(
+        is_paper = chunking == "balanced"
+        plan = (chunk_size if is_paper else fastest_chunk_size)(
             prompt,
             costs=load.costs(),
             row_bytes=self._state_bytes,
             upload_rate=self._device.upload_rate,
-            load_rows=load.rows,
+            load_rows=load.rows if is_paper else load.steady_rows,
             stages=self._server.stages,
             largest=self._policy.room,
         )
@@ -147,7 +148,7 @@ class SimulatedSplitAnswer:
             costs=load.costs(),
             row_bytes=self._state_bytes,
             upload_rate=self._device.upload_rate,
-            load_rows=load.rows,
+            load_rows=load.rows if self._policy.chunking == "balanced" else load.steady_rows,
             round_trip=self._device.link.round_trip,
             input_seconds=self._device.input_seconds(size),
         )

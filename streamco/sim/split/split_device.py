@@ -125,12 +125,14 @@ class SimulatedSplitDevice:
 
     def head_seconds(self, rows: int = 1) -> float:
         """Return the seconds of rows through the head."""
-        return self._seconds(self._pool.head_ms, self._pool.row_ms * (rows - 1))
+        pool = self._pool
+        return self._seconds(pool.head_ms, (pool.row_ms if pool.head_row_ms is None else pool.head_row_ms) * (rows - 1))
 
     def step_seconds(self, branches: int = 1) -> float:
         """Return the seconds of a draft step: input layers, draft layer and head, on several branches at once."""
         pool = self._pool
-        return self._seconds(pool.input_ms, pool.draft_ms, pool.head_ms) * (1 + pool.branch_share * (branches - 1))
+        head = pool.head_ms if pool.draft_head_ms is None else pool.draft_head_ms
+        return self._seconds(pool.input_ms, pool.draft_ms, head) * (1 + pool.branch_share * (branches - 1))
 
     def tree_seconds(self, rows: int) -> float:
         """Return the seconds of Medusa's heads, and of the tree's rows through the input layers."""

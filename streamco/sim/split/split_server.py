@@ -135,10 +135,11 @@ class SimulatedSplitServer:
         context = sum(self._sessions[portion.session].cached for portion in batch.portions)
         rows = sum(portion.tokens for portion in batch.portions)
         seconds = self._seconds(rows, context, len(batch.portions))
+        prompts = sum(portion.tokens for portion in batch.portions if self._sessions[portion.session].messages[0][1].kind == "prefill")
         ended = [message for portion in batch.portions for message in self._read(portion)]
-        self._pass_stages(rows, seconds, ended)
+        self._pass_stages(rows, prompts, seconds, ended)
 
-    def _pass_stages(self, rows: int, seconds: float, ended: list[SentRows]) -> None:
+    def _pass_stages(self, rows: int, prompt_rows: int, seconds: float, ended: list[SentRows]) -> None:
         """Let a batch through all stages; the first one is free for the next batch before the last one has computed this one."""
         each, moment = seconds / self.stages, self._env.now
         for stage, free in enumerate(self._free):
@@ -147,14 +148,14 @@ class SimulatedSplitServer:
         self.busy += each
         self.rows += rows
         call_at(self._env, self._free[0] - self._env.now, self._release)
-        call_at(self._env, moment - self._env.now, lambda: self._end(rows, seconds, ended))
+        call_at(self._env, moment - self._env.now, lambda: self._end(rows, prompt_rows, seconds, ended))
 
     def _release(self) -> None:
         self._is_running = False
         self._run_next()
 
-    def _end(self, rows: int, seconds: float, ended: list[SentRows]) -> None:
-        self.load.record(rows, seconds)
+    def _end(self, rows: int, prompt_rows: int, seconds: float, ended: list[SentRows]) -> None:
+        self.load.record(rows, seconds, prompt_rows=prompt_rows)
         self._on_batch(rows, seconds)
         for message in ended:
             message.emit()

@@ -9,7 +9,7 @@ import msgspec
 import pytest
 
 from streamco.sim.experiment.experiment import read_experiment
-from streamco.sim.experiment.scenario import metrics_of
+from streamco.sim.experiment.scenario import metrics_of, run_scenario
 from streamco.sim.split.kind import KIND, batch_seconds, row_costs
 from streamco.sim.split.options import MiddleServerOptions
 from tests.sim.split.worlds import WORKLOAD, run
@@ -59,6 +59,14 @@ def test_recorded_acceptance_is_used_as_it_is() -> None:
     found = run(rows=True, workload={**plain, **recorded}, **HAT)
     assert found.system["round_tokens"] > 2.0
     assert all(row.rounds < row.tokens for row in found.requests)
+
+
+@pytest.mark.parametrize(("data", "tokens"), [("SpecBench, 7B", 2.06), ("CNN/DM, 13B", 1.98)])
+def test_the_acceptance_of_the_experiments_gives_the_papers_tokens_a_round(data: str, tokens: float) -> None:
+    experiment = read_experiment(Path(__file__).parents[3] / "experiments" / "hat_table4.yaml")
+    point = {"data set": data, "framework": "HAT without PD"}
+    found = run_scenario(next(each for each in experiment.scenarios if each.point == point)).system
+    assert found["round_tokens"] == pytest.approx(tokens, rel=0.03)  # HAT, Table IV
 
 
 def test_predicted_hardware_and_a_table_give_times_by_rows() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from random import Random
 
+import msgspec
 import pytest
 
 from streamco.sim.split.options import LinkRange, SplitDevicePool
@@ -54,6 +55,14 @@ def test_passes_take_what_their_parts_take() -> None:
     assert device.step_seconds() == pytest.approx(0.0055)
     assert device.step_seconds(3) == pytest.approx(0.0066)
     assert device.tree_seconds(8) == pytest.approx(0.003 + 0.0047)
+
+
+def test_a_draft_layers_own_head_and_the_heads_rows_may_differ() -> None:
+    pool = msgspec.structs.replace(POOL, draft_head_ms=0.2, head_row_ms=1.0)
+    device = SimulatedSplitDevice(0, pool, VaryingLink(LINK, Random(1)), pace_requests=5, is_shared=True, rng=Random(1))
+    assert device.step_seconds() == pytest.approx(0.0047)
+    assert device.head_seconds(3) == pytest.approx(0.003)
+    assert device.input_seconds(3) == pytest.approx(0.0042)
 
 
 def test_a_shared_processor_does_one_thing_after_the_other_and_an_own_one_does_not_wait() -> None:
