@@ -19,11 +19,11 @@ import numpy as np
 from bench.inversion_attacks import Classifier, Floats, Ids, LinearMap, Search, Wire, nearest, unit
 from bench.prompts import real_prompts
 from bench.report import Row, add_arguments, emit
-from streamco.engines.layers import HeadPart, InputPart, MiddlePart
 from streamco.engines.llamacpp.bundled_model import packaged_model
 from streamco.engines.llamacpp.context import LlamaContext
 from streamco.engines.llamacpp.model import LlamaModel
 from streamco.engines.llamacpp.model_parts import EmbeddingTable, split_model
+from streamco.engines.split.layers import HeadPart, InputPart, MiddlePart
 from streamco.wire.tensors import StateFormat
 
 CELLS = 512

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from streamco.engines.layers import InputPart
+from streamco.engines.split.layers import InputPart
 from streamco.wire.tensors import StateFormat, decode_states, encode_states
 
 __all__ = ["Classifier", "LinearMap", "Search", "Wire", "nearest"]

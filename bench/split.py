@@ -15,12 +15,12 @@ import numpy as np
 
 from bench.prompts import real_prompts
 from bench.report import Row, add_arguments, emit
-from streamco.engines.layers import HeadPart, InputPart, MiddlePart
 from streamco.engines.llamacpp.bundled_model import packaged_model
 from streamco.engines.llamacpp.context import LlamaContext
 from streamco.engines.llamacpp.gguf import derived
 from streamco.engines.llamacpp.model import LlamaModel
 from streamco.engines.llamacpp.model_parts import split_model
+from streamco.engines.split.layers import HeadPart, InputPart, MiddlePart
 
 KINDS = ("packaged", "F16", "Q4_0", "Q8_0", "Q4_K_M")
 CELLS = 1024

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from bench.inversion_attacks import Classifier, Floats, LinearMap, Search, Wire, nearest, unit
-from streamco.engines.layers import InputPart
+from streamco.engines.split.layers import InputPart
 
 WIDTH, VOCABULARY = 32, 300
 

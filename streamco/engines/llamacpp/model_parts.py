@@ -28,7 +28,23 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-__all__ = ["ARCHITECTURES", "EmbeddingTable", "PartFiles", "PartInfo", "PartKind", "check_same_model", "read_part", "split_model"]
+__all__ = [
+    "ARCHITECTURES",
+    "EmbeddingTable",
+    "PartFiles",
+    "PartInfo",
+    "PartKind",
+    "check_same_model",
+    "close_writer",
+    "copy_field",
+    "describe_part",
+    "field_of",
+    "open_gguf",
+    "read_part",
+    "split_model",
+    "tensors_of",
+    "written_file",
+]
 
 ARCHITECTURES = ("llama", "qwen2")
 """Architectures of the models that were compared with their parts."""
@@ -92,17 +108,17 @@ def split_model(source: str | Path, folder: str | Path, *, input_layers: int = 2
         EngineError: the file is no GGUF file of a known architecture, or is itself a part.
     """
     source, folder = Path(source), Path(folder)
-    reader = _open(source)
+    reader = open_gguf(source)
     whole = _Whole(reader, source)
     if not 1 <= input_layers < whole.layers:
         raise ConfigError(f"input_layers: expected 1 to {whole.layers - 1} for {source.name}, got {input_layers}")
     folder.mkdir(parents=True, exist_ok=True)
     files = PartFiles(*(folder / f"{source.stem}.{kind}.gguf" for kind in KINDS))
-    with _written(files.input) as path:
+    with written_file(files.input) as path:
         whole.write_layers(path, "input", 0, input_layers)
-    with _written(files.middle) as path:
+    with written_file(files.middle) as path:
         whole.write_layers(path, "middle", input_layers, whole.layers)
-    with _written(files.head) as path:
+    with written_file(files.head) as path:
         whole.write_head(path)
     return files
 
@@ -115,19 +131,27 @@ def read_part(path: str | Path) -> PartInfo:
         EngineError: the file is no part of a model.
     """
     path = Path(path)
-    reader = _open(path)
-    kind = _field(reader, _KIND)
+    return describe_part(open_gguf(path), path)
+
+
+def describe_part(reader: Any, path: Path) -> PartInfo:
+    """Return what a part's file says of itself, from its reader.
+
+    Raises:
+        EngineError: the file is no part of a model.
+    """
+    kind = field_of(reader, _KIND)
     if kind not in KINDS:
         raise EngineError(f"model {path}: expected a part of a model (streamco split writes them), got a whole model")
-    architecture = str(_field(reader, "general.architecture"))
-    layers = 0 if kind == "head" else int(_field(reader, f"{architecture}.block_count"))
+    architecture = str(field_of(reader, "general.architecture"))
+    layers = 0 if kind == "head" else int(field_of(reader, f"{architecture}.block_count"))
     return PartInfo(
         kind=kind,
-        source=str(_field(reader, _SOURCE)),
-        first_layer=int(_field(reader, _FIRST)),
+        source=str(field_of(reader, _SOURCE)),
+        first_layer=int(field_of(reader, _FIRST)),
         layers=layers,
-        total_layers=int(_field(reader, _TOTAL)),
-        width=int(_field(reader, f"{architecture}.embedding_length")),
+        total_layers=int(field_of(reader, _TOTAL)),
+        width=int(field_of(reader, f"{architecture}.embedding_length")),
         architecture=architecture,
     )
 
@@ -150,13 +174,17 @@ def check_same_model(*parts: PartInfo) -> None:
 class EmbeddingTable:
     """The token embeddings of a head part, read from the file as they are needed.
 
+    Args:
+        path: the file.
+        reader: its reader, which takes a while to make; None: a new one.
+
     Raises:
         EngineError: the file has none.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, reader: Any = None) -> None:
         self._path = path
-        self._tensor = _tensors(_open(path)).get("token_embd.weight")
+        self._tensor = tensors_of(reader or open_gguf(path)).get("token_embd.weight")
         if self._tensor is None:
             raise EngineError(f"model {path}: expected token embeddings, got none")
         self.size = int(self._tensor.shape[1])
@@ -183,18 +211,18 @@ class _Whole:
     def __init__(self, reader: Any, path: Path) -> None:
         self._reader = reader
         self._path = path
-        self._tensors = _tensors(reader)
-        if _field(reader, _KIND):
-            raise EngineError(f"model {path}: expected a whole model, got its {_field(reader, _KIND)} part")
-        self.architecture = str(_field(reader, "general.architecture"))
+        self._tensors = tensors_of(reader)
+        if field_of(reader, _KIND):
+            raise EngineError(f"model {path}: expected a whole model, got its {field_of(reader, _KIND)} part")
+        self.architecture = str(field_of(reader, "general.architecture"))
         if self.architecture not in ARCHITECTURES:
             raise EngineError(f"model {path}: expected one of the architectures {', '.join(ARCHITECTURES)}, got {self.architecture}")
-        if int(_field(reader, "split.count") or 1) > 1:
-            raise EngineError(f"model {path}: expected a model in one file, got one in {_field(reader, 'split.count')}")
-        if int(_field(reader, self._key("expert_count")) or 0):
+        if int(field_of(reader, "split.count") or 1) > 1:
+            raise EngineError(f"model {path}: expected a model in one file, got one in {field_of(reader, 'split.count')}")
+        if int(field_of(reader, self._key("expert_count")) or 0):
             raise EngineError(f"model {path}: expected a dense model, got a mixture of experts")
-        self.layers = int(_field(reader, self._key("block_count")))
-        self.width = int(_field(reader, self._key("embedding_length")))
+        self.layers = int(field_of(reader, self._key("block_count")))
+        self.width = int(field_of(reader, self._key("embedding_length")))
         self._source = content_mark(path)[:16]
 
     def write_layers(self, path: Path, kind: PartKind, first: int, stop: int) -> None:
@@ -205,7 +233,7 @@ class _Whole:
         left_out = {self._key("block_count"), self._key("vocab_size"), "general.name", "general.architecture"}
         for field in self._reader.fields.values():
             if field.name not in left_out and not field.name.startswith(("GGUF.", "tokenizer.")):
-                _copy_field(writer, field)
+                copy_field(writer, field)
         writer.add_uint32(self._key("block_count"), stop - first)
         writer.add_uint32(self._key("vocab_size"), _NO_VOCABULARY)
         writer.add_string("tokenizer.ggml.model", "no_vocab")
@@ -217,7 +245,7 @@ class _Whole:
             for name in self._tensors:
                 if name.startswith(f"blk.{layer}."):
                     self._copy_tensor(writer, name, name.replace(f"blk.{layer}.", f"blk.{layer - first}.", 1))
-        _close(writer)
+        close_writer(writer)
 
     def write_head(self, path: Path) -> None:
         """Write the final norm, the output matrix, the embeddings and the tokenizer, with one layer that changes nothing."""
@@ -226,9 +254,9 @@ class _Whole:
         writer = self._writer(path, "head", self.layers, "llama")
         for field in self._reader.fields.values():
             if field.name.startswith("tokenizer."):
-                _copy_field(writer, field)
+                copy_field(writer, field)
         writer.add_uint32("llama.block_count", 1)
-        writer.add_uint32("llama.context_length", int(_field(self._reader, self._key("context_length"))))
+        writer.add_uint32("llama.context_length", int(field_of(self._reader, self._key("context_length"))))
         writer.add_uint32("llama.embedding_length", self.width)
         writer.add_uint32("llama.feed_forward_length", _HEAD_WIDTH)
         writer.add_uint32("llama.attention.head_count", 1)
@@ -237,20 +265,20 @@ class _Whole:
         writer.add_uint32("llama.attention.value_length", _HEAD_WIDTH)
         writer.add_uint32("llama.rope.dimension_count", _HEAD_WIDTH)
         epsilon = "attention.layer_norm_rms_epsilon"
-        writer.add_float32(f"llama.{epsilon}", float(_field(self._reader, self._key(epsilon))))
+        writer.add_float32(f"llama.{epsilon}", float(field_of(self._reader, self._key(epsilon))))
         writer.add_uint32("llama.vocab_size", int(self._tensors["token_embd.weight"].shape[1]))
         for name in ("token_embd.weight", "output.weight", "output_norm.weight"):
             if name in self._tensors:  # without output.weight the embeddings are the output matrix, too
                 self._copy_tensor(writer, name)
         for name, shape in _empty_layer(self.width):
             writer.add_tensor(name, np.zeros(shape, np.float32))
-        _close(writer)
+        close_writer(writer)
 
     def _writer(self, path: Path, kind: PartKind, first: int, architecture: str) -> Any:
         import gguf
 
         writer = gguf.GGUFWriter(path, architecture)
-        writer.add_string("general.name", f"{_field(self._reader, 'general.name') or self._path.stem} ({kind})")
+        writer.add_string("general.name", f"{field_of(self._reader, 'general.name') or self._path.stem} ({kind})")
         writer.add_string(_KIND, kind)
         writer.add_string(_SOURCE, self._source)
         writer.add_uint32(_FIRST, first)
@@ -276,7 +304,13 @@ def _empty_layer(width: int) -> list[tuple[str, tuple[int, ...]]]:
     return [(f"blk.0.{name}.weight", shape) for name, shape in shapes.items()]
 
 
-def _open(path: Path) -> Any:
+def open_gguf(path: Path) -> Any:
+    """Return the reader of a GGUF file.
+
+    Raises:
+        ConfigError: the package gguf is missing.
+        EngineError: the file is no GGUF file.
+    """
     try:
         import gguf
     except ImportError as exc:
@@ -287,24 +321,26 @@ def _open(path: Path) -> Any:
         raise EngineError(f"model {path}: expected a GGUF file, got {exc}") from exc
 
 
-def _tensors(reader: Any) -> dict[str, Any]:
+def tensors_of(reader: Any) -> dict[str, Any]:
+    """Return the tensors of a GGUF file by name."""
     return {tensor.name: tensor for tensor in reader.tensors}
 
 
-def _field(reader: Any, name: str) -> Any:
+def field_of(reader: Any, name: str) -> Any:
     """Return the value of a metadata field; None if there is none."""
     field = reader.fields.get(name)
     return None if field is None else field.contents()
 
 
-def _copy_field(writer: Any, field: Any) -> None:
+def copy_field(writer: Any, field: Any) -> None:
+    """Write a metadata field as another file has it."""
     import gguf
 
     kind = field.types[0]
     writer.add_key_value(field.name, field.contents(), kind, sub_type=field.types[-1] if kind == gguf.GGUFValueType.ARRAY else None)
 
 
-def _close(writer: Any) -> None:
+def close_writer(writer: Any) -> None:
     """Write everything that was added, and close the file."""
     try:
         writer.write_header_to_file()
@@ -315,7 +351,7 @@ def _close(writer: Any) -> None:
 
 
 @contextmanager
-def _written(target: Path) -> Iterator[Path]:
+def written_file(target: Path) -> Iterator[Path]:
     """Yield the path of a temporary file that gets the target's name after the block."""
     temporary = target.with_name(f".{target.name}.{os.getpid()}")
     try:

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-__all__ = ["HeadContext", "LayerModel", "StateContext"]
+__all__ = ["HeadContext", "LayerModel", "StateBatch", "StateContext"]
 
 
 class LayerModel:
@@ -50,8 +50,14 @@ class LayerModel:
             self.library.llama_model_free(handle)
 
 
-class _StateBatch:
-    """A llama.cpp batch with states as rows; all rows are outputs."""
+class StateBatch:
+    """A llama.cpp batch with states as rows.
+
+    Args:
+        library: llama.cpp.
+        rows: number of rows that it holds.
+        width: numbers in a state.
+    """
 
     def __init__(self, library: Any, rows: int, width: int) -> None:
         import numpy as np
@@ -61,7 +67,7 @@ class _StateBatch:
         self._states = np.zeros((rows, width), np.float32)
         self._positions = (ctypes.c_int32 * rows)()
         self._ones = (ctypes.c_int32 * rows)(*([1] * rows))
-        self._wants = (ctypes.c_int8 * rows)(*([1] * rows))
+        self._wants = (ctypes.c_int8 * rows)()
         self._sequence_rows = row_pointers(self.sequences)
         self._batch = library.llama_batch(
             n_tokens=0,
@@ -73,12 +79,20 @@ class _StateBatch:
             logits=self._wants,
         )
 
-    def add(self, states: NDArray[np.float32], position: int, sequence: int) -> slice:
-        """Add states of consecutive positions of one sequence and return their rows."""
+    def add(self, states: NDArray[np.float32], position: int, sequence: int, *, is_output: bool = True) -> slice:
+        """Add states of consecutive positions of one sequence and return their rows.
+
+        Args:
+            states: shape (rows, width).
+            position: position of the first.
+            sequence: sequence id.
+            is_output: llama.cpp shall compute these rows up to the end of its graph; False: they only go into its memory.
+        """
         start, stop = self.count, self.count + len(states)
         self._states[start:stop] = states
         self._positions[start:stop] = list(range(position, position + len(states)))
         self.sequences[start:stop] = [sequence] * len(states)
+        self._wants[start:stop] = [is_output] * len(states)
         self.count = stop
         return slice(start, stop)
 
@@ -130,7 +144,7 @@ class StateContext:
         self.abort.attach(library, self._handle)
         self._memory = library.llama_get_memory(self._handle)
         self.cells = int(library.llama_n_ctx_seq(self._handle))
-        self._batch = _StateBatch(library, rows, self.width)
+        self._batch = StateBatch(library, rows, self.width)
         self._decoded = np.zeros((0, self.width), np.float32)
 
     def add(self, states: NDArray[np.float32], position: int, sequence: int) -> slice:
@@ -234,7 +248,7 @@ class HeadContext:
         if not self._handle:
             raise EngineError(f"model {self._name}: expected memory for a context, got none")
         self._memory = library.llama_get_memory(self._handle)
-        self._batch = _StateBatch(library, 1, model.info.width)
+        self._batch = StateBatch(library, 1, model.info.width)
 
     def logits(self, state: NDArray[np.float32]) -> NDArray[np.float32]:
         """Return the logits after a state of shape (width,), shape (vocabulary,); the next call doesn't change them.

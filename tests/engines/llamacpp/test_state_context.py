@@ -1,4 +1,4 @@
-"""A context of layers: its batch and its end. What it computes is tested in ``tests/engines/test_layers.py``."""
+"""A context of layers: its batch and its end. What it computes is tested in ``tests/engines/split/test_layers.py``."""
 
 from __future__ import annotations
 

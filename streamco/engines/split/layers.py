@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Self
 
 from streamco.engines.llamacpp.model import LlamaModel
-from streamco.engines.llamacpp.model_parts import EmbeddingTable, PartInfo, PartKind, read_part
+from streamco.engines.llamacpp.model_parts import EmbeddingTable, PartInfo, PartKind, describe_part, open_gguf, read_part
 from streamco.engines.llamacpp.state_context import HeadContext, LayerModel, StateContext
 from streamco.errors import ConfigError, EngineError
 
@@ -45,7 +45,7 @@ class LayerPart:
     kind: PartKind
 
     def __init__(self, path: str | Path, *, cells: int = 2048, sequences: int = 1, threads: int = 1, repack: bool = False) -> None:
-        self.info: PartInfo = _checked(Path(path), self.kind)
+        self.info: PartInfo = _check_kind(read_part(path), Path(path), self.kind)
         self._model = LayerModel(Path(path), repack=repack)
         try:
             self._context = StateContext(self._model, cells=cells, sequences=sequences, rows=min(MAX_ROWS, cells), threads=threads)
@@ -126,8 +126,9 @@ class HeadPart:
 
     def __init__(self, path: str | Path, *, threads: int = 1, repack: bool = False) -> None:
         path = Path(path)
-        self.info = _checked(path, "head")
-        self._embeddings = EmbeddingTable(path)
+        reader = open_gguf(path)
+        self.info = _check_kind(describe_part(reader, path), path, "head")
+        self._embeddings = EmbeddingTable(path, reader)
         self.model = LlamaModel(path, repack=repack)
         try:
             self._context = HeadContext(self.model, threads=threads)
@@ -187,8 +188,7 @@ class HeadPart:
         self.close()
 
 
-def _checked(path: Path, kind: PartKind) -> PartInfo:
-    info = read_part(path)
+def _check_kind(info: PartInfo, path: Path, kind: PartKind) -> PartInfo:
     if info.kind != kind:
         raise ConfigError(f"model {path}: expected the {kind} part of a model, got its {info.kind} part")
     return info

@@ -10,13 +10,13 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from streamco.engines.layers import HeadPart, InputPart, LayerPart, MiddlePart
 from streamco.engines.llamacpp.bundled_model import packaged_model
 from streamco.engines.llamacpp.context import LlamaContext
 from streamco.engines.llamacpp.gguf import derived
 from streamco.engines.llamacpp.model import LlamaModel
 from streamco.engines.llamacpp.model_parts import PartFiles, split_model
 from streamco.engines.llamacpp.state_context import LayerModel, StateContext
+from streamco.engines.split.layers import HeadPart, InputPart, LayerPart, MiddlePart
 from streamco.errors import ConfigError, EngineError
 
 pytest.importorskip("gguf")
