@@ -42,9 +42,10 @@ test: $(VENV)/.dev
 thorough: $(VENV)/.dev
 	HYPOTHESIS_PROFILE=thorough $(PYTEST) -q $(PARALLEL)
 
-# Ten million hostile messages and calls, on both twins: some minutes.
+# Ten million hostile messages against each protocol, and calls on both twins: half an hour.
 fuzz: $(VENV)/.dev
 	PYTHONPATH=. $(BIN)/python -m tests.fuzz.verify --cases $(CASES)
+	PYTHONPATH=. $(BIN)/python -m tests.fuzz.split --cases $(CASES)
 
 # Attacks on real processes of serve, verifier, proxy and client: some three minutes, a table, and exit status 1 if one does harm.
 attack: $(VENV)/.dev
