@@ -22,7 +22,10 @@ NATIVE = sorted((ROOT / "streamco" / "_native").glob("*.pyx"))
 PROTOCOL = frozenset({"client", "codec", "frames", "server"})
 """The files of a protocol: its frames, their bytes and both ends of a connection."""
 
-ROLES = PROTOCOL | {"__init__", "base", "driver", "errors", "events", "kind", "machine", "options", "report"}
+SERVICE = frozenset({"batches", "service", "sessions", "stats"})
+"""File names of a server's side of a protocol: server/verify and server/split."""
+
+ROLES = PROTOCOL | SERVICE | {"__init__", "base", "driver", "errors", "events", "kind", "machine", "options", "report"}
 """File names that say a role and not a subject: each folder may have one."""
 
 BANNED: Mapping[str, str] = {

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import argparse
+import math
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -15,11 +16,16 @@ from streamco.cli.ui.control_characters import print_plain
 from streamco.errors import ConfigError, EngineError, StreamcoError
 
 if TYPE_CHECKING:
+    from contextlib import AbstractAsyncContextManager
+
     from streamco.engines.base import Engine
+    from streamco.engines.split.middle_engine import MiddleEngine
     from streamco.server.http.api_keys import ApiKey
     from streamco.server.options import ServeOptions
     from streamco.server.step_times import StepTimes
     from streamco.server.verify.options import VerifyOptions
+
+    Serve = Callable[[], AbstractAsyncContextManager[str]]
 
 __all__ = ["add_arguments", "run"]
 
@@ -68,6 +74,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     verify.add_argument("--verify-connections", type=int, default=512, metavar="N", help="devices at once (default: %(default)s)")
     verify.add_argument("--verify-peer", type=int, default=128, metavar="N", help="of those, from one address (default: %(default)s)")
     verify.add_argument("--verify-resume", type=int, default=60, metavar="S", help="seconds to resume a session (default: %(default)s)")
+    middle = parser.add_argument_group("computing the middle layers of a split model (see streamco split)")
+    middle.add_argument("--middle", action="store_true", help="--model is NAME.middle.gguf; --verify-... limit its sessions too")
+    middle.add_argument("--room", type=int, metavar="N", help="rows of a batch (default: 256, or what the context has)")
+    middle.add_argument("--row-costs", metavar="R:S,...", help="seconds of a batch by rows, as in 1:0.02,64:0.03 (default: measured)")
+    middle.add_argument("--emulate-step", metavar="S,S", help="a larger model's times: seconds a batch and seconds a row")
     remote = parser.add_argument_group("behaving like a larger server")
     remote.add_argument("--latency", metavar="PROFILE", help="times of a measured server: a packaged name, a JSON file, or 'list'")
     remote.add_argument("--latency-seed", type=int, default=0, metavar="N", help="seed of --latency (default: %(default)s)")
@@ -88,7 +99,8 @@ def run(args: argparse.Namespace) -> int:
         options.check_exposure()
         options.tls_context()
         check_descriptor(args.ready_fd)
-        engine = _load(args, path)
+        _check_part(args, path)
+        engine, serve = _prepare(args, path, options)
     except ConfigError as error:
         print_plain(f"streamco serve: {error}", sys.stderr)
         return 2
@@ -96,15 +108,90 @@ def run(args: argparse.Namespace) -> int:
         print_plain(f"streamco serve: {error}", sys.stderr)
         return 1
     try:
-        from streamco.server.app import serving  # a tenth of a second: not inside the loop
-
-        run_async(lambda: serve_until_stopped(serving(engine, options), args.ready_fd))
+        run_async(lambda: serve_until_stopped(serve(), args.ready_fd))
     except OSError as error:
         print_plain(f"streamco serve: {options.host}:{options.port}: {error.strerror or error}", sys.stderr)
         return 1
     finally:
         engine.close()
     return 0
+
+
+def _check_part(args: argparse.Namespace, path: Path) -> None:
+    """Check that the file is what the options say.
+
+    Raises:
+        ConfigError: a part without ``--middle``, or options that go with it without it or the other way round.
+    """
+    from streamco.engines.llamacpp.model_parts import is_part
+
+    part = is_part(path)
+    if part and not args.middle:
+        raise ConfigError(f"model {path.name}: expected a whole model, got a part of one: serve a middle part with --middle")
+    if args.middle and not part:
+        raise ConfigError(f"model {path.name}: expected the middle part of a model for --middle, got a whole one: see streamco split")
+    for option in ("room", "row_costs", "emulate_step"):
+        if getattr(args, option) is not None and not args.middle:
+            raise ConfigError(f"--{option.replace('_', '-')}: expected --middle with it, got none")
+    for option in ("latency", "step_times", "exact"):
+        if getattr(args, option) and args.middle:
+            raise ConfigError(f"--{option.replace('_', '-')}: expected a server of a whole model, got --middle")
+
+
+def _prepare(
+    args: argparse.Namespace, path: Path, options: ServeOptions
+) -> tuple[Engine | MiddleEngine, Callable[[], AbstractAsyncContextManager[str]]]:
+    """Return a loaded engine and what serves it. The imports take a tenth of a second: not inside the loop."""
+    if not args.middle:
+        from streamco.server.app import serving
+
+        engine = _load(args, path)
+        return engine, lambda: serving(engine, options)
+    from streamco.server.split.service import ROOM, SplitService, serving_middle
+    from streamco.server.verify.options import VerifyOptions
+
+    middle = _load_middle(args, path)
+    try:
+        room = min(ROOM, middle.batch_rows) if args.room is None else args.room
+        SplitService(middle, options.verify or VerifyOptions(), options, room=room)  # its costs are measured, its settings checked
+    except StreamcoError:
+        middle.close()
+        raise
+    return middle, lambda: serving_middle(middle, options, room=room)
+
+
+def _load_middle(args: argparse.Namespace, path: Path) -> MiddleEngine:
+    from streamco.engines.split.middle_engine import MiddleEngine, RowStep
+
+    places = PLACES if args.verify_places is None else args.verify_places
+    if places < 1 or args.context < 1:
+        raise ConfigError(f"--middle: expected at least 1 session of 1 position, got {places} of {args.context}")
+    step = None
+    if args.emulate_step is not None:
+        setup, per_row = _numbers("--emulate-step", args.emulate_step.split(","), 2)
+        step = RowStep(setup=setup, per_row=per_row)
+    costs = None if args.row_costs is None else _row_costs(args.row_costs)
+    return MiddleEngine(path, cells=args.context, sequences=places, threads=args.threads, step=step, row_costs=costs)
+
+
+def _row_costs(text: str) -> dict[int, float]:
+    costs = {}
+    for pair in text.split(","):
+        rows, seconds = _numbers("--row-costs", pair.split(":"), 2)
+        if rows != int(rows) or rows < 1 or seconds <= 0:
+            raise ConfigError(f"--row-costs: expected rows and seconds above 0, got {pair}")
+        costs[int(rows)] = seconds
+    return costs
+
+
+def _numbers(option: str, parts: Sequence[str], count: int) -> list[float]:
+    try:
+        numbers = [float(part) for part in parts]
+    except ValueError:
+        numbers = []
+    if len(numbers) != count or not all(map(math.isfinite, numbers)):
+        raise ConfigError(f"{option}: expected {count} numbers, got {' and '.join(parts)}")
+    return numbers
 
 
 def _options(args: argparse.Namespace, path: Path) -> ServeOptions:

@@ -3,14 +3,23 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
+from typing import Protocol
 
-from streamco.engines.base import Engine
 from streamco.errors import EngineError
 
-__all__ = ["check_engine"]
+__all__ = ["PingedEngine", "check_engine"]
 
 
-async def check_engine(engine: Engine, seconds: float) -> str | None:
+class PingedEngine(Protocol):
+    """Any engine with a thread that can be asked for a sign of life."""
+
+    def ping(self, wake: Callable[[], None], /) -> None:
+        """Call ``wake`` on the engine's thread."""
+        ...
+
+
+async def check_engine(engine: PingedEngine, seconds: float) -> str | None:
     """Return None if the engine's thread answers, else one sentence that says what happens instead.
 
     Args:

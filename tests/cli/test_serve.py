@@ -266,3 +266,40 @@ def test_the_packaged_model_is_served_without_any_setting_but_the_port() -> None
         assert answer["usage"]["completion_tokens"] == 2
         running.terminate()
         assert running.wait(timeout=30) == 0
+
+
+def test_a_part_goes_with_middle_and_a_whole_model_without(model: str, tmp_path: Path) -> None:
+    part = tmp_path / "tiny.middle.gguf"
+    part.write_bytes(b"GGUF streamco.part middle")
+    serve._check_part(parse("--middle"), part)
+    serve._check_part(parse(), Path(model))
+    with pytest.raises(ConfigError, match="with --middle"):
+        serve._check_part(parse(), part)
+    with pytest.raises(ConfigError, match="streamco split"):
+        serve._check_part(parse("--middle"), Path(model))
+
+
+@pytest.mark.parametrize("words", ["--room 64", "--row-costs 1:1", "--emulate-step 1,1"])
+def test_options_of_a_split_server_need_middle(model: str, words: str) -> None:
+    with pytest.raises(ConfigError, match="--middle"):
+        serve._check_part(parse(*words.split()), Path(model))
+
+
+@pytest.mark.parametrize("words", ["--exact", "--latency openai-gpt-4-0125-preview", "--step-times x"])
+def test_options_of_a_whole_model_do_not_go_with_middle(tmp_path: Path, words: str) -> None:
+    part = tmp_path / "tiny.middle.gguf"
+    part.write_bytes(b"GGUF streamco.part middle")
+    with pytest.raises(ConfigError, match="whole model"):
+        serve._check_part(parse("--middle", *words.split()), part)
+
+
+def test_row_costs_and_imposed_times_are_read_and_wrong_ones_refused(model: str) -> None:
+    assert serve._row_costs("1:0.02,64:0.03") == {1: 0.02, 64: 0.03}
+    for text in ("1", "0:1", "1.5:1", "1:0", "1:x", "1:nan", ""):
+        with pytest.raises(ConfigError, match="--row-costs"):
+            serve._row_costs(text)
+    for text in ("0.018", "1,2,3", "a,b", "inf,1"):
+        with pytest.raises(ConfigError, match="--emulate-step"):
+            serve._load_middle(parse("--middle", "--emulate-step", text), Path(model))
+    with pytest.raises(ConfigError, match="session"):
+        serve._load_middle(parse("--middle", "--verify-places", "0"), Path(model))

@@ -64,6 +64,8 @@ class DraftReceived(Struct, frozen=True, kw_only=True):
         base: position after which ``given`` and ``draft`` come; what the text has beyond it is retracted.
         given: tokens that the device committed by itself.
         draft: tokens to verify, at most 31; none: only the next token is wanted.
+        is_prompt: it is read like a prompt, in prefill steps of any size; without a draft only.
+        follows: it may come while the session's earlier ones are out, and is taken up when they are done.
     """
 
     session: str
@@ -71,6 +73,8 @@ class DraftReceived(Struct, frozen=True, kw_only=True):
     base: int
     given: tuple[int, ...] = ()
     draft: tuple[int, ...]
+    is_prompt: bool = False
+    follows: bool = False
 
 
 class SessionClosed(Struct, frozen=True):

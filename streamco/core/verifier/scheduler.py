@@ -61,6 +61,7 @@ class _Running(Struct, frozen=True):
     command: RunBatch
     sessions: tuple[HeldSession, ...]
     tokens: int
+    prefilled: int  # of them in portions of prompts
     context: int
     ends: float  # predicted time
 
@@ -218,6 +219,7 @@ class VerificationScheduler:
         if session.is_running:
             session.is_closed = True
             session.pending = None
+            session.following.clear()
         else:
             self._remove(session)
 
@@ -258,6 +260,9 @@ class VerificationScheduler:
         if session is None or session.is_closed:
             self._refuse(event, "unknown session")
             return
+        if event.follows and session.pending is not None:
+            session.following.append(event)
+            return
         reason = self._why_invalid(session, event)
         if reason is not None:
             self._refuse(event, reason, self._options.min_retry if reason == "busy" else None)
@@ -284,7 +289,7 @@ class VerificationScheduler:
         if not 0 <= event.base <= len(session.text) or event.base + len(event.given) < 1:
             return "gap"
         length = event.base + len(event.given) + len(event.draft)
-        if len(event.draft) > MAX_DRAFT or length >= self._options.context_tokens:
+        if len(event.draft) > (0 if event.is_prompt else MAX_DRAFT) or length >= self._options.context_tokens:
             return "too long"
         return None
 
@@ -295,6 +300,8 @@ class VerificationScheduler:
             return self._admission.until_prefilled(self._waiting(), length, device=session.device), math.inf
         if session.cached < session.prompt_end:
             return None, math.inf  # the draft waits for its own prompt, which was admitted
+        if event.is_prompt:
+            return self._admission.until_prefilled(self._waiting(), len(event.given), device=session.device), math.inf
         cached = min(session.cached, event.base, length - 1)
         work = Waiting(
             session=session.name,
@@ -352,11 +359,13 @@ class VerificationScheduler:
         self._numbers += 1
         self._verified = 0 if batch.kind == "prefill" else self._verified + 1
         sessions = tuple(self._busy[portion.session] for portion in batch.portions)
+        prompts = {work.session for work in waiting if work.kind == "prefill"}
         context = sum(session.cached for session in sessions)
         parts = tuple(self._begin(session, portion, now) for session, portion in zip(sessions, batch.portions, strict=True))
         tokens = sum(portion.tokens for portion in batch.portions)
+        prefilled = sum(portion.tokens for portion in batch.portions if portion.session in prompts)
         command = RunBatch(self._numbers, batch.kind, parts)
-        self._running = _Running(command, sessions, tokens, context, now + self._step(tokens, context))
+        self._running = _Running(command, sessions, tokens, prefilled, context, now + self._step(tokens, context))
         self._commands.append(command)
 
     def _begin(self, session: HeldSession, portion: Portion, now: float) -> BatchPart:
@@ -365,7 +374,7 @@ class VerificationScheduler:
         assert work is not None, "a policy chooses among the sessions that wait"
         self._served[session.device] += portion.tokens
         session.is_running, session.keeps = True, math.inf
-        if work.kind == "verify" and session.started is None:
+        if work.verify_rows and session.started is None:
             session.started = now
         start = session.cached
         return BatchPart(session.name, start, session.read(portion.tokens), work.verify_rows if portion.tokens == work.tokens else 0)
@@ -390,11 +399,15 @@ class VerificationScheduler:
                 self._commands.append(TruncateSequence(session.name, session.cached))
             if part.verify_rows:
                 self._conclude(session, verdicts[session.name], now)
+                if session.following:
+                    self._take_draft(session.following.popleft(), now)
+                    if session.pending is None:
+                        self._refuse_following(session)
             if session.work() is None:
                 del self._busy[session.name]
-        if running.command.kind == "prefill":
+        if running.prefilled:
             waits_on = any(work.kind == "prefill" for work in self._waiting())
-            self._pace.observe(read, waits_on=waits_on, now=now)
+            self._pace.observe(min(read, running.prefilled), waits_on=waits_on, now=now)
 
     def _conclude(self, session: HeldSession, verdict: DraftVerdict, now: float) -> None:
         """Commit the accepted tokens of a draft and send the verdict."""
@@ -445,6 +458,12 @@ class VerificationScheduler:
         session.restore()
         if draft is not None:
             self._refuse(draft, "engine failed", self._options.min_retry)
+        self._refuse_following(session)
+
+    def _refuse_following(self, session: HeldSession) -> None:
+        """Refuse the drafts that were to follow one that was refused: what they follow is not there."""
+        while session.following:
+            self._refuse(session.following.popleft(), "gap")
 
     def _take_running(self, number: int) -> _Running:
         running, self._running = self._running, None

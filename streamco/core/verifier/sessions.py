@@ -8,7 +8,7 @@ every admitted request can be finished.
 from __future__ import annotations
 
 import math
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Iterator
 
 from streamco.core.verifier.events import DraftReceived
@@ -25,6 +25,7 @@ class HeldSession:
         cached: number of tokens, of the text and then of the pending draft, that the engine has read or is reading.
         prompt_end: position up to which reading is a prefill; a draft's row 0 needs the text's last token read with it.
         pending: the draft that waits for its verdict; None: none does.
+        following: drafts that are taken up after it, in order.
         retracted: ids that the text had after the pending draft's base.
         is_running: whether it takes part in the running batch.
         keeps: number of tokens that stay when that batch has run; inf: all.
@@ -43,6 +44,7 @@ class HeldSession:
         "compute",
         "device",
         "due",
+        "following",
         "is_closed",
         "is_running",
         "keeps",
@@ -65,6 +67,7 @@ class HeldSession:
         self.cached = 0
         self.prompt_end = max(0, len(ids) - 1)
         self.pending: DraftReceived | None = None
+        self.following: deque[DraftReceived] = deque()
         self.retracted: list[int] = []
         self.round = -1
         self.asked = self.since = self.touched = now
@@ -110,7 +113,7 @@ class HeldSession:
         return Waiting(
             session=self.name,
             device=self.device,
-            kind="verify",
+            kind="prefill" if self.pending.is_prompt else "verify",
             tokens=tokens,
             verify_rows=len(self.pending.draft) + 1,
             context=self.cached,

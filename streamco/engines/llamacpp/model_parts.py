@@ -39,6 +39,7 @@ __all__ = [
     "copy_field",
     "describe_part",
     "field_of",
+    "is_part",
     "open_gguf",
     "read_part",
     "split_model",
@@ -52,6 +53,7 @@ ARCHITECTURES = ("llama", "qwen2")
 PartKind = Literal["input", "middle", "head"]
 KINDS: tuple[PartKind, ...] = ("input", "middle", "head")
 
+_HEADER = 1 << 20  # bytes, more than the metadata of a part without a tokenizer
 _NO_VOCABULARY = 32  # rows of the embedding matrix that llama.cpp asks for, in parts that take no tokens
 _HEAD_WIDTH = 32  # of the matrices in the head's empty layer
 _KIND, _SOURCE, _FIRST, _TOTAL = "streamco.part", "streamco.source", "streamco.first_layer", "streamco.total_layers"
@@ -121,6 +123,12 @@ def split_model(source: str | Path, folder: str | Path, *, input_layers: int = 2
     with written_file(files.head) as path:
         whole.write_head(path)
     return files
+
+
+def is_part(path: str | Path) -> bool:
+    """Return True if the file says at its beginning that it is the input or middle part of a model; reads no more than that."""
+    with Path(path).open("rb") as file:
+        return _KIND.encode() in file.read(_HEADER)
 
 
 def read_part(path: str | Path) -> PartInfo:

@@ -166,6 +166,10 @@ class StateContext:
             raise EngineError(f"states: expected at most {room} more rows, got {count}")
         return self._batch.add(states, position, sequence)
 
+    def discard(self) -> None:
+        """Forget the rows that were added and not decoded."""
+        self._batch.take()
+
     def decode(self) -> int:
         """Compute the rows, forget them and return llama_decode's status: 0, ``NO_KV_SLOT``, ``ABORTED``, negative: failed.
 

@@ -10,6 +10,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Self
 
+from msgspec import Struct
+
+from streamco.engines.llamacpp.context import AbortFlag
 from streamco.engines.llamacpp.model import LlamaModel
 from streamco.engines.llamacpp.model_parts import EmbeddingTable, PartInfo, PartKind, describe_part, open_gguf, read_part
 from streamco.engines.llamacpp.state_context import HeadContext, LayerModel, StateContext
@@ -19,9 +22,17 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-__all__ = ["HeadPart", "InputPart", "LayerPart", "MiddlePart"]
+__all__ = ["HeadPart", "InputPart", "LayerPart", "MiddlePart", "StateRun"]
 
 MAX_ROWS = 512  # of a decode
+
+
+class StateRun(Struct, frozen=True, eq=False, gc=False):
+    """States of consecutive positions of one sequence, shape (rows, width)."""
+
+    sequence: int
+    position: int
+    states: NDArray[np.float32]
 
 
 class LayerPart:
@@ -74,6 +85,48 @@ class LayerPart:
         if status := self._context.decode():
             raise EngineError(f"model {self._model.path.name}: expected llama.cpp to compute {len(states)} rows, got status {status}")
         return self._context.states(rows)
+
+    def run_batch(self, runs: Sequence[StateRun]) -> list[NDArray[np.float32]]:
+        """Compute rows of several sequences in one decode and return the states after the last layer, an array for each run.
+
+        Each sequence forgets its positions from the run's first one on before that.
+
+        Args:
+            runs: at most one for each sequence; together at most ``batch_rows`` rows.
+
+        Raises:
+            EngineError: the rows don't fit, or llama.cpp could not compute them; the sequences' contents are unknown then.
+        """
+        for run in runs:
+            self.truncate(run.position, run.sequence)
+        try:
+            rows = [self._context.add(run.states, run.position, run.sequence) for run in runs]
+        except EngineError:
+            self._context.discard()
+            raise
+        if status := self._context.decode():
+            count = sum(len(run.states) for run in runs)
+            raise EngineError(f"model {self._model.path.name}: expected llama.cpp to compute {count} rows, got status {status}")
+        return [self._context.states(each) for each in rows]
+
+    @property
+    def batch_rows(self) -> int:
+        """Largest number of rows that one decode computes."""
+        return self._context.rows
+
+    @property
+    def cells(self) -> int:
+        """Positions of each sequence."""
+        return self._context.cells
+
+    @property
+    def abort(self) -> AbortFlag:
+        """Stops the running decode, from any thread."""
+        return self._context.abort
+
+    def use_threads(self, count: int) -> None:
+        """Compute with this many threads from now on."""
+        self._context.use_threads(count)
 
     def truncate(self, length: int, sequence: int = 0) -> None:
         """Forget all positions of a sequence from ``length`` on.

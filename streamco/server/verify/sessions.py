@@ -59,7 +59,7 @@ from streamco.wire.verify.errors import (
 from streamco.wire.verify.frames import Close, Draft, Extend, Open, Opened, Resume, Resumed, VerdictFrame
 from streamco.wire.verify.server import VerifyServer
 
-__all__ = ["SessionManager", "Connection", "make_scheduler"]
+__all__ = ["Connection", "SessionManager", "make_scheduler", "refusal_for"]
 
 _CPU_STEP = LinearStep(setup=0.01, per_token=0.003)  # until batches are measured; only their ratio is wrong then
 _OTHER_TEXT = "the hash of the tokens that are here, got that of others: open it again"
@@ -211,7 +211,7 @@ class SessionManager(MachineDriver[SchedulerEvent, SchedulerCommand]):
     def _draft(self, connection: Connection, session: _HostedSession, frame: Draft) -> None:
         if session.draft is not None:
             self.stats.record_refusal("busy")
-            connection.server.refuse(_error("busy", frame.session, frame.round_number, None))
+            connection.server.refuse(refusal_for("busy", frame.session, frame.round_number, None))
             connection.flush()
             return
         session.turns += 1
@@ -328,7 +328,7 @@ class SessionManager(MachineDriver[SchedulerEvent, SchedulerCommand]):
             case RefuseSession(_, reason, retry_after):
                 self.stats.record_refusal(reason)
                 if connection is not None:
-                    connection.server.refuse(_error(reason, number, None, retry_after))
+                    connection.server.refuse(refusal_for(reason, number, None, retry_after))
                 self._end(session)
             case ForgetSession():
                 if connection is not None:
@@ -369,7 +369,7 @@ class SessionManager(MachineDriver[SchedulerEvent, SchedulerCommand]):
         elif session.connection is not None and draft is not None:
             is_hopeless = session.failures >= _MAX_FAILURES
             round_number = None if is_hopeless else draft.round_number
-            session.connection.server.refuse(_error(reason, session.number, round_number, None if is_hopeless else retry_after))
+            session.connection.server.refuse(refusal_for(reason, session.number, round_number, None if is_hopeless else retry_after))
             if is_hopeless:
                 self._end(session)
 
@@ -433,7 +433,8 @@ def _step(engine: HoldingEngine) -> StepSeconds:
     return _CPU_STEP if imposed is None else lambda tokens, _context: imposed(0, tokens)
 
 
-def _error(reason: str, number: int, round_number: int | None, retry_after: float | None) -> VerifyProtocolError:
+def refusal_for(reason: str, number: int, round_number: int | None, retry_after: float | None) -> VerifyProtocolError:
+    """Return the error that carries a scheduler's refusal of a session, or of a round if it has a number."""
     error = _ERRORS[reason]
     what = f"session {number}" if round_number is None else f"session {number}, round {round_number}"
     return error(f"{what}: expected to be taken, got {reason}", session=number, round_number=round_number, retry_after=retry_after)

@@ -1,0 +1,257 @@
+"""The middle layers of a split model on a thread of their own: rows of several sessions in, in one batch, and their states out (HAT, 3.1).
+
+A batch is one llama.cpp decode. Sequences have cells of their own, so no session's results depend on another's. Its thread calls back when
+a batch has ended. ``close`` stops the running decode.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from queue import SimpleQueue
+from typing import TYPE_CHECKING, Protocol
+
+from msgspec import Struct
+
+from streamco.engines.llamacpp.model_parts import PartInfo
+from streamco.engines.split.layers import MiddlePart, StateRun
+from streamco.engines.step_emulation import StepEmulator, StepTime
+from streamco.engines.threads import budget
+from streamco.errors import ConfigError, EngineError
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+__all__ = ["LayerEngine", "MiddleEngine", "RowStep", "RowsBatch"]
+
+logger = logging.getLogger("streamco.engine")
+
+_SIZES = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)  # rows that are measured
+_REPEATS = 3
+
+
+class RowStep(Struct, frozen=True, kw_only=True):
+    """Imposed seconds of a batch by its rows, as a larger model or other hardware would take. Implements ``StepTime``."""
+
+    setup: float
+    per_row: float
+
+    def __post_init__(self) -> None:
+        if not (0 <= self.setup < 3600 and 0 <= self.per_row < 3600):
+            raise ConfigError(f"step: expected seconds from 0 to 3600, got {self.setup} and {self.per_row}")
+
+    def __call__(self, rows: int, prefill_rows: int) -> float:
+        """Return the seconds of a batch."""
+        return self.setup + self.per_row * (rows + prefill_rows)
+
+
+class RowsBatch:
+    """One batch: what was asked for, and the outcome.
+
+    Args:
+        runs: rows of different sequences.
+        on_end: called once, on the engine's thread, when ``states`` or ``error`` is set.
+
+    Attributes:
+        states: an array for each run; None: the batch has not ended, or it failed.
+        error: why it failed; the contents of its sequences are unknown then.
+        seconds: time that it took, imposed times included.
+    """
+
+    def __init__(self, runs: Sequence[StateRun], on_end: Callable[[], None]) -> None:
+        self.runs = runs
+        self.on_end = on_end
+        self.states: list[NDArray[np.float32]] | None = None
+        self.error: EngineError | None = None
+        self.seconds = 0.0
+        self.requested = time.monotonic()
+
+    @property
+    def rows(self) -> int:
+        """Number of rows."""
+        return sum(len(run.states) for run in self.runs)
+
+
+class LayerEngine(Protocol):
+    """An engine that computes layers for rows of states."""
+
+    info: PartInfo
+    sequences: int
+    cells: int
+    batch_rows: int
+
+    def submit(self, batch: RowsBatch, /) -> None:
+        """Compute a batch; thread-safe.
+
+        Raises:
+            EngineError: the engine is closed or has failed.
+        """
+        ...
+
+    def row_costs(self) -> Mapping[int, float]:
+        """Return the seconds of a batch by rows, measured without load."""
+        ...
+
+    def ping(self, wake: Callable[[], None], /) -> None:
+        """Call ``wake`` on the engine's thread, between two batches.
+
+        Raises:
+            EngineError: the engine is closed or has failed.
+        """
+        ...
+
+
+class MiddleEngine:
+    """The middle part of a model, with a thread that computes. Implements ``LayerEngine``.
+
+    Args:
+        path: the part's file; ``streamco split`` writes it.
+        cells: positions of each sequence.
+        sequences: number of sequences.
+        threads: threads that compute; None: a fair share of the cores.
+        step: imposed times; None: a batch takes what it takes.
+        row_costs: seconds by rows; None: they are measured.
+        repack: see ``LayerPart``.
+
+    Raises:
+        ConfigError: the file is another part.
+        EngineError: the file is no part of a model, or llama.cpp can't load it.
+    """
+
+    def __init__(
+        self,
+        path: str | Path,
+        *,
+        cells: int = 2048,
+        sequences: int = 16,
+        threads: int | None = None,
+        step: StepTime | None = None,
+        row_costs: Mapping[int, float] | None = None,
+        repack: bool = False,
+    ) -> None:
+        self._share = budget.claim(threads)
+        try:
+            self._part = MiddlePart(path, cells=cells, sequences=sequences, threads=self._share.threads, repack=repack)
+        except BaseException:
+            self._share.release()
+            raise
+        self.info = self._part.info
+        self.sequences = sequences
+        self.cells = self._part.cells
+        self.batch_rows = self._part.batch_rows
+        self._threads = self._share.threads
+        self._step = step
+        self._emulator = StepEmulator(step)
+        self._inbox: SimpleQueue[RowsBatch | Callable[[], None] | None] = SimpleQueue()
+        self._lock = threading.Lock()
+        self._closing = threading.Event()
+        self._failure: BaseException | None = None
+        self._costs = dict(row_costs or {})
+        self._is_closed = False
+        self._thread = threading.Thread(target=self._run, name="streamco-middle", daemon=True)
+        self._thread.start()
+
+    def submit(self, batch: RowsBatch) -> None:
+        """Compute a batch; see ``LayerEngine.submit``."""
+        self._put(batch)
+
+    def ping(self, wake: Callable[[], None]) -> None:
+        """Call ``wake`` on the engine's thread; see ``LayerEngine.ping``."""
+        self._put(wake)
+
+    def row_costs(self) -> Mapping[int, float]:
+        """Return the seconds of a batch by rows; the first call measures them, for some tenths of a second. No batch may be out."""
+        if not self._costs:
+            sizes = [size for size in _SIZES if size <= min(self.batch_rows, self.cells)]
+            step = self._step
+            self._costs = {size: self._measure(size) if step is None else max(1e-6, step(size, 0)) for size in sizes}
+        return self._costs
+
+    def close(self) -> None:
+        """Stop the running decode, end the thread and free the memory; idempotent."""
+        with self._lock:
+            if self._is_closed:
+                return
+            self._is_closed = True
+            self._closing.set()
+            self._part.abort.set()
+            self._inbox.put(None)
+        self._thread.join()
+        self._part.close()
+        self._share.release()
+
+    def _put(self, item: RowsBatch | Callable[[], None]) -> None:
+        with self._lock:
+            if self._failure is not None:
+                raise EngineError(f"engine: expected a working engine, got one that failed: {self._failure}") from self._failure
+            if self._closing.is_set():
+                raise EngineError("engine: expected an open engine, got a closed one")
+            self._inbox.put(item)
+
+    def _measure(self, rows: int) -> float:
+        """Return the least seconds of several batches of ones; sequence 0 is empty afterwards."""
+        import numpy as np
+
+        states = np.ones((rows, self.info.width), np.float32)
+        seconds = []
+        for _ in range(_REPEATS):
+            ended = threading.Event()
+            batch = RowsBatch([StateRun(0, 0, states)], ended.set)
+            self.submit(batch)
+            ended.wait()
+            if batch.error is not None:
+                raise batch.error
+            seconds.append(batch.seconds)
+        return max(1e-6, min(seconds))
+
+    # The engine's thread
+
+    def _run(self) -> None:
+        try:
+            while (item := self._next()) is not None:
+                if isinstance(item, RowsBatch):
+                    self._compute(item)
+                else:
+                    item()
+        except BaseException as failure:
+            logger.exception("the engine's thread ended")
+            with self._lock:
+                self._failure = failure
+        self._end()
+
+    def _next(self) -> RowsBatch | Callable[[], None] | None:
+        self._emulator.begin_round(was_idle=self._inbox.empty())
+        return self._inbox.get()
+
+    def _compute(self, batch: RowsBatch) -> None:
+        started = time.monotonic()
+        try:
+            if self._share.threads != self._threads:
+                self._threads = self._share.threads
+                self._part.use_threads(self._threads)
+            states = self._part.run_batch(batch.runs)
+            due = self._emulator.due(batch.rows, 0, started=started, now=time.monotonic(), requested=batch.requested)
+            self._closing.wait(max(0.0, due - time.monotonic()))
+            batch.states = states
+        except EngineError as error:
+            batch.error = error
+        except Exception as error:  # the batch's end is awaited whatever happened
+            logger.exception("a batch failed")
+            batch.error = EngineError(f"engine: expected {batch.rows} rows to be computed, got {type(error).__name__}")
+            batch.error.__cause__ = error
+        batch.seconds = time.monotonic() - started
+        batch.on_end()
+
+    def _end(self) -> None:
+        """End the batches that wait."""
+        with self._lock:
+            self._closing.set()
+        while not self._inbox.empty():
+            item = self._inbox.get()
+            if isinstance(item, RowsBatch):
+                item.error = EngineError("engine: expected an open engine, got a closed one")
+                item.on_end()

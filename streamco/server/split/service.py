@@ -1,0 +1,169 @@
+"""Middle layers over WebSockets: the path ``/v1/verify`` of ``streamco serve --middle`` (docs/split-protocol.md).
+
+The other paths are those of every server. It has no vocabulary, so it can't answer requests for text, and says so.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import NoReturn
+
+from aiohttp import web
+
+from streamco.endpoints.engine_health import check_engine
+from streamco.engines.split.middle_engine import LayerEngine
+from streamco.errors import MAX_NAME, ConfigError, shorten
+from streamco.policies.chunking import RowCosts
+from streamco.server.http.api import make_application
+from streamco.server.http.errors import RequestError
+from streamco.server.http.listening import listening
+from streamco.server.options import ServeOptions
+from streamco.server.split.sessions import SplitSessions
+from streamco.server.verify.frame_service import FrameService
+from streamco.server.verify.options import VerifyOptions
+from streamco.server.verify.service import STATS_PATH
+from streamco.wire.split.codec import SplitCodec
+from streamco.wire.split.frames import LayersMark, RowCost, SplitLimits
+from streamco.wire.split.server import SplitServer
+from streamco.wire.verify.frames import PATH
+
+__all__ = ["ROOM", "SPLIT", "SplitService", "make_split_app", "serving_middle"]
+
+ROOM = 256
+"""Most rows of a batch: prompts get what the verifications leave."""
+
+_MAX_COST = (1 << 32) - 1  # microseconds
+
+
+class SplitService(FrameService[SplitServer]):
+    """The handlers of a split server.
+
+    Args:
+        engine: computes the middle layers; the caller closes it.
+        options: limits of devices, connections and load.
+        listen: settings of the server, of which the key, the name and the health check are used.
+        room: most rows of a batch.
+
+    Raises:
+        ConfigError: the room is smaller than a verification, or larger than the engine's batches.
+    """
+
+    def __init__(self, engine: LayerEngine, options: VerifyOptions, listen: ServeOptions, *, room: int = ROOM) -> None:
+        super().__init__(options, listen)
+        if room > engine.batch_rows:
+            raise ConfigError(f"room: expected at most {engine.batch_rows} rows, which the engine computes at once, got {room}")
+        info = engine.info
+        self._engine = engine
+        self._room = room
+        self._health_timeout = listen.health_timeout
+        self.model = listen.model or "middle"
+        self.mark = LayersMark(info.source, info.first_layer, info.layers, info.width)
+        self._limits = SplitLimits(context_rows=engine.cells, rows=engine.batch_rows, sessions=options.load.sessions_per_device)
+        self._costs = RowCosts(engine.row_costs())
+        self.frame_bytes = SplitCodec(info.width, self._limits).frame_bytes
+        self._created = int(time.time())
+        self._manager: SplitSessions | None = None
+
+    @property
+    def manager(self) -> SplitSessions:
+        """The session manager; it is made at the first use, in the event loop that serves."""
+        if self._manager is None:
+            self._manager = SplitSessions(self._engine, self.options, room=self._room)
+        return self._manager
+
+    def make_server(self) -> SplitServer:
+        """Return the protocol's end of a new connection."""
+        costs = self.manager.load.costs()
+        measured = [RowCost(rows, min(_MAX_COST, max(1, round(costs.seconds(rows) * 1e6)))) for rows in costs.rows]
+        codec = SplitCodec(self.mark.width, self._limits)
+        return SplitServer(codec, self.mark, model=self.model[:256], row_costs=measured, resume_s=self.options.resume_s)
+
+    async def close(self, _app: web.Application | None = None) -> None:
+        """Drop all sessions; idempotent."""
+        if self._manager is not None:
+            self._manager.close()
+
+    # The paths that every server has
+
+    async def health(self, _request: web.Request) -> web.Response:
+        """Answer ``GET /health``: whether the engine's thread answers (else 503), and how many devices are connected."""
+        failure = await check_engine(self._engine, self._health_timeout)
+        figures = {"model": self.model, "devices": len(self._connections)}
+        if failure is not None:
+            return web.json_response({"status": "error", "reason": failure, **figures}, status=503)
+        return web.json_response({"status": "ok", **figures})
+
+    async def models(self, _request: web.Request) -> web.Response:
+        """Answer ``GET /v1/models`` with the server's one model."""
+        return web.json_response({"object": "list", "data": [self._card()]})
+
+    async def one_model(self, request: web.Request) -> web.Response:
+        """Answer ``GET /v1/models/NAME`` with the server's one model; refuse another name."""
+        name = request.match_info["model"]
+        if name != self.model:
+            raise RequestError(404, f"model: expected {self.model}, got {shorten(name, MAX_NAME)}", param="model", code="model_not_found")
+        return web.json_response(self._card())
+
+    async def chat_completions(self, _request: web.Request) -> web.StreamResponse:
+        """Refuse ``POST /v1/chat/completions``."""
+        self._refuse_text()
+
+    async def completions(self, _request: web.Request) -> web.StreamResponse:
+        """Refuse ``POST /v1/completions``."""
+        self._refuse_text()
+
+    def _refuse_text(self) -> NoReturn:
+        message = f"server: expected hidden states at {PATH}, got a request for text: it has a model's middle layers and no vocabulary"
+        raise RequestError(404, message, code="middle_layers_only")
+
+    def _card(self) -> dict[str, object]:
+        mark = self.mark
+        return {
+            "id": self.model,
+            "object": "model",
+            "created": self._created,
+            "owned_by": "streamco",
+            "max_model_len": self._engine.cells,
+            "first_layer": mark.first_layer,
+            "layers": mark.layers,
+            "width": mark.width,
+            "source": mark.source,
+        }
+
+
+SPLIT: web.AppKey[SplitService] = web.AppKey("split", SplitService)
+
+
+def make_split_app(engine: LayerEngine, options: ServeOptions | None = None, *, room: int = ROOM) -> web.Application:
+    """Return the split server as an aiohttp application.
+
+    Args:
+        engine: computes the middle layers; the caller closes it.
+        options: limits and key. None: the defaults.
+        room: most rows of a batch.
+    """
+    options = options or ServeOptions()
+    service = SplitService(engine, options.verify or VerifyOptions(), options, room=room)
+    app = make_application(service, options, logger=logging.getLogger("streamco.server"), deferred=frozenset({PATH}))
+    app.add_routes([web.get(PATH, service.handle), web.get(STATS_PATH, service.stats)])
+    app.on_cleanup.append(service.close)
+    app[SPLIT] = service
+    return app
+
+
+@asynccontextmanager
+async def serving_middle(engine: LayerEngine, options: ServeOptions | None = None, *, room: int = ROOM) -> AsyncIterator[str]:
+    """Serve inside this process; yield the address, ``http://HOST:PORT``.
+
+    On leaving, devices are sent the end of the service; the engine stays open.
+
+    Raises:
+        ConfigError: other machines can reach the host and there is no key.
+        OSError: the port is taken.
+    """
+    options = options or ServeOptions()
+    async with listening(make_split_app(engine, options, room=room), options) as address:
+        yield address

@@ -1,0 +1,431 @@
+"""Sessions of a split server, between their connections and the scheduler: rows in flight, keys and resumes.
+
+The verifier's scheduler serves rows of states as it serves tokens, because its unit is the same: a part of a session in a batch. It counts
+each row as a token with the id 0. A round becomes a draft that is always accepted whole; its rows are read and never compared. A round of
+more rows than a verification has is read like a prompt, and other sessions' verifications share its batches (``policies.batching.Mixed``).
+
+The server keeps no states. If a session loses its cells to another one, its next rows are refused with ``evicted``, and its device sends
+all of them again. A session outlives its connection by ``resume_s``.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from collections import deque
+from typing import TYPE_CHECKING, Protocol
+
+from msgspec.structs import asdict
+
+from streamco.core.verifier.events import (
+    AcceptSession,
+    BatchPart,
+    DraftReceived,
+    DropSequence,
+    ForgetSession,
+    RefuseDraft,
+    RefuseSession,
+    RunBatch,
+    SchedulerCommand,
+    SchedulerEvent,
+    SendVerdict,
+    SessionClosed,
+    SessionOpened,
+    TruncateSequence,
+)
+from streamco.core.verifier.options import SchedulerOptions
+from streamco.core.verifier.scheduler import VerificationScheduler
+from streamco.engines.split.middle_engine import LayerEngine
+from streamco.machine_driver import MachineDriver
+from streamco.policies.batching import CHUNK, Mixed
+from streamco.policies.chunking import RowCosts, ServerLoad
+from streamco.server.split.batches import RowsReport, RowsRunner
+from streamco.server.split.stats import SplitStats
+from streamco.server.verify.options import VerifyOptions
+from streamco.server.verify.sessions import refusal_for
+from streamco.server.wakeup import WakeCoalescer
+from streamco.wire.split.frames import Close, Rows, SplitClientFrame, SplitHello, SplitOpen, SplitOpened, SplitResume, SplitResumed, States
+from streamco.wire.split.server import SplitServer
+from streamco.wire.verify.errors import EvictedError, NotResumableError, OverloadedError, VerifierFailedError, VerifyProtocolError
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+__all__ = ["SplitConnection", "SplitSessions"]
+
+_ADDRESS_RETRY = 1.0  # seconds
+_MAX_FAILURES = 3  # of one session in a row, after which a retry is of no use
+_MICROSECONDS = 1_000_000
+_MAX_NUMBER = (1 << 32) - 1
+
+
+class SplitConnection(Protocol):
+    """The interface of a device's connection for its sessions."""
+
+    server: SplitServer
+    device: str
+    peer: str  # its address
+    owner: str | None  # name of its key; None: the server has not several
+
+    def flush(self) -> None:
+        """Queue the messages of the protocol's server end."""
+        ...
+
+
+class _PendingRound:
+    """One frame of rows that is not answered yet."""
+
+    def __init__(self, rows: Rows, arrived: float) -> None:
+        self.rows = rows
+        self.arrived = arrived
+        self.started: float | None = None
+        self.computed = 0.0  # seconds of its batches
+        self.found: list[NDArray[np.float32]] = []  # states of the wanted rows so far
+        self.is_refused = False
+
+    def slice_of(self, part: BatchPart) -> NDArray[np.float32]:
+        """Return the states of a part's rows."""
+        start = part.start - self.rows.position
+        return self.rows.states[start : start + len(part.ids)]
+
+    def keep(self, states: NDArray[np.float32], start: int) -> None:
+        """Keep what is wanted of states that begin at position ``start``."""
+        first = self.rows.end - self.rows.wanted
+        wanted = states[max(0, first - start) :]
+        if len(wanted):
+            self.found.append(wanted.copy())
+
+
+class _SplitSession:
+    """A session, connected or waiting to be resumed; the manager owns it."""
+
+    def __init__(self, name: str, owner: str | None) -> None:
+        self.name = name
+        self.owner = owner
+        self.key = secrets.token_bytes(16)
+        self.connection: SplitConnection | None = None
+        self.number = 0  # on that connection
+        self.peer = ""  # address of its last connection
+        self.turns = 0  # rounds so far, on all connections
+        self.held = 0  # rows in the engine
+        self.pending: deque[_PendingRound] = deque()  # in order
+        self.is_resuming = False  # the answer to a resume waits for the pending rounds
+        self.left_at = 0.0
+        self.failures = 0  # in a row
+
+
+class SplitSessions(MachineDriver[SchedulerEvent, SchedulerCommand]):
+    """All sessions of a split server; the service owns it.
+
+    Args:
+        engine: computes the middle layers; the caller closes it.
+        options: limits of devices, connections and load.
+        room: most rows of a batch.
+    """
+
+    machine: VerificationScheduler
+
+    def __init__(self, engine: LayerEngine, options: VerifyOptions, *, room: int) -> None:
+        costs = RowCosts(engine.row_costs())
+        super().__init__(_make_scheduler(engine, options, costs, room), clock=asyncio.get_running_loop().time)
+        self.stats = SplitStats()
+        self.load = ServerLoad(costs)
+        self._options = options
+        self._width = engine.info.width
+        self._runner = RowsRunner(engine, WakeCoalescer(), self._look_up, self._on_batch)
+        self._sessions: dict[str, _SplitSession] = {}
+        self._by_key: dict[bytes, _SplitSession] = {}
+        self._connections: dict[SplitConnection, dict[int, _SplitSession]] = {}
+        self._left: dict[str, _SplitSession] = {}  # sessions of lost connections, the oldest first
+        self._parts: dict[str, BatchPart] = {}  # of the running batch
+        self._opened = 0
+        self.start()
+
+    # What a connection calls
+
+    def join(self, connection: SplitConnection) -> None:
+        """Add a connection that was welcomed."""
+        self._connections[connection] = {}
+
+    def leave(self, connection: SplitConnection) -> None:
+        """Remove a lost connection; its sessions wait to be resumed."""
+        for session in self._connections.pop(connection, {}).values():
+            self._detach(session)
+        self._arm(self._clock())
+
+    def handle(self, connection: SplitConnection, frame: SplitClientFrame) -> None:
+        """Handle a frame that the connection's server end has accepted."""
+        match frame:
+            case SplitOpen():
+                self._open(connection, frame)
+            case SplitResume():
+                self._resume(connection, frame)
+            case Rows():
+                self._begin_round(connection, self._connections[connection][frame.session], frame)
+            case Close(number):
+                session = self._connections[connection].get(number)
+                if session is not None:
+                    self._end(session)
+            case SplitHello():
+                raise AssertionError("a hello is the connection's to answer")
+        self._arm(self._clock())
+
+    def close(self) -> None:
+        """Drop all sessions; idempotent."""
+        self._disarm()
+        self._runner.close()
+
+    def figures(self) -> dict[str, object]:
+        """Return counters and sizes as a JSON object."""
+        return {
+            "connections": len(self._connections),
+            "sessions": len(self._sessions),
+            "sessions_waiting_to_be_resumed": len(self._left),
+            "pending_rounds": sum(len(session.pending) for session in self._sessions.values()),
+            "cached_rows": self.machine.reserved,
+            "load_rows": round(self.load.rows, 3),
+            **self.stats.figures(),
+        }
+
+    # Frames
+
+    def _open(self, connection: SplitConnection, frame: SplitOpen) -> None:
+        max_sessions = self._options.peer_sessions
+        if sum(session.peer == connection.peer for session in self._sessions.values()) >= max_sessions:
+            self.stats.record_refusal("address limit")
+            message = f"session {frame.session}: expected at most {max_sessions} from one address, got one more"
+            connection.server.refuse(OverloadedError(message, session=frame.session, retry_after=_ADDRESS_RETRY))
+            connection.flush()
+            return
+        self._opened += 1
+        session = _SplitSession(f"{connection.device}-{self._opened}", connection.owner)
+        self._sessions[session.name] = self._by_key[session.key] = session
+        self._attach(session, connection, frame.session)
+        self.emit(SessionOpened(session.name, connection.device, ()))
+
+    def _begin_round(self, connection: SplitConnection, session: _SplitSession, frame: Rows) -> None:
+        if not session.pending and frame.position > session.held:
+            self.stats.record_refusal("evicted")
+            message = f"session {frame.session}: expected rows from position {session.held} on, because the others were given up"
+            connection.server.refuse(EvictedError(message, session=frame.session, round_number=frame.round_number))
+            connection.flush()
+            return
+        session.pending.append(_PendingRound(frame, self._clock()))
+        session.turns += 1
+        rows = len(frame.states)
+        is_prompt = rows > CHUNK
+        drafted = 0 if is_prompt else rows - 1
+        event = DraftReceived(
+            session=session.name,
+            round=session.turns,
+            base=frame.position,
+            given=(0,) * (rows - drafted),
+            draft=(0,) * drafted,
+            is_prompt=is_prompt,
+            follows=len(session.pending) > 1,
+        )
+        self.emit(event)
+
+    def _resume(self, connection: SplitConnection, frame: SplitResume) -> None:
+        session = self._by_key.get(frame.key)
+        if session is None or session.owner != connection.owner:
+            message = f"session {frame.session}: expected a session of this key, got none: open it again"
+            connection.server.refuse(NotResumableError(message, session=frame.session))
+            connection.flush()
+            return
+        if session.connection is not None:
+            message = f"session {session.number}: expected one connection for it, got another that resumes it"
+            session.connection.server.refuse(EvictedError(message, session=session.number))
+            session.connection.flush()
+            self._detach(session)
+        self._left.pop(session.name, None)
+        self._attach(session, connection, frame.session)
+        session.is_resuming = True
+        self._answer_resume(session)
+
+    def _answer_resume(self, session: _SplitSession) -> None:
+        """Answer a resume as soon as no round of the lost connection is pending."""
+        if session.connection is None or not session.is_resuming or session.pending:
+            return
+        session.is_resuming = False
+        self.stats.resumed += 1
+        session.connection.server.resume(SplitResumed(session.number, session.held))
+        session.connection.flush()
+
+    # Sessions
+
+    def _attach(self, session: _SplitSession, connection: SplitConnection, number: int) -> None:
+        session.connection, session.number, session.peer = connection, number, connection.peer
+        self._connections[connection][number] = session
+
+    def _detach(self, session: _SplitSession) -> None:
+        """Separate a session from its connection, until it is resumed."""
+        connection, session.connection, session.is_resuming = session.connection, None, False
+        if connection in self._connections:
+            self._connections[connection].pop(session.number, None)
+        session.left_at = self._clock()
+        self._left[session.name] = session
+
+    def _end(self, session: _SplitSession) -> None:
+        """End a session, here and at the scheduler."""
+        self._forget(session)
+        self.emit(SessionClosed(session.name))
+
+    def _forget(self, session: _SplitSession) -> None:
+        connection = session.connection
+        if connection is not None and connection in self._connections:
+            self._connections[connection].pop(session.number, None)
+        self._sessions.pop(session.name, None)
+        self._by_key.pop(session.key, None)
+        self._left.pop(session.name, None)
+
+    # The scheduler
+
+    def _run_command(self, command: SchedulerCommand, now: float) -> None:
+        match command:
+            case RunBatch():
+                self._run_batch(command, now)
+            case TruncateSequence():
+                pass  # each part of a batch says where it begins
+            case DropSequence(name):
+                self._runner.drop(name)
+                session = self._sessions.get(name)
+                if session is not None:
+                    self.stats.evicted += 1
+                    session.held = 0
+            case _:
+                session = self._sessions.get(command.session)
+                if session is not None:
+                    self._answer(session, command)
+
+    def _crash(self, error: BaseException) -> None:
+        raise error  # the caller's connection or batch ends with it
+
+    def _answer(self, session: _SplitSession, command: AcceptSession | RefuseSession | SendVerdict | RefuseDraft | ForgetSession) -> None:
+        connection, number = session.connection, session.number
+        match command:
+            case AcceptSession():
+                self.stats.opened += 1
+                if connection is not None:
+                    connection.server.send(SplitOpened(number, session.key))
+            case SendVerdict():
+                self._answer_round(session)
+            case RefuseDraft(_, _, reason, retry_after):
+                self._refuse_round(session, reason, retry_after)
+            case RefuseSession(_, reason, retry_after):
+                self.stats.record_refusal(reason)
+                if connection is not None:
+                    connection.server.refuse(refusal_for(reason, number, None, retry_after))
+                self._end(session)
+            case ForgetSession():
+                if connection is not None:
+                    connection.server.refuse(EvictedError(f"session {number}: expected rows, got silence", session=number))
+                self._forget(session)
+        if connection is not None:
+            connection.flush()
+
+    def _answer_round(self, session: _SplitSession) -> None:
+        """Send the states of the first pending round."""
+        done = session.pending.popleft()
+        rows, started = done.rows, done.arrived if done.started is None else done.started
+        session.failures, session.held = 0, rows.end
+        queued = started - done.arrived
+        self.stats.record_round(rows.wanted, queued=queued, computed=done.computed)
+        if session.connection is not None and not session.is_resuming:
+            numbers = (_number(queued * _MICROSECONDS), _number(done.computed * _MICROSECONDS), _number(self.load.rows))
+            frame = States(session.number, rows.round_number, rows.form, self._joined(done), *numbers)
+            try:
+                session.connection.server.send(frame)
+            except VerifyProtocolError as error:  # the states are not finite, and spoil what comes after them
+                session.held = rows.position
+                message = f"session {session.number}, round {rows.round_number}: expected finite results, got {error}"
+                failed = VerifierFailedError(message, session=session.number, round_number=rows.round_number)
+                self._send_refusal(session, failed)
+        self._answer_resume(session)
+
+    def _joined(self, done: _PendingRound) -> NDArray[np.float32]:
+        import numpy as np
+
+        if not done.found:
+            return np.empty((0, self._width), np.float32)
+        return done.found[0] if len(done.found) == 1 else np.concatenate(done.found)
+
+    def _refuse_round(self, session: _SplitSession, reason: str, retry_after: float | None) -> None:
+        """Refuse the first pending round; the server end refuses those that follow it."""
+        refused = session.pending.popleft()
+        session.failures += reason == "engine failed"
+        session.held = min(session.held, refused.rows.position)
+        if session.connection is not None and not session.is_resuming and not refused.is_refused:
+            self.stats.record_refusal(reason)
+            is_hopeless = session.failures >= _MAX_FAILURES
+            round_number = None if is_hopeless else refused.rows.round_number
+            wait = None if is_hopeless else retry_after
+            self._send_refusal(session, refusal_for(reason, session.number, round_number, wait))
+            if is_hopeless:
+                self._end(session)
+        self._answer_resume(session)
+
+    def _send_refusal(self, session: _SplitSession, error: VerifyProtocolError) -> None:
+        if session.connection is not None:
+            session.connection.server.refuse(error)
+        for later in session.pending:
+            later.is_refused = True
+
+    # Batches
+
+    def _run_batch(self, command: RunBatch, now: float) -> None:
+        self.stats.record_batch(command)
+        self._parts = {part.session: part for part in command.parts}
+        for part in command.parts:
+            session = self._sessions.get(part.session)
+            if session is not None and session.pending[0].started is None:
+                session.pending[0].started = now
+        self._runner.begin(command)
+
+    def _look_up(self, part: BatchPart) -> NDArray[np.float32] | None:
+        session = self._sessions.get(part.session)
+        return None if session is None else session.pending[0].slice_of(part)
+
+    def _on_batch(self, report: RowsReport) -> None:
+        if report.error is None:
+            self.load.record(report.rows, max(1e-6, report.seconds))
+        else:
+            self.stats.record_failure()
+        for name, states in report.states.items():
+            session = self._sessions.get(name)
+            if session is not None:
+                session.pending[0].keep(states, self._parts[name].start)
+                session.pending[0].computed += report.seconds
+        self.emit(report.event)
+        self._arm(self._clock())
+
+    # Time
+
+    def _next_deadline(self) -> float | None:
+        times = (self.machine.next_deadline(), self._next_expiry())
+        return min((time for time in times if time is not None), default=None)
+
+    def _next_expiry(self) -> float | None:
+        oldest = next(iter(self._left.values()), None)
+        return None if oldest is None else oldest.left_at + self._options.resume_s
+
+    def _on_deadline(self, now: float) -> None:
+        for session in [session for session in self._left.values() if session.left_at + self._options.resume_s <= now]:
+            self._end(session)
+        super()._on_deadline(now)
+
+
+def _make_scheduler(engine: LayerEngine, options: VerifyOptions, costs: RowCosts, room: int) -> VerificationScheduler:
+    """Return a scheduler for what this engine can hold. Each session counts one token more than it has rows."""
+    bounds = SchedulerOptions(
+        kv_tokens=(engine.cells + 1) * engine.sequences,
+        places=engine.sequences,
+        context_tokens=engine.cells + 1,
+        **asdict(options.load),
+    )
+    return VerificationScheduler(bounds, lambda rows, _context: costs.seconds(rows), Mixed(room=room))
+
+
+def _number(value: float) -> int:
+    return min(max(0, round(value)), _MAX_NUMBER)

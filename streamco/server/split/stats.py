@@ -1,0 +1,69 @@
+"""Counters of a split server, for its stats page."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from streamco.core.verifier.events import RunBatch
+
+__all__ = ["SplitStats"]
+
+
+class SplitStats:
+    """Counters since the server began; the session manager owns them.
+
+    Attributes:
+        opened: number of sessions opened.
+        resumed: number of times that a session was resumed.
+        evicted: number of times that a session lost its rows to another one.
+    """
+
+    def __init__(self) -> None:
+        self.opened = self.resumed = self.evicted = 0
+        self._rounds = self._rows = self._returned = self._batches = self._mixed = self._failed = 0
+        self._queued = self._computed = 0.0
+        self._refused: Counter[str] = Counter()
+
+    def record_batch(self, batch: RunBatch) -> None:
+        """Record the beginning of a batch."""
+        self._batches += 1
+        self._rows += sum(len(part.ids) for part in batch.parts)
+        self._mixed += len(batch.parts) > 1
+
+    def record_failure(self) -> None:
+        """Record a batch that failed."""
+        self._failed += 1
+
+    def record_round(self, returned: int, *, queued: float, computed: float) -> None:
+        """Record an answered round.
+
+        Args:
+            returned: rows that came back.
+            queued: seconds until its first batch.
+            computed: seconds of its batches.
+        """
+        self._rounds += 1
+        self._returned += returned
+        self._queued += queued
+        self._computed += computed
+
+    def record_refusal(self, reason: str) -> None:
+        """Record the refusal of a session or a round."""
+        self._refused[reason] += 1
+
+    def figures(self) -> dict[str, object]:
+        """Return all counters as a JSON object."""
+        return {
+            "opened": self.opened,
+            "resumed": self.resumed,
+            "evicted": self.evicted,
+            "rounds": self._rounds,
+            "rows": self._rows,
+            "returned_rows": self._returned,
+            "batches": self._batches,
+            "shared_batches": self._mixed,
+            "failed_batches": self._failed,
+            "queued_s": round(self._queued, 6),
+            "compute_s": round(self._computed, 6),
+            "refused": dict(self._refused),
+        }

@@ -1,0 +1,317 @@
+"""One WebSocket path for devices, whatever its frames do: connections, keys, limits, keep-alive and shutdown (docs/verifier-protocol.md).
+
+It is a path like the others, so one port, one certificate and one key serve both. A connection is two coroutines: the handler reads
+frames and hands them on, the writer sends messages. The handler stops reading while the client doesn't read its answers.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from abc import ABC, abstractmethod
+from collections import deque
+from typing import Any, Generic, Protocol, TypeVar
+from urllib.parse import urlsplit
+
+from aiohttp import WSCloseCode, WSMsgType, web
+
+from streamco.server.http.api_keys import KEY_NAME, find_key
+from streamco.server.http.errors import RequestError, overloaded
+from streamco.server.http.middleware import check_key, means_loopback
+from streamco.server.http.options import ListenOptions
+from streamco.server.verify.address_limits import AddressLimits
+from streamco.server.verify.options import VerifyOptions
+from streamco.server.wakeup import WakeEvent
+from streamco.wire.split.frames import SplitHello
+from streamco.wire.verify.errors import HelloExpectedError, ShuttingDownError, UnauthorisedError, VerifyProtocolError
+from streamco.wire.verify.frames import PATH, SUBPROTOCOL, Hello
+
+__all__ = ["DeviceConnection", "FrameService", "ProtocolServer", "SessionHost"]
+
+logger = logging.getLogger("streamco.server.verify")
+
+_MAX_UNSENT = 256  # messages; while a client leaves so many unread, its frames are not read
+_MAX_ORIGIN = 256  # characters of an Origin header that distinguish pages
+_CLOSE_SECONDS = 2.0  # that the client has for its part of the closing handshake
+_WEBSOCKET_BYTES = 1 << 16  # above the limit: a longer message closes the connection with 1009, a shorter one is answered by an error
+
+
+class ProtocolServer(Protocol):
+    """The server's end of a protocol."""
+
+    faults: int
+    is_closed: bool
+
+    def take_messages(self) -> list[bytes]:
+        """Return the messages to send."""
+        ...
+
+    def receive(self, message: bytes | str, /) -> object:
+        """Return the frame to carry out; None if there is nothing to do."""
+        ...
+
+    def welcome(self) -> None:
+        """Accept the hello."""
+        ...
+
+    def refuse(self, error: VerifyProtocolError, /) -> None:
+        """Send an error, and end its scope."""
+        ...
+
+
+ServerT = TypeVar("ServerT", bound=ProtocolServer)
+
+
+class SessionHost(Protocol):
+    """Carries out the frames of all connections. The frames are those of one protocol."""
+
+    def join(self, connection: Any, /) -> None:
+        """Add a connection that was welcomed."""
+        ...
+
+    def leave(self, connection: Any, /) -> None:
+        """Remove a lost connection."""
+        ...
+
+    def handle(self, connection: Any, frame: Any, /) -> None:
+        """Handle a frame that the connection's server end has accepted."""
+        ...
+
+    def figures(self) -> dict[str, object]:
+        """Return counters and sizes as a JSON object."""
+        ...
+
+    def close(self) -> None:
+        """Drop all sessions; idempotent."""
+        ...
+
+
+class FrameService(ABC, Generic[ServerT]):
+    """The handlers of a server for one protocol.
+
+    Args:
+        options: limits of devices, connections and load.
+        listen: settings of the server, of which the key is used.
+    """
+
+    frame_bytes: int
+    """Most bytes of a message."""
+
+    def __init__(self, options: VerifyOptions, listen: ListenOptions) -> None:
+        self.options = options
+        self.peers = AddressLimits(
+            connections=options.connections, peer_connections=options.peer_connections, faults_per_minute=options.faults_per_minute
+        )
+        self._listen = listen
+        self._connections: set[DeviceConnection[ServerT]] = set()
+        self._joined = 0
+        self.is_stopping = False
+
+    async def handle(self, request: web.Request) -> web.StreamResponse:
+        """Serve one connection of ``GET /v1/verify`` to its end.
+
+        Raises:
+            RequestError: 400 or 426 no such WebSocket, 401 wrong key, 403 a foreign web page, 429 too many connections or faults,
+                503 a shutdown.
+        """
+        self._check(request)
+        source, peer = _source_of(request), request.remote or ""
+        refusal = self.peers.refusal(source, now=asyncio.get_running_loop().time())
+        if refusal is not None:
+            raise overloaded(*refusal)
+        socket = web.WebSocketResponse(
+            protocols=(SUBPROTOCOL,),
+            compress=False,
+            heartbeat=self.options.ping_interval,
+            max_msg_size=self.frame_bytes + _WEBSOCKET_BYTES,
+            timeout=_CLOSE_SECONDS,
+        )
+        self._joined += 1
+        connection = DeviceConnection(self, request, socket, f"device{self._joined}", peer)
+        self.peers.join(source)
+        self._connections.add(connection)
+        try:
+            await socket.prepare(request)
+            await connection.run()
+        finally:
+            self._connections.discard(connection)
+            self.peers.leave(source)
+            faults = connection.faults
+            if faults:
+                self.peers.record_faults(source, faults, now=asyncio.get_running_loop().time())
+        return socket
+
+    async def stats(self, _request: web.Request) -> web.Response:
+        """Answer the path of the counters."""
+        return web.json_response(self.manager.figures())
+
+    async def stop(self, _app: web.Application | None = None) -> None:
+        """Send every device the end of the service."""
+        self.is_stopping = True
+        for connection in list(self._connections):
+            connection.stop()
+
+    @abstractmethod
+    async def close(self, _app: web.Application | None = None) -> None:
+        """Drop all sessions; idempotent."""
+
+    @property
+    @abstractmethod
+    def manager(self) -> SessionHost:
+        """The session manager; it is made at the first use, in the event loop that serves."""
+
+    @abstractmethod
+    def make_server(self) -> ServerT:
+        """Return the protocol's end of a new connection."""
+
+    def is_authorised(self, token: str | None, request: web.Request) -> bool:
+        """Return True if a hello's token is right, or if it has none and the header was right; ``KEY_NAME`` is set as by the header."""
+        keys = self._listen.keys
+        if not keys:
+            return True
+        if token is None:
+            return "Authorization" in request.headers  # the service has checked it
+        key = find_key(keys, token)
+        if key is not None and len(keys) > 1:
+            request[KEY_NAME] = key.name
+        return key is not None
+
+    def _check(self, request: web.Request) -> None:
+        if self.is_stopping:
+            raise RequestError(503, "server: expected it to run, got a shutdown", code="shutdown", headers={"Retry-After": "5"})
+        if request.headers.get("Upgrade", "").lower() != "websocket":
+            raise RequestError(426, f"{PATH}: expected a WebSocket, got a plain request", headers={"Upgrade": "websocket"})
+        offered = {each.strip() for each in request.headers.get("Sec-WebSocket-Protocol", "").split(",")}
+        if SUBPROTOCOL not in offered:
+            raise RequestError(400, f"subprotocol: expected {SUBPROTOCOL}, got {', '.join(sorted(offered)) or 'none'}")
+        origin = request.headers.get("Origin")
+        page = None if origin is None else urlsplit(origin).netloc  # empty for a sandboxed page
+        if page is not None and not self._listen.has_key and not (page and means_loopback(page)):
+            raise RequestError(403, "origin: expected a page of this machine while the server has no api key")
+        if "Authorization" in request.headers:  # otherwise the key comes with the hello
+            check_key(self._listen, request)
+
+
+def _source_of(request: web.Request) -> str:
+    """Return the name under which connections and faults count: the address, the page that connects, and the key in the header.
+
+    So neither a web page nor another client at the same address can use up what belongs to a client with the right key.
+    """
+    kind = f" with the key {request.get(KEY_NAME, '')}" if "Authorization" in request.headers else ""
+    page = request.headers.get("Origin")
+    return f"{request.remote or ''}{'' if page is None else f' {page[:_MAX_ORIGIN]}'}{kind}"
+
+
+class DeviceConnection(Generic[ServerT]):
+    """One WebSocket of a device. Implements ``sessions.Connection``."""
+
+    def __init__(self, service: FrameService[ServerT], request: web.Request, socket: web.WebSocketResponse, device: str, peer: str) -> None:
+        self.server = service.make_server()
+        self.device = device
+        self.peer = peer
+        self.owner: str | None = None
+        self._service = service
+        self._request = request
+        self._socket = socket
+        self._is_welcome = False
+        self._is_over = False
+        self._unsent: deque[bytes] = deque()
+        self._has_messages = WakeEvent()
+        self._has_space = WakeEvent()
+
+    @property
+    def faults(self) -> int:
+        """Number of protocol faults on this connection."""
+        return self.server.faults + (self.server.is_closed and not self._is_welcome and not self._service.is_stopping)
+
+    async def run(self) -> None:
+        """Read and write until either side ends the connection."""
+        manager = self._service.manager
+        writer = asyncio.create_task(self._write(), name="streamco-verify-writer")
+        try:
+            await self._read(manager)
+            self._is_over = True
+            self._has_messages.wake()
+            await writer
+        finally:
+            if self._is_welcome:
+                manager.leave(self)
+            writer.cancel()
+            await asyncio.gather(writer, return_exceptions=True)
+
+    def flush(self) -> None:
+        """Queue the messages of the protocol's server end."""
+        self._unsent += self.server.take_messages()
+        self._has_messages.wake()
+
+    def stop(self) -> None:
+        """Send the client the end of the service."""
+        self.server.refuse(ShuttingDownError("server: expected it to run, got a shutdown"))
+        self.flush()
+
+    async def _read(self, manager: SessionHost) -> None:
+        while not self.server.is_closed:
+            message = await self._receive()
+            if message is None:
+                break
+            frame = self.server.receive(message)
+            if isinstance(frame, Hello | SplitHello):
+                self._greet(manager, frame)
+            elif frame is not None:
+                manager.handle(self, frame)
+            self.flush()
+            while len(self._unsent) > _MAX_UNSENT and not self._is_over:
+                await self._has_space.wait(None)
+
+    async def _receive(self) -> bytes | str | None:
+        """Return the next message; None: the connection is over."""
+        limit = None if self._is_welcome else self._service.options.hello_timeout
+        try:
+            async with asyncio.timeout(limit):
+                message = await self._socket.receive()
+        except TimeoutError:
+            self.server.refuse(HelloExpectedError(f"connection: expected a hello within {limit:g} s, got none"))
+            self.flush()
+            return None
+        return message.data if message.type in {WSMsgType.BINARY, WSMsgType.TEXT} else None
+
+    def _greet(self, manager: SessionHost, hello: Hello | SplitHello) -> None:
+        if self._service.is_authorised(hello.token, self._request):
+            self._is_welcome = True
+            self.owner = self._request.get(KEY_NAME)
+            self.server.welcome()
+            manager.join(self)
+        else:
+            message = "token: expected a valid one, got " + ("none" if hello.token is None else "another")
+            self.server.refuse(UnauthorisedError(message))
+
+    async def _write(self) -> None:
+        """Send messages until the connection is over, and close it after the last one."""
+        while not self._socket.closed:
+            while self._unsent:
+                if not await self._send(self._unsent.popleft()):
+                    self._is_over = True
+                    self._has_space.wake()
+                    return
+                self._has_space.wake()
+            if self.server.is_closed:
+                code = WSCloseCode.GOING_AWAY if self._service.is_stopping else WSCloseCode.POLICY_VIOLATION
+                await self._socket.close(code=code)
+                return
+            if self._is_over:
+                return
+            await self._has_messages.wait(None)
+
+    async def _send(self, message: bytes) -> bool:
+        """Send one message. Return False if the connection is lost."""
+        try:
+            async with asyncio.timeout(self._service.options.write_timeout):
+                await self._socket.send_bytes(message)
+        except TimeoutError:
+            logger.info("a device that doesn't read was dropped")
+            if self._request.transport is not None:
+                self._request.transport.abort()
+            return False
+        except ConnectionError:
+            return False
+        return True

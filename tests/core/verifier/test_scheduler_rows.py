@@ -1,0 +1,137 @@
+"""Rounds that follow each other, and long ones that are read like prompts: what a split server asks of the scheduler."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from streamco.core.verifier.events import (
+    BatchFailed,
+    BatchFinished,
+    DraftReceived,
+    DraftVerdict,
+    RefuseDraft,
+    RunBatch,
+    SchedulerCommand,
+    SendVerdict,
+    SessionClosed,
+    SessionOpened,
+)
+from streamco.core.verifier.options import SchedulerOptions
+from streamco.core.verifier.scheduler import VerificationScheduler
+from streamco.policies.batching import LinearStep, Mixed
+
+
+class Rounds:
+    """A scheduler that serves rows, and its running batch."""
+
+    def __init__(self, **limits: Any) -> None:
+        options = SchedulerOptions(kv_tokens=1200, places=4, context_tokens=300, **{"draft_stretch": math.inf, **limits})
+        self.scheduler = VerificationScheduler(options, LinearStep(setup=0.01, per_token=0.001), Mixed(room=64))
+        self.running: RunBatch | None = None
+
+    def tell(self, event: Any) -> list[SchedulerCommand]:
+        self.scheduler.receive(event, now=0.0)
+        commands = self.scheduler.take_commands()
+        for command in commands:
+            self.running = command if isinstance(command, RunBatch) else self.running
+        return commands
+
+    def send(self, session: str, number: int, position: int, rows: int, *, follows: bool = False) -> list[SchedulerCommand]:
+        drafted = 0 if rows > 32 else rows - 1
+        given, draft = (0,) * (rows - drafted), (0,) * drafted
+        return self.tell(
+            DraftReceived(session=session, round=number, base=position, given=given, draft=draft, is_prompt=rows > 32, follows=follows)
+        )
+
+    def finish(self) -> list[SchedulerCommand]:
+        running, self.running = self.running, None
+        assert running is not None
+        verdicts = tuple(DraftVerdict(part.session, part.verify_rows - 1, 0) for part in running.parts if part.verify_rows)
+        return self.tell(BatchFinished(running.number, verdicts, 0.02))
+
+    def parts(self) -> list[tuple[str, int, int]]:
+        assert self.running is not None
+        return [(part.session, part.start, len(part.ids)) for part in self.running.parts]
+
+
+def started() -> Rounds:
+    rounds = Rounds()
+    for session in ("a", "b"):
+        rounds.tell(SessionOpened(session, session, ()))
+    return rounds
+
+
+def test_every_row_is_read_once_and_a_cut_reads_on_from_its_position() -> None:
+    rounds = started()
+    rounds.send("a", 1, 0, 5)
+    assert rounds.parts() == [("a", 0, 5)]
+    assert any(isinstance(command, SendVerdict) for command in rounds.finish())
+    rounds.send("a", 2, 5, 3)
+    assert rounds.parts() == [("a", 5, 3)]
+    rounds.finish()
+    rounds.send("a", 3, 6, 2)
+    assert rounds.parts() == [("a", 6, 2)]
+
+
+def test_a_round_that_follows_is_in_the_next_batch_without_a_gap() -> None:
+    rounds = started()
+    rounds.send("a", 1, 0, 40)
+    rounds.send("b", 1, 0, 4)
+    assert rounds.send("a", 2, 40, 40, follows=True) == []
+    commands = rounds.finish()
+    assert [command.session for command in commands if isinstance(command, SendVerdict)] == ["a"]
+    assert sorted(rounds.parts()) == [("a", 40, 40), ("b", 0, 4)]
+
+
+def test_a_long_round_shares_its_batches_with_short_ones_and_is_cut_at_the_room() -> None:
+    rounds = started()
+    rounds.send("a", 1, 0, 150)
+    assert rounds.parts() == [("a", 0, 64)]
+    rounds.send("b", 1, 0, 4)
+    rounds.finish()
+    assert sorted(rounds.parts()) == [("a", 64, 60), ("b", 0, 4)]
+    rounds.finish()
+    assert rounds.parts() == [("a", 124, 26)]
+    assert any(isinstance(command, SendVerdict) for command in rounds.finish())
+
+
+def test_rounds_that_follow_one_that_failed_are_refused_in_order() -> None:
+    rounds = started()
+    rounds.send("a", 1, 0, 5)
+    rounds.send("a", 2, 5, 5, follows=True)
+    rounds.send("a", 3, 10, 5, follows=True)
+    assert rounds.running is not None
+    refused = [command for command in rounds.tell(BatchFailed(rounds.running.number)) if isinstance(command, RefuseDraft)]
+    assert [(each.round, each.reason) for each in refused] == [(1, "engine failed"), (2, "gap"), (3, "gap")]
+
+
+def test_a_following_round_that_does_not_fit_is_refused_with_those_after_it() -> None:
+    rounds = started()
+    rounds.send("a", 1, 0, 290)
+    rounds.send("a", 2, 290, 20, follows=True)
+    rounds.send("a", 3, 310, 1, follows=True)
+    refused: list[tuple[int, str]] = []
+    while rounds.running is not None:
+        refused += [(each.round, each.reason) for each in rounds.finish() if isinstance(each, RefuseDraft)]
+    assert refused == [(2, "too long"), (3, "gap")]
+
+
+def test_closing_a_session_drops_what_would_follow() -> None:
+    rounds = started()
+    rounds.send("a", 1, 0, 5)
+    rounds.send("a", 2, 5, 5, follows=True)
+    rounds.tell(SessionClosed("a"))
+    assert not any(isinstance(command, SendVerdict | RefuseDraft) for command in rounds.finish())
+    assert rounds.running is None
+
+
+def test_a_long_round_is_refused_if_other_prompts_would_keep_it_waiting() -> None:
+    rounds = Rounds(prefill_within=0.05)
+    for session in ("a", "b", "c"):
+        rounds.tell(SessionOpened(session, session, ()))
+    rounds.send("a", 1, 0, 250)
+    rounds.send("b", 1, 0, 250)
+    refused = [command for command in rounds.send("c", 1, 0, 250) if isinstance(command, RefuseDraft)]
+    assert [each.reason for each in refused] == ["overloaded"]
+    assert refused[0].retry_after is not None

@@ -1,0 +1,315 @@
+"""A split server over real sockets: every answer is of its own session's rows, whatever is cut, shared, refused, evicted or lost."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+
+import numpy as np
+import pytest
+from msgspec.structs import replace
+from numpy.typing import NDArray
+
+from streamco.wire.split.frames import LayersMark, States
+from streamco.wire.verify.errors import NotResumableError
+from tests.server.split.layers import PATIENT, WIDTH, SplitDevice, SummingLayers, device_at, mark_of, serving_layers
+from tests.support.leaks import settled
+
+MARK = mark_of(SummingLayers())
+
+
+def some(rows: int, seed: int = 0) -> NDArray[np.float32]:
+    return np.random.default_rng(seed).integers(-8, 9, (rows, WIDTH)).astype(np.float32)  # whole numbers: sums are exact
+
+
+def sums(states: NDArray[np.float32]) -> NDArray[np.float32]:
+    return np.cumsum(states, axis=0, dtype=np.float32)
+
+
+async def test_a_prompt_in_chunks_a_draft_and_a_cut_give_the_sessions_own_states() -> None:
+    text = some(100)
+    async with serving_layers(SummingLayers()) as server, device_at(server.url, MARK) as device:
+        session, _ = await device.open()
+        await device.send(session, 0, text[:60], wanted=0)
+        await device.send(session, 60, text[60:90], wanted=1)
+        first, last = await device.take(), await device.take()
+        assert isinstance(first, States)
+        assert isinstance(last, States)
+        assert first.states.shape == (0, WIDTH)
+        assert np.array_equal(last.states, sums(text)[89:90])
+        draft = await device.rows(session, 90, some(4, 1), wanted=4)
+        assert np.array_equal(draft.states, sums(np.concatenate([text[:90], some(4, 1)]))[90:])
+        again = await device.rows(session, 91, some(2, 2), wanted=2)
+        assert np.array_equal(again.states, sums(np.concatenate([text[:90], some(4, 1)[:1], some(2, 2)]))[91:])
+        assert again.compute_us > 0
+        assert server.figures["rows"] == 96
+
+
+async def test_rows_may_all_come_back() -> None:
+    text = some(100)
+    async with serving_layers(SummingLayers(), room=64) as server, device_at(server.url, MARK) as device:
+        session, _ = await device.open()
+        answer = await device.rows(session, 0, text, wanted=100)
+        assert np.array_equal(answer.states, sums(text))
+        assert server.figures["batches"] == 2
+
+
+async def test_chunks_that_follow_each_other_run_without_a_gap() -> None:
+    engine = SummingLayers(is_manual=True)
+    async with serving_layers(engine) as server, device_at(server.url, MARK) as device:
+        session, _ = await device.open()
+        for start in (0, 40, 80):
+            await device.send(session, start, some(40, start), wanted=0)
+        await settled(lambda: server.figures["pending_rounds"] == 3 and bool(engine.waiting))
+        engine.compute()
+        await settled(lambda: len(engine.batches) == 2)
+        assert engine.batches == [[(0, 0, 40)], [(0, 40, 40)]]
+        engine.compute()
+        await settled(lambda: bool(engine.waiting))
+        engine.compute()
+        assert [(await device.take()).round_number for _ in range(3)] == [0, 1, 2]  # type: ignore[union-attr]
+
+
+async def test_a_verification_shares_the_batches_of_a_long_prompt() -> None:
+    engine = SummingLayers(is_manual=True)
+    async with serving_layers(engine, room=64) as server, device_at(server.url, MARK) as long, device_at(server.url, MARK) as short:
+        prompt, _ = await long.open()
+        draft, _ = await short.open()
+        await long.send(prompt, 0, some(200), wanted=1)
+        await settled(lambda: bool(engine.waiting))
+        await short.send(draft, 0, some(4), wanted=4)
+        await settled(lambda: server.figures["pending_rounds"] == 2)
+        engine.compute()
+        await settled(lambda: bool(engine.waiting))
+        assert sorted(rows for _, _, rows in engine.batches[1]) == [4, 60]
+        engine.compute()
+        answer = await short.take()
+        assert isinstance(answer, States)
+        assert np.array_equal(answer.states, sums(some(4)))
+
+
+async def test_many_devices_are_served_fairly_and_no_states_are_mixed() -> None:
+    engine = SummingLayers(sequences=32)
+    async with serving_layers(engine) as server:
+        done: list[int] = []
+
+        async def answer(number: int) -> None:
+            rng = random.Random(number)
+            async with device_at(server.url, MARK) as device:
+                session, _ = await device.open()
+                text = some(0)
+                for turn in range(12):
+                    keep = rng.randrange(max(0, len(text) - 3), len(text) + 1)
+                    new = some(rng.randrange(1, 5 if turn else 50), number * 100 + turn)
+                    text = np.concatenate([text[:keep], new])
+                    states = (await device.rows(session, keep, new, wanted=len(new))).states
+                    assert np.array_equal(states, sums(text)[keep:])
+                    done.append(number)
+                    if turn == 6:
+                        assert max(done.count(each) for each in range(32)) <= 12
+
+        await asyncio.gather(*(answer(number) for number in range(32)))
+        assert len(done) == 32 * 12
+        assert server.figures["shared_batches"] > 0
+        await settled(lambda: server.figures["connections"] == 0)
+
+
+async def test_a_session_that_lost_its_cells_is_evicted_and_goes_on_from_its_devices_states() -> None:
+    async with (
+        serving_layers(SummingLayers(sequences=1)) as server,
+        device_at(server.url, MARK) as first,
+        device_at(server.url, MARK) as other,
+    ):
+        session, _ = await first.open()
+        text = some(20)
+        await first.rows(session, 0, text)
+        await asyncio.sleep(0.01)
+        await other.rows((await other.open())[0], 0, some(5, 1))
+        await asyncio.sleep(0.01)
+        await first.send(session, 20, some(1, 2))
+        refusal = await first.refused()
+        assert (refusal.code, refusal.round_number) == ("evicted", 1)
+        again = await first.rows(session, 0, np.concatenate([text, some(1, 2)]))
+        assert np.array_equal(again.states, sums(np.concatenate([text, some(1, 2)]))[20:])
+        assert server.figures["evicted"] == 2
+
+
+async def test_a_failed_batch_refuses_its_rounds_and_the_session_begins_again() -> None:
+    engine = SummingLayers()
+    async with serving_layers(engine) as server, device_at(server.url, MARK) as device:
+        session, _ = await device.open()
+        await device.rows(session, 0, some(5))
+        engine.failures = 1
+        await device.send(session, 5, some(40, 1), wanted=0)
+        await device.send(session, 45, some(3, 2))
+        refusals = [await device.refused() for _ in range(2)]
+        assert {(each.code, each.round_number) for each in refusals} == {("failed", 1), ("stale_round", 2)}
+        await device.send(session, 5, some(1))
+        assert (await device.refused()).code == "evicted"
+        text = some(6, 3)
+        assert np.array_equal((await device.rows(session, 0, text)).states, sums(text)[5:])
+        assert server.figures["failed_batches"] == 1
+
+
+async def test_an_engine_that_always_fails_ends_the_session() -> None:
+    engine = SummingLayers()
+    async with serving_layers(engine) as server, device_at(server.url, MARK) as device:
+        session, _ = await device.open()
+        engine.failures = 3
+        codes = []
+        for _ in range(3):
+            await device.send(session, 0, some(1))
+            codes.append(await device.refused())
+        assert [(each.code, each.round_number) for each in codes] == [("failed", 0), ("failed", 1), ("failed", None)]
+        assert server.figures["sessions"] == 0
+
+
+async def test_results_that_are_not_finite_are_refused_and_reach_no_other_session() -> None:
+    async with serving_layers(SummingLayers()) as server, device_at(server.url, MARK) as bad, device_at(server.url, MARK) as good:
+        session, _ = await bad.open()
+        other, _ = await good.open()
+        await bad.send(session, 0, np.full((3, WIDTH), 3e38, np.float32))
+        text = some(4)
+        assert np.array_equal((await good.rows(other, 0, text)).states, sums(text)[3:])
+        refusal = await bad.refused()
+        assert (refusal.code, refusal.round_number) == ("failed", 0)
+        assert np.array_equal((await bad.rows(session, 0, text)).states, sums(text)[3:])
+
+
+async def test_a_lost_connections_session_goes_on_where_it_was() -> None:
+    text = some(30)
+    async with serving_layers(SummingLayers()) as server:
+        async with device_at(server.url, MARK) as device:
+            session, opened = await device.open()
+            await device.rows(session, 0, text)
+            await device.lose()
+        async with device_at(server.url, MARK) as device:
+            session, resumed = await device.resume(opened.key)
+            assert resumed.length == 30
+            answer = await device.rows(session, 28, some(3, 1), wanted=3)
+            assert np.array_equal(answer.states, sums(np.concatenate([text[:28], some(3, 1)]))[28:])
+        assert server.figures["resumed"] == 1
+
+
+async def test_a_connection_lost_in_mid_chunk_is_resumed_when_the_chunk_is_computed() -> None:
+    engine = SummingLayers(is_manual=True)
+    async with serving_layers(engine) as server:
+        async with device_at(server.url, MARK) as device:
+            session, opened = await device.open()
+            await device.send(session, 0, some(50), wanted=0)
+            await device.send(session, 50, some(50, 1), wanted=1)
+            await settled(lambda: server.figures["pending_rounds"] == 2)
+            await device.lose()
+        async with device_at(server.url, MARK) as device:
+            number = device.client.resume(opened.key)
+            await device.say()
+            for _ in range(2):
+                await settled(lambda: bool(engine.waiting))
+                engine.compute()
+            await device.take()
+            assert device.client.length(number) == 100
+            await device.send(number, 50, some(50, 1), wanted=1)
+            await settled(lambda: bool(engine.waiting))
+            engine.compute()
+            answer = await device.take()
+            assert isinstance(answer, States)
+            assert np.array_equal(answer.states, sums(np.concatenate([some(50), some(50, 1)]))[99:])
+
+
+async def test_a_key_resumes_one_session_and_another_one_is_refused() -> None:
+    async with serving_layers(SummingLayers()) as server, device_at(server.url, MARK) as device, device_at(server.url, MARK) as second:
+        _, opened = await device.open()
+        second.client.resume(bytes(16))
+        await second.say()
+        assert isinstance((await second.refused()).error(), NotResumableError)
+        await second.resume(opened.key)
+        assert (await device.refused()).code == "evicted"
+
+
+async def test_a_lost_session_is_forgotten_in_time() -> None:
+    async with serving_layers(SummingLayers(), verify=replace(PATIENT, resume_s=0)) as server:
+        async with device_at(server.url, MARK) as device:
+            await device.open()
+            await device.lose()
+        await settled(lambda: server.figures["sessions"] == 0)
+
+
+async def test_a_replayed_a_reordered_and_a_misplaced_frame_are_refused_and_the_session_goes_on() -> None:
+    text = some(10)
+    async with serving_layers(SummingLayers()) as server, device_at(server.url, MARK) as device:
+        session, _ = await device.open()
+        device.client.rows(session, 0, text, wanted=1, form="f32")
+        (frame,) = device.client.take_messages()
+        await device.socket.send(frame)
+        assert isinstance(await device.take(), States)
+        await device.socket.send(frame)
+        replayed = device.client.codec.decode_down(await device.socket.recv())
+        assert replayed.code == "stale_round"  # type: ignore[union-attr]
+        answer = await device.rows(session, 10, some(2, 1), wanted=2)
+        assert np.array_equal(answer.states, sums(np.concatenate([text, some(2, 1)]))[10:])
+
+
+@pytest.mark.parametrize("change", [{"source": "other"}, {"first_layer": 3}, {"width": WIDTH * 2}])
+async def test_a_device_of_another_model_is_refused_by_name(change: dict[str, object]) -> None:
+    async with serving_layers(SummingLayers()) as server:
+        with pytest.raises(AssertionError, match="model_mismatch"):
+            async with device_at(server.url, LayersMark(**{field: getattr(MARK, field) for field in MARK.__struct_fields__} | change)):
+                pass
+
+
+async def test_closing_a_session_in_mid_batch_affects_no_other() -> None:
+    engine = SummingLayers(is_manual=True)
+    async with serving_layers(engine) as server, device_at(server.url, MARK) as device:
+        first, _ = await device.open()
+        second, _ = await device.open()
+        await device.send(first, 0, some(3))
+        await settled(lambda: bool(engine.waiting))
+        device.client.close(first)
+        await device.send(second, 0, some(4, 1))
+        await settled(lambda: server.figures["sessions"] == 1)
+        engine.compute()
+        await settled(lambda: bool(engine.waiting))
+        engine.compute()
+        answer = await device.take()
+        assert isinstance(answer, States)
+        assert np.array_equal(answer.states, sums(some(4, 1))[3:])
+
+
+async def test_more_sessions_than_places_take_turns_and_stay_bounded() -> None:
+    engine = SummingLayers(sequences=2)
+    async with serving_layers(engine, verify=replace(PATIENT, load=replace(PATIENT.load, min_retry=0.001))) as server:
+
+        async def answer(number: int) -> None:
+            async with device_at(server.url, MARK) as device:
+                session = await open_patiently(device)
+                text = some(0)
+                for turn in range(8):
+                    new = some(3, number * 50 + turn)
+                    text = np.concatenate([text, new])
+                    states = await patiently(device, session, text, 3)
+                    assert np.array_equal(states.states, sums(text)[-3:])
+
+        await asyncio.gather(*(answer(number) for number in range(6)))
+        assert max(sequence for batch in engine.batches for sequence, _, _ in batch) == 1
+
+
+async def open_patiently(device: SplitDevice) -> int:
+    while True:
+        session = device.client.open()
+        await device.say()
+        answer = await device.take()
+        if not hasattr(answer, "code"):
+            return session
+        await asyncio.sleep(0.002)
+
+
+async def patiently(device: SplitDevice, session: int, text: NDArray[np.float32], new: int) -> States:
+    """The states of the last rows; evicted and refused rounds are sent again."""
+    start = len(text) - new
+    while True:
+        await device.send(session, start, text[start:], wanted=new)
+        answer = await device.take()
+        if isinstance(answer, States):
+            return answer
+        start = 0 if answer.code == "evicted" else start  # type: ignore[union-attr]
+        await asyncio.sleep(0.002)

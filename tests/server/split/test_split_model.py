@@ -1,0 +1,203 @@
+"""The real middle layers through a socket: the whole model's answers, from devices that share a server, and after it was killed."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+import websockets
+from numpy.typing import NDArray
+
+from streamco.engines.llamacpp.bundled_model import packaged_model
+from streamco.engines.llamacpp.context import LlamaContext
+from streamco.engines.llamacpp.model import LlamaModel
+from streamco.engines.llamacpp.model_parts import PartFiles, split_model
+from streamco.engines.split.layers import HeadPart, InputPart
+from streamco.engines.split.middle_engine import MiddleEngine
+from streamco.wire.split.frames import LayersMark, Refusal, States
+from streamco.wire.verify.frames import PATH
+from tests.server.split.layers import SplitDevice, device_at, mark_of, serving_layers
+
+pytest.importorskip("gguf")
+pytest.importorskip("llama_cpp")
+pytestmark = pytest.mark.model
+
+COSTS = {1: 0.005, 64: 0.2}
+PROMPTS = ("Name three rivers in France.", "Why is the sky blue?", "Write a haiku.")
+TOKENS = 8
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory: pytest.TempPathFactory) -> PartFiles:
+    return split_model(packaged_model(), tmp_path_factory.mktemp("parts"))
+
+
+@pytest.fixture(scope="module")
+def engine(files: PartFiles) -> Iterator[MiddleEngine]:
+    engine = MiddleEngine(files.middle, cells=256, sequences=4, threads=1, row_costs=COSTS)
+    yield engine
+    engine.close()
+
+
+@pytest.fixture(scope="module")
+def head(files: PartFiles) -> Iterator[HeadPart]:
+    head = HeadPart(files.head)
+    yield head
+    head.close()
+
+
+class Ends:
+    """What a device holds: the first layers, the head, and the shallow states that it has sent."""
+
+    def __init__(self, files: PartFiles, head: HeadPart) -> None:
+        self.input, self.head = InputPart(files.input, cells=256), head
+        self.sent = np.empty((0, 576), np.float32)
+
+    def ids(self, prompt: str) -> list[int]:
+        model = self.head.model
+        return model.tokenize(model.apply_template([{"role": "user", "content": prompt}]), special=True)
+
+    def shallow(self, tokens: list[int], position: int) -> NDArray[np.float32]:
+        self.input.truncate(position)
+        states = self.input.run(self.head.embed(tokens), position)
+        self.sent = np.concatenate([self.sent[:position], states])
+        return states
+
+    def close(self) -> None:
+        self.input.close()
+
+
+def whole_logits(prompt: str) -> tuple[list[int], list[NDArray[np.float32]]]:
+    """What the whole model writes greedily by itself."""
+    model = LlamaModel(packaged_model(), repack=False)
+    context = LlamaContext(model, cells=256, sequences=1, rows=256, threads=1, unified=False)
+    tokens = model.tokenize(model.apply_template([{"role": "user", "content": prompt}]), special=True)
+    position, text, logits = 0, list[int](), list[NDArray[np.float32]]()
+    for _ in range(TOKENS):
+        row = context.add_run(tokens, position, 0, wants_logits=1)
+        assert context.decode() == 0
+        logits.append(context.logits(row).copy())
+        position += len(tokens)
+        tokens = [int(logits[-1].argmax())]
+        text += tokens
+    context.close()
+    model.close()
+    return text, logits
+
+
+async def test_states_through_a_socket_give_the_whole_models_logits_bit_for_bit(
+    engine: MiddleEngine, files: PartFiles, head: HeadPart
+) -> None:
+    ends = Ends(files, head)
+    async with serving_layers(engine) as server, device_at(server.url, mark_of(engine)) as device:
+        for prompt in PROMPTS[:2]:
+            text, expected = whole_logits(prompt)
+            session, _ = await device.open()
+            tokens, position = ends.ids(prompt), 0
+            for token, logits in zip(text, expected, strict=True):
+                answer = await device.rows(session, position, ends.shallow(tokens, position))
+                assert np.array_equal(ends.head.logits(answer.states[-1]), logits)
+                position += len(tokens)
+                tokens = [token]
+            drafts = [text[1], 7, 7]
+            start = position - TOKENS + 1
+            answer = await device.rows(session, start, ends.shallow([text[0], *drafts], start), wanted=4)
+            assert ends.head.verify_greedy(answer.states, drafts) == text[1:3]
+    ends.close()
+
+
+async def test_devices_that_share_the_server_get_the_answers_that_each_gets_alone(
+    engine: MiddleEngine, files: PartFiles, head: HeadPart
+) -> None:
+    async with serving_layers(engine) as server:
+        every = {prompt: Ends(files, head) for prompt in PROMPTS}
+
+        async def answer(prompt: str) -> list[int]:
+            ends = every[prompt]
+            async with device_at(server.url, mark_of(engine)) as device:
+                session, _ = await device.open()
+                tokens, position, text = ends.ids(prompt), 0, []
+                for _ in range(TOKENS):
+                    states = (await device.rows(session, position, ends.shallow(tokens, position))).states
+                    position += len(tokens)
+                    tokens = [int(ends.head.logits(states[-1]).argmax())]
+                    text += tokens
+            ends.close()
+            return text
+
+        texts = await asyncio.gather(*(answer(prompt) for prompt in PROMPTS))
+        assert texts == [(await asyncio.to_thread(whole_logits, prompt))[0] for prompt in PROMPTS]
+
+
+async def test_states_in_f16_cost_half_the_bytes_and_give_the_same_tokens(engine: MiddleEngine, files: PartFiles, head: HeadPart) -> None:
+    ends = Ends(files, head)
+    async with serving_layers(engine) as server, device_at(server.url, mark_of(engine)) as device:
+        text, _ = await asyncio.to_thread(whole_logits, PROMPTS[0])
+        session, _ = await device.open()
+        tokens, position = ends.ids(PROMPTS[0]), 0
+        for token in text:
+            states = (await device.rows(session, position, ends.shallow(tokens, position), form="f16")).states
+            assert int(ends.head.logits(states[-1]).argmax()) == token
+            position += len(tokens)
+            tokens = [token]
+    ends.close()
+
+
+@contextlib.contextmanager
+def server_process(middle: Path, port: int = 0) -> Iterator[tuple[subprocess.Popen[str], str]]:
+    words = ["serve", "--model", str(middle), "--middle", "--context", "256", "--port", str(port), "--row-costs", "1:0.005,64:0.2"]
+    command = [sys.executable, "-m", "streamco", *words, "--threads", "1"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=dict(os.environ)) as process:
+        assert process.stdout is not None
+        try:
+            yield process, process.stdout.readline()
+        finally:
+            process.kill()
+
+
+async def next_token(device: SplitDevice, session: int, ends: Ends, position: int) -> int:
+    await device.send(session, position, ends.sent[position:])
+    answer = await device.take()
+    assert isinstance(answer, States), answer
+    return int(ends.head.logits(answer.states[-1]).argmax())
+
+
+async def test_an_answer_goes_on_after_its_server_was_killed(files: PartFiles, head: HeadPart) -> None:
+    ends = Ends(files, head)
+    mark = LayersMark(ends.input.info.source, 2, ends.input.info.total_layers - 2, 576)
+    text, _ = await asyncio.to_thread(whole_logits, PROMPTS[0])
+    with server_process(files.middle) as (first, line):
+        port = int(line.rpartition(":")[2].split("/")[0])
+        url = f"ws://127.0.0.1:{port}{PATH}"
+        tokens, made = ends.ids(PROMPTS[0]), list[int]()
+        async with device_at(url, mark) as device:
+            session, opened = await device.open()
+            position = 0
+            for _ in range(3):
+                ends.shallow(tokens, position)
+                made.append(await next_token(device, session, ends, position))
+                position, tokens = len(ends.sent), made[-1:]
+            first.send_signal(signal.SIGKILL)
+            with pytest.raises(websockets.ConnectionClosed):
+                await device.take()
+        await asyncio.to_thread(first.wait)
+    with server_process(files.middle, port):
+        async with device_at(url, mark) as device:
+            device.client.resume(opened.key)
+            await device.say()
+            refusal = await device.take()
+            assert isinstance(refusal, Refusal)
+            assert refusal.code == "not_resumable"
+            session, _ = await device.open()
+            ends.shallow(tokens, position)
+            made.append(await next_token(device, session, ends, 0))
+    assert made == text[:4]
+    ends.close()
