@@ -24,10 +24,13 @@ from streamco.proxy.config import ProxyOptions
 from streamco.server import profiles, requests
 from streamco.server.http import access_log, api_keys, middleware
 from streamco.server.options import ServeOptions
-from streamco.server.verify import address_limits, service
+from streamco.server.split import service as split_service
+from streamco.server.verify import address_limits, frame_service
 from streamco.server.verify.options import VerifyOptions
 from streamco.wire.openai import errors as wire_errors
 from streamco.wire.openai import extended_decode, lenient_decode, msgpack_body
+from streamco.wire.split import frames as split_frames
+from streamco.wire.split.frames import SplitLimits
 from streamco.wire.verify import frames
 from streamco.wire.verify import server as verify_server
 
@@ -123,14 +126,22 @@ GROUPS = (
         ("draft_tokens", "tokens of a draft", "", "wire/verify/checks.py"),
         ("top_k", "ids in a row of a verdict", "", "wire/verify/server.py"),
         ("resume_s", "time to resume a session (`--verify-resume`)", "s", "server/verify/sessions.py"),
-        ("hello_timeout", "time until the first frame", "s", "server/verify/service.py"),
-        ("ping_interval", "silence before a ping; the answer has half of it", "s", "server/verify/service.py"),
-        ("write_timeout", "time that a frame waits for its reader", "s", "server/verify/service.py"),
+        ("hello_timeout", "time until the first frame", "s", "server/verify/frame_service.py"),
+        ("ping_interval", "silence before a ping; the answer has half of it", "s", "server/verify/frame_service.py"),
+        ("write_timeout", "time that a frame waits for its reader", "s", "server/verify/frame_service.py"),
         ("faults_per_minute", "faults of one source, before it gets 429", "", "server/verify/address_limits.py"),
     )),
     _Group(PEER, frames, "", (("MAX_FOLLOWS", "drafts ahead of a verdict", "", "wire/verify/server.py"),)),
     _Group(PEER, verify_server, "", (("MAX_FAULTS", "faulty frames that end a connection", "", "wire/verify/server.py"),)),
-    _Group(PEER, service, "", (("_MAX_UNSENT", "messages left unread before the peer's frames wait", "", "server/verify/service.py"),)),
+    _Group(PEER, frame_service, "", (
+        ("_MAX_UNSENT", "messages left unread before the peer's frames wait", "", "server/verify/frame_service.py"),
+    )),
+    _Group(PEER, SplitLimits(), "", (
+        ("context_rows", "positions of a session; a split server's are those of its cells", "", "wire/split/server.py"),
+        ("rows", "hidden states in one frame", "", "wire/split/codec.py"),
+    )),
+    _Group(PEER, split_frames, "", (("MAX_ROUNDS", "rounds of a split session that are not answered", "", "wire/split/server.py"),)),
+    _Group(PEER, split_service, "`--room`", (("ROOM", "rows of a split server's batch", "", "server/split/service.py"),)),
     _Group(PEER, address_limits, "", (("_MAX_ADDRESSES", "sources with remembered faults", "", "server/verify/address_limits.py"),)),
     _Group(PEER, LoadLimits(), "`LoadLimits({name}=)`", (
         ("sessions", "sessions remembered (`--verify-sessions`)", "", "core/verifier/admission.py"),
