@@ -158,14 +158,16 @@ def fastest_chunk_size(
     stages: int = 1,
     smallest: int = SMALLEST,
     largest: int | None = None,
+    is_merged: bool = False,
 ) -> ChunkPlan:
     """Return the chunks by which a prompt is read soonest, with enough of them in flight (``chunks_in_flight``); not in the paper.
 
-    The link sends chunk after chunk, and the server computes those that have come while the next ones are sent. If several sizes are nearly
-    as fast, the largest is returned. The download is not counted: one row comes back for a prompt.
+    The link sends chunk after chunk, and the server computes while the next ones are sent. If several sizes are nearly as fast, the largest
+    is returned. The download is not counted: one row comes back for a prompt.
 
     Args:
         prompt, costs, row_bytes, upload_rate, load_rows, stages, smallest, largest: see ``chunk_size``.
+        is_merged: True if the server computes all chunks that have come in one batch; False: one after the other.
 
     Raises:
         ValueError: an argument is out of range.
@@ -175,24 +177,25 @@ def fastest_chunk_size(
     first = min(smallest, last)
     sizes = sorted({size for parts in range(1, prompt // first + 1) if (size := ceil(prompt / parts)) <= last} | {last})
     row_seconds = row_bytes / upload_rate
-    seconds = {
-        size: _seconds_to_read(prompt, size, row_seconds=row_seconds, costs=costs, load_rows=load_rows, stages=stages) for size in sizes
-    }
+    link = {"row_seconds": row_seconds, "load_rows": load_rows}
+    seconds = {size: _seconds_to_read(prompt, size, costs=costs, stages=stages, is_merged=is_merged, **link) for size in sizes}
     limit = NEARLY * min(seconds.values())
     size = max(size for size in sizes if seconds[size] <= limit)
     return ChunkPlan(size, is_balanced=row_seconds * size >= costs.seconds(load_rows + size) / stages)
 
 
-def _seconds_to_read(prompt: int, size: int, *, row_seconds: float, costs: RowCosts, load_rows: float, stages: int) -> float:
-    """Return the seconds until the last chunk of a prompt is computed, without the time on the way.
-
-    Whenever the first stage is free, it computes all chunks that have come.
-    """
+def _seconds_to_read(
+    prompt: int, size: int, *, row_seconds: float, costs: RowCosts, load_rows: float, stages: int, is_merged: bool
+) -> float:
+    """Return the seconds until the last chunk of a prompt is computed, without the time on the way."""
     free = [0.0] * stages
     read = 0
     while read < prompt:
-        moment = max(free[0], row_seconds * min(prompt, read + size))
-        arrived = min(prompt, size * int(moment / (row_seconds * size) + 1e-9)) if moment < row_seconds * prompt else prompt
+        arrived = min(prompt, read + size)
+        moment = max(free[0], row_seconds * arrived)
+        if is_merged:  # the first stage computes all that has come
+            arrived = max(arrived, min(prompt, size * int(moment / (row_seconds * size) + 1e-9)))
+            arrived = prompt if moment >= row_seconds * prompt else arrived
         rows, read = arrived - read, arrived
         each = costs.seconds(load_rows + rows) / stages
         for stage in range(stages):

@@ -171,13 +171,13 @@ def test_chunks_in_flight_need_a_size_and_rates(wrong: dict[str, Any]) -> None:
         chunks_in_flight(costs=RowCosts({1: 1.0}), **arguments)
 
 
-def read_seconds(prompt: int, size: int, *, row: float, costs: RowCosts, stages: int) -> float:
-    """Seconds of a prompt's chunks over a link of ``row`` seconds a row, if the first stage takes all that have come."""
+def read_seconds(prompt: int, size: int, *, row: float, costs: RowCosts, stages: int, is_merged: bool) -> float:
+    """Seconds of a prompt's chunks over a link of ``row`` seconds a row, and a server that takes all that have come, or one."""
     arrivals = [(min(prompt, start + size) * row, min(size, prompt - start)) for start in range(0, prompt, size)]
     free = [0.0] * stages
     while arrivals:
         moment = max(free[0], arrivals[0][0])
-        come = [rows for at, rows in arrivals if at <= moment + 1e-12]
+        come = [rows for at, rows in arrivals if at <= moment + 1e-12][: None if is_merged else 1]
         arrivals = arrivals[len(come) :]
         for stage in range(stages):
             moment = free[stage] = max(moment, free[stage]) + costs.seconds(sum(come)) / stages
@@ -187,18 +187,20 @@ def read_seconds(prompt: int, size: int, *, row: float, costs: RowCosts, stages:
 @given(
     prompt=st.integers(1, 3000),
     rate=st.floats(1e6, 1e8),
-    setup=st.floats(0.0001, 0.05),
-    row=st.floats(1e-6, 1e-3),
+    times=st.tuples(st.floats(0.0001, 0.05), st.floats(1e-6, 1e-3)),
     stages=st.integers(1, 4),
+    is_merged=st.booleans(),
 )
 def test_the_fastest_chunks_are_about_as_fast_as_the_best_of_all_sizes(
-    prompt: int, rate: float, setup: float, row: float, stages: int
+    prompt: int, rate: float, times: tuple[float, float], stages: int, is_merged: bool
 ) -> None:
+    setup, row = times
     costs = RowCosts({1: setup + row, 4096: setup + 4096 * row})
-    plan = fastest_chunk_size(prompt, costs=costs, row_bytes=8192.0, upload_rate=rate, stages=stages)
+    plan = fastest_chunk_size(prompt, costs=costs, row_bytes=8192.0, upload_rate=rate, stages=stages, is_merged=is_merged)
     assert 1 <= plan.size <= prompt
     found, *others = (
-        read_seconds(prompt, size, row=8192 / rate, costs=costs, stages=stages) for size in (plan.size, prompt, 16, 32, 64, 128, 256, 512)
+        read_seconds(prompt, size, row=8192 / rate, costs=costs, stages=stages, is_merged=is_merged)
+        for size in (plan.size, prompt, 16, 32, 64, 128, 256, 512)
     )
     assert found <= (NEARLY + 0.01) * min(others)
 
@@ -208,8 +210,10 @@ def test_a_prompt_that_is_sent_hardly_slower_than_it_is_computed_is_cut_all_the_
     arguments: dict[str, Any] = {"costs": costs, "row_bytes": 1152.0, "upload_rate": 7.5e6}
     assert chunk_size(2000, **arguments).size > 700, "equation 3 waits for 18 ms to be gained at 0.024 ms a row"
     assert fastest_chunk_size(128, **arguments).size == 128
-    assert 64 <= fastest_chunk_size(512, **arguments).size <= 300
-    assert 64 <= fastest_chunk_size(2000, **arguments).size <= 400
+    assert 64 <= fastest_chunk_size(512, is_merged=True, **arguments).size <= 300
+    assert 64 <= fastest_chunk_size(2000, is_merged=True, **arguments).size <= 400
+    assert 200 <= fastest_chunk_size(512, **arguments).size <= 300
+    assert 300 <= fastest_chunk_size(2000, **arguments).size <= 700
 
 
 def test_the_fastest_chunks_keep_their_bounds() -> None:

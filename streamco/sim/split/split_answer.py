@@ -7,6 +7,7 @@ chunk's size, the drafts' ends and the steps of parallel drafting are those of t
 from __future__ import annotations
 
 from collections.abc import Callable, Generator
+from functools import partial
 from random import Random
 from typing import Any
 
@@ -127,7 +128,8 @@ class SimulatedSplitAnswer:
             return min(prompt, chunking)
         load = self._server.load
         is_paper = chunking == "balanced"
-        plan = (chunk_size if is_paper else fastest_chunk_size)(
+        choose = chunk_size if is_paper else partial(fastest_chunk_size, is_merged=True)
+        plan = choose(
             prompt,
             costs=load.costs(),
             row_bytes=self._state_bytes,
