@@ -126,6 +126,7 @@ class _World:
             row_costs(seconds),
             Mixed(room=options.policy.room or _NO_LIMIT),
             stages=world.server.stages,
+            is_merged=options.policy.is_merged,
             on_batch=self._totals.record_batch,
         )
         self._devices = make_devices(

@@ -131,6 +131,7 @@ class SplitPolicyOptions(Struct, frozen=True, kw_only=True, forbid_unknown_field
         chunks_in_flight: maximum number of chunks that were sent and not answered; ``covering``: as many as keep the link busy; None: any.
         prompt_rows: deep states of a prompt that come back: ``all``, as in the paper, or the ``last`` one, which is all that is used.
         room: maximum rows of a batch; None: any number.
+        is_merged: True if the server reads all chunks of a prompt that have come in one batch; False: one after the other.
         prefill_sla_ms, decode_sla_ms: limits for 128 tokens of a prompt and for 10 tokens of an answer, for the shares that keep them.
     """
 
@@ -145,6 +146,7 @@ class SplitPolicyOptions(Struct, frozen=True, kw_only=True, forbid_unknown_field
     chunks_in_flight: Count | Literal["covering"] | None = None
     prompt_rows: Literal["all", "last"] = "all"
     room: Count | None = None
+    is_merged: bool = True
     prefill_sla_ms: Above = 350.0
     decode_sla_ms: Above = 500.0
 

@@ -128,7 +128,7 @@ class SimulatedSplitAnswer:
             return min(prompt, chunking)
         load = self._server.load
         is_paper = chunking == "balanced"
-        choose = chunk_size if is_paper else partial(fastest_chunk_size, is_merged=True)
+        choose = chunk_size if is_paper else partial(fastest_chunk_size, is_merged=self._policy.is_merged)
         plan = choose(
             prompt,
             costs=load.costs(),

@@ -64,6 +64,8 @@ class SimulatedSplitServer:
         costs: seconds by rows, measured before there was load.
         policy: forms the batches.
         stages: pipeline stages.
+        is_merged: True if all chunks of a session that wait are one part of a batch; False: one chunk after the other, as in
+            ``streamco serve --middle``.
         on_batch: called with the rows and the seconds of each batch.
 
     Attributes:
@@ -81,6 +83,7 @@ class SimulatedSplitServer:
         policy: BatchPolicy,
         *,
         stages: int = 1,
+        is_merged: bool = True,
         on_batch: Callable[[int, float], None] = lambda rows, seconds: None,
     ) -> None:
         self.load = ServerLoad(costs)
@@ -90,6 +93,7 @@ class SimulatedSplitServer:
         self._env = env
         self._seconds = seconds
         self._policy = policy
+        self._is_merged = is_merged
         self._on_batch = on_batch
         self._sessions: dict[str, _Session] = {}
         self._served: dict[str, float] = {}
@@ -117,7 +121,7 @@ class SimulatedSplitServer:
             raise AssertionError(f"{session}: expected a session without waiting rows")
 
     def _waiting(self) -> list[Waiting]:
-        found = [_work(name, session) for name, session in self._sessions.items() if session.unread]
+        found = [_work(name, session, is_merged=self._is_merged) for name, session in self._sessions.items() if session.unread]
         return sorted(found, key=lambda work: work.since)
 
     def _run_next(self) -> None:
@@ -178,14 +182,14 @@ class SimulatedSplitServer:
         return ended
 
 
-def _work(name: str, session: _Session) -> Waiting:
-    """Return what waits of a session: all its chunks together, or the rows of its round."""
-    first = session.messages[0][1]
+def _work(name: str, session: _Session, *, is_merged: bool) -> Waiting:
+    """Return what waits of a session: all its chunks together or the first one, or the rows of its round."""
+    rows, first = session.messages[0]
     return Waiting(
         session=name,
         device=first.device,
         kind=first.kind,
-        tokens=session.unread,
+        tokens=session.unread if is_merged else rows,
         verify_rows=session.unread if first.kind == "verify" else 0,
         context=session.cached,
         since=session.since,

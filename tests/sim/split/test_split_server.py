@@ -19,7 +19,7 @@ from tests.sim.split.worlds import batch_seconds
 class Lab:
     """A server, and when its messages were computed."""
 
-    def __init__(self, *, room: int = 1 << 20, stages: int = 1) -> None:
+    def __init__(self, *, room: int = 1 << 20, stages: int = 1, is_merged: bool = True) -> None:
         self.env = simpy.Environment()
         self.batches: list[tuple[int, float]] = []
         self.server = SimulatedSplitServer(
@@ -28,6 +28,7 @@ class Lab:
             RowCosts({1: 0.0201, 2048: 0.2248}),
             Mixed(room=room),
             stages=stages,
+            is_merged=is_merged,
             on_batch=lambda rows, seconds: self.batches.append((rows, seconds)),
         )
         self.ended: list[tuple[str, float]] = []
@@ -80,6 +81,15 @@ def test_the_next_chunk_of_a_prompt_may_enter_before_the_last_stage_has_computed
     lab.send(0.0, "a", 100, kind="prefill", position=100)
     lab.send(0.016, "a", 100, kind="prefill", position=200)
     assert lab.run() == [("a", 0.03), ("a", 0.045), ("a", 0.06)]
+
+
+@pytest.mark.parametrize(("is_merged", "batches"), [(True, [100, 150]), (False, [100, 100, 50])])
+def test_chunks_that_wait_are_read_together_or_one_after_the_other(is_merged: bool, batches: list[int]) -> None:
+    lab = Lab(is_merged=is_merged)
+    for position, rows in ((0, 100), (100, 100), (200, 50)):
+        lab.send(0.00001 * position, "a", rows, kind="prefill", position=position)
+    lab.run()
+    assert [rows for rows, _ in lab.batches] == batches
 
 
 class Watched:
