@@ -1,0 +1,87 @@
+"""What happens to one answer of split inference, and what its machine asks for. Rows are counted from 0; row n is that of token n."""
+
+from __future__ import annotations
+
+from msgspec import Struct
+
+__all__ = [
+    "ComputeRows",
+    "OpenSession",
+    "RowsAdded",
+    "RowsComputed",
+    "SendRows",
+    "SessionLost",
+    "SessionOpened",
+    "SplitCommand",
+    "SplitEvent",
+    "StatesArrived",
+    "Truncated",
+]
+
+
+class RowsAdded(Struct, frozen=True):
+    """The sequence has grown to ``length`` tokens, and the deep states of the last ``wanted`` rows are needed."""
+
+    length: int
+    wanted: int
+
+
+class Truncated(Struct, frozen=True):
+    """The tokens from ``length`` on were dropped. Only while no deep states are awaited."""
+
+    length: int
+
+
+class RowsComputed(Struct, frozen=True):
+    """The device has the shallow states of all rows before ``stop``."""
+
+    stop: int
+
+
+class SessionOpened(Struct, frozen=True):
+    """A server takes rows; it holds the first ``length`` of them, 0 in a new session."""
+
+    attempt: int
+    length: int
+
+
+class SessionLost(Struct, frozen=True):
+    """The session of this attempt is gone. ``may_resume``: the server may have kept its positions."""
+
+    attempt: int
+    may_resume: bool
+
+
+class StatesArrived(Struct, frozen=True):
+    """The oldest unanswered rows of this attempt are answered."""
+
+    attempt: int
+
+
+SplitEvent = RowsAdded | Truncated | RowsComputed | SessionOpened | SessionLost | StatesArrived
+
+
+class ComputeRows(Struct, frozen=True):
+    """Compute the shallow states of rows ``start`` to ``stop`` (without it), and keep them."""
+
+    start: int
+    stop: int
+
+
+class OpenSession(Struct, frozen=True):
+    """Open a session at a server, or resume the last one; answered with ``SessionOpened`` or ``SessionLost``."""
+
+    attempt: int
+    may_resume: bool
+
+
+class SendRows(Struct, frozen=True):
+    """Send the shallow states of rows ``start`` to ``stop`` (without it); the states of the last ``wanted`` come back."""
+
+    attempt: int
+    start: int
+    stop: int
+    wanted: int
+
+
+SplitCommand = ComputeRows | OpenSession | SendRows

@@ -1,0 +1,199 @@
+"""One answer of split inference: which rows are computed, sent and answered, and which are sent again (HAT, sections 3.1 and 3.3).
+
+A prompt goes up in chunks: while one is on its way or computed, the device computes the next. Only its last row's state comes back. After
+that each trip takes the last token and its drafts up, and their states down. The device keeps the shallow states of all rows, so a lost
+session costs no token: the server that goes on, the same or another one, gets the rows that it doesn't hold.
+
+What a server holds after a loss counts only as far as it has answered. Rows after that may be those of a rejected draft.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from typing import assert_never
+
+from msgspec import Struct
+
+from streamco.core.split.events import (
+    ComputeRows,
+    OpenSession,
+    RowsAdded,
+    RowsComputed,
+    SendRows,
+    SessionLost,
+    SessionOpened,
+    SplitCommand,
+    SplitEvent,
+    StatesArrived,
+    Truncated,
+)
+
+__all__ = ["SplitCounts", "SplitMachine"]
+
+
+class SplitCounts(Struct):
+    """What one answer has sent.
+
+    Args:
+        chunks: frames with rows.
+        rows: rows in them.
+        repeated: rows that were sent again after a loss.
+        trips: times that states came back.
+        sessions: sessions that were opened or resumed.
+    """
+
+    chunks: int = 0
+    rows: int = 0
+    repeated: int = 0
+    trips: int = 0
+    sessions: int = 0
+
+
+class SplitMachine:
+    """The rows of one answer. Implements ``Machine``; it has no deadlines.
+
+    Args:
+        chunk: returns the rows of the next chunk, at least 1, from the number of rows that are still to be sent.
+        max_rows: most rows of a frame.
+        max_unanswered: most frames that are sent and not answered.
+    """
+
+    def __init__(self, *, chunk: Callable[[int], int], max_rows: int = 512, max_unanswered: int = 2) -> None:
+        self.counts = SplitCounts()
+        self._chunk = chunk
+        self._max_rows = max_rows
+        self._max_unanswered = max_unanswered
+        self._goal: RowsAdded | None = None
+        self._computed = 0
+        self._is_computing = False
+        self._sent = 0
+        self._answered = 0
+        self._most_sent = 0  # rows up to here were sent before, and not dropped
+        self._unanswered: deque[SendRows] = deque()
+        self._next_stop: int | None = None  # where the next chunk ends; None: not decided
+        self._attempt = -1
+        self._is_open = False
+        self._commands: list[SplitCommand] = []
+
+    @property
+    def is_waiting(self) -> bool:
+        """True while deep states are awaited."""
+        return self._goal is not None
+
+    def start(self, *, now: float) -> None:
+        """Ask for a session."""
+        self._open(may_resume=False)
+
+    def receive(self, event: SplitEvent, *, now: float) -> None:
+        """Handle an event. Those of an attempt that is over change nothing."""
+        match event:
+            case RowsAdded():
+                self._add(event)
+            case Truncated():
+                self._truncate(event.length)
+            case RowsComputed():
+                self._computed, self._is_computing = event.stop, False
+            case SessionOpened():
+                self._handle_opened(event)
+            case SessionLost():
+                self._handle_lost(event)
+            case StatesArrived():
+                self._handle_states(event)
+            case _ as never:
+                assert_never(never)
+        self._advance()
+
+    def take_commands(self) -> list[SplitCommand]:
+        """Return the commands since the last call, in order."""
+        commands, self._commands = self._commands, []
+        return commands
+
+    def next_deadline(self) -> float | None:
+        """Return None: nothing here depends on time."""
+        return None
+
+    def handle_deadline(self, *, now: float) -> None:
+        """Do nothing."""
+
+    def _add(self, event: RowsAdded) -> None:
+        if self._goal is not None:
+            raise AssertionError("rows are added when the last ones are answered")
+        if not 1 <= event.wanted <= min(self._max_rows, event.length - self._sent):
+            raise AssertionError("as many states are wanted as new rows fit one frame")
+        self._goal = event
+
+    def _truncate(self, length: int) -> None:
+        if self._goal is not None:
+            raise AssertionError("tokens are dropped when the last rows are answered")
+        self._computed = min(self._computed, length)
+        self._sent = min(self._sent, length)
+        self._answered = min(self._answered, length)
+        self._most_sent = min(self._most_sent, length)
+
+    def _open(self, *, may_resume: bool) -> None:
+        self._attempt += 1
+        self._is_open = False
+        self._commands.append(OpenSession(self._attempt, may_resume))
+
+    def _handle_opened(self, event: SessionOpened) -> None:
+        if event.attempt != self._attempt or self._is_open:
+            return
+        self.counts.sessions += 1
+        self._is_open = True
+        self._sent = self._answered = min(event.length, self._answered)
+        self._next_stop = None
+
+    def _handle_lost(self, event: SessionLost) -> None:
+        if event.attempt != self._attempt:
+            return
+        self._unanswered.clear()
+        self._next_stop = None
+        self._open(may_resume=event.may_resume)
+
+    def _handle_states(self, event: StatesArrived) -> None:
+        if event.attempt != self._attempt or not self._unanswered:
+            return
+        rows = self._unanswered.popleft()
+        self._answered = rows.stop
+        if rows.wanted:
+            self.counts.trips += 1
+            self._goal = None
+
+    def _advance(self) -> None:
+        goal = self._goal
+        if goal is None:
+            return
+        while self._sent < goal.length:
+            stop = self._decide_stop(goal)
+            if self._computed < stop:
+                self._compute(stop)
+                return
+            if not self._is_open or len(self._unanswered) >= self._max_unanswered:
+                return
+            self._send(goal, stop)
+
+    def _decide_stop(self, goal: RowsAdded) -> int:
+        """Return where the next chunk ends: the last one must hold all rows whose states come back."""
+        if self._next_stop is None:
+            left = goal.length - self._sent
+            size = min(left, self._max_rows, max(1, self._chunk(left)))
+            if 0 < left - size < goal.wanted:
+                size = left if left <= self._max_rows else left - goal.wanted
+            self._next_stop = self._sent + size
+        return self._next_stop
+
+    def _compute(self, stop: int) -> None:
+        if not self._is_computing:
+            self._is_computing = True
+            self._commands.append(ComputeRows(self._computed, stop))
+
+    def _send(self, goal: RowsAdded, stop: int) -> None:
+        rows = SendRows(self._attempt, self._sent, stop, goal.wanted if stop == goal.length else 0)
+        self._commands.append(rows)
+        self._unanswered.append(rows)
+        self.counts.chunks += 1
+        self.counts.rows += stop - rows.start
+        self.counts.repeated += max(0, min(stop, self._most_sent) - rows.start)
+        self._sent, self._next_stop = stop, None
+        self._most_sent = max(self._most_sent, stop)
