@@ -11,7 +11,7 @@ __all__ = [
     "RowsComputed",
     "SendRows",
     "SessionLost",
-    "SessionOpened",
+    "SessionReady",
     "SplitCommand",
     "SplitEvent",
     "StatesArrived",
@@ -38,7 +38,7 @@ class RowsComputed(Struct, frozen=True):
     stop: int
 
 
-class SessionOpened(Struct, frozen=True):
+class SessionReady(Struct, frozen=True):
     """A server takes rows; it holds the first ``length`` of them, 0 in a new session."""
 
     attempt: int
@@ -58,7 +58,7 @@ class StatesArrived(Struct, frozen=True):
     attempt: int
 
 
-SplitEvent = RowsAdded | Truncated | RowsComputed | SessionOpened | SessionLost | StatesArrived
+SplitEvent = RowsAdded | Truncated | RowsComputed | SessionReady | SessionLost | StatesArrived
 
 
 class ComputeRows(Struct, frozen=True):
@@ -69,7 +69,7 @@ class ComputeRows(Struct, frozen=True):
 
 
 class OpenSession(Struct, frozen=True):
-    """Open a session at a server, or resume the last one; answered with ``SessionOpened`` or ``SessionLost``."""
+    """Open a session at a server, or resume the last one; answered with ``SessionReady`` or ``SessionLost``."""
 
     attempt: int
     may_resume: bool

@@ -22,7 +22,7 @@ from streamco.core.split.events import (
     RowsComputed,
     SendRows,
     SessionLost,
-    SessionOpened,
+    SessionReady,
     SplitCommand,
     SplitEvent,
     StatesArrived,
@@ -94,7 +94,7 @@ class SplitMachine:
                 self._truncate(event.length)
             case RowsComputed():
                 self._computed, self._is_computing = event.stop, False
-            case SessionOpened():
+            case SessionReady():
                 self._handle_opened(event)
             case SessionLost():
                 self._handle_lost(event)
@@ -114,7 +114,7 @@ class SplitMachine:
         return None
 
     def handle_deadline(self, *, now: float) -> None:
-        """Do nothing."""
+        """Do nothing: there are no deadlines."""
 
     def _add(self, event: RowsAdded) -> None:
         if self._goal is not None:
@@ -136,7 +136,7 @@ class SplitMachine:
         self._is_open = False
         self._commands.append(OpenSession(self._attempt, may_resume))
 
-    def _handle_opened(self, event: SessionOpened) -> None:
+    def _handle_opened(self, event: SessionReady) -> None:
         if event.attempt != self._attempt or self._is_open:
             return
         self.counts.sessions += 1
@@ -174,7 +174,7 @@ class SplitMachine:
             self._send(goal, stop)
 
     def _decide_stop(self, goal: RowsAdded) -> int:
-        """Return where the next chunk ends: the last one must hold all rows whose states come back."""
+        """Return where the next chunk ends: the last one must hold all wanted rows."""
         if self._next_stop is None:
             left = goal.length - self._sent
             size = min(left, self._max_rows, max(1, self._chunk(left)))

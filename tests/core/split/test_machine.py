@@ -15,7 +15,7 @@ from streamco.core.split.events import (
     RowsComputed,
     SendRows,
     SessionLost,
-    SessionOpened,
+    SessionReady,
     SplitCommand,
     SplitEvent,
     StatesArrived,
@@ -47,7 +47,7 @@ def test_a_session_is_opened_and_the_first_chunk_computed_at_once() -> None:
 
 def test_two_chunks_are_unanswered_while_a_third_is_computed() -> None:
     split = machine(lambda _left: 4)
-    after(split, RowsAdded(12, 1), SessionOpened(0, 0))
+    after(split, RowsAdded(12, 1), SessionReady(0, 0))
     assert after(split, RowsComputed(4)) == [SendRows(0, 0, 4, 0), ComputeRows(4, 8)]
     assert after(split, RowsComputed(8)) == [SendRows(0, 4, 8, 0), ComputeRows(8, 12)]
     assert after(split, RowsComputed(12)) == []
@@ -61,13 +61,13 @@ def test_two_chunks_are_unanswered_while_a_third_is_computed() -> None:
 
 def test_the_last_chunk_holds_all_rows_whose_states_come_back() -> None:
     split = machine(lambda _left: 4, max_rows=4)
-    after(split, RowsAdded(6, 3), SessionOpened(0, 0))
+    after(split, RowsAdded(6, 3), SessionReady(0, 0))
     assert after(split, RowsComputed(6)) == [SendRows(0, 0, 3, 0), SendRows(0, 3, 6, 3)]
 
 
 def test_a_rejected_draft_is_replaced_without_a_frame_of_its_own() -> None:
     split = machine()
-    after(split, RowsAdded(3, 1), SessionOpened(0, 0), RowsComputed(3), StatesArrived(0))
+    after(split, RowsAdded(3, 1), SessionReady(0, 0), RowsComputed(3), StatesArrived(0))
     after(split, RowsComputed(6), RowsAdded(6, 3), StatesArrived(0))
     assert after(split, Truncated(4), RowsAdded(5, 1)) == [ComputeRows(4, 5)]
     assert after(split, RowsComputed(5)) == [SendRows(0, 4, 5, 1)]
@@ -76,23 +76,23 @@ def test_a_rejected_draft_is_replaced_without_a_frame_of_its_own() -> None:
 
 def test_after_a_lost_connection_only_unanswered_rows_are_sent_again() -> None:
     split = machine()
-    after(split, RowsAdded(3, 1), SessionOpened(0, 0), RowsComputed(3), StatesArrived(0), RowsComputed(5), RowsAdded(5, 2))
+    after(split, RowsAdded(3, 1), SessionReady(0, 0), RowsComputed(3), StatesArrived(0), RowsComputed(5), RowsAdded(5, 2))
     assert after(split, SessionLost(0, may_resume=True)) == [OpenSession(1, may_resume=True)]
-    assert after(split, SessionOpened(1, 5)) == [SendRows(1, 3, 5, 2)], "the server may hold other rows than these there"
+    assert after(split, SessionReady(1, 5)) == [SendRows(1, 3, 5, 2)], "the server may hold other rows than these there"
     assert split.counts.repeated == 2
 
 
 def test_another_server_gets_all_rows_without_computing_them_again() -> None:
     split = machine()
-    after(split, RowsAdded(3, 1), SessionOpened(0, 0), RowsComputed(3), StatesArrived(0), RowsComputed(5), RowsAdded(5, 2))
+    after(split, RowsAdded(3, 1), SessionReady(0, 0), RowsComputed(3), StatesArrived(0), RowsComputed(5), RowsAdded(5, 2))
     after(split, SessionLost(0, may_resume=False))
-    assert after(split, SessionOpened(1, 0)) == [SendRows(1, 0, 5, 2)]
+    assert after(split, SessionReady(1, 0)) == [SendRows(1, 0, 5, 2)]
 
 
 def test_events_of_an_attempt_that_is_over_change_nothing() -> None:
     split = machine()
-    after(split, RowsAdded(3, 1), SessionOpened(0, 0), RowsComputed(3), SessionLost(0, may_resume=False))
-    assert after(split, StatesArrived(0), SessionOpened(0, 3), SessionLost(0, may_resume=True)) == []
+    after(split, RowsAdded(3, 1), SessionReady(0, 0), RowsComputed(3), SessionLost(0, may_resume=False))
+    assert after(split, StatesArrived(0), SessionReady(0, 3), SessionLost(0, may_resume=True)) == []
     assert waits(split)
 
 
@@ -149,7 +149,7 @@ class World:
         if self.opening:
             wanted = self.opening.pop()
             self.server = self.server if wanted.may_resume else []
-            self.put(SessionOpened(wanted.attempt, len(self.server)))
+            self.put(SessionReady(wanted.attempt, len(self.server)))
 
     def answer(self) -> None:
         if not self.sent:

@@ -1,0 +1,209 @@
+"""One answer of a split model on the device: its tokens, the shallow states that it keeps, and the verdicts on its drafts.
+
+The server's states are read one row at a time: each gives the model's own next token, by the same sampler that a whole model would have. A
+draft is right if it is that token. So the text is the one that the whole model would have written with these draws, drafts or not.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from time import monotonic
+from typing import TYPE_CHECKING, Protocol
+
+from msgspec import Struct
+
+from streamco.core.split.events import (
+    ComputeRows,
+    OpenSession,
+    RowsAdded,
+    RowsComputed,
+    SendRows,
+    SessionLost,
+    SessionReady,
+    SplitEvent,
+    StatesArrived,
+    Truncated,
+)
+from streamco.core.split.machine import SplitMachine
+from streamco.engines.generation import RunningGeneration
+from streamco.engines.split.layers import HeadPart, InputPart
+from streamco.errors import EngineError
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+    States = NDArray[np.float32]
+
+__all__ = ["DeepStates", "LinkEvent", "LinkFailed", "LinkSession", "ProposeDrafts", "SplitAnswer", "SplitLink"]
+
+ProposeDrafts = Callable[[Sequence[int]], Sequence[int]]
+"""Returns likely next tokens from the tokens so far; an empty sequence: none."""
+
+
+class DeepStates(Struct, frozen=True, eq=False):
+    """The server's answer to the oldest unanswered rows of an attempt."""
+
+    attempt: int
+    states: States
+
+
+class LinkFailed(Struct, frozen=True):
+    """No server can continue the answer."""
+
+    error: Exception
+
+
+LinkEvent = SessionReady | SessionLost | DeepStates | LinkFailed
+
+
+class LinkSession(Protocol):
+    """One answer's session at the servers. Every thread may call it; it never blocks."""
+
+    def open(self, command: OpenSession) -> None:
+        """Open or resume a session; answered with an event."""
+        ...
+
+    def send(self, command: SendRows, states: States) -> None:
+        """Send rows; without effect if their attempt is over."""
+        ...
+
+    def close(self) -> None:
+        """End the session; no event comes after that."""
+        ...
+
+
+class SplitLink(Protocol):
+    """The servers of a split model."""
+
+    @property
+    def max_rows(self) -> int:
+        """Most rows of a frame."""
+        ...
+
+    def chunk(self, rows: int) -> int:
+        """Return the size of the next chunk, at least 1, of a prompt of which ``rows`` are still to be sent."""
+        ...
+
+    def session(self, emit: Callable[[LinkEvent], None], reserve: int) -> LinkSession:
+        """Return a session for one answer of at most ``reserve`` tokens; ``emit`` is called from another thread."""
+        ...
+
+
+class SplitAnswer:
+    """One answer. All methods belong to the engine's thread.
+
+    Args:
+        generation: the request; it draws the tokens and makes text of them.
+        parts: the device's input layers and head.
+        sequence: sequence id in the input layers.
+        link: the servers.
+        emit: called with the link's events from another thread.
+        propose: proposes drafts.
+        reserve: most tokens of prompt and answer.
+    """
+
+    def __init__(
+        self,
+        generation: RunningGeneration,
+        parts: tuple[InputPart, HeadPart],
+        *,
+        sequence: int,
+        link: SplitLink,
+        emit: Callable[[LinkEvent], None],
+        propose: ProposeDrafts,
+        reserve: int,
+    ) -> None:
+        self.generation = generation
+        self.sequence = sequence
+        self.computing: ComputeRows | None = None
+        self._input, self._head = parts
+        self._propose = propose
+        self._tokens = list(generation.prompt)
+        self._drafts: list[int] = []
+        self._shallow: list[States] = []  # one row each
+        self._machine = SplitMachine(chunk=link.chunk, max_rows=link.max_rows)
+        self._session = link.session(emit, reserve)
+        self._machine.start(now=monotonic())
+        self._put(RowsAdded(len(self._tokens), 1))
+
+    def receive(self, event: LinkEvent) -> None:
+        """Handle an event of the link."""
+        match event:
+            case LinkFailed():
+                raise event.error
+            case DeepStates():
+                was_waiting = self._machine.is_waiting
+                self._put(StatesArrived(event.attempt))
+                if was_waiting and not self._machine.is_waiting:
+                    self._read(event.states)
+            case _:
+                self._put(event)
+
+    def compute(self) -> None:
+        """Compute the rows that are asked for."""
+        command = self.computing
+        if command is None:
+            return
+        self.computing = None
+        embeddings = self._head.embed(self._tokens[command.start : command.stop])
+        self._shallow.extend(self._input.run(embeddings, command.start, self.sequence))
+        self._put(RowsComputed(command.stop))
+
+    def resume(self) -> None:
+        """Go on after the reader has taken what there was."""
+        if not self._machine.is_waiting and not self.generation.is_done and not self.generation.is_parked:
+            self._go_on()
+
+    def close(self) -> None:
+        """End the session, and free the input layers' memory."""
+        self._session.close()
+        self._input.truncate(0, self.sequence)
+
+    def _put(self, event: SplitEvent) -> None:
+        self._machine.receive(event, now=monotonic())
+        for command in self._machine.take_commands():
+            if isinstance(command, ComputeRows):
+                self.computing = command
+            elif isinstance(command, OpenSession):
+                self._session.open(command)
+            else:
+                self._session.send(command, self._rows(command))
+
+    def _rows(self, command: SendRows) -> States:
+        import numpy as np
+
+        return np.stack(self._shallow[command.start : command.stop])
+
+    def _read(self, states: States) -> None:
+        """Draw the next tokens from the states after the last token and after each draft, up to the first draft that is wrong."""
+        drafts, self._drafts = self._drafts, []
+        if len(states) != len(drafts) + 1:
+            raise EngineError(f"states: expected {len(drafts) + 1} rows, got {len(states)}")
+        if self.generation.request.prefill_only:
+            self.generation.end_prefill()
+            return
+        accepted = 0
+        for state in states:
+            self.generation.accept(self._head.logits(state))
+            if self.generation.is_done:
+                return
+            if accepted == len(drafts) or self.generation.next_token != drafts[accepted]:
+                break
+            accepted += 1
+        if accepted < len(drafts):
+            self._drop(len(drafts) - accepted)
+        self.resume()
+
+    def _drop(self, count: int) -> None:
+        del self._tokens[-count:], self._shallow[-count:]
+        self._input.truncate(len(self._tokens), self.sequence)
+        self._put(Truncated(len(self._tokens)))
+
+    def _go_on(self) -> None:
+        token = self.generation.next_token
+        assert token is not None, "an answer that goes on has a token to read"
+        self._tokens.append(token)
+        self._drafts = list(self._propose(self._tokens))
+        self._tokens += self._drafts
+        self._put(RowsAdded(len(self._tokens), 1 + len(self._drafts)))

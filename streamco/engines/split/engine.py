@@ -1,0 +1,301 @@
+"""The engine of a split model on the device: one thread owns the input layers and the head, servers compute the layers between them.
+
+It is an ``Engine`` like the one that runs a whole model, so whatever uses an engine can use a split model: tokens, text, template and
+sampling never leave this machine. Only states do, through a ``SplitLink``.
+"""
+
+from __future__ import annotations
+
+import atexit
+import logging
+import threading
+import weakref
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from queue import SimpleQueue
+from typing import Any, Protocol
+
+from msgspec.structs import replace
+
+from streamco.engines.base import EngineOptions, Generation, GenerationRequest, ModelInfo
+from streamco.engines.consumer import Consumer
+from streamco.engines.generation import RunningGeneration
+from streamco.engines.kv_slots import Slot
+from streamco.engines.llamacpp.control_tokens import ControlTokens
+from streamco.engines.llamacpp.model_parts import PartInfo, check_same_model
+from streamco.engines.split.answer import LinkEvent, ProposeDrafts, SplitAnswer, SplitLink
+from streamco.engines.split.layers import HeadPart, InputPart
+from streamco.engines.threads import budget
+from streamco.errors import ConfigError, EngineError, UsageError
+
+__all__ = ["MakeLink", "SplitEngine", "device_parts", "no_drafts"]
+
+logger = logging.getLogger("streamco.engine")
+
+
+class MakeLink(Protocol):
+    """Makes the link when the parts are known."""
+
+    def __call__(self, info: PartInfo, context_tokens: int, /) -> SplitLink:
+        """Return the link to servers with the layers after those of ``info``."""
+        ...
+
+
+def device_parts(parts: str | Path) -> tuple[Path, Path]:
+    """Return the files of the input layers and of the head, from their common beginning: ``parts/NAME`` of ``parts/NAME.input.gguf``.
+
+    Raises:
+        ConfigError: one of them is missing.
+    """
+    start = Path(parts).expanduser()
+    files = start.with_name(f"{start.name}.input.gguf"), start.with_name(f"{start.name}.head.gguf")
+    for file in files:
+        if not file.is_file():
+            raise ConfigError(f"split model: expected {file} (streamco split writes it), got no such file")
+    return files
+
+
+def no_drafts(_tokens: Sequence[int]) -> Sequence[int]:
+    """Propose nothing: each trip makes one token."""
+    return ()
+
+
+class SplitEngine:
+    """The device's parts of a model, loaded and ready. Loading blocks: create it in a worker thread.
+
+    Args:
+        parts: common beginning of the parts' files, see ``device_parts``.
+        link: makes the link to the servers.
+        options: ``context_tokens``, ``max_sequences``, ``threads`` and ``ring_tokens`` count; the others must be the defaults.
+        propose: proposes drafts.
+
+    Raises:
+        ConfigError: a file is missing or of another model, or an option has no effect here.
+        EngineError: the parts can't be loaded.
+    """
+
+    def __init__(
+        self, parts: str | Path, link: MakeLink, options: EngineOptions | None = None, *, propose: ProposeDrafts = no_drafts
+    ) -> None:
+        self.options = options = options or EngineOptions()
+        _check_options(options)
+        input_file, head_file = device_parts(parts)
+        self._propose = propose
+        self._share = budget.claim(options.threads)
+        try:
+            self._input = InputPart(input_file, cells=options.context_tokens, sequences=options.max_sequences, threads=self._share.threads)
+            self._head = HeadPart(head_file, threads=self._share.threads)
+            check_same_model(self._input.info, self._head.info)
+        except BaseException:
+            self._share.release()
+            raise
+        model = self._head.model.info
+        limit = min(options.context_tokens, model.context_tokens)
+        self.info: ModelInfo = replace(model, context_tokens=limit, layers=self._input.info.total_layers)
+        self.link = link(self._input.info, limit)
+        self._inbox: SimpleQueue[RunningGeneration | tuple[RunningGeneration, LinkEvent] | Consumer | None] = SimpleQueue()
+        self._lock = threading.Lock()
+        self._is_closing = False
+        self._failure: BaseException | None = None
+        self._waiting: list[RunningGeneration] = []
+        self._running: dict[RunningGeneration, SplitAnswer] = {}
+        self._free = list(range(options.max_sequences))
+        self._thread = threading.Thread(target=self._run, name=f"streamco-split-{self.info.name}", daemon=True)
+        self._thread.start()
+        _open_engines.add(self)
+
+    # Any thread
+
+    @property
+    def control_tokens(self) -> ControlTokens:
+        """Control tokens of the vocabulary."""
+        return self._head.model.control_tokens
+
+    def tokenize(self, text: str, *, special: bool = False, bos: bool = False) -> list[int]:
+        """Return the token ids of a text."""
+        return self._head.model.tokenize(text, special=special, bos=bos)
+
+    def detokenize(self, ids: Sequence[int]) -> bytes:
+        """Return the bytes of token ids, control tokens left out."""
+        return self._head.model.detokenize(ids)
+
+    def apply_template(self, messages: Sequence[Mapping[str, Any]], *, add_generation_prompt: bool = True) -> str:
+        """Return the prompt's text; see ``LlamaModel.apply_template``."""
+        return self._head.model.apply_template(messages, add_generation_prompt=add_generation_prompt)
+
+    def submit(self, request: GenerationRequest, wake: Callable[[], None]) -> Generation:
+        """Queue a generation.
+
+        Raises:
+            EngineError: the engine is closed, the prompt is empty, holds foreign ids or does not fit the context.
+            ConfigError: a sampling option is out of range.
+        """
+        ids, context = request.prompt_ids, self.info.context_tokens
+        if not ids or min(ids) < 0 or max(ids) >= self.info.vocabulary_size or len(ids) >= context:
+            raise EngineError(f"prompt: expected 1 to {context - 1} ids of the vocabulary, got {len(ids)}")
+        free, wanted = context - len(ids), request.sampling.max_tokens
+        generation = RunningGeneration(
+            request,
+            self._head.model,
+            limit=free if wanted is None else min(wanted, free),
+            buffered=min(self.options.ring_tokens, request.max_buffered or self.options.ring_tokens),
+            wake=wake,
+            engine=self,
+        )
+        self._put(generation)
+        return generation
+
+    def ping(self, wake: Callable[[], None]) -> None:
+        """Have ``wake`` called from the engine's thread; see ``Engine.ping``.
+
+        Raises:
+            EngineError: the engine is closed or has failed.
+        """
+        self._put(Consumer(wake))
+
+    def notify(self) -> None:
+        """Let the thread look again, because something changed."""
+        self._inbox.put(None)
+
+    def interrupt(self, work: object) -> None:
+        """Do nothing: no computation here takes long."""
+
+    def close(self) -> None:
+        """Cancel everything, join the thread, free the memory; idempotent, safe from any thread except the engine's own."""
+        if threading.current_thread() is self._thread:
+            raise UsageError("close: expected a thread other than the engine's, got a call from inside a wake-up")
+        with self._lock:
+            self._is_closing = True
+        self.notify()
+        self._thread.join()
+        _open_engines.discard(self)
+
+    def _put(self, arrival: RunningGeneration | Consumer) -> None:
+        with self._lock:
+            if self._failure is not None:
+                raise EngineError(f"engine: expected a working engine, got one that failed: {self._failure}") from self._failure
+            if self._is_closing:
+                raise EngineError("engine: expected an open engine, got a closed one")
+            self._inbox.put(arrival)
+
+    # The engine's thread
+
+    def _run(self) -> None:
+        try:
+            while not self._is_closing:
+                self._round()
+        except BaseException as exc:  # every consumer gets it
+            logger.critical("the engine of %s has stopped and answers no more requests", self.info.name, exc_info=exc)
+            with self._lock:
+                self._failure = exc
+        self._end()
+
+    def _round(self) -> None:
+        """Take in what arrived, or sleep until something does; then compute one chunk of each answer that needs one."""
+        ready = [answer for answer in self._running.values() if answer.computing is not None]
+        if not ready:
+            self._take_in(self._inbox.get())
+        while not self._inbox.empty():
+            self._take_in(self._inbox.get())
+        self._reap()
+        self._admit()
+        for generation, answer in list(self._running.items()):
+            self._guarded(generation, answer.compute)
+
+    def _take_in(self, arrived: RunningGeneration | tuple[RunningGeneration, LinkEvent] | Consumer | None) -> None:
+        match arrived:
+            case RunningGeneration():
+                self._waiting.append(arrived)
+            case Consumer():
+                arrived.wake()
+            case (generation, event):
+                answer = self._running.get(generation)
+                if answer is not None:
+                    self._guarded(generation, answer.receive, event)
+            case None:
+                for generation, answer in list(self._running.items()):
+                    if generation.is_parked:
+                        generation.unpark()
+                        self._guarded(generation, answer.resume)
+
+    def _reap(self) -> None:
+        for generation in [each for each in self._waiting if each.is_cancelled]:
+            self._waiting.remove(generation)
+            generation.finish("cancelled")
+        for generation in [each for each in self._running if each.is_cancelled]:
+            generation.finish("cancelled")
+            self._release(generation)
+
+    def _admit(self) -> None:
+        while self._waiting and self._free:
+            generation = self._waiting.pop(0)
+            sequence = self._free.pop()
+
+            def emit(event: LinkEvent, generation: RunningGeneration = generation) -> None:
+                self._inbox.put((generation, event))
+
+            generation.admit(Slot(sequence))
+            self._running[generation] = SplitAnswer(
+                generation,
+                (self._input, self._head),
+                sequence=sequence,
+                link=self.link,
+                emit=emit,
+                propose=self._propose,
+                reserve=self.info.context_tokens,
+            )
+
+    def _guarded(self, generation: RunningGeneration, function: Callable[..., None], *arguments: object) -> None:
+        """Call a function of one answer. If it raises, that answer ends with the error, and the others go on."""
+        if not generation.is_done:
+            try:
+                function(*arguments)
+            except EngineError as exc:
+                generation.finish("error", error=exc)
+            except Exception as exc:  # noqa: BLE001  # the reader gets it
+                generation.finish("error", error=exc)
+        if generation.is_done:
+            self._release(generation)
+
+    def _release(self, generation: RunningGeneration) -> None:
+        answer = self._running.pop(generation, None)
+        if answer is not None:
+            answer.close()
+            self._free.append(answer.sequence)
+
+    def _end(self) -> None:
+        error = None
+        if self._failure is not None:
+            error = EngineError(f"engine: expected its thread to go on, got {type(self._failure).__name__}: {self._failure}")
+        reason = "error" if error else "cancelled"
+        while not self._inbox.empty():
+            arrived = self._inbox.get()
+            if isinstance(arrived, RunningGeneration):
+                self._waiting.append(arrived)
+        for generation in [*self._waiting, *self._running]:
+            generation.finish(reason, error=error)
+        for generation in list(self._running):
+            self._release(generation)
+        self._input.close()
+        self._head.close()
+        self._share.release()
+
+
+def _check_options(options: EngineOptions) -> None:
+    usual = EngineOptions()
+    for name in ("exact", "held_sequences", "held_tokens", "attention_layers", "private", "separate"):
+        if getattr(options, name) != getattr(usual, name):
+            raise ConfigError(f"{name}: expected {getattr(usual, name)!r} for a split model, got {getattr(options, name)!r}")
+    for name, minimum in (("context_tokens", 2), ("max_sequences", 1), ("ring_tokens", 1)):
+        if getattr(options, name) < minimum:
+            raise ConfigError(f"{name}: expected at least {minimum}, got {getattr(options, name)}")
+
+
+_open_engines: weakref.WeakSet[SplitEngine] = weakref.WeakSet()
+
+
+@atexit.register
+def _close_all() -> None:
+    """Close all engines: a thread that is inside llama.cpp while the interpreter exits would crash the process."""
+    for engine in list(_open_engines):
+        engine.close()

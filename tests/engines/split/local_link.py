@@ -1,0 +1,98 @@
+"""Parts of the packaged model, and a link to a middle part in the same process that loses sessions when it is told to."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from streamco.core.split.events import OpenSession, SendRows, SessionLost, SessionReady
+from streamco.engines.llamacpp.model_parts import PartFiles
+from streamco.engines.split.answer import DeepStates, LinkEvent, LinkFailed
+from streamco.engines.split.layers import MiddlePart
+from streamco.errors import EndpointConnectError
+
+CELLS = 256
+
+
+class LocalSession:
+    """One answer's session at a middle part."""
+
+    def __init__(self, link: LocalLink, emit: Callable[[LinkEvent], None], sequence: int) -> None:
+        self.link, self.emit, self.sequence = link, emit, sequence
+        self.attempt = -1
+        self.is_closed = False
+
+    def open(self, command: OpenSession) -> None:
+        self.attempt = command.attempt
+        if self.link.is_dead:
+            self.emit(LinkFailed(EndpointConnectError("expected a connection, got Connection refused", endpoint="split")))
+            return
+        if not command.may_resume:
+            self.link.lengths[self.sequence] = 0
+            self.link.middle.truncate(0, self.sequence)
+        self.emit(SessionReady(command.attempt, self.link.lengths[self.sequence]))
+
+    def send(self, command: SendRows, states: NDArray[np.float32]) -> None:
+        self.link.frames.append((command, states))
+        assert command.start <= self.link.lengths[self.sequence], "no gap"
+        self.link.middle.truncate(command.start, self.sequence)
+        deep = self.link.middle.run(states, command.start, self.sequence)
+        self.link.lengths[self.sequence] = command.stop
+        if self.link.losses and command.stop >= self.link.losses[0][0]:
+            _, may_resume = self.link.losses.pop(0)
+            self.emit(SessionLost(command.attempt, may_resume=may_resume))
+            return
+        self.emit(DeepStates(command.attempt, deep[len(deep) - command.wanted :]))
+
+    def close(self) -> None:
+        assert not self.is_closed
+        self.is_closed = True
+        self.link.free.append(self.sequence)
+
+
+class LocalLink:
+    """A ``SplitLink`` without a network. ``losses``: (rows, may_resume) at which a session is lost instead of answered, in order."""
+
+    max_rows = 64
+
+    def __init__(self, files: PartFiles, *, size: int = 64, sequences: int = 4) -> None:
+        self.middle = MiddlePart(files.middle, cells=CELLS, sequences=sequences)
+        self.size = size
+        self.losses: list[tuple[int, bool]] = []
+        self.is_dead = False
+        self.frames: list[tuple[SendRows, NDArray[np.float32]]] = []
+        self.lengths = [0] * sequences
+        self.free = list(range(sequences))
+
+    def chunk(self, rows: int) -> int:
+        return min(rows, self.size)
+
+    def session(self, emit: Callable[[LinkEvent], None], reserve: int) -> LocalSession:
+        assert reserve <= CELLS
+        return LocalSession(self, emit, self.free.pop())
+
+    def close(self) -> None:
+        self.middle.close()
+
+
+class Woken:
+    """A consumer's wake-up."""
+
+    def __init__(self) -> None:
+        self.event = threading.Event()
+
+    def __call__(self) -> None:
+        self.event.set()
+
+    def wait(self) -> None:
+        assert self.event.wait(60), "the engine did not wake its consumer"
+        self.event.clear()
+
+
+def stem(files: PartFiles) -> Path:
+    """The common beginning of the files' names."""
+    return files.input.with_name(files.input.name.removesuffix(".input.gguf"))

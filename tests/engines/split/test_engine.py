@@ -1,0 +1,178 @@
+"""A split model answers as the whole one does, token for token, with and without drafts, and whatever sessions are lost."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+
+import pytest
+
+from streamco.config import SamplingOptions
+from streamco.engines.base import EngineOptions, GenerationEnd, GenerationRequest
+from streamco.engines.llama import LlamaEngine
+from streamco.engines.llamacpp.bundled_model import packaged_model
+from streamco.engines.llamacpp.model_parts import PartFiles, split_model
+from streamco.engines.prompt_ids import chat_ids
+from streamco.engines.split.engine import SplitEngine, device_parts, no_drafts
+from streamco.errors import ConfigError, EndpointConnectError, EngineError
+from tests.engines.split.local_link import CELLS, LocalLink, Woken, stem
+
+pytest.importorskip("gguf")
+pytest.importorskip("llama_cpp")
+pytestmark = pytest.mark.model
+
+PROMPTS = ("Name three rivers in France.", "Write a Python function that adds two numbers.", "Why is the sky blue?")
+OPTIONS = EngineOptions(threads=1, context_tokens=CELLS, max_sequences=2)
+GREEDY = SamplingOptions(temperature=0, max_tokens=16)
+Answers = list[tuple[str, list[int], str]]
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory: pytest.TempPathFactory) -> PartFiles:
+    return split_model(packaged_model(), tmp_path_factory.mktemp("parts"))
+
+
+@pytest.fixture(scope="module")
+def whole() -> Iterator[LlamaEngine]:
+    engine = LlamaEngine(packaged_model(), EngineOptions(threads=1, context_tokens=CELLS, exact=True))
+    yield engine
+    engine.close()
+
+
+class Split:
+    """A split engine with its link."""
+
+    def __init__(self, files: PartFiles, *, size: int = 64, propose: Callable[[Sequence[int]], Sequence[int]] = no_drafts) -> None:
+        self.link = LocalLink(files, size=size)
+        self.engine = SplitEngine(stem(files), lambda _info, _tokens: self.link, OPTIONS, propose=propose)
+
+    def close(self) -> None:
+        self.engine.close()
+        self.link.close()
+
+
+@pytest.fixture(scope="module")
+def split(files: PartFiles) -> Iterator[Split]:
+    made = Split(files)
+    yield made
+    made.close()
+
+
+def answer(engine: LlamaEngine | SplitEngine, prompt: str, sampling: SamplingOptions = GREEDY) -> tuple[str, list[int], GenerationEnd]:
+    woken = Woken()
+    ids = chat_ids(engine, [{"role": "user", "content": prompt}])
+    generation = engine.submit(GenerationRequest(prompt_ids=ids, sampling=sampling), woken)
+    text, made = "", list[int]()
+    while True:
+        pieces, end = generation.take()
+        text += "".join(piece.text for piece in pieces)
+        made += [token for piece in pieces for token in piece.ids]
+        if end is not None:
+            return text, made, end
+        woken.wait()
+
+
+@pytest.mark.parametrize("size", [64, 7])
+def test_answers_are_those_of_the_whole_model(files: PartFiles, whole: LlamaEngine, size: int) -> None:
+    split = Split(files, size=size)
+    for prompt in PROMPTS:
+        text, made, end = answer(split.engine, prompt)
+        expected, ids, _ = answer(whole, prompt)
+        assert (text, made) == (expected, ids)
+        assert end.timings.completion_tokens == len(made)
+    split.close()
+
+
+def test_drafts_change_no_token_and_save_trips(files: PartFiles, whole: LlamaEngine) -> None:
+    _, ids, _ = answer(whole, PROMPTS[0])
+    start = len(chat_ids(whole, [{"role": "user", "content": PROMPTS[0]}]))
+
+    def propose(tokens: Sequence[int]) -> Sequence[int]:
+        """The next three tokens; every other time the second of them is wrong."""
+        next_tokens = ids[len(tokens) - start :][:3]
+        return [next_tokens[0], 7, *next_tokens[2:]] if len(tokens) % 2 and len(next_tokens) > 1 else next_tokens
+
+    split = Split(files, propose=propose)
+    assert answer(split.engine, PROMPTS[0])[1] == ids
+    assert sum(command.wanted > 0 for command, _ in split.link.frames) < len(ids) / 1.5
+    split.close()
+
+
+def test_sampling_draws_the_tokens_that_the_whole_model_draws_with_this_seed(split: Split, whole: LlamaEngine) -> None:
+    sampling = SamplingOptions(temperature=0.9, seed=5, max_tokens=16, frequency_penalty=0.5)
+    assert answer(split.engine, PROMPTS[1], sampling)[:2] == answer(whole, PROMPTS[1], sampling)[:2]
+
+
+def test_a_stop_string_ends_the_answer_before_it(split: Split, whole: LlamaEngine) -> None:
+    text, _, _ = answer(whole, PROMPTS[2])
+    stop = text.split()[4]
+    shortened, _, end = answer(split.engine, PROMPTS[2], SamplingOptions(temperature=0, max_tokens=16, stop=(stop,)))
+    assert (shortened, end.reason) == (text[: text.index(stop)], "stop")
+
+
+@pytest.mark.parametrize("may_resume", [True, False])
+def test_no_token_is_lost_with_a_session(files: PartFiles, whole: LlamaEngine, *, may_resume: bool) -> None:
+    split = Split(files, size=7)
+    length = len(chat_ids(split.engine, [{"role": "user", "content": PROMPTS[0]}]))
+    split.link.losses = [(9, may_resume), (length, may_resume), (length + 5, may_resume)]
+    assert answer(split.engine, PROMPTS[0])[:2] == answer(whole, PROMPTS[0])[:2]
+    assert not split.link.losses
+    split.close()
+
+
+def test_if_no_server_is_left_the_answer_fails_with_its_text_so_far(files: PartFiles, whole: LlamaEngine) -> None:
+    split = Split(files)
+    length = len(chat_ids(split.engine, [{"role": "user", "content": PROMPTS[0]}]))
+    woken = Woken()
+    ids = chat_ids(split.engine, [{"role": "user", "content": PROMPTS[0]}])
+    split.link.losses = [(length + 5, False)]
+    send = split.link.chunk
+
+    def chunk(rows: int) -> int:
+        split.link.is_dead = rows == 1
+        return send(rows)
+
+    split.link.chunk = chunk  # type: ignore[method-assign]
+    generation = split.engine.submit(GenerationRequest(prompt_ids=ids, sampling=GREEDY), woken)
+    text, end = "", None
+    while end is None:
+        pieces, end = generation.take()
+        text += "".join(piece.text for piece in pieces)
+        if end is None:
+            woken.wait()
+    assert isinstance(end.error, EndpointConnectError)
+    assert text
+    assert answer(whole, PROMPTS[0])[0].startswith(text)
+    split.close()
+
+
+def test_a_cancelled_answer_frees_its_place(split: Split) -> None:
+    ids = chat_ids(split.engine, [{"role": "user", "content": PROMPTS[0]}])
+    for _ in range(5):  # more than there are places
+        woken = Woken()
+        generation = split.engine.submit(GenerationRequest(prompt_ids=ids, sampling=SamplingOptions(max_tokens=100)), woken)
+        woken.wait()
+        generation.cancel()
+        while (end := generation.take()[1]) is None:
+            woken.wait()
+        assert end.reason == "cancelled"
+    assert answer(split.engine, PROMPTS[0])[2].reason == "length"
+
+
+def test_only_states_leave_the_device(split: Split) -> None:
+    text, _, _ = answer(split.engine, PROMPTS[0])
+    assert text
+    width = split.engine.info.width
+    assert all(states.shape == (command.stop - command.start, split.link.middle.info.width) for command, states in split.link.frames), width
+
+
+def test_missing_parts_and_options_without_effect_are_refused(tmp_path: Path, files: PartFiles) -> None:
+    with pytest.raises(ConfigError, match=r"none\.input\.gguf"):
+        device_parts(tmp_path / "none")
+    with pytest.raises(ConfigError, match="held_sequences: expected 0 for a split model, got 3"):
+        SplitEngine(stem(files), lambda _info, _tokens: LocalLink(files), EngineOptions(held_sequences=3))
+
+
+def test_a_prompt_that_does_not_fit_is_refused(split: Split) -> None:
+    with pytest.raises(EngineError, match=f"expected 1 to {CELLS - 1} ids"):
+        split.engine.submit(GenerationRequest(prompt_ids=[1] * CELLS), Woken())
