@@ -22,7 +22,7 @@ from streamco.engines.llamacpp.model import LlamaModel
 from streamco.engines.llamacpp.model_parts import split_model
 from streamco.engines.split.layers import HeadPart, InputPart, MiddlePart
 
-KINDS = ("packaged", "F16", "Q4_0", "Q8_0", "Q4_K_M")
+KINDS = ("Q4_1", "F16", "Q4_0", "Q8_0", "Q4_K_M")  # the packaged file is Q4_1
 CELLS = 1024
 Logits = np.ndarray[tuple[int, ...], np.dtype[np.float32]]
 
@@ -124,7 +124,7 @@ def main() -> None:
     models = {path.stem: path for path in args.model or ()}
     if not models:
         source = packaged_model()
-        models = {kind: source if kind == "packaged" else derived(source, kind) for kind in (KINDS[:2] if args.quick else KINDS)}
+        models = {kind: source if kind == "Q4_1" else derived(source, kind) for kind in (KINDS[:2] if args.quick else KINDS)}
     emit([row for case, path in models.items() for row in measure(case, path, prompts, count, args.input_layers)], args.json)
 
 
