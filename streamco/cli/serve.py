@@ -76,7 +76,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     verify.add_argument("--verify-resume", type=int, default=60, metavar="S", help="seconds to resume a session (default: %(default)s)")
     middle = parser.add_argument_group("computing the middle layers of a split model (see streamco split)")
     middle.add_argument("--middle", action="store_true", help="--model is NAME.middle.gguf; --verify-... limit its sessions too")
-    middle.add_argument("--room", type=int, metavar="N", help="rows of a batch (default: 256, or what the context has)")
+    middle.add_argument("--room", type=int, metavar="N", help="most rows of a batch (default: 256, fewer on a slow server)")
     middle.add_argument("--row-costs", metavar="R:S,...", help="seconds of a batch by rows, as in 1:0.02,64:0.03 (default: measured)")
     middle.add_argument("--emulate-step", metavar="S,S", help="a larger model's times: seconds a batch and seconds a row")
     remote = parser.add_argument_group("behaving like a larger server")
@@ -147,17 +147,16 @@ def _prepare(
 
         engine = _load(args, path)
         return engine, lambda: serving(engine, options)
-    from streamco.server.split.service import ROOM, SplitService, serving_middle
+    from streamco.server.split.service import SplitService, serving_middle
     from streamco.server.verify.options import VerifyOptions
 
     middle = _load_middle(args, path)
     try:
-        room = min(ROOM, middle.batch_rows) if args.room is None else args.room
-        SplitService(middle, options.verify or VerifyOptions(), options, room=room)  # its costs are measured, its settings checked
+        SplitService(middle, options.verify or VerifyOptions(), options, room=args.room)  # its costs are measured, its settings checked
     except StreamcoError:
         middle.close()
         raise
-    return middle, lambda: serving_middle(middle, options, room=room)
+    return middle, lambda: serving_middle(middle, options, room=args.room)
 
 
 def _load_middle(args: argparse.Namespace, path: Path) -> MiddleEngine:

@@ -6,9 +6,11 @@ a batch has ended. ``close`` stops the running decode.
 
 from __future__ import annotations
 
+import atexit
 import logging
 import threading
 import time
+import weakref
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from queue import SimpleQueue
@@ -154,6 +156,7 @@ class MiddleEngine:
         self._is_closed = False
         self._thread = threading.Thread(target=self._run, name="streamco-middle", daemon=True)
         self._thread.start()
+        _open_engines.add(self)
 
     def submit(self, batch: RowsBatch) -> None:
         """Compute a batch; see ``LayerEngine.submit``."""
@@ -181,6 +184,7 @@ class MiddleEngine:
             self._part.abort.set()
             self._inbox.put(None)
         self._thread.join()
+        _open_engines.discard(self)
         self._part.close()
         self._share.release()
 
@@ -255,3 +259,13 @@ class MiddleEngine:
             if isinstance(item, RowsBatch):
                 item.error = EngineError("engine: expected an open engine, got a closed one")
                 item.on_end()
+
+
+_open_engines: weakref.WeakSet[MiddleEngine] = weakref.WeakSet()
+
+
+@atexit.register
+def _close_every() -> None:
+    """Close all engines: a thread that is inside llama.cpp while the interpreter exits would crash the process."""
+    for engine in list(_open_engines):
+        engine.close()

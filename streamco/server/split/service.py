@@ -16,6 +16,7 @@ from aiohttp import web
 from streamco.endpoints.engine_health import check_engine
 from streamco.engines.split.middle_engine import LayerEngine
 from streamco.errors import MAX_NAME, ConfigError, shorten
+from streamco.policies.batching import CHUNK, Mixed
 from streamco.policies.chunking import RowCosts
 from streamco.server.http.api import make_application
 from streamco.server.http.errors import RequestError
@@ -30,10 +31,13 @@ from streamco.wire.split.frames import LayersMark, RowCost, SplitLimits
 from streamco.wire.split.server import SplitServer
 from streamco.wire.verify.frames import PATH
 
-__all__ = ["ROOM", "SPLIT", "SplitService", "make_split_app", "serving_middle"]
+__all__ = ["ROOM", "SPLIT", "SplitService", "default_room", "make_split_app", "serving_middle"]
 
 ROOM = 256
-"""Most rows of a batch: prompts get what the verifications leave."""
+"""Most rows of a batch if none are given: prompts get what the verifications leave."""
+
+_SMALLEST = CHUNK + 16  # rows of the smallest room
+_STRETCH = 2.5  # times as long as the smallest room: if time grows with rows, as on a CPU, verifications should not wait for prompts
 
 _MAX_COST = (1 << 32) - 1  # microseconds
 
@@ -45,24 +49,25 @@ class SplitService(FrameService[SplitServer]):
         engine: computes the middle layers; the caller closes it.
         options: limits of devices, connections and load.
         listen: settings of the server, of which the key, the name and the health check are used.
-        room: most rows of a batch.
+        room: most rows of a batch; None: see ``default_room``.
 
     Raises:
         ConfigError: the room is smaller than a verification, or larger than the engine's batches.
     """
 
-    def __init__(self, engine: LayerEngine, options: VerifyOptions, listen: ServeOptions, *, room: int = ROOM) -> None:
+    def __init__(self, engine: LayerEngine, options: VerifyOptions, listen: ServeOptions, *, room: int | None = None) -> None:
         super().__init__(options, listen)
+        self._costs = RowCosts(engine.row_costs())
+        room = default_room(self._costs, engine.batch_rows) if room is None else room
         if room > engine.batch_rows:
             raise ConfigError(f"room: expected at most {engine.batch_rows} rows, which the engine computes at once, got {room}")
         info = engine.info
         self._engine = engine
-        self._room = room
+        self._policy = Mixed(room=room)
         self._health_timeout = listen.health_timeout
         self.model = listen.model or "middle"
         self.mark = LayersMark(info.source, info.first_layer, info.layers, info.width)
         self._limits = SplitLimits(context_rows=engine.cells, rows=engine.batch_rows, sessions=options.load.sessions_per_device)
-        self._costs = RowCosts(engine.row_costs())
         self.frame_bytes = SplitCodec(info.width, self._limits).frame_bytes
         self._created = int(time.time())
         self._manager: SplitSessions | None = None
@@ -71,7 +76,7 @@ class SplitService(FrameService[SplitServer]):
     def manager(self) -> SplitSessions:
         """The session manager; it is made at the first use, in the event loop that serves."""
         if self._manager is None:
-            self._manager = SplitSessions(self._engine, self.options, room=self._room)
+            self._manager = SplitSessions(self._engine, self.options, policy=self._policy, costs=self._costs)
         return self._manager
 
     def make_server(self) -> SplitServer:
@@ -134,16 +139,22 @@ class SplitService(FrameService[SplitServer]):
         }
 
 
+def default_room(costs: RowCosts, batch_rows: int) -> int:
+    """Return the most rows of a batch: 256, fewer if the engine computes fewer or if they take 2.5 times as long as 48 rows."""
+    longest = _STRETCH * costs.seconds(_SMALLEST)
+    return max((rows for rows in range(_SMALLEST, min(ROOM, batch_rows) + 1) if costs.seconds(rows) <= longest), default=_SMALLEST)
+
+
 SPLIT: web.AppKey[SplitService] = web.AppKey("split", SplitService)
 
 
-def make_split_app(engine: LayerEngine, options: ServeOptions | None = None, *, room: int = ROOM) -> web.Application:
+def make_split_app(engine: LayerEngine, options: ServeOptions | None = None, *, room: int | None = None) -> web.Application:
     """Return the split server as an aiohttp application.
 
     Args:
         engine: computes the middle layers; the caller closes it.
         options: limits and key. None: the defaults.
-        room: most rows of a batch.
+        room: most rows of a batch; None: see ``default_room``.
     """
     options = options or ServeOptions()
     service = SplitService(engine, options.verify or VerifyOptions(), options, room=room)
@@ -155,7 +166,7 @@ def make_split_app(engine: LayerEngine, options: ServeOptions | None = None, *, 
 
 
 @asynccontextmanager
-async def serving_middle(engine: LayerEngine, options: ServeOptions | None = None, *, room: int = ROOM) -> AsyncIterator[str]:
+async def serving_middle(engine: LayerEngine, options: ServeOptions | None = None, *, room: int | None = None) -> AsyncIterator[str]:
     """Serve inside this process; yield the address, ``http://HOST:PORT``.
 
     On leaving, devices are sent the end of the service; the engine stays open.

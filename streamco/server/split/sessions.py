@@ -121,14 +121,14 @@ class SplitSessions(MachineDriver[SchedulerEvent, SchedulerCommand]):
     Args:
         engine: computes the middle layers; the caller closes it.
         options: limits of devices, connections and load.
-        room: most rows of a batch.
+        policy: forms the batches.
+        costs: seconds of a batch by rows, measured before there is load.
     """
 
     machine: VerificationScheduler
 
-    def __init__(self, engine: LayerEngine, options: VerifyOptions, *, room: int) -> None:
-        costs = RowCosts(engine.row_costs())
-        super().__init__(_make_scheduler(engine, options, costs, room), clock=asyncio.get_running_loop().time)
+    def __init__(self, engine: LayerEngine, options: VerifyOptions, *, policy: Mixed, costs: RowCosts) -> None:
+        super().__init__(_make_scheduler(engine, options, costs, policy), clock=asyncio.get_running_loop().time)
         self.stats = SplitStats()
         self.load = ServerLoad(costs)
         self._options = options
@@ -416,15 +416,20 @@ class SplitSessions(MachineDriver[SchedulerEvent, SchedulerCommand]):
         super()._on_deadline(now)
 
 
-def _make_scheduler(engine: LayerEngine, options: VerifyOptions, costs: RowCosts, room: int) -> VerificationScheduler:
-    """Return a scheduler for what this engine can hold. Each session counts one token more than it has rows."""
+def _make_scheduler(engine: LayerEngine, options: VerifyOptions, costs: RowCosts, policy: Mixed) -> VerificationScheduler:
+    """Return a scheduler for what this engine can hold. Each session counts one token more than it has rows.
+
+    A verification waits for the batch that runs, and shares its own with prompts. So it is late only after two full batches more.
+    """
+    load = asdict(options.load)
+    load["late_grace"] += 2 * costs.seconds(policy.room)
     bounds = SchedulerOptions(
         kv_tokens=(engine.cells + 1) * engine.sequences,
         places=engine.sequences,
         context_tokens=engine.cells + 1,
-        **asdict(options.load),
+        **load,
     )
-    return VerificationScheduler(bounds, lambda rows, _context: costs.seconds(rows), Mixed(room=room))
+    return VerificationScheduler(bounds, lambda rows, _context: costs.seconds(rows), policy)
 
 
 def _number(value: float) -> int:

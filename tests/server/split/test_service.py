@@ -10,9 +10,10 @@ import pytest
 import websockets
 
 from streamco.errors import ConfigError
+from streamco.policies.chunking import RowCosts
 from streamco.server.http.api_keys import ApiKey
 from streamco.server.options import ServeOptions
-from streamco.server.split.service import SplitService, serving_middle
+from streamco.server.split.service import SplitService, default_room, serving_middle
 from streamco.server.verify.options import VerifyOptions
 from streamco.wire.split.client import SplitClient
 from streamco.wire.split.codec import SplitCodec
@@ -190,5 +191,23 @@ async def test_serving_inside_a_process_yields_the_address() -> None:
 
 
 def test_a_room_that_the_engine_does_not_have_is_a_wrong_setting() -> None:
-    with pytest.raises(ConfigError, match="room"):
-        SplitService(SummingLayers(batch_rows=64), VerifyOptions(), ServeOptions(), room=65)
+    for rows, room in ((64, 65), (64, 47), (32, None)):
+        with pytest.raises(ConfigError, match="room"):
+            SplitService(SummingLayers(batch_rows=rows), VerifyOptions(), ServeOptions(), room=room)
+
+
+def test_the_room_of_a_server_follows_what_its_rows_cost() -> None:
+    gpu = RowCosts({1: 0.01813, 256: 0.05128})
+    cpu = RowCosts({1: 0.005, 256: 1.28})
+    assert default_room(gpu, 512) == 256
+    assert default_room(gpu, 100) == 100
+    assert 100 < default_room(cpu, 512) < 128
+    assert default_room(RowCosts({1: 0.001}), 512) == 120
+
+
+async def test_a_verification_that_waits_for_full_batches_is_not_late() -> None:
+    async with serving_layers(SummingLayers(), verify=VerifyOptions(), room=128) as server, device_at(server.url, MARK) as device:
+        session, _ = await device.open()
+        await device.rows(session, 0, some(4))
+        options = server.service.manager.machine._options
+        assert options.late_grace == pytest.approx(VerifyOptions().load.late_grace + 2 * RowCosts({1: 0.005, 64: 0.02}).seconds(128))
