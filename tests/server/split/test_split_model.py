@@ -170,6 +170,46 @@ async def next_token(device: SplitDevice, session: int, ends: Ends, position: in
     return int(ends.head.logits(answer.states[-1]).argmax())
 
 
+def memory_of(pid: int) -> Iterator[bytes]:
+    """Everything that a process has in memory and may write, a region at a time."""
+    with Path(f"/proc/{pid}/maps").open() as maps, Path(f"/proc/{pid}/mem").open("rb") as memory:
+        for line in maps:
+            addresses, access = line.split()[:2]
+            if access.startswith("rw"):
+                start, end = (int(address, 16) for address in addresses.split("-"))
+                with contextlib.suppress(OSError, ValueError):  # a region of the kernel's
+                    memory.seek(start)
+                    yield memory.read(end - start)
+
+
+def packed_forms(ids: list[int]) -> list[bytes]:
+    """Ids as the bytes that a program would have them in: 2, 4 or 8 each."""
+    return [np.array(ids, dtype).tobytes() for dtype in (np.uint16, np.int32, np.int64)]
+
+
+@pytest.mark.skipif(not Path("/proc/self/mem").exists(), reason="needs the memory of processes as files")
+async def test_neither_text_nor_ids_of_a_conversation_are_in_the_servers_memory(files: PartFiles, head: HeadPart) -> None:
+    marked = "The zebrafish quartz of Nonesuch"
+    ends = Ends(files, head)
+    ids = ends.ids(f"Say this: {marked}.")
+    mark = LayersMark(ends.input.info.source, 2, ends.input.info.total_layers - 2, 576)
+    with server_process(files.middle) as (process, line):
+        port = int(line.rpartition(":")[2].split("/")[0])
+        async with device_at(f"ws://127.0.0.1:{port}{PATH}", mark) as device:
+            session, _ = await device.open()
+            ends.shallow(ids, 0)
+            written = await next_token(device, session, ends, 0)
+            ends.shallow([written], len(ids))
+            await next_token(device, session, ends, len(ids))
+            memory = list(memory_of(process.pid))
+    secrets = [marked.encode(), b"zebrafish", *packed_forms(ids[-12:-4])]
+    assert any(b"streamco-verify" in region for region in memory), "the server's memory was read"
+    assert not any(secret in region for region in memory for secret in secrets)
+    mine = list(memory_of(os.getpid()))
+    assert any(b"zebrafish" in region for region in mine), "the same search finds the text where it is"
+    ends.close()
+
+
 async def test_an_answer_goes_on_after_its_server_was_killed(files: PartFiles, head: HeadPart) -> None:
     ends = Ends(files, head)
     mark = LayersMark(ends.input.info.source, 2, ends.input.info.total_layers - 2, 576)
