@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from streamco.endpoints.device import DeviceEndpoint
     from streamco.endpoints.openai import OpenAIEndpoint
     from streamco.endpoints.verifiers.sglang import SGLangVerifier
+    from streamco.endpoints.verifiers.split import SplitEndpoint
     from streamco.endpoints.verifiers.streamco import VerifierEndpoint
     from streamco.endpoints.verifiers.vllm import VLLMVerifier
     from streamco.engines.base import EngineOptions
@@ -72,6 +73,7 @@ _HOMES = {
     "streamco.endpoints.device": ("DeviceEndpoint",),
     "streamco.endpoints.openai": ("OpenAIEndpoint",),
     "streamco.endpoints.verifiers.sglang": ("SGLangVerifier",),
+    "streamco.endpoints.verifiers.split": ("SplitEndpoint",),
     "streamco.endpoints.verifiers.streamco": ("VerifierEndpoint",),
     "streamco.endpoints.verifiers.vllm": ("VLLMVerifier",),
     "streamco.engines.base": ("EngineOptions",),
@@ -146,6 +148,7 @@ __all__ = [
     "SpeculationFigures",
     "SpeculationOptions",
     "SpeculationTuning",
+    "SplitEndpoint",
     "StreamClosed",
     "StreamConsumed",
     "StreamcoError",

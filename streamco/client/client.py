@@ -30,6 +30,7 @@ from streamco.client.race.migration import MigrationOptions
 from streamco.client.settings import ClientSettings, check_options, check_sides
 from streamco.client.speculation.options import Mode, SpeculationOptions, VerifierSetting, check_no_drafting, check_speculation
 from streamco.client.speculation.planner import SpeculationPlanner
+from streamco.client.speculation.split_mode import check_split, split_endpoint
 from streamco.client.speculation.verifier_binding import VerifierBinding, reserve_places
 from streamco.client.stream import ChatStream, TokenStream
 from streamco.config import Limits, Pace, parse_pace
@@ -64,7 +65,9 @@ class Client:
             the other side is never asked, whatever happens. An answer that this side can't give is an error.
         pace: tokens per second at the reader, "reading" (4.8), "listening" (3.5), or None: as fast as they come.
         mode: "race": the whole answer comes from the endpoint that is first; "speculate": the device drafts and the server verifies,
-            if that is possible; "auto": the faster of the two, answer by answer (docs/speculation.md). None: "race", and the next three
+            if that is possible; "auto": the faster of the two, answer by answer (docs/speculation.md); "split": ``device`` has the ends
+            of a model ("parts/NAME", as ``streamco split`` writes them) and ``server`` its middle (one URL or several), and settings for
+            two sides are refused (docs/split.md). None: "race", and the next three
             must not be given, because they would have no effect. Name "race" to give them to clients from ``with_options``.
         verifier: verifies the drafts: the URL of a ``streamco serve``, or a verifier; None: ``server`` does.
         emit: what readers of ``stream`` get of speculated answers: "verified": final text; "draft": drafts at once, and retractions.
@@ -116,6 +119,22 @@ class Client:
     ) -> None:
         check_options(migration, dispatch, limits, on_failure)
         check_speculation(mode, verifier, emit, speculation)
+        if mode == "split":
+            check_split(
+                {
+                    "budget": budget,
+                    "policy": None if policy == "auto" else policy,
+                    "verifier": verifier,
+                    "emit": None if emit == "verified" else emit,
+                    "speculation": speculation,
+                    "profile": profile,
+                    "on_failure": on_failure,
+                    "migration": migration,
+                    "dispatch": dispatch,
+                    "max_retries": max_retries,
+                }
+            )
+            device, server, mode = split_endpoint(device, server), None, "race"
         if mode is None:
             check_no_drafting(verifier=verifier, emit=None if emit == "verified" else emit, speculation=speculation)
             mode = "race"
@@ -216,6 +235,8 @@ class Client:
         race then, and say so.
         """
         settings = self._settings
+        if mode == "split":
+            raise ConfigError('mode: expected "split" where the client is made, got it in with_options: other endpoints serve it')
         check_options(migration, dispatch, limits, None if isinstance(on_failure, Unset) else on_failure)
         check_speculation(mode or settings.planner.mode, None, emit or settings.planner.emit, speculation)
         if mode is None and settings.planner.mode == "race":

@@ -16,7 +16,7 @@ from streamco.errors import AllEndpointsFailed, ConfigError, EndpointError, Stre
 __all__ = ["DeviceSetting", "ServerSetting", "EndpointSet"]
 
 DeviceSetting = str | Path | Endpoint | None
-ServerSetting = str | Endpoint | Sequence[Endpoint] | None
+ServerSetting = str | Endpoint | Sequence[Endpoint] | Sequence[str] | None
 
 
 class EndpointSet:

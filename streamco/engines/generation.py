@@ -110,6 +110,11 @@ class RunningGeneration:
         return self._end is not None
 
     @property
+    def most_tokens(self) -> int:
+        """Most tokens that prompt and answer may have together."""
+        return len(self.prompt) + self._limit
+
+    @property
     def missing(self) -> int:
         """Number of prompt tokens still to be decoded."""
         return len(self.prompt) - len(self.slot.ids) if self.slot is not None else len(self.prompt)

@@ -20,7 +20,7 @@ from streamco.profiles import PairProfile
 
 __all__ = ["Mode", "SpeculationOptions", "SpeculationTuning", "VerifierSetting", "check_no_drafting", "check_speculation"]
 
-Mode = Literal["race", "speculate", "auto"]
+Mode = Literal["race", "speculate", "auto", "split"]
 
 VerifierSetting = str | Verifier | None
 
@@ -254,8 +254,8 @@ def check_speculation(mode: object, verifier: object, emit: object, options: obj
     Raises:
         ConfigError: one of them can't be.
     """
-    if mode not in {None, "race", "speculate", "auto"}:
-        raise ConfigError(f'mode: expected "race", "speculate" or "auto", got {mode!r}')
+    if mode not in {None, "race", "speculate", "auto", "split"}:
+        raise ConfigError(f'mode: expected "race", "speculate", "auto" or "split", got {mode!r}')
     if emit not in {"verified", "draft"}:
         raise ConfigError(f'emit: expected "verified" or "draft", got {emit!r}')
     if verifier is not None and not isinstance(verifier, str) and not (hasattr(verifier, "open") and hasattr(verifier, "probe")):

@@ -12,7 +12,7 @@ import logging
 import ssl
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 from urllib.parse import urlsplit
 
 from msgspec import Struct
@@ -28,9 +28,11 @@ from streamco.errors import (
     StreamcoError,
 )
 from streamco.wire.openai.errors import status_error
+from streamco.wire.split.client import SplitClient
+from streamco.wire.split.frames import SplitWelcome
 from streamco.wire.verify.client import VerifyClient
 from streamco.wire.verify.errors import VerifyProtocolError
-from streamco.wire.verify.frames import SUBPROTOCOL, Opened, Refusal, Resumed, ServerFrame, VerdictFrame, Welcome
+from streamco.wire.verify.frames import SUBPROTOCOL, Refusal, Welcome
 
 if TYPE_CHECKING:
     from websockets.asyncio.client import ClientConnection
@@ -41,10 +43,14 @@ _SMOOTHING = 0.3  # weight of a new round-trip time
 _BUSY = frozenset({408, 425, 429})  # statuses that may change soon, as 5xx may
 
 
-class SessionListener(Protocol):
+ClientT = TypeVar("ClientT", VerifyClient, SplitClient)
+FrameT_contra = TypeVar("FrameT_contra", contravariant=True)
+
+
+class SessionListener(Protocol[FrameT_contra]):
     """The interface through which a connection passes frames, and its own end, to a session."""
 
-    def frame_received(self, frame: Opened | Resumed | VerdictFrame | Refusal, size: int) -> None:
+    def frame_received(self, frame: FrameT_contra, size: int) -> None:
         """Handle a frame of ``size`` bytes for this session."""
         ...
 
@@ -78,8 +84,8 @@ async def load_websockets() -> None:
 
 
 async def connect_verifier(
-    address: VerifierAddress, client: VerifyClient, *, timeouts: Timeouts, ping_interval: float
-) -> VerifierConnection:
+    address: VerifierAddress, client: ClientT, *, timeouts: Timeouts, ping_interval: float
+) -> VerifierConnection[ClientT]:
     """Connect, say hello, and wait for the welcome.
 
     Args:
@@ -124,7 +130,7 @@ def is_lasting(error: StreamcoError) -> bool:
     return True
 
 
-class VerifierConnection:
+class VerifierConnection(Generic[ClientT]):
     """A connection after its welcome. It lives until ``drop``, ``aclose`` or its end from outside; then ``is_over`` is True at once.
 
     Args:
@@ -135,17 +141,16 @@ class VerifierConnection:
         ping_interval: seconds between two pings.
     """
 
-    def __init__(self, socket: ClientConnection, client: VerifyClient, *, name: str, timeouts: Timeouts, ping_interval: float) -> None:
+    def __init__(self, socket: ClientConnection, client: ClientT, *, name: str, timeouts: Timeouts, ping_interval: float) -> None:
         assert client.welcome is not None, "a connection begins after its welcome"
-        self.client = client
-        self.welcome: Welcome = client.welcome
+        self.client: ClientT = client
         self.rtt: float | None = None
         self.is_over = False
         self._name = name
         self._socket = socket
         self._timeouts = timeouts
         self._ping_interval = ping_interval
-        self._sessions: dict[int, SessionListener] = {}
+        self._sessions: dict[int, SessionListener[Any]] = {}
         self._unsent: asyncio.Queue[bytes] = asyncio.Queue()
         loop = asyncio.get_running_loop()
         self._reader = loop.create_task(self._read(), name=f"streamco verifier reader {name}")
@@ -154,7 +159,7 @@ class VerifierConnection:
             loop.create_task(self._keep_pinging(), name=f"streamco verifier pings {name}"),
         ]
 
-    def add_session(self, number: int, session: SessionListener) -> None:
+    def add_session(self, number: int, session: SessionListener[Any]) -> None:
         """Give this session its frames from now on."""
         self._sessions[number] = session
 
@@ -219,7 +224,7 @@ class VerifierConnection:
 
     def _receive(self, message: bytes | str) -> None:
         frame = self.client.receive(message)
-        if frame is None or isinstance(frame, Welcome):
+        if frame is None or isinstance(frame, Welcome | SplitWelcome):
             return
         if isinstance(frame, Refusal):
             error = frame.error()
@@ -256,7 +261,7 @@ class VerifierConnection:
         self.rtt = seconds if self.rtt is None else self.rtt + _SMOOTHING * (seconds - self.rtt)
 
 
-async def _open(address: VerifierAddress, client: VerifyClient) -> ClientConnection:
+async def _open(address: VerifierAddress, client: VerifyClient | SplitClient) -> ClientConnection:
     from websockets.asyncio.client import connect
     from websockets.typing import Subprotocol
 
@@ -277,7 +282,7 @@ async def _open(address: VerifierAddress, client: VerifyClient) -> ClientConnect
         open_timeout=None,
         ping_interval=None,
         close_timeout=None,
-        max_size=client.limits.frame_bytes,
+        max_size=client.frame_bytes,
         logger=_quiet_logger(),
         **tls,
     )
@@ -290,13 +295,12 @@ def _quiet_logger() -> logging.Logger:
     return logger
 
 
-async def _handshake(socket: ClientConnection, client: VerifyClient, name: str) -> None:
+async def _handshake(socket: ClientConnection, client: VerifyClient | SplitClient, name: str) -> None:
     with _translated(name):
         if socket.subprotocol != SUBPROTOCOL:
             raise EndpointProtocolError(f"expected the subprotocol {SUBPROTOCOL}, got {socket.subprotocol}", endpoint=name)
         for message in client.take_messages():
             await socket.send(message)
-        answer: ServerFrame | None = None
         while client.welcome is None:
             answer = client.receive(await socket.recv())
             if isinstance(answer, Refusal):

@@ -38,6 +38,7 @@ from streamco.endpoints.verifiers.connection import VerifierConnection, is_lasti
 from streamco.endpoints.verifiers.rounds import OpenRounds
 from streamco.errors import EndpointError, EndpointTimeoutError, StreamcoError
 from streamco.policies.acceptance import Rule, RuleKind
+from streamco.wire.verify.client import VerifyClient
 from streamco.wire.verify.errors import VerifyProtocolError
 from streamco.wire.verify.frames import Opened, Refusal, Resumed, VerdictFrame
 from streamco.wire.verify.topk import TopK
@@ -53,7 +54,7 @@ _MAX_RETRY_AFTER = 60.0  # seconds; a server that asks for a longer wait is trie
 class ConnectionSource(Protocol):
     """The owner of the connection that sessions share."""
 
-    async def find(self) -> VerifierConnection:
+    async def find(self) -> VerifierConnection[VerifyClient]:
         """Return the connection; make a new one if there is none.
 
         Raises:
@@ -132,7 +133,7 @@ class RemoteVerifierSession:
         self._timeouts = timeouts
         self._backoff = backoff
         self._loop = asyncio.get_running_loop()
-        self._connection: VerifierConnection | None = None  # while the session lives on it
+        self._connection: VerifierConnection[VerifyClient] | None = None  # while the session lives on it
         self._session = -1
         self._is_open = False  # drafts may be sent
         self._key: bytes | None = None
@@ -290,7 +291,7 @@ class RemoteVerifierSession:
             self._key = None
         self._detach()
 
-    async def _open_or_resume(self, connection: VerifierConnection, context: tuple[int, ...]) -> bool:
+    async def _open_or_resume(self, connection: VerifierConnection[VerifyClient], context: tuple[int, ...]) -> bool:
         """Resume or open the session on this connection; return False if it was over at once, perhaps just after the reply.
 
         Raises:
@@ -309,7 +310,7 @@ class RemoteVerifierSession:
             self._is_open = True
         return self._is_open
 
-    async def _open(self, connection: VerifierConnection, context: tuple[int, ...]) -> None:
+    async def _open(self, connection: VerifierConnection[VerifyClient], context: tuple[int, ...]) -> None:
         self._open_rounds.has_verdict = False
         request = self._request
         rule = replace(request.rule, seed=continuation_seed(request.rule.seed, len(context) - len(request.prompt)))
@@ -324,13 +325,13 @@ class RemoteVerifierSession:
             self._refusals.is_refused = False
             self._is_open = True
 
-    def _send_context(self, connection: VerifierConnection, number: int, context: tuple[int, ...]) -> None:
+    def _send_context(self, connection: VerifierConnection[VerifyClient], number: int, context: tuple[int, ...]) -> None:
         """Send the ids that the server's context lacks."""
         for position in range(connection.client.length(number), len(context), _MAX_FRAME_IDS):
             connection.client.extend(number, position, context[position : position + _MAX_FRAME_IDS])
         self.bytes_up += connection.flush()
 
-    def _attach(self, connection: VerifierConnection, number: int) -> None:
+    def _attach(self, connection: VerifierConnection[VerifyClient], number: int) -> None:
         self._connection, self._session = connection, number
         connection.add_session(number, self)
         self.bytes_up += connection.flush()
@@ -360,7 +361,7 @@ class RemoteVerifierSession:
         if self._reply is not None and not self._reply.done():
             self._reply.set_result(answer)
 
-    def _top_k_at(self, connection: VerifierConnection) -> int:
+    def _top_k_at(self, connection: VerifierConnection[VerifyClient]) -> int:
         return min(self._request.top_k, connection.client.limits.top_k)
 
     # Rounds

@@ -37,7 +37,7 @@ from streamco.wire.verify.frames import MAX_FOLLOWS, PATH, VerifyLimits, Welcome
 if TYPE_CHECKING:
     import aiohttp
 
-__all__ = ["PONG_SECONDS", "VerifierEndpoint"]
+__all__ = ["PONG_SECONDS", "VerifierEndpoint", "verifier_url"]
 
 _SCHEMES = {"ws": "ws", "wss": "wss", "http": "ws", "https": "wss"}
 PONG_SECONDS = 5.0  # the answer to a ping waits for no computation
@@ -82,7 +82,7 @@ class VerifierEndpoint:
         if token is not None and not (token and token.isascii() and token.isprintable() and token == token.strip() and len(token) <= 4096):
             raise ConfigError(f"token: expected printable ASCII without blanks around it, got {len(token)} characters that are not")
         path = parts.path.rstrip("/").removesuffix("/v1")
-        self._url = urlunsplit((parts.scheme, parts.netloc, path if path.endswith(PATH) else path + PATH, parts.query, ""))
+        self._url, _ = verifier_url(url, is_plain=is_plain)
         self._name = name or parts.netloc
         self._token = token
         self._timeouts = timeouts
@@ -93,8 +93,8 @@ class VerifierEndpoint:
         self._codec: VerifyCodec | None = None
         self._facts: VerifierFacts | None = None
         self._rtt: float | None = None
-        self._connection: VerifierConnection | None = None
-        self._connecting: asyncio.Task[VerifierConnection] | None = None
+        self._connection: VerifierConnection[VerifyClient] | None = None
+        self._connecting: asyncio.Task[VerifierConnection[VerifyClient]] | None = None
         self._sessions: WeakSet[RemoteVerifierSession] = WeakSet()
         self._is_closed = False
         self._base_url = urlunsplit(("https" if parts.scheme == "wss" else "http", parts.netloc, path.removesuffix(PATH) + "/v1", "", ""))
@@ -172,7 +172,7 @@ class VerifierEndpoint:
         if self._remote is not None:
             with suppress(EndpointError):  # a remote stream meets the same error and reports it
                 await self._remote.probe()
-        return _read_welcome(connection.welcome)
+        return _read_welcome(connection.client.welcome)
 
     def open(self, prompt_ids: Sequence[int], emit: Emit, *, rule: Rule, top_k: int = 0, reserve: int = 0) -> RemoteVerifierSession:
         """Return a session for one answer; see ``Verifier.open``.
@@ -196,7 +196,7 @@ class VerifierEndpoint:
         self._sessions.add(session)
         return session
 
-    async def find(self) -> VerifierConnection:
+    async def find(self) -> VerifierConnection[VerifyClient]:
         """Return the connection. If there is none, callers at the same time wait for the same new one.
 
         Raises:
@@ -225,7 +225,7 @@ class VerifierEndpoint:
         if self._session is not None:
             await self._session.close()
 
-    async def _connect(self) -> VerifierConnection:
+    async def _connect(self) -> VerifierConnection[VerifyClient]:
         if self._draft is None or self._codec is None or self._is_closed:
             raise UsageError(f"{self._name}: expected a started verifier, got one that was not started or is closed")
         client = VerifyClient(self._codec, self._draft.vocabulary)
@@ -234,12 +234,12 @@ class VerifierEndpoint:
         if former is not None:
             await former.aclose()
         self._connection = await connect_verifier(address, client, timeouts=self._timeouts, ping_interval=_PING_INTERVAL)
-        self._facts = _read_welcome(self._connection.welcome)
+        self._facts = _read_welcome(self._connection.client.welcome)
         if self._remote is not None and self._facts.model:
             self._remote.model = self._facts.model
         return self._connection
 
-    def _end_connecting(self, task: asyncio.Task[VerifierConnection]) -> None:
+    def _end_connecting(self, task: asyncio.Task[VerifierConnection[VerifyClient]]) -> None:
         self._connecting = None
         if not task.cancelled():
             task.exception()  # mark it as retrieved: each waiting caller gets it, and there may be none left
@@ -252,6 +252,17 @@ async def _open_session(tls: ssl.SSLContext) -> aiohttp.ClientSession:
 
     timeout = aiohttp.ClientTimeout(total=None, connect=_TIMEOUTS.connect)
     return aiohttp.ClientSession(connector=aiohttp.TCPConnector(ssl=tls, limit=0), cookie_jar=aiohttp.DummyCookieJar(), timeout=timeout)
+
+
+def verifier_url(url: str, *, is_plain: bool) -> tuple[str, str]:
+    """Return a verifier's URL with scheme ``ws`` or ``wss`` and its path, and its host and port.
+
+    Raises:
+        ConfigError: the URL is malformed, or ``ws://`` needs ``is_plain``.
+    """
+    parts = _split(url, is_plain=is_plain)
+    path = parts.path.rstrip("/").removesuffix("/v1")
+    return urlunsplit((parts.scheme, parts.netloc, path if path.endswith(PATH) else path + PATH, parts.query, "")), parts.netloc
 
 
 def _split(url: str, *, is_plain: bool) -> SplitResult:
@@ -271,7 +282,8 @@ def _split(url: str, *, is_plain: bool) -> SplitResult:
     return parts._replace(scheme=scheme)
 
 
-def _read_welcome(welcome: Welcome) -> VerifierFacts:
+def _read_welcome(welcome: Welcome | None) -> VerifierFacts:
+    assert welcome is not None, "a connection begins after its welcome"
     return VerifierFacts(
         model=welcome.model,
         rules=frozenset(kind for kind in RuleKind if welcome.rules >> kind & 1),

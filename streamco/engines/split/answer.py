@@ -81,6 +81,11 @@ class SplitLink(Protocol):
         """Most rows of a frame."""
         ...
 
+    @property
+    def max_positions(self) -> int:
+        """Most positions of a session: prompt and answer together."""
+        ...
+
     def chunk(self, rows: int) -> int:
         """Return the size of the next chunk, at least 1, of a prompt of which ``rows`` are still to be sent."""
         ...

@@ -130,7 +130,7 @@ class SplitEngine:
             EngineError: the engine is closed, the prompt is empty, holds foreign ids or does not fit the context.
             ConfigError: a sampling option is out of range.
         """
-        ids, context = request.prompt_ids, self.info.context_tokens
+        ids, context = request.prompt_ids, min(self.info.context_tokens, self.link.max_positions)
         if not ids or min(ids) < 0 or max(ids) >= self.info.vocabulary_size or len(ids) >= context:
             raise EngineError(f"prompt: expected 1 to {context - 1} ids of the vocabulary, got {len(ids)}")
         free, wanted = context - len(ids), request.sampling.max_tokens
@@ -242,7 +242,7 @@ class SplitEngine:
                 link=self.link,
                 emit=emit,
                 propose=self._propose,
-                reserve=self.info.context_tokens,
+                reserve=generation.most_tokens,
             )
 
     def _guarded(self, generation: RunningGeneration, function: Callable[..., None], *arguments: object) -> None:

@@ -82,6 +82,11 @@ class SplitClient:
         """The limits that both sides allow; the client's own until the welcome has come."""
         return self.codec.limits
 
+    @property
+    def frame_bytes(self) -> int:
+        """Most bytes of a message."""
+        return self.codec.frame_bytes
+
     def take_messages(self) -> list[bytes]:
         """Return the messages to send, in order; each is returned once."""
         messages, self._messages = self._messages, []

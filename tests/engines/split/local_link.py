@@ -58,6 +58,7 @@ class LocalLink:
     """A ``SplitLink`` without a network. ``losses``: (rows, may_resume) at which a session is lost instead of answered, in order."""
 
     max_rows = 64
+    max_positions = CELLS
 
     def __init__(self, files: PartFiles, *, size: int = 64, sequences: int = 4) -> None:
         self.middle = MiddlePart(files.middle, cells=CELLS, sequences=sequences)

@@ -1,0 +1,138 @@
+"""A split model as an endpoint: its first layers and head are on this machine, its middle layers at a server (HAT).
+
+It is a device's endpoint with another engine: template, tokens, sampling, stop strings and text are made here. docs/split.md says what
+that hides, and what it doesn't.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ssl
+from collections.abc import Sequence
+from pathlib import Path
+
+from msgspec.structs import replace
+
+from streamco.config import Timeouts
+from streamco.endpoints.base import Capabilities
+from streamco.endpoints.device import DeviceEndpoint
+from streamco.endpoints.verifiers.connection import VerifierAddress
+from streamco.endpoints.verifiers.split_link import ServerLink, SplitTraffic
+from streamco.endpoints.verifiers.streamco import PONG_SECONDS, verifier_url
+from streamco.engines.base import Engine, EngineOptions
+from streamco.engines.llamacpp.model_parts import PartInfo
+from streamco.engines.split.engine import SplitEngine
+from streamco.errors import ConfigError
+from streamco.wire.tensors import StateFormat
+
+__all__ = ["SplitEndpoint"]
+
+_TIMEOUTS = Timeouts(socket=PONG_SECONDS)
+
+
+class SplitEndpoint(DeviceEndpoint):
+    """The device's parts of a model, and the servers that compute its middle layers.
+
+    Args:
+        parts: common beginning of the parts' files: ``parts/NAME`` of ``parts/NAME.input.gguf`` and ``parts/NAME.head.gguf``.
+        servers: URL of a split server, or several: if one is lost, the next one continues its answers.
+        token: bearer token for all of them; None: none.
+        name: name in reports and errors.
+        options: settings of the engine; see ``SplitEngine``.
+        states: format of the hidden states on the way. "f32" loses nothing; "f16" half the bytes, and no token differed in tests; "i8" a
+            quarter, and about 2 tokens in 100 differ.
+        timeouts: ``connect`` until a server has taken a session, ``first_token`` until rows are answered, ``socket`` for a ping.
+        patience: seconds that all servers may be out of reach before an answer fails.
+        tls: certificates to trust; None: the system's.
+        is_plain: allow ``ws://`` to other machines: states and token can be read on the way.
+
+    Raises:
+        ConfigError: no server, a malformed URL, or a format that doesn't exist.
+    """
+
+    def __init__(
+        self,
+        parts: str | Path,
+        servers: str | Sequence[str],
+        *,
+        token: str | None = None,
+        name: str = "split",
+        options: EngineOptions | None = None,
+        states: StateFormat = "f16",
+        timeouts: Timeouts = _TIMEOUTS,
+        patience: float = 5.0,
+        tls: ssl.SSLContext | None = None,
+        is_plain: bool = False,
+    ) -> None:
+        super().__init__(parts, name=name, options=options)
+        urls = [servers] if isinstance(servers, str) else list(servers)
+        if not urls:
+            raise ConfigError("split: expected the URL of a server, got none")
+        if states not in {"f32", "f16", "i8"}:
+            raise ConfigError(f'split: states: expected "f32", "f16" or "i8", got {states!r}')
+        if not patience >= 0:
+            raise ConfigError(f"split: patience: expected at least 0 s, got {patience}")
+        self.states: StateFormat = states
+        self._parts = parts
+        self._addresses = [_address(url, token, tls, is_plain=is_plain) for url in urls]
+        self._limits = timeouts
+        self._patience = patience
+        self._link: ServerLink | None = None
+
+    @property
+    def capabilities(self) -> Capabilities:
+        """Abilities of a device, except that no prompt is kept for a later request."""
+        return replace(super().capabilities, pre_copy="none")
+
+    @property
+    def is_exact(self) -> bool:
+        """True if the states' format changes no token: greedy answers are those of the whole model."""
+        return self.states != "i8"
+
+    @property
+    def traffic(self) -> SplitTraffic:
+        """What went to the servers and came back so far."""
+        return SplitTraffic() if self._link is None else self._link.traffic
+
+    async def start(self) -> None:
+        """Load the parts and connect to a server; idempotent.
+
+        Raises:
+            EndpointError: the parts can't be loaded, or no server can be reached.
+            VerifierError: the server has other layers, or refuses this client.
+        """
+        await super().start()
+        if self._link is not None:
+            await self._link.connect()
+
+    async def _load(self) -> Engine:
+        self._event_loop = asyncio.get_running_loop()
+        if any(address.url.startswith("wss:") for address in self._addresses):
+            self._addresses = await asyncio.to_thread(_trusting, self._addresses)
+        return await super()._load()
+
+    def _load_file(self) -> Engine:
+        return SplitEngine(self._parts, self._make_link, self._options)
+
+    def _make_link(self, info: PartInfo, _context_tokens: int) -> ServerLink:
+        self._link = ServerLink(
+            self._addresses, info, loop=self._event_loop, form=self.states, timeouts=self._limits, patience=self._patience
+        )
+        return self._link
+
+    async def aclose(self) -> None:
+        """Cancel the answers, free the parts and close the connections; idempotent."""
+        await super().aclose()
+        if self._link is not None:
+            await self._link.aclose()
+
+
+def _address(url: str, token: str | None, tls: ssl.SSLContext | None, *, is_plain: bool) -> VerifierAddress:
+    full, name = verifier_url(url, is_plain=is_plain)
+    return VerifierAddress(full, name, token, tls)
+
+
+def _trusting(addresses: Sequence[VerifierAddress]) -> list[VerifierAddress]:
+    """Return the addresses with the system's certificates; reading them takes a while."""
+    context = ssl.create_default_context()
+    return [replace(each, tls=each.tls or context) if each.url.startswith("wss:") else each for each in addresses]

@@ -1,0 +1,416 @@
+"""The servers of a split model, seen from the device: one connection to each, and a session for every answer.
+
+The first server that can be reached serves an answer. If it is lost, the session is resumed there, or else another server goes on with the
+states that the device has kept. Only if none can within ``patience`` does the answer fail.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from typing import TYPE_CHECKING, assert_never
+
+from msgspec import Struct
+
+from streamco.config import Timeouts
+from streamco.core.split.events import OpenSession, SendRows, SessionLost, SessionReady
+from streamco.endpoints.verifiers.connection import VerifierAddress, VerifierConnection, connect_verifier, load_websockets
+from streamco.engines.llamacpp.model_parts import PartInfo
+from streamco.engines.split.answer import DeepStates, LinkEvent, LinkFailed
+from streamco.errors import EndpointConnectError, EndpointError, EndpointTimeoutError, StreamClosed, StreamcoError
+from streamco.policies.chunking import RowCosts, chunk_size
+from streamco.wire.split.client import SplitClient
+from streamco.wire.split.codec import SplitCodec
+from streamco.wire.split.frames import LayersMark, Refusal, SplitLimits, SplitOpened, SplitResumed, States
+from streamco.wire.tensors import StateFormat, state_bytes
+from streamco.wire.verify.errors import VerifyProtocolError
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+__all__ = ["ServerLink", "SplitTraffic"]
+
+_PING_INTERVAL = 5.0  # seconds
+_RETRY = 0.2  # seconds between two tries at all servers
+_UPLOAD_RATE = 5e6  # bytes per second until it was measured
+_SMOOTHING = 0.3  # weight of a new measurement
+_LARGE = 16_384  # bytes; smaller frames say little of the rate
+
+
+class SplitTraffic(Struct):
+    """What went to the servers and came back, all answers together.
+
+    Args:
+        bytes_up, bytes_down: bytes of the frames.
+        rows_up, rows_down: hidden states in them.
+    """
+
+    bytes_up: int = 0
+    bytes_down: int = 0
+    rows_up: int = 0
+    rows_down: int = 0
+
+
+class _Server:
+    """One server and the connection to it."""
+
+    def __init__(self, address: VerifierAddress, mark: LayersMark, timeouts: Timeouts) -> None:
+        self.address = address
+        self._mark = mark
+        self._timeouts = timeouts
+        self._connection: VerifierConnection[SplitClient] | None = None
+        self._lock = asyncio.Lock()
+
+    async def find(self) -> VerifierConnection[SplitClient]:
+        """Return the connection; make a new one if there is none.
+
+        Raises:
+            EndpointError, VerifyProtocolError: there is none.
+        """
+        async with self._lock:
+            if self._connection is None or self._connection.is_over:
+                await self.aclose()
+                client = SplitClient(SplitCodec(self._mark.width), self._mark)
+                self._connection = await connect_verifier(self.address, client, timeouts=self._timeouts, ping_interval=_PING_INTERVAL)
+            return self._connection
+
+    async def aclose(self) -> None:
+        """Close the connection; idempotent."""
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            await connection.aclose()
+
+
+class ServerLink:
+    """The servers of a split model. Implements ``SplitLink``; made on the event loop that it belongs to.
+
+    Args:
+        addresses: the servers, best first.
+        info: the device's input layers.
+        context_tokens: positions that the device has room for.
+        form: format of the states.
+        timeouts: ``connect`` until a welcome, ``first_token`` until rows are answered, ``socket`` for a ping; in seconds.
+        patience: seconds that all servers may be out of reach before an answer fails.
+    """
+
+    def __init__(
+        self,
+        addresses: Sequence[VerifierAddress],
+        info: PartInfo,
+        *,
+        loop: asyncio.AbstractEventLoop,
+        form: StateFormat,
+        timeouts: Timeouts,
+        patience: float,
+    ) -> None:
+        first = info.first_layer + info.layers
+        self.mark = LayersMark(info.source, first, info.total_layers - first, info.width)
+        self.traffic = SplitTraffic()
+        self.loop, self.form, self.timeouts, self.patience = loop, form, timeouts, patience
+        self.servers = [_Server(address, self.mark, timeouts) for address in addresses]
+        self.is_closed = False
+        self._rate = _UPLOAD_RATE
+        self._costs: RowCosts | None = None
+        self._stages = 1
+        self._load = 0
+        self._limits = SplitLimits()
+        self._sessions: set[_Session] = set()
+
+    @property
+    def max_rows(self) -> int:
+        """Most rows of a frame."""
+        return self._limits.rows
+
+    @property
+    def max_positions(self) -> int:
+        """Most positions of a session; the server's, once one was reached."""
+        return self._limits.context_rows
+
+    def chunk(self, rows: int) -> int:
+        """Return the size of the next chunk (equation 3); the whole rest while no server has sent its costs."""
+        if self._costs is None:
+            return min(rows, self.max_rows)
+        return chunk_size(
+            rows,
+            costs=self._costs,
+            row_bytes=state_bytes(1, self.mark.width, self.form),
+            upload_rate=self._rate,
+            load_rows=self._load,
+            stages=self._stages,
+            largest=self.max_rows,
+        ).size
+
+    def session(self, emit: Callable[[LinkEvent], None], reserve: int) -> _Session:
+        """Return a session for one answer; see ``SplitLink.session``."""
+        return _Session(self, emit, reserve)
+
+    async def connect(self) -> None:
+        """Connect to the first server that can be reached.
+
+        Raises:
+            EndpointError, VerifyProtocolError: none can; the last one's error.
+        """
+        await load_websockets()
+        error: StreamcoError | None = None
+        for server in self.servers:
+            try:
+                self.record_welcome(await server.find())
+            except StreamcoError as exc:
+                error = exc
+            else:
+                return
+        if error is not None:
+            raise error
+
+    def record_welcome(self, connection: VerifierConnection[SplitClient]) -> None:
+        """Take a server's limits and costs as those that count."""
+        welcome = connection.client.welcome
+        assert welcome is not None, "a connection begins after its welcome"
+        self._costs = RowCosts({cost.rows: cost.microseconds / 1e6 for cost in welcome.row_costs})
+        self._stages, self._limits = max(1, welcome.stages), connection.client.limits
+
+    def record_answer(self, states: States, size: int, seconds: float | None) -> None:
+        """Count an answer. ``seconds``: since its rows were sent, if no others were on the way; ``size``: bytes of the rows' frame."""
+        self._load = states.load_rows
+        if seconds is not None and size >= _LARGE:
+            sending = seconds - (states.queue_us + states.compute_us) / 1e6
+            if sending > 0:
+                self._rate += _SMOOTHING * (size / sending - self._rate)
+
+    def add(self, session: _Session) -> None:
+        """Remember a session that is used."""
+        self._sessions.add(session)
+
+    def discard(self, session: _Session) -> None:
+        """Forget a session that has ended."""
+        self._sessions.discard(session)
+
+    async def aclose(self) -> None:
+        """End all sessions and connections; idempotent."""
+        self.is_closed = True
+        for session in list(self._sessions):
+            session.end()
+        for server in self.servers:
+            await server.aclose()
+
+
+class _Sent(Struct, frozen=True):
+    """Unanswered rows."""
+
+    at: float
+    size: int
+    was_alone: bool
+
+
+class _Session:
+    """One answer's session. ``open``, ``send`` and ``close`` may be called from every thread, the others on the event loop."""
+
+    def __init__(self, link: ServerLink, emit: Callable[[LinkEvent], None], reserve: int) -> None:
+        self._link = link
+        self._emit = emit
+        self._reserve = reserve
+        self._attempt = -1
+        self._server = 0  # index of the one that is used
+        self._connection: VerifierConnection[SplitClient] | None = None
+        self._number = -1
+        self._key: bytes | None = None
+        self._reply: asyncio.Future[int] | None = None  # positions that the server holds
+        self._unanswered: deque[_Sent] = deque()
+        self._timer: asyncio.TimerHandle | None = None
+        self._connecting: asyncio.Task[None] | None = None
+        self._is_over = False
+
+    # Every thread
+
+    def open(self, command: OpenSession) -> None:
+        """Open or resume; see ``LinkSession``."""
+        self._call(self._begin, command)
+
+    def send(self, command: SendRows, states: NDArray[np.float32]) -> None:
+        """Send rows; see ``LinkSession``."""
+        self._call(self._send, command, states)
+
+    def close(self) -> None:
+        """End the session; see ``LinkSession``."""
+        self._call(self.end)
+
+    def _call(self, function: Callable[..., None], *arguments: object) -> None:
+        with suppress(RuntimeError):  # the loop was closed, and with it all connections
+            self._link.loop.call_soon_threadsafe(function, *arguments)
+
+    # The event loop
+
+    def end(self) -> None:
+        """End the session; idempotent."""
+        self._is_over = True
+        if self._connecting is not None:
+            self._connecting.cancel()
+        self._detach(closes=True)
+        self._link.discard(self)
+
+    def frame_received(self, frame: SplitOpened | SplitResumed | States | Refusal, size: int) -> None:
+        """Handle a frame for this session; see ``SessionListener``."""
+        self._link.traffic.bytes_down += size
+        match frame:
+            case SplitOpened():
+                self._key = frame.key
+                self._set_reply(0)
+            case SplitResumed():
+                self._set_reply(frame.length)
+            case States():
+                self._handle_states(frame)
+            case Refusal():
+                self._handle_refusal(frame.error())
+            case _ as never:
+                assert_never(never)
+
+    def connection_lost(self, error: StreamcoError) -> None:
+        """Handle the end of the connection; see ``SessionListener``."""
+        self._detach(closes=False)
+        if self._reply is not None and not self._reply.done():
+            self._reply.set_exception(error)
+        elif not self._is_over:
+            self._emit(SessionLost(self._attempt, may_resume=self._key is not None))
+
+    def _begin(self, command: OpenSession) -> None:
+        if self._is_over:
+            return
+        if self._link.is_closed:
+            self._emit(LinkFailed(StreamClosed("split servers: expected an open client, got a closed one")))
+            return
+        self._link.add(self)
+        self._attempt = command.attempt
+        if not command.may_resume:
+            self._key = None
+        self._detach(closes=True)
+        self._connecting = self._link.loop.create_task(self._connect(), name="streamco split session")
+
+    async def _connect(self) -> None:
+        """Try the server in use, then the others in their order, until one takes the session or the patience is over."""
+        link = self._link
+        until = link.loop.time() + link.patience
+        while True:
+            for index in range(len(link.servers)):
+                server = (self._server + index) % len(link.servers)
+                try:
+                    length = await self._open_at(server)
+                except StreamcoError as exc:
+                    self._detach(closes=True)
+                    error = exc
+                else:
+                    self._emit(SessionReady(self._attempt, length))
+                    return
+            if link.loop.time() >= until:
+                self._emit(LinkFailed(_final(error)))
+                return
+            await asyncio.sleep(_RETRY)
+
+    async def _open_at(self, index: int) -> int:
+        """Resume or open the session at a server; return the positions that it holds."""
+        server = self._link.servers[index]
+        connection = await server.find()
+        self._link.record_welcome(connection)
+        if index != self._server:
+            self._server, self._key = index, None
+        if self._key is not None:
+            try:
+                return await self._ask(connection, connection.client.resume(self._key))
+            except VerifyProtocolError:
+                self._key = None
+                self._detach(closes=True)
+        return await self._ask(connection, connection.client.open(reserve=self._reserve))
+
+    async def _ask(self, connection: VerifierConnection[SplitClient], number: int) -> int:
+        self._connection, self._number = connection, number
+        self._reply = self._link.loop.create_future()
+        connection.add_session(number, self)
+        self._link.traffic.bytes_up += connection.flush()
+        limit = self._link.timeouts.connect
+        try:
+            async with asyncio.timeout(limit):
+                return await self._reply
+        except TimeoutError:
+            raise EndpointTimeoutError(
+                f"expected a session within {limit:g} s, got none", phase="connect", limit=limit or 0.0, endpoint=self._name
+            ) from None
+        finally:
+            self._reply = None
+
+    @property
+    def _name(self) -> str:
+        return self._link.servers[self._server].address.name
+
+    def _set_reply(self, length: int) -> None:
+        if self._reply is not None and not self._reply.done():
+            self._reply.set_result(length)
+
+    def _send(self, command: SendRows, states: NDArray[np.float32]) -> None:
+        connection, link = self._connection, self._link
+        if connection is None or command.attempt != self._attempt or self._is_over:
+            return
+        try:
+            connection.client.rows(self._number, command.start, states, wanted=command.wanted, form=link.form)
+        except VerifyProtocolError as exc:
+            self._emit(LinkFailed(exc))
+            return
+        size = connection.flush()
+        link.traffic.bytes_up += size
+        link.traffic.rows_up += len(states)
+        self._unanswered.append(_Sent(link.loop.time(), size, not self._unanswered))
+        self._watch()
+
+    def _handle_states(self, frame: States) -> None:
+        link = self._link
+        sent = self._unanswered.popleft()
+        link.traffic.rows_down += len(frame.states)
+        link.record_answer(frame, sent.size, link.loop.time() - sent.at if sent.was_alone else None)
+        self._watch()
+        self._emit(DeepStates(self._attempt, frame.states))
+
+    def _handle_refusal(self, error: VerifyProtocolError) -> None:
+        if self._reply is not None and not self._reply.done():
+            self._reply.set_exception(error)
+            return
+        self._lose(error)
+
+    def _lose(self, error: StreamcoError) -> None:
+        """Give the session up; another server goes on if there is one."""
+        self._detach(closes=True)
+        self._key = None
+        if isinstance(error, VerifyProtocolError) and error.code == "context_full":
+            self._emit(LinkFailed(error))
+            return
+        if isinstance(error, EndpointTimeoutError) or not isinstance(error, VerifyProtocolError) or error.code != "evicted":
+            self._server = (self._server + 1) % len(self._link.servers)
+        self._emit(SessionLost(self._attempt, may_resume=False))
+
+    def _watch(self) -> None:
+        """Limit the wait for the oldest unanswered rows."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        limit = self._link.timeouts.first_token
+        if self._unanswered and limit is not None:
+            text = f"expected states within {limit:g} s, got none"
+            error = EndpointTimeoutError(text, phase="next_token", limit=limit, endpoint=self._name)
+            self._timer = self._link.loop.call_later(limit, self._lose, error)
+
+    def _detach(self, *, closes: bool) -> None:
+        connection, self._connection = self._connection, None
+        self._unanswered.clear()
+        self._watch()
+        if connection is not None:
+            connection.remove_session(self._number)
+            if closes and not connection.is_over:
+                connection.client.close(self._number)
+                connection.flush()
+
+
+def _final(error: StreamcoError) -> StreamcoError:
+    """Return the error of an answer that no server can continue."""
+    if isinstance(error, EndpointError):
+        return error
+    return EndpointConnectError(f"expected a split server that takes the session, got {error}")

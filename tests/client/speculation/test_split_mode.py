@@ -1,0 +1,89 @@
+"""A client in mode "split": the whole model's text over a socket, and settings without effect are refused."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import streamco
+from streamco.engines.base import EngineOptions
+from streamco.engines.llamacpp.bundled_model import packaged_model
+from streamco.engines.llamacpp.model_parts import PartFiles, split_model
+from streamco.engines.split.middle_engine import MiddleEngine
+from streamco.errors import ConfigError
+from streamco.server.options import ServeOptions
+from streamco.server.split.service import serving_middle
+from tests.engines.split.local_link import CELLS, stem
+
+OPTIONS = EngineOptions(threads=1, context_tokens=CELLS, max_sequences=2)
+PROMPTS = ("Name three rivers in France.", "Why is the sky blue?")
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory: pytest.TempPathFactory) -> PartFiles:
+    pytest.importorskip("gguf")
+    pytest.importorskip("llama_cpp")
+    return split_model(packaged_model(), tmp_path_factory.mktemp("parts"))
+
+
+async def texts(client: streamco.Client, **options: Any) -> list[str]:
+    made = []
+    for prompt in PROMPTS:
+        answer = await client.chat.completions.create(messages=[{"role": "user", "content": prompt}], max_tokens=12, **options)
+        made.append(answer.choices[0].message.content or "")
+    return made
+
+
+@pytest.fixture
+def middle(files: PartFiles) -> Iterator[MiddleEngine]:
+    engine = MiddleEngine(files.middle, cells=CELLS, sequences=4, threads=1, row_costs={1: 0.005, 64: 0.05})
+    yield engine
+    engine.close()
+
+
+@pytest.fixture
+def whole(files: PartFiles) -> Path:
+    return packaged_model()
+
+
+@pytest.mark.model
+async def test_answers_are_the_whole_models_greedy_and_sampled(files: PartFiles, middle: MiddleEngine, whole: Path) -> None:
+    device = streamco.DeviceEndpoint(whole, options=EngineOptions(threads=1, context_tokens=CELLS, exact=True))
+    async with streamco.Client(device) as client:
+        greedy, sampled = await texts(client, temperature=0), await texts(client, temperature=0.9, seed=3)
+    async with serving_middle(middle, ServeOptions(port=0)) as url:
+        split = streamco.SplitEndpoint(stem(files), url, options=OPTIONS, states="f32")
+        async with streamco.Client(split, mode="split") as client:
+            assert await texts(client, temperature=0) == greedy
+            assert await texts(client, temperature=0.9, seed=3) == sampled
+        async with streamco.Client(str(stem(files)), url, mode="split") as client:
+            assert all(await texts(client, temperature=0))
+
+
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        ({"budget": 0.5}, "budget: expected none with mode"),
+        ({"policy": "server-only"}, "policy: expected none with mode"),
+        ({"emit": "draft"}, "emit: expected none with mode"),
+        ({"verifier": "ws://127.0.0.1:1"}, "verifier: expected none with mode"),
+        ({"max_retries": 2}, "max_retries: expected none with mode"),
+        ({"device": None}, "device: expected the beginning of the parts' files"),
+        ({"server": None}, "server: expected the URL of a split server"),
+        ({"server": ()}, "server: expected the URL of a split server"),
+        ({"device": streamco.SplitEndpoint(Path("a"), "ws://127.0.0.1:1")}, "server: expected none beside a SplitEndpoint"),
+        ({"server": "ws://example.org"}, "is_plain=True allows it"),
+    ],
+)
+def test_settings_without_effect_are_refused(options: dict[str, Any], text: str) -> None:
+    with pytest.raises(ConfigError, match=text):
+        streamco.Client(**({"device": "parts/model", "server": "ws://127.0.0.1:1", "mode": "split"} | options))
+
+
+def test_another_clients_endpoints_do_not_become_a_split_model() -> None:
+    client = streamco.Client(streamco.SplitEndpoint("a", "ws://127.0.0.1:1"))
+    with pytest.raises(ConfigError, match="with_options"):
+        client.with_options(mode="split")

@@ -1,0 +1,147 @@
+"""A split endpoint over real sockets: the whole model's text, and another server goes on where one was lost."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
+
+import pytest
+
+from streamco.config import SamplingOptions, Timeouts
+from streamco.endpoints.base import Request
+from streamco.endpoints.device import DeviceEndpoint
+from streamco.endpoints.verifiers.split import SplitEndpoint
+from streamco.engines.base import EngineOptions
+from streamco.engines.llamacpp.bundled_model import packaged_model
+from streamco.engines.llamacpp.model_parts import PartFiles, split_model
+from streamco.engines.split.middle_engine import MiddleEngine
+from streamco.errors import ConfigError, EndpointConnectError
+from streamco.events import StreamEnded
+from streamco.server.options import ServeOptions
+from streamco.server.split.service import serving_middle
+from streamco.testing.fault_proxy import FaultProxy
+from tests.engines.split.local_link import CELLS, stem
+
+pytest.importorskip("gguf")
+pytest.importorskip("llama_cpp")
+pytestmark = pytest.mark.model
+
+PROMPT = "Name three rivers in France."
+REQUEST = Request(messages=[{"role": "user", "content": PROMPT}], sampling=SamplingOptions(temperature=0, max_tokens=16))
+OPTIONS = EngineOptions(threads=1, context_tokens=CELLS, max_sequences=2)
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory: pytest.TempPathFactory) -> PartFiles:
+    return split_model(packaged_model(), tmp_path_factory.mktemp("parts"))
+
+
+@pytest.fixture(scope="module")
+def middle(files: PartFiles) -> Iterator[MiddleEngine]:
+    engine = MiddleEngine(files.middle, cells=CELLS, sequences=4, threads=1, row_costs={1: 0.005, 64: 0.05})
+    yield engine
+    engine.close()
+
+
+@pytest.fixture(scope="module")
+def expected() -> str:
+    async def ask() -> str:
+        device = DeviceEndpoint(packaged_model(), options=EngineOptions(threads=1, context_tokens=CELLS, exact=True))
+        await device.start()
+        text = await read(device)
+        await device.aclose()
+        return text
+
+    return asyncio.run(ask())
+
+
+async def read(endpoint: DeviceEndpoint) -> str:
+    stream, text = endpoint.open(REQUEST), ""
+    while not isinstance(event := await stream.receive(), StreamEnded):
+        text += "".join(choice.delta.content or "" for chunk in event.chunks for choice in chunk.choices)
+    return text
+
+
+@asynccontextmanager
+async def split_at(files: PartFiles, *urls: str, patience: float = 1.0) -> AsyncIterator[SplitEndpoint]:
+    endpoint = SplitEndpoint(stem(files), urls, options=OPTIONS, states="f32", patience=patience)
+    try:
+        await endpoint.start()
+        yield endpoint
+    finally:
+        await endpoint.aclose()
+
+
+async def test_the_text_is_the_whole_models(files: PartFiles, middle: MiddleEngine, expected: str) -> None:
+    async with serving_middle(middle, ServeOptions(port=0)) as url, split_at(files, url) as endpoint:
+        assert await read(endpoint) == expected
+        assert set(await asyncio.gather(read(endpoint), read(endpoint), read(endpoint))) == {expected}
+        traffic = endpoint.traffic
+        assert traffic.rows_down == 4 * 16, "one state comes back for a prompt, and one for each further token"
+        assert traffic.bytes_up > traffic.rows_up * middle.info.width * 4 > 0
+
+
+async def test_states_of_16_bits_take_half_the_bytes(files: PartFiles, middle: MiddleEngine) -> None:
+    async with serving_middle(middle, ServeOptions(port=0)) as url:
+        endpoint = SplitEndpoint(stem(files), url, options=OPTIONS)
+        await endpoint.start()
+        assert await read(endpoint)
+        assert endpoint.is_exact
+        per_row = endpoint.traffic.bytes_up / endpoint.traffic.rows_up
+        assert 2 * middle.info.width < per_row < 3 * middle.info.width
+        await endpoint.aclose()
+
+
+async def read_and_cut(endpoint: SplitEndpoint, proxy: FaultProxy) -> str:
+    """Read an answer, and end the first server for good once there is text."""
+    stream, text = endpoint.open(REQUEST), ""
+    while not isinstance(event := await stream.receive(), StreamEnded):
+        text += "".join(choice.delta.content or "" for chunk in event.chunks for choice in chunk.choices)
+        if text:
+            await proxy.aclose()
+    return text
+
+
+@asynccontextmanager
+async def proxied(middle: MiddleEngine) -> AsyncIterator[FaultProxy]:
+    async with serving_middle(middle, ServeOptions(port=0)) as url, FaultProxy(int(url.rpartition(":")[2])) as proxy:
+        yield proxy
+
+
+async def test_another_server_goes_on_where_one_was_lost(files: PartFiles, middle: MiddleEngine, expected: str) -> None:
+    async with (
+        proxied(middle) as proxy,
+        serving_middle(middle, ServeOptions(port=0)) as second,
+        split_at(files, proxy.url, second) as endpoint,
+    ):
+        assert await read_and_cut(endpoint, proxy) == expected
+
+
+async def test_without_another_server_the_error_has_the_text_so_far(files: PartFiles, middle: MiddleEngine, expected: str) -> None:
+    async with proxied(middle) as proxy, split_at(files, proxy.url, patience=0.1) as endpoint:
+        with pytest.raises(EndpointConnectError) as caught:
+            await read_and_cut(endpoint, proxy)
+        assert caught.value.partial
+        assert expected.startswith(caught.value.partial)
+
+
+async def test_a_server_that_is_not_there_is_an_error_at_the_start(files: PartFiles) -> None:
+    endpoint = SplitEndpoint(stem(files), "ws://127.0.0.1:9", options=OPTIONS, timeouts=Timeouts(connect=1.0))
+    with pytest.raises(EndpointConnectError):
+        await endpoint.start()
+    await endpoint.aclose()
+
+
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        ({"servers": []}, "expected the URL of a server, got none"),
+        ({"servers": "ws://127.0.0.1:1", "states": "i4"}, 'expected "f32", "f16" or "i8", got \'i4\''),
+        ({"servers": "ws://example.org"}, "is_plain=True allows it"),
+        ({"servers": "ws://127.0.0.1:1", "patience": -1}, "patience: expected at least 0 s, got -1"),
+    ],
+)
+def test_wrong_settings_are_refused(options: dict[str, object], text: str) -> None:
+    with pytest.raises(ConfigError, match=text):
+        SplitEndpoint("parts/none", **options)  # type: ignore[arg-type]
