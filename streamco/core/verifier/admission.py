@@ -23,6 +23,7 @@ __all__ = ["Admission"]
 
 _LATE_SHARE = 0.05  # of verdicts; the promise is about the 95th percentile
 _MAX_SIMULATED = 64  # batches
+_MISSED_RETRY = 1.0  # seconds after which a device that waits for a place and doesn't ask again loses its turn
 
 
 class Admission:
@@ -48,6 +49,21 @@ class Admission:
         self._pace = pace
         self._sessions = sessions
         self.limit = SessionLimit(_LATE_SHARE)
+        self._turns: dict[str, float] = {}  # devices that wait for a place, the first one first, and when they lose their turn
+
+    def has_turn(self, device: str, *, now: float) -> bool:
+        """Return True if a place is left for this device after those that wait for longer. Else one that ends a session takes it again."""
+        self._turns = {each: until for each, until in self._turns.items() if until > now}
+        before = list(self._turns).index(device) if device in self._turns else len(self._turns)
+        return not before or before < self._sessions.free_places
+
+    def wait_turn(self, device: str, retry_after: float, *, now: float) -> None:
+        """Let a device keep its turn until it asks again."""
+        self._turns[device] = now + retry_after + _MISSED_RETRY
+
+    def end_turn(self, device: str) -> None:
+        """Let a device that has a place wait no more."""
+        self._turns.pop(device, None)
 
     def due(self, tokens: int, context: int, *, now: float) -> float:
         """Return the time from which the verdict on ``tokens`` after ``context`` cached tokens is late."""

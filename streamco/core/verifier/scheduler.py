@@ -167,11 +167,13 @@ class VerificationScheduler:
             return
         wait = self._admission.until_open(self._waiting(), len(event.ids), device=event.device, now=now)
         session = HeldSession(name, event.device, event.ids, now=now)
-        if wait is None and not self._reserve(session, session.need, now):
+        if wait is None and not (self._admission.has_turn(event.device, now=now) and self._reserve(session, session.need, now)):
             wait = self._admission.until_free_tokens(self._waiting(), now=now)
+            self._admission.wait_turn(event.device, min(wait, options.max_retry), now=now)
         if wait is not None:
             self._refuse_session(name, "overloaded", wait)
             return
+        self._admission.end_turn(event.device)
         self._sessions.add(session)
         self._served.setdefault(event.device, 0.0)
         self._commands.append(AcceptSession(name))

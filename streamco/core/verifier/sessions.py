@@ -192,6 +192,11 @@ class SessionTable:
     def __iter__(self) -> Iterator[HeldSession]:
         return iter(self._sessions.values())
 
+    @property
+    def free_places(self) -> int:
+        """Number of sequences that no session has."""
+        return self._places - self.resident
+
     def get(self, name: str) -> HeldSession | None:
         """Return the session of that name; None: it is not known."""
         return self._sessions.get(name)

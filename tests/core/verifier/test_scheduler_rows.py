@@ -6,6 +6,7 @@ import math
 from typing import Any
 
 from streamco.core.verifier.events import (
+    AcceptSession,
     BatchFailed,
     BatchFinished,
     DraftReceived,
@@ -135,3 +136,44 @@ def test_a_long_round_is_refused_if_other_prompts_would_keep_it_waiting() -> Non
     refused = [command for command in rounds.send("c", 1, 0, 250) if isinstance(command, RefuseDraft)]
     assert [each.reason for each in refused] == ["overloaded"]
     assert refused[0].retry_after is not None
+
+
+def test_devices_that_wait_for_a_place_get_it_before_the_one_that_gave_it_up() -> None:
+    rounds = Rounds(idle_after=100.0)
+    for device in "abcd":
+        rounds.tell(SessionOpened(device, device, ()))
+        rounds.send(device, 1, 0, 4)
+    while rounds.running is not None:
+        rounds.finish()
+    accepted: list[str] = []
+
+    def ask(name: str, device: str) -> None:
+        accepted.extend(each.session for each in rounds.tell(SessionOpened(name, device, ())) if isinstance(each, AcceptSession))
+
+    ask("e", "e")
+    ask("f", "f")
+    rounds.tell(SessionClosed("a"))
+    ask("a2", "a")
+    assert accepted == []
+    ask("f2", "f")
+    assert accepted == []
+    ask("e2", "e")
+    assert accepted == ["e2"]
+    rounds.tell(SessionClosed("b"))
+    ask("a3", "a")
+    ask("f3", "f")
+    assert accepted == ["e2", "f3"]
+
+
+def test_a_device_that_does_not_ask_again_loses_its_turn() -> None:
+    rounds = Rounds(idle_after=100.0)
+    for device in "abcd":
+        rounds.tell(SessionOpened(device, device, ()))
+        rounds.send(device, 1, 0, 4)
+    while rounds.running is not None:
+        rounds.finish()
+    rounds.tell(SessionOpened("e", "e", ()))
+    rounds.scheduler.receive(SessionClosed("a"), now=50.0)
+    rounds.scheduler.take_commands()
+    rounds.scheduler.receive(SessionOpened("f", "f", ()), now=50.0)
+    assert [each.session for each in rounds.scheduler.take_commands() if isinstance(each, AcceptSession)] == ["f"]
