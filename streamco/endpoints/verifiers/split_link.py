@@ -37,6 +37,7 @@ _PING_INTERVAL = 5.0  # seconds
 _RETRY = 0.2  # seconds between two tries at all servers
 _UPLOAD_RATE = 5e6  # bytes per second until it was measured
 _SMOOTHING = 0.3  # weight of a new measurement
+_MAX_LOSSES = 3  # lost sessions at each server in a row, without an answer between them
 _LARGE = 16_384  # bytes; smaller frames say little of the rate
 
 
@@ -221,6 +222,7 @@ class _Session:
         self._unanswered: deque[_Sent] = deque()
         self._timer: asyncio.TimerHandle | None = None
         self._connecting: asyncio.Task[None] | None = None
+        self._losses = 0  # without an answer between them
         self._is_over = False
 
     # Every thread
@@ -273,7 +275,7 @@ class _Session:
         if self._reply is not None and not self._reply.done():
             self._reply.set_exception(error)
         elif not self._is_over:
-            self._emit(SessionLost(self._attempt, may_resume=self._key is not None))
+            self._report_loss(error, may_resume=self._key is not None)
 
     def _begin(self, command: OpenSession) -> None:
         if self._is_over:
@@ -365,6 +367,7 @@ class _Session:
     def _handle_states(self, frame: States) -> None:
         link = self._link
         sent = self._unanswered.popleft()
+        self._losses = 0
         link.traffic.rows_down += len(frame.states)
         link.record_answer(frame, sent.size, link.loop.time() - sent.at if sent.was_alone else None)
         self._watch()
@@ -380,12 +383,18 @@ class _Session:
         """Give the session up; another server goes on if there is one."""
         self._detach(closes=True)
         self._key = None
-        if isinstance(error, VerifyProtocolError) and error.code == "context_full":
-            self._emit(LinkFailed(error))
-            return
         if isinstance(error, EndpointTimeoutError) or not isinstance(error, VerifyProtocolError) or error.code != "evicted":
             self._server = (self._server + 1) % len(self._link.servers)
-        self._emit(SessionLost(self._attempt, may_resume=False))
+        self._report_loss(error, may_resume=False)
+
+    def _report_loss(self, error: StreamcoError, *, may_resume: bool) -> None:
+        """Report that the session is gone; after too many losses without an answer, or if no server would have room, that is the end."""
+        self._losses += 1
+        is_full = isinstance(error, VerifyProtocolError) and error.code == "context_full"
+        if is_full or self._losses >= _MAX_LOSSES * len(self._link.servers):
+            self._emit(LinkFailed(_final(error)))
+        else:
+            self._emit(SessionLost(self._attempt, may_resume=may_resume))
 
     def _watch(self) -> None:
         """Limit the wait for the oldest unanswered rows."""
@@ -413,4 +422,4 @@ def _final(error: StreamcoError) -> StreamcoError:
     """Return the error of an answer that no server can continue."""
     if isinstance(error, EndpointError):
         return error
-    return EndpointConnectError(f"expected a split server that takes the session, got {error}")
+    return EndpointConnectError(f"expected a split server that goes on, got {error}")
