@@ -136,6 +136,10 @@ class VerificationScheduler:
         if self._ready_at is not None and self._ready_at <= now:
             self._run_next(now)
 
+    def leave(self, device: str) -> None:
+        """Let a device that is gone wait for no place any more; its sessions stay."""
+        self._admission.end_turn(device)
+
     # What a driver may ask
 
     @property

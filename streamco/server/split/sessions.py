@@ -152,6 +152,7 @@ class SplitSessions(MachineDriver[SchedulerEvent, SchedulerCommand]):
         """Remove a lost connection; its sessions wait to be resumed."""
         for session in self._connections.pop(connection, {}).values():
             self._detach(session)
+        self.machine.leave(connection.device)
         self._arm(self._clock())
 
     def handle(self, connection: SplitConnection, frame: SplitClientFrame) -> None:

@@ -157,6 +157,7 @@ class SessionManager(MachineDriver[SchedulerEvent, SchedulerCommand]):
         """Remove a lost connection; its sessions wait to be resumed."""
         for session in self._connections.pop(connection, {}).values():
             self._detach(session)
+        self.machine.leave(connection.device)
         self._arm(self._clock())
 
     def handle(self, connection: Connection, frame: Open | Extend | Draft | Resume | Close) -> None:

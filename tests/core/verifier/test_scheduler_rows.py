@@ -177,3 +177,16 @@ def test_a_device_that_does_not_ask_again_loses_its_turn() -> None:
     rounds.scheduler.take_commands()
     rounds.scheduler.receive(SessionOpened("f", "f", ()), now=50.0)
     assert [each.session for each in rounds.scheduler.take_commands() if isinstance(each, AcceptSession)] == ["f"]
+
+
+def test_a_device_that_is_gone_keeps_no_turn() -> None:
+    rounds = Rounds(idle_after=100.0)
+    for device in "abcd":
+        rounds.tell(SessionOpened(device, device, ()))
+        rounds.send(device, 1, 0, 4)
+    while rounds.running is not None:
+        rounds.finish()
+    rounds.tell(SessionOpened("e", "e", ()))
+    rounds.tell(SessionClosed("a"))
+    rounds.scheduler.leave("e")
+    assert AcceptSession("f") in rounds.tell(SessionOpened("f", "f", ()))
