@@ -59,6 +59,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="URL",
         help="URL of a streamco serve that verifies drafts, ws://HOST:PORT (the server itself, with --mode speculate)",
     )
+    group.add_argument(
+        "--split",
+        action="append",
+        metavar="URL",
+        help="URL of a streamco serve --middle, and --device parts/NAME the other parts; again for a server that goes on if it is lost",
+    )
     group.add_argument("--profile", type=Path, metavar="FILE", help="begin with what `streamco calibrate` or an earlier client learned")
     add_answer_arguments(parser)
     add_prompt_arguments(parser)
@@ -93,8 +99,10 @@ def check_options(args: argparse.Namespace) -> None:
         if value is not None and args.server is None:
             raise ConfigError(f"{name}: expected --server MODEL beside it, got none")
     for name, value in {"--prices": args.prices, "--api-key-env": args.api_key_env}.items():
-        if value is not None and args.server is None and args.verifier is None:
+        if value is not None and args.server is None and args.verifier is None and args.split is None:
             raise ConfigError(f"{name}: expected --server MODEL or --verifier URL beside it, got neither")
+    if args.split is not None:
+        _check_split(args)
     for name, value in {
         "--device": args.device,
         "--threads": args.threads,
@@ -104,6 +112,28 @@ def check_options(args: argparse.Namespace) -> None:
             raise ConfigError(f"{name}: expected a device, got --no-device")
     if args.verifier is not None and args.mode == "race":
         raise ConfigError("--verifier: expected --mode speculate or --mode auto beside it, got race, in which nothing is verified")
+
+
+def _check_split(args: argparse.Namespace) -> None:
+    """Refuse options beside --split that would have no effect, and a missing --device.
+
+    Raises:
+        ConfigError: there is one, or no --device.
+    """
+    if args.device is None:
+        raise ConfigError("--split: expected --device parts/NAME beside it, got none")
+    for name, value in {
+        "--server": args.server,
+        "--verifier": args.verifier,
+        "--prices": args.prices,
+        "--budget": args.budget,
+        "--profile": args.profile,
+        f"--policy {args.policy}": None if args.policy == "auto" else args.policy,
+        f"--mode {args.mode}": None if args.mode == "race" else args.mode,
+        "--no-device": args.no_device or None,
+    }.items():
+        if value is not None:
+            raise ConfigError(f"{name}: expected none beside --split, in which one model makes the whole answer, got it")
 
 
 def _piped_text() -> str:
@@ -128,7 +158,7 @@ async def _chat(args: argparse.Namespace) -> int:
         server,
         budget=args.budget,
         policy=args.policy,
-        mode=args.mode,
+        mode="split" if args.split else args.mode,
         verifier=verifier,
         profile=args.profile,
         # without prices nothing moves, and the user asked for nothing else
@@ -154,6 +184,8 @@ def _describe(args: argparse.Namespace, name: str, kind: str) -> str:
         return "drafts of the device that were not verified"
     if kind == "server":
         return f"the model at {args.base_url}" if args.base_url else "the remote model"
+    if args.split:
+        return f"the ends of {Path(args.device).name} on this machine, its middle at {args.split[0]}"
     return f"the model on this machine: {Path(args.device).name if args.device else 'the packaged one'}"
 
 
@@ -165,6 +197,8 @@ def make_device(args: argparse.Namespace) -> Endpoint | None:
     """
     if args.no_device:
         return None
+    if args.split:
+        return _make_split(args)
     from streamco.client.speculation.verifier_binding import drafting_engine_options
 
     path = device_path_of(args.device, has_server=args.server is not None)
@@ -177,6 +211,14 @@ def make_device(args: argparse.Namespace) -> Endpoint | None:
     return DeviceEndpoint(
         path, options=engine if args.mode == "race" and args.verifier is None else drafting_engine_options(engine, budget_of(args))
     )
+
+
+def _make_split(args: argparse.Namespace) -> Endpoint:
+    from streamco.endpoints.verifiers.split import SplitEndpoint
+    from streamco.engines.base import EngineOptions
+
+    token = api_key_of(args.api_key_env)
+    return SplitEndpoint(args.device, args.split, token=token, options=EngineOptions(threads=args.threads or default_threads()))
 
 
 def make_verifier(args: argparse.Namespace) -> Verifier | None:

@@ -85,6 +85,11 @@ class SplitEndpoint(DeviceEndpoint):
         return replace(super().capabilities, pre_copy="none")
 
     @property
+    def addresses(self) -> tuple[VerifierAddress, ...]:
+        """The servers, best first."""
+        return tuple(self._addresses)
+
+    @property
     def is_exact(self) -> bool:
         """True if the states' format changes no token: greedy answers are those of the whole model."""
         return self.states != "i8"

@@ -1,0 +1,57 @@
+"""``streamco chat --split``: the options that go with it, and those that don't."""
+
+from __future__ import annotations
+
+import argparse
+
+import pytest
+
+from streamco.cli import chat
+from streamco.endpoints.verifiers.split import SplitEndpoint
+from streamco.errors import ConfigError
+
+SPLIT = ["--device", "parts/name", "--split", "ws://127.0.0.1:1", "--split", "ws://127.0.0.1:2"]
+
+
+def parsed(*options: str) -> argparse.Namespace:
+    parser = argparse.ArgumentParser()
+    chat.add_arguments(parser)
+    return parser.parse_args([*options])
+
+
+def test_the_device_is_a_split_model_with_all_servers(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OPENAI_API_KEY", "sk-of-openai")
+    args = parsed(*SPLIT)
+    chat.check_options(args)
+    device = chat.make_device(args)
+    assert isinstance(device, SplitEndpoint)
+    assert [address.url for address in device.addresses] == ["ws://127.0.0.1:1/v1/verify", "ws://127.0.0.1:2/v1/verify"]
+    assert [address.token for address in device.addresses] == [None, None], "a key for OpenAI goes to no other server"
+
+
+def test_the_key_is_that_of_the_named_variable(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SPLIT_KEY", "secret")
+    device = chat.make_device(parsed(*SPLIT, "--api-key-env", "SPLIT_KEY"))
+    assert isinstance(device, SplitEndpoint)
+    assert device.addresses[0].token == "secret"
+
+
+@pytest.mark.parametrize(
+    ("options", "name"),
+    [
+        (["--server", "gpt"], "--server"),
+        (["--verifier", "ws://127.0.0.1:3"], "--verifier"),
+        (["--budget", "0.5"], "--budget"),
+        (["--mode", "speculate"], "--mode speculate"),
+        (["--policy", "device-only"], "--policy device-only"),
+        (["--no-device"], "--no-device"),
+    ],
+)
+def test_options_without_effect_are_refused(options: list[str], name: str) -> None:
+    with pytest.raises(ConfigError, match=f"{name}: expected"):
+        chat.check_options(parsed(*SPLIT, *options))
+
+
+def test_the_parts_are_needed() -> None:
+    with pytest.raises(ConfigError, match="--split: expected --device parts/NAME beside it"):
+        chat.check_options(parsed("--split", "ws://127.0.0.1:1"))
