@@ -54,7 +54,14 @@ def note_obstacle(degradations: Degradations, notes: list[str], obstacle: str, *
 
 
 def note_settings(
-    degradations: Degradations, notes: list[str], *, hides_drafts: str, offload: str, is_unpaced: bool, unpriced: Sequence[str]
+    degradations: Degradations,
+    notes: list[str],
+    *,
+    hides_drafts: str,
+    offload: str,
+    is_unpaced: bool,
+    unpriced: Sequence[str],
+    inexact: str = "",
 ) -> None:
     """Record the client's settings that have no effect on this answer.
 
@@ -65,10 +72,14 @@ def note_settings(
         offload: the filter that needs the importance of drafts, if the device doesn't read it; "": none does.
         is_unpaced: the client has a pace, and the answer is not streamed.
         unpriced: endpoints that keep the answer from moving, because their costs are not known, though ``migration`` was given.
+        inexact: name of the split model that sends states in a format which changes tokens; "": none does.
 
     Raises:
         DegradedError: by the client's rule.
     """
+    if inexact:
+        sentence = f"{inexact}: the answer is not exactly the model's own, because its states travel in 8 bits"
+        degradations.record(notes, kind="not exact", endpoint=inexact, sentence=sentence, may_raise=False)
     if hides_drafts:
         sentence = f'emit="draft" has no effect, because {hides_drafts}; the text comes when it is final'
         degradations.record(notes, kind="no effect", endpoint="emit", sentence=sentence, may_raise=False)

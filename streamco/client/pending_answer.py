@@ -267,6 +267,7 @@ class PendingAnswer:
             offload=settings.planner.options.offload if speculates and settings.planner.misses_attention else "",
             is_unpaced=settings.pace is not None and not self._is_streamed,
             unpriced=unpriced if settings.is_migration_given else (),
+            inexact="" if getattr(settings.endpoints.device, "is_exact", True) else getattr(settings.endpoints.device, "name", ""),
         )
 
     def _plan_race(self, dispatched: DispatchRecord, max_ahead: int | None) -> RacePlan:

@@ -63,6 +63,16 @@ async def test_answers_are_the_whole_models_greedy_and_sampled(files: PartFiles,
             assert all(await texts(client, temperature=0))
 
 
+@pytest.mark.model
+async def test_states_of_8_bits_are_noted_as_not_exact(files: PartFiles, middle: MiddleEngine) -> None:
+    async with serving_middle(middle, ServeOptions(port=0)) as url:
+        device = streamco.SplitEndpoint(stem(files), url, options=OPTIONS, states="i8")
+        async with streamco.Client(device, mode="split") as client:
+            stream = await client.chat.completions.create(messages=[{"role": "user", "content": "Hi"}], max_tokens=2, stream=True)
+            assert [chunk async for chunk in stream]
+            assert stream.report.notes == ["split: the answer is not exactly the model's own, because its states travel in 8 bits"]
+
+
 @pytest.mark.parametrize(
     ("options", "text"),
     [
