@@ -42,6 +42,10 @@ PRINTS = {
         r"^[1-9]\d* tokens the device's, \d+ the server's, 0 by the server alone$",  # the first run drafts
         r"^[1-9]\d* rounds, [1-9]\d* bytes up, [1-9]\d*% accepted, exact: True$",
     ],
+    "split": [
+        r"^1\. The \w",
+        r"^[1-9]\d* states up in [1-9]\d+ bytes, 24 states down in [1-9]\d+ bytes$",  # one state a token comes back
+    ],
     "speech_bot": [r"^ *\d+\.\d\d s: \w", r"^\d+ tokens$"],
     "web_chat": [r'^data: "\w+"$', r"^1 left: \d{1,2} of 500 tokens were made$"],
 }

@@ -1,0 +1,25 @@
+"""A model in three parts: both ends answer on this machine, a server computes the middle, and no token or text goes to it."""
+
+import asyncio
+import tempfile
+
+import streamco
+from streamco.cli.server_process import running_server  # `streamco serve` in a process of its own
+from streamco.engines.llamacpp.model_parts import split_model  # what `streamco split` does
+
+
+async def main() -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        parts = await asyncio.to_thread(split_model, streamco.packaged_model(), folder)
+        name = str(parts.input).removesuffix(".input.gguf")  # the device needs the input part and the head beside it
+        async with running_server("--model", str(parts.middle), "--middle", "--threads", "1", "--port", "0") as base_url:
+            device = streamco.SplitEndpoint(name, base_url, options=streamco.EngineOptions(threads=1))
+            async with streamco.Client(device, mode="split") as client:
+                async for token in client.stream("Name three rivers in France.", max_tokens=24, temperature=0):
+                    print(token.text, end="", flush=True)
+            sent = device.traffic
+            print(f"\n{sent.rows_up} states up in {sent.bytes_up} bytes, {sent.rows_down} states down in {sent.bytes_down} bytes")
+
+
+if __name__ == "__main__":
+    asyncio.run(main())
