@@ -39,8 +39,8 @@ class SplitEndpoint(DeviceEndpoint):
         token: bearer token for all of them; None: none.
         name: name in reports and errors.
         options: settings of the engine; see ``SplitEngine``.
-        states: format of the hidden states on the way. "f32" loses nothing; "f16" half the bytes, and no token differed in tests; "i8" a
-            quarter, and about 2 tokens in 100 differ.
+        states: format of the hidden states on the way. "f32" loses nothing; "f16" half the bytes, and with quantised weights a token
+            may differ where two are nearly as likely; "i8" a quarter, and about 2 tokens in 100 differ.
         timeouts: ``connect`` until a server has taken a session, ``first_token`` until rows are answered, ``socket`` for a ping.
         patience: seconds that all servers may be out of reach before an answer fails.
         tls: certificates to trust; None: the system's.
@@ -91,7 +91,7 @@ class SplitEndpoint(DeviceEndpoint):
 
     @property
     def is_exact(self) -> bool:
-        """True if the states' format changes no token: greedy answers are those of the whole model."""
+        """True if states travel in 16 or 32 bits. Only with 32 bits are greedy answers those of the whole model for certain."""
         return self.states != "i8"
 
     @property
