@@ -79,6 +79,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--latency", default=LATENCY, metavar="PROFILE", help=f"times that the server keeps to ({LATENCY}); list names all profiles"
     )
+    parser.add_argument("--split", action="store_true", help="a model in three parts, the middle one at the server (docs/split.md)")
     add_answer_arguments(parser)
     add_prompt_arguments(parser)
     add_look_arguments(parser)
@@ -100,11 +101,19 @@ def run(args: argparse.Namespace) -> int:
         return 0
     if args.json and args.prompt is None:
         raise ConfigError("--json: expected --prompt TEXT beside it, got none")
+    if args.split:
+        from streamco.cli.demo_split import check_split_arguments
+
+        check_split_arguments(args, latency=LATENCY)
     load_latency(args.latency)  # a wrong name is an error before anything starts
     return run_async(lambda: _demo(args))
 
 
 async def _demo(args: argparse.Namespace) -> int:
+    if args.split:
+        from streamco.cli.demo_split import run_split_demo
+
+        return await run_split_demo(args, make_view(args, {"split": "device"}, notes=sys.stdout if args.prompt is None else None))
     view = make_view(args, {"device": "device", "server": "server"}, notes=sys.stdout if args.prompt is None else None)
     async with _client(args) as client:
         if args.prompt is not None:
