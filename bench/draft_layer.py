@@ -1,8 +1,8 @@
 """How many tokens does a trip to a split server bring, and what does a draft step cost?
 
-Input part, middle part, head and draft layer run in one process, so no link and no server is in these figures. Greedy; the text is the whole
-model's. ``tokens a round`` counts the correction, as the paper's Table IV does; a model that drafts nothing makes 1. Prompts that the draft
-layer has learned from are left out; ``--absent`` names the kinds of prompt of which it has seen none.
+Input part, middle part, head and draft layer run in one process, so no link and no server is in these figures. Greedy; the text is the
+whole model's. ``tokens a round`` counts the correction, as the paper's Table IV does; a model that drafts nothing makes 1. Prompts that the
+draft layer has learned from are left out. Of the kinds marked as absent it has seen none.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from statistics import median
 import numpy as np
 from numpy.typing import NDArray
 
+import streamco
 from bench.report import Row, add_arguments, emit
 from bench.traces import data_folder
 from streamco.engines.llamacpp.bundled_model import packaged_model
@@ -32,6 +33,7 @@ CELLS = 1024
 HELD_OUT = 10  # as in experiments/draft_text.py: of the kinds in FILES that were learned from, every tenth prompt was not
 TRAINED = {"gsm8k": "gsm8k_test.jsonl.gz", "Spec-Bench": "spec_bench.jsonl.gz"}
 ABSENT = {"HumanEval (absent)": "humaneval_prompts.jsonl.gz", "Alpaca (absent)": "alpaca_5000.jsonl.gz"}
+PACKAGED = Path(streamco.__file__).parent / "engines" / "split" / "draft_layers" / "SmolLM2-135M-Instruct.npz"
 POLICIES: dict[str, tuple[int, float]] = {"window 3": (3, 0.0), "window 4": (4, 0.0), "threshold 0.3": (8, 0.3), "threshold 0.6": (8, 0.6)}
 States = NDArray[np.float32]
 
@@ -159,7 +161,7 @@ def main() -> None:
     count, most = (3, 32) if args.quick else (args.prompts, args.tokens)
     model = Path(packaged_model())
     with tempfile.TemporaryDirectory() as folder:
-        split = Split(args.weights, model, folder)
+        split = Split(args.weights or PACKAGED, model, folder)
         rows = measure(split, count, most)
         times: dict[str, Callable[[], list[float]]] = {
             "draft step": lambda: split.steps,

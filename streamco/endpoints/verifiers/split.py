@@ -10,6 +10,7 @@ import asyncio
 import ssl
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Literal
 
 from msgspec.structs import replace
 
@@ -21,6 +22,7 @@ from streamco.endpoints.verifiers.split_link import ServerLink, SplitTraffic
 from streamco.endpoints.verifiers.streamco import PONG_SECONDS, verifier_url
 from streamco.engines.base import Engine, EngineOptions
 from streamco.engines.llamacpp.model_parts import PartInfo
+from streamco.engines.split.drafts import DraftOptions
 from streamco.engines.split.engine import SplitEngine
 from streamco.errors import ConfigError
 from streamco.wire.tensors import StateFormat
@@ -41,6 +43,8 @@ class SplitEndpoint(DeviceEndpoint):
         options: settings of the engine; see ``SplitEngine``.
         states: format of the hidden states on the way. "f32" loses nothing; "f16" half the bytes, and with quantised weights a token
             may differ where two are nearly as likely; "i8" a quarter, and about 2 tokens in 100 differ.
+        drafts: how tokens are drafted, so that a trip makes several. "auto": by the packaged draft layer for this model, if there is one;
+            None: not at all. It changes no token.
         timeouts: ``connect`` until a server has taken a session, ``first_token`` until rows are answered, ``socket`` for a ping.
         patience: seconds that all servers may be out of reach before an answer fails.
         tls: certificates to trust; None: the system's.
@@ -59,6 +63,7 @@ class SplitEndpoint(DeviceEndpoint):
         name: str = "split",
         options: EngineOptions | None = None,
         states: StateFormat = "f16",
+        drafts: DraftOptions | Literal["auto"] | None = "auto",
         timeouts: Timeouts = _TIMEOUTS,
         patience: float = 5.0,
         tls: ssl.SSLContext | None = None,
@@ -74,6 +79,7 @@ class SplitEndpoint(DeviceEndpoint):
             raise ConfigError(f"split: patience: expected at least 0 s, got {patience}")
         self.states: StateFormat = states
         self._parts = parts
+        self._drafts: DraftOptions | Literal["auto"] | None = drafts
         self._addresses = [_address(url, token, tls, is_plain=is_plain) for url in urls]
         self._limits = timeouts
         self._patience = patience
@@ -117,7 +123,7 @@ class SplitEndpoint(DeviceEndpoint):
         return await super()._load()
 
     def _load_file(self) -> Engine:
-        return SplitEngine(self._parts, self._make_link, self._options)
+        return SplitEngine(self._parts, self._make_link, self._options, drafts=self._drafts)
 
     def _make_link(self, info: PartInfo, _context_tokens: int) -> ServerLink:
         self._link = ServerLink(

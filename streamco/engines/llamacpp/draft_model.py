@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-__all__ = ["DraftMeta", "DraftWeights", "pack_matrix", "read_draft_weights", "write_draft_model"]
+__all__ = ["DraftMeta", "DraftWeights", "pack_matrix", "read_draft_meta", "read_draft_weights", "write_draft_model"]
 
 MATRICES = ("attn_q", "attn_k", "attn_v", "attn_output", "ffn_gate", "ffn_up", "ffn_down")
 VECTORS = ("attn_norm", "ffn_norm")
@@ -75,6 +75,21 @@ def pack_matrix(matrix: NDArray[np.float32]) -> tuple[NDArray[np.int8], NDArray[
     used = scales.astype(np.float32)[:, :, None]
     numbers = np.divide(blocks, used, out=np.zeros_like(blocks), where=used > 0)
     return np.rint(numbers).clip(-127, 127).astype(np.int8).reshape(matrix.shape), scales
+
+
+def read_draft_meta(path: Path) -> DraftMeta:
+    """Return what model a file's weights were trained for.
+
+    Raises:
+        ConfigError: the file is missing or has no such weights.
+    """
+    import numpy as np
+
+    try:
+        with np.load(path, allow_pickle=False) as found:
+            return msgspec.json.decode(found["meta"].tobytes(), type=DraftMeta)
+    except (OSError, ValueError, KeyError, msgspec.MsgspecError, zipfile.BadZipFile) as error:
+        raise ConfigError(f"draft layer {path}: expected weights as experiments.train_draft writes them, got {error}") from error
 
 
 def read_draft_weights(path: Path) -> DraftWeights:

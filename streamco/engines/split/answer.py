@@ -26,6 +26,7 @@ from streamco.core.split.events import (
 )
 from streamco.core.split.machine import SplitMachine
 from streamco.engines.generation import RunningGeneration
+from streamco.engines.split.drafts import AnswerDrafts
 from streamco.engines.split.layers import HeadPart, InputPart
 from streamco.errors import EngineError
 
@@ -104,7 +105,8 @@ class SplitAnswer:
         sequence: sequence id in the input layers.
         link: the servers.
         emit: called with the link's events from another thread.
-        propose: proposes drafts.
+        propose: proposes drafts from the tokens alone, if there are no ``drafts``.
+        drafts: the draft layer's drafts; None: there is no draft layer.
         reserve: most tokens of prompt and answer.
     """
 
@@ -117,6 +119,7 @@ class SplitAnswer:
         link: SplitLink,
         emit: Callable[[LinkEvent], None],
         propose: ProposeDrafts,
+        drafts: AnswerDrafts | None = None,
         reserve: int,
     ) -> None:
         self.generation = generation
@@ -124,6 +127,8 @@ class SplitAnswer:
         self.computing: ComputeRows | None = None
         self._input, self._head = parts
         self._propose = propose
+        self._layer = drafts
+        self._most = reserve
         self._tokens = list(generation.prompt)
         self._drafts: list[int] = []
         self._shallow: list[States] = []  # one row each
@@ -161,8 +166,10 @@ class SplitAnswer:
             self._go_on()
 
     def close(self) -> None:
-        """End the session, and free the input layers' memory."""
+        """End the session, and free the memory of the input layers and of the draft layer."""
         self._session.close()
+        if self._layer is not None:
+            self._layer.close()
         self._input.truncate(0, self.sequence)
 
     def _put(self, event: SplitEvent) -> None:
@@ -198,7 +205,16 @@ class SplitAnswer:
             accepted += 1
         if accepted < len(drafts):
             self._drop(len(drafts) - accepted)
+        if self._layer is not None:
+            self._record(self._layer, states[: accepted + 1])
         self.resume()
+
+    def _record(self, layer: AnswerDrafts, deep: States) -> None:
+        """Let the draft layer read what was verified: the prompt the first time, then a token and its accepted drafts."""
+        import numpy as np
+
+        start = len(self._tokens) - len(deep) if layer.has_prompt else 0
+        layer.record(np.stack(self._shallow[start:]), deep, start)
 
     def _drop(self, count: int) -> None:
         del self._tokens[-count:], self._shallow[-count:]
@@ -209,6 +225,12 @@ class SplitAnswer:
         token = self.generation.next_token
         assert token is not None, "an answer that goes on has a token to read"
         self._tokens.append(token)
-        self._drafts = list(self._propose(self._tokens))
+        if self._layer is None:
+            self._drafts = list(self._propose(self._tokens))
+        else:
+            position = len(self._tokens) - 1
+            self._drafts, rows = self._layer.make(token, position, self._most - len(self._tokens))
+            self._shallow += rows
+            self._put(RowsComputed(len(self._tokens) + len(self._drafts)))
         self._tokens += self._drafts
         self._put(RowsAdded(len(self._tokens), 1 + len(self._drafts)))

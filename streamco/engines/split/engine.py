@@ -13,7 +13,7 @@ import weakref
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from queue import SimpleQueue
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 from msgspec.structs import replace
 
@@ -24,6 +24,8 @@ from streamco.engines.kv_slots import Slot
 from streamco.engines.llamacpp.control_tokens import ControlTokens
 from streamco.engines.llamacpp.model_parts import PartInfo, check_same_model
 from streamco.engines.split.answer import LinkEvent, ProposeDrafts, SplitAnswer, SplitLink
+from streamco.engines.split.draft_layer import DraftPart
+from streamco.engines.split.drafts import AnswerDrafts, DraftOptions, packaged_draft_layer
 from streamco.engines.split.layers import HeadPart, InputPart
 from streamco.engines.threads import budget
 from streamco.errors import ConfigError, EngineError, UsageError
@@ -67,7 +69,8 @@ class SplitEngine:
         parts: common beginning of the parts' files, see ``device_parts``.
         link: makes the link to the servers.
         options: ``context_tokens``, ``max_sequences``, ``threads`` and ``ring_tokens`` count; the others must be the defaults.
-        propose: proposes drafts.
+        propose: proposes drafts from the tokens alone, if there is no draft layer.
+        drafts: the draft layer to draft with, "auto": the packaged one for this model, if there is one; None: none.
 
     Raises:
         ConfigError: a file is missing or of another model, or an option has no effect here.
@@ -75,7 +78,13 @@ class SplitEngine:
     """
 
     def __init__(
-        self, parts: str | Path, link: MakeLink, options: EngineOptions | None = None, *, propose: ProposeDrafts = no_drafts
+        self,
+        parts: str | Path,
+        link: MakeLink,
+        options: EngineOptions | None = None,
+        *,
+        propose: ProposeDrafts = no_drafts,
+        drafts: DraftOptions | Literal["auto"] | None = None,
     ) -> None:
         self.options = options = options or EngineOptions()
         _check_options(options)
@@ -86,6 +95,9 @@ class SplitEngine:
             self._input = InputPart(input_file, cells=options.context_tokens, sequences=options.max_sequences, threads=self._share.threads)
             self._head = HeadPart(head_file, threads=self._share.threads)
             check_same_model(self._input.info, self._head.info)
+            self.drafts = self._find_drafts() if drafts == "auto" else drafts
+            """How answers are drafted; None: not by a draft layer."""
+            self._layer = None if self.drafts is None else self._load_layer(self.drafts, (input_file, head_file))
         except BaseException:
             self._share.release()
             raise
@@ -103,6 +115,25 @@ class SplitEngine:
         self._thread = threading.Thread(target=self._run, name=f"streamco-split-{self.info.name}", daemon=True)
         self._thread.start()
         _open_engines.add(self)
+
+    def _find_drafts(self) -> DraftOptions | None:
+        info, model = self._input.info, self._head.model.info
+        weights = packaged_draft_layer(model.vocabulary, info.width, info.layers)
+        if weights is None:
+            logger.info("%s: no draft layer is packaged for this model, so each trip to the server makes one token", model.name)
+            return None
+        return DraftOptions(weights)
+
+    def _load_layer(self, drafts: DraftOptions, files: tuple[Path, Path]) -> DraftPart:
+        return DraftPart(
+            drafts.weights,
+            input_part=files[0],
+            head_part=files[1],
+            vocabulary=self._head.model.info.vocabulary,
+            cells=self.options.context_tokens,
+            sequences=self.options.max_sequences,
+            threads=self._share.threads,
+        )
 
     # Any thread
 
@@ -242,8 +273,14 @@ class SplitEngine:
                 link=self.link,
                 emit=emit,
                 propose=self._propose,
+                drafts=self._drafts_of(sequence),
                 reserve=generation.most_tokens,
             )
+
+    def _drafts_of(self, sequence: int) -> AnswerDrafts | None:
+        if self._layer is None or self.drafts is None:
+            return None
+        return AnswerDrafts(self._layer, (self._input, self._head), sequence=sequence, options=self.drafts)
 
     def _guarded(self, generation: RunningGeneration, function: Callable[..., None], *arguments: object) -> None:
         """Call a function of one answer. If it raises, that answer ends with the error, and the others go on."""
@@ -278,6 +315,8 @@ class SplitEngine:
             self._release(generation)
         self._input.close()
         self._head.close()
+        if self._layer is not None:
+            self._layer.close()
         self._share.release()
 
 

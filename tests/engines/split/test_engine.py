@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Literal
 
 import pytest
 
@@ -13,7 +15,9 @@ from streamco.engines.llama import LlamaEngine
 from streamco.engines.llamacpp.bundled_model import packaged_model
 from streamco.engines.llamacpp.model_parts import PartFiles, split_model
 from streamco.engines.prompt_ids import chat_ids
+from streamco.engines.split.drafts import DraftOptions, packaged_draft_layer
 from streamco.engines.split.engine import SplitEngine, device_parts, no_drafts
+from streamco.engines.split.layers import HeadPart
 from streamco.errors import ConfigError, EndpointConnectError, EngineError
 from tests.engines.split.local_link import CELLS, LocalLink, Woken, stem
 
@@ -42,9 +46,16 @@ def whole() -> Iterator[LlamaEngine]:
 class Split:
     """A split engine with its link."""
 
-    def __init__(self, files: PartFiles, *, size: int = 64, propose: Callable[[Sequence[int]], Sequence[int]] = no_drafts) -> None:
+    def __init__(
+        self,
+        files: PartFiles,
+        *,
+        size: int = 64,
+        propose: Callable[[Sequence[int]], Sequence[int]] = no_drafts,
+        drafts: DraftOptions | Literal["auto"] | None = None,
+    ) -> None:
         self.link = LocalLink(files, size=size)
-        self.engine = SplitEngine(stem(files), lambda _info, _tokens: self.link, OPTIONS, propose=propose)
+        self.engine = SplitEngine(stem(files), lambda _info, _tokens: self.link, OPTIONS, propose=propose, drafts=drafts)
 
     def close(self) -> None:
         self.engine.close()
@@ -176,3 +187,79 @@ def test_missing_parts_and_options_without_effect_are_refused(tmp_path: Path, fi
 def test_a_prompt_that_does_not_fit_is_refused(split: Split) -> None:
     with pytest.raises(EngineError, match=f"expected 1 to {CELLS - 1} ids"):
         split.engine.submit(GenerationRequest(prompt_ids=[1] * CELLS), Woken())
+
+
+# With the draft layer
+
+
+@pytest.fixture(scope="module")
+def drafting(files: PartFiles) -> Iterator[Split]:
+    made = Split(files, drafts="auto")
+    yield made
+    made.close()
+
+
+def trips(split: Split) -> int:
+    """Frames whose states came back, since the last call."""
+    frames, split.link.frames = split.link.frames, []
+    return sum(command.wanted > 0 for command, _ in frames)
+
+
+@pytest.mark.parametrize("prompt", PROMPTS)
+def test_the_draft_layer_changes_no_token_and_saves_trips(drafting: Split, whole: LlamaEngine, prompt: str) -> None:
+    trips(drafting)
+    longer = SamplingOptions(temperature=0, max_tokens=48)
+    made = answer(drafting.engine, prompt, longer)[1]
+    assert made == answer(whole, prompt, longer)[1]
+    assert trips(drafting) < 0.85 * len(made)
+
+
+def test_samples_are_those_of_the_whole_model_with_drafts_too(drafting: Split, whole: LlamaEngine) -> None:
+    sampling = SamplingOptions(temperature=0.9, seed=5, max_tokens=24, frequency_penalty=0.5)
+    assert answer(drafting.engine, PROMPTS[1], sampling)[:2] == answer(whole, PROMPTS[1], sampling)[:2]
+
+
+@pytest.mark.parametrize("most", [1, 2, 3, 5])
+def test_drafts_keep_to_the_answers_limit(drafting: Split, whole: LlamaEngine, most: int) -> None:
+    sampling = SamplingOptions(temperature=0, max_tokens=most)
+    assert answer(drafting.engine, PROMPTS[2], sampling)[:2] == answer(whole, PROMPTS[2], sampling)[:2]
+
+
+def test_no_token_is_lost_with_a_session_in_mid_draft(files: PartFiles, whole: LlamaEngine) -> None:
+    split = Split(files, size=7, drafts="auto")
+    length = len(chat_ids(split.engine, [{"role": "user", "content": PROMPTS[0]}]))
+    split.link.losses = [(9, True), (length, False), (length + 6, True)]
+    assert answer(split.engine, PROMPTS[0])[:2] == answer(whole, PROMPTS[0])[:2]
+    split.close()
+
+
+def test_answers_at_the_same_time_do_not_mix_their_drafts(drafting: Split, whole: LlamaEngine) -> None:
+    with ThreadPoolExecutor(2) as pool:
+        found = list(pool.map(lambda prompt: answer(drafting.engine, prompt)[1], PROMPTS))
+    assert found == [answer(whole, prompt)[1] for prompt in PROMPTS]
+
+
+def test_a_threshold_ends_a_draft(files: PartFiles) -> None:
+    layer = packaged(files)
+    for threshold, most in ((0.0, 5), (1.0, 2)):
+        split = Split(files, drafts=DraftOptions(layer, window=4, threshold=threshold))
+        answer(split.engine, PROMPTS[0])
+        assert max(command.stop - command.start for command, _ in split.link.frames if command.start > 40) == most
+        split.close()
+
+
+def packaged(files: PartFiles) -> Path:
+    with HeadPart(files.head) as head:
+        path = packaged_draft_layer(head.model.info.vocabulary, 576, 2)
+    assert path is not None
+    return path
+
+
+def test_no_layer_is_packaged_for_other_models() -> None:
+    assert packaged_draft_layer("other", 576, 2) is None
+
+
+@pytest.mark.parametrize(("window", "threshold"), [(0, 0.0), (17, 0.0), (3, -0.1), (3, 1.1)])
+def test_lengths_of_drafts_out_of_range_are_refused(window: int, threshold: float) -> None:
+    with pytest.raises(ConfigError, match="drafts: expected a window of 1 to 16"):
+        DraftOptions(Path("x"), window=window, threshold=threshold)
