@@ -78,7 +78,7 @@ def note_settings(
         DegradedError: by the client's rule.
     """
     if inexact:
-        sentence = f"{inexact}: the answer is not exactly the model's own, because its states travel in 8 bits"
+        sentence = f"{inexact}: the answer is not exactly the model's own, because its states travel in fewer than 32 bits"
         degradations.record(notes, kind="not exact", endpoint=inexact, sentence=sentence, may_raise=False)
     if hides_drafts:
         sentence = f'emit="draft" has no effect, because {hides_drafts}; the text comes when it is final'

@@ -16,6 +16,7 @@ from streamco.engines.split.middle_engine import MiddleEngine
 from streamco.errors import ConfigError
 from streamco.server.options import ServeOptions
 from streamco.server.split.service import serving_middle
+from streamco.wire.tensors import StateFormat
 from tests.engines.split.local_link import CELLS, stem
 
 OPTIONS = EngineOptions(threads=1, context_tokens=CELLS, max_sequences=2)
@@ -64,13 +65,16 @@ async def test_answers_are_the_whole_models_greedy_and_sampled(files: PartFiles,
 
 
 @pytest.mark.model
-async def test_states_of_8_bits_are_noted_as_not_exact(files: PartFiles, middle: MiddleEngine) -> None:
+@pytest.mark.parametrize("states", ["i8", "f16"])
+async def test_states_of_fewer_bits_are_noted_as_not_exact(files: PartFiles, middle: MiddleEngine, states: StateFormat) -> None:
     async with serving_middle(middle, ServeOptions(port=0)) as url:
-        device = streamco.SplitEndpoint(stem(files), url, options=OPTIONS, states="i8")
+        device = streamco.SplitEndpoint(stem(files), url, options=OPTIONS, states=states)
         async with streamco.Client(device, mode="split") as client:
             stream = await client.chat.completions.create(messages=[{"role": "user", "content": "Hi"}], max_tokens=2, stream=True)
             assert [chunk async for chunk in stream]
-            assert stream.report.notes == ["split: the answer is not exactly the model's own, because its states travel in 8 bits"]
+            assert stream.report.notes == [
+                "split: the answer is not exactly the model's own, because its states travel in fewer than 32 bits"
+            ]
 
 
 @pytest.mark.parametrize(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
+from typing import Literal
 
 import pytest
 
@@ -64,8 +65,10 @@ async def read(endpoint: DeviceEndpoint) -> str:
 
 
 @asynccontextmanager
-async def split_at(files: PartFiles, *urls: str, patience: float = 1.0) -> AsyncIterator[SplitEndpoint]:
-    endpoint = SplitEndpoint(stem(files), urls, options=OPTIONS, states="f32", patience=patience)
+async def split_at(
+    files: PartFiles, *urls: str, patience: float = 1.0, drafts: Literal["auto"] | None = "auto"
+) -> AsyncIterator[SplitEndpoint]:
+    endpoint = SplitEndpoint(stem(files), urls, options=OPTIONS, patience=patience, drafts=drafts)
     try:
         await endpoint.start()
         yield endpoint
@@ -75,8 +78,14 @@ async def split_at(files: PartFiles, *urls: str, patience: float = 1.0) -> Async
 
 async def test_the_text_is_the_whole_models(files: PartFiles, middle: MiddleEngine, expected: str) -> None:
     async with serving_middle(middle, ServeOptions(port=0)) as url, split_at(files, url) as endpoint:
+        assert endpoint.is_exact
         assert await read(endpoint) == expected
         assert set(await asyncio.gather(read(endpoint), read(endpoint), read(endpoint))) == {expected}
+
+
+async def test_without_drafts_each_trip_brings_one_state(files: PartFiles, middle: MiddleEngine, expected: str) -> None:
+    async with serving_middle(middle, ServeOptions(port=0)) as url, split_at(files, url, drafts=None) as endpoint:
+        assert set(await asyncio.gather(*(read(endpoint) for _ in range(4)))) == {expected}
         traffic = endpoint.traffic
         assert traffic.rows_down == 4 * 16, "one state comes back for a prompt, and one for each further token"
         assert traffic.bytes_up > traffic.rows_up * middle.info.width * 4 > 0
@@ -84,10 +93,10 @@ async def test_the_text_is_the_whole_models(files: PartFiles, middle: MiddleEngi
 
 async def test_states_of_16_bits_take_half_the_bytes(files: PartFiles, middle: MiddleEngine) -> None:
     async with serving_middle(middle, ServeOptions(port=0)) as url:
-        endpoint = SplitEndpoint(stem(files), url, options=OPTIONS)
+        endpoint = SplitEndpoint(stem(files), url, options=OPTIONS, states="f16")
         await endpoint.start()
         assert await read(endpoint)
-        assert endpoint.is_exact
+        assert not endpoint.is_exact
         per_row = endpoint.traffic.bytes_up / endpoint.traffic.rows_up
         assert 2 * middle.info.width < per_row < 3 * middle.info.width
         await endpoint.aclose()
