@@ -44,7 +44,7 @@ PRINTS = {
     ],
     "split": [
         r"^1\. The \w",
-        r"^[1-9]\d* states up in [1-9]\d+ bytes, [1-9]\\d+ states down in [1-9]\d+ bytes$",  # one state a token comes back
+        r"^[1-9]\d* states up in [1-9]\d+ bytes, [1-9]\d+ states down in [1-9]\d+ bytes$",
     ],
     "speech_bot": [r"^ *\d+\.\d\d s: \w", r"^\d+ tokens$"],
     "web_chat": [r'^data: "\w+"$', r"^1 left: \d{1,2} of 500 tokens were made$"],

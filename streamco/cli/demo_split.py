@@ -101,8 +101,9 @@ async def _play(parts: _Parts, args: argparse.Namespace, view: View) -> int:
 def explain_traffic(before: SplitTraffic, after: SplitTraffic) -> Sequence[str]:
     """Return what one answer sent and received, as plain lines."""
     up, down = after.rows_up - before.rows_up, after.rows_down - before.rows_down
+    trips, received = after.trips - before.trips, after.bytes_down - before.bytes_down
     return (
         f"up: {up} hidden states of prompt and answer, {after.bytes_up - before.bytes_up} bytes",
-        f"down: {down} hidden states, {after.bytes_down - before.bytes_down} bytes; each gave the device one token",
+        f"down: {down} hidden states in {trips} trips, {received} bytes; a trip gives one token or several",
         "text and token ids sent: none",
     )

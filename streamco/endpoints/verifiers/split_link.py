@@ -47,12 +47,14 @@ class SplitTraffic(Struct):
     Args:
         bytes_up, bytes_down: bytes of the frames.
         rows_up, rows_down: hidden states in them.
+        trips: times that states came back.
     """
 
     bytes_up: int = 0
     bytes_down: int = 0
     rows_up: int = 0
     rows_down: int = 0
+    trips: int = 0
 
 
 class _Server:
@@ -369,6 +371,7 @@ class _Session:
         sent = self._unanswered.popleft()
         self._losses = 0
         link.traffic.rows_down += len(frame.states)
+        link.traffic.trips += len(frame.states) > 0
         link.record_answer(frame, sent.size, link.loop.time() - sent.at if sent.was_alone else None)
         self._watch()
         self._emit(DeepStates(self._attempt, frame.states))
