@@ -143,13 +143,12 @@ def _table5(name: str, scenarios: Scenarios) -> Iterator[Table]:
     ttft, tbt = (means_of(scenarios, "parts", figure) for figure in ("ttft_mean", "tpot_mean"))
     lines = []
     for (data,), found in ttft.items():
-        paper = TABLE5.get(data, ())
-        printed = dict(zip(PARTS, paper, strict=False))
+        printed = dict(zip(PARTS, TABLE5.get(data) or (), strict=False))
         for part, seconds in found.items():
             known = printed.get(part)
             first, between = (f"{known[0]:.0f}", f"{known[1]:.1f}") if known else ("", "")
             base = tbt[(data,)][PARTS[0]]
-            share = f"{known[1] / paper[0][1]:.2f}" if known else ""
+            share = f"{known[1] / printed[PARTS[0]][1]:.2f}" if known else ""
             own = tbt[(data,)][part]
             lines.append([f"{data}: {part}", first, f"{1e3 * seconds:.0f}", between, f"{1e3 * own:.1f}", share, f"{own / base:.2f}"])
     head = ["", "paper, TTFT [ms]", "ours", "paper, TBT [ms]", "ours", "paper, TBT to U-shape", "ours"]
