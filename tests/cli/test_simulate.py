@@ -134,20 +134,21 @@ def test_a_terminal_has_a_bar_and_keeps_the_table(toy: Path, tmp_path: Path) -> 
 def experiments_of_the_page(folder: Path) -> list[Experiment]:
     """Those whose parts are in docs/simulate.md."""
     blocks = re.findall(r"```yaml\n(.*?)```", (ROOT / "docs" / "simulate.md").read_text(encoding="utf-8"), flags=re.DOTALL)
-    *first, race = blocks
+    *first, race, split = blocks
     found = []
-    for name, parts in (("first", first), ("race", [race])):
+    for name, parts in (("first", first), ("race", [race]), ("split", [split])):
         path = folder / f"{name}.yaml"
         path.write_text("".join(parts), encoding="utf-8")
         found.append(read_experiment(path))
     return found
 
 
-def test_the_page_shows_the_file_that_lies_in_experiments_and_another_one_that_can_be_run(tmp_path: Path) -> None:
-    first, race = experiments_of_the_page(tmp_path)
+def test_the_page_shows_the_file_that_lies_in_experiments_and_two_more_that_can_be_run(tmp_path: Path) -> None:
+    first, race, split = experiments_of_the_page(tmp_path)
     lying = read_experiment(ROOT / "experiments" / "first.yaml")
     assert first.file == lying.file
     assert len(race.scenarios) == 10
+    assert len(split.scenarios) == 6
 
 
 def test_the_first_experiment_runs_and_drafting_pays_near_the_server_only(tmp_path: Path) -> None:
