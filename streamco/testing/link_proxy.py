@@ -53,17 +53,20 @@ class LinkProxy(Listener):
         port: the server's port on 127.0.0.1.
         rtt: round-trip time in seconds.
         mbps: megabits a second in each direction; None: no limit.
+        down_mbps: megabits a second from the server to the client, if they differ from ``mbps``, as at home and in mobile networks.
 
     Raises:
-        ConfigError: ``rtt`` is negative, or ``mbps`` is not above 0.
+        ConfigError: ``rtt`` is negative, or a rate is not above 0.
     """
 
-    def __init__(self, port: int, *, rtt: float = 0.0, mbps: float | None = None) -> None:
+    def __init__(self, port: int, *, rtt: float = 0.0, mbps: float | None = None, down_mbps: float | None = None) -> None:
         if not rtt >= 0.0 or (mbps is not None and not mbps > 0.0):
             raise ConfigError(f"link: expected rtt >= 0 s and mbps above 0, got {rtt} and {mbps}")
+        if down_mbps is not None and not down_mbps > 0.0:
+            raise ConfigError(f"link: expected down_mbps above 0, got {down_mbps}")
         self.rtt = rtt
-        rate = None if mbps is None else mbps * 1e6 / 8
-        self._up, self._down = LinkDirection(rtt / 2, rate), LinkDirection(rtt / 2, rate)
+        self._up = LinkDirection(rtt / 2, _bytes_a_second(mbps))
+        self._down = LinkDirection(rtt / 2, _bytes_a_second(mbps if down_mbps is None else down_mbps))
         self._target = port
         self._relays: set[asyncio.Task[None]] = set()
 
@@ -111,6 +114,10 @@ class LinkProxy(Listener):
                 task.cancel()
             server.transport.abort()
             await asyncio.gather(*tasks, return_exceptions=True)
+
+
+def _bytes_a_second(mbps: float | None) -> float | None:
+    return None if mbps is None else mbps * 1e6 / 8
 
 
 class _Pipe:

@@ -42,6 +42,26 @@ def test_a_link_that_cannot_be_is_refused(rtt: float, mbps: float | None) -> Non
         LinkProxy(1, rtt=rtt, mbps=mbps)
 
 
+@pytest.mark.parametrize("rate", [0.0, -1.0, float("nan")])
+def test_a_rate_of_one_direction_that_cannot_be_is_refused(rate: float) -> None:
+    with pytest.raises(ConfigError, match="expected down_mbps above 0, got"):
+        LinkProxy(1, down_mbps=rate)
+
+
+async def test_each_direction_can_have_a_rate_of_its_own(server: ScriptedServer) -> None:
+    loop = asyncio.get_running_loop()
+    async with LinkProxy(server.port, mbps=0.01, down_mbps=400.0) as link:
+        reader, writer = await asyncio.open_connection("127.0.0.1", link.port)
+        began = loop.time()
+        writer.write(REQUEST)
+        assert await reader.readexactly(len(HEAD)) == HEAD
+        assert loop.time() - began >= len(REQUEST) * 8 / 0.01e6
+        # 512 kB take 10 ms; at the rate of the other direction 400 s, which the test's time limit would not allow
+        assert await reader.read() == BODY
+        writer.close()
+        await writer.wait_closed()
+
+
 @pytest.mark.parametrize(("rtt", "mbps"), [(0.0, None), (0.02, None), (0.0, 50.0), (0.01, 100.0)])
 async def test_everything_arrives_in_order_and_not_too_early(server: ScriptedServer, rtt: float, mbps: float | None) -> None:
     loop = asyncio.get_running_loop()

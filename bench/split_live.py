@@ -1,0 +1,127 @@
+"""How long is the time between tokens of a split model over an emulated link, with and without drafts?
+
+The whole client over a real socket: SmolLM2-135M in three parts, its middle at a ``streamco serve --middle`` in another process, between
+them a link of 7.5 MB/s up and 12.5 MB/s down. ``7B``: the server takes the times of Vicuna-7B's middle on an A6000 (18 ms a batch and 0.13
+ms a row); ``own``: those of this machine. All contenders answer each prompt in turns and must write the same text. A model this small is
+faster in one piece: this is about how trips add up.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import tempfile
+import time
+from collections.abc import Mapping
+from contextlib import AsyncExitStack
+from statistics import median
+from urllib.parse import urlsplit
+
+from bench.prompts import real_prompts
+from bench.report import Row, add_arguments, emit
+from streamco import Client, EngineOptions, SplitEndpoint
+from streamco.cli.server_process import running_server
+from streamco.engines.llamacpp.bundled_model import packaged_model
+from streamco.engines.llamacpp.model_parts import PartFiles, split_model
+from streamco.engines.split.drafts import DraftOptions, packaged_draft_layer
+from streamco.engines.split.layers import HeadPart
+from streamco.testing.link_proxy import LinkProxy
+
+UP_MBPS, DOWN_MBPS = 60.0, 100.0
+STEPS = {"7B": ("--emulate-step", "0.018,0.00013"), "own": ()}
+TRIPS = (0.010, 0.030, 0.080)  # seconds
+CONTENDERS = ("U-shape", "drafts, window 4", "drafts, threshold 0.3")
+
+
+class Answer:
+    """What one answer took."""
+
+    def __init__(self, text: str, tokens: int, seconds: float, trips: int) -> None:
+        self.text = text
+        self.tokens = tokens
+        self.tbt = seconds / max(1, tokens - 1)
+        self.trips = trips
+
+
+async def ask(endpoint: SplitEndpoint, client: Client, prompt: str, most: int) -> Answer:
+    """Answer a prompt greedily."""
+    before, text = endpoint.traffic.trips, ""
+    times: list[float] = []
+    stream = await client.chat.completions.create(
+        messages=[{"role": "user", "content": prompt}], max_tokens=most, temperature=0, stream=True, stream_options={"include_usage": True}
+    )
+    tokens = 0
+    async for chunk in stream:
+        tokens = chunk.usage.completion_tokens if chunk.usage is not None else tokens
+        if chunk.choices and (piece := chunk.choices[0].delta.content):
+            text += piece
+            times.append(time.perf_counter())
+    return Answer(text, tokens, times[-1] - times[0], endpoint.traffic.trips - before)
+
+
+def drafts_of(files: PartFiles) -> Mapping[str, DraftOptions | None]:
+    """How each contender drafts."""
+    with HeadPart(files.head) as head:
+        weights = packaged_draft_layer(head.model.info.vocabulary, head.info.width, 2)
+    if weights is None:
+        raise SystemExit("expected a packaged draft layer for the packaged model, got none")
+    return dict(zip(CONTENDERS, (None, DraftOptions(weights), DraftOptions(weights, window=8, threshold=0.3)), strict=True))
+
+
+async def measure(files: PartFiles, step: str, rtt: float, prompts: list[str], most: int) -> list[Row]:
+    """Time between tokens and tokens a trip over one link."""
+    stem = str(files.input).removesuffix(".input.gguf")
+    async with AsyncExitStack() as stack:
+        options = ("--model", str(files.middle), "--middle", "--port", "0", "--threads", "1", *STEPS[step])
+        url = await stack.enter_async_context(running_server(*options))
+        link = await stack.enter_async_context(LinkProxy(urlsplit(url).port or 0, rtt=rtt, mbps=UP_MBPS, down_mbps=DOWN_MBPS))
+        clients = {}
+        for name, drafts in drafts_of(files).items():
+            endpoint = SplitEndpoint(stem, f"ws://127.0.0.1:{link.port}", options=EngineOptions(threads=1), drafts=drafts)
+            clients[name] = endpoint, await stack.enter_async_context(Client(endpoint, mode="split"))
+        answers: dict[str, list[Answer]] = {name: [] for name in clients}
+        for turn, prompt in enumerate(prompts):
+            order = list(clients)[turn % len(clients) :] + list(clients)[: turn % len(clients)]
+            for name in order:
+                answers[name].append(await ask(*clients[name], prompt, most))
+            texts = {each[-1].text for each in answers.values()}
+            if len(texts) > 1:
+                raise SystemExit(f"expected the same text of all contenders, got {len(texts)} for {prompt[:60]!r}")
+    return rows_of(f"{step}, RTT {rtt * 1e3:.0f} ms", answers)
+
+
+def rows_of(case: str, answers: Mapping[str, list[Answer]]) -> list[Row]:
+    rows = []
+    base = [each.tbt for each in answers[CONTENDERS[0]]]
+    for name, found in answers.items():
+        figures = {
+            ("time between tokens", "ms"): [each.tbt * 1e3 for each in found],
+            ("time between tokens", "of the U-shape's"): [each.tbt / other for each, other in zip(found, base, strict=True)],
+            ("tokens a trip", "tokens"): [each.tokens / max(1, each.trips) for each in found],
+        }
+        for (metric, unit), values in figures.items():
+            rows.append(Row("split_live", case, name, metric, unit, median(values), min(values), max(values)))
+    return rows
+
+
+async def run(*, quick: bool) -> list[Row]:
+    """All links and servers."""
+    prompts = [text for _, text in real_prompts(60) if len(text) <= 600][: 2 if quick else 12]
+    with tempfile.TemporaryDirectory() as folder:
+        files = split_model(packaged_model(), folder)
+        rows: list[Row] = []
+        for step in STEPS:
+            for rtt in TRIPS[1:2] if quick else TRIPS:
+                rows += await measure(files, step, rtt, prompts, 24 if quick else 48)
+    return rows
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    add_arguments(parser)
+    args = parser.parse_args()
+    emit(asyncio.run(run(quick=args.quick)), args.json, against=CONTENDERS[0])
+
+
+if __name__ == "__main__":
+    main()
