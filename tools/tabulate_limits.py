@@ -135,6 +135,7 @@ GROUPS = (
     _Group(PEER, verify_server, "", (("MAX_FAULTS", "faulty frames that end a connection", "", "wire/verify/server.py"),)),
     _Group(PEER, frame_service, "", (
         ("_MAX_UNSENT", "messages left unread before the peer's frames wait", "", "server/verify/frame_service.py"),
+        ("_MAX_UNSENT_BYTES", "size of messages left unread before the peer's frames wait", "bytes", "server/verify/frame_service.py"),
     )),
     _Group(PEER, SplitLimits(), "", (
         ("context_rows", "positions of a session; a split server's are those of its cells", "", "wire/split/server.py"),

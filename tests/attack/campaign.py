@@ -6,8 +6,10 @@ import tempfile
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
+from streamco.engines.llamacpp.bundled_model import packaged_model
+from streamco.engines.llamacpp.model_parts import split_model
 from streamco.testing import ScriptedServer
-from tests.attack import on_client, on_proxy, on_serve, on_verifier
+from tests.attack import on_client, on_proxy, on_serve, on_split, on_verifier
 from tests.attack.attack import Outcome, Register, Victim, carry_out
 from tests.attack.processes import running
 
@@ -39,6 +41,18 @@ async def verifier(size: int) -> AsyncIterator[Outcome]:
             yield await carry_out(on_verifier.attack.listener, attack, program, size)
 
 
+async def split(size: int) -> AsyncIterator[Outcome]:
+    """Attack the WebSocket of ``streamco serve --middle``, each time that of a fresh process if the attacks are large."""
+    with tempfile.TemporaryDirectory() as folder:
+        words = on_split.split_server(split_model(packaged_model(), folder).middle)
+        batches = [[each] for each in on_split.attack.attacks] if size else [on_split.attack.attacks]
+        for attacks in batches:
+            async with running(*words, key="sk-right") as program:
+                victim = await on_split.SplitVictim.of(program)
+                for each in attacks:
+                    yield await carry_out(on_split.attack.listener, each, victim, size)
+
+
 async def proxy(size: int) -> AsyncIterator[Outcome]:
     """Attack ``streamco proxy`` from both sides."""
     with tempfile.TemporaryDirectory() as folder:
@@ -55,4 +69,10 @@ async def client(size: int) -> AsyncIterator[Outcome]:
         yield outcome
 
 
-CAMPAIGNS: dict[str, Callable[[int], AsyncIterator[Outcome]]] = {"serve": serve, "verifier": verifier, "proxy": proxy, "client": client}
+CAMPAIGNS: dict[str, Callable[[int], AsyncIterator[Outcome]]] = {
+    "serve": serve,
+    "verifier": verifier,
+    "split": split,
+    "proxy": proxy,
+    "client": client,
+}

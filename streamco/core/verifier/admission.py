@@ -67,7 +67,7 @@ class Admission:
 
     def due(self, tokens: int, context: int, *, now: float) -> float:
         """Return the time from which the verdict on ``tokens`` after ``context`` cached tokens is late."""
-        return now + self._options.late_stretch * self._step.alone(tokens, context) + self._options.late_grace
+        return now + self._options.late_stretch * self._step.alone(tokens, context) + self._grace
 
     def until_verdict(self, work: Waiting, waiting: Sequence[Waiting], state: BatchContext, *, now: float) -> float | None:
         """Return the wait of a draft if its verdict would come too late.
@@ -80,7 +80,7 @@ class Admission:
         options = self._options
         if options.draft_stretch == math.inf:
             return None
-        latest = now + options.draft_stretch * self._step.alone(work.tokens, work.context) + options.late_grace
+        latest = now + options.draft_stretch * self._step.alone(work.tokens, work.context) + self._grace
         return _positive(self._completion(work, waiting, state, latest) - latest)
 
     def until_open(self, waiting: Sequence[Waiting], tokens: int, *, device: str, now: float) -> float | None:
@@ -122,6 +122,12 @@ class Admission:
         """Return the seconds until a session is forgotten, so that another can be remembered."""
         time = self._sessions.next_forgotten()
         return self._options.max_retry if time is None else time - now
+
+    @property
+    def _grace(self) -> float:
+        """Seconds that a verdict may take beyond a multiple of what it takes alone."""
+        options = self._options
+        return max(options.late_grace, options.shared_batches * self._step(self._policy.batch_tokens, 0))
 
     def _completion(self, work: Waiting, waiting: Sequence[Waiting], state: BatchContext, latest: float) -> float:
         """Return when this verification will be done if no other request comes; the simulation stops after ``latest``."""

@@ -46,11 +46,14 @@ class SchedulerOptions(LoadLimits, frozen=True, kw_only=True):
     kv_tokens: int  # tokens that the engine's cache holds
     places: int  # token sequences that it holds
     context_tokens: int  # of one session, draft included
+    shared_batches: int = 0  # full batches that a verdict may wait for, at their measured times, if that is more than late_grace
 
     def __post_init__(self) -> None:
         super().__post_init__()
         for field in ("places", "context_tokens"):
             if getattr(self, field) < 1:
                 raise ConfigError(f"scheduler: {field}: expected at least 1, got {getattr(self, field)}")
+        if self.shared_batches < 0:
+            raise ConfigError(f"scheduler: shared_batches: expected 0 or more, got {self.shared_batches}")
         if self.kv_tokens < self.context_tokens:
             raise ConfigError(f"scheduler: kv_tokens: expected at least {self.context_tokens}, one session's, got {self.kv_tokens}")

@@ -55,6 +55,7 @@ if TYPE_CHECKING:
 __all__ = ["SplitConnection", "SplitSessions"]
 
 _ADDRESS_RETRY = 1.0  # seconds
+_SHARED_BATCHES = 2  # that a verification waits for: the running one, and its own, which has rows of prompts
 _MAX_FAILURES = 3  # of one session in a row, after which a retry is of no use
 _MICROSECONDS = 1_000_000
 _MAX_NUMBER = (1 << 32) - 1
@@ -420,14 +421,16 @@ class SplitSessions(MachineDriver[SchedulerEvent, SchedulerCommand]):
 def _make_scheduler(engine: LayerEngine, options: VerifyOptions, costs: RowCosts, policy: Mixed) -> VerificationScheduler:
     """Return a scheduler for what this engine can hold. Each session counts one token more than it has rows.
 
-    A verification waits for the batch that runs, and shares its own with prompts. So it is late only after two full batches more.
+    A verification waits for the batch that runs, and shares its own with prompts. So it is late only after two full batches more, at the
+    times that batches take by now.
     """
     load = asdict(options.load)
-    load["late_grace"] += 2 * costs.seconds(policy.room)
+    load["late_grace"] += _SHARED_BATCHES * costs.seconds(policy.room)
     bounds = SchedulerOptions(
         kv_tokens=(engine.cells + 1) * engine.sequences,
         places=engine.sequences,
         context_tokens=engine.cells + 1,
+        shared_batches=_SHARED_BATCHES,
         **load,
     )
     return VerificationScheduler(bounds, lambda rows, _context: costs.seconds(rows), policy)

@@ -31,6 +31,7 @@ __all__ = ["DeviceConnection", "FrameService", "ProtocolServer", "SessionHost"]
 logger = logging.getLogger("streamco.server.verify")
 
 _MAX_UNSENT = 256  # messages; while a client leaves so many unread, its frames are not read
+_MAX_UNSENT_BYTES = 4 << 20  # the same for bytes: one message may have the states of a whole prompt
 _MAX_ORIGIN = 256  # characters of an Origin header that distinguish pages
 _CLOSE_SECONDS = 2.0  # that the client has for its part of the closing handshake
 _WEBSOCKET_BYTES = 1 << 16  # above the limit: a longer message closes the connection with 1009, a shorter one is answered by an error
@@ -216,6 +217,7 @@ class DeviceConnection(Generic[ServerT]):
         self._is_welcome = False
         self._is_over = False
         self._unsent: deque[bytes] = deque()
+        self._unsent_bytes = 0
         self._has_messages = WakeEvent()
         self._has_space = WakeEvent()
 
@@ -241,7 +243,9 @@ class DeviceConnection(Generic[ServerT]):
 
     def flush(self) -> None:
         """Queue the messages of the protocol's server end."""
-        self._unsent += self.server.take_messages()
+        messages = self.server.take_messages()
+        self._unsent += messages
+        self._unsent_bytes += sum(map(len, messages))
         self._has_messages.wake()
 
     def stop(self) -> None:
@@ -260,8 +264,12 @@ class DeviceConnection(Generic[ServerT]):
             elif frame is not None:
                 manager.handle(self, frame)
             self.flush()
-            while len(self._unsent) > _MAX_UNSENT and not self._is_over:
+            while self._is_behind and not self._is_over:
                 await self._has_space.wait(None)
+
+    @property
+    def _is_behind(self) -> bool:
+        return len(self._unsent) > _MAX_UNSENT or self._unsent_bytes > _MAX_UNSENT_BYTES
 
     async def _receive(self) -> bytes | str | None:
         """Return the next message; None: the connection is over."""
@@ -289,7 +297,9 @@ class DeviceConnection(Generic[ServerT]):
         """Send messages until the connection is over, and close it after the last one."""
         while not self._socket.closed:
             while self._unsent:
-                if not await self._send(self._unsent.popleft()):
+                message = self._unsent.popleft()
+                self._unsent_bytes -= len(message)
+                if not await self._send(message):
                     self._is_over = True
                     self._has_space.wake()
                     return

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 
 import pytest
+from msgspec.structs import replace
 
 from streamco.core.verifier.admission import Admission
 from streamco.core.verifier.load import MeasuredStep, PrefillPace
@@ -41,6 +42,15 @@ class Desk:
 def test_a_verdict_is_due_after_so_many_times_what_it_takes_alone_and_the_grace() -> None:
     assert Desk().admission.due(5, 0, now=10.0) == pytest.approx(10.18)
     assert Desk().admission.due(40, 0, now=10.0) == pytest.approx(10.33)  # two chunks
+
+
+def test_the_grace_is_that_of_the_batches_shared_with_prompts_at_their_measured_times() -> None:
+    step, options = MeasuredStep(LinearStep(setup=0.1, per_token=0.0)), replace(OPTIONS, shared_batches=2)
+    residency = SessionTable(tokens=1000, places=4, idle_after=5.0, forget_after=60.0)
+    admission = Admission(options, Alternating(batch_tokens=32), step, PrefillPace(0.01), residency)
+    assert admission.due(5, 0, now=0.0) == pytest.approx(0.15 + 0.2)
+    step.observe(32, 0, 1.0)
+    assert admission.due(5, 0, now=0.0) == pytest.approx(1.5 + 2.0)
 
 
 def test_a_draft_that_goes_with_the_others_in_one_batch_need_not_wait() -> None:

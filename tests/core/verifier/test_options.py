@@ -11,7 +11,7 @@ from msgspec.structs import asdict
 from streamco.core.verifier.options import LoadLimits, SchedulerOptions
 from streamco.errors import ConfigError
 
-SIZE = {"kv_tokens": 1000, "places": 4, "context_tokens": 500}
+SIZE = {"kv_tokens": 1000, "places": 4, "context_tokens": 500, "shared_batches": 0}
 
 
 @pytest.mark.parametrize(
@@ -39,6 +39,7 @@ def test_limits_that_make_no_sense_are_refused(changes: dict[str, Any], text: st
     [
         ({"places": 0}, "places: expected at least 1, got 0"),
         ({"context_tokens": 0}, "context_tokens: expected at least 1, got 0"),
+        ({"shared_batches": -1}, "shared_batches: expected 0 or more, got -1"),
         ({"kv_tokens": 499}, "kv_tokens: expected at least 500, one session's, got 499"),
     ],
 )

@@ -33,12 +33,13 @@ PATIENT = VerifyOptions(load=LoadLimits(draft_stretch=1e6, late_stretch=1e5, pre
 class SummingLayers:
     """Layers whose state at a position is the sum of all states up to it: what a session has read shows in every answer."""
 
-    def __init__(self, *, sequences: int = 4, cells: int = 256, batch_rows: int = 256, is_manual: bool = False) -> None:
-        self.info = PartInfo("middle", "digest", 2, 28, 30, WIDTH, "llama")
+    def __init__(self, *, sequences: int = 4, cells: int = 256, batch_rows: int = 256, width: int = WIDTH, is_manual: bool = False) -> None:
+        self.info = PartInfo("middle", "digest", 2, 28, 30, width, "llama")
         self.sequences, self.cells, self.batch_rows = sequences, cells, batch_rows
         self.batches: list[list[tuple[int, int, int]]] = []  # (sequence, position, rows) of each
         self.waiting: list[RowsBatch] = []
         self.failures = 0  # batches that will fail
+        self.seconds = 0.001  # that each batch says it took
         self._is_manual = is_manual
         self._read: dict[int, NDArray[np.float32]] = {}
 
@@ -52,7 +53,7 @@ class SummingLayers:
     def compute(self) -> None:
         """Compute the oldest batch."""
         batch = self.waiting.pop(0)
-        batch.seconds = 0.001
+        batch.seconds = self.seconds
         if self.failures:
             self.failures -= 1
             batch.error = EngineError("layers: expected to compute, got a failure")
@@ -61,7 +62,7 @@ class SummingLayers:
         batch.on_end()
 
     def _sums(self, sequence: int, position: int, states: NDArray[np.float32]) -> NDArray[np.float32]:
-        before = self._read.get(sequence, np.zeros((0, WIDTH), np.float32))
+        before = self._read.get(sequence, np.zeros((0, self.info.width), np.float32))
         assert len(before) >= position, "rows begin at the end of a sequence or before it"
         assert position + len(states) <= self.cells
         self._read[sequence] = np.concatenate([before[:position], states])

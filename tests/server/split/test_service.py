@@ -6,6 +6,7 @@ import asyncio
 from typing import Any
 
 import aiohttp
+import numpy as np
 import pytest
 import websockets
 
@@ -17,7 +18,7 @@ from streamco.server.split.service import SplitService, default_room, serving_mi
 from streamco.server.verify.options import VerifyOptions
 from streamco.wire.split.client import SplitClient
 from streamco.wire.split.codec import SplitCodec
-from streamco.wire.split.frames import Refusal, SplitWelcome
+from streamco.wire.split.frames import Refusal, SplitWelcome, States
 from streamco.wire.verify.client import VerifyClient
 from streamco.wire.verify.codec import VerifyCodec
 from streamco.wire.verify.frames import PATH, SUBPROTOCOL
@@ -25,6 +26,7 @@ from tests.server.split.layers import SplitDevice, SummingLayers, device_at, mar
 from tests.server.split.test_sessions import some
 from tests.server.verifying import SIZE, VOCABULARY
 from tests.server.verifying import serving as serving_verifier
+from tests.support.leaks import settled
 
 MARK = mark_of(SummingLayers())
 PROTOCOLS = [websockets.Subprotocol(SUBPROTOCOL)]
@@ -211,3 +213,54 @@ async def test_a_verification_that_waits_for_full_batches_is_not_late() -> None:
         await device.rows(session, 0, some(4))
         options = server.service.manager.machine._options
         assert options.late_grace == pytest.approx(VerifyOptions().load.late_grace + 2 * RowCosts({1: 0.005, 64: 0.02}).seconds(128))
+
+
+async def test_a_verification_beside_a_prompt_is_taken_on_a_server_that_became_slower_than_its_costs() -> None:
+    engine = SummingLayers(is_manual=True)
+    async with (
+        serving_layers(engine, verify=VerifyOptions(), room=64) as server,
+        device_at(server.url, MARK) as long,
+        device_at(server.url, MARK) as short,
+    ):
+        prompt, _ = await long.open()
+        draft, _ = await short.open()
+        engine.seconds = 20 * RowCosts(engine.row_costs()).seconds(64)  # its first batch shows that
+        await long.send(prompt, 0, some(200), wanted=1)
+        await settled(lambda: bool(engine.waiting))
+        engine.compute()
+        await settled(lambda: bool(engine.waiting))
+        await short.send(draft, 0, some(4), wanted=4)
+        await settled(lambda: server.figures["pending_rounds"] == 2 or bool(server.figures["refused"]))
+        assert server.figures["refused"] == {}
+        while engine.waiting:
+            engine.compute()
+            await asyncio.sleep(0.01)
+        assert isinstance(await short.take(), States)
+
+
+async def test_answers_that_a_device_does_not_read_are_few_and_come_when_it_reads_again() -> None:
+    engine = SummingLayers(sequences=12, width=4096)
+    mark, rows = mark_of(engine), np.ones((256, 4096), np.float32)  # 4 MB
+    async with (
+        serving_layers(engine) as server,
+        websockets.connect(server.url, subprotocols=PROTOCOLS, max_queue=1, max_size=None) as socket,
+    ):
+        device = SplitDevice(socket, SplitClient(SplitCodec(mark.width), mark))
+        await device.say()
+        await device.take()
+        sessions = [(await device.open())[0] for _ in range(12)]
+        for session in sessions:
+            device.client.rows(session, 0, rows, wanted=len(rows), form="f32")
+        sending = asyncio.create_task(device.say())
+        (connection,) = server.service._connections
+        most, seen, polls = 0, -1, 0
+        while polls < 20:
+            await asyncio.sleep(0.02)
+            most = max(most, sum(map(len, connection._unsent)))
+            polls, seen = (polls + 1, seen) if server.figures["rounds"] == seen else (0, server.figures["rounds"])
+        assert most < 4 * rows.nbytes
+        for _ in sessions:
+            answer = await device.take()
+            assert isinstance(answer, States)
+            assert np.array_equal(answer.states[:, 0], np.arange(1, 257))
+        await sending
