@@ -3,9 +3,9 @@
 A policy proposes the next window from the last rounds (``WindowState``). A window of 1 or less means fused mode: drafting doesn't pay, and
 the target generates alone (section 4.4). ``streamco.policies.mode_switch`` changes the mode and finds the way back.
 
-``Static`` and ``Dynamic`` are the paper's baselines (section 5.2). ``Confident`` is not in a paper and has no fixed window: a draft goes on
-while its next token is worth the step. Proposals go through ``Stabiliser``, the paper's clamping and smoothing, so a learned policy needs
-only its prediction.
+``Static`` and ``Dynamic`` are the paper's baselines (section 5.2). ``Threshold`` is HAT's rule. ``Confident`` is not in a paper and has no
+fixed window: a draft goes on while its next token is worth the step. Proposals go through ``Stabiliser``, the paper's clamping and
+smoothing, so a learned policy needs only its prediction.
 """
 
 from __future__ import annotations
@@ -22,9 +22,11 @@ __all__ = [
     "Confident",
     "Dynamic",
     "DecidesFusedMode",
+    "EndsAtDoubtfulToken",
     "Stabiliser",
     "Static",
     "EndsDraftsEarly",
+    "Threshold",
     "WindowPolicy",
     "WindowState",
     "is_fused",
@@ -114,6 +116,16 @@ class EndsDraftsEarly(Protocol):
         ...
 
 
+@runtime_checkable
+class EndsAtDoubtfulToken(Protocol):
+    """A window policy that ends a draft with a token of low confidence, whatever the tokens before it were."""
+
+    @property
+    def min_confidence(self) -> float:
+        """Confidence of a token, 0..1, below which it is the draft's last; 0: no draft ends early."""
+        ...
+
+
 class Static(Struct, frozen=True, tag="static"):
     """A fixed window (section 5.2).
 
@@ -177,6 +189,40 @@ class Dynamic(Struct, frozen=True, tag="dynamic"):
         if state.acceptance is not None:
             change = (state.acceptance > self.raise_above) - (state.acceptance < self.lower_below)
         return float(min(self.max_window, max(self.min_window, state.previous + change)))
+
+
+class Threshold(Struct, frozen=True, tag="threshold"):
+    """A draft ends with its first token that has a probability below a threshold (HAT section 3.4, equation 5).
+
+    The equation prints a maximum over the length n; the token's own probability is meant.
+
+    Args:
+        min_confidence: the threshold (eta), 0..1; the paper has 0.6.
+        max_window: maximum window, tokens; the paper has none.
+    """
+
+    min_confidence: float = 0.6
+    max_window: int = 8
+
+    def __post_init__(self) -> None:
+        """Refuse a threshold or a window out of range."""
+        _check("threshold window", self.max_window)
+        if not 0.0 <= self.min_confidence <= 1.0:
+            raise ConfigError(f"threshold window: expected a confidence of 0..1, got {self.min_confidence}")
+
+    @property
+    def name(self) -> str:
+        """Name of the policy, ``threshold``."""
+        return "threshold"
+
+    @property
+    def first(self) -> int:
+        """Window of the first round, tokens."""
+        return self.max_window
+
+    def propose(self, state: WindowState) -> float:
+        """Return the maximum window."""
+        return float(self.max_window)
 
 
 class Confident(Struct, frozen=True, tag="confident"):

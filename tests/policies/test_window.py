@@ -14,9 +14,11 @@ from streamco.policies.window import (
     MAX_WINDOW,
     Confident,
     Dynamic,
+    EndsAtDoubtfulToken,
     EndsDraftsEarly,
     Stabiliser,
     Static,
+    Threshold,
     WindowPolicy,
     WindowState,
     is_fused,
@@ -124,3 +126,18 @@ def test_a_confident_draft_ends_where_a_token_is_not_worth_its_step() -> None:
 def test_a_confident_window_that_can_not_be_is_refused(wrong: dict[str, float]) -> None:
     with pytest.raises(ConfigError):
         Confident(**wrong)  # type: ignore[arg-type]
+
+
+def test_a_threshold_has_the_papers_number_and_a_limit() -> None:
+    policy = Threshold()
+    assert (policy.name, policy.first, policy.min_confidence) == ("threshold", 8, 0.6)
+    assert policy.propose(WindowState(previous=2, acceptance=0.1)) == 8.0
+    assert isinstance(policy, EndsAtDoubtfulToken)
+    assert not isinstance(policy, EndsDraftsEarly)
+    assert not isinstance(Confident(), EndsAtDoubtfulToken)
+
+
+@pytest.mark.parametrize("wrong", [{"max_window": 0}, {"min_confidence": -0.1}, {"min_confidence": 1.5}])
+def test_a_threshold_that_can_not_be_is_refused(wrong: dict[str, float]) -> None:
+    with pytest.raises(ConfigError, match="threshold window"):
+        Threshold(**wrong)  # type: ignore[arg-type]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from streamco.core.speculation.averages import Ewma
-from streamco.policies.window import DecidesFusedMode, EndsDraftsEarly, Stabiliser, Static, WindowPolicy, WindowState
+from streamco.policies.window import DecidesFusedMode, EndsAtDoubtfulToken, EndsDraftsEarly, Stabiliser, Static, WindowPolicy, WindowState
 
 __all__ = ["DraftWindow"]
 
@@ -25,6 +25,7 @@ class DraftWindow:
         self._policy: WindowPolicy = policy or Static()
         # Looked up once: an isinstance check of a Protocol costs more than the arithmetic of a round.
         self._ends_early = self._policy if isinstance(self._policy, EndsDraftsEarly) else None
+        self._min_confidence = self._policy.min_confidence if isinstance(self._policy, EndsAtDoubtfulToken) else 0.0
         self._decides_fused = self._policy if isinstance(self._policy, DecidesFusedMode) else None
         self._stabiliser = stabiliser or Stabiliser(1.0)
         self._mode_stabiliser = mode_stabiliser
@@ -41,7 +42,7 @@ class DraftWindow:
     @property
     def usual_tokens(self) -> int:
         """Usual length of a draft: the window, or the mean of the recent lengths if the policy ends drafts early."""
-        return self.tokens if not self._min_chance else max(1, min(self.tokens, round(self._length.value)))
+        return self.tokens if not self.may_end_early else max(1, min(self.tokens, round(self._length.value)))
 
     def propose(self, state: WindowState) -> int:
         """Ask the policy for the next window and return it, stabilised (DSD section 4.4)."""
@@ -54,14 +55,14 @@ class DraftWindow:
             self._min_chance = self._ends_early.min_acceptance(state, self._stabiliser.smoothed)
         return self.tokens
 
-    def should_end(self, chance: float) -> bool:
-        """Return True if a draft that is accepted whole with this probability should end."""
-        return bool(self._min_chance) and chance < self._min_chance
+    def should_end(self, chance: float, confidence: float = 1.0) -> bool:
+        """Return True if a draft should end: it is accepted whole with this chance, and its last token has this confidence."""
+        return chance < self._min_chance or confidence < self._min_confidence
 
     @property
     def may_end_early(self) -> bool:
         """True if a draft may end before its window."""
-        return bool(self._min_chance)
+        return self._min_chance > 0.0 or self._min_confidence > 0.0
 
     def record_length(self, length: int, *, has_ended: bool) -> None:
         """Record the length of a verified draft. ``has_ended``: the policy ended it; a draft cut short by something else says nothing."""

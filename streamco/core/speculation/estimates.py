@@ -261,7 +261,7 @@ class SpeculationEstimates:
 
     def should_end(self, confidences: Sequence[float]) -> bool:
         """Return True if a draft that begins with tokens of these confidences should end with them."""
-        return self._window.may_end_early and self._window.should_end(self._chance(confidences))
+        return self._window.may_end_early and self._window.should_end(self._chance(confidences), confidences[-1] if confidences else 1.0)
 
     def should_draft_more(self, confidences: Sequence[float], *, lateness: float) -> bool:
         """Return True if drafting one more token before sending a draft ahead is expected to save time.

@@ -146,6 +146,14 @@ class ServerLink:
             largest=self.max_rows,
         ).size
 
+    def row_seconds(self, rows: int) -> float:
+        """Return what the last of so many rows of a trip costs; see ``SplitLink.row_seconds``. Both ways count as fast as the upload."""
+        if self._costs is None:
+            return 0.0
+        others = max(0, self._load - rows)  # the load counts this device's rows too
+        computing = self._costs.seconds(others + rows) - self._costs.seconds(others + rows - 1)
+        return computing + 2 * state_bytes(1, self.mark.width, self.form) / self._rate
+
     def session(self, emit: Callable[[LinkEvent], None], reserve: int) -> _Session:
         """Return a session for one answer; see ``SplitLink.session``."""
         return _Session(self, emit, reserve)

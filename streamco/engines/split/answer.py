@@ -91,6 +91,10 @@ class SplitLink(Protocol):
         """Return the size of the next chunk, at least 1, of a prompt of which ``rows`` are still to be sent."""
         ...
 
+    def row_seconds(self, rows: int) -> float:
+        """Return by how many seconds a trip of ``rows`` rows is longer than one of a row fewer; 0: not known."""
+        ...
+
     def session(self, emit: Callable[[LinkEvent], None], reserve: int) -> LinkSession:
         """Return a session for one answer of at most ``reserve`` tokens; ``emit`` is called from another thread."""
         ...
@@ -148,6 +152,8 @@ class SplitAnswer:
                 if was_waiting and not self._machine.is_waiting:
                     self._read(event.states)
             case _:
+                if isinstance(event, SessionLost) and self._layer is not None:
+                    self._layer.record_loss()
                 self._put(event)
 
     def compute(self) -> None:

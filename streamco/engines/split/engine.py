@@ -25,6 +25,7 @@ from streamco.engines.llamacpp.control_tokens import ControlTokens
 from streamco.engines.llamacpp.model_parts import PartInfo, check_same_model
 from streamco.engines.split.answer import LinkEvent, ProposeDrafts, SplitAnswer, SplitLink
 from streamco.engines.split.draft_layer import DraftPart
+from streamco.engines.split.draft_lengths import DraftLengths
 from streamco.engines.split.drafts import AnswerDrafts, DraftOptions, packaged_draft_layer
 from streamco.engines.split.layers import HeadPart, InputPart
 from streamco.engines.threads import budget
@@ -105,6 +106,7 @@ class SplitEngine:
         limit = min(options.context_tokens, model.context_tokens)
         self.info: ModelInfo = replace(model, context_tokens=limit, layers=self._input.info.total_layers)
         self.link = link(self._input.info, limit)
+        self._lengths = None if self.drafts is None else DraftLengths(self.drafts.policy, self.link.row_seconds)
         self._inbox: SimpleQueue[RunningGeneration | tuple[RunningGeneration, LinkEvent] | Consumer | None] = SimpleQueue()
         self._lock = threading.Lock()
         self._is_closing = False
@@ -278,9 +280,9 @@ class SplitEngine:
             )
 
     def _drafts_of(self, sequence: int) -> AnswerDrafts | None:
-        if self._layer is None or self.drafts is None:
+        if self._layer is None or self._lengths is None:
             return None
-        return AnswerDrafts(self._layer, (self._input, self._head), sequence=sequence, options=self.drafts)
+        return AnswerDrafts(self._layer, (self._input, self._head), sequence=sequence, lengths=self._lengths)
 
     def _guarded(self, generation: RunningGeneration, function: Callable[..., None], *arguments: object) -> None:
         """Call a function of one answer. If it raises, that answer ends with the error, and the others go on."""

@@ -6,7 +6,7 @@ import pytest
 
 from streamco.core.speculation.draft_window import DraftWindow
 from streamco.policies.learned_window import Adaptive
-from streamco.policies.window import Confident, Dynamic, Stabiliser, Static, WindowState, is_fused
+from streamco.policies.window import Confident, Dynamic, Stabiliser, Static, Threshold, WindowState, is_fused
 
 STATE = WindowState(previous=4, acceptance=0.95)
 
@@ -17,6 +17,16 @@ def test_a_fixed_window_is_as_long_as_it_says_and_ends_no_draft() -> None:
     assert not window.may_end_early
     assert not window.should_end(0.0)
     assert not window.decides_mode
+
+
+def test_a_threshold_ends_a_draft_with_its_first_doubtful_token() -> None:
+    window = DraftWindow(Threshold(0.5, 6), None)
+    assert window.propose(STATE) == 6
+    assert window.may_end_early
+    assert window.should_end(0.9, 0.49)
+    assert not window.should_end(0.01, 0.5), "the tokens before the last one don't count"
+    window.record_length(2, has_ended=True)
+    assert window.usual_tokens < 6
 
 
 def test_without_a_policy_four_tokens_are_drafted() -> None:

@@ -65,12 +65,16 @@ class LocalLink:
         self.size = size
         self.losses: list[tuple[int, bool]] = []
         self.is_dead = False
+        self.cost = 0.0  # seconds of a row
         self.frames: list[tuple[SendRows, NDArray[np.float32]]] = []
         self.lengths = [0] * sequences
         self.free = list(range(sequences))
 
     def chunk(self, rows: int) -> int:
         return min(rows, self.size)
+
+    def row_seconds(self, rows: int) -> float:
+        return self.cost
 
     def session(self, emit: Callable[[LinkEvent], None], reserve: int) -> LocalSession:
         assert reserve <= CELLS

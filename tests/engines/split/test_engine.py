@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import pytest
 
@@ -19,6 +19,7 @@ from streamco.engines.split.drafts import DraftOptions, packaged_draft_layer
 from streamco.engines.split.engine import SplitEngine, device_parts, no_drafts
 from streamco.engines.split.layers import HeadPart
 from streamco.errors import ConfigError, EndpointConnectError, EngineError
+from streamco.policies.window import Threshold
 from tests.engines.split.local_link import CELLS, LocalLink, Woken, stem
 
 pytest.importorskip("gguf")
@@ -194,7 +195,7 @@ def test_a_prompt_that_does_not_fit_is_refused(split: Split) -> None:
 
 @pytest.fixture(scope="module")
 def drafting(files: PartFiles) -> Iterator[Split]:
-    made = Split(files, drafts="auto")
+    made = Split(files, drafts=DraftOptions(packaged(files), window=4))
     yield made
     made.close()
 
@@ -241,10 +242,21 @@ def test_answers_at_the_same_time_do_not_mix_their_drafts(drafting: Split, whole
 
 def test_a_threshold_ends_a_draft(files: PartFiles) -> None:
     layer = packaged(files)
-    for threshold, most in ((0.0, 5), (1.0, 2)):
-        split = Split(files, drafts=DraftOptions(layer, window=4, threshold=threshold))
+    for window, most in ((4, 5), (Threshold(0.0, 4), 5), (Threshold(1.0, 4), 2)):
+        split = Split(files, drafts=DraftOptions(layer, window=window))
         answer(split.engine, PROMPTS[0])
         assert max(command.stop - command.start for command, _ in split.link.frames if command.start > 40) == most
+        split.close()
+
+
+def test_a_confident_draft_ends_when_rows_cost_more_than_they_give(files: PartFiles, whole: LlamaEngine) -> None:
+    layer, longer = packaged(files), SamplingOptions(temperature=0, max_tokens=48)
+    for cost, is_drafting in ((0.0, True), (10.0, False)):
+        split = Split(files, drafts=DraftOptions(layer, window="confident"))
+        split.link.cost = cost
+        assert answer(split.engine, PROMPTS[0], longer)[1] == answer(whole, PROMPTS[0], longer)[1]
+        sizes = [command.stop - command.start for command, _ in split.link.frames if command.start > 40]
+        assert (sum(size > 1 for size in sizes) > len(sizes) / 2) is is_drafting
         split.close()
 
 
@@ -255,11 +267,17 @@ def packaged(files: PartFiles) -> Path:
     return path
 
 
+def test_the_packaged_layer_drafts_as_far_as_its_tokens_are_worth(files: PartFiles) -> None:
+    split = Split(files, drafts="auto")
+    assert split.engine.drafts == DraftOptions(packaged(files), window="confident")
+    split.close()
+
+
 def test_no_layer_is_packaged_for_other_models() -> None:
     assert packaged_draft_layer("other", 576, 2) is None
 
 
-@pytest.mark.parametrize(("window", "threshold"), [(0, 0.0), (17, 0.0), (3, -0.1), (3, 1.1)])
-def test_lengths_of_drafts_out_of_range_are_refused(window: int, threshold: float) -> None:
+@pytest.mark.parametrize("window", [0, 17, True, "long", None, 2.5])
+def test_windows_that_can_not_be_are_refused(window: Any) -> None:
     with pytest.raises(ConfigError, match="drafts: expected a window of 1 to 16"):
-        DraftOptions(Path("x"), window=window, threshold=threshold)
+        DraftOptions(Path("x"), window=window)

@@ -1,0 +1,118 @@
+"""How long the drafts of a split model are: a window policy applied to what was measured. Belongs to the engine's thread.
+
+A token more costs a draft step, and what a row more takes on the way and at the server. If the policy ends drafts early by their
+acceptance (``policies.window.Confident``), that is the step that a token must be worth. On a server without a GPU a row may cost more than
+its token is worth, even the first one. Then nothing is drafted, except in a round now and then, which shows whether that has changed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from math import prod
+
+from streamco.core.speculation.averages import DecayedRatio, Ewma
+from streamco.policies.confidence_calibration import ConfidenceCalibration
+from streamco.policies.window import EndsAtDoubtfulToken, EndsDraftsEarly, WindowPolicy, WindowState
+
+__all__ = ["LONGEST", "DraftLengths"]
+
+LONGEST = 16
+"""Most tokens of a draft."""
+
+_PROBE = 16  # rounds without drafts, until one is tried
+_ACCEPTANCE = 0.5  # of a token, until verdicts say more
+_LOOKAHEAD = 4  # tokens of a draft that is compared with none
+_MEMORY = 0.98  # weight of a round after the next one
+
+
+class DraftLengths:
+    """The lengths of the drafts of all answers of an engine.
+
+    Args:
+        policy: proposes windows.
+        row_seconds: returns by how many seconds a row more makes a trip longer, from the number of its rows; 0: not known.
+    """
+
+    def __init__(self, policy: WindowPolicy, row_seconds: Callable[[int], float]) -> None:
+        self._policy = policy
+        self._row_seconds = row_seconds
+        self._ends_early = policy if isinstance(policy, EndsDraftsEarly) else None
+        self._min_confidence = policy.min_confidence if isinstance(policy, EndsAtDoubtfulToken) else 0.0
+        self._previous = policy.first
+        self._step = Ewma(0.0, first_weight=1.0)
+        self._tokens = DecayedRatio(_MEMORY)  # a round
+        self._seconds = DecayedRatio(_MEMORY)  # a round
+        self._accepted = DecayedRatio(_MEMORY, _ACCEPTANCE, 8.0)  # of the first token
+        self._calibration = ConfidenceCalibration(_ACCEPTANCE)
+        self._skipped = 0  # rounds in a row
+
+    @property
+    def step_seconds(self) -> float:
+        """Seconds of a draft step; 0: not known."""
+        return self._step.value
+
+    def window(self) -> int:
+        """Return the most tokens of the next draft; 0: drafting doesn't pay at present."""
+        state = self._state(1)
+        if self._ends_early is not None and not self._is_worthwhile(state.rate):
+            self._skipped = (self._skipped + 1) % _PROBE
+            if self._skipped:
+                return 0
+        self._skipped = 0
+        self._previous = max(1, min(LONGEST, round(self._policy.propose(state))))
+        return self._previous
+
+    def _is_worthwhile(self, rate: float) -> bool:
+        """Return True if a draft of some length gives more tokens than the rounds give in the time that it takes."""
+        gain, seconds, chance = 0.0, 0.0, 1.0
+        for drafted in range(1, _LOOKAHEAD + 1):
+            chance *= self._accepted.value
+            gain += chance
+            seconds += self._token_seconds(drafted)
+            if gain > rate * seconds:
+                return True
+        return False
+
+    def _token_seconds(self, drafted: int) -> float:
+        """Return what the last of so many draft tokens takes: its step and its row, beside those of the answer's last token."""
+        return self._step.value + self._row_seconds(drafted + 1)
+
+    def _state(self, drafted: int) -> WindowState:
+        if not self._tokens.events or not self._step.is_measured:
+            return WindowState(previous=self._previous)
+        return WindowState(
+            previous=self._previous,
+            acceptance=self._accepted.value,
+            draft_step=self._token_seconds(drafted),
+            rate=self._tokens.value / self._seconds.value,
+        )
+
+    def should_end(self, confidences: Sequence[float]) -> bool:
+        """Return True if a draft of these confidences, at least one, should end with its last token."""
+        if confidences[-1] < self._min_confidence:
+            return True
+        if self._ends_early is None:
+            return False
+        chance = prod(self._calibration.acceptance(confidence) for confidence in confidences)
+        return chance < self._ends_early.min_acceptance(self._state(len(confidences) + 1), self._previous)
+
+    def record_step(self, seconds: float) -> None:
+        """Record the time of a draft step, the input layers' row included."""
+        self._step.record(seconds)
+
+    def record_verdict(self, confidences: Sequence[float], accepted: int) -> None:
+        """Record how many tokens of a draft were accepted.
+
+        Args:
+            confidences: of the draft's tokens.
+            accepted: tokens that were accepted.
+        """
+        if confidences:
+            self._accepted.record(float(accepted > 0))
+        for place, confidence in enumerate(confidences[: accepted + 1]):
+            self._calibration.record(confidence, is_accepted=place < accepted)
+
+    def record_round(self, tokens: int, seconds: float) -> None:
+        """Record a whole round: its tokens, the correction included, and its time, drafting included."""
+        self._tokens.record(tokens)
+        self._seconds.record(seconds)
