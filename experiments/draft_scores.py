@@ -77,33 +77,57 @@ def tokens_a_round(drafted: Sequence[DraftedText], *, window: int = _LONGEST, th
         window: most tokens of a draft.
         threshold: the first token with less confidence ends a draft, and is its last (equation 5).
     """
-    rounds = tokens = 0
-    for text in drafted:
-        depths, length = text.hits.shape
-        at = 0
-        while at < length:
-            accepted = 0
-            for step in range(min(window, length - at)):
-                depth = min(step, depths - 1)
-                if not text.hits[depth, at + step]:
-                    break
-                accepted += 1
-                if text.confidence[depth, at + step] < threshold:
-                    break
-            rounds += 1
-            tokens += accepted + 1
-            at += accepted + 1
-    return tokens / max(rounds, 1)
+    return ratio([_rounds(text, window, threshold) for text in drafted])[0]
+
+
+def ratio(counts: Sequence[tuple[int, int]]) -> tuple[float, float]:
+    """Return the tokens of all rounds by their number, and the standard error if other texts of the same kind had been drawn.
+
+    Args:
+        counts: tokens and rounds of each text.
+    """
+    tokens, rounds = np.array(counts, dtype=float).reshape(-1, 2).T
+    whole = max(float(rounds.sum()), 1.0)
+    mean = float(tokens.sum()) / whole
+    spread = float(np.square(tokens - mean * rounds).sum()) * len(counts) / max(len(counts) - 1, 1)
+    return mean, spread**0.5 / whole
+
+
+def _rounds(text: DraftedText, window: int, threshold: float) -> tuple[int, int]:
+    """Return tokens and rounds of one text."""
+    rounds = at = 0
+    length = text.hits.shape[1]
+    while at < length:
+        rounds += 1
+        at += 1 + _accepted(text.hits[:, at:], text.confidence[:, at:], window, threshold)
+    return at, rounds
+
+
+def _accepted(hits: NDArray[np.bool_], confidence: NDArray[np.float32], window: int, threshold: float) -> int:
+    """Return the right tokens of a draft at the first position."""
+    depths, length = hits.shape
+    for step in range(min(window, length)):
+        depth = min(step, depths - 1)
+        if not hits[depth, step]:
+            return step
+        if confidence[depth, step] < threshold:
+            return step + 1
+    return min(window, length)
 
 
 def scores(drafted: Sequence[DraftedText]) -> dict[str, Any]:
-    """Return acceptance of the first token, of the second after a right first, and tokens a round by window and threshold."""
+    """Return acceptance of the first token, of the second after a right first, and tokens a round by window and threshold.
+
+    ``error`` is the standard error of the tokens a round with a window of 4, from the differences between texts.
+    """
     first = np.concatenate([text.hits[0] for text in drafted])
     second = np.concatenate([text.hits[min(1, len(text.hits) - 1), 1:][text.hits[0, :-1]] for text in drafted])
     return {
+        "texts": len(drafted),
         "positions": len(first),
         "acceptance": round(float(first.mean()), 4),
-        "second": round(float(second.mean()), 4),
+        "second": round(float(second.mean()) if len(second) else 0.0, 4),
         "window": {str(window): round(tokens_a_round(drafted, window=window), 3) for window in (1, 2, 3, 4, 6)},
+        "error": round(ratio([_rounds(text, 4, 0.0) for text in drafted])[1], 3),
         "threshold": {str(value): round(tokens_a_round(drafted, threshold=value), 3) for value in (0.3, 0.5, 0.6)},
     }

@@ -3,8 +3,12 @@
     python -m experiments.draft_text --model model.gguf --out /tmp/draft --kind written --texts 4000
     python -m experiments.draft_text --model model.gguf --out /tmp/draft --kind gsm8k --prompts gsm8k_test.jsonl.gz
 
-``written``: the model writes both sides. A user's turn is sampled after its own chat template, and then answered. The other kinds take
-prompts from a file of JSON lines. A text whose number leaves 0 when divided by 10 is held out of training.
+    python -m experiments.draft_text --model model.gguf --out /tmp/draft --kind begun --begin "Translate German to English:" Who When
+
+Without ``--prompts`` the model writes both sides. A user's turn is sampled after its own chat template, and then answered. ``--begin``
+gives the first words of such turns, which take them by turns. With ``--prompts`` the user's turns come from a file of JSON lines. A text
+whose number leaves 0 when divided by 10 is held out of training. With the same file all kinds hold out the same prompts, so
+``--temperature`` may add other answers to the others.
 
 One file a batch, ``KIND.NUMBER.npz``; those that are there are kept. ``--share 0/2`` and ``--share 1/2`` let two processes divide the work.
 """
@@ -43,6 +47,10 @@ class Chat:
         self.after = self._model.tokenize(after, special=True)
         self.ends = sorted(self._model.end_ids)
 
+    def beginning(self, words: str) -> list[int]:
+        """Return the ids of a prompt that stops after the first words of the user's turn."""
+        return [*self.before, *self._model.tokenize(words)]
+
     def around(self, turn: str) -> list[int]:
         """Return the ids of a prompt, ready for the answer."""
         return [*self.before, *self._model.tokenize(turn), *self.after]
@@ -63,9 +71,23 @@ def _prompt_of(record: dict[str, str | list[str]]) -> str:
     return record["turns"][0]
 
 
-def write_prompts(teacher: Teacher, chat: Chat, count: int, seed: int) -> list[list[int]]:
-    """Return prompts whose user's turns the model has written after its own template. Turns that didn't end are left out."""
-    turns = teacher.write([chat.before] * count, most=_TURN, ends=chat.ends, temperature=1.0, seed=seed)
+def write_prompts(
+    teacher: Teacher, chat: Chat, count: int, seed: int, *, beginnings: Sequence[str] = (), most: int = _TURN, temperature: float = 1.0
+) -> list[list[int]]:
+    """Return prompts whose user's turns the model has written after its own template. Turns that didn't end are left out.
+
+    Args:
+        teacher: writes.
+        chat: the template.
+        count: prompts to try.
+        seed: of the random draws.
+        beginnings: first words of turns, used by turns; none: the model writes these, too.
+        most: tokens that the model adds to a turn.
+        temperature: of the turns.
+    """
+    openings = [chat.beginning(text) for text in beginnings or [""]]
+    begun = [openings[row % len(openings)] for row in range(count)]
+    turns = teacher.write(begun, most=most, ends=chat.ends, temperature=temperature, seed=seed)
     start = len(chat.before)
     whole = [turn.ids[start:-1].tolist() for turn in turns if turn.ids[-1] in chat.ends]
     return [[*chat.before, *turn, *chat.after] for turn in whole if len(turn) > 2]
@@ -118,7 +140,11 @@ def write_batches(teacher: Teacher, chat: Chat, args: argparse.Namespace) -> Non
         path = args.out / f"{args.kind}.{place:04}.npz"
         if place % of != share or path.exists():
             continue
-        batch = [prompts[number] for number in numbers] if prompts else write_prompts(teacher, chat, len(numbers), args.seed + place)
+        if prompts:
+            batch = [prompts[number] for number in numbers]
+        else:
+            options = {"beginnings": args.begin, "most": args.turn_tokens, "temperature": args.turn_temperature}
+            batch = write_prompts(teacher, chat, len(numbers), args.seed + place, **options)
         texts = teacher.write(batch, most=_ANSWER, ends=chat.ends, temperature=args.temperature, seed=args.seed + place)
         kept = [(text, number) for text, number in zip(texts, numbers[: len(texts)], strict=True) if len(text.ids) - text.prompt >= 4]
         save(path, [text for text, _ in kept], [number for _, number in kept])
@@ -134,11 +160,16 @@ def main() -> None:
     parser.add_argument("--out", type=Path, required=True, help="folder for the texts")
     parser.add_argument("--kind", required=True, help="name of this kind of text")
     parser.add_argument("--prompts", type=Path, help="JSON lines with prompts (default: the model writes them)")
+    parser.add_argument("--begin", nargs="*", default=[], help="first words of the user's turns that the model writes")
+    parser.add_argument("--turn-tokens", type=int, default=_TURN, help="most tokens that the model adds to a turn (default: %(default)s)")
+    parser.add_argument("--turn-temperature", type=float, default=1.0, help="of the turns that the model writes (default: %(default)s)")
     parser.add_argument("--texts", type=int, default=4000, help="at most so many (default: %(default)s)")
     parser.add_argument("--temperature", type=float, default=0.0, help="of the answers (default: %(default)s, the likeliest token)")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--share", default="0/1", help="this process's share of the batches (default: %(default)s)")
     args = parser.parse_args()
+    if args.begin and args.prompts:
+        parser.error("expected --prompts or --begin, got both")
     torch.set_num_threads(1)
     args.out.mkdir(parents=True, exist_ok=True)
     write_batches(Teacher(args.model), Chat(args.model), args)

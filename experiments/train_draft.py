@@ -37,10 +37,11 @@ from streamco.engines.llamacpp.model import LlamaModel
 __all__ = ["main"]
 
 _ROWS = 16_384  # of the output matrix, that drafts are chosen from
-_BATCH = 6  # texts of a step
+_BATCH, _DRAWS = 6, 4  # texts of a step; steps' worth of texts drawn, of which one step takes a quarter of similar lengths
 _RATE, _WARM, _DECAY = 1e-3, 30, 0.6  # steps until the full rate; share of the training after which it falls
 _LATER = 0.8  # weight of the second depth's loss
-_SAVE_EVERY = 500  # steps
+_SAVE_EVERY = 200  # steps
+_LOSS_ROWS = 64
 _JUDGED = 48  # texts of each kind
 _AVERAGE = 0.98  # weight of the past in the averaged weights
 
@@ -52,25 +53,72 @@ def drafted_vocabulary(texts: Sequence[Written], size: int) -> NDArray[np.int64]
     return np.sort(order[:_ROWS]).astype(np.int64)
 
 
+def shares_of(counts: Sequence[int], weights: Sequence[float] | None) -> NDArray[np.float64]:
+    """Return how likely each text is to be drawn.
+
+    Args:
+        counts: texts of each kind.
+        weights: how often a kind is drawn beside the others; None: all texts equally often.
+
+    Raises:
+        ValueError: a kind has no texts, or the weights aren't one for each kind.
+    """
+    weights = counts if weights is None else weights
+    if not all(counts) or len(weights) != len(counts):
+        raise ValueError(f"expected texts and a weight for each kind, got {list(counts)} texts and {len(weights)} weights")
+    each = np.repeat([weight / count for weight, count in zip(weights, counts, strict=True)], counts)
+    return each / each.sum()
+
+
 def loss_of(kind: Kind, made: Sequence[Tensor], batch: Batch, head: Tensor) -> Tensor:
     """Return the loss: cross-entropy with the model's own probabilities; for ``paper`` equation 4."""
     deep = batch.deep[batch.is_drafted]
+    states = torch.stack([each[batch.is_drafted] for each in made])
+    weights = _LATER ** torch.arange(len(made))
+    entropies = soft_entropies(states, deep, head)
+    if kind == "deep":
+        return (weights * entropies).sum()
+    distances = torch.stack([functional.smooth_l1_loss(each, deep) for each in states])
+    return (weights * (distances + 0.1 * entropies)).sum()
+
+
+def soft_entropies(made: Tensor, deep: Tensor, head: Tensor) -> Tensor:
+    """Return the mean cross-entropy of each depth's probabilities with the model's own, shape (depths,).
+
+    A few rows at a time, with their gradient: logits of all rows would leave the processor's cache, and autograd would keep three copies.
+
+    Args:
+        made: predicted deep states, shape (depths, rows, width).
+        deep: the model's, shape (rows, width).
+        head: rows of the output matrix, shape (drafted vocabulary, width).
+    """
     with torch.no_grad():
-        wanted = functional.linear(deep.bfloat16(), head).float().softmax(-1)
-    total = torch.zeros(())
-    for depth, each in enumerate(made):
-        state = each[batch.is_drafted]
-        entropy = -(wanted * functional.linear(state.bfloat16(), head).float().log_softmax(-1)).sum(-1).mean()
-        loss = entropy if kind == "deep" else functional.smooth_l1_loss(state, deep) + 0.1 * entropy
-        total = total + _LATER**depth * loss
-    return total
+        slopes, entropies = torch.empty_like(made), torch.zeros(len(made))
+        for start in range(0, len(deep), _LOSS_ROWS):
+            place = slice(start, start + _LOSS_ROWS)
+            wanted = functional.linear(deep[place].bfloat16(), head).float().softmax(-1)
+            for depth, states in enumerate(made[:, place]):
+                shares = functional.linear(states.bfloat16(), head).float().log_softmax(-1)
+                entropies[depth] -= torch.dot(shares.view(-1), wanted.view(-1))
+                slopes[depth, place] = shares.exp_().sub_(wanted).bfloat16() @ head
+        slopes /= len(deep)
+        entropies /= len(deep)
+    through = (made * slopes).sum((1, 2))  # its gradient is the entropies', its value isn't
+    return entropies + through - through.detach()
 
 
 class Training:
-    """One training, which can be interrupted."""
+    """One training, which can be interrupted.
 
-    def __init__(self, args: argparse.Namespace, teacher: Teacher, texts: list[Written]) -> None:
-        self._args, self._teacher, self._texts = args, teacher, texts
+    Args:
+        args: the command line.
+        teacher: gives shallow states and the output matrix.
+        texts: to learn from.
+        shares: how likely each text is to be drawn, shape (texts,), sum 1.
+    """
+
+    def __init__(self, args: argparse.Namespace, teacher: Teacher, texts: list[Written], shares: NDArray[np.float64]) -> None:
+        self._args, self._teacher, self._texts, self._shares = args, teacher, texts, shares
         self.rows = drafted_vocabulary(texts, len(teacher.embeddings))
         self.head = teacher.output[torch.from_numpy(self.rows)].contiguous()
         self.network = DraftNetwork(teacher, args.kind)
@@ -128,10 +176,9 @@ class Training:
 
     def run(self) -> None:
         """Train up to ``--visits`` positions, or as long as ``--minutes``."""
-        started, last, entropy = time.monotonic(), 0, 0.0
+        started, last, entropy = time.monotonic(), self.visits, 0.0
         while (done := self._done(started)) < 1:
-            chosen = self._random.choice(len(self._texts), _BATCH, replace=False)
-            loss = self._step(self._batch([self._texts[place] for place in chosen]), done)
+            loss = self._step(self._batch(self._draw()), done)
             entropy = loss if not entropy else 0.98 * entropy + 0.02 * loss
             if self.steps % _SAVE_EVERY == 0:
                 self.save()
@@ -142,6 +189,13 @@ class Training:
                 self.curve.append({"visits": self.visits, **judge(self._args, self._teacher, self.average, self.head, self.rows)})
                 print(json.dumps(self.curve[-1]), flush=True)
         self.save()
+
+    def _draw(self) -> list[Written]:
+        """Return the texts of a step: drawn by their shares, of similar lengths, because a batch is as long as its longest text."""
+        drawn = self._random.choice(len(self._texts), _BATCH * _DRAWS, replace=False, p=self._shares)
+        inorder = sorted(drawn, key=lambda place: len(self._texts[place].ids))
+        first = _BATCH * int(self._random.integers(_DRAWS))
+        return [self._texts[place] for place in inorder[first : first + _BATCH]]
 
     def _done(self, started: float) -> float:
         return max(self.visits / self._args.visits, (time.monotonic() - started) / 60 / self._args.minutes)
@@ -174,7 +228,7 @@ def judge(args: argparse.Namespace, teacher: Teacher, network: DraftNetwork, hea
     row_of = torch.full((len(teacher.embeddings),), -1)
     row_of[torch.from_numpy(rows)] = torch.arange(len(rows))
     found = {}
-    for kind in (*args.kinds, *args.absent):
+    for kind in (*(args.kinds if args.judged is None else args.judged), *args.absent):
         held_out, others = load(args.texts, [kind], is_held_out=True), load(args.texts, [kind], is_held_out=False)
         texts = list(islice(chain(held_out, others if kind in args.absent else ()), _JUDGED))
         if texts:
@@ -218,7 +272,9 @@ def main() -> None:
     parser.add_argument("--out", type=Path, required=True, help="the weights, .npz")
     parser.add_argument("--kind", choices=["deep", "paper"], default="deep")
     parser.add_argument("--kinds", nargs="*", default=["written", "gsm8k", "specbench"], help="kinds of text to learn from")
+    parser.add_argument("--weights", nargs="*", type=float, help="how often each kind is drawn (default: all texts equally often)")
     parser.add_argument("--absent", nargs="*", default=["humaneval", "alpaca"], help="kinds to be judged by alone")
+    parser.add_argument("--judged", nargs="*", help="kinds whose held-out texts are judged (default: all that are learned from)")
     parser.add_argument("--input-layers", type=int, default=2, help="layers on the device (default: %(default)s)")
     parser.add_argument("--visits", type=float, default=3e6, help="positions to train on, repeated ones included (default: %(default)s)")
     parser.add_argument("--minutes", type=float, default=1e9, help="most minutes to train")
@@ -236,8 +292,9 @@ def main() -> None:
     torch.manual_seed(args.seed)
     sizes = Teacher(args.model, []).sizes
     teacher = Teacher(args.model, [*range(args.input_layers), sizes.layers - 1])
-    texts = list(load(args.texts, args.kinds, is_held_out=False))
-    training = Training(args, teacher, texts)
+    found = [list(load(args.texts, [kind], is_held_out=False)) for kind in args.kinds]
+    texts, shares = list(chain(*found)), shares_of(list(map(len, found)), args.weights)
+    training = Training(args, teacher, texts, shares)
     training.begin()
     if not args.judge:
         start = judge(args, teacher, training.average, training.head, training.rows)
@@ -247,6 +304,7 @@ def main() -> None:
         "model": args.model.name,
         "kind": args.kind,
         "kinds": args.kinds,
+        "weights": args.weights,
         "input_layers": args.input_layers,
         "seed": args.seed,
         "depth": args.depth,

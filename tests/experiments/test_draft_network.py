@@ -9,8 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-torch = pytest.importorskip("torch")
-pytest.importorskip("gguf")
+from tests.experiments.small_teacher import SIZES, small_teacher, texts, torch
 
 network_module, scores_module, teacher_module, text_module = (
     import_module(f"experiments.draft_{name}")
@@ -18,39 +17,8 @@ network_module, scores_module, teacher_module, text_module = (
 )
 DraftNetwork, batch_of = network_module.DraftNetwork, network_module.batch_of
 DraftedText, scores, tokens_a_round = scores_module.DraftedText, scores_module.scores, scores_module.tokens_a_round
-Layer, ModelSizes, Rope, Teacher = (getattr(teacher_module, name) for name in ("Layer", "ModelSizes", "Rope", "Teacher"))
+ratio = scores_module.ratio
 rms, HELD_OUT, load, save = teacher_module.rms, text_module.HELD_OUT, text_module.load, text_module.save
-
-SIZES = ModelSizes("llama", 3, 32, 4, 2, 10_000.0, 1e-5)
-
-
-def small_teacher() -> Any:
-    """A teacher of three layers with random weights."""
-    generator = torch.Generator().manual_seed(0)
-
-    def matrix(*shape: int) -> Any:
-        return torch.randn(*shape, generator=generator) / shape[-1] ** 0.5
-
-    teacher = Teacher.__new__(Teacher)
-    teacher.sizes, teacher.rope = SIZES, Rope(SIZES)
-    teacher.embeddings = teacher.output = matrix(50, 32).bfloat16()
-    teacher.norm = torch.ones(32)
-    shapes = {"attn_q": (32, 32), "attn_k": (16, 32), "attn_v": (16, 32), "attn_output": (32, 32)}
-    shapes |= {"ffn_gate": (64, 32), "ffn_up": (64, 32), "ffn_down": (32, 64)}
-    teacher.layers = [
-        Layer(
-            {name: matrix(*shape).bfloat16() for name, shape in shapes.items()} | {"attn_norm": torch.ones(32), "ffn_norm": torch.ones(32)},
-            SIZES,
-            teacher.rope,
-        )
-        for _ in range(3)
-    ]
-    return teacher
-
-
-def texts(teacher: Any, count: int = 4) -> list[Any]:
-    made: list[Any] = teacher.write([[1, 2, 3, 4 + row] for row in range(count)], most=12, ends=[0], temperature=0.7, seed=3)
-    return made
 
 
 def test_what_was_written_step_by_step_is_what_the_whole_text_gives() -> None:
@@ -130,6 +98,22 @@ def test_tokens_a_round_counts_the_correction() -> None:
 def test_scores_say_how_often_the_second_token_is_right_after_a_right_first() -> None:
     found = scores([drafted([[1, 1, 0, 1], [0, 1, 1, 0]])])
     assert (found["positions"], found["acceptance"], found["second"]) == (4, 0.75, 1.0)
+
+
+def test_no_right_first_token_means_no_second() -> None:
+    assert scores([drafted([[0, 0], [1, 1]])])["second"] == 0.0
+
+
+def test_the_standard_error_is_that_of_texts_drawn_again() -> None:
+    random = np.random.default_rng(1)
+    rounds = random.integers(20, 60, 200)
+    counts = [(int(number * random.uniform(1, 3)), int(number)) for number in rounds]
+    mean, error = ratio(counts)
+    assert mean == pytest.approx(sum(tokens for tokens, _ in counts) / sum(rounds))
+    again = [ratio([counts[place] for place in random.integers(0, 200, 200)])[0] for _ in range(2000)]
+    assert error == pytest.approx(np.std(again), rel=0.1)
+    assert ratio([(6, 3)]) == (2.0, 0.0)
+    assert ratio([]) == (0.0, 0.0)
 
 
 def test_texts_are_kept_and_some_held_out(tmp_path: Path) -> None:
