@@ -17,6 +17,7 @@ from torch.nn import functional
 
 from experiments.draft_network import DraftNetwork, batch_of
 from experiments.draft_teacher import Teacher, Written
+from experiments.ratio import ratio
 
 __all__ = ["DEPTH", "DraftedText", "scores", "texts_drafted", "tokens_a_round"]
 
@@ -78,19 +79,6 @@ def tokens_a_round(drafted: Sequence[DraftedText], *, window: int = _LONGEST, th
         threshold: the first token with less confidence ends a draft, and is its last (equation 5).
     """
     return ratio([_rounds(text, window, threshold) for text in drafted])[0]
-
-
-def ratio(counts: Sequence[tuple[int, int]]) -> tuple[float, float]:
-    """Return the tokens of all rounds by their number, and the standard error if other texts of the same kind had been drawn.
-
-    Args:
-        counts: tokens and rounds of each text.
-    """
-    tokens, rounds = np.array(counts, dtype=float).reshape(-1, 2).T
-    whole = max(float(rounds.sum()), 1.0)
-    mean = float(tokens.sum()) / whole
-    spread = float(np.square(tokens - mean * rounds).sum()) * len(counts) / max(len(counts) - 1, 1)
-    return mean, spread**0.5 / whole
 
 
 def _rounds(text: DraftedText, window: int, threshold: float) -> tuple[int, int]:

@@ -17,7 +17,6 @@ network_module, scores_module, teacher_module, text_module = (
 )
 DraftNetwork, batch_of = network_module.DraftNetwork, network_module.batch_of
 DraftedText, scores, tokens_a_round = scores_module.DraftedText, scores_module.scores, scores_module.tokens_a_round
-ratio = scores_module.ratio
 rms, HELD_OUT, load, save = teacher_module.rms, text_module.HELD_OUT, text_module.load, text_module.save
 
 
@@ -102,18 +101,6 @@ def test_scores_say_how_often_the_second_token_is_right_after_a_right_first() ->
 
 def test_no_right_first_token_means_no_second() -> None:
     assert scores([drafted([[0, 0], [1, 1]])])["second"] == 0.0
-
-
-def test_the_standard_error_is_that_of_texts_drawn_again() -> None:
-    random = np.random.default_rng(1)
-    rounds = random.integers(20, 60, 200)
-    counts = [(int(number * random.uniform(1, 3)), int(number)) for number in rounds]
-    mean, error = ratio(counts)
-    assert mean == pytest.approx(sum(tokens for tokens, _ in counts) / sum(rounds))
-    again = [ratio([counts[place] for place in random.integers(0, 200, 200)])[0] for _ in range(2000)]
-    assert error == pytest.approx(np.std(again), rel=0.1)
-    assert ratio([(6, 3)]) == (2.0, 0.0)
-    assert ratio([]) == (0.0, 0.0)
 
 
 def test_texts_are_kept_and_some_held_out(tmp_path: Path) -> None:

@@ -176,6 +176,13 @@ def test_rows_read_together_are_those_read_one_by_one(part: DraftPart) -> None:
     assert distance(together.deep, single.deep) < CLOSE
 
 
+def test_few_rows_are_joined_as_many_are(part: DraftPart) -> None:
+    deep, shallow = some_states(20)
+    many = part._joined(deep, shallow)
+    for rows in (slice(0, 1), slice(5, 9), slice(12, 20)):
+        assert distance(part._joined(deep[rows], shallow[rows]), many[rows]) < 1e-5
+
+
 def test_a_draft_is_forgotten_when_verified_rows_take_its_place(part: DraftPart) -> None:
     deep, shallow = some_states(10)
     part.extend(deep[:6], shallow[:6], 0)
