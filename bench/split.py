@@ -2,7 +2,8 @@
 
 The whole model writes greedily, one row at a time. Input part, middle part and head read the same tokens, first one row at a time, then in
 rounds of four rows of which the last two are wrong and are removed from both parts. ``equal``: positions with the same next token.
-``logit difference``: the largest over all positions and the whole vocabulary.
+``logit difference``: the largest over all positions and the whole vocabulary. ``exact``: all of them compute no row alone, and no more
+rows together than give the same bits.
 """
 
 from __future__ import annotations
@@ -30,18 +31,27 @@ Logits = np.ndarray[tuple[int, ...], np.dtype[np.float32]]
 class Both:
     """A whole model and its parts, which read the same tokens."""
 
-    def __init__(self, path: Path, folder: str, input_layers: int) -> None:
+    def __init__(self, path: Path, folder: str, input_layers: int, *, exact: bool) -> None:
         files = split_model(path, folder, input_layers=input_layers)
         self.model = LlamaModel(path, repack=False)
         self.whole = LlamaContext(self.model, cells=CELLS, sequences=1, rows=CELLS, threads=2, unified=False)
-        self.input, self.middle = InputPart(files.input, cells=CELLS, threads=2), MiddlePart(files.middle, cells=CELLS, threads=2)
-        self.head = HeadPart(files.head, threads=2)
+        self.input = InputPart(files.input, cells=CELLS, threads=2, exact=exact)
+        self.middle = MiddlePart(files.middle, cells=CELLS, threads=2, exact=exact)
+        self.head = HeadPart(files.head, threads=2, exact=exact)
+        self.is_exact = exact
+        self.piece = min(self.input.piece, self.middle.piece)
 
     def read_whole(self, tokens: list[int], position: int) -> Logits:
         """Return the whole model's logits after the last of these tokens."""
-        row = self.whole.add_run(tokens, position, 0, wants_logits=1)
-        if status := self.whole.decode():
-            raise SystemExit(f"expected llama.cpp to decode, got status {status}")
+        for start in range(0, len(tokens), self.piece):
+            piece = tokens[start : start + self.piece]
+            row = self.whole.add_run(piece, position + start, 0, wants_logits=1)
+            if is_padded := self.is_exact and len(piece) == 1:
+                self.whole.add(0, position + start + 1, 0, wants_logits=True)
+            if status := self.whole.decode():
+                raise SystemExit(f"expected llama.cpp to decode, got status {status}")
+            if is_padded:
+                self.whole.remove(0, position + start + 1)
         return self.whole.logits(row).copy()
 
     def read_parts(self, tokens: list[int], position: int, wanted: int) -> list[Logits]:
@@ -90,10 +100,10 @@ def difference(expected: Logits, found: Logits) -> tuple[bool, float]:
     return bool(expected.argmax() == found.argmax()), float(np.abs(expected - found).max())
 
 
-def measure(case: str, path: Path, prompts: list[str], count: int, input_layers: int) -> list[Row]:
+def measure(case: str, path: Path, prompts: list[str], count: int, input_layers: int, *, exact: bool) -> list[Row]:
     """Return a model's rows."""
     with tempfile.TemporaryDirectory() as folder:
-        both = Both(path, folder, input_layers)
+        both = Both(path, folder, input_layers, exact=exact)
         single: list[tuple[bool, float]] = []
         rounds: list[tuple[bool, float]] = []
         for prompt in prompts:
@@ -102,7 +112,8 @@ def measure(case: str, path: Path, prompts: list[str], count: int, input_layers:
             rounds += found[1]
         both.close()
     rows = []
-    for contender, results in (("one row at a time", single), ("rounds of four", rounds)):
+    mode = ", exact" if exact else ""
+    for contender, results in ((f"one row at a time{mode}", single), (f"rounds of four{mode}", rounds)):
         figures = {
             ("positions", ""): float(len(results)),
             ("equal", ""): float(sum(equal for equal, _ in results)),
@@ -125,7 +136,13 @@ def main() -> None:
     if not models:
         source = packaged_model()
         models = {kind: source if kind == "Q4_1" else derived(source, kind) for kind in (KINDS[:2] if args.quick else KINDS)}
-    emit([row for case, path in models.items() for row in measure(case, path, prompts, count, args.input_layers)], args.json)
+    rows = [
+        row
+        for case, path in models.items()
+        for exact in (False, True)
+        for row in measure(case, path, prompts, count, args.input_layers, exact=exact)
+    ]
+    emit(rows, args.json)
 
 
 if __name__ == "__main__":

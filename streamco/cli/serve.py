@@ -133,7 +133,7 @@ def _check_part(args: argparse.Namespace, path: Path) -> None:
     for option in ("room", "row_costs", "emulate_step"):
         if getattr(args, option) is not None and not args.middle:
             raise ConfigError(f"--{option.replace('_', '-')}: expected --middle with it, got none")
-    for option in ("latency", "step_times", "exact"):
+    for option in ("latency", "step_times"):
         if getattr(args, option) and args.middle:
             raise ConfigError(f"--{option.replace('_', '-')}: expected a server of a whole model, got --middle")
 
@@ -170,7 +170,7 @@ def _load_middle(args: argparse.Namespace, path: Path) -> MiddleEngine:
         setup, per_row = _numbers("--emulate-step", args.emulate_step.split(","), 2)
         step = RowStep(setup=setup, per_row=per_row)
     costs = None if args.row_costs is None else _row_costs(args.row_costs)
-    return MiddleEngine(path, cells=args.context, sequences=places, threads=args.threads, step=step, row_costs=costs)
+    return MiddleEngine(path, cells=args.context, sequences=places, threads=args.threads, step=step, row_costs=costs, exact=args.exact)
 
 
 def _row_costs(text: str) -> dict[int, float]:

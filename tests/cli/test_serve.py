@@ -285,7 +285,7 @@ def test_options_of_a_split_server_need_middle(model: str, words: str) -> None:
         serve._check_part(parse(*words.split()), Path(model))
 
 
-@pytest.mark.parametrize("words", ["--exact", "--latency openai-gpt-4-0125-preview", "--step-times x"])
+@pytest.mark.parametrize("words", ["--latency openai-gpt-4-0125-preview", "--step-times x"])
 def test_options_of_a_whole_model_do_not_go_with_middle(tmp_path: Path, words: str) -> None:
     part = tmp_path / "tiny.middle.gguf"
     part.write_bytes(b"GGUF streamco.part middle")

@@ -40,7 +40,7 @@ class SplitEndpoint(DeviceEndpoint):
         servers: URL of a split server, or several: if one is lost, the next one continues its answers.
         token: bearer token for all of them; None: none.
         name: name in reports and errors.
-        options: settings of the engine; see ``SplitEngine``.
+        options: settings of the engine; see ``SplitEngine``. ``exact`` needs servers in exact mode, too.
         states: format of the hidden states on the way. "f32" loses nothing; "f16" takes half the bytes, and with quantised weights a token
             may differ where two are nearly as likely; "i8" a quarter, and about 2 tokens in 100 differ.
         drafts: how tokens are drafted, so that a trip makes several. "auto": by the packaged draft layer for this model, if there is one;
@@ -127,7 +127,13 @@ class SplitEndpoint(DeviceEndpoint):
 
     def _make_link(self, info: PartInfo, _context_tokens: int) -> ServerLink:
         self._link = ServerLink(
-            self._addresses, info, loop=self._event_loop, form=self.states, timeouts=self._limits, patience=self._patience
+            self._addresses,
+            info,
+            loop=self._event_loop,
+            form=self.states,
+            timeouts=self._limits,
+            patience=self._patience,
+            exact=self._options.exact,
         )
         return self._link
 

@@ -60,9 +60,10 @@ class SplitTraffic(Struct):
 class _Server:
     """One server and the connection to it."""
 
-    def __init__(self, address: VerifierAddress, mark: LayersMark, timeouts: Timeouts) -> None:
+    def __init__(self, address: VerifierAddress, mark: LayersMark, timeouts: Timeouts, *, exact: bool) -> None:
         self.address = address
         self._mark = mark
+        self._exact = exact
         self._timeouts = timeouts
         self._connection: VerifierConnection[SplitClient] | None = None
         self._lock = asyncio.Lock()
@@ -76,7 +77,7 @@ class _Server:
         async with self._lock:
             if self._connection is None or self._connection.is_over:
                 await self.aclose()
-                client = SplitClient(SplitCodec(self._mark.width), self._mark)
+                client = SplitClient(SplitCodec(self._mark.width), self._mark, exact=self._exact)
                 self._connection = await connect_verifier(self.address, client, timeouts=self._timeouts, ping_interval=_PING_INTERVAL)
             return self._connection
 
@@ -97,6 +98,7 @@ class ServerLink:
         form: format of the states.
         timeouts: ``connect`` until a welcome, ``first_token`` until rows are answered, ``socket`` for a ping; in seconds.
         patience: seconds that all servers may be out of reach before an answer fails.
+        exact: refuse servers that aren't in exact mode.
     """
 
     def __init__(
@@ -108,12 +110,13 @@ class ServerLink:
         form: StateFormat,
         timeouts: Timeouts,
         patience: float,
+        exact: bool = False,
     ) -> None:
         first = info.first_layer + info.layers
         self.mark = LayersMark(info.source, first, info.total_layers - first, info.width)
         self.traffic = SplitTraffic()
         self.loop, self.form, self.timeouts, self.patience = loop, form, timeouts, patience
-        self.servers = [_Server(address, self.mark, timeouts) for address in addresses]
+        self.servers = [_Server(address, self.mark, timeouts, exact=exact) for address in addresses]
         self.is_closed = False
         self._rate = _UPLOAD_RATE
         self._costs: RowCosts | None = None

@@ -12,7 +12,7 @@ Seen with AVX-512:
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Protocol
 
 from streamco.errors import EngineError
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-__all__ = ["RowDecoder", "largest_exact_batch"]
+__all__ = ["COMPARED", "RowDecoder", "largest_equal_size", "largest_exact_batch"]
 
 COMPARED = 16  # maximum number of rows that are compared: kernels take blocks of up to 8
 SIZES = (2, 3, 4, 5, 6, 7, 8, 9, 12, 16, 17, 24, 31, 32)  # sizes between these have the same blocks and remainders
@@ -58,10 +58,23 @@ def largest_exact_batch(context: RowDecoder, max_rows: int) -> int:
         EngineError: the model does not run.
     """
     tokens = _ordinary_tokens(context, max_rows)
-    wanted = list(_one_by_one(context, tokens[:COMPARED]))
+    return largest_equal_size(
+        lambda size: _together(context, tokens[:size]) if size > 1 else list(_one_by_one(context, tokens[:COMPARED])), max_rows
+    )
+
+
+def largest_equal_size(compute: Callable[[int], Sequence[bytes]], max_rows: int) -> int:
+    """Return the largest size of batches, up to ``max_rows``, up to which rows have the same bits as one by one.
+
+    Args:
+        compute: returns the results of the first ``COMPARED`` rows, or fewer, of always the same ones; computed so many at a time.
+        max_rows: largest size to try, at least 1.
+    """
+    wanted = compute(1)
     exact = 1
     for size in (*(size for size in SIZES if size < max_rows), max_rows):
-        if _together(context, tokens[:size]) != wanted[:size]:
+        found = compute(size)
+        if list(found) != list(wanted[: len(found)]):
             break
         exact = size
     return min(exact, max_rows)

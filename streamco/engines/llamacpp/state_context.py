@@ -235,15 +235,18 @@ class HeadContext:
     Args:
         model: the head part.
         threads: number of threads that compute.
+        exact: compute with the kernels for several rows, see ``batch_invariance``.
 
     Raises:
         EngineError: there is not enough memory.
     """
 
-    def __init__(self, model: LlamaModel, *, threads: int) -> None:
+    def __init__(self, model: LlamaModel, *, threads: int, exact: bool = False) -> None:
         library = self._library = model.library
+        self._rows = 1 + exact
         parameters = library.llama_context_default_params()
-        parameters.n_ctx = parameters.n_batch = parameters.n_ubatch = parameters.n_seq_max = 1
+        parameters.n_ctx = parameters.n_batch = parameters.n_ubatch = self._rows
+        parameters.n_seq_max = 1
         parameters.n_threads = parameters.n_threads_batch = threads
         parameters.no_perf = True
         self._name = model.path.name
@@ -252,7 +255,7 @@ class HeadContext:
         if not self._handle:
             raise EngineError(f"model {self._name}: expected memory for a context, got none")
         self._memory = library.llama_get_memory(self._handle)
-        self._batch = StateBatch(library, 1, model.info.width)
+        self._batch = StateBatch(library, self._rows, model.info.width)
 
     def logits(self, state: NDArray[np.float32]) -> NDArray[np.float32]:
         """Return the logits after a state of shape (width,), shape (vocabulary,); the next call doesn't change them.
@@ -263,7 +266,7 @@ class HeadContext:
         import numpy as np
 
         self._library.llama_memory_clear(self._memory, False)
-        self._batch.add(state[None, :], 0, 0)
+        self._batch.add(np.broadcast_to(state, (self._rows, len(state))), 0, 0)
         if status := int(self._library.llama_decode(self._handle, self._batch.take())):
             raise EngineError(f"model {self._name}: expected llama.cpp to compute the logits, got status {status}")
         return np.ctypeslib.as_array(self._library.llama_get_logits_ith(self._handle, 0), (self._vocabulary_size,)).copy()

@@ -69,7 +69,8 @@ class SplitEngine:
     Args:
         parts: common beginning of the parts' files, see ``device_parts``.
         link: makes the link to the servers.
-        options: ``context_tokens``, ``max_sequences``, ``threads`` and ``ring_tokens`` count; the others must be the defaults.
+        options: ``context_tokens``, ``max_sequences``, ``threads``, ``ring_tokens`` and ``exact`` count; the others must be the
+            defaults.
         propose: proposes drafts from the tokens alone, if there is no draft layer.
         drafts: the draft layer to draft with, "auto": the packaged one for this model, if there is one; None: none.
 
@@ -93,8 +94,14 @@ class SplitEngine:
         self._propose = propose
         self._share = budget.claim(options.threads)
         try:
-            self._input = InputPart(input_file, cells=options.context_tokens, sequences=options.max_sequences, threads=self._share.threads)
-            self._head = HeadPart(head_file, threads=self._share.threads)
+            self._input = InputPart(
+                input_file,
+                cells=options.context_tokens,
+                sequences=options.max_sequences,
+                threads=self._share.threads,
+                exact=options.exact,
+            )
+            self._head = HeadPart(head_file, threads=self._share.threads, exact=options.exact)
             check_same_model(self._input.info, self._head.info)
             self.drafts = self._find_drafts() if drafts == "auto" else drafts
             """How answers are drafted; None: not by a draft layer."""
@@ -324,7 +331,7 @@ class SplitEngine:
 
 def _check_options(options: EngineOptions) -> None:
     usual = EngineOptions()
-    for name in ("exact", "held_sequences", "held_tokens", "attention_layers", "private", "separate"):
+    for name in ("held_sequences", "held_tokens", "attention_layers", "private", "separate"):
         if getattr(options, name) != getattr(usual, name):
             raise ConfigError(f"{name}: expected {getattr(usual, name)!r} for a split model, got {getattr(options, name)!r}")
     for name, minimum in (("context_tokens", 2), ("max_sequences", 1), ("ring_tokens", 1)):

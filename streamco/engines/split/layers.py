@@ -2,6 +2,9 @@
 
 The device runs ``InputPart`` and ``HeadPart``, the server ``MiddlePart``. What goes from one to the next are states, one row of floats a
 token. With the same llama.cpp and the same kernels on both sides and 32-bit states, the head's logits are the whole model's, bit for bit.
+
+llama.cpp has kernels for one row and for several, and they add up in another order. In exact mode no row is ever computed alone, and no
+batch is larger than those that give the same bits (``batch_invariance``): a state doesn't depend on how many rows were computed with it.
 """
 
 from __future__ import annotations
@@ -12,6 +15,7 @@ from typing import TYPE_CHECKING, Self
 
 from msgspec import Struct
 
+from streamco.engines.llamacpp.batch_invariance import COMPARED, largest_equal_size
 from streamco.engines.llamacpp.context import AbortFlag
 from streamco.engines.llamacpp.model import LlamaModel
 from streamco.engines.llamacpp.model_parts import EmbeddingTable, PartInfo, PartKind, describe_part, open_gguf, read_part
@@ -25,6 +29,7 @@ if TYPE_CHECKING:
 __all__ = ["HeadPart", "InputPart", "LayerPart", "MiddlePart", "StateRun"]
 
 MAX_ROWS = 512  # of a decode
+EXACT_ROWS = 32  # of a decode of one sequence in exact mode: a larger one saves no time on a CPU
 
 
 class StateRun(Struct, frozen=True, eq=False, gc=False):
@@ -44,9 +49,11 @@ class LayerPart:
         sequences: number of sequences, with ids from 0.
         threads: number of threads that compute.
         repack: see ``LayerModel``; for results that are equal bit for bit, all parts and the whole model need the same.
+        exact: a state has the same bits whatever rows are computed with it; slower, with F16 much slower.
 
     Attributes:
         info: what the file says of itself.
+        piece: most rows of one sequence that one decode computes.
 
     Raises:
         ConfigError: the file is another part.
@@ -55,14 +62,28 @@ class LayerPart:
 
     kind: PartKind
 
-    def __init__(self, path: str | Path, *, cells: int = 2048, sequences: int = 1, threads: int = 1, repack: bool = False) -> None:
+    def __init__(
+        self,
+        path: str | Path,
+        *,
+        cells: int = 2048,
+        sequences: int = 1,
+        threads: int = 1,
+        repack: bool = False,
+        exact: bool = False,
+    ) -> None:
         self.info: PartInfo = _check_kind(read_part(path), Path(path), self.kind)
         self._model = LayerModel(Path(path), repack=repack)
+        self._exact = exact
+        rows = min(MAX_ROWS, cells) + exact  # one for the row that keeps another from being alone
         try:
-            self._context = StateContext(self._model, cells=cells, sequences=sequences, rows=min(MAX_ROWS, cells), threads=threads)
+            self._context = StateContext(self._model, cells=cells + exact, sequences=sequences, rows=rows, threads=threads)
         except EngineError:
             self._model.close()
             raise
+        self.piece = rows
+        if exact:
+            self.piece = largest_equal_size(self._states_by, min(EXACT_ROWS, rows - 1))
 
     def run(self, states: NDArray[np.float32], position: int, sequence: int = 0) -> NDArray[np.float32]:
         """Compute the layers for consecutive positions of one sequence and return the states after the last layer.
@@ -77,17 +98,35 @@ class LayerPart:
         """
         import numpy as np
 
-        parts = [self._decode(states[start : start + MAX_ROWS], position + start, sequence) for start in range(0, len(states), MAX_ROWS)]
+        starts = range(0, len(states), self.piece)
+        parts = [self._decode(states[start : start + self.piece], position + start, sequence) for start in starts]
         return np.concatenate(parts) if parts else np.empty((0, self.info.width), np.float32)
 
     def _decode(self, states: NDArray[np.float32], position: int, sequence: int) -> NDArray[np.float32]:
         rows = self._context.add(states, position, sequence)
+        is_padded = self._exact and len(states) == 1
+        if is_padded:  # a later position, which no state depends on
+            self._context.add(states, position + 1, sequence)
         if status := self._context.decode():
             raise EngineError(f"model {self._model.path.name}: expected llama.cpp to compute {len(states)} rows, got status {status}")
+        if is_padded:
+            self.truncate(position + 1, sequence)
         return self._context.states(rows)
 
+    def _states_by(self, piece: int) -> list[bytes]:
+        """Return the bits of always the same states, computed so many at a time."""
+        import numpy as np
+
+        states = np.random.default_rng(1).standard_normal((max(COMPARED, piece), self.info.width), np.float32)
+        self.piece = piece
+        found = self.run(states[: self.cells], 0)[:COMPARED]
+        self.truncate(0)
+        return [state.tobytes() for state in found]
+
     def run_batch(self, runs: Sequence[StateRun]) -> list[NDArray[np.float32]]:
-        """Compute rows of several sequences in one decode and return the states after the last layer, an array for each run.
+        """Compute rows of several sequences together and return the states after the last layer, an array for each run.
+
+        That is one decode; in exact mode each sequence has decodes of its own.
 
         Each sequence forgets its positions from the run's first one on before that.
 
@@ -99,6 +138,8 @@ class LayerPart:
         """
         for run in runs:
             self.truncate(run.position, run.sequence)
+        if self._exact:
+            return [self.run(run.states, run.position, run.sequence) for run in runs]
         try:
             rows = [self._context.add(run.states, run.position, run.sequence) for run in runs]
         except EngineError:
@@ -112,12 +153,12 @@ class LayerPart:
     @property
     def batch_rows(self) -> int:
         """Largest number of rows that one decode computes."""
-        return self._context.rows
+        return self._context.rows - self._exact
 
     @property
     def cells(self) -> int:
         """Positions of each sequence."""
-        return self._context.cells
+        return self._context.cells - self._exact
 
     @property
     def abort(self) -> AbortFlag:
@@ -168,6 +209,7 @@ class HeadPart:
         path: the part's file; ``streamco split`` writes it.
         threads: number of threads that compute.
         repack: see ``LayerPart``.
+        exact: give the logits that a whole model gives in exact mode; takes twice the time.
 
     Attributes:
         info: what the file says of itself.
@@ -177,14 +219,14 @@ class HeadPart:
         ConfigError, EngineError: see ``LayerPart``.
     """
 
-    def __init__(self, path: str | Path, *, threads: int = 1, repack: bool = False) -> None:
+    def __init__(self, path: str | Path, *, threads: int = 1, repack: bool = False, exact: bool = False) -> None:
         path = Path(path)
         reader = open_gguf(path)
         self.info = _check_kind(describe_part(reader, path), path, "head")
         self._embeddings = EmbeddingTable(path, reader)
         self.model = LlamaModel(path, repack=repack)
         try:
-            self._context = HeadContext(self.model, threads=threads)
+            self._context = HeadContext(self.model, threads=threads, exact=exact)
         except EngineError:
             self.model.close()
             raise

@@ -85,6 +85,7 @@ class LayerEngine(Protocol):
     sequences: int
     cells: int
     batch_rows: int
+    is_exact: bool
 
     def submit(self, batch: RowsBatch, /) -> None:
         """Compute a batch; thread-safe.
@@ -117,7 +118,7 @@ class MiddleEngine:
         threads: threads that compute; None: a fair share of the cores.
         step: imposed times; None: a batch takes what it takes.
         row_costs: seconds by rows; None: they are measured.
-        repack: see ``LayerPart``.
+        repack, exact: see ``LayerPart``.
 
     Raises:
         ConfigError: the file is another part.
@@ -134,14 +135,16 @@ class MiddleEngine:
         step: StepTime | None = None,
         row_costs: Mapping[int, float] | None = None,
         repack: bool = False,
+        exact: bool = False,
     ) -> None:
         self._share = budget.claim(threads)
         try:
-            self._part = MiddlePart(path, cells=cells, sequences=sequences, threads=self._share.threads, repack=repack)
+            self._part = MiddlePart(path, cells=cells, sequences=sequences, threads=self._share.threads, repack=repack, exact=exact)
         except BaseException:
             self._share.release()
             raise
         self.info = self._part.info
+        self.is_exact = exact
         self.sequences = sequences
         self.cells = self._part.cells
         self.batch_rows = self._part.batch_rows

@@ -84,7 +84,8 @@ class SplitService(FrameService[SplitServer]):
         costs = self.manager.load.costs()
         measured = [RowCost(rows, min(_MAX_COST, max(1, round(costs.seconds(rows) * 1e6)))) for rows in costs.rows]
         codec = SplitCodec(self.mark.width, self._limits)
-        return SplitServer(codec, self.mark, model=self.model[:256], row_costs=measured, resume_s=self.options.resume_s)
+        exact = self._engine.is_exact
+        return SplitServer(codec, self.mark, model=self.model[:256], row_costs=measured, resume_s=self.options.resume_s, is_exact=exact)
 
     async def close(self, _app: web.Application | None = None) -> None:
         """Drop all sessions; idempotent."""

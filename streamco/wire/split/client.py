@@ -32,7 +32,7 @@ from streamco.wire.split.frames import (
     States,
 )
 from streamco.wire.tensors import StateFormat
-from streamco.wire.verify.errors import MalformedFrameError, UnexpectedFrameError, VerifyProtocolError, VersionError
+from streamco.wire.verify.errors import MalformedFrameError, ModelMismatchError, UnexpectedFrameError, VerifyProtocolError, VersionError
 
 if TYPE_CHECKING:
     import numpy as np
@@ -67,14 +67,18 @@ class SplitClient:
         mark: the layers that the server must compute.
         token: bearer token. None: the WebSocket's own request carries it, or none is needed.
         agent: name of this client for the server's log.
+        exact: refuse a server that isn't in exact mode.
     """
 
-    def __init__(self, codec: SplitCodec, mark: LayersMark, *, token: str | None = None, agent: str = "streamco") -> None:
+    def __init__(
+        self, codec: SplitCodec, mark: LayersMark, *, token: str | None = None, agent: str = "streamco", exact: bool = False
+    ) -> None:
         self.codec = codec
         self.welcome: SplitWelcome | None = None
         self.is_closed = False
         self._sessions: dict[int, _ClientSession] = {}
         self._last_session = -1
+        self._exact = exact
         self._messages = [codec.encode(SplitHello(*SPLIT_VERSIONS, mark, token, agent))]
 
     @property
@@ -201,6 +205,8 @@ class SplitClient:
             raise UnexpectedFrameError("welcome: expected one a connection, got another")
         if not SPLIT_VERSIONS[0] <= frame.version <= SPLIT_VERSIONS[1]:
             raise VersionError(f"welcome: expected a version from {SPLIT_VERSIONS[0]} to {SPLIT_VERSIONS[1]}, got {frame.version}")
+        if self._exact and not frame.is_exact:
+            raise ModelMismatchError("welcome: expected a server in exact mode (streamco serve --middle --exact), got one that isn't")
         self.welcome = frame
         self.codec = self.codec.within(frame.limits)
         return frame

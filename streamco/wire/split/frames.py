@@ -137,6 +137,7 @@ class SplitWelcome(Struct, frozen=True, array_like=True, tag=16):
     resume_s: Number  # seconds that sessions of a lost connection are kept
     stages: Byte  # pipeline stages of the server, 1 at least
     row_costs: Annotated[tuple[RowCost, ...], Meta(min_length=1, max_length=64)]  # measured, by rows
+    is_exact: bool = False  # a state has the same bits whatever rows are computed with it
 
 
 class SplitOpened(Struct, frozen=True, array_like=True, tag=17):

@@ -91,13 +91,14 @@ class SplitServer:
         stages: int = 1,
         resume_s: int = 60,
         max_faults: int = MAX_FAULTS,
+        is_exact: bool = False,
     ) -> None:
         self.codec = codec
         self.mark = mark
         self.is_closed = False
         self.faults = 0
         """Faulty frames from the client so far."""
-        self._welcome = SplitWelcome(SPLIT_VERSIONS[1], model, codec.limits, resume_s, stages, tuple(row_costs))
+        self._welcome = SplitWelcome(SPLIT_VERSIONS[1], model, codec.limits, resume_s, stages, tuple(row_costs), is_exact)
         self._max_faults = max_faults
         self._has_hello = False
         self._is_welcome = False

@@ -8,6 +8,7 @@ from contextlib import asynccontextmanager
 from typing import Literal
 
 import pytest
+from msgspec.structs import replace
 
 from streamco.config import SamplingOptions, Timeouts
 from streamco.endpoints.base import Request
@@ -22,6 +23,7 @@ from streamco.events import StreamEnded
 from streamco.server.options import ServeOptions
 from streamco.server.split.service import serving_middle
 from streamco.testing.fault_proxy import FaultProxy
+from streamco.wire.verify.errors import ModelMismatchError
 from tests.engines.split.local_link import CELLS, stem
 
 pytest.importorskip("gguf")
@@ -66,9 +68,9 @@ async def read(endpoint: DeviceEndpoint) -> str:
 
 @asynccontextmanager
 async def split_at(
-    files: PartFiles, *urls: str, patience: float = 1.0, drafts: Literal["auto"] | None = "auto"
+    files: PartFiles, *urls: str, patience: float = 1.0, drafts: Literal["auto"] | None = "auto", options: EngineOptions = OPTIONS
 ) -> AsyncIterator[SplitEndpoint]:
-    endpoint = SplitEndpoint(stem(files), urls, options=OPTIONS, patience=patience, drafts=drafts)
+    endpoint = SplitEndpoint(stem(files), urls, options=options, patience=patience, drafts=drafts)
     try:
         await endpoint.start()
         yield endpoint
@@ -81,6 +83,18 @@ async def test_the_text_is_the_whole_models(files: PartFiles, middle: MiddleEngi
         assert endpoint.is_exact
         assert await read(endpoint) == expected
         assert set(await asyncio.gather(read(endpoint), read(endpoint), read(endpoint))) == {expected}
+
+
+async def test_exact_mode_needs_a_server_in_exact_mode(files: PartFiles, middle: MiddleEngine, expected: str) -> None:
+    async with serving_middle(middle, ServeOptions(port=0)) as url:
+        endpoint = SplitEndpoint(stem(files), url, options=replace(OPTIONS, exact=True), patience=0.0)
+        with pytest.raises(ModelMismatchError, match="expected a server in exact mode"):
+            await endpoint.start()
+        await endpoint.aclose()
+    engine = MiddleEngine(files.middle, cells=CELLS, sequences=2, threads=1, row_costs={1: 0.01}, exact=True)
+    async with serving_middle(engine, ServeOptions(port=0)) as url, split_at(files, url, options=replace(OPTIONS, exact=True)) as endpoint:
+        assert await read(endpoint) == expected
+    engine.close()
 
 
 async def test_without_drafts_each_trip_brings_one_state(files: PartFiles, middle: MiddleEngine, expected: str) -> None:

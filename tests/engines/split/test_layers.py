@@ -16,7 +16,7 @@ from streamco.engines.llamacpp.gguf import derived
 from streamco.engines.llamacpp.model import LlamaModel
 from streamco.engines.llamacpp.model_parts import PartFiles, split_model
 from streamco.engines.llamacpp.state_context import LayerModel, StateContext
-from streamco.engines.split.layers import HeadPart, InputPart, LayerPart, MiddlePart
+from streamco.engines.split.layers import EXACT_ROWS, HeadPart, InputPart, LayerPart, MiddlePart, StateRun
 from streamco.errors import ConfigError, EngineError
 
 pytest.importorskip("gguf")
@@ -165,6 +165,46 @@ def test_rows_of_several_sequences_come_back_in_order(files: PartFiles) -> None:
         assert np.allclose(context.states(rows), expected, rtol=1e-2, atol=1e-2)
     context.close()
     model.close()
+
+
+@pytest.mark.parametrize("kind", ["packaged", "F16", "Q4_K_M"])
+@pytest.mark.parametrize("part", [InputPart, MiddlePart])
+def test_in_exact_mode_a_state_has_the_same_bits_whatever_is_computed_with_it(kind: str, part: type[LayerPart], tmp_path: Path) -> None:
+    files = split_model(source(kind), tmp_path)
+    rng = np.random.default_rng(3)
+    states = rng.standard_normal((41, 576)).astype(np.float32)
+    others = rng.standard_normal((7, 576)).astype(np.float32)
+    with part(files.input if part is InputPart else files.middle, cells=64, sequences=2, exact=True) as layers:
+        together = layers.run(states, 0)
+        layers.truncate(0)
+        ones = np.concatenate([layers.run(states[row : row + 1], row) for row in range(len(states))])
+        layers.truncate(3)
+        wrong = layers.run(np.concatenate([states[3:5], others[:2]]), 3)
+        layers.truncate(5)
+        beside = layers.run_batch([StateRun(0, 5, states[5:12]), StateRun(1, 0, others)])
+        assert 1 <= layers.piece <= EXACT_ROWS
+    assert np.array_equal(together, ones)
+    assert np.array_equal(wrong[:2], together[3:5])
+    assert np.array_equal(beside[0], together[5:12])
+
+
+def test_in_exact_mode_the_last_position_can_be_used(files: PartFiles) -> None:
+    states = np.random.default_rng(4).standard_normal((256, 576)).astype(np.float32)
+    with InputPart(files.input, cells=256, exact=True) as part:
+        last = part.cells - 1
+        before = part.run(np.resize(states, (last, 576)), 0)
+        assert part.run(states[:1], last).shape == (1, 576)
+        assert len(before) == last
+        with pytest.raises(EngineError, match="expected at most 0 more rows, got 1"):
+            part.run(states[:1], part.cells)
+
+
+def test_the_head_of_exact_mode_gives_the_same_tokens(files: PartFiles) -> None:
+    states = np.random.default_rng(5).standard_normal((4, 576)).astype(np.float32)
+    with HeadPart(files.head) as head, HeadPart(files.head, exact=True) as exact:
+        for state in states:
+            assert exact.logits(state).tobytes() == exact.logits(state.copy()).tobytes()
+            assert exact.logits(state).argmax() == head.logits(state).argmax()
 
 
 def test_rows_that_do_not_fit_are_refused(files: PartFiles) -> None:

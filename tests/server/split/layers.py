@@ -36,6 +36,7 @@ class SummingLayers:
     def __init__(self, *, sequences: int = 4, cells: int = 256, batch_rows: int = 256, width: int = WIDTH, is_manual: bool = False) -> None:
         self.info = PartInfo("middle", "digest", 2, 28, 30, width, "llama")
         self.sequences, self.cells, self.batch_rows = sequences, cells, batch_rows
+        self.is_exact = False
         self.batches: list[list[tuple[int, int, int]]] = []  # (sequence, position, rows) of each
         self.waiting: list[RowsBatch] = []
         self.failures = 0  # batches that will fail

@@ -108,6 +108,7 @@ def test_the_layout_is_that_of_the_specification() -> None:
         60,
         1,
         [[1, 5000], [64, 40000]],
+        False,
     ]
     assert msgpack.unpackb(CODEC.encode(SplitHello(2, 2, MARK))) == [1, 2, 2, ["model-digest", 2, 28, WIDTH], None, ""]
 

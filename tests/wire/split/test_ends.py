@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from streamco.errors import UsageError
+from streamco.wire.split.client import SplitClient
 from streamco.wire.split.codec import SplitCodec
 from streamco.wire.split.frames import (
     MAX_ROUNDS,
@@ -28,11 +29,13 @@ from streamco.wire.split.frames import (
     SplitWelcome,
     States,
 )
+from streamco.wire.split.server import SplitServer
 from streamco.wire.tensors import StateFormat
 from streamco.wire.verify.client import VerifyClient
 from streamco.wire.verify.codec import VerifyCodec
 from streamco.wire.verify.errors import (
     MalformedFrameError,
+    ModelMismatchError,
     OverloadedError,
     UnauthorisedError,
     UnexpectedFrameError,
@@ -80,6 +83,21 @@ def test_a_hello_is_answered_with_a_welcome_that_says_what_batches_cost() -> Non
     assert isinstance(welcome, SplitWelcome)
     assert (welcome.row_costs, welcome.stages, welcome.limits) == (COSTS, 1, LIMITS)
     assert pair.client.limits == SplitLimits(context_rows=100, rows=8, sessions=4)
+
+
+def test_a_client_in_exact_mode_refuses_a_server_that_is_not() -> None:
+    client = SplitClient(SplitCodec(WIDTH), MARK, exact=True)
+    [hello] = client.take_messages()
+    for is_exact in (False, True):
+        server = SplitServer(SplitCodec(WIDTH, LIMITS), MARK, model="m", row_costs=COSTS, is_exact=is_exact)
+        server.receive(hello)
+        server.welcome()
+        [message] = server.take_messages()
+        if is_exact:
+            assert isinstance(client.receive(message), SplitWelcome)
+        else:
+            with pytest.raises(ModelMismatchError, match="expected a server in exact mode"):
+                client.receive(message)
 
 
 @pytest.mark.parametrize(
