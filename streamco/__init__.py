@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from streamco.client.speculation.options import SpeculationOptions, SpeculationTuning
     from streamco.client.stream import ChatStream, Retracted, Settled, Token, TokenStream
     from streamco.config import Limits, RetryPolicy, SamplingOptions, Timeouts
-    from streamco.core.report import AnswerUsage, DispatchReport, EndpointReport, Report, SpeculationFigures
+    from streamco.core.report import AnswerUsage, DispatchReport, EndpointReport, Report, SpeculationFigures, SplitFigures
     from streamco.core.totals import EndpointTotals, Totals
     from streamco.endpoints.base import Capabilities, Endpoint, EndpointStream, Request, TokenPrices
     from streamco.endpoints.device import DeviceEndpoint
@@ -67,7 +67,7 @@ _HOMES = {
     "streamco.client.speculation.options": ("SpeculationOptions", "SpeculationTuning"),
     "streamco.client.stream": ("ChatStream", "Retracted", "Settled", "Token", "TokenStream"),
     "streamco.config": ("Limits", "RetryPolicy", "SamplingOptions", "Timeouts"),
-    "streamco.core.report": ("AnswerUsage", "DispatchReport", "EndpointReport", "Report", "SpeculationFigures"),
+    "streamco.core.report": ("AnswerUsage", "DispatchReport", "EndpointReport", "Report", "SpeculationFigures", "SplitFigures"),
     "streamco.core.totals": ("EndpointTotals", "Totals"),
     "streamco.endpoints.base": ("Capabilities", "Endpoint", "EndpointStream", "Request", "TokenPrices"),
     "streamco.endpoints.device": ("DeviceEndpoint",),
@@ -149,6 +149,7 @@ __all__ = [
     "SpeculationOptions",
     "SpeculationTuning",
     "SplitEndpoint",
+    "SplitFigures",
     "StreamClosed",
     "StreamConsumed",
     "StreamcoError",

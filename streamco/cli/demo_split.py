@@ -19,7 +19,7 @@ from streamco.cli.ui.talk import answer_prompt, converse, is_interactive
 from streamco.cli.ui.view import View
 from streamco.client.client import Client
 from streamco.endpoints.verifiers.split import SplitEndpoint
-from streamco.endpoints.verifiers.split_link import SplitTraffic
+from streamco.engines.split.tally import SplitTraffic
 from streamco.errors import ConfigError
 
 __all__ = ["check_split_arguments", "explain_traffic", "run_split_demo"]

@@ -1,7 +1,8 @@
 """The report of an answer: figures only, no text and no keys, ready for JSON.
 
-``Report`` is what users read; its parts are ``DispatchReport``, ``EndpointReport``, ``HandOver`` and, for a speculated answer,
-``SpeculationFigures``. ``SpeculationReport`` is the tally that the speculation machine keeps while the answer is under way;
+``Report`` is what users read; its parts are ``DispatchReport``, ``EndpointReport``, ``HandOver``, for a speculated answer
+``SpeculationFigures``, and for that of a split model ``SplitFigures``.
+``SpeculationReport`` is the tally that the speculation machine keeps while the answer is under way;
 ``SpeculationFigures`` are made of it, with the bytes and the budget that only the client knows.
 """
 
@@ -25,10 +26,13 @@ __all__ = [
     "Report",
     "SpeculationFigures",
     "SpeculationReport",
+    "SplitFigures",
+    "StatesName",
     "WhyRemote",
 ]
 
-AnswerMode = Literal["race", "speculate"]
+AnswerMode = Literal["race", "speculate", "split"]
+StatesName = Literal["f32", "f16", "i8"]
 Outcome = Literal["won", "took over", "read ahead", "lost", "failed", "not started", "drafted", "verified"]
 Ending = Literal["complete", "failed", "left"]
 WhyRemote = Literal["its speed was measured", "drafting is slower", "no verifier", "no draft"]
@@ -184,6 +188,42 @@ class SpeculationFigures(Struct, frozen=True, kw_only=True):
     is_exact: bool
 
 
+class SplitFigures(Struct, frozen=True, kw_only=True):
+    """The figures of an answer of a split model: what left the device, what came back, and in how many trips.
+
+    Args:
+        trips: times that states came back from the server, the prompt's included.
+        tokens_per_trip: tokens of the answer for each trip; None: no trip has ended.
+        bytes_up, bytes_down: bytes sent and received, without those of the transport.
+        rows_up, rows_down: hidden states in them; one for each token that was read.
+        chunks: messages that the states went up in.
+        repeated_rows: states that were sent again, because a server was lost.
+        sessions: sessions that were opened or resumed; more than 1: a server was lost, and the answer went on.
+        servers: names of the servers that computed it, in their order.
+        drafted: tokens that were drafted on the device.
+        accepted: the part of them that is in the answer.
+        states: format of the states on the wire.
+        is_exact: the states lost nothing on the way, so the text is the whole model's.
+        sent: what left the device, in words.
+    """
+
+    trips: int
+    tokens_per_trip: float | None
+    bytes_up: int
+    bytes_down: int
+    rows_up: int
+    rows_down: int
+    chunks: int
+    repeated_rows: int
+    sessions: int
+    servers: list[str]
+    drafted: int
+    accepted: int
+    states: StatesName
+    is_exact: bool
+    sent: str
+
+
 class Report(Struct, frozen=True, kw_only=True):
     """The figures of one answer; times in seconds.
 
@@ -202,7 +242,8 @@ class Report(Struct, frozen=True, kw_only=True):
         ending: whether the answer is complete, failed, or was left by its reader before its end; None: it is under way.
         is_final: no figure changes any more, because all work has ended.
         mode: how it was generated; if it could have been speculated and wasn't, ``dispatch.reason`` has the reason.
-        speculation: figures of drafting and verifying; None: it raced.
+        speculation: figures of drafting and verifying; None: it was not speculated.
+        split: figures of a split model's trips; None: no split model had a part in it.
         request_id: the id of the answer's log lines, which servers get as ``X-Client-Request-Id``.
         notes: what was asked for and did not happen, a sentence each; empty: all went as asked.
     """
@@ -227,6 +268,7 @@ class Report(Struct, frozen=True, kw_only=True):
     is_final: bool = False
     mode: AnswerMode = "race"
     speculation: SpeculationFigures | None = None
+    split: SplitFigures | None = None
     request_id: str = ""
     notes: list[str] = field(default_factory=list)
 

@@ -7,7 +7,7 @@ from decimal import Decimal
 
 from msgspec import Struct
 
-from streamco.core.report import EndpointReport, HandOver, Report, SpeculationFigures
+from streamco.core.report import EndpointReport, HandOver, Report, SpeculationFigures, SplitFigures
 
 __all__ = [
     "Section",
@@ -19,6 +19,7 @@ __all__ = [
     "saved_share",
     "sections_to_text",
     "speculation_summary",
+    "split_summary",
     "summary",
 ]
 
@@ -62,8 +63,7 @@ def summary(report: Report, *, ending: str = "") -> str:
     """Return the figures of an answer in one line. ``ending``: stopped | failed, or "" if it is complete."""
     parts = [f"{report.winner or 'no endpoint'} answered"]
     parts += [_change(report, change) for change in report.hand_overs]
-    if drafts := speculation_summary(report):
-        parts.append(drafts)
+    parts += [text for text in (speculation_summary(report), split_summary(report)) if text]
     parts.append(f"first token {format_seconds(report.ttft)}")
     if report.tokens_per_second is not None:
         parts.append(f"{report.tokens_per_second:.1f} tokens/s")
@@ -98,6 +98,21 @@ def speculation_summary(report: Report) -> str:
     return " · ".join(parts)
 
 
+def split_summary(report: Report) -> str:
+    """Return a summary of a split model's trips: ``1.42 tokens a trip``; "" if there were none.
+
+    If a server was lost, it says that too: ``went on at host:8001 after a loss``.
+    """
+    figures = report.split
+    if figures is None or figures.tokens_per_trip is None:
+        return ""
+    parts = [f"{figures.tokens_per_trip:.2f} tokens a trip"]
+    if figures.sessions > 1:
+        losses = "a loss" if figures.sessions == 2 else f"{figures.sessions - 1} losses"
+        parts.append(f"went on at {figures.servers[-1]} after {losses}")
+    return " · ".join(parts)
+
+
 def _change(report: Report, change: HandOver) -> str:
     """Return a hand-over as text: ``moved to device after token 18, 82% cheaper``, compared with the answer without it."""
     if not change.is_planned:
@@ -119,7 +134,8 @@ def report_sections(report: Report) -> list[Section]:
     """Return the whole report as tables."""
     drafts = [] if report.speculation is None else [_speculation_section(report.speculation)]
     notes = [Section("Not as asked", (), [("", note) for note in report.notes])] if report.notes else []
-    return [_answer_section(report), *notes, *drafts, _dispatch_section(report), _endpoint_section(report.endpoints)]
+    trips = [] if report.split is None else [_split_section(report.split)]
+    return [_answer_section(report), *notes, *drafts, *trips, _dispatch_section(report), _endpoint_section(report.endpoints)]
 
 
 def _answer_section(report: Report) -> Section:
@@ -179,6 +195,21 @@ def _speculation_section(figures: SpeculationFigures) -> Section:
         ("the server's own answer", "yes" if figures.is_exact else "no"),
     ]
     return Section("drafts and verdicts", (), list(rows))
+
+
+def _split_section(figures: SplitFigures) -> Section:
+    per_trip = "-" if figures.tokens_per_trip is None else f"{figures.tokens_per_trip:.2f}"
+    rows = [
+        ("sent to the server", figures.sent),
+        ("up", f"{figures.rows_up} states, {figures.bytes_up} bytes"),
+        ("down", f"{figures.rows_down} states, {figures.bytes_down} bytes"),
+        ("trips, tokens a trip", f"{figures.trips}, {per_trip}"),
+        ("messages up, states sent again", f"{figures.chunks}, {figures.repeated_rows}"),
+        ("drafted, of these in the answer", f"{figures.drafted}, {figures.accepted}"),
+        ("servers, sessions", f"{', '.join(figures.servers) or '-'}; {figures.sessions}"),
+        ("the whole model's own answer", "yes" if figures.is_exact else "no"),
+    ]
+    return Section("split model", (), list(rows))
 
 
 def _dispatch_section(report: Report) -> Section:

@@ -9,6 +9,7 @@ from typing import Any, Literal, Protocol, runtime_checkable
 from msgspec import Struct, field
 
 from streamco.config import SamplingOptions, Timeouts
+from streamco.core.report import SplitFigures
 from streamco.events import StreamEnded, TextCount, TokensReceived, Written
 from streamco.partial import Partial, PreCopy
 
@@ -25,6 +26,7 @@ __all__ = [
     "TokenPrices",
     "WrittenStream",
     "new_completion_id",
+    "split_figures_of",
 ]
 
 Message = Mapping[str, Any]
@@ -194,3 +196,9 @@ def idle_of(stream: EndpointStream) -> float:
     """Return the seconds so far in which no task waited for a stream; 0: it doesn't count them."""
     idle: float = getattr(stream, "idle", 0.0)
     return idle
+
+
+def split_figures_of(stream: EndpointStream) -> SplitFigures | None:
+    """Return what a split model's stream has sent and received; None: the stream is another's."""
+    figures: SplitFigures | None = getattr(stream, "split_figures", None)
+    return figures

@@ -110,6 +110,11 @@ class RunningGeneration:
         return self._end is not None
 
     @property
+    def made(self) -> int:
+        """Number of tokens that were drawn."""
+        return self._made
+
+    @property
     def most_tokens(self) -> int:
         """Most tokens that prompt and answer may have together."""
         return len(self.prompt) + self._limit

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from streamco.core.report import Report, SpeculationFigures
+from streamco.core.report import Report, SpeculationFigures, SplitFigures
 
 __all__ = ["comment", "headers", "model_header", "opening_headers"]
 
@@ -14,7 +14,7 @@ _MAX_LENGTH = 500  # characters of one header; reasons don't quote prompts, but 
 def headers(report: Report) -> dict[str, str]:
     """Return the ``x-streamco-*`` headers of a whole answer; unknown values are left out."""
     cost = {} if report.cost_usd is None else {"x-streamco-cost-usd": f"{report.cost_usd:.9f}"}
-    return opening_headers(report) | cost | _draft_headers(report.speculation)
+    return opening_headers(report) | cost | _draft_headers(report.speculation) | _split_headers(report.split)
 
 
 def _draft_headers(figures: SpeculationFigures | None) -> dict[str, str]:
@@ -23,6 +23,15 @@ def _draft_headers(figures: SpeculationFigures | None) -> dict[str, str]:
     shares = {"acceptance": figures.acceptance, "offloaded-share": figures.offloaded_share, "hit-rate": figures.hit_rate}
     values = {f"x-streamco-{name}": f"{share:.4f}" for name, share in shares.items() if share is not None}
     return values | {"x-streamco-rounds": str(figures.rounds), "x-streamco-exact": "true" if figures.is_exact else "false"}
+
+
+def _split_headers(figures: SplitFigures | None) -> dict[str, str]:
+    if figures is None:
+        return {}
+    per_trip = {} if figures.tokens_per_trip is None else {"x-streamco-tokens-per-trip": f"{figures.tokens_per_trip:.4f}"}
+    values = {"trips": figures.trips, "bytes-up": figures.bytes_up, "bytes-down": figures.bytes_down, "sessions": figures.sessions}
+    exact = {"x-streamco-exact": "true" if figures.is_exact else "false"}
+    return {f"x-streamco-{name}": str(value) for name, value in values.items()} | per_trip | exact
 
 
 def opening_headers(report: Report) -> dict[str, str]:

@@ -10,7 +10,7 @@ import pytest
 
 from streamco.cli.demo_split import PROMPTS, explain_traffic
 from streamco.cli.main import main
-from streamco.endpoints.verifiers.split_link import SplitTraffic
+from streamco.engines.split.tally import SplitTraffic
 from tests.cli.terminal import ROOT
 
 pytestmark = pytest.mark.timeout(180)

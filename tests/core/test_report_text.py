@@ -4,7 +4,7 @@ import pytest
 from msgspec import structs
 
 from streamco.core.meter import Quality
-from streamco.core.report import DispatchReport, EndpointReport, HandOver, Report, SpeculationFigures
+from streamco.core.report import DispatchReport, EndpointReport, HandOver, Report, SpeculationFigures, SplitFigures
 from streamco.core.report_text import (
     format_joules,
     format_saving,
@@ -14,6 +14,7 @@ from streamco.core.report_text import (
     saved_share,
     sections_to_text,
     speculation_summary,
+    split_summary,
     summary,
 )
 
@@ -39,6 +40,24 @@ FIGURES = SpeculationFigures(
     losses=2,
     retracted=0,
     is_exact=False,
+)
+
+TRIPS = SplitFigures(
+    trips=24,
+    tokens_per_trip=1.25,
+    bytes_up=345_854,
+    bytes_down=265_359,
+    rows_up=150,
+    rows_down=115,
+    chunks=25,
+    repeated_rows=0,
+    sessions=1,
+    servers=["127.0.0.1:8000"],
+    drafted=91,
+    accepted=7,
+    states="f32",
+    is_exact=True,
+    sent="hidden states of layer 2, f32; no token id, no text",
 )
 
 
@@ -151,6 +170,32 @@ def test_a_speculated_answer_has_a_table_of_its_own() -> None:
         "the server's own answer                   no",
     ):
         assert words in text, text
+
+
+def test_the_summary_of_a_split_model_says_how_many_tokens_a_trip_made() -> None:
+    assert "device answered · 1.25 tokens a trip · first token" in summary(make_report(split=TRIPS))
+    assert split_summary(make_report(split=structs.replace(TRIPS, tokens_per_trip=None))) == ""
+
+
+@pytest.mark.parametrize(("sessions", "losses"), [(2, "a loss"), (3, "2 losses")])
+def test_the_summary_says_which_server_went_on_after_a_loss(sessions: int, losses: str) -> None:
+    lost = structs.replace(TRIPS, sessions=sessions, servers=["127.0.0.1:8000", "127.0.0.1:8001"])
+    assert split_summary(make_report(split=lost)) == f"1.25 tokens a trip · went on at 127.0.0.1:8001 after {losses}"
+
+
+def test_an_answer_of_a_split_model_has_a_table_of_its_own() -> None:
+    text = sections_to_text(report_sections(make_report(split=TRIPS)))
+    for words in (
+        "sent to the server               hidden states of layer 2, f32; no token id, no text",
+        "up                               150 states, 345854 bytes",
+        "down                             115 states, 265359 bytes",
+        "trips, tokens a trip             24, 1.25",
+        "messages up, states sent again   25, 0",
+        "drafted, of these in the answer  91, 7",
+        "servers, sessions                127.0.0.1:8000; 1",
+        "the whole model's own answer     yes",
+    ):
+        assert f"  {words}" in text.split("\n"), text
 
 
 def test_the_summary_of_a_stopped_answer_says_so() -> None:

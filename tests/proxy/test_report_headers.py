@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from streamco.core.meter import Quality
-from streamco.core.report import DispatchReport, Report, SpeculationFigures
+from streamco.core.report import DispatchReport, Report, SpeculationFigures, SplitFigures
 from streamco.proxy.report_headers import comment, headers, opening_headers
 
 DISPATCH = DispatchReport(
@@ -51,6 +51,24 @@ FIGURES = SpeculationFigures(
     is_exact=False,
 )
 
+TRIPS = SplitFigures(
+    trips=24,
+    tokens_per_trip=1.25,
+    bytes_up=345_854,
+    bytes_down=265_359,
+    rows_up=150,
+    rows_down=115,
+    chunks=25,
+    repeated_rows=6,
+    sessions=2,
+    servers=["one:8000", "two:8000"],
+    drafted=91,
+    accepted=7,
+    states="f16",
+    is_exact=False,
+    sent="hidden states of layer 2, f16; no token id, no text",
+)
+
 
 def make_report(reason: str = "device, server", *, winner: str | None = "device", ttft: float | None = 0.0123) -> Report:
     return Report(
@@ -89,6 +107,13 @@ def test_the_headers_of_a_speculated_answer_say_what_became_of_its_drafts() -> N
     assert told["x-streamco-rounds"] == "12"
     assert told["x-streamco-exact"] == "false"
     assert "x-streamco-hit-rate" not in told
+
+
+def test_the_headers_of_a_split_models_answer_say_what_went_over_the_wire() -> None:
+    told = headers(replace(make_report(), mode="split", split=TRIPS))
+    figures = {"trips": "24", "tokens-per-trip": "1.2500", "bytes-up": "345854", "bytes-down": "265359", "sessions": "2", "exact": "false"}
+    assert {f"x-streamco-{name}": value for name, value in {"mode": "split", **figures}.items()}.items() <= told.items()
+    assert "x-streamco-tokens-per-trip" not in headers(replace(make_report(), split=replace(TRIPS, trips=0, tokens_per_trip=None)))
 
 
 @pytest.mark.parametrize(

@@ -19,7 +19,7 @@ from streamco.cli.ui.status_line import Progress
 from streamco.cli.ui.theme import Theme
 from streamco.client.stream import Token
 from streamco.core.report import Report
-from streamco.core.report_text import Section, format_usd, speculation_summary, summary
+from streamco.core.report_text import Section, format_usd, speculation_summary, split_summary, summary
 from streamco.core.speculation.events import Origin
 
 __all__ = ["TerminalView"]
@@ -115,7 +115,8 @@ class TerminalView:
             line = progress.waiting_line(asked, now=self._clock())
         else:
             cost = format_usd(report.cost_usd) if report and report.cost_usd is not None else ""
-            line = progress.line(now=self._clock(), drafts=speculation_summary(report) if report else "", cost=cost)
+            drafts = speculation_summary(report) or split_summary(report) if report else ""
+            line = progress.line(now=self._clock(), drafts=drafts, cost=cost)
         return self._one_row(self._tinted(line))
 
     def _tinted(self, line: str) -> Text:

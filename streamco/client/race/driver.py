@@ -17,7 +17,7 @@ from streamco.client.delivery_queue import DeliveryQueue
 from streamco.client.driver import Batch
 from streamco.client.error_translation import FailedStream, FinishedStream, translate
 from streamco.client.race.dispatcher import DispatchRecord
-from streamco.client.race.report import build_cost, build_report, describe_usage
+from streamco.client.race.report import build_cost, build_report, describe_usage, with_split_figures
 from streamco.client.release_timer import share_timer
 from streamco.core.race.attempt import Attempt
 from streamco.core.race.commands import (
@@ -33,7 +33,7 @@ from streamco.core.race.commands import (
 from streamco.core.race.machine import RaceMachine
 from streamco.core.report import AnswerUsage, Report
 from streamco.core.totals import AnswerCost
-from streamco.endpoints.base import Endpoint, EndpointStream, Request, TextCounter, WrittenStream, changes_of, idle_of
+from streamco.endpoints.base import Endpoint, EndpointStream, Request, TextCounter, WrittenStream, changes_of, idle_of, split_figures_of
 from streamco.errors import EngineError, StreamcoError
 from streamco.events import Event, ReaderLeft, StreamCancelled, StreamEnded, StreamFailed, TextCount, TokensReceived
 from streamco.machine_driver import Deadlines, StepLog, TaskDriver
@@ -166,7 +166,8 @@ class RaceDriver(TaskDriver[Event, Command]):
     def report(self) -> Report:
         """Return the answer's figures so far; final when ``is_over``."""
         record = self._dispatched()
-        return build_report(self.machine, record, self._endpoints, now=self.now, was_left=self.was_broken_off, counts=self._counts)
+        report = build_report(self.machine, record, self._endpoints, now=self.now, was_left=self.was_broken_off, counts=self._counts)
+        return with_split_figures(report, [split_figures_of(stream) for _, stream in self._running.values()])
 
     def usage(self) -> AnswerUsage:
         """Return the token counts of the answer as it was delivered."""

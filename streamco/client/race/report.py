@@ -12,7 +12,7 @@ from streamco.client.race.bill import billed_completion, own_bill
 from streamco.client.race.dispatcher import DispatchRecord
 from streamco.core.race.attempt import Attempt, AttemptState
 from streamco.core.race.machine import RaceMachine
-from streamco.core.report import AnswerUsage, EndpointReport, HandOver, Outcome, Report
+from streamco.core.report import AnswerUsage, EndpointReport, HandOver, Outcome, Report, SplitFigures
 from streamco.core.totals import AnswerCost
 from streamco.endpoints.base import Endpoint
 from streamco.errors import EndpointConnectError, EndpointStatusError
@@ -20,7 +20,7 @@ from streamco.events import TextCount
 from streamco.openai_types import CompletionUsage, without_further
 from streamco.policies.cost import RequestCost
 
-__all__ = ["build_cost", "build_report", "describe_hand_overs", "describe_attempt", "describe_usage"]
+__all__ = ["build_cost", "build_report", "describe_hand_overs", "describe_attempt", "describe_usage", "with_split_figures"]
 
 Counts = Mapping[Attempt, TextCount]
 _NO_COUNTS: Counts = {}
@@ -68,6 +68,24 @@ def build_report(
         ending=cost.ending,
         is_final=machine.is_over,
     )
+
+
+def with_split_figures(report: Report, streams: Sequence[SplitFigures | None]) -> Report:
+    """Return the report with the figures of a split model that had a part in the answer.
+
+    Args:
+        report: the report without them.
+        streams: the figures of each stream of the answer; None: it isn't a split model's.
+    """
+    figures = next((each for each in streams if each is not None), None)
+    if figures is None:
+        return report
+    if len(report.endpoints) > 1:
+        return replace(report, split=figures)
+    place = figures.servers[-1] if figures.servers else "a server"
+    reason = f"{report.endpoints[0].name} has the ends of a model here, and its middle at {place}"
+    dispatch = replace(report.dispatch, policy="split", constraint=None, reason=reason, budget=1.0)
+    return replace(report, split=figures, mode="split", dispatch=dispatch)
 
 
 def build_cost(

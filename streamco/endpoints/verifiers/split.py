@@ -15,19 +15,22 @@ from typing import Literal
 from msgspec.structs import replace
 
 from streamco.config import Timeouts
-from streamco.endpoints.base import Capabilities
-from streamco.endpoints.device import DeviceEndpoint
+from streamco.core.report import SplitFigures
+from streamco.endpoints.base import Capabilities, Request, new_completion_id
+from streamco.endpoints.device import DeviceEndpoint, DeviceStream
 from streamco.endpoints.verifiers.connection import VerifierAddress
-from streamco.endpoints.verifiers.split_link import ServerLink, SplitTraffic
+from streamco.endpoints.verifiers.split_link import ServerLink
 from streamco.endpoints.verifiers.streamco import PONG_SECONDS, verifier_url
 from streamco.engines.base import Engine, EngineOptions
 from streamco.engines.llamacpp.model_parts import PartInfo
+from streamco.engines.split.answer import SplitGeneration
 from streamco.engines.split.drafts import DraftOptions
 from streamco.engines.split.engine import SplitEngine
+from streamco.engines.split.tally import SplitTally, SplitTraffic
 from streamco.errors import ConfigError
 from streamco.wire.tensors import StateFormat
 
-__all__ = ["SplitEndpoint"]
+__all__ = ["SplitEndpoint", "SplitStream"]
 
 _TIMEOUTS = Timeouts(socket=PONG_SECONDS)
 
@@ -101,6 +104,11 @@ class SplitEndpoint(DeviceEndpoint):
         return self.states == "f32"
 
     @property
+    def input_layers(self) -> int:
+        """Number of layers on the device; 0: not known yet."""
+        return 0 if self._link is None else self._link.mark.first_layer
+
+    @property
     def traffic(self) -> SplitTraffic:
         """What went to the servers and came back so far."""
         return SplitTraffic() if self._link is None else self._link.traffic
@@ -115,6 +123,13 @@ class SplitEndpoint(DeviceEndpoint):
         await super().start()
         if self._link is not None:
             await self._link.connect()
+
+    def open(self, request: Request) -> SplitStream:
+        """Begin an answer; see ``DeviceEndpoint.open``."""
+        stream = SplitStream(self, request, new_completion_id())
+        self._streams.add(stream)
+        stream.begin()
+        return stream
 
     async def _load(self) -> Engine:
         self._event_loop = asyncio.get_running_loop()
@@ -142,6 +157,19 @@ class SplitEndpoint(DeviceEndpoint):
         await super().aclose()
         if self._link is not None:
             await self._link.aclose()
+
+
+class SplitStream(DeviceStream):
+    """One answer of a split model."""
+
+    @property
+    def split_figures(self) -> SplitFigures:
+        """What the answer has sent and received so far."""
+        endpoint, generation = self._endpoint, self._generation
+        assert isinstance(endpoint, SplitEndpoint), "a split model's endpoint made this stream"
+        found = generation if isinstance(generation, SplitGeneration) else None
+        tally = SplitTally() if found is None or found.tally is None else found.tally
+        return tally.figures(tokens=found.made if found else 0, input_layers=endpoint.input_layers, states=endpoint.states)
 
 
 def _address(url: str, token: str | None, tls: ssl.SSLContext | None, *, is_plain: bool) -> VerifierAddress:

@@ -19,6 +19,7 @@ from streamco.core.split.events import OpenSession, SendRows, SessionLost, Sessi
 from streamco.endpoints.verifiers.connection import VerifierAddress, VerifierConnection, connect_verifier, load_websockets
 from streamco.engines.llamacpp.model_parts import PartInfo
 from streamco.engines.split.answer import DeepStates, LinkEvent, LinkFailed
+from streamco.engines.split.tally import SplitTraffic, total_traffic
 from streamco.errors import EndpointConnectError, EndpointError, EndpointTimeoutError, StreamClosed, StreamcoError
 from streamco.policies.chunking import RowCosts, chunk_size
 from streamco.wire.split.client import SplitClient
@@ -31,7 +32,7 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-__all__ = ["ServerLink", "SplitTraffic"]
+__all__ = ["ServerLink"]
 
 _PING_INTERVAL = 5.0  # seconds
 _RETRY = 0.2  # seconds between two tries at all servers
@@ -39,22 +40,6 @@ _UPLOAD_RATE = 5e6  # bytes per second until it was measured
 _SMOOTHING = 0.3  # weight of a new measurement
 _MAX_LOSSES = 3  # lost sessions at each server in a row, without an answer between them
 _LARGE = 16_384  # bytes; smaller frames say little of the rate
-
-
-class SplitTraffic(Struct):
-    """What went to the servers and came back, all answers together.
-
-    Args:
-        bytes_up, bytes_down: bytes of the frames.
-        rows_up, rows_down: hidden states in them.
-        trips: times that states came back.
-    """
-
-    bytes_up: int = 0
-    bytes_down: int = 0
-    rows_up: int = 0
-    rows_down: int = 0
-    trips: int = 0
 
 
 class _Server:
@@ -114,7 +99,6 @@ class ServerLink:
     ) -> None:
         first = info.first_layer + info.layers
         self.mark = LayersMark(info.source, first, info.total_layers - first, info.width)
-        self.traffic = SplitTraffic()
         self.loop, self.form, self.timeouts, self.patience = loop, form, timeouts, patience
         self.servers = [_Server(address, self.mark, timeouts, exact=exact) for address in addresses]
         self.is_closed = False
@@ -124,6 +108,12 @@ class ServerLink:
         self._load = 0
         self._limits = SplitLimits()
         self._sessions: set[_Session] = set()
+        self._ended = SplitTraffic()  # of the sessions that are over
+
+    @property
+    def traffic(self) -> SplitTraffic:
+        """What all answers together have sent and received so far."""
+        return total_traffic([self._ended, *(session.traffic for session in self._sessions)])
 
     @property
     def max_rows(self) -> int:
@@ -199,8 +189,10 @@ class ServerLink:
         self._sessions.add(session)
 
     def discard(self, session: _Session) -> None:
-        """Forget a session that has ended."""
-        self._sessions.discard(session)
+        """Forget a session that has ended, but not what it has sent."""
+        if session in self._sessions:
+            self._sessions.remove(session)
+            self._ended = total_traffic([self._ended, session.traffic])
 
     async def aclose(self) -> None:
         """End all sessions and connections; idempotent."""
@@ -223,6 +215,7 @@ class _Session:
     """One answer's session. ``open``, ``send`` and ``close`` may be called from every thread, the others on the event loop."""
 
     def __init__(self, link: ServerLink, emit: Callable[[LinkEvent], None], reserve: int) -> None:
+        self.traffic = SplitTraffic()
         self._link = link
         self._emit = emit
         self._reserve = reserve
@@ -268,7 +261,7 @@ class _Session:
 
     def frame_received(self, frame: SplitOpened | SplitResumed | States | Refusal, size: int) -> None:
         """Handle a frame for this session; see ``SessionListener``."""
-        self._link.traffic.bytes_down += size
+        self.traffic.bytes_down += size
         match frame:
             case SplitOpened():
                 self._key = frame.key
@@ -316,6 +309,7 @@ class _Session:
                     self._detach(closes=True)
                     error = exc
                 else:
+                    self._name_server()
                     self._emit(SessionReady(self._attempt, length))
                     return
             if link.loop.time() >= until:
@@ -342,7 +336,7 @@ class _Session:
         self._connection, self._number = connection, number
         self._reply = self._link.loop.create_future()
         connection.add_session(number, self)
-        self._link.traffic.bytes_up += connection.flush()
+        self.traffic.bytes_up += connection.flush()
         limit = self._link.timeouts.connect
         try:
             async with asyncio.timeout(limit):
@@ -358,6 +352,10 @@ class _Session:
     def _name(self) -> str:
         return self._link.servers[self._server].address.name
 
+    def _name_server(self) -> None:
+        if self.traffic.servers[-1:] != [self._name]:
+            self.traffic.servers.append(self._name)
+
     def _set_reply(self, length: int) -> None:
         if self._reply is not None and not self._reply.done():
             self._reply.set_result(length)
@@ -372,8 +370,8 @@ class _Session:
             self._emit(LinkFailed(exc))
             return
         size = connection.flush()
-        link.traffic.bytes_up += size
-        link.traffic.rows_up += len(states)
+        self.traffic.bytes_up += size
+        self.traffic.rows_up += len(states)
         self._unanswered.append(_Sent(link.loop.time(), size, not self._unanswered))
         self._watch()
 
@@ -381,8 +379,8 @@ class _Session:
         link = self._link
         sent = self._unanswered.popleft()
         self._losses = 0
-        link.traffic.rows_down += len(frame.states)
-        link.traffic.trips += len(frame.states) > 0
+        self.traffic.rows_down += len(frame.states)
+        self.traffic.trips += len(frame.states) > 0
         link.record_answer(frame, sent.size, link.loop.time() - sent.at if sent.was_alone else None)
         self._watch()
         self._emit(DeepStates(self._attempt, frame.states))

@@ -28,6 +28,7 @@ from streamco.core.split.machine import SplitMachine
 from streamco.engines.generation import RunningGeneration
 from streamco.engines.split.drafts import AnswerDrafts
 from streamco.engines.split.layers import HeadPart, InputPart
+from streamco.engines.split.tally import SplitTally, SplitTraffic
 from streamco.errors import EngineError
 
 if TYPE_CHECKING:
@@ -36,7 +37,7 @@ if TYPE_CHECKING:
 
     States = NDArray[np.float32]
 
-__all__ = ["DeepStates", "LinkEvent", "LinkFailed", "LinkSession", "ProposeDrafts", "SplitAnswer", "SplitLink"]
+__all__ = ["DeepStates", "LinkEvent", "LinkFailed", "LinkSession", "ProposeDrafts", "SplitAnswer", "SplitGeneration", "SplitLink"]
 
 ProposeDrafts = Callable[[Sequence[int]], Sequence[int]]
 """Returns likely next tokens from the tokens so far; an empty sequence: none."""
@@ -58,8 +59,20 @@ class LinkFailed(Struct, frozen=True):
 LinkEvent = SessionReady | SessionLost | DeepStates | LinkFailed
 
 
+class SplitGeneration(RunningGeneration):
+    """A generation of a split model."""
+
+    tally: SplitTally | None = None
+    """What it has sent, received and drafted so far; None: it waits for its turn."""
+
+
 class LinkSession(Protocol):
     """One answer's session at the servers. Every thread may call it; it never blocks."""
+
+    @property
+    def traffic(self) -> SplitTraffic:
+        """What it has sent and received so far."""
+        ...
 
     def open(self, command: OpenSession) -> None:
         """Open or resume a session; answered with an event."""
@@ -116,7 +129,7 @@ class SplitAnswer:
 
     def __init__(
         self,
-        generation: RunningGeneration,
+        generation: SplitGeneration,
         parts: tuple[InputPart, HeadPart],
         *,
         sequence: int,
@@ -138,6 +151,7 @@ class SplitAnswer:
         self._shallow: list[States] = []  # one row each
         self._machine = SplitMachine(chunk=link.chunk, max_rows=link.max_rows)
         self._session = link.session(emit, reserve)
+        self._tally = generation.tally = SplitTally(self._machine.counts, self._session.traffic)
         self._machine.start(now=monotonic())
         self._put(RowsAdded(len(self._tokens), 1))
 
@@ -196,6 +210,7 @@ class SplitAnswer:
     def _read(self, states: States) -> None:
         """Draw the next tokens from the states after the last token and after each draft, up to the first draft that is wrong."""
         drafts, self._drafts = self._drafts, []
+        self._tally.drafted += len(drafts)
         if len(states) != len(drafts) + 1:
             raise EngineError(f"states: expected {len(drafts) + 1} rows, got {len(states)}")
         if self.generation.request.prefill_only:
@@ -203,10 +218,12 @@ class SplitAnswer:
             return
         accepted = 0
         for state in states:
-            self.generation.accept(self._head.logits(state))
+            token = self._draw(state)
+            is_right = accepted < len(drafts) and token == drafts[accepted]
+            self._tally.accepted += is_right
             if self.generation.is_done:
                 return
-            if accepted == len(drafts) or self.generation.next_token != drafts[accepted]:
+            if not is_right:
                 break
             accepted += 1
         if accepted < len(drafts):
@@ -214,6 +231,12 @@ class SplitAnswer:
         if self._layer is not None:
             self._record(self._layer, states[: accepted + 1])
         self.resume()
+
+    def _draw(self, state: States) -> int | None:
+        """Return the model's next token after a deep state; None: the answer has ended before it."""
+        made = self.generation.made
+        self.generation.accept(self._head.logits(state))
+        return self.generation.next_token if self.generation.made > made else None
 
     def _record(self, layer: AnswerDrafts, deep: States) -> None:
         """Let the draft layer read what was verified: the prompt the first time, then a token and its accepted drafts."""

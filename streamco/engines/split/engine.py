@@ -19,11 +19,10 @@ from msgspec.structs import replace
 
 from streamco.engines.base import EngineOptions, Generation, GenerationRequest, ModelInfo
 from streamco.engines.consumer import Consumer
-from streamco.engines.generation import RunningGeneration
 from streamco.engines.kv_slots import Slot
 from streamco.engines.llamacpp.control_tokens import ControlTokens
 from streamco.engines.llamacpp.model_parts import PartInfo, check_same_model
-from streamco.engines.split.answer import LinkEvent, ProposeDrafts, SplitAnswer, SplitLink
+from streamco.engines.split.answer import LinkEvent, ProposeDrafts, SplitAnswer, SplitGeneration, SplitLink
 from streamco.engines.split.draft_layer import DraftPart
 from streamco.engines.split.draft_lengths import DraftLengths
 from streamco.engines.split.drafts import AnswerDrafts, DraftOptions, packaged_draft_layer
@@ -111,15 +110,15 @@ class SplitEngine:
             raise
         model = self._head.model.info
         limit = min(options.context_tokens, model.context_tokens)
-        self.info: ModelInfo = replace(model, context_tokens=limit, layers=self._input.info.total_layers)
+        self.info: ModelInfo = replace(model, context_tokens=limit, layers=self._input.info.layers)  # those that use energy here
         self.link = link(self._input.info, limit)
         self._lengths = None if self.drafts is None else DraftLengths(self.drafts.policy, self.link.row_seconds)
-        self._inbox: SimpleQueue[RunningGeneration | tuple[RunningGeneration, LinkEvent] | Consumer | None] = SimpleQueue()
+        self._inbox: SimpleQueue[SplitGeneration | tuple[SplitGeneration, LinkEvent] | Consumer | None] = SimpleQueue()
         self._lock = threading.Lock()
         self._is_closing = False
         self._failure: BaseException | None = None
-        self._waiting: list[RunningGeneration] = []
-        self._running: dict[RunningGeneration, SplitAnswer] = {}
+        self._waiting: list[SplitGeneration] = []
+        self._running: dict[SplitGeneration, SplitAnswer] = {}
         self._free = list(range(options.max_sequences))
         self._thread = threading.Thread(target=self._run, name=f"streamco-split-{self.info.name}", daemon=True)
         self._thread.start()
@@ -174,7 +173,7 @@ class SplitEngine:
         if not ids or min(ids) < 0 or max(ids) >= self.info.vocabulary_size or len(ids) >= context:
             raise EngineError(f"prompt: expected 1 to {context - 1} ids of the vocabulary, got {len(ids)}")
         free, wanted = context - len(ids), request.sampling.max_tokens
-        generation = RunningGeneration(
+        generation = SplitGeneration(
             request,
             self._head.model,
             limit=free if wanted is None else min(wanted, free),
@@ -210,7 +209,7 @@ class SplitEngine:
         self._thread.join()
         _open_engines.discard(self)
 
-    def _put(self, arrival: RunningGeneration | Consumer) -> None:
+    def _put(self, arrival: SplitGeneration | Consumer) -> None:
         with self._lock:
             if self._failure is not None:
                 raise EngineError(f"engine: expected a working engine, got one that failed: {self._failure}") from self._failure
@@ -242,9 +241,9 @@ class SplitEngine:
         for generation, answer in list(self._running.items()):
             self._guarded(generation, answer.compute)
 
-    def _take_in(self, arrived: RunningGeneration | tuple[RunningGeneration, LinkEvent] | Consumer | None) -> None:
+    def _take_in(self, arrived: SplitGeneration | tuple[SplitGeneration, LinkEvent] | Consumer | None) -> None:
         match arrived:
-            case RunningGeneration():
+            case SplitGeneration():
                 self._waiting.append(arrived)
             case Consumer():
                 arrived.wake()
@@ -271,7 +270,7 @@ class SplitEngine:
             generation = self._waiting.pop(0)
             sequence = self._free.pop()
 
-            def emit(event: LinkEvent, generation: RunningGeneration = generation) -> None:
+            def emit(event: LinkEvent, generation: SplitGeneration = generation) -> None:
                 self._inbox.put((generation, event))
 
             generation.admit(Slot(sequence))
@@ -291,7 +290,7 @@ class SplitEngine:
             return None
         return AnswerDrafts(self._layer, (self._input, self._head), sequence=sequence, lengths=self._lengths)
 
-    def _guarded(self, generation: RunningGeneration, function: Callable[..., None], *arguments: object) -> None:
+    def _guarded(self, generation: SplitGeneration, function: Callable[..., None], *arguments: object) -> None:
         """Call a function of one answer. If it raises, that answer ends with the error, and the others go on."""
         if not generation.is_done:
             try:
@@ -303,7 +302,7 @@ class SplitEngine:
         if generation.is_done:
             self._release(generation)
 
-    def _release(self, generation: RunningGeneration) -> None:
+    def _release(self, generation: SplitGeneration) -> None:
         answer = self._running.pop(generation, None)
         if answer is not None:
             answer.close()
@@ -316,7 +315,7 @@ class SplitEngine:
         reason = "error" if error else "cancelled"
         while not self._inbox.empty():
             arrived = self._inbox.get()
-            if isinstance(arrived, RunningGeneration):
+            if isinstance(arrived, SplitGeneration):
                 self._waiting.append(arrived)
         for generation in [*self._waiting, *self._running]:
             generation.finish(reason, error=error)

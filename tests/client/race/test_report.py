@@ -14,11 +14,13 @@ from msgspec.structs import replace
 from streamco.client.arguments import build_request
 from streamco.client.client import Client
 from streamco.client.race.dispatcher import Dispatcher, DispatchOptions, DispatchRecord
-from streamco.client.race.report import build_cost, build_report, describe_attempt, describe_usage
+from streamco.client.race.report import build_cost, build_report, describe_attempt, describe_usage, with_split_figures
 from streamco.core.race.attempt import AttemptPlan, AttemptState, ReadAhead
 from streamco.core.race.machine import OnFailure, RaceMachine, RacePlan
 from streamco.core.report import AnswerUsage, EndpointReport, Report
+from streamco.core.split.machine import SplitCounts
 from streamco.endpoints.base import Capabilities, Endpoint, TokenPrices
+from streamco.engines.split.tally import SplitTally, SplitTraffic
 from streamco.errors import EndpointConnectError, EndpointStatusError, EndpointTimeoutError, EngineError, StreamcoError
 from streamco.events import Event, ReaderLeft, StreamCancelled, StreamEnded, StreamFailed, TokensReceived
 from streamco.openai_types import CompletionUsage, PromptTokensDetails
@@ -446,3 +448,19 @@ async def leave_somewhere(client: Client, rng: random.Random) -> Report:
                 break
     await stream.aclose()
     return stream.report
+
+
+TRIPS = SplitTally(SplitCounts(trips=2), SplitTraffic(servers=["one:8000"])).figures(tokens=5, input_layers=2, states="f32")
+
+
+def test_a_split_model_alone_is_no_race() -> None:
+    raced = report_on(run((0.1, tokens("device")), attempts=(AttemptPlan("device", 0.0),)))
+    report = with_split_figures(raced, [TRIPS])
+    assert (report.mode, report.split, report.dispatch.policy, report.dispatch.constraint) == ("split", TRIPS, "split", None)
+    assert report.dispatch.reason == "device has the ends of a model here, and its middle at one:8000"
+    assert with_split_figures(raced, [None]) is raced
+
+
+def test_a_split_model_beside_a_server_has_its_figures_and_the_answer_raced() -> None:
+    report = with_split_figures(report_on(run((0.1, tokens("device")))), [None, TRIPS])
+    assert (report.mode, report.split) == ("race", TRIPS)

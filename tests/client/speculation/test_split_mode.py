@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 import streamco
@@ -62,6 +64,39 @@ async def test_answers_are_the_whole_models_greedy_and_sampled(files: PartFiles,
             assert await texts(client, temperature=0.9, seed=3) == sampled
         async with streamco.Client(str(stem(files)), url, mode="split") as client:
             assert all(await texts(client, temperature=0))
+
+
+@pytest.mark.model
+async def test_the_report_says_what_left_the_device_in_how_many_trips(files: PartFiles, middle: MiddleEngine) -> None:
+    async with serving_middle(middle, ServeOptions(port=0)) as url:
+        device = streamco.SplitEndpoint(stem(files), url, options=OPTIONS)
+        async with streamco.Client(device, mode="split") as client:
+            streams = [client.stream(prompt, temperature=0, max_tokens=12) for prompt in PROMPTS]
+            await asyncio.gather(*(read_all(stream) for stream in streams))
+            reports = [stream.report for stream in streams]
+        traffic = device.traffic
+    for report in reports:
+        figures = report.split
+        assert figures is not None
+        assert (report.mode, report.dispatch.policy, report.notes) == ("split", "split", [])
+        assert figures.sent == "hidden states of layer 2, f32; no token id, no text"
+        assert (figures.is_exact, figures.sessions, figures.repeated_rows) == (True, 1, 0)
+        assert figures.servers == [url.removeprefix("http://")]
+        assert 0 < figures.trips <= 12
+        assert figures.tokens_per_trip == 12 / figures.trips
+        assert figures.trips + figures.accepted >= 12, "a trip makes one token, and one more for each accepted draft"
+        assert figures.rows_down == figures.trips + figures.drafted, "one state for the prompt, and one for each row after it"
+        assert report.energy_j is not None
+        assert msgspec.json.decode(msgspec.json.encode(report), type=streamco.Report).split == figures
+    parts = [report.split for report in reports if report.split is not None]
+    assert sum(part.bytes_up for part in parts) == traffic.bytes_up
+    assert sum(part.bytes_down for part in parts) == traffic.bytes_down
+    assert sum(part.trips for part in parts) == traffic.trips
+
+
+async def read_all(stream: streamco.TokenStream) -> None:
+    async for _ in stream:
+        pass
 
 
 @pytest.mark.model

@@ -13,6 +13,7 @@ from streamco.core.split.events import OpenSession, SendRows, SessionLost, Sessi
 from streamco.engines.llamacpp.model_parts import PartFiles
 from streamco.engines.split.answer import DeepStates, LinkEvent, LinkFailed
 from streamco.engines.split.layers import MiddlePart
+from streamco.engines.split.tally import SplitTraffic
 from streamco.errors import EndpointConnectError
 
 CELLS = 256
@@ -23,6 +24,7 @@ class LocalSession:
 
     def __init__(self, link: LocalLink, emit: Callable[[LinkEvent], None], sequence: int) -> None:
         self.link, self.emit, self.sequence = link, emit, sequence
+        self.traffic = SplitTraffic()
         self.attempt = -1
         self.is_closed = False
 

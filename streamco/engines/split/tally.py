@@ -1,0 +1,85 @@
+"""What one answer of a split model has sent, received and drafted. The engine's thread and the event loop each write a part of it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from msgspec import Struct, field
+
+from streamco.core.report import SplitFigures, StatesName
+from streamco.core.split.machine import SplitCounts
+
+__all__ = ["SplitTally", "SplitTraffic", "total_traffic"]
+
+
+class SplitTraffic(Struct):
+    """What went to the servers and came back, for one answer or for several together.
+
+    Args:
+        bytes_up, bytes_down: bytes of the frames.
+        rows_up, rows_down: hidden states in them.
+        trips: times that states came back.
+        servers: names of the servers that had a session, in their order; one that is resumed is not named again.
+    """
+
+    bytes_up: int = 0
+    bytes_down: int = 0
+    rows_up: int = 0
+    rows_down: int = 0
+    trips: int = 0
+    servers: list[str] = field(default_factory=list)
+
+
+def total_traffic(parts: Iterable[SplitTraffic]) -> SplitTraffic:
+    """Return the sum of several answers' traffic; each server is named once."""
+    total = SplitTraffic()
+    for part in parts:
+        total.bytes_up += part.bytes_up
+        total.bytes_down += part.bytes_down
+        total.rows_up += part.rows_up
+        total.rows_down += part.rows_down
+        total.trips += part.trips
+        total.servers += [name for name in part.servers if name not in total.servers]
+    return total
+
+
+class SplitTally(Struct):
+    """The tally of one answer.
+
+    Args:
+        counts: what its machine has sent; the engine's thread writes it.
+        traffic: what its session has sent and received; the event loop writes it.
+        drafted, accepted: tokens that were drafted, and the part of them that the model chose itself; the engine's thread writes them.
+    """
+
+    counts: SplitCounts = field(default_factory=SplitCounts)
+    traffic: SplitTraffic = field(default_factory=SplitTraffic)
+    drafted: int = 0
+    accepted: int = 0
+
+    def figures(self, *, tokens: int, input_layers: int, states: StatesName) -> SplitFigures:
+        """Return the tally as users see it.
+
+        Args:
+            tokens: tokens that were made so far.
+            input_layers: layers on the device.
+            states: format of the states on the wire.
+        """
+        counts, traffic = self.counts, self.traffic
+        return SplitFigures(
+            trips=counts.trips,
+            tokens_per_trip=tokens / counts.trips if counts.trips else None,
+            bytes_up=traffic.bytes_up,
+            bytes_down=traffic.bytes_down,
+            rows_up=traffic.rows_up,
+            rows_down=traffic.rows_down,
+            chunks=counts.chunks,
+            repeated_rows=counts.repeated,
+            sessions=counts.sessions,
+            servers=list(traffic.servers),
+            drafted=self.drafted,
+            accepted=self.accepted,
+            states=states,
+            is_exact=states == "f32",
+            sent=f"hidden states of layer {input_layers}, {states}; no token id, no text",
+        )
