@@ -111,13 +111,16 @@ class Case:
         self.rng = np.random.default_rng(SEED)
         self.embeddings = device.table.rows(np.arange(device.table.size))
         self.units = unit(self.embeddings)
-        once = self.rng.permutation(device.table.size)[: 4096 if quick else None]
+        once = self.rng.permutation(device.table.size)[: 8192 if quick else None]
         rows = [once[at : at + CELLS - 1].tolist() for at in range(0, len(once), CELLS - 1)]
         self.own = self._trained_on(own)
         more = self._trained_on([[own[0][0], *row] for row in rows])  # every token once, in any order
         self.full = np.concatenate([self.own[0], more[0]]), np.concatenate([self.own[1], more[1]])
-        self.classifier = Classifier(LinearMap(*self.full, self.embeddings), *self.full, self.units, epochs=1 if quick else 2, seed=SEED)
+        linear = LinearMap(*self.full, self.embeddings)
+        self.classifier = Classifier(linear, *self.full, self.units, epochs=1 if quick else 2, seed=SEED)
+        self.guide = linear if quick else self.classifier  # orders the search's candidates; a small sample trains no good network
         self.shallow = [device.shallow(text) for text in users]
+        self.expected: list[list[int]] = []  # the model's next tokens in each text, as they are needed
         self.ids = np.concatenate([np.asarray(text[self.start :], np.int64) for text in users])
 
     def _trained_on(self, texts: Sequence[Sequence[int]]) -> tuple[Floats, Ids]:
@@ -142,7 +145,7 @@ class Case:
         search, right, count = Search(self.device.input, self.embeddings, wire), 0, 0
         for text, shallow in zip(self.users[:texts], self.shallow, strict=False):
             received = wire.sent(shallow, self.rng)[self.start :][:positions]
-            found = search.run(text[: self.start], received, self.classifier.map(received), self.units)
+            found = search.run(text[: self.start], received, self.guide.map(received), self.units)
             right += sum(a == b for a, b in zip(found, text[self.start :], strict=False))
             count += len(received)
         return right / count, search.tried / count
@@ -150,10 +153,12 @@ class Case:
     def unchanged(self, wire: Wire, texts: int) -> float:
         """Return the share of positions whose next token stays the same with the states as they arrive."""
         same: list[bool] = []
-        for shallow in self.shallow[:texts]:
+        for number, shallow in enumerate(self.shallow[:texts]):
             arrived = np.concatenate([shallow[:1], wire.sent(shallow[1:], self.rng)])  # the first state's size is like no other's
-            expected, found = (self.device.next_tokens(states, self.start) for states in (shallow, arrived))
-            same += [a == b for a, b in zip(expected, found, strict=True)]
+            if number == len(self.expected):
+                self.expected.append(self.device.next_tokens(shallow, self.start))
+            found = self.device.next_tokens(arrived, self.start)
+            same += [a == b for a, b in zip(self.expected[number], found, strict=True)]
         return sum(same) / len(same)
 
 
@@ -184,10 +189,10 @@ def attacked_texts(writer: Writer, quick: bool) -> tuple[list[list[int]], list[l
     """Return the attacker's own texts and the users' conversations."""
     model = writer.model
     opening = model.apply_template([{"role": "user", "content": "\0"}], add_generation_prompt=False).split("\0")[0]
-    own = writer.write([model.tokenize(opening, special=True)] * (32 if quick else 96), 48 if quick else 192)
-    prompts = [text for _, text in real_prompts(200) if len(text) < 500][: 4 if quick else 16]
+    own = writer.write([model.tokenize(opening, special=True)] * (16 if quick else 96), 24 if quick else 192)
+    prompts = [text for _, text in real_prompts(200) if len(text) < 500][: 3 if quick else 16]
     asked = [model.tokenize(model.apply_template([{"role": "user", "content": text}]), special=True) for text in prompts]
-    return own, writer.write(asked, 16 if quick else 48)
+    return own, writer.write(asked, 12 if quick else 48)
 
 
 def main() -> None:
@@ -199,6 +204,8 @@ def main() -> None:
     parser.add_argument("--noise-at", type=int, default=2, help="number of input layers at which noise is added, too")
     parser.add_argument("--threads", type=int, default=1)
     args = parser.parse_args()
+    if args.quick:
+        print("quick: a small sample, one depth, one format and one noise; the shares are rough", file=sys.stderr)
     path = args.model or packaged_model()
     writer = Writer(path, args.threads)
     own, users = attacked_texts(writer, args.quick)
