@@ -86,9 +86,9 @@ def test_a_hello_is_answered_with_a_welcome_that_says_what_batches_cost() -> Non
 
 
 def test_a_client_in_exact_mode_refuses_a_server_that_is_not() -> None:
-    client = SplitClient(SplitCodec(WIDTH), MARK, exact=True)
-    [hello] = client.take_messages()
     for is_exact in (False, True):
+        client = SplitClient(SplitCodec(WIDTH), MARK, exact=True)
+        [hello] = client.take_messages()
         server = SplitServer(SplitCodec(WIDTH, LIMITS), MARK, model="m", row_costs=COSTS, is_exact=is_exact)
         server.receive(hello)
         server.welcome()
