@@ -29,7 +29,6 @@ from streamco.server.verify import address_limits, frame_service
 from streamco.server.verify.options import VerifyOptions
 from streamco.wire.openai import errors as wire_errors
 from streamco.wire.openai import extended_decode, lenient_decode, msgpack_body
-from streamco.wire.split import frames as split_frames
 from streamco.wire.split.frames import SplitLimits
 from streamco.wire.verify import frames
 from streamco.wire.verify import server as verify_server
@@ -140,8 +139,8 @@ GROUPS = (
     _Group(PEER, SplitLimits(), "", (
         ("context_rows", "positions of a session; a split server's are those of its cells", "", "wire/split/server.py"),
         ("rows", "hidden states in one frame", "", "wire/split/codec.py"),
+        ("rounds", "rounds of a split session that are not answered", "", "wire/split/server.py"),
     )),
-    _Group(PEER, split_frames, "", (("MAX_ROUNDS", "rounds of a split session that are not answered", "", "wire/split/server.py"),)),
     _Group(PEER, split_service, "`--room`", (("ROOM", "rows of a split server's batch", "", "server/split/service.py"),)),
     _Group(PEER, address_limits, "", (("_MAX_ADDRESSES", "sources with remembered faults", "", "server/verify/address_limits.py"),)),
     _Group(PEER, LoadLimits(), "`LoadLimits({name}=)`", (

@@ -13,15 +13,29 @@ overlaps with nothing. ``fastest_chunk_size`` therefore compares the predicted t
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import cache, partial
 from itertools import accumulate
 from math import ceil
+from typing import Literal
 
 from msgspec import Struct
 
 from streamco.profiles.interpolation import interpolate
 
-__all__ = ["ChunkPlan", "RowCosts", "ServerLoad", "chunk_size", "chunks_in_flight", "fastest_chunk_size", "parallel_steps"]
+__all__ = [
+    "ChunkPlan",
+    "Chunking",
+    "PromptPlan",
+    "RowCosts",
+    "ServerLoad",
+    "SplitPath",
+    "chunk_size",
+    "chunks_in_flight",
+    "fastest_chunk_size",
+    "parallel_steps",
+    "plan_prompt",
+]
 
 SMALLEST = 16
 """Rows of the smallest chunk."""
@@ -98,6 +112,49 @@ class ServerLoad:
         return RowCosts(self._costs)
 
 
+class PromptPlan(Struct, frozen=True):
+    """How a prompt is sent.
+
+    Args:
+        size: rows of a chunk, at least 1; the last one may be smaller.
+        max_unanswered: most chunks that are sent and not answered, at least 1.
+    """
+
+    size: int
+    max_unanswered: int = 2
+
+
+Chunking = Literal["fastest", "balanced", "whole"] | int
+"""How a prompt is cut: for the shortest predicted time, by equation 3, in one piece, or in chunks of so many rows."""
+
+
+class SplitPath(Struct, frozen=True, kw_only=True):
+    """What a device knows of a split server and of the way to it.
+
+    Args:
+        costs: seconds that the server computes, by rows.
+        row_bytes: bytes of a state on the wire.
+        upload_rate: bytes per second from the device to the server.
+        round_trip: seconds on the way besides those of the bytes.
+        load_rows, steady_rows: rows of the server's batches at present, with and without those of prompts (``ServerLoad``).
+        stages: the server's pipeline stages.
+        room: most rows of a batch.
+        max_rows: most rows of a frame.
+        max_rounds: most frames that may be unanswered.
+    """
+
+    costs: RowCosts
+    row_bytes: float
+    upload_rate: float
+    round_trip: float = 0.0
+    load_rows: float = 0.0
+    steady_rows: float = 0.0
+    stages: int = 1
+    room: int
+    max_rows: int
+    max_rounds: int
+
+
 class ChunkPlan(Struct, frozen=True):
     """How a prompt is cut.
 
@@ -158,6 +215,7 @@ def fastest_chunk_size(
     stages: int = 1,
     smallest: int = SMALLEST,
     largest: int | None = None,
+    room: int | None = None,
     is_merged: bool = False,
 ) -> ChunkPlan:
     """Return the chunks by which a prompt is read soonest, with enough of them in flight (``chunks_in_flight``); not in the paper.
@@ -167,6 +225,7 @@ def fastest_chunk_size(
 
     Args:
         prompt, costs, row_bytes, upload_rate, load_rows, stages, smallest, largest: see ``chunk_size``.
+        room: most rows of a batch, those of the load included; None: any number.
         is_merged: True if the server computes all chunks that have come in one batch; False: one after the other.
 
     Raises:
@@ -177,27 +236,69 @@ def fastest_chunk_size(
     first = min(smallest, last)
     sizes = sorted({size for parts in range(1, prompt // first + 1) if (size := ceil(prompt / parts)) <= last} | {last})
     row_seconds = row_bytes / upload_rate
-    link = {"row_seconds": row_seconds, "load_rows": load_rows}
-    seconds = {size: _seconds_to_read(prompt, size, costs=costs, stages=stages, is_merged=is_merged, **link) for size in sizes}
+    each = cache(lambda rows: costs.seconds(load_rows + rows) / stages)
+    free = prompt if room is None else max(1, room - ceil(load_rows))
+    seconds = {
+        size: _seconds_to_read(prompt, size, row_seconds=row_seconds, seconds=each, stages=stages, room=free, is_merged=is_merged)
+        for size in sizes
+    }
     limit = NEARLY * min(seconds.values())
     size = max(size for size in sizes if seconds[size] <= limit)
     return ChunkPlan(size, is_balanced=row_seconds * size >= costs.seconds(load_rows + size) / stages)
 
 
+def plan_prompt(prompt: int, chunking: Chunking, path: SplitPath) -> PromptPlan:
+    """Return how a prompt is cut, and how many chunks are on the way, so that the link never rests.
+
+    ``fastest`` is never predicted to be later than one piece, as far as that fits a frame.
+
+    Args:
+        prompt: rows of the prompt, at least 1.
+        chunking: how it is cut.
+        path: the server and the way to it. It must compute the chunks that have come together.
+    """
+    load = path.load_rows if chunking == "balanced" else path.steady_rows
+    unanswered = chunks_in_flight(
+        size := _size(prompt, chunking, path, load),
+        costs=path.costs,
+        row_bytes=path.row_bytes,
+        upload_rate=path.upload_rate,
+        load_rows=load,
+        round_trip=path.round_trip,
+    )
+    return PromptPlan(size, max(1, min(path.max_rounds, unanswered)))
+
+
+def _size(prompt: int, chunking: Chunking, path: SplitPath, load: float) -> int:
+    if chunking == "whole" or isinstance(chunking, int):
+        return min(prompt, path.max_rows, prompt if chunking == "whole" else chunking)
+    choose = chunk_size if chunking == "balanced" else partial(fastest_chunk_size, is_merged=True, room=path.room)
+    return choose(
+        prompt,
+        costs=path.costs,
+        row_bytes=path.row_bytes,
+        upload_rate=path.upload_rate,
+        load_rows=load,
+        stages=path.stages,
+        largest=min(path.room, path.max_rows) if chunking == "balanced" else path.max_rows,
+    ).size
+
+
 def _seconds_to_read(
-    prompt: int, size: int, *, row_seconds: float, costs: RowCosts, load_rows: float, stages: int, is_merged: bool
+    prompt: int, size: int, *, row_seconds: float, seconds: Callable[[int], float], stages: int, room: int, is_merged: bool
 ) -> float:
     """Return the seconds until the last chunk of a prompt is computed, without the time on the way."""
     free = [0.0] * stages
     read = 0
     while read < prompt:
-        arrived = min(prompt, read + size)
+        arrived = min(prompt, size * (read // size + 1))
         moment = max(free[0], row_seconds * arrived)
         if is_merged:  # the first stage computes all that has come
             arrived = max(arrived, min(prompt, size * int(moment / (row_seconds * size) + 1e-9)))
             arrived = prompt if moment >= row_seconds * prompt else arrived
-        rows, read = arrived - read, arrived
-        each = costs.seconds(load_rows + rows) / stages
+        rows = min(room, arrived - read)
+        read += rows
+        each = seconds(rows)
         for stage in range(stages):
             moment = free[stage] = max(moment, free[stage]) + each
     return free[-1]

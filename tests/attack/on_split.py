@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from streamco.wire.split.client import SplitClient
 from streamco.wire.split.codec import SplitCodec
-from streamco.wire.split.frames import MAX_ROUNDS, LayersMark, Refusal, Rows, SplitOpened, SplitResume, SplitWelcome, States
+from streamco.wire.split.frames import LayersMark, Refusal, Rows, SplitLimits, SplitOpened, SplitResume, SplitWelcome, States
 from streamco.wire.tensors import StateFormat
 from streamco.wire.verify.errors import VerifyProtocolError, error_for
 from streamco.wire.verify.frames import PATH, SUBPROTOCOL
@@ -456,9 +456,13 @@ async def kept_busy(victim: SplitVictim, size: int) -> str:
     return f"{held} sessions kept; the first states after {waited:.2f} s"
 
 
-@attack("prompts without end, four chunks at a time", "a second device has its states within its time-out; memory stays")
+@attack(
+    "prompts without end, in four chunks and in as many as may be unanswered",
+    "a second device has its states within its time-out; memory stays",
+)
 async def endless_prompts(victim: SplitVictim, size: int) -> str:
-    chunk, before, sent = states(ROWS // MAX_ROUNDS - 1, victim.mark.width, 9), victim.program.memory(), 0
+    before, sent = victim.program.memory(), 0
+    chunks = {count: states(ROWS // count - 1, victim.mark.width, 9) for count in (4, SplitLimits().rounds)}
     async with victim.welcomed(additional_headers=EVIL) as device:
         for _ in range(PLACES):
             device.client.open()
@@ -470,7 +474,8 @@ async def endless_prompts(victim: SplitVictim, size: int) -> str:
                 while True:
                     for session in tuple(device.client._sessions):
                         if not device.client.unanswered(session):
-                            for number in range(MAX_ROUNDS):
+                            count, chunk = list(chunks.items())[session % 2]
+                            for number in range(count):
                                 device.client.rows(session, number * len(chunk), chunk, wanted=len(chunk), form="f32")
                                 sent += 1
                             await device.say()

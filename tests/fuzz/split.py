@@ -24,13 +24,13 @@ from streamco.errors import UsageError
 from streamco.wire.split.client import SplitClient
 from streamco.wire.split.codec import FORMATS, SplitCodec
 from streamco.wire.split.frames import (
-    MAX_ROUNDS,
     SPLIT_VERSIONS,
     Close,
     LayersMark,
     Refusal,
     RowCost,
     Rows,
+    ServerBatches,
     SplitClientFrame,
     SplitHello,
     SplitLimits,
@@ -47,12 +47,13 @@ from streamco.wire.verify.errors import OverloadedError, VerifyProtocolError
 from tests.fuzz.verify import CODES, KEY, damage
 
 WIDTH = 5
-LIMITS = SplitLimits(context_rows=14, rows=6, sessions=4)
+LIMITS = SplitLimits(context_rows=14, rows=6, sessions=4, rounds=4)
 CODEC = SplitCodec(WIDTH, LIMITS)
 MARK = LayersMark("digest", 2, 28, WIDTH)
 OTHER = LayersMark("another", 2, 28, WIDTH)
 COSTS = (RowCost(1, 5000), RowCost(64, 40_000))
-WELCOME = SplitWelcome(SPLIT_VERSIONS[1], "m", LIMITS, 60, 1, COSTS)
+BATCHES = ServerBatches(64, 9, 3)
+WELCOME = SplitWelcome(SPLIT_VERSIONS[1], "m", LIMITS, 60, 1, COSTS, BATCHES)
 
 _NUMBERS = [0.0, -0.0, 1.0, -1.0, 0.1, 1e-8, -3.5, 700.0, 65504.0, -65505.0, 8.4e6, 3e38]
 _NOT_FINITE = [struct.pack("<f", value) for value in (float("nan"), float("inf"), float("-inf"))]
@@ -92,7 +93,7 @@ def grow_down(rng: random.Random) -> SplitServerFrame:
     if kind == 3:
         code = rng.choice([*sorted(CODES), "new"]) if rng.random() < 0.3 else "overloaded"
         return Refusal(code, "text", rng.choice([None, session]), rng.choice([None, 0, 1, 2]), rng.choice([None, 0, 100]))
-    return States(session, rng.choice([0, 0, 1, 2, 3]), rng.choice(FORMATS), some_states(rng, rng.choice([0, 1, 1, 2])), 1, 2, 3)
+    return States(session, rng.choice([0, 0, 1, 2, 3]), rng.choice(FORMATS), some_states(rng, rng.choice([0, 1, 1, 2])), 1, 2, 3, 4)
 
 
 def spoil(message: bytes, rng: random.Random) -> bytes:
@@ -159,7 +160,7 @@ class SplitEnds:
         self.turn, self.latest = 0, -1
 
     def _begin_server(self, max_faults: int) -> None:
-        self.server = SplitServer(CODEC, MARK, model="m", row_costs=COSTS, max_faults=max_faults)
+        self.server = SplitServer(CODEC, MARK, model="m", row_costs=COSTS, batches=BATCHES, max_faults=max_faults)
         self._waiting.clear()
         self._lengths.clear()
         self._sent.clear()
@@ -228,7 +229,7 @@ class SplitEnds:
         others = [each for each in self._waiting if each.session == rows.session]
         assert rows.position <= self._lengths[rows.session]
         assert not others or rows.position == self._lengths[rows.session]
-        assert len(others) < MAX_ROUNDS
+        assert len(others) < LIMITS.rounds
         assert rows.end <= LIMITS.context_rows
         self._lengths[rows.session] = rows.end
         self._waiting.append(rows)

@@ -11,7 +11,7 @@ from streamco.wire.split.codec import SplitCodec
 from streamco.wire.split.frames import Rows, SplitHello, SplitOpen, SplitOpened
 from streamco.wire.split.server import SplitServer
 from streamco.wire.verify.errors import MalformedFrameError, VerifyProtocolError
-from tests.fuzz.split import CODEC, COSTS, LIMITS, MARK, WIDTH, run
+from tests.fuzz.split import BATCHES, CODEC, COSTS, LIMITS, MARK, WIDTH, run
 from tests.fuzz.verify import KEY
 from tests.wire.verify.peers import msgpack
 
@@ -67,7 +67,7 @@ def test_states_above_the_limit_of_rows_take_no_memory(form: int) -> None:
 
 
 def test_a_server_keeps_nothing_of_what_it_has_refused() -> None:
-    server = SplitServer(CODEC, MARK, model="m", row_costs=COSTS, max_faults=1 << 30)
+    server = SplitServer(CODEC, MARK, model="m", row_costs=COSTS, batches=BATCHES, max_faults=1 << 30)
     server.receive(CODEC.encode(SplitHello(2, 2, MARK)))
     server.welcome()
     server.receive(CODEC.encode(SplitOpen(0)))

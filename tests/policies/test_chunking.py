@@ -12,12 +12,16 @@ from streamco.policies.chunking import (
     FLAT,
     NEARLY,
     SMALLEST,
+    Chunking,
+    PromptPlan,
     RowCosts,
     ServerLoad,
+    SplitPath,
     chunk_size,
     chunks_in_flight,
     fastest_chunk_size,
     parallel_steps,
+    plan_prompt,
 )
 
 GPU = RowCosts({1: 0.018 + 0.00013, 2048: 0.018 + 0.00013 * 2048})
@@ -171,16 +175,19 @@ def test_chunks_in_flight_need_a_size_and_rates(wrong: dict[str, Any]) -> None:
         chunks_in_flight(costs=RowCosts({1: 1.0}), **arguments)
 
 
-def read_seconds(prompt: int, size: int, *, row: float, costs: RowCosts, stages: int, is_merged: bool) -> float:
+def read_seconds(
+    prompt: int, size: int, *, row: float, costs: RowCosts, stages: int = 1, is_merged: bool = True, room: int = 10_000, load: int = 0
+) -> float:
     """Seconds of a prompt's chunks over a link of ``row`` seconds a row, and a server that takes all that have come, or one."""
     arrivals = [(min(prompt, start + size) * row, min(size, prompt - start)) for start in range(0, prompt, size)]
     free = [0.0] * stages
     while arrivals:
         moment = max(free[0], arrivals[0][0])
         come = [rows for at, rows in arrivals if at <= moment + 1e-12][: None if is_merged else 1]
-        arrivals = arrivals[len(come) :]
+        rows, kept = min(room - load, sum(come)), sum(come) - min(room - load, sum(come))
+        arrivals = [(0.0, kept)] * (kept > 0) + arrivals[len(come) :]
         for stage in range(stages):
-            moment = free[stage] = max(moment, free[stage]) + costs.seconds(sum(come)) / stages
+            moment = free[stage] = max(moment, free[stage]) + costs.seconds(load + rows) / stages
     return free[-1]
 
 
@@ -230,3 +237,53 @@ def test_a_prompts_own_rows_are_no_steady_load() -> None:
     load.record(100, 1.0, prompt_rows=90)
     assert load.rows == pytest.approx(20.0)
     assert load.steady_rows == pytest.approx(2.0)
+
+
+def path_of(**changes: Any) -> SplitPath:
+    known: dict[str, Any] = {"costs": GPU, "row_bytes": 1152.0, "upload_rate": 7.5e6, "room": 256, "max_rows": 2048, "max_rounds": 64}
+    return SplitPath(**{**known, **changes})
+
+
+def test_a_prompt_is_cut_as_asked() -> None:
+    path = path_of(steady_rows=4, load_rows=90)
+    assert plan_prompt(2000, "whole", path).size == 2000
+    assert plan_prompt(2000, 128, path).size == 128
+    assert plan_prompt(100, 128, path).size == 100
+    assert plan_prompt(2000, "whole", path_of(max_rows=512)).size == 512
+    balanced = chunk_size(2000, costs=GPU, row_bytes=1152, upload_rate=7.5e6, load_rows=90, largest=256)
+    assert plan_prompt(2000, "balanced", path).size == balanced.size
+    fastest = fastest_chunk_size(2000, costs=GPU, row_bytes=1152, upload_rate=7.5e6, load_rows=4, largest=2048, room=256, is_merged=True)
+    assert plan_prompt(2000, "fastest", path).size == fastest.size
+
+
+def test_the_chunks_on_the_way_cover_the_round_trip_and_keep_to_the_servers_limit() -> None:
+    assert plan_prompt(2000, 128, path_of()) == PromptPlan(128, 3)
+    assert plan_prompt(2000, 128, path_of(round_trip=0.08)) == PromptPlan(128, 7)
+    assert plan_prompt(2000, 16, path_of(round_trip=0.08, max_rounds=8)) == PromptPlan(16, 8)
+    assert plan_prompt(2000, "whole", path_of(max_rounds=1)).max_unanswered == 1
+
+
+@given(
+    prompt=st.integers(1, 2048),
+    rate=st.floats(1e5, 1e9),
+    times=st.tuples(st.floats(0.0001, 0.05), st.floats(1e-6, 1e-2)),
+    room=st.integers(48, 512),
+    load=st.integers(0, 30),
+)
+def test_the_fastest_chunks_are_never_later_than_one_piece(
+    prompt: int, rate: float, times: tuple[float, float], room: int, load: int
+) -> None:
+    setup, row = times
+    costs = RowCosts({1: setup + row, 4096: setup + 4096 * row})
+    plan = plan_prompt(prompt, "fastest", path_of(costs=costs, upload_rate=rate, room=room, steady_rows=load))
+    one, chunks = (read_seconds(prompt, size, row=1152 / rate, costs=costs, room=room, load=load) for size in (prompt, plan.size))
+    assert chunks <= one * (1 + 1e-6)
+
+
+@pytest.mark.parametrize("chunking", ["fastest", "balanced", "whole", 7])
+@given(prompt=st.integers(1, 3000), limits=st.tuples(st.integers(1, 600), st.integers(1, 64)))
+def test_every_plan_keeps_to_the_limits(chunking: Chunking, prompt: int, limits: tuple[int, int]) -> None:
+    max_rows, max_rounds = limits
+    plan = plan_prompt(prompt, chunking, path_of(max_rows=max_rows, max_rounds=max_rounds))
+    assert 1 <= plan.size <= min(prompt, max_rows)
+    assert 1 <= plan.max_unanswered <= max_rounds

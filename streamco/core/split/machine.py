@@ -1,8 +1,8 @@
 """One answer of split inference: which rows are computed, sent and answered, and which are sent again (HAT, sections 3.1 and 3.3).
 
-A prompt goes up in chunks: while one is on its way or computed, the device computes the next. Only its last row's state comes back. After
-that each trip takes the last token and its drafts up, and their states down. The device keeps the shallow states of all rows, so a lost
-session costs no token: the server that goes on, the same or another one, gets the rows that it doesn't hold.
+A prompt goes up in chunks: while some are on their way or computed, the device computes the next. Only its last row's state comes back.
+After that each trip takes the last token and its drafts up, and their states down. The device keeps the shallow states of all rows, so a
+lost session costs no token: the server that goes on, the same or another one, gets the rows that it doesn't hold.
 
 What a server holds after a loss counts only as far as it has answered. Rows after that may be those of a rejected draft.
 """
@@ -28,6 +28,7 @@ from streamco.core.split.events import (
     StatesArrived,
     Truncated,
 )
+from streamco.policies.chunking import PromptPlan
 
 __all__ = ["SplitCounts", "SplitMachine"]
 
@@ -54,16 +55,15 @@ class SplitMachine:
     """The rows of one answer. Implements ``Machine``; it has no deadlines.
 
     Args:
-        chunk: returns the rows of the next chunk, at least 1, from the number of rows that are still to be sent.
+        plan: returns how a number of rows that are still to be sent is cut. It is asked once for a prompt, and again after a loss.
         max_rows: most rows of a frame.
-        max_unanswered: most frames that are sent and not answered.
     """
 
-    def __init__(self, *, chunk: Callable[[int], int], max_rows: int = 512, max_unanswered: int = 2) -> None:
+    def __init__(self, *, plan: Callable[[int], PromptPlan], max_rows: int = 512) -> None:
         self.counts = SplitCounts()
-        self._chunk = chunk
+        self._make_plan = plan
         self._max_rows = max_rows
-        self._max_unanswered = max_unanswered
+        self._plan: PromptPlan | None = None  # of the rows that are being sent; None: not asked for, or they fit the last frame
         self._goal: RowsAdded | None = None
         self._computed = 0
         self._is_computing = False
@@ -121,7 +121,7 @@ class SplitMachine:
             raise AssertionError("rows are added when the last ones are answered")
         if not 1 <= event.wanted <= min(self._max_rows, event.length - self._sent):
             raise AssertionError("as many states are wanted as new rows fit one frame")
-        self._goal = event
+        self._goal, self._plan = event, None
 
     def _truncate(self, length: int) -> None:
         if self._goal is not None:
@@ -142,13 +142,13 @@ class SplitMachine:
         self.counts.sessions += 1
         self._is_open = True
         self._sent = self._answered = min(event.length, self._answered)
-        self._next_stop = None
+        self._next_stop = self._plan = None
 
     def _handle_lost(self, event: SessionLost) -> None:
         if event.attempt != self._attempt:
             return
         self._unanswered.clear()
-        self._next_stop = None
+        self._next_stop = self._plan = None
         self._open(may_resume=event.may_resume)
 
     def _handle_states(self, event: StatesArrived) -> None:
@@ -169,7 +169,7 @@ class SplitMachine:
             if self._computed < stop:
                 self._compute(stop)
                 return
-            if not self._is_open or len(self._unanswered) >= self._max_unanswered:
+            if not self._is_open or (self._plan is not None and len(self._unanswered) >= self._plan.max_unanswered):
                 return
             self._send(goal, stop)
 
@@ -177,7 +177,9 @@ class SplitMachine:
         """Return where the next chunk ends: the last one must hold all wanted rows."""
         if self._next_stop is None:
             left = goal.length - self._sent
-            size = min(left, self._max_rows, max(1, self._chunk(left)))
+            if self._plan is None and left > goal.wanted:
+                self._plan = self._make_plan(left)
+            size = min(left, self._max_rows, left if self._plan is None else max(1, self._plan.size))
             if 0 < left - size < goal.wanted:
                 size = left if left <= self._max_rows else left - goal.wanted
             self._next_stop = self._sent + size

@@ -28,6 +28,7 @@ from streamco.engines.split.drafts import DraftOptions
 from streamco.engines.split.engine import SplitEngine
 from streamco.engines.split.tally import SplitTally, SplitTraffic
 from streamco.errors import ConfigError
+from streamco.policies.chunking import Chunking
 from streamco.wire.tensors import StateFormat
 
 __all__ = ["SplitEndpoint", "SplitStream"]
@@ -48,6 +49,8 @@ class SplitEndpoint(DeviceEndpoint):
             may differ where two are nearly as likely; "i8" a quarter, and about 2 tokens in 100 differ.
         drafts: how tokens are drafted, so that a trip makes several. "auto": by the packaged draft layer for this model, if there is one;
             None: not at all. It changes no token.
+        chunking: how a prompt is cut, so that the server computes while it is sent. "fastest": in the way with the shortest predicted time,
+            perhaps in one piece; "balanced": by HAT's equation 3; "whole": in one piece; a number: in chunks of so many tokens.
         timeouts: ``connect`` until a server has taken a session, ``first_token`` until rows are answered, ``socket`` for a ping.
         patience: seconds that all servers may be out of reach before an answer fails.
         tls: certificates to trust; None: the system's.
@@ -67,6 +70,7 @@ class SplitEndpoint(DeviceEndpoint):
         options: EngineOptions | None = None,
         states: StateFormat = "f32",
         drafts: DraftOptions | Literal["auto"] | None = "auto",
+        chunking: Chunking = "fastest",
         timeouts: Timeouts = _TIMEOUTS,
         patience: float = 5.0,
         tls: ssl.SSLContext | None = None,
@@ -78,9 +82,12 @@ class SplitEndpoint(DeviceEndpoint):
             raise ConfigError("split: expected the URL of a server, got none")
         if states not in {"f32", "f16", "i8"}:
             raise ConfigError(f'split: states: expected "f32", "f16" or "i8", got {states!r}')
+        if not (isinstance(chunking, int) and chunking >= 1) and chunking not in {"fastest", "balanced", "whole"}:
+            raise ConfigError(f'split: chunking: expected "fastest", "balanced", "whole" or a number above 0, got {chunking!r}')
         if not patience >= 0:
             raise ConfigError(f"split: patience: expected at least 0 s, got {patience}")
         self.states: StateFormat = states
+        self._chunking: Chunking = chunking
         self._parts = parts
         self._drafts: DraftOptions | Literal["auto"] | None = drafts
         self._addresses = [_address(url, token, tls, is_plain=is_plain) for url in urls]
@@ -149,6 +156,7 @@ class SplitEndpoint(DeviceEndpoint):
             timeouts=self._limits,
             patience=self._patience,
             exact=self._options.exact,
+            chunking=self._chunking,
         )
         return self._link
 

@@ -10,21 +10,22 @@ import asyncio
 from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from typing import TYPE_CHECKING, assert_never
+from typing import TYPE_CHECKING, Literal, assert_never
 
 from msgspec import Struct
 
 from streamco.config import Timeouts
 from streamco.core.split.events import OpenSession, SendRows, SessionLost, SessionReady
 from streamco.endpoints.verifiers.connection import VerifierAddress, VerifierConnection, connect_verifier, load_websockets
+from streamco.endpoints.verifiers.upload_meter import SentFrame, UploadMeter
 from streamco.engines.llamacpp.model_parts import PartInfo
 from streamco.engines.split.answer import DeepStates, LinkEvent, LinkFailed
 from streamco.engines.split.tally import SplitTraffic, total_traffic
 from streamco.errors import EndpointConnectError, EndpointError, EndpointTimeoutError, StreamClosed, StreamcoError
-from streamco.policies.chunking import RowCosts, chunk_size
+from streamco.policies.chunking import Chunking, PromptPlan, RowCosts, SplitPath, plan_prompt
 from streamco.wire.split.client import SplitClient
 from streamco.wire.split.codec import SplitCodec
-from streamco.wire.split.frames import LayersMark, Refusal, SplitLimits, SplitOpened, SplitResumed, States
+from streamco.wire.split.frames import LayersMark, Refusal, SplitLimits, SplitOpened, SplitResumed, SplitWelcome, States
 from streamco.wire.tensors import StateFormat, state_bytes
 from streamco.wire.verify.errors import VerifyProtocolError
 
@@ -36,10 +37,7 @@ __all__ = ["ServerLink"]
 
 _PING_INTERVAL = 5.0  # seconds
 _RETRY = 0.2  # seconds between two tries at all servers
-_UPLOAD_RATE = 5e6  # bytes per second until it was measured
-_SMOOTHING = 0.3  # weight of a new measurement
 _MAX_LOSSES = 3  # lost sessions at each server in a row, without an answer between them
-_LARGE = 16_384  # bytes; smaller frames say little of the rate
 
 
 class _Server:
@@ -47,6 +45,7 @@ class _Server:
 
     def __init__(self, address: VerifierAddress, mark: LayersMark, timeouts: Timeouts, *, exact: bool) -> None:
         self.address = address
+        self.meter = UploadMeter()
         self._mark = mark
         self._exact = exact
         self._timeouts = timeouts
@@ -66,6 +65,14 @@ class _Server:
                 self._connection = await connect_verifier(self.address, client, timeouts=self._timeouts, ping_interval=_PING_INTERVAL)
             return self._connection
 
+    @property
+    def round_trip(self) -> float:
+        """Seconds of a round trip without payload, by small frames or else by pings; 0.0: not measured."""
+        measured = self.meter.round_trip
+        if measured is None and self._connection is not None:
+            measured = self._connection.rtt
+        return measured or 0.0
+
     async def aclose(self) -> None:
         """Close the connection; idempotent."""
         connection, self._connection = self._connection, None
@@ -79,11 +86,15 @@ class ServerLink:
     Args:
         addresses: the servers, best first.
         info: the device's input layers.
-        context_tokens: positions that the device has room for.
         form: format of the states.
         timeouts: ``connect`` until a welcome, ``first_token`` until rows are answered, ``socket`` for a ping; in seconds.
         patience: seconds that all servers may be out of reach before an answer fails.
         exact: refuse servers that aren't in exact mode.
+        chunking: how prompts are cut.
+
+    Attributes:
+        prompt_rows: states of a prompt that come back: the ``last`` one, which is all that is used, or ``all``, as in HAT, to measure
+            what they cost.
     """
 
     def __init__(
@@ -96,16 +107,19 @@ class ServerLink:
         timeouts: Timeouts,
         patience: float,
         exact: bool = False,
+        chunking: Chunking = "fastest",
     ) -> None:
         first = info.first_layer + info.layers
         self.mark = LayersMark(info.source, first, info.total_layers - first, info.width)
         self.loop, self.form, self.timeouts, self.patience = loop, form, timeouts, patience
         self.servers = [_Server(address, self.mark, timeouts, exact=exact) for address in addresses]
         self.is_closed = False
-        self._rate = _UPLOAD_RATE
+        self.prompt_rows: Literal["last", "all"] = "last"
+        self._chunking: Chunking = chunking
+        self._server = self.servers[0]  # that was used last
+        self._welcome: SplitWelcome | None = None
         self._costs: RowCosts | None = None
-        self._stages = 1
-        self._load = 0
+        self._loads = (0, 0)
         self._limits = SplitLimits()
         self._sessions: set[_Session] = set()
         self._ended = SplitTraffic()  # of the sessions that are over
@@ -125,27 +139,32 @@ class ServerLink:
         """Most positions of a session; the server's, once one was reached."""
         return self._limits.context_rows
 
-    def chunk(self, rows: int) -> int:
-        """Return the size of the next chunk (equation 3); the whole rest while no server has sent its costs."""
-        if self._costs is None:
-            return min(rows, self.max_rows)
-        return chunk_size(
-            rows,
-            costs=self._costs,
+    def plan(self, rows: int) -> PromptPlan:
+        """Return how a prompt is cut; in one piece while no server has sent its costs. See ``SplitLink.plan``."""
+        welcome, costs, limits = self._welcome, self._costs, self._limits
+        if welcome is None or costs is None:
+            return PromptPlan(min(rows, limits.rows))
+        path = SplitPath(
+            costs=costs,
             row_bytes=state_bytes(1, self.mark.width, self.form),
-            upload_rate=self._rate,
-            load_rows=self._load,
-            stages=self._stages,
-            largest=self.max_rows,
-        ).size
+            upload_rate=self._server.meter.rate,
+            round_trip=self._server.round_trip,
+            load_rows=self._loads[0],
+            steady_rows=self._loads[1],
+            stages=max(1, welcome.stages),
+            room=welcome.batches.room,
+            max_rows=limits.rows,
+            max_rounds=limits.rounds,
+        )
+        return plan_prompt(rows, self._chunking, path)
 
     def row_seconds(self, rows: int) -> float:
         """Return what the last of so many rows of a trip costs; see ``SplitLink.row_seconds``. Both ways count as fast as the upload."""
         if self._costs is None:
             return 0.0
-        others = max(0, self._load - rows)  # the load counts this device's rows too
+        others = max(0, self._loads[0] - rows)  # the load counts this device's rows too
         computing = self._costs.seconds(others + rows) - self._costs.seconds(others + rows - 1)
-        return computing + 2 * state_bytes(1, self.mark.width, self.form) / self._rate
+        return computing + 2 * state_bytes(1, self.mark.width, self.form) / self._server.meter.rate
 
     def session(self, emit: Callable[[LinkEvent], None], reserve: int) -> _Session:
         """Return a session for one answer; see ``SplitLink.session``."""
@@ -161,7 +180,7 @@ class ServerLink:
         error: StreamcoError | None = None
         for server in self.servers:
             try:
-                self.record_welcome(await server.find())
+                self.record_welcome(server, await server.find())
             except StreamcoError as exc:
                 error = exc
             else:
@@ -169,20 +188,18 @@ class ServerLink:
         if error is not None:
             raise error
 
-    def record_welcome(self, connection: VerifierConnection[SplitClient]) -> None:
-        """Take a server's limits and costs as those that count."""
+    def record_welcome(self, server: _Server, connection: VerifierConnection[SplitClient]) -> None:
+        """Take a server's limits, costs and load as those that count."""
         welcome = connection.client.welcome
         assert welcome is not None, "a connection begins after its welcome"
-        self._costs = RowCosts({cost.rows: cost.microseconds / 1e6 for cost in welcome.row_costs})
-        self._stages, self._limits = max(1, welcome.stages), connection.client.limits
+        if self._welcome is not welcome:
+            self._loads = (welcome.batches.load_rows, welcome.batches.steady_rows)
+            self._costs = RowCosts({cost.rows: cost.microseconds / 1e6 for cost in welcome.row_costs})
+        self._server, self._welcome, self._limits = server, welcome, connection.client.limits
 
-    def record_answer(self, states: States, size: int, seconds: float | None) -> None:
-        """Count an answer. ``seconds``: since its rows were sent, if no others were on the way; ``size``: bytes of the rows' frame."""
-        self._load = states.load_rows
-        if seconds is not None and size >= _LARGE:
-            sending = seconds - (states.queue_us + states.compute_us) / 1e6
-            if sending > 0:
-                self._rate += _SMOOTHING * (size / sending - self._rate)
+    def record_load(self, states: States) -> None:
+        """Take the load that an answer reports."""
+        self._loads = (states.load_rows, states.steady_rows)
 
     def add(self, session: _Session) -> None:
         """Remember a session that is used."""
@@ -206,9 +223,8 @@ class ServerLink:
 class _Sent(Struct, frozen=True):
     """Unanswered rows."""
 
-    at: float
-    size: int
-    was_alone: bool
+    frame: SentFrame
+    wanted: int
 
 
 class _Session:
@@ -226,6 +242,7 @@ class _Session:
         self._key: bytes | None = None
         self._reply: asyncio.Future[int] | None = None  # positions that the server holds
         self._unanswered: deque[_Sent] = deque()
+        self._last: tuple[SentFrame, float] | None = None  # answered, and when it had arrived
         self._timer: asyncio.TimerHandle | None = None
         self._connecting: asyncio.Task[None] | None = None
         self._losses = 0  # without an answer between them
@@ -321,7 +338,7 @@ class _Session:
         """Resume or open the session at a server; return the positions that it holds."""
         server = self._link.servers[index]
         connection = await server.find()
-        self._link.record_welcome(connection)
+        self._link.record_welcome(server, connection)
         if index != self._server:
             self._server, self._key = index, None
         if self._key is not None:
@@ -356,6 +373,10 @@ class _Session:
         if self.traffic.servers[-1:] != [self._name]:
             self.traffic.servers.append(self._name)
 
+    @property
+    def _meter(self) -> UploadMeter:
+        return self._link.servers[self._server].meter
+
     def _set_reply(self, length: int) -> None:
         if self._reply is not None and not self._reply.done():
             self._reply.set_result(length)
@@ -364,15 +385,16 @@ class _Session:
         connection, link = self._connection, self._link
         if connection is None or command.attempt != self._attempt or self._is_over:
             return
+        wanted = len(states) if link.prompt_rows == "all" else command.wanted
         try:
-            connection.client.rows(self._number, command.start, states, wanted=command.wanted, form=link.form)
+            connection.client.rows(self._number, command.start, states, wanted=wanted, form=link.form)
         except VerifyProtocolError as exc:
             self._emit(LinkFailed(exc))
             return
         size = connection.flush()
         self.traffic.bytes_up += size
         self.traffic.rows_up += len(states)
-        self._unanswered.append(_Sent(link.loop.time(), size, not self._unanswered))
+        self._unanswered.append(_Sent(self._meter.record_sent(size, now=link.loop.time()), command.wanted))
         self._watch()
 
     def _handle_states(self, frame: States) -> None:
@@ -381,9 +403,11 @@ class _Session:
         self._losses = 0
         self.traffic.rows_down += len(frame.states)
         self.traffic.trips += len(frame.states) > 0
-        link.record_answer(frame, sent.size, link.loop.time() - sent.at if sent.was_alone else None)
+        link.record_load(frame)
+        at_server = (frame.queue_us + frame.compute_us) / 1e6
+        self._last = self._meter.record_answer(sent.frame, at_server, self._last, now=link.loop.time())
         self._watch()
-        self._emit(DeepStates(self._attempt, frame.states))
+        self._emit(DeepStates(self._attempt, frame.states[len(frame.states) - sent.wanted :]))
 
     def _handle_refusal(self, error: VerifyProtocolError) -> None:
         if self._reply is not None and not self._reply.done():
@@ -421,7 +445,9 @@ class _Session:
 
     def _detach(self, *, closes: bool) -> None:
         connection, self._connection = self._connection, None
+        self._meter.record_lost(len(self._unanswered))
         self._unanswered.clear()
+        self._last = None
         self._watch()
         if connection is not None:
             connection.remove_session(self._number)

@@ -30,6 +30,7 @@ from streamco.engines.split.drafts import AnswerDrafts
 from streamco.engines.split.layers import HeadPart, InputPart
 from streamco.engines.split.tally import SplitTally, SplitTraffic
 from streamco.errors import EngineError
+from streamco.policies.chunking import PromptPlan
 
 if TYPE_CHECKING:
     import numpy as np
@@ -100,8 +101,8 @@ class SplitLink(Protocol):
         """Most positions of a session: prompt and answer together."""
         ...
 
-    def chunk(self, rows: int) -> int:
-        """Return the size of the next chunk, at least 1, of a prompt of which ``rows`` are still to be sent."""
+    def plan(self, rows: int) -> PromptPlan:
+        """Return how a prompt of which ``rows`` are still to be sent is cut."""
         ...
 
     def row_seconds(self, rows: int) -> float:
@@ -149,7 +150,7 @@ class SplitAnswer:
         self._tokens = list(generation.prompt)
         self._drafts: list[int] = []
         self._shallow: list[States] = []  # one row each
-        self._machine = SplitMachine(chunk=link.chunk, max_rows=link.max_rows)
+        self._machine = SplitMachine(plan=link.plan, max_rows=link.max_rows)
         self._session = link.session(emit, reserve)
         self._tally = generation.tally = SplitTally(self._machine.counts, self._session.traffic)
         self._machine.start(now=monotonic())

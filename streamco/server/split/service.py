@@ -27,7 +27,7 @@ from streamco.server.verify.frame_service import FrameService
 from streamco.server.verify.options import VerifyOptions
 from streamco.server.verify.service import STATS_PATH
 from streamco.wire.split.codec import SplitCodec
-from streamco.wire.split.frames import LayersMark, RowCost, SplitLimits
+from streamco.wire.split.frames import LayersMark, RowCost, ServerBatches, SplitLimits
 from streamco.wire.split.server import SplitServer
 from streamco.wire.verify.frames import PATH
 
@@ -67,7 +67,8 @@ class SplitService(FrameService[SplitServer]):
         self._health_timeout = listen.health_timeout
         self.model = listen.model or "middle"
         self.mark = LayersMark(info.source, info.first_layer, info.layers, info.width)
-        self._limits = SplitLimits(context_rows=engine.cells, rows=engine.batch_rows, sessions=options.load.sessions_per_device)
+        frame_rows = min(engine.cells, SplitLimits().rows)
+        self._limits = SplitLimits(context_rows=engine.cells, rows=frame_rows, sessions=options.load.sessions_per_device)
         self.frame_bytes = SplitCodec(info.width, self._limits).frame_bytes
         self._created = int(time.time())
         self._manager: SplitSessions | None = None
@@ -85,7 +86,16 @@ class SplitService(FrameService[SplitServer]):
         measured = [RowCost(rows, min(_MAX_COST, max(1, round(costs.seconds(rows) * 1e6)))) for rows in costs.rows]
         codec = SplitCodec(self.mark.width, self._limits)
         exact = self._engine.is_exact
-        return SplitServer(codec, self.mark, model=self.model[:256], row_costs=measured, resume_s=self.options.resume_s, is_exact=exact)
+        load = self.manager.load
+        return SplitServer(
+            codec,
+            self.mark,
+            model=self.model[:256],
+            row_costs=measured,
+            batches=ServerBatches(self._policy.room, round(load.rows), round(load.steady_rows)),
+            resume_s=self.options.resume_s,
+            is_exact=exact,
+        )
 
     async def close(self, _app: web.Application | None = None) -> None:
         """Drop all sessions; idempotent."""

@@ -80,7 +80,6 @@ class _PendingRound:
     def __init__(self, rows: Rows, arrived: float) -> None:
         self.rows = rows
         self.arrived = arrived
-        self.started: float | None = None
         self.computed = 0.0  # seconds of its batches
         self.found: list[NDArray[np.float32]] = []  # states of the wanted rows so far
         self.is_refused = False
@@ -287,7 +286,7 @@ class SplitSessions(MachineDriver[SchedulerEvent, SchedulerCommand]):
     def _run_command(self, command: SchedulerCommand, now: float) -> None:
         match command:
             case RunBatch():
-                self._run_batch(command, now)
+                self._run_batch(command)
             case TruncateSequence():
                 pass  # each part of a batch says where it begins
             case DropSequence(name):
@@ -330,13 +329,14 @@ class SplitSessions(MachineDriver[SchedulerEvent, SchedulerCommand]):
     def _answer_round(self, session: _SplitSession) -> None:
         """Send the states of the first pending round."""
         done = session.pending.popleft()
-        rows, started = done.rows, done.arrived if done.started is None else done.started
+        rows = done.rows
         session.failures, session.held = 0, rows.end
-        queued = started - done.arrived
+        queued = max(0.0, self._clock() - done.arrived - done.computed)
         self.stats.record_round(rows.wanted, queued=queued, computed=done.computed)
         if session.connection is not None and not session.is_resuming:
-            numbers = (_number(queued * _MICROSECONDS), _number(done.computed * _MICROSECONDS), _number(self.load.rows))
-            frame = States(session.number, rows.round_number, rows.form, self._joined(done), *numbers)
+            times = (_number(queued * _MICROSECONDS), _number(done.computed * _MICROSECONDS))
+            loads = (_number(self.load.rows), _number(self.load.steady_rows))
+            frame = States(session.number, rows.round_number, rows.form, self._joined(done), *times, *loads)
             try:
                 session.connection.server.send(frame)
             except VerifyProtocolError as error:  # the states are not finite, and spoil what comes after them
@@ -376,13 +376,9 @@ class SplitSessions(MachineDriver[SchedulerEvent, SchedulerCommand]):
 
     # Batches
 
-    def _run_batch(self, command: RunBatch, now: float) -> None:
+    def _run_batch(self, command: RunBatch) -> None:
         self.stats.record_batch(command)
         self._parts = {part.session: part for part in command.parts}
-        for part in command.parts:
-            session = self._sessions.get(part.session)
-            if session is not None and session.pending[0].started is None:
-                session.pending[0].started = now
         self._runner.begin(command)
 
     def _look_up(self, part: BatchPart) -> NDArray[np.float32] | None:

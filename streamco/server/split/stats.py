@@ -39,7 +39,7 @@ class SplitStats:
 
         Args:
             returned: rows that came back.
-            queued: seconds until its first batch.
+            queued: seconds that it waited while none of its batches ran.
             computed: seconds of its batches.
         """
         self._rounds += 1

@@ -15,7 +15,6 @@ from msgspec import Struct
 from streamco.errors import UsageError
 from streamco.wire.split.codec import SplitCodec
 from streamco.wire.split.frames import (
-    MAX_ROUNDS,
     SPLIT_VERSIONS,
     Close,
     LayersMark,
@@ -134,7 +133,7 @@ class SplitClient:
             form: format of the states, both ways.
 
         Raises:
-            UsageError: the position is not allowed now, or ``MAX_ROUNDS`` rounds are unanswered.
+            UsageError: the position is not allowed now, or ``limits.rounds`` rounds are unanswered.
             VerifyProtocolError: the rows don't fit a frame, or aren't finite.
         """
         state = self._find(session)
@@ -143,8 +142,8 @@ class SplitClient:
         if not 0 <= position <= state.length or (state.rounds and position != state.length):
             where = f"position {state.length}" if state.rounds else f"a position of at most {state.length}"
             raise UsageError(f"session {session}: expected {where}, got {position}")
-        if len(state.rounds) >= MAX_ROUNDS:
-            raise UsageError(f"session {session}: expected at most {MAX_ROUNDS} unanswered rounds, got one more")
+        if len(state.rounds) >= self.limits.rounds:
+            raise UsageError(f"session {session}: expected at most {self.limits.rounds} unanswered rounds, got one more")
         rows = Rows(session, state.last_round + 1, position, wanted, form, states)
         self._messages.append(self.codec.encode(rows))
         state.last_round, state.length = rows.round_number, rows.end

@@ -60,6 +60,7 @@ class _States(Struct, frozen=True, array_like=True, tag=_STATES, gc=False):
     queue_us: Number
     compute_us: Number
     load_rows: Number
+    steady_rows: Number
 
 
 _encode = msgspec.msgpack.Encoder().encode
@@ -93,6 +94,7 @@ class SplitCodec:
             context_rows=min(ours.context_rows, limits.context_rows),
             rows=min(ours.rows, limits.rows),
             sessions=min(ours.sessions, limits.sessions),
+            rounds=min(ours.rounds, limits.rounds),
         )
         return SplitCodec(self.width, smaller)
 
@@ -106,7 +108,7 @@ class SplitCodec:
             case States():
                 self._check_count(len(frame.states), frame)
                 form, data = self._pack(frame)
-                times = (frame.queue_us, frame.compute_us, frame.load_rows)
+                times = (frame.queue_us, frame.compute_us, frame.load_rows, frame.steady_rows)
                 message = _encode((_STATES, frame.session, frame.round_number, form, data, *times))
             case _:
                 message = _encode(frame)
@@ -137,7 +139,8 @@ class SplitCodec:
         if not isinstance(frame, _States):
             return frame
         form, states = self._unpack(frame)
-        return States(frame.session, frame.round_number, form, states, frame.queue_us, frame.compute_us, frame.load_rows)
+        times = (frame.queue_us, frame.compute_us, frame.load_rows, frame.steady_rows)
+        return States(frame.session, frame.round_number, form, states, *times)
 
     def _pack(self, frame: Rows | States) -> tuple[int, bytes]:
         if frame.states.ndim != 2 or frame.states.shape[1] != self.width:

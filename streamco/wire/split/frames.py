@@ -19,7 +19,6 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 __all__ = [
-    "MAX_ROUNDS",
     "SPLIT_VERSIONS",
     "Close",
     "SplitHello",
@@ -30,6 +29,7 @@ __all__ = [
     "SplitResume",
     "SplitResumed",
     "RowCost",
+    "ServerBatches",
     "Rows",
     "SplitClientFrame",
     "SplitLimits",
@@ -41,16 +41,14 @@ __all__ = [
 SPLIT_VERSIONS = (2, 2)
 """The first and the last version of the protocol that carry states."""
 
-MAX_ROUNDS = 4
-"""Most rounds of a session that may be unanswered."""
-
 
 class SplitLimits(Struct, frozen=True, kw_only=True, array_like=True):
     """Sizes beyond which a frame is refused. The server's are part of its welcome; the client keeps to both sides' limits."""
 
     context_rows: Positive = 1 << 17  # positions of one session
-    rows: Positive = 512  # rows of one frame
+    rows: Positive = 2048  # rows of one frame
     sessions: Positive = 64  # sessions of one connection at a time
+    rounds: Positive = 64  # rounds of one session that are not answered
 
 
 class LayersMark(Struct, frozen=True, array_like=True):
@@ -128,6 +126,14 @@ class RowCost(Struct, frozen=True, array_like=True):
     microseconds: Positive
 
 
+class ServerBatches(Struct, frozen=True, array_like=True):
+    """Sizes of a server's batches. The averages are moving ones, rounded (equation 1)."""
+
+    room: Positive  # most rows of one; longer rounds are computed in several
+    load_rows: Number = 0  # average at present
+    steady_rows: Number = 0  # average without rows of prompts
+
+
 class SplitWelcome(Struct, frozen=True, array_like=True, tag=16):
     """The answer to an accepted hello."""
 
@@ -137,6 +143,7 @@ class SplitWelcome(Struct, frozen=True, array_like=True, tag=16):
     resume_s: Number  # seconds that sessions of a lost connection are kept
     stages: Byte  # pipeline stages of the server, 1 at least
     row_costs: Annotated[tuple[RowCost, ...], Meta(min_length=1, max_length=64)]  # measured, by rows
+    batches: ServerBatches
     is_exact: bool = False  # a state has the same bits whatever rows are computed with it
 
 
@@ -154,9 +161,10 @@ class States(Struct, frozen=True, gc=False, eq=False):
         session, round_number: those of the rows.
         form: format of the states: the one asked for, or f32 if a number is too large for that.
         states: states after the middle layers of the last rows, shape (wanted, width).
-        queue_us: microseconds from the rows' arrival to their first batch.
+        queue_us: microseconds that the rows waited at the server while none of their batches ran.
         compute_us: microseconds of their batches.
         load_rows: rows of the server's batches at present, a moving average (equation 1).
+        steady_rows: the same without rows of prompts, which soon end.
     """
 
     session: int
@@ -166,6 +174,7 @@ class States(Struct, frozen=True, gc=False, eq=False):
     queue_us: int = 0
     compute_us: int = 0
     load_rows: int = 0
+    steady_rows: int = 0
 
 
 class SplitResumed(Struct, frozen=True, array_like=True, tag=19):

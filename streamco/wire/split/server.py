@@ -16,13 +16,13 @@ from msgspec import Struct
 
 from streamco.wire.split.codec import SplitCodec
 from streamco.wire.split.frames import (
-    MAX_ROUNDS,
     SPLIT_VERSIONS,
     Close,
     LayersMark,
     Refusal,
     RowCost,
     Rows,
+    ServerBatches,
     SplitClientFrame,
     SplitHello,
     SplitOpen,
@@ -76,6 +76,7 @@ class SplitServer:
         mark: the layers that the server computes.
         model: the model's name in the welcome.
         row_costs: what batches cost, measured.
+        batches: sizes of the batches.
         stages: pipeline stages.
         resume_s: seconds that sessions of a lost connection are kept.
         max_faults: number of faulty frames that ends the connection.
@@ -88,6 +89,7 @@ class SplitServer:
         *,
         model: str = "",
         row_costs: Sequence[RowCost],
+        batches: ServerBatches,
         stages: int = 1,
         resume_s: int = 60,
         max_faults: int = MAX_FAULTS,
@@ -98,7 +100,7 @@ class SplitServer:
         self.is_closed = False
         self.faults = 0
         """Faulty frames from the client so far."""
-        self._welcome = SplitWelcome(SPLIT_VERSIONS[1], model, codec.limits, resume_s, stages, tuple(row_costs), is_exact)
+        self._welcome = SplitWelcome(SPLIT_VERSIONS[1], model, codec.limits, resume_s, stages, tuple(row_costs), batches, is_exact)
         self._max_faults = max_faults
         self._has_hello = False
         self._is_welcome = False
@@ -272,8 +274,9 @@ class SplitServer:
             raise UnexpectedFrameError(f"session {number}: expected nothing before it is resumed, got rows", **where)
         if rows.round_number <= session.last_round:
             raise StaleRoundError(f"session {number}: expected a round above {session.last_round}, got {rows.round_number}", **where)
-        if session.rounds and (rows.position != session.length or len(session.rounds) >= MAX_ROUNDS):
-            expected = f"at most {MAX_ROUNDS} unanswered rounds, each where the one before ends (position {session.length})"
+        most = self.codec.limits.rounds
+        if session.rounds and (rows.position != session.length or len(session.rounds) >= most):
+            expected = f"at most {most} unanswered rounds, each where the one before ends (position {session.length})"
             raise StaleRoundError(f"session {number}: expected {expected}, got one more at {rows.position}", **where)
         if rows.position > session.length:
             raise WrongBaseError(f"session {number}: expected a position of at most {session.length}, got {rows.position}", **where)

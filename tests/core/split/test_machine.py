@@ -22,10 +22,11 @@ from streamco.core.split.events import (
     Truncated,
 )
 from streamco.core.split.machine import SplitMachine
+from streamco.policies.chunking import PromptPlan
 
 
-def machine(chunk: Callable[[int], int] = lambda left: left, **options: int) -> SplitMachine:
-    made = SplitMachine(chunk=chunk, **options)
+def machine(chunk: int = 1000, *, max_unanswered: int = 2, **options: int) -> SplitMachine:
+    made = SplitMachine(plan=lambda _left: PromptPlan(chunk, max_unanswered), **options)
     made.start(now=0.0)
     return made
 
@@ -41,12 +42,12 @@ def after(split: SplitMachine, *events: SplitEvent) -> list[SplitCommand]:
 
 
 def test_a_session_is_opened_and_the_first_chunk_computed_at_once() -> None:
-    split = machine(lambda _left: 4)
+    split = machine(4)
     assert after(split, RowsAdded(10, 1)) == [OpenSession(0, may_resume=False), ComputeRows(0, 4)]
 
 
 def test_two_chunks_are_unanswered_while_a_third_is_computed() -> None:
-    split = machine(lambda _left: 4)
+    split = machine(4)
     after(split, RowsAdded(12, 1), SessionReady(0, 0))
     assert after(split, RowsComputed(4)) == [SendRows(0, 0, 4, 0), ComputeRows(4, 8)]
     assert after(split, RowsComputed(8)) == [SendRows(0, 4, 8, 0), ComputeRows(8, 12)]
@@ -59,8 +60,32 @@ def test_two_chunks_are_unanswered_while_a_third_is_computed() -> None:
     assert (split.counts.chunks, split.counts.rows, split.counts.trips) == (3, 12, 1)
 
 
+def test_as_many_chunks_are_unanswered_as_the_plan_says() -> None:
+    split = machine(2, max_unanswered=5)
+    after(split, RowsAdded(20, 1), SessionReady(0, 0))
+    assert after(split, RowsComputed(20)) == [SendRows(0, start, start + 2, 0) for start in range(0, 10, 2)]
+    assert after(split, StatesArrived(0), StatesArrived(0)) == [SendRows(0, 10, 12, 0), SendRows(0, 12, 14, 0)]
+
+
+def test_a_prompt_is_planned_once_and_again_for_another_server() -> None:
+    planned = []
+
+    def plan(left: int) -> PromptPlan:
+        planned.append(left)
+        return PromptPlan(4)
+
+    split = SplitMachine(plan=plan)
+    split.start(now=0.0)
+    after(split, RowsAdded(12, 1), SessionReady(0, 0), RowsComputed(12), StatesArrived(0), StatesArrived(0), StatesArrived(0))
+    assert planned[1:] == [12], "after the server's limits have come"
+    after(split, RowsAdded(14, 2), RowsComputed(14), StatesArrived(0))
+    assert planned[1:] == [12], "a draft is one frame whatever the plan"
+    after(split, RowsAdded(15, 1), SessionLost(0, may_resume=False), SessionReady(1, 0))
+    assert planned[-1] == 15
+
+
 def test_the_last_chunk_holds_all_rows_whose_states_come_back() -> None:
-    split = machine(lambda _left: 4, max_rows=4)
+    split = machine(4, max_rows=4)
     after(split, RowsAdded(6, 3), SessionReady(0, 0))
     assert after(split, RowsComputed(6)) == [SendRows(0, 0, 3, 0), SendRows(0, 3, 6, 3)]
 
@@ -111,7 +136,7 @@ class World:
     def __init__(self, data: st.DataObject) -> None:
         self.data = data
         size = data.draw(st.integers(1, 5), "chunk")
-        self.split = machine(lambda _left: size, max_rows=8, max_unanswered=data.draw(st.integers(1, 4)))
+        self.split = machine(size, max_rows=8, max_unanswered=data.draw(st.integers(1, 4)))
         self.tokens = list(range(data.draw(st.integers(1, 20), "prompt")))
         self.shallow: list[int] = []
         self.server: list[int] = []

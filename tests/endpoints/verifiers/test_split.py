@@ -161,6 +161,8 @@ async def test_a_server_that_is_not_there_is_an_error_at_the_start(files: PartFi
     [
         ({"servers": []}, "expected the URL of a server, got none"),
         ({"servers": "ws://127.0.0.1:1", "states": "i4"}, 'expected "f32", "f16" or "i8", got \'i4\''),
+        ({"servers": "ws://127.0.0.1:1", "chunking": "small"}, 'expected "fastest", "balanced", "whole" or a number above 0'),
+        ({"servers": "ws://127.0.0.1:1", "chunking": 0}, "a number above 0, got 0"),
         ({"servers": "ws://example.org"}, "is_plain=True allows it"),
         ({"servers": "ws://127.0.0.1:1", "patience": -1}, "patience: expected at least 0 s, got -1"),
     ],

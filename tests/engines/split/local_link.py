@@ -15,6 +15,7 @@ from streamco.engines.split.answer import DeepStates, LinkEvent, LinkFailed
 from streamco.engines.split.layers import MiddlePart
 from streamco.engines.split.tally import SplitTraffic
 from streamco.errors import EndpointConnectError
+from streamco.policies.chunking import PromptPlan
 
 CELLS = 256
 
@@ -46,6 +47,7 @@ class LocalSession:
         self.link.lengths[self.sequence] = command.stop
         if self.link.losses and command.stop >= self.link.losses[0][0]:
             _, may_resume = self.link.losses.pop(0)
+            self.link.is_dead = self.link.dies_after_loss
             self.emit(SessionLost(command.attempt, may_resume=may_resume))
             return
         self.emit(DeepStates(command.attempt, deep[len(deep) - command.wanted :]))
@@ -66,14 +68,14 @@ class LocalLink:
         self.middle = MiddlePart(files.middle, cells=CELLS, sequences=sequences)
         self.size = size
         self.losses: list[tuple[int, bool]] = []
-        self.is_dead = False
+        self.is_dead = self.dies_after_loss = False
         self.cost = 0.0  # seconds of a row
         self.frames: list[tuple[SendRows, NDArray[np.float32]]] = []
         self.lengths = [0] * sequences
         self.free = list(range(sequences))
 
-    def chunk(self, rows: int) -> int:
-        return min(rows, self.size)
+    def plan(self, rows: int) -> PromptPlan:
+        return PromptPlan(min(rows, self.size))
 
     def row_seconds(self, rows: int) -> float:
         return self.cost

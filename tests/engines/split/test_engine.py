@@ -138,13 +138,7 @@ def test_if_no_server_is_left_the_answer_fails_with_its_text_so_far(files: PartF
     woken = Woken()
     ids = chat_ids(split.engine, [{"role": "user", "content": PROMPTS[0]}])
     split.link.losses = [(length + 5, False)]
-    send = split.link.chunk
-
-    def chunk(rows: int) -> int:
-        split.link.is_dead = rows == 1
-        return send(rows)
-
-    split.link.chunk = chunk  # type: ignore[method-assign]
+    split.link.dies_after_loss = True
     generation = split.engine.submit(GenerationRequest(prompt_ids=ids, sampling=GREEDY), woken)
     text, end = "", None
     while end is None:

@@ -18,7 +18,7 @@ from streamco.server.split.service import SplitService, default_room, serving_mi
 from streamco.server.verify.options import VerifyOptions
 from streamco.wire.split.client import SplitClient
 from streamco.wire.split.codec import SplitCodec
-from streamco.wire.split.frames import Refusal, SplitWelcome, States
+from streamco.wire.split.frames import Refusal, ServerBatches, SplitWelcome, States
 from streamco.wire.verify.client import VerifyClient
 from streamco.wire.verify.codec import VerifyCodec
 from streamco.wire.verify.frames import PATH, SUBPROTOCOL
@@ -48,7 +48,9 @@ async def test_a_welcome_has_the_models_name_the_limits_and_the_measured_costs()
     async with serving_layers(engine, model="m") as server:
         welcome = await first_answer(server.url, SplitClient(SplitCodec(MARK.width), MARK))
     assert isinstance(welcome, SplitWelcome)
-    assert (welcome.model, welcome.limits.context_rows, welcome.limits.rows) == ("m", 100, 128)
+    limits = welcome.limits
+    assert (welcome.model, limits.context_rows, limits.rows, limits.rounds) == ("m", 100, 100, 64)
+    assert welcome.batches == ServerBatches(128)
     assert [(cost.rows, cost.microseconds) for cost in welcome.row_costs] == [(1, 5000), (64, 20000)]
 
 

@@ -7,13 +7,14 @@ from numpy.typing import NDArray
 
 from streamco.wire.split.client import SplitClient
 from streamco.wire.split.codec import SplitCodec
-from streamco.wire.split.frames import LayersMark, RowCost, SplitClientFrame, SplitLimits, SplitServerFrame
+from streamco.wire.split.frames import LayersMark, RowCost, ServerBatches, SplitClientFrame, SplitLimits, SplitServerFrame
 from streamco.wire.split.server import SplitServer
 
 WIDTH = 8
 MARK = LayersMark("model-digest", 2, 28, WIDTH)
-LIMITS = SplitLimits(context_rows=100, rows=16, sessions=4)
+LIMITS = SplitLimits(context_rows=100, rows=16, sessions=4, rounds=4)
 COSTS = (RowCost(1, 5000), RowCost(64, 40_000))
+BATCHES = ServerBatches(64, 9, 3)
 KEY = bytes(range(16))
 
 
@@ -27,7 +28,7 @@ class Pair:
 
     def __init__(self, *, limits: SplitLimits = LIMITS, client_limits: SplitLimits | None = None, mark: LayersMark = MARK) -> None:
         self.client = SplitClient(SplitCodec(WIDTH, client_limits or limits), mark)
-        self.server = SplitServer(SplitCodec(WIDTH, limits), MARK, model="m", row_costs=COSTS)
+        self.server = SplitServer(SplitCodec(WIDTH, limits), MARK, model="m", row_costs=COSTS, batches=BATCHES)
 
     def up(self) -> list[SplitClientFrame]:
         """The frames that the server accepts."""

@@ -31,7 +31,7 @@ from streamco.wire.split.frames import (
 from streamco.wire.tensors import StateFormat
 from streamco.wire.verify.errors import FrameSizeError, MalformedFrameError, VerifyProtocolError
 from tests.support.examples import examples
-from tests.wire.split.peers import COSTS, KEY, LIMITS, MARK, WIDTH, states
+from tests.wire.split.peers import BATCHES, COSTS, KEY, LIMITS, MARK, WIDTH, states
 
 msgpack: Any = import_module("msgpack")  # it has no types
 CODEC = SplitCodec(WIDTH, LIMITS)
@@ -57,7 +57,12 @@ def test_frames_without_states_come_back(frame: Any) -> None:
 
 @pytest.mark.parametrize(
     "frame",
-    [SplitWelcome(2, "m", LIMITS, 60, 1, COSTS), SplitOpened(1, KEY), SplitResumed(1, 7), Refusal("overloaded", "expected", 1, 2, 30)],
+    [
+        SplitWelcome(2, "m", LIMITS, 60, 1, COSTS, BATCHES),
+        SplitOpened(1, KEY),
+        SplitResumed(1, 7),
+        Refusal("overloaded", "expected", 1, 2, 30),
+    ],
 )
 def test_answers_without_states_come_back(frame: Any) -> None:
     assert CODEC.decode_down(CODEC.encode(frame)) == frame
@@ -81,9 +86,10 @@ def test_rows_come_back_as_their_format_keeps_them(sent: Any, wanted: int, form:
 
 @given(some_states, st.sampled_from(FORMATS))
 def test_answers_come_back_as_their_format_keeps_them(sent: Any, form: StateFormat) -> None:
-    found = CODEC.decode_down(CODEC.encode(States(1, 2, form, sent, 3, 4, 5)))
+    found = CODEC.decode_down(CODEC.encode(States(1, 2, form, sent, 3, 4, 5, 6)))
     assert isinstance(found, States)
-    assert (found.session, found.round_number, found.queue_us, found.compute_us, found.load_rows) == (1, 2, 3, 4, 5)
+    assert (found.session, found.round_number, found.queue_us, found.compute_us) == (1, 2, 3, 4)
+    assert (found.load_rows, found.steady_rows) == (5, 6)
     again = CODEC.decode_down(CODEC.encode(States(1, 2, form, found.states)))
     assert isinstance(again, States)
     if form != "i8":
@@ -99,15 +105,16 @@ def test_an_answer_may_have_no_states() -> None:
 def test_the_layout_is_that_of_the_specification() -> None:
     sent = np.zeros((1, WIDTH), np.float32)
     assert msgpack.unpackb(CODEC.encode(Rows(1, 2, 3, 1, "f16", sent))) == [3, 1, 2, 3, 1, 1, bytes(2 * WIDTH)]
-    assert msgpack.unpackb(CODEC.encode(States(1, 2, "f32", sent, 3, 4, 5))) == [18, 1, 2, 0, bytes(4 * WIDTH), 3, 4, 5]
-    assert msgpack.unpackb(CODEC.encode(SplitWelcome(2, "m", LIMITS, 60, 1, COSTS))) == [
+    assert msgpack.unpackb(CODEC.encode(States(1, 2, "f32", sent, 3, 4, 5, 6))) == [18, 1, 2, 0, bytes(4 * WIDTH), 3, 4, 5, 6]
+    assert msgpack.unpackb(CODEC.encode(SplitWelcome(2, "m", LIMITS, 60, 1, COSTS, BATCHES))) == [
         16,
         2,
         "m",
-        [100, 16, 4],
+        [100, 16, 4, 4],
         60,
         1,
         [[1, 5000], [64, 40000]],
+        [64, 9, 3],
         False,
     ]
     assert msgpack.unpackb(CODEC.encode(SplitHello(2, 2, MARK))) == [1, 2, 2, ["model-digest", 2, 28, WIDTH], None, ""]
@@ -132,7 +139,7 @@ def test_numbers_that_are_not_finite_are_refused_at_both_ends(number: float, for
         data = spoiled.astype("<f4" if form == "f32" else "<f2").tobytes()
         for message, decode in (
             (msgpack.packb([3, 1, 2, 3, 0, FORMATS.index(form), data]), CODEC.decode_up),
-            (msgpack.packb([18, 1, 2, FORMATS.index(form), data, 0, 0, 0]), CODEC.decode_down),
+            (msgpack.packb([18, 1, 2, FORMATS.index(form), data, 0, 0, 0, 0]), CODEC.decode_down),
         ):
             with pytest.raises(MalformedFrameError, match="finite") as refused:
                 decode(message)
@@ -167,7 +174,7 @@ def test_more_rows_than_the_limit_are_refused_and_named() -> None:
     with pytest.raises(FrameSizeError, match="at most 16 rows, got 17"):
         CODEC.decode_up(msgpack.packb([3, 1, 2, 3, 0, 1, bytes(2 * WIDTH * 17)]))
     with pytest.raises(FrameSizeError, match="at most 16 rows, got 17"):
-        CODEC.decode_down(msgpack.packb([18, 1, 2, 0, bytes(4 * WIDTH * 17), 0, 0, 0]))
+        CODEC.decode_down(msgpack.packb([18, 1, 2, 0, bytes(4 * WIDTH * 17), 0, 0, 0, 0]))
 
 
 def test_states_of_another_width_are_refused() -> None:
@@ -205,8 +212,8 @@ def test_states_in_32_bits_share_the_messages_memory() -> None:
 
 
 def test_the_smaller_limits_hold() -> None:
-    both = SplitCodec(8, SplitLimits(rows=9, sessions=2)).within(SplitLimits(rows=20, context_rows=50))
-    assert both.limits == SplitLimits(context_rows=50, rows=9, sessions=2)
+    both = SplitCodec(8, SplitLimits(rows=9, sessions=2)).within(SplitLimits(rows=20, context_rows=50, rounds=3))
+    assert both.limits == SplitLimits(context_rows=50, rows=9, sessions=2, rounds=3)
 
 
 nonsense = st.lists(st.one_of(st.integers(-9, 1 << 34), st.binary(max_size=70), st.text(max_size=3)), max_size=9)
@@ -229,4 +236,4 @@ def test_row_costs_are_bounded() -> None:
     codec = SplitCodec(8)
     for count in (0, 65):
         with pytest.raises(MalformedFrameError):
-            codec.decode_down(codec.encode(SplitWelcome(2, "m", LIMITS, 60, 1, (RowCost(1, 1),) * count)))
+            codec.decode_down(codec.encode(SplitWelcome(2, "m", LIMITS, 60, 1, (RowCost(1, 1),) * count, BATCHES)))

@@ -15,7 +15,6 @@ from streamco.errors import UsageError
 from streamco.wire.split.client import SplitClient
 from streamco.wire.split.codec import SplitCodec
 from streamco.wire.split.frames import (
-    MAX_ROUNDS,
     Close,
     LayersMark,
     Refusal,
@@ -43,7 +42,7 @@ from streamco.wire.verify.errors import (
     VersionError,
 )
 from streamco.wire.verify.server import MAX_FAULTS, VerifyServer
-from tests.wire.split.peers import COSTS, KEY, LIMITS, MARK, WIDTH, Pair, states
+from tests.wire.split.peers import BATCHES, COSTS, KEY, LIMITS, MARK, WIDTH, Pair, states
 
 msgpack: Any = import_module("msgpack")  # it has no types
 
@@ -81,15 +80,15 @@ def test_a_hello_is_answered_with_a_welcome_that_says_what_batches_cost() -> Non
     pair.server.welcome()
     [welcome] = pair.down()
     assert isinstance(welcome, SplitWelcome)
-    assert (welcome.row_costs, welcome.stages, welcome.limits) == (COSTS, 1, LIMITS)
-    assert pair.client.limits == SplitLimits(context_rows=100, rows=8, sessions=4)
+    assert (welcome.row_costs, welcome.batches, welcome.stages, welcome.limits) == (COSTS, BATCHES, 1, LIMITS)
+    assert pair.client.limits == SplitLimits(context_rows=100, rows=8, sessions=4, rounds=4)
 
 
 def test_a_client_in_exact_mode_refuses_a_server_that_is_not() -> None:
     for is_exact in (False, True):
         client = SplitClient(SplitCodec(WIDTH), MARK, exact=True)
         [hello] = client.take_messages()
-        server = SplitServer(SplitCodec(WIDTH, LIMITS), MARK, model="m", row_costs=COSTS, is_exact=is_exact)
+        server = SplitServer(SplitCodec(WIDTH, LIMITS), MARK, model="m", row_costs=COSTS, batches=BATCHES, is_exact=is_exact)
         server.receive(hello)
         server.welcome()
         [message] = server.take_messages()
@@ -161,11 +160,11 @@ def test_rows_go_up_and_the_wanted_states_come_down() -> None:
     [frame] = pair.up()
     assert isinstance(frame, Rows)
     assert np.array_equal(frame.states, states(5))
-    answer(pair, frame, queue_us=1, compute_us=2, load_rows=3)
+    answer(pair, frame, queue_us=1, compute_us=2, load_rows=3, steady_rows=4)
     [found] = pair.down()
     assert isinstance(found, States)
     assert np.array_equal(found.states, states(5)[3:])
-    assert (found.queue_us, found.compute_us, found.load_rows) == (1, 2, 3)
+    assert (found.queue_us, found.compute_us, found.load_rows, found.steady_rows) == (1, 2, 3, 4)
     assert pair.client.length(number) == 5
     assert pair.client.unanswered(number) == 0
 
@@ -173,15 +172,15 @@ def test_rows_go_up_and_the_wanted_states_come_down() -> None:
 def test_chunks_of_a_prompt_follow_each_other_without_waiting() -> None:
     pair = greeted()
     number = opened(pair)
-    for place in range(MAX_ROUNDS):
+    for place in range(LIMITS.rounds):
         pair.client.rows(number, 4 * place, states(4), wanted=0)
     with pytest.raises(UsageError, match="unanswered rounds"):
         pair.client.rows(number, 16, states(4), wanted=1)
     frames = [frame for frame in pair.up() if isinstance(frame, Rows)]
-    assert len(frames) == MAX_ROUNDS
+    assert len(frames) == LIMITS.rounds
     for frame in frames:
         answer(pair, frame)
-    assert [len(each.states) for each in pair.down() if isinstance(each, States)] == [0] * MAX_ROUNDS
+    assert [len(each.states) for each in pair.down() if isinstance(each, States)] == [0] * LIMITS.rounds
 
 
 def test_rows_below_the_end_replace_what_was_there() -> None:
@@ -349,7 +348,7 @@ def test_text_is_malformed() -> None:
 @pytest.mark.parametrize(
     "frame",
     [
-        SplitWelcome(2, "m", LIMITS, 60, 1, COSTS),
+        SplitWelcome(2, "m", LIMITS, 60, 1, COSTS, BATCHES),
         SplitOpened(0, KEY),
         SplitResumed(0, 3),
         States(0, 0, "f16", states(2)),
@@ -418,7 +417,7 @@ class Ends(RuleBasedStateMachine):
 
     @initialize()
     def begin(self) -> None:
-        self.pair = greeted(limits=SplitLimits(context_rows=40, rows=8, sessions=3))
+        self.pair = greeted(limits=SplitLimits(context_rows=40, rows=8, sessions=3, rounds=4))
         self.waiting: dict[int, list[Rows]] = {}
 
     def deliver(self) -> None:
@@ -446,7 +445,7 @@ class Ends(RuleBasedStateMachine):
 
     @rule(number=numbers, back=st.integers(0, 5), count=st.integers(1, 8))
     def send(self, number: int, back: int, count: int) -> None:
-        if not self.alive(number) or self.pair.client.unanswered(number) >= MAX_ROUNDS:
+        if not self.alive(number) or self.pair.client.unanswered(number) >= LIMITS.rounds:
             return
         length = self.pair.client.length(number)
         position = length if self.pair.client.unanswered(number) else max(0, length - back)

@@ -7,10 +7,10 @@ from pathlib import Path
 
 from streamco.wire.split.codec import FORMATS, SplitCodec
 from streamco.wire.split.frames import (
-    MAX_ROUNDS,
     LayersMark,
     Refusal,
     RowCost,
+    ServerBatches,
     SplitHello,
     SplitLimits,
     SplitOpened,
@@ -30,7 +30,7 @@ MARK = LayersMark("1af136305739", 2, 28, 2)
 
 
 def new_server() -> SplitServer:
-    return SplitServer(CODEC, MARK, model="smollm2", row_costs=(RowCost(1, 5200), RowCost(64, 45_000)))
+    return SplitServer(CODEC, MARK, model="smollm2", row_costs=(RowCost(1, 5200), RowCost(64, 45_000)), batches=ServerBatches(256, 9, 3))
 
 
 def test_every_example_is_the_frame_it_shows() -> None:
@@ -70,9 +70,8 @@ def answer(server: SplitServer, message: bytes) -> None:
 def test_the_numbers_of_the_page_are_those_of_the_code() -> None:
     limits = SplitLimits()
     assert f"the path `{PATH}`, the subprotocol `{SUBPROTOCOL}`" in PAGE
-    assert f"up to {MAX_ROUNDS} unanswered rounds" in PAGE
-    shown = f"positions of a session (default {limits.context_rows:,}), rows of one frame ({limits.rows}), sessions"
-    assert f"{shown} of one connection at a time ({limits.sessions})" in PAGE
+    shown = f"positions of a session (default {limits.context_rows:,}), rows of one frame ({limits.rows:,}), sessions"
+    assert f"{shown} of one connection at a time ({limits.sessions}), unanswered rounds of a session ({limits.rounds})" in PAGE
     rows = dict(re.findall(r"^\| (\d) \| (\w+) \|", PAGE, flags=re.MULTILINE))
     assert tuple(rows[str(number)] for number in range(len(rows))) == FORMATS
     for width in (1, 32, 33, 576):
