@@ -3,6 +3,10 @@
 Input part, middle part, head and draft layer run in one process, so no link and no server is in these figures. Greedy; the text is the
 whole model's. ``tokens a round`` counts the correction, as the paper's Table IV does; a model that drafts nothing makes 1. Prompts that the
 draft layer has learned from are left out. Of the kinds marked as absent it has seen none.
+
+Each prompt is answered once in rounds of ``window 4``. The other policies draft again along that text, with its states. Where PyTorch is
+installed, its drafts are compared with llama.cpp's, at ``--positions`` positions of these texts. The cost of a draft step (draft layer and
+input layers) is a mean over a draft; drafts alternate with as many decode steps of the whole model.
 """
 
 from __future__ import annotations
@@ -11,17 +15,18 @@ import argparse
 import gzip
 import json
 import tempfile
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from importlib.util import find_spec
 from pathlib import Path
-from statistics import median
 
 import numpy as np
 from numpy.typing import NDArray
 
 import streamco
-from bench.report import Row, add_arguments, emit
+from bench.draft_answer import Answer
+from bench.report import Row, add_arguments, emit, interleave, per_call, rows_from
 from bench.traces import data_folder
+from experiments.ratio import ratio
 from streamco.engines.llamacpp.bundled_model import packaged_model
 from streamco.engines.llamacpp.context import LlamaContext
 from streamco.engines.llamacpp.model import LlamaModel
@@ -34,7 +39,8 @@ HELD_OUT = 10  # as in experiments/draft_text.py: of the kinds in FILES that wer
 TRAINED = {"gsm8k": "gsm8k_test.jsonl.gz", "Spec-Bench": "spec_bench.jsonl.gz"}
 ABSENT = {"HumanEval (absent)": "humaneval_prompts.jsonl.gz", "Alpaca (absent)": "alpaca_5000.jsonl.gz"}
 PACKAGED = Path(streamco.__file__).parent / "engines" / "split" / "draft_layers" / "SmolLM2-135M-Instruct.npz"
-POLICIES: dict[str, tuple[int, float]] = {"window 3": (3, 0.0), "window 4": (4, 0.0), "threshold 0.3": (8, 0.3), "threshold 0.6": (8, 0.6)}
+WRITTEN = "window 4"
+POLICIES: dict[str, tuple[int, float]] = {"window 3": (3, 0.0), WRITTEN: (4, 0.0), "threshold 0.3": (8, 0.3), "threshold 0.6": (8, 0.6)}
 States = NDArray[np.float32]
 
 
@@ -47,52 +53,72 @@ class Split:
         self.input, self.middle = InputPart(files.input, cells=CELLS), MiddlePart(files.middle, cells=CELLS)
         vocabulary = self.head.model.info.vocabulary
         self.draft = DraftPart(weights, input_part=files.input, head_part=files.head, vocabulary=vocabulary, cells=CELLS)
-        self.steps: list[float] = []
-        """Seconds of each draft step, its input layers included."""
 
     def read(self, ids: Sequence[int], position: int) -> States:
         """Return the shallow states of tokens."""
         return self.input.run(self.head.embed(ids), position)
 
-    def write(self, prompt: str, most: int, window: int, threshold: float) -> tuple[int, int, list[int]]:
-        """Answer a prompt greedily; return rounds, tokens that rounds made, and the answer's ids."""
+    def write(self, prompt: str, most: int) -> Answer:
+        """Answer a prompt greedily, in rounds of the policy ``WRITTEN``."""
         tokens = self.head.model.tokenize(self.head.model.apply_template([{"role": "user", "content": prompt}]), special=True)
         for part in (self.input, self.middle, self.draft):
             part.truncate(0)
-        shallow = self.read(tokens, 0)
-        deep = self.middle.run(shallow, 0)[-1]
-        self.draft.extend(np.zeros_like(shallow), shallow, 0)
-        made = [int(self.head.logits(deep).argmax())]
-        rounds = 0
-        while len(made) <= most and made[-1] not in self.head.model.end_ids and len(tokens) + len(made) + 16 < CELLS:
-            position = len(tokens) + len(made) - 1
-            drafts, rows = self._draft(made[-1], deep, position, window, threshold)
+        shallow, ids, rounds = [self.read(tokens, 0)], list(tokens), 0
+        states = self.middle.run(shallow[0], 0)[-1:]
+        deep = [np.zeros((len(tokens) - 1, states.shape[1]), np.float32), self.draft.normed(states)]
+        self.draft.extend(np.zeros_like(shallow[0]), shallow[0], 0)
+        ids.append(int(self.head.logits(states[0]).argmax()))
+        while len(ids) <= len(tokens) + most and ids[-1] not in self.head.model.end_ids and len(ids) + 16 < CELLS:
+            position = len(ids) - 1
+            drafts, rows = self._draft(ids[-1], deep[-1][-1], position)
             found = self.middle.run(rows, position)
             accepted = self.head.verify_greedy(found, drafts)
-            kept = position + len(accepted)
-            self.input.truncate(kept)
-            self.middle.truncate(kept)
-            before = np.concatenate([deep[None], found[: len(accepted) - 1]])
-            self.draft.extend(self.draft.normed(before), rows[: len(accepted)], position)
-            deep = found[len(accepted) - 1]
-            made += accepted
+            kept = len(accepted)
+            self.input.truncate(position + kept)
+            self.middle.truncate(position + kept)
+            states = self.draft.normed(found[:kept])
+            self.draft.extend(np.concatenate([deep[-1][-1:], states[:-1]]), rows[:kept], position)
+            shallow.append(rows[:kept])
+            deep.append(states)
+            ids += accepted
             rounds += 1
-        return rounds, len(made) - 1, made
+        return Answer(ids, len(tokens), np.concatenate(shallow), np.concatenate(deep), rounds)
 
-    def _draft(self, token: int, deep: States, position: int, window: int, threshold: float) -> tuple[list[int], States]:
+    def _draft(self, token: int, deep: States, position: int) -> tuple[list[int], States]:
         """Return a draft after a token, and the shallow states of both."""
-        rows, drafts = [self.read([token], position)], []
-        before = self.draft.normed(deep)
-        while len(drafts) < window:
-            started = time.perf_counter()
-            step = self.draft.step(before, rows[-1][0], position + len(drafts))
+        rows, drafts = [self.read([token], position)], list[int]()
+        while len(drafts) < POLICIES[WRITTEN][0]:
+            step = self.draft.step(deep, rows[-1][0], position + len(drafts))
             drafts.append(step.ids[0])
             rows.append(self.read([drafts[-1]], position + len(drafts)))
-            self.steps.append(time.perf_counter() - started)
-            if step.probabilities[0] < threshold:
-                break
-            before = step.deep
+            deep = step.deep
         return drafts, np.concatenate(rows)
+
+    def rounds(self, answer: Answer, window: int, threshold: float) -> int:
+        """Return how many rounds a policy needs for an answer that is written."""
+        ids, position, rounds = answer.ids, answer.prompt, 0
+        self.draft.extend(np.zeros_like(answer.shallow[:position]), answer.shallow[:position], 0)
+        while position < len(ids) - 1:
+            deep, accepted = answer.deep[position - 1], 0
+            while accepted < window and position + accepted < len(ids) - 1:
+                step = self.draft.step(deep, answer.shallow[position + accepted], position + accepted)
+                if step.ids[0] != ids[position + accepted + 1]:
+                    break
+                accepted += 1
+                if step.probabilities[0] < threshold:
+                    break
+                deep = step.deep
+            kept = min(accepted + 1, len(ids) - 1 - position)
+            self.draft.extend(answer.deep[position - 1 : position - 1 + kept], answer.shallow[position : position + kept], position)
+            position += kept
+            rounds += 1
+        return rounds
+
+    def drafts(self, answer: Answer) -> list[int]:
+        """Return the token that the draft layer guesses after each token of an answer except the last."""
+        deep, shallow, start = answer.deep, answer.shallow, answer.prompt
+        self.draft.extend(np.zeros_like(shallow[:start]), shallow[:start], 0)
+        return [self.draft.step(deep[at - 1], shallow[at], at).ids[0] for at in range(start, len(answer.ids) - 1)]
 
     def close(self) -> None:
         """Free all parts."""
@@ -115,63 +141,114 @@ def prompt_of(record: dict[str, str]) -> str:
     return record.get("question") or record.get("prompt") or record["turns"][0]
 
 
-def whole_step(model: Path, count: int) -> list[float]:
-    """Seconds of decode steps of the whole model."""
-    whole = LlamaModel(model, repack=False)
-    context = LlamaContext(whole, cells=CELLS, sequences=1, rows=CELLS, threads=1, unified=False)
-    spent = []
-    for position in range(count):
-        context.add_run([position % 1000 + 100], position, 0, wants_logits=1)
-        started = time.perf_counter()
-        if status := context.decode():
-            raise SystemExit(f"expected llama.cpp to decode, got status {status}")
-        spent.append(time.perf_counter() - started)
-    context.close()
-    whole.close()
-    return spent
-
-
-def measure(split: Split, count: int, most: int) -> list[Row]:
-    """Tokens a round by kind of prompt and policy; all policies take turns on each prompt, and must write the same text."""
-    rows = []
+def answers_of(split: Split, count: int, most: int) -> dict[str, list[Answer]]:
+    """Answers by kind of prompt."""
+    found = {}
     for kind, name in {**TRAINED, **ABSENT}.items():
-        found: dict[str, list[tuple[int, int]]] = {policy: [] for policy in POLICIES}
-        for prompt in prompts_of(name, is_absent=kind in ABSENT, count=count):
-            texts = set()
-            for policy, (window, threshold) in POLICIES.items():
-                rounds, tokens, made = split.write(prompt, most, window, threshold)
-                found[policy].append((rounds, tokens))
-                texts.add(tuple(made[:most]))
-            if len(texts) > 1:
-                raise SystemExit(f"{kind}: expected the same text with every policy, got {len(texts)} texts for {prompt[:60]!r}")
-        for policy, answers in found.items():
-            ratios = [tokens / rounds for rounds, tokens in answers if rounds]
-            mean = sum(tokens for _, tokens in answers) / max(1, sum(rounds for rounds, _ in answers))
-            rows.append(Row("draft_layer", kind, policy, "tokens a round", "tokens", mean, min(ratios), max(ratios)))
+        answers = [split.write(prompt, most) for prompt in prompts_of(name, is_absent=kind in ABSENT, count=count)]
+        found[kind] = [answer for answer in answers if answer.rounds]
+    return found
+
+
+def rounds_rows(split: Split, answers: dict[str, list[Answer]]) -> list[Row]:
+    """Tokens a round by kind of prompt and policy, with how many rounds that is and the standard error."""
+    rows = []
+    for kind, written in answers.items():
+        for policy, (window, threshold) in POLICIES.items():
+            counts = [(answer.tokens, split.rounds(answer, window, threshold)) for answer in written]
+            if policy == WRITTEN and [rounds for _, rounds in counts] != [answer.rounds for answer in written]:
+                raise SystemExit(f"{kind}: expected the rounds of {WRITTEN} again, got {counts}")
+            mean, error = ratio(counts)
+            each = [tokens / rounds for tokens, rounds in counts]
+            rows.append(Row("draft_layer", kind, policy, "tokens a round", "tokens", mean, min(each), max(each)))
+            if policy == WRITTEN:
+                rounds = [float(rounds) for _, rounds in counts]
+                about = f"rounds of {len(counts)} answers"
+                rows.append(Row("draft_layer", kind, policy, "standard error", "tokens", error, error, error))
+                rows.append(Row("draft_layer", kind, policy, about, "rounds", sum(rounds), min(rounds), max(rounds)))
     return rows
 
 
+def agreement_rows(split: Split, weights: Path, model: Path, answers: dict[str, list[Answer]], positions: int) -> list[Row]:
+    """Share of equal drafts in PyTorch and llama.cpp, at the first positions of answers of all kinds by turns; none without PyTorch."""
+    if find_spec("torch") is None:
+        print("drafts of PyTorch and llama.cpp: not compared, PyTorch is missing\n")
+        return []
+    from bench.draft_agreement import torch_drafts
+
+    chosen: list[Answer] = []
+    for together in zip(*answers.values(), strict=False):
+        chosen += together
+    pairs = zip(torch_drafts(weights, model, chosen), map(split.drafts, chosen), strict=True)
+    equal = [one == other for theirs, ours in pairs for one, other in zip(theirs, ours, strict=True)][:positions]
+    share = sum(equal) / len(equal)
+    error = (share * (1 - share) / len(equal)) ** 0.5
+    case = f"PyTorch and llama.cpp at {len(equal)} positions"
+    return [
+        Row("draft_layer", case, "equal drafts", "share", "share", share, share, share),
+        Row("draft_layer", case, "equal drafts", "standard error", "share", error, error, error),
+    ]
+
+
+def step_rows(split: Split, model: Path, answer: Answer, repeats: int) -> list[Row]:
+    """Times of a draft step and of a decode step of the whole model, at the same positions, a draft's length of each by turns."""
+    window = POLICIES[WRITTEN][0]
+    position = len(answer.shallow) - window
+    split.draft.extend(np.concatenate([np.zeros_like(answer.deep[:1]), answer.deep[: position - 1]]), answer.shallow[:position], 0)
+    split.input.truncate(0)
+    split.read(answer.ids[:position], 0)
+    whole = LlamaModel(model, repack=False)
+    context = LlamaContext(whole, cells=CELLS, sequences=1, rows=CELLS, threads=1, unified=False)
+    context.add_run(answer.ids[:position], 0, 0, wants_logits=1)
+    _decode(context)
+
+    def draft() -> None:
+        split.input.truncate(position)
+        split.draft.truncate(position)
+        deep = answer.deep[position - 1]
+        for at in range(position, position + window):
+            deep = split.draft.step(deep, split.read([answer.ids[at]], at)[0], at).deep
+
+    def decode() -> None:
+        context.remove(0, position)
+        for at in range(position, position + window):
+            context.add_run([answer.ids[at]], at, 0, wants_logits=1)
+            _decode(context)
+
+    contenders = {
+        "whole decode step": per_call(decode, 1, scale=1e3 / window),
+        "draft step": per_call(draft, 1, scale=1e3 / window),
+    }
+    samples = interleave(contenders, repeats)
+    context.close()
+    whole.close()
+    return rows_from("draft_layer", f"one token after {position}", "wall time", "ms", samples)
+
+
+def _decode(context: LlamaContext) -> None:
+    if status := context.decode():
+        raise SystemExit(f"expected llama.cpp to decode, got status {status}")
+
+
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     add_arguments(parser)
-    parser.add_argument("--weights", type=Path, help="a draft layer (default: the packaged one)")
-    parser.add_argument("--prompts", type=int, default=24, help="of each kind (default: %(default)s)")
-    parser.add_argument("--tokens", type=int, default=96, help="of each answer (default: %(default)s)")
+    parser.add_argument("--weights", type=Path, default=PACKAGED, help="a draft layer (default: the packaged one)")
+    parser.add_argument("--prompts", type=int, default=16, help="of each kind (default: %(default)s)")
+    parser.add_argument("--tokens", type=int, default=64, help="of each answer (default: %(default)s)")
+    parser.add_argument("--positions", type=int, default=300, help="at which PyTorch and llama.cpp are compared (default: %(default)s)")
     args = parser.parse_args()
     count, most = (3, 32) if args.quick else (args.prompts, args.tokens)
     model = Path(packaged_model())
     with tempfile.TemporaryDirectory() as folder:
-        split = Split(args.weights or PACKAGED, model, folder)
-        rows = measure(split, count, most)
-        times: dict[str, Callable[[], list[float]]] = {
-            "draft step": lambda: split.steps,
-            "whole decode step": lambda: whole_step(model, 100),
-        }
-        for name, take in times.items():
-            spent = [seconds * 1e3 for seconds in take()]
-            rows.append(Row("draft_layer", "one token", name, "wall time", "ms", median(spent), min(spent), max(spent)))
+        split = Split(args.weights, model, folder)
+        answers = answers_of(split, count, most)
+        rows = rounds_rows(split, answers)
+        rows += agreement_rows(split, args.weights, model, answers, args.positions)
+        rows += step_rows(split, model, answers["gsm8k"][0], 40 if args.quick else 200)
         split.close()
-    emit(rows, args.json, against="window 3")
+    emit([row for row in rows if row.contender in POLICIES], args.json, against=WRITTEN)
+    emit([row for row in rows if row.contender not in POLICIES], args.json, against="whole decode step")
 
 
 if __name__ == "__main__":

@@ -154,7 +154,7 @@ class Teacher:
 
     def _load(self, name: str, kind: torch.dtype = torch.bfloat16) -> Tensor:
         tensor = self._tensors[name]
-        return torch.from_numpy(np.ascontiguousarray(gguf.dequantize(tensor.data, tensor.tensor_type), dtype=np.float32)).to(kind)
+        return torch.from_numpy(np.array(gguf.dequantize(tensor.data, tensor.tensor_type), dtype=np.float32)).to(kind)
 
     def _layer(self, number: int) -> Layer:
         weights = {}

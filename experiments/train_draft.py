@@ -297,8 +297,8 @@ def main() -> None:
     training = Training(args, teacher, texts, shares)
     training.begin()
     if not args.judge:
-        start = judge(args, teacher, training.average, training.head, training.rows)
-        print(json.dumps({"visits": training.visits, **start}), flush=True)
+        if not training.steps:
+            print(json.dumps({"visits": 0, **judge(args, teacher, training.average, training.head, training.rows)}), flush=True)
         training.run()
     recipe = {
         "model": args.model.name,
