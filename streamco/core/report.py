@@ -197,7 +197,7 @@ class SplitFigures(Struct, frozen=True, kw_only=True):
         bytes_up, bytes_down: bytes sent and received, without those of the transport.
         rows_up, rows_down: hidden states in them; one for each token that was read.
         chunks: messages that the states went up in.
-        repeated_rows: states that were sent again, because a server was lost.
+        repeated_rows: states that were sent again, because a server was lost or too busy.
         sessions: sessions that were opened or resumed; more than 1: a server was lost, and the answer went on.
         servers: names of the servers that computed it, in their order.
         drafted: tokens that were drafted on the device.

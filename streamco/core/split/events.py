@@ -39,14 +39,18 @@ class RowsComputed(Struct, frozen=True):
 
 
 class SessionReady(Struct, frozen=True):
-    """A server takes rows; it holds the first ``length`` of them, 0 in a new session."""
+    """A server takes rows; it holds the first ``length`` of them, 0 in a new session.
+
+    ``is_new``: the session was opened or resumed; else it is that of the attempt before, and goes on after a refusal for load.
+    """
 
     attempt: int
     length: int
+    is_new: bool = True
 
 
 class SessionLost(Struct, frozen=True):
-    """The session of this attempt is gone. ``may_resume``: the server may have kept its positions."""
+    """The session of this attempt is gone, or its unanswered rows were refused. ``may_resume``: the server may have kept its positions."""
 
     attempt: int
     may_resume: bool

@@ -39,7 +39,7 @@ class SplitCounts(Struct):
     Args:
         chunks: frames with rows.
         rows: rows in them.
-        repeated: rows that were sent again after a loss.
+        repeated: rows that were sent again after a loss, or after a refusal for the server's load.
         trips: times that states came back.
         sessions: sessions that were opened or resumed.
     """
@@ -139,7 +139,7 @@ class SplitMachine:
     def _handle_opened(self, event: SessionReady) -> None:
         if event.attempt != self._attempt or self._is_open:
             return
-        self.counts.sessions += 1
+        self.counts.sessions += event.is_new
         self._is_open = True
         self._sent = self._answered = min(event.length, self._answered)
         self._next_stop = self._plan = None

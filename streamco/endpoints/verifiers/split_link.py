@@ -246,6 +246,8 @@ class _Session:
         self._timer: asyncio.TimerHandle | None = None
         self._connecting: asyncio.Task[None] | None = None
         self._losses = 0  # without an answer between them
+        self._refused_at: float | None = None  # time of the first refusal for load that no answer has followed
+        self._ask_again_at: float | None = None  # when rows that were refused for load are sent again; the session stays
         self._is_over = False
 
     # Every thread
@@ -308,6 +310,9 @@ class _Session:
             return
         self._link.add(self)
         self._attempt = command.attempt
+        if self._ask_again_at is not None:
+            self._set_timer(max(0.0, self._ask_again_at - self._link.loop.time()), self._go_on)
+            return
         if not command.may_resume:
             self._key = None
         self._detach(closes=True)
@@ -383,7 +388,7 @@ class _Session:
 
     def _send(self, command: SendRows, states: NDArray[np.float32]) -> None:
         connection, link = self._connection, self._link
-        if connection is None or command.attempt != self._attempt or self._is_over:
+        if connection is None or command.attempt != self._attempt or self._is_over or self._ask_again_at is not None:
             return
         wanted = len(states) if link.prompt_rows == "all" else command.wanted
         try:
@@ -400,7 +405,7 @@ class _Session:
     def _handle_states(self, frame: States) -> None:
         link = self._link
         sent = self._unanswered.popleft()
-        self._losses = 0
+        self._losses, self._refused_at = 0, None
         self.traffic.rows_down += len(frame.states)
         self.traffic.trips += len(frame.states) > 0
         link.record_load(frame)
@@ -413,7 +418,24 @@ class _Session:
         if self._reply is not None and not self._reply.done():
             self._reply.set_exception(error)
             return
-        self._lose(error)
+        if error.code == "overloaded" and error.scope == "round" and self._may_wait(error.retry_after or _RETRY):
+            self._drop_unanswered()  # the server refuses those after it, too
+            self._ask_again_at = self._link.loop.time() + (error.retry_after or _RETRY)
+            self._emit(SessionLost(self._attempt, may_resume=True))
+        else:
+            self._lose(error)
+
+    def _may_wait(self, seconds: float) -> bool:
+        """Return True if a server that refuses rows for its load may be asked again after so many seconds."""
+        now = self._link.loop.time()
+        self._refused_at = now if self._refused_at is None else self._refused_at
+        return now + seconds <= self._refused_at + self._link.patience
+
+    def _go_on(self) -> None:
+        """Go on with the session after a refusal for load."""
+        connection, self._ask_again_at = self._connection, None
+        assert connection is not None, "a session that is lost doesn't wait"
+        self._emit(SessionReady(self._attempt, connection.client.length(self._number), is_new=False))
 
     def _lose(self, error: StreamcoError) -> None:
         """Give the session up; another server goes on if there is one."""
@@ -434,21 +456,33 @@ class _Session:
 
     def _watch(self) -> None:
         """Limit the wait for the oldest unanswered rows."""
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
         limit = self._link.timeouts.first_token
         if self._unanswered and limit is not None:
             text = f"expected states within {limit:g} s, got none"
             error = EndpointTimeoutError(text, phase="next_token", limit=limit, endpoint=self._name)
-            self._timer = self._link.loop.call_later(limit, self._lose, error)
+            self._set_timer(limit, self._lose, error)
+        else:
+            self._clear_timer()
 
-    def _detach(self, *, closes: bool) -> None:
-        connection, self._connection = self._connection, None
+    def _set_timer(self, seconds: float, function: Callable[..., None], *arguments: object) -> None:
+        self._clear_timer()
+        self._timer = self._link.loop.call_later(seconds, function, *arguments)
+
+    def _clear_timer(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def _drop_unanswered(self) -> None:
         self._meter.record_lost(len(self._unanswered))
         self._unanswered.clear()
         self._last = None
         self._watch()
+
+    def _detach(self, *, closes: bool) -> None:
+        connection, self._connection = self._connection, None
+        self._ask_again_at = None
+        self._drop_unanswered()
         if connection is not None:
             connection.remove_session(self._number)
             if closes and not connection.is_over:

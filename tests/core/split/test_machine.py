@@ -107,6 +107,13 @@ def test_after_a_lost_connection_only_unanswered_rows_are_sent_again() -> None:
     assert split.counts.repeated == 2
 
 
+def test_rows_that_were_refused_for_load_are_sent_again_in_the_same_session() -> None:
+    split = machine(4)
+    after(split, RowsAdded(8, 1), SessionReady(0, 0), RowsComputed(4), RowsComputed(8), StatesArrived(0), SessionLost(0, may_resume=True))
+    assert after(split, SessionReady(1, 4, is_new=False)) == [SendRows(1, 4, 8, 1)]
+    assert (split.counts.sessions, split.counts.repeated) == (1, 4)
+
+
 def test_another_server_gets_all_rows_without_computing_them_again() -> None:
     split = machine()
     after(split, RowsAdded(3, 1), SessionReady(0, 0), RowsComputed(3), StatesArrived(0), RowsComputed(5), RowsAdded(5, 2))

@@ -3,33 +3,40 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from urllib.parse import urlsplit
 
 import numpy as np
 
 from streamco.config import Timeouts
 from streamco.core.split.events import OpenSession, SendRows, SessionLost, SessionReady
+from streamco.core.verifier.options import LoadLimits
 from streamco.endpoints.verifiers.connection import VerifierAddress, load_websockets
 from streamco.endpoints.verifiers.split_link import ServerLink
 from streamco.endpoints.verifiers.streamco import verifier_url
 from streamco.engines.llamacpp.model_parts import PartInfo
 from streamco.engines.split.answer import DeepStates, LinkEvent, LinkFailed
 from streamco.policies.chunking import Chunking, PromptPlan
+from streamco.server.verify.options import VerifyOptions
 from streamco.testing.fault_proxy import FaultProxy
 from streamco.wire.split.frames import SplitLimits
-from tests.server.split.layers import WIDTH, SummingLayers, serving_layers
+from tests.server.split.layers import WIDTH, Serving, SummingLayers, device_at, mark_of, serving_layers
+from tests.server.split.test_sessions import some
+from tests.support.leaks import settled
 
 INFO = PartInfo("input", "digest", 0, 2, 30, WIDTH, "llama")
 
 
 class Device:
-    """Asks for one row, and again after every loss, as an answer does."""
+    """Asks for the state of the last of some rows, and again after every loss, as an answer does."""
 
-    def __init__(self, *urls: str, chunking: Chunking = "fastest") -> None:
+    def __init__(self, *urls: str, rows: int = 2, patience: float = 0.1, chunking: Chunking = "fastest") -> None:
+        self.rows = rows
         addresses = [VerifierAddress(*verifier_url(url, is_plain=False)) for url in urls]
         loop = asyncio.get_running_loop()
         limits = Timeouts(connect=5.0, socket=5.0)
-        self.link = ServerLink(addresses, INFO, loop=loop, form="f32", timeouts=limits, patience=0.1, chunking=chunking)
+        self.link = ServerLink(addresses, INFO, loop=loop, form="f32", timeouts=limits, patience=patience, chunking=chunking)
         self.losses = 0
         self.end: asyncio.Future[LinkEvent] = loop.create_future()
         self.session = self.link.session(self.receive, 16)
@@ -38,9 +45,10 @@ class Device:
     def receive(self, event: LinkEvent) -> None:
         match event:
             case SessionReady():
-                self.session.send(SendRows(event.attempt, 0, 2, 1), np.ones((2, WIDTH), np.float32))
+                self.session.send(SendRows(event.attempt, 0, self.rows, 1), np.ones((self.rows, WIDTH), np.float32))
             case SessionLost():
                 self.losses += 1
+                self.session.send(SendRows(event.attempt, self.rows, self.rows + 1, 1), np.ones((1, WIDTH), np.float32))  # too late
                 self.session.open(OpenSession(event.attempt + 1, may_resume=event.may_resume))
             case _:
                 self.end.set_result(event)
@@ -116,4 +124,66 @@ async def test_a_connection_that_is_cut_by_every_round_ends_the_answer() -> None
                 layers.waiting.clear()
                 proxy.reset()
         assert isinstance(device.end.result(), LinkFailed)
+        await device.link.aclose()
+
+
+BUSY = VerifyOptions(load=LoadLimits(prefill_within=0.0, min_retry=0.001, max_retry=0.01))
+"""A prompt that comes beside another one is refused."""
+
+
+@asynccontextmanager
+async def busy() -> AsyncIterator[tuple[Serving, SummingLayers]]:
+    """A server that reads the prompt of another device."""
+    layers = SummingLayers(is_manual=True)
+    async with serving_layers(layers, room=64, verify=BUSY) as server, device_at(server.url, mark_of(layers)) as other:
+        session, _ = await other.open()
+        await other.send(session, 0, some(200), wanted=1)
+        await settled(lambda: bool(layers.waiting))
+        yield server, layers
+
+
+def overloads(server: Serving) -> int:
+    """How many rounds were refused for load."""
+    return int(server.figures["refused"].get("overloaded", 0))
+
+
+async def test_rows_that_a_busy_server_refuses_are_sent_again_in_the_same_session() -> None:
+    await load_websockets()
+    async with busy() as (server, layers):
+        device = Device(server.url, rows=40, patience=60.0)
+        await settled(lambda: overloads(server) > 8)
+        while not device.end.done():
+            if layers.waiting:
+                layers.compute()
+            await asyncio.sleep(0.001)
+        event = device.end.result()
+        assert isinstance(event, DeepStates)
+        assert event.states.tolist() == [[40.0] * WIDTH]
+        assert server.figures["opened"] == 2, "the other device's and this one's"
+        await device.link.aclose()
+
+
+async def test_a_server_that_stays_too_busy_ends_the_answer_after_the_patience() -> None:
+    await load_websockets()
+    async with busy() as (server, _):
+        device = Device(server.url, rows=40, patience=0.05)
+        event = await device.end
+        assert isinstance(event, LinkFailed)
+        assert "overloaded" in str(event.error)
+        assert overloads(server) > 3
+        await device.link.aclose()
+
+
+async def test_a_connection_that_is_lost_while_refused_rows_wait_costs_nothing() -> None:
+    await load_websockets()
+    async with busy() as (server, layers), FaultProxy(urlsplit(server.url).port or 0) as proxy:
+        device = Device(f"ws://127.0.0.1:{proxy.port}", rows=40, patience=60.0)
+        await settled(lambda: overloads(server) > 1)
+        proxy.reset()
+        while not device.end.done():
+            if layers.waiting:
+                layers.compute()
+            await asyncio.sleep(0.001)
+        assert isinstance(device.end.result(), DeepStates)
+        assert server.figures["resumed"] == 1
         await device.link.aclose()
