@@ -7,6 +7,7 @@ from streamco.testing.endpoint import ScriptedEndpoint, text_chunk
 from streamco.testing.engine import FakeEngine
 from streamco.testing.fault_proxy import FaultProxy
 from streamco.testing.faults import FAULT_KINDS, BodyFault, FaultPlan, Faults, draw_faults
+from streamco.testing.layers import FakeLayers
 from streamco.testing.link_proxy import LinkProxy
 from streamco.testing.logprob_servers import ScriptedSGLang, ScriptedVLLM
 from streamco.testing.responses import (
@@ -33,6 +34,7 @@ __all__ = [
     "Cut",
     "FakeDistribution",
     "FakeEngine",
+    "FakeLayers",
     "FaultPlan",
     "FaultProxy",
     "Faults",

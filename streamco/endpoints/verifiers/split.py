@@ -116,6 +116,11 @@ class SplitEndpoint(DeviceEndpoint):
         return 0 if self._link is None else self._link.mark.first_layer
 
     @property
+    def link(self) -> ServerLink | None:
+        """The connections to the servers; None before ``start``."""
+        return self._link
+
+    @property
     def traffic(self) -> SplitTraffic:
         """What went to the servers and came back so far."""
         return SplitTraffic() if self._link is None else self._link.traffic
