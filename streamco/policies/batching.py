@@ -16,7 +16,7 @@ its own tokens.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from heapq import heapify, heappop, heappush
 from typing import Literal, Protocol, runtime_checkable
 
@@ -40,6 +40,7 @@ __all__ = [
     "StrictPrefill",
     "Waiting",
     "fair_order",
+    "raised_counter",
 ]
 
 CHUNK = 32  # tokens that a verification reads in one batch at most (Synera 4.5)
@@ -259,6 +260,21 @@ class Mixed(Struct, frozen=True, kw_only=True):
         free = self.room - sum(portion.tokens for portion in portions)
         portions += _prefill(fair_order(prefills, state.served), free).portions
         return Batch("verify" if verify else "prefill", portions) if portions else None
+
+
+def raised_counter(served: Mapping[str, float], present: Collection[str], device: str) -> float:
+    """Return a device's counter for ``fair_order`` when it has work: an absent device collects no credit.
+
+    A new device begins at the highest counter present. If it began at the lowest, an endless row of new devices would starve every
+    device that was served once.
+
+    Args:
+        served: tokens read for each device so far.
+        present: devices with work.
+        device: the device.
+    """
+    own = served.get(device, 0.0)
+    return own if device in present else max([own, *(served[each] for each in present)])
 
 
 def fair_order(waiting: Iterable[Waiting], served: Mapping[str, float]) -> list[Waiting]:

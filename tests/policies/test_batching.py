@@ -23,6 +23,7 @@ from streamco.policies.batching import (
     StrictPrefill,
     Waiting,
     fair_order,
+    raised_counter,
 )
 
 STEP = LinearStep(setup=0.040, per_token=0.0002)
@@ -67,6 +68,14 @@ def chosen(policy: BatchPolicy, *waiting: Waiting, **settings: float) -> tuple[s
 
 
 # Algorithm 1
+
+
+def test_a_device_that_was_absent_gets_no_credit_and_a_new_one_no_start() -> None:
+    served = {"a": 5.0, "b": 9.0, "c": 1.0}
+    assert raised_counter(served, {"a", "b"}, "c") == 9.0
+    assert raised_counter(served, {"a", "b"}, "a") == 5.0
+    assert raised_counter(served, {"a"}, "new") == 5.0
+    assert raised_counter(served, set(), "b") == 9.0
 
 
 def test_all_waiting_prompts_are_read_in_one_batch_before_anything_is_verified() -> None:

@@ -65,7 +65,8 @@ class DraftReceived(Struct, frozen=True, kw_only=True):
         given: tokens that the device committed by itself.
         draft: tokens to verify, at most 31; none: only the next token is wanted.
         is_prompt: it is read like a prompt, in prefill steps of any size; without a draft only.
-        follows: it may come while the session's earlier ones are out, and is taken up when they are done.
+        follows: it may come while the session's earlier ones are out, and is taken up when they are done. A prompt that follows a prompt
+            is read together with it, and one verdict or refusal, that of the later round, answers both.
     """
 
     session: str

@@ -18,6 +18,7 @@ come too late to be of use. Every refusal that may succeed later says when to as
 from __future__ import annotations
 
 import math
+from operator import attrgetter
 from typing import assert_never
 
 from msgspec import Struct
@@ -47,7 +48,7 @@ from streamco.core.verifier.events import (
 from streamco.core.verifier.load import MeasuredStep, PrefillPace
 from streamco.core.verifier.options import SchedulerOptions
 from streamco.core.verifier.sessions import HeldSession, SessionTable
-from streamco.policies.batching import CHUNK, Alternating, BatchContext, BatchPolicy, MayWait, Portion, StepSeconds, Waiting
+from streamco.policies.batching import CHUNK, Alternating, BatchContext, BatchPolicy, MayWait, Portion, StepSeconds, Waiting, raised_counter
 
 __all__ = ["MAX_DRAFT", "VerificationScheduler"]
 
@@ -268,6 +269,7 @@ class VerificationScheduler:
             return
         if event.follows and session.pending is not None:
             session.following.append(event)
+            self._take_following(session, now)
             return
         reason = self._why_invalid(session, event)
         if reason is not None:
@@ -285,6 +287,24 @@ class VerificationScheduler:
         session.pending, session.round, session.asked, session.due = event, event.round, now, due
         session.started, session.compute = None, 0.0
         self._enqueue(session, now)
+
+    def _take_following(self, session: HeldSession, now: float) -> None:
+        """Take up a session's next drafts: one after the last verdict, and prompts together with the one that they continue."""
+        while session.following and (session.pending is None or self._may_join(session, session.following[0], now)):
+            event = session.following.popleft()
+            if session.pending is not None:
+                session.join(event)
+                continue
+            self._take_draft(event, now)
+            if session.pending is None:
+                self._refuse_following(session)
+
+    def _may_join(self, session: HeldSession, event: DraftReceived, now: float) -> bool:
+        """Return True, with its tokens reserved, if a prompt can be read together with the session's pending one."""
+        end = event.base + len(event.given)
+        if not session.is_continued_by(event) or end >= self._options.context_tokens:
+            return False
+        return self._until_verdict(session, event, now)[0] is None and self._reserve(session, end + 1, now)
 
     def _why_invalid(self, session: HeldSession, event: DraftReceived) -> Reason | None:
         """Return why a draft is refused whatever the load; None: it is valid."""
@@ -338,18 +358,12 @@ class VerificationScheduler:
         session.since = now
 
     def _lifted(self, device: str) -> float:
-        """Return a device's counter of served tokens, raised to those of the devices present: an absent device collects no credit.
-
-        A new device begins at the highest counter present. If it began at the lowest, an endless row of new devices would starve every
-        device that was served once.
-        """
-        present = {session.device for session in self._busy.values()}
-        own = self._served.get(device, 0.0)
-        return own if device in present else max([own, *(self._served[each] for each in present)])
+        """Return a device's counter of served tokens, raised to those of the devices present."""
+        return raised_counter(self._served, {session.device for session in self._busy.values()}, device)
 
     def _waiting(self) -> list[Waiting]:
         """Return the work of all sessions in order of arrival, with the running batch counted as done."""
-        return sorted((work for session in self._busy.values() if (work := session.work()) is not None), key=_since)
+        return sorted((work for session in self._busy.values() if (work := session.work()) is not None), key=attrgetter("since"))
 
     def _run_next(self, now: float) -> None:
         if self._running is not None:
@@ -403,12 +417,9 @@ class VerificationScheduler:
             self._sessions.touch(session, now=now)
             if session.keep(session.keeps):
                 self._commands.append(TruncateSequence(session.name, session.cached))
-            if part.verify_rows:
+            if part.verify_rows and not session.to_verify():  # it is not if more of the prompt has come in the meantime
                 self._conclude(session, verdicts[session.name], now)
-                if session.following:
-                    self._take_draft(session.following.popleft(), now)
-                    if session.pending is None:
-                        self._refuse_following(session)
+                self._take_following(session, now)
             if session.work() is None:
                 del self._busy[session.name]
         if running.prefilled:
@@ -487,7 +498,3 @@ class VerificationScheduler:
 
     def _refuse(self, draft: DraftReceived, reason: Reason, retry_after: float | None = None) -> None:
         self._commands.append(RefuseDraft(draft.session, draft.round, reason, self._clip(retry_after)))
-
-
-def _since(work: Waiting) -> float:
-    return work.since

@@ -11,6 +11,8 @@ import math
 from collections import Counter, deque
 from collections.abc import Iterator
 
+from msgspec.structs import replace
+
 from streamco.core.verifier.events import DraftReceived
 from streamco.policies.batching import Waiting
 
@@ -147,6 +149,19 @@ class HeldSession:
             self.keeps = min(self.keeps, valid)
             return False
         return self.keep(valid)
+
+    def is_continued_by(self, event: DraftReceived) -> bool:
+        """Return True if both the pending draft and this one are prompts without a gap between them."""
+        draft = self.pending
+        both = draft is not None and draft.is_prompt and event.is_prompt
+        return both and event.base == len(self.text) and event.round > self.round
+
+    def join(self, event: DraftReceived) -> None:
+        """Read a prompt that continues the pending one together with it."""
+        assert self.pending is not None, "what is continued is pending"
+        self.text += event.given
+        self.pending = replace(self.pending, given=self.pending.given + event.given, round=event.round)
+        self.round = event.round
 
     def restore(self) -> None:
         """Undo the pending draft; allowed only while none of it is cached."""

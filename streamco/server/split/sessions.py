@@ -2,7 +2,8 @@
 
 The verifier's scheduler serves rows of states as it serves tokens, because its unit is the same: a part of a session in a batch. It counts
 each row as a token with the id 0. A round becomes a draft that is always accepted whole; its rows are read and never compared. A round of
-more rows than a verification has is read like a prompt, and other sessions' verifications share its batches (``policies.batching.Mixed``).
+more rows than a verification has, or of which nothing is wanted, is read like a prompt, and other sessions' verifications share its batches
+(``policies.batching.Mixed``). Such rounds that follow each other are read together. Each is answered when its last row is computed.
 
 The server keeps no states. If a session loses its cells to another one, its next rows are refused with ``evicted``, and its device sends
 all of them again. A session outlives its connection by ``resume_s``.
@@ -75,26 +76,38 @@ class SplitConnection(Protocol):
 
 
 class _PendingRound:
-    """One frame of rows that is not answered yet."""
+    """One frame of rows that is not answered yet.
 
-    def __init__(self, rows: Rows, arrived: float) -> None:
+    Args:
+        rows: the frame.
+        turn: number of the round in its session, on all connections.
+        is_prompt: whether it is read like a prompt.
+        arrived: time.
+    """
+
+    def __init__(self, rows: Rows, turn: int, *, is_prompt: bool, arrived: float) -> None:
         self.rows = rows
+        self.turn = turn
+        self.is_prompt = is_prompt
         self.arrived = arrived
+        self.done = rows.position  # end of its rows that are computed
         self.computed = 0.0  # seconds of its batches
         self.found: list[NDArray[np.float32]] = []  # states of the wanted rows so far
         self.is_refused = False
 
-    def slice_of(self, part: BatchPart) -> NDArray[np.float32]:
-        """Return the states of a part's rows."""
-        start = part.start - self.rows.position
-        return self.rows.states[start : start + len(part.ids)]
+    def slice_of(self, start: int, end: int) -> NDArray[np.float32]:
+        """Return the states of its rows from position ``start`` to ``end``."""
+        first = self.rows.position
+        return self.rows.states[max(0, start - first) : max(0, end - first)]
 
-    def keep(self, states: NDArray[np.float32], start: int) -> None:
-        """Keep what is wanted of states that begin at position ``start``."""
-        first = self.rows.end - self.rows.wanted
-        wanted = states[max(0, first - start) :]
-        if len(wanted):
-            self.found.append(wanted.copy())
+    def keep(self, states: NDArray[np.float32], start: int, seconds: float) -> None:
+        """Keep what is wanted of a batch's states, which begin at position ``start``; the batch took ``seconds``."""
+        end = min(self.rows.end, start + len(states))
+        first = max(self.done, self.rows.end - self.rows.wanted)
+        if first < end:
+            self.found.append(states[first - start : end - start].copy())
+        self.done = end
+        self.computed += seconds
 
 
 class _SplitSession:
@@ -110,9 +123,19 @@ class _SplitSession:
         self.turns = 0  # rounds so far, on all connections
         self.held = 0  # rows in the engine
         self.pending: deque[_PendingRound] = deque()  # in order
+        self.reading: list[_PendingRound] = []  # of which the running batch has rows
         self.is_resuming = False  # the answer to a resume waits for the pending rounds
         self.left_at = 0.0
         self.failures = 0  # in a row
+
+    def begin(self, part: BatchPart) -> None:
+        """Find the rounds that a part of a batch has rows of."""
+        self.reading, at, end = [], part.start, part.start + len(part.ids)
+        for each in self.pending:
+            if at >= end:
+                return
+            self.reading.append(each)
+            at = each.rows.end
 
 
 class SplitSessions(MachineDriver[SchedulerEvent, SchedulerCommand]):
@@ -186,6 +209,7 @@ class SplitSessions(MachineDriver[SchedulerEvent, SchedulerCommand]):
             "pending_rounds": sum(len(session.pending) for session in self._sessions.values()),
             "cached_rows": self.machine.reserved,
             "load_rows": round(self.load.rows, 3),
+            "steady_rows": round(self.load.steady_rows, 3),
             **self.stats.figures(),
         }
 
@@ -212,10 +236,11 @@ class SplitSessions(MachineDriver[SchedulerEvent, SchedulerCommand]):
             connection.server.refuse(EvictedError(message, session=frame.session, round_number=frame.round_number))
             connection.flush()
             return
-        session.pending.append(_PendingRound(frame, self._clock()))
         session.turns += 1
         rows = len(frame.states)
-        is_prompt = rows > CHUNK
+        continues = bool(session.pending) and session.pending[-1].is_prompt  # the end of a prompt may be short
+        is_prompt = rows > CHUNK or not frame.wanted or continues
+        session.pending.append(_PendingRound(frame, session.turns, is_prompt=is_prompt, arrived=self._clock()))
         drafted = 0 if is_prompt else rows - 1
         event = DraftReceived(
             session=session.name,
@@ -311,9 +336,9 @@ class SplitSessions(MachineDriver[SchedulerEvent, SchedulerCommand]):
                 if connection is not None:
                     connection.server.send(SplitOpened(number, session.key))
             case SendVerdict():
-                self._answer_round(session)
-            case RefuseDraft(_, _, reason, retry_after):
-                self._refuse_round(session, reason, retry_after)
+                pass  # its rounds were answered when their rows were computed
+            case RefuseDraft(_, turn, reason, retry_after):
+                self._refuse_rounds(session, turn, reason, retry_after)
             case RefuseSession(_, reason, retry_after):
                 self.stats.record_refusal(reason)
                 if connection is not None:
@@ -330,6 +355,9 @@ class SplitSessions(MachineDriver[SchedulerEvent, SchedulerCommand]):
         """Send the states of the first pending round."""
         done = session.pending.popleft()
         rows = done.rows
+        if done.is_refused:
+            self._answer_resume(session)
+            return
         session.failures, session.held = 0, rows.end
         queued = max(0.0, self._clock() - done.arrived - done.computed)
         self.stats.record_round(rows.wanted, queued=queued, computed=done.computed)
@@ -353,9 +381,11 @@ class SplitSessions(MachineDriver[SchedulerEvent, SchedulerCommand]):
             return np.empty((0, self._width), np.float32)
         return done.found[0] if len(done.found) == 1 else np.concatenate(done.found)
 
-    def _refuse_round(self, session: _SplitSession, reason: str, retry_after: float | None) -> None:
-        """Refuse the first pending round; the server end refuses those that follow it."""
-        refused = session.pending.popleft()
+    def _refuse_rounds(self, session: _SplitSession, turn: int, reason: str, retry_after: float | None) -> None:
+        """Refuse the first pending round; the server end refuses those that follow it. Those up to ``turn`` are over."""
+        refused, session.reading = session.pending.popleft(), []
+        while session.pending and session.pending[0].turn <= turn:
+            session.pending.popleft()
         session.failures += reason == "engine failed"
         session.held = min(session.held, refused.rows.position)
         if session.connection is not None and not session.is_resuming and not refused.is_refused:
@@ -377,26 +407,49 @@ class SplitSessions(MachineDriver[SchedulerEvent, SchedulerCommand]):
     # Batches
 
     def _run_batch(self, command: RunBatch) -> None:
+        for part in command.parts:
+            session = self._sessions.get(part.session)
+            if session is not None:
+                session.begin(part)
+                self.stats.record_part(len(session.reading))
         self.stats.record_batch(command)
         self._parts = {part.session: part for part in command.parts}
         self._runner.begin(command)
 
     def _look_up(self, part: BatchPart) -> NDArray[np.float32] | None:
+        import numpy as np
+
         session = self._sessions.get(part.session)
-        return None if session is None else session.pending[0].slice_of(part)
+        if session is None:
+            return None
+        found = [each.slice_of(part.start, part.start + len(part.ids)) for each in session.reading]
+        return found[0] if len(found) == 1 else np.concatenate(found)
 
     def _on_batch(self, report: RowsReport) -> None:
         if report.error is None:
-            self.load.record(report.rows, max(1e-6, report.seconds))
+            self.load.record(report.rows, max(1e-6, report.seconds), prompt_rows=self._prompt_rows(report))
         else:
             self.stats.record_failure()
         for name, states in report.states.items():
             session = self._sessions.get(name)
             if session is not None:
-                session.pending[0].keep(states, self._parts[name].start)
-                session.pending[0].computed += report.seconds
+                self._read(session, states, self._parts[name].start, report.seconds)
         self.emit(report.event)
         self._arm(self._clock())
+
+    def _prompt_rows(self, report: RowsReport) -> int:
+        sessions = ((self._sessions.get(name), len(states)) for name, states in report.states.items())
+        return sum(rows for session, rows in sessions if session is not None and session.reading[0].is_prompt)
+
+    def _read(self, session: _SplitSession, states: NDArray[np.float32], start: int, seconds: float) -> None:
+        """Give a batch's states to the rounds that they belong to, and answer those that are computed."""
+        for each in session.reading:
+            each.keep(states, start, seconds)
+        session.reading = []
+        while session.pending and session.pending[0].done == session.pending[0].rows.end:
+            self._answer_round(session)
+        if session.connection is not None:
+            session.connection.flush()
 
     # Time
 

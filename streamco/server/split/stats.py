@@ -20,7 +20,7 @@ class SplitStats:
 
     def __init__(self) -> None:
         self.opened = self.resumed = self.evicted = 0
-        self._rounds = self._rows = self._returned = self._batches = self._mixed = self._failed = 0
+        self._rounds = self._rows = self._returned = self._batches = self._mixed = self._merged = self._failed = 0
         self._queued = self._computed = 0.0
         self._refused: Counter[str] = Counter()
 
@@ -29,6 +29,10 @@ class SplitStats:
         self._batches += 1
         self._rows += sum(len(part.ids) for part in batch.parts)
         self._mixed += len(batch.parts) > 1
+
+    def record_part(self, rounds: int) -> None:
+        """Record a session's part of a batch, with rows of so many of its rounds."""
+        self._merged += rounds - 1
 
     def record_failure(self) -> None:
         """Record a batch that failed."""
@@ -62,6 +66,7 @@ class SplitStats:
             "returned_rows": self._returned,
             "batches": self._batches,
             "shared_batches": self._mixed,
+            "merged_rounds": self._merged,
             "failed_batches": self._failed,
             "queued_s": round(self._queued, 6),
             "compute_s": round(self._computed, 6),

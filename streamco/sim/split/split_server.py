@@ -64,8 +64,7 @@ class SimulatedSplitServer:
         costs: seconds by rows, measured before there was load.
         policy: forms the batches.
         stages: pipeline stages.
-        is_merged: True if all chunks of a session that wait are one part of a batch; False: one chunk after the other, as in
-            ``streamco serve --middle``.
+        is_merged: True if all chunks of a session that wait are one part of a batch; False: one chunk after the other.
         on_batch: called with the rows and the seconds of each batch.
 
     Attributes:

@@ -5,6 +5,9 @@ from __future__ import annotations
 import math
 from typing import Any
 
+from hypothesis import given
+from hypothesis import strategies as st
+
 from streamco.core.verifier.events import (
     AcceptSession,
     BatchFailed,
@@ -81,8 +84,93 @@ def test_a_round_that_follows_is_in_the_next_batch_without_a_gap() -> None:
     rounds.send("b", 1, 0, 4)
     assert rounds.send("a", 2, 40, 40, follows=True) == []
     commands = rounds.finish()
-    assert [command.session for command in commands if isinstance(command, SendVerdict)] == ["a"]
+    assert not any(isinstance(command, SendVerdict) for command in commands), "its prompt is longer by now"
     assert sorted(rounds.parts()) == [("a", 40, 40), ("b", 0, 4)]
+    commands = rounds.finish()
+    assert [(each.session, each.round) for each in commands if isinstance(each, SendVerdict)] == [("b", 1), ("a", 2)]
+
+
+def test_prompts_that_wait_and_follow_each_other_are_read_together_up_to_the_room() -> None:
+    rounds = started()
+    rounds.send("b", 1, 0, 4)
+    for number, position in enumerate((0, 40, 80), 1):
+        rounds.send("a", number, position, 40, follows=number > 1)
+    rounds.finish()
+    assert rounds.parts() == [("a", 0, 64)]
+    rounds.send("b", 2, 5, 3)
+    rounds.finish()
+    assert sorted(rounds.parts()) == [("a", 64, 56), ("b", 4, 4)]
+    verdicts = [(each.session, each.round) for each in rounds.finish() if isinstance(each, SendVerdict)]
+    assert sorted(verdicts) == [("a", 3), ("b", 2)]
+    assert rounds.running is None
+
+
+def test_a_draft_does_not_join_the_prompt_that_it_follows_but_prompts_that_follow_a_draft_join_each_other() -> None:
+    rounds = started()
+    rounds.send("a", 1, 0, 3)
+    for number, position, rows in ((2, 3, 40), (3, 43, 40), (4, 83, 5)):
+        rounds.send("a", number, position, rows, follows=True)
+    seen = []
+    while rounds.running is not None:
+        parts = rounds.parts()
+        seen += [(parts, [each.round for each in rounds.finish() if isinstance(each, SendVerdict)])]
+    assert seen == [([("a", 0, 3)], [1]), ([("a", 3, 64)], []), ([("a", 67, 16)], [3]), ([("a", 83, 5)], [4])]
+
+
+def test_one_refusal_answers_prompts_that_were_read_together_when_their_batch_failed() -> None:
+    rounds = started()
+    rounds.send("a", 1, 0, 40)
+    rounds.send("a", 2, 40, 40, follows=True)
+    rounds.send("a", 3, 80, 5, follows=True)
+    assert rounds.running is not None
+    refused = [each for each in rounds.tell(BatchFailed(rounds.running.number)) if isinstance(each, RefuseDraft)]
+    assert [(each.round, each.reason) for each in refused] == [(2, "engine failed"), (3, "gap")]
+    rounds.send("a", 4, 0, 50)
+    assert rounds.parts() == [("a", 0, 50)], "from the beginning"
+    rounds.send("a", 5, 50, 250, follows=True)
+    rounds.finish()
+    refused = [each for each in rounds.tell(SessionClosed("a")) if isinstance(each, RefuseDraft)]
+    assert refused == []
+
+
+def test_a_prompt_that_would_not_fit_does_not_join_and_is_refused_in_its_turn() -> None:
+    rounds = started()
+    rounds.send("a", 1, 0, 200)
+    rounds.send("a", 2, 200, 50, follows=True)
+    rounds.send("a", 3, 250, 60, follows=True)
+    said: list[Any] = []
+    while rounds.running is not None:
+        said += [each for each in rounds.finish() if isinstance(each, SendVerdict | RefuseDraft)]
+    assert [(type(each).__name__, each.round) for each in said] == [("SendVerdict", 2), ("RefuseDraft", 3)]
+    assert said[1].reason == "too long"
+
+
+@given(st.lists(st.tuples(st.sampled_from("ab"), st.integers(1, 60), st.booleans()), max_size=40))
+def test_every_row_is_read_once_and_in_order_whatever_follows_when(steps: list[tuple[str, int, bool]]) -> None:
+    rounds = started()
+    ends, numbers, read, answered = {"a": 0, "b": 0}, {"a": 0, "b": 0}, {"a": 0, "b": 0}, {"a": 0, "b": 0}
+
+    def finish() -> None:
+        assert sum(rows for _, _, rows in rounds.parts()) <= 64
+        for session, start, rows in rounds.parts():
+            assert start == read[session]
+            read[session] += rows
+        for each in rounds.finish():
+            assert not isinstance(each, RefuseDraft)
+            if isinstance(each, SendVerdict):
+                assert each.round > answered[each.session]
+                answered[each.session] = each.round
+
+    for session, rows, then_finish in steps:
+        if ends[session] + rows < 290:
+            numbers[session] += 1
+            rounds.send(session, numbers[session], ends[session], rows, follows=answered[session] + 1 < numbers[session])
+            ends[session] += rows
+        if then_finish and rounds.running is not None:
+            finish()
+    while rounds.running is not None:
+        finish()
+    assert (read, answered) == (ends, numbers)
 
 
 def test_a_long_round_shares_its_batches_with_short_ones_and_is_cut_at_the_room() -> None:

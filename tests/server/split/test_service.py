@@ -59,6 +59,13 @@ async def test_the_load_that_a_server_reports_follows_its_batches() -> None:
         session, _ = await device.open()
         answers = [await device.rows(session, 0, some(20)) for _ in range(12)]
         assert answers[0].load_rows < answers[-1].load_rows <= 20
+        assert [each.steady_rows for each in answers] == [each.load_rows for each in answers], "there was no prompt"
+        for _ in range(12):
+            answer = await device.rows(session, 0, some(100))
+        assert answer.load_rows > 80
+        assert answer.steady_rows < 5
+        for _ in range(20):
+            await device.rows(session, 0, some(20))
         welcome = await first_answer(server.url, SplitClient(SplitCodec(MARK.width), MARK))
         assert isinstance(welcome, SplitWelcome)
         assert [cost.microseconds for cost in welcome.row_costs] == [5000, 5000]  # 64 rows were measured as 20,000, batches took less

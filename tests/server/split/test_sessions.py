@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import random
+from contextlib import AsyncExitStack
+from functools import partial
 
 import numpy as np
 import pytest
 from msgspec.structs import replace
 from numpy.typing import NDArray
 
-from streamco.wire.split.frames import LayersMark, States
+from streamco.wire.split.frames import LayersMark, Refusal, SplitOpened, States
 from streamco.wire.verify.errors import NotResumableError
 from tests.server.split.layers import PATIENT, WIDTH, SplitDevice, SummingLayers, device_at, mark_of, serving_layers
 from tests.support.leaks import settled
@@ -54,20 +56,196 @@ async def test_rows_may_all_come_back() -> None:
         assert server.figures["batches"] == 2
 
 
-async def test_chunks_that_follow_each_other_run_without_a_gap() -> None:
+async def test_chunks_that_wait_and_follow_each_other_are_computed_in_one_batch_and_answered_each() -> None:
     engine = SummingLayers(is_manual=True)
     async with serving_layers(engine) as server, device_at(server.url, MARK) as device:
         session, _ = await device.open()
         for start in (0, 40, 80):
             await device.send(session, start, some(40, start), wanted=0)
-        await settled(lambda: server.figures["pending_rounds"] == 3 and bool(engine.waiting))
+        await device.send(session, 120, some(3, 120), wanted=2)
+        await settled(lambda: server.figures["pending_rounds"] == 4 and bool(engine.waiting))
         engine.compute()
         await settled(lambda: len(engine.batches) == 2)
-        assert engine.batches == [[(0, 0, 40)], [(0, 40, 40)]]
+        assert engine.batches == [[(0, 0, 40)], [(0, 40, 83)]]
+        assert (await device.take()).round_number == 0  # type: ignore[union-attr]
         engine.compute()
+        answers = [await device.take() for _ in range(3)]
+        assert [each.round_number for each in answers if isinstance(each, States)] == [1, 2, 3]
+        assert [len(each.states) for each in answers if isinstance(each, States)] == [0, 0, 2]
+        text = np.concatenate([some(40), some(40, 40), some(40, 80), some(3, 120)])
+        assert isinstance(answers[2], States)
+        assert np.array_equal(answers[2].states, sums(text)[121:])
+        assert all(each.compute_us == 1000 for each in answers if isinstance(each, States)), "that of their batch"
+        assert server.figures["merged_rounds"] == 2
+
+
+async def test_a_chunk_is_answered_when_its_last_row_is_computed_though_more_of_the_prompt_waits() -> None:
+    engine = SummingLayers(is_manual=True)
+    async with serving_layers(engine, room=64) as server, device_at(server.url, MARK) as device:
+        session, _ = await device.open()
+        for start in range(0, 200, 40):
+            await device.send(session, start, some(40, start), wanted=40)
+        await settled(lambda: server.figures["pending_rounds"] == 5 and bool(engine.waiting))
+        computed, text = 0, sums(np.concatenate([some(40, start) for start in range(0, 200, 40)]))
+        answered: list[int] = []
+        while len(answered) < 5:
+            await settled(lambda: bool(engine.waiting))
+            _, start, rows = engine.batches[-1][0]
+            assert start == computed
+            computed += rows
+            engine.compute()
+            while len(answered) < computed // 40:
+                answer = await device.take()
+                assert isinstance(answer, States)
+                assert np.array_equal(answer.states, text[40 * len(answered) :][:40])
+                answered.append(answer.round_number)
+        assert answered == [0, 1, 2, 3, 4]
+        assert [rows for [(_, _, rows)] in engine.batches] == [40, 64, 64, 32]
+
+
+async def test_verifications_of_nine_devices_go_first_in_every_batch_of_a_long_prompt() -> None:
+    engine = SummingLayers(sequences=10, is_manual=True)
+    async with AsyncExitStack() as stack:
+        server = await stack.enter_async_context(serving_layers(engine, room=64))
+        long = await stack.enter_async_context(device_at(server.url, MARK))
+        others = [await stack.enter_async_context(device_at(server.url, MARK)) for _ in range(9)]
+        sessions = [(await device.open())[0] for device in others]
+        prompt, _ = await long.open()
+        for start in range(0, 240, 16):
+            await long.send(prompt, start, some(16, start), wanted=int(start == 224))
+
+        def came() -> int:
+            figures: dict[str, int] = server.figures
+            return figures["pending_rounds"] + figures["rounds"]
+
+        for turn in range(2):
+            for device, session in zip(others, sessions, strict=True):
+                await device.send(session, 3 * turn, some(3, turn), wanted=3)
+            await settled(partial(lambda sent: came() == sent and bool(engine.waiting), 15 + 9 * (turn + 1)))
+            engine.compute()
+            await settled(lambda: bool(engine.waiting))
+            assert sorted(rows for _, _, rows in engine.batches[-1])[:9] == [3] * 9
+            assert sum(rows for _, _, rows in engine.batches[-1]) == 64, "the prompt fills the room"
+            engine.compute()
+            for device in others:
+                assert isinstance(await device.take(), States)
+
+
+async def test_a_failure_in_the_middle_of_merged_chunks_refuses_what_was_not_computed() -> None:
+    engine = SummingLayers(is_manual=True)
+    async with serving_layers(engine, room=64) as server, device_at(server.url, MARK) as device:
+        session, _ = await device.open()
+        for start in range(0, 200, 40):
+            await device.send(session, start, some(40, start), wanted=int(start == 160))
+        await settled(lambda: server.figures["pending_rounds"] == 5 and bool(engine.waiting))
+        engine.compute()
+        await settled(lambda: len(engine.batches) == 2)
+        engine.failures = 1
+        engine.compute()
+        assert isinstance(await device.take(), States)
+        refused = [await device.refused()]
+        assert [(each.code, each.round_number) for each in refused] == [("failed", 1)]
+        assert device.client.length(session) == 40
+        assert server.figures["pending_rounds"] == 0
+        await device.send(session, 40, some(1))
+        assert (await device.refused()).code == "evicted"
+        text = some(30, 3)
+        await device.send(session, 0, text)
         await settled(lambda: bool(engine.waiting))
         engine.compute()
-        assert [(await device.take()).round_number for _ in range(3)] == [0, 1, 2]  # type: ignore[union-attr]
+        answer = await device.take()
+        assert isinstance(answer, States)
+        assert np.array_equal(answer.states, sums(text)[29:])
+
+
+async def test_states_that_are_not_finite_in_the_middle_of_merged_chunks_refuse_that_round_and_those_after_it() -> None:
+    engine = SummingLayers(is_manual=True)
+    async with serving_layers(engine, room=64) as server:
+        async with device_at(server.url, MARK) as device:
+            session, opened = await device.open()
+            spoiled = some(40, 1)
+            spoiled[-2:] = 3e38
+            for start, states in ((0, some(40)), (40, spoiled), (80, some(40, 2)), (120, some(40, 3))):
+                await device.send(session, start, states, wanted=1)
+            await settled(lambda: server.figures["pending_rounds"] == 4 and bool(engine.waiting))
+            while server.figures["pending_rounds"]:
+                await settled(lambda: bool(engine.waiting))
+                engine.compute()
+                await asyncio.sleep(0.01)
+            assert isinstance(await device.take(), States)
+            assert [(each.code, each.round_number) for each in [await device.refused()]] == [("failed", 1)]
+            assert device.client.length(session) == 40
+            await device.lose()
+        async with device_at(server.url, MARK) as device:
+            session, resumed = await device.resume(opened.key)
+            assert resumed.length == 40, "no row after those that are not finite"
+            await device.send(session, 40, some(2, 4), wanted=2)
+            await settled(lambda: bool(engine.waiting))
+            engine.compute()
+            answer = await device.take()
+            assert isinstance(answer, States)
+            assert np.array_equal(answer.states, sums(np.concatenate([some(40), some(2, 4)]))[40:])
+
+
+async def open_at(device: SplitDevice) -> int:
+    """Open a session as soon as there is room for one."""
+    while True:
+        number = device.client.open()
+        await device.say()
+        if isinstance(await device.take(), SplitOpened):
+            return number
+        await asyncio.sleep(0.005)  # all sequences are in use
+
+
+async def upload(device: SplitDevice, session: int, text: NDArray[np.float32], keep: int, own: random.Random) -> Refusal | None:
+    """Send a text's rows from a position in random rounds, and compare the answers; return what was refused."""
+    rounds, position = [], keep
+    while position < len(text):
+        end = min(len(text), position + own.choice([1, 5, 20, 40]))
+        wanted = own.choice([0, 1, end - position]) if end < len(text) else 1
+        await device.send(session, position, text[position:end], wanted=wanted)
+        rounds.append((end, wanted))
+        position = end
+    for end, wanted in rounds:
+        frame = await device.take()
+        if isinstance(frame, Refusal):
+            return frame
+        assert isinstance(frame, States)
+        assert np.array_equal(frame.states, sums(text)[end - wanted : end])
+    return None
+
+
+@pytest.mark.parametrize("seed", range(6))
+async def test_every_answer_is_of_its_own_rows_whatever_is_cut_merged_lost_or_failed(seed: int) -> None:
+    rng, engine = random.Random(seed), SummingLayers(sequences=3, is_manual=True)
+
+    async def compute() -> None:
+        while True:
+            await settled(lambda: bool(engine.waiting))
+            if rng.random() < 0.5:
+                await asyncio.sleep(0.002 * rng.random())  # so that chunks wait
+            engine.failures = rng.random() < 0.05
+            engine.compute()
+
+    async def answer(number: int) -> None:
+        own = random.Random(100 * seed + number)
+        async with device_at(server.url, MARK) as device:
+            session = await open_at(device)
+            text = some(0)
+            for _ in range(25):
+                keep = own.randrange(max(0, len(text) - 40), len(text) + 1)
+                text = np.concatenate([text[:keep], some(own.randrange(1, 60), own.randrange(1000))])[:250]
+                keep = min(keep, len(text) - 1)
+                while (refusal := await upload(device, session, text, keep, own)) is not None:
+                    keep = 0
+                    if refusal.round_number is None:  # its batches have failed three times in a row
+                        session = await open_at(device)
+
+    async with serving_layers(engine, room=64) as server:
+        computing = asyncio.create_task(compute())
+        await asyncio.gather(*(answer(number) for number in range(4)))
+        computing.cancel()
+        assert server.figures["merged_rounds"] > 0
 
 
 async def test_a_verification_shares_the_batches_of_a_long_prompt() -> None:
