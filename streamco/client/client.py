@@ -119,7 +119,8 @@ class Client:
     ) -> None:
         check_options(migration, dispatch, limits, on_failure)
         check_speculation(mode, verifier, emit, speculation)
-        if mode == "split":
+        is_split = mode == "split"
+        if is_split:
             check_split(
                 {
                     "budget": budget,
@@ -165,6 +166,7 @@ class Client:
             degradations=Degradations(on_degraded),
             timeouts=parse_timeout(timeout),
             max_retries=check_retries(max_retries),
+            is_split=is_split,
         )
         self._owns_endpoints = True
         self.chat = Chat(self.open_chat)
@@ -235,7 +237,22 @@ class Client:
         race then, and say so.
         """
         settings = self._settings
-        if mode == "split":
+        if settings.is_split:
+            check_split(
+                {
+                    "budget": budget,
+                    "policy": policy,
+                    "mode": None if mode == "split" else mode,
+                    "emit": None if emit == "verified" else emit,
+                    "speculation": speculation,
+                    "on_failure": None if isinstance(on_failure, Unset) else on_failure,
+                    "migration": migration,
+                    "dispatch": dispatch,
+                    "max_retries": max_retries,
+                }
+            )
+            mode = None
+        elif mode == "split":
             raise ConfigError('mode: expected "split" where the client is made, got it in with_options: other endpoints serve it')
         check_options(migration, dispatch, limits, None if isinstance(on_failure, Unset) else on_failure)
         check_speculation(mode or settings.planner.mode, None, emit or settings.planner.emit, speculation)
@@ -342,6 +359,8 @@ class Client:
 
     def _answer(self, request: Request, pace: Pace | Unset, *, shows_drafts: bool = False, is_streamed: bool = True) -> PendingAnswer:
         settings = self._settings
+        if settings.is_split:
+            check_split({"max_retries": request.max_retries})
         rate = settings.pace if isinstance(pace, Unset) else parse_pace(pace)
         request = settings.with_limits(request)
         return PendingAnswer(request, settings, pace=rate, shows_drafts=shows_drafts, is_streamed=is_streamed)

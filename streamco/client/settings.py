@@ -38,6 +38,7 @@ class ClientSettings(Struct, frozen=True, kw_only=True):
         timeouts: limits on waiting, for requests without their own; None: those of the endpoints.
         max_retries: further tries at each server, for requests without their own number; None: that of the endpoints.
         degradations: what the client does other than asked.
+        is_split: the client is one of mode "split", in which settings for two sides have no effect.
     """
 
     endpoints: EndpointSet
@@ -52,6 +53,7 @@ class ClientSettings(Struct, frozen=True, kw_only=True):
     is_migration_given: bool = False
     timeouts: Timeouts | None = None
     max_retries: int | None = None
+    is_split: bool = False
 
     def with_limits(self, request: Request) -> Request:
         """Return the request with the client's timeouts and number of retries, if it has none of its own."""

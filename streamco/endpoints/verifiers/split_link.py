@@ -16,15 +16,15 @@ from msgspec import Struct
 
 from streamco.config import Timeouts
 from streamco.core.split.events import OpenSession, SendRows, SessionLost, SessionReady
-from streamco.endpoints.verifiers.connection import VerifierAddress, VerifierConnection, connect_verifier, load_websockets
+from streamco.endpoints.verifiers.connection import VerifierAddress, VerifierConnection, load_websockets
+from streamco.endpoints.verifiers.middle_server import MiddleServer, final_error
 from streamco.endpoints.verifiers.upload_meter import SentFrame, UploadMeter
 from streamco.engines.llamacpp.model_parts import PartInfo
 from streamco.engines.split.answer import DeepStates, LinkEvent, LinkFailed
 from streamco.engines.split.tally import SplitTraffic, total_traffic
-from streamco.errors import EndpointConnectError, EndpointError, EndpointTimeoutError, StreamClosed, StreamcoError
+from streamco.errors import EndpointTimeoutError, StreamClosed, StreamcoError
 from streamco.policies.chunking import Chunking, PromptPlan, RowCosts, SplitPath, plan_prompt
 from streamco.wire.split.client import SplitClient
-from streamco.wire.split.codec import SplitCodec
 from streamco.wire.split.frames import LayersMark, Refusal, SplitLimits, SplitOpened, SplitResumed, SplitWelcome, States
 from streamco.wire.tensors import StateFormat, state_bytes
 from streamco.wire.verify.errors import VerifyProtocolError
@@ -35,49 +35,8 @@ if TYPE_CHECKING:
 
 __all__ = ["ServerLink"]
 
-_PING_INTERVAL = 5.0  # seconds
 _RETRY = 0.2  # seconds between two tries at all servers
 _MAX_LOSSES = 3  # lost sessions at each server in a row, without an answer between them
-
-
-class _Server:
-    """One server and the connection to it."""
-
-    def __init__(self, address: VerifierAddress, mark: LayersMark, timeouts: Timeouts, *, exact: bool) -> None:
-        self.address = address
-        self.meter = UploadMeter()
-        self._mark = mark
-        self._exact = exact
-        self._timeouts = timeouts
-        self._connection: VerifierConnection[SplitClient] | None = None
-        self._lock = asyncio.Lock()
-
-    async def find(self) -> VerifierConnection[SplitClient]:
-        """Return the connection; make a new one if there is none.
-
-        Raises:
-            EndpointError, VerifyProtocolError: there is none.
-        """
-        async with self._lock:
-            if self._connection is None or self._connection.is_over:
-                await self.aclose()
-                client = SplitClient(SplitCodec(self._mark.width), self._mark, exact=self._exact)
-                self._connection = await connect_verifier(self.address, client, timeouts=self._timeouts, ping_interval=_PING_INTERVAL)
-            return self._connection
-
-    @property
-    def round_trip(self) -> float:
-        """Seconds of a round trip without payload, by small frames or else by pings; 0.0: not measured."""
-        measured = self.meter.round_trip
-        if measured is None and self._connection is not None:
-            measured = self._connection.rtt
-        return measured or 0.0
-
-    async def aclose(self) -> None:
-        """Close the connection; idempotent."""
-        connection, self._connection = self._connection, None
-        if connection is not None:
-            await connection.aclose()
 
 
 class ServerLink:
@@ -112,7 +71,7 @@ class ServerLink:
         first = info.first_layer + info.layers
         self.mark = LayersMark(info.source, first, info.total_layers - first, info.width)
         self.loop, self.form, self.timeouts, self.patience = loop, form, timeouts, patience
-        self.servers = [_Server(address, self.mark, timeouts, exact=exact) for address in addresses]
+        self.servers = [MiddleServer(address, self.mark, timeouts, exact=exact) for address in addresses]
         self.is_closed = False
         self.prompt_rows: Literal["last", "all"] = "last"
         self._chunking: Chunking = chunking
@@ -188,7 +147,7 @@ class ServerLink:
         if error is not None:
             raise error
 
-    def record_welcome(self, server: _Server, connection: VerifierConnection[SplitClient]) -> None:
+    def record_welcome(self, server: MiddleServer, connection: VerifierConnection[SplitClient]) -> None:
         """Take a server's limits, costs and load as those that count."""
         welcome = connection.client.welcome
         assert welcome is not None, "a connection begins after its welcome"
@@ -210,6 +169,12 @@ class ServerLink:
         if session in self._sessions:
             self._sessions.remove(session)
             self._ended = total_traffic([self._ended, session.traffic])
+
+    def wait(self, until: float) -> float:
+        """Return the seconds before the servers are tried again: as many as all of them ask for, but not after the time ``until``."""
+        now = self.loop.time()
+        asked = min(server.not_before for server in self.servers) - now
+        return max(0.0, min(max(_RETRY, asked), until - now))
 
     async def aclose(self) -> None:
         """End all sessions and connections; idempotent."""
@@ -319,25 +284,32 @@ class _Session:
         self._connecting = self._link.loop.create_task(self._connect(), name="streamco split session")
 
     async def _connect(self) -> None:
-        """Try the server in use, then the others in their order, until one takes the session or the patience is over."""
-        link = self._link
+        """Try the server in use, then the others in their order, until one takes the session or the patience is over.
+
+        A server that asked for some time is tried again after it, or when the patience is over.
+        """
+        link, error = self._link, StreamcoError()
         until = link.loop.time() + link.patience
         while True:
-            for index in range(len(link.servers)):
-                server = (self._server + index) % len(link.servers)
+            may_skip, has_skipped = link.loop.time() < until, False
+            for index in [(self._server + offset) % len(link.servers) for offset in range(len(link.servers))]:
+                if may_skip and link.servers[index].not_before > link.loop.time():
+                    has_skipped = True
+                    continue
                 try:
-                    length = await self._open_at(server)
+                    length = await self._open_at(index)
                 except StreamcoError as exc:
                     self._detach(closes=True)
+                    link.servers[index].put_off(exc, link.loop.time())
                     error = exc
                 else:
                     self._name_server()
                     self._emit(SessionReady(self._attempt, length))
                     return
-            if link.loop.time() >= until:
-                self._emit(LinkFailed(_final(error)))
+            if link.loop.time() >= until and not has_skipped:
+                self._emit(LinkFailed(final_error(error)))
                 return
-            await asyncio.sleep(_RETRY)
+            await asyncio.sleep(link.wait(until))
 
     async def _open_at(self, index: int) -> int:
         """Resume or open the session at a server; return the positions that it holds."""
@@ -441,6 +413,7 @@ class _Session:
         """Give the session up; another server goes on if there is one."""
         self._detach(closes=True)
         self._key = None
+        self._link.servers[self._server].put_off(error, self._link.loop.time())
         if isinstance(error, EndpointTimeoutError) or not isinstance(error, VerifyProtocolError) or error.code != "evicted":
             self._server = (self._server + 1) % len(self._link.servers)
         self._report_loss(error, may_resume=False)
@@ -450,7 +423,7 @@ class _Session:
         self._losses += 1
         is_full = isinstance(error, VerifyProtocolError) and error.code == "context_full"
         if is_full or self._losses >= _MAX_LOSSES * len(self._link.servers):
-            self._emit(LinkFailed(_final(error)))
+            self._emit(LinkFailed(final_error(error)))
         else:
             self._emit(SessionLost(self._attempt, may_resume=may_resume))
 
@@ -488,10 +461,3 @@ class _Session:
             if closes and not connection.is_over:
                 connection.client.close(self._number)
                 connection.flush()
-
-
-def _final(error: StreamcoError) -> StreamcoError:
-    """Return the error of an answer that no server can continue."""
-    if isinstance(error, EndpointError):
-        return error
-    return EndpointConnectError(f"expected a split server that goes on, got {error}")

@@ -136,3 +136,37 @@ def test_another_clients_endpoints_do_not_become_a_split_model() -> None:
     client = streamco.Client(streamco.SplitEndpoint("a", "ws://127.0.0.1:1"))
     with pytest.raises(ConfigError, match="with_options"):
         client.with_options(mode="split")
+
+
+@pytest.mark.parametrize(
+    ("options", "name"),
+    [
+        ({"budget": 0.5}, "budget"),
+        ({"policy": "auto"}, "policy"),
+        ({"mode": "race"}, "mode"),
+        ({"mode": "speculate"}, "mode"),
+        ({"emit": "draft"}, "emit"),
+        ({"speculation": streamco.SpeculationOptions()}, "speculation"),
+        ({"on_failure": "restart"}, "on_failure"),
+        ({"migration": streamco.MigrationOptions()}, "migration"),
+        ({"dispatch": streamco.DispatchOptions()}, "dispatch"),
+        ({"max_retries": 2}, "max_retries"),
+    ],
+)
+def test_settings_without_effect_are_refused_later_too(options: dict[str, Any], name: str) -> None:
+    client = streamco.Client("parts/model", "ws://127.0.0.1:1", mode="split")
+    with pytest.raises(ConfigError, match=f"{name}: expected none with mode"):
+        client.with_options(**options)
+    with pytest.raises(ConfigError, match=f"{name}: expected none with mode"):
+        client.with_options(pace=5.0).with_options(**options)
+
+
+def test_a_request_can_not_ask_for_retries_of_a_split_model() -> None:
+    client = streamco.Client("parts/model", "ws://127.0.0.1:1", mode="split")
+    with pytest.raises(ConfigError, match="max_retries: expected none with mode"):
+        client.stream("Hi", max_retries=2)
+
+
+def test_settings_of_a_split_client_that_have_an_effect_can_be_changed() -> None:
+    client = streamco.Client("parts/model", "ws://127.0.0.1:1", mode="split")
+    assert client.with_options(mode="split", pace="reading", timeout=3.0, on_degraded="raise").with_options() is not client

@@ -8,6 +8,7 @@ from contextlib import asynccontextmanager
 from urllib.parse import urlsplit
 
 import numpy as np
+from msgspec.structs import replace
 
 from streamco.config import Timeouts
 from streamco.core.split.events import OpenSession, SendRows, SessionLost, SessionReady
@@ -21,7 +22,7 @@ from streamco.policies.chunking import Chunking, PromptPlan
 from streamco.server.verify.options import VerifyOptions
 from streamco.testing.fault_proxy import FaultProxy
 from streamco.wire.split.frames import SplitLimits
-from tests.server.split.layers import WIDTH, Serving, SummingLayers, device_at, mark_of, serving_layers
+from tests.server.split.layers import PATIENT, WIDTH, Serving, SummingLayers, device_at, mark_of, serving_layers
 from tests.server.split.test_sessions import some
 from tests.support.leaks import settled
 
@@ -187,3 +188,46 @@ async def test_a_connection_that_is_lost_while_refused_rows_wait_costs_nothing()
         assert isinstance(device.end.result(), DeepStates)
         assert server.figures["resumed"] == 1
         await device.link.aclose()
+
+
+async def test_a_server_that_asks_for_time_is_not_asked_before_it_and_the_error_says_so() -> None:
+    await load_websockets()
+    async with serving_layers(SummingLayers(), verify=replace(PATIENT, peer_sessions=1)) as server:
+        first = Device(server.url)
+        assert isinstance(await first.end, DeepStates)
+        second = Device(server.url, patience=0.5)
+        end = await second.end
+        assert isinstance(end, LinkFailed)
+        assert "the server asks for 1 s before the next try" in str(end.error)
+        assert server.service.manager.figures()["refused"] == {"address limit": 2}, "once at first, and once when the patience was over"
+        await first.link.aclose()
+        await second.link.aclose()
+
+
+async def test_the_next_try_comes_when_the_server_said() -> None:
+    await load_websockets()
+    async with serving_layers(SummingLayers(), verify=replace(PATIENT, peer_sessions=1)) as server:
+        first = Device(server.url)
+        assert isinstance(await first.end, DeepStates)
+        second = Device(server.url, patience=30.0)
+        while not server.service.manager.figures()["refused"]:
+            await asyncio.sleep(0.01)
+        first.session.close()
+        assert isinstance(await second.end, DeepStates)
+        assert server.service.manager.figures()["refused"] == {"address limit": 1}
+        await first.link.aclose()
+        await second.link.aclose()
+
+
+async def test_while_one_server_wants_time_another_one_answers() -> None:
+    await load_websockets()
+    full, free = serving_layers(SummingLayers(), verify=replace(PATIENT, peer_sessions=1)), serving_layers(SummingLayers())
+    async with full as one, free as other:
+        first = Device(one.url)
+        assert isinstance(await first.end, DeepStates)
+        second = Device(one.url, other.url, patience=30.0)
+        assert isinstance(await second.end, DeepStates)
+        assert len(second.link.traffic.servers) == 1
+        assert str(urlsplit(other.url).port) in second.link.traffic.servers[0]
+        await first.link.aclose()
+        await second.link.aclose()

@@ -1,0 +1,89 @@
+"""Does a split model write the whole model's texts, through the whole client and over a socket?
+
+Real prompts, answered greedily by the packaged model in one piece (exact mode), and by its parts: the ends in this process with drafts by
+the packaged layer, the middle at a ``streamco serve --middle`` in another one, states of 32, 16 and 8 bits. ``equal``: texts that are the
+same, character for character. With 32 bits all must be; the prompts of those that aren't are printed. This is no timing.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import sys
+import tempfile
+from collections.abc import Mapping
+from contextlib import AsyncExitStack
+from typing import Literal
+
+from bench.prompts import real_prompts
+from bench.report import Row, add_arguments, emit
+from streamco import Client, DeviceEndpoint, EngineOptions, Report, SplitEndpoint
+from streamco.cli.server_process import running_server
+from streamco.engines.llamacpp.bundled_model import packaged_model
+from streamco.engines.llamacpp.model_parts import split_model
+
+FORMATS: tuple[Literal["f32", "f16", "i8"], ...] = ("f32", "f16", "i8")
+TOKENS = 64
+PROMPTS, QUICK = 200, 4
+CONTEXT = 1024
+COSTS = "1:0.005,64:0.05"  # seconds by rows; measuring them takes long on a busy machine, and changes no text
+WHOLE = "whole model"
+
+
+async def clients(stack: AsyncExitStack) -> Mapping[str, Client]:
+    """Return a client of the whole model, and one of the split model for each format."""
+    files = split_model(packaged_model(), stack.enter_context(tempfile.TemporaryDirectory()))
+    options = ("--model", str(files.middle), "--middle", "--port", "0", "--threads", "1", "--context", str(CONTEXT), "--row-costs", COSTS)
+    url = await stack.enter_async_context(running_server(*options))
+    engine = EngineOptions(threads=1, context_tokens=CONTEXT, max_sequences=1)
+    whole = DeviceEndpoint(packaged_model(), options=EngineOptions(threads=1, context_tokens=CONTEXT, max_sequences=1, exact=True))
+    found = {WHOLE: await stack.enter_async_context(Client(whole))}
+    for states in FORMATS:
+        endpoint = SplitEndpoint(str(files.input).removesuffix(".input.gguf"), url, options=engine, states=states)
+        found[states] = await stack.enter_async_context(Client(endpoint, mode="split"))
+    return found
+
+
+async def ask(client: Client, prompt: str) -> tuple[str, Report]:
+    """Return the greedy answer and its report."""
+    stream = client.stream([{"role": "user", "content": prompt}], max_tokens=TOKENS, temperature=0)
+    text = "".join([token.text async for token in stream])
+    return text, stream.report
+
+
+async def compare(prompts: list[tuple[str, str]]) -> list[Row]:
+    """Return how many texts are equal, and the tokens a trip, for each format."""
+    equal, made, trips = dict.fromkeys(FORMATS, 0), dict.fromkeys(FORMATS, 0), dict.fromkeys(FORMATS, 0)
+    async with AsyncExitStack() as stack:
+        asked = await clients(stack)
+        for number, (name, prompt) in enumerate(prompts, 1):
+            expected, _ = await ask(asked[WHOLE], prompt)
+            for states in FORMATS:
+                text, report = await ask(asked[states], prompt)
+                assert report.split is not None, "a split model answered"
+                equal[states] += text == expected
+                made[states] += report.tokens
+                trips[states] += report.split.trips
+                if states == "f32" and text != expected:
+                    print(f"f32 differs: {name}: expected {expected!r}, got {text!r}", file=sys.stderr)
+            print(f"{number} prompts, equal: {equal}", file=sys.stderr)
+    rows = []
+    for states in FORMATS:
+        figures = {"equal texts": float(equal[states]), "tokens a trip": made[states] / max(1, trips[states])}
+        rows += [
+            Row("split_texts", f"{len(prompts)} prompts", states, metric, "", value, value, value) for metric, value in figures.items()
+        ]
+    return rows
+
+
+def main() -> None:
+    """Compare the texts of so many prompts."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    add_arguments(parser)
+    parser.add_argument("--prompts", type=int, help=f"number of prompts ({PROMPTS}, or {QUICK} with --quick)")
+    args = parser.parse_args()
+    emit(asyncio.run(compare(real_prompts(args.prompts or (QUICK if args.quick else PROMPTS)))), args.json, against="f32")
+
+
+if __name__ == "__main__":
+    main()

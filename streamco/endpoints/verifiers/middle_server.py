@@ -1,0 +1,73 @@
+"""One server of a split model, seen from the device: the connection to it, and the time that it asks for when it is overloaded."""
+
+from __future__ import annotations
+
+import asyncio
+
+from streamco.config import Timeouts
+from streamco.endpoints.verifiers.connection import VerifierAddress, VerifierConnection, connect_verifier
+from streamco.endpoints.verifiers.upload_meter import UploadMeter
+from streamco.errors import EndpointConnectError, EndpointError, StreamcoError
+from streamco.wire.split.client import SplitClient
+from streamco.wire.split.codec import SplitCodec
+from streamco.wire.split.frames import LayersMark
+from streamco.wire.verify.errors import VerifyProtocolError
+
+__all__ = ["MiddleServer", "final_error"]
+
+_PING_INTERVAL = 5.0  # seconds
+
+
+class MiddleServer:
+    """One server and the connection to it."""
+
+    def __init__(self, address: VerifierAddress, mark: LayersMark, timeouts: Timeouts, *, exact: bool) -> None:
+        self.address = address
+        self.meter = UploadMeter()
+        self.not_before = 0.0  # the loop's time, in seconds, before which it wants no try
+        self._mark = mark
+        self._exact = exact
+        self._timeouts = timeouts
+        self._connection: VerifierConnection[SplitClient] | None = None
+        self._lock = asyncio.Lock()
+
+    def put_off(self, error: StreamcoError, now: float) -> None:
+        """Take note of the time that an overloaded server asks for."""
+        if isinstance(error, VerifyProtocolError) and error.retry_after is not None:
+            self.not_before = now + error.retry_after
+
+    async def find(self) -> VerifierConnection[SplitClient]:
+        """Return the connection; make a new one if there is none.
+
+        Raises:
+            EndpointError, VerifyProtocolError: there is none.
+        """
+        async with self._lock:
+            if self._connection is None or self._connection.is_over:
+                await self.aclose()
+                client = SplitClient(SplitCodec(self._mark.width), self._mark, exact=self._exact)
+                self._connection = await connect_verifier(self.address, client, timeouts=self._timeouts, ping_interval=_PING_INTERVAL)
+            return self._connection
+
+    @property
+    def round_trip(self) -> float:
+        """Seconds of a round trip without payload, by small frames or else by pings; 0.0: not measured."""
+        measured = self.meter.round_trip
+        if measured is None and self._connection is not None:
+            measured = self._connection.rtt
+        return measured or 0.0
+
+    async def aclose(self) -> None:
+        """Close the connection; idempotent."""
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            await connection.aclose()
+
+
+def final_error(error: StreamcoError) -> StreamcoError:
+    """Return the error of an answer that no server can continue."""
+    if isinstance(error, EndpointError):
+        return error
+    asked = error.retry_after if isinstance(error, VerifyProtocolError) else None
+    later = "" if asked is None else f"; the server asks for {asked:g} s before the next try"
+    return EndpointConnectError(f"expected a split server that goes on, got {error}{later}")
