@@ -8,19 +8,34 @@ from contextlib import asynccontextmanager
 from urllib.parse import urlsplit
 
 import numpy as np
+import pytest
 from msgspec.structs import replace
+from numpy.typing import NDArray
 
 from streamco.config import Timeouts
-from streamco.core.split.events import OpenSession, SendRows, SessionLost, SessionReady
+from streamco.core.split.events import (
+    ComputeRows,
+    OpenSession,
+    RowsAdded,
+    RowsComputed,
+    SendRows,
+    SessionLost,
+    SessionReady,
+    SplitEvent,
+    StatesArrived,
+)
+from streamco.core.split.machine import SplitMachine
 from streamco.core.verifier.options import LoadLimits
 from streamco.endpoints.verifiers.connection import VerifierAddress, load_websockets
 from streamco.endpoints.verifiers.split_link import ServerLink
 from streamco.endpoints.verifiers.streamco import verifier_url
+from streamco.endpoints.verifiers.upload_meter import UPLOAD_RATE
 from streamco.engines.llamacpp.model_parts import PartInfo
 from streamco.engines.split.answer import DeepStates, LinkEvent, LinkFailed
 from streamco.policies.chunking import Chunking, PromptPlan
 from streamco.server.verify.options import VerifyOptions
 from streamco.testing.fault_proxy import FaultProxy
+from streamco.testing.link_proxy import LinkProxy
 from streamco.wire.split.frames import SplitLimits
 from tests.server.split.layers import PATIENT, WIDTH, Serving, SummingLayers, device_at, mark_of, serving_layers
 from tests.server.split.test_sessions import some
@@ -53,6 +68,95 @@ class Device:
                 self.session.open(OpenSession(event.attempt + 1, may_resume=event.may_resume))
             case _:
                 self.end.set_result(event)
+
+
+class Prompt:
+    """Sends a prompt as an answer does: the machine decides, the link carries."""
+
+    def __init__(self, url: str, states: NDArray[np.float32], chunking: Chunking, *, rate: float | None = None) -> None:
+        loop = asyncio.get_running_loop()
+        address = VerifierAddress(*verifier_url(url, is_plain=False))
+        limits = Timeouts(connect=5.0, socket=5.0)
+        self.link = ServerLink([address], INFO, loop=loop, form="f32", timeouts=limits, patience=0.1, chunking=chunking)
+        if rate is not None:
+            self.link.servers[0].meter.rate = rate
+        self.end: asyncio.Future[NDArray[np.float32]] = loop.create_future()
+        self.most_unanswered = self.unanswered = 0
+        self._states = states
+        self._session = self.link.session(self._receive, len(states))
+        self.machine = SplitMachine(plan=self.link.plan, max_rows=self.link.max_rows)
+        self.machine.start(now=0.0)
+        self._put(RowsAdded(len(states), 1))
+
+    def _receive(self, event: LinkEvent) -> None:
+        assert isinstance(event, SessionReady | DeepStates), event
+        if isinstance(event, SessionReady):
+            self._put(event)
+            return
+        self.unanswered -= 1
+        self._put(StatesArrived(event.attempt))
+        if not self.machine.is_waiting:
+            self.end.set_result(event.states)
+
+    def _put(self, event: SplitEvent) -> None:
+        self.machine.receive(event, now=0.0)
+        for command in self.machine.take_commands():
+            match command:
+                case ComputeRows():
+                    self._put(RowsComputed(command.stop))
+                case OpenSession():
+                    self._session.open(command)
+                case SendRows():
+                    self.unanswered += 1
+                    self.most_unanswered = max(self.most_unanswered, self.unanswered)
+                    self._session.send(command, self._states[command.start : command.stop])
+
+
+async def test_many_chunks_are_on_the_way_over_a_long_link_and_the_server_computes_them_together() -> None:
+    await load_websockets()
+    layers, prompt = SummingLayers(is_manual=True), some(240)
+    async with serving_layers(layers) as server, LinkProxy(urlsplit(server.url).port or 0, rtt=0.02) as link:
+        device = Prompt(f"ws://127.0.0.1:{link.port}", prompt, 8)
+        await settled(lambda: server.figures["pending_rounds"] == 30)
+        assert device.most_unanswered == 30, "no answer was needed to send the next chunk"
+        while not device.end.done():
+            if layers.waiting:
+                layers.compute()
+            await asyncio.sleep(0.001)
+        assert device.end.result().tolist() == [np.cumsum(prompt, axis=0)[-1].tolist()]
+        assert (device.machine.counts.chunks, server.figures["rounds"]) == (30, 30)
+        assert [rows for [(_, _, rows)] in layers.batches] == [8, 128, 104]
+        assert server.figures["merged_rounds"] == 15 + 12
+        await device.link.aclose()
+
+
+@pytest.mark.parametrize(("chunking", "rounds"), [("whole", 1), (128, 2), (16, 15)])
+async def test_a_prompt_goes_up_in_the_chunks_that_are_asked_for(chunking: Chunking, rounds: int) -> None:
+    await load_websockets()
+    async with serving_layers(SummingLayers(), room=64) as server:
+        device = Prompt(server.url, some(240), chunking)
+        assert (await device.end).tolist() == [np.cumsum(some(240), axis=0)[-1].tolist()]
+        assert server.figures["rounds"] == rounds
+        await device.link.aclose()
+
+
+@pytest.mark.parametrize(("rate", "is_cut"), [(1e9, False), (2e5, True)])
+async def test_the_fastest_chunks_follow_from_the_rate_of_the_link(rate: float, *, is_cut: bool) -> None:
+    await load_websockets()
+    async with serving_layers(SummingLayers(), room=128) as server:
+        device = Prompt(server.url, some(120), "fastest", rate=rate)
+        await device.end
+        assert (server.figures["rounds"] > 1) == is_cut
+        await device.link.aclose()
+
+
+async def test_the_way_to_a_server_is_measured_while_many_chunks_are_on_it() -> None:
+    await load_websockets()
+    async with serving_layers(SummingLayers(cells=4096, batch_rows=512), room=256) as server:
+        device = Prompt(server.url, np.ones((4096, WIDTH), np.float32), 64)
+        await device.end
+        assert device.link.servers[0].meter.rate != UPLOAD_RATE, "128 kB went up in frames of 2 kB"
+        await device.link.aclose()
 
 
 async def test_states_come_back_and_their_bytes_are_counted() -> None:
