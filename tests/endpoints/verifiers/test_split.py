@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from typing import Literal
 
 import pytest
@@ -23,8 +23,11 @@ from streamco.events import StreamEnded
 from streamco.server.options import ServeOptions
 from streamco.server.split.service import serving_middle
 from streamco.testing.fault_proxy import FaultProxy
+from streamco.testing.listener import Listener
 from streamco.wire.verify.errors import ModelMismatchError
+from streamco.wire.verify.frames import PATH
 from tests.engines.split.local_link import CELLS, stem
+from tests.server.split.layers import SummingLayers, serving_layers
 
 pytest.importorskip("gguf")
 pytest.importorskip("llama_cpp")
@@ -147,6 +150,62 @@ async def test_without_another_server_the_error_has_the_text_so_far(files: PartF
             await read_and_cut(endpoint, proxy)
         assert caught.value.partial
         assert expected.startswith(caught.value.partial)
+
+
+class CuttingProxy(Listener):
+    """Passes bytes on; resets its first connection after so many of them from the device, or to it, wherever in a frame that is."""
+
+    def __init__(self, port: int, *, up: int = 1 << 40, down: int = 1 << 40) -> None:
+        self.cuts = 0
+        self._port = port
+        self._limits = (up, down)
+        self._writers: set[asyncio.StreamWriter] = set()
+
+    async def _listen(self, host: str, port: int) -> asyncio.Server:
+        return await asyncio.start_server(self._relay, host, port)
+
+    async def _drop(self) -> None:
+        for writer in self._writers:
+            writer.transport.abort()
+
+    async def _relay(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        server, to_server = await asyncio.open_connection("127.0.0.1", self._port)
+        self._writers |= {writer, to_server}
+        up, down = self._limits
+        with suppress(ConnectionError):
+            await asyncio.gather(self._pump(reader, to_server, up), self._pump(server, writer, down))
+
+    async def _pump(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, limit: int) -> None:
+        passed = 0
+        while data := await reader.read(65536):
+            is_last = not self.cuts and passed + len(data) >= limit
+            writer.write(data[: limit - passed] if is_last else data)
+            passed += len(data)
+            if is_last:
+                self.cuts += 1
+                await writer.drain()
+                await self._drop()
+        writer.close()
+
+
+@pytest.mark.parametrize("cut", [{"up": 1_000}, {"up": 60_000}, {"up": 120_000}, {"down": 2_500}, {"down": 9_000}], ids=str)
+async def test_a_connection_that_is_lost_in_mid_chunk_costs_no_token(
+    files: PartFiles, middle: MiddleEngine, expected: str, cut: dict[str, int]
+) -> None:
+    async with serving_middle(middle, ServeOptions(port=0)) as url, CuttingProxy(int(url.rpartition(":")[2]), **cut) as proxy:
+        endpoint = SplitEndpoint(stem(files), f"http://127.0.0.1:{proxy.port}", options=OPTIONS, patience=5.0)
+        await endpoint.start()
+        assert await read(endpoint) == expected
+        assert proxy.cuts == 1
+        await endpoint.aclose()
+
+
+async def test_a_server_of_another_model_is_refused_by_name(files: PartFiles) -> None:
+    async with serving_layers(SummingLayers()) as server:
+        endpoint = SplitEndpoint(stem(files), server.url.removesuffix(PATH), options=OPTIONS, patience=0.0)
+        with pytest.raises(ModelMismatchError, match="expected layers 2 to 29 of model digest with states of 8 numbers"):
+            await endpoint.start()
+        await endpoint.aclose()
 
 
 async def test_a_server_that_is_not_there_is_an_error_at_the_start(files: PartFiles) -> None:

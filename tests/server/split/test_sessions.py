@@ -430,6 +430,26 @@ async def test_a_replayed_a_reordered_and_a_misplaced_frame_are_refused_and_the_
         assert np.array_equal(answer.states, sums(np.concatenate([text, some(2, 1)]))[10:])
 
 
+async def test_chunks_in_another_order_and_rows_at_another_position_are_refused_until_the_rows_before_them_are_there() -> None:
+    text = some(120)
+    async with serving_layers(SummingLayers()) as server, device_at(server.url, MARK) as device:
+        session, _ = await device.open()
+        for start in (0, 40, 80):
+            device.client.rows(session, start, text[start : start + 40], wanted=1, form="f32")
+        first, second, third = device.client.take_messages()
+        codec, codes = device.client.codec, []
+        for message in (third, second):
+            await device.socket.send(message)
+            codes.append(codec.decode_down(await device.socket.recv()).code)  # type: ignore[union-attr]
+        assert codes == ["wrong_base", "wrong_base"]
+        await device.socket.send(first)
+        assert isinstance(codec.decode_down(await device.socket.recv()), States)
+        device.client._sessions[session].rounds.clear()
+        device.client._sessions[session].length = 40
+        answer = await device.rows(session, 40, text[40:], wanted=80)
+        assert np.array_equal(answer.states, sums(text)[40:])
+
+
 @pytest.mark.parametrize("change", [{"source": "other"}, {"first_layer": 3}, {"width": WIDTH * 2}])
 async def test_a_device_of_another_model_is_refused_by_name(change: dict[str, object]) -> None:
     async with serving_layers(SummingLayers()) as server:
