@@ -21,6 +21,7 @@ from streamco.cli.options import (
     whole_number,
 )
 from streamco.cli.runtime import run_async, waiting
+from streamco.cli.ui.slash_commands import MODES
 from streamco.cli.ui.talk import answer_prompt, converse, is_interactive, join_prompt, make_view, migration_of, open_conversation
 from streamco.client.client import Client
 from streamco.endpoints.base import Endpoint
@@ -45,7 +46,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--device", metavar="PATH", help="GGUF file of the model on this machine (the packaged one, if it is installed)")
     group.add_argument("--no-device", action="store_true", help="use the server alone")
     group.add_argument("--threads", type=option(whole_number), metavar="N", help="threads of the device model (half of the cores)")
-    group.add_argument("--server", metavar="MODEL", help="name of a remote model, such as gpt-4o-mini")
+    group.add_argument(
+        "--server",
+        metavar="MODEL",
+        help="name of a remote model, such as gpt-4o-mini; with --mode split, the URL of a streamco serve --middle",
+    )
     group.add_argument("--base-url", metavar="URL", help="base URL of any server that speaks the OpenAI API (OpenAI's own)")
     group.add_argument("--api-key-env", metavar="VAR", help="environment variable that holds the server's key (OPENAI_API_KEY)")
     group.add_argument(
@@ -66,7 +71,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="URL of a streamco serve --middle, and --device parts/NAME the other parts; again for a server that goes on if it is lost",
     )
     group.add_argument("--profile", type=Path, metavar="FILE", help="begin with what `streamco calibrate` or an earlier client learned")
-    add_answer_arguments(parser)
+    add_answer_arguments(parser, (*MODES, "split"))
     add_prompt_arguments(parser)
     add_conversation_arguments(parser)
     add_look_arguments(parser)
@@ -78,6 +83,7 @@ def run(args: argparse.Namespace) -> int:
     Raises:
         StreamcoError: the chat can't start.
     """
+    name_split_servers(args)
     check_options(args)
     if not args.lines and sys.stdin is not None and not sys.stdin.isatty():
         args.prompt = join_prompt(_piped_text(), args.prompt)
@@ -88,12 +94,29 @@ def run(args: argparse.Namespace) -> int:
     return run_async(lambda: _chat(args))
 
 
+def name_split_servers(args: argparse.Namespace) -> None:
+    """Take ``--mode split --server URL`` as ``--split URL``.
+
+    Raises:
+        ConfigError: no server is named, or it is the name of a model.
+    """
+    if args.mode != "split" or args.split is not None:
+        return
+    if args.server is None:
+        raise ConfigError("--mode split: expected --server URL beside it, or --split URL for each of several, got none")
+    if "://" not in args.server:
+        raise ConfigError(f"--server: expected the URL of a streamco serve --middle with --mode split, got {args.server!r}")
+    args.split, args.server = [args.server], None
+
+
 def check_options(args: argparse.Namespace) -> None:
     """Refuse options that would have no effect.
 
     Raises:
         ConfigError: an option needs another one, or contradicts it.
     """
+    if args.split is not None:
+        _check_split(args)
     needs_server = {"--base-url": args.base_url, "--policy server-only": args.policy == "server-only" or None}
     for name, value in needs_server.items():
         if value is not None and args.server is None:
@@ -101,8 +124,6 @@ def check_options(args: argparse.Namespace) -> None:
     for name, value in {"--prices": args.prices, "--api-key-env": args.api_key_env}.items():
         if value is not None and args.server is None and args.verifier is None and args.split is None:
             raise ConfigError(f"{name}: expected --server MODEL or --verifier URL beside it, got neither")
-    if args.split is not None:
-        _check_split(args)
     for name, value in {
         "--device": args.device,
         "--threads": args.threads,
@@ -129,7 +150,8 @@ def _check_split(args: argparse.Namespace) -> None:
         "--budget": args.budget,
         "--profile": args.profile,
         f"--policy {args.policy}": None if args.policy == "auto" else args.policy,
-        f"--mode {args.mode}": None if args.mode == "race" else args.mode,
+        f"--mode {args.mode}": None if args.mode in {"race", "split"} else args.mode,
+        "--base-url": args.base_url,
         "--no-device": args.no_device or None,
     }.items():
         if value is not None:
@@ -150,7 +172,7 @@ async def _chat(args: argparse.Namespace) -> int:
     kinds: dict[str, str] = {endpoint.name: endpoint.kind for endpoint in (device, server) if endpoint is not None}
     if verifier is not None:
         kinds[verifier.name] = "server"
-    if args.mode != "race" and budget_of(args) < 1:
+    if args.mode in {"speculate", "auto"} and budget_of(args) < 1:
         kinds[LOCAL] = "local"
     view = make_view(args, kinds)
     client = Client(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TypeVar
 
@@ -43,8 +43,8 @@ def add_conversation_arguments(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--lines", action="store_true", help="without --prompt: each line of stdin is a prompt or a command of its own")
 
 
-def add_answer_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the options for how answers are made."""
+def add_answer_arguments(parser: argparse.ArgumentParser, modes: Sequence[str] = MODES) -> None:
+    """Add the options for how answers are made; ``modes``: the values of ``--mode``."""
     group = parser.add_argument_group("answers")
     group.add_argument(
         "--budget",
@@ -55,9 +55,10 @@ def add_answer_arguments(parser: argparse.ArgumentParser) -> None:
     )
     group.add_argument(
         "--mode",
-        choices=MODES,
+        choices=modes,
         default="race",
-        help="race: the first side writes it all; speculate: the device drafts, the server verifies; auto: the faster mode (race)",
+        help="race: the first side writes it all; speculate: the device drafts, the server verifies; auto: the faster mode (race)"
+        + ("; split: a model in parts, its middle at --server URL" if "split" in modes else ""),
     )
     group.add_argument(
         "--policy", type=option(parse_policy), default="auto", metavar="NAME", help=f"which side starts when: {', '.join(POLICIES)}"

@@ -15,7 +15,7 @@ from streamco.cli.ui.slash_commands import MODES, parse_budget, parse_pace_text,
 from streamco.errors import ConfigError
 
 if TYPE_CHECKING:
-    from streamco.proxy.config import ProxyConfig
+    from streamco.proxy.config import ProxyConfig, SplitSection
 
 __all__ = ["add_arguments", "run"]
 
@@ -29,7 +29,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options of ``streamco proxy``."""
     parser.description = DESCRIPTION
     parser.add_argument(
-        "--config", type=Path, metavar="FILE", help="TOML file with [proxy], [device], [[server]], [dispatch], [migration], [speculate]"
+        "--config",
+        type=Path,
+        metavar="FILE",
+        help="TOML file with [proxy], [device], [[server]], [dispatch], [migration], [speculate], [split]",
     )
     parser.add_argument("--print-config", action="store_true", help="print the effective configuration as TOML and leave")
     endpoints = parser.add_argument_group("endpoints")
@@ -39,6 +42,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     endpoints.add_argument("--server", metavar="MODEL", help="name of a remote model; takes the place of the file's servers")
     endpoints.add_argument("--base-url", metavar="URL", help="base URL of the server named by --server (OpenAI's own)")
     endpoints.add_argument("--api-key-env", metavar="VAR", help="environment variable with that server's key (OPENAI_API_KEY)")
+    endpoints.add_argument(
+        "--split",
+        action="append",
+        metavar="URL",
+        help="URL of a streamco serve --middle, and --device parts/NAME the other parts; again for a server that goes on if it is lost",
+    )
     how = parser.add_argument_group("dispatch")
     how.add_argument(
         "--budget",
@@ -123,12 +132,14 @@ def effective_config(args: argparse.Namespace) -> ProxyConfig:
     from streamco.proxy.config import PACKAGED, DeviceSection, ProxyConfig, ServerSection, load_config
 
     config = ProxyConfig() if args.config is None else load_config(args.config)
-    device, servers = config.device, config.server
+    device, servers, split = config.device, config.server, _split_section(args, config)
     if args.server is not None:
         servers = (ServerSection(model=args.server, base_url=args.base_url, api_key_env=args.api_key_env),)
     elif args.base_url is not None or args.api_key_env is not None:
         raise ConfigError("--base-url, --api-key-env: expected --server MODEL beside them, got none")
-    if args.no_device:
+    if split is not None:
+        split = replace(split, threads=args.threads or split.threads)
+    elif args.no_device:
         device = None
     elif args.device is not None or (device is None and not servers):
         device = replace(device or DeviceSection(model=PACKAGED), model=args.device or PACKAGED)
@@ -145,9 +156,32 @@ def effective_config(args: argparse.Namespace) -> ProxyConfig:
         proxy=replace(config.proxy, **proxy),
         device=device,
         server=servers,
+        split=split,
         dispatch=replace(config.dispatch, **dispatch),
         speculate=replace(config.speculate, **_given(args, "mode", "verifier")),
     )
+
+
+def _split_section(args: argparse.Namespace, config: ProxyConfig) -> SplitSection | None:
+    """Return the section of a split model, with the options that change it; None: another kind of endpoint answers.
+
+    Raises:
+        ConfigError: ``--split`` without the parts, or ``--no-device`` beside it.
+    """
+    from msgspec.structs import replace
+
+    from streamco.proxy.config import SplitSection
+
+    section = config.split
+    if args.split is None and section is None:
+        return None
+    if args.no_device:
+        raise ConfigError("--no-device: expected a device with the ends of the split model, got it")
+    parts = args.device or (None if section is None else section.parts)
+    if parts is None:
+        raise ConfigError("--split: expected --device parts/NAME beside it, got none")
+    servers = tuple(args.split) if args.split is not None else () if section is None else section.servers
+    return SplitSection(parts=parts, servers=servers) if section is None else replace(section, parts=parts, servers=servers)
 
 
 def _given(args: argparse.Namespace, *names: str) -> dict[str, Any]:

@@ -22,6 +22,7 @@ from streamco.errors import ConfigError
 from streamco.policies.cost import RATE_SERVER_CONSTRAINED
 from streamco.policies.migration import TransferRule
 from streamco.server.http.options import ListenOptions
+from streamco.wire.tensors import StateFormat
 
 __all__ = [
     "DeviceSection",
@@ -35,6 +36,7 @@ __all__ = [
     "ProxySection",
     "ServerSection",
     "SpeculateSection",
+    "SplitSection",
     "format_config",
     "load_config",
     "parse_config",
@@ -150,6 +152,21 @@ class SpeculateSection(Struct, frozen=True, kw_only=True):
     is_adaptive: bool = True
 
 
+class SplitSection(Struct, frozen=True, kw_only=True):
+    """Section ``[split]``: a model with its ends on this machine and its middle at servers; see ``SplitEndpoint``."""
+
+    parts: str  # common beginning of the device's files: parts/NAME of parts/NAME.input.gguf
+    servers: tuple[str, ...]  # URLs; if one is lost, the next goes on
+    name: str = "split"
+    token_env: str | None = None  # the variable with the servers' token; None: none
+    states: StateFormat = "f32"
+    patience: float = 5.0  # seconds that all servers may be out of reach
+    is_plain: bool = False  # allow ws:// to another machine
+    threads: int | None = None  # None: a fair share of the cores
+    context: int = 2048  # tokens of a sequence, prompt and answer
+    sequences: int = 4  # answers at a time
+
+
 class ProxyConfig(Struct, frozen=True, kw_only=True):
     """The whole configuration file."""
 
@@ -159,6 +176,7 @@ class ProxyConfig(Struct, frozen=True, kw_only=True):
     dispatch: DispatchSection = field(default_factory=DispatchSection)
     migration: MigrationSection = MigrationSection()
     speculate: SpeculateSection = SpeculateSection()
+    split: SplitSection | None = None
 
 
 def load_config(path: Path) -> ProxyConfig:
@@ -231,12 +249,14 @@ def _explain(text: str) -> str:
 
 
 def _resolve(config: ProxyConfig, folder: Path) -> ProxyConfig:
-    device, dispatch = config.device, config.dispatch
+    device, dispatch, split = config.device, config.dispatch, config.split
     if device is not None and device.model != PACKAGED:
         device = msgspec.structs.replace(device, model=_absolute(device.model, folder))
     if dispatch.profile is not None:
         dispatch = msgspec.structs.replace(dispatch, profile=_absolute(dispatch.profile, folder))
-    return msgspec.structs.replace(config, device=device, dispatch=dispatch)
+    if split is not None:
+        split = msgspec.structs.replace(split, parts=_absolute(split.parts, folder))
+    return msgspec.structs.replace(config, device=device, dispatch=dispatch, split=split)
 
 
 def _absolute(path: str, folder: Path) -> str:
@@ -250,6 +270,8 @@ def format_config(config: ProxyConfig) -> str:
         parts.append(_table("[device]", config.device))
     parts += [_table("[[server]]", server) for server in config.server]
     parts += [_table("[dispatch]", config.dispatch), _table("[migration]", config.migration), _table("[speculate]", config.speculate)]
+    if config.split is not None:
+        parts.append(_table("[split]", config.split))
     return "\n".join(parts)
 
 

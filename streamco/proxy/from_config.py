@@ -31,6 +31,7 @@ from streamco.proxy.config import (
     ProxyOptions,
     ServerSection,
     SpeculateSection,
+    SplitSection,
 )
 
 if TYPE_CHECKING:
@@ -62,6 +63,8 @@ def build_client(config: ProxyConfig, environ: Mapping[str, str] = os.environ) -
         ConfigError: no endpoint, a missing file or key, or a setting out of range.
         EngineError: the packaged model isn't installed.
     """
+    if config.split is not None:
+        return _build_split_client(config, config.split, environ)
     if config.speculate.mode == "race" and config.speculate.verifier is not None:
         raise ConfigError('speculate.verifier: expected mode = "speculate" or "auto" beside it, got race, in which nothing is verified')
     device = None if config.device is None else _build_device(config.device, config.speculate)
@@ -98,6 +101,38 @@ def build_client(config: ProxyConfig, environ: Mapping[str, str] = os.environ) -
         check_access=dispatch.check_access,
         seed=dispatch.seed,
     )
+
+
+def _build_split_client(config: ProxyConfig, section: SplitSection, environ: Mapping[str, str]) -> Client:
+    """Return the client of a split model.
+
+    Raises:
+        ConfigError: a section or a setting beside it has no effect, a part is missing, or no server is named.
+    """
+    from streamco.endpoints.verifiers.split import SplitEndpoint
+    from streamco.engines.base import EngineOptions
+    from streamco.engines.split.engine import device_parts
+
+    usual = ProxyConfig()
+    sections = {"device": config.device, "server": config.server, "migration": config.migration, "speculate": config.speculate}
+    for name, value in sections.items():
+        if value != getattr(usual, name):
+            raise ConfigError(f"{name}: expected no such section beside [split], in which one model makes the whole answer, got it")
+    for name, value in asdict(config.dispatch).items():
+        if name not in {"pace", "seed"} and value != getattr(usual.dispatch, name):
+            raise ConfigError(f"dispatch.{name}: expected none beside [split], in which one model makes the whole answer, got {value!r}")
+    device_parts(section.parts)
+    endpoint = SplitEndpoint(
+        section.parts,
+        section.servers,
+        token=None if section.token_env is None else read_key(section.token_env, setting="split.token_env", environ=environ),
+        name=section.name,
+        options=EngineOptions(context_tokens=section.context, max_sequences=section.sequences, threads=section.threads),
+        states=section.states,
+        patience=section.patience,
+        is_plain=section.is_plain,
+    )
+    return Client(endpoint, mode="split", pace=config.dispatch.pace, seed=config.dispatch.seed)
 
 
 def build_options(config: ProxyConfig, api_key: str | None = None, environ: Mapping[str, str] = os.environ) -> ProxyOptions:

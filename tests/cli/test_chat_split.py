@@ -55,3 +55,34 @@ def test_options_without_effect_are_refused(options: list[str], name: str) -> No
 def test_the_parts_are_needed() -> None:
     with pytest.raises(ConfigError, match="--split: expected --device parts/NAME beside it"):
         chat.check_options(parsed("--split", "ws://127.0.0.1:1"))
+
+
+def named(*options: str) -> argparse.Namespace:
+    args = parsed("--mode", "split", *options)
+    chat.name_split_servers(args)
+    chat.check_options(args)
+    return args
+
+
+def test_the_mode_takes_the_servers_url_for_the_middles() -> None:
+    device = chat.make_device(named("--server", "ws://127.0.0.1:1", "--device", "parts/name"))
+    assert isinstance(device, SplitEndpoint)
+    assert [address.url for address in device.addresses] == ["ws://127.0.0.1:1/v1/verify"]
+    assert named(*SPLIT).split == ["ws://127.0.0.1:1", "ws://127.0.0.1:2"]
+
+
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        (["--device", "parts/name"], "--mode split: expected --server URL beside it"),
+        (
+            ["--device", "parts/name", "--server", "gpt-4o-mini"],
+            "--server: expected the URL of a streamco serve --middle with --mode split",
+        ),
+        (["--server", "ws://127.0.0.1:1"], "--split: expected --device parts/NAME beside it"),
+        (["--server", "ws://127.0.0.1:1", "--device", "parts/name", "--base-url", "http://x"], "--base-url: expected none beside --split"),
+    ],
+)
+def test_what_the_mode_needs_is_said(options: list[str], text: str) -> None:
+    with pytest.raises(ConfigError, match=text):
+        named(*options)

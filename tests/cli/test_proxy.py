@@ -15,7 +15,7 @@ from streamco.calibration.profile_store import load_profile
 from streamco.cli import proxy
 from streamco.cli.main import main
 from streamco.errors import ConfigError
-from streamco.proxy.config import DeviceSection, ServerSection, parse_config
+from streamco.proxy.config import DeviceSection, ServerSection, SplitSection, parse_config
 from tests.cli.test_serve import address_of, ask, process
 
 FAKE = """
@@ -138,6 +138,20 @@ def test_a_device_can_be_named_and_left_out(config: str) -> None:
     named = proxy.effective_config(parse("--config", config, "--device", "mine.gguf"))
     assert named.device == DeviceSection(model="mine.gguf", threads=2)
     assert proxy.effective_config(parse("--config", config, "--no-device")).device is None
+
+
+def test_a_split_model_can_be_named_on_the_command_line(tmp_path: Path) -> None:
+    named = proxy.effective_config(parse("--split", "ws://a:1", "--split", "ws://b:1", "--device", "parts/name", "--threads", "2"))
+    assert named.split == SplitSection(parts="parts/name", servers=("ws://a:1", "ws://b:1"), threads=2)
+    assert (named.device, named.server) == (None, ())
+    file = tmp_path / "proxy.toml"
+    file.write_text('[split]\nparts = "/parts/name"\nservers = ["ws://a:1"]\nstates = "f16"\n')
+    other = proxy.effective_config(parse("--config", str(file), "--split", "ws://b:1")).split
+    assert other == SplitSection(parts="/parts/name", servers=("ws://b:1",), states="f16")
+    with pytest.raises(ConfigError, match="--split: expected --device parts/NAME beside it"):
+        proxy.effective_config(parse("--split", "ws://a:1"))
+    with pytest.raises(ConfigError, match="--no-device: expected a device"):
+        proxy.effective_config(parse("--split", "ws://a:1", "--no-device"))
 
 
 def test_with_nobody_named_the_packaged_model_answers() -> None:

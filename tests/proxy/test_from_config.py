@@ -13,9 +13,10 @@ from streamco.client.race.migration import MigrationOptions
 from streamco.config import RetryPolicy, Timeouts
 from streamco.endpoints.base import Capabilities
 from streamco.endpoints.device import DeviceEndpoint
+from streamco.endpoints.verifiers.split import SplitEndpoint
 from streamco.errors import ConfigError, EndpointConnectError
 from streamco.proxy.app import serving
-from streamco.proxy.config import DispatchSection, ProxyConfig, ServerSection, parse_config
+from streamco.proxy.config import DispatchSection, ProxyConfig, ServerSection, format_config, parse_config
 from streamco.proxy.from_config import ProbedEndpoint, build_client, build_options, keep_profile
 from streamco.server.app import serving as serving_engine
 from streamco.testing.engine import FakeEngine
@@ -219,3 +220,58 @@ def test_the_configuration_chooses(is_probed: bool) -> None:
     text = f'[[server]]\nmodel = "m"\nbase_url = "http://127.0.0.1:9/v1"\nprobe = {str(is_probed).lower()}\n'
     (endpoint,) = build_client(parse_config(text), {})._settings.endpoints.servers
     assert isinstance(endpoint, ProbedEndpoint) is is_probed
+
+
+SPLIT = """
+[split]
+parts = "parts/name"
+servers = ["ws://127.0.0.1:1", "ws://127.0.0.1:2"]
+token_env = "SPLIT_KEY"
+states = "f16"
+context = 512
+"""
+
+
+@pytest.fixture
+def parts(tmp_path: Path) -> Path:
+    folder = tmp_path / "parts"
+    folder.mkdir()
+    for kind in ("input", "head"):
+        (folder / f"name.{kind}.gguf").touch()
+    return tmp_path
+
+
+def test_a_split_model_is_made_from_its_section(parts: Path) -> None:
+    config = parse_config(SPLIT + "[dispatch]\npace = 5.0\n", folder=parts)
+    assert parse_config(format_config(config)) == config
+    endpoint = build_client(config, {"SPLIT_KEY": "secret"})._settings.endpoints.device
+    assert isinstance(endpoint, SplitEndpoint)
+    assert (endpoint.states, endpoint.name) == ("f16", "split")
+    assert [(address.url, address.token) for address in endpoint.addresses] == [
+        ("ws://127.0.0.1:1/v1/verify", "secret"),
+        ("ws://127.0.0.1:2/v1/verify", "secret"),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("[device]\nmodel = 'packaged'", "device: expected no such section beside"),
+        ("[[server]]\nmodel = 'gpt-4o-mini'", "server: expected no such section beside"),
+        ("[migration]\nunpaced = true", "migration: expected no such section beside"),
+        ("[speculate]\nmode = 'speculate'", "speculate: expected no such section beside"),
+        ("[dispatch]\nbudget = 0.5", "dispatch.budget: expected none beside"),
+        ("[dispatch]\non_failure = 'restart'", "dispatch.on_failure: expected none beside"),
+        ("[dispatch]\nprofile = 'learned.json'", "dispatch.profile: expected none beside"),
+    ],
+)
+def test_what_has_no_effect_on_a_split_model_is_refused(parts: Path, text: str, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        build_client(parse_config(SPLIT + text, folder=parts), {"SPLIT_KEY": "secret"})
+
+
+def test_a_split_model_needs_its_parts_and_a_server(tmp_path: Path, parts: Path) -> None:
+    with pytest.raises(ConfigError, match=r"expected .*other\.input\.gguf"):
+        build_client(parse_config(SPLIT.replace("parts/name", "other"), folder=parts), {"SPLIT_KEY": "secret"})
+    with pytest.raises(ConfigError, match="expected the URL of a server, got none"):
+        build_client(parse_config("[split]\nparts = 'parts/name'\nservers = []", folder=parts))

@@ -112,6 +112,8 @@ class Dialogue:
     @property
     def settings_line(self) -> str:
         """Return the settings in force, as one line."""
+        if self._mode_name == "split":
+            return f"mode split · pace {pace_text(self._settings.pace)}"
         rule = f"policy {self._policy_name}" if self._mode_name == "race" else f"mode {self._mode_name}"
         return f"{rule} · budget {self._budget_share:g} · pace {pace_text(self._settings.pace)}"
 

@@ -159,7 +159,7 @@ async def converse(client: Client, args: argparse.Namespace, view: View, kept: O
         settings_of(args),
         budget=budget_of(args),
         policy=args.policy,
-        mode=args.mode,
+        mode="split" if args.split else args.mode,
         store=kept.store,
     )
     if kept.conversation.turns:
