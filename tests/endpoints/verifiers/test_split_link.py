@@ -152,9 +152,11 @@ async def test_the_fastest_chunks_follow_from_the_rate_of_the_link(rate: float, 
 
 async def test_the_way_to_a_server_is_measured_while_many_chunks_are_on_it() -> None:
     await load_websockets()
-    async with serving_layers(SummingLayers(cells=4096, batch_rows=512), room=256) as server:
-        device = Prompt(server.url, np.ones((4096, WIDTH), np.float32), 64)
+    layers = SummingLayers(cells=4096, batch_rows=512)
+    async with serving_layers(layers, room=256) as server, LinkProxy(urlsplit(server.url).port or 0, rtt=0.02, mbps=4.0) as link:
+        device = Prompt(f"ws://127.0.0.1:{link.port}", np.ones((4096, WIDTH), np.float32), 64)
         await device.end
+        assert device.most_unanswered > 2
         assert device.link.servers[0].meter.rate != UPLOAD_RATE, "128 kB went up in frames of 2 kB"
         await device.link.aclose()
 
