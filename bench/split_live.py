@@ -30,7 +30,7 @@ from streamco.testing.link_proxy import LinkProxy
 UP_MBPS, DOWN_MBPS = 60.0, 100.0
 STEPS = {"7B": ("--emulate-step", "0.018,0.00013"), "own": ()}
 TRIPS = (0.010, 0.030, 0.080)  # seconds
-CONTENDERS = ("U-shape", "drafts, window 4", "drafts, threshold 0.3")
+CONTENDERS = ("U-shape", "drafts of 4", "drafts, confident")
 
 
 class Answer:
@@ -65,14 +65,14 @@ def drafts_of(files: PartFiles) -> Mapping[str, DraftOptions | None]:
         weights = packaged_draft_layer(head.model.info.vocabulary, head.info.width, 2)
     if weights is None:
         raise SystemExit("expected a packaged draft layer for the packaged model, got none")
-    return dict(zip(CONTENDERS, (None, DraftOptions(weights), DraftOptions(weights, window=8, threshold=0.3)), strict=True))
+    return dict(zip(CONTENDERS, (None, DraftOptions(weights, window=4), DraftOptions(weights)), strict=True))
 
 
 async def measure(files: PartFiles, step: str, rtt: float, prompts: list[str], most: int) -> list[Row]:
     """Time between tokens and tokens a trip over one link."""
     stem = str(files.input).removesuffix(".input.gguf")
     async with AsyncExitStack() as stack:
-        options = ("--model", str(files.middle), "--middle", "--port", "0", "--threads", "1", *STEPS[step])
+        options = ("--model", str(files.middle), "--middle", "--port", "0", "--threads", "2", *STEPS[step])
         url = await stack.enter_async_context(running_server(*options))
         link = await stack.enter_async_context(LinkProxy(urlsplit(url).port or 0, rtt=rtt, mbps=UP_MBPS, down_mbps=DOWN_MBPS))
         clients = {}
