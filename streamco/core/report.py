@@ -202,6 +202,9 @@ class SplitFigures(Struct, frozen=True, kw_only=True):
         servers: names of the servers that computed it, in their order.
         drafted: tokens that were drafted on the device.
         accepted: the part of them that is in the answer.
+        branches: continuations that were drafted while a verdict was out.
+        branch_hits: verdicts after which one of them was the right one.
+        branch_tokens: tokens of the answer that were drafted so, and sent without another draft.
         states: format of the states on the wire.
         is_exact: the states lost nothing on the way, so the text is the whole model's.
         sent: what left the device, in words.
@@ -219,6 +222,9 @@ class SplitFigures(Struct, frozen=True, kw_only=True):
     servers: list[str]
     drafted: int
     accepted: int
+    branches: int = 0
+    branch_hits: int = 0
+    branch_tokens: int = 0
     states: StatesName
     is_exact: bool
     sent: str

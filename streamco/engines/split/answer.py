@@ -153,6 +153,8 @@ class SplitAnswer:
         self._machine = SplitMachine(plan=link.plan, max_rows=link.max_rows)
         self._session = link.session(emit, reserve)
         self._tally = generation.tally = SplitTally(self._machine.counts, self._session.traffic)
+        if drafts is not None:
+            self._tally.branches = drafts.counts
         self._machine.start(now=monotonic())
         self._put(RowsAdded(len(self._tokens), 1))
 
@@ -186,6 +188,16 @@ class SplitAnswer:
         if not self._machine.is_waiting and not self.generation.is_done and not self.generation.is_parked:
             self._go_on()
 
+    @property
+    def can_predraft(self) -> bool:
+        """True if a verdict is awaited, and there is time to draft along those that may come."""
+        return self._layer is not None and self._machine.is_waiting and self._layer.can_predraft
+
+    def predraft(self) -> None:
+        """Draft one step on along a verdict that may come."""
+        if self._layer is not None:
+            self._layer.predraft()
+
     def close(self) -> None:
         """End the session, and free the memory of the input layers and of the draft layer."""
         self._session.close()
@@ -212,6 +224,8 @@ class SplitAnswer:
         """Draw the next tokens from the states after the last token and after each draft, up to the first draft that is wrong."""
         drafts, self._drafts = self._drafts, []
         self._tally.drafted += len(drafts)
+        if self._layer is not None:
+            self._layer.record_arrival()
         if len(states) != len(drafts) + 1:
             raise EngineError(f"states: expected {len(drafts) + 1} rows, got {len(states)}")
         if self.generation.request.prefill_only:
@@ -248,7 +262,8 @@ class SplitAnswer:
 
     def _drop(self, count: int) -> None:
         del self._tokens[-count:], self._shallow[-count:]
-        self._input.truncate(len(self._tokens), self.sequence)
+        if self._layer is None:  # which else has the input layers read what it needs
+            self._input.truncate(len(self._tokens), self.sequence)
         self._put(Truncated(len(self._tokens)))
 
     def _go_on(self) -> None:

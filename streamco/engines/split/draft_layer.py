@@ -27,7 +27,9 @@ if TYPE_CHECKING:
 
 __all__ = ["DraftPart", "DraftStep"]
 
-_CANDIDATES = 8
+CANDIDATES = 8
+"""Tokens of a guess."""
+
 _FEW_ROWS = 8
 _FORMAT = "1"  # of the files in the cache
 
@@ -119,7 +121,7 @@ class DraftPart:
             EngineError: the position doesn't fit, or llama.cpp could not compute it.
         """
         logits, made = self._context.step(self._joined(deep[None], shallow[None])[0], position, sequence)
-        best = top_k(logits, _CANDIDATES)
+        best = top_k(logits, CANDIDATES)
         return DraftStep(tuple(int(self._rows[row]) for row, _ in best), tuple(share for _, share in best), made)
 
     def extend(self, deep: NDArray[np.float32], shallow: NDArray[np.float32], position: int, sequence: int = 0) -> None:

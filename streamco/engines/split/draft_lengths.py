@@ -7,8 +7,10 @@ its token is worth, even the first one. Then nothing is drafted, except in a rou
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Sequence
 from math import prod
+from statistics import median
 
 from streamco.core.speculation.averages import DecayedRatio, Ewma
 from streamco.policies.confidence_calibration import ConfidenceCalibration
@@ -19,10 +21,30 @@ __all__ = ["LONGEST", "DraftLengths"]
 LONGEST = 16
 """Most tokens of a draft."""
 
-_PROBE = 16  # rounds without drafts, until one is tried
+_PROBE = 16  # rounds without drafts, or hits of branches that aren't sent, until one is
 _ACCEPTANCE = 0.5  # of a token, until verdicts say more
+_LONG_WAIT = 1e9  # seconds
+_BRANCH_SHARE, _PRIOR_BRANCHES = 0.75, 8.0  # of the accepted tokens of other drafts; weight of that in drafts
+_STEPS = 15  # times that the median of a step is taken of
+_FIRST = 8  # rounds, before which nothing is said against drafts
 _LOOKAHEAD = 4  # tokens of a draft that is compared with none
 _MEMORY = 0.98  # weight of a round after the next one
+
+
+class _StepTime:
+    """The median of the last times of a draft step, so that one that was interrupted doesn't count."""
+
+    def __init__(self) -> None:
+        self._times: deque[float] = deque(maxlen=_STEPS)
+        self.value = 0.0
+
+    @property
+    def is_measured(self) -> bool:
+        return bool(self._times)
+
+    def record(self, seconds: float) -> None:
+        self._times.append(seconds)
+        self.value = median(self._times)
 
 
 class DraftLengths:
@@ -39,17 +61,57 @@ class DraftLengths:
         self._ends_early = policy if isinstance(policy, EndsDraftsEarly) else None
         self._min_confidence = policy.min_confidence if isinstance(policy, EndsAtDoubtfulToken) else 0.0
         self._previous = policy.first
-        self._step = Ewma(0.0, first_weight=1.0)
+        self._step, self._short_step = _StepTime(), _StepTime()
         self._tokens = DecayedRatio(_MEMORY)  # a round
         self._seconds = DecayedRatio(_MEMORY)  # a round
         self._accepted = DecayedRatio(_MEMORY, _ACCEPTANCE, 8.0)  # of the first token
         self._calibration = ConfidenceCalibration(_ACCEPTANCE)
+        self._wait = Ewma(_LONG_WAIT, first_weight=1.0)
+        self._gains = {False: DecayedRatio(_MEMORY), True: DecayedRatio(_MEMORY)}  # accepted tokens of a draft, by whether a branch's
         self._skipped = 0  # rounds in a row
+        self._hits = 0
 
     @property
     def step_seconds(self) -> float:
         """Seconds of a draft step; 0: not known."""
         return self._step.value
+
+    @property
+    def wait(self) -> float:
+        """Seconds from sending rows to their deep states, what equation 6 of HAT predicts; a long time until it was measured."""
+        return self._wait.value
+
+    @property
+    def usual_window(self) -> int:
+        """Most tokens of the last draft that was made."""
+        return self._previous
+
+    @property
+    def usual_acceptance(self) -> float:
+        """Share of first draft tokens that are accepted."""
+        return min(1.0, self._accepted.value)
+
+    def acceptance(self, confidence: float) -> float:
+        """Return the probability that a token of this confidence is accepted, if all tokens before it are."""
+        return self._calibration.acceptance(confidence)
+
+    def should_send_branch(self, tokens: int) -> bool:
+        """Return True if a branch's draft should be sent as it is; False: drafting from the verified deep states is worth its time.
+
+        A branch was drafted from guessed states, so fewer of its tokens are accepted. One in some is sent to learn how many.
+
+        Args:
+            tokens: most tokens of the draft.
+        """
+        self._hits += 1
+        if self._hits % _PROBE == 0 or not self._tokens.events:
+            return True
+        fresh, branch = self._gains[False], self._gains[True]
+        expected = fresh.value if fresh.events else 0.0
+        total, events = branch.with_prior(_BRANCH_SHARE * expected, _PRIOR_BRANCHES)
+        step = self._short_step.value if self._short_step.is_measured else self._step.value
+        saved = min(tokens, 1.0 + expected) * step * self._tokens.value / self._seconds.value
+        return saved > expected - total / events
 
     def window(self) -> int:
         """Return the most tokens of the next draft; 0: drafting doesn't pay at present."""
@@ -64,6 +126,8 @@ class DraftLengths:
 
     def _is_worthwhile(self, rate: float) -> bool:
         """Return True if a draft of some length gives more tokens than the rounds give in the time that it takes."""
+        if self._tokens.events < _FIRST:
+            return True
         gain, seconds, chance = 0.0, 0.0, 1.0
         for drafted in range(1, _LOOKAHEAD + 1):
             chance *= self._accepted.value
@@ -96,19 +160,28 @@ class DraftLengths:
         chance = prod(self._calibration.acceptance(confidence) for confidence in confidences)
         return chance < self._ends_early.min_acceptance(self._state(len(confidences) + 1), self._previous)
 
-    def record_step(self, seconds: float) -> None:
-        """Record the time of a draft step, the input layers' row included."""
-        self._step.record(seconds)
+    def record_step(self, seconds: float, *, has_row: bool = False) -> None:
+        """Record the time of a draft step. ``has_row``: the input layers' row was known from a branch; else it is included."""
+        (self._short_step if has_row else self._step).record(seconds)
 
-    def record_verdict(self, confidences: Sequence[float], accepted: int) -> None:
+    def record_wait(self, seconds: float) -> None:
+        """Record the time from sending rows to their deep states."""
+        self._wait.record(seconds)
+
+    def record_verdict(self, confidences: Sequence[float], accepted: int, *, is_branch: bool = False) -> None:
         """Record how many tokens of a draft were accepted.
 
         Args:
             confidences: of the draft's tokens.
             accepted: tokens that were accepted.
+            is_branch: the draft is a branch's, made from guessed deep states.
         """
-        if confidences:
-            self._accepted.record(float(accepted > 0))
+        if not confidences:
+            return
+        self._gains[is_branch].record(accepted)
+        if is_branch:
+            return
+        self._accepted.record(float(accepted > 0))
         for place, confidence in enumerate(confidences[: accepted + 1]):
             self._calibration.record(confidence, is_accepted=place < accepted)
 

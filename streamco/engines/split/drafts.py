@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from importlib.resources import as_file, files
 from pathlib import Path
 from time import monotonic
-from typing import TYPE_CHECKING, Literal, cast
+from typing import TYPE_CHECKING, Literal, NamedTuple, cast
 
 from msgspec import Struct
 
 from streamco.engines.llamacpp.draft_model import read_draft_meta
-from streamco.engines.split.draft_layer import DraftPart
+from streamco.engines.split.draft_layer import CANDIDATES, DraftPart
 from streamco.engines.split.draft_lengths import LONGEST, DraftLengths
+from streamco.engines.split.draft_tree import Continuation, DraftTree
 from streamco.engines.split.layers import HeadPart, InputPart
+from streamco.engines.split.tally import BranchCounts
 from streamco.errors import ConfigError
+from streamco.policies.rejection import chain_rejection, rank_branches
 from streamco.policies.window import Confident, Static, Threshold, WindowPolicy
 
 if TYPE_CHECKING:
@@ -24,25 +28,44 @@ if TYPE_CHECKING:
 
 __all__ = ["AnswerDrafts", "DraftOptions", "packaged_draft_layer"]
 
+_END = object()
+_MAX_BRANCHES = 16  # of a round
+
+
+class _Start(NamedTuple):
+    """Where a branch begins: accepted tokens of the draft, and the token after them."""
+
+    position: int
+    token: int
+
 
 class DraftOptions(Struct, frozen=True):
     """How a split model drafts.
 
     Args:
-        weights: the draft layer's weights.
+        weights: the draft layer's weights; None: the packaged ones for this model.
         window: tokens of a draft: a number from 1 to 16, or a policy. "confident" ends each draft when its next token isn't worth its time,
             by measured times and acceptance. "threshold" ends it with the first token that is less than 0.6 probable (HAT, equation 5).
             Others, or other numbers of theirs: a ``streamco.policies.window.WindowPolicy``.
+        parallel: how many tokens of each position of a draft begin branches, which are drafted while the verdict is out; 0: none are.
+        branches: "ranked" drafts the likeliest verdicts first, and sends a branch's draft only if that is worth more than one from verified
+            states. "last" is the paper's rule: branches begin at the draft's last token, and are sent (HAT, section 3.5).
 
     Raises:
         ConfigError: a number is out of range, or there is no such policy.
     """
 
-    weights: Path
+    weights: Path | None = None
     window: int | Literal["confident", "threshold"] | WindowPolicy = "confident"
+    parallel: int = 0
+    branches: Literal["ranked", "last"] = "ranked"
 
     def __post_init__(self) -> None:
         _ = self.policy
+        if not 0 <= self.parallel <= CANDIDATES:
+            raise ConfigError(f"drafts: parallel: expected 0 to {CANDIDATES} tokens, got {self.parallel}")
+        if self.branches not in {"ranked", "last"}:
+            raise ConfigError(f'drafts: branches: expected "ranked" or "last", got {self.branches!r}')
 
     @property
     def policy(self) -> WindowPolicy:
@@ -80,48 +103,69 @@ class AnswerDrafts:
         parts: the device's input layers and head.
         sequence: sequence id in the layer and in the input layers.
         lengths: says how long drafts are; one for all answers of an engine.
+        options: says which branches are drafted.
+
+    Attributes:
+        counts: what was drafted while verdicts were out.
     """
 
-    def __init__(self, layer: DraftPart, parts: tuple[InputPart, HeadPart], *, sequence: int, lengths: DraftLengths) -> None:
-        self._layer = layer
-        self._input, self._head = parts
-        self._sequence = sequence
+    def __init__(
+        self, layer: DraftPart, parts: tuple[InputPart, HeadPart], *, sequence: int, lengths: DraftLengths, options: DraftOptions
+    ) -> None:
+        self.counts = BranchCounts()
+        self._tree = DraftTree(layer, parts, sequence=sequence)
         self._lengths = lengths
-        self._last: States | None = None  # deep state of the last verified token, after the final norm
-        self._confidences: list[float] = []  # of the draft that is out
+        self._options = options
+        self._has_prompt = False
+        self._path: Continuation = ()  # the answer's last token and its draft, which are out
+        self._confidences: list[float] = []  # of the draft
+        self._is_branch = False  # the draft is a branch's
         self._began: float | None = None  # time at which its round began; None: its time says nothing
+        self._sent_at = 0.0
+        self._most = 0  # most tokens of a path
+        self._plan: Iterator[None] | None = None  # what to draft while the verdict is out; None: no more
 
     @property
     def has_prompt(self) -> bool:
         """True if the prompt was read."""
-        return self._last is not None
+        return self._has_prompt
 
     def record(self, shallow: States, deep: States, position: int) -> None:
-        """Read verified tokens: those of the prompt, later a token and its accepted draft tokens.
+        """Take verified tokens: those of the prompt, later a token and its accepted draft tokens.
 
         Args:
             shallow: their states after the input layers, shape (tokens, width).
             deep: the server's states of the last of them, shape (tokens or fewer, width). Those of a prompt are not all sent.
             position: position of the first token.
         """
-        import numpy as np
-
-        if self.has_prompt:
-            self._lengths.record_verdict(self._confidences, len(deep) - 1)
-        normed = self._layer.normed(deep)
-        before = np.zeros_like(shallow)
-        if len(deep) > 1:
-            before[1 - len(deep) :] = normed[:-1]
-        if self._last is not None and len(deep) == len(shallow):
-            before[0] = self._last
-        self._layer.extend(before, shallow, position, self._sequence)
-        self._last = normed[-1]
+        self._tree.record(shallow, deep, position)
+        if not self._has_prompt:
+            self._has_prompt = True
+            self._tree.start(position + len(shallow))
+            return
+        self._tree.advance(self._path[: len(deep)])
+        self._record_verdict(len(deep) - 1)
         if self._began is not None:
             self._lengths.record_round(len(deep), monotonic() - self._began)
+
+    def _record_verdict(self, accepted: int) -> None:
+        self._lengths.record_verdict(self._confidences, accepted, is_branch=self._is_branch)
+        if self._is_branch:
+            self.counts.sent += 1
+            self.counts.sent_tokens += len(self._confidences)
+            self.counts.accepted += accepted
+
+    def record_arrival(self) -> None:
+        """Record that the deep states have come: nothing more is drafted before the verdict is known."""
+        self._plan = None
+        if self._began is not None:
+            self._lengths.record_wait(monotonic() - self._sent_at)
 
     def record_loss(self) -> None:
         """Record that a session was lost in this round, so that the time of the round says nothing of drafts."""
         self._began = None
+
+    # Drafts
 
     def make(self, token: int, position: int, most: int) -> tuple[list[int], list[States]]:
         """Return a draft that follows a token, and the shallow states of the token and of the draft.
@@ -131,25 +175,99 @@ class AnswerDrafts:
             position: its position.
             most: most tokens of the draft.
         """
-        self._began, self._confidences = monotonic(), []
-        rows, draft = [self._shallow(token, position)], list[int]()
-        before, window = self._last, min(most, self._lengths.window())
-        while before is not None and len(draft) < window:
-            began = monotonic()
-            step = self._layer.step(before, rows[-1], position + len(draft), self._sequence)
-            draft.append(step.ids[0])
-            rows.append(self._shallow(draft[-1], position + len(draft)))
-            self._lengths.record_step(monotonic() - began)
-            self._confidences.append(step.probabilities[0])
-            before = step.deep
-            if self._lengths.should_end(self._confidences):
-                break
-        return draft, rows
+        self._began, self._confidences, self._path = monotonic(), [], (token,)
+        window = min(most, self._lengths.window())
+        self._is_branch = self._takes_branch(window)
+        if not self._is_branch:
+            self._tree.forget_guesses()
+        self._tree.row(self._path)
+        while len(self._confidences) < window and self._extend() and not self._lengths.should_end(self._confidences):
+            pass
+        self._most = 1 + most
+        self._plan = self._draft_branches() if self._options.parallel else None
+        self._sent_at = monotonic()
+        return list(self._path[1:]), [self._tree.row(self._path[:end]) for end in range(1, len(self._path) + 1)]
 
-    def _shallow(self, token: int, position: int) -> States:
-        state: States = self._input.run(self._head.embed([token]), position, self._sequence)[0]
-        return state
+    def _takes_branch(self, window: int) -> bool:
+        """Return True if a branch begins with the answer's last token, and its draft is to be sent as it is."""
+        is_hit = self._tree.has_guess(self._path)
+        self.counts.hits += is_hit
+        if not is_hit or not window or not self._is_drafted(self._path):
+            return False
+        return self._options.branches == "last" or self._lengths.should_send_branch(window)
+
+    def _is_drafted(self, path: Continuation) -> bool:
+        """Return True if the draft goes on after a path, and no step is needed for that."""
+        return self._tree.has_guess(path) and self._tree.has_row((*path, self._tree.guess(path).ids[0]))
+
+    def _extend(self) -> bool:
+        """Add a token to the draft; return False if it is a branch's, and has no more."""
+        if self._is_branch and not self._is_drafted(self._path):
+            return False
+        began, rows, is_step = monotonic(), self._tree.rows, not self._tree.has_guess(self._path)
+        self._path, confidence = self._next(self._path)
+        if is_step:
+            self._lengths.record_step(monotonic() - began, has_row=self._tree.rows == rows)
+        self._confidences.append(confidence)
+        return True
+
+    def _next(self, path: Continuation) -> tuple[Continuation, float]:
+        """Return a path with the likeliest next token, and its probability."""
+        guess = self._tree.guess(path)
+        longer = (*path, guess.ids[0])
+        self._tree.row(longer)
+        return longer, guess.probabilities[0]
+
+    # While the verdict is out
+
+    @property
+    def can_predraft(self) -> bool:
+        """True if there is more to draft, and time for it before the verdict is expected (equation 6)."""
+        return self._plan is not None and monotonic() - self._sent_at + self._lengths.step_seconds <= self._lengths.wait
+
+    def predraft(self) -> None:
+        """Draft one step on along a verdict that may come."""
+        if self._plan is not None and next(self._plan, _END) is _END:
+            self._plan = None
+
+    def _draft_branches(self) -> Iterator[None]:
+        """Draft branches; each step is one of the draft layer at most, with the row after it."""
+        if self._is_branch:
+            self._tree.forget_guesses()
+        for end in range(1, len(self._path) + 1):
+            if not self._tree.has_guess(self._path[:end]):
+                self._tree.guess(self._path[:end])
+                yield
+        for branch in self._rank()[:_MAX_BRANCHES]:
+            path = (*self._path[: 1 + branch.position], branch.token)
+            if len(path) > self._most or self._tree.has_guess(path):
+                continue
+            self.counts.begun += 1
+            self._tree.row(path)
+            yield
+            confidences: list[float] = []
+            while len(path) < self._most and len(confidences) < self._lengths.usual_window:
+                path, confidence = self._next(path)
+                confidences.append(confidence)
+                yield
+                if self._lengths.should_end(confidences):
+                    break
+
+    def _rank(self) -> list[_Start]:
+        """Return the beginnings of branches, likeliest first."""
+        path, count = self._path, self._options.parallel
+        guesses = [self._tree.guess(path[:end]) for end in range(1, len(path) + 1)]
+        if self._options.branches == "last":
+            after, last = _Start(len(path) - 1, guesses[-1].ids[0]), guesses[-2] if len(path) > 1 else guesses[-1]
+            others = [_Start(max(0, len(path) - 2), token) for token in last.ids[:count] if token not in path[-1:]]
+            return [after, *others]
+        acceptance = [self._lengths.acceptance(confidence) for confidence in self._confidences]
+        candidates = [list(zip(guess.ids, guess.probabilities, strict=True)) for guess in guesses]
+        usual = self._lengths.usual_acceptance
+        ranked = rank_branches(chain_rejection(acceptance), path[1:], candidates, usual, count)
+        return [_Start(branch.position, branch.token) for branch in ranked if branch.token is not None]
 
     def close(self) -> None:
         """Free the layer's memory of this answer."""
-        self._layer.truncate(0, self._sequence)
+        self._plan = None
+        self._tree.close()

@@ -102,7 +102,7 @@ class SplitEngine:
             )
             self._head = HeadPart(head_file, threads=self._share.threads, exact=options.exact)
             check_same_model(self._input.info, self._head.info)
-            self.drafts = self._find_drafts() if drafts == "auto" else drafts
+            self.drafts = self._find_drafts(drafts)
             """How answers are drafted; None: not by a draft layer."""
             self._layer = None if self.drafts is None else self._load_layer(self.drafts, (input_file, head_file))
         except BaseException:
@@ -124,15 +124,21 @@ class SplitEngine:
         self._thread.start()
         _open_engines.add(self)
 
-    def _find_drafts(self) -> DraftOptions | None:
+    def _find_drafts(self, wanted: DraftOptions | Literal["auto"] | None) -> DraftOptions | None:
+        """Return the options with the file of the weights; None: no draft layer."""
+        if wanted is None or (wanted != "auto" and wanted.weights is not None):
+            return wanted
         info, model = self._input.info, self._head.model.info
         weights = packaged_draft_layer(model.vocabulary, info.width, info.layers)
-        if weights is None:
-            logger.info("%s: no draft layer is packaged for this model, so each trip to the server makes one token", model.name)
-            return None
-        return DraftOptions(weights)
+        if weights is not None:
+            return DraftOptions(weights) if wanted == "auto" else replace(wanted, weights=weights)
+        if wanted != "auto":
+            raise ConfigError(f"drafts: expected the weights of a draft layer, because none are packaged for {model.name}, got none")
+        logger.info("%s: no draft layer is packaged for this model, so each trip to the server makes one token", model.name)
+        return None
 
     def _load_layer(self, drafts: DraftOptions, files: tuple[Path, Path]) -> DraftPart:
+        assert drafts.weights is not None, "the file was found"
         return DraftPart(
             drafts.weights,
             input_part=files[0],
@@ -230,9 +236,14 @@ class SplitEngine:
         self._end()
 
     def _round(self) -> None:
-        """Take in what arrived, or sleep until something does; then compute one chunk of each answer that needs one."""
-        ready = [answer for answer in self._running.values() if answer.computing is not None]
-        if not ready:
+        """Take in what arrived, or sleep until something does; then compute one chunk of each answer that needs one.
+
+        Before it sleeps, it drafts along the verdicts that are out, one step at a time.
+        """
+        is_idle = all(answer.computing is None for answer in self._running.values())
+        if is_idle and self._inbox.empty() and self._predraft():
+            return
+        if is_idle:
             self._take_in(self._inbox.get())
         while not self._inbox.empty():
             self._take_in(self._inbox.get())
@@ -240,6 +251,16 @@ class SplitEngine:
         self._admit()
         for generation, answer in list(self._running.items()):
             self._guarded(generation, answer.compute)
+
+    def _predraft(self) -> bool:
+        """Draft one step for the answer that has waited longest for its turn; return False if there is nothing to draft."""
+        for generation, answer in self._running.items():
+            if answer.can_predraft:
+                self._guarded(generation, answer.predraft)
+                if generation in self._running:
+                    self._running[generation] = self._running.pop(generation)
+                return True
+        return False
 
     def _take_in(self, arrived: SplitGeneration | tuple[SplitGeneration, LinkEvent] | Consumer | None) -> None:
         match arrived:
@@ -286,9 +307,9 @@ class SplitEngine:
             )
 
     def _drafts_of(self, sequence: int) -> AnswerDrafts | None:
-        if self._layer is None or self._lengths is None:
+        if self._layer is None or self.drafts is None or self._lengths is None:
             return None
-        return AnswerDrafts(self._layer, (self._input, self._head), sequence=sequence, lengths=self._lengths)
+        return AnswerDrafts(self._layer, (self._input, self._head), sequence=sequence, lengths=self._lengths, options=self.drafts)
 
     def _guarded(self, generation: SplitGeneration, function: Callable[..., None], *arguments: object) -> None:
         """Call a function of one answer. If it raises, that answer ends with the error, and the others go on."""

@@ -9,7 +9,7 @@ from msgspec import Struct, field
 from streamco.core.report import SplitFigures, StatesName
 from streamco.core.split.machine import SplitCounts
 
-__all__ = ["SplitTally", "SplitTraffic", "total_traffic"]
+__all__ = ["BranchCounts", "SplitTally", "SplitTraffic", "total_traffic"]
 
 
 class SplitTraffic(Struct):
@@ -43,6 +43,23 @@ def total_traffic(parts: Iterable[SplitTraffic]) -> SplitTraffic:
     return total
 
 
+class BranchCounts(Struct):
+    """What was drafted while verdicts were out (HAT, section 3.5).
+
+    Args:
+        begun: branches that were begun.
+        hits: verdicts after which one of them was the right one.
+        sent: drafts of these that were sent as they were; the others were drafted once more, from the verified states.
+        sent_tokens, accepted: tokens of the drafts that were sent as they were, and those that were accepted.
+    """
+
+    begun: int = 0
+    hits: int = 0
+    sent: int = 0
+    sent_tokens: int = 0
+    accepted: int = 0
+
+
 class SplitTally(Struct):
     """The tally of one answer.
 
@@ -50,12 +67,14 @@ class SplitTally(Struct):
         counts: what its machine has sent; the engine's thread writes it.
         traffic: what its session has sent and received; the event loop writes it.
         drafted, accepted: tokens that were drafted, and the part of them that the model chose itself; the engine's thread writes them.
+        branches: what was drafted while verdicts were out; the engine's thread writes it.
     """
 
     counts: SplitCounts = field(default_factory=SplitCounts)
     traffic: SplitTraffic = field(default_factory=SplitTraffic)
     drafted: int = 0
     accepted: int = 0
+    branches: BranchCounts = field(default_factory=BranchCounts)
 
     def figures(self, *, tokens: int, input_layers: int, states: StatesName) -> SplitFigures:
         """Return the tally as users see it.
@@ -79,6 +98,9 @@ class SplitTally(Struct):
             servers=list(traffic.servers),
             drafted=self.drafted,
             accepted=self.accepted,
+            branches=self.branches.begun,
+            branch_hits=self.branches.hits,
+            branch_tokens=self.branches.accepted,
             states=states,
             is_exact=states == "f32",
             sent=f"hidden states of layer {input_layers}, {states}; no token id, no text",

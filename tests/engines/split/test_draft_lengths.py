@@ -103,3 +103,16 @@ def test_confidences_count_as_what_they_were_worth() -> None:
         lengths.record_verdict([0.65], 0)
         lengths.record_verdict([0.9], 1)
     assert length(lengths, 0.65) < length(usual, 0.65)
+
+
+def test_a_step_that_was_interrupted_does_not_end_drafting() -> None:
+    lengths = DraftLengths(Confident(), no_cost)
+    for step in (0.5, 0.001, 0.001):
+        lengths.record_step(step)
+        lengths.record_verdict([0.9, 0.4], 1)
+        lengths.record_round(2, 0.03)
+        assert lengths.window() > 0, "too little is measured"
+    for _ in range(20):
+        lengths.record_round(2, 0.03)
+    assert lengths.step_seconds == 0.001
+    assert lengths.window() > 1

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from itertools import count
 from pathlib import Path
 from typing import Any, Literal
 
@@ -15,6 +16,7 @@ from streamco.engines.llama import LlamaEngine
 from streamco.engines.llamacpp.bundled_model import packaged_model
 from streamco.engines.llamacpp.model_parts import PartFiles, split_model
 from streamco.engines.prompt_ids import chat_ids
+from streamco.engines.split.answer import SplitGeneration
 from streamco.engines.split.drafts import DraftOptions, packaged_draft_layer
 from streamco.engines.split.engine import SplitEngine, device_parts, no_drafts
 from streamco.engines.split.layers import HeadPart
@@ -243,7 +245,11 @@ def test_a_threshold_ends_a_draft(files: PartFiles) -> None:
         split.close()
 
 
-def test_a_confident_draft_ends_when_rows_cost_more_than_they_give(files: PartFiles, whole: LlamaEngine) -> None:
+def test_a_confident_draft_ends_when_rows_cost_more_than_they_give(
+    files: PartFiles, whole: LlamaEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = count()
+    monkeypatch.setattr("streamco.engines.split.drafts.monotonic", lambda: next(clock) / 1000)
     layer, longer = packaged(files), SamplingOptions(temperature=0, max_tokens=48)
     for cost, is_drafting in ((0.0, True), (10.0, False)):
         split = Split(files, drafts=DraftOptions(layer, window="confident"))
@@ -264,6 +270,60 @@ def packaged(files: PartFiles) -> Path:
 def test_the_packaged_layer_drafts_as_far_as_its_tokens_are_worth(files: PartFiles) -> None:
     split = Split(files, drafts="auto")
     assert split.engine.drafts == DraftOptions(packaged(files), window="confident")
+    split.close()
+
+
+def test_weights_that_are_not_given_are_the_packaged_ones(files: PartFiles, monkeypatch: pytest.MonkeyPatch) -> None:
+    split = Split(files, drafts=DraftOptions(window=2, parallel=1))
+    assert split.engine.drafts == DraftOptions(packaged(files), window=2, parallel=1)
+    split.close()
+    monkeypatch.setattr("streamco.engines.split.engine.packaged_draft_layer", lambda *_: None)
+    split = Split(files, drafts="auto")
+    assert split.engine.drafts is None
+    split.close()
+    with pytest.raises(ConfigError, match=r"drafts: expected the weights of a draft layer, because none are packaged for .*, got none"):
+        Split(files, drafts=DraftOptions(window=2))
+
+
+def branching(files: PartFiles, *, branches: Literal["ranked", "last"]) -> Split:
+    """A split engine whose verdicts come when it has nothing more to draft."""
+    split = Split(files, drafts=DraftOptions(packaged(files), window=3, parallel=3, branches=branches))
+    running = split.engine._running
+    split.link.is_slow = lambda: any(answer.can_predraft for answer in [*running.values()])
+    return split
+
+
+@pytest.mark.parametrize("branches", ["ranked", "last"])
+def test_branches_change_no_token(files: PartFiles, whole: LlamaEngine, branches: Literal["ranked", "last"]) -> None:
+    split = branching(files, branches=branches)
+    length = len(chat_ids(split.engine, [{"role": "user", "content": PROMPTS[0]}]))
+    split.link.losses = [(length + 3, True), (length + 9, False)]
+    for prompt in PROMPTS[:2]:
+        assert answer(split.engine, prompt)[1] == answer(whole, prompt)[1]
+    assert not split.link.losses
+    sampling = SamplingOptions(temperature=0.9, seed=5, max_tokens=16)
+    assert answer(split.engine, PROMPTS[1], sampling)[:2] == answer(whole, PROMPTS[1], sampling)[:2]
+    split.close()
+
+
+def test_answers_at_the_same_time_do_not_mix_their_branches(files: PartFiles, whole: LlamaEngine) -> None:
+    split = branching(files, branches="ranked")
+    tallies = []
+    ids = [chat_ids(split.engine, [{"role": "user", "content": prompt}]) for prompt in PROMPTS[:2]]
+    woken = [Woken(), Woken()]
+    both = [split.engine.submit(GenerationRequest(prompt_ids=each, sampling=GREEDY), wake) for each, wake in zip(ids, woken, strict=True)]
+    for generation, wake, prompt in zip(both, woken, PROMPTS, strict=False):
+        made: list[int] = []
+        while True:
+            pieces, end = generation.take()
+            made += [token for piece in pieces for token in piece.ids]
+            if end is not None:
+                break
+            wake.wait()
+        assert made == answer(whole, prompt)[1]
+        assert isinstance(generation, SplitGeneration)
+        tallies.append(generation.tally)
+    assert all(tally is not None and tally.branches.begun > 0 for tally in tallies)
     split.close()
 
 
