@@ -8,18 +8,24 @@ import sys
 
 import pytest
 
-from streamco.cli.demo_split import PROMPTS, explain_traffic
+from streamco.cli.demo_split import PROMPTS, explain_split
 from streamco.cli.main import main
-from streamco.engines.split.tally import SplitTraffic
+from streamco.core.split.machine import SplitCounts
+from streamco.engines.split.tally import SplitTally, SplitTraffic
 from tests.cli.terminal import ROOT
 
 pytestmark = pytest.mark.timeout(180)
 
 
 def test_the_lines_after_an_answer_are_about_that_answer() -> None:
-    lines = explain_traffic(SplitTraffic(100, 50, 3, 1, 1), SplitTraffic(1100, 350, 10, 5, 3))
-    assert lines[0] == "up: 7 hidden states of prompt and answer, 1000 bytes"
-    assert lines[1].startswith("down: 4 hidden states in 2 trips, 300 bytes")
+    tally = SplitTally(SplitCounts(trips=3), SplitTraffic(1100, 350, 10, 5, 3), drafted=4, accepted=2)
+    lines = explain_split(tally.figures(tokens=5, input_layers=2, states="f32"))
+    assert lines == (
+        "up:    10 hidden states of prompt and answer, 1100 bytes",
+        "down:  5 hidden states in 3 trips, 350 bytes",
+        "trips: 3, 1.67 tokens a trip (2 of 4 drafted tokens were right)",
+        "sent:  hidden states of layer 2, f32; no token id, no text",
+    )
 
 
 @pytest.mark.parametrize(
@@ -38,5 +44,5 @@ def test_both_prompts_are_answered_and_nothing_but_states_is_sent() -> None:
     assert done.returncode == 0, done.stderr
     for number, prompt in enumerate(PROMPTS, 1):
         assert f"{number}. {prompt}" in done.stdout
-    assert len(re.findall(r"down: [1-9]\d* hidden states in [1-6] trips", done.stdout)) == 2
+    assert len(re.findall(r"down:  [1-9]\d* hidden states in [1-6] trips", done.stdout)) == 2
     assert "They hide nothing from a server that looks for the text" in done.stdout

@@ -66,6 +66,35 @@ async def test_answers_are_the_whole_models_greedy_and_sampled(files: PartFiles,
             assert all(await texts(client, temperature=0))
 
 
+SAMPLED: tuple[dict[str, Any], ...] = (
+    {"temperature": 0, "stop": [" the"]},
+    {"temperature": 0, "stop": ["The", "\n"]},
+    {"temperature": 1.0, "seed": 7},
+    {"temperature": 1.0, "seed": 8, "top_p": 0.8, "frequency_penalty": 1.0, "presence_penalty": 0.5},
+    {"temperature": 0.7, "seed": 9, "logit_bias": {"378": -100, "504": -100, "29": 5}},
+    {"temperature": 0, "logprobs": True, "top_logprobs": 2},
+)
+
+
+@pytest.mark.model
+async def test_every_option_of_sampling_gives_the_whole_models_text(files: PartFiles, middle: MiddleEngine, whole: Path) -> None:
+    device = streamco.DeviceEndpoint(whole, options=EngineOptions(threads=1, context_tokens=CELLS, exact=True))
+    async with streamco.Client(device) as client:
+        expected = [await choice_of(client, options) for options in SAMPLED]
+    async with serving_middle(middle, ServeOptions(port=0)) as url:
+        split = streamco.SplitEndpoint(stem(files), url, options=OPTIONS)
+        async with streamco.Client(split, mode="split") as client:
+            for options, choice in zip(SAMPLED, expected, strict=True):
+                assert await choice_of(client, options) == choice, options
+            with pytest.raises(ConfigError, match="json schema"):
+                await choice_of(client, {"response_format": {"type": "json_object"}})
+
+
+async def choice_of(client: streamco.Client, options: dict[str, Any]) -> object:
+    answer = await client.chat.completions.create(messages=[{"role": "user", "content": PROMPTS[0]}], max_tokens=10, **options)
+    return answer.choices[0]
+
+
 @pytest.mark.model
 async def test_the_report_says_what_left_the_device_in_how_many_trips(files: PartFiles, middle: MiddleEngine) -> None:
     async with serving_middle(middle, ServeOptions(port=0)) as url:

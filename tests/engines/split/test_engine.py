@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from itertools import count
 from pathlib import Path
 from typing import Any, Literal
 
+import numpy as np
 import pytest
+from msgspec.structs import replace
 
 from streamco.config import SamplingOptions
 from streamco.engines.base import EngineOptions, GenerationEnd, GenerationRequest
@@ -19,7 +22,7 @@ from streamco.engines.prompt_ids import chat_ids
 from streamco.engines.split.answer import SplitGeneration
 from streamco.engines.split.drafts import DraftOptions, packaged_draft_layer
 from streamco.engines.split.engine import SplitEngine, device_parts, no_drafts
-from streamco.engines.split.layers import HeadPart
+from streamco.engines.split.layers import HeadPart, InputPart, MiddlePart
 from streamco.errors import ConfigError, EndpointConnectError, EngineError
 from streamco.policies.window import Threshold
 from tests.engines.split.local_link import CELLS, LocalLink, Woken, stem
@@ -335,3 +338,53 @@ def test_no_layer_is_packaged_for_other_models() -> None:
 def test_windows_that_can_not_be_are_refused(window: Any) -> None:
     with pytest.raises(ConfigError, match="drafts: expected a window of 1 to 16"):
         DraftOptions(Path("x"), window=window)
+
+
+def test_sampled_texts_have_the_whole_models_distribution(files: PartFiles, whole: LlamaEngine) -> None:
+    """Three tokens out of three that are allowed: a chi-square test over 27 texts; drafts are right in a part of the rounds."""
+    few = whole.tokenize(" the a my")
+    assert len(few) == 3
+    prompt = whole.tokenize("I went to")
+    sampling = SamplingOptions(temperature=1.0, max_tokens=3, logit_bias=tuple((token, 60.0) for token in few))
+    split = Split(files, propose=lambda tokens: [few[0], few[0]][: len(prompt) + 2 - len(tokens)])
+    found = Counter(tuple(draws(split.engine, prompt, replace(sampling, seed=seed))) for seed in range(SEEDS))
+    assert sum(command.wanted > 1 for command, _ in split.link.frames) > SEEDS / 2, "drafts were verified"
+    split.close()
+    expected = {text: SEEDS * share for text, share in shares(files, prompt, few).items()}
+    usual = {text: count for text, count in expected.items() if count >= 5}
+    rest = SEEDS - sum(usual.values())
+    terms = [(found[text] - count) ** 2 / count for text, count in usual.items()]
+    terms.append((SEEDS - sum(found[text] for text in usual) - rest) ** 2 / max(rest, 1.0))
+    freedom = len(terms) - 1
+    assert freedom >= 4
+    assert sum(terms) < freedom + 3.5 * (2 * freedom) ** 0.5, f"{found} against {expected}"
+
+
+SEEDS = 250
+
+
+def draws(engine: SplitEngine, prompt: list[int], sampling: SamplingOptions) -> list[int]:
+    woken, made = Woken(), list[int]()
+    generation = engine.submit(GenerationRequest(prompt_ids=prompt, sampling=sampling), woken)
+    while True:
+        pieces, end = generation.take()
+        made += [token for piece in pieces for token in piece.ids]
+        if end is not None:
+            return made
+        woken.wait()
+
+
+def shares(files: PartFiles, prompt: list[int], few: list[int]) -> dict[tuple[int, ...], float]:
+    """The probability of each text of three tokens, by the parts themselves."""
+    found: dict[tuple[int, ...], float] = {(): 1.0}
+    with InputPart(files.input) as first, MiddlePart(files.middle) as middle, HeadPart(files.head) as head:
+        for _ in range(3):
+            longer = dict[tuple[int, ...], float]()
+            for text, share in found.items():
+                first.truncate(0)
+                middle.truncate(0)
+                logits = head.logits(middle.run(first.run(head.embed([*prompt, *text]), 0), 0)[-1])[few].astype(float)
+                weights = np.exp(logits - logits.max())
+                longer |= {(*text, token): share * float(weight) for token, weight in zip(few, weights / weights.sum(), strict=True)}
+            found = longer
+    return found
