@@ -8,9 +8,11 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import IO, Any
 
+import msgspec
 import numpy as np
 import pytest
 import websockets
@@ -22,7 +24,7 @@ from streamco.engines.llamacpp.model import LlamaModel
 from streamco.engines.llamacpp.model_parts import PartFiles, split_model
 from streamco.engines.split.layers import HeadPart, InputPart
 from streamco.engines.split.middle_engine import MiddleEngine
-from streamco.wire.split.frames import LayersMark, Refusal, States
+from streamco.wire.split.frames import LayersMark, Refusal, Rows, States
 from streamco.wire.verify.frames import PATH
 from tests.server.split.layers import SplitDevice, device_at, mark_of, serving_layers
 
@@ -152,10 +154,12 @@ async def test_states_in_f16_cost_half_the_bytes_and_give_the_same_tokens(engine
 
 
 @contextlib.contextmanager
-def server_process(middle: Path, port: int = 0) -> Iterator[tuple[subprocess.Popen[str], str]]:
+def server_process(
+    middle: Path, port: int = 0, *, options: Sequence[str] = (), log: IO[bytes] | None = None
+) -> Iterator[tuple[subprocess.Popen[str], str]]:
     words = ["serve", "--model", str(middle), "--middle", "--context", "256", "--port", str(port), "--row-costs", "1:0.005,64:0.2"]
-    command = [sys.executable, "-m", "streamco", *words, "--threads", "1"]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=dict(os.environ)) as process:
+    command = [sys.executable, "-m", "streamco", *words, "--threads", "1", *options]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=log, text=True, env=dict(os.environ)) as process:
         assert process.stdout is not None
         try:
             yield process, process.stdout.readline()
@@ -207,6 +211,53 @@ async def test_neither_text_nor_ids_of_a_conversation_are_in_the_servers_memory(
     assert not any(secret in region for region in memory for secret in secrets)
     mine = list(memory_of(os.getpid()))
     assert any(b"zebrafish" in region for region in mine), "the same search finds the text where it is"
+    ends.close()
+
+
+class RecordedSocket:
+    """A connection whose messages are kept, both ways."""
+
+    def __init__(self, socket: Any) -> None:
+        self.messages: list[bytes] = []
+        self._socket = socket
+
+    async def send(self, message: bytes) -> None:
+        self.messages.append(message)
+        await self._socket.send(message)
+
+    async def recv(self) -> bytes:
+        self.messages.append(await self._socket.recv())
+        return self.messages[-1]
+
+
+async def test_neither_text_nor_ids_of_a_conversation_are_in_the_frames_or_the_servers_log(
+    files: PartFiles, head: HeadPart, tmp_path: Path
+) -> None:
+    marked = "The zebrafish quartz of Nonesuch"
+    ends = Ends(files, head)
+    ids = ends.ids(f"Say this: {marked}.")
+    mark = LayersMark(ends.input.info.source, 2, ends.input.info.total_layers - 2, 576)
+    path = tmp_path / "log"
+    with path.open("wb") as log, server_process(files.middle, options=["-vv"], log=log) as (_, line):
+        port = int(line.rpartition(":")[2].split("/")[0])
+        async with device_at(f"ws://127.0.0.1:{port}{PATH}", mark) as device:
+            device.socket, socket = RecordedSocket(device.socket), device.socket
+            session, _ = await device.open()
+            ends.shallow(ids, 0)
+            written = await next_token(device, session, ends, 0)
+            ends.shallow([written], len(ids))
+            await next_token(device, session, ends, len(ids))
+            frames, device.socket = device.socket.messages, socket
+    few = ids[-12:-8]  # of the marked words
+    secrets = [marked.encode(), b"zebrafish", b"Nonesuch", *packed_forms(few), msgspec.msgpack.encode(few)[1:]]
+    secrets += [separator.join(map(str, few)).encode() for separator in (",", ", ", " ")]
+    written_log = path.read_bytes()
+    assert b"GET /v1/verify" in written_log, "the server wrote what happens"
+    assert not any(secret in written_log for secret in secrets)
+    assert len(frames) == 6, "an open and two rounds, each with its answer"
+    assert not any(secret in frame for frame in frames for secret in secrets)
+    lengths = [len(device.client.codec.encode(Rows(session, 0, 0, 1, "f32", ends.sent[:count]))) for count in (len(ids), 1)]
+    assert [len(frame) for frame in frames[2::2]] == lengths, "a frame is as long as its rows, whatever they say"
     ends.close()
 
 
