@@ -33,7 +33,8 @@ __all__ = ["HELD_OUT", "load", "main"]
 
 HELD_OUT = 10
 _BATCH = 96
-_TURN, _ANSWER, _PROMPT = 64, 192, 400  # most tokens
+_TURN, _ANSWER = 64, 192  # most tokens
+_PROMPT = (0, 400)  # fewest and most
 _MARKER = "@@@"
 
 
@@ -131,7 +132,8 @@ def write_batches(teacher: Teacher, chat: Chat, args: argparse.Namespace) -> Non
         prompts: dict[int, list[int]] = {}
     else:
         found = [chat.around(text) for text in read_prompts(args.prompts)][: args.texts]
-        prompts = {number: ids for number, ids in enumerate(found) if len(ids) <= _PROMPT}
+        shortest, longest = args.prompt_tokens
+        prompts = {number: ids for number, ids in enumerate(found) if shortest <= len(ids) <= longest}
         order = sorted(prompts, key=lambda number: len(prompts[number]))
         batches = [order[start : start + _BATCH] for start in range(0, len(order), _BATCH)]
         Random(args.seed).shuffle(batches)
@@ -163,6 +165,9 @@ def main() -> None:
     parser.add_argument("--begin", nargs="*", default=[], help="first words of the user's turns that the model writes")
     parser.add_argument("--turn-tokens", type=int, default=_TURN, help="most tokens that the model adds to a turn (default: %(default)s)")
     parser.add_argument("--turn-temperature", type=float, default=1.0, help="of the turns that the model writes (default: %(default)s)")
+    parser.add_argument(
+        "--prompt-tokens", nargs=2, type=int, default=_PROMPT, help="fewest and most (default: %(default)s); others are left out"
+    )
     parser.add_argument("--texts", type=int, default=4000, help="at most so many (default: %(default)s)")
     parser.add_argument("--temperature", type=float, default=0.0, help="of the answers (default: %(default)s, the likeliest token)")
     parser.add_argument("--seed", type=int, default=0)

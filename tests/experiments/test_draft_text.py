@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import json
+from argparse import Namespace
 from importlib import import_module
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from tests.experiments.small_teacher import small_teacher
@@ -20,6 +23,9 @@ class SmallChat:
 
     def beginning(self, words: str) -> list[int]:
         return [*self.before, *map(len, words.split())]
+
+    def around(self, turn: str) -> list[int]:
+        return [*self.beginning(turn), *self.after]
 
 
 def prompts(*beginnings: str, count: int = 60, **options: float) -> list[list[int]]:
@@ -47,6 +53,18 @@ def test_turns_that_did_not_end_are_left_out() -> None:
 def test_a_low_temperature_writes_fewer_different_turns() -> None:
     cold, warm = (len({tuple(prompt[:3]) for prompt in prompts(temperature=each)}) for each in (0.05, 1.0))
     assert cold < warm
+
+
+def test_prompts_of_other_lengths_are_left_out_and_keep_their_numbers(tmp_path: Path) -> None:
+    file = tmp_path / "prompts.jsonl"
+    file.write_text("".join(json.dumps({"prompt": "word " * length}) + "\n" for length in range(1, 25)))
+    args = Namespace(out=tmp_path, kind="kind", prompts=file, texts=99, temperature=0.0, seed=0, share="0/1", prompt_tokens=(10, 20))
+    text_module.write_batches(small_teacher(), SmallChat(), args)
+    [path] = tmp_path.glob("kind.*.npz")
+    with np.load(path) as found:
+        assert set(found["prompts"].tolist()) <= set(range(10, 21))
+        assert (found["numbers"] == found["prompts"] - 3).all()  # the first prompt has 3 tokens
+        assert len(found["numbers"]) > 3
 
 
 def test_beginnings_beside_a_file_of_prompts_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +13,9 @@ import pytest
 from numpy.typing import NDArray
 
 from streamco.engines.llamacpp.bundled_model import packaged_model
-from streamco.engines.llamacpp.draft_model import MATRICES, VECTORS, DraftMeta, pack_matrix
+from streamco.engines.llamacpp.draft_model import MATRICES, VECTORS, DraftMeta, pack_matrix, read_draft_weights
 from streamco.engines.llamacpp.model_parts import EmbeddingTable, PartFiles, split_model
+from streamco.engines.split import draft_layer
 from streamco.engines.split.draft_layer import DraftPart
 from streamco.engines.split.layers import HeadPart
 from streamco.errors import ConfigError, EngineError
@@ -259,6 +261,20 @@ def test_damaged_weights_are_refused(files: PartFiles, vocabulary: str, tmp_path
         save(path, arrays)
     with pytest.raises(ConfigError, match=r"damaged\.npz: expected weights"):
         DraftPart(path, input_part=files.input, head_part=files.head)
+
+
+def test_the_packaged_layer_is_the_one_that_its_page_tells_of(vocabulary: str) -> None:
+    folder = Path(draft_layer.__file__).parent / "draft_layers"
+    page = (folder / "README.md").read_text()
+    for path in folder.glob("*.npz"):
+        data = path.read_bytes()
+        assert len(data) <= 6_000_000
+        assert f"{len(data) / 1e6:.1f} MB" in page
+        assert sha256(data).hexdigest() in page
+        found = read_draft_weights(path)
+        assert (found.meta.vocabulary, found.meta.width, found.meta.input_layers) == (vocabulary, WIDTH, 2)
+        assert f"{len(found.rows):,} rows" in page
+        assert found.meta.model in page
 
 
 def test_a_packed_matrix_is_within_half_a_step_of_the_matrix() -> None:
