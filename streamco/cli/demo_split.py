@@ -6,7 +6,7 @@ import argparse
 import asyncio
 import tempfile
 from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 
 from streamco.cli.runtime import waiting
 from streamco.cli.server_process import running_server
@@ -66,14 +66,15 @@ async def _parts() -> AsyncIterator[Client]:
     from streamco.engines.llamacpp.bundled_model import packaged_model
     from streamco.engines.llamacpp.model_parts import split_model
 
+    options = ("--middle", "--port", "0", "--threads", "1")
     with tempfile.TemporaryDirectory(prefix="streamco-parts-") as folder:
-        async with waiting("cutting the model"):
-            files = await asyncio.to_thread(split_model, packaged_model(), folder)
-        async with running_server("--model", str(files.middle), "--middle", "--port", "0", "--threads", "1") as url:
-            stem = str(files.input).removesuffix(".input.gguf")
-            endpoint = SplitEndpoint(stem, url, options=EngineOptions(threads=1))
-            async with Client(endpoint, mode="split") as client:
-                yield client
+        async with AsyncExitStack() as stack:
+            async with waiting("cutting the model"):
+                files = await asyncio.to_thread(split_model, packaged_model(), folder)
+            async with waiting("starting the server"):
+                url = await stack.enter_async_context(running_server("--model", str(files.middle), *options))
+            endpoint = SplitEndpoint(str(files.input).removesuffix(".input.gguf"), url, options=EngineOptions(threads=1))
+            yield await stack.enter_async_context(Client(endpoint, mode="split"))
 
 
 async def _play(client: Client, args: argparse.Namespace, view: View) -> int:
