@@ -206,10 +206,18 @@ def _split_section(figures: SplitFigures) -> Section:
         ("trips, tokens a trip", f"{figures.trips}, {per_trip}"),
         ("messages up, states sent again", f"{figures.chunks}, {figures.repeated_rows}"),
         ("drafted, of these in the answer", f"{figures.drafted}, {figures.accepted}"),
+        *_branch_rows(figures),
         ("servers, sessions", f"{', '.join(figures.servers) or '-'}; {figures.sessions}"),
         ("the whole model's own answer", "yes" if figures.is_exact else "no"),
     ]
     return Section("split model", (), list(rows))
+
+
+def _branch_rows(figures: SplitFigures) -> list[tuple[str, str]]:
+    """Return what parallel drafting did; nothing if it is off."""
+    if not figures.branches:
+        return []
+    return [("drafted ahead, of these right, their tokens", f"{figures.branches}, {figures.branch_hits}, {figures.branch_tokens}")]
 
 
 def _dispatch_section(report: Report) -> Section:

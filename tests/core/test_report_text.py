@@ -198,6 +198,12 @@ def test_an_answer_of_a_split_model_has_a_table_of_its_own() -> None:
         assert f"  {words}" in text.split("\n"), text
 
 
+def test_the_table_has_parallel_drafts_only_if_there_were_any() -> None:
+    ahead = structs.replace(TRIPS, branches=30, branch_hits=12, branch_tokens=20)
+    assert "drafted ahead, of these right, their tokens  30, 12, 20" in sections_to_text(report_sections(make_report(split=ahead)))
+    assert "drafted ahead" not in sections_to_text(report_sections(make_report(split=TRIPS)))
+
+
 def test_the_summary_of_a_stopped_answer_says_so() -> None:
     assert summary(make_report(), ending="stopped").endswith(" · stopped")
 
