@@ -15,6 +15,7 @@ import tempfile
 import time
 from collections.abc import AsyncIterator, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
+from itertools import pairwise
 from statistics import median
 from typing import Literal
 from urllib.parse import urlsplit
@@ -125,20 +126,12 @@ def rows_of(case: str, seconds: dict[str, list[float]]) -> list[Row]:
     return rows
 
 
-async def gaps(client: Client, prompt: str, most: int, begun: asyncio.Event | None = None) -> list[tuple[float, float]]:
-    """Return the times of an answer's tokens, and the seconds since the token before."""
+async def arrivals(client: Client, prompt: str, most: int) -> list[float]:
+    """Return the times at which an answer's pieces came."""
     stream = await client.chat.completions.create(
         messages=[{"role": "user", "content": prompt}], max_tokens=most, temperature=1, seed=1, stream=True
     )
-    found, last = [], None
-    async for _ in stream:
-        now = time.perf_counter()
-        if last is not None:
-            found.append((now, now - last))
-            if begun is not None:
-                begun.set()
-        last = now
-    return found
+    return [time.perf_counter() async for chunk in stream if chunk.choices and chunk.choices[0].delta.content]
 
 
 @asynccontextmanager
@@ -155,18 +148,21 @@ async def crowd(files: PartFiles, room: int | None, chunking: Chunking) -> Async
 
 
 async def disturb(writers: Client, reader: Client, prompt: str) -> tuple[float, float]:
-    """Return the writers' median and 95th percentile of the seconds between tokens while a prompt comes in, over those before."""
-    begun = asyncio.Event()
-    tasks = [asyncio.create_task(gaps(writers, f"Write about the number {number}.", 90, begun)) for number in range(OTHERS)]
-    await begun.wait()
-    await asyncio.sleep(0.5)
+    """Let nine devices write, and after a while a tenth one's prompt come in.
+
+    Returns:
+        The writers' mean seconds between pieces while it came in over those in the second before, and their longest pause in seconds.
+    """
+    tasks = [asyncio.create_task(arrivals(writers, f"Write about the number {number}.", 100)) for number in range(OTHERS)]
+    await asyncio.sleep(2.0)
     start = time.perf_counter()
     await first_token(reader, prompt)
     stop = time.perf_counter()
-    found = [gap for each in await asyncio.gather(*tasks) for gap in each]
-    before = [gap for when, gap in found if when < start]
-    during = sorted(gap for when, gap in found if start <= when <= stop)
-    return median(during) / median(before), during[int(0.95 * len(during))] / median(before)
+    found = await asyncio.gather(*tasks)
+    before = sum(start - 1 <= when < start for each in found for when in each)
+    during = sum(start <= when < stop for each in found for when in each) / (stop - start)
+    pauses = [later - when for each in found for when, later in pairwise(each) if start <= later and when <= stop]
+    return before / max(during, 1e-9), max(pauses)
 
 
 async def others(files: PartFiles, rounds: int) -> list[Row]:
@@ -176,11 +172,11 @@ async def others(files: PartFiles, rounds: int) -> list[Row]:
         for name in list(found)[:: 1 if turn % 2 else -1]:
             async with crowd(files, CELLS if name == "whole" else None, "whole" if name == "whole" else "fastest") as (writers, reader):
                 found[name].append(await disturb(writers, reader, prompt))
-    unit = "of that without the prompt"
+    metrics = (("mean time between pieces", "of that without the prompt"), ("longest pause", "s"))
     return [
-        Row("split_ttft", "others", name, f"time between tokens, {metric}", unit, median(values), min(values), max(values))
+        Row("split_ttft", "others", name, metric, unit, median(values), min(values), max(values))
         for name, pairs in found.items()
-        for metric, values in zip(("median", "95th percentile"), zip(*pairs, strict=True), strict=True)
+        for (metric, unit), values in zip(metrics, zip(*pairs, strict=True), strict=True)
     ]
 
 
