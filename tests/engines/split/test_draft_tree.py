@@ -84,3 +84,13 @@ def test_a_branch_shares_what_the_memory_holds() -> None:
     tree.row((1, 1, 1, 0))
     assert layers.rows == len(PROMPT) + 4 + 1 + 4, "the held tokens were others"
     tree.close()
+
+
+def test_after_a_verdict_the_layer_reads_a_kept_continuation_again() -> None:
+    tree, _, layer = begin(0)
+    tree.guess((1, 1))
+    tree.record(np.stack([tree.row((1,))]), tree.row((1,))[None] + 0.5, len(PROMPT))
+    tree.advance((1,))
+    assert tree.has_guess((1,))
+    tree.guess((1, 2))
+    assert [row.tolist() for row in layer.held[0][-2:]] == [tree.row((1,)).tolist(), tree.row((1, 2)).tolist()]
