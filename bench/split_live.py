@@ -1,9 +1,10 @@
 """How long is the time between tokens of a split model over an emulated link, with and without drafts?
 
 The whole client over a real socket: SmolLM2-135M in three parts, its middle at a ``streamco serve --middle`` in another process, between
-them a link of 7.5 MB/s up and 12.5 MB/s down. ``7B``: the server takes the times of Vicuna-7B's middle on an A6000 (18 ms a batch and 0.13
-ms a row); ``own``: those of this machine. All contenders answer each prompt in turns and must write the same text. A model this small is
-faster in one piece: this is about how trips add up.
+them a link of 7.5 MB/s up and 12.5 MB/s down. ``7B``: the server takes the times of Vicuna-7B's middle on an A6000 (18 ms a batch and
+0.13 ms a row); where its own layers take longer, they count; ``own``: those of this machine. ``threshold ... last``: HAT's equations 5
+and 6. All contenders answer each prompt in turns and must write the same text. A model this small is faster in one piece: this is about
+how trips add up.
 """
 
 from __future__ import annotations
@@ -23,14 +24,20 @@ from streamco import Client, EngineOptions, SplitEndpoint
 from streamco.cli.server_process import running_server
 from streamco.engines.llamacpp.bundled_model import packaged_model
 from streamco.engines.llamacpp.model_parts import PartFiles, split_model
-from streamco.engines.split.drafts import DraftOptions, packaged_draft_layer
-from streamco.engines.split.layers import HeadPart
+from streamco.engines.split.drafts import DraftOptions
 from streamco.testing.link_proxy import LinkProxy
 
 UP_MBPS, DOWN_MBPS = 60.0, 100.0
 STEPS = {"7B": ("--emulate-step", "0.018,0.00013"), "own": ()}
 TRIPS = (0.010, 0.030, 0.080)  # seconds
-CONTENDERS = ("U-shape", "drafts of 4", "drafts, confident")
+CONTENDERS: dict[str, DraftOptions | None] = {
+    "U-shape": None,
+    "drafts of 4": DraftOptions(window=4),
+    "confident": DraftOptions(),
+    "confident, parallel 3": DraftOptions(parallel=3),
+    "threshold, parallel 3, last": DraftOptions(window="threshold", parallel=3, branches="last"),
+}
+BASE = "U-shape"
 
 
 class Answer:
@@ -59,15 +66,6 @@ async def ask(endpoint: SplitEndpoint, client: Client, prompt: str, most: int) -
     return Answer(text, tokens, times[-1] - times[0], endpoint.traffic.trips - before)
 
 
-def drafts_of(files: PartFiles) -> Mapping[str, DraftOptions | None]:
-    """How each contender drafts."""
-    with HeadPart(files.head) as head:
-        weights = packaged_draft_layer(head.model.info.vocabulary, head.info.width, 2)
-    if weights is None:
-        raise SystemExit("expected a packaged draft layer for the packaged model, got none")
-    return dict(zip(CONTENDERS, (None, DraftOptions(weights, window=4), DraftOptions(weights)), strict=True))
-
-
 async def measure(files: PartFiles, step: str, rtt: float, prompts: list[str], most: int) -> list[Row]:
     """Time between tokens and tokens a trip over one link."""
     stem = str(files.input).removesuffix(".input.gguf")
@@ -76,7 +74,7 @@ async def measure(files: PartFiles, step: str, rtt: float, prompts: list[str], m
         url = await stack.enter_async_context(running_server(*options))
         link = await stack.enter_async_context(LinkProxy(urlsplit(url).port or 0, rtt=rtt, mbps=UP_MBPS, down_mbps=DOWN_MBPS))
         clients = {}
-        for name, drafts in drafts_of(files).items():
+        for name, drafts in CONTENDERS.items():
             endpoint = SplitEndpoint(stem, f"ws://127.0.0.1:{link.port}", options=EngineOptions(threads=1), drafts=drafts)
             clients[name] = endpoint, await stack.enter_async_context(Client(endpoint, mode="split"))
         answers: dict[str, list[Answer]] = {name: [] for name in clients}
@@ -92,7 +90,7 @@ async def measure(files: PartFiles, step: str, rtt: float, prompts: list[str], m
 
 def rows_of(case: str, answers: Mapping[str, list[Answer]]) -> list[Row]:
     rows = []
-    base = [each.tbt for each in answers[CONTENDERS[0]]]
+    base = [each.tbt for each in answers[BASE]]
     for name, found in answers.items():
         figures = {
             ("time between tokens", "ms"): [each.tbt * 1e3 for each in found],
@@ -106,7 +104,7 @@ def rows_of(case: str, answers: Mapping[str, list[Answer]]) -> list[Row]:
 
 async def run(*, quick: bool) -> list[Row]:
     """All links and servers."""
-    prompts = [text for _, text in real_prompts(60) if len(text) <= 600][: 2 if quick else 12]
+    prompts = [text for _, text in real_prompts(60) if len(text) <= 600][: 2 if quick else 8]
     with tempfile.TemporaryDirectory() as folder:
         files = split_model(packaged_model(), folder)
         rows: list[Row] = []
@@ -120,7 +118,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     add_arguments(parser)
     args = parser.parse_args()
-    emit(asyncio.run(run(quick=args.quick)), args.json, against=CONTENDERS[0])
+    emit(asyncio.run(run(quick=args.quick)), args.json, against=BASE)
 
 
 if __name__ == "__main__":
