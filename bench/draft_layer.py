@@ -16,6 +16,7 @@ import gzip
 import json
 import tempfile
 from collections.abc import Sequence
+from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -174,8 +175,7 @@ def agreement_rows(split: Split, weights: Path, model: Path, answers: dict[str, 
     if find_spec("torch") is None:
         print("drafts of PyTorch and llama.cpp: not compared, PyTorch is missing\n")
         return []
-    from bench.draft_agreement import torch_drafts
-
+    torch_drafts = import_module("bench.draft_agreement").torch_drafts  # PyTorch has no types where it isn't
     chosen: list[Answer] = []
     for together in zip(*answers.values(), strict=False):
         chosen += together
