@@ -3,8 +3,8 @@
 The whole client over a real socket: SmolLM2-135M in three parts, its middle at a ``streamco serve --middle`` in another process, between
 them a link of 7.5 MB/s up and 12.5 MB/s down. ``7B``: the server takes the times of Vicuna-7B's middle on an A6000 (18 ms a batch and
 0.13 ms a row); where its own layers take longer, they count; ``own``: those of this machine. ``threshold ... last``: HAT's equations 5
-and 6. All contenders answer each prompt in turns and must write the same text. A model this small is faster in one piece: this is about
-how trips add up.
+and 6. Prompts go up in one piece. All contenders answer each prompt in turns and must write the same text. A model this small is faster
+in one piece: this is about how trips add up.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ async def measure(files: PartFiles, step: str, rtt: float, prompts: list[str], m
         link = await stack.enter_async_context(LinkProxy(urlsplit(url).port or 0, rtt=rtt, mbps=UP_MBPS, down_mbps=DOWN_MBPS))
         clients = {}
         for name, drafts in CONTENDERS.items():
-            endpoint = SplitEndpoint(stem, f"ws://127.0.0.1:{link.port}", options=EngineOptions(threads=1), drafts=drafts)
+            endpoint = SplitEndpoint(stem, f"ws://127.0.0.1:{link.port}", options=EngineOptions(threads=1), drafts=drafts, chunking="whole")
             clients[name] = endpoint, await stack.enter_async_context(Client(endpoint, mode="split"))
         answers: dict[str, list[Answer]] = {name: [] for name in clients}
         for turn, prompt in enumerate(prompts):

@@ -1,8 +1,9 @@
 """Does a split model write the whole model's texts, through the whole client and over a socket?
 
-Real prompts, answered greedily by the packaged model in one piece (exact mode), and by its parts: the ends in this process with drafts by
-the packaged layer, the middle at a ``streamco serve --middle`` in another one, states of 32, 16 and 8 bits. ``equal``: texts that are the
-same, character for character. With 32 bits all must be; the prompts of those that aren't are printed. This is no timing.
+Real prompts, answered greedily by the packaged model whole (exact mode), and by its parts: the ends in this process with drafts by the
+packaged layer, the middle at a ``streamco serve --middle`` in another one, states of 32, 16 and 8 bits. ``exact``: the parts are in exact
+mode, too, with 32 bits: all texts must be equal, and the prompts of those that aren't are printed. The others compute a prompt in larger
+batches, whose last bits differ. ``equal``: texts that are the same, character for character. This is no timing.
 """
 
 from __future__ import annotations
@@ -15,6 +16,8 @@ from collections.abc import Mapping
 from contextlib import AsyncExitStack
 from typing import Literal
 
+from msgspec.structs import replace
+
 from bench.prompts import real_prompts
 from bench.report import Row, add_arguments, emit
 from streamco import Client, DeviceEndpoint, EngineOptions, Report, SplitEndpoint
@@ -22,7 +25,7 @@ from streamco.cli.server_process import running_server
 from streamco.engines.llamacpp.bundled_model import packaged_model
 from streamco.engines.llamacpp.model_parts import split_model
 
-FORMATS: tuple[Literal["f32", "f16", "i8"], ...] = ("f32", "f16", "i8")
+FORMATS: dict[str, Literal["f32", "f16", "i8"]] = {"exact": "f32", "f32": "f32", "f16": "f16", "i8": "i8"}
 TOKENS = 64
 PROMPTS, QUICK = 200, 4
 CONTEXT = 1024
@@ -31,16 +34,19 @@ WHOLE = "whole model"
 
 
 async def clients(stack: AsyncExitStack) -> Mapping[str, Client]:
-    """Return a client of the whole model, and one of the split model for each format."""
+    """Return a client of the whole model, and one of the split model for each case."""
     files = split_model(packaged_model(), stack.enter_context(tempfile.TemporaryDirectory()))
     options = ("--model", str(files.middle), "--middle", "--port", "0", "--threads", "1", "--context", str(CONTEXT), "--row-costs", COSTS)
     url = await stack.enter_async_context(running_server(*options))
+    exact_url = await stack.enter_async_context(running_server(*options, "--exact"))
     engine = EngineOptions(threads=1, context_tokens=CONTEXT, max_sequences=1)
-    whole = DeviceEndpoint(packaged_model(), options=EngineOptions(threads=1, context_tokens=CONTEXT, max_sequences=1, exact=True))
-    found = {WHOLE: await stack.enter_async_context(Client(whole))}
-    for states in FORMATS:
-        endpoint = SplitEndpoint(str(files.input).removesuffix(".input.gguf"), url, options=engine, states=states)
-        found[states] = await stack.enter_async_context(Client(endpoint, mode="split"))
+    exact = replace(engine, exact=True)
+    found = {WHOLE: await stack.enter_async_context(Client(DeviceEndpoint(packaged_model(), options=exact)))}
+    stem = str(files.input).removesuffix(".input.gguf")
+    for name, states in FORMATS.items():
+        at, settings = (exact_url, exact) if name == "exact" else (url, engine)
+        endpoint = SplitEndpoint(stem, at, options=settings, states=states)
+        found[name] = await stack.enter_async_context(Client(endpoint, mode="split"))
     return found
 
 
@@ -64,8 +70,8 @@ async def compare(prompts: list[tuple[str, str]]) -> list[Row]:
                 equal[states] += text == expected
                 made[states] += report.tokens
                 trips[states] += report.split.trips
-                if states == "f32" and text != expected:
-                    print(f"f32 differs: {name}: expected {expected!r}, got {text!r}", file=sys.stderr)
+                if states == "exact" and text != expected:
+                    print(f"exact mode differs: {name}: expected {expected!r}, got {text!r}", file=sys.stderr)
             print(f"{number} prompts, equal: {equal}", file=sys.stderr)
     rows = []
     for states in FORMATS:

@@ -27,6 +27,7 @@ from bench.split_server import imposed_server
 from streamco import Client, EngineOptions, SplitEndpoint
 from streamco.cli.server_process import running_server
 from streamco.engines.llamacpp.bundled_model import packaged_model
+from streamco.engines.llamacpp.model import LlamaModel
 from streamco.engines.llamacpp.model_parts import PartFiles, split_model
 from streamco.policies.chunking import Chunking
 from streamco.testing.link_proxy import LinkProxy
@@ -84,11 +85,12 @@ async def first_token(client: Client, prompt: str) -> float:
 
 
 def prompts_of(length: int, count: int) -> list[str]:
-    """Return prompts of about so many tokens, made of real ones; all begin differently."""
-    text = [prompt for _, prompt in real_prompts(400)]
-    words = " ".join(text).split()
-    size = int(length * 0.72)  # words
-    return [" ".join(words[start * size : (start + 1) * size]) for start in range(count)]
+    """Return prompts of so many tokens, made of real ones; all begin differently."""
+    model = LlamaModel(packaged_model())
+    ids = model.tokenize(" ".join(prompt for _, prompt in real_prompts(400)))
+    texts = [model.detokenize(ids[start * length : (start + 1) * length]).decode(errors="replace") for start in range(count)]
+    model.close()
+    return texts
 
 
 async def measure(case: Case, files: PartFiles, lengths: Sequence[int], rounds: int) -> list[Row]:
@@ -109,7 +111,7 @@ async def measure(case: Case, files: PartFiles, lengths: Sequence[int], rounds: 
                 order = list(clients)[turn % len(clients) :] + list(clients)[: turn % len(clients)]
                 for name in order:
                     seconds[name].append(await first_token(clients[name], prompt))
-            rows += rows_of(f"{case}, about {length} tokens", seconds)
+            rows += rows_of(f"{case}, {length} tokens", seconds)
     return rows
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 from typing import Any
 
 import msgspec
@@ -220,8 +221,19 @@ def test_what_our_own_client_builds_is_read_back(sampling: SamplingOptions) -> N
 
 # The same fields in MessagePack
 
+IN_JSON = st.none() | st.booleans() | st.floats(allow_nan=False, allow_infinity=False) | st.text(max_size=5)  # JSON has no infinity
 
-@given(st.recursive(SCALARS, lambda inner: st.lists(inner, max_size=3) | st.dictionaries(FIELDS, inner, max_size=4)))
+
+@pytest.mark.parametrize("number", [math.inf, -math.inf, math.nan])
+@pytest.mark.parametrize("field", ["temperature", "top_p", "stop", "seed"])
+def test_numbers_that_json_does_not_have_are_refused_in_messagepack(field: str, number: float) -> None:
+    encoded = encode_msgpack({"messages": MESSAGES, field: number})
+    assert encoded is not None
+    with pytest.raises(RequestError, match=field):
+        parse(encoded, ChatRequest, MSGPACK).sampling(16)
+
+
+@given(st.recursive(IN_JSON, lambda inner: st.lists(inner, max_size=3) | st.dictionaries(FIELDS, inner, max_size=4)))
 def test_a_body_means_the_same_in_messagepack_as_in_json(value: Any) -> None:
     fields = {"messages": MESSAGES, "stop": value, "seed": value, "logit_bias": value}
     encoded = encode_msgpack(fields)
