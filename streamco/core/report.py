@@ -206,7 +206,7 @@ class SplitFigures(Struct, frozen=True, kw_only=True):
         branch_hits: verdicts after which one of them was the right one.
         branch_tokens: tokens of the answer that were drafted so, and sent without another draft.
         states: format of the states on the wire.
-        is_exact: the states lost nothing on the way, so the text is the whole model's.
+        is_exact: the states lost nothing on the way: they travelled in 32 bits.
         sent: what left the device, in words.
     """
 

@@ -208,7 +208,7 @@ def _split_section(figures: SplitFigures) -> Section:
         ("drafted, of these in the answer", f"{figures.drafted}, {figures.accepted}"),
         *_branch_rows(figures),
         ("servers, sessions", f"{', '.join(figures.servers) or '-'}; {figures.sessions}"),
-        ("the whole model's own answer", "yes" if figures.is_exact else "no"),
+        ("states lost nothing on the way", "yes" if figures.is_exact else "no"),
     ]
     return Section("split model", (), list(rows))
 

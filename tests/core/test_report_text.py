@@ -193,7 +193,7 @@ def test_an_answer_of_a_split_model_has_a_table_of_its_own() -> None:
         "messages up, states sent again   25, 0",
         "drafted, of these in the answer  91, 7",
         "servers, sessions                127.0.0.1:8000; 1",
-        "the whole model's own answer     yes",
+        "states lost nothing on the way   yes",
     ):
         assert f"  {words}" in text.split("\n"), text
 

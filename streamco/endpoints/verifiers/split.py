@@ -107,7 +107,7 @@ class SplitEndpoint(DeviceEndpoint):
 
     @property
     def is_exact(self) -> bool:
-        """True if states travel in 32 bits, so that greedy answers are those of the whole model."""
+        """True if states travel in 32 bits, which lose nothing. In exact mode, too, texts are those of the whole model in exact mode."""
         return self.states == "f32"
 
     @property
