@@ -39,7 +39,7 @@ def test_bash_completes_the_options_of_a_command(bash_script: Path) -> None:
 
 
 def test_bash_completes_choices(bash_script: Path) -> None:
-    assert complete(bash_script, "streamco", "chat", "--mode", "s") == {"speculate"}
+    assert complete(bash_script, "streamco", "chat", "--mode", "s") == {"speculate", "split"}
 
 
 def test_bash_completes_the_names_of_files(bash_script: Path, tmp_path: Path) -> None:
