@@ -68,14 +68,15 @@ async def ask(endpoint: SplitEndpoint, client: Client, prompt: str, most: int) -
 
 async def measure(files: PartFiles, step: str, rtt: float, prompts: list[str], most: int) -> list[Row]:
     """Time between tokens and tokens a trip over one link."""
-    stem = str(files.input).removesuffix(".input.gguf")
     async with AsyncExitStack() as stack:
         options = ("--model", str(files.middle), "--middle", "--port", "0", "--threads", "2", *STEPS[step])
         url = await stack.enter_async_context(running_server(*options))
         link = await stack.enter_async_context(LinkProxy(urlsplit(url).port or 0, rtt=rtt, mbps=UP_MBPS, down_mbps=DOWN_MBPS))
         clients = {}
         for name, drafts in CONTENDERS.items():
-            endpoint = SplitEndpoint(stem, f"ws://127.0.0.1:{link.port}", options=EngineOptions(threads=1), drafts=drafts, chunking="whole")
+            endpoint = SplitEndpoint(
+                files.stem, f"ws://127.0.0.1:{link.port}", options=EngineOptions(threads=1), drafts=drafts, chunking="whole"
+            )
             clients[name] = endpoint, await stack.enter_async_context(Client(endpoint, mode="split"))
         answers: dict[str, list[Answer]] = {name: [] for name in clients}
         for turn, prompt in enumerate(prompts):

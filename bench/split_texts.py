@@ -42,10 +42,9 @@ async def clients(stack: AsyncExitStack) -> Mapping[str, Client]:
     engine = EngineOptions(threads=1, context_tokens=CONTEXT, max_sequences=1)
     exact = replace(engine, exact=True)
     found = {WHOLE: await stack.enter_async_context(Client(DeviceEndpoint(packaged_model(), options=exact)))}
-    stem = str(files.input).removesuffix(".input.gguf")
     for name, states in FORMATS.items():
         at, settings = (exact_url, exact) if name == "exact" else (url, engine)
-        endpoint = SplitEndpoint(stem, at, options=settings, states=states)
+        endpoint = SplitEndpoint(files.stem, at, options=settings, states=states)
         found[name] = await stack.enter_async_context(Client(endpoint, mode="split"))
     return found
 

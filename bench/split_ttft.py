@@ -61,7 +61,7 @@ async def split_client(
 ) -> AsyncIterator[Client]:
     """Connect a device to the server at a port."""
     endpoint = SplitEndpoint(
-        str(files.input).removesuffix(".input.gguf"),
+        files.stem,
         f"ws://127.0.0.1:{port}",
         options=EngineOptions(threads=threads, context_tokens=CELLS, max_sequences=sequences),
         drafts=None,

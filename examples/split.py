@@ -11,9 +11,8 @@ from streamco.engines.llamacpp.model_parts import split_model  # what `streamco 
 async def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         parts = await asyncio.to_thread(split_model, streamco.packaged_model(), folder)
-        name = str(parts.input).removesuffix(".input.gguf")  # the device needs the input part and the head beside it
         async with running_server("--model", str(parts.middle), "--middle", "--threads", "1", "--port", "0") as base_url:
-            device = streamco.SplitEndpoint(name, base_url, options=streamco.EngineOptions(threads=1))
+            device = streamco.SplitEndpoint(parts.stem, base_url, options=streamco.EngineOptions(threads=1))
             async with streamco.Client(device, mode="split") as client:
                 async for token in client.stream("Name three rivers in France.", max_tokens=24, temperature=0):
                     print(token.text, end="", flush=True)

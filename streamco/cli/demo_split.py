@@ -73,7 +73,7 @@ async def _parts() -> AsyncIterator[Client]:
                 files = await asyncio.to_thread(split_model, packaged_model(), folder)
             async with waiting("starting the server"):
                 url = await stack.enter_async_context(running_server("--model", str(files.middle), *options))
-            endpoint = SplitEndpoint(str(files.input).removesuffix(".input.gguf"), url, options=EngineOptions(threads=1))
+            endpoint = SplitEndpoint(files.stem, url, options=EngineOptions(threads=1))
             yield await stack.enter_async_context(Client(endpoint, mode="split"))
 
 

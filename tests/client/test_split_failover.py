@@ -16,7 +16,7 @@ from streamco.engines.base import EngineOptions
 from streamco.engines.llamacpp.bundled_model import packaged_model
 from streamco.engines.llamacpp.model_parts import PartFiles, split_model
 from tests.cli.test_serve import address_of, process
-from tests.engines.split.local_link import CELLS, stem
+from tests.engines.split.local_link import CELLS
 
 pytest.importorskip("gguf")
 pytest.importorskip("llama_cpp")
@@ -88,7 +88,7 @@ async def test_another_server_goes_on_after_kill_9_and_the_report_says_so(files:
     with ExitStack() as stack:
         servers = Servers(files, stack)
         first, second = await servers.start(), await servers.start()
-        device = streamco.SplitEndpoint(stem(files), [first, second], options=EngineOptions(threads=1, context_tokens=CELLS))
+        device = streamco.SplitEndpoint(files.stem, [first, second], options=EngineOptions(threads=1, context_tokens=CELLS))
         text, report = await answer(device, servers.kill)
     assert text == expected
     names = [url.removeprefix("http://") for url in (first, second)]
@@ -106,7 +106,7 @@ async def test_the_same_server_goes_on_when_it_is_started_again(files: PartFiles
             await servers.start(int(url.rpartition(":")[2]))
 
         options = EngineOptions(threads=1, context_tokens=CELLS)
-        device = streamco.SplitEndpoint(stem(files), url, options=options, patience=240.0)
+        device = streamco.SplitEndpoint(files.stem, url, options=options, patience=240.0)
         text, report = await answer(device, restart)
     assert text == expected
     assert figures_of(report).servers == [url.removeprefix("http://")]

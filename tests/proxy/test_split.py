@@ -17,7 +17,7 @@ from streamco.proxy.config import ProxyOptions, parse_config
 from streamco.proxy.from_config import build_client
 from streamco.server.options import ServeOptions
 from streamco.server.split.service import serving_middle
-from tests.engines.split.local_link import CELLS, stem
+from tests.engines.split.local_link import CELLS
 
 pytestmark = [pytest.mark.peer, pytest.mark.model]
 
@@ -33,7 +33,7 @@ async def test_a_program_that_speaks_openais_api_gets_the_whole_models_answer(tm
         expected = answer.choices[0].message.content
     middle = MiddleEngine(files.middle, cells=CELLS, sequences=4, threads=1, row_costs={1: 0.005, 64: 0.05})
     async with serving_middle(middle, ServeOptions(port=0)) as url:
-        config = parse_config(f'[split]\nparts = "{stem(files)}"\nservers = ["{url}"]\nthreads = 1\ncontext = {CELLS}\n')
+        config = parse_config(f'[split]\nparts = "{files.stem}"\nservers = ["{url}"]\nthreads = 1\ncontext = {CELLS}\n')
         async with (
             build_client(config) as client,
             serving(client, ProxyOptions(port=0)) as base_url,

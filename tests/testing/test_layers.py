@@ -78,8 +78,7 @@ async def test_a_split_server_can_have_them(tmp_path: Path) -> None:
     files = split_model(packaged_model(), tmp_path)
     layers = FakeLayers(read_part(files.middle), lambda _rows: 0.0, cells=256, sequences=2)
     async with serving_middle(layers, ServeOptions(port=0)) as url:
-        stem = str(files.input).removesuffix(".input.gguf")
-        endpoint = SplitEndpoint(stem, url, options=EngineOptions(threads=1, context_tokens=256, max_sequences=1), drafts=None)
+        endpoint = SplitEndpoint(files.stem, url, options=EngineOptions(threads=1, context_tokens=256, max_sequences=1), drafts=None)
         await endpoint.start()
         stream = endpoint.open(
             Request(messages=[{"role": "user", "content": "Hello"}], sampling=SamplingOptions(temperature=0, max_tokens=3))

@@ -67,6 +67,11 @@ class PartFiles(Struct, frozen=True):
     head: Path
 
     @property
+    def stem(self) -> Path:
+        """Common beginning of the paths, ``parts/NAME``, by which a device finds its parts."""
+        return self.input.with_name(self.input.name.removesuffix(".input.gguf"))
+
+    @property
     def sizes(self) -> tuple[int, int, int]:
         """Bytes of the input, middle and head files."""
         return self.input.stat().st_size, self.middle.stat().st_size, self.head.stat().st_size

@@ -19,7 +19,7 @@ from streamco.errors import ConfigError
 from streamco.server.options import ServeOptions
 from streamco.server.split.service import serving_middle
 from streamco.wire.tensors import StateFormat
-from tests.engines.split.local_link import CELLS, stem
+from tests.engines.split.local_link import CELLS
 
 OPTIONS = EngineOptions(threads=1, context_tokens=CELLS, max_sequences=2)
 PROMPTS = ("Name three rivers in France.", "Why is the sky blue?")
@@ -58,11 +58,11 @@ async def test_answers_are_the_whole_models_greedy_and_sampled(files: PartFiles,
     async with streamco.Client(device) as client:
         greedy, sampled = await texts(client, temperature=0), await texts(client, temperature=0.9, seed=3)
     async with serving_middle(middle, ServeOptions(port=0)) as url:
-        split = streamco.SplitEndpoint(stem(files), url, options=OPTIONS, states="f32")
+        split = streamco.SplitEndpoint(files.stem, url, options=OPTIONS, states="f32")
         async with streamco.Client(split, mode="split") as client:
             assert await texts(client, temperature=0) == greedy
             assert await texts(client, temperature=0.9, seed=3) == sampled
-        async with streamco.Client(str(stem(files)), url, mode="split") as client:
+        async with streamco.Client(str(files.stem), url, mode="split") as client:
             assert all(await texts(client, temperature=0))
 
 
@@ -82,7 +82,7 @@ async def test_every_option_of_sampling_gives_the_whole_models_text(files: PartF
     async with streamco.Client(device) as client:
         expected = [await choice_of(client, options) for options in SAMPLED]
     async with serving_middle(middle, ServeOptions(port=0)) as url:
-        split = streamco.SplitEndpoint(stem(files), url, options=OPTIONS)
+        split = streamco.SplitEndpoint(files.stem, url, options=OPTIONS)
         async with streamco.Client(split, mode="split") as client:
             for options, choice in zip(SAMPLED, expected, strict=True):
                 assert await choice_of(client, options) == choice, options
@@ -98,7 +98,7 @@ async def choice_of(client: streamco.Client, options: dict[str, Any]) -> object:
 @pytest.mark.model
 async def test_the_report_says_what_left_the_device_in_how_many_trips(files: PartFiles, middle: MiddleEngine) -> None:
     async with serving_middle(middle, ServeOptions(port=0)) as url:
-        device = streamco.SplitEndpoint(stem(files), url, options=OPTIONS)
+        device = streamco.SplitEndpoint(files.stem, url, options=OPTIONS)
         async with streamco.Client(device, mode="split") as client:
             streams = [client.stream(prompt, temperature=0, max_tokens=12) for prompt in PROMPTS]
             await asyncio.gather(*(read_all(stream) for stream in streams))
@@ -132,7 +132,7 @@ async def read_all(stream: streamco.TokenStream) -> None:
 @pytest.mark.parametrize("states", ["i8", "f16"])
 async def test_states_of_fewer_bits_are_noted_as_not_exact(files: PartFiles, middle: MiddleEngine, states: StateFormat) -> None:
     async with serving_middle(middle, ServeOptions(port=0)) as url:
-        device = streamco.SplitEndpoint(stem(files), url, options=OPTIONS, states=states)
+        device = streamco.SplitEndpoint(files.stem, url, options=OPTIONS, states=states)
         async with streamco.Client(device, mode="split") as client:
             stream = await client.chat.completions.create(messages=[{"role": "user", "content": "Hi"}], max_tokens=2, stream=True)
             assert [chunk async for chunk in stream]

@@ -26,7 +26,7 @@ from streamco.testing.fault_proxy import FaultProxy
 from streamco.testing.listener import Listener
 from streamco.wire.verify.errors import ModelMismatchError
 from streamco.wire.verify.frames import PATH
-from tests.engines.split.local_link import CELLS, stem
+from tests.engines.split.local_link import CELLS
 from tests.server.split.layers import SummingLayers, serving_layers
 
 pytest.importorskip("gguf")
@@ -73,7 +73,7 @@ async def read(endpoint: DeviceEndpoint) -> str:
 async def split_at(
     files: PartFiles, *urls: str, patience: float = 1.0, drafts: Literal["auto"] | None = "auto", options: EngineOptions = OPTIONS
 ) -> AsyncIterator[SplitEndpoint]:
-    endpoint = SplitEndpoint(stem(files), urls, options=options, patience=patience, drafts=drafts)
+    endpoint = SplitEndpoint(files.stem, urls, options=options, patience=patience, drafts=drafts)
     try:
         await endpoint.start()
         yield endpoint
@@ -90,7 +90,7 @@ async def test_the_text_is_the_whole_models(files: PartFiles, middle: MiddleEngi
 
 async def test_exact_mode_needs_a_server_in_exact_mode(files: PartFiles, middle: MiddleEngine, expected: str) -> None:
     async with serving_middle(middle, ServeOptions(port=0)) as url:
-        endpoint = SplitEndpoint(stem(files), url, options=replace(OPTIONS, exact=True), patience=0.0)
+        endpoint = SplitEndpoint(files.stem, url, options=replace(OPTIONS, exact=True), patience=0.0)
         with pytest.raises(ModelMismatchError, match="expected a server in exact mode"):
             await endpoint.start()
         await endpoint.aclose()
@@ -110,7 +110,7 @@ async def test_without_drafts_each_trip_brings_one_state(files: PartFiles, middl
 
 async def test_states_of_16_bits_take_half_the_bytes(files: PartFiles, middle: MiddleEngine) -> None:
     async with serving_middle(middle, ServeOptions(port=0)) as url:
-        endpoint = SplitEndpoint(stem(files), url, options=OPTIONS, states="f16")
+        endpoint = SplitEndpoint(files.stem, url, options=OPTIONS, states="f16")
         await endpoint.start()
         assert await read(endpoint)
         assert not endpoint.is_exact
@@ -193,7 +193,7 @@ async def test_a_connection_that_is_lost_in_mid_chunk_costs_no_token(
     files: PartFiles, middle: MiddleEngine, expected: str, cut: dict[str, int]
 ) -> None:
     async with serving_middle(middle, ServeOptions(port=0)) as url, CuttingProxy(int(url.rpartition(":")[2]), **cut) as proxy:
-        endpoint = SplitEndpoint(stem(files), f"http://127.0.0.1:{proxy.port}", options=OPTIONS, patience=5.0)
+        endpoint = SplitEndpoint(files.stem, f"http://127.0.0.1:{proxy.port}", options=OPTIONS, patience=5.0)
         await endpoint.start()
         assert await read(endpoint) == expected
         assert proxy.cuts == 1
@@ -202,14 +202,14 @@ async def test_a_connection_that_is_lost_in_mid_chunk_costs_no_token(
 
 async def test_a_server_of_another_model_is_refused_by_name(files: PartFiles) -> None:
     async with serving_layers(SummingLayers()) as server:
-        endpoint = SplitEndpoint(stem(files), server.url.removesuffix(PATH), options=OPTIONS, patience=0.0)
+        endpoint = SplitEndpoint(files.stem, server.url.removesuffix(PATH), options=OPTIONS, patience=0.0)
         with pytest.raises(ModelMismatchError, match="expected layers 2 to 29 of model digest with states of 8 numbers"):
             await endpoint.start()
         await endpoint.aclose()
 
 
 async def test_a_server_that_is_not_there_is_an_error_at_the_start(files: PartFiles) -> None:
-    endpoint = SplitEndpoint(stem(files), "ws://127.0.0.1:9", options=OPTIONS, timeouts=Timeouts(connect=1.0))
+    endpoint = SplitEndpoint(files.stem, "ws://127.0.0.1:9", options=OPTIONS, timeouts=Timeouts(connect=1.0))
     with pytest.raises(EndpointConnectError):
         await endpoint.start()
     await endpoint.aclose()

@@ -60,6 +60,7 @@ def test_each_part_is_named_after_the_model(parts: PartFiles) -> None:
     assert [path.name for path in (parts.input, parts.middle, parts.head)] == ["m.input.gguf", "m.middle.gguf", "m.head.gguf"]
     assert all(size > 0 for size in parts.sizes)
     assert sorted(path.name for path in parts.input.parent.iterdir()) == ["m.head.gguf", "m.input.gguf", "m.middle.gguf"]
+    assert parts.stem == parts.input.parent / "m"
 
 
 def test_the_bytes_of_weights_are_copied_and_layers_renumbered(whole: Path, parts: PartFiles) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
-from pathlib import Path
 from time import monotonic, sleep
 
 import numpy as np
@@ -115,8 +114,3 @@ class Woken:
     def wait(self) -> None:
         assert self.event.wait(60), "the engine did not wake its consumer"
         self.event.clear()
-
-
-def stem(files: PartFiles) -> Path:
-    """The common beginning of the files' names."""
-    return files.input.with_name(files.input.name.removesuffix(".input.gguf"))

@@ -25,7 +25,7 @@ from streamco.engines.split.engine import SplitEngine, device_parts, no_drafts
 from streamco.engines.split.layers import HeadPart, InputPart, MiddlePart
 from streamco.errors import ConfigError, EndpointConnectError, EngineError
 from streamco.policies.window import Threshold
-from tests.engines.split.local_link import CELLS, LocalLink, Woken, stem
+from tests.engines.split.local_link import CELLS, LocalLink, Woken
 
 pytest.importorskip("gguf")
 pytest.importorskip("llama_cpp")
@@ -61,7 +61,7 @@ class Split:
         drafts: DraftOptions | Literal["auto"] | None = None,
     ) -> None:
         self.link = LocalLink(files, size=size)
-        self.engine = SplitEngine(stem(files), lambda _info, _tokens: self.link, OPTIONS, propose=propose, drafts=drafts)
+        self.engine = SplitEngine(files.stem, lambda _info, _tokens: self.link, OPTIONS, propose=propose, drafts=drafts)
 
     def close(self) -> None:
         self.engine.close()
@@ -181,7 +181,7 @@ def test_missing_parts_and_options_without_effect_are_refused(tmp_path: Path, fi
     with pytest.raises(ConfigError, match=r"none\.input\.gguf"):
         device_parts(tmp_path / "none")
     with pytest.raises(ConfigError, match="held_sequences: expected 0 for a split model, got 3"):
-        SplitEngine(stem(files), lambda _info, _tokens: LocalLink(files), EngineOptions(held_sequences=3))
+        SplitEngine(files.stem, lambda _info, _tokens: LocalLink(files), EngineOptions(held_sequences=3))
 
 
 def test_a_prompt_that_does_not_fit_is_refused(split: Split) -> None:
