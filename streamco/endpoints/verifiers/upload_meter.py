@@ -9,6 +9,8 @@ from __future__ import annotations
 
 from msgspec import Struct
 
+from streamco.core.speculation.averages import Ewma
+
 __all__ = ["SentFrame", "UploadMeter"]
 
 UPLOAD_RATE = 5e6
@@ -38,19 +40,27 @@ class SentFrame(Struct, frozen=True):
 class UploadMeter:
     """Measures the way to one server, over all sessions. Without a clock of its own.
 
-    Attributes:
-        rate: bytes per second.
-        round_trip: seconds of a round trip without payload; None: not measured.
+    Args:
+        rate: bytes per second until a rate was measured.
     """
 
-    def __init__(self) -> None:
-        self.rate = UPLOAD_RATE
-        self.round_trip: float | None = None
-        self._is_measured = False
+    def __init__(self, rate: float = UPLOAD_RATE) -> None:
+        self._rate = Ewma(rate, _SMOOTHING, first_weight=1.0)
+        self._trip = Ewma(0.0, _SMOOTHING, first_weight=1.0)
         self._total = 0
         self._unanswered = 0
         self._bytes = 0  # of frames that came right after another one, since the last measurement
         self._seconds = 0.0
+
+    @property
+    def rate(self) -> float:
+        """Bytes per second from the device to the server."""
+        return self._rate.value
+
+    @property
+    def round_trip(self) -> float | None:
+        """Seconds of a round trip without payload; None: not measured."""
+        return self._trip.value if self._trip.is_measured else None
 
     def record_sent(self, size: int, *, now: float) -> SentFrame:
         """Count a frame of ``size`` bytes, and return it for ``record_answer``."""
@@ -80,7 +90,7 @@ class UploadMeter:
         if before is not None and frame.at <= before[1] - (self.round_trip or 0.0):
             self._add(frame.total - before[0].total, arrived - before[1])
         elif frame.was_alone and frame.size < _LARGE:
-            self._record_trip(arrived - frame.at - frame.size / self.rate)
+            self._trip.record(max(0.0, arrived - frame.at - frame.size / self.rate))
         elif frame.was_alone and self.round_trip is not None:
             self._record_rate(frame.size, arrived - frame.at - self.round_trip)
         return frame, arrived
@@ -94,10 +104,4 @@ class UploadMeter:
 
     def _record_rate(self, size: int, seconds: float) -> None:
         if seconds > 0:
-            weight = _SMOOTHING if self._is_measured else 1.0
-            self.rate += weight * (size / seconds - self.rate)
-            self._is_measured = True
-
-    def _record_trip(self, seconds: float) -> None:
-        trip = max(0.0, seconds)
-        self.round_trip = trip if self.round_trip is None else self.round_trip + _SMOOTHING * (trip - self.round_trip)
+            self._rate.record(size / seconds)

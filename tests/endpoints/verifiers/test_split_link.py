@@ -29,7 +29,7 @@ from streamco.core.verifier.options import LoadLimits
 from streamco.endpoints.verifiers.connection import VerifierAddress, load_websockets
 from streamco.endpoints.verifiers.split_link import ServerLink
 from streamco.endpoints.verifiers.streamco import verifier_url
-from streamco.endpoints.verifiers.upload_meter import UPLOAD_RATE
+from streamco.endpoints.verifiers.upload_meter import UPLOAD_RATE, UploadMeter
 from streamco.engines.llamacpp.model_parts import PartInfo
 from streamco.engines.split.answer import DeepStates, LinkEvent, LinkFailed
 from streamco.policies.chunking import Chunking, PromptPlan
@@ -79,7 +79,7 @@ class Prompt:
         limits = Timeouts(connect=5.0, socket=5.0)
         self.link = ServerLink([address], INFO, loop=loop, form="f32", timeouts=limits, patience=0.1, chunking=chunking)
         if rate is not None:
-            self.link.servers[0].meter.rate = rate
+            self.link.servers[0].meter = UploadMeter(rate)
         self.end: asyncio.Future[NDArray[np.float32]] = loop.create_future()
         self.most_unanswered = self.unanswered = 0
         self._states = states
