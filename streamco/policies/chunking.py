@@ -17,19 +17,22 @@ from collections.abc import Callable, Mapping
 from functools import cache, partial
 from itertools import accumulate
 from math import ceil
-from typing import Literal
+from typing import Literal, get_args
 
 from msgspec import Struct
 
+from streamco.errors import ConfigError
 from streamco.profiles.interpolation import interpolate
 
 __all__ = [
     "ChunkPlan",
     "Chunking",
+    "ChunkingRule",
     "PromptPlan",
     "RowCosts",
     "ServerLoad",
     "SplitPath",
+    "check_chunking",
     "chunk_size",
     "chunks_in_flight",
     "fastest_chunk_size",
@@ -124,8 +127,23 @@ class PromptPlan(Struct, frozen=True):
     max_unanswered: int = 2
 
 
-Chunking = Literal["fastest", "balanced", "whole"] | int
-"""How a prompt is cut: for the shortest predicted time, by equation 3, in one piece, or in chunks of so many rows."""
+ChunkingRule = Literal["fastest", "balanced", "whole"]
+"""How a prompt is cut: for the shortest predicted time, by equation 3, or in one piece."""
+
+Chunking = ChunkingRule | int
+"""A rule, or in chunks of so many rows."""
+
+
+def check_chunking(chunking: object) -> None:
+    """Check that a prompt can be cut so.
+
+    Raises:
+        ConfigError: it is neither a rule nor a whole number above 0.
+    """
+    is_number = isinstance(chunking, int) and not isinstance(chunking, bool) and chunking >= 1
+    if not is_number and chunking not in get_args(ChunkingRule):
+        rules = ", ".join(f'"{rule}"' for rule in get_args(ChunkingRule))
+        raise ConfigError(f"chunking: expected {rules} or a number above 0, got {chunking!r}")
 
 
 class SplitPath(Struct, frozen=True, kw_only=True):

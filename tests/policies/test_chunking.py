@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from streamco.errors import ConfigError
 from streamco.policies.chunking import (
     FLAT,
     NEARLY,
@@ -17,6 +19,7 @@ from streamco.policies.chunking import (
     RowCosts,
     ServerLoad,
     SplitPath,
+    check_chunking,
     chunk_size,
     chunks_in_flight,
     fastest_chunk_size,
@@ -287,3 +290,15 @@ def test_every_plan_keeps_to_the_limits(chunking: Chunking, prompt: int, limits:
     plan = plan_prompt(prompt, chunking, path_of(max_rows=max_rows, max_rounds=max_rounds))
     assert 1 <= plan.size <= min(prompt, max_rows)
     assert 1 <= plan.max_unanswered <= max_rounds
+
+
+@pytest.mark.parametrize("chunking", ["fastest", "balanced", "whole", 1, 256])
+def test_a_rule_or_a_number_says_how_a_prompt_is_cut(chunking: object) -> None:
+    check_chunking(chunking)
+
+
+@pytest.mark.parametrize("chunking", ["fast", 0, -1, True, 1.5, None, ()])
+def test_anything_else_is_refused(chunking: object) -> None:
+    expected = f'chunking: expected "fastest", "balanced", "whole" or a number above 0, got {chunking!r}'
+    with pytest.raises(ConfigError, match=re.escape(expected)):
+        check_chunking(chunking)

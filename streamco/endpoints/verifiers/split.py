@@ -28,7 +28,7 @@ from streamco.engines.split.drafts import DraftOptions
 from streamco.engines.split.engine import SplitEngine
 from streamco.engines.split.tally import SplitTally, SplitTraffic
 from streamco.errors import ConfigError
-from streamco.policies.chunking import Chunking
+from streamco.policies.chunking import Chunking, check_chunking
 from streamco.wire.tensors import StateFormat
 
 __all__ = ["SplitEndpoint", "SplitStream"]
@@ -82,8 +82,7 @@ class SplitEndpoint(DeviceEndpoint):
             raise ConfigError("split: expected the URL of a server, got none")
         if states not in {"f32", "f16", "i8"}:
             raise ConfigError(f'split: states: expected "f32", "f16" or "i8", got {states!r}')
-        if not (isinstance(chunking, int) and chunking >= 1) and chunking not in {"fastest", "balanced", "whole"}:
-            raise ConfigError(f'split: chunking: expected "fastest", "balanced", "whole" or a number above 0, got {chunking!r}')
+        check_chunking(chunking)
         if not patience >= 0:
             raise ConfigError(f"split: patience: expected at least 0 s, got {patience}")
         self.states: StateFormat = states

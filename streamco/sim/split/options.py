@@ -8,6 +8,7 @@ from msgspec import Meta, Struct
 
 from streamco.errors import ConfigError
 from streamco.policies.batching import Mixed
+from streamco.policies.chunking import ChunkingRule
 from streamco.sim.hardware.operators import Engine
 from streamco.sim.workload.workload import WorkloadOptions
 
@@ -142,7 +143,7 @@ class SplitPolicyOptions(Struct, frozen=True, kw_only=True, forbid_unknown_field
     tree_rows: Annotated[int, Meta(ge=1, le=32)] = 8
     tree_heads: Annotated[int, Meta(ge=1)] = 4
     tree_accept: Annotated[float, Meta(ge=1)] = 1.89
-    chunking: Literal["whole", "balanced", "fastest"] | Count = "whole"
+    chunking: ChunkingRule | Count = "whole"
     chunks_in_flight: Count | Literal["covering"] | None = None
     prompt_rows: Literal["all", "last"] = "all"
     room: Count | None = None
