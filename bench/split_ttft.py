@@ -15,6 +15,7 @@ import tempfile
 import time
 from collections.abc import AsyncIterator, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
+from functools import cache
 from itertools import pairwise
 from statistics import median
 from typing import Literal
@@ -84,13 +85,14 @@ async def first_token(client: Client, prompt: str) -> float:
     raise SystemExit("expected a token, got none")
 
 
-def prompts_of(length: int, count: int) -> list[str]:
+@cache
+def prompts_of(length: int, count: int) -> tuple[str, ...]:
     """Return prompts of so many tokens, made of real ones; all begin differently."""
     model = LlamaModel(packaged_model())
     ids = model.tokenize(" ".join(prompt for _, prompt in real_prompts(400)))
     texts = [model.detokenize(ids[start * length : (start + 1) * length]).decode(errors="replace") for start in range(count)]
     model.close()
-    return texts
+    return tuple(texts)
 
 
 async def measure(case: Case, files: PartFiles, lengths: Sequence[int], rounds: int) -> list[Row]:

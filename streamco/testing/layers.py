@@ -12,12 +12,10 @@ from collections.abc import Callable, Mapping
 from queue import SimpleQueue
 
 from streamco.engines.llamacpp.model_parts import PartInfo
-from streamco.engines.split.middle_engine import RowsBatch
+from streamco.engines.split.middle_engine import RowsBatch, measured_sizes
 from streamco.errors import ConfigError, EngineError
 
 __all__ = ["FakeLayers"]
-
-_SIZES = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
 
 
 class FakeLayers:
@@ -64,7 +62,7 @@ class FakeLayers:
 
     def row_costs(self) -> Mapping[int, float]:
         """Return the seconds of a batch by rows."""
-        return {size: max(1e-6, self._seconds(size)) for size in _SIZES if size <= min(self.batch_rows, self.cells)}
+        return {size: max(1e-6, self._seconds(size)) for size in measured_sizes(min(self.batch_rows, self.cells))}
 
     def ping(self, wake: Callable[[], None]) -> None:
         """Call ``wake`` on the layers' thread; see ``LayerEngine.ping``."""

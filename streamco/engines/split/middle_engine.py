@@ -28,11 +28,11 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-__all__ = ["LayerEngine", "MiddleEngine", "RowStep", "RowsBatch"]
+__all__ = ["LayerEngine", "MiddleEngine", "RowStep", "RowsBatch", "measured_sizes"]
 
 logger = logging.getLogger("streamco.engine")
 
-_SIZES = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)  # rows that are measured
+_SIZES = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
 _REPEATS = 3
 
 
@@ -76,6 +76,11 @@ class RowsBatch:
     def rows(self) -> int:
         """Number of rows."""
         return sum(len(run.states) for run in self.runs)
+
+
+def measured_sizes(most: int) -> list[int]:
+    """Return the sizes of the batches that are measured, up to ``most`` rows."""
+    return [size for size in _SIZES if size <= most]
 
 
 class LayerEngine(Protocol):
@@ -172,8 +177,7 @@ class MiddleEngine:
     def row_costs(self) -> Mapping[int, float]:
         """Return the seconds of a batch by rows; the first call measures them, for some tenths of a second. No batch may be out."""
         if not self._costs:
-            sizes = [size for size in _SIZES if size <= min(self.batch_rows, self.cells)]
-            step = self._step
+            step, sizes = self._step, measured_sizes(min(self.batch_rows, self.cells))
             self._costs = {size: self._measure(size) if step is None else max(1e-6, step(size, 0)) for size in sizes}
         return self._costs
 
