@@ -3,7 +3,7 @@
 Real prompts, answered greedily by the packaged model whole (exact mode), and by its parts: the ends in this process with drafts by the
 packaged layer, the middle at a ``streamco serve --middle`` in another one, states of 32, 16 and 8 bits. ``exact``: the parts are in exact
 mode, too, with 32 bits: all texts must be equal, and the prompts of those that aren't are printed. The others compute a prompt in larger
-batches, whose last bits differ. ``equal``: texts that are the same, character for character. This is no timing.
+batches, whose last bits may differ. ``equal``: texts that are the same, character for character. This is no timing.
 """
 
 from __future__ import annotations

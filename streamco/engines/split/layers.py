@@ -49,7 +49,8 @@ class LayerPart:
         sequences: number of sequences, with ids from 0.
         threads: number of threads that compute.
         repack: see ``LayerModel``; for results that are equal bit for bit, all parts and the whole model need the same.
-        exact: a state has the same bits whatever rows are computed with it; slower, with F16 much slower.
+        exact: a state has the same bits whatever rows are computed with it. A single row takes as long as two, and no two sequences share
+            a decode.
 
     Attributes:
         info: what the file says of itself.
