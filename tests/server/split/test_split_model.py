@@ -248,6 +248,9 @@ async def test_neither_text_nor_ids_of_a_conversation_are_in_the_frames_or_the_s
             ends.shallow([written], len(ids))
             await next_token(device, session, ends, len(ids))
             frames, device.socket = device.socket.messages, socket
+        async with asyncio.timeout(60):  # the line of a connection is written when it has ended
+            while b"GET /v1/verify" not in path.read_bytes():
+                await asyncio.sleep(0.01)
     few = ids[-12:-8]  # of the marked words
     secrets = [marked.encode(), b"zebrafish", b"Nonesuch", *packed_forms(few), msgspec.msgpack.encode(few)[1:]]
     secrets += [separator.join(map(str, few)).encode() for separator in (",", ", ", " ")]
