@@ -31,6 +31,7 @@ SEQUENCES = 32  # answers that are written at once
 FORMATS: tuple[StateFormat, ...] = ("f32", "f16", "i8")
 NOISES = (0.1, 0.2, 0.4, 0.8)
 SEED = 20
+DEPTHS = (1, 2, 3, 5, 10)  # input layers
 
 
 class Writer:
@@ -200,7 +201,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     add_arguments(parser)
     parser.add_argument("--model", type=Path, help="a GGUF file instead of the packaged model")
-    parser.add_argument("--input-layers", type=int, action="append", help="may be given again; default 1, 2, 3 and 5")
+    parser.add_argument("--input-layers", type=int, action="append", help=f"may be given again; default {', '.join(map(str, DEPTHS))}")
     parser.add_argument("--noise-at", type=int, default=2, help="number of input layers at which noise is added, too")
     parser.add_argument("--threads", type=int, default=1)
     args = parser.parse_args()
@@ -213,7 +214,7 @@ def main() -> None:
     formats = [Wire(form) for form in (FORMATS[1:2] if args.quick else FORMATS)]
     noises = [Wire("f32", noise) for noise in (NOISES[2:3] if args.quick else NOISES)]
     rows: list[Row] = []
-    for layers in args.input_layers or ((2,) if args.quick else (1, 2, 3, 5)):
+    for layers in args.input_layers or ((2,) if args.quick else DEPTHS):
         with tempfile.TemporaryDirectory() as folder:
             device = Device(path, folder, layers, args.threads)
             case = Case(device, own, users, args.quick)
