@@ -38,7 +38,8 @@ from streamco.engines.split.layers import HeadPart, InputPart, MiddlePart
 CELLS = 1024
 HELD_OUT = 10  # as in experiments/draft_text.py: of the kinds in FILES that were learned from, every tenth prompt was not
 TRAINED = {"gsm8k": "gsm8k_test.jsonl.gz", "Spec-Bench": "spec_bench.jsonl.gz"}
-ABSENT = {"HumanEval (absent)": "humaneval_prompts.jsonl.gz", "Alpaca (absent)": "alpaca_5000.jsonl.gz"}
+HUMANEVAL = "HumanEval (absent)"
+ABSENT = {HUMANEVAL: "humaneval_prompts.jsonl.gz", "Alpaca (absent)": "alpaca_5000.jsonl.gz"}
 PACKAGED = Path(streamco.__file__).parent / "engines" / "split" / "draft_layers" / "SmolLM2-135M-Instruct.npz"
 WRITTEN = "window 4"
 POLICIES: dict[str, tuple[int, float]] = {"window 3": (3, 0.0), WRITTEN: (4, 0.0), "threshold 0.3": (8, 0.3), "threshold 0.6": (8, 0.6)}

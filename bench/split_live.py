@@ -5,6 +5,10 @@ them a link of 7.5 MB/s up and 12.5 MB/s down. ``7B``: the server takes the time
 0.13 ms a row); where its own layers take longer, they count; ``own``: those of this machine. ``threshold ... last``: HAT's equations 5
 and 6. Prompts go up in one piece. All contenders answer each prompt in turns and must write the same text. A model this small is faster
 in one piece: this is about how trips add up.
+
+The draft layer has not learned from these prompts, and nothing of the kind marked as absent. A time between tokens is what a user waits on
+average: the seconds of all answers after their first tokens by the number of those tokens. Least and most are those of single answers, and
+``median answer`` is the one in their middle. ``tokens a trip`` leaves out the trip of the prompt and the token that it brings.
 """
 
 from __future__ import annotations
@@ -13,12 +17,13 @@ import argparse
 import asyncio
 import tempfile
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import AsyncExitStack
 from statistics import median
+from typing import NamedTuple
 from urllib.parse import urlsplit
 
-from bench.prompts import real_prompts
+from bench.draft_layer import ABSENT, HUMANEVAL, TRAINED, prompts_of
 from bench.report import Row, add_arguments, emit
 from streamco import Client, EngineOptions, SplitEndpoint
 from streamco.cli.server_process import running_server
@@ -29,25 +34,45 @@ from streamco.testing.link_proxy import LinkProxy
 
 UP_MBPS, DOWN_MBPS = 60.0, 100.0
 STEPS = {"7B": ("--emulate-step", "0.018,0.00013"), "own": ()}
-TRIPS = (0.010, 0.030, 0.080)  # seconds
-CONTENDERS: dict[str, DraftOptions | None] = {
-    "U-shape": None,
+KINDS = {**TRAINED, HUMANEVAL: ABSENT[HUMANEVAL]}
+OWN_PROMPTS = 3  # of each kind, with the server's own times
+BASE, DEFAULT = "U-shape", "confident"
+DRAFTS: dict[str, DraftOptions | None] = {
+    BASE: None,
+    DEFAULT: DraftOptions(),
     "drafts of 4": DraftOptions(window=4),
-    "confident": DraftOptions(),
-    "confident, parallel 3": DraftOptions(parallel=3),
     "threshold, parallel 3, last": DraftOptions(window="threshold", parallel=3, branches="last"),
 }
-BASE = "U-shape"
 
 
-class Answer:
-    """What one answer took."""
+class Case(NamedTuple):
+    """A server and a round trip in seconds."""
 
-    def __init__(self, text: str, tokens: int, seconds: float, trips: int) -> None:
-        self.text = text
-        self.tokens = tokens
-        self.tbt = seconds / max(1, tokens - 1)
-        self.trips = trips
+    step: str
+    rtt: float
+    contenders: tuple[str, ...]
+
+    @property
+    def title(self) -> str:
+        """Its name in the table."""
+        return f"{self.step}, RTT {self.rtt * 1e3:.0f} ms"
+
+
+CASES = (
+    Case("7B", 0.010, (BASE, DEFAULT)),
+    Case("7B", 0.030, tuple(DRAFTS)),
+    Case("7B", 0.080, (BASE, DEFAULT)),
+    *(Case("own", rtt, (BASE, DEFAULT)) for rtt in (0.010, 0.030, 0.080)),
+)
+
+
+class Answer(NamedTuple):
+    """What one answer took after its first token."""
+
+    text: str
+    tokens: int
+    seconds: float
+    trips: int
 
 
 async def ask(endpoint: SplitEndpoint, client: Client, prompt: str, most: int) -> Answer:
@@ -63,63 +88,89 @@ async def ask(endpoint: SplitEndpoint, client: Client, prompt: str, most: int) -
         if chunk.choices and (piece := chunk.choices[0].delta.content):
             text += piece
             times.append(time.perf_counter())
-    return Answer(text, tokens, times[-1] - times[0], endpoint.traffic.trips - before)
+    if tokens < 2:
+        raise SystemExit(f"expected an answer of several tokens, got {text!r} for {prompt[:60]!r}")
+    return Answer(text, tokens - 1, times[-1] - times[0], endpoint.traffic.trips - before - 1)
 
 
-async def measure(files: PartFiles, step: str, rtt: float, prompts: list[str], most: int) -> list[Row]:
+def prompts_by_kind(count: int) -> dict[str, list[str]]:
+    """Prompts of three kinds that the draft layer hasn't learned from."""
+    return {kind: prompts_of(name, is_absent=kind not in TRAINED, count=count) for kind, name in KINDS.items()}
+
+
+async def measure(files: PartFiles, case: Case, prompts: Mapping[str, list[str]], most: int) -> list[Row]:
     """Time between tokens and tokens a trip over one link."""
     async with AsyncExitStack() as stack:
-        options = ("--model", str(files.middle), "--middle", "--port", "0", "--threads", "2", *STEPS[step])
+        options = ("--model", str(files.middle), "--middle", "--port", "0", "--threads", "2", *STEPS[case.step])
         url = await stack.enter_async_context(running_server(*options))
-        link = await stack.enter_async_context(LinkProxy(urlsplit(url).port or 0, rtt=rtt, mbps=UP_MBPS, down_mbps=DOWN_MBPS))
+        link = await stack.enter_async_context(LinkProxy(urlsplit(url).port or 0, rtt=case.rtt, mbps=UP_MBPS, down_mbps=DOWN_MBPS))
         clients = {}
-        for name, drafts in CONTENDERS.items():
+        for name in case.contenders:
             endpoint = SplitEndpoint(
-                files.stem, f"ws://127.0.0.1:{link.port}", options=EngineOptions(threads=1), drafts=drafts, chunking="whole"
+                files.stem, f"ws://127.0.0.1:{link.port}", options=EngineOptions(threads=1), drafts=DRAFTS[name], chunking="whole"
             )
             clients[name] = endpoint, await stack.enter_async_context(Client(endpoint, mode="split"))
-        answers: dict[str, list[Answer]] = {name: [] for name in clients}
-        for turn, prompt in enumerate(prompts):
+            await ask(*clients[name], "Count to ten.", 8)  # connected, and the weights are in memory
+        answers: dict[str, dict[str, list[Answer]]] = {kind: {name: [] for name in clients} for kind in prompts}
+        in_turns = [
+            (kind, prompt) for together in zip(*prompts.values(), strict=True) for kind, prompt in zip(prompts, together, strict=True)
+        ]
+        for turn, (kind, prompt) in enumerate(in_turns):
             order = list(clients)[turn % len(clients) :] + list(clients)[: turn % len(clients)]
             for name in order:
-                answers[name].append(await ask(*clients[name], prompt, most))
-            texts = {each[-1].text for each in answers.values()}
+                answers[kind][name].append(await ask(*clients[name], prompt, most))
+            texts = {each[-1].text for each in answers[kind].values()}
             if len(texts) > 1:
                 raise SystemExit(f"expected the same text of all contenders, got {len(texts)} for {prompt[:60]!r}")
-    return rows_of(f"{step}, RTT {rtt * 1e3:.0f} ms", answers)
+    return rows_of(case.title, answers)
 
 
-def rows_of(case: str, answers: Mapping[str, list[Answer]]) -> list[Row]:
+def rows_of(case: str, answers: Mapping[str, Mapping[str, list[Answer]]]) -> list[Row]:
+    """Rows over all prompts, and those of each kind except the base's."""
     rows = []
-    base = [each.tbt for each in answers[BASE]]
-    for name, found in answers.items():
-        figures = {
-            ("time between tokens", "ms"): [each.tbt * 1e3 for each in found],
-            ("time between tokens", "of the U-shape's"): [each.tbt / other for each, other in zip(found, base, strict=True)],
-            ("tokens a trip", "tokens"): [each.tokens / max(1, each.trips) for each in found],
-        }
-        for (metric, unit), values in figures.items():
-            rows.append(Row("split_live", case, name, metric, unit, median(values), min(values), max(values)))
+    for kind in ("", *answers):
+        chosen = [each for name, each in answers.items() if kind in {"", name}]
+        base = [answer for each in chosen for answer in each[BASE]]
+        for name in [each for each in chosen[0] if not kind or each != BASE]:
+            found = [answer for each in chosen for answer in each[name]]
+            contender = f"{name}, {kind}" if kind else name
+            rows += [Row("split_live", case, contender, *figure) for figure in figures(found, base)]
     return rows
 
 
-async def run(*, quick: bool) -> list[Row]:
+def figures(found: Sequence[Answer], base: Sequence[Answer]) -> list[tuple[str, str, float, float, float]]:
+    """Metric, unit, value, least and most of some answers, from the base's answers to the same prompts."""
+    times, trips = [each.seconds * 1e3 / each.tokens for each in found], [each.tokens / each.trips for each in found]
+    ratios = [each.seconds / other.seconds for each, other in zip(found, base, strict=True)]
+    seconds, tokens = sum(each.seconds for each in found), sum(each.tokens for each in found)
+    values = (
+        ("time between tokens", "ms", seconds * 1e3 / tokens, times),
+        ("time between tokens", "of the U-shape's", seconds / sum(each.seconds for each in base), ratios),
+        ("median answer's time between tokens", "of the U-shape's", median(ratios), ratios),
+        ("tokens a trip", "tokens", tokens / sum(each.trips for each in found), trips),
+    )
+    return [(metric, unit, value, min(each), max(each)) for metric, unit, value, each in values]
+
+
+async def run(count: int, most: int, *, quick: bool) -> list[Row]:
     """All links and servers."""
-    prompts = [text for _, text in real_prompts(60) if len(text) <= 600][: 2 if quick else 8]
+    rows: list[Row] = []
     with tempfile.TemporaryDirectory() as folder:
         files = split_model(packaged_model(), folder)
-        rows: list[Row] = []
-        for step in STEPS:
-            for rtt in TRIPS[1:2] if quick else TRIPS:
-                rows += await measure(files, step, rtt, prompts, 24 if quick else 48)
+        for case in CASES[1:2] if quick else CASES:
+            prompts = prompts_by_kind(count if case.step == "7B" else min(count, OWN_PROMPTS))
+            rows += await measure(files, case, prompts, most)
     return rows
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     add_arguments(parser)
+    parser.add_argument("--prompts", type=int, default=5, help="of each kind (default: %(default)s)")
+    parser.add_argument("--tokens", type=int, default=96, help="of each answer (default: %(default)s)")
     args = parser.parse_args()
-    emit(asyncio.run(run(quick=args.quick)), args.json, against=BASE)
+    count, most = (1, 16) if args.quick else (args.prompts, args.tokens)
+    emit(asyncio.run(run(count, most, quick=args.quick)), args.json, against=BASE)
 
 
 if __name__ == "__main__":
