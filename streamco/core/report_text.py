@@ -10,17 +10,22 @@ from msgspec import Struct
 from streamco.core.report import EndpointReport, HandOver, Report, SpeculationFigures, SplitFigures
 
 __all__ = [
+    "Figure",
     "Section",
     "format_joules",
     "format_saving",
     "format_seconds",
     "format_usd",
+    "note_line",
     "report_sections",
     "saved_share",
     "sections_to_text",
     "speculation_summary",
+    "speculation_figures",
+    "split_figures",
     "split_summary",
     "summary",
+    "summary_figures",
 ]
 
 _OWN_COUNTERS = (None, "engine", "usage", "estimate")  # an estimate has its mark in the table
@@ -32,6 +37,13 @@ class Section(Struct, frozen=True):
     title: str
     heads: tuple[str, ...]
     rows: list[tuple[str, ...]]
+
+
+class Figure(Struct, frozen=True):
+    """A piece of a line about an answer. If the line is too long, the highest rank is left out first; rank 0 always stays."""
+
+    text: str
+    rank: int = 0
 
 
 def format_seconds(seconds: float | None) -> str:
@@ -60,57 +72,71 @@ def _share(share: float | None) -> str:
 
 
 def summary(report: Report, *, ending: str = "") -> str:
-    """Return the figures of an answer in one line. ``ending``: stopped | failed, or "" if it is complete."""
-    parts = [f"{report.winner or 'no endpoint'} answered"]
-    parts += [_change(report, change) for change in report.hand_overs]
-    parts += [text for text in (speculation_summary(report), split_summary(report)) if text]
-    parts.append(f"first token {format_seconds(report.ttft)}")
+    """Return the figures of an answer and its first note in one line. ``ending``: stopped | failed, or "" if it is complete."""
+    texts = [figure.text for figure in summary_figures(report, ending=ending)]
+    return " · ".join([*texts, *filter(None, [note_line(report)])])
+
+
+def summary_figures(report: Report, *, ending: str = "") -> list[Figure]:
+    """Return the figures of an answer, for one line. ``ending``: stopped | failed, or "" if it is complete."""
+    figures = [Figure(f"{report.winner or 'no endpoint'} answered")]
+    figures += [Figure(_change(report, change), 1) for change in report.hand_overs]
+    figures += [*speculation_figures(report), *split_figures(report), Figure(f"first token {format_seconds(report.ttft)}", 5)]
     if report.tokens_per_second is not None:
-        parts.append(f"{report.tokens_per_second:.1f} tokens/s")
-    parts += [
-        f"{report.tokens} token{'s' if report.tokens != 1 else ''}",
-        format_usd(report.cost_usd) if report.cost_usd is not None else "cost unknown",
-    ]
-    if ending:
-        parts.append(ending)
-    parts += report.notes[:1]
-    if len(report.notes) > 1:
-        parts.append(f"{len(report.notes) - 1} more in the report")
-    return " · ".join(parts)
+        figures.append(Figure(f"{report.tokens_per_second:.1f} tokens/s", 3))
+    figures.append(Figure(f"{report.tokens} token{'s' if report.tokens != 1 else ''}", 8))
+    figures.append(Figure("cost unknown", 9) if report.cost_usd is None else Figure(format_usd(report.cost_usd), 6))
+    return [*figures, Figure(ending)] if ending else figures
+
+
+def note_line(report: Report) -> str:
+    """Return the answer's first note, and how many more there are; "" if there is none."""
+    more = [f"{len(report.notes) - 1} more in the report"] if len(report.notes) > 1 else []
+    return " · ".join([*report.notes[:1], *more])
 
 
 def speculation_summary(report: Report) -> str:
-    """Return a summary of the drafts: ``72% of drafts accepted · 30% verified``; "" if there were none.
+    """Return a summary of the drafts: ``72% of drafts accepted · 30% verified``; "" if there were none."""
+    return " · ".join(figure.text for figure in speculation_figures(report))
+
+
+def speculation_figures(report: Report) -> list[Figure]:
+    """Return what became of the drafts; nothing if there were none.
 
     Tokens that the device wrote without a verdict are counted: ``326 of 406 tokens by the device alone`` if all should have been verified.
     """
     figures = report.speculation
     if figures is None:
-        return ""
-    parts = []
+        return []
+    found = []
     if figures.acceptance is not None:
-        parts.append(f"{figures.acceptance:.0%} of drafts accepted")
+        found.append(Figure(f"{figures.acceptance:.0%} of drafts accepted", 4))
         if figures.offloaded_share is not None:
-            parts.append(f"{figures.offloaded_share:.0%} verified")
+            found.append(Figure(f"{figures.offloaded_share:.0%} verified", 7))
     if figures.device and report.tokens:
         what = "tokens by the device alone" if figures.budget >= 1 else "tokens not verified"
-        parts.append(f"{figures.device} of {report.tokens} {what}")
-    return " · ".join(parts)
+        found.append(Figure(f"{figures.device} of {report.tokens} {what}", 1))
+    return found
 
 
 def split_summary(report: Report) -> str:
-    """Return a summary of a split model's trips: ``1.42 tokens a trip``; "" if there were none.
+    """Return a summary of a split model's trips: ``1.42 tokens a trip``; "" if there were none."""
+    return " · ".join(figure.text for figure in split_figures(report))
+
+
+def split_figures(report: Report) -> list[Figure]:
+    """Return what a split model's trips brought; nothing if there were none.
 
     If a server was lost, it says that too: ``went on at host:8001 after a loss``.
     """
     figures = report.split
     if figures is None or figures.tokens_per_trip is None:
-        return ""
-    parts = [f"{figures.tokens_per_trip:.2f} tokens a trip"]
+        return []
+    found = [Figure(f"{figures.tokens_per_trip:.2f} tokens a trip", 4)]
     if figures.sessions > 1:
         losses = "a loss" if figures.sessions == 2 else f"{figures.sessions - 1} losses"
-        parts.append(f"went on at {figures.servers[-1]} after {losses}")
-    return " · ".join(parts)
+        found.append(Figure(f"went on at {figures.servers[-1]} after {losses}", 1))
+    return found
 
 
 def _change(report: Report, change: HandOver) -> str:

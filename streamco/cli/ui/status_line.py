@@ -2,15 +2,37 @@
 
 from __future__ import annotations
 
+import unicodedata
 from collections.abc import Sequence
 
-from streamco.core.report_text import format_seconds
+from streamco.core.report_text import Figure, format_seconds
 
-__all__ = ["Progress"]
+__all__ = ["Progress", "fitted"]
 
 SPINNER = "⠋⠙⠹⠸⠼⠴⠦⠧⠇⠏"
 SPINS = 10  # steps a second
 SILENCE = 2.0  # seconds without a token before the line says so
+
+
+def fitted(figures: Sequence[Figure], width: int | None = None) -> str:
+    """Return the figures in one line.
+
+    Args:
+        figures: from left to right. Those of the highest rank are left out first, and of several the last one, until the line fits.
+        width: cells that the line may have; it is longer only if figures of rank 0 are. None: any number.
+    """
+    kept = list(figures)
+    while True:
+        line = " · ".join(figure.text for figure in kept)
+        least = max(reversed(kept), key=lambda figure: figure.rank, default=Figure(""))
+        if width is None or _cells(line) <= width or not least.rank:
+            return line
+        kept = [figure for figure in kept if figure is not least]
+
+
+def _cells(text: str) -> int:
+    """Return the cells of a terminal that a text covers. rich counts them, too, but plain output does without it."""
+    return sum(0 if unicodedata.combining(each) else 2 if unicodedata.east_asian_width(each) in "WF" else 1 for each in text)
 
 
 class Progress:
@@ -45,22 +67,36 @@ class Progress:
             return None
         return (self.tokens - 1) / (self.last - self.first)
 
-    def waiting_line(self, asked: Sequence[str], *, now: float) -> str:
-        """Return the status line before the first token. ``asked``: endpoints that work on it."""
-        names = " and ".join(asked) or "an answer"
-        return f"{self._spin(now)} waiting for {names} · {now - self.began:.1f} s · Ctrl-C stops"
+    def waiting_line(self, asked: Sequence[str], *, now: float, width: int | None = None) -> str:
+        """Return the status line before the first token.
 
-    def line(self, *, now: float, drafts: str = "", cost: str = "") -> str:
-        """Return the status line. ``drafts`` and ``cost`` are texts about the answer so far."""
+        Args:
+            asked: endpoints that work on it.
+            now: seconds.
+            width: cells of the line; None: any number.
+        """
+        names = " and ".join(asked) or "an answer"
+        figures = (Figure(f"{self._spin(now)} waiting for {names}"), Figure(f"{now - self.began:.1f} s", 1), Figure("Ctrl-C stops", 2))
+        return fitted(figures, width)
+
+    def line(self, *, now: float, drafts: Sequence[Figure] = (), cost: str = "", width: int | None = None) -> str:
+        """Return the status line.
+
+        Args:
+            now: seconds.
+            drafts: what became of drafts, or what trips brought, so far.
+            cost: of the answer so far.
+            width: cells of the line; None: any number. How to stop is left out first, then what the line under the answer will have.
+        """
         first = format_seconds(None if self.first is None else self.first - self.began)
-        parts = [f"{self._spin(now)} {self._makers()}", f"first token {first}"]
+        figures = [Figure(f"{self._spin(now)} {self._makers()}"), Figure(f"first token {first}", 7)]
         if self.rate is not None:
-            parts.append(f"{self.rate:.1f} tokens/s")
-        parts.append(f"{self.tokens} token{'s' if self.tokens != 1 else ''}")
-        if now - self.last >= SILENCE:
-            parts.append(f"nothing for {now - self.last:.0f} s")
-        parts += [text for text in (drafts, cost) if text]
-        return " · ".join([*parts, "Ctrl-C stops"])
+            figures.append(Figure(f"{self.rate:.1f} tokens/s", 2))
+        figures.append(Figure(f"{self.tokens} token{'s' if self.tokens != 1 else ''}", 5))
+        if is_silent := now - self.last >= SILENCE:
+            figures.append(Figure(f"nothing for {now - self.last:.0f} s"))
+        figures += [*drafts, *([Figure(cost, 8)] if cost else [])]
+        return fitted([*figures, Figure("Ctrl-C stops", 1 if is_silent else 9)], width)
 
     def _spin(self, now: float) -> str:
         return SPINNER[int((now - self.began) * SPINS) % len(SPINNER)]

@@ -15,11 +15,11 @@ from streamco.cli.ui.control_characters import printable
 from streamco.cli.ui.interrupt import quiet_keyboard
 from streamco.cli.ui.live_region import HIDE_CURSOR, SHOW_CURSOR, Region, Row
 from streamco.cli.ui.render import AnswerRenderer, rows_of
-from streamco.cli.ui.status_line import Progress
+from streamco.cli.ui.status_line import Progress, fitted
 from streamco.cli.ui.theme import Theme
 from streamco.client.stream import Token
 from streamco.core.report import Report
-from streamco.core.report_text import Section, format_usd, speculation_summary, split_summary, summary
+from streamco.core.report_text import Section, format_usd, note_line, speculation_figures, split_figures, summary_figures
 from streamco.core.speculation.events import Origin
 
 __all__ = ["TerminalView"]
@@ -109,14 +109,14 @@ class TerminalView:
         self._write(self._region.draw([*frame.open, *gap, *notices, self._status()], above=above))
 
     def _status(self) -> Row:
-        progress, report = self._progress, self._report()
+        progress, report, width = self._progress, self._report(), self._line_width
         if progress.first is None:
             asked = [part.name for part in report.endpoints if part.opened is not None] if report else []
-            line = progress.waiting_line(asked, now=self._clock())
+            line = progress.waiting_line(asked, now=self._clock(), width=width)
         else:
             cost = format_usd(report.cost_usd) if report and report.cost_usd is not None else ""
-            drafts = speculation_summary(report) or split_summary(report) if report else ""
-            line = progress.line(now=self._clock(), drafts=drafts, cost=cost)
+            drafts = [*speculation_figures(report), *split_figures(report)] if report else []
+            line = progress.line(now=self._clock(), drafts=drafts, cost=cost, width=width)
         return self._one_row(self._tinted(line))
 
     def _tinted(self, line: str) -> Text:
@@ -135,8 +135,13 @@ class TerminalView:
         for text in notices:
             self.console.print(Text(text, style=self._theme.notice))
 
+    @property
+    def _line_width(self) -> int:
+        """Cells of a line that isn't wrapped; one is left free."""
+        return self.console.width - 1
+
     def _one_row(self, text: Text) -> Row:
-        text.truncate(self.console.width - 1, overflow="ellipsis")
+        text.truncate(self._line_width, overflow="ellipsis")
         return rows_of(self.console, text)[0]
 
     def _settle(self) -> None:
@@ -174,10 +179,14 @@ class TerminalView:
         self._changed.set()
 
     def end(self, report: Report | None, *, ending: str = "") -> None:
-        """Print the summary under the answer."""
+        """Print the figures that fit one line under the answer, and the answer's first note under them."""
         self.console.print()
         if report is not None:
-            self.console.print(self._tinted(summary(report, ending=ending)))
+            line = self._tinted(fitted(summary_figures(report, ending=ending), self._line_width))
+            line.truncate(self._line_width, overflow="ellipsis")
+            self.console.print(line)
+            if note := note_line(report):
+                self.note(note)
             self.console.print()
 
     def note(self, text: str) -> None:

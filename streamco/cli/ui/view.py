@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from typing import Protocol, TextIO
 
 from streamco.cli.ui.control_characters import print_plain, printable
+from streamco.cli.ui.status_line import fitted
 from streamco.client.stream import Token
 from streamco.core.report import Report
-from streamco.core.report_text import Section, sections_to_text, summary
+from streamco.core.report_text import Section, note_line, sections_to_text, summary, summary_figures
 
 __all__ = ["PlainView", "View"]
 
@@ -84,10 +86,15 @@ class PlainView:
             self._at_line_start = text.endswith("\n") if text else self._at_line_start
 
     def end(self, report: Report | None, *, ending: str = "") -> None:
-        """End the line, and print the summary on ``err``."""
+        """End the line, and print the summary on ``err``; on a terminal the figures that fit a line, and the first note on another."""
         self._end_line()
-        if report is not None:
+        if report is None:
+            return
+        if (columns := _columns(self._err)) is None:
             print_plain(f"[{summary(report, ending=ending)}]", self._err)
+            return
+        lines = [fitted(summary_figures(report, ending=ending), columns - 3), note_line(report)]
+        print_plain("\n".join(f"[{line}]" for line in lines if line), self._err)
 
     def note(self, text: str) -> None:
         """Print the text on ``err``."""
@@ -107,3 +114,8 @@ class PlainView:
             self._out.write("\n")
             self._out.flush()
             self._at_line_start = True
+
+
+def _columns(stream: TextIO) -> int | None:
+    """Return the width of the terminal that a stream goes to; None if it is no terminal, or one without a width."""
+    return (os.get_terminal_size(stream.fileno()).columns or None) if stream.isatty() else None

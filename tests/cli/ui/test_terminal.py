@@ -4,15 +4,17 @@ import asyncio
 import io
 
 import pytest
+from msgspec import structs
 from rich.console import Console
 
 from streamco.cli.ui.render import markdown_styles
 from streamco.cli.ui.terminal import TerminalView
 from streamco.cli.ui.theme import THEMES
 from streamco.client.stream import Token
+from streamco.core.report import HandOver
 from streamco.core.report_text import report_sections
 from tests.cli.emulator import Emulator, plain
-from tests.core.test_report_text import FIGURES, make_report
+from tests.core.test_report_text import FIGURES, TRIPS, make_report
 
 KINDS = {"device": "device", "server": "server"}
 
@@ -85,8 +87,7 @@ async def test_while_an_answer_comes_a_status_line_stays_below_it() -> None:
         "",
         "Some bold text",
         "",
-        "device answered · first token 38 ms · 48.1 tokens/s · 132",
-        "tokens · $0.0000045",
+        "device answered · first token 38 ms · 48.1 tokens/s",
     ]
 
 
@@ -153,6 +154,44 @@ async def test_a_narrow_terminal_gets_a_short_status_line() -> None:
         screen.view.feed(token("word " * 12))
         await screen.until("device")
     assert screen.show().split("\n") == ["", "word word word word", "word word word word", "word word word word"]
+
+
+@pytest.mark.parametrize("width", [80, 60, 40, 25])
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {},
+        {"split": TRIPS},
+        {"split": structs.replace(TRIPS, sessions=2, servers=["one:8000", "two:8000"])},
+        {"speculation": FIGURES},
+        {"cost_usd": None},
+        {"hand_overs": [HandOver(source="device", target="server", position=18, at=1.0, reason="cheaper", is_planned=True)]},
+    ],
+    ids=["race", "split", "split, lost", "speculate", "no price", "moved"],
+)
+async def test_the_line_under_an_answer_is_never_wrapped(changes: dict[str, object], width: int) -> None:
+    screen, report = Screen(width=width), make_report(**changes)
+    async with screen.view.answering(lambda: report):
+        screen.view.feed(token("text"))
+        live = (await screen.until("device ·" if width > 25 else "device")).split("\n")
+        assert [line for line in live if line] == ["text", live[-1]]
+        assert len(live[-1]) < width
+    screen.view.end(report, ending="stopped")
+    answer, line = (line for line in screen.show().split("\n") if line)
+    assert answer == "text"
+    assert len(line) < width
+    assert line.endswith(("stopped", "…"))
+
+
+async def test_a_note_stands_under_the_figures() -> None:
+    screen = Screen(width=60)
+    note = "split: the states went over the wire as f16, so the answer may differ from the whole model's"
+    async with screen.view.answering(lambda: None):
+        screen.view.feed(token("text"))
+    screen.view.end(make_report(split=TRIPS, notes=[note, "another"]))
+    _, line, *noted = (line for line in screen.show().split("\n") if line)
+    assert line == "device answered · 1.25 tokens a trip · 48.1 tokens/s"
+    assert " ".join(noted) == f"{note} · 1 more in the report"
 
 
 async def test_after_a_resize_drawing_goes_on() -> None:

@@ -1,11 +1,19 @@
 from __future__ import annotations
 
+import fcntl
 import io
+import os
+import pty
+import struct
+import termios
+from collections.abc import Iterator
+
+import pytest
 
 from streamco.cli.ui.view import PlainView
 from streamco.client.stream import Token
 from streamco.core.report_text import Section
-from tests.core.test_report_text import make_report
+from tests.core.test_report_text import TRIPS, make_report
 
 
 def make() -> tuple[PlainView, io.StringIO, io.StringIO]:
@@ -62,3 +70,28 @@ def test_legend_headings_and_tables_are_plain_lines() -> None:
     view.tables([Section("things", ("a", "b"), [("1", "two")])])
     assert err.getvalue() == "device  small\nserver  large\n\n1. title\nthings\n  a  b\n  1  two\n"
     assert out.getvalue() == ""
+
+
+@pytest.fixture
+def terminal_pair() -> Iterator[tuple[int, io.TextIOWrapper]]:
+    """The program's end of a pseudo-terminal, and the other end's descriptor."""
+    outer, inner = pty.openpty()
+    with os.fdopen(inner, "w") as stream:
+        yield outer, stream
+    os.close(outer)
+
+
+@pytest.mark.parametrize(
+    ("columns", "line"),
+    [
+        (0, "[device answered · 1.25 tokens a trip · first token 38 ms · 48.1 tokens/s · 132 tokens · $0.0000045 · not as asked]"),
+        (80, "[device answered · 1.25 tokens a trip · first token 38 ms · 48.1 tokens/s]"),
+        (40, "[device answered · 48.1 tokens/s]"),
+    ],
+)
+def test_on_a_terminal_the_summary_fits_a_line(terminal_pair: tuple[int, io.TextIOWrapper], columns: int, line: str) -> None:
+    outer, stream = terminal_pair
+    fcntl.ioctl(outer, termios.TIOCSWINSZ, struct.pack("HHHH", 24, columns, 0, 0))
+    PlainView(io.StringIO(), stream).end(make_report(split=TRIPS, notes=["not as asked"]))
+    found = os.read(outer, 4096).decode().splitlines()
+    assert found == ([line, "[not as asked]"] if columns else [line])
