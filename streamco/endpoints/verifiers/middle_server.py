@@ -8,9 +8,10 @@ from streamco.config import Timeouts
 from streamco.endpoints.verifiers.connection import VerifierAddress, VerifierConnection, connect_verifier
 from streamco.endpoints.verifiers.upload_meter import UploadMeter
 from streamco.errors import EndpointConnectError, EndpointError, StreamcoError
+from streamco.policies.chunking import RowCosts
 from streamco.wire.split.client import SplitClient
 from streamco.wire.split.codec import SplitCodec
-from streamco.wire.split.frames import LayersMark
+from streamco.wire.split.frames import LayersMark, RowCost, ServerBatches, States
 from streamco.wire.verify.errors import VerifyProtocolError
 
 __all__ = ["MiddleServer", "final_error"]
@@ -25,6 +26,9 @@ class MiddleServer:
         self.address = address
         self.meter = UploadMeter()
         self.not_before = 0.0  # the loop's time, in seconds, before which it wants no try
+        self.costs: RowCosts | None = None  # as it reported last; None: not connected yet
+        self.load_rows = self.steady_rows = 0  # of its batches, as it reported last
+        self._reported: tuple[RowCost, ...] = ()
         self._mark = mark
         self._exact = exact
         self._timeouts = timeouts
@@ -47,7 +51,16 @@ class MiddleServer:
                 await self.aclose()
                 client = SplitClient(SplitCodec(self._mark.width), self._mark, exact=self._exact)
                 self._connection = await connect_verifier(self.address, client, timeouts=self._timeouts, ping_interval=_PING_INTERVAL)
+                assert client.welcome is not None, "a connection begins after its welcome"
+                self.record(client, client.welcome.batches)
             return self._connection
+
+    def record(self, client: SplitClient, load: ServerBatches | States) -> None:
+        """Take the load that the server reports on a connection, and its costs if they have changed."""
+        self.load_rows, self.steady_rows = load.load_rows, load.steady_rows
+        if client.row_costs is not self._reported:
+            self._reported = client.row_costs
+            self.costs = RowCosts({cost.rows: cost.microseconds / 1e6 for cost in self._reported})
 
     @property
     def round_trip(self) -> float:

@@ -23,7 +23,7 @@ from streamco.engines.llamacpp.model_parts import PartInfo
 from streamco.engines.split.answer import DeepStates, LinkEvent, LinkFailed
 from streamco.engines.split.tally import SplitTraffic, total_traffic
 from streamco.errors import EndpointTimeoutError, StreamClosed, StreamcoError
-from streamco.policies.chunking import Chunking, PromptPlan, RowCosts, SplitPath, plan_prompt
+from streamco.policies.chunking import Chunking, PromptPlan, SplitPath, plan_prompt
 from streamco.wire.split.client import SplitClient
 from streamco.wire.split.frames import LayersMark, Refusal, SplitLimits, SplitOpened, SplitResumed, SplitWelcome, States
 from streamco.wire.tensors import StateFormat, state_bytes
@@ -77,8 +77,6 @@ class ServerLink:
         self._chunking: Chunking = chunking
         self._server = self.servers[0]  # that was used last
         self._welcome: SplitWelcome | None = None
-        self._costs: RowCosts | None = None
-        self._loads = (0, 0)
         self._limits = SplitLimits()
         self._sessions: set[_Session] = set()
         self._ended = SplitTraffic()  # of the sessions that are over
@@ -100,16 +98,17 @@ class ServerLink:
 
     def plan(self, rows: int) -> PromptPlan:
         """Return how a prompt is cut; in one piece while no server has sent its costs. See ``SplitLink.plan``."""
-        welcome, costs, limits = self._welcome, self._costs, self._limits
+        server, welcome, limits = self._server, self._welcome, self._limits
+        costs = server.costs
         if welcome is None or costs is None:
             return PromptPlan(min(rows, limits.rows))
         path = SplitPath(
             costs=costs,
             row_bytes=state_bytes(1, self.mark.width, self.form),
-            upload_rate=self._server.meter.rate,
-            round_trip=self._server.round_trip,
-            load_rows=self._loads[0],
-            steady_rows=self._loads[1],
+            upload_rate=server.meter.rate,
+            round_trip=server.round_trip,
+            load_rows=server.load_rows,
+            steady_rows=server.steady_rows,
             stages=max(1, welcome.stages),
             room=welcome.batches.room,
             max_rows=limits.rows,
@@ -119,11 +118,12 @@ class ServerLink:
 
     def row_seconds(self, rows: int) -> float:
         """Return what the last of so many rows of a trip costs; see ``SplitLink.row_seconds``. Both ways count as fast as the upload."""
-        if self._costs is None:
+        server, costs = self._server, self._server.costs
+        if costs is None:
             return 0.0
-        others = max(0, self._loads[0] - rows)  # the load counts this device's rows too
-        computing = self._costs.seconds(others + rows) - self._costs.seconds(others + rows - 1)
-        return computing + 2 * state_bytes(1, self.mark.width, self.form) / self._server.meter.rate
+        others = max(0, server.load_rows - rows)  # the load counts this device's rows too
+        computing = costs.seconds(others + rows) - costs.seconds(others + rows - 1)
+        return computing + 2 * state_bytes(1, self.mark.width, self.form) / server.meter.rate
 
     def session(self, emit: Callable[[LinkEvent], None], reserve: int) -> _Session:
         """Return a session for one answer; see ``SplitLink.session``."""
@@ -139,7 +139,7 @@ class ServerLink:
         error: StreamcoError | None = None
         for server in self.servers:
             try:
-                self.record_welcome(server, await server.find())
+                self.use(server, await server.find())
             except StreamcoError as exc:
                 error = exc
             else:
@@ -147,18 +147,11 @@ class ServerLink:
         if error is not None:
             raise error
 
-    def record_welcome(self, server: MiddleServer, connection: VerifierConnection[SplitClient]) -> None:
-        """Take a server's limits, costs and load as those that count."""
+    def use(self, server: MiddleServer, connection: VerifierConnection[SplitClient]) -> None:
+        """Take a server as the one in use, with its limits."""
         welcome = connection.client.welcome
         assert welcome is not None, "a connection begins after its welcome"
-        if self._welcome is not welcome:
-            self._loads = (welcome.batches.load_rows, welcome.batches.steady_rows)
-            self._costs = RowCosts({cost.rows: cost.microseconds / 1e6 for cost in welcome.row_costs})
         self._server, self._welcome, self._limits = server, welcome, connection.client.limits
-
-    def record_load(self, states: States) -> None:
-        """Take the load that an answer reports."""
-        self._loads = (states.load_rows, states.steady_rows)
 
     def add(self, session: _Session) -> None:
         """Remember a session that is used."""
@@ -315,7 +308,7 @@ class _Session:
         """Resume or open the session at a server; return the positions that it holds."""
         server = self._link.servers[index]
         connection = await server.find()
-        self._link.record_welcome(server, connection)
+        self._link.use(server, connection)
         if index != self._server:
             self._server, self._key = index, None
         if self._key is not None:
@@ -375,14 +368,15 @@ class _Session:
         self._watch()
 
     def _handle_states(self, frame: States) -> None:
-        link = self._link
+        server = self._link.servers[self._server]
         sent = self._unanswered.popleft()
         self._losses, self._refused_at = 0, None
         self.traffic.rows_down += len(frame.states)
         self.traffic.trips += len(frame.states) > 0
-        link.record_load(frame)
+        assert self._connection is not None, "frames come on a connection"
+        server.record(self._connection.client, frame)
         at_server = (frame.queue_us + frame.compute_us) / 1e6
-        self._last = self._meter.record_answer(sent.frame, at_server, self._last, now=link.loop.time())
+        self._last = server.meter.record_answer(sent.frame, at_server, self._last, now=self._link.loop.time())
         self._watch()
         self._emit(DeepStates(self._attempt, frame.states[len(frame.states) - sent.wanted :]))
 

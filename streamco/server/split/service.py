@@ -27,7 +27,7 @@ from streamco.server.verify.frame_service import FrameService
 from streamco.server.verify.options import VerifyOptions
 from streamco.server.verify.service import STATS_PATH
 from streamco.wire.split.codec import SplitCodec
-from streamco.wire.split.frames import LayersMark, RowCost, ServerBatches, SplitLimits
+from streamco.wire.split.frames import LayersMark, ServerBatches, SplitLimits
 from streamco.wire.split.server import SplitServer
 from streamco.wire.verify.frames import PATH
 
@@ -38,8 +38,6 @@ ROOM = 256
 
 _SMALLEST = CHUNK + 16  # rows of the smallest room
 _STRETCH = 2.5  # times as long as the smallest room: if time grows with rows, as on a CPU, verifications should not wait for prompts
-
-_MAX_COST = (1 << 32) - 1  # microseconds
 
 
 class SplitService(FrameService[SplitServer]):
@@ -82,8 +80,6 @@ class SplitService(FrameService[SplitServer]):
 
     def make_server(self) -> SplitServer:
         """Return the protocol's end of a new connection."""
-        costs = self.manager.load.costs()
-        measured = [RowCost(rows, min(_MAX_COST, max(1, round(costs.seconds(rows) * 1e6)))) for rows in costs.rows]
         codec = SplitCodec(self.mark.width, self._limits)
         exact = self._engine.is_exact
         load = self.manager.load
@@ -91,7 +87,7 @@ class SplitService(FrameService[SplitServer]):
             codec,
             self.mark,
             model=self.model[:256],
-            row_costs=measured,
+            row_costs=self.manager.row_costs,
             batches=ServerBatches(self._policy.room, round(load.rows), round(load.steady_rows)),
             resume_s=self.options.resume_s,
             is_exact=exact,

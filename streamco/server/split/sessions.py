@@ -41,11 +41,23 @@ from streamco.machine_driver import MachineDriver
 from streamco.policies.batching import CHUNK, Mixed
 from streamco.policies.chunking import RowCosts, ServerLoad
 from streamco.server.split.batches import RowsReport, RowsRunner
+from streamco.server.split.rounds import PendingRound
 from streamco.server.split.stats import SplitStats
 from streamco.server.verify.options import VerifyOptions
 from streamco.server.verify.sessions import refusal_for
 from streamco.server.wakeup import WakeCoalescer
-from streamco.wire.split.frames import Close, Rows, SplitClientFrame, SplitHello, SplitOpen, SplitOpened, SplitResume, SplitResumed, States
+from streamco.wire.split.frames import (
+    Close,
+    RowCost,
+    Rows,
+    SplitClientFrame,
+    SplitHello,
+    SplitOpen,
+    SplitOpened,
+    SplitResume,
+    SplitResumed,
+    States,
+)
 from streamco.wire.split.server import SplitServer
 from streamco.wire.verify.errors import EvictedError, NotResumableError, OverloadedError, VerifierFailedError, VerifyProtocolError
 
@@ -75,41 +87,6 @@ class SplitConnection(Protocol):
         ...
 
 
-class _PendingRound:
-    """One frame of rows that is not answered yet.
-
-    Args:
-        rows: the frame.
-        turn: number of the round in its session, on all connections.
-        is_prompt: whether it is read like a prompt.
-        arrived: time.
-    """
-
-    def __init__(self, rows: Rows, turn: int, *, is_prompt: bool, arrived: float) -> None:
-        self.rows = rows
-        self.turn = turn
-        self.is_prompt = is_prompt
-        self.arrived = arrived
-        self.done = rows.position  # end of its rows that are computed
-        self.computed = 0.0  # seconds of its batches
-        self.found: list[NDArray[np.float32]] = []  # states of the wanted rows so far
-        self.is_refused = False
-
-    def slice_of(self, start: int, end: int) -> NDArray[np.float32]:
-        """Return the states of its rows from position ``start`` to ``end``."""
-        first = self.rows.position
-        return self.rows.states[max(0, start - first) : max(0, end - first)]
-
-    def keep(self, states: NDArray[np.float32], start: int, seconds: float) -> None:
-        """Keep what is wanted of a batch's states, which begin at position ``start``; the batch took ``seconds``."""
-        end = min(self.rows.end, start + len(states))
-        first = max(self.done, self.rows.end - self.rows.wanted)
-        if first < end:
-            self.found.append(states[first - start : end - start].copy())
-        self.done = end
-        self.computed += seconds
-
-
 class _SplitSession:
     """A session, connected or waiting to be resumed; the manager owns it."""
 
@@ -122,8 +99,8 @@ class _SplitSession:
         self.peer = ""  # address of its last connection
         self.turns = 0  # rounds so far, on all connections
         self.held = 0  # rows in the engine
-        self.pending: deque[_PendingRound] = deque()  # in order
-        self.reading: list[_PendingRound] = []  # of which the running batch has rows
+        self.pending: deque[PendingRound] = deque()  # in order
+        self.reading: list[PendingRound] = []  # of which the running batch has rows
         self.is_resuming = False  # the answer to a resume waits for the pending rounds
         self.left_at = 0.0
         self.failures = 0  # in a row
@@ -164,6 +141,12 @@ class SplitSessions(MachineDriver[SchedulerEvent, SchedulerCommand]):
         self._parts: dict[str, BatchPart] = {}  # of the running batch
         self._opened = 0
         self.start()
+
+    @property
+    def row_costs(self) -> tuple[RowCost, ...]:
+        """What batches cost at present, by the measured sizes."""
+        costs = self.load.costs()
+        return tuple(RowCost(rows, max(1, _number(costs.seconds(rows) * _MICROSECONDS))) for rows in costs.rows)
 
     # What a connection calls
 
@@ -240,7 +223,7 @@ class SplitSessions(MachineDriver[SchedulerEvent, SchedulerCommand]):
         rows = len(frame.states)
         continues = bool(session.pending) and session.pending[-1].is_prompt  # the end of a prompt may be short
         is_prompt = rows > CHUNK or not frame.wanted or continues
-        session.pending.append(_PendingRound(frame, session.turns, is_prompt=is_prompt, arrived=self._clock()))
+        session.pending.append(PendingRound(frame, session.turns, is_prompt=is_prompt, arrived=self._clock()))
         drafted = 0 if is_prompt else rows - 1
         event = DraftReceived(
             session=session.name,
@@ -364,7 +347,7 @@ class SplitSessions(MachineDriver[SchedulerEvent, SchedulerCommand]):
         if session.connection is not None and not session.is_resuming:
             times = (_number(queued * _MICROSECONDS), _number(done.computed * _MICROSECONDS))
             loads = (_number(self.load.rows), _number(self.load.steady_rows))
-            frame = States(session.number, rows.round_number, rows.form, self._joined(done), *times, *loads)
+            frame = States(session.number, rows.round_number, rows.form, self._joined(done), *times, *loads, self.row_costs)
             try:
                 session.connection.server.send(frame)
             except VerifyProtocolError as error:  # the states are not finite, and spoil what comes after them
@@ -374,7 +357,7 @@ class SplitSessions(MachineDriver[SchedulerEvent, SchedulerCommand]):
                 self._send_refusal(session, failed)
         self._answer_resume(session)
 
-    def _joined(self, done: _PendingRound) -> NDArray[np.float32]:
+    def _joined(self, done: PendingRound) -> NDArray[np.float32]:
         import numpy as np
 
         if not done.found:

@@ -19,6 +19,7 @@ from streamco.wire.split.frames import (
     Close,
     LayersMark,
     Refusal,
+    RowCost,
     Rows,
     SplitHello,
     SplitLimits,
@@ -67,6 +68,9 @@ class SplitClient:
         token: bearer token. None: the WebSocket's own request carries it, or none is needed.
         agent: name of this client for the server's log.
         exact: refuse a server that isn't in exact mode.
+
+    Attributes:
+        row_costs: costs of the server's batches as it reported last; empty before the welcome.
     """
 
     def __init__(
@@ -74,6 +78,7 @@ class SplitClient:
     ) -> None:
         self.codec = codec
         self.welcome: SplitWelcome | None = None
+        self.row_costs: tuple[RowCost, ...] = ()
         self.is_closed = False
         self._sessions: dict[int, _ClientSession] = {}
         self._last_session = -1
@@ -206,7 +211,7 @@ class SplitClient:
             raise VersionError(f"welcome: expected a version from {SPLIT_VERSIONS[0]} to {SPLIT_VERSIONS[1]}, got {frame.version}")
         if self._exact and not frame.is_exact:
             raise ModelMismatchError("welcome: expected a server in exact mode (streamco serve --middle --exact), got one that isn't")
-        self.welcome = frame
+        self.welcome, self.row_costs = frame, frame.row_costs
         self.codec = self.codec.within(frame.limits)
         return frame
 
@@ -220,6 +225,7 @@ class SplitClient:
         return frame
 
     def _handle_states(self, frame: States) -> States | None:
+        self.row_costs = frame.row_costs or self.row_costs  # they hold even if the round is over
         state = self._sessions.get(frame.session)
         if state is None or all(rows.round_number != frame.round_number for rows in state.rounds):
             return None

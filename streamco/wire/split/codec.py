@@ -13,6 +13,7 @@ from msgspec import Meta, Struct
 from streamco.wire.split.frames import (
     Close,
     Refusal,
+    RowCostTable,
     Rows,
     SplitClientFrame,
     SplitHello,
@@ -61,6 +62,7 @@ class _States(Struct, frozen=True, array_like=True, tag=_STATES, gc=False):
     compute_us: Number
     load_rows: Number
     steady_rows: Number
+    row_costs: RowCostTable = ()
 
 
 _encode = msgspec.msgpack.Encoder().encode
@@ -108,8 +110,9 @@ class SplitCodec:
             case States():
                 self._check_count(len(frame.states), frame)
                 form, data = self._pack(frame)
-                times = (frame.queue_us, frame.compute_us, frame.load_rows, frame.steady_rows)
-                message = _encode((_STATES, frame.session, frame.round_number, form, data, *times))
+                figures = (frame.queue_us, frame.compute_us, frame.load_rows, frame.steady_rows)
+                costs = (frame.row_costs,) if frame.row_costs else ()
+                message = _encode((_STATES, frame.session, frame.round_number, form, data, *figures, *costs))
             case _:
                 message = _encode(frame)
         self._check_size(message)
@@ -139,8 +142,8 @@ class SplitCodec:
         if not isinstance(frame, _States):
             return frame
         form, states = self._unpack(frame)
-        times = (frame.queue_us, frame.compute_us, frame.load_rows, frame.steady_rows)
-        return States(frame.session, frame.round_number, form, states, *times)
+        figures = (frame.queue_us, frame.compute_us, frame.load_rows, frame.steady_rows)
+        return States(frame.session, frame.round_number, form, states, *figures, frame.row_costs)
 
     def _pack(self, frame: Rows | States) -> tuple[int, bytes]:
         if frame.states.ndim != 2 or frame.states.shape[1] != self.width:

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 __all__ = [
+    "COSTS_BYTES",
     "SPLIT_VERSIONS",
     "Close",
     "SplitHello",
@@ -29,6 +30,7 @@ __all__ = [
     "SplitResume",
     "SplitResumed",
     "RowCost",
+    "RowCostTable",
     "ServerBatches",
     "Rows",
     "SplitClientFrame",
@@ -126,6 +128,13 @@ class RowCost(Struct, frozen=True, array_like=True):
     microseconds: Positive
 
 
+RowCostTable = Annotated[tuple[RowCost, ...], Meta(max_length=64)]
+"""Costs of a server's batches, by rows."""
+
+COSTS_BYTES = 3 + 64 * 11
+"""Most bytes of a ``RowCostTable``."""
+
+
 class ServerBatches(Struct, frozen=True, array_like=True):
     """Sizes of a server's batches. The averages are moving ones, rounded (equation 1)."""
 
@@ -165,6 +174,7 @@ class States(Struct, frozen=True, gc=False, eq=False):
         compute_us: microseconds of their batches.
         load_rows: rows of the server's batches at present, a moving average (equation 1).
         steady_rows: the same without rows of prompts, which soon end.
+        row_costs: what batches cost by now; empty: the same as before. ``SplitServer`` leaves out what the client knows.
     """
 
     session: int
@@ -175,6 +185,7 @@ class States(Struct, frozen=True, gc=False, eq=False):
     compute_us: int = 0
     load_rows: int = 0
     steady_rows: int = 0
+    row_costs: tuple[RowCost, ...] = ()
 
 
 class SplitResumed(Struct, frozen=True, array_like=True, tag=19):

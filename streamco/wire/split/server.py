@@ -13,9 +13,11 @@ from dataclasses import dataclass, field
 from typing import assert_never
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from streamco.wire.split.codec import SplitCodec
 from streamco.wire.split.frames import (
+    COSTS_BYTES,
     SPLIT_VERSIONS,
     Close,
     LayersMark,
@@ -32,7 +34,7 @@ from streamco.wire.split.frames import (
     SplitWelcome,
     States,
 )
-from streamco.wire.verify.codec import HELLO, frame_number, hello_versions
+from streamco.wire.verify.codec import HELLO, MIN_FRAME_BYTES, frame_number, hello_versions
 from streamco.wire.verify.errors import (
     ContextFullError,
     FaultLimitError,
@@ -51,6 +53,8 @@ from streamco.wire.verify.errors import (
 from streamco.wire.verify.server import MAX_FAULTS
 
 __all__ = ["SplitServer"]
+
+_CHANGE = 1.1  # how much a batch's time differs from what the client knows, either way, before it is sent
 
 
 class _Pending(Struct, frozen=True, gc=False):
@@ -101,6 +105,8 @@ class SplitServer:
         self.faults = 0
         """Faulty frames from the client so far."""
         self._welcome = SplitWelcome(SPLIT_VERSIONS[1], model, codec.limits, resume_s, stages, tuple(row_costs), batches, is_exact)
+        self._known_costs = self._welcome.row_costs  # what the client knows
+        self._longest = MIN_FRAME_BYTES  # bytes of a message that the client can take for certain
         self._max_faults = max_faults
         self._has_hello = False
         self._is_welcome = False
@@ -143,6 +149,8 @@ class SplitServer:
     def send(self, frame: SplitOpened | States) -> bool:
         """Answer an open, or the oldest unanswered round. Return False, and send nothing, if the session or the round is over by now.
 
+        The row costs of an answer are left out if the client knows nearly the same, or if the frame has no room for them.
+
         Raises:
             VerifyProtocolError: the codec can't write this frame.
         """
@@ -153,12 +161,19 @@ class SplitServer:
             if not session.rounds or session.rounds[0].round_number != frame.round_number:
                 return False
             assert len(frame.states) == session.rounds[0].wanted, "as many states come back as were wanted"
-            message = self.codec.encode(frame)
+            message = self._encode_states(frame)
             session.rounds.popleft()
         else:
             message = self.codec.encode(frame)
         self._messages.append(message)
         return True
+
+    def _encode_states(self, frame: States) -> bytes:
+        message = self.codec.encode(replace(frame, row_costs=()))
+        if not frame.row_costs or not _have_changed(self._known_costs, frame.row_costs) or len(message) + COSTS_BYTES > self._longest:
+            return message
+        self._known_costs = frame.row_costs
+        return self.codec.encode(frame)
 
     def resume(self, frame: SplitResumed) -> bool:
         """Answer a resume. Return False, and send nothing, if the session is gone."""
@@ -218,6 +233,7 @@ class SplitServer:
         if not self._is_welcome:
             raise HelloExpectedError("connection: expected nothing between a hello and its welcome, got a frame")
         frame = self.codec.decode_up(message)
+        self._longest = max(self._longest, len(message))
         match frame:
             case Rows():
                 self._begin_round(frame)
@@ -285,3 +301,11 @@ class SplitServer:
             raise ContextFullError(f"session {number}: expected at most {limit} positions, got {rows.end}", **where)
         session.last_round, session.length = rows.round_number, rows.end
         session.rounds.append(_Pending(rows.round_number, rows.position, rows.wanted))
+
+
+def _have_changed(known: Sequence[RowCost], costs: Sequence[RowCost]) -> bool:
+    """Return True if other sizes were measured than the client knows, or if a time differs by more than a tenth."""
+    if [cost.rows for cost in known] != [cost.rows for cost in costs]:
+        return True
+    times = ((old.microseconds, new.microseconds) for old, new in zip(known, costs, strict=True))
+    return any(max(old, new) > _CHANGE * min(old, new) for old, new in times)

@@ -185,6 +185,29 @@ async def test_a_prompt_is_planned_with_what_the_server_says() -> None:
             await device.link.aclose()
 
 
+async def test_plans_follow_a_server_that_becomes_slower_on_the_same_connection() -> None:
+    await load_websockets()
+    layers = SummingLayers(cells=2000)
+    layers.seconds = 0.0051  # as measured
+    async with serving_layers(layers, room=64) as server:
+        device = Device(server.url, rows=1)
+        device.link.servers[0].meter = UploadMeter(4e6)  # a row is sent in 8 us
+        await device.end
+        row, prompt = device.link.row_seconds(8), device.link.plan(640)
+        layers.seconds = 1.0
+        for length in range(1, 9):
+            device.end = asyncio.get_running_loop().create_future()
+            device.session.send(SendRows(0, length, length + 1, 1), np.ones((1, WIDTH), np.float32))
+            await device.end
+        costs = device.link.servers[0].costs
+        assert costs is not None
+        assert costs.seconds(1) > 0.7, "nearly the second that each batch takes"
+        assert device.link.row_seconds(8) < row, "a row more costs nothing where all of the time is for the batch"
+        assert device.link.plan(640) != prompt
+        assert device.losses == 0
+        await device.link.aclose()
+
+
 async def test_all_states_of_a_prompt_may_be_asked_for_to_measure_them() -> None:
     await load_websockets()
     async with serving_layers(SummingLayers()) as server:

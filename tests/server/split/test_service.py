@@ -71,6 +71,20 @@ async def test_the_load_that_a_server_reports_follows_its_batches() -> None:
         assert [cost.microseconds for cost in welcome.row_costs] == [5000, 5000]  # 64 rows were measured as 20,000, batches took less
 
 
+async def test_a_server_that_becomes_slower_says_so_once_with_an_answer() -> None:
+    engine = SummingLayers()
+    async with serving_layers(engine) as server, device_at(server.url, MARK) as device:
+        session, _ = await device.open()
+        engine.seconds = 0.005
+        assert (await device.rows(session, 0, some(1))).row_costs == ()
+        engine.seconds = 0.03
+        found = (await device.rows(session, 0, some(1))).row_costs
+        assert [(cost.rows, cost.microseconds) for cost in found] == [(1, 10_000), (64, 20_000)], "0.8 of 5 ms and 0.2 of 30 ms"
+        engine.seconds = 0.01
+        assert (await device.rows(session, 0, some(1))).row_costs == ()
+        assert device.client.row_costs == found
+
+
 async def test_a_device_that_drafts_learns_what_it_reached_and_so_does_a_split_device_at_a_verifier() -> None:
     async with serving_layers(SummingLayers()) as server:
         refusal = await first_answer(server.url, VerifyClient(VerifyCodec(SIZE), "vocabulary"))

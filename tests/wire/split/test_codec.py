@@ -14,6 +14,7 @@ from hypothesis.extra import numpy as arrays
 
 from streamco.wire.split.codec import FORMATS, SplitCodec
 from streamco.wire.split.frames import (
+    COSTS_BYTES,
     Close,
     LayersMark,
     Refusal,
@@ -92,8 +93,34 @@ def test_answers_come_back_as_their_format_keeps_them(sent: Any, form: StateForm
     assert (found.load_rows, found.steady_rows) == (5, 6)
     again = CODEC.decode_down(CODEC.encode(States(1, 2, form, found.states)))
     assert isinstance(again, States)
+    assert again.row_costs == ()
     if form != "i8":
         assert np.array_equal(again.states, found.states)
+
+
+def test_an_answer_may_have_row_costs_and_later_additions_after_them_are_ignored() -> None:
+    message = CODEC.encode(States(1, 2, "f32", states(1), 3, 4, 5, 6, COSTS))
+    found = CODEC.decode_down(message)
+    assert isinstance(found, States)
+    assert found.row_costs == COSTS
+    fields = msgpack.unpackb(message)
+    assert fields[5:] == [3, 4, 5, 6, [[1, 5000], [64, 40000]]]
+    later = CODEC.decode_down(msgpack.packb([*fields, "more"]))
+    assert isinstance(later, States)
+    assert later.row_costs == COSTS
+
+
+def test_the_longest_row_costs_take_the_bytes_that_are_said() -> None:
+    longest = tuple(RowCost((1 << 32) - 1 - size, (1 << 32) - 1) for size in range(64))
+    without = CODEC.encode(States(1, 2, "f32", states(1)))
+    assert len(CODEC.encode(States(1, 2, "f32", states(1), row_costs=longest))) - len(without) == COSTS_BYTES
+
+
+@pytest.mark.parametrize("costs", [[[1, 0]], [[0, 5]], [[1]], [1, 2], None, [[1, 1 << 32]], [[size, 5] for size in range(1, 66)]])
+def test_row_costs_of_an_answer_that_cannot_be_are_refused(costs: Any) -> None:
+    fields = msgpack.unpackb(CODEC.encode(States(1, 2, "f32", states(1), 3, 4, 5, 6)))
+    with pytest.raises(MalformedFrameError, match="frame from the server"):
+        CODEC.decode_down(msgpack.packb([*fields, costs]))
 
 
 def test_an_answer_may_have_no_states() -> None:

@@ -18,6 +18,7 @@ from streamco.wire.split.frames import (
     Close,
     LayersMark,
     Refusal,
+    RowCost,
     Rows,
     SplitHello,
     SplitLimits,
@@ -59,7 +60,7 @@ def opened(pair: Pair) -> int:
     return number
 
 
-def answer(pair: Pair, frame: Rows, **figures: int) -> None:
+def answer(pair: Pair, frame: Rows, **figures: Any) -> None:
     assert pair.server.send(
         States(frame.session, frame.round_number, frame.form, frame.states[len(frame.states) - frame.wanted :], **figures)
     )
@@ -167,6 +168,54 @@ def test_rows_go_up_and_the_wanted_states_come_down() -> None:
     assert (found.queue_us, found.compute_us, found.load_rows, found.steady_rows) == (1, 2, 3, 4)
     assert pair.client.length(number) == 5
     assert pair.client.unanswered(number) == 0
+
+
+def told(pair: Pair, session: int, costs: tuple[RowCost, ...], *, rows: int = 1, wanted: int = 1) -> tuple[RowCost, ...]:
+    """The row costs of an answer that the server sends while its batches cost so much."""
+    pair.client.rows(session, 0, states(rows), wanted=wanted, form="f32")
+    [frame] = pair.up()
+    assert isinstance(frame, Rows)
+    answer(pair, frame, row_costs=costs)
+    [found] = pair.down()
+    assert isinstance(found, States)
+    return found.row_costs
+
+
+def test_row_costs_are_told_again_when_they_differ_by_more_than_a_tenth() -> None:
+    pair = greeted()
+    session = opened(pair)
+    assert pair.client.row_costs == COSTS
+    dearer, dearest = (RowCost(1, 5499), COSTS[1]), (RowCost(1, 5501), COSTS[1])
+    assert told(pair, session, COSTS) == told(pair, session, dearer) == ()
+    assert told(pair, session, dearest) == pair.client.row_costs == dearest
+    assert told(pair, session, dearer) == ()
+    assert told(pair, session, (RowCost(1, 5000), RowCost(64, 40_000))) == COSTS, "cheaper by a tenth"
+    other = (RowCost(1, 5000), RowCost(32, 20_000))
+    assert told(pair, session, other) == pair.client.row_costs == other
+
+
+def test_an_answer_as_long_as_all_that_the_client_has_sent_leaves_the_costs_to_the_next() -> None:
+    limits, width = SplitLimits(context_rows=4096, rows=2048, sessions=4, rounds=4), WIDTH
+    pair = greeted(limits=limits)
+    session = opened(pair)
+    dearer = (RowCost(1, 9000), COSTS[1])
+    count = 40_000 // (4 * width)
+    assert told(pair, session, dearer, rows=count, wanted=count) == ()
+    assert pair.client.row_costs == COSTS
+    assert told(pair, session, dearer, rows=count, wanted=count - 24) == dearer, "its own rows were longer"
+
+
+def test_row_costs_count_though_their_round_is_over() -> None:
+    pair = greeted()
+    session = opened(pair)
+    pair.client.rows(session, 0, states(1), wanted=1)
+    [frame] = pair.up()
+    assert isinstance(frame, Rows)
+    dearer = (RowCost(1, 9000), COSTS[1])
+    answer(pair, frame, row_costs=dearer)
+    pair.client.close(session)
+    assert pair.down() == []
+    assert pair.client.row_costs == dearer
 
 
 def test_chunks_of_a_prompt_follow_each_other_without_waiting() -> None:
