@@ -4,7 +4,7 @@ The whole client over a real socket: SmolLM2-135M in three parts, its middle at 
 them a link of 7.5 MB/s up and 12.5 MB/s down. ``7B``: the server takes the times of Vicuna-7B's middle on an A6000 (18 ms a batch and
 0.13 ms a row); where its own layers take longer, they count; ``own``: those of this machine. ``threshold ... last``: HAT's equations 5
 and 6. Prompts go up in one piece. All contenders answer each prompt in turns and must write the same text. A model this small is faster
-in one piece: this is about how trips add up.
+in one piece: this is about how trips add up. ``--model`` takes another one.
 
 The draft layer has not learned from these prompts, and nothing of the kind marked as absent. A time between tokens is what a user waits on
 average: the seconds of all answers after their first tokens by the number of those tokens. Least and most are those of single answers, and
@@ -19,6 +19,7 @@ import tempfile
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import AsyncExitStack
+from pathlib import Path
 from statistics import median
 from typing import NamedTuple
 from urllib.parse import urlsplit
@@ -152,11 +153,11 @@ def figures(found: Sequence[Answer], base: Sequence[Answer]) -> list[tuple[str, 
     return [(metric, unit, value, min(each), max(each)) for metric, unit, value, each in values]
 
 
-async def run(count: int, most: int, *, quick: bool) -> list[Row]:
+async def run(model: Path, count: int, most: int, *, quick: bool) -> list[Row]:
     """All links and servers."""
     rows: list[Row] = []
     with tempfile.TemporaryDirectory() as folder:
-        files = split_model(packaged_model(), folder)
+        files = split_model(model, folder)
         for case in CASES[1:2] if quick else CASES:
             prompts = prompts_by_kind(count if case.step == "7B" else min(count, OWN_PROMPTS))
             rows += await measure(files, case, prompts, most)
@@ -168,9 +169,10 @@ def main() -> None:
     add_arguments(parser)
     parser.add_argument("--prompts", type=int, default=5, help="of each kind (default: %(default)s)")
     parser.add_argument("--tokens", type=int, default=96, help="of each answer (default: %(default)s)")
+    parser.add_argument("--model", type=Path, help="a GGUF file that has a draft layer (default: the packaged model)")
     args = parser.parse_args()
     count, most = (1, 16) if args.quick else (args.prompts, args.tokens)
-    emit(asyncio.run(run(count, most, quick=args.quick)), args.json, against=BASE)
+    emit(asyncio.run(run(args.model or Path(packaged_model()), count, most, quick=args.quick)), args.json, against=BASE)
 
 
 if __name__ == "__main__":
