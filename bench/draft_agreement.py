@@ -33,7 +33,7 @@ def torch_drafts(weights: Path, model: Path, answers: Sequence[Answer]) -> list[
     torch.set_num_threads(1)
     teacher = Teacher(model, [Teacher(model, []).sizes.layers - 1])
     with np.load(weights) as found:
-        network = DraftNetwork(teacher, "deep")
+        network = DraftNetwork(teacher, "deep", len(found["ffn_up"]))
         network.set_arrays({name: _plain(found, name) for name in network.weights})
         rows = torch.from_numpy(found["rows"].astype(np.int64))
     head = teacher.output[rows].float()

@@ -49,8 +49,15 @@ class Batch(Struct, frozen=True):
     is_drafted: Tensor
 
 
-def batch_of(teacher: Teacher, texts: Sequence[Written], *, input_layers: int) -> Batch:
-    """Return texts as one batch, padded at the right."""
+def batch_of(teacher: Teacher, texts: Sequence[Written], *, input_layers: int, known: dict[bytes, Tensor] | None = None) -> Batch:
+    """Return texts as one batch, padded at the right.
+
+    Args:
+        teacher: gives the shallow states.
+        texts: the texts.
+        input_layers: layers on the device.
+        known: shallow states of texts by the bytes of their ids, taken from here and added here, in bfloat16; None: computed anew.
+    """
     longest = max(len(text.ids) for text in texts)
     ids = torch.zeros(len(texts), longest, dtype=torch.long)
     deep = torch.zeros(len(texts), longest, teacher.sizes.width)
@@ -60,7 +67,19 @@ def batch_of(teacher: Teacher, texts: Sequence[Written], *, input_layers: int) -
         ids[row, :length] = torch.from_numpy(text.ids.astype(np.int64))
         deep[row, text.prompt - 1 : length - 1] = torch.from_numpy(text.deep.astype(np.float32))
         is_drafted[row, text.prompt : length - 1] = True
-    return Batch(ids, teacher.shallow(ids, input_layers), deep, is_drafted)
+    return Batch(ids, _shallow(teacher, texts, ids, input_layers, {} if known is None else known), deep, is_drafted)
+
+
+def _shallow(teacher: Teacher, texts: Sequence[Written], ids: Tensor, layers: int, known: dict[bytes, Tensor]) -> Tensor:
+    names = [text.ids.tobytes() for text in texts]
+    if any(name not in known for name in names):
+        states = teacher.shallow(ids, layers)
+        known.update({name: row[: len(text.ids)].bfloat16() for name, row, text in zip(names, states, texts, strict=True)})
+        return states
+    states = torch.zeros(*ids.shape, teacher.sizes.width)
+    for row, name in enumerate(names):
+        states[row, : len(known[name])] = known[name]
+    return states
 
 
 class DraftNetwork(nn.Module):
@@ -69,15 +88,16 @@ class DraftNetwork(nn.Module):
     Args:
         teacher: gives sizes and, as a start, its last layer.
         kind: see the module.
+        inner: width of the feed-forward part, a multiple of 32; None: the teacher's. Its last layer's first rows are the start.
     """
 
-    def __init__(self, teacher: Teacher, kind: Kind) -> None:
+    def __init__(self, teacher: Teacher, kind: Kind, inner: int | None = None) -> None:
         super().__init__()
         self.kind = kind
         self._sizes, self._rope = teacher.sizes, teacher.rope
         last = teacher.layers[-1].weights
         taken = [name for name in last if kind == "deep" or not name.startswith("ffn")]
-        self.weights = nn.ParameterDict({name: nn.Parameter(last[name].float().clone()) for name in taken})
+        self.weights = nn.ParameterDict({name: nn.Parameter(_narrow(name, last[name].float(), inner)) for name in taken})
         self.weights["norm"] = nn.Parameter(teacher.norm.clone())
         if kind == "deep":
             self.weights["fuse"] = nn.Parameter(torch.zeros(teacher.sizes.width, 2 * teacher.sizes.width))
@@ -161,6 +181,15 @@ class DraftNetwork(nn.Module):
         logits = functional.linear(made.bfloat16(), head).float()
         losses = {length: float(-(wanted * (logits * length).log_softmax(-1)).sum(-1).mean()) for length in _FIRST_LENGTHS}
         self.weights["norm"].mul_(min(losses, key=losses.__getitem__))
+
+
+def _narrow(name: str, value: Tensor, inner: int | None) -> Tensor:
+    """Return a copy of a weight for a feed-forward part of another width."""
+    if name in {"ffn_gate", "ffn_up"}:
+        value = value[:inner]
+    elif name == "ffn_down":
+        value = value[:, :inner]
+    return value.clone()
 
 
 def _shift(values: Tensor, by: int) -> Tensor:

@@ -147,7 +147,7 @@ def write_batches(teacher: Teacher, chat: Chat, args: argparse.Namespace) -> Non
         else:
             options = {"beginnings": args.begin, "most": args.turn_tokens, "temperature": args.turn_temperature}
             batch = write_prompts(teacher, chat, len(numbers), args.seed + place, **options)
-        texts = teacher.write(batch, most=_ANSWER, ends=chat.ends, temperature=args.temperature, seed=args.seed + place)
+        texts = teacher.write(batch, most=args.answer_tokens, ends=chat.ends, temperature=args.temperature, seed=args.seed + place)
         kept = [(text, number) for text, number in zip(texts, numbers[: len(texts)], strict=True) if len(text.ids) - text.prompt >= 4]
         save(path, [text for text, _ in kept], [number for _, number in kept])
         written += sum(len(text.ids) - text.prompt for text, _ in kept)
@@ -168,6 +168,7 @@ def main() -> None:
     parser.add_argument(
         "--prompt-tokens", nargs=2, type=int, default=_PROMPT, help="fewest and most (default: %(default)s); others are left out"
     )
+    parser.add_argument("--answer-tokens", type=int, default=_ANSWER, help="most tokens of an answer (default: %(default)s)")
     parser.add_argument("--texts", type=int, default=4000, help="at most so many (default: %(default)s)")
     parser.add_argument("--temperature", type=float, default=0.0, help="of the answers (default: %(default)s, the likeliest token)")
     parser.add_argument("--seed", type=int, default=0)

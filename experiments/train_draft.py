@@ -36,7 +36,6 @@ from streamco.engines.llamacpp.model import LlamaModel
 
 __all__ = ["main"]
 
-_ROWS = 16_384  # of the output matrix, that drafts are chosen from
 _BATCH, _DRAWS = 6, 4  # texts of a step; steps' worth of texts drawn, of which one step takes a quarter of similar lengths
 _RATE, _WARM, _DECAY = 1e-3, 30, 0.6  # steps until the full rate; share of the training after which it falls
 _LATER = 0.8  # weight of the second depth's loss
@@ -46,11 +45,17 @@ _JUDGED = 48  # texts of each kind
 _AVERAGE = 0.98  # weight of the past in the averaged weights
 
 
-def drafted_vocabulary(texts: Sequence[Written], size: int) -> NDArray[np.int64]:
-    """Return the ids that answers use most, in ascending order; lower ids, which are more frequent in most vocabularies, fill it up."""
+def drafted_vocabulary(texts: Sequence[Written], size: int, rows: int) -> NDArray[np.int64]:
+    """Return the ids that answers use most, in ascending order; lower ids, which are more frequent in most vocabularies, fill it up.
+
+    Args:
+        texts: with the answers.
+        size: of the whole vocabulary.
+        rows: ids to return.
+    """
     counts = np.bincount(np.concatenate([text.ids[text.prompt :] for text in texts]), minlength=size)
     order = np.lexsort((np.arange(len(counts)), -counts))
-    return np.sort(order[:_ROWS]).astype(np.int64)
+    return np.sort(order[:rows]).astype(np.int64)
 
 
 def shares_of(counts: Sequence[int], weights: Sequence[float] | None) -> NDArray[np.float64]:
@@ -119,14 +124,15 @@ class Training:
 
     def __init__(self, args: argparse.Namespace, teacher: Teacher, texts: list[Written], shares: NDArray[np.float64]) -> None:
         self._args, self._teacher, self._texts, self._shares = args, teacher, texts, shares
-        self.rows = drafted_vocabulary(texts, len(teacher.embeddings))
+        self.rows = drafted_vocabulary(texts, len(teacher.embeddings), args.rows)
         self.head = teacher.output[torch.from_numpy(self.rows)].contiguous()
-        self.network = DraftNetwork(teacher, args.kind)
-        self.average = DraftNetwork(teacher, args.kind)
+        self.network = DraftNetwork(teacher, args.kind, args.inner)
+        self.average = DraftNetwork(teacher, args.kind, args.inner)
         self._optimiser = torch.optim.AdamW(self._groups(), lr=_RATE, betas=(0.9, 0.95))
         self._random = np.random.default_rng(args.seed)
         self.steps = self.visits = 0
         self.curve: list[dict[str, Any]] = []
+        self._shallow: dict[bytes, Tensor] = {}  # of texts by their ids: two layers cost more than the draft layer
 
     def _groups(self) -> list[dict[str, Any]]:
         matrices = [value for value in self.network.parameters() if value.dim() == 2]
@@ -220,7 +226,7 @@ class Training:
         return float(loss.detach())
 
     def _batch(self, texts: Sequence[Written]) -> Batch:
-        return batch_of(self._teacher, texts, input_layers=self._args.input_layers)
+        return batch_of(self._teacher, texts, input_layers=self._args.input_layers, known=self._shallow)
 
 
 def judge(args: argparse.Namespace, teacher: Teacher, network: DraftNetwork, head: Tensor, rows: NDArray[np.int64]) -> dict[str, Any]:
@@ -276,6 +282,8 @@ def main() -> None:
     parser.add_argument("--absent", nargs="*", default=["humaneval", "alpaca"], help="kinds to be judged by alone")
     parser.add_argument("--judged", nargs="*", help="kinds whose held-out texts are judged (default: all that are learned from)")
     parser.add_argument("--input-layers", type=int, default=2, help="layers on the device (default: %(default)s)")
+    parser.add_argument("--inner", type=int, help="width of the feed-forward part, a multiple of 32 (default: the model's)")
+    parser.add_argument("--rows", type=int, default=16_384, help="tokens that drafts are chosen from (default: %(default)s)")
     parser.add_argument("--visits", type=float, default=3e6, help="positions to train on, repeated ones included (default: %(default)s)")
     parser.add_argument("--minutes", type=float, default=1e9, help="most minutes to train")
     parser.add_argument("--depth", type=int, default=2, help="draft tokens that training unrolls (default: %(default)s)")
@@ -306,6 +314,7 @@ def main() -> None:
         "kinds": args.kinds,
         "weights": args.weights,
         "input_layers": args.input_layers,
+        "inner": args.inner,
         "seed": args.seed,
         "depth": args.depth,
         "texts": len(texts),

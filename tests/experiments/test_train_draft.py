@@ -22,6 +22,7 @@ Training, loss_of, shares_of = training_module.Training, training_module.loss_of
 def training(folder: Path, shares: Any = None, count: int = 40, **options: Any) -> Any:
     found = texts(small_teacher(), count)
     args = Namespace(kind="deep", seed=0, out=folder / "out.npz", input_layers=2, depth=2, visits=300.0, minutes=1e9, judge_every=100.0)
+    args.inner, args.rows = None, 16_384
     args.texts, args.kinds, args.judged, args.absent = folder, ["kind"], None, []
     vars(args).update(options)
     return Training(args, small_teacher(), found, np.full(count, 1 / count) if shares is None else shares)
@@ -51,6 +52,30 @@ def test_a_step_makes_the_loss_smaller(tmp_path: Path, kind: str) -> None:
     for _ in range(20):
         trained._step(batch, 0.0)
     assert float(loss_of(kind, trained.network(batch, 2), batch, trained.head).detach()) < before
+
+
+def test_a_narrow_feed_forward_part_and_few_rows_are_trained_and_saved(tmp_path: Path) -> None:
+    trained = training(tmp_path, inner=32, rows=20)
+    trained.begin()
+    trained.save()
+    with np.load(tmp_path / "out.npz") as found:
+        assert [found[name].shape for name in ("ffn_gate", "ffn_up", "ffn_down")] == [(32, 32)] * 3
+        assert len(found["rows"]) == 20
+    again = training(tmp_path, inner=32, rows=20)
+    again.begin()
+    assert torch.equal(again.average.weights["ffn_up"], trained.average.weights["ffn_up"])
+
+
+def test_shallow_states_are_computed_once_a_text(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    trained = training(tmp_path)
+    first = trained._batch(trained._texts[:3])
+    calls: list[int] = []
+    monkeypatch.setattr(trained._teacher, "shallow", lambda ids, layers: calls.append(len(ids)))
+    again = trained._batch(trained._texts[1:3])
+    assert not calls
+    for row, text in enumerate(trained._texts[1:3]):
+        length = len(text.ids)
+        assert torch.allclose(again.shallow[row, :length], first.shallow[1 + row, :length], rtol=0.01)
 
 
 def test_kinds_are_drawn_as_often_as_their_weights_say(tmp_path: Path) -> None:

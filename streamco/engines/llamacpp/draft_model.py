@@ -164,12 +164,13 @@ def write_draft_model(weights: DraftWeights, *, input_part: Any, head_part: Any,
     with written_file(target) as path:
         writer = gguf.GGUFWriter(path, architecture)
         writer.add_string("general.name", f"{weights.meta.model} (draft layer)")
-        left_out = {f"{architecture}.block_count", f"{architecture}.vocab_size", "general.name", "general.architecture"}
+        own = {"block_count": 1, "vocab_size": len(weights.rows), "feed_forward_length": len(weights.matrices["ffn_up"])}
+        left_out = {*(f"{architecture}.{name}" for name in own), "general.name", "general.architecture"}
         for field in input_part.fields.values():
             if field.name not in left_out and not field.name.startswith(("GGUF.", "tokenizer.", "streamco.")):
                 copy_field(writer, field)
-        writer.add_uint32(f"{architecture}.block_count", 1)
-        writer.add_uint32(f"{architecture}.vocab_size", len(weights.rows))
+        for name, value in own.items():
+            writer.add_uint32(f"{architecture}.{name}", value)
         writer.add_string("tokenizer.ggml.model", "no_vocab")
         plain = output.tensor_type in {gguf.GGMLQuantizationType.F32, gguf.GGMLQuantizationType.F16}
         rows = np.ascontiguousarray(output.data[weights.rows])

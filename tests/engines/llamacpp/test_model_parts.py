@@ -17,24 +17,34 @@ gguf = pytest.importorskip("gguf")
 WIDTH, VOCABULARY, LAYERS = 64, 10, 3
 
 
-def write_model(path: Path, architecture: str = "llama", *, has_output: bool = False, fields: dict[str, int] | None = None) -> Path:
+def write_model(
+    path: Path,
+    architecture: str = "llama",
+    *,
+    has_output: bool = False,
+    fields: dict[str, int] | None = None,
+    width: int = WIDTH,
+    vocabulary: int = VOCABULARY,
+    rope_base: float = 10_000.0,
+) -> Path:
     """Write a GGUF file with random weights that is complete enough to be cut into parts."""
     rng = np.random.default_rng(1)
     writer = gguf.GGUFWriter(path, architecture)
-    for name, value in {"block_count": LAYERS, "embedding_length": WIDTH, "context_length": 128, **(fields or {})}.items():
+    for name, value in {"block_count": LAYERS, "embedding_length": width, "context_length": 128, **(fields or {})}.items():
         writer.add_uint32(name if "." in name else f"{architecture}.{name}", value)
     writer.add_float32(f"{architecture}.attention.layer_norm_rms_epsilon", 1e-5)
+    writer.add_float32(f"{architecture}.rope.freq_base", rope_base)
     writer.add_string("tokenizer.ggml.model", "gpt2")
-    writer.add_array("tokenizer.ggml.tokens", [f"t{number}" for number in range(VOCABULARY)])
+    writer.add_array("tokenizer.ggml.tokens", [f"t{number}" for number in range(vocabulary)])
     names = ["token_embd.weight", *(["output.weight"] if has_output else [])]
     for name in names:
-        writer.add_tensor(name, rng.standard_normal((VOCABULARY, WIDTH)).astype(np.float16))
-    writer.add_tensor("output_norm.weight", rng.standard_normal(WIDTH).astype(np.float32))
+        writer.add_tensor(name, rng.standard_normal((vocabulary, width)).astype(np.float16))
+    writer.add_tensor("output_norm.weight", rng.standard_normal(width).astype(np.float32))
     for layer in range(LAYERS):
-        weights = rng.standard_normal((WIDTH, WIDTH)).astype(np.float32)
+        weights = rng.standard_normal((width, width)).astype(np.float32)
         quantised = gguf.quantize(weights, gguf.GGMLQuantizationType.Q8_0)
         writer.add_tensor(f"blk.{layer}.attn_q.weight", quantised, raw_dtype=gguf.GGMLQuantizationType.Q8_0)
-        writer.add_tensor(f"blk.{layer}.attn_norm.weight", rng.standard_normal(WIDTH).astype(np.float32))
+        writer.add_tensor(f"blk.{layer}.attn_norm.weight", rng.standard_normal(width).astype(np.float32))
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()

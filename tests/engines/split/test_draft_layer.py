@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
@@ -19,6 +19,7 @@ from streamco.engines.split import draft_layer
 from streamco.engines.split.draft_layer import DraftPart
 from streamco.engines.split.layers import HeadPart
 from streamco.errors import ConfigError, EngineError
+from tests.engines.llamacpp.test_model_parts import write_model
 
 pytest.importorskip("gguf")
 pytest.importorskip("llama_cpp")
@@ -54,15 +55,17 @@ def vocabulary(files: PartFiles) -> str:
         return head.model.info.vocabulary
 
 
-def random_arrays(vocabulary: str, **meta: Any) -> dict[str, NDArray[Any]]:
+def random_arrays(
+    vocabulary: str, shapes: Mapping[str, tuple[int, int]] = SHAPES, rows: NDArray[Any] = ROWS, **meta: Any
+) -> dict[str, NDArray[Any]]:
     about = DraftMeta(**{"model": "test", "vocabulary": vocabulary, "width": WIDTH, "input_layers": 2, **meta})
-    arrays: dict[str, NDArray[Any]] = {"meta": np.frombuffer(msgspec.json.encode(about), np.uint8), "rows": ROWS}
+    arrays: dict[str, NDArray[Any]] = {"meta": np.frombuffer(msgspec.json.encode(about), np.uint8), "rows": rows}
     rng = np.random.default_rng(1)
-    for name, shape in SHAPES.items():
+    for name, shape in shapes.items():
         matrix = rng.standard_normal(shape).astype(np.float32) / np.sqrt(np.float32(shape[1]))
         arrays[name], arrays[f"{name}.scales"] = pack_matrix(matrix)
     for name in (*VECTORS, "norm"):
-        arrays[name] = (1 + 0.1 * rng.standard_normal(WIDTH)).astype(np.float16)
+        arrays[name] = (1 + 0.1 * rng.standard_normal(about.width)).astype(np.float16)
     return arrays
 
 
@@ -98,24 +101,30 @@ def part(loaded: DraftPart) -> DraftPart:
 
 
 class Reference:
-    """The same layer in numpy."""
+    """The same layer in numpy. Of a qwen2 model queries, keys and values have biases, and the halves of a head rotate together."""
 
-    def __init__(self, files: PartFiles, weights: Path) -> None:
+    def __init__(self, files: PartFiles, weights: Path, *, is_qwen2: bool = False) -> None:
         found = dict(np.load(weights))
         self._matrices = {
-            name: (found[name].reshape(len(found[name]), -1, 32) * found[f"{name}.scales"].astype(np.float32)[:, :, None]).reshape(shape)
-            for name, shape in SHAPES.items()
+            name: (found[name].reshape(len(found[name]), -1, 32) * found[f"{name}.scales"].astype(np.float32)[:, :, None]).reshape(
+                found[name].shape
+            )
+            for name in (*MATRICES, "fuse")
         }
-        self._vectors = {name: found[name].astype(np.float32) for name in (*VECTORS, "norm")}
-        self._head = EmbeddingTable(files.head).rows(ROWS.astype(np.int64))
+        self._vectors = {name: value.astype(np.float32) for name, value in found.items() if value.ndim == 1}
+        self._head = EmbeddingTable(files.head).rows(found["rows"].astype(np.int64))
+        self._is_qwen2 = is_qwen2
 
     def run(self, deep: Floats, shallow: Floats) -> tuple[Floats, Floats]:
         """The logits and the states of all rows of a sequence from its first."""
         states = np.concatenate([rms(deep), rms(shallow)], 1) @ self._matrices["fuse"].T
         normed = rms(states) * self._vectors["attn_norm"]
-        query, key, value = ((normed @ self._matrices[name].T).reshape(len(states), -1, HEAD_WIDTH) for name in MATRICES[:3])
-        query, key = rotate(query), rotate(key)
-        groups = HEADS // KV_HEADS
+        query, key, value = (
+            (normed @ self._matrices[name].T + self._vectors.get(f"{name}_bias", 0)).reshape(len(states), -1, HEAD_WIDTH)
+            for name in MATRICES[:3]
+        )
+        query, key = (rotate(each, is_in_halves=self._is_qwen2) for each in (query, key))
+        groups = query.shape[1] // key.shape[1]
         scores = np.einsum("thd,shd->hts", query, np.repeat(key, groups, 1)) / np.sqrt(np.float32(HEAD_WIDTH))
         scores = np.where(np.tril(np.ones(scores.shape[1:], bool)), scores, -np.inf)
         shares = np.exp(scores - scores.max(-1, keepdims=True))
@@ -133,17 +142,19 @@ def rms(values: Floats) -> Floats:
     return scaled
 
 
-def rotate(values: Floats) -> Floats:
+def rotate(values: Floats, *, is_in_halves: bool) -> Floats:
     steps = 100_000.0 ** -(np.arange(0, HEAD_WIDTH, 2) / HEAD_WIDTH)
     angles = np.arange(len(values))[:, None, None] * steps
-    first, second = values[..., 0::2], values[..., 1::2]
-    turned = np.stack([first * np.cos(angles) - second * np.sin(angles), first * np.sin(angles) + second * np.cos(angles)], -1)
-    return turned.reshape(values.shape).astype(np.float32)
+    half = HEAD_WIDTH // 2
+    first, second = (values[..., :half], values[..., half:]) if is_in_halves else (values[..., 0::2], values[..., 1::2])
+    turned = (first * np.cos(angles) - second * np.sin(angles), first * np.sin(angles) + second * np.cos(angles))
+    joined = np.concatenate(turned, -1) if is_in_halves else np.stack(turned, -1).reshape(values.shape)
+    return joined.astype(np.float32)
 
 
-def some_states(count: int, seed: int = 0) -> tuple[Floats, Floats]:
+def some_states(count: int, seed: int = 0, width: int = WIDTH) -> tuple[Floats, Floats]:
     rng = np.random.default_rng(seed)
-    deep, shallow = rng.standard_normal((2, count, WIDTH)).astype(np.float32)
+    deep, shallow = rng.standard_normal((2, count, width)).astype(np.float32)
     deep[:3] = 0.0  # a prompt's deep states are not known
     return deep, shallow
 
@@ -167,6 +178,27 @@ def test_a_step_is_the_same_arithmetic_as_in_numpy(part: DraftPart, files: PartF
         assert list(step.probabilities) == sorted(step.probabilities, reverse=True)
         assert set(step.ids) <= part.vocabulary
     assert agreed >= 9
+
+
+def test_a_qwen2_layer_with_biases_and_a_narrow_feed_forward_part_is_the_same_arithmetic(tmp_path: Path) -> None:
+    fields = {"qwen2.attention.head_count": 4, "qwen2.attention.head_count_kv": 2, "feed_forward_length": 512}
+    size, width, inner = 40, 4 * HEAD_WIDTH, 64
+    whole = write_model(tmp_path / "m.gguf", "qwen2", fields=fields, width=width, vocabulary=size, rope_base=100_000.0)
+    files = split_model(whole, tmp_path / "parts")
+    shapes = {"attn_q": (width, width), "attn_k": (2 * HEAD_WIDTH, width), "attn_v": (2 * HEAD_WIDTH, width), "attn_output": (width, width)}
+    shapes |= {"ffn_gate": (inner, width), "ffn_up": (inner, width), "ffn_down": (width, inner), "fuse": (width, 2 * width)}
+    arrays = random_arrays("any", shapes, np.arange(3, size, 2, dtype=np.uint32), width=width)
+    rng = np.random.default_rng(5)
+    for name in ("attn_q", "attn_k", "attn_v"):
+        arrays[f"{name}_bias"] = rng.standard_normal(len(arrays[name])).astype(np.float16)
+    save(path := tmp_path / "draft.npz", arrays)
+    deep, shallow = some_states(12, width=width)
+    logits, made = Reference(files, path, is_qwen2=True).run(deep, shallow)
+    with DraftPart(path, input_part=files.input, head_part=files.head, cells=64) as part:
+        part.extend(deep[:11], shallow[:11], 0)
+        step = part.step(deep[11], shallow[11], 11)
+    assert distance(step.deep, made[11]) < CLOSE
+    assert step.ids[0] == int(arrays["rows"][logits[11].argmax()])
 
 
 def test_rows_read_together_are_those_read_one_by_one(part: DraftPart) -> None:
