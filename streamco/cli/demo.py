@@ -14,7 +14,7 @@ from contextlib import AsyncExitStack, asynccontextmanager
 
 from msgspec import Struct
 
-from streamco.cli.options import add_answer_arguments, add_look_arguments, add_prompt_arguments, budget_of
+from streamco.cli.options import add_answer_arguments, add_look_arguments, add_prompt_arguments, budget_of, number, option
 from streamco.cli.runtime import run_async, waiting
 from streamco.cli.server_process import running_server
 from streamco.cli.ui.answer import AnswerSettings, read_answer
@@ -41,9 +41,15 @@ LATENCY = "openai-gpt-3.5-turbo-0125"
 PRICES = TokenPrices(prompt=0.5e-6, completion=1.5e-6)  # OpenAI's list price of that model, US dollars per token
 STEP_TIMES = "llama2-70b-a100x2"  # step times that the server keeps to if it verifies
 DEVICE_KIND = "Q4_0"  # smaller ones repeat themselves with this model
-PACE = 12.0  # tokens/s: a brisk reader; fast enough not to bore, slow enough to see that nothing stutters
 LATE_POLICY, LATE_BUDGET = "proportional-wait", 0.22  # the device starts late enough to lose, but it starts
 PROMPT_LENGTHS = (30, 35, 40, 45, 50, 60, 80, 120, 200, 400)  # tokens, equally likely: what the plan expects before the first prompt
+
+
+class UsualPace(float):
+    """A pace that no option gave; a split model is shown at its own speed then."""
+
+
+PACE = UsualPace(12.0)  # tokens/s: a brisk reader; fast enough not to bore, slow enough to see that nothing stutters
 
 
 class Scene(Struct, frozen=True):
@@ -80,6 +86,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--latency", default=LATENCY, metavar="PROFILE", help=f"times that the server keeps to ({LATENCY}); list names all profiles"
     )
     parser.add_argument("--split", action="store_true", help="a model in three parts, the middle one at the server (docs/split.md)")
+    parser.add_argument(
+        "--rtt-ms",
+        type=option(number),
+        metavar="MS",
+        help="with --split: milliseconds of the emulated round trip (30); 0: no link and no large model's times are emulated",
+    )
     add_answer_arguments(parser)
     add_prompt_arguments(parser)
     add_look_arguments(parser)
@@ -105,6 +117,9 @@ def run(args: argparse.Namespace) -> int:
         from streamco.cli.demo_split import check_split_arguments
 
         check_split_arguments(args, latency=LATENCY)
+        args.pace = None if isinstance(args.pace, UsualPace) else args.pace
+    elif args.rtt_ms is not None:
+        raise ConfigError(f"--rtt-ms: expected --split beside it, got {args.rtt_ms:g} alone")
     load_latency(args.latency)  # a wrong name is an error before anything starts
     return run_async(lambda: _demo(args))
 
@@ -196,8 +211,8 @@ def _prior(latency: str) -> bytes:
 
 async def _play(client: Client, args: argparse.Namespace, view: View) -> int:
     """Answer the built-in prompts, show what happened, and return the exit code."""
-    for number, scene in enumerate(SCENES, 1):
-        view.heading(f"{number}. {scene.title}")
+    for place, scene in enumerate(SCENES, 1):
+        view.heading(f"{place}. {scene.title}")
         view.note(f"> {scene.prompt}")
         asked = client
         if scene.server_first and args.mode == "race":

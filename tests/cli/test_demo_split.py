@@ -2,30 +2,79 @@
 
 from __future__ import annotations
 
+import argparse
+import json
 import re
 import subprocess
 import sys
 
 import pytest
+from msgspec import structs
 
-from streamco.cli.demo_split import PROMPTS, explain_split
+from streamco.cli.demo import UsualPace, add_arguments
+from streamco.cli.demo_split import PROMPTS, comparison, emulation_text, verdict_text
 from streamco.cli.main import main
-from streamco.core.split.machine import SplitCounts
-from streamco.engines.split.tally import SplitTally, SplitTraffic
+from streamco.cli.ui.answer import ShownAnswer
 from tests.cli.terminal import ROOT
+from tests.core.test_report_text import TRIPS, make_report
 
 pytestmark = pytest.mark.timeout(180)
 
 
-def test_the_lines_after_an_answer_are_about_that_answer() -> None:
-    tally = SplitTally(SplitCounts(trips=3), SplitTraffic(1100, 350, 10, 5, 3), drafted=4, accepted=2)
-    lines = explain_split(tally.figures(tokens=5, input_layers=2, states="f32"))
-    assert lines == (
-        "up:    10 hidden states of prompt and answer, 1100 bytes",
-        "down:  5 hidden states in 3 trips, 350 bytes",
-        "trips: 3, 1.67 tokens a trip (2 of 4 drafted tokens were right)",
-        "sent:  hidden states of layer 2, f32; no token id, no text",
+def answer(text: str, tokens_per_second: float | None, **changes: object) -> ShownAnswer:
+    return ShownAnswer(text=text, report=make_report(tokens=40, ttft=0.2, tokens_per_second=tokens_per_second, **changes))
+
+
+def three_answers(*, drafting: float = 25.0) -> dict[str, ShownAnswer]:
+    plain = structs.replace(TRIPS, trips=40, tokens_per_trip=1.0, drafted=0, accepted=0)
+    return {
+        "without drafts": answer("blue", 16.0, split=plain),
+        "with drafts": answer("blue", drafting, split=structs.replace(TRIPS, trips=24, tokens_per_trip=40 / 24)),
+        "whole model here": answer("sky", 100.0),
+    }
+
+
+def test_the_three_answers_stand_beside_one_another() -> None:
+    table = comparison(three_answers())
+    assert table.heads == ("", "without drafts", "with drafts", "whole model here")
+    assert table.rows == [
+        ("time between tokens", "62 ms", "40 ms", "10 ms"),
+        ("first token after", "200 ms", "200 ms", "200 ms"),
+        ("tokens, trips", "40, 40", "40, 24", "40, none"),
+        ("tokens a trip", "1.00", "1.67", "-"),
+        ("drafted, of these right", "-", "91, 7", "-"),
+        ("bytes up, down", "345854, 265359", "345854, 265359", "0, 0"),
+        ("text", "-", "the same", "another"),
+    ]
+
+
+def test_it_is_said_plainly_that_the_whole_model_is_faster() -> None:
+    assert verdict_text(three_answers()) == (
+        "With drafts a token takes 0.64 of the time without them. "
+        "The split takes 4.0 times as long a token as the whole model on this machine."
     )
+    assert verdict_text(three_answers(drafting=200.0)) == "With drafts a token takes 0.08 of the time without them."
+    assert verdict_text({**three_answers(), "with drafts": answer("x", None)}) == ""
+
+
+def test_what_is_emulated_is_said() -> None:
+    assert emulation_text(30) == (
+        "Emulated: a round trip of 30 ms, 7.5 MB/s up and 12.5 MB/s down; and a 7B's times on a GPU, 18 ms a batch and 0.13 ms a row."
+    )
+    assert emulation_text(0).startswith("Nothing is emulated.")
+
+
+def test_a_round_trip_is_for_a_split_model_alone(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["demo", "--rtt-ms", "10"]) != 0
+    assert "--rtt-ms: expected --split beside it, got 10 alone" in capsys.readouterr().err
+
+
+def test_a_split_model_is_shown_at_its_own_speed_unless_a_pace_is_given() -> None:
+    parser = argparse.ArgumentParser()
+    add_arguments(parser)
+    assert isinstance(parser.parse_args([]).pace, UsualPace)
+    assert parser.parse_args([]).pace == 12.0
+    assert not isinstance(parser.parse_args(["--pace", "12"]).pace, UsualPace)
 
 
 @pytest.mark.parametrize(
@@ -37,12 +86,25 @@ def test_options_without_effect_are_refused(options: list[str], capsys: pytest.C
 
 
 @pytest.mark.model
-def test_both_prompts_are_answered_and_nothing_but_states_is_sent() -> None:
+@pytest.mark.parametrize(("rtt", "emulated"), [((), "Emulated: a round trip of 30 ms"), (("--rtt-ms", "0"), "Nothing is emulated.")])
+def test_both_prompts_are_answered_in_three_ways_with_one_text(rtt: tuple[str, ...], emulated: str) -> None:
     pytest.importorskip("gguf")
-    command = [sys.executable, "-m", "streamco", "demo", "--split", "--pace", "off", "--max-tokens", "6"]
+    command = [sys.executable, "-m", "streamco", "demo", "--split", *rtt, "--max-tokens", "6"]
     done = subprocess.run(command, text=True, capture_output=True, cwd=ROOT, timeout=150, check=False, stdin=subprocess.DEVNULL)
     assert done.returncode == 0, done.stderr
     for number, prompt in enumerate(PROMPTS, 1):
         assert f"{number}. {prompt}" in done.stdout
-    assert len(re.findall(r"down:  [1-9]\d* hidden states in [1-6] trips", done.stdout)) == 2
+    assert emulated in done.stdout
+    assert len(re.findall(r"tokens, trips +6, 6 +6, [1-6] +6, none", done.stdout)) == 2
+    assert len(re.findall(r"text +- +the same +the same", done.stdout)) == 2
     assert "They hide nothing from a server that looks for the text" in done.stdout
+    assert "A split is for models that don't fit the device." in done.stdout
+
+
+@pytest.mark.model
+def test_one_prompt_as_json_is_the_split_answer_alone() -> None:
+    pytest.importorskip("gguf")
+    command = [sys.executable, "-m", "streamco", "demo", "--split", "--rtt-ms", "0", "--json", "--max-tokens", "4", "--prompt", "Hello"]
+    done = subprocess.run(command, text=True, capture_output=True, cwd=ROOT, timeout=150, check=False, stdin=subprocess.DEVNULL)
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["report"]["mode"] == "split"
