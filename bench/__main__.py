@@ -11,7 +11,19 @@ from pathlib import Path
 BENCHES: tuple[str, ...] = ("stream", "wire", "handoff", "tokenpack", "topk", "verify_wire", "pacing", "dispatch", "failover", "cost")
 BENCHES += ("moves", "gate", "engine", "migration", "hand_over_bytes", "lossless", "speculate", "speculate_simulated")
 BENCHES += ("importance", "selective", "early_exit", "verifier", "windows", "windows_recorded", "windows_simulated")
-BENCHES += ("busy", "hardware", "simulator", "fidelity", "split", "split_live", "split_texts", "split_ttft", "inversion", "draft_layer")
+BENCHES += (
+    "busy",
+    "hardware",
+    "simulator",
+    "fidelity",
+    "split",
+    "split_live",
+    "split_ablation",
+    "split_texts",
+    "split_ttft",
+    "inversion",
+    "draft_layer",
+)
 ON_REQUEST = ("lossless_vllm",)  # needs an environment of its own: `make vllm`
 
 

@@ -68,18 +68,19 @@ CASES = (
 
 
 class Answer(NamedTuple):
-    """What one answer took after its first token."""
+    """What one answer took: tokens, seconds and trips after its first token, and the seconds before it."""
 
     text: str
     tokens: int
     seconds: float
     trips: int
+    first: float
 
 
 async def ask(endpoint: SplitEndpoint, client: Client, prompt: str, most: int) -> Answer:
     """Answer a prompt greedily."""
-    before, text = endpoint.traffic.trips, ""
-    times: list[float] = []
+    text, before = "", 0
+    times = [time.perf_counter()]
     stream = await client.chat.completions.create(
         messages=[{"role": "user", "content": prompt}], max_tokens=most, temperature=0, stream=True, stream_options={"include_usage": True}
     )
@@ -87,11 +88,12 @@ async def ask(endpoint: SplitEndpoint, client: Client, prompt: str, most: int) -
     async for chunk in stream:
         tokens = chunk.usage.completion_tokens if chunk.usage is not None else tokens
         if chunk.choices and (piece := chunk.choices[0].delta.content):
+            before = before if text else endpoint.traffic.trips  # those of the prompt
             text += piece
             times.append(time.perf_counter())
     if tokens < 2:
         raise SystemExit(f"expected an answer of several tokens, got {text!r} for {prompt[:60]!r}")
-    return Answer(text, tokens - 1, times[-1] - times[0], endpoint.traffic.trips - before - 1)
+    return Answer(text, tokens - 1, times[-1] - times[1], endpoint.traffic.trips - before, times[1] - times[0])
 
 
 def prompts_by_kind(count: int) -> dict[str, list[str]]:

@@ -30,6 +30,7 @@ from streamco.cli.server_process import running_server
 from streamco.engines.llamacpp.bundled_model import packaged_model
 from streamco.engines.llamacpp.model import LlamaModel
 from streamco.engines.llamacpp.model_parts import PartFiles, split_model
+from streamco.engines.split.drafts import DraftOptions
 from streamco.policies.chunking import Chunking
 from streamco.testing.link_proxy import LinkProxy
 
@@ -58,21 +59,28 @@ def server(case: Case, files: PartFiles) -> AbstractAsyncContextManager[str]:
 
 @asynccontextmanager
 async def split_client(
-    files: PartFiles, port: int, chunking: Chunking, *, all_rows: bool = False, sequences: int = 1, threads: int = 1
-) -> AsyncIterator[Client]:
+    files: PartFiles,
+    port: int,
+    chunking: Chunking,
+    *,
+    drafts: DraftOptions | None = None,
+    all_rows: bool = False,
+    sequences: int = 1,
+    threads: int = 1,
+) -> AsyncIterator[tuple[SplitEndpoint, Client]]:
     """Connect a device to the server at a port."""
     endpoint = SplitEndpoint(
         files.stem,
         f"ws://127.0.0.1:{port}",
         options=EngineOptions(threads=threads, context_tokens=CELLS, max_sequences=sequences),
-        drafts=None,
+        drafts=drafts,
         chunking=chunking,
     )
     async with Client(endpoint, mode="split") as client:
         if all_rows:
             assert endpoint.link is not None, "a client that runs has connected"
             endpoint.link.prompt_rows = "all"
-        yield client
+        yield endpoint, client
 
 
 async def first_token(client: Client, prompt: str) -> float:
@@ -104,7 +112,7 @@ async def measure(case: Case, files: PartFiles, lengths: Sequence[int], rounds: 
         clients = {}
         for name, chunking in CONTENDERS:
             device = split_client(files, link.port, chunking, all_rows=name == "U-shape", threads=2 if case == "7B" else 1)
-            clients[name] = await stack.enter_async_context(device)
+            _, clients[name] = await stack.enter_async_context(device)
         for client in clients.values():
             await first_token(client, prompts_of(300, 1)[0])  # the rate of the link is known after it
         for length in lengths:
@@ -144,8 +152,8 @@ async def crowd(files: PartFiles, room: int | None, chunking: Chunking) -> Async
     async with (
         imposed_server(files.middle, SETUP, PER_ROW, room=room) as url,
         LinkProxy(urlsplit(url).port or 0, rtt=RTT, mbps=UP_MBPS, down_mbps=DOWN_MBPS) as link,
-        split_client(files, urlsplit(url).port or 0, "fastest", sequences=OTHERS) as writers,
-        split_client(files, link.port, chunking) as reader,
+        split_client(files, urlsplit(url).port or 0, "fastest", sequences=OTHERS) as (_, writers),
+        split_client(files, link.port, chunking) as (_, reader),
     ):
         await first_token(reader, prompts_of(300, 1)[0])
         yield writers, reader

@@ -1,7 +1,7 @@
-"""Middle layers without weights: a batch takes the time that a function gives, and returns its own states.
+"""Middle layers without weights: a batch takes the time that a function gives, and returns its own states or those of another function.
 
 With them a split server needs neither a model nor its computing time, so links, batches and prompt chunks of a large model can be tried on
-a small machine. The text of an answer means nothing then.
+a small machine. The text of an answer means nothing then, unless the function knows its states.
 """
 
 from __future__ import annotations
@@ -10,10 +10,18 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 from queue import SimpleQueue
+from typing import TYPE_CHECKING
 
 from streamco.engines.llamacpp.model_parts import PartInfo
+from streamco.engines.split.layers import StateRun
 from streamco.engines.split.middle_engine import RowsBatch, measured_sizes
 from streamco.errors import ConfigError, EngineError
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+    States = NDArray[np.float32]
 
 __all__ = ["FakeLayers"]
 
@@ -27,6 +35,7 @@ class FakeLayers:
         cells: positions of each sequence.
         sequences: number of sequences.
         batch_rows: most rows of a batch.
+        compute: returns the states of a run; None: they are the run's own rows.
 
     Attributes:
         batches: the sizes of the runs of each batch, in order.
@@ -43,6 +52,7 @@ class FakeLayers:
         cells: int = 2048,
         sequences: int = 16,
         batch_rows: int = 512,
+        compute: Callable[[StateRun], States] | None = None,
     ) -> None:
         if info.kind != "middle":
             raise ConfigError(f"layers: expected the middle part of a model, got its {info.kind} part")
@@ -50,6 +60,7 @@ class FakeLayers:
         self.is_exact = True  # a row's result is the row
         self.batches: list[tuple[int, ...]] = []
         self._seconds = seconds
+        self._compute = compute or _own_rows
         self._inbox: SimpleQueue[RowsBatch | Callable[[], None] | None] = SimpleQueue()
         self._lock = threading.Lock()
         self._is_closed = False
@@ -90,9 +101,13 @@ class FakeLayers:
                 continue
             began = max(free_at, item.requested)
             free_at = began + self._seconds(item.rows)
+            item.states = [self._compute(run) for run in item.runs]
             time.sleep(max(0.0, free_at - time.monotonic()))
             free_at = max(free_at, time.monotonic())
             self.batches.append(tuple(len(run.states) for run in item.runs))
-            item.states = [run.states.copy() for run in item.runs]
             item.seconds = free_at - began
             item.on_end()
+
+
+def _own_rows(run: StateRun) -> States:
+    return run.states.copy()

@@ -9,7 +9,7 @@ from bench.split_live import CASES, DEFAULT, KINDS, Answer, figures, rows_of
 
 
 def answer(tokens: int, seconds: float, trips: int) -> Answer:
-    return Answer("text", tokens, seconds, trips)
+    return Answer("text", tokens, seconds, trips, 0.5)
 
 
 def test_a_long_answer_counts_for_more_than_a_short_one() -> None:

@@ -49,6 +49,15 @@ def test_states_come_back_as_they_went_and_no_sooner_than_told() -> None:
     layers.close()
 
 
+def test_states_may_come_from_a_function_of_the_run() -> None:
+    layers = FakeLayers(INFO, lambda _rows: 0.0, compute=lambda run: run.states + np.float32(run.position + 1))
+    batch = ended(layers, 2, 3)
+    assert batch.states is not None
+    for run, states in zip(batch.runs, batch.states, strict=True):
+        assert np.array_equal(states, run.states + 1)
+    layers.close()
+
+
 def test_costs_are_those_that_were_told() -> None:
     layers = FakeLayers(INFO, lambda rows: 0.0 if rows == 1 else 0.002 * rows, cells=100, batch_rows=40)
     assert layers.row_costs() == {1: 1e-6, 2: 0.004, 4: 0.008, 8: 0.016, 16: 0.032, 32: 0.064}
