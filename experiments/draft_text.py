@@ -137,6 +137,7 @@ def write_batches(teacher: Teacher, chat: Chat, args: argparse.Namespace) -> Non
         order = sorted(prompts, key=lambda number: len(prompts[number]))
         batches = [order[start : start + _BATCH] for start in range(0, len(order), _BATCH)]
         Random(args.seed).shuffle(batches)
+        batches = batches[: args.batches]
     written, started = 0, time.process_time()
     for place, numbers in enumerate(batches):
         path = args.out / f"{args.kind}.{place:04}.npz"
@@ -170,6 +171,7 @@ def main() -> None:
     )
     parser.add_argument("--answer-tokens", type=int, default=_ANSWER, help="most tokens of an answer (default: %(default)s)")
     parser.add_argument("--texts", type=int, default=4000, help="at most so many (default: %(default)s)")
+    parser.add_argument("--batches", type=int, help="at most so many, of prompts from a file (default: all)")
     parser.add_argument("--temperature", type=float, default=0.0, help="of the answers (default: %(default)s, the likeliest token)")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--share", default="0/1", help="this process's share of the batches (default: %(default)s)")

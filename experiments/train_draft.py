@@ -37,7 +37,7 @@ from streamco.engines.llamacpp.model import LlamaModel
 __all__ = ["main"]
 
 _BATCH, _DRAWS = 6, 4  # texts of a step; steps' worth of texts drawn, of which one step takes a quarter of similar lengths
-_RATE, _WARM, _DECAY = 1e-3, 30, 0.6  # steps until the full rate; share of the training after which it falls
+_WARM, _DECAY = 30, 0.6  # steps until the full rate; share of the training after which it falls
 _LATER = 0.8  # weight of the second depth's loss
 _SAVE_EVERY = 200  # steps
 _LOSS_ROWS = 64
@@ -128,7 +128,7 @@ class Training:
         self.head = teacher.output[torch.from_numpy(self.rows)].contiguous()
         self.network = DraftNetwork(teacher, args.kind, args.inner)
         self.average = DraftNetwork(teacher, args.kind, args.inner)
-        self._optimiser = torch.optim.AdamW(self._groups(), lr=_RATE, betas=(0.9, 0.95))
+        self._optimiser = torch.optim.AdamW(self._groups(), lr=args.rate, betas=(0.9, 0.95))
         self._random = np.random.default_rng(args.seed)
         self.steps = self.visits = 0
         self.curve: list[dict[str, Any]] = []
@@ -207,7 +207,7 @@ class Training:
         return max(self.visits / self._args.visits, (time.monotonic() - started) / 60 / self._args.minutes)
 
     def _step(self, batch: Batch, done: float) -> float:
-        rate = _RATE * min(1.0, (self.steps + 1) / _WARM)
+        rate = self._args.rate * min(1.0, (self.steps + 1) / _WARM)
         if done > _DECAY:
             rate *= max(0.03, (1 - done) / (1 - _DECAY))
         for group in self._optimiser.param_groups:
@@ -284,6 +284,7 @@ def main() -> None:
     parser.add_argument("--input-layers", type=int, default=2, help="layers on the device (default: %(default)s)")
     parser.add_argument("--inner", type=int, help="width of the feed-forward part, a multiple of 32 (default: the model's)")
     parser.add_argument("--rows", type=int, default=16_384, help="tokens that drafts are chosen from (default: %(default)s)")
+    parser.add_argument("--rate", type=float, default=1e-3, help="learning rate; a wide model needs a smaller one (default: %(default)s)")
     parser.add_argument("--visits", type=float, default=3e6, help="positions to train on, repeated ones included (default: %(default)s)")
     parser.add_argument("--minutes", type=float, default=1e9, help="most minutes to train")
     parser.add_argument("--depth", type=int, default=2, help="draft tokens that training unrolls (default: %(default)s)")
@@ -315,6 +316,7 @@ def main() -> None:
         "weights": args.weights,
         "input_layers": args.input_layers,
         "inner": args.inner,
+        "rate": args.rate,
         "seed": args.seed,
         "depth": args.depth,
         "texts": len(texts),

@@ -59,7 +59,7 @@ def test_prompts_of_other_lengths_are_left_out_and_keep_their_numbers(tmp_path: 
     file = tmp_path / "prompts.jsonl"
     file.write_text("".join(json.dumps({"prompt": "word " * length}) + "\n" for length in range(1, 25)))
     args = Namespace(out=tmp_path, kind="kind", prompts=file, texts=99, temperature=0.0, seed=0, share="0/1", prompt_tokens=(10, 20))
-    args.answer_tokens = 5
+    args.answer_tokens, args.batches = 5, None
     text_module.write_batches(small_teacher(), SmallChat(), args)
     [path] = tmp_path.glob("kind.*.npz")
     with np.load(path) as found:

@@ -22,7 +22,7 @@ Training, loss_of, shares_of = training_module.Training, training_module.loss_of
 def training(folder: Path, shares: Any = None, count: int = 40, **options: Any) -> Any:
     found = texts(small_teacher(), count)
     args = Namespace(kind="deep", seed=0, out=folder / "out.npz", input_layers=2, depth=2, visits=300.0, minutes=1e9, judge_every=100.0)
-    args.inner, args.rows = None, 16_384
+    args.inner, args.rows, args.rate = None, 16_384, 1e-3
     args.texts, args.kinds, args.judged, args.absent = folder, ["kind"], None, []
     vars(args).update(options)
     return Training(args, small_teacher(), found, np.full(count, 1 / count) if shares is None else shares)

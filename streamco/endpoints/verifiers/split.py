@@ -47,8 +47,8 @@ class SplitEndpoint(DeviceEndpoint):
         options: settings of the engine; see ``SplitEngine``. ``exact`` needs servers in exact mode, too.
         states: format of the hidden states on the way. "f32" loses nothing; "f16" takes half the bytes, and with quantised weights a token
             may differ where two are nearly as likely; "i8" a quarter, and about 2 tokens in 100 differ.
-        drafts: how tokens are drafted, so that a trip makes several. "auto": by the packaged draft layer for this model, if there is one;
-            None: not at all. It changes no token.
+        drafts: how tokens are drafted, so that a trip makes several. "auto": by the draft layer for this model that is packaged or in the
+            user's cache folder, if there is one; None: not at all. It changes no token.
         chunking: how a prompt is cut, so that the server computes while it is sent. "fastest": in the way with the shortest predicted time,
             perhaps in one piece; "balanced": by HAT's equation 3; "whole": in one piece; a number: in chunks of so many tokens.
         timeouts: ``connect`` until a server has taken a session, ``first_token`` until rows are answered, ``socket`` for a ping.

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 from msgspec import Struct
 
+from streamco.engines.llamacpp.cache_dir import cache_folder
 from streamco.engines.llamacpp.model_parts import close_writer, copy_field, field_of, tensors_of, written_file
 from streamco.errors import ConfigError
 
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-__all__ = ["DraftMeta", "DraftWeights", "pack_matrix", "read_draft_meta", "read_draft_weights", "write_draft_model"]
+__all__ = ["DraftMeta", "DraftWeights", "draft_layer_folder", "pack_matrix", "read_draft_meta", "read_draft_weights", "write_draft_model"]
 
 MATRICES = ("attn_q", "attn_k", "attn_v", "attn_output", "ffn_gate", "ffn_up", "ffn_down")
 VECTORS = ("attn_norm", "ffn_norm")
@@ -75,6 +76,11 @@ def pack_matrix(matrix: NDArray[np.float32]) -> tuple[NDArray[np.int8], NDArray[
     used = scales.astype(np.float32)[:, :, None]
     numbers = np.divide(blocks, used, out=np.zeros_like(blocks), where=used > 0)
     return np.rint(numbers).clip(-127, 127).astype(np.int8).reshape(matrix.shape), scales
+
+
+def draft_layer_folder() -> Path:
+    """Return the folder in the user's cache for draft layers: trained weights, and the models that llama.cpp loads."""
+    return cache_folder("draft_layers")
 
 
 def read_draft_meta(path: Path) -> DraftMeta:

@@ -14,9 +14,8 @@ from typing import TYPE_CHECKING, Any, Self
 from msgspec import Struct
 
 from streamco._native import top_k
-from streamco.engines.llamacpp.cache_dir import cache_folder
 from streamco.engines.llamacpp.draft_context import DraftContext
-from streamco.engines.llamacpp.draft_model import read_draft_weights, write_draft_model
+from streamco.engines.llamacpp.draft_model import draft_layer_folder, read_draft_weights, write_draft_model
 from streamco.engines.llamacpp.model_parts import describe_part, field_of, open_gguf, read_part, tensors_of
 from streamco.engines.llamacpp.state_context import LayerModel
 from streamco.errors import ConfigError, EngineError
@@ -89,7 +88,7 @@ class DraftPart:
         head = open_gguf(head_part)
         self._norm, self._epsilon = _final_norm(head)
         mark = sha256("|".join((_FORMAT, describe_part(head, head_part).source, sha256(weights.read_bytes()).hexdigest())).encode())
-        path = cache_folder("draft_layers") / f"{weights.stem}.{mark.hexdigest()[:16]}.gguf"
+        path = draft_layer_folder() / f"{weights.stem}.{mark.hexdigest()[:16]}.gguf"
         if not path.exists():
             write_draft_model(found, input_part=open_gguf(input_part), head_part=head, target=path)
         self._model = LayerModel(path)

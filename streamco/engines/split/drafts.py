@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Literal, NamedTuple, cast
 
 from msgspec import Struct
 
-from streamco.engines.llamacpp.draft_model import read_draft_meta
+from streamco.engines.llamacpp.draft_model import draft_layer_folder, read_draft_meta
 from streamco.engines.split.draft_layer import CANDIDATES, DraftPart
 from streamco.engines.split.draft_lengths import LONGEST, DraftLengths
 from streamco.engines.split.draft_tree import Continuation, DraftTree
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
     States = NDArray[np.float32]
 
-__all__ = ["AnswerDrafts", "DraftOptions", "packaged_draft_layer"]
+__all__ = ["AnswerDrafts", "DraftOptions", "find_draft_layer"]
 
 _END = object()
 _MAX_BRANCHES = 16  # of a round
@@ -43,7 +43,8 @@ class DraftOptions(Struct, frozen=True):
     """How a split model drafts.
 
     Args:
-        weights: the draft layer's weights; None: the packaged ones for this model.
+        weights: the draft layer's weights, a path; None: those for this model that are packaged or in the user's cache folder
+            (``make draft-layer``).
         window: tokens of a draft: a number from 1 to 16, or a policy. "confident" ends each draft when its next token isn't worth its time,
             by measured times and acceptance. "threshold" ends it with the first token that is less than 0.6 probable (HAT, equation 5).
             Others, or other numbers of theirs: a ``streamco.policies.window.WindowPolicy``.
@@ -55,7 +56,7 @@ class DraftOptions(Struct, frozen=True):
         ConfigError: a number is out of range, or there is no such policy.
     """
 
-    weights: Path | None = None
+    weights: str | Path | None = None
     window: int | Literal["confident", "threshold"] | WindowPolicy = "confident"
     parallel: int = 0
     branches: Literal["ranked", "last"] = "ranked"
@@ -84,15 +85,26 @@ class DraftOptions(Struct, frozen=True):
         raise ConfigError(f'drafts: expected a window of 1 to {LONGEST}, "confident", "threshold" or a window policy, got {self.window!r}')
 
 
-def packaged_draft_layer(vocabulary: str, width: int, input_layers: int) -> Path | None:
-    """Return the weights in this package that were trained for such a model; None: there are none."""
+def find_draft_layer(vocabulary: str, width: int, input_layers: int) -> Path | None:
+    """Return the weights that were trained for such a model: from this package, or from the user's cache folder; None: there are none.
+
+    Raises:
+        ConfigError: a file that was looked into is damaged.
+    """
+    for path in _trained_layers():
+        meta = read_draft_meta(path)
+        if (meta.vocabulary, meta.width, meta.input_layers) == (vocabulary, width, input_layers):
+            return path
+    return None
+
+
+def _trained_layers() -> Iterator[Path]:
+    """Give the files of weights: the packaged ones first, then those in the cache folder by name."""
     for entry in files("streamco.engines.split").joinpath("draft_layers").iterdir():
         if entry.name.endswith(".npz"):
             with as_file(entry) as path:
-                meta = read_draft_meta(path)
-                if (meta.vocabulary, meta.width, meta.input_layers) == (vocabulary, width, input_layers):
-                    return path
-    return None
+                yield path
+    yield from sorted(draft_layer_folder().glob("*.npz"))
 
 
 class AnswerDrafts:

@@ -25,7 +25,7 @@ from streamco.engines.llamacpp.model_parts import PartInfo, check_same_model
 from streamco.engines.split.answer import LinkEvent, ProposeDrafts, SplitAnswer, SplitGeneration, SplitLink
 from streamco.engines.split.draft_layer import DraftPart
 from streamco.engines.split.draft_lengths import DraftLengths
-from streamco.engines.split.drafts import AnswerDrafts, DraftOptions, packaged_draft_layer
+from streamco.engines.split.drafts import AnswerDrafts, DraftOptions, find_draft_layer
 from streamco.engines.split.layers import HeadPart, InputPart
 from streamco.engines.threads import budget
 from streamco.errors import ConfigError, EngineError, UsageError
@@ -71,7 +71,8 @@ class SplitEngine:
         options: ``context_tokens``, ``max_sequences``, ``threads``, ``ring_tokens`` and ``exact`` count; the others must be the
             defaults.
         propose: proposes drafts from the tokens alone, if there is no draft layer.
-        drafts: the draft layer to draft with, "auto": the packaged one for this model, if there is one; None: none.
+        drafts: the draft layer to draft with, "auto": the one for this model that is packaged or in the user's cache folder, if there is
+            one; None: none.
 
     Raises:
         ConfigError: a file is missing or of another model, or an option has no effect here.
@@ -129,12 +130,13 @@ class SplitEngine:
         if wanted is None or (wanted != "auto" and wanted.weights is not None):
             return wanted
         info, model = self._input.info, self._head.model.info
-        weights = packaged_draft_layer(model.vocabulary, info.width, info.layers)
+        weights = find_draft_layer(model.vocabulary, info.width, info.layers)
         if weights is not None:
             return DraftOptions(weights) if wanted == "auto" else replace(wanted, weights=weights)
         if wanted != "auto":
-            raise ConfigError(f"drafts: expected the weights of a draft layer, because none are packaged for {model.name}, got none")
-        logger.info("%s: no draft layer is packaged for this model, so each trip to the server makes one token", model.name)
+            missing = f"none for {model.name} are packaged or in the cache folder"
+            raise ConfigError(f"drafts: expected the weights of a draft layer, because {missing}, got none")
+        logger.info("%s: no draft layer is packaged or in the cache folder, so each trip to the server makes one token", model.name)
         return None
 
     def _load_layer(self, drafts: DraftOptions, files: tuple[Path, Path]) -> DraftPart:

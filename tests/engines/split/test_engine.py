@@ -9,6 +9,7 @@ from itertools import count
 from pathlib import Path
 from typing import Any, Literal
 
+import msgspec
 import numpy as np
 import pytest
 from msgspec.structs import replace
@@ -17,10 +18,11 @@ from streamco.config import SamplingOptions
 from streamco.engines.base import EngineOptions, GenerationEnd, GenerationRequest
 from streamco.engines.llama import LlamaEngine
 from streamco.engines.llamacpp.bundled_model import packaged_model
+from streamco.engines.llamacpp.draft_model import DraftMeta, draft_layer_folder
 from streamco.engines.llamacpp.model_parts import PartFiles, split_model
 from streamco.engines.prompt_ids import chat_ids
 from streamco.engines.split.answer import SplitGeneration
-from streamco.engines.split.drafts import DraftOptions, packaged_draft_layer
+from streamco.engines.split.drafts import DraftOptions, find_draft_layer
 from streamco.engines.split.engine import SplitEngine, device_parts, no_drafts
 from streamco.engines.split.layers import HeadPart, InputPart, MiddlePart
 from streamco.errors import ConfigError, EndpointConnectError, EngineError
@@ -265,7 +267,7 @@ def test_a_confident_draft_ends_when_rows_cost_more_than_they_give(
 
 def packaged(files: PartFiles) -> Path:
     with HeadPart(files.head) as head:
-        path = packaged_draft_layer(head.model.info.vocabulary, 576, 2)
+        path = find_draft_layer(head.model.info.vocabulary, 576, 2)
     assert path is not None
     return path
 
@@ -280,11 +282,14 @@ def test_weights_that_are_not_given_are_the_packaged_ones(files: PartFiles, monk
     split = Split(files, drafts=DraftOptions(window=2, parallel=1))
     assert split.engine.drafts == DraftOptions(packaged(files), window=2, parallel=1)
     split.close()
-    monkeypatch.setattr("streamco.engines.split.engine.packaged_draft_layer", lambda *_: None)
+    monkeypatch.setattr("streamco.engines.split.engine.find_draft_layer", lambda *_: None)
     split = Split(files, drafts="auto")
     assert split.engine.drafts is None
     split.close()
-    with pytest.raises(ConfigError, match=r"drafts: expected the weights of a draft layer, because none are packaged for .*, got none"):
+    with pytest.raises(
+        ConfigError,
+        match=r"drafts: expected the weights .*, because none for .* are packaged or in the cache folder, got none",
+    ):
         Split(files, drafts=DraftOptions(window=2))
 
 
@@ -330,8 +335,24 @@ def test_answers_at_the_same_time_do_not_mix_their_branches(files: PartFiles, wh
     split.close()
 
 
-def test_no_layer_is_packaged_for_other_models() -> None:
-    assert packaged_draft_layer("other", 576, 2) is None
+def test_a_layer_in_the_cache_folder_is_found_for_its_model_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    assert find_draft_layer("other", 64, 2) is None
+    path = draft_layer_folder() / "other.npz"
+    meta = DraftMeta("other", "other", 64, 2)
+    np.savez(path, meta=np.frombuffer(msgspec.json.encode(meta), np.uint8))
+    assert find_draft_layer("other", 64, 2) == path
+    assert [find_draft_layer(*wrong) for wrong in (("others", 64, 2), ("other", 32, 2), ("other", 64, 3))] == [None] * 3
+    path.write_bytes(b"no archive")
+    with pytest.raises(ConfigError, match=r"draft layer .*other\.npz: expected weights"):
+        find_draft_layer("other", 64, 2)
+
+
+def test_the_packaged_layer_comes_before_the_cache_folder(files: PartFiles, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    found = packaged(files)
+    (draft_layer_folder() / found.name).write_bytes(found.read_bytes())
+    assert packaged(files) == found
 
 
 @pytest.mark.parametrize("window", [0, 17, True, "long", None, 2.5])
