@@ -23,7 +23,6 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-import streamco
 from bench.draft_answer import Answer
 from bench.report import Row, add_arguments, emit, interleave, per_call, rows_from
 from bench.traces import data_folder
@@ -33,6 +32,7 @@ from streamco.engines.llamacpp.context import LlamaContext
 from streamco.engines.llamacpp.model import LlamaModel
 from streamco.engines.llamacpp.model_parts import split_model
 from streamco.engines.split.draft_layer import DraftPart
+from streamco.engines.split.drafts import find_draft_layer
 from streamco.engines.split.layers import HeadPart, InputPart, MiddlePart
 
 CELLS = 1024
@@ -40,21 +40,30 @@ HELD_OUT = 10  # as in experiments/draft_text.py: of the kinds in FILES that wer
 TRAINED = {"gsm8k": "gsm8k_test.jsonl.gz", "Spec-Bench": "spec_bench.jsonl.gz"}
 HUMANEVAL = "HumanEval (absent)"
 ABSENT = {HUMANEVAL: "humaneval_prompts.jsonl.gz", "Alpaca (absent)": "alpaca_5000.jsonl.gz"}
-PACKAGED = Path(streamco.__file__).parent / "engines" / "split" / "draft_layers" / "SmolLM2-135M-Instruct.npz"
 WRITTEN = "window 4"
 POLICIES: dict[str, tuple[int, float]] = {"window 3": (3, 0.0), WRITTEN: (4, 0.0), "threshold 0.3": (8, 0.3), "threshold 0.6": (8, 0.6)}
 States = NDArray[np.float32]
 
 
 class Split:
-    """A split model whose parts are all here."""
+    """A split model whose parts are all here.
 
-    def __init__(self, weights: Path, model: Path, folder: str) -> None:
+    Args:
+        weights: the draft layer; None: the one for this model that is packaged or in the cache folder.
+        model: the whole model's file.
+        folder: for the parts.
+    """
+
+    def __init__(self, weights: Path | None, model: Path, folder: str) -> None:
         files = split_model(model, folder)
         self.head = HeadPart(files.head)
         self.input, self.middle = InputPart(files.input, cells=CELLS), MiddlePart(files.middle, cells=CELLS)
         vocabulary = self.head.model.info.vocabulary
-        self.draft = DraftPart(weights, input_part=files.input, head_part=files.head, vocabulary=vocabulary, cells=CELLS)
+        found = weights or find_draft_layer(vocabulary, self.input.info.width, self.input.info.layers)
+        if found is None:
+            raise SystemExit(f"{model.name}: expected a draft layer in the package, in the cache folder or as --weights, got none")
+        self.weights = found
+        self.draft = DraftPart(found, input_part=files.input, head_part=files.head, vocabulary=vocabulary, cells=CELLS)
 
     def read(self, ids: Sequence[int], position: int) -> States:
         """Return the shallow states of tokens."""
@@ -234,7 +243,7 @@ def _decode(context: LlamaContext) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     add_arguments(parser)
-    parser.add_argument("--weights", type=Path, default=PACKAGED, help="a draft layer (default: the packaged one)")
+    parser.add_argument("--weights", type=Path, help="a draft layer (default: the model's, packaged or in the cache folder)")
     parser.add_argument("--model", type=Path, help="the GGUF file that it was trained for (default: the packaged model)")
     parser.add_argument("--prompts", type=int, default=16, help="of each kind (default: %(default)s)")
     parser.add_argument("--tokens", type=int, default=64, help="of each answer (default: %(default)s)")
@@ -246,7 +255,7 @@ def main() -> None:
         split = Split(args.weights, model, folder)
         answers = answers_of(split, count, most)
         rows = rounds_rows(split, answers)
-        rows += agreement_rows(split, args.weights, model, answers, args.positions)
+        rows += agreement_rows(split, split.weights, model, answers, args.positions)
         rows += step_rows(split, model, answers["gsm8k"][0], 40 if args.quick else 200)
         split.close()
     emit([row for row in rows if row.contender in POLICIES], args.json, against=WRITTEN)

@@ -15,7 +15,7 @@ import pytest
 
 from bench import draft_layer
 from bench.draft_answer import Answer
-from bench.draft_layer import PACKAGED, Split, agreement_rows, prompts_of
+from bench.draft_layer import Split, agreement_rows, prompts_of
 from streamco.engines.llamacpp.bundled_model import packaged_model
 from streamco.errors import EngineError
 
@@ -93,7 +93,7 @@ def written(tmp_path_factory: pytest.TempPathFactory) -> tuple[Split, Answer]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
         try:
-            split = Split(PACKAGED, Path(packaged_model()), str(tmp_path_factory.mktemp("parts")))
+            split = Split(None, Path(packaged_model()), str(tmp_path_factory.mktemp("parts")))
         except EngineError as exc:
             pytest.skip(str(exc))
     return split, split.write("What is the capital of France? Answer with a sentence about its history.", 40)
@@ -109,5 +109,5 @@ def test_pytorch_and_llamacpp_draft_the_same_tokens(written: tuple[Split, Answer
     pytest.importorskip("torch")
     assert import_module("bench.draft_agreement")
     split, answer = written
-    row = agreement_rows(split, PACKAGED, Path(packaged_model()), {"kind": [answer]}, 300)[0]
+    row = agreement_rows(split, split.weights, Path(packaged_model()), {"kind": [answer]}, 300)[0]
     assert row.median >= 0.95
