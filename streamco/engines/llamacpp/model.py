@@ -13,6 +13,7 @@ from streamco.engines.base import ModelInfo
 from streamco.engines.chat_template import ChatTemplate
 from streamco.engines.llamacpp.amx_probe import allows_repacking
 from streamco.engines.llamacpp.control_tokens import ControlTokens
+from streamco.engines.llamacpp.grammar import TokenGrammar
 from streamco.engines.llamacpp.library import collected_errors, load_library
 from streamco.errors import EngineError
 from streamco.wire.token_frames import vocabulary_fingerprint
@@ -103,6 +104,16 @@ class LlamaModel:
         if self._template is None:
             raise EngineError(f"messages: expected a chat model, got {self.info.name}, which has no chat template")
         return self._template.render(messages, add_generation_prompt=add_generation_prompt)
+
+    def grammar(self, text: str, begun: bytes = b"") -> TokenGrammar:
+        """Return a grammar for one answer; see ``TokenGrammar``.
+
+        Raises:
+            ConfigError: llama.cpp can't read the grammar.
+            EngineError: the beginning doesn't fit it, or the model is closed.
+        """
+        with self._reading():
+            return TokenGrammar(self.library, self._vocab, self, text, begun)
 
     @property
     def can_share_prefixes(self) -> bool:

@@ -1,0 +1,217 @@
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from streamco.engines.llamacpp.json_schema import grammar_of, schema_grammar
+from streamco.errors import ConfigError, EngineError
+from tests.engines.llamacpp.vocabularies import SmallVocabulary
+
+
+def fits(vocabulary: SmallVocabulary, schema: Any, text: str) -> bool:
+    """Return True if a text is a whole answer."""
+    try:
+        grammar = vocabulary.grammar(schema_grammar(schema), text.encode())
+    except EngineError:
+        return False
+    return bool(grammar.fits([vocabulary.end])[0])
+
+
+PERSON = {
+    "type": "object",
+    "properties": {
+        "name": {"type": "string"},
+        "age": {"type": "integer", "minimum": 0},
+        "tags": {"type": "array", "items": {"type": "string"}},
+    },
+    "required": ["name", "age"],
+    "additionalProperties": False,
+}
+
+
+@pytest.mark.parametrize(
+    ("schema", "right", "wrong"),
+    [
+        (
+            PERSON,
+            ['{"name":"Ada","age":36}', '{\n  "name": "Ada",\n  "age": 36,\n  "tags": ["x", "y"]\n}', '{"name":"","age":0,"tags":[]}'],
+            ["{}", '{"age":36,"name":"Ada"}', '{"name":"Ada","age":-1}', '{"name":"Ada"}', '{"name":"Ada","age":36,"more":1}', '{"name":1'],
+        ),
+        ({"enum": ["a", "ab", 1, None, {"x": [1]}]}, ['"a"', '"ab"', "1", "null", '{"x":[1]}'], ['"', '"abc"', "true", "12"]),
+        ({"const": 'say "\\n"\n'}, [json.dumps('say "\\n"\n')], ['"say "\\n"\n"']),
+        ({"const": "\x01é"}, ['"\\u0001é"'], ['"\x01é"']),
+        ({"type": "string"}, ['"a\\n\\u00e9é"'], ['"a\nb"', '"\\ud800"', '"\\x"', '"\x7f"']),
+        ({"type": "string", "maxLength": 2}, ['""', '"éé"', '"\\nx"'], ['"abc"']),
+        ({"type": "number"}, ["0", "-1.5", "1e10", "0.1E-5"], ["01", "1.", ".5", "+1", "-", "1e", "NaN"]),
+        ({"type": "integer", "exclusiveMinimum": -2.5, "exclusiveMaximum": 3}, ["-2", "-1", "0", "2"], ["-3", "3", "1.0", "-0"]),
+        ({"type": "integer", "minimum": 95, "maximum": 1203}, ["95", "99", "100", "999", "1203"], ["94", "1204", "9", "5000"]),
+        ({"type": ["integer", "null"], "minimum": 5}, ["5", "null"], ["4", '"5"']),
+        ({"type": "array", "items": {"type": "integer"}, "minItems": 1, "maxItems": 2}, ["[1]", "[1, 2]"], ["[]", "[1,2,3]", '["1"]']),
+        ({"type": "array", "maxItems": 0}, ["[]"], ["[1]"]),
+        ({"type": "array", "prefixItems": [{"type": "string"}, {"type": "null"}], "items": False}, ['["a", null]'], ['["a"]', "[null]"]),
+        ({"type": "object", "additionalProperties": {"type": "integer"}}, ["{}", '{"a": 1, "b":2}'], ['{"a": "1"}']),
+        ({"properties": {}, "additionalProperties": False}, ["{}"], ['{"a":1}']),
+        ({"required": ["x"]}, ['{"x":[1]}'], ["{}"]),
+        (
+            {"type": "string", "format": "date"},
+            ['"2024-02-28"', '"2023-12-31"', '"2023-11-30"'],
+            ['"2023-02-30"', '"2023-11-31"', '"2023-1-1"'],
+        ),
+        ({"type": "string", "format": "date-time"}, ['"2024-02-28T10:00:00Z"'], ['"2024-02-28"', '"2024-02-28T25:00:00Z"']),
+        ({"anyOf": [{"type": "boolean"}, {"allOf": [{"const": "x"}]}]}, ["true", "false", '"x"'], ["null", '"y"']),
+        ({"enum": ["x", 1, 2.0, 2.5, True], "type": "integer"}, ["1", "2.0"], ['"x"', "2.5", "true"]),
+        (
+            {
+                "$defs": {"a/b": {"type": "null"}, "b": {"const": 1}},
+                "type": "array",
+                "prefixItems": [{"$ref": "#/$defs/a~1b"}, {"$ref": "#/$defs/b"}],
+            },
+            ["[null,1]"],
+            ["[1,1]", "[null,null]"],
+        ),
+        ({"type": "object", "properties": {"next": {"$ref": "#"}}}, ['{"next":{"next":{}}}'], ['{"next":1}']),
+        ({}, ["1", '"x"', "[{}]"], ["x"]),
+    ],
+)
+def test_a_schema_allows_its_values_and_no_others(vocabulary: SmallVocabulary, schema: Any, right: list[str], wrong: list[str]) -> None:
+    assert [text for text in right if not fits(vocabulary, schema, text)] == []
+    assert [text for text in wrong if fits(vocabulary, schema, text)] == []
+
+
+def test_formats_without_a_schema() -> None:
+    assert grammar_of(None) is None
+    assert grammar_of({"type": "text"}) is None
+    assert str(grammar_of({"type": "json_object"})).startswith("root ::= object\n")
+    assert "root ::= r" in str(grammar_of({"type": "json_schema", "json_schema": {"name": "p", "schema": PERSON, "strict": True}}))
+
+
+CHAIN = {f"d{index}": {"anyOf": [{"$ref": f"#/$defs/d{index + 1}"}, {"type": "null"}]} for index in range(60)}
+DOUBLING = {f"d{index}": {"anyOf": [{"$ref": f"#/$defs/d{index + 1}"}] * 2 + [{"items": {}}, True]} for index in range(30)}
+WIDE = {"anyOf": [{"anyOf": [{"type": "array", "maxItems": index * 20 + each} for each in range(20)]} for index in range(20)]}
+
+
+def deep(levels: int) -> Any:
+    schema: Any = {}
+    for _ in range(levels):
+        schema = {"items": schema}
+    return schema
+
+
+@pytest.mark.parametrize(
+    ("schema", "named"),
+    [
+        ({"type": "string", "pattern": "^a+$"}, "pattern"),
+        ({"type": "object", "properties": {"a": {"type": "array", "uniqueItems": True}}}, r"#/properties/a, got uniqueItems"),
+        ({"type": "string", "format": "email"}, "format of date, time"),
+        ({"$ref": "https://example.com/schema"}, r"reference inside the schema \(#/...\) at #/\$ref, got https://example.com/schema"),
+        ({"$ref": "#/$defs/none"}, "to something in the schema"),
+        ({"$ref": "#"}, "leads to itself"),
+        ({"anyOf": [{"type": "null"}, {"$ref": "#"}]}, "leads to itself"),
+        ({"$defs": CHAIN | {"d60": True}, "$ref": "#/$defs/d0"}, "50 levels"),
+        ({"$defs": DOUBLING | {"d30": True}, "$ref": "#/$defs/d0"}, "50 levels|100 forms"),
+        (WIDE, "100 forms"),
+        (deep(60), "50 levels"),
+        ({"enum": list(range(501))}, "500 values"),
+        ({"enum": []}, "a value that is allowed"),
+        ({"type": "null", "enum": [1]}, "a value that is allowed"),
+        ({"title": "x" * 100_001}, "100000 characters"),
+        ({"type": "array", "minItems": 10**9}, "from 0 to 100000"),
+        ({"type": "string", "minLength": 3, "maxLength": 2}, "at least minLength"),
+        ({"type": "integer", "minimum": 3, "maximum": 2}, "range with a whole number"),
+        ({"type": "integer", "minimum": 1e300}, "a number from"),
+        ({"type": "number", "minimum": 1}, "0 or none"),
+        ({"type": "tuple"}, "a type of object"),
+        ({"type": "string", "minimum": 1}, "keywords of the type string"),
+        ({"anyOf": [], "title": "x"}, "a list of schemas"),
+        ({"anyOf": [True], "type": "string"}, "no other keyword beside anyOf"),
+        ({"allOf": [True, True]}, "a list of one schema"),
+        ({"required": ["a"], "additionalProperties": False}, "names of properties"),
+        ({"properties": {"a": False}}, "an object at #/properties/a, got False"),
+        ({"type": "array", "prefixItems": [True], "minItems": 2}, "room for the 1 items"),
+    ],
+)
+def test_a_schema_that_cannot_be_held_to_is_refused_by_name(schema: Any, named: str) -> None:
+    with pytest.raises(ConfigError, match=named) as caught:
+        schema_grammar(schema)
+    assert str(caught.value).startswith("response_format: schema: expected ")
+    assert len(str(caught.value)) < 600
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        5,
+        "json",
+        {"type": "xml"},
+        {},
+        {"type": "json_schema"},
+        {"type": "json_schema", "json_schema": {"name": "x"}},
+        {"type": ["json_object"]},
+    ],
+)
+def test_another_format_is_refused(given: Any) -> None:
+    with pytest.raises(ConfigError, match="response_format: "):
+        grammar_of(given)
+
+
+@pytest.mark.parametrize("schema", [{"const": {1, 2}}, {"const": float("nan")}])
+def test_what_is_not_json_is_refused(schema: Any) -> None:
+    with pytest.raises(ConfigError, match="expected JSON"):
+        schema_grammar(schema)
+
+
+JUNK = st.recursive(
+    st.one_of(st.none(), st.booleans(), st.integers(), st.floats(allow_nan=False, allow_infinity=False), st.text(max_size=5)),
+    lambda inner: st.one_of(
+        st.lists(inner, max_size=4),
+        st.dictionaries(
+            st.sampled_from(
+                [
+                    *(
+                        "type",
+                        "properties",
+                        "required",
+                        "additionalProperties",
+                        "items",
+                        "prefixItems",
+                        "minItems",
+                        "maxItems",
+                        "enum",
+                        "const",
+                    ),
+                    *(
+                        "anyOf",
+                        "oneOf",
+                        "allOf",
+                        "enum",
+                        "const",
+                        "$ref",
+                        "$defs",
+                        "minLength",
+                        "maxLength",
+                        "format",
+                        "minimum",
+                        "maximum",
+                        "pattern",
+                    ),
+                ]
+            ),
+            st.one_of(inner, st.sampled_from(["string", "object", "integer", "#", "#/$defs/x", "#/items", "date", "number"])),
+            max_size=5,
+        ),
+    ),
+    max_leaves=12,
+)
+
+
+@given(JUNK)
+def test_junk_gives_a_grammar_or_the_documented_error(vocabulary: SmallVocabulary, schema: Any) -> None:
+    try:
+        text = schema_grammar(schema)
+    except ConfigError:
+        return
+    vocabulary.grammar(text)
