@@ -161,6 +161,7 @@ class SplitSection(Struct, frozen=True, kw_only=True):
     token_env: str | None = None  # the variable with the servers' token; None: none
     states: StateFormat = "f32"
     patience: float = 5.0  # seconds that all servers may be out of reach
+    max_wait: float = 45.0  # seconds that an answer waits for servers that are busy with others
     is_plain: bool = False  # allow ws:// to another machine
     threads: int | None = None  # None: a fair share of the cores
     context: int = 2048  # tokens of a sequence, prompt and answer

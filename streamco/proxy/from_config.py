@@ -130,6 +130,7 @@ def _build_split_client(config: ProxyConfig, section: SplitSection, environ: Map
         options=EngineOptions(context_tokens=section.context, max_sequences=section.sequences, threads=section.threads),
         states=section.states,
         patience=section.patience,
+        max_wait=section.max_wait,
         is_plain=section.is_plain,
     )
     return Client(endpoint, mode="split", pace=config.dispatch.pace, seed=config.dispatch.seed)

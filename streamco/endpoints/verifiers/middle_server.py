@@ -3,20 +3,25 @@
 from __future__ import annotations
 
 import asyncio
+from http import HTTPStatus
 
 from streamco.config import Timeouts
 from streamco.endpoints.verifiers.connection import VerifierAddress, VerifierConnection, connect_verifier
 from streamco.endpoints.verifiers.upload_meter import UploadMeter
-from streamco.errors import EndpointConnectError, EndpointError, StreamcoError
+from streamco.errors import EndpointConnectError, EndpointError, EndpointStatusError, EndpointTimeoutError, StreamcoError
 from streamco.policies.chunking import RowCosts
 from streamco.wire.split.client import SplitClient
 from streamco.wire.split.codec import SplitCodec
 from streamco.wire.split.frames import LayersMark, RowCost, ServerBatches, States
 from streamco.wire.verify.errors import VerifyProtocolError
 
-__all__ = ["MiddleServer", "final_error"]
+__all__ = ["RETRY", "MiddleServer", "final_error", "is_busy"]
+
+RETRY = 0.2
+"""Seconds between two tries at a server that asks for no time."""
 
 _PING_INTERVAL = 5.0  # seconds
+_BUSY = frozenset({"overloaded", "too_many_sessions"})
 
 
 class MiddleServer:
@@ -36,9 +41,10 @@ class MiddleServer:
         self._lock = asyncio.Lock()
 
     def put_off(self, error: StreamcoError, now: float) -> None:
-        """Take note of the time that an overloaded server asks for."""
-        if isinstance(error, VerifyProtocolError) and error.retry_after is not None:
-            self.not_before = now + error.retry_after
+        """Take note of the time that a busy server asks for."""
+        asked = _asked(error)
+        if asked is not None or is_busy(error):
+            self.not_before = now + (RETRY if asked is None else asked)
 
     async def find(self) -> VerifierConnection[SplitClient]:
         """Return the connection; make a new one if there is none.
@@ -77,10 +83,28 @@ class MiddleServer:
             await connection.aclose()
 
 
-def final_error(error: StreamcoError) -> StreamcoError:
-    """Return the error of an answer that no server can continue."""
-    if isinstance(error, EndpointError):
-        return error
-    asked = error.retry_after if isinstance(error, VerifyProtocolError) else None
+def is_busy(error: StreamcoError) -> bool:
+    """Return True if the server is there, and has no place or no time because of other answers."""
+    if isinstance(error, VerifyProtocolError):
+        return error.code in _BUSY
+    return isinstance(error, EndpointStatusError) and error.status == HTTPStatus.TOO_MANY_REQUESTS
+
+
+def final_error(error: StreamcoError, max_wait: float = 0.0) -> StreamcoError:
+    """Return the error of an answer that no server can continue.
+
+    Args:
+        error: the last one of the servers.
+        max_wait: seconds that the answer has waited for busy ones.
+    """
+    asked = _asked(error)
     later = "" if asked is None else f"; the server asks for {asked:g} s before the next try"
-    return EndpointConnectError(f"expected a split server that goes on, got {error}{later}")
+    if is_busy(error):
+        expected = f"expected a split server to have a place within {max_wait:g} s, got them busy with other answers"
+        return EndpointTimeoutError(f"{expected}: {error}{later}", phase="next_token", limit=max_wait)
+    return error if isinstance(error, EndpointError) else EndpointConnectError(f"expected a split server that goes on, got {error}{later}")
+
+
+def _asked(error: StreamcoError) -> float | None:
+    """Return the seconds that a server asks for."""
+    return error.retry_after if isinstance(error, VerifyProtocolError | EndpointStatusError) else None

@@ -53,6 +53,7 @@ class SplitEndpoint(DeviceEndpoint):
             perhaps in one piece; "balanced": by HAT's equation 3; "whole": in one piece; a number: in chunks of so many tokens.
         timeouts: ``connect`` until a server has taken a session, ``first_token`` until rows are answered, ``socket`` for a ping.
         patience: seconds that all servers may be out of reach before an answer fails.
+        max_wait: seconds that an answer waits for servers that are there, and busy with other answers; 0: it fails at once.
         tls: certificates to trust; None: the system's.
         is_plain: allow ``ws://`` to other machines: states and token can be read on the way.
 
@@ -73,6 +74,7 @@ class SplitEndpoint(DeviceEndpoint):
         chunking: Chunking = "fastest",
         timeouts: Timeouts = _TIMEOUTS,
         patience: float = 5.0,
+        max_wait: float = 45.0,
         tls: ssl.SSLContext | None = None,
         is_plain: bool = False,
     ) -> None:
@@ -83,15 +85,16 @@ class SplitEndpoint(DeviceEndpoint):
         if states not in {"f32", "f16", "i8"}:
             raise ConfigError(f'split: states: expected "f32", "f16" or "i8", got {states!r}')
         check_chunking(chunking)
-        if not patience >= 0:
-            raise ConfigError(f"split: patience: expected at least 0 s, got {patience}")
+        for label, seconds in (("patience", patience), ("max_wait", max_wait)):
+            if not seconds >= 0:
+                raise ConfigError(f"split: {label}: expected at least 0 s, got {seconds}")
         self.states: StateFormat = states
         self._chunking: Chunking = chunking
         self._parts = parts
         self._drafts: DraftOptions | Literal["auto"] | None = drafts
         self._addresses = [_address(url, token, tls, is_plain=is_plain) for url in urls]
         self._limits = timeouts
-        self._patience = patience
+        self._patience, self._max_wait = patience, max_wait
         self._link: ServerLink | None = None
 
     @property
@@ -159,6 +162,7 @@ class SplitEndpoint(DeviceEndpoint):
             form=self.states,
             timeouts=self._limits,
             patience=self._patience,
+            max_wait=self._max_wait,
             exact=self._options.exact,
             chunking=self._chunking,
         )

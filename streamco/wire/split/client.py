@@ -95,6 +95,11 @@ class SplitClient:
         """Most bytes of a message."""
         return self.codec.frame_bytes
 
+    @property
+    def has_room(self) -> bool:
+        """True if another session may be opened: the connection has fewer than the limit."""
+        return len(self._sessions) < self.limits.sessions
+
     def take_messages(self) -> list[bytes]:
         """Return the messages to send, in order; each is returned once."""
         messages, self._messages = self._messages, []

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import pytest
+
 from streamco.config import Timeouts
 from streamco.endpoints.verifiers.connection import VerifierAddress
-from streamco.endpoints.verifiers.middle_server import MiddleServer, final_error
-from streamco.errors import EndpointConnectError, EndpointTimeoutError
+from streamco.endpoints.verifiers.middle_server import RETRY, MiddleServer, final_error, is_busy
+from streamco.errors import EndpointConnectError, EndpointStatusError, EndpointTimeoutError, StreamcoError
 from streamco.wire.split.frames import LayersMark
-from streamco.wire.verify.errors import EvictedError, OverloadedError
+from streamco.wire.verify.errors import EvictedError, OverloadedError, SessionLimitError
 
 
 def test_a_server_is_put_off_by_as_much_as_it_asks_for() -> None:
@@ -19,10 +21,36 @@ def test_a_server_is_put_off_by_as_much_as_it_asks_for() -> None:
     assert server.not_before == 102.5
 
 
-def test_the_last_error_says_what_the_server_asked_for() -> None:
-    full = final_error(OverloadedError("full", retry_after=2.5))
-    assert isinstance(full, EndpointConnectError)
-    assert str(full).endswith("got full; the server asks for 2.5 s before the next try")
-    assert "asks for" not in str(final_error(EvictedError("evicted")))
+def test_a_server_that_is_busy_and_names_no_time_is_tried_again_soon() -> None:
+    server = MiddleServer(VerifierAddress("ws://127.0.0.1:1", "one"), LayersMark("digest", 2, 28, 8), Timeouts(), exact=False)
+    server.put_off(SessionLimitError("full"), 100.0)
+    assert server.not_before == 100.0 + RETRY
+    server.put_off(EndpointStatusError("too many", status=429, retry_after=3.0), 100.0)
+    assert server.not_before == 103.0
+
+
+@pytest.mark.parametrize(
+    ("error", "expected"),
+    [
+        (OverloadedError("full"), True),
+        (SessionLimitError("full"), True),
+        (EndpointStatusError("too many", status=429), True),
+        (EndpointStatusError("ending", status=503), False),
+        (EndpointConnectError("refused"), False),
+        (EvictedError("evicted"), False),
+    ],
+)
+def test_a_busy_server_is_one_that_is_there_and_has_no_place(error: StreamcoError, *, expected: bool) -> None:
+    assert is_busy(error) == expected
+
+
+def test_the_last_error_says_what_the_server_asked_for_and_how_long_was_waited() -> None:
+    full = final_error(OverloadedError("full", retry_after=2.5), 45.0)
+    assert isinstance(full, EndpointTimeoutError)
+    expected = "expected a split server to have a place within 45 s, got them busy with other answers: full"
+    assert str(full) == f"{expected}; the server asks for 2.5 s before the next try"
+    gone = final_error(EvictedError("evicted"))
+    assert isinstance(gone, EndpointConnectError)
+    assert "asks for" not in str(gone)
     late = EndpointTimeoutError("late", phase="connect", limit=1.0)
     assert final_error(late) is late

@@ -22,6 +22,7 @@ from streamco.errors import ConfigError, EndpointConnectError
 from streamco.events import StreamEnded
 from streamco.server.options import ServeOptions
 from streamco.server.split.service import serving_middle
+from streamco.server.verify.options import VerifyOptions
 from streamco.testing.fault_proxy import FaultProxy
 from streamco.testing.listener import Listener
 from streamco.wire.verify.errors import ModelMismatchError
@@ -86,6 +87,12 @@ async def test_the_text_is_the_whole_models(files: PartFiles, middle: MiddleEngi
         assert endpoint.is_exact
         assert await read(endpoint) == expected
         assert set(await asyncio.gather(read(endpoint), read(endpoint), read(endpoint))) == {expected}
+
+
+async def test_answers_beyond_the_servers_places_wait_for_them(files: PartFiles, middle: MiddleEngine, expected: str) -> None:
+    options = ServeOptions(port=0, verify=VerifyOptions(peer_sessions=1))
+    async with serving_middle(middle, options) as url, split_at(files, url, patience=0.0) as endpoint:
+        assert await asyncio.gather(*(read(endpoint) for _ in range(3))) == [expected] * 3
 
 
 async def test_exact_mode_needs_a_server_in_exact_mode(files: PartFiles, middle: MiddleEngine, expected: str) -> None:
@@ -224,6 +231,7 @@ async def test_a_server_that_is_not_there_is_an_error_at_the_start(files: PartFi
         ({"servers": "ws://127.0.0.1:1", "chunking": 0}, "a number above 0, got 0"),
         ({"servers": "ws://example.org"}, "is_plain=True allows it"),
         ({"servers": "ws://127.0.0.1:1", "patience": -1}, "patience: expected at least 0 s, got -1"),
+        ({"servers": "ws://127.0.0.1:1", "max_wait": -1}, "max_wait: expected at least 0 s, got -1"),
     ],
 )
 def test_wrong_settings_are_refused(options: dict[str, object], text: str) -> None:

@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from urllib.parse import urlsplit
 
 import numpy as np
 import pytest
-from msgspec.structs import replace
 from numpy.typing import NDArray
 
 from streamco.config import Timeouts
@@ -25,36 +22,36 @@ from streamco.core.split.events import (
     StatesArrived,
 )
 from streamco.core.split.machine import SplitMachine
-from streamco.core.verifier.options import LoadLimits
 from streamco.endpoints.verifiers.connection import VerifierAddress, load_websockets
 from streamco.endpoints.verifiers.split_link import ServerLink
 from streamco.endpoints.verifiers.streamco import verifier_url
 from streamco.endpoints.verifiers.upload_meter import UPLOAD_RATE, UploadMeter
 from streamco.engines.llamacpp.model_parts import PartInfo
-from streamco.engines.split.answer import DeepStates, LinkEvent, LinkFailed
+from streamco.engines.split.answer import DeepStates, LinkEvent
 from streamco.policies.chunking import Chunking, PromptPlan
-from streamco.server.verify.options import VerifyOptions
-from streamco.testing.fault_proxy import FaultProxy
 from streamco.testing.link_proxy import LinkProxy
 from streamco.wire.split.frames import SplitLimits
-from tests.server.split.layers import PATIENT, WIDTH, Serving, SummingLayers, device_at, mark_of, serving_layers
+from tests.server.split.layers import WIDTH, SummingLayers, serving_layers
 from tests.server.split.test_sessions import some
 from tests.support.leaks import settled
 
 INFO = PartInfo("input", "digest", 0, 2, 30, WIDTH, "llama")
 
 
+def link_to(*urls: str, patience: float = 0.1, max_wait: float = 60.0, chunking: Chunking = "fastest") -> ServerLink:
+    addresses = [VerifierAddress(*verifier_url(url, is_plain=False)) for url in urls]
+    loop, limits = asyncio.get_running_loop(), Timeouts(connect=5.0, socket=5.0)
+    return ServerLink(addresses, INFO, loop=loop, form="f32", timeouts=limits, patience=patience, max_wait=max_wait, chunking=chunking)
+
+
 class Device:
     """Asks for the state of the last of some rows, and again after every loss, as an answer does."""
 
-    def __init__(self, *urls: str, rows: int = 2, patience: float = 0.1, chunking: Chunking = "fastest") -> None:
+    def __init__(self, *urls: str, rows: int = 2, patience: float = 0.1, max_wait: float = 60.0, chunking: Chunking = "fastest") -> None:
         self.rows = rows
-        addresses = [VerifierAddress(*verifier_url(url, is_plain=False)) for url in urls]
-        loop = asyncio.get_running_loop()
-        limits = Timeouts(connect=5.0, socket=5.0)
-        self.link = ServerLink(addresses, INFO, loop=loop, form="f32", timeouts=limits, patience=patience, chunking=chunking)
+        self.link = link_to(*urls, patience=patience, max_wait=max_wait, chunking=chunking)
         self.losses = 0
-        self.end: asyncio.Future[LinkEvent] = loop.create_future()
+        self.end: asyncio.Future[LinkEvent] = self.link.loop.create_future()
         self.session = self.link.session(self.receive, 16)
         self.session.open(OpenSession(0, may_resume=False))
 
@@ -74,13 +71,10 @@ class Prompt:
     """Sends a prompt as an answer does: the machine decides, the link carries."""
 
     def __init__(self, url: str, states: NDArray[np.float32], chunking: Chunking, *, rate: float | None = None) -> None:
-        loop = asyncio.get_running_loop()
-        address = VerifierAddress(*verifier_url(url, is_plain=False))
-        limits = Timeouts(connect=5.0, socket=5.0)
-        self.link = ServerLink([address], INFO, loop=loop, form="f32", timeouts=limits, patience=0.1, chunking=chunking)
+        self.link = link_to(url, max_wait=0.0, chunking=chunking)
         if rate is not None:
             self.link.servers[0].meter = UploadMeter(rate)
-        self.end: asyncio.Future[NDArray[np.float32]] = loop.create_future()
+        self.end: asyncio.Future[NDArray[np.float32]] = self.link.loop.create_future()
         self.most_unanswered = self.unanswered = 0
         self._states = states
         self._session = self.link.session(self._receive, len(states))
@@ -218,145 +212,3 @@ async def test_all_states_of_a_prompt_may_be_asked_for_to_measure_them() -> None
         assert event.states.tolist() == [[2.0] * WIDTH], "the answer gets what it needs"
         assert device.link.traffic.rows_down == 2
         await device.link.aclose()
-
-
-async def test_after_a_failure_another_server_goes_on() -> None:
-    await load_websockets()
-    broken = SummingLayers()
-    broken.failures = 1000
-    async with serving_layers(broken) as first, serving_layers(SummingLayers()) as second:
-        device = Device(first.url, second.url)
-        assert isinstance(await device.end, DeepStates)
-        assert device.losses == 1
-        await device.link.aclose()
-
-
-async def test_servers_that_always_fail_end_the_answer_and_are_not_asked_for_ever() -> None:
-    await load_websockets()
-    broken = SummingLayers()
-    broken.failures = 1000
-    async with serving_layers(broken) as server:
-        device = Device(server.url)
-        event = await device.end
-        assert isinstance(event, LinkFailed)
-        assert device.losses == 2
-        await device.link.aclose()
-
-
-async def test_a_connection_that_is_cut_by_every_round_ends_the_answer() -> None:
-    await load_websockets()
-    layers = SummingLayers(is_manual=True)
-    async with serving_layers(layers) as server, FaultProxy(urlsplit(server.url).port or 0) as proxy:
-        device = Device(f"ws://127.0.0.1:{proxy.port}")
-        while not device.end.done():
-            await asyncio.sleep(0.01)
-            if layers.waiting:
-                layers.waiting.clear()
-                proxy.reset()
-        assert isinstance(device.end.result(), LinkFailed)
-        await device.link.aclose()
-
-
-BUSY = VerifyOptions(load=LoadLimits(prefill_within=0.0, min_retry=0.001, max_retry=0.01))
-"""A prompt that comes beside another one is refused."""
-
-
-@asynccontextmanager
-async def busy() -> AsyncIterator[tuple[Serving, SummingLayers]]:
-    """A server that reads the prompt of another device."""
-    layers = SummingLayers(is_manual=True)
-    async with serving_layers(layers, room=64, verify=BUSY) as server, device_at(server.url, mark_of(layers)) as other:
-        session, _ = await other.open()
-        await other.send(session, 0, some(200), wanted=1)
-        await settled(lambda: bool(layers.waiting))
-        yield server, layers
-
-
-def overloads(server: Serving) -> int:
-    """How many rounds were refused for load."""
-    return int(server.figures["refused"].get("overloaded", 0))
-
-
-async def test_rows_that_a_busy_server_refuses_are_sent_again_in_the_same_session() -> None:
-    await load_websockets()
-    async with busy() as (server, layers):
-        device = Device(server.url, rows=40, patience=60.0)
-        await settled(lambda: overloads(server) > 8)
-        while not device.end.done():
-            if layers.waiting:
-                layers.compute()
-            await asyncio.sleep(0.001)
-        event = device.end.result()
-        assert isinstance(event, DeepStates)
-        assert event.states.tolist() == [[40.0] * WIDTH]
-        assert server.figures["opened"] == 2, "the other device's and this one's"
-        await device.link.aclose()
-
-
-async def test_a_server_that_stays_too_busy_ends_the_answer_after_the_patience() -> None:
-    await load_websockets()
-    async with busy() as (server, _):
-        device = Device(server.url, rows=40, patience=0.05)
-        event = await device.end
-        assert isinstance(event, LinkFailed)
-        assert "overloaded" in str(event.error)
-        assert overloads(server) > 3
-        await device.link.aclose()
-
-
-async def test_a_connection_that_is_lost_while_refused_rows_wait_costs_nothing() -> None:
-    await load_websockets()
-    async with busy() as (server, layers), FaultProxy(urlsplit(server.url).port or 0) as proxy:
-        device = Device(f"ws://127.0.0.1:{proxy.port}", rows=40, patience=60.0)
-        await settled(lambda: overloads(server) > 1)
-        proxy.reset()
-        while not device.end.done():
-            if layers.waiting:
-                layers.compute()
-            await asyncio.sleep(0.001)
-        assert isinstance(device.end.result(), DeepStates)
-        assert server.figures["resumed"] == 1
-        await device.link.aclose()
-
-
-async def test_a_server_that_asks_for_time_is_not_asked_before_it_and_the_error_says_so() -> None:
-    await load_websockets()
-    async with serving_layers(SummingLayers(), verify=replace(PATIENT, peer_sessions=1)) as server:
-        first = Device(server.url)
-        assert isinstance(await first.end, DeepStates)
-        second = Device(server.url, patience=0.5)
-        end = await second.end
-        assert isinstance(end, LinkFailed)
-        assert "the server asks for 1 s before the next try" in str(end.error)
-        assert server.service.manager.figures()["refused"] == {"address limit": 2}, "once at first, and once when the patience was over"
-        await first.link.aclose()
-        await second.link.aclose()
-
-
-async def test_the_next_try_comes_when_the_server_said() -> None:
-    await load_websockets()
-    async with serving_layers(SummingLayers(), verify=replace(PATIENT, peer_sessions=1)) as server:
-        first = Device(server.url)
-        assert isinstance(await first.end, DeepStates)
-        second = Device(server.url, patience=30.0)
-        while not server.service.manager.figures()["refused"]:
-            await asyncio.sleep(0.01)
-        first.session.close()
-        assert isinstance(await second.end, DeepStates)
-        assert server.service.manager.figures()["refused"] == {"address limit": 1}
-        await first.link.aclose()
-        await second.link.aclose()
-
-
-async def test_while_one_server_wants_time_another_one_answers() -> None:
-    await load_websockets()
-    full, free = serving_layers(SummingLayers(), verify=replace(PATIENT, peer_sessions=1)), serving_layers(SummingLayers())
-    async with full as one, free as other:
-        first = Device(one.url)
-        assert isinstance(await first.end, DeepStates)
-        second = Device(one.url, other.url, patience=30.0)
-        assert isinstance(await second.end, DeepStates)
-        assert len(second.link.traffic.servers) == 1
-        assert str(urlsplit(other.url).port) in second.link.traffic.servers[0]
-        await first.link.aclose()
-        await second.link.aclose()

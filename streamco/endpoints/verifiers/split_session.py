@@ -1,0 +1,345 @@
+"""One answer's session at the servers of a split model, and how it goes on after a loss or a refusal."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable
+from contextlib import suppress
+from typing import TYPE_CHECKING, assert_never
+
+from msgspec import Struct
+
+from streamco.core.split.events import OpenSession, SendRows, SessionLost, SessionReady
+from streamco.endpoints.verifiers.connection import VerifierConnection
+from streamco.endpoints.verifiers.middle_server import RETRY, final_error, is_busy
+from streamco.endpoints.verifiers.upload_meter import SentFrame, UploadMeter
+from streamco.engines.split.answer import DeepStates, LinkEvent, LinkFailed
+from streamco.engines.split.tally import SplitTraffic
+from streamco.errors import EndpointTimeoutError, StreamClosed, StreamcoError
+from streamco.wire.split.client import SplitClient
+from streamco.wire.split.frames import Refusal, SplitOpened, SplitResumed, States
+from streamco.wire.verify.errors import SessionLimitError, VerifyProtocolError
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+    from streamco.endpoints.verifiers.split_link import ServerLink
+
+__all__ = ["ServerSession"]
+
+_MAX_LOSSES = 3  # lost sessions at each server in a row, without an answer between them
+
+
+class _Sent(Struct, frozen=True):
+    """Unanswered rows."""
+
+    frame: SentFrame
+    wanted: int
+
+
+class ServerSession:
+    """One answer's session. ``open``, ``send`` and ``close`` may be called from every thread, the others on the event loop."""
+
+    def __init__(self, link: ServerLink, emit: Callable[[LinkEvent], None], reserve: int) -> None:
+        self.traffic = SplitTraffic()
+        self._link = link
+        self._emit = emit
+        self._reserve = reserve
+        self._attempt = -1
+        self._server = 0  # index of the one that is used
+        self._connection: VerifierConnection[SplitClient] | None = None
+        self._number = -1
+        self._key: bytes | None = None
+        self._reply: asyncio.Future[int] | None = None  # positions that the server holds
+        self._unanswered: deque[_Sent] = deque()
+        self._last: tuple[SentFrame, float] | None = None  # answered, and when it had arrived
+        self._timer: asyncio.TimerHandle | None = None
+        self._connecting: asyncio.Task[None] | None = None
+        self._losses = 0  # without an answer between them
+        self._busy_since: float | None = None  # when it began to wait for servers that are busy; no answer has come since
+        self._refused_at: float | None = None  # time of the first refusal of rows at this server, since an answer
+        self._ask_again_at: float | None = None  # when rows that were refused for load are sent again; the session stays
+        self._is_over = False
+
+    # Every thread
+
+    def open(self, command: OpenSession) -> None:
+        """Open or resume; see ``LinkSession``."""
+        self._call(self._begin, command)
+
+    def send(self, command: SendRows, states: NDArray[np.float32]) -> None:
+        """Send rows; see ``LinkSession``."""
+        self._call(self._send, command, states)
+
+    def close(self) -> None:
+        """End the session; see ``LinkSession``."""
+        self._call(self.end)
+
+    def _call(self, function: Callable[..., None], *arguments: object) -> None:
+        with suppress(RuntimeError):  # the loop was closed, and with it all connections
+            self._link.loop.call_soon_threadsafe(function, *arguments)
+
+    # The event loop
+
+    def end(self) -> None:
+        """End the session; idempotent."""
+        self._is_over = True
+        if self._connecting is not None:
+            self._connecting.cancel()
+        had_place = self._connection is not None
+        self._detach(closes=True)
+        self._link.discard(self)
+        if had_place:
+            self._link.free_place(self._server)
+
+    def frame_received(self, frame: SplitOpened | SplitResumed | States | Refusal, size: int) -> None:
+        """Handle a frame for this session; see ``SessionListener``."""
+        self.traffic.bytes_down += size
+        match frame:
+            case SplitOpened():
+                self._key = frame.key
+                self._set_reply(0)
+            case SplitResumed():
+                self._set_reply(frame.length)
+            case States():
+                self._handle_states(frame)
+            case Refusal():
+                self._handle_refusal(frame.error())
+            case _ as never:
+                assert_never(never)
+
+    def connection_lost(self, error: StreamcoError) -> None:
+        """Handle the end of the connection; see ``SessionListener``."""
+        self._detach(closes=False)
+        if self._reply is not None and not self._reply.done():
+            self._reply.set_exception(error)
+        elif not self._is_over:
+            self._report_loss(error, may_resume=self._key is not None)
+
+    def _begin(self, command: OpenSession) -> None:
+        if self._is_over:
+            return
+        if self._link.is_closed:
+            self._emit(LinkFailed(StreamClosed("split servers: expected an open client, got a closed one")))
+            return
+        self._link.add(self)
+        self._attempt = command.attempt
+        if self._ask_again_at is not None:
+            self._set_timer(max(0.0, self._ask_again_at - self._link.loop.time()), self._go_on)
+            return
+        if not command.may_resume:
+            self._key = None
+        self._detach(closes=True)
+        self._connecting = self._link.loop.create_task(self._connect(), name="streamco split session")
+
+    async def _connect(self) -> None:
+        """Try the servers until one takes the session, or the time is over. Those that find none at once take turns."""
+        link, began = self._link, self._link.loop.time()
+        if (link.queue.is_empty or self._key is not None) and await self._try_servers(began) is None:
+            return
+        async with link.queue:
+            while (until := await self._try_servers(began)) is not None:
+                await link.wait(until)
+
+    async def _try_servers(self, began: float) -> float | None:
+        """Try the server in use, then the others in their order; return None if one took the session, or if the time is over.
+
+        A server that asked for some time is tried again after it, or when the time is over.
+
+        Returns:
+            The time until which they may be tried again.
+        """
+        link, error = self._link, StreamcoError()
+        busy: StreamcoError | None = None
+        may_skip, has_skipped = link.loop.time() < self._last_wait(began), False
+        for index in [(self._server + offset) % len(link.servers) for offset in range(len(link.servers))]:
+            if may_skip and link.servers[index].not_before > link.loop.time():
+                has_skipped = True
+                continue
+            try:
+                length = await self._open_at(index)
+            except StreamcoError as exc:
+                self._detach(closes=True)
+                link.servers[index].put_off(exc, link.loop.time())
+                busy, error = (exc if is_busy(exc) else busy), exc
+            else:
+                self._name_server()
+                self._emit(SessionReady(self._attempt, length))
+                return None
+        until = max(began, link.reached_at) + link.patience
+        if busy is not None or has_skipped:
+            link.reached_at, until = link.loop.time(), self._last_wait(began)
+        if link.loop.time() < until or has_skipped:
+            return until
+        self._emit(LinkFailed(final_error(busy or error, link.max_wait)))
+        return None
+
+    def _last_wait(self, began: float) -> float:
+        """Return the time until which the session waits for servers that are busy."""
+        self._busy_since = began if self._busy_since is None else self._busy_since
+        return self._busy_since + self._link.max_wait
+
+    async def _open_at(self, index: int) -> int:
+        """Resume or open the session at a server; return the positions that it holds."""
+        server = self._link.servers[index]
+        connection = await server.find()
+        self._link.use(server, connection)
+        if not connection.client.has_room:
+            limit = connection.client.limits.sessions
+            raise SessionLimitError(f"connection: expected at most {limit} answers at a time, which {self._name} allows, got one more")
+        if index != self._server:
+            self._server, self._key = index, None
+        if self._key is not None:
+            try:
+                return await self._ask(connection, connection.client.resume(self._key))
+            except VerifyProtocolError:
+                self._key = None
+                self._detach(closes=True)
+        return await self._ask(connection, connection.client.open(reserve=self._reserve))
+
+    async def _ask(self, connection: VerifierConnection[SplitClient], number: int) -> int:
+        self._connection, self._number = connection, number
+        self._reply = self._link.loop.create_future()
+        connection.add_session(number, self)
+        self.traffic.bytes_up += connection.flush()
+        limit = self._link.timeouts.connect
+        try:
+            async with asyncio.timeout(limit):
+                return await self._reply
+        except TimeoutError:
+            raise EndpointTimeoutError(
+                f"expected a session within {limit:g} s, got none", phase="connect", limit=limit or 0.0, endpoint=self._name
+            ) from None
+        finally:
+            self._reply = None
+
+    @property
+    def _name(self) -> str:
+        return self._link.servers[self._server].address.name
+
+    def _name_server(self) -> None:
+        if self.traffic.servers[-1:] != [self._name]:
+            self.traffic.servers.append(self._name)
+
+    @property
+    def _meter(self) -> UploadMeter:
+        return self._link.servers[self._server].meter
+
+    def _set_reply(self, length: int) -> None:
+        if self._reply is not None and not self._reply.done():
+            self._reply.set_result(length)
+
+    def _send(self, command: SendRows, states: NDArray[np.float32]) -> None:
+        connection, link = self._connection, self._link
+        if connection is None or command.attempt != self._attempt or self._is_over or self._ask_again_at is not None:
+            return
+        wanted = len(states) if link.prompt_rows == "all" else command.wanted
+        try:
+            connection.client.rows(self._number, command.start, states, wanted=wanted, form=link.form)
+        except VerifyProtocolError as exc:
+            self._emit(LinkFailed(exc))
+            return
+        size = connection.flush()
+        self.traffic.bytes_up += size
+        self.traffic.rows_up += len(states)
+        self._unanswered.append(_Sent(self._meter.record_sent(size, now=link.loop.time()), command.wanted))
+        self._watch()
+
+    def _handle_states(self, frame: States) -> None:
+        server = self._link.servers[self._server]
+        sent = self._unanswered.popleft()
+        self._losses, self._busy_since, self._refused_at = 0, None, None
+        self.traffic.rows_down += len(frame.states)
+        self.traffic.trips += len(frame.states) > 0
+        assert self._connection is not None, "frames come on a connection"
+        server.record(self._connection.client, frame)
+        at_server = (frame.queue_us + frame.compute_us) / 1e6
+        self._last = server.meter.record_answer(sent.frame, at_server, self._last, now=self._link.loop.time())
+        self._watch()
+        self._emit(DeepStates(self._attempt, frame.states[len(frame.states) - sent.wanted :]))
+
+    def _handle_refusal(self, error: VerifyProtocolError) -> None:
+        if self._reply is not None and not self._reply.done():
+            self._reply.set_exception(error)
+            return
+        if error.code == "overloaded" and error.scope == "round":
+            self._handle_load(error)
+        else:
+            self._lose(error)
+
+    def _handle_load(self, error: VerifyProtocolError) -> None:
+        """Wait if the server refuses rows for its load. After the patience another one is tried, if there is one."""
+        link, now = self._link, self._link.loop.time()
+        link.reached_at = now
+        self._refused_at = now if self._refused_at is None else self._refused_at
+        next_try = now + (error.retry_after or RETRY)
+        if next_try > self._last_wait(now):
+            self._emit(LinkFailed(final_error(error, link.max_wait)))
+        elif len(link.servers) > 1 and next_try > self._refused_at + link.patience:
+            self._refused_at, self._losses = None, self._losses - 1  # it counts as none: the time is limited
+            self._lose(error)
+        else:
+            self._drop_unanswered()  # the server refuses those after it, too
+            self._ask_again_at = next_try
+            self._emit(SessionLost(self._attempt, may_resume=True))
+
+    def _go_on(self) -> None:
+        """Go on with the session after a refusal for load."""
+        connection, self._ask_again_at = self._connection, None
+        assert connection is not None, "a session that is lost doesn't wait"
+        self._emit(SessionReady(self._attempt, connection.client.length(self._number), is_new=False))
+
+    def _lose(self, error: StreamcoError) -> None:
+        """Give the session up; another server goes on if there is one."""
+        self._detach(closes=True)
+        self._key = None
+        self._link.servers[self._server].put_off(error, self._link.loop.time())
+        if isinstance(error, EndpointTimeoutError) or not isinstance(error, VerifyProtocolError) or error.code != "evicted":
+            self._server = (self._server + 1) % len(self._link.servers)
+        self._report_loss(error, may_resume=False)
+
+    def _report_loss(self, error: StreamcoError, *, may_resume: bool) -> None:
+        """Report that the session is gone; after too many losses without an answer, or if no server would have room, that is the end."""
+        self._losses += 1
+        is_full = isinstance(error, VerifyProtocolError) and error.code == "context_full"
+        if is_full or self._losses >= _MAX_LOSSES * len(self._link.servers):
+            self._emit(LinkFailed(final_error(error)))
+        else:
+            self._emit(SessionLost(self._attempt, may_resume=may_resume))
+
+    def _watch(self) -> None:
+        """Limit the wait for the oldest unanswered rows."""
+        limit = self._link.timeouts.first_token
+        if self._unanswered and limit is not None:
+            text = f"expected states within {limit:g} s, got none"
+            error = EndpointTimeoutError(text, phase="next_token", limit=limit, endpoint=self._name)
+            self._set_timer(limit, self._lose, error)
+        else:
+            self._clear_timer()
+
+    def _set_timer(self, seconds: float, function: Callable[..., None], *arguments: object) -> None:
+        self._clear_timer()
+        self._timer = self._link.loop.call_later(seconds, function, *arguments)
+
+    def _clear_timer(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def _drop_unanswered(self) -> None:
+        self._meter.record_lost(len(self._unanswered))
+        self._unanswered.clear()
+        self._last = None
+        self._watch()
+
+    def _detach(self, *, closes: bool) -> None:
+        connection, self._connection = self._connection, None
+        self._ask_again_at = None
+        self._drop_unanswered()
+        if connection is not None:
+            connection.remove_session(self._number)
+            if closes and not connection.is_over:
+                connection.client.close(self._number)
+                connection.flush()

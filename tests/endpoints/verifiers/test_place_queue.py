@@ -1,0 +1,54 @@
+"""The queue of answers that wait for a place: their order, and waking the first."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import suppress
+
+from streamco.endpoints.verifiers.place_queue import PlaceQueue
+
+
+async def test_answers_have_their_turn_in_the_order_in_which_they_came() -> None:
+    queue, order = PlaceQueue(), []
+    assert queue.is_empty
+
+    async def answer(number: int) -> None:
+        async with queue:
+            assert not queue.is_empty
+            await asyncio.sleep(0)
+            order.append(number)
+
+    await asyncio.gather(*(answer(number) for number in range(5)))
+    assert order == list(range(5))
+    assert queue.is_empty
+
+
+async def test_the_first_one_is_woken_when_a_place_may_be_free() -> None:
+    queue = PlaceQueue()
+    async with queue:
+        waiting = asyncio.create_task(queue.wait(3600.0))
+        await asyncio.sleep(0)
+        queue.report_free()
+        await waiting
+        late = asyncio.create_task(queue.wait(3600.0))
+        await asyncio.sleep(0)
+        assert not late.done(), "a report wakes what waits, and nothing later"
+        late.cancel()
+
+
+async def test_an_answer_that_is_cancelled_leaves_the_queue() -> None:
+    queue = PlaceQueue()
+
+    async def answer() -> None:
+        async with queue:
+            await queue.wait(3600.0)
+
+    first, second = asyncio.create_task(answer()), asyncio.create_task(answer())
+    await asyncio.sleep(0)
+    for task in (second, first):
+        task.cancel()
+        with suppress(asyncio.CancelledError):
+            await task
+    assert queue.is_empty
+    async with queue:
+        pass

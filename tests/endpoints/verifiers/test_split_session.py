@@ -1,0 +1,305 @@
+"""Sessions of a device at split servers: losses, servers that are busy, and the order in which answers get places."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from urllib.parse import urlsplit
+
+import numpy as np
+from msgspec.structs import replace
+
+from streamco.core.split.events import OpenSession, SendRows, SessionLost, SessionReady
+from streamco.core.verifier.options import LoadLimits
+from streamco.endpoints.verifiers.connection import load_websockets
+from streamco.endpoints.verifiers.split_link import ServerLink
+from streamco.engines.split.answer import DeepStates, LinkEvent, LinkFailed, LinkSession
+from streamco.errors import EndpointTimeoutError
+from streamco.server.verify.options import VerifyOptions
+from streamco.testing.fault_proxy import FaultProxy
+from tests.endpoints.verifiers.test_split_link import Device, link_to
+from tests.server.split.layers import PATIENT, WIDTH, Serving, SummingLayers, device_at, mark_of, serving_layers
+from tests.server.split.test_sessions import some
+from tests.support.leaks import settled
+
+
+async def test_after_a_failure_another_server_goes_on() -> None:
+    await load_websockets()
+    broken = SummingLayers()
+    broken.failures = 1000
+    async with serving_layers(broken) as first, serving_layers(SummingLayers()) as second:
+        device = Device(first.url, second.url)
+        assert isinstance(await device.end, DeepStates)
+        assert device.losses == 1
+        await device.link.aclose()
+
+
+async def test_servers_that_always_fail_end_the_answer_and_are_not_asked_for_ever() -> None:
+    await load_websockets()
+    broken = SummingLayers()
+    broken.failures = 1000
+    async with serving_layers(broken) as server:
+        device = Device(server.url)
+        event = await device.end
+        assert isinstance(event, LinkFailed)
+        assert device.losses == 2
+        await device.link.aclose()
+
+
+async def test_a_connection_that_is_cut_by_every_round_ends_the_answer() -> None:
+    await load_websockets()
+    layers = SummingLayers(is_manual=True)
+    async with serving_layers(layers) as server, FaultProxy(urlsplit(server.url).port or 0) as proxy:
+        device = Device(f"ws://127.0.0.1:{proxy.port}")
+        while not device.end.done():
+            await asyncio.sleep(0.01)
+            if layers.waiting:
+                layers.waiting.clear()
+                proxy.reset()
+        assert isinstance(device.end.result(), LinkFailed)
+        await device.link.aclose()
+
+
+BUSY = VerifyOptions(load=LoadLimits(prefill_within=0.0, min_retry=0.001, max_retry=0.01))
+"""A prompt that comes beside another one is refused."""
+
+
+@asynccontextmanager
+async def busy() -> AsyncIterator[tuple[Serving, SummingLayers]]:
+    """A server that reads the prompt of another device."""
+    layers = SummingLayers(is_manual=True)
+    async with serving_layers(layers, room=64, verify=BUSY) as server, device_at(server.url, mark_of(layers)) as other:
+        session, _ = await other.open()
+        await other.send(session, 0, some(200), wanted=1)
+        await settled(lambda: bool(layers.waiting))
+        yield server, layers
+
+
+def overloads(server: Serving) -> int:
+    """How many rounds were refused for load."""
+    return int(server.figures["refused"].get("overloaded", 0))
+
+
+async def test_rows_that_a_busy_server_refuses_are_sent_again_in_the_same_session() -> None:
+    await load_websockets()
+    async with busy() as (server, layers):
+        device = Device(server.url, rows=40, patience=0.0)
+        await settled(lambda: overloads(server) > 8)
+        while not device.end.done():
+            if layers.waiting:
+                layers.compute()
+            await asyncio.sleep(0.001)
+        event = device.end.result()
+        assert isinstance(event, DeepStates)
+        assert event.states.tolist() == [[40.0] * WIDTH]
+        assert server.figures["opened"] == 2, "the other device's and this one's"
+        await device.link.aclose()
+
+
+async def test_a_server_that_stays_too_busy_ends_the_answer_after_the_longest_wait() -> None:
+    await load_websockets()
+    async with busy() as (server, _):
+        device = Device(server.url, rows=40, patience=60.0, max_wait=0.5)
+        event = await device.end
+        assert isinstance(event, LinkFailed)
+        assert isinstance(event.error, EndpointTimeoutError)
+        assert "within 0.5 s, got them busy with other answers" in str(event.error)
+        assert "overloaded" in str(event.error)
+        assert overloads(server) > 3
+        await device.link.aclose()
+
+
+async def test_a_connection_that_is_lost_while_refused_rows_wait_costs_nothing() -> None:
+    await load_websockets()
+    async with busy() as (server, layers), FaultProxy(urlsplit(server.url).port or 0) as proxy:
+        device = Device(f"ws://127.0.0.1:{proxy.port}", rows=40, patience=60.0)
+        await settled(lambda: overloads(server) > 1)
+        proxy.reset()
+        while not device.end.done():
+            if layers.waiting:
+                layers.compute()
+            await asyncio.sleep(0.001)
+        assert isinstance(device.end.result(), DeepStates)
+        assert server.figures["resumed"] == 1
+        await device.link.aclose()
+
+
+async def test_a_server_that_asks_for_time_is_not_asked_before_it_and_the_error_says_so() -> None:
+    await load_websockets()
+    async with serving_layers(SummingLayers(), verify=replace(PATIENT, peer_sessions=1)) as server:
+        first = Device(server.url)
+        assert isinstance(await first.end, DeepStates)
+        second = Device(server.url, patience=0.0, max_wait=0.5)
+        end = await second.end
+        assert isinstance(end, LinkFailed)
+        assert "the server asks for 1 s before the next try" in str(end.error)
+        assert server.service.manager.figures()["refused"] == {"address limit": 2}, "once at first, and once when the wait was over"
+        await first.link.aclose()
+        await second.link.aclose()
+
+
+async def test_the_next_try_comes_when_the_server_said() -> None:
+    await load_websockets()
+    async with serving_layers(SummingLayers(), verify=replace(PATIENT, peer_sessions=1)) as server:
+        first = Device(server.url)
+        assert isinstance(await first.end, DeepStates)
+        second = Device(server.url, patience=0.0)
+        while not server.service.manager.figures()["refused"]:
+            await asyncio.sleep(0.01)
+        first.session.close()
+        assert isinstance(await second.end, DeepStates)
+        assert server.service.manager.figures()["refused"] == {"address limit": 1}
+        await first.link.aclose()
+        await second.link.aclose()
+
+
+async def test_while_one_server_wants_time_another_one_answers() -> None:
+    await load_websockets()
+    full, free = serving_layers(SummingLayers(), verify=replace(PATIENT, peer_sessions=1)), serving_layers(SummingLayers())
+    async with full as one, free as other:
+        first = Device(one.url)
+        assert isinstance(await first.end, DeepStates)
+        second = Device(one.url, other.url, patience=30.0)
+        assert isinstance(await second.end, DeepStates)
+        assert len(second.link.traffic.servers) == 1
+        assert str(urlsplit(other.url).port) in second.link.traffic.servers[0]
+        await first.link.aclose()
+        await second.link.aclose()
+
+
+# More answers than places
+
+
+class Answers:
+    """Answers of one device that are asked for at the same time: each has a session of its own, and keeps it."""
+
+    def __init__(self, link: ServerLink, count: int) -> None:
+        self.done: list[int] = []  # numbers of those that have their states, in order
+        self.errors: list[Exception] = []
+        self._link = link
+        self._sessions = [self._begin(number) for number in range(count)]
+
+    def _begin(self, number: int) -> LinkSession:
+        def receive(event: LinkEvent) -> None:
+            match event:
+                case SessionReady():
+                    session.send(SendRows(event.attempt, 0, 2, 1), np.ones((2, WIDTH), np.float32))
+                case SessionLost():
+                    session.open(OpenSession(event.attempt + 1, may_resume=event.may_resume))
+                case LinkFailed():
+                    self.errors.append(event.error)
+                    session.close()
+                case DeepStates():
+                    self.done.append(number)
+
+        session = self._link.session(receive, 16)
+        session.open(OpenSession(0, may_resume=False))
+        return session
+
+    def end(self, number: int) -> None:
+        self._sessions[number].close()
+
+    async def are_done(self, *numbers: int) -> None:
+        """Wait for these, and check that no other one gets a place."""
+        await settled(lambda: len(self.done) >= len(numbers))
+        await asyncio.sleep(0.02)
+        assert self.done == list(numbers)
+
+
+FEW = replace(PATIENT, load=replace(PATIENT.load, idle_after=30.0))
+"""No answer loses its place to another."""
+
+
+async def test_more_answers_than_places_wait_in_their_order_however_short_the_patience() -> None:
+    await load_websockets()
+    async with serving_layers(SummingLayers(sequences=1), verify=FEW) as server:
+        link = link_to(server.url, patience=0.0)
+        answers = Answers(link, 5)
+        for number in range(5):
+            await answers.are_done(*range(number + 1))
+            answers.end(number)
+        assert answers.errors == []
+        assert server.figures["refused"]["overloaded"] <= 4 + 3 + 2, "those that wait for their turn don't ask"
+        await link.aclose()
+
+
+async def test_an_answer_that_waits_too_long_for_a_place_says_so_and_the_next_one_gets_it() -> None:
+    await load_websockets()
+    async with serving_layers(SummingLayers(sequences=1), verify=FEW) as server:
+        link = link_to(server.url, patience=0.0, max_wait=0.2)
+        answers = Answers(link, 2)
+        await settled(lambda: bool(answers.errors))
+        assert isinstance(answers.errors[0], EndpointTimeoutError)
+        assert "expected a split server to have a place within 0.2 s, got them busy with other answers" in str(answers.errors[0])
+        answers.end(0)
+        later = Answers(link, 1)
+        await later.are_done(0)
+        await link.aclose()
+
+
+async def test_answers_of_other_devices_get_their_places_too() -> None:
+    await load_websockets()
+    load = replace(FEW.load, idle_after=0.05)  # a refused device asks again after it
+    async with serving_layers(SummingLayers(sequences=1), verify=replace(FEW, load=load)) as server:
+        links = [link_to(server.url, patience=0.0) for _ in range(3)]
+        devices = [Answers(link, 2) for link in links]
+        while (done := sum(len(each.done) for each in devices)) < 6:
+            for each in devices:
+                for number in each.done:
+                    each.end(number)
+            await asyncio.sleep(0.01)
+        assert (done, [each.errors for each in devices]) == (6, [[], [], []])
+        for link in links:
+            await link.aclose()
+
+
+async def test_an_answer_that_is_given_up_in_the_queue_keeps_no_other_one_waiting() -> None:
+    await load_websockets()
+    async with serving_layers(SummingLayers(sequences=1), verify=FEW) as server:
+        link = link_to(server.url)
+        answers = Answers(link, 4)
+        await answers.are_done(0)
+        answers.end(1)  # which has its turn
+        answers.end(2)
+        await asyncio.sleep(0.02)
+        answers.end(0)
+        await answers.are_done(0, 3)
+        assert link.queue.is_empty
+        await link.aclose()
+
+
+async def test_a_busy_server_that_goes_away_fails_the_answers_after_the_patience() -> None:
+    await load_websockets()
+    async with serving_layers(SummingLayers(sequences=1), verify=replace(FEW, load=replace(FEW.load, idle_after=0.1))) as server:
+        link = link_to(server.url, patience=0.1, max_wait=3600.0)
+        layers_are_busy = Answers(link, 1)
+        await layers_are_busy.are_done(0)
+        answers = Answers(link, 2)
+        await settled(lambda: bool(server.figures["refused"]))
+    await settled(lambda: len(answers.errors) == 2)
+    assert all(not isinstance(error, EndpointTimeoutError) for error in answers.errors)
+    await link.aclose()
+
+
+async def test_a_connection_has_as_many_sessions_as_its_server_allows_and_the_others_wait() -> None:
+    await load_websockets()
+    verify = replace(FEW, load=replace(FEW.load, sessions_per_device=2))
+    async with serving_layers(SummingLayers(sequences=4), verify=verify) as server:
+        link = link_to(server.url, patience=0.0)
+        answers = Answers(link, 3)
+        await answers.are_done(0, 1)
+        answers.end(0)
+        await answers.are_done(0, 1, 2)
+        assert server.figures["refused"] == {}, "it isn't asked for more than it allows"
+        await link.aclose()
+
+
+async def test_rows_that_one_server_refuses_go_to_another_one_after_the_patience() -> None:
+    await load_websockets()
+    async with busy() as (server, _), serving_layers(SummingLayers()) as other:
+        device = Device(server.url, other.url, rows=40, patience=0.05)
+        assert isinstance(await device.end, DeepStates)
+        assert overloads(server) > 1
+        assert other.figures["rounds"] == 1
+        await device.link.aclose()
