@@ -4,7 +4,8 @@ Input part, middle part, head and draft layer run in one process, so no link and
 whole model's. ``tokens a round`` counts the correction, as the paper's Table IV does; a model that drafts nothing makes 1. Prompts that the
 draft layer has learned from are left out. Of the kinds marked as absent it has seen none.
 
-Each prompt is answered once in rounds of ``window 4``. The other policies draft again along that text, with its states. Where PyTorch is
+Each prompt is answered once in rounds of ``window 4``. With ``lookup`` what followed the last two tokens or more before is drafted, and
+the draft layer guesses only where they are new. The other policies draft again along that text, with its states. Where PyTorch is
 installed, its drafts are compared with llama.cpp's, at ``--positions`` positions of these texts. The cost of a draft step (draft layer and
 input layers) is a mean over a draft; drafts alternate with as many decode steps of the whole model.
 """
@@ -19,6 +20,7 @@ from collections.abc import Sequence
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -34,6 +36,7 @@ from streamco.engines.llamacpp.model_parts import split_model
 from streamco.engines.split.draft_layer import DraftPart
 from streamco.engines.split.drafts import find_draft_layer
 from streamco.engines.split.layers import HeadPart, InputPart, MiddlePart
+from streamco.engines.split.prompt_lookup import PromptLookup
 
 CELLS = 1024
 HELD_OUT = 10  # as in experiments/draft_text.py: of the kinds in FILES that were learned from, every tenth prompt was not
@@ -41,7 +44,24 @@ TRAINED = {"gsm8k": "gsm8k_test.jsonl.gz", "Spec-Bench": "spec_bench.jsonl.gz"}
 HUMANEVAL = "HumanEval (absent)"
 ABSENT = {HUMANEVAL: "humaneval_prompts.jsonl.gz", "Alpaca (absent)": "alpaca_5000.jsonl.gz"}
 WRITTEN = "window 4"
-POLICIES: dict[str, tuple[int, float]] = {"window 3": (3, 0.0), WRITTEN: (4, 0.0), "threshold 0.3": (8, 0.3), "threshold 0.6": (8, 0.6)}
+
+
+class Policy(NamedTuple):
+    """How long a draft is, and whether earlier text is looked up."""
+
+    window: int
+    threshold: float = 0.0
+    lookup: bool = False
+
+
+POLICIES = {
+    "window 3": Policy(3),
+    WRITTEN: Policy(4),
+    "threshold 0.3": Policy(8, 0.3),
+    "threshold 0.6": Policy(8, 0.6),
+    "window 4, lookup": Policy(4, lookup=True),
+    "window 8, lookup": Policy(8, lookup=True),
+}
 States = NDArray[np.float32]
 
 
@@ -98,32 +118,43 @@ class Split:
     def _draft(self, token: int, deep: States, position: int) -> tuple[list[int], States]:
         """Return a draft after a token, and the shallow states of both."""
         rows, drafts = [self.read([token], position)], list[int]()
-        while len(drafts) < POLICIES[WRITTEN][0]:
+        while len(drafts) < POLICIES[WRITTEN].window:
             step = self.draft.step(deep, rows[-1][0], position + len(drafts))
             drafts.append(step.ids[0])
             rows.append(self.read([drafts[-1]], position + len(drafts)))
             deep = step.deep
         return drafts, np.concatenate(rows)
 
-    def rounds(self, answer: Answer, window: int, threshold: float) -> int:
+    def rounds(self, answer: Answer, policy: Policy) -> int:
         """Return how many rounds a policy needs for an answer that is written."""
-        ids, position, rounds = answer.ids, answer.prompt, 0
+        ids, position, rounds, lookup = answer.ids, answer.prompt, 0, PromptLookup()
         self.draft.extend(np.zeros_like(answer.shallow[:position]), answer.shallow[:position], 0)
         while position < len(ids) - 1:
-            deep, accepted = answer.deep[position - 1], 0
-            while accepted < window and position + accepted < len(ids) - 1:
-                step = self.draft.step(deep, answer.shallow[position + accepted], position + accepted)
-                if step.ids[0] != ids[position + accepted + 1]:
-                    break
-                accepted += 1
-                if step.probabilities[0] < threshold:
-                    break
-                deep = step.deep
+            lookup.extend(ids[len(lookup) : position + 1])
+            accepted = self._accepted(answer, position, policy, lookup)
             kept = min(accepted + 1, len(ids) - 1 - position)
             self.draft.extend(answer.deep[position - 1 : position - 1 + kept], answer.shallow[position : position + kept], position)
             position += kept
             rounds += 1
         return rounds
+
+    def _accepted(self, answer: Answer, position: int, policy: Policy, lookup: PromptLookup) -> int:
+        """Return the right tokens of a draft after a position. After looked up tokens the layer doesn't go on."""
+        deep, rest, is_looked_up = answer.deep[position - 1], answer.ids[position + 1 :], False
+        for accepted, token in enumerate(rest[: policy.window]):
+            match, sure = lookup.next_token(rest[:accepted]) if policy.lookup else None, 1.0
+            if match is not None:
+                guess, is_looked_up = match.token, True
+            elif is_looked_up:
+                return accepted
+            else:
+                step = self.draft.step(deep, answer.shallow[position + accepted], position + accepted)
+                guess, sure, deep = step.ids[0], step.probabilities[0], step.deep
+            if guess != token:
+                return accepted
+            if sure < policy.threshold:
+                return accepted + 1
+        return min(policy.window, len(rest))
 
     def drafts(self, answer: Answer) -> list[int]:
         """Return the token that the draft layer guesses after each token of an answer except the last."""
@@ -165,18 +196,18 @@ def rounds_rows(split: Split, answers: dict[str, list[Answer]]) -> list[Row]:
     """Tokens a round by kind of prompt and policy, with how many rounds that is and the standard error."""
     rows = []
     for kind, written in answers.items():
-        for policy, (window, threshold) in POLICIES.items():
-            counts = [(answer.tokens, split.rounds(answer, window, threshold)) for answer in written]
-            if policy == WRITTEN and [rounds for _, rounds in counts] != [answer.rounds for answer in written]:
+        for name, policy in POLICIES.items():
+            counts = [(answer.tokens, split.rounds(answer, policy)) for answer in written]
+            if name == WRITTEN and [rounds for _, rounds in counts] != [answer.rounds for answer in written]:
                 raise SystemExit(f"{kind}: expected the rounds of {WRITTEN} again, got {counts}")
             mean, error = ratio(counts)
             each = [tokens / rounds for tokens, rounds in counts]
-            rows.append(Row("draft_layer", kind, policy, "tokens a round", "tokens", mean, min(each), max(each)))
-            if policy == WRITTEN:
+            rows.append(Row("draft_layer", kind, name, "tokens a round", "tokens", mean, min(each), max(each)))
+            if name == WRITTEN:
                 rounds = [float(rounds) for _, rounds in counts]
                 about = f"rounds of {len(counts)} answers"
-                rows.append(Row("draft_layer", kind, policy, "standard error", "tokens", error, error, error))
-                rows.append(Row("draft_layer", kind, policy, about, "rounds", sum(rounds), min(rounds), max(rounds)))
+                rows.append(Row("draft_layer", kind, name, "standard error", "tokens", error, error, error))
+                rows.append(Row("draft_layer", kind, name, about, "rounds", sum(rounds), min(rounds), max(rounds)))
     return rows
 
 
@@ -202,7 +233,7 @@ def agreement_rows(split: Split, weights: Path, model: Path, answers: dict[str, 
 
 def step_rows(split: Split, model: Path, answer: Answer, repeats: int) -> list[Row]:
     """Times of a draft step and of a decode step of the whole model, at the same positions, a draft's length of each by turns."""
-    window = POLICIES[WRITTEN][0]
+    window = POLICIES[WRITTEN].window
     position = len(answer.shallow) - window
     split.draft.extend(np.concatenate([np.zeros_like(answer.deep[:1]), answer.deep[: position - 1]]), answer.shallow[:position], 0)
     split.input.truncate(0)

@@ -36,8 +36,8 @@ from streamco.engines.split.drafts import DraftOptions
 from streamco.policies.chunking import Chunking
 from streamco.testing.link_proxy import LinkProxy
 
-SD = DraftOptions(window="threshold")
-SD_PD = DraftOptions(window="threshold", parallel=3, branches="last")
+SD = DraftOptions(window="threshold", lookup=False)
+SD_PD = DraftOptions(window="threshold", parallel=3, branches="last", lookup=False)
 TOKENS = (900, 1100)  # fewest and most of a prompt
 
 

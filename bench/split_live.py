@@ -41,8 +41,9 @@ BASE, DEFAULT = "U-shape", "confident"
 DRAFTS: dict[str, DraftOptions | None] = {
     BASE: None,
     DEFAULT: DraftOptions(),
-    "drafts of 4": DraftOptions(window=4),
-    "threshold, parallel 3, last": DraftOptions(window="threshold", parallel=3, branches="last"),
+    "confident, no lookup": DraftOptions(lookup=False),
+    "layer's drafts of 4": DraftOptions(window=4, lookup=False),
+    "threshold, parallel 3, last": DraftOptions(window="threshold", parallel=3, branches="last", lookup=False),
 }
 
 

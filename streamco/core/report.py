@@ -202,6 +202,8 @@ class SplitFigures(Struct, frozen=True, kw_only=True):
         servers: names of the servers that computed it, in their order.
         drafted: tokens that were drafted on the device.
         accepted: the part of them that is in the answer.
+        looked_up: the part of the drafted tokens that was found in prompt or answer, after the same tokens as now.
+        lookups_accepted: the part of these that is in the answer.
         branches: continuations that were drafted while a verdict was out.
         branch_hits: verdicts after which one of them was the right one.
         branch_tokens: tokens of the answer that were drafted so, and sent without another draft.
@@ -222,6 +224,8 @@ class SplitFigures(Struct, frozen=True, kw_only=True):
     servers: list[str]
     drafted: int
     accepted: int
+    looked_up: int = 0
+    lookups_accepted: int = 0
     branches: int = 0
     branch_hits: int = 0
     branch_tokens: int = 0

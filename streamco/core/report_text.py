@@ -232,11 +232,19 @@ def _split_section(figures: SplitFigures) -> Section:
         ("trips, tokens a trip", f"{figures.trips}, {per_trip}"),
         ("messages up, states sent again", f"{figures.chunks}, {figures.repeated_rows}"),
         ("drafted, of these in the answer", f"{figures.drafted}, {figures.accepted}"),
+        *_lookup_rows(figures),
         *_branch_rows(figures),
         ("servers, sessions", f"{', '.join(figures.servers) or '-'}; {figures.sessions}"),
         ("states lost nothing on the way", "yes" if figures.is_exact else "no"),
     ]
     return Section("split model", (), list(rows))
+
+
+def _lookup_rows(figures: SplitFigures) -> list[tuple[str, str]]:
+    """Return what was drafted from earlier text; nothing if nothing was."""
+    if not figures.looked_up:
+        return []
+    return [("drafted from earlier text, of these in the answer", f"{figures.looked_up}, {figures.lookups_accepted}")]
 
 
 def _branch_rows(figures: SplitFigures) -> list[tuple[str, str]]:

@@ -15,7 +15,7 @@ import pytest
 
 from bench import draft_layer
 from bench.draft_answer import Answer
-from bench.draft_layer import Split, agreement_rows, prompts_of
+from bench.draft_layer import Policy, Split, agreement_rows, prompts_of
 from streamco.engines.llamacpp.bundled_model import packaged_model
 from streamco.errors import EngineError
 
@@ -56,7 +56,7 @@ def rounds(guesses: Sequence[tuple[int, float]], window: int, threshold: float =
     answer = Answer(ids, len(PROMPT), states, states + 0.5, 0)
     split = Split.__new__(Split)
     split.draft = cast("Any", ScriptedDrafts(answer, guesses))
-    return split.rounds(answer, window, threshold)
+    return split.rounds(answer, Policy(window, threshold))
 
 
 def right(*places: int, count: int = 8, probability: float = 0.9) -> list[tuple[int, float]]:
@@ -76,6 +76,16 @@ def test_a_round_brings_its_right_guesses_and_the_correction() -> None:
 def test_an_unsure_guess_ends_a_draft_and_is_its_last() -> None:
     assert rounds(right(*range(8), probability=0.2), 8, threshold=0.3) == 4
     assert rounds(right(*range(8), probability=0.4), 8, threshold=0.3) == 1
+
+
+def test_a_repeated_answer_is_looked_up_and_the_layer_guesses_the_rest() -> None:
+    ids = [*PROMPT, 7, 8, 9, 10, 11, 7, 8, 9, 10, 11, 7]
+    states = np.arange(len(ids) - 1, dtype=np.float32)[:, None]
+    answer = Answer(ids, len(PROMPT), states, states + 0.5, 0)
+    split = Split.__new__(Split)
+    split.draft = cast("Any", ScriptedDrafts(answer, [(8, 0.9)] + [(0, 0.9)] * 9))
+    assert split.rounds(answer, Policy(4)) == 9, "the layer is right once"
+    assert split.rounds(answer, Policy(4, lookup=True)) == 6  # 8 and 9; 10; 11; 7; 8; then 9, 10, 11, 7
 
 
 def test_only_prompts_that_were_held_out_are_asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -101,7 +111,7 @@ def written(tmp_path_factory: pytest.TempPathFactory) -> tuple[Split, Answer]:
 
 def test_drafting_again_along_a_text_takes_the_rounds_in_which_it_was_written(written: tuple[Split, Answer]) -> None:
     split, answer = written
-    assert split.rounds(answer, 4, 0.0) == answer.rounds
+    assert split.rounds(answer, Policy(4)) == answer.rounds
     assert answer.tokens > answer.rounds > 0
 
 

@@ -199,6 +199,9 @@ def test_an_answer_of_a_split_model_has_a_table_of_its_own() -> None:
 
 
 def test_the_table_has_parallel_drafts_only_if_there_were_any() -> None:
+    looked_up = structs.replace(TRIPS, looked_up=9, lookups_accepted=7)
+    assert "drafted from earlier text, of these in the answer  9, 7" in sections_to_text(report_sections(make_report(split=looked_up)))
+    assert "earlier text" not in sections_to_text(report_sections(make_report(split=TRIPS)))
     ahead = structs.replace(TRIPS, branches=30, branch_hits=12, branch_tokens=20)
     assert "drafted ahead, of these right, their tokens  30, 12, 20" in sections_to_text(report_sections(make_report(split=ahead)))
     assert "drafted ahead" not in sections_to_text(report_sections(make_report(split=TRIPS)))

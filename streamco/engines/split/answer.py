@@ -154,7 +154,7 @@ class SplitAnswer:
         self._session = link.session(emit, reserve)
         self._tally = generation.tally = SplitTally(self._machine.counts, self._session.traffic)
         if drafts is not None:
-            self._tally.branches = drafts.counts
+            self._tally.branches, self._tally.lookups = drafts.counts, drafts.lookups
         self._machine.start(now=monotonic())
         self._put(RowsAdded(len(self._tokens), 1))
 
@@ -273,8 +273,7 @@ class SplitAnswer:
         if self._layer is None:
             self._drafts = list(self._propose(self._tokens))
         else:
-            position = len(self._tokens) - 1
-            self._drafts, rows = self._layer.make(token, position, self._most - len(self._tokens))
+            self._drafts, rows = self._layer.make(self._tokens, self._most - len(self._tokens))
             self._shallow += rows
             self._put(RowsComputed(len(self._tokens) + len(self._drafts)))
         self._tokens += self._drafts

@@ -13,10 +13,14 @@ from math import prod
 from statistics import median
 
 from streamco.core.speculation.averages import DecayedRatio, Ewma
+from streamco.engines.split.prompt_lookup import LONGEST_MATCH, Match
 from streamco.policies.confidence_calibration import ConfidenceCalibration
 from streamco.policies.window import EndsAtDoubtfulToken, EndsDraftsEarly, WindowPolicy, WindowState
 
-__all__ = ["LONGEST", "DraftLengths"]
+__all__ = ["LONGEST", "Confidence", "DraftLengths"]
+
+Confidence = float | Match
+"""What speaks for a token of a draft: its probability at the draft layer, or the match of earlier text that it followed."""
 
 LONGEST = 16
 """Most tokens of a draft."""
@@ -29,6 +33,8 @@ _STEPS = 15  # times that the median of a step is taken of
 _FIRST = 8  # rounds, before which nothing is said against drafts
 _LOOKAHEAD = 4  # tokens of a draft that is compared with none
 _MEMORY = 0.98  # weight of a round after the next one
+_MATCH_ACCEPTANCE = 0.9, 0.4  # at the longest matches, and how much less at the shortest, until verdicts say more
+_LOOKUP_SHARE = 0.7  # of the draft layer's acceptance that is enough, because a looked up token costs no step and more tokens follow it
 
 
 class _StepTime:
@@ -64,7 +70,10 @@ class DraftLengths:
         self._step, self._short_step = _StepTime(), _StepTime()
         self._tokens = DecayedRatio(_MEMORY)  # a round
         self._seconds = DecayedRatio(_MEMORY)  # a round
+        self._lookup_step = _StepTime()
         self._accepted = DecayedRatio(_MEMORY, _ACCEPTANCE, 8.0)  # of the first token
+        self._layer_accepted = DecayedRatio(_MEMORY, _ACCEPTANCE, 8.0)  # of the draft layer's tokens
+        self._match_accepted = [DecayedRatio(_MEMORY, _match_prior(length), 8.0) for length in range(LONGEST_MATCH + 1)]
         self._calibration = ConfidenceCalibration(_ACCEPTANCE)
         self._wait = Ewma(_LONG_WAIT, first_weight=1.0)
         self._gains = {False: DecayedRatio(_MEMORY), True: DecayedRatio(_MEMORY)}  # accepted tokens of a draft, by whether a branch's
@@ -91,9 +100,15 @@ class DraftLengths:
         """Share of first draft tokens that are accepted."""
         return min(1.0, self._accepted.value)
 
-    def acceptance(self, confidence: float) -> float:
+    def acceptance(self, confidence: Confidence) -> float:
         """Return the probability that a token of this confidence is accepted, if all tokens before it are."""
+        if isinstance(confidence, Match):
+            return min(1.0, self._match_accepted[confidence.length].value)
         return self._calibration.acceptance(confidence)
+
+    def should_look_up(self, match: Match) -> bool:
+        """Return True if what followed a match should be drafted; False: the draft layer's own guess is likelier by far."""
+        return self.acceptance(match) >= _LOOKUP_SHARE * self._layer_accepted.value
 
     def should_send_branch(self, tokens: int) -> bool:
         """Return True if a branch's draft should be sent as it is; False: drafting from the verified deep states is worth its time.
@@ -137,38 +152,49 @@ class DraftLengths:
                 return True
         return False
 
-    def _token_seconds(self, drafted: int) -> float:
+    def _token_seconds(self, drafted: int, *, is_lookup: bool = False) -> float:
         """Return what the last of so many draft tokens takes: its step and its row, beside those of the answer's last token."""
-        return self._step.value + self._row_seconds(drafted + 1)
+        step = self._lookup_step if is_lookup and self._lookup_step.is_measured else self._step
+        return step.value + self._row_seconds(drafted + 1)
 
-    def _state(self, drafted: int) -> WindowState:
+    def _state(self, drafted: int, *, is_lookup: bool = False) -> WindowState:
         if not self._tokens.events or not self._step.is_measured:
             return WindowState(previous=self._previous)
         return WindowState(
             previous=self._previous,
             acceptance=self._accepted.value,
-            draft_step=self._token_seconds(drafted),
+            draft_step=self._token_seconds(drafted, is_lookup=is_lookup),
             rate=self._tokens.value / self._seconds.value,
         )
 
-    def should_end(self, confidences: Sequence[float]) -> bool:
-        """Return True if a draft of these confidences, at least one, should end with its last token."""
-        if confidences[-1] < self._min_confidence:
+    def should_end(self, confidences: Sequence[Confidence], *, is_lookup: bool = False) -> bool:
+        """Return True if a draft of these confidences, at least one, should end with its last token.
+
+        Args:
+            confidences: of the draft's tokens.
+            is_lookup: the token after them would be looked up, so it costs no step.
+        """
+        last = confidences[-1]
+        if (self.acceptance(last) if isinstance(last, Match) else last) < self._min_confidence:
             return True
         if self._ends_early is None:
             return False
-        chance = prod(self._calibration.acceptance(confidence) for confidence in confidences)
-        return chance < self._ends_early.min_acceptance(self._state(len(confidences) + 1), self._previous)
+        chance = prod(self.acceptance(confidence) for confidence in confidences)
+        return chance < self._ends_early.min_acceptance(self._state(len(confidences) + 1, is_lookup=is_lookup), self._previous)
 
     def record_step(self, seconds: float, *, has_row: bool = False) -> None:
         """Record the time of a draft step. ``has_row``: the input layers' row was known from a branch; else it is included."""
         (self._short_step if has_row else self._step).record(seconds)
 
+    def record_lookup(self, seconds: float) -> None:
+        """Record the time that a looked up token took: the input layers' row."""
+        self._lookup_step.record(seconds)
+
     def record_wait(self, seconds: float) -> None:
         """Record the time from sending rows to their deep states."""
         self._wait.record(seconds)
 
-    def record_verdict(self, confidences: Sequence[float], accepted: int, *, is_branch: bool = False) -> None:
+    def record_verdict(self, confidences: Sequence[Confidence], accepted: int, *, is_branch: bool = False) -> None:
         """Record how many tokens of a draft were accepted.
 
         Args:
@@ -183,9 +209,19 @@ class DraftLengths:
             return
         self._accepted.record(float(accepted > 0))
         for place, confidence in enumerate(confidences[: accepted + 1]):
-            self._calibration.record(confidence, is_accepted=place < accepted)
+            if isinstance(confidence, Match):
+                self._match_accepted[confidence.length].record(float(place < accepted))
+            else:
+                self._calibration.record(confidence, is_accepted=place < accepted)
+                self._layer_accepted.record(float(place < accepted))
 
     def record_round(self, tokens: int, seconds: float) -> None:
         """Record a whole round: its tokens, the correction included, and its time, drafting included."""
         self._tokens.record(tokens)
         self._seconds.record(seconds)
+
+
+def _match_prior(length: int) -> float:
+    """Return the acceptance that is believed of a match's next token at first: 0.55 after two tokens, 0.9 after sixteen."""
+    most, less = _MATCH_ACCEPTANCE
+    return most - less * (1 - length / LONGEST_MATCH)

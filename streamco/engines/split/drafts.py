@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from importlib.resources import as_file, files
 from pathlib import Path
 from time import monotonic
@@ -12,10 +12,11 @@ from msgspec import Struct
 
 from streamco.engines.llamacpp.draft_model import draft_layer_folder, read_draft_meta
 from streamco.engines.split.draft_layer import CANDIDATES, DraftPart
-from streamco.engines.split.draft_lengths import LONGEST, DraftLengths
+from streamco.engines.split.draft_lengths import LONGEST, Confidence, DraftLengths
 from streamco.engines.split.draft_tree import Continuation, DraftTree
 from streamco.engines.split.layers import HeadPart, InputPart
-from streamco.engines.split.tally import BranchCounts
+from streamco.engines.split.prompt_lookup import Match, PromptLookup
+from streamco.engines.split.tally import BranchCounts, LookupCounts
 from streamco.errors import ConfigError
 from streamco.policies.rejection import chain_rejection, rank_branches
 from streamco.policies.window import Confident, Static, Threshold, WindowPolicy
@@ -51,6 +52,8 @@ class DraftOptions(Struct, frozen=True):
         parallel: how many tokens of each position of a draft begin branches, which are drafted while the verdict is out; 0: none are.
         branches: "ranked" drafts the likeliest verdicts first, and sends a branch's draft only if that is worth more than one from verified
             states. "last" is the paper's rule: branches begin at the draft's last token, and are sent (HAT, section 3.5).
+        lookup: if the last tokens have occurred before, in prompt or answer, what followed them is drafted without the draft layer, as long
+            as such tokens are accepted nearly as often as the layer's.
 
     Raises:
         ConfigError: a number is out of range, or there is no such policy.
@@ -60,6 +63,7 @@ class DraftOptions(Struct, frozen=True):
     window: int | Literal["confident", "threshold"] | WindowPolicy = "confident"
     parallel: int = 0
     branches: Literal["ranked", "last"] = "ranked"
+    lookup: bool = True
 
     def __post_init__(self) -> None:
         _ = self.policy
@@ -119,18 +123,20 @@ class AnswerDrafts:
 
     Attributes:
         counts: what was drafted while verdicts were out.
+        lookups: what was drafted from earlier text.
     """
 
     def __init__(
         self, layer: DraftPart, parts: tuple[InputPart, HeadPart], *, sequence: int, lengths: DraftLengths, options: DraftOptions
     ) -> None:
-        self.counts = BranchCounts()
+        self.counts, self.lookups = BranchCounts(), LookupCounts()
+        self._lookup = PromptLookup()
         self._tree = DraftTree(layer, parts, sequence=sequence)
         self._lengths = lengths
         self._options = options
         self._has_prompt = False
         self._path: Continuation = ()  # the answer's last token and its draft, which are out
-        self._confidences: list[float] = []  # of the draft
+        self._confidences: list[Confidence] = []  # of the draft
         self._is_branch = False  # the draft is a branch's
         self._began: float | None = None  # time at which its round began; None: its time says nothing
         self._sent_at = 0.0
@@ -162,6 +168,7 @@ class AnswerDrafts:
 
     def _record_verdict(self, accepted: int) -> None:
         self._lengths.record_verdict(self._confidences, accepted, is_branch=self._is_branch)
+        self.lookups.accepted += sum(isinstance(each, Match) for each in self._confidences[:accepted])
         if self._is_branch:
             self.counts.sent += 1
             self.counts.sent_tokens += len(self._confidences)
@@ -179,22 +186,26 @@ class AnswerDrafts:
 
     # Drafts
 
-    def make(self, token: int, position: int, most: int) -> tuple[list[int], list[States]]:
-        """Return a draft that follows a token, and the shallow states of the token and of the draft.
+    def make(self, tokens: Sequence[int], most: int) -> tuple[list[int], list[States]]:
+        """Return a draft that follows the last token, and the shallow states of that token and of the draft.
 
         Args:
-            token: the answer's last token, which the input layers have not read.
-            position: its position.
+            tokens: those of prompt and answer, of which the input layers have not read the last.
             most: most tokens of the draft.
         """
-        self._began, self._confidences, self._path = monotonic(), [], (token,)
+        self._began, self._confidences, self._path = monotonic(), [], (tokens[-1],)
+        if self._options.lookup:
+            self._lookup.extend(tokens[len(self._lookup) :])
         window = min(most, self._lengths.window())
         self._is_branch = self._takes_branch(window)
         if not self._is_branch:
             self._tree.forget_guesses()
         self._tree.row(self._path)
-        while len(self._confidences) < window and self._extend() and not self._lengths.should_end(self._confidences):
-            pass
+        match = self._match()
+        while len(self._confidences) < window and self._extend(match):
+            match = self._match()
+            if self._lengths.should_end(self._confidences, is_lookup=match is not None):
+                break
         self._most = 1 + most
         self._plan = self._draft_branches() if self._options.parallel else None
         self._sent_at = monotonic()
@@ -212,16 +223,35 @@ class AnswerDrafts:
         """Return True if the draft goes on after a path, and no step is needed for that."""
         return self._tree.has_guess(path) and self._tree.has_row((*path, self._tree.guess(path).ids[0]))
 
-    def _extend(self) -> bool:
-        """Add a token to the draft; return False if it is a branch's, and has no more."""
+    def _match(self) -> Match | None:
+        """Return the token that earlier text proposes after the draft so far; None: the draft layer guesses."""
+        match = self._lookup.next_token(self._path[1:]) if self._options.lookup and not self._is_branch else None
+        return match if match is not None and self._lengths.should_look_up(match) else None
+
+    def _extend(self, match: Match | None) -> bool:
+        """Add a token to the draft; return False if it is a branch's or was looked up, and has no more."""
+        if match is not None:
+            self._look_up(match)
+            return True
         if self._is_branch and not self._is_drafted(self._path):
             return False
+        if self._confidences and isinstance(self._confidences[-1], Match):
+            return False  # the draft layer would have to read all of them
         began, rows, is_step = monotonic(), self._tree.rows, not self._tree.has_guess(self._path)
         self._path, confidence = self._next(self._path)
         if is_step:
             self._lengths.record_step(monotonic() - began, has_row=self._tree.rows == rows)
         self._confidences.append(confidence)
         return True
+
+    def _look_up(self, match: Match) -> None:
+        began, rows = monotonic(), self._tree.rows
+        self._path = (*self._path, match.token)
+        self._tree.row(self._path)
+        if self._tree.rows > rows:
+            self._lengths.record_lookup(monotonic() - began)
+        self._confidences.append(match)
+        self.lookups.drafted += 1
 
     def _next(self, path: Continuation) -> tuple[Continuation, float]:
         """Return a path with the likeliest next token, and its probability."""
@@ -257,7 +287,7 @@ class AnswerDrafts:
             self.counts.begun += 1
             self._tree.row(path)
             yield
-            confidences: list[float] = []
+            confidences: list[Confidence] = []
             while len(path) < self._most and len(confidences) < self._lengths.usual_window:
                 path, confidence = self._next(path)
                 confidences.append(confidence)

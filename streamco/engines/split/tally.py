@@ -9,7 +9,7 @@ from msgspec import Struct, field
 from streamco.core.report import SplitFigures, StatesName
 from streamco.core.split.machine import SplitCounts
 
-__all__ = ["BranchCounts", "SplitTally", "SplitTraffic", "total_traffic"]
+__all__ = ["BranchCounts", "LookupCounts", "SplitTally", "SplitTraffic", "total_traffic"]
 
 
 class SplitTraffic(Struct):
@@ -60,6 +60,13 @@ class BranchCounts(Struct):
     accepted: int = 0
 
 
+class LookupCounts(Struct):
+    """Tokens of drafts that were found in prompt or answer, and those of them that were accepted."""
+
+    drafted: int = 0
+    accepted: int = 0
+
+
 class SplitTally(Struct):
     """The tally of one answer.
 
@@ -67,6 +74,7 @@ class SplitTally(Struct):
         counts: what its machine has sent; the engine's thread writes it.
         traffic: what its session has sent and received; the event loop writes it.
         drafted, accepted: tokens that were drafted, and the part of them that the model chose itself; the engine's thread writes them.
+        lookups: tokens of drafts that were found in prompt or answer; the engine's thread writes it.
         branches: what was drafted while verdicts were out; the engine's thread writes it.
     """
 
@@ -75,6 +83,7 @@ class SplitTally(Struct):
     drafted: int = 0
     accepted: int = 0
     branches: BranchCounts = field(default_factory=BranchCounts)
+    lookups: LookupCounts = field(default_factory=LookupCounts)
 
     def figures(self, *, tokens: int, input_layers: int, states: StatesName) -> SplitFigures:
         """Return the tally as users see it.
@@ -98,6 +107,8 @@ class SplitTally(Struct):
             servers=list(traffic.servers),
             drafted=self.drafted,
             accepted=self.accepted,
+            looked_up=self.lookups.drafted,
+            lookups_accepted=self.lookups.accepted,
             branches=self.branches.begun,
             branch_hits=self.branches.hits,
             branch_tokens=self.branches.accepted,

@@ -7,6 +7,7 @@ from collections.abc import Callable
 import pytest
 
 from streamco.engines.split.draft_lengths import LONGEST, DraftLengths
+from streamco.engines.split.prompt_lookup import Match
 from streamco.policies.window import Confident, Dynamic, Static, Threshold, WindowPolicy
 
 SURE = [0.97] * 4
@@ -116,3 +117,40 @@ def test_a_step_that_was_interrupted_does_not_end_drafting() -> None:
         lengths.record_round(2, 0.03)
     assert lengths.step_seconds == 0.001
     assert lengths.window() > 1
+
+
+def test_a_looked_up_token_is_trusted_as_often_as_tokens_after_such_matches_were_accepted() -> None:
+    lengths = DraftLengths(Confident(), no_cost)
+    short, long = Match(1, 2), Match(1, 16)
+    assert lengths.acceptance(short) < lengths.acceptance(long)
+    for _ in range(200):
+        lengths.record_verdict([long, short], 1)
+    assert lengths.acceptance(short) < 0.05
+    assert lengths.acceptance(long) > 0.95
+    assert lengths.acceptance(Match(1, 3)) == DraftLengths(Confident(), no_cost).acceptance(Match(1, 3)), "other matches say nothing"
+    assert lengths.acceptance(0.9) == DraftLengths(Confident(), no_cost).acceptance(0.9), "nor do they about the draft layer"
+
+
+def test_the_draft_layer_guesses_where_it_is_right_far_more_often_than_a_lookup() -> None:
+    lengths = DraftLengths(Confident(), no_cost)
+    match = Match(1, 2)
+    assert lengths.should_look_up(match)
+    for _ in range(300):
+        lengths.record_verdict([match], 0)
+        lengths.record_verdict([0.9], 1)
+    assert not lengths.should_look_up(match)
+    assert lengths.should_look_up(Match(1, 8))
+
+
+def test_a_draft_goes_on_for_a_looked_up_token_that_would_not_be_worth_a_step() -> None:
+    lengths = measured(Confident(), step=0.015, trip=0.1)
+    assert lengths.should_end([0.97, 0.55, 0.55])
+    lengths.record_lookup(0.001)
+    assert not lengths.should_end([0.97, 0.55, 0.55], is_lookup=True)
+    assert lengths.should_end([0.97, 0.55, 0.55])
+
+
+def test_a_threshold_ends_a_draft_with_a_match_that_is_seldom_right() -> None:
+    lengths = DraftLengths(Threshold(0.6), no_cost)
+    assert lengths.should_end([Match(1, 2)])
+    assert not lengths.should_end([Match(1, 2), Match(1, 16)])

@@ -36,7 +36,14 @@ class Conversation:
     """An answer whose tokens are ``text``, as ``SplitAnswer`` runs it: drafts, verdicts and what the memories hold after them."""
 
     def __init__(
-        self, text: list[int], seed: int, *, window: int | WindowPolicy = 3, parallel: int = 3, branches: Branches = "ranked"
+        self,
+        text: list[int],
+        seed: int,
+        *,
+        window: int | WindowPolicy = 3,
+        parallel: int = 3,
+        branches: Branches = "ranked",
+        lookup: bool = True,
     ) -> None:
         self.text, self.rng = text, Random(seed)
         self.tokens = list(PROMPT)
@@ -44,7 +51,7 @@ class Conversation:
         states = [state_of(whole[:end]) for end in range(len(whole))]
         following = {(float(state[0]), float(state[1])): whole[end] for end, state in enumerate(states)}
         self.input, self.layer = ScriptedInput(), ScriptedLayer(following, self.rng)
-        self.options = DraftOptions(Path("x"), window=window, parallel=parallel, branches=branches)
+        self.options = DraftOptions(Path("x"), window=window, parallel=parallel, branches=branches, lookup=lookup)
         self.lengths = DraftLengths(self.options.policy, lambda _rows: 0.0)
         parts = cast("tuple[InputPart, HeadPart]", (self.input, ScriptedHead()))
         self.drafts = AnswerDrafts(cast(DraftPart, self.layer), parts, sequence=0, lengths=self.lengths, options=self.options)
@@ -61,7 +68,7 @@ class Conversation:
         place, length = len(self.made), len(self.tokens)
         self.tokens.append(self.text[place])
         before = self.layer.steps, self.input.rows
-        draft, rows = self.drafts.make(self.text[place], length, len(self.text) - place - 1)
+        draft, rows = self.drafts.make(self.tokens, len(self.text) - place - 1)
         made = Made(draft, self.layer.steps - before[0], self.input.rows - before[1])
         assert len(draft) <= len(self.text) - place - 1
         whole = [*self.tokens, *draft]
@@ -114,6 +121,27 @@ def test_whatever_is_drafted_rows_and_memories_are_those_of_the_text(
         assert counts.hits == counts.begun == 0
     talk.drafts.close()
     assert not talk.layer.held[0]
+
+
+REPEATED = [2, 5, 0, 1, 4, 3, 0, 6, 5, 1] * 12
+
+
+@pytest.mark.parametrize("parallel", [0, 3])
+def test_text_that_repeats_is_drafted_without_the_draft_layer(parallel: int) -> None:
+    steps = {}
+    for lookup in (False, True):
+        talk = Conversation(REPEATED, 3, window=8, parallel=parallel, lookup=lookup)
+        made = []
+        while len(talk.made) < len(REPEATED):
+            made.append(talk.round(lambda: 0))
+            talk.check_memory()
+        assert talk.made == REPEATED
+        steps[lookup] = sum(each.steps for each in made)
+        lookups = talk.drafts.lookups
+        assert (lookups.drafted > 0) == lookup
+        assert lookups.accepted <= lookups.drafted
+    assert lookups.accepted > 80
+    assert steps[True] < steps[False] / 3
 
 
 LONG = [Random(7).randrange(VOCABULARY) for _ in range(200)]
@@ -182,7 +210,7 @@ def test_ranked_branches_are_sent_only_if_their_time_is_worth_the_tokens_that_th
 def test_nothing_is_drafted_after_the_states_have_come_or_when_they_are_expected() -> None:
     talk = Conversation([1, 2, 3, 4, 5, 0, 1, 2], 1)
     found = []
-    talk.drafts.make(1, 3, 5)
+    talk.drafts.make([*PROMPT, 1], 5)
     found.append(talk.drafts.can_predraft)  # no wait was measured
     talk.drafts.record_arrival()
     found.append(talk.drafts.can_predraft)
@@ -191,7 +219,7 @@ def test_nothing_is_drafted_after_the_states_have_come_or_when_they_are_expected
     assert talk.layer.steps == steps
     for _ in range(200):
         talk.lengths.record_wait(0.0)
-    talk.drafts.make(1, 3, 5)
+    talk.drafts.make([*PROMPT, 1], 5)
     found.append(talk.drafts.can_predraft)  # the verdict is expected before a step would end (equation 6)
     assert found == [True, False, False]
 

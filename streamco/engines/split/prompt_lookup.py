@@ -1,0 +1,75 @@
+"""Drafts by prompt lookup: if the last tokens have occurred before, in the prompt or in the answer, what followed them then is the draft.
+
+Also known as prompt lookup decoding and as n-gram drafts (transformers' ``prompt_lookup_num_tokens``, vLLM's ``ngram``). A token costs no
+step of a draft model. The more tokens are the same, the likelier is the next one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+__all__ = ["LONGEST_MATCH", "SHORTEST_MATCH", "Match", "PromptLookup"]
+
+SHORTEST_MATCH = 2
+LONGEST_MATCH = 16
+_OCCURRENCES = 64  # of the last two tokens, the newest, that are compared
+
+
+class Match(NamedTuple):
+    """A token that followed earlier, and how many tokens before it were the same: 2 to 16."""
+
+    token: int
+    length: int
+
+
+class PromptLookup:
+    """The tokens of one prompt and its answer, by pairs of neighbours."""
+
+    def __init__(self) -> None:
+        self._tokens: list[int] = []
+        self._ends: dict[tuple[int, ...], list[int]] = {}  # places of each pair's second token, in their order
+
+    def __len__(self) -> int:
+        """Return the number of tokens."""
+        return len(self._tokens)
+
+    def extend(self, tokens: Sequence[int]) -> None:
+        """Add the tokens that follow."""
+        for token in tokens:
+            if self._tokens:
+                self._ends.setdefault((self._tokens[-1], token), []).append(len(self._tokens))
+            self._tokens.append(token)
+
+    def next_token(self, draft: Sequence[int] = ()) -> Match | None:
+        """Return what followed the longest match of the last tokens, the newest of the longest; None: there is no match.
+
+        Args:
+            draft: tokens after those that were added. It may repeat itself.
+        """
+        tokens = [*self._tokens, *draft]
+        best = None
+        for end in self._earlier_ends(tokens):
+            length = _common_end(tokens, end)
+            if best is None or length > best.length:
+                best = Match(tokens[end + 1], length)
+            if length == LONGEST_MATCH:
+                break
+        return best
+
+    def _earlier_ends(self, tokens: Sequence[int]) -> Iterator[int]:
+        """Give the places at which the last two tokens occurred before, newest first."""
+        last, pair = len(tokens) - 1, tuple(tokens[-2:])
+        for end in range(last - 1, max(0, len(self._tokens) - 1), -1):  # in the draft
+            if (tokens[end - 1], tokens[end]) == pair:
+                yield end
+        added = self._ends.get(pair, [])[-_OCCURRENCES:]
+        yield from (end for end in reversed(added) if end < last)
+
+
+def _common_end(tokens: Sequence[int], end: int) -> int:
+    """Return how many tokens up to a place are those up to the last one, ``LONGEST_MATCH`` at most. Two are known to be."""
+    last, length = len(tokens) - 1, SHORTEST_MATCH
+    while length < LONGEST_MATCH and length <= end and tokens[end - length] == tokens[last - length]:
+        length += 1
+    return length
