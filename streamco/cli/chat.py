@@ -105,7 +105,9 @@ def name_split_servers(args: argparse.Namespace) -> None:
     if args.server is None:
         raise ConfigError("--mode split: expected --server URL beside it, or --split URL for each of several, got none")
     if "://" not in args.server:
-        raise ConfigError(f"--server: expected the URL of a streamco serve --middle with --mode split, got {args.server!r}")
+        raise ConfigError(
+            f"--server: expected the URL of a streamco serve --middle with --mode split (http://127.0.0.1:8000), got {args.server!r}"
+        )
     args.split, args.server = [args.server], None
 
 

@@ -162,7 +162,8 @@ def device_path_of(path: str | None, *, has_server: bool) -> Path | None:
     if path is not None:
         file = Path(path).expanduser()
         if not file.is_file():
-            raise ConfigError(f"--device: expected a GGUF file, got nothing at {path}")
+            parts = " (but parts of a split model: these need --split URL)" if Path(f"{file}.input.gguf").is_file() else ""
+            raise ConfigError(f"--device: expected a GGUF file, got nothing at {path}{parts}")
         return file
     from streamco.engines.llamacpp.bundled_model import packaged_model
     from streamco.errors import EngineError

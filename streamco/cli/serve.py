@@ -123,13 +123,14 @@ def _check_part(args: argparse.Namespace, path: Path) -> None:
     Raises:
         ConfigError: a part without ``--middle``, or options that go with it without it or the other way round.
     """
-    from streamco.engines.llamacpp.model_parts import is_part
+    from streamco.engines.llamacpp.model_parts import is_gguf, is_part
 
     part = is_part(path)
     if part and not args.middle:
         raise ConfigError(f"model {path.name}: expected a whole model, got a part of one: serve a middle part with --middle")
     if args.middle and not part:
-        raise ConfigError(f"model {path.name}: expected the middle part of a model for --middle, got a whole one: see streamco split")
+        got = "a whole one" if is_gguf(path) else "a file that is no GGUF file"
+        raise ConfigError(f"model {path.name}: expected the middle part of a model for --middle, got {got}: see streamco split")
     for option in ("room", "row_costs", "emulate_step"):
         if getattr(args, option) is not None and not args.middle:
             raise ConfigError(f"--{option.replace('_', '-')}: expected --middle with it, got none")

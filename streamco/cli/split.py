@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 
 from streamco.cli.ui.control_characters import print_plain
+from streamco.errors import ConfigError
 
 __all__ = ["add_arguments", "run"]
 
@@ -28,13 +29,18 @@ def run(args: argparse.Namespace) -> int:
     """Write the parts; the exit code is 0.
 
     Raises:
-        ConfigError, EngineError: see ``split_model``.
+        ConfigError: the parts can't be written, or see ``split_model``.
+        EngineError: see ``split_model``.
     """
     from streamco.engines.llamacpp.bundled_model import packaged_model
     from streamco.engines.llamacpp.model_parts import split_model
 
     source = packaged_model() if args.model == "packaged" else args.model
-    files = split_model(source, args.output, input_layers=args.input_layers)
+    try:
+        files = split_model(source, args.output, input_layers=args.input_layers)
+    except OSError as exc:
+        problem = (exc.strerror or str(exc)).lower()
+        raise ConfigError(f"--output: expected a folder that parts can be written to, got {problem} at {args.output}") from exc
     for path, size, where in zip((files.input, files.middle, files.head), files.sizes, ("device", "server", "device"), strict=True):
         print_plain(f"{path}  {size / 1e6:.1f} MB  for the {where}")
     return 0

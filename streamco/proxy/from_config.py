@@ -176,7 +176,8 @@ def _build_device(section: DeviceSection, speculate: SpeculateSection) -> Device
 
     path = packaged_model() if section.model == PACKAGED else Path(section.model)
     if not path.is_file():
-        raise ConfigError(f"device.model: expected a GGUF file, got nothing at {path}")
+        parts = " (but parts of a split model: these need [split] or --split URL)" if Path(f"{path}.input.gguf").is_file() else ""
+        raise ConfigError(f"device.model: expected a GGUF file, got nothing at {path}{parts}")
     options = EngineOptions(context_tokens=section.context, max_sequences=section.sequences, threads=section.threads)
     if speculate.mode != "race":
         options = drafting_engine_options(options, speculate.budget, section.drafts * (2 + speculate.max_branches))

@@ -86,6 +86,9 @@ def test_a_device_file_must_be_there(tmp_path: Path) -> None:
         device_path_of(str(model), has_server=True)
     model.touch()
     assert device_path_of(str(model), has_server=False) == model
+    (tmp_path / "large.input.gguf").touch()
+    with pytest.raises(ConfigError, match=r"--device: .*/large \(but parts of a split model: these need --split URL\)"):
+        device_path_of(str(tmp_path / "large"), has_server=True)
 
 
 def test_without_a_file_the_packaged_model_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -275,7 +275,10 @@ def test_a_part_goes_with_middle_and_a_whole_model_without(model: str, tmp_path:
     serve._check_part(parse(), Path(model))
     with pytest.raises(ConfigError, match="with --middle"):
         serve._check_part(parse(), part)
-    with pytest.raises(ConfigError, match="streamco split"):
+    with pytest.raises(ConfigError, match="got a file that is no GGUF file: see streamco split"):
+        serve._check_part(parse("--middle"), Path(model))
+    Path(model).write_bytes(b"GGUF general.architecture")
+    with pytest.raises(ConfigError, match="got a whole one: see streamco split"):
         serve._check_part(parse("--middle"), Path(model))
 
 

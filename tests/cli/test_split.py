@@ -22,3 +22,13 @@ def test_another_architecture_is_an_error(tmp_path: Path, capsys: pytest.Capture
     model = write_model(tmp_path / "m.gguf", "gemma")
     assert main(["split", str(model), "--output", str(tmp_path)]) == 1
     assert "expected one of the architectures llama, qwen2, got gemma" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("place", ["file", "file/folder"])
+def test_a_folder_that_cannot_be_written_is_an_error(tmp_path: Path, capsys: pytest.CaptureFixture[str], place: str) -> None:
+    model = write_model(tmp_path / "m.gguf")
+    (tmp_path / "file").touch()
+    assert main(["split", str(model), "--input-layers", "1", "--output", str(tmp_path / place)]) == 2
+    error = capsys.readouterr().err
+    assert "--output: expected a folder that parts can be written to, got " in error
+    assert error.endswith(f" at {tmp_path / place}\n")

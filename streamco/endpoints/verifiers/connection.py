@@ -339,6 +339,8 @@ def _translate(exc: Exception, name: str) -> EndpointError | None:
             return EndpointProtocolError(f"expected a WebSocket, got {exc}", endpoint=name)
         case ssl.SSLCertVerificationError():
             return EndpointConnectError(f"expected a trusted certificate, got {exc.verify_message}", endpoint=name)
+        case ssl.SSLError() if exc.reason == "WRONG_VERSION_NUMBER":
+            return EndpointConnectError("expected TLS, got an answer without it; the server may be one for http:// or ws://", endpoint=name)
         case OSError():
             return EndpointConnectError(f"expected a connection, got {exc.strerror or exc}", endpoint=name)
     return None

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Iterator
+from contextlib import contextmanager
 from http import HTTPStatus
 
 from streamco.config import Timeouts
@@ -12,10 +14,10 @@ from streamco.errors import EndpointConnectError, EndpointError, EndpointStatusE
 from streamco.policies.chunking import RowCosts
 from streamco.wire.split.client import SplitClient
 from streamco.wire.split.codec import SplitCodec
-from streamco.wire.split.frames import LayersMark, RowCost, ServerBatches, States
-from streamco.wire.verify.errors import VerifyProtocolError
+from streamco.wire.split.frames import SPLIT_VERSIONS, LayersMark, RowCost, ServerBatches, States
+from streamco.wire.verify.errors import ModelMismatchError, UnauthorisedError, VerifyProtocolError, VersionError
 
-__all__ = ["RETRY", "MiddleServer", "final_error", "is_busy"]
+__all__ = ["RETRY", "MiddleServer", "explained", "final_error", "is_busy"]
 
 RETRY = 0.2
 """Seconds between two tries at a server that asks for no time."""
@@ -56,7 +58,8 @@ class MiddleServer:
             if self._connection is None or self._connection.is_over:
                 await self.aclose()
                 client = SplitClient(SplitCodec(self._mark.width), self._mark, exact=self._exact)
-                self._connection = await connect_verifier(self.address, client, timeouts=self._timeouts, ping_interval=_PING_INTERVAL)
+                with explained(self.address.name):
+                    self._connection = await connect_verifier(self.address, client, timeouts=self._timeouts, ping_interval=_PING_INTERVAL)
                 assert client.welcome is not None, "a connection begins after its welcome"
                 self.record(client, client.welcome.batches)
             return self._connection
@@ -81,6 +84,33 @@ class MiddleServer:
         connection, self._connection = self._connection, None
         if connection is not None:
             await connection.aclose()
+
+
+@contextmanager
+def explained(name: str) -> Iterator[None]:
+    """Add to the error of a failed connection which server it was and what to do."""
+    try:
+        yield
+    except VerifyProtocolError as exc:
+        exc.args = (f"{name}: {exc}{_advice(exc)}",)
+        raise
+    except EndpointConnectError as exc:
+        exc.args = (f"{exc.args[0]}{_advice(exc)}",)  # its own text begins with the name
+        raise
+
+
+def _advice(error: StreamcoError) -> str:
+    match error:
+        case VersionError():
+            return f"; version {SPLIT_VERSIONS[0]} is spoken by streamco serve --middle alone"
+        case ModelMismatchError() if str(error).startswith("hello"):
+            return "; the device's and the server's parts must be of one model, cut with the same --input-layers"
+        case UnauthorisedError():
+            return '; the key is given as token="..." in Python and with --api-key-env NAME in a command'
+        case EndpointConnectError() if isinstance(error.__cause__, ConnectionRefusedError):
+            return "; streamco serve --model parts/NAME.middle.gguf --middle may not be running there"
+        case _:
+            return ""
 
 
 def is_busy(error: StreamcoError) -> bool:

@@ -273,12 +273,12 @@ def _split(url: str, *, is_plain: bool) -> SplitResult:
         port_is_good = False
     shown = urlunsplit(parts._replace(netloc=parts.netloc.rpartition("@")[2]))
     if parts.scheme not in _SCHEMES or not parts.hostname or not port_is_good or parts.fragment:
-        raise ConfigError(f'url: expected a URL like "wss://host:port", got {shown!r}')
+        raise ConfigError(f'url: expected a URL like "https://host:8000" or "wss://host:8000", got {shown!r}')
     if "@" in parts.netloc:
         raise ConfigError(f"url: expected no user name or password in it, got one for {parts.hostname}; pass token")
     scheme = _SCHEMES[parts.scheme]
     if scheme == "ws" and not is_plain and not is_loopback(parts.hostname):
-        raise ConfigError(f'url: expected "wss://" beyond this machine, got {shown!r}; is_plain=True allows it')
+        raise ConfigError(f'url: expected "https://" or "wss://" beyond this machine, got {shown!r}; in Python is_plain=True allows it')
     return parts._replace(scheme=scheme)
 
 

@@ -56,6 +56,7 @@ KINDS: tuple[PartKind, ...] = ("input", "middle", "head")
 _HEADER = 1 << 20  # bytes, more than the metadata of a part without a tokenizer
 _NO_VOCABULARY = 32  # rows of the embedding matrix that llama.cpp asks for, in parts that take no tokens
 _HEAD_WIDTH = 32  # of the matrices in the head's empty layer
+_MAGIC = b"GGUF"
 _KIND, _SOURCE, _FIRST, _TOTAL = "streamco.part", "streamco.source", "streamco.first_layer", "streamco.total_layers"
 
 
@@ -112,6 +113,7 @@ def split_model(source: str | Path, folder: str | Path, *, input_layers: int = 2
 
     Raises:
         ConfigError: the package gguf is missing, or ``input_layers`` is out of range.
+        OSError: the folder can't be made or written to.
         EngineError: the file is no GGUF file of a known architecture, or is itself a part.
     """
     source, folder = Path(source), Path(folder)
@@ -119,8 +121,8 @@ def split_model(source: str | Path, folder: str | Path, *, input_layers: int = 2
     whole = _Whole(reader, source)
     if not 1 <= input_layers < whole.layers:
         raise ConfigError(f"input_layers: expected 1 to {whole.layers - 1} for {source.name}, got {input_layers}")
-    folder.mkdir(parents=True, exist_ok=True)
     files = PartFiles(*(folder / f"{source.stem}.{kind}.gguf" for kind in KINDS))
+    folder.mkdir(parents=True, exist_ok=True)
     with written_file(files.input) as path:
         whole.write_layers(path, "input", 0, input_layers)
     with written_file(files.middle) as path:
@@ -128,6 +130,12 @@ def split_model(source: str | Path, folder: str | Path, *, input_layers: int = 2
     with written_file(files.head) as path:
         whole.write_head(path)
     return files
+
+
+def is_gguf(path: str | Path) -> bool:
+    """Return True if the file begins as a GGUF file does; reads no more than that."""
+    with Path(path).open("rb") as file:
+        return file.read(len(_MAGIC)) == _MAGIC
 
 
 def is_part(path: str | Path) -> bool:
@@ -330,8 +338,17 @@ def open_gguf(path: Path) -> Any:
         raise ConfigError('model parts: expected the package gguf, got none; install "streamco[split]"') from exc
     try:
         return gguf.GGUFReader(path)
-    except (OSError, ValueError, IndexError, KeyError) as exc:
-        raise EngineError(f"model {path}: expected a GGUF file, got {exc}") from exc
+    except OSError as exc:
+        raise EngineError(f"model {path}: expected a GGUF file, got {(exc.strerror or str(exc)).lower()}") from exc
+    except (ValueError, IndexError, KeyError) as exc:
+        raise EngineError(f"model {path}: expected a GGUF file, got {_damage(path, exc)}") from exc
+
+
+def _damage(path: Path, error: Exception) -> str:
+    """Return what is wrong with a file that the reader refused."""
+    if not is_gguf(path):
+        return f"one that doesn't begin with {_MAGIC.decode()}"
+    return f"one of {path.stat().st_size} bytes that is cut short or damaged ({error})"
 
 
 def tensors_of(reader: Any) -> dict[str, Any]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import atexit
 import logging
+import re
 import threading
 import weakref
 from collections.abc import Callable, Mapping, Sequence
@@ -47,14 +48,25 @@ def device_parts(parts: str | Path) -> tuple[Path, Path]:
     """Return the files of the input layers and of the head, from their common beginning: ``parts/NAME`` of ``parts/NAME.input.gguf``.
 
     Raises:
-        ConfigError: one of them is missing.
+        ConfigError: one of them is missing; the text says what is at the path instead.
     """
     start = Path(parts).expanduser()
     files = start.with_name(f"{start.name}.input.gguf"), start.with_name(f"{start.name}.head.gguf")
     for file in files:
         if not file.is_file():
-            raise ConfigError(f"split model: expected {file} (streamco split writes it), got no such file")
+            raise ConfigError(f"split model: expected {file} (streamco split writes it), got no such file{_hint(start)}")
     return files
+
+
+def _hint(start: Path) -> str:
+    """Return what a path is if it isn't the beginning of parts; "" if nothing is there."""
+    if start.is_dir():
+        names = sorted(file.name.removesuffix(".input.gguf") for file in start.glob("*.input.gguf"))
+        return f"; {start} is a folder, with the parts {', '.join(str(start / name) for name in names) or 'of no model'}"
+    beginning = re.sub(r"\.(input|middle|head)\.gguf$", "", str(start))
+    if beginning != str(start):
+        return f"; {start} is one file of the parts, which are named by their beginning: {beginning}"
+    return f"; {start} is a file of its own: streamco split cuts a whole model" if start.is_file() else ""
 
 
 def no_drafts(_tokens: Sequence[int]) -> Sequence[int]:

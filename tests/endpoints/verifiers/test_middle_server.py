@@ -6,10 +6,17 @@ import pytest
 
 from streamco.config import Timeouts
 from streamco.endpoints.verifiers.connection import VerifierAddress
-from streamco.endpoints.verifiers.middle_server import RETRY, MiddleServer, final_error, is_busy
+from streamco.endpoints.verifiers.middle_server import RETRY, MiddleServer, explained, final_error, is_busy
 from streamco.errors import EndpointConnectError, EndpointStatusError, EndpointTimeoutError, StreamcoError
 from streamco.wire.split.frames import LayersMark
-from streamco.wire.verify.errors import EvictedError, OverloadedError, SessionLimitError
+from streamco.wire.verify.errors import (
+    EvictedError,
+    ModelMismatchError,
+    OverloadedError,
+    SessionLimitError,
+    UnauthorisedError,
+    VersionError,
+)
 
 
 def test_a_server_is_put_off_by_as_much_as_it_asks_for() -> None:
@@ -54,3 +61,31 @@ def test_the_last_error_says_what_the_server_asked_for_and_how_long_was_waited()
     assert "asks for" not in str(gone)
     late = EndpointTimeoutError("late", phase="connect", limit=1.0)
     assert final_error(late) is late
+
+
+@pytest.mark.parametrize(
+    ("error", "text"),
+    [
+        (
+            VersionError("hello: expected a version from 1 to 1, got 2 to 2"),
+            "h:1: hello: expected a version from 1 to 1, got 2 to 2; version 2",
+        ),
+        (
+            UnauthorisedError("token: expected a valid one, got none"),
+            "h:1: token: expected a valid one, got none; the key is given as",
+        ),
+        (
+            ModelMismatchError("hello: expected a, got b"),
+            "h:1: hello: expected a, got b; the device's and the server's parts",
+        ),
+        (ModelMismatchError("welcome: expected a server in exact mode, got one that isn't"), "got one that isn't"),
+        (OverloadedError("sessions: expected at most 1, got 2"), "h:1: sessions: expected at most 1, got 2"),
+        (EndpointConnectError("expected a connection, got the connection closed", endpoint="h:1"), "h:1: expected a connection, got the"),
+    ],
+)
+def test_the_error_of_a_failed_connection_says_which_server_it_was_and_what_to_do(error: StreamcoError, text: str) -> None:
+    with pytest.raises(type(error)) as caught, explained("h:1"):
+        raise error
+    assert caught.value is error
+    assert text in str(error)
+    assert str(error).count("h:1") == 1

@@ -210,16 +210,31 @@ async def test_a_connection_that_is_lost_in_mid_chunk_costs_no_token(
 async def test_a_server_of_another_model_is_refused_by_name(files: PartFiles) -> None:
     async with serving_layers(SummingLayers()) as server:
         endpoint = SplitEndpoint(files.stem, server.url.removesuffix(PATH), options=OPTIONS, patience=0.0)
-        with pytest.raises(ModelMismatchError, match="expected layers 2 to 29 of model digest with states of 8 numbers"):
+        text = "expected layers 2 to 29 of model digest with states of 8 numbers"
+        with pytest.raises(ModelMismatchError, match=rf"^127\.0\.0\.1:\d+: hello: {text}.*cut with the same --input-layers$"):
             await endpoint.start()
         await endpoint.aclose()
 
 
 async def test_a_server_that_is_not_there_is_an_error_at_the_start(files: PartFiles) -> None:
     endpoint = SplitEndpoint(files.stem, "ws://127.0.0.1:9", options=OPTIONS, timeouts=Timeouts(connect=1.0))
-    with pytest.raises(EndpointConnectError):
+    with pytest.raises(EndpointConnectError, match=r"^127\.0\.0\.1:9: expected a connection, got .*--middle may not be running there$"):
         await endpoint.start()
     await endpoint.aclose()
+
+
+async def test_a_server_without_tls_is_said_to_have_none(files: PartFiles) -> None:
+    async def refuse(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.read(1)
+        writer.write(b"HTTP/1.1 400 Bad Request\r\n\r\n")
+        writer.close()
+
+    async with await asyncio.start_server(refuse, "127.0.0.1", 0) as server:
+        port = server.sockets[0].getsockname()[1]
+        endpoint = SplitEndpoint(files.stem, f"https://127.0.0.1:{port}", options=OPTIONS)
+        with pytest.raises(EndpointConnectError, match=f"^127.0.0.1:{port}: expected TLS, got an answer without it; the server may"):
+            await endpoint.start()
+        await endpoint.aclose()
 
 
 @pytest.mark.parametrize(

@@ -179,6 +179,13 @@ def test_other_files_are_refused(tmp_path: Path, content: bytes) -> None:
         split_model(path, tmp_path)
 
 
+def test_a_file_that_is_cut_short_is_said_to_be_that(whole: Path, tmp_path: Path) -> None:
+    short = tmp_path / "short.gguf"
+    short.write_bytes(whole.read_bytes()[: whole.stat().st_size // 2])
+    with pytest.raises(EngineError, match=rf"got one of {short.stat().st_size} bytes that is cut short or damaged"):
+        split_model(short, tmp_path)
+
+
 def test_a_missing_file_is_refused(tmp_path: Path) -> None:
     with pytest.raises(EngineError, match="expected a GGUF file"):
         read_part(tmp_path / "m.gguf")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -184,6 +185,20 @@ def test_missing_parts_and_options_without_effect_are_refused(tmp_path: Path, fi
         device_parts(tmp_path / "none")
     with pytest.raises(ConfigError, match="held_sequences: expected 0 for a split model, got 3"):
         SplitEngine(files.stem, lambda _info, _tokens: LocalLink(files), EngineOptions(held_sequences=3))
+
+
+def test_the_error_of_missing_parts_says_what_is_there_instead(tmp_path: Path, files: PartFiles) -> None:
+    folder, stem = files.stem.parent, files.stem
+    for path, text in (
+        (folder, f"is a folder, with the parts {stem}"),
+        (files.input, f"is one file of the parts, which are named by their beginning: {stem}"),
+        (files.middle, f"named by their beginning: {stem}"),
+        (tmp_path, "is a folder, with the parts of no model"),
+        (Path(__file__), "is a file of its own: streamco split cuts a whole model"),
+        (tmp_path / "none", "got no such file"),
+    ):
+        with pytest.raises(ConfigError, match=re.escape(text) + "$"):
+            device_parts(path)
 
 
 def test_a_prompt_that_does_not_fit_is_refused(split: Split) -> None:
