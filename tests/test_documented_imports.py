@@ -22,7 +22,7 @@ SUBMODULES = {
     "streamco.core.race.learner": "docs/dispatch.md",
     "streamco.engines.llamacpp.gguf": "docs/speculation.md",
     "streamco.engines.llamacpp.model_parts": "docs/split.md",
-    "streamco.engines.split.layers": "docs/split.md",
+    "streamco.engines.split.layers": "docs/split-measured.md",
     "streamco.policies.budget_control": "docs/dispatch.md",
     "streamco.proxy.app": "docs/proxy.md",
     "streamco.server.app": "docs/serve.md",
