@@ -7,7 +7,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from streamco.endpoints.base import Endpoint, Request
-from streamco.errors import MAX_NAME, shorten
+from streamco.engines.llamacpp.json_schema import grammar_of
+from streamco.errors import MAX_NAME, ConfigError, shorten
 from streamco.policies.eligibility import RequestFacts
 
 __all__ = ["FIELDS_WITHOUT_EFFECT", "NEUTRAL_VALUES", "describe_request", "takes_long"]
@@ -38,8 +39,8 @@ _SHORT = 4096  # characters; tokenising more takes over a millisecond
 
 
 def takes_long(request: Request) -> bool:
-    """Return True if counting the prompt's tokens would block an event loop for more than a millisecond."""
-    return len(_text_of(request)[0]) > _SHORT
+    """Return True if finding the request's facts would block an event loop for more than a millisecond."""
+    return request.extra.get("response_format") is not None or len(_text_of(request)[0]) > _SHORT
 
 
 def describe_request(request: Request, device: Endpoint | None, servers: Sequence[Endpoint]) -> RequestFacts:
@@ -68,7 +69,18 @@ def _server_fields(request: Request, device: Endpoint | None, servers: Sequence[
     found = sorted(shorten(name, MAX_NAME) for name in set_names)
     if request.sampling.logit_bias and device is not None and any(not _is_same_vocabulary(device, server) for server in servers):
         found.append("logit_bias (its token ids are another vocabulary's)")
+    if device is not None and device.capabilities.json_schema:
+        found += _unkept_format(extra.get("response_format"))
     return found
+
+
+def _unkept_format(response_format: object) -> list[str]:
+    """Return why a device can't hold an answer to this format; []: it can."""
+    try:
+        grammar_of(response_format)
+    except ConfigError as exc:
+        return [str(exc)]
+    return []
 
 
 def _is_same_vocabulary(device: Endpoint, server: Endpoint) -> bool:

@@ -12,26 +12,22 @@ from pathlib import Path
 from time import time
 from typing import TYPE_CHECKING, cast
 
-from msgspec.structs import replace
-
 from streamco.endpoints.base import Capabilities, Kind, Request, TokenPrices, new_completion_id
-from streamco.endpoints.continuation import BoundaryWhitespace, split_trailing_whitespace
+from streamco.endpoints.continuation import BoundaryWhitespace
+from streamco.endpoints.generation_request import boundary_whitespace, generation_request, is_short, request_ids, takes_grammars
 from streamco.endpoints.watchdog import Watchdog
 from streamco.engines.base import (
     Engine,
     EngineOptions,
     Generation,
     GenerationEnd,
-    GenerationRequest,
     GenerationTimings,
     HoldingEngine,
     TextPiece,
 )
-from streamco.engines.prompt_ids import answer_ids, chat_ids, pending_bytes, prompt_ids
 from streamco.errors import ConfigError, EndpointError, EndpointTimeoutError, EngineError, StreamClosed, StreamConsumed, UsageError
 from streamco.events import StreamEnded, TextCount, TokensReceived
 from streamco.openai_types import ChatCompletionChunk, ChoiceDelta, ChunkChoice, CompletionUsage, PromptTokensDetails
-from streamco.partial import Partial
 from streamco.wire.openai.logprobs import MAX_TOP_LOGPROBS, chat_logprobs, token_logprobs
 
 if TYPE_CHECKING:
@@ -39,7 +35,6 @@ if TYPE_CHECKING:
 
 __all__ = ["DeviceEndpoint", "DeviceStream"]
 
-INLINE_CHARACTERS = 4096  # to tokenise more takes over a millisecond, too long for the loop
 FINISHED = ("stop", "length")
 FREE = TokenPrices(prompt=0.0, completion=0.0)
 
@@ -101,6 +96,7 @@ class DeviceEndpoint:
             vocabulary=info.vocabulary if info else None,
             context_tokens=info.context_tokens if info else None,
             takes_token_ids=True,
+            json_schema=self._path is not None or takes_grammars(self._engine),
             continuation="token_ids",
             pre_copy="append",
         )
@@ -176,7 +172,7 @@ class DeviceEndpoint:
 
         engine = await self.loaded_engine()
         try:
-            ids = await asyncio.to_thread(self.prompt_ids, engine, request) if not _is_short(request) else self.prompt_ids(engine, request)
+            ids = await asyncio.to_thread(self.prompt_ids, engine, request) if not is_short(request) else self.prompt_ids(engine, request)
             drafter = DeviceDrafter(
                 _holding(engine),
                 ids,
@@ -265,7 +261,7 @@ class DeviceStream:
     def begin(self) -> None:
         """Submit the request at once if that is quick, else from a task."""
         engine = self._endpoint.engine
-        if engine is not None and _is_short(self._request):
+        if engine is not None and is_short(self._request):
             try:
                 self._submit(engine, self._endpoint.prompt_ids(engine, self._request))
             except (EndpointError, ConfigError, UsageError) as exc:
@@ -278,21 +274,16 @@ class DeviceStream:
             engine = await self._endpoint.loaded_engine()
             ids = await asyncio.to_thread(self._endpoint.prompt_ids, engine, self._request)
             if not self._is_cancelled:
-                self._submit(engine, ids)
+                if self._request.extra.get("response_format") is None:
+                    self._submit(engine, ids)
+                else:  # to read a grammar takes a while, and the first one of a model longer
+                    await asyncio.to_thread(self._submit, engine, ids)
         except (EndpointError, ConfigError, UsageError) as exc:
             self._failure = exc
 
     def _submit(self, engine: Engine, ids: list[int]) -> None:
-        request = GenerationRequest(
-            prompt_ids=ids,
-            sampling=self._request.sampling,
-            top=0 if self._top_logprobs is None else MAX_TOP_LOGPROBS,  # the drawn token has one only if it is among them
-            ignore_eos=bool(self._request.extra.get("ignore_eos", False)),
-            prefill_only=self._request.prefill_only,
-            max_buffered=self._request.max_buffered,
-            pending_bytes=pending_bytes(engine, ids),
-        )
-        self._boundary = BoundaryWhitespace(_boundary_whitespace(engine, self._request.partial))
+        request = generation_request(engine, self._request, ids, top=0 if self._top_logprobs is None else MAX_TOP_LOGPROBS)
+        self._boundary = BoundaryWhitespace(boundary_whitespace(engine, self._request.partial))
         self._generation = engine.submit(request, self._wake)
 
     async def receive(self) -> TokensReceived | StreamEnded:
@@ -435,54 +426,6 @@ def _holding(engine: Engine) -> HoldingEngine:
     if not hasattr(engine, "hold"):
         raise EngineError(f"engine: expected one that holds sequences, got {type(engine).__name__}")
     return cast("HoldingEngine", engine)
-
-
-def request_ids(engine: Engine, request: Request) -> list[int]:
-    """Return the prompt's ids for the engine: messages are rendered by the chat template. Only its control tokens count.
-
-    Raises:
-        EngineError: the model has no chat template, or the template refused these messages.
-        UsageError: not exactly one of messages, prompt and prompt_ids.
-    """
-    if request.partial is not None:
-        return _partial_ids(engine, request, request.partial)
-    given = [each for each in (request.messages, request.prompt, request.prompt_ids) if each is not None]
-    if len(given) != 1:
-        raise UsageError(f"request: expected exactly one of messages, prompt and prompt_ids, got {len(given)}")
-    if request.prompt_ids is not None:
-        return list(request.prompt_ids)
-    if request.prompt is not None:
-        return prompt_ids(engine, request.prompt)
-    if request.messages is None:
-        raise AssertionError("one of the three is given")
-    return chat_ids(engine, request.messages)
-
-
-def _partial_ids(engine: Engine, request: Request, partial: Partial) -> list[int]:
-    """Return the prompt and the answer so far: ids if they belong to this vocabulary, else the text up to its last spaces."""
-    begun = request_ids(engine, replace(request, partial=None))
-    if _has_ids(engine, partial):
-        return [*begun, *(partial.ids or ())]
-    text, _ = split_trailing_whitespace(partial.text)
-    return [*begun, *answer_ids(engine, text)] if text else begun
-
-
-def _has_ids(engine: Engine, partial: Partial) -> bool:
-    return bool(partial.ids) and partial.vocabulary == engine.info.vocabulary
-
-
-def _boundary_whitespace(engine: Engine, partial: Partial | None) -> str:
-    """Return the whitespace at the end of a text that was handed over; "" if ids were."""
-    return "" if partial is None or _has_ids(engine, partial) else split_trailing_whitespace(partial.text)[1]
-
-
-def _is_short(request: Request) -> bool:
-    length = len(request.partial.text) if request.partial is not None and request.partial.ids is None else 0
-    if request.prompt is not None:
-        length += len(request.prompt)
-    elif request.prompt_ids is None:
-        length += sum(len(str(message)) for message in request.messages or ())
-    return length <= INLINE_CHARACTERS
 
 
 def _usage(timings: GenerationTimings) -> CompletionUsage:

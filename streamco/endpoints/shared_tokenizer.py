@@ -14,7 +14,8 @@ from typing import Any
 from msgspec.structs import replace
 
 from streamco.endpoints.base import Request
-from streamco.endpoints.device import DeviceEndpoint, request_ids
+from streamco.endpoints.device import DeviceEndpoint
+from streamco.endpoints.generation_request import request_ids
 from streamco.endpoints.providers import TokenizeApi
 from streamco.engines.base import Engine
 from streamco.engines.prompt_ids import pending_bytes

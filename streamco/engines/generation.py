@@ -18,6 +18,7 @@ from streamco.engines.detokenizer import IncrementalDetokenizer
 from streamco.engines.kv_slots import Slot
 from streamco.engines.llamacpp.model import LlamaModel
 from streamco.engines.sampling import Sampler, top_probabilities
+from streamco.errors import ConfigError
 
 if TYPE_CHECKING:
     import numpy as np
@@ -47,6 +48,10 @@ class RunningGeneration:
             because there is nothing to take.
         wake: called when there is something to take. If it raises, the generation is cancelled, and its end has the error.
         engine: notified of changes on the consumer's side.
+
+    Raises:
+        ConfigError: a sampling option is out of range, or the grammar can't be read or kept to.
+        EngineError: what the answer has already doesn't fit the grammar.
     """
 
     def __init__(
@@ -59,6 +64,8 @@ class RunningGeneration:
         wake: Callable[[], None],
         engine: EngineSignals,
     ) -> None:
+        if request.grammar is not None and request.ignore_eos:
+            raise ConfigError("ignore_eos: expected false with a response_format, by which an answer has an end, got true")
         self.request = request
         self.prompt = list(request.prompt_ids)
         self.slot: Slot | None = None
@@ -75,7 +82,8 @@ class RunningGeneration:
         self._end: GenerationEnd | None = None
         self._limit = limit
         self._end_ids = model.end_ids
-        self._sampler = Sampler(request.sampling)
+        grammar = None if request.grammar is None else model.grammar(request.grammar, request.begun)
+        self._sampler = Sampler(request.sampling, grammar)
         self._text = IncrementalDetokenizer(model.token_bytes, request.sampling.stop, request.pending_bytes)
         self._made = 0
         self._prefill = _Prefill()
@@ -167,6 +175,9 @@ class RunningGeneration:
                 self.finish("stop", pieces)
                 return
             self._emit(pieces)
+        if self._sampler.is_over:  # no token is left but the end
+            self.finish("stop")
+            return
         self._park_if_full()
         if self._made >= self._limit:
             self.finish("length")

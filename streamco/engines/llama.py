@@ -54,6 +54,9 @@ class LlamaEngine:
         ConfigError: an option is out of range.
     """
 
+    takes_grammars = True
+    """Answers can be held to ``GenerationRequest.grammar``."""
+
     def __init__(
         self,
         path: str | Path,

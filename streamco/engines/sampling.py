@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from random import Random
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Protocol
 
 from streamco import _native
 from streamco.config import SamplingOptions
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     Logits = NDArray[np.float32]
 
-__all__ = ["MAX_TOP_K", "MIN_P", "MIN_TOP_P", "Sampler", "TEMPERATURE", "TOP_K", "TOP_P", "candidates", "top_probabilities"]
+__all__ = ["MAX_TOP_K", "MIN_P", "MIN_TOP_P", "Constraint", "Sampler", "TEMPERATURE", "TOP_K", "TOP_P", "candidates", "top_probabilities"]
 
 # llama.cpp's own defaults (common_params_sampling): small quantised models need them against their flat tails
 TEMPERATURE = 0.8
@@ -33,6 +33,7 @@ MIN_P = 0.05
 
 MAX_PENALTY = 2.0  # as at OpenAI
 MAX_BIAS = 100.0  # as at OpenAI: -100 and 100 forbid and force a token
+NEAR = 64  # tokens that are tried before all are: about 0.04 ms
 MAX_TOP_K = (1 << 31) - 1  # the leaf takes a C int; no vocabulary is that large
 MIN_TOP_P = 1e-9  # the first token alone reaches it
 
@@ -68,7 +69,7 @@ def candidates(
     if len(ids) == size:
         order = _nucleus(weights, top_p)
         ids, weights = ids[order], weights[order]
-    keep = len(ids)
+    keep = int(np.count_nonzero(weights))  # a token with a logit of -inf is never drawn
     if top_p < 1.0:
         keep = int(np.searchsorted(np.cumsum(weights), top_p)) + 1
     if min_p > 0.0:
@@ -169,17 +170,46 @@ class Adjustments:
             self._counts[token] = self._counts.get(token, 0) + 1
 
 
+class Constraint(Protocol):
+    """The tokens that may come next in one text (``llamacpp.grammar.TokenGrammar``)."""
+
+    def fits(self, ids: NDArray[np.integer[Any]], /) -> NDArray[np.bool_]:
+        """Return for each token whether it may come next."""
+        ...
+
+    def allowed(self) -> NDArray[np.integer[Any]]:
+        """Return all tokens that may come next, in ascending order."""
+        ...
+
+    def accept(self, token: int, /) -> None:
+        """Go on after a token that fits."""
+        ...
+
+    @property
+    def is_over(self) -> bool:
+        """True if nothing may follow but an end token."""
+        ...
+
+
 class Sampler:
     """Draws the tokens of one sequence; the same seed and the same logits give the same tokens.
 
     Temperature 0 (or ``top_k`` 1) is greedy: the first of the largest logits.
 
+    With a constraint, tokens are drawn as from a row in which those that don't fit have a logit of -inf. Most often the likeliest tokens
+    alone decide that; else the whole row is looked through.
+
+    Args:
+        options: how tokens are drawn.
+        constraint: the tokens that may be drawn; None: all.
+
     Raises:
         ConfigError: an option is out of range.
     """
 
-    def __init__(self, options: SamplingOptions) -> None:
+    def __init__(self, options: SamplingOptions, constraint: Constraint | None = None) -> None:
         _check(options)
+        self._constraint = constraint
         self._temperature = TEMPERATURE if options.temperature is None else options.temperature
         self._top_k = TOP_K if options.top_k is None else max(0, options.top_k)
         self._top_p = TOP_P if options.top_p is None else options.top_p
@@ -194,12 +224,33 @@ class Sampler:
         Raises:
             EngineError: the logits are not numbers.
         """
-        adjustments = self._adjustments
-        if adjustments is None:
-            return self._draw(logits)
-        token = self._draw(adjustments.apply(logits))
-        adjustments.record(token)
+        adjustments, constraint = self._adjustments, self._constraint
+        row = logits if adjustments is None else adjustments.apply(logits)
+        token = self._draw(row) if constraint is None else self._draw_fitting(row, constraint)
+        if adjustments is not None:
+            adjustments.record(token)
+        if constraint is not None:
+            constraint.accept(token)
         return token
+
+    @property
+    def is_over(self) -> bool:
+        """True if the constraint lets nothing follow but an end token."""
+        return self._constraint is not None and self._constraint.is_over
+
+    def _draw_fitting(self, logits: Logits, constraint: Constraint) -> int:
+        import numpy as np
+
+        count = 1 if self.is_greedy else self._top_k
+        likely = _largest(logits, _highest(logits), min(max(NEAR, 2 * count), len(logits)))
+        ids: NDArray[np.integer[Any]] = likely[constraint.fits(likely)]
+        if not 0 < count <= len(ids):  # less likely tokens may be among those to draw from
+            ids = constraint.allowed()
+        masked = np.full_like(logits, -np.inf)
+        masked[ids] = logits[ids]
+        if not len(ids) or not (masked > -np.inf).any():
+            raise EngineError("response_format: expected a token that fits, got none in this vocabulary")
+        return self._draw(masked)
 
     def _draw(self, logits: Logits) -> int:
         if self.is_greedy:

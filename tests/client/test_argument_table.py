@@ -74,8 +74,14 @@ WITH: dict[str, dict[str, Any]] = {  # what an argument means nothing without
     "top_logprobs": {"logprobs": True},
     "stream_options": {"stream": True},
 }
-SHORT = {"n": "n > 1", "functions": "tools", "response_format": "json schema", "extra_body": "unknown"}  # names in the reason
+SHORT = {"n": "n > 1", "functions": "tools", "extra_body": "unknown"}  # names in the reason
 CALLS_OWN = {"extra_headers", "extra_query", "timeout"}  # never in a body
+
+
+class GrammarEngine(FakeEngine):
+    """A scripted engine that says, as those on models do, that it keeps to grammars."""
+
+    takes_grammars = True
 
 
 async def create(client: Client, options: dict[str, Any]) -> Any:
@@ -121,7 +127,7 @@ async def at_a_server(name: str, value: Any) -> str:
 
 
 async def on_the_device(name: str, value: Any) -> str:
-    engine = FakeEngine()
+    engine = GrammarEngine()
     try:
         async with Client(DeviceEndpoint(engine)) as client:
             base = await create(client, WITH.get(name, {}))

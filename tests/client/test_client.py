@@ -394,6 +394,16 @@ async def test_a_request_only_the_server_can_serve_goes_there_and_the_report_say
         assert small.streams
 
 
+async def test_a_schema_that_the_device_cannot_hold_to_goes_to_the_server_and_the_report_says_why() -> None:
+    able = device([(0.0, "D")], capabilities=Capabilities(json_schema=True))
+    async with opened(able, server(), policy="device-first") as client:
+        for schema, reason in (({"type": "string"}, ""), ({"type": "string", "pattern": "^a$"}, "got pattern")):
+            shape = {"type": "json_schema", "json_schema": {"name": "x", "schema": schema}}
+            stream = await client.chat.completions.create(messages=HELLO, stream=True, response_format=shape)
+            assert await chunks_text(stream) == ("S" if reason else "D")
+            assert reason in stream.report.dispatch.reason
+
+
 async def test_a_prompt_too_long_for_the_only_side_is_refused_with_the_reason() -> None:
     async with opened(device(capabilities=Capabilities(context_tokens=100), tokens=200)) as client:
         with pytest.raises(ConfigError, match="201 tokens in a context of 100; server: no server"):

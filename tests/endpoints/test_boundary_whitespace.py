@@ -19,7 +19,8 @@ from streamco.config import SamplingOptions
 from streamco.core.race.transcript import Transcript
 from streamco.endpoints.base import Capabilities, Endpoint, Request
 from streamco.endpoints.continuation import BoundaryWhitespace, hand_over, split_trailing_whitespace
-from streamco.endpoints.device import DeviceEndpoint, request_ids
+from streamco.endpoints.device import DeviceEndpoint
+from streamco.endpoints.generation_request import request_ids
 from streamco.engines.base import EngineOptions, TextPiece
 from streamco.engines.detokenizer import TextAssembler
 from streamco.engines.llama import LlamaEngine

@@ -16,7 +16,8 @@ from msgspec.structs import replace
 
 from streamco.config import SamplingOptions, Timeouts
 from streamco.endpoints.base import Endpoint, Request, TokenPrices
-from streamco.endpoints.device import DeviceEndpoint, DeviceStream, request_ids
+from streamco.endpoints.device import DeviceEndpoint, DeviceStream
+from streamco.endpoints.generation_request import request_ids
 from streamco.engines.base import Engine, EngineOptions
 from streamco.engines.llamacpp.bundled_model import packaged_model
 from streamco.errors import EndpointTimeoutError, EngineError, StreamClosed, StreamConsumed, UsageError

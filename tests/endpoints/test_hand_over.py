@@ -22,7 +22,8 @@ from streamco.core.race.attempt import AttemptPlan
 from streamco.core.race.machine import RaceMachine, RacePlan
 from streamco.core.race.transcript import Transcript
 from streamco.endpoints.base import Endpoint, Request
-from streamco.endpoints.device import DeviceEndpoint, request_ids
+from streamco.endpoints.device import DeviceEndpoint
+from streamco.endpoints.generation_request import request_ids
 from streamco.endpoints.openai import OpenAIEndpoint
 from streamco.engines.base import EngineOptions
 from streamco.engines.llama import LlamaEngine

@@ -13,6 +13,7 @@ from streamco.engines.llamacpp.bundled_model import packaged_model
 from streamco.engines.step_emulation import StepTime
 from streamco.errors import EngineError
 from tests.engines import fakes
+from tests.engines.llamacpp.vocabularies import SmallVocabulary
 
 MakeEngine = Callable[..., LlamaEngine]
 
@@ -48,3 +49,13 @@ def engine() -> Iterator[LlamaEngine]:
     loaded = LlamaEngine(path, EngineOptions(threads=1, context_tokens=512, max_sequences=4))
     yield loaded
     loaded.close()
+
+
+@pytest.fixture(scope="session")
+def vocabulary(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SmallVocabulary]:
+    """A vocabulary without a model, for grammars."""
+    pytest.importorskip("llama_cpp")
+    pytest.importorskip("gguf")
+    found = SmallVocabulary(tmp_path_factory.mktemp("vocabulary"))
+    yield found
+    found.close()

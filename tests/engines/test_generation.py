@@ -2,22 +2,30 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, cast
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from numpy.typing import NDArray
 
 from streamco.config import SamplingOptions
 from streamco.engines.base import GenerationRequest
-from streamco.engines.consumer import Consumer
+from streamco.engines.consumer import Consumer, EngineSignals
 from streamco.engines.generation import RunningGeneration
 from streamco.engines.kv_slots import Slot
+from streamco.engines.llamacpp.json_schema import schema_grammar
 from streamco.engines.llamacpp.model import LlamaModel
+from streamco.errors import ConfigError
 from tests.engines.fakes import FakeModel
+from tests.engines.llamacpp.schemas import is_valid, schemas
+from tests.engines.llamacpp.vocabularies import SmallVocabulary
 
 
 @dataclass
@@ -325,3 +333,54 @@ def test_a_code_point_that_the_prompt_opens_is_shown_whole() -> None:
     bench.write("🐈".encode()[3:])
     bench.write("!")
     assert bench.taken() == "🐈!"
+
+
+class GrammarBench:
+    """A generation that keeps to a grammar, without an engine."""
+
+    def __init__(self, vocabulary: SmallVocabulary, grammar: str, *, limit: int = 200, **sampling: Any) -> None:
+        request = GenerationRequest(prompt_ids=[1], sampling=SamplingOptions(**sampling), grammar=grammar)
+        model = cast(LlamaModel, vocabulary)
+        self.generation = RunningGeneration(request, model, limit=limit, buffered=1000, wake=Mock(), engine=cast(EngineSignals, Mock()))
+
+    def run(self, rows: Callable[[], NDArray[np.float32]]) -> tuple[str, str]:
+        """Return the text and the reason of its end."""
+        while not self.generation.is_done:
+            self.generation.accept(rows())
+        pieces, end = self.generation.take()
+        assert end is not None
+        return "".join(piece.text for piece in pieces), end.reason
+
+
+@given(schemas(), st.integers(0, 2**32), st.sampled_from([0.0, 1.0]))
+def test_an_answer_with_a_schema_parses_if_it_stops_whatever_the_logits(
+    vocabulary: SmallVocabulary, schema: dict[str, Any], seed: int, temperature: float
+) -> None:
+    rng = np.random.default_rng(seed)
+    liked = rng.normal(0, 4, vocabulary.vocabulary_size)
+    liked[[vocabulary.id_of(piece) for piece in (b'"', b"}", b"]")]] += rng.uniform(0, 12)
+
+    def logits() -> NDArray[np.float32]:
+        return np.asarray(liked + rng.normal(0, 3, len(liked)), np.float32)
+
+    bench = GrammarBench(vocabulary, schema_grammar(schema), temperature=temperature, seed=seed)
+    text, reason = bench.run(logits)
+    assert reason in {"stop", "length"}
+    assert reason == "length" or is_valid(json.loads(text), schema), text
+
+
+def test_an_answer_stops_with_its_last_token_and_needs_no_end_token(vocabulary: SmallVocabulary) -> None:
+    bench = GrammarBench(vocabulary, 'root ::= "{}"', limit=2, temperature=0)
+    assert bench.run(lambda: np.zeros(vocabulary.vocabulary_size, np.float32)) == ("{}", "stop")
+    assert bench.generation.made == 2
+
+
+def test_an_answer_that_is_cut_short_of_its_end_says_so(vocabulary: SmallVocabulary) -> None:
+    bench = GrammarBench(vocabulary, 'root ::= "{}"', limit=1, temperature=0)
+    assert bench.run(lambda: np.zeros(vocabulary.vocabulary_size, np.float32)) == ("{", "length")
+
+
+def test_a_grammar_and_ignore_eos_contradict_each_other(vocabulary: SmallVocabulary) -> None:
+    request = GenerationRequest(prompt_ids=[1], grammar='root ::= "{}"', ignore_eos=True)
+    with pytest.raises(ConfigError, match="ignore_eos: expected false with a response_format"):
+        RunningGeneration(request, cast(LlamaModel, vocabulary), limit=5, buffered=5, wake=Mock(), engine=cast(EngineSignals, Mock()))

@@ -240,3 +240,94 @@ def test_a_bias_for_a_token_that_does_not_exist_is_an_error() -> None:
 def test_no_distribution_is_given_where_penalties_would_be_lost() -> None:
     with pytest.raises(AssertionError, match="penalties"):
         Sampler(SamplingOptions(presence_penalty=1.0)).distribution(flat(1))
+
+
+class Allowed:
+    """A constraint that allows the same tokens each time, and counts what it is asked."""
+
+    is_over = False
+
+    def __init__(self, tokens: list[int]) -> None:
+        self.tokens = np.array(sorted(tokens), dtype=np.int64)
+        self.accepted: list[int] = []
+        self.whole_rows = 0
+
+    def fits(self, ids: NDArray[np.integer[Any]]) -> NDArray[np.bool_]:
+        return np.isin(ids, self.tokens)
+
+    def allowed(self) -> NDArray[np.integer[Any]]:
+        self.whole_rows += 1
+        return self.tokens
+
+    def accept(self, token: int) -> None:
+        assert token in self.tokens
+        self.accepted.append(token)
+
+
+CONSTRAINED = (
+    {"temperature": 0.0},
+    {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0},
+    {"temperature": 0.7, "top_k": 5, "top_p": 0.9, "min_p": 0.0},
+    {"temperature": 1.3, "top_k": 40, "top_p": 0.95, "min_p": 0.05},
+    {"temperature": 1.0, "top_k": 0, "top_p": 0.8, "min_p": 0.1},
+    {"temperature": 1.0, "top_k": 3, "frequency_penalty": 1.0, "logit_bias": ((7, 3.0),)},
+)
+
+
+@pytest.mark.usefixtures("native")
+@pytest.mark.parametrize("options", CONSTRAINED)
+@pytest.mark.parametrize("allowed", [[3], list(range(0, 300, 7)), list(range(290, 300)), list(range(300))])
+def test_a_constrained_token_is_the_one_that_the_masked_row_gives(options: dict[str, Any], allowed: list[int]) -> None:
+    rng = np.random.default_rng(5)
+    constraint = Allowed(allowed)
+    chosen = Sampler(SamplingOptions(seed=1, **options), constraint)
+    expected = Sampler(SamplingOptions(seed=1, **options))
+    for _ in range(40):
+        logits = np.sort(rng.normal(0, 3, 300).astype(np.float32))[::-1].copy()
+        logits[rng.integers(0, 300, 20)] = logits[0]  # equal ones too
+        masked = np.full_like(logits, -np.inf)
+        masked[allowed] = logits[allowed]
+        assert chosen.draw(logits) == expected.draw(masked)
+    assert len(constraint.accepted) == 40
+
+
+@pytest.mark.usefixtures("native")
+def test_constrained_tokens_have_the_distribution_of_the_masked_row() -> None:
+    logits = np.log(np.arange(1, 201, dtype=np.float32))
+    allowed = [199, 150, 100, 50, 3]
+    masked = np.full_like(logits, -np.inf)
+    masked[allowed] = logits[allowed]
+    options = SamplingOptions(temperature=0.9, top_k=4, top_p=0.95, min_p=0.05, seed=3)
+    ids, weights = candidates(masked, temperature=0.9, top_k=4, top_p=0.95, min_p=0.05)
+    sampler, count = Sampler(options, Allowed(allowed)), 4000
+    drawn = [sampler.draw(logits) for _ in range(count)]
+    assert set(drawn) == set(ids.tolist())
+    expected = weights * count
+    seen = np.array([drawn.count(token) for token in ids.tolist()])
+    assert ((seen - expected) ** 2 / expected).sum() < 20, "chi-squared, 3 degrees of freedom: one in 6,000"
+
+
+def test_likely_tokens_that_fit_spare_the_whole_row() -> None:
+    logits = (np.arange(1000, 0, -1) / 10).astype(np.float32)
+    many, few = Allowed(list(range(0, 1000, 2))), Allowed([999])
+    for options in (SamplingOptions(temperature=0), SamplingOptions(temperature=1.0, top_k=20)):
+        Sampler(options, many).draw(logits)
+        Sampler(options, few).draw(logits)
+    assert (many.whole_rows, few.whole_rows) == (0, 2)
+
+
+def test_a_row_without_a_token_that_fits_is_an_error() -> None:
+    with pytest.raises(EngineError, match="expected a token that fits"):
+        Sampler(SamplingOptions(temperature=0), Allowed([])).draw(np.zeros(10, np.float32))
+    logits = np.zeros(100, np.float32)
+    logits[5] = -np.inf
+    with pytest.raises(EngineError, match="expected a token that fits"):
+        Sampler(SamplingOptions(temperature=0), Allowed([5])).draw(logits)
+
+
+def test_a_masked_token_is_never_drawn_whatever_the_random_number() -> None:
+    logits = np.full(50, -np.inf, np.float32)
+    logits[20:23] = 1.0
+    ids, weights = candidates(logits, temperature=1.0)
+    assert ids.tolist() == [20, 21, 22]
+    assert weights.sum() == pytest.approx(1.0)

@@ -11,7 +11,8 @@ import pytest
 from streamco.client.client import Client
 from streamco.client.speculation.options import SpeculationOptions
 from streamco.core.speculation.events import ConnectVerifier, VerifierFailed, VerifierLost
-from streamco.endpoints.device import DeviceEndpoint, request_ids
+from streamco.endpoints.device import DeviceEndpoint
+from streamco.endpoints.generation_request import request_ids
 from streamco.endpoints.openai import OpenAIEndpoint
 from streamco.endpoints.verifiers.vllm import VLLMVerifier
 from streamco.engines.base import EngineOptions

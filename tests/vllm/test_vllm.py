@@ -20,7 +20,8 @@ from msgspec.structs import replace
 from streamco.client.client import Client
 from streamco.config import SamplingOptions, Timeouts
 from streamco.endpoints.base import Request
-from streamco.endpoints.device import DeviceEndpoint, request_ids
+from streamco.endpoints.device import DeviceEndpoint
+from streamco.endpoints.generation_request import request_ids
 from streamco.endpoints.openai import OpenAIEndpoint
 from streamco.engines.llama import LlamaEngine
 from streamco.engines.llamacpp.bundled_model import packaged_model

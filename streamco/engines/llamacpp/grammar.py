@@ -135,9 +135,11 @@ class TokenGrammar:
         return tokens[self.fits(tokens)]
 
     def accept(self, token: int) -> None:
-        """Go on after a token, which must fit."""
+        """Go on after a token, which must fit; nothing may come after an end token."""
         if not self.fits([token])[0]:
             raise AssertionError(f"token {token} was not checked: llama.cpp would end the process")
+        if token in self._model.end_ids:
+            return
         self._pending = _unfinished(self._pending + self._model.token_bytes(token))
         self._library.llama_sampler_accept(self._handle, token)
 

@@ -91,6 +91,9 @@ class SplitEngine:
         EngineError: the parts can't be loaded.
     """
 
+    takes_grammars = True
+    """Answers can be held to ``GenerationRequest.grammar``."""
+
     def __init__(
         self,
         parts: str | Path,

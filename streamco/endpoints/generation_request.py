@@ -1,0 +1,111 @@
+"""What an engine is asked for: a request's prompt as token ids, and its settings.
+
+What a request says of the form of its answer (``response_format``) becomes a grammar here.
+"""
+
+from __future__ import annotations
+
+from msgspec.structs import replace
+
+from streamco.endpoints.base import Request
+from streamco.endpoints.continuation import split_trailing_whitespace
+from streamco.engines.base import Engine, GenerationRequest
+from streamco.engines.llamacpp.json_schema import grammar_of
+from streamco.engines.prompt_ids import answer_ids, chat_ids, pending_bytes, prompt_ids
+from streamco.errors import ConfigError, UsageError
+from streamco.partial import Partial
+
+__all__ = ["boundary_whitespace", "generation_request", "is_short", "request_ids", "takes_grammars"]
+
+INLINE_CHARACTERS = 4096  # to tokenise more takes over a millisecond, too long for the loop
+
+
+def generation_request(engine: Engine, request: Request, ids: list[int], *, top: int) -> GenerationRequest:
+    """Return what the engine is asked for.
+
+    Args:
+        engine: the engine.
+        request: the request.
+        ids: its prompt, from ``request_ids``.
+        top: number of most likely tokens that come with each piece; a drawn token has a probability only if it is among them.
+
+    Raises:
+        ConfigError: its ``response_format`` is none that this engine can keep to.
+    """
+    grammar = None if request.prefill_only else grammar_of(request.extra.get("response_format"))
+    if grammar is not None and not takes_grammars(engine):
+        raise ConfigError(f"response_format: expected text from this engine, got {request.extra['response_format']['type']}")
+    return GenerationRequest(
+        prompt_ids=ids,
+        sampling=request.sampling,
+        top=top,
+        ignore_eos=bool(request.extra.get("ignore_eos", False)),
+        prefill_only=request.prefill_only,
+        max_buffered=request.max_buffered,
+        grammar=grammar,
+        begun=b"" if grammar is None or request.partial is None else _begun(engine, request.partial),
+        pending_bytes=pending_bytes(engine, ids),
+    )
+
+
+def takes_grammars(engine: Engine | None) -> bool:
+    """Return True if an engine can hold answers to a grammar."""
+    return bool(getattr(engine, "takes_grammars", False))
+
+
+def _begun(engine: Engine, partial: Partial) -> bytes:
+    """Return the bytes of the answer's beginning that the prompt ends with."""
+    if _has_ids(engine, partial):
+        return engine.detokenize(partial.ids or ())
+    return split_trailing_whitespace(partial.text)[0].encode("utf-8", "surrogatepass")
+
+
+def request_ids(engine: Engine, request: Request) -> list[int]:
+    """Return the prompt's ids for the engine: messages are rendered by the chat template. Only its control tokens count.
+
+    Raises:
+        EngineError: the model has no chat template, or the template refused these messages.
+        UsageError: not exactly one of messages, prompt and prompt_ids.
+    """
+    if request.partial is not None:
+        return _partial_ids(engine, request, request.partial)
+    given = [each for each in (request.messages, request.prompt, request.prompt_ids) if each is not None]
+    if len(given) != 1:
+        raise UsageError(f"request: expected exactly one of messages, prompt and prompt_ids, got {len(given)}")
+    if request.prompt_ids is not None:
+        return list(request.prompt_ids)
+    if request.prompt is not None:
+        return prompt_ids(engine, request.prompt)
+    if request.messages is None:
+        raise AssertionError("one of the three is given")
+    return chat_ids(engine, request.messages)
+
+
+def _partial_ids(engine: Engine, request: Request, partial: Partial) -> list[int]:
+    """Return the prompt and the answer so far: ids if they belong to this vocabulary, else the text up to its last spaces."""
+    begun = request_ids(engine, replace(request, partial=None))
+    if _has_ids(engine, partial):
+        return [*begun, *(partial.ids or ())]
+    text, _ = split_trailing_whitespace(partial.text)
+    return [*begun, *answer_ids(engine, text)] if text else begun
+
+
+def _has_ids(engine: Engine, partial: Partial) -> bool:
+    return bool(partial.ids) and partial.vocabulary == engine.info.vocabulary
+
+
+def boundary_whitespace(engine: Engine, partial: Partial | None) -> str:
+    """Return the whitespace at the end of a text that was handed over; "" if ids were."""
+    return "" if partial is None or _has_ids(engine, partial) else split_trailing_whitespace(partial.text)[1]
+
+
+def is_short(request: Request) -> bool:
+    """Return True if a request can be handed to an engine in less than a millisecond, so that no thread is needed."""
+    if request.extra.get("response_format") is not None:
+        return False
+    length = len(request.partial.text) if request.partial is not None and request.partial.ids is None else 0
+    if request.prompt is not None:
+        length += len(request.prompt)
+    elif request.prompt_ids is None:
+        length += sum(len(str(message)) for message in request.messages or ())
+    return length <= INLINE_CHARACTERS
