@@ -11,8 +11,6 @@ all of them again. A session outlives its connection by ``resume_s``.
 
 from __future__ import annotations
 
-import asyncio
-import secrets
 from collections import deque
 from typing import TYPE_CHECKING, Protocol
 
@@ -28,23 +26,20 @@ from streamco.core.verifier.events import (
     RefuseSession,
     RunBatch,
     SchedulerCommand,
-    SchedulerEvent,
     SendVerdict,
-    SessionClosed,
     SessionOpened,
     TruncateSequence,
 )
 from streamco.core.verifier.options import SchedulerOptions
 from streamco.core.verifier.scheduler import VerificationScheduler
 from streamco.engines.split.middle_engine import LayerEngine
-from streamco.machine_driver import MachineDriver
 from streamco.policies.batching import CHUNK, Mixed
 from streamco.policies.chunking import RowCosts, ServerLoad
 from streamco.server.split.batches import RowsReport, RowsRunner
 from streamco.server.split.rounds import PendingRound
 from streamco.server.split.stats import SplitStats
+from streamco.server.verify.hosted_sessions import MAX_FAILURES, NO_SESSION, HostedSession, HostedSessions, refusal_for
 from streamco.server.verify.options import VerifyOptions
-from streamco.server.verify.sessions import refusal_for
 from streamco.server.wakeup import WakeCoalescer
 from streamco.wire.split.frames import (
     Close,
@@ -59,7 +54,7 @@ from streamco.wire.split.frames import (
     States,
 )
 from streamco.wire.split.server import SplitServer
-from streamco.wire.verify.errors import EvictedError, NotResumableError, OverloadedError, VerifierFailedError, VerifyProtocolError
+from streamco.wire.verify.errors import EvictedError, VerifierFailedError, VerifyProtocolError
 
 if TYPE_CHECKING:
     import numpy as np
@@ -67,9 +62,7 @@ if TYPE_CHECKING:
 
 __all__ = ["SplitConnection", "SplitSessions"]
 
-_ADDRESS_RETRY = 1.0  # seconds
 _SHARED_BATCHES = 2  # that a verification waits for: the running one, and its own, which has rows of prompts
-_MAX_FAILURES = 3  # of one session in a row, after which a retry is of no use
 _MICROSECONDS = 1_000_000
 _MAX_NUMBER = (1 << 32) - 1
 
@@ -87,23 +80,18 @@ class SplitConnection(Protocol):
         ...
 
 
-class _SplitSession:
-    """A session, connected or waiting to be resumed; the manager owns it."""
+class _SplitSession(HostedSession[SplitConnection]):
+    """A session of hidden states."""
 
     def __init__(self, name: str, owner: str | None) -> None:
-        self.name = name
-        self.owner = owner
-        self.key = secrets.token_bytes(16)
-        self.connection: SplitConnection | None = None
-        self.number = 0  # on that connection
-        self.peer = ""  # address of its last connection
-        self.turns = 0  # rounds so far, on all connections
+        super().__init__(name, owner)
         self.held = 0  # rows in the engine
         self.pending: deque[PendingRound] = deque()  # in order
         self.reading: list[PendingRound] = []  # of which the running batch has rows
         self.is_resuming = False  # the answer to a resume waits for the pending rounds
-        self.left_at = 0.0
-        self.failures = 0  # in a row
+
+    def drop_resume(self) -> None:
+        self.is_resuming = False
 
     def begin(self, part: BatchPart) -> None:
         """Find the rounds that a part of a batch has rows of."""
@@ -115,7 +103,7 @@ class _SplitSession:
             at = each.rows.end
 
 
-class SplitSessions(MachineDriver[SchedulerEvent, SchedulerCommand]):
+class SplitSessions(HostedSessions[_SplitSession, SplitConnection]):
     """All sessions of a split server; the service owns it.
 
     Args:
@@ -125,21 +113,14 @@ class SplitSessions(MachineDriver[SchedulerEvent, SchedulerCommand]):
         costs: seconds of a batch by rows, measured before there is load.
     """
 
-    machine: VerificationScheduler
+    stats: SplitStats
 
     def __init__(self, engine: LayerEngine, options: VerifyOptions, *, policy: Mixed, costs: RowCosts) -> None:
-        super().__init__(_make_scheduler(engine, options, costs, policy), clock=asyncio.get_running_loop().time)
-        self.stats = SplitStats()
+        super().__init__(_make_scheduler(engine, options, costs, policy), options, SplitStats())
         self.load = ServerLoad(costs)
-        self._options = options
         self._width = engine.info.width
         self._runner = RowsRunner(engine, WakeCoalescer(), self._look_up, self._on_batch)
-        self._sessions: dict[str, _SplitSession] = {}
-        self._by_key: dict[bytes, _SplitSession] = {}
-        self._connections: dict[SplitConnection, dict[int, _SplitSession]] = {}
-        self._left: dict[str, _SplitSession] = {}  # sessions of lost connections, the oldest first
         self._parts: dict[str, BatchPart] = {}  # of the running batch
-        self._opened = 0
         self.start()
 
     @property
@@ -149,17 +130,6 @@ class SplitSessions(MachineDriver[SchedulerEvent, SchedulerCommand]):
         return tuple(RowCost(rows, max(1, _number(costs.seconds(rows) * _MICROSECONDS))) for rows in costs.rows)
 
     # What a connection calls
-
-    def join(self, connection: SplitConnection) -> None:
-        """Add a connection that was welcomed."""
-        self._connections[connection] = {}
-
-    def leave(self, connection: SplitConnection) -> None:
-        """Remove a lost connection; its sessions wait to be resumed."""
-        for session in self._connections.pop(connection, {}).values():
-            self._detach(session)
-        self.machine.leave(connection.device)
-        self._arm(self._clock())
 
     def handle(self, connection: SplitConnection, frame: SplitClientFrame) -> None:
         """Handle a frame that the connection's server end has accepted."""
@@ -171,9 +141,7 @@ class SplitSessions(MachineDriver[SchedulerEvent, SchedulerCommand]):
             case Rows():
                 self._begin_round(connection, self._connections[connection][frame.session], frame)
             case Close(number):
-                session = self._connections[connection].get(number)
-                if session is not None:
-                    self._end(session)
+                self._close_session(connection, number)
             case SplitHello():
                 raise AssertionError("a hello is the connection's to answer")
         self._arm(self._clock())
@@ -186,9 +154,7 @@ class SplitSessions(MachineDriver[SchedulerEvent, SchedulerCommand]):
     def figures(self) -> dict[str, object]:
         """Return counters and sizes as a JSON object."""
         return {
-            "connections": len(self._connections),
-            "sessions": len(self._sessions),
-            "sessions_waiting_to_be_resumed": len(self._left),
+            **self._counts(),
             "pending_rounds": sum(len(session.pending) for session in self._sessions.values()),
             "cached_rows": self.machine.reserved,
             "load_rows": round(self.load.rows, 3),
@@ -199,17 +165,10 @@ class SplitSessions(MachineDriver[SchedulerEvent, SchedulerCommand]):
     # Frames
 
     def _open(self, connection: SplitConnection, frame: SplitOpen) -> None:
-        max_sessions = self._options.peer_sessions
-        if sum(session.peer == connection.peer for session in self._sessions.values()) >= max_sessions:
-            self.stats.record_refusal("address limit")
-            message = f"session {frame.session}: expected at most {max_sessions} from one address, got one more"
-            connection.server.refuse(OverloadedError(message, session=frame.session, retry_after=_ADDRESS_RETRY))
-            connection.flush()
+        if not self._may_open(connection, frame.session):
             return
-        self._opened += 1
-        session = _SplitSession(f"{connection.device}-{self._opened}", connection.owner)
-        self._sessions[session.name] = self._by_key[session.key] = session
-        self._attach(session, connection, frame.session)
+        session = _SplitSession(self._next_name(connection), connection.owner)
+        self._add(session, connection, frame.session)
         self.emit(SessionOpened(session.name, connection.device, ()))
 
     def _begin_round(self, connection: SplitConnection, session: _SplitSession, frame: Rows) -> None:
@@ -237,19 +196,11 @@ class SplitSessions(MachineDriver[SchedulerEvent, SchedulerCommand]):
         self.emit(event)
 
     def _resume(self, connection: SplitConnection, frame: SplitResume) -> None:
-        session = self._by_key.get(frame.key)
-        if session is None or session.owner != connection.owner:
-            message = f"session {frame.session}: expected a session of this key, got none: open it again"
-            connection.server.refuse(NotResumableError(message, session=frame.session))
-            connection.flush()
+        session = self._of_key(connection, frame.key)
+        if session is None:
+            self._refuse_resume(connection, frame.session, NO_SESSION)
             return
-        if session.connection is not None:
-            message = f"session {session.number}: expected one connection for it, got another that resumes it"
-            session.connection.server.refuse(EvictedError(message, session=session.number))
-            session.connection.flush()
-            self._detach(session)
-        self._left.pop(session.name, None)
-        self._attach(session, connection, frame.session)
+        self._take_over(session, connection, frame.session)
         session.is_resuming = True
         self._answer_resume(session)
 
@@ -261,33 +212,6 @@ class SplitSessions(MachineDriver[SchedulerEvent, SchedulerCommand]):
         self.stats.resumed += 1
         session.connection.server.resume(SplitResumed(session.number, session.held))
         session.connection.flush()
-
-    # Sessions
-
-    def _attach(self, session: _SplitSession, connection: SplitConnection, number: int) -> None:
-        session.connection, session.number, session.peer = connection, number, connection.peer
-        self._connections[connection][number] = session
-
-    def _detach(self, session: _SplitSession) -> None:
-        """Separate a session from its connection, until it is resumed."""
-        connection, session.connection, session.is_resuming = session.connection, None, False
-        if connection in self._connections:
-            self._connections[connection].pop(session.number, None)
-        session.left_at = self._clock()
-        self._left[session.name] = session
-
-    def _end(self, session: _SplitSession) -> None:
-        """End a session, here and at the scheduler."""
-        self._forget(session)
-        self.emit(SessionClosed(session.name))
-
-    def _forget(self, session: _SplitSession) -> None:
-        connection = session.connection
-        if connection is not None and connection in self._connections:
-            self._connections[connection].pop(session.number, None)
-        self._sessions.pop(session.name, None)
-        self._by_key.pop(session.key, None)
-        self._left.pop(session.name, None)
 
     # The scheduler
 
@@ -308,9 +232,6 @@ class SplitSessions(MachineDriver[SchedulerEvent, SchedulerCommand]):
                 if session is not None:
                     self._answer(session, command)
 
-    def _crash(self, error: BaseException) -> None:
-        raise error  # the caller's connection or batch ends with it
-
     def _answer(self, session: _SplitSession, command: AcceptSession | RefuseSession | SendVerdict | RefuseDraft | ForgetSession) -> None:
         connection, number = session.connection, session.number
         match command:
@@ -322,15 +243,10 @@ class SplitSessions(MachineDriver[SchedulerEvent, SchedulerCommand]):
                 pass  # its rounds were answered when their rows were computed
             case RefuseDraft(_, turn, reason, retry_after):
                 self._refuse_rounds(session, turn, reason, retry_after)
-            case RefuseSession(_, reason, retry_after):
-                self.stats.record_refusal(reason)
-                if connection is not None:
-                    connection.server.refuse(refusal_for(reason, number, None, retry_after))
-                self._end(session)
+            case RefuseSession():
+                self._refuse_session(session, command)
             case ForgetSession():
-                if connection is not None:
-                    connection.server.refuse(EvictedError(f"session {number}: expected rows, got silence", session=number))
-                self._forget(session)
+                self._forget_silent(session, "rows")
         if connection is not None:
             connection.flush()
 
@@ -373,7 +289,7 @@ class SplitSessions(MachineDriver[SchedulerEvent, SchedulerCommand]):
         session.held = min(session.held, refused.rows.position)
         if session.connection is not None and not session.is_resuming and not refused.is_refused:
             self.stats.record_refusal(reason)
-            is_hopeless = session.failures >= _MAX_FAILURES
+            is_hopeless = session.failures >= MAX_FAILURES
             round_number = None if is_hopeless else refused.rows.round_number
             wait = None if is_hopeless else retry_after
             self._send_refusal(session, refusal_for(reason, session.number, round_number, wait))
@@ -433,21 +349,6 @@ class SplitSessions(MachineDriver[SchedulerEvent, SchedulerCommand]):
             self._answer_round(session)
         if session.connection is not None:
             session.connection.flush()
-
-    # Time
-
-    def _next_deadline(self) -> float | None:
-        times = (self.machine.next_deadline(), self._next_expiry())
-        return min((time for time in times if time is not None), default=None)
-
-    def _next_expiry(self) -> float | None:
-        oldest = next(iter(self._left.values()), None)
-        return None if oldest is None else oldest.left_at + self._options.resume_s
-
-    def _on_deadline(self, now: float) -> None:
-        for session in [session for session in self._left.values() if session.left_at + self._options.resume_s <= now]:
-            self._end(session)
-        super()._on_deadline(now)
 
 
 def _make_scheduler(engine: LayerEngine, options: VerifyOptions, costs: RowCosts, policy: Mixed) -> VerificationScheduler:

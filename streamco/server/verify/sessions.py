@@ -9,8 +9,6 @@ a round is in flight. In the latter case the answer to the resume waits for that
 
 from __future__ import annotations
 
-import asyncio
-import secrets
 from random import Random
 from typing import Protocol
 
@@ -25,9 +23,7 @@ from streamco.core.verifier.events import (
     RefuseSession,
     RunBatch,
     SchedulerCommand,
-    SchedulerEvent,
     SendVerdict,
-    SessionClosed,
     SessionExtended,
     SessionOpened,
     TruncateSequence,
@@ -35,49 +31,24 @@ from streamco.core.verifier.events import (
 from streamco.core.verifier.options import SchedulerOptions
 from streamco.core.verifier.scheduler import VerificationScheduler
 from streamco.engines.base import HoldingEngine
-from streamco.machine_driver import MachineDriver
 from streamco.policies.acceptance import Rule
 from streamco.policies.batching import CHUNK, Alternating, LinearStep, StepSeconds, StrictPrefill
 from streamco.server.verify.batches import BatchReport, BatchRunner
+from streamco.server.verify.hosted_sessions import MAX_FAILURES, NO_SESSION, HostedSession, HostedSessions, refusal_for
 from streamco.server.verify.options import VerifyOptions
 from streamco.server.verify.stats import VerifyStats
 from streamco.server.verify.verdicts import VerificationRequest, VerificationResult
 from streamco.server.wakeup import WakeCoalescer
 from streamco.wire.verify.checks import prefix_hash
-from streamco.wire.verify.errors import (
-    ContextFullError,
-    EvictedError,
-    NotResumableError,
-    OverloadedError,
-    SessionLimitError,
-    StaleRoundError,
-    UnknownSessionError,
-    VerifierFailedError,
-    VerifyProtocolError,
-    WrongBaseError,
-)
 from streamco.wire.verify.frames import Close, Draft, Extend, Open, Opened, Resume, Resumed, VerdictFrame
 from streamco.wire.verify.server import VerifyServer
 
-__all__ = ["Connection", "SessionManager", "make_scheduler", "refusal_for"]
+__all__ = ["Connection", "SessionManager", "make_scheduler"]
 
 _CPU_STEP = LinearStep(setup=0.01, per_token=0.003)  # until batches are measured; only their ratio is wrong then
 _OTHER_TEXT = "the hash of the tokens that are here, got that of others: open it again"
-_ADDRESS_RETRY = 1.0  # seconds
-_MAX_FAILURES = 3  # of one session in a row, after which a retry is of no use
 _MICROSECONDS = 1_000_000
 _MAX_MICROSECONDS = (1 << 32) - 1
-
-_ERRORS: dict[str, type[VerifyProtocolError]] = {
-    "overloaded": OverloadedError,
-    "device limit": SessionLimitError,
-    "too long": ContextFullError,
-    "unknown session": UnknownSessionError,
-    "busy": StaleRoundError,
-    "stale round": StaleRoundError,
-    "gap": WrongBaseError,
-    "engine failed": VerifierFailedError,
-}
 
 
 class Connection(Protocol):
@@ -93,28 +64,23 @@ class Connection(Protocol):
         ...
 
 
-class _HostedSession:
-    """A session, connected or waiting to be resumed; the manager owns it."""
+class _TokenSession(HostedSession[Connection]):
+    """A session of tokens."""
 
     def __init__(self, name: str, rule: Rule, top_k: int, owner: str | None) -> None:
-        self.name = name
-        self.owner = owner
-        self.key = secrets.token_bytes(16)
+        super().__init__(name, owner)
         self.rule = rule
         self.top_k = top_k
         self.rng = Random(rule.seed)
-        self.connection: Connection | None = None
-        self.number = 0  # on that connection
-        self.peer = ""  # address of its last connection
-        self.turns = 0  # rounds so far, on all connections
         self.draft: Draft | None = None  # of the round in flight
         self.resume: Resume | None = None  # a resume that waits for that round
-        self.left_at = 0.0
-        self.failures = 0  # in a row
         self.is_late = False  # a batch of the round in flight took longer than the imposed step times
 
+    def drop_resume(self) -> None:
+        self.resume = None
 
-class SessionManager(MachineDriver[SchedulerEvent, SchedulerCommand]):
+
+class SessionManager(HostedSessions[_TokenSession, Connection]):
     """All sessions of a server; the service owns it.
 
     Args:
@@ -122,12 +88,10 @@ class SessionManager(MachineDriver[SchedulerEvent, SchedulerCommand]):
         options: limits of devices, connections and load.
     """
 
-    machine: VerificationScheduler
+    stats: VerifyStats
 
     def __init__(self, engine: HoldingEngine, options: VerifyOptions) -> None:
-        super().__init__(make_scheduler(engine, options), clock=asyncio.get_running_loop().time)
-        self.stats = VerifyStats()
-        self._options = options
+        super().__init__(make_scheduler(engine, options), options, VerifyStats())
         self._runner = BatchRunner(
             engine,
             WakeCoalescer(),
@@ -137,28 +101,12 @@ class SessionManager(MachineDriver[SchedulerEvent, SchedulerCommand]):
             owner_of=self._owner_of,
             context_tokens=engine.info.context_tokens,
         )
-        self._sessions: dict[str, _HostedSession] = {}
-        self._by_key: dict[bytes, _HostedSession] = {}
-        self._connections: dict[Connection, dict[int, _HostedSession]] = {}
-        self._left: dict[str, _HostedSession] = {}  # sessions of lost connections, the oldest first
-        self._begun: list[tuple[Connection, _HostedSession, Draft]] = []  # rounds sent ahead, after their expected verdict came
+        self._begun: list[tuple[Connection, _TokenSession, Draft]] = []  # rounds sent ahead, after their expected verdict came
         self._verified: tuple[str, ...] = ()  # sessions in the running batch
         self._results: dict[str, VerificationResult] = {}
-        self._opened = 0
         self.start()
 
     # What a connection calls
-
-    def join(self, connection: Connection) -> None:
-        """Add a connection that was welcomed."""
-        self._connections[connection] = {}
-
-    def leave(self, connection: Connection) -> None:
-        """Remove a lost connection; its sessions wait to be resumed."""
-        for session in self._connections.pop(connection, {}).values():
-            self._detach(session)
-        self.machine.leave(connection.device)
-        self._arm(self._clock())
 
     def handle(self, connection: Connection, frame: Open | Extend | Draft | Resume | Close) -> None:
         """Handle a frame that the connection's server end has accepted."""
@@ -172,9 +120,7 @@ class SessionManager(MachineDriver[SchedulerEvent, SchedulerCommand]):
             case Draft():
                 self._draft(connection, self._connections[connection][frame.session], frame)
             case Close(number):
-                session = self._connections[connection].get(number)
-                if session is not None:
-                    self._end(session)
+                self._close_session(connection, number)
         self._arm(self._clock())
 
     def close(self) -> None:
@@ -185,9 +131,7 @@ class SessionManager(MachineDriver[SchedulerEvent, SchedulerCommand]):
     def figures(self) -> dict[str, object]:
         """Return counters and sizes as a JSON object."""
         return {
-            "connections": len(self._connections),
-            "sessions": len(self._sessions),
-            "sessions_waiting_to_be_resumed": len(self._left),
+            **self._counts(),
             "waiting_rounds": self.machine.depth,
             "cached_tokens": self.machine.reserved,
             **self.stats.figures(),
@@ -196,20 +140,13 @@ class SessionManager(MachineDriver[SchedulerEvent, SchedulerCommand]):
     # Frames
 
     def _open(self, connection: Connection, frame: Open) -> None:
-        max_sessions = self._options.peer_sessions
-        if sum(session.peer == connection.peer for session in self._sessions.values()) >= max_sessions:
-            self.stats.record_refusal("address limit")
-            message = f"session {frame.session}: expected at most {max_sessions} from one address, got one more"
-            connection.server.refuse(OverloadedError(message, session=frame.session, retry_after=_ADDRESS_RETRY))
-            connection.flush()
+        if not self._may_open(connection, frame.session):
             return
-        self._opened += 1
-        session = _HostedSession(f"{connection.device}-{self._opened}", frame.rule, frame.top_k, connection.owner)
-        self._sessions[session.name] = self._by_key[session.key] = session
-        self._attach(session, connection, frame.session)
+        session = _TokenSession(self._next_name(connection), frame.rule, frame.top_k, connection.owner)
+        self._add(session, connection, frame.session)
         self.emit(SessionOpened(session.name, connection.device, frame.ids))
 
-    def _draft(self, connection: Connection, session: _HostedSession, frame: Draft) -> None:
+    def _draft(self, connection: Connection, session: _TokenSession, frame: Draft) -> None:
         if session.draft is not None:
             self.stats.record_refusal("busy")
             connection.server.refuse(refusal_for("busy", frame.session, frame.round_number, None))
@@ -222,73 +159,36 @@ class SessionManager(MachineDriver[SchedulerEvent, SchedulerCommand]):
         self.emit(DraftReceived(session=session.name, round=session.turns, base=frame.base, given=given, draft=frame.pending))
 
     def _resume(self, connection: Connection, frame: Resume) -> None:
-        session = self._by_key.get(frame.key)
-        if session is None or session.owner != connection.owner:
-            self._refuse_resume(connection, frame, "a session of this key, got none: open it again")
+        session = self._of_key(connection, frame.key)
+        if session is None:
+            self._refuse_resume(connection, frame.session, NO_SESSION)
             return
         if self._is_other_text(session, frame):
-            self._refuse_resume(connection, frame, _OTHER_TEXT)
+            self._refuse_resume(connection, frame.session, _OTHER_TEXT)
             return
-        if session.connection is not None:
-            message = f"session {session.number}: expected one connection for it, got another that resumes it"
-            session.connection.server.refuse(EvictedError(message, session=session.number))
-            session.connection.flush()
-            self._detach(session)
-        self._left.pop(session.name, None)
-        self._attach(session, connection, frame.session)
+        self._take_over(session, connection, frame.session)
         session.resume = frame
         if session.draft is None:
             self._answer_resume(session)
 
-    def _answer_resume(self, session: _HostedSession) -> None:
+    def _answer_resume(self, session: _TokenSession) -> None:
         connection, frame = session.connection, session.resume
         session.resume = None
         if connection is None or frame is None:
             return
         if self._is_other_text(session, frame):
             self._detach(session)
-            self._refuse_resume(connection, frame, _OTHER_TEXT)
+            self._refuse_resume(connection, frame.session, _OTHER_TEXT)
             return
         text = (self.machine.text(session.name) or ())[: frame.base]
         self.stats.resumed += 1
         connection.server.resume(Resumed(session.number, len(text), prefix_hash(text)), session.rule)
         connection.flush()
 
-    def _is_other_text(self, session: _HostedSession, frame: Resume) -> bool:
+    def _is_other_text(self, session: _TokenSession, frame: Resume) -> bool:
         """Return True if the device is known to hold other tokens."""
         text = self.machine.text(session.name)
         return text is None or (frame.base <= len(text) and prefix_hash(text[: frame.base]) != frame.prefix)
-
-    def _refuse_resume(self, connection: Connection, frame: Resume, expected: str) -> None:
-        connection.server.refuse(NotResumableError(f"session {frame.session}: expected {expected}", session=frame.session))
-        connection.flush()
-
-    # Sessions
-
-    def _attach(self, session: _HostedSession, connection: Connection, number: int) -> None:
-        session.connection, session.number, session.peer = connection, number, connection.peer
-        self._connections[connection][number] = session
-
-    def _detach(self, session: _HostedSession) -> None:
-        """Separate a session from its connection, until it is resumed."""
-        connection, session.connection, session.resume = session.connection, None, None
-        if connection in self._connections:
-            self._connections[connection].pop(session.number, None)
-        session.left_at = self._clock()
-        self._left[session.name] = session
-
-    def _end(self, session: _HostedSession) -> None:
-        """End a session, here and at the scheduler."""
-        self._forget(session)
-        self.emit(SessionClosed(session.name))
-
-    def _forget(self, session: _HostedSession) -> None:
-        connection = session.connection
-        if connection is not None and connection in self._connections:
-            self._connections[connection].pop(session.number, None)
-        self._sessions.pop(session.name, None)
-        self._by_key.pop(session.key, None)
-        self._left.pop(session.name, None)
 
     # The scheduler
 
@@ -312,10 +212,7 @@ class SessionManager(MachineDriver[SchedulerEvent, SchedulerCommand]):
         for connection, session, draft in begun:
             self._draft(connection, session, draft)
 
-    def _crash(self, error: BaseException) -> None:
-        raise error  # the caller's connection or batch ends with it
-
-    def _answer(self, session: _HostedSession, command: AcceptSession | RefuseSession | SendVerdict | RefuseDraft | ForgetSession) -> None:
+    def _answer(self, session: _TokenSession, command: AcceptSession | RefuseSession | SendVerdict | RefuseDraft | ForgetSession) -> None:
         connection, number = session.connection, session.number
         match command:
             case AcceptSession():
@@ -326,21 +223,14 @@ class SessionManager(MachineDriver[SchedulerEvent, SchedulerCommand]):
                 self._answer_verdict(session, command)
             case RefuseDraft(_, _, reason, retry_after):
                 self._answer_refusal(session, reason, retry_after)
-            case RefuseSession(_, reason, retry_after):
-                self.stats.record_refusal(reason)
-                if connection is not None:
-                    connection.server.refuse(refusal_for(reason, number, None, retry_after))
-                self._end(session)
+            case RefuseSession():
+                self._refuse_session(session, command)
             case ForgetSession():
-                if connection is not None:
-                    connection.server.refuse(
-                        EvictedError(f"session {number}: expected a draft or an extension, got silence", session=number)
-                    )
-                self._forget(session)
+                self._forget_silent(session, "a draft or an extension")
         if connection is not None:
             connection.flush()
 
-    def _answer_verdict(self, session: _HostedSession, command: SendVerdict) -> None:
+    def _answer_verdict(self, session: _TokenSession, command: SendVerdict) -> None:
         draft, session.draft = session.draft, None
         session.failures = 0
         result = self._results.pop(session.name)
@@ -361,14 +251,14 @@ class SessionManager(MachineDriver[SchedulerEvent, SchedulerCommand]):
             session.connection.server.send(verdict)
             self._begun += [(session.connection, session, begun) for begun in session.connection.server.take_begun_rounds()]
 
-    def _answer_refusal(self, session: _HostedSession, reason: str, retry_after: float | None) -> None:
+    def _answer_refusal(self, session: _TokenSession, reason: str, retry_after: float | None) -> None:
         draft, session.draft = session.draft, None
         session.failures += reason == "engine failed"
         self.stats.record_refusal(reason)
         if session.resume is not None:
             self._answer_resume(session)
         elif session.connection is not None and draft is not None:
-            is_hopeless = session.failures >= _MAX_FAILURES
+            is_hopeless = session.failures >= MAX_FAILURES
             round_number = None if is_hopeless else draft.round_number
             session.connection.server.refuse(refusal_for(reason, session.number, round_number, None if is_hopeless else retry_after))
             if is_hopeless:
@@ -400,21 +290,6 @@ class SessionManager(MachineDriver[SchedulerEvent, SchedulerCommand]):
             self._results.pop(name, None)  # of sessions that were closed meanwhile
         self._arm(self._clock())
 
-    # Time
-
-    def _next_deadline(self) -> float | None:
-        times = (self.machine.next_deadline(), self._next_expiry())
-        return min((time for time in times if time is not None), default=None)
-
-    def _next_expiry(self) -> float | None:
-        oldest = next(iter(self._left.values()), None)
-        return None if oldest is None else oldest.left_at + self._options.resume_s
-
-    def _on_deadline(self, now: float) -> None:
-        for session in [session for session in self._left.values() if session.left_at + self._options.resume_s <= now]:
-            self._end(session)
-        super()._on_deadline(now)
-
 
 def make_scheduler(engine: HoldingEngine, options: VerifyOptions) -> VerificationScheduler:
     """Return a scheduler for what this engine can hold."""
@@ -432,13 +307,6 @@ def make_scheduler(engine: HoldingEngine, options: VerifyOptions) -> Verificatio
 def _step(engine: HoldingEngine) -> StepSeconds:
     imposed = engine.step_time
     return _CPU_STEP if imposed is None else lambda tokens, _context: imposed(0, tokens)
-
-
-def refusal_for(reason: str, number: int, round_number: int | None, retry_after: float | None) -> VerifyProtocolError:
-    """Return the error that carries a scheduler's refusal of a session, or of a round if it has a number."""
-    error = _ERRORS[reason]
-    what = f"session {number}" if round_number is None else f"session {number}, round {round_number}"
-    return error(f"{what}: expected to be taken, got {reason}", session=number, round_number=round_number, retry_after=retry_after)
 
 
 def _microseconds(seconds: float) -> int:

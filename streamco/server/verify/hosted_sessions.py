@@ -1,0 +1,270 @@
+"""What every server's sessions have in common: places on connections, keys and resumes, limits of an address, and their end.
+
+``SessionManager`` hosts sessions of tokens and ``SplitSessions`` sessions of hidden states. Both inherit from this, and add the frames that
+begin a round and answer it.
+
+A session outlives its connection by ``resume_s``. A client that has its key may resume it, even if the old connection still seems alive.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from abc import ABC, abstractmethod
+from typing import Any, Generic, Protocol, TypeVar
+
+from streamco.core.verifier.events import RefuseSession, SchedulerCommand, SchedulerEvent, SessionClosed
+from streamco.core.verifier.scheduler import VerificationScheduler
+from streamco.machine_driver import MachineDriver
+from streamco.server.verify.options import VerifyOptions
+from streamco.wire.verify.errors import (
+    ContextFullError,
+    EvictedError,
+    NotResumableError,
+    OverloadedError,
+    SessionLimitError,
+    StaleRoundError,
+    UnknownSessionError,
+    VerifierFailedError,
+    VerifyProtocolError,
+    WrongBaseError,
+)
+
+__all__ = ["MAX_FAILURES", "NO_SESSION", "HostedSession", "HostedSessions", "SessionConnection", "SessionStats", "refusal_for"]
+
+MAX_FAILURES = 3
+"""Failures of one session in a row, after which a retry is of no use."""
+
+NO_SESSION = "a session of this key, got none: open it again"
+"""What is expected of a resume if the session is gone."""
+
+_ADDRESS_RETRY = 1.0  # seconds
+
+_ERRORS: dict[str, type[VerifyProtocolError]] = {
+    "overloaded": OverloadedError,
+    "device limit": SessionLimitError,
+    "too long": ContextFullError,
+    "unknown session": UnknownSessionError,
+    "busy": StaleRoundError,
+    "stale round": StaleRoundError,
+    "gap": WrongBaseError,
+    "engine failed": VerifierFailedError,
+}
+
+
+class _Refusing(Protocol):
+    def refuse(self, error: VerifyProtocolError) -> None: ...
+
+
+class SessionConnection(Protocol):
+    """The interface of a device's connection for its sessions."""
+
+    device: str
+    peer: str  # its address
+    owner: str | None  # name of its key; None: the server has not several
+
+    @property
+    def server(self) -> _Refusing:
+        """The protocol's end of the connection."""
+        ...
+
+    def flush(self) -> None:
+        """Queue the messages of the protocol's server end."""
+        ...
+
+
+class SessionStats(Protocol):
+    """Counters that every server has."""
+
+    opened: int
+    resumed: int
+
+    def record_refusal(self, reason: str) -> None:
+        """Record the refusal of a session or a round."""
+        ...
+
+
+ConnectionT = TypeVar("ConnectionT", bound=SessionConnection)
+
+
+class HostedSession(ABC, Generic[ConnectionT]):
+    """A session, connected or waiting to be resumed; the manager owns it.
+
+    Args:
+        name: its name at the scheduler.
+        owner: name of the key that it was opened with; None: the server has not several.
+    """
+
+    def __init__(self, name: str, owner: str | None) -> None:
+        self.name = name
+        self.owner = owner
+        self.key = secrets.token_bytes(16)
+        self.connection: ConnectionT | None = None
+        self.number = 0  # on that connection
+        self.peer = ""  # address of its last connection
+        self.turns = 0  # rounds so far, on all connections
+        self.left_at = 0.0
+        self.failures = 0  # in a row
+
+    @abstractmethod
+    def drop_resume(self) -> None:
+        """Forget a resume that waits for its answer: its connection is lost."""
+
+
+SessionT = TypeVar("SessionT", bound=HostedSession[Any])
+
+
+class HostedSessions(MachineDriver[SchedulerEvent, SchedulerCommand], Generic[SessionT, ConnectionT]):
+    """All sessions of a server.
+
+    Args:
+        machine: the scheduler.
+        options: limits of devices, connections and load.
+        stats: counts what happens.
+    """
+
+    machine: VerificationScheduler
+
+    def __init__(self, machine: VerificationScheduler, options: VerifyOptions, stats: SessionStats) -> None:
+        super().__init__(machine, clock=asyncio.get_running_loop().time)
+        self.stats = stats
+        self._options = options
+        self._sessions: dict[str, SessionT] = {}
+        self._by_key: dict[bytes, SessionT] = {}
+        self._connections: dict[ConnectionT, dict[int, SessionT]] = {}
+        self._left: dict[str, SessionT] = {}  # sessions of lost connections, the oldest first
+        self._opened = 0
+
+    # Connections
+
+    def join(self, connection: ConnectionT) -> None:
+        """Add a connection that was welcomed."""
+        self._connections[connection] = {}
+
+    def leave(self, connection: ConnectionT) -> None:
+        """Remove a lost connection; its sessions wait to be resumed."""
+        for session in self._connections.pop(connection, {}).values():
+            self._detach(session)
+        self.machine.leave(connection.device)
+        self._arm(self._clock())
+
+    def _counts(self) -> dict[str, object]:
+        """Return the numbers of connections and sessions."""
+        return {
+            "connections": len(self._connections),
+            "sessions": len(self._sessions),
+            "sessions_waiting_to_be_resumed": len(self._left),
+        }
+
+    # Opening and resuming
+
+    def _may_open(self, connection: ConnectionT, number: int) -> bool:
+        """Return True if the connection's address may have another session; else refuse it."""
+        max_sessions = self._options.peer_sessions
+        if sum(session.peer == connection.peer for session in self._sessions.values()) < max_sessions:
+            return True
+        self.stats.record_refusal("address limit")
+        message = f"session {number}: expected at most {max_sessions} from one address, got one more"
+        connection.server.refuse(OverloadedError(message, session=number, retry_after=_ADDRESS_RETRY))
+        connection.flush()
+        return False
+
+    def _next_name(self, connection: ConnectionT) -> str:
+        self._opened += 1
+        return f"{connection.device}-{self._opened}"
+
+    def _add(self, session: SessionT, connection: ConnectionT, number: int) -> None:
+        self._sessions[session.name] = self._by_key[session.key] = session
+        self._attach(session, connection, number)
+
+    def _of_key(self, connection: ConnectionT, key: bytes) -> SessionT | None:
+        """Return the session that this connection may resume with a key; None: there is none, or it has another owner."""
+        session = self._by_key.get(key)
+        return None if session is None or session.owner != connection.owner else session
+
+    def _take_over(self, session: SessionT, connection: ConnectionT, number: int) -> None:
+        """Give a session to the connection that resumes it."""
+        if session.connection is not None:
+            message = f"session {session.number}: expected one connection for it, got another that resumes it"
+            session.connection.server.refuse(EvictedError(message, session=session.number))
+            session.connection.flush()
+            self._detach(session)
+        self._left.pop(session.name, None)
+        self._attach(session, connection, number)
+
+    def _refuse_resume(self, connection: ConnectionT, number: int, expected: str) -> None:
+        connection.server.refuse(NotResumableError(f"session {number}: expected {expected}", session=number))
+        connection.flush()
+
+    def _attach(self, session: SessionT, connection: ConnectionT, number: int) -> None:
+        session.connection, session.number, session.peer = connection, number, connection.peer
+        self._connections[connection][number] = session
+
+    def _detach(self, session: SessionT) -> None:
+        """Separate a session from its connection, until it is resumed."""
+        connection, session.connection = session.connection, None
+        session.drop_resume()
+        if connection in self._connections:
+            self._connections[connection].pop(session.number, None)
+        session.left_at = self._clock()
+        self._left[session.name] = session
+
+    # The end
+
+    def _close_session(self, connection: ConnectionT, number: int) -> None:
+        """End a session that its client has closed."""
+        session = self._connections[connection].get(number)
+        if session is not None:
+            self._end(session)
+
+    def _refuse_session(self, session: SessionT, command: RefuseSession) -> None:
+        """End a session that the scheduler refuses."""
+        self.stats.record_refusal(command.reason)
+        if session.connection is not None:
+            session.connection.server.refuse(refusal_for(command.reason, session.number, None, command.retry_after))
+        self._end(session)
+
+    def _forget_silent(self, session: SessionT, expected: str) -> None:
+        """Forget a session that was silent for too long, as the scheduler has."""
+        if session.connection is not None:
+            message = f"session {session.number}: expected {expected}, got silence"
+            session.connection.server.refuse(EvictedError(message, session=session.number))
+        self._forget(session)
+
+    def _end(self, session: SessionT) -> None:
+        """End a session, here and at the scheduler."""
+        self._forget(session)
+        self.emit(SessionClosed(session.name))
+
+    def _forget(self, session: SessionT) -> None:
+        connection = session.connection
+        if connection is not None and connection in self._connections:
+            self._connections[connection].pop(session.number, None)
+        self._sessions.pop(session.name, None)
+        self._by_key.pop(session.key, None)
+        self._left.pop(session.name, None)
+
+    def _crash(self, error: BaseException) -> None:
+        raise error  # the caller's connection or batch ends with it
+
+    # Time
+
+    def _next_deadline(self) -> float | None:
+        times = (self.machine.next_deadline(), self._next_expiry())
+        return min((time for time in times if time is not None), default=None)
+
+    def _next_expiry(self) -> float | None:
+        oldest = next(iter(self._left.values()), None)
+        return None if oldest is None else oldest.left_at + self._options.resume_s
+
+    def _on_deadline(self, now: float) -> None:
+        for session in [session for session in self._left.values() if session.left_at + self._options.resume_s <= now]:
+            self._end(session)
+        super()._on_deadline(now)
+
+
+def refusal_for(reason: str, number: int, round_number: int | None, retry_after: float | None) -> VerifyProtocolError:
+    """Return the error that carries a scheduler's refusal of a session, or of a round if it has a number."""
+    error = _ERRORS[reason]
+    what = f"session {number}" if round_number is None else f"session {number}, round {round_number}"
+    return error(f"{what}: expected to be taken, got {reason}", session=number, round_number=round_number, retry_after=retry_after)

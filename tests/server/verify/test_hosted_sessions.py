@@ -1,0 +1,181 @@
+"""What all servers' sessions have in common: who may open and resume them, and when they end."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from streamco.core.verifier.events import AcceptSession, DropSequence, RefuseSession, SchedulerCommand, SessionOpened
+from streamco.core.verifier.options import SchedulerOptions
+from streamco.core.verifier.scheduler import VerificationScheduler
+from streamco.policies.batching import Alternating, LinearStep
+from streamco.server.verify.hosted_sessions import HostedSession, HostedSessions, refusal_for
+from streamco.server.verify.options import VerifyOptions
+from streamco.wire.verify.errors import OverloadedError, StaleRoundError, VerifyProtocolError
+from tests.support.leaks import settled
+
+BOUNDS = SchedulerOptions(kv_tokens=64, places=4, context_tokens=16, sessions_per_device=2)
+
+
+class Server:
+    """A protocol end that keeps its refusals."""
+
+    def __init__(self) -> None:
+        self.refused: list[VerifyProtocolError] = []
+
+    def refuse(self, error: VerifyProtocolError) -> None:
+        self.refused.append(error)
+
+    @property
+    def codes(self) -> list[str]:
+        return [error.code for error in self.refused]
+
+
+class Device:
+    """A connection."""
+
+    def __init__(self, device: str, *, peer: str = "address", owner: str | None = None) -> None:
+        self.server = Server()
+        self.device, self.peer, self.owner = device, peer, owner
+
+    def flush(self) -> None:
+        pass
+
+
+class Session(HostedSession[Device]):
+    resumes = 0
+
+    def drop_resume(self) -> None:
+        self.resumes += 1
+
+
+class Stats:
+    def __init__(self) -> None:
+        self.opened = self.resumed = 0
+        self.refused: list[str] = []
+
+    def record_refusal(self, reason: str) -> None:
+        self.refused.append(reason)
+
+
+class Sessions(HostedSessions[Session, Device]):
+    """Sessions without rounds, over a real scheduler."""
+
+    stats: Stats
+
+    def __init__(self, options: VerifyOptions | None = None) -> None:
+        scheduler = VerificationScheduler(BOUNDS, LinearStep(setup=0.01, per_token=0.001), Alternating())
+        super().__init__(scheduler, options or VerifyOptions(), Stats())
+        self.start()
+
+    def open(self, device: Device, number: int) -> Session | None:
+        if not self._may_open(device, number):
+            return None
+        session = Session(self._next_name(device), device.owner)
+        self._add(session, device, number)
+        self.emit(SessionOpened(session.name, device.device, ()))
+        return session
+
+    def resume(self, device: Device, number: int, key: bytes) -> Session | None:
+        session = self._of_key(device, key)
+        if session is not None:
+            self._take_over(session, device, number)
+        return session
+
+    def close_session(self, device: Device, number: int) -> None:
+        self._close_session(device, number)
+
+    @property
+    def counts(self) -> list[object]:
+        """Connections, sessions, and those that wait to be resumed."""
+        return list(self._counts().values())
+
+    def _run_command(self, command: SchedulerCommand, now: float) -> None:
+        match command:
+            case AcceptSession():
+                self.stats.opened += 1
+            case RefuseSession():
+                self._refuse_session(self._sessions[command.session], command)
+            case DropSequence():
+                pass  # nothing was read
+            case _:
+                raise AssertionError(f"expected no rounds, got {command}")
+
+
+def joined(sessions: Sessions, name: str, **options: str) -> Device:
+    device = Device(name, **options)
+    sessions.join(device)
+    return device
+
+
+def opened(sessions: Sessions, device: Device, number: int) -> Session:
+    session = sessions.open(device, number)
+    assert session is not None
+    return session
+
+
+async def test_an_address_has_as_many_sessions_as_it_may_those_of_lost_connections_included() -> None:
+    sessions = Sessions(VerifyOptions(peer_sessions=2))
+    one, two, other = joined(sessions, "one"), joined(sessions, "two"), joined(sessions, "other", peer="elsewhere")
+    opened(sessions, one, 0)
+    opened(sessions, two, 0)
+    sessions.leave(one)
+    assert sessions.open(two, 1) is None
+    assert (two.server.codes, sessions.stats.refused) == (["overloaded"], ["address limit"])
+    assert two.server.refused[0].retry_after == 1.0
+    opened(sessions, other, 0)
+    sessions.close_session(two, 0)
+    opened(sessions, two, 2)
+    assert sessions.counts == [2, 3, 1]
+
+
+async def test_a_session_that_the_scheduler_refuses_is_gone() -> None:
+    sessions = Sessions()
+    device = joined(sessions, "one")
+    found = [opened(sessions, device, number) for number in range(3)]
+    assert (sessions.stats.opened, device.server.codes) == (2, ["too_many_sessions"])
+    assert sessions.counts == [1, 2, 0]
+    assert sessions.resume(device, 3, found[2].key) is None
+
+
+async def test_a_key_resumes_a_session_for_its_owner_alone_and_takes_it_from_the_old_connection() -> None:
+    sessions = Sessions()
+    old, new, stranger = (joined(sessions, name, owner=owner) for name, owner in (("old", "a"), ("new", "a"), ("stranger", "b")))
+    session = opened(sessions, old, 0)
+    assert sessions.resume(stranger, 0, session.key) is None
+    assert sessions.resume(new, 5, bytes(16)) is None
+    assert sessions.resume(new, 5, session.key) is session
+    assert (old.server.codes, session.connection, session.number, session.resumes) == (["evicted"], new, 5, 1)
+    sessions.close_session(old, 0)
+    assert sessions.counts == [3, 1, 0], "it is the new connection's"
+    sessions.leave(new)
+    assert (sessions.counts, session.connection) == ([2, 1, 1], None)
+    assert sessions.resume(old, 1, session.key) is session
+    assert sessions.counts == [2, 1, 0]
+
+
+async def test_a_session_of_a_lost_connection_is_forgotten_in_time() -> None:
+    sessions = Sessions(VerifyOptions(resume_s=1))
+    device, other = joined(sessions, "one"), joined(sessions, "other")
+    session = opened(sessions, device, 0)
+    opened(sessions, other, 0)
+    sessions.leave(device)
+    await asyncio.sleep(0)
+    assert sessions.counts == [1, 2, 1]
+    await settled(lambda: sessions.counts == [1, 1, 0])
+    assert sessions.resume(other, 1, session.key) is None
+
+
+@pytest.mark.parametrize(
+    ("reason", "round_number", "kind", "text"),
+    [
+        ("overloaded", None, OverloadedError, "session 3: expected to be taken, got overloaded"),
+        ("busy", 7, StaleRoundError, "session 3, round 7: expected to be taken, got busy"),
+    ],
+)
+def test_a_refusal_has_the_protocols_error(reason: str, round_number: int | None, kind: type[VerifyProtocolError], text: str) -> None:
+    error = refusal_for(reason, 3, round_number, 0.5)
+    assert type(error) is kind
+    assert str(error) == text
+    assert (error.session, error.round_number, error.retry_after) == (3, round_number, 0.5)
