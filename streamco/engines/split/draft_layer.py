@@ -29,7 +29,7 @@ __all__ = ["DraftPart", "DraftStep"]
 CANDIDATES = 8
 """Tokens of a guess."""
 
-_FEW_ROWS = 8
+_FEW_ROWS = 17  # of a round: the longest draft and the token before it
 _FORMAT = "1"  # of the files in the cache
 
 
@@ -143,7 +143,7 @@ class DraftPart:
 
         given = np.concatenate([_rms(deep, self._epsilon), _rms(shallow, self._epsilon)], axis=1)
         joined: NDArray[np.float32]
-        # BLAS shares even one row among threads, and waits for those that a busy machine doesn't run.
+        # BLAS shares even one row among threads, and waits for those that a busy machine doesn't run: 20 ms for 16 rows instead of 1.7.
         joined = np.einsum("ri,oi->ro", given, self._fuse) if len(given) <= _FEW_ROWS else given @ self._fuse.T
         return joined
 
