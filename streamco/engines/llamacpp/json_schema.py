@@ -24,7 +24,7 @@ MAX_CHARACTERS = 100_000  # of a schema as JSON
 MAX_DEPTH = 50  # of a schema, references included: llama.cpp's parser and the conversion recurse
 MAX_CHOICES = 100  # forms that a value can begin in: llama.cpp tries each of them with each token
 MAX_VALUES = 500  # of an enum
-MAX_ITEMS = 100_000  # of minItems and the like
+MAX_ITEMS = 2000  # of minItems and the like: llama.cpp refuses more repetitions
 _NO_WORDS: dict[str, Any] = {}
 
 _BUILTIN = r"""
