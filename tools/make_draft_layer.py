@@ -58,7 +58,7 @@ RECIPE = Recipe(
         Texts("gsm8k", "gsm8k_test.jsonl.gz", ("--prompt-tokens", "0", "110", "--batches", "5")),
         Texts("specbench", "spec_bench.jsonl.gz", ("--prompt-tokens", "0", "160")),
     ),
-    ("--weights", "1", "1", "--inner", "1024", "--rate", "5e-4", "--visits", "600000", "--threads", "2"),
+    ("--weights", "1", "1", "--inner", "1024", "--rate", "5e-4", "--visits", "469000", "--threads", "2"),
 )
 _ANSWER = ("--answer-tokens", "128")
 
