@@ -214,5 +214,7 @@ def verdict_text(answers: Mapping[str, ShownAnswer]) -> str:
         return ""
     plain, drafting, whole = (time or 0.0 for time in times)
     drafts = f"With drafts a token takes {drafting / plain:.2f} of the time without them."
+    if drafting > plain:
+        drafts += " They took longer to make and check than the trips that they saved, as on a busy machine."
     split = f"The split takes {drafting / whole:.1f} times as long a token as the whole model on this machine."
     return f"{drafts} {split}" if drafting > whole else drafts
