@@ -69,7 +69,7 @@ def candidates(
     if len(ids) == size:
         order = _nucleus(weights, top_p)
         ids, weights = ids[order], weights[order]
-    keep = int(np.count_nonzero(weights))  # a token with a logit of -inf is never drawn
+    keep = len(ids)
     if top_p < 1.0:
         keep = int(np.searchsorted(np.cumsum(weights), top_p)) + 1
     if min_p > 0.0:
@@ -284,7 +284,8 @@ class Sampler:
         if self.is_greedy:
             return int(ids[0])
         index = int(weights.cumsum().searchsorted(self._rng.random(), side="right"))
-        return int(ids[min(index, len(ids) - 1)])
+        last = int(weights.nonzero()[0][-1])  # rounding may leave the sum below the random number
+        return int(ids[min(index, last)])
 
     def draw_weighted(self, ids: Sequence[int], weights: Sequence[int]) -> int:
         """Return the next token, drawn in proportion to whole numbers alone, so that they are its exact distribution."""
