@@ -148,10 +148,13 @@ class DeviceEndpoint:
 
     def open(self, request: Request) -> DeviceStream:
         """Begin an answer. If the model is loaded and the prompt is short, the engine has it before this returns."""
-        stream = DeviceStream(self, request, new_completion_id())
+        stream = self._make_stream(request, new_completion_id())
         self._streams.add(stream)
         stream.begin()
         return stream
+
+    def _make_stream(self, request: Request, number: str) -> DeviceStream:
+        return DeviceStream(self, request, number)
 
     async def drafter(
         self, request: Request, *, emit: Callable[[DrafterEvent], None], top: int | None = None, row_ids: int = 0

@@ -16,7 +16,7 @@ from msgspec.structs import replace
 
 from streamco.config import Timeouts
 from streamco.core.report import SplitFigures
-from streamco.endpoints.base import Capabilities, Request, new_completion_id
+from streamco.endpoints.base import Capabilities, Request
 from streamco.endpoints.device import DeviceEndpoint, DeviceStream
 from streamco.endpoints.verifiers.connection import VerifierAddress
 from streamco.endpoints.verifiers.split_link import ServerLink
@@ -138,12 +138,8 @@ class SplitEndpoint(DeviceEndpoint):
         if self._link is not None:
             await self._link.connect()
 
-    def open(self, request: Request) -> SplitStream:
-        """Begin an answer; see ``DeviceEndpoint.open``."""
-        stream = SplitStream(self, request, new_completion_id())
-        self._streams.add(stream)
-        stream.begin()
-        return stream
+    def _make_stream(self, request: Request, number: str) -> SplitStream:
+        return SplitStream(self, request, number)
 
     async def _load(self) -> Engine:
         self._event_loop = asyncio.get_running_loop()

@@ -13,7 +13,7 @@ from msgspec.structs import replace
 from streamco.config import SamplingOptions, Timeouts
 from streamco.endpoints.base import Request
 from streamco.endpoints.device import DeviceEndpoint
-from streamco.endpoints.verifiers.split import SplitEndpoint
+from streamco.endpoints.verifiers.split import SplitEndpoint, SplitStream
 from streamco.engines.base import EngineOptions
 from streamco.engines.llamacpp.bundled_model import packaged_model
 from streamco.engines.llamacpp.model_parts import PartFiles, split_model
@@ -86,6 +86,9 @@ async def test_the_text_is_the_whole_models(files: PartFiles, middle: MiddleEngi
     async with serving_middle(middle, ServeOptions(port=0)) as url, split_at(files, url) as endpoint:
         assert endpoint.is_exact
         assert await read(endpoint) == expected
+        stream = endpoint.open(REQUEST)
+        assert isinstance(stream, SplitStream), "its report has a split model's figures"
+        await stream.cancel()
         assert set(await asyncio.gather(read(endpoint), read(endpoint), read(endpoint))) == {expected}
 
 
