@@ -169,11 +169,19 @@ class Split:
 
 
 def prompts_of(name: str, *, is_absent: bool, count: int) -> list[str]:
-    """Prompts of a file that the draft layer hasn't learned from."""
+    """Prompts of a file that the draft layer hasn't learned from, up to 1,200 characters; questions that are also in another file that it
+    learned from are left out.
+    """
+    prompts = _prompts_in(name)
+    held_out = prompts if is_absent else prompts[::HELD_OUT]
+    learned = {text.strip() for other in TRAINED.values() if other != name for at, text in enumerate(_prompts_in(other)) if at % HELD_OUT}
+    return [text for text in held_out if len(text) <= 1200 and text.strip() not in learned][:count]
+
+
+def _prompts_in(name: str) -> list[str]:
+    """All prompts of a file."""
     with gzip.open(data_folder() / "prompts" / name, "rt", encoding="utf-8") as lines:
-        records = [json.loads(line) for line in lines]
-    held_out = records if is_absent else records[::HELD_OUT]
-    return [text for record in held_out if len(text := prompt_of(record)) <= 1200][:count]
+        return [prompt_of(json.loads(line)) for line in lines]
 
 
 def prompt_of(record: dict[str, str]) -> str:

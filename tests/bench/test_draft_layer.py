@@ -88,14 +88,29 @@ def test_a_repeated_answer_is_looked_up_and_the_layer_guesses_the_rest() -> None
     assert split.rounds(answer, Policy(4, lookup=True)) == 6  # 8 and 9; 10; 11; 7; 8; then 9, 10, 11, 7
 
 
-def test_only_prompts_that_were_held_out_are_asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture
+def numbered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two files of prompts: 35 numbers, and questions of which two are numbers, too."""
     (tmp_path / "prompts").mkdir()
-    lines = [json.dumps({"prompt": f"number {place}"}) for place in range(35)]
-    with gzip.open(tmp_path / "prompts" / "some.jsonl.gz", "wt") as file:
-        file.write("\n".join(lines))
+    files = {
+        "some.jsonl.gz": [f"number {place}" for place in range(35)],
+        "others.jsonl.gz": ["number 10\n", "number 20", *(f"question {place}" for place in range(18)), "number 11"],
+    }
+    for name, prompts in files.items():
+        with gzip.open(tmp_path / "prompts" / name, "wt") as file:
+            file.write("\n".join(json.dumps({"prompt": prompt}) for prompt in prompts))
     monkeypatch.setattr(draft_layer, "data_folder", lambda: tmp_path)
-    assert prompts_of("some.jsonl.gz", is_absent=False, count=9) == ["number 0", "number 10", "number 20", "number 30"]
+    monkeypatch.setattr(draft_layer, "TRAINED", {"some": "some.jsonl.gz", "others": "others.jsonl.gz"})
+
+
+def test_only_prompts_that_were_held_out_are_asked(numbered: None) -> None:
+    assert prompts_of("some.jsonl.gz", is_absent=False, count=2) == ["number 0", "number 10"]
     assert prompts_of("some.jsonl.gz", is_absent=True, count=3) == ["number 0", "number 1", "number 2"]
+
+
+def test_a_prompt_that_was_learned_from_another_file_is_not_asked(numbered: None) -> None:
+    assert prompts_of("some.jsonl.gz", is_absent=False, count=9) == ["number 0", "number 10", "number 30"]  # 20 is the second of the others
+    assert prompts_of("others.jsonl.gz", is_absent=False, count=9) == ["number 10\n", "question 8"]  # 11 isn't held out of the numbers
 
 
 @pytest.fixture(scope="module")
