@@ -266,7 +266,9 @@ def ship(args: argparse.Namespace) -> None:
         else:
             shipped[name], shipped[f"{name}.scales"] = pack_matrix(value)
     args.ship.parent.mkdir(parents=True, exist_ok=True)
-    np.savez_compressed(args.ship, **shipped)
+    part = args.ship.with_suffix(".part.npz")
+    np.savez_compressed(part, **shipped)
+    part.replace(args.ship)
     print(f"{args.ship}: {args.ship.stat().st_size / 1e6:.2f} MB")
 
 

@@ -8,6 +8,7 @@ that are written stay in the cache folder, and training goes on from its last ch
 from __future__ import annotations
 
 import argparse
+import hashlib
 import os
 import subprocess
 import sys
@@ -15,6 +16,7 @@ from collections.abc import Iterator, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 
+import msgspec
 from msgspec import Struct
 
 from streamco.engines.llamacpp.cache_dir import cache_folder
@@ -61,6 +63,11 @@ RECIPE = Recipe(
     ("--weights", "1", "1", "--inner", "1024", "--rate", "5e-4", "--visits", "469000", "--threads", "2"),
 )
 _ANSWER = ("--answer-tokens", "128")
+
+
+def work_folder(recipe: Recipe) -> Path:
+    """Return the folder for texts and checkpoints, another one for each recipe."""
+    return cache_folder("draft_texts", hashlib.sha256(msgspec.json.encode(recipe)).hexdigest()[:16])
 
 
 def commands(recipe: Recipe, *, model: Path, prompts: Path, work: Path, target: Path) -> Iterator[tuple[str, ...]]:
@@ -119,7 +126,7 @@ def main() -> None:
             parser.error(f"expected --prompts with {' and '.join(missing)}, got {args.prompts}")
         if find_spec("torch") is None:
             raise SystemExit('expected PyTorch, which `pip install ".[train,split]"` installs, got none')
-        for command in commands(RECIPE, model=model, prompts=args.prompts, work=cache_folder("draft_texts"), target=target):
+        for command in commands(RECIPE, model=model, prompts=args.prompts, work=work_folder(RECIPE), target=target):
             run(command)
     print(target)
 

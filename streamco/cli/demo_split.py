@@ -38,6 +38,7 @@ MAX_TOKENS = 40
 RTT_MS = 30.0
 UP_MBPS, DOWN_MBPS = 60.0, 100.0  # the link of HAT's experiments: 7.5 MB/s up and 12.5 down
 BATCH_S, ROW_S = 0.018, 0.00013  # measured for the middle of Vicuna-7B on one A6000
+SEED = 0
 ONE_THREAD = EngineOptions(threads=1)
 
 
@@ -73,6 +74,7 @@ async def run_split_demo(args: argparse.Namespace, view: View) -> int:
         parts, url = await stack.enter_async_context(_server(rtt_ms))
         drafting = await stack.enter_async_context(_split_client(parts, url))
         if args.prompt is not None:
+            view.note(emulation_text(rtt_ms))
             return await answer_prompt(drafting, args, view)
         _introduce(args, view, rtt_ms)
         async with waiting("loading the whole model to compare with"):
@@ -138,7 +140,8 @@ def _whole_client() -> Client:
 
 async def _play(sides: _Sides, args: argparse.Namespace, view: View) -> int:
     """Answer the built-in prompts in three ways, compare them, and return the exit code."""
-    settings = AnswerSettings(pace=args.pace, max_tokens=args.max_tokens or MAX_TOKENS, temperature=args.temperature or 0.0, seed=args.seed)
+    seed = SEED if args.seed is None else args.seed  # the same for all, so that a sampled text is the same, too
+    settings = AnswerSettings(pace=args.pace, max_tokens=args.max_tokens or MAX_TOKENS, temperature=args.temperature or 0.0, seed=seed)
     system = [{"role": "system", "content": args.system}] if args.system else []
     for number, prompt in enumerate(PROMPTS, 1):
         messages = [*system, {"role": "user", "content": prompt}]
@@ -152,7 +155,7 @@ async def _play(sides: _Sides, args: argparse.Namespace, view: View) -> int:
         async with waiting("the whole model on this machine, for comparison"):
             answers["whole model here"] = await _answer_of(sides.whole, messages, settings)
         view.tables([comparison(answers)])
-        view.note(verdict_text(answers))
+        view.note(verdict_text(answers, is_paced=args.pace is not None))
     return 0
 
 
@@ -206,8 +209,10 @@ def _sameness(text: str, first: str, number: int) -> str:
     return "-" if number == 0 else "the same" if text == first else "another"
 
 
-def verdict_text(answers: Mapping[str, ShownAnswer]) -> str:
+def verdict_text(answers: Mapping[str, ShownAnswer], *, is_paced: bool = False) -> str:
     """Return in sentences what the times say, of answers without drafts, with drafts and by the whole model; "" without times."""
+    if is_paced:
+        return "Answers shown at a pace have the pace's time between tokens. Without --pace their own times are compared."
     reports = [answer.report for answer in answers.values()]
     times = [None if report is None else _between_tokens(report) for report in reports]
     if len(times) != 3 or not all(times):

@@ -58,6 +58,7 @@ def test_it_is_said_plainly_that_the_whole_model_is_faster() -> None:
         "With drafts a token takes 2.00 of the time without them. They took longer to make and check than the trips that they saved"
     )
     assert verdict_text({**three_answers(), "with drafts": answer("x", None)}) == ""
+    assert verdict_text(three_answers(), is_paced=True).startswith("Answers shown at a pace have the pace's time between tokens.")
 
 
 def test_what_is_emulated_is_said() -> None:
@@ -111,3 +112,4 @@ def test_one_prompt_as_json_is_the_split_answer_alone() -> None:
     done = subprocess.run(command, text=True, capture_output=True, cwd=ROOT, timeout=150, check=False, stdin=subprocess.DEVNULL)
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout)["report"]["mode"] == "split"
+    assert "Nothing is emulated." in done.stderr

@@ -7,12 +7,13 @@ from importlib import import_module
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from streamco.engines.llamacpp.cache_dir import cache_folder
 from streamco.engines.llamacpp.draft_model import draft_layer_folder
 from tools import make_draft_layer
 from tools.fetch_models import MODELS
-from tools.make_draft_layer import RECIPE, commands, main
+from tools.make_draft_layer import RECIPE, commands, main, work_folder
 
 NAME = Path(MODELS[RECIPE.model].file).stem
 
@@ -80,6 +81,11 @@ def test_a_layer_that_is_there_is_not_made_again(monkeypatch: pytest.MonkeyPatch
     path.touch()
     run(monkeypatch)
     assert capsys.readouterr().out == f"{path}\n"
+
+
+def test_another_recipe_has_another_folder_so_that_no_old_texts_are_taken() -> None:
+    other = replace(RECIPE, training=(*RECIPE.training, "--seed", "1"))
+    assert work_folder(RECIPE) == work_folder(RECIPE) != work_folder(other)
 
 
 def test_the_commands_run_in_their_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -237,6 +237,8 @@ class SplitAnswer:
             is_right = accepted < len(drafts) and token == drafts[accepted]
             self._tally.accepted += is_right
             if self.generation.is_done:
+                if self._layer is not None:
+                    self._layer.record_accepted(accepted + is_right)
                 return
             if not is_right:
                 break

@@ -25,7 +25,7 @@ Confidence = float | Match
 LONGEST = 16
 """Most tokens of a draft."""
 
-_PROBE = 16  # rounds without drafts, or hits of branches that aren't sent, until one is
+_PROBE = 16  # rounds without drafts, hits of branches that aren't sent, or matches that aren't looked up, until one is
 _ACCEPTANCE = 0.5  # of a token, until verdicts say more
 _LONG_WAIT = 1e9  # seconds
 _BRANCH_SHARE, _PRIOR_BRANCHES = 0.75, 8.0  # of the accepted tokens of other drafts; weight of that in drafts
@@ -79,6 +79,7 @@ class DraftLengths:
         self._gains = {False: DecayedRatio(_MEMORY), True: DecayedRatio(_MEMORY)}  # accepted tokens of a draft, by whether a branch's
         self._skipped = 0  # rounds in a row
         self._hits = 0
+        self._declined = 0  # matches
 
     @property
     def step_seconds(self) -> float:
@@ -107,8 +108,14 @@ class DraftLengths:
         return self._calibration.acceptance(confidence)
 
     def should_look_up(self, match: Match) -> bool:
-        """Return True if what followed a match should be drafted; False: the draft layer's own guess is likelier by far."""
-        return self.acceptance(match) >= _LOOKUP_SHARE * self._layer_accepted.value
+        """Return True if what followed a match should be drafted; False: the draft layer's own guess is likelier by far.
+
+        One in some is looked up all the same, to learn whether that is still so.
+        """
+        if self.acceptance(match) >= _LOOKUP_SHARE * self._layer_accepted.value:
+            return True
+        self._declined += 1
+        return self._declined % _PROBE == 0
 
     def should_send_branch(self, tokens: int) -> bool:
         """Return True if a branch's draft should be sent as it is; False: drafting from the verified deep states is worth its time.

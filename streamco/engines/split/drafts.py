@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator, Sequence
 from importlib.resources import as_file, files
 from pathlib import Path
@@ -10,7 +11,7 @@ from typing import TYPE_CHECKING, Literal, NamedTuple, cast
 
 from msgspec import Struct
 
-from streamco.engines.llamacpp.draft_model import draft_layer_folder, read_draft_meta
+from streamco.engines.llamacpp.draft_model import DraftMeta, draft_layer_folder, read_draft_meta
 from streamco.engines.split.draft_layer import CANDIDATES, DraftPart
 from streamco.engines.split.draft_lengths import LONGEST, Confidence, DraftLengths
 from streamco.engines.split.draft_tree import Continuation, DraftTree
@@ -28,6 +29,8 @@ if TYPE_CHECKING:
     States = NDArray[np.float32]
 
 __all__ = ["AnswerDrafts", "DraftOptions", "find_draft_layer"]
+
+logger = logging.getLogger("streamco.engine")
 
 _END = object()
 _MAX_BRANCHES = 16  # of a round
@@ -92,23 +95,33 @@ class DraftOptions(Struct, frozen=True):
 def find_draft_layer(vocabulary: str, width: int, input_layers: int) -> Path | None:
     """Return the weights that were trained for such a model: from this package, or from the user's cache folder; None: there are none.
 
+    A file of the cache folder that is damaged is left out, with a warning.
+
     Raises:
-        ConfigError: a file that was looked into is damaged.
+        ConfigError: a packaged file is damaged.
     """
-    for path in _trained_layers():
-        meta = read_draft_meta(path)
+    for path, meta in _trained_layers():
         if (meta.vocabulary, meta.width, meta.input_layers) == (vocabulary, width, input_layers):
             return path
     return None
 
 
-def _trained_layers() -> Iterator[Path]:
-    """Give the files of weights: the packaged ones first, then those in the cache folder by name."""
+def _trained_layers() -> Iterator[tuple[Path, DraftMeta]]:
+    """Give the files of weights and their models: the packaged ones first, then those in the cache folder by name."""
     for entry in files("streamco.engines.split").joinpath("draft_layers").iterdir():
         if entry.name.endswith(".npz"):
             with as_file(entry) as path:
-                yield path
-    yield from sorted(draft_layer_folder().glob("*.npz"))
+                yield path, read_draft_meta(path)
+    try:
+        cached = sorted(draft_layer_folder().glob("*.npz"))
+    except OSError as error:
+        logger.warning("the cache folder can't be looked into for draft layers: %s", error)
+        return
+    for path in cached:
+        try:
+            yield path, read_draft_meta(path)
+        except ConfigError as error:
+            logger.warning("%s; left out", error)
 
 
 class AnswerDrafts:
@@ -168,11 +181,15 @@ class AnswerDrafts:
 
     def _record_verdict(self, accepted: int) -> None:
         self._lengths.record_verdict(self._confidences, accepted, is_branch=self._is_branch)
-        self.lookups.accepted += sum(isinstance(each, Match) for each in self._confidences[:accepted])
+        self.record_accepted(accepted)
         if self._is_branch:
             self.counts.sent += 1
             self.counts.sent_tokens += len(self._confidences)
             self.counts.accepted += accepted
+
+    def record_accepted(self, count: int) -> None:
+        """Count the looked up tokens among the draft's first ones, which were accepted; all that is needed after an answer's last round."""
+        self.lookups.accepted += sum(isinstance(each, Match) for each in self._confidences[:count])
 
     def record_arrival(self) -> None:
         """Record that the deep states have come: nothing more is drafted before the verdict is known."""

@@ -142,6 +142,20 @@ def test_the_draft_layer_guesses_where_it_is_right_far_more_often_than_a_lookup(
     assert lengths.should_look_up(Match(1, 8))
 
 
+def test_a_lookup_that_was_given_up_is_tried_again_now_and_then() -> None:
+    lengths = DraftLengths(Confident(), no_cost)
+    match = Match(1, 2)
+    for _ in range(300):
+        lengths.record_verdict([match], 0)
+        lengths.record_verdict([0.9], 1)
+    tried = 0
+    for _ in range(2000):
+        if lengths.should_look_up(match):
+            tried += 1
+            lengths.record_verdict([match], 1)  # right by now
+    assert tried > 300
+
+
 def test_a_draft_goes_on_for_a_looked_up_token_that_would_not_be_worth_a_step() -> None:
     lengths = measured(Confident(), step=0.015, trip=0.1)
     assert lengths.should_end([0.97, 0.55, 0.55])

@@ -144,6 +144,17 @@ def test_text_that_repeats_is_drafted_without_the_draft_layer(parallel: int) -> 
     assert steps[True] < steps[False] / 3
 
 
+def test_lookups_of_the_last_round_count_though_nothing_is_read_after_it() -> None:
+    talk = Conversation(REPEATED, 3, window=8, parallel=0)
+    while not talk.drafts.lookups.accepted:
+        talk.round()
+    accepted, place = talk.drafts.lookups.accepted, len(talk.made)
+    talk.tokens.append(REPEATED[place])
+    draft, _ = talk.drafts.make(talk.tokens, 4)
+    talk.drafts.record_accepted(len(draft))
+    assert talk.drafts.lookups.accepted == accepted + 4
+
+
 LONG = [Random(7).randrange(VOCABULARY) for _ in range(200)]
 
 
