@@ -16,13 +16,13 @@ from math import ceil, floor
 from typing import Any
 from urllib.parse import unquote
 
+from streamco.engines.llamacpp.schema_forms import Forms, refused
 from streamco.errors import MAX_NAME, ConfigError, shorten
 
 __all__ = ["grammar_of", "schema_grammar"]
 
 MAX_CHARACTERS = 100_000  # of a schema as JSON
 MAX_DEPTH = 50  # of a schema, references included: llama.cpp's parser and the conversion recurse
-MAX_CHOICES = 100  # forms that a value can begin in: llama.cpp tries each of them with each token
 MAX_VALUES = 500  # of an enum
 MAX_ITEMS = 2000  # of minItems and the like: llama.cpp refuses more repetitions
 _NO_WORDS: dict[str, Any] = {}
@@ -46,7 +46,6 @@ day ::= "0" [1-9] | "1" [0-9] | "2" [0-8]
 time ::= ([01] [0-9] | "2" [0-3]) ":" [0-5] [0-9] ":" [0-5] [0-9] ("." [0-9]{1,6})? ("Z" | [+-] ([01] [0-9] | "2" [0-3]) ":" [0-5] [0-9])
 uuid ::= hex{8} "-" hex{4} "-" hex{4} "-" hex{4} "-" hex{12}
 """
-_VALUE_FORMS = 7  # forms that ``value`` begins in
 _FORMATS = {"date": "date", "time": "time", "date-time": 'date "T" time', "uuid": "uuid"}
 
 _ANNOTATIONS = frozenset(
@@ -107,7 +106,7 @@ def schema_grammar(schema: object) -> str:
         raise ConfigError(f"response_format: schema: expected at most {MAX_CHARACTERS} characters, got {len(text)}")
     converter = _Converter(json.loads(text))
     root = converter.visit(converter.schema, "#", 0)
-    converter.check_choices()
+    converter.forms.check(root, converter.rules)
     return "\n".join([f"root ::= {root}", *(f"{name} ::= {rule}" for name, rule in converter.rules.items())]) + _BUILTIN
 
 
@@ -120,61 +119,46 @@ class _Converter:
     def __init__(self, schema: Any) -> None:
         self.schema = schema
         self.rules: dict[str, str] = {}
-        self._begins: dict[str, list[str]] = {}  # rules that are alternatives of others, or may be the first value in them
+        self.forms = Forms()
         self._references: dict[str, str] = {}
 
     def visit(self, schema: Any, path: str, depth: int) -> str:
         """Return the name of the rule for a schema."""
         if depth > MAX_DEPTH:
-            raise _refused(path, f"at most {MAX_DEPTH} levels", "more")
+            raise refused(path, f"at most {MAX_DEPTH} levels", "more")
         if schema is True:
             return "value"
         if not isinstance(schema, dict):
-            raise _refused(path, "an object", schema)
+            raise refused(path, "an object", schema)
         words = {name: value for name, value in schema.items() if name not in _ANNOTATIONS}
         unknown = sorted(words.keys() - _ALL_KEYWORDS)
         if unknown:
-            raise _refused(path, f"keywords that a device can hold to ({', '.join(sorted(_ALL_KEYWORDS))})", unknown[0])
+            raise refused(path, f"keywords that a device can hold to ({', '.join(sorted(_ALL_KEYWORDS))})", unknown[0])
         for name, handle in (("$ref", self._refer), ("anyOf", self._union), ("oneOf", self._union), ("allOf", self._single)):
             if name in words:
                 if len(words) > 1:
-                    raise _refused(path, f"no other keyword beside {name}", ", ".join(sorted(words.keys() - {name})))
+                    raise refused(path, f"no other keyword beside {name}", ", ".join(sorted(words.keys() - {name})))
                 return handle(words[name], f"{path}/{name}", depth + 1)
         if "const" in words or "enum" in words:
             return self._literals(words, path)
         return self._typed(words, path, depth)
-
-    def check_choices(self) -> None:
-        """Check that no value has too many forms, or none because it only refers to itself."""
-        counts: dict[str, int] = {"value": _VALUE_FORMS}
-
-        def count(name: str, above: frozenset[str]) -> int:
-            if name in above:
-                raise ConfigError("response_format: schema: expected references with something between them, got one that leads to itself")
-            if name not in counts:
-                counts[name] = sum(count(each, above | {name}) for each in self._begins.get(name, ())) or 1
-            if counts[name] > MAX_CHOICES:
-                raise ConfigError(f"response_format: schema: expected at most {MAX_CHOICES} forms of a value, got more")
-            return counts[name]
-
-        for name in self.rules:
-            count(name, frozenset())
 
     def _rule(self, text: str, begins: Sequence[str] = ()) -> str:
         """Return the name of a new rule."""
         name = f"r{len(self.rules)}"
         self.rules[name] = text
         if begins:
-            self._begins[name] = list(begins)
+            self.forms.add_alternatives(name, begins)
         return name
 
     def _refer(self, reference: Any, path: str, depth: int) -> str:
         if not isinstance(reference, str) or not (reference == "#" or reference.startswith("#/")):
-            raise _refused(path, "a reference inside the schema (#/...)", reference)
+            raise refused(path, "a reference inside the schema (#/...)", reference)
         if reference not in self._references:
             name = self._references[reference] = self._rule("")
             target = self.visit(self._find(reference, path), reference, depth)
-            self.rules[name], self._begins[name] = target, [target]
+            self.rules[name] = target
+            self.forms.add_alternatives(name, [target])
         return self._references[reference]
 
     def _find(self, reference: str, path: str) -> Any:
@@ -186,12 +170,12 @@ class _Converter:
             elif isinstance(found, dict) and key in found:
                 found = found[key]
             else:
-                raise _refused(path, "a reference to something in the schema", reference)
+                raise refused(path, "a reference to something in the schema", reference)
         return found
 
     def _union(self, options: Any, path: str, depth: int) -> str:
         if not isinstance(options, list) or not options:
-            raise _refused(path, "a list of schemas", options)
+            raise refused(path, "a list of schemas", options)
         names = [self.visit(option, f"{path}/{index}", depth) for index, option in enumerate(options)]
         return self._alternatives(names)
 
@@ -201,24 +185,26 @@ class _Converter:
 
     def _single(self, parts: Any, path: str, depth: int) -> str:
         if not isinstance(parts, list) or len(parts) != 1:
-            raise _refused(path, "a list of one schema", parts)
+            raise refused(path, "a list of one schema", parts)
         return self.visit(parts[0], f"{path}/0", depth)
 
     def _literals(self, words: Mapping[str, Any], path: str) -> str:
         others = words.keys() - {"const", "enum", "type"}
         if others:
-            raise _refused(path, "no other keyword but type beside const and enum", ", ".join(sorted(others)))
+            raise refused(path, "no other keyword but type beside const and enum", ", ".join(sorted(others)))
         values = words.get("enum", [words.get("const")])
         if not isinstance(values, list) or len(values) > MAX_VALUES:
-            raise _refused(f"{path}/enum", f"a list of at most {MAX_VALUES} values", values)
+            raise refused(f"{path}/enum", f"a list of at most {MAX_VALUES} values", values)
         if "const" in words:
             values = [value for value in values if _is_equal(value, words["const"])]
         if "type" in words:
             types = _types(words["type"], path)
             values = [value for value in values if any(_is_of(value, each) for each in types)]
         if not values:
-            raise _refused(path, "a value that is allowed", "none")
-        return self._rule(_trie(sorted({_text_of(value) for value in values})))
+            raise refused(path, "a value that is allowed", "none")
+        texts = sorted({_text_of(value) for value in values})
+        opens = {text[0] if text[0] in '{["tfn' else "0" for text in texts}
+        return self.forms.add_value(self._rule(_trie(texts)), path, "".join(sorted(opens)))
 
     def _typed(self, words: Mapping[str, Any], path: str, depth: int) -> str:
         types = _types(words["type"], path) if "type" in words else [each for each in _KEYWORDS if words.keys() & _KEYWORDS[each]][:1]
@@ -226,7 +212,7 @@ class _Converter:
             return "value"
         foreign = words.keys() - {"type"}.union(*(_KEYWORDS[each] for each in types))
         if foreign:
-            raise _refused(path, f"keywords of the type {' or '.join(types)}", ", ".join(sorted(foreign)))
+            raise refused(path, f"keywords of the type {' or '.join(types)}", ", ".join(sorted(foreign)))
         return self._alternatives([self._of_type(each, words, path, depth) for each in types])
 
     def _of_type(self, kind: str, words: Mapping[str, Any], path: str, depth: int) -> str:
@@ -238,11 +224,11 @@ class _Converter:
         if kind == "array":
             return self._array(words, path, depth)
         if kind == "string":
-            return self._string(words, path)
+            return self.forms.add_value(self._string(words, path), path, '"')
         if kind == "integer":
-            return self._rule(_integers(*_bounds(words, path)))
+            return self.forms.add_value(self._rule(_integers(*_bounds(words, path))), path, "0")
         if words != {"minimum": 0}:
-            raise _refused(f"{path}/minimum", "0 or none with the type number", words["minimum"])
+            raise refused(f"{path}/minimum", "0 or none with the type number", words["minimum"])
         return "unsigned"
 
     def _string(self, words: Mapping[str, Any], path: str) -> str:
@@ -250,7 +236,7 @@ class _Converter:
             known = words["format"]
             if not isinstance(known, str) or known not in _FORMATS or len(words) > 1:
                 got = known if len(words) == 1 else ", ".join(sorted(words))
-                raise _refused(f"{path}/format", f"a format of {', '.join(_FORMATS)}, without a length", got)
+                raise refused(f"{path}/format", f"a format of {', '.join(_FORMATS)}, without a length", got)
             return self._rule(rf'"\"" {_FORMATS[known]} "\""')
         low, high = _limits(words, path, "minLength", "maxLength")
         return self._rule(rf'"\"" char{_times(low, high)} "\""')
@@ -261,46 +247,48 @@ class _Converter:
             return self._tuple(words, path, depth, low, high)
         item = self.visit(words.get("items", _NO_WORDS), f"{path}/items", depth + 1)
         if high == 0:
-            return self._rule('"[" ws "]"')
+            return self.forms.add_value(self._rule('"[" ws "]"'), path, "[")
         more = self._rule(f'"," ws {item} ws')
         items = f"{item} ws {more}{_times(max(0, low - 1), None if high is None else high - 1)}"
-        return self._rule(f'"[" ws {items if low else f"({items})?"} "]"')
+        return self.forms.add_value(self._rule(f'"[" ws {items if low else f"({items})?"} "]"'), path, "[", [item])
 
     def _tuple(self, words: Mapping[str, Any], path: str, depth: int, low: int, high: int | None) -> str:
         """Return the rule of an array with exactly the items that are named."""
         parts = words["prefixItems"]
         if not isinstance(parts, list) or not parts or not isinstance(words.get("items", False), bool | dict):
-            raise _refused(f"{path}/prefixItems", "a list of schemas", parts)
+            raise refused(f"{path}/prefixItems", "a list of schemas", parts)
         if not low <= len(parts) or (high is not None and high < len(parts)):
-            raise _refused(path, f"room for the {len(parts)} items of prefixItems", f"minItems {low}, maxItems {high}")
-        items = [f"{self.visit(part, f'{path}/prefixItems/{index}', depth + 1)} ws" for index, part in enumerate(parts)]
-        return self._rule('"[" ws ' + ' "," ws '.join(items) + ' "]"')
+            raise refused(path, f"room for the {len(parts)} items of prefixItems", f"minItems {low}, maxItems {high}")
+        items = [self.visit(part, f"{path}/prefixItems/{index}", depth + 1) for index, part in enumerate(parts)]
+        return self.forms.add_value(self._rule('"[" ws ' + ' ws "," ws '.join(items) + ' ws "]"'), path, "[", items)
 
     def _object(self, words: Mapping[str, Any], path: str, depth: int) -> str:
         properties, required = words.get("properties", _NO_WORDS), words.get("required", [])
         if not isinstance(properties, dict):
-            raise _refused(f"{path}/properties", "an object", properties)
+            raise refused(f"{path}/properties", "an object", properties)
         if not isinstance(required, list) or not all(isinstance(name, str) for name in required):
-            raise _refused(f"{path}/required", "a list of names", required)
+            raise refused(f"{path}/required", "a list of names", required)
         others = words.get("additionalProperties", True)
         unnamed = [name for name in required if name not in properties]
         if unnamed and others is False:
-            raise _refused(f"{path}/required", "names of properties", unnamed[0])
+            raise refused(f"{path}/required", "names of properties", unnamed[0])
         properties = {**properties, **dict.fromkeys(unnamed, others)}
         if properties:
             return self._properties(properties, set(required), path, depth)
         if others is False:
-            return self._rule('"{" ws "}"')
+            return self.forms.add_value(self._rule('"{" ws "}"'), path, "{")
         value = self.visit(others, f"{path}/additionalProperties", depth + 1)
         pair = self._rule(f'string ":" ws {value} ws')
-        return self._rule(f'"{{" ws ({pair} ("," ws {pair})*)? "}}"')
+        return self.forms.add_value(self._rule(f'"{{" ws ({pair} ("," ws {pair})*)? "}}"'), path, "{", [value])
 
     def _properties(self, properties: Mapping[str, Any], required: set[str], path: str, depth: int) -> str:
         """Return the rule of an object with these properties, in this order; those that aren't required may be left out."""
         first = ""  # rule of what may follow if nothing was written before
         rest = ""  # and if something was
+        values = []
         for name, schema in reversed(list(properties.items())):
             value = self.visit(schema, f"{path}/properties/{name}", depth + 1)
+            values.append(value)
             pair = f"{_literal(_text_of(name) + ':')} ws {value} ws"
             here = self._rule(f"{pair} {rest}".strip())
             if name in required:
@@ -308,19 +296,13 @@ class _Converter:
             else:
                 first = self._rule(f"{here} | {first}", [here, first]) if first else self._rule(f"({here})?", [here])
                 rest = self._rule(f'("," ws {pair})? {rest}'.strip(), [here, rest] if rest else [here])
-        return self._rule(f'"{{" ws {first} "}}"')
-
-
-def _refused(path: str, wanted: str, got: object) -> ConfigError:
-    where = f"at {shorten(path, MAX_NAME)}"
-    shown = got if isinstance(got, str) else repr(got)
-    return ConfigError(f"response_format: schema: expected {wanted} {where}, got {shorten(shown, MAX_NAME)}")
+        return self.forms.add_value(self._rule(f'"{{" ws {first} "}}"'), path, "{", values)
 
 
 def _types(given: Any, path: str) -> list[str]:
     types = given if isinstance(given, list) else [given]
     if not types or not all(isinstance(each, str) and each in _KEYWORDS for each in types):
-        raise _refused(f"{path}/type", f"a type of {', '.join(_KEYWORDS)}", given)
+        raise refused(f"{path}/type", f"a type of {', '.join(_KEYWORDS)}", given)
     return list(dict.fromkeys(types))
 
 
@@ -378,9 +360,9 @@ def _limits(words: Mapping[str, Any], path: str, low_name: str, high_name: str) 
     low, high = words.get(low_name, 0), words.get(high_name)
     for name, value in ((low_name, low), (high_name, high)):
         if value is not None and (not isinstance(value, int) or isinstance(value, bool) or not 0 <= value <= MAX_ITEMS):
-            raise _refused(f"{path}/{name}", f"a whole number from 0 to {MAX_ITEMS}", value)
+            raise refused(f"{path}/{name}", f"a whole number from 0 to {MAX_ITEMS}", value)
     if high is not None and high < low:
-        raise _refused(f"{path}/{high_name}", f"at least {low_name}, {low}", high)
+        raise refused(f"{path}/{high_name}", f"at least {low_name}, {low}", high)
     return low, high
 
 
@@ -395,11 +377,11 @@ def _bounds(words: Mapping[str, Any], path: str) -> tuple[int, int]:
     """Return the smallest and the largest whole number that is allowed."""
     for name, value in words.items():
         if isinstance(value, bool) or not isinstance(value, int | float) or abs(value) > _LARGEST:
-            raise _refused(f"{path}/{name}", f"a number from {-_LARGEST} to {_LARGEST}", value)
+            raise refused(f"{path}/{name}", f"a number from {-_LARGEST} to {_LARGEST}", value)
     low = max(ceil(words.get("minimum", -_LARGEST)), floor(words.get("exclusiveMinimum", -_LARGEST - 1)) + 1)
     high = min(floor(words.get("maximum", _LARGEST)), ceil(words.get("exclusiveMaximum", _LARGEST + 1)) - 1)
     if low > high:
-        raise _refused(path, "a range with a whole number in it", f"{low} to {high}")
+        raise refused(path, "a range with a whole number in it", f"{low} to {high}")
     return low, high
 
 

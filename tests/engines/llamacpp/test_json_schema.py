@@ -158,6 +158,45 @@ def test_a_schema_that_cannot_be_held_to_is_refused_by_name(schema: Any, named: 
     assert len(str(caught.value)) < 600
 
 
+def objects(inner: Any, count: int, key: str = "a") -> dict[str, Any]:
+    """Return alternatives that only the texts after their first value tell apart."""
+    return {"anyOf": [{"type": "object", "properties": {key: inner, f"x{index}": True}, "required": [key]} for index in range(count)]}
+
+
+A = {"$ref": "#/$defs/A"}
+RECURSIVE = {**A, "$defs": {"A": {"anyOf": [*objects(A, 4)["anyOf"], {"type": "null"}]}}}
+LISTS = {**A, "$defs": {"A": {"anyOf": [{"items": A}, {"items": objects(A, 1)}]}}}
+ONE_OBJECT = {**A, "$defs": {"A": {"anyOf": [*objects(A, 1)["anyOf"], {"items": A}, {"const": "a"}, {"type": "string"}, {"const": "b"}]}}}
+
+
+BELOW = {"items": A, "$defs": RECURSIVE["$defs"]}
+
+
+@pytest.mark.parametrize("schema", [RECURSIVE, LISTS, BELOW], ids=["objects", "lists", "below"])
+def test_alternatives_that_begin_alike_and_hold_themselves_are_refused(schema: Any) -> None:
+    with pytest.raises(ConfigError, match=r"at most 100 ways to read a value.* at #/\$defs/A.* refer back to themselves") as caught:
+        schema_grammar(schema)
+    assert len(str(caught.value)) < 600
+
+
+def test_alternatives_that_begin_alike_multiply_along_nesting_and_not_beside_one_another(vocabulary: SmallVocabulary) -> None:
+    nested: Any = {"type": "string"}
+    for _ in range(3):
+        nested = objects(nested, 4)
+    grammar = vocabulary.grammar(schema_grammar(nested), b'{"a":{"a":{"a":"')
+    assert len(grammar.allowed()) > 0
+    with pytest.raises(ConfigError, match=r"at most 100 ways .* at #.*, got more"):
+        schema_grammar(objects(nested, 4))
+    with pytest.raises(ConfigError, match=r"at most 100 ways .* at #.*, got more"):
+        schema_grammar({"items": objects(objects({"anyOf": [{"maxLength": index} for index in range(11)]}, 5), 2)})
+    beside = {f"p{index}": objects(True, 10) for index in range(9)}
+    assert schema_grammar({"properties": beside, "required": list(beside)})
+
+
+def test_what_opens_in_another_way_may_hold_itself(vocabulary: SmallVocabulary) -> None:
+    assert fits(vocabulary, ONE_OBJECT, '{"a":[{"a":"b"},["a"]]}')
+
+
 @pytest.mark.parametrize(
     "given",
     [
