@@ -100,6 +100,7 @@ class TokenGrammar:
             raise ConfigError(f"grammar: expected one that llama.cpp can read, got {shorten(text)}")
         self._handle = handle
         self._free = weakref.finalize(self, self._library.llama_sampler_free, handle)
+        self._free.atexit = False  # an engine's thread may still use it then
         for index, byte in enumerate(begun):
             token = int(self._bytes.of_byte[byte])
             if token < 0 or not self.fits([token])[0]:

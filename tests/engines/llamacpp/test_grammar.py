@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from random import Random
 from typing import Any
 
@@ -133,3 +135,23 @@ def test_a_grammar_that_nothing_fits_allows_nothing(vocabulary: SmallVocabulary)
 
 def test_the_bytes_of_a_vocabulary_are_read_once(vocabulary: SmallVocabulary) -> None:
     assert VocabularyBytes.of(vocabulary) is VocabularyBytes.of(vocabulary)
+
+
+FREED = """
+from types import SimpleNamespace
+from streamco.engines.llamacpp.grammar import TokenGrammar
+
+library = SimpleNamespace()
+library.llama_sampler_init_grammar = lambda vocabulary, text, root: text.decode()
+library.llama_sampler_free = lambda handle: print(handle, flush=True)
+class Model:
+    vocabulary_size, end_ids = 0, frozenset()
+model = Model()
+TokenGrammar(library, None, model, "dropped")
+kept = TokenGrammar(library, None, model, "kept")
+"""
+
+
+def test_a_grammar_in_use_is_not_freed_when_the_process_ends() -> None:
+    found = subprocess.run([sys.executable, "-c", FREED], capture_output=True, text=True, check=True)
+    assert found.stdout.split() == ["dropped"]
