@@ -25,6 +25,9 @@ MAX_CHARACTERS = 100_000  # of a schema as JSON
 MAX_DEPTH = 50  # of a schema, references included: llama.cpp's parser and the conversion recurse
 MAX_VALUES = 500  # of an enum
 MAX_ITEMS = 2000  # of minItems and the like: llama.cpp refuses more repetitions
+MAX_REPETITIONS = 20_000  # of all of them in a schema: llama.cpp writes a rule for each
+MAX_RULES = 10_000
+_MAX_INDEX_DIGITS = 6  # Python refuses to read very long numbers
 _NO_WORDS: dict[str, Any] = {}
 
 _BUILTIN = r"""
@@ -76,6 +79,15 @@ def grammar_of(response_format: object) -> str | None:
     Raises:
         ConfigError: it is something else, or the schema can't be held to.
     """
+    try:
+        return _grammar_of(response_format)
+    except ConfigError:
+        raise
+    except (ValueError, RecursionError) as exc:
+        raise ConfigError(f"response_format: expected JSON that can be read, got {exc}") from exc
+
+
+def _grammar_of(response_format: object) -> str | None:
     if response_format is None:
         return None
     kind = response_format.get("type") if isinstance(response_format, Mapping) else None
@@ -120,7 +132,8 @@ class _Converter:
         self.schema = schema
         self.rules: dict[str, str] = {}
         self.forms = Forms()
-        self._references: dict[str, str] = {}
+        self._references: dict[int, str] = {}  # by the identity of what is referred to, which the schema keeps alive
+        self._repetitions = 0
 
     def visit(self, schema: Any, path: str, depth: int) -> str:
         """Return the name of the rule for a schema."""
@@ -145,6 +158,8 @@ class _Converter:
 
     def _rule(self, text: str, begins: Sequence[str] = ()) -> str:
         """Return the name of a new rule."""
+        if len(self.rules) >= MAX_RULES:
+            raise ConfigError(f"response_format: schema: expected at most {MAX_RULES} values and properties, references included, got more")
         name = f"r{len(self.rules)}"
         self.rules[name] = text
         if begins:
@@ -154,18 +169,19 @@ class _Converter:
     def _refer(self, reference: Any, path: str, depth: int) -> str:
         if not isinstance(reference, str) or not (reference == "#" or reference.startswith("#/")):
             raise refused(path, "a reference inside the schema (#/...)", reference)
-        if reference not in self._references:
-            name = self._references[reference] = self._rule("")
-            target = self.visit(self._find(reference, path), reference, depth)
+        found = self._find(reference, path)
+        if id(found) not in self._references:
+            name = self._references[id(found)] = self._rule("")
+            target = self.visit(found, reference, depth)
             self.rules[name] = target
             self.forms.add_alternatives(name, [target])
-        return self._references[reference]
+        return self._references[id(found)]
 
     def _find(self, reference: str, path: str) -> Any:
         found = self.schema
         for part in reference.split("/")[1:]:
             key = unquote(part).replace("~1", "/").replace("~0", "~")
-            if isinstance(found, list) and key.isdecimal() and int(key) < len(found):
+            if isinstance(found, list) and key.isdecimal() and len(key) <= _MAX_INDEX_DIGITS and int(key) < len(found):
                 found = found[int(key)]
             elif isinstance(found, dict) and key in found:
                 found = found[key]
@@ -210,6 +226,8 @@ class _Converter:
         types = _types(words["type"], path) if "type" in words else [each for each in _KEYWORDS if words.keys() & _KEYWORDS[each]][:1]
         if not types:
             return "value"
+        if "number" in types:  # whole numbers are among them, and keep to no other bounds
+            types = [each for each in types if each != "integer"]
         foreign = words.keys() - {"type"}.union(*(_KEYWORDS[each] for each in types))
         if foreign:
             raise refused(path, f"keywords of the type {' or '.join(types)}", ", ".join(sorted(foreign)))
@@ -239,7 +257,14 @@ class _Converter:
                 raise refused(f"{path}/format", f"a format of {', '.join(_FORMATS)}, without a length", got)
             return self._rule(rf'"\"" {_FORMATS[known]} "\""')
         low, high = _limits(words, path, "minLength", "maxLength")
-        return self._rule(rf'"\"" char{_times(low, high)} "\""')
+        return self._rule(rf'"\"" char{self._times(low, high, path)} "\""')
+
+    def _times(self, low: int, high: int | None, path: str) -> str:
+        self._repetitions += low if high is None else high
+        if self._repetitions > MAX_REPETITIONS:
+            wanted = f"at most {MAX_REPETITIONS} of minItems, maxItems, minLength and maxLength together"
+            raise refused(path, wanted, str(self._repetitions))
+        return f"{{{low},{'' if high is None else high}}}"
 
     def _array(self, words: Mapping[str, Any], path: str, depth: int) -> str:
         low, high = _limits(words, path, "minItems", "maxItems")
@@ -249,7 +274,7 @@ class _Converter:
         if high == 0:
             return self.forms.add_value(self._rule('"[" ws "]"'), path, "[")
         more = self._rule(f'"," ws {item} ws')
-        items = f"{item} ws {more}{_times(max(0, low - 1), None if high is None else high - 1)}"
+        items = f"{item} ws {more}{self._times(max(0, low - 1), None if high is None else high - 1, path)}"
         return self.forms.add_value(self._rule(f'"[" ws {items if low else f"({items})?"} "]"'), path, "[", [item])
 
     def _tuple(self, words: Mapping[str, Any], path: str, depth: int, low: int, high: int | None) -> str:
@@ -364,10 +389,6 @@ def _limits(words: Mapping[str, Any], path: str, low_name: str, high_name: str) 
     if high is not None and high < low:
         raise refused(f"{path}/{high_name}", f"at least {low_name}, {low}", high)
     return low, high
-
-
-def _times(low: int, high: int | None) -> str:
-    return f"{{{low},{'' if high is None else high}}}"
 
 
 _LARGEST = 10**15 - 1

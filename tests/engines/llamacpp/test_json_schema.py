@@ -50,6 +50,7 @@ PERSON = {
         ({"type": "integer", "exclusiveMinimum": -2.5, "exclusiveMaximum": 3}, ["-2", "-1", "0", "2"], ["-3", "3", "1.0", "-0"]),
         ({"type": "integer", "minimum": 95, "maximum": 1203}, ["95", "99", "100", "999", "1203"], ["94", "1204", "9", "5000"]),
         ({"type": ["integer", "null"], "minimum": 5}, ["5", "null"], ["4", '"5"']),
+        ({"type": ["integer", "number"], "minimum": 0}, ["5", "100.5", "0"], ["-4", "-0.5"]),
         ({"type": "array", "items": {"type": "integer"}, "minItems": 1, "maxItems": 2}, ["[1]", "[1, 2]"], ["[]", "[1,2,3]", '["1"]']),
         ({"type": "array", "maxItems": 0}, ["[]"], ["[1]"]),
         ({"type": "array", "prefixItems": [{"type": "string"}, {"type": "null"}], "items": False}, ['["a", null]'], ['["a"]', "[null]"]),
@@ -108,7 +109,10 @@ def test_formats_without_a_schema() -> None:
 
 CHAIN = {f"d{index}": {"anyOf": [{"$ref": f"#/$defs/d{index + 1}"}, {"type": "null"}]} for index in range(60)}
 DOUBLING = {f"d{index}": {"anyOf": [{"$ref": f"#/$defs/d{index + 1}"}] * 2 + [{"items": {}}, True]} for index in range(30)}
-WIDE = {"anyOf": [{"anyOf": [{"type": "array", "maxItems": index * 20 + each} for each in range(20)]} for index in range(20)]}
+WIDE = {"anyOf": [{"anyOf": [{"type": "array", "maxItems": each} for each in range(20)]} for _ in range(20)]}
+
+
+STRINGS = {"prefixItems": [{"maxLength": 1999}] * 9}
 
 
 def deep(levels: int) -> Any:
@@ -141,6 +145,12 @@ def deep(levels: int) -> Any:
         ({"type": "integer", "minimum": 3, "maximum": 2}, "range with a whole number"),
         ({"type": "integer", "minimum": 1e300}, "a number from"),
         ({"type": "number", "minimum": 1}, "0 or none"),
+        ({"type": ["integer", "number"], "maximum": 5}, "keywords of the type number at #, got maximum"),
+        ({"type": ["null", "number", "integer"], "exclusiveMinimum": 0}, "keywords of the type null or number at #, got exclusiveMinimum"),
+        ({"type": ["integer", "number"], "minimum": 5}, "0 or none"),
+        ({"prefixItems": [{"maxLength": 2000}] * 11}, "at most 20000 .* at #/prefixItems/10, got 22000"),
+        ({"properties": {"a": {"items": {"minLength": 2000}, "maxItems": 1990}, "b": STRINGS}}, "20000 .* at #/properties/a.*, got"),
+        ({"anyOf": [{"type": "null"}, {"$ref": "#/anyOf/" + "1" * 5000}]}, "to something in the schema"),
         ({"type": "tuple"}, "a type of object"),
         ({"type": "string", "minimum": 1}, "keywords of the type string"),
         ({"anyOf": [], "title": "x"}, "a list of schemas"),
@@ -156,6 +166,24 @@ def test_a_schema_that_cannot_be_held_to_is_refused_by_name(schema: Any, named: 
         schema_grammar(schema)
     assert str(caught.value).startswith("response_format: schema: expected ")
     assert len(str(caught.value)) < 600
+
+
+def test_a_value_that_is_referred_to_in_several_spellings_is_written_once() -> None:
+    defs = {"a": [{"type": "object", "properties": {"b": {"type": "string"}}}]}
+    one, *others = [
+        schema_grammar({"$defs": defs, "prefixItems": [{"$ref": "#/$defs/a/0"}, {"$ref": f"#/{spelling}"}]})
+        for spelling in ("$defs/a/0", "$defs/%61/0", "%24defs/a/00", "$defs/a/0000")
+    ]
+    assert others == [one] * 3
+
+
+def test_a_schema_with_too_many_rules_is_refused() -> None:
+    chain: Any = {"properties": {f"p{index}": {"type": "integer", "minimum": index} for index in range(100)}}
+    for _ in range(40):
+        chain = {"items": chain}
+    references = [{"$ref": "#/$defs/c" + "/items" * index} for index in range(40)]
+    with pytest.raises(ConfigError, match="at most 10000 values and properties, references included, got more"):
+        schema_grammar({"$defs": {"c": chain}, "prefixItems": references})
 
 
 def objects(inner: Any, count: int, key: str = "a") -> dict[str, Any]:
@@ -211,6 +239,19 @@ def test_what_opens_in_another_way_may_hold_itself(vocabulary: SmallVocabulary) 
 )
 def test_another_format_is_refused(given: Any) -> None:
     with pytest.raises(ConfigError, match="response_format: "):
+        grammar_of(given)
+
+
+def nested(levels: int) -> Any:
+    value: Any = []
+    for _ in range(levels):
+        value = [value]
+    return value
+
+
+@pytest.mark.parametrize("given", [nested(100_000), {"type": "json_schema", "json_schema": nested(100_000)}])
+def test_a_format_of_too_many_levels_is_refused(given: Any) -> None:
+    with pytest.raises(ConfigError, match="response_format: expected JSON that can be read"):
         grammar_of(given)
 
 
