@@ -33,6 +33,7 @@ class MiddleServer:
         self.address = address
         self.meter = UploadMeter()
         self.not_before = 0.0  # the loop's time, in seconds, before which it wants no try
+        self.frees = 0  # how many places this device has given back so far
         self.costs: RowCosts | None = None  # as it reported last; None: not connected yet
         self.load_rows = self.steady_rows = 0  # of its batches, as it reported last
         self._reported: tuple[RowCost, ...] = ()
@@ -47,6 +48,11 @@ class MiddleServer:
         asked = _asked(error)
         if asked is not None or is_busy(error):
             self.not_before = now + (RETRY if asked is None else asked)
+
+    def free(self) -> None:
+        """Take note that this device has given a place back: the server may be tried at once."""
+        self.not_before = 0.0
+        self.frees += 1
 
     async def find(self) -> VerifierConnection[SplitClient]:
         """Return the connection; make a new one if there is none.

@@ -1,47 +1,71 @@
-"""The answers of one device that wait for a place at busy servers, the first one first."""
+"""The answers of one device that wait for a place at busy servers: those that have begun first, each kind in the order in which it came."""
 
 from __future__ import annotations
 
 import asyncio
-from contextlib import suppress
+from bisect import insort
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from itertools import count
 
 __all__ = ["PlaceQueue"]
 
 
 class PlaceQueue:
-    """A queue, as a context manager: inside it an answer has its turn to ask for a place. Belongs to the event loop."""
+    """A queue in which the first answer asks for a place. Belongs to the event loop.
+
+    Attributes:
+        frees: how many places have become free so far.
+    """
 
     def __init__(self) -> None:
-        self._turn = asyncio.Lock()  # which is given in the order in which it was asked for
+        self.frees = 0
+        self._numbers = count()
+        self._tickets: list[tuple[bool, int]] = []  # of the answers that wait, in their order
+        self._moved = asyncio.Event()
         self._freed = asyncio.Event()
-        self._length = 0
 
     @property
     def is_empty(self) -> bool:
         """True if no answer waits."""
-        return not self._length
+        return not self._tickets
 
-    async def __aenter__(self) -> None:
-        """Wait for the turn; safe to cancel."""
-        self._length += 1
+    @contextmanager
+    def ticket(self, *, has_begun: bool) -> Iterator[tuple[bool, int]]:
+        """Be in the queue: at its end, or before all answers that have not begun."""
+        ticket = (not has_begun, next(self._numbers))
+        insort(self._tickets, ticket)
         try:
-            await self._turn.acquire()
-        except BaseException:
-            self._length -= 1
-            raise
+            yield ticket
+        finally:
+            self._tickets.remove(ticket)
+            moved, self._moved = self._moved, asyncio.Event()
+            moved.set()
 
-    async def __aexit__(self, *_error: object) -> None:
-        """Give the turn to the next answer."""
-        self._length -= 1
-        self._turn.release()
+    def is_first(self, ticket: tuple[bool, int]) -> bool:
+        """Return True if it is this answer's turn to ask."""
+        return self._tickets[0] == ticket
 
-    async def wait(self, seconds: float) -> None:
-        """Wait until ``report_free`` is called, at most so many seconds."""
+    async def turn(self, ticket: tuple[bool, int]) -> None:
+        """Wait until this answer is the first one."""
+        while not self.is_first(ticket):
+            await self._moved.wait()
+
+    async def wait(self, seconds: float, frees: int) -> None:
+        """Wait until ``report_free`` is called, at most so many seconds.
+
+        Args:
+            seconds: the longest wait.
+            frees: the value of ``frees`` before the servers were asked. If it has changed since, there is no wait.
+        """
+        if frees != self.frees:
+            return
         with suppress(TimeoutError):
             async with asyncio.timeout(seconds):
                 await self._freed.wait()
 
     def report_free(self) -> None:
         """Wake the answer that waits in its turn: another one has ended."""
+        self.frees += 1
         freed, self._freed = self._freed, asyncio.Event()
         freed.set()

@@ -160,14 +160,19 @@ class ServerLink:
 
     def free_place(self, index: int) -> None:
         """Let the first answer that waits ask this server again: another one of this device has ended there."""
-        self.servers[index].not_before = 0.0
+        self.servers[index].free()
         self.queue.report_free()
 
-    async def wait(self, until: float) -> None:
-        """Wait before the servers are tried again: as long as all of them ask for, but not after the time ``until``."""
+    async def wait(self, until: float, frees: int) -> None:
+        """Wait before the servers are tried again: as long as all of them ask for, but not after the time ``until``.
+
+        Args:
+            until: the loop's time, in seconds.
+            frees: the queue's ``frees`` before the servers were tried. A place that has become free since is asked for at once.
+        """
         now = self.loop.time()
         asked = min(server.not_before for server in self.servers) - now
-        await self.queue.wait(max(0.0, min(max(RETRY, asked), until - now)))
+        await self.queue.wait(max(0.0, min(max(RETRY, asked), until - now)), frees)
 
     async def aclose(self) -> None:
         """End all sessions and connections; idempotent."""

@@ -61,6 +61,7 @@ class ServerSession:
         self._busy_since: float | None = None  # when it began to wait for servers that are busy; no answer has come since
         self._refused_at: float | None = None  # time of the first refusal of rows at this server, since an answer
         self._ask_again_at: float | None = None  # when rows that were refused for load are sent again; the session stays
+        self._lost_place: int | None = None  # server at which the session was lost; the answers that wait don't know yet
         self._is_over = False
 
     # Every thread
@@ -93,6 +94,7 @@ class ServerSession:
         self._link.discard(self)
         if had_place:
             self._link.free_place(self._server)
+        self._report_lost_place()
 
     def frame_received(self, frame: SplitOpened | SplitResumed | States | Refusal, size: int) -> None:
         """Handle a frame for this session; see ``SessionListener``."""
@@ -135,13 +137,31 @@ class ServerSession:
         self._connecting = self._link.loop.create_task(self._connect(), name="streamco split session")
 
     async def _connect(self) -> None:
-        """Try the servers until one takes the session, or the time is over. Those that find none at once take turns."""
+        """Try the servers until one takes the session, or the time is over."""
         link, began = self._link, self._link.loop.time()
-        if (link.queue.is_empty or self._key is not None) and await self._try_servers(began) is None:
-            return
-        async with link.queue:
-            while (until := await self._try_servers(began)) is not None:
-                await link.wait(until)
+        if (not link.queue.is_empty and self._key is None) or await self._try_servers(began) is not None:
+            await self._queue(began)
+        self._report_lost_place()
+
+    async def _queue(self, began: float) -> None:
+        """Take turns with the other answers that found no place at once, before those that have not begun if this one has."""
+        queue = self._link.queue
+        with queue.ticket(has_begun=bool(self.traffic.servers)) as ticket:
+            if not queue.is_first(ticket):
+                self._report_lost_place()
+            while True:
+                await queue.turn(ticket)
+                frees = queue.frees
+                until = await self._try_servers(began)
+                if until is None:
+                    return
+                await self._link.wait(until, frees)
+
+    def _report_lost_place(self) -> None:
+        """Wake the first answer that waits if this one has lost a place and isn't there again."""
+        index, self._lost_place = self._lost_place, None
+        if index is not None and (self._connection is None or self._server != index):
+            self._link.queue.report_free()
 
     async def _try_servers(self, began: float) -> float | None:
         """Try the server in use, then the others in their order; return None if one took the session, or if the time is over.
@@ -155,14 +175,17 @@ class ServerSession:
         busy: StreamcoError | None = None
         may_skip, has_skipped = link.loop.time() < self._last_wait(began), False
         for index in [(self._server + offset) % len(link.servers) for offset in range(len(link.servers))]:
-            if may_skip and link.servers[index].not_before > link.loop.time():
+            server = link.servers[index]
+            if may_skip and server.not_before > link.loop.time():
                 has_skipped = True
                 continue
+            frees = server.frees
             try:
                 length = await self._open_at(index)
             except StreamcoError as exc:
                 self._detach(closes=True)
-                link.servers[index].put_off(exc, link.loop.time())
+                if server.frees == frees or not is_busy(exc):  # else a place has become free since it was asked
+                    server.put_off(exc, link.loop.time())
                 busy, error = (exc if is_busy(exc) else busy), exc
             else:
                 self._name_server()
@@ -292,10 +315,12 @@ class ServerSession:
         self._emit(SessionReady(self._attempt, connection.client.length(self._number), is_new=False))
 
     def _lose(self, error: StreamcoError) -> None:
-        """Give the session up; another server goes on if there is one."""
+        """Give the session and its place up; another server goes on if there is one."""
+        server = self._link.servers[self._server]
         self._detach(closes=True)
-        self._key = None
-        self._link.servers[self._server].put_off(error, self._link.loop.time())
+        self._key, self._lost_place = None, self._server
+        server.free()
+        server.put_off(error, self._link.loop.time())
         if isinstance(error, EndpointTimeoutError) or not isinstance(error, VerifyProtocolError) or error.code != "evicted":
             self._server = (self._server + 1) % len(self._link.servers)
         self._report_loss(error, may_resume=False)

@@ -36,6 +36,13 @@ def test_a_server_that_is_busy_and_names_no_time_is_tried_again_soon() -> None:
     assert server.not_before == 103.0
 
 
+def test_a_server_at_which_a_place_became_free_may_be_tried_at_once() -> None:
+    server = MiddleServer(VerifierAddress("ws://127.0.0.1:1", "one"), LayersMark("digest", 2, 28, 8), Timeouts(), exact=False)
+    server.put_off(OverloadedError("full", retry_after=30.0), 100.0)
+    server.free()
+    assert (server.not_before, server.frees) == (0.0, 1)
+
+
 @pytest.mark.parametrize(
     ("error", "expected"),
     [

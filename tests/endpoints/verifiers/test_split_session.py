@@ -18,6 +18,7 @@ from streamco.engines.split.answer import DeepStates, LinkEvent, LinkFailed, Lin
 from streamco.errors import EndpointTimeoutError
 from streamco.server.verify.options import VerifyOptions
 from streamco.testing.fault_proxy import FaultProxy
+from streamco.testing.link_proxy import LinkProxy
 from tests.endpoints.verifiers.test_split_link import Device, link_to
 from tests.server.split.layers import PATIENT, WIDTH, Serving, SummingLayers, device_at, mark_of, serving_layers
 from tests.server.split.test_sessions import some
@@ -177,7 +178,7 @@ class Answers:
     def __init__(self, link: ServerLink, count: int) -> None:
         self.done: list[int] = []  # numbers of those that have their states, in order
         self.errors: list[Exception] = []
-        self._link = link
+        self.link = link
         self._sessions = [self._begin(number) for number in range(count)]
 
     def _begin(self, number: int) -> LinkSession:
@@ -193,12 +194,16 @@ class Answers:
                 case DeepStates():
                     self.done.append(number)
 
-        session = self._link.session(receive, 16)
+        session = self.link.session(receive, 16)
         session.open(OpenSession(0, may_resume=False))
         return session
 
     def end(self, number: int) -> None:
         self._sessions[number].close()
+
+    def go_on(self, number: int, rows: int = 1) -> None:
+        """Send more rows after the first ones."""
+        self._sessions[number].send(SendRows(0, 2, 2 + rows, 1), np.ones((rows, WIDTH), np.float32))
 
     async def are_done(self, *numbers: int) -> None:
         """Wait for these, and check that no other one gets a place."""
@@ -252,6 +257,74 @@ async def test_answers_of_other_devices_get_their_places_too() -> None:
         assert (done, [each.errors for each in devices]) == (6, [[], [], []])
         for link in links:
             await link.aclose()
+
+
+async def test_an_answer_that_has_begun_gets_its_place_again_before_those_that_wait() -> None:
+    await load_websockets()
+    layers = SummingLayers(sequences=1)
+    async with serving_layers(layers, verify=FEW) as server:
+        link = link_to(server.url)
+        answers = Answers(link, 2)
+        await answers.are_done(0)
+        await settled(lambda: bool(server.figures["refused"]))  # the other one is to ask again in 30 s
+        layers.failures = 1
+        answers.go_on(0)
+        await answers.are_done(0, 0)
+        answers.end(0)
+        await answers.are_done(0, 0, 1)
+        assert server.figures["opened"] == 3
+        assert server.figures["refused"] == {"overloaded": 1, "engine failed": 1}
+        await link.aclose()
+
+
+async def test_the_place_of_an_answer_that_fails_goes_to_one_that_waits() -> None:
+    await load_websockets()
+    async with serving_layers(SummingLayers(sequences=1, cells=64), verify=FEW) as server:
+        link = link_to(server.url)
+        answers = Answers(link, 2)
+        await answers.are_done(0)
+        await settled(lambda: bool(server.figures["refused"]))
+        answers.go_on(0, rows=64)
+        await answers.are_done(0, 1)
+        assert "context_full" in str(answers.errors[0]) or "expected at most 64 positions" in str(answers.errors[0])
+        await link.aclose()
+
+
+async def test_the_place_of_an_answer_that_goes_on_elsewhere_goes_to_one_that_waits() -> None:
+    await load_websockets()
+    layers = SummingLayers(sequences=1)
+    async with serving_layers(layers, verify=FEW) as server, serving_layers(SummingLayers(sequences=1), verify=FEW) as other:
+        link = link_to(server.url, other.url)
+        stranger = Answers(link_to(other.url), 1)
+        await stranger.are_done(0)
+        answers = Answers(link, 2)
+        await answers.are_done(0)
+        await settled(lambda: link.servers[1].not_before > 0.0)
+        stranger.end(0)
+        await settled(lambda: not other.figures["sessions"])
+        link.servers[1].not_before = 0.0
+        layers.failures = 1
+        answers.go_on(0)
+        await settled(lambda: len(answers.done) == 3)
+        assert sorted(answers.done) == [0, 0, 1]
+        assert (server.figures["opened"], other.figures["opened"]) == (2, 2)
+        await link.aclose()
+        await stranger.link.aclose()
+
+
+async def test_a_place_that_becomes_free_while_its_refusal_is_on_the_way_is_asked_for_again() -> None:
+    await load_websockets()
+    async with serving_layers(SummingLayers(sequences=1), verify=FEW) as server, LinkProxy(urlsplit(server.url).port or 0, rtt=0.4) as slow:
+        link = link_to(f"ws://127.0.0.1:{slow.port}")
+        answers = Answers(link, 1)
+        await settled(lambda: bool(answers.done))
+        later = Answers(link, 1)
+        await settled(lambda: bool(server.figures["refused"]))
+        assert link.servers[0].not_before == 0.0, "the refusal has not arrived"
+        answers.end(0)
+        await later.are_done(0)
+        assert server.figures["refused"] == {"overloaded": 1}
+        await link.aclose()
 
 
 async def test_an_answer_that_is_given_up_in_the_queue_keeps_no_other_one_waiting() -> None:
