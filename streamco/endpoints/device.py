@@ -286,7 +286,7 @@ class DeviceStream:
 
     def _submit(self, engine: Engine, ids: list[int]) -> None:
         request = generation_request(engine, self._request, ids, top=0 if self._top_logprobs is None else MAX_TOP_LOGPROBS)
-        self._boundary = BoundaryWhitespace(boundary_whitespace(engine, self._request.partial))
+        self._boundary = BoundaryWhitespace(boundary_whitespace(engine, self._request))
         self._generation = engine.submit(request, self._wake)
 
     async def receive(self) -> TokensReceived | StreamEnded:

@@ -5,6 +5,8 @@ What a request says of the form of its answer (``response_format``) becomes a gr
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from msgspec.structs import replace
 
 from streamco.endpoints.base import Request
@@ -17,6 +19,7 @@ from streamco.partial import Partial
 
 __all__ = ["boundary_whitespace", "generation_request", "is_short", "request_ids", "takes_grammars"]
 
+JSON_WHITESPACE = b" \t\r\n"
 INLINE_CHARACTERS = 4096  # to tokenise more takes over a millisecond, too long for the loop
 
 
@@ -43,7 +46,7 @@ def generation_request(engine: Engine, request: Request, ids: list[int], *, top:
         prefill_only=request.prefill_only,
         max_buffered=request.max_buffered,
         grammar=grammar,
-        begun=b"" if grammar is None or request.partial is None else _begun(engine, request.partial),
+        begun=b"" if grammar is None or request.partial is None else _begun(engine, request, request.partial),
         pending_bytes=pending_bytes(engine, ids),
     )
 
@@ -53,11 +56,13 @@ def takes_grammars(engine: Engine | None) -> bool:
     return bool(getattr(engine, "takes_grammars", False))
 
 
-def _begun(engine: Engine, partial: Partial) -> bytes:
-    """Return the bytes of the answer's beginning that the prompt ends with."""
+def _begun(engine: Engine, request: Request, partial: Partial) -> bytes:
+    """Return the bytes of the answer's beginning that the prompt ends with, without the whitespace that JSON may begin with."""
     if _has_ids(engine, partial):
-        return engine.detokenize(partial.ids or ())
-    return split_trailing_whitespace(partial.text)[0].encode("utf-8", "surrogatepass")
+        begun = engine.detokenize(partial.ids or ())
+    else:
+        begun = _handed_over(request, partial)[0].encode("utf-8", "surrogatepass")
+    return begun.lstrip(JSON_WHITESPACE)
 
 
 def request_ids(engine: Engine, request: Request) -> list[int]:
@@ -82,11 +87,11 @@ def request_ids(engine: Engine, request: Request) -> list[int]:
 
 
 def _partial_ids(engine: Engine, request: Request, partial: Partial) -> list[int]:
-    """Return the prompt and the answer so far: ids if they belong to this vocabulary, else the text up to its last spaces."""
+    """Return the prompt and the answer so far: ids if they belong to this vocabulary, else the text that is handed over."""
     begun = request_ids(engine, replace(request, partial=None))
     if _has_ids(engine, partial):
         return [*begun, *(partial.ids or ())]
-    text, _ = split_trailing_whitespace(partial.text)
+    text, _ = _handed_over(request, partial)
     return [*begun, *answer_ids(engine, text)] if text else begun
 
 
@@ -94,9 +99,24 @@ def _has_ids(engine: Engine, partial: Partial) -> bool:
     return bool(partial.ids) and partial.vocabulary == engine.info.vocabulary
 
 
-def boundary_whitespace(engine: Engine, partial: Partial | None) -> str:
-    """Return the whitespace at the end of a text that was handed over; "" if ids were."""
-    return "" if partial is None or _has_ids(engine, partial) else split_trailing_whitespace(partial.text)[1]
+def _handed_over(request: Request, partial: Partial) -> tuple[str, str]:
+    """Return the text that is handed over, and the whitespace at its end that is held back: none if the answer has a form.
+
+    The engine wouldn't have to write whitespace again that its grammar doesn't ask for, and 1 and 2 on two lines would become 12.
+    """
+    return (partial.text, "") if _has_form(request) else split_trailing_whitespace(partial.text)
+
+
+def _has_form(request: Request) -> bool:
+    """Return True if the answer will be held to a grammar."""
+    form = request.extra.get("response_format")
+    return form is not None and not (isinstance(form, Mapping) and form.get("type") == "text")
+
+
+def boundary_whitespace(engine: Engine, request: Request) -> str:
+    """Return the whitespace at the end of a text that was handed over, which the engine writes again; "" if ids were, or all of it."""
+    partial = request.partial
+    return "" if partial is None or _has_ids(engine, partial) else _handed_over(request, partial)[1]
 
 
 def is_short(request: Request) -> bool:

@@ -13,7 +13,7 @@ import streamco
 from streamco.config import SamplingOptions
 from streamco.endpoints.base import Request
 from streamco.endpoints.device import DeviceEndpoint
-from streamco.endpoints.generation_request import generation_request, is_short
+from streamco.endpoints.generation_request import boundary_whitespace, generation_request, is_short, request_ids
 from streamco.engines.base import EngineOptions
 from streamco.engines.llama import LlamaEngine
 from streamco.engines.llamacpp.bundled_model import packaged_model
@@ -61,11 +61,44 @@ def test_a_format_becomes_a_grammar_for_the_answer_and_not_for_what_is_read_ahea
 def test_the_beginning_of_an_answer_counts_for_its_grammar() -> None:
     engine = GrammarEngine()
     request = Request(prompt="Hello", extra={"response_format": OBJECT}, partial=Partial(text='{"é": ', tokens=3))
-    assert generation_request(engine, request, [], top=0).begun == '{"é":'.encode()
+    assert generation_request(engine, request, [], top=0).begun == '{"é": '.encode()
     ids = tuple(engine.tokenize('{"a": 1'))
     request = replace(request, partial=Partial(text='{"a": 1', tokens=2, ids=ids, vocabulary=engine.info.vocabulary))
     assert generation_request(engine, request, [], top=0).begun == b'{"a": 1'
     assert generation_request(engine, replace(request, extra={}), [], top=0).begun == b""
+
+
+@pytest.mark.parametrize("form", [OBJECT, SCHEMA])
+def test_whitespace_at_the_end_of_half_a_json_text_is_not_held_back(form: Any) -> None:
+    engine, text = GrammarEngine(), '{"a": 1\n'
+    request = Request(prompt="Hello", extra={"response_format": form}, partial=Partial(text=text, tokens=3))
+    assert engine.detokenize(request_ids(engine, request)) == b"Hello" + text.encode()
+    assert boundary_whitespace(engine, request) == ""
+    assert generation_request(engine, request, [], top=0).begun == text.encode()
+    for extra in ({}, {"response_format": {"type": "text"}}):
+        plain = replace(request, extra=extra)
+        assert engine.detokenize(request_ids(engine, plain)) == b'Hello{"a": 1'
+        assert boundary_whitespace(engine, plain) == "\n"
+
+
+async def test_a_reader_gets_the_whitespace_of_a_json_text_that_the_device_writes() -> None:
+    request = Request(prompt="Hello", extra={"response_format": OBJECT}, partial=Partial(text='{"a": 1\n', tokens=3))
+    endpoint = DeviceEndpoint(GrammarEngine(["\n", "}"]))
+    stream, made = endpoint.open(request), ""
+    while isinstance(event := await stream.receive(), TokensReceived):
+        made += "".join(choice.delta.content or "" for chunk in event.chunks for choice in chunk.choices)
+    assert made == "\n}"
+    await endpoint.aclose()
+
+
+@pytest.mark.parametrize(("text", "begun"), [('\r\n\t {"a"', '{"a"'), ("\n ", ""), ('\u00a0{"a"', '\u00a0{"a"'), ("\v{", "\v{")])
+def test_whitespace_before_json_is_none_of_its_grammar(text: str, begun: str) -> None:
+    engine = GrammarEngine()
+    request = Request(prompt="Hello", extra={"response_format": OBJECT}, partial=Partial(text=text, tokens=3))
+    assert generation_request(engine, request, [], top=0).begun == begun.encode()
+    ids = tuple(engine.tokenize(text))
+    request = replace(request, partial=Partial(text=text, tokens=3, ids=ids, vocabulary=engine.info.vocabulary))
+    assert generation_request(engine, request, [], top=0).begun == begun.encode()
 
 
 def test_an_engine_without_grammars_refuses_and_says_so() -> None:
