@@ -193,6 +193,7 @@ class ServerSession:
                 return None
         until = max(began, link.reached_at) + link.patience
         if busy is not None or has_skipped:
+            self._busy_since = began if self._busy_since is None else self._busy_since
             link.reached_at, until = link.loop.time(), self._last_wait(began)
         if link.loop.time() < until or has_skipped:
             return until
@@ -200,9 +201,8 @@ class ServerSession:
         return None
 
     def _last_wait(self, began: float) -> float:
-        """Return the time until which the session waits for servers that are busy."""
-        self._busy_since = began if self._busy_since is None else self._busy_since
-        return self._busy_since + self._link.max_wait
+        """Return the time until which the session waits for servers that are busy, if they are from ``began`` on."""
+        return (began if self._busy_since is None else self._busy_since) + self._link.max_wait
 
     async def _open_at(self, index: int) -> int:
         """Resume or open the session at a server; return the positions that it holds."""
@@ -211,7 +211,9 @@ class ServerSession:
         self._link.use(server, connection)
         if not connection.client.has_room:
             limit = connection.client.limits.sessions
-            raise SessionLimitError(f"connection: expected at most {limit} answers at a time, which {self._name} allows, got one more")
+            raise SessionLimitError(
+                f"connection: expected at most {limit} answers at a time, which {server.address.name} allows, got one more"
+            )
         if index != self._server:
             self._server, self._key = index, None
         if self._key is not None:
@@ -293,16 +295,17 @@ class ServerSession:
             self._lose(error)
 
     def _handle_load(self, error: VerifyProtocolError) -> None:
-        """Wait if the server refuses rows for its load. After the patience another one is tried, if there is one."""
+        """Wait if the server refuses rows for its load. After the patience, or if it asks for too much time, another one is tried."""
         link, now = self._link, self._link.loop.time()
         link.reached_at = now
         self._refused_at = now if self._refused_at is None else self._refused_at
-        next_try = now + (error.retry_after or RETRY)
-        if next_try > self._last_wait(now):
-            self._emit(LinkFailed(final_error(error, link.max_wait)))
-        elif len(link.servers) > 1 and next_try > self._refused_at + link.patience:
+        self._busy_since = now if self._busy_since is None else self._busy_since
+        next_try, last = now + (error.retry_after or RETRY), self._last_wait(now)
+        if len(link.servers) > 1 and now <= last and next_try > min(last, self._refused_at + link.patience):
             self._refused_at, self._losses = None, self._losses - 1  # it counts as none: the time is limited
             self._lose(error)
+        elif next_try > last:
+            self._emit(LinkFailed(final_error(error, link.max_wait)))
         else:
             self._drop_unanswered()  # the server refuses those after it, too
             self._ask_again_at = next_try

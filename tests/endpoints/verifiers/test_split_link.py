@@ -58,7 +58,8 @@ class Device:
     def receive(self, event: LinkEvent) -> None:
         match event:
             case SessionReady():
-                self.session.send(SendRows(event.attempt, 0, self.rows, 1), np.ones((self.rows, WIDTH), np.float32))
+                if self.rows:
+                    self.session.send(SendRows(event.attempt, 0, self.rows, 1), np.ones((self.rows, WIDTH), np.float32))
             case SessionLost():
                 self.losses += 1
                 self.session.send(SendRows(event.attempt, self.rows, self.rows + 1, 1), np.ones((1, WIDTH), np.float32))  # too late

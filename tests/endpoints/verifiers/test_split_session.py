@@ -8,6 +8,7 @@ from contextlib import asynccontextmanager
 from urllib.parse import urlsplit
 
 import numpy as np
+import pytest
 from msgspec.structs import replace
 
 from streamco.core.split.events import OpenSession, SendRows, SessionLost, SessionReady
@@ -376,3 +377,52 @@ async def test_rows_that_one_server_refuses_go_to_another_one_after_the_patience
         assert overloads(server) > 1
         assert other.figures["rounds"] == 1
         await device.link.aclose()
+
+
+@pytest.mark.parametrize("max_wait", [0.0, 0.0005])
+async def test_rows_that_one_server_refuses_for_longer_than_the_longest_wait_go_to_another_one(max_wait: float) -> None:
+    await load_websockets()
+    async with busy() as (server, _), serving_layers(SummingLayers()) as other:
+        device = Device(server.url, other.url, rows=40, patience=60.0, max_wait=max_wait)
+        assert isinstance(await device.end, DeepStates)
+        assert (overloads(server), other.figures["rounds"]) == (1, 1)
+        await device.link.aclose()
+
+
+async def test_two_servers_that_refuse_the_rows_end_the_answer_after_the_longest_wait() -> None:
+    await load_websockets()
+    async with busy() as (server, _), busy() as (other, _):
+        device = Device(server.url, other.url, rows=40, patience=60.0, max_wait=0.3)
+        end = await device.end
+        assert isinstance(end, LinkFailed)
+        assert "within 0.3 s, got them busy with other answers" in str(end.error)
+        assert overloads(server) > 1
+        assert overloads(other) > 0
+        await device.link.aclose()
+
+
+async def test_the_longest_wait_begins_when_a_server_is_busy() -> None:
+    await load_websockets()
+    async with busy() as (server, _):
+        device = Device(server.url, patience=60.0, max_wait=0.3)
+        device.rows = 0  # it sends none when the session is open
+        await settled(lambda: server.figures["opened"] == 2)
+        await asyncio.sleep(0.4)
+        device.rows = 40
+        device.session.send(SendRows(0, 0, 40, 1), np.ones((40, WIDTH), np.float32))
+        assert isinstance(await device.end, LinkFailed)
+        assert overloads(server) > 1
+        await device.link.aclose()
+
+
+async def test_an_error_names_the_server_that_allows_no_more_sessions() -> None:
+    await load_websockets()
+    one = replace(FEW, load=replace(FEW.load, sessions_per_device=1))
+    async with serving_layers(SummingLayers(sequences=1), verify=FEW) as first, serving_layers(SummingLayers(), verify=one) as second:
+        link = link_to(first.url, second.url, patience=0.0, max_wait=0.0)
+        answers = Answers(link, 2)
+        await answers.are_done(0, 1)
+        surplus = Answers(link, 1)
+        await settled(lambda: bool(surplus.errors))
+        assert f"which {link.servers[1].address.name} allows" in str(surplus.errors[0])
+        await link.aclose()
