@@ -39,6 +39,8 @@ if TYPE_CHECKING:
 
 __all__ = ["VerifierAddress", "SessionListener", "VerifierConnection", "connect_verifier", "is_lasting", "load_websockets"]
 
+_logger = logging.getLogger("streamco")
+
 _SMOOTHING = 0.3  # weight of a new round-trip time
 _BUSY = frozenset({408, 425, 429})  # statuses that may change soon, as 5xx may
 
@@ -221,6 +223,12 @@ class VerifierConnection(Generic[ClientT]):
                     self._receive(message)
         except (EndpointError, VerifyProtocolError) as error:
             self.drop(error)
+        except Exception as exc:  # noqa: BLE001  # a reader that ends must not leave a connection that looks alive
+            kind = type(exc).__name__
+            _logger.error("connection to %s: expected to handle a frame, got %s; it is closed", self._name, kind)
+            failure = EndpointProtocolError(f"expected to handle a frame, got {kind}", endpoint=self._name)
+            failure.__cause__ = exc
+            self.drop(failure)
 
     def _receive(self, message: bytes | str) -> None:
         frame = self.client.receive(message)

@@ -61,7 +61,7 @@ class SessionConnection(Protocol):
 
     device: str
     peer: str  # its address
-    owner: str | None  # name of its key; None: the server has not several
+    owner: str | None  # name of its key; None: the server has at most one key
 
     @property
     def server(self) -> _Refusing:
@@ -92,7 +92,7 @@ class HostedSession(ABC, Generic[ConnectionT]):
 
     Args:
         name: its name at the scheduler.
-        owner: name of the key that it was opened with; None: the server has not several.
+        owner: name of the key that it was opened with; None: the server has at most one key.
     """
 
     def __init__(self, name: str, owner: str | None) -> None:

@@ -57,7 +57,7 @@ class Connection(Protocol):
     server: VerifyServer
     device: str
     peer: str  # its address
-    owner: str | None  # name of its key; None: the server has not several
+    owner: str | None  # name of its key; None: the server has at most one key
 
     def flush(self) -> None:
         """Queue the messages of the protocol's server end."""

@@ -277,6 +277,12 @@ class SplitClient:
         state = self._sessions.get(-1 if frame.session is None else frame.session)
         if state is None or all(sent.round_number != frame.round_number for sent in state.rounds):
             return False
+        first = state.rounds[0].round_number
+        if frame.round_number != first and frame.code != "context_full":  # which is refused before its rows are queued
+            raise UnexpectedFrameError(
+                f"session {frame.session}: expected an answer to round {first} first, got a refusal of {frame.round_number}",
+                session=frame.session,
+            )
         while True:
             sent = state.rounds.pop()
             state.length = sent.position

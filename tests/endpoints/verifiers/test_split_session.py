@@ -415,6 +415,23 @@ async def test_the_longest_wait_begins_when_a_server_is_busy() -> None:
         await device.link.aclose()
 
 
+async def test_a_frame_that_cannot_be_handled_ends_its_connection_and_the_log_says_so(caplog: pytest.LogCaptureFixture) -> None:
+    class Failing(Device):
+        def receive(self, event: LinkEvent) -> None:
+            if isinstance(event, DeepStates) and not self.losses:
+                raise IndexError("a secret")
+            super().receive(event)
+
+    await load_websockets()
+    async with serving_layers(SummingLayers()) as server:
+        device = Failing(server.url)
+        assert isinstance(await device.end, DeepStates)
+        assert (device.losses, server.figures["resumed"]) == (1, 1)
+        assert "expected to handle a frame, got IndexError" in caplog.text
+        assert "secret" not in caplog.text
+        await device.link.aclose()
+
+
 async def test_an_error_names_the_server_that_allows_no_more_sessions() -> None:
     await load_websockets()
     one = replace(FEW, load=replace(FEW.load, sessions_per_device=1))

@@ -322,6 +322,19 @@ def test_a_refused_round_takes_those_after_it_along() -> None:
     assert len(pair.down()) == 1
 
 
+def test_a_round_beyond_the_context_is_refused_before_the_rounds_that_wait_are_answered() -> None:
+    pair = greeted(limits=SplitLimits(context_rows=6, rows=16, sessions=2))
+    session = opened(pair)
+    pair.client.rows(session, 0, states(4), wanted=1, form="f32")
+    pair.client.rows(session, 4, states(4), wanted=1, form="f32")
+    [frame] = pair.up()
+    assert refusals(pair) == [("context_full", session, 1)]
+    assert (pair.client.length(session), pair.client.unanswered(session)) == (4, 1)
+    assert isinstance(frame, Rows)
+    answer(pair, frame)
+    assert [type(each).__name__ for each in pair.down()] == ["States"]
+
+
 # Sessions
 
 
@@ -402,6 +415,7 @@ def test_text_is_malformed() -> None:
         SplitResumed(0, 3),
         States(0, 0, "f16", states(2)),
         States(0, 1, "f16", states(1)),
+        Refusal("overloaded", "", 0, 1),
     ],
 )
 def test_a_server_that_breaks_the_order_is_not_trusted_any_more(frame: Any) -> None:
