@@ -120,11 +120,11 @@ GROUPS = (
     _Group(PEER, VerifyOptions(), "`VerifyOptions({name}=)`", (
         ("connections", "connections in total (`--verify-connections`)", "", "server/verify/address_limits.py"),
         ("peer_connections", "connections of one source (`--verify-peer`)", "", "server/verify/address_limits.py"),
-        ("peer_sessions", "sessions of one address", "", "server/verify/sessions.py"),
+        ("peer_sessions", "sessions of one address", "", "server/verify/hosted_sessions.py"),
         ("frame_bytes", "size of a frame", "bytes", "server/verify/service.py"),
         ("draft_tokens", "tokens of a draft", "", "wire/verify/checks.py"),
         ("top_k", "ids in a row of a verdict", "", "wire/verify/server.py"),
-        ("resume_s", "time to resume a session (`--verify-resume`)", "s", "server/verify/sessions.py"),
+        ("resume_s", "time to resume a session (`--verify-resume`)", "s", "server/verify/hosted_sessions.py"),
         ("hello_timeout", "time until the first frame", "s", "server/verify/frame_service.py"),
         ("ping_interval", "silence before a ping; the answer has half of it", "s", "server/verify/frame_service.py"),
         ("write_timeout", "time that a frame waits for its reader", "s", "server/verify/frame_service.py"),
