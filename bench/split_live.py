@@ -156,12 +156,12 @@ def figures(found: Sequence[Answer], base: Sequence[Answer]) -> list[tuple[str, 
     return [(metric, unit, value, min(each), max(each)) for metric, unit, value, each in values]
 
 
-async def run(model: Path, count: int, most: int, *, quick: bool) -> list[Row]:
-    """All links and servers."""
+async def run(model: Path, cases: Sequence[Case], count: int, most: int) -> list[Row]:
+    """Some links and servers."""
     rows: list[Row] = []
     with tempfile.TemporaryDirectory() as folder:
         files = split_model(model, folder)
-        for case in CASES[1:2] if quick else CASES:
+        for case in cases:
             prompts = prompts_by_kind(count if case.step == "7B" else min(count, OWN_PROMPTS))
             rows += await measure(files, case, prompts, most)
     return rows
@@ -173,9 +173,11 @@ def main() -> None:
     parser.add_argument("--prompts", type=int, default=5, help="of each kind (default: %(default)s)")
     parser.add_argument("--tokens", type=int, default=96, help="of each answer (default: %(default)s)")
     parser.add_argument("--model", type=Path, help="a GGUF file that has a draft layer (default: the packaged model)")
+    parser.add_argument("--rtt-ms", type=int, nargs="+", choices=[10, 30, 80], default=[10, 30, 80], help="round trips (default: all)")
     args = parser.parse_args()
     count, most = (1, 16) if args.quick else (args.prompts, args.tokens)
-    emit(asyncio.run(run(args.model or Path(packaged_model()), count, most, quick=args.quick)), args.json, against=BASE)
+    cases = CASES[1:2] if args.quick else [case for case in CASES if round(case.rtt * 1e3) in args.rtt_ms]
+    emit(asyncio.run(run(args.model or Path(packaged_model()), cases, count, most)), args.json, against=BASE)
 
 
 if __name__ == "__main__":
