@@ -1,4 +1,4 @@
-"""What the bench tries when it is not told."""
+"""What the bench tries unless it is asked for something else."""
 
 from __future__ import annotations
 
@@ -15,6 +15,6 @@ def test_every_depth_that_the_documentation_speaks_of_is_measured() -> None:
     pages = "\n".join(page.read_text(encoding="utf-8") for page in DOCS.glob("split*.md"))
     rows = {int(depth) for depth in re.findall(r"^\| (\d+), (?:none|0\.\d) \|", pages, flags=re.MULTILINE)}
     words = {WORDS[word] for word in re.findall(rf"[Aa]fter ({'|'.join(WORDS)}) layers", pages)}
-    assert rows >= {1, 2, 3}
-    assert words >= {2, 10}
+    assert rows >= {1, 2, 3, 5}
+    assert words >= {2, 5}
     assert rows | words <= set(DEPTHS)
