@@ -20,10 +20,8 @@ __all__ = [
     "report_sections",
     "saved_share",
     "sections_to_text",
-    "speculation_summary",
     "speculation_figures",
     "split_figures",
-    "split_summary",
     "summary",
     "summary_figures",
 ]
@@ -95,11 +93,6 @@ def note_line(report: Report) -> str:
     return " · ".join([*report.notes[:1], *more])
 
 
-def speculation_summary(report: Report) -> str:
-    """Return a summary of the drafts: ``72% of drafts accepted · 30% verified``; "" if there were none."""
-    return " · ".join(figure.text for figure in speculation_figures(report))
-
-
 def speculation_figures(report: Report) -> list[Figure]:
     """Return what became of the drafts; nothing if there were none.
 
@@ -117,11 +110,6 @@ def speculation_figures(report: Report) -> list[Figure]:
         what = "tokens by the device alone" if figures.budget >= 1 else "tokens not verified"
         found.append(Figure(f"{figures.device} of {report.tokens} {what}", 1))
     return found
-
-
-def split_summary(report: Report) -> str:
-    """Return a summary of a split model's trips: ``1.42 tokens a trip``; "" if there were none."""
-    return " · ".join(figure.text for figure in split_figures(report))
 
 
 def split_figures(report: Report) -> list[Figure]:

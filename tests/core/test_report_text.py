@@ -6,6 +6,7 @@ from msgspec import structs
 from streamco.core.meter import Quality
 from streamco.core.report import DispatchReport, EndpointReport, HandOver, Report, SpeculationFigures, SplitFigures
 from streamco.core.report_text import (
+    Figure,
     format_joules,
     format_saving,
     format_seconds,
@@ -13,8 +14,8 @@ from streamco.core.report_text import (
     report_sections,
     saved_share,
     sections_to_text,
-    speculation_summary,
-    split_summary,
+    speculation_figures,
+    split_figures,
     summary,
 )
 
@@ -140,6 +141,10 @@ def test_energy_is_rounded(joules: float | None, text: str) -> None:
     assert format_joules(joules) == text
 
 
+def line_of(figures: list[Figure]) -> str:
+    return " · ".join(figure.text for figure in figures)
+
+
 def test_the_summary_is_one_line_with_who_how_soon_how_fast_and_how_much() -> None:
     assert summary(make_report()) == "device answered · first token 38 ms · 48.1 tokens/s · 132 tokens · $0.0000045"
 
@@ -148,14 +153,14 @@ def test_the_summary_of_a_speculated_answer_says_what_became_of_its_drafts() -> 
     assert " · 72% of drafts accepted · 30% verified · 30 of 132 tokens not verified · first token" in summary(
         make_report(speculation=FIGURES)
     )
-    assert speculation_summary(make_report()) == ""
+    assert line_of(speculation_figures(make_report())) == ""
 
 
 def test_the_summary_says_how_much_the_device_wrote_alone_after_its_verifier_was_lost() -> None:
     lost = structs.replace(FIGURES, budget=1.0, device=326)
     assert "326 of 406 tokens by the device alone" in summary(make_report(speculation=lost, tokens=406))
     early = structs.replace(lost, acceptance=None)
-    assert speculation_summary(make_report(speculation=early, tokens=406)) == "326 of 406 tokens by the device alone"
+    assert line_of(speculation_figures(make_report(speculation=early, tokens=406))) == "326 of 406 tokens by the device alone"
 
 
 def test_a_speculated_answer_has_a_table_of_its_own() -> None:
@@ -174,13 +179,13 @@ def test_a_speculated_answer_has_a_table_of_its_own() -> None:
 
 def test_the_summary_of_a_split_model_says_how_many_tokens_a_trip_made() -> None:
     assert "device answered · 1.25 tokens a trip · first token" in summary(make_report(split=TRIPS))
-    assert split_summary(make_report(split=structs.replace(TRIPS, tokens_per_trip=None))) == ""
+    assert line_of(split_figures(make_report(split=structs.replace(TRIPS, tokens_per_trip=None)))) == ""
 
 
 @pytest.mark.parametrize(("sessions", "losses"), [(2, "a loss"), (3, "2 losses")])
 def test_the_summary_says_which_server_went_on_after_a_loss(sessions: int, losses: str) -> None:
     lost = structs.replace(TRIPS, sessions=sessions, servers=["127.0.0.1:8000", "127.0.0.1:8001"])
-    assert split_summary(make_report(split=lost)) == f"1.25 tokens a trip · went on at 127.0.0.1:8001 after {losses}"
+    assert line_of(split_figures(make_report(split=lost))) == f"1.25 tokens a trip · went on at 127.0.0.1:8001 after {losses}"
 
 
 def test_an_answer_of_a_split_model_has_a_table_of_its_own() -> None:
