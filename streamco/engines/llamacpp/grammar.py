@@ -24,9 +24,8 @@ if TYPE_CHECKING:
 
 __all__ = ["Pieces", "TokenGrammar", "VocabularyBytes"]
 
-_NOTHING, _TEXT, _BEGINNING, _REST = range(
-    4
-)  # kinds of a token's bytes: none that can be text, UTF-8, cut at the end, or cut at the beginning
+# kinds of a token's bytes: none that can be text, UTF-8, cut at the end, or cut at the beginning
+_NOTHING, _TEXT, _BEGINNING, _REST = range(4)
 _UTF8 = getincrementaldecoder("utf-8")
 _building = threading.Lock()
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from functools import lru_cache
 from math import ceil, floor
 from typing import Any
 from urllib.parse import unquote
@@ -116,6 +117,11 @@ def schema_grammar(schema: object) -> str:
         raise ConfigError(f"response_format: schema: expected JSON, got {exc}") from exc
     if len(text) > MAX_CHARACTERS:
         raise ConfigError(f"response_format: schema: expected at most {MAX_CHARACTERS} characters, got {len(text)}")
+    return _grammar_of_text(text)
+
+
+@lru_cache(maxsize=16)  # a request asks twice: whether a device can hold to the schema, and to hold to it
+def _grammar_of_text(text: str) -> str:
     converter = _Converter(json.loads(text))
     root = converter.visit(converter.schema, "#", 0)
     converter.forms.check(root, converter.rules)

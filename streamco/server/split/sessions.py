@@ -111,6 +111,9 @@ class SplitSessions(HostedSessions[_SplitSession, SplitConnection]):
         options: limits of devices, connections and load.
         policy: forms the batches.
         costs: seconds of a batch by rows, measured before there is load.
+
+    Attributes:
+        row_costs: what batches cost at present, by the measured sizes; the same for all answers of a batch.
     """
 
     stats: SplitStats
@@ -118,14 +121,13 @@ class SplitSessions(HostedSessions[_SplitSession, SplitConnection]):
     def __init__(self, engine: LayerEngine, options: VerifyOptions, *, policy: Mixed, costs: RowCosts) -> None:
         super().__init__(_make_scheduler(engine, options, costs, policy), options, SplitStats())
         self.load = ServerLoad(costs)
+        self.row_costs = self._present_costs()
         self._width = engine.info.width
         self._runner = RowsRunner(engine, WakeCoalescer(), self._look_up, self._on_batch)
         self._parts: dict[str, BatchPart] = {}  # of the running batch
         self.start()
 
-    @property
-    def row_costs(self) -> tuple[RowCost, ...]:
-        """What batches cost at present, by the measured sizes."""
+    def _present_costs(self) -> tuple[RowCost, ...]:
         costs = self.load.costs()
         return tuple(RowCost(rows, max(1, _number(costs.seconds(rows) * _MICROSECONDS))) for rows in costs.rows)
 
@@ -327,6 +329,7 @@ class SplitSessions(HostedSessions[_SplitSession, SplitConnection]):
     def _on_batch(self, report: RowsReport) -> None:
         if report.error is None:
             self.load.record(report.rows, max(1e-6, report.seconds), prompt_rows=self._prompt_rows(report))
+            self.row_costs = self._present_costs()
         else:
             self.stats.record_failure()
         for name, states in report.states.items():

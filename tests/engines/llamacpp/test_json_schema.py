@@ -312,3 +312,8 @@ def test_junk_gives_a_grammar_or_the_documented_error(vocabulary: SmallVocabular
     except ConfigError:
         return
     vocabulary.grammar(text)
+
+
+def test_a_schema_is_converted_once_for_equal_requests() -> None:
+    first, again = ({"type": "array", "items": {"type": "string", "maxLength": 7}} for _ in range(2))
+    assert schema_grammar(first) is schema_grammar(again)
