@@ -56,7 +56,7 @@ def batch_of(teacher: Teacher, texts: Sequence[Written], *, input_layers: int, k
         teacher: gives the shallow states.
         texts: the texts.
         input_layers: layers on the device.
-        known: shallow states of texts by the bytes of their ids, taken from here and added here, in bfloat16; None: computed anew.
+        known: shallow states that were computed before, in bfloat16, by the bytes of their ids. New ones are added. None: there are none.
     """
     longest = max(len(text.ids) for text in texts)
     ids = torch.zeros(len(texts), longest, dtype=torch.long)

@@ -54,15 +54,15 @@ class Recipe(Struct, frozen=True):
     training: tuple[str, ...]
 
 
+_ANSWER = ("--answer-tokens", "128")
 RECIPE = Recipe(
     "1.5B",
     (
-        Texts("gsm8k", "gsm8k_test.jsonl.gz", ("--prompt-tokens", "0", "110", "--batches", "5")),
-        Texts("specbench", "spec_bench.jsonl.gz", ("--prompt-tokens", "0", "160")),
+        Texts("gsm8k", "gsm8k_test.jsonl.gz", ("--prompt-tokens", "0", "110", "--batches", "5", *_ANSWER)),
+        Texts("specbench", "spec_bench.jsonl.gz", ("--prompt-tokens", "0", "160", *_ANSWER)),
     ),
     ("--weights", "1", "1", "--inner", "1024", "--rate", "5e-4", "--visits", "469000", "--threads", "2"),
 )
-_ANSWER = ("--answer-tokens", "128")
 
 
 def work_folder(recipe: Recipe) -> Path:
@@ -82,7 +82,7 @@ def commands(recipe: Recipe, *, model: Path, prompts: Path, work: Path, target: 
     """
     for texts in recipe.texts:
         about = ("--model", str(model), "--out", str(work), "--kind", texts.kind, "--prompts", str(prompts / texts.prompts))
-        yield ("experiments.draft_text", *about, *_ANSWER, *texts.options)
+        yield ("experiments.draft_text", *about, *texts.options)
     kinds = [texts.kind for texts in recipe.texts]
     train = ("experiments.train_draft", "--model", str(model), "--texts", str(work), "--out", str(work / f"{model.stem}.npz"))
     yield (*train, "--kinds", *kinds, "--absent", "--judge-every", "1e9", *recipe.training)
