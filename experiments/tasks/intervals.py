@@ -1,0 +1,62 @@
+"""Intervals of the bootstrap: the questions are drawn again with replacement, and all figures are computed of the same draws.
+
+So differences between contenders that answered the same questions are paired, and their intervals are narrower than the two apart.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+__all__ = ["DRAWS", "Interval", "interval_of", "mean_interval", "resample"]
+
+DRAWS = 2000
+Floats = NDArray[np.float64]
+
+
+class Interval(NamedTuple):
+    """A value, and the bounds that 95 of 100 draws lie in."""
+
+    value: float
+    low: float
+    high: float
+
+
+def resample(scores: Sequence[Sequence[float]], *, draws: int = DRAWS, seed: int = 1) -> Floats:
+    """Return the mean of each contender in each draw.
+
+    Args:
+        scores: one row for each contender, one column for each question; all contenders answered all questions.
+        draws: number of draws.
+        seed: of the draws.
+
+    Returns:
+        Array of shape (contenders, draws + 1); column 0 is the means of the questions themselves.
+
+    Raises:
+        ValueError: there is no question.
+    """
+    table = np.asarray(scores, dtype=np.float64)
+    if table.ndim != 2 or not table.shape[1]:
+        raise ValueError(f"scores: expected rows of at least one question, got shape {table.shape}")
+    count = table.shape[1]
+    weights = np.random.default_rng(seed).multinomial(count, np.full(count, 1.0 / count), draws)
+    return np.hstack([table.mean(axis=1, keepdims=True), table @ weights.T / count])
+
+
+def interval_of(drawn: Floats) -> Interval:
+    """Return the interval of a figure whose first value is that of the questions themselves, and the others those of the draws."""
+    low, high = np.quantile(drawn[1:], [0.025, 0.975])
+    return Interval(float(drawn[0]), float(low), float(high))
+
+
+def mean_interval(scores: Sequence[float], *, draws: int = DRAWS, seed: int = 1) -> Interval:
+    """Return the mean of one contender's scores, with its interval.
+
+    Raises:
+        ValueError: there is no score.
+    """
+    return interval_of(resample([scores], draws=draws, seed=seed)[0])
