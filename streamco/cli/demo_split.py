@@ -62,6 +62,8 @@ def check_split_arguments(args: argparse.Namespace, *, latency: str) -> None:
         ("policy", "device-constrained"),
         ("no_migration", False),
         ("latency", latency),
+        ("device", None),
+        ("server", None),
     ):
         if (value := getattr(args, name)) != usual:
             raise ConfigError(f"--{name.replace('_', '-')}: expected none with --split, where one model makes the answer, got {value}")

@@ -19,6 +19,7 @@ __all__ = [
     "api_key_of",
     "budget_of",
     "device_path_of",
+    "model_file",
     "number",
     "option",
     "prices",
@@ -153,6 +154,19 @@ def api_key_of(variable: str | None) -> str | None:
     return read_key(variable, setting="--api-key-env")
 
 
+def model_file(path: str, name: str) -> Path:
+    """Return the path of the model that an option called ``name`` gives.
+
+    Raises:
+        ConfigError: there is no such file.
+    """
+    file = Path(path).expanduser()
+    if not file.is_file():
+        parts = " (but parts of a split model: these need --split URL)" if Path(f"{file}.input.gguf").is_file() else ""
+        raise ConfigError(f"{name}: expected a GGUF file, got nothing at {path}{parts}")
+    return file
+
+
 def device_path_of(path: str | None, *, has_server: bool) -> Path | None:
     """Return the path of the device model: the named file, else the packaged one; None if there is none and a server is named.
 
@@ -160,11 +174,7 @@ def device_path_of(path: str | None, *, has_server: bool) -> Path | None:
         ConfigError: the file is missing, or there is neither a model nor a server.
     """
     if path is not None:
-        file = Path(path).expanduser()
-        if not file.is_file():
-            parts = " (but parts of a split model: these need --split URL)" if Path(f"{file}.input.gguf").is_file() else ""
-            raise ConfigError(f"--device: expected a GGUF file, got nothing at {path}{parts}")
-        return file
+        return model_file(path, "--device")
     from streamco.engines.llamacpp.bundled_model import packaged_model
     from streamco.errors import EngineError
 

@@ -13,9 +13,11 @@ from pathlib import Path
 import pytest
 
 from streamco.cli.demo import PRICES, SCENES, _change_line, _endpoint_line, _explain, _why_unmoved
+from streamco.cli.main import main
 from streamco.core.report import EndpointReport, HandOver, Outcome
 from tests.cli.terminal import ROOT, terminal
 from tests.core.test_report_text import FIGURES, make_report
+from tests.support.pair import pair_model
 
 DEMO = ("-m", "streamco", "demo")
 pytestmark = pytest.mark.timeout(180)
@@ -125,6 +127,25 @@ def test_without_a_prompt_the_built_in_ones_show_both_sides_and_explain_it() -> 
         assert words in text
     assert "answered · first token" in text
     assert "\x1b" not in text
+
+
+@pytest.mark.pair
+def test_other_models_are_named_and_answer() -> None:
+    words = ["--device", str(pair_model("0.5B")), "--server", str(pair_model("1.5B")), "--pace", "off", "--max-tokens", "8"]
+    done = subprocess.run(
+        [sys.executable, *DEMO, *words], text=True, capture_output=True, cwd=ROOT, timeout=150, check=False, stdin=subprocess.DEVNULL
+    )
+    assert done.returncode == 0, done.stderr
+    assert "device  Qwen2.5-Coder-0.5B-Instruct.Q4_K_M on this machine" in done.stdout
+    assert "server  Qwen2.5-Coder-1.5B-Instruct.Q4_K_M behind HTTP" in done.stdout
+    assert "The capital of France is Paris." in done.stdout
+    assert "deriving" not in done.stderr
+
+
+@pytest.mark.parametrize("name", ["--device", "--server"])
+def test_a_model_that_is_not_there_is_refused_before_anything_starts(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["demo", name, "missing.gguf"]) == 2
+    assert f"{name}: expected a GGUF file, got nothing at missing.gguf" in capsys.readouterr().err
 
 
 @pytest.mark.model

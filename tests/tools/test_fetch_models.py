@@ -8,7 +8,7 @@ from zipfile import ZipFile
 
 import pytest
 
-from tools.fetch_models import MODELS, SlicedModel, assemble, fetched
+from tools.fetch_models import MODELS, SlicedModel, assemble, fetched, main
 
 SLICES = (b"GGUF" + bytes(3_000_000), b"second", b"third" * 100)
 WHOLE = b"".join(SLICES)
@@ -52,3 +52,21 @@ def test_models_are_found_in_the_cache(tmp_path: Path, monkeypatch: pytest.Monke
     path = tmp_path / "streamco" / "models" / MODELS["0.5B"].file
     path.write_bytes(b"GGUF")
     assert fetched("0.5B") == path
+
+
+def test_a_missing_model_is_named_with_the_command_that_fetches_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    with pytest.raises(SystemExit, match=r"expected .*0\.5B.*, got no such file: `make models` fetches .* 1\.6 GB"):
+        main(["--find", "0.5B"])
+    assert list(tmp_path.rglob("*.*")) == []
+
+
+def test_a_model_in_the_cache_is_found_and_nothing_fetched(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    path = tmp_path / "streamco" / "models" / MODELS["1.5B"].file
+    path.parent.mkdir(parents=True)
+    path.write_bytes(b"GGUF")
+    main(["--find", "1.5B"])
+    assert capsys.readouterr().out == f"{path}\n"
