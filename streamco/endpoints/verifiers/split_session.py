@@ -295,13 +295,17 @@ class ServerSession:
             self._lose(error)
 
     def _handle_load(self, error: VerifyProtocolError) -> None:
-        """Wait if the server refuses rows for its load. After the patience, or if it asks for too much time, another one is tried."""
+        """Wait if the server refuses rows for its load.
+
+        After the patience or the server's share of the longest wait, or if it asks for more time than that, another one is tried.
+        """
         link, now = self._link, self._link.loop.time()
+        share = min(link.patience, link.max_wait / len(link.servers))
         link.reached_at = now
         self._refused_at = now if self._refused_at is None else self._refused_at
         self._busy_since = now if self._busy_since is None else self._busy_since
         next_try, last = now + (error.retry_after or RETRY), self._last_wait(now)
-        if len(link.servers) > 1 and now <= last and next_try > min(last, self._refused_at + link.patience):
+        if len(link.servers) > 1 and now <= last and next_try > min(last, self._refused_at + share):
             self._refused_at, self._losses = None, self._losses - 1  # it counts as none: the time is limited
             self._lose(error)
         elif next_try > last:
