@@ -39,6 +39,7 @@ __all__ = [
     "TargetRow",
     "Verdict",
     "expected_tokens",
+    "residual",
     "solve_acceptance",
     "verify",
     "verify_greedy",
@@ -289,18 +290,28 @@ def _check_rows(draft: Sequence[int], rows: int, name: str) -> None:
         raise ConfigError(f"verdict: expected {len(draft) + 1} {name} for {len(draft)} draft tokens, got {rows}")
 
 
-def _correct(target: Distribution, drafted_from: Distribution, rejected: int, rng: Random) -> int:
-    """Return a draw from max(0, p - q), normalised; the rejected token has p < q, so it can't be drawn."""
+def residual(target: Distribution, drafted_from: Distribution, rejected: int) -> Distribution | None:
+    """Return max(0, p - q), normalised: the distribution of the target's token once ``rejected`` was refused; None: nothing is left.
+
+    Args:
+        target: p.
+        drafted_from: q, which the rejected token was drawn from.
+        rejected: a token with p < q, so it can't be drawn.
+    """
     order = np.argsort(drafted_from.ids)
     shared = np.flatnonzero(np.isin(target.ids, drafted_from.ids))
-    residual = target.probabilities.copy()
-    residual[shared] -= drafted_from.probabilities[order[np.searchsorted(drafted_from.ids, target.ids[shared], sorter=order)]]
-    residual = np.maximum(residual, 0.0)
-    if residual.sum() <= 0.0:  # p was cut, and lies below q at every id that both list
-        residual = np.where(target.ids == rejected, 0.0, target.probabilities)
-    if residual.sum() <= 0.0:
-        return target.best
-    return _draw(target.ids, residual, rng)
+    left = target.probabilities.copy()
+    left[shared] -= drafted_from.probabilities[order[np.searchsorted(drafted_from.ids, target.ids[shared], sorter=order)]]
+    left = np.maximum(left, 0.0)
+    if left.sum() <= 0.0:  # p was cut, and lies below q at every id that both list
+        left = np.where(target.ids == rejected, 0.0, target.probabilities)
+    total = left.sum()
+    return Distribution(target.ids, left / total) if total > 0.0 else None
+
+
+def _correct(target: Distribution, drafted_from: Distribution, rejected: int, rng: Random) -> int:
+    left = residual(target, drafted_from, rejected)
+    return target.best if left is None else left.draw(rng)
 
 
 def _draw(ids: NDArray[np.int64], weights: NDArray[np.float64], rng: Random) -> int:

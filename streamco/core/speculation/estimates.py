@@ -19,7 +19,7 @@ from streamco.core.speculation.averages import DecayedRatio, DraftStepTimes, Ewm
 from streamco.core.speculation.draft_window import DraftWindow
 from streamco.errors import ConfigError
 from streamco.policies.acceptance import expected_tokens
-from streamco.policies.confidence_calibration import ConfidenceCalibration
+from streamco.policies.drafts.confidence_calibration import ConfidenceCalibration
 from streamco.policies.mode_switch import ModeSwitch, RoundConditions, best_window, predict_rates
 from streamco.policies.offload import CONFIDENCE_THRESHOLD, OffloadRule, OffloadSteering
 from streamco.policies.rejection import Branch, RejectionForecast, chain_rejection, forecast_rejection, rank_branches, sample_branch

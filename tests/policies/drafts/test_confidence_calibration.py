@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from streamco.errors import ConfigError
-from streamco.policies.confidence_calibration import ConfidenceCalibration
+from streamco.policies.drafts.confidence_calibration import ConfidenceCalibration
 
 shares = st.floats(0.0, 1.0)
 

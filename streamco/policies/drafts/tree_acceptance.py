@@ -1,0 +1,199 @@
+"""Verification of tree drafts: several tokens may be drafted for one position, and the verdict follows one path of them.
+
+The tokens of a draft are its *nodes*, numbered from 1. Node 0 is the last token of the context. Each node has a parent with a lower number,
+so a draft is its tokens and their parents. If the parents are 0, 1, 2 ..., the draft is a *chain*. Nodes of one parent are *siblings*:
+different tokens for one position. The target has a row after node 0 and after each node, which sees the nodes on the path to it alone.
+
+A verdict names the last accepted node. The nodes on the path to it are accepted with it. For a chain this is the number of accepted tokens.
+
+- Greedy: the path goes on to the node that is the target's likeliest token.
+- Sampled: the siblings are offered one after the other (recursive rejection sampling: SpecInfer, Miao et al., 2024, algorithm 2; Sequoia,
+  Chen et al., 2024, algorithm 2). Sibling x is accepted with probability min(1, p(x) / q(x)). If it is rejected, p becomes max(0, p - q),
+  normalised, for the next sibling. After the last one the correction is drawn from p.
+- Threshold: the path goes on to the first sibling that the target finds good enough.
+
+The answer keeps the target's distribution whatever q is, if q is what x was drawn from, given the siblings before it. Each rejection leaves
+p as the distribution of what is still to come, by the same argument as for a chain. Two ways to draw siblings fit:
+
+- Without replacement: q is the draft model's distribution without the earlier siblings, normalised.
+- The draft model's best other token, which no chance decides: q is 1 at x. Then x is accepted with probability p(x), and the residual is p
+  without x. A sibling is free in this way: the draft model has made no further step for it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from random import Random
+from typing import assert_never
+
+from streamco.config import check_share
+from streamco.errors import ConfigError
+from streamco.policies.acceptance import UNCHANGED, Distribution, Rule, RuleKind, TargetRow, Verdict, residual
+
+__all__ = [
+    "check_tree",
+    "is_chain",
+    "leaves",
+    "path_to",
+    "verify_tree",
+    "verify_tree_greedy",
+    "verify_tree_sampled",
+    "verify_tree_threshold",
+]
+
+
+def is_chain(parents: Sequence[int]) -> bool:
+    """Return True if no two nodes have the same parent and each follows the one before it; an empty sequence stands for a chain."""
+    return all(parent == number for number, parent in enumerate(parents))
+
+
+def path_to(parents: Sequence[int], node: int) -> tuple[int, ...]:
+    """Return the nodes on the path to ``node``, in order, itself included; empty for node 0. Without parents the draft is a chain."""
+    if not parents:
+        return tuple(range(1, node + 1))
+    path: list[int] = []
+    while node:
+        path.append(node)
+        node = parents[node - 1]
+    return tuple(reversed(path))
+
+
+def leaves(parents: Sequence[int]) -> tuple[int, ...]:
+    """Return the nodes without children, in order: one for each path of the tree."""
+    inner = set(parents)
+    return tuple(node for node in range(1, len(parents) + 1) if node not in inner)
+
+
+def check_tree(draft: Sequence[int], parents: Sequence[int]) -> None:
+    """Check that parents come before their children and that siblings are different tokens.
+
+    Args:
+        draft: tokens of the nodes.
+        parents: parent of each node, or none at all for a chain.
+
+    Raises:
+        ConfigError: there is another number of parents, a parent is not before its child, or two siblings are one token.
+    """
+    if not parents:
+        return
+    if len(parents) != len(draft):
+        raise ConfigError(f"tree: expected a parent for each of {len(draft)} tokens, got {len(parents)}")
+    seen: set[tuple[int, int]] = set()
+    for number, (token, parent) in enumerate(zip(draft, parents, strict=True), 1):
+        if not 0 <= parent < number:
+            raise ConfigError(f"tree: expected a parent of node {number} from 0 to {number - 1}, got {parent}")
+        if (parent, token) in seen:
+            raise ConfigError(f"tree: expected different tokens after node {parent}, got {token} twice")
+        seen.add((parent, token))
+
+
+def verify_tree(
+    rule: Rule,
+    draft: Sequence[int],
+    parents: Sequence[int],
+    drafted_from: Sequence[Distribution],
+    rows: Sequence[TargetRow],
+    *,
+    rng: Random,
+) -> Verdict:
+    """Return the verdict that ``rule`` gives on a tree; ``Verdict.accepted`` is the last accepted node.
+
+    Args:
+        rule: how tokens are accepted.
+        draft: tokens of the nodes, shape (nodes,).
+        parents: parent of each node, shape (nodes,).
+        drafted_from: q of each node, given its earlier siblings, shape (nodes,); only ``SAMPLE`` reads it.
+        rows: the target's row after the context and after each node, shape (nodes + 1,).
+        rng: random draws of ``SAMPLE``; the other rules draw nothing.
+
+    Raises:
+        ConfigError: the shapes don't fit, it is no tree, or a node can't have been drawn from its q.
+    """
+    match rule.kind:
+        case RuleKind.GREEDY:
+            return verify_tree_greedy(draft, parents, [row.best for row in rows])
+        case RuleKind.SAMPLE:
+            return verify_tree_sampled(draft, parents, drafted_from, [row.distribution(rule) for row in rows], rng)
+        case RuleKind.THRESHOLD:
+            return verify_tree_threshold(draft, parents, [row.distribution(UNCHANGED) for row in rows], rule.threshold)
+        case _ as never:
+            assert_never(never)
+
+
+def verify_tree_greedy(draft: Sequence[int], parents: Sequence[int], choices: Sequence[int]) -> Verdict:
+    """Follow the target's own choices as far as the tree has them; see ``verify_tree``.
+
+    Args:
+        draft, parents: as for ``verify_tree``.
+        choices: the target's argmax after the context and after each node, shape (nodes + 1,).
+    """
+    children = _children(draft, parents, len(choices))
+    node = 0
+    while (child := next((each for each in children[node] if draft[each - 1] == choices[node]), None)) is not None:
+        node = child
+    return Verdict(node, choices[node])
+
+
+def verify_tree_sampled(
+    draft: Sequence[int], parents: Sequence[int], drafted_from: Sequence[Distribution], target: Sequence[Distribution], rng: Random
+) -> Verdict:
+    """Accept a path so that the answer has the target's distribution; see ``verify_tree`` and the theory above.
+
+    With a chain it draws and decides as ``verify_sampled`` does. It is exact under the same conditions.
+    """
+    if len(drafted_from) != len(draft):
+        raise ConfigError(f"tree: expected a distribution for each of {len(draft)} draft tokens, got {len(drafted_from)}")
+    children = _children(draft, parents, len(target))
+    is_exact = all(row.is_whole for row in (*drafted_from, *target))
+    node, left = 0, target[0]
+    waiting = list(children[0])
+    while waiting:
+        child = waiting.pop(0)
+        after = _after_rejection(left, drafted_from[child - 1], draft[child - 1], child, rng)
+        if after is None:
+            node, left, waiting = child, target[child], list(children[child])
+        else:
+            left = after
+    return Verdict(node, left.draw(rng), is_exact)
+
+
+def _after_rejection(left: Distribution, offered_from: Distribution, token: int, node: int, rng: Random) -> Distribution | None:
+    """Return the distribution that is left after a node was rejected; None: it is accepted."""
+    wanted, offered = left.probability(token), offered_from.probability(token)
+    if offered <= 0.0:
+        raise ConfigError(f"tree: expected node {node} to be in its distribution, got id {token} with probability 0")
+    # Accept x with probability min(1, p(x) / q(x)).
+    if wanted >= offered or (wanted > 0.0 and rng.random() < wanted / offered):
+        return None
+    return residual(left, offered_from, token)  # None, and so accepted: the target can draw nothing else, only rounding says otherwise
+
+
+def verify_tree_threshold(draft: Sequence[int], parents: Sequence[int], target: Sequence[Distribution], threshold: float) -> Verdict:
+    """Follow the first sibling that is at least ``threshold`` times as likely as the target's best; the correction is the best.
+
+    Args:
+        draft, parents: as for ``verify_tree``.
+        target: p after the context and after each node, shape (nodes + 1,); an id that isn't listed counts as 0.
+        threshold: 0..1.
+    """
+    check_share("threshold", threshold)
+    children = _children(draft, parents, len(target))
+    node = 0
+    while True:
+        row = target[node]
+        least = threshold * float(row.probabilities.max())
+        child = next((each for each in children[node] if row.probability(draft[each - 1]) >= least), None)
+        if child is None:
+            return Verdict(node, row.best, is_exact=False)
+        node = child
+
+
+def _children(draft: Sequence[int], parents: Sequence[int], rows: int) -> list[list[int]]:
+    """Return the children of node 0 and of each node, in order."""
+    check_tree(draft, parents)
+    if rows != len(draft) + 1:
+        raise ConfigError(f"tree: expected {len(draft) + 1} target rows for {len(draft)} draft tokens, got {rows}")
+    children: list[list[int]] = [[] for _ in range(rows)]
+    for number, parent in enumerate(parents or range(len(draft)), 1):
+        children[parent].append(number)
+    return children
