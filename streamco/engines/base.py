@@ -56,6 +56,7 @@ class EngineOptions(Struct, frozen=True, kw_only=True):
     held_tokens: int | None = None  # tokens that those may keep together; None, and always in exact mode: ``context_tokens`` each
     private: bool = False  # held sequences share what they have read only with those of the same label; False: all share with all
     separate: bool = False  # memory for a whole context each: no sequence takes longer because of others; always so in exact mode
+    measure_rows: bool = False  # measure at load what batches of 1 to 32 rows cost (``row_costs``), once for a machine, build and file
     # layers that ``Prediction.importance`` is the attention of (``streamco.policies.importance.LAYERS``); -1: the last; (): none, free
     attention_layers: tuple[int, ...] = ()
 
@@ -392,6 +393,13 @@ class HoldingEngine(Engine, Protocol):
     @property
     def batch_tokens(self) -> int:
         """Maximum number of rows in one decode."""
+        ...
+
+    def row_costs(self) -> Mapping[int, float]:
+        """Return the seconds of a batch of verification rows by its rows, from 1 on, without load; {}: not known.
+
+        Never blocks: they are measured while the model is loaded, or imposed.
+        """
         ...
 
     @property

@@ -162,6 +162,23 @@ class Decoder:
         if self._exact:
             self.chunk = largest_exact_batch(self.context, min(CHUNK, self.context.rows))
 
+    def time_batch(self, rows: int) -> float | None:
+        """Return the seconds of a batch of ``rows`` with logits, in memory that nothing is in; None: it was stopped.
+
+        Raises:
+            EngineError: the model does not run.
+        """
+        context = self.context
+        context.use_threads(self._share.threads)
+        context.add_run(range(1, rows + 1), 0, 0, wants_logits=rows)
+        started = perf_counter()
+        status = context.decode()
+        seconds = perf_counter() - started
+        if status not in {0, ABORTED}:
+            raise EngineError(f"llama_decode: expected 0 from {rows} rows, got {status}")
+        context.clear()
+        return None if status == ABORTED else seconds
+
     @property
     def padding_rows(self) -> int:
         """Number of rows that are added for each work with a single row in a batch."""

@@ -8,6 +8,7 @@ import threading
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,9 +20,11 @@ from streamco.engines.decoder import CHUNK
 from streamco.engines.generation import RunningGeneration
 from streamco.engines.kv_slots import SlotTable
 from streamco.engines.llamacpp.attention import has_readable_attention
+from streamco.engines.llamacpp.cache_dir import machine_key
 from streamco.engines.llamacpp.context import LlamaContext
 from streamco.engines.llamacpp.control_tokens import ControlTokens
 from streamco.engines.llamacpp.model import LlamaModel
+from streamco.engines.llamacpp.row_costs import ROW_SIZES, kept_costs, measured_costs
 from streamco.engines.loop import EngineLoop
 from streamco.engines.sequence import HeldSequence
 from streamco.engines.step_emulation import StepEmulator, StepTime
@@ -80,6 +83,7 @@ class LlamaEngine:
         tokens = self.info.context_tokens
         self._loop = EngineLoop(self._context, self._slots, options, self._share, StepEmulator(step_time), tokens=tokens)
         self._thread = threading.Thread(target=self._run, name=f"streamco-{self._model.info.name}", daemon=True)
+        self._row_costs: Mapping[int, float] = {}
         self._is_warm = threading.Event()
         self._thread.start()
         self._is_warm.wait()
@@ -182,6 +186,13 @@ class LlamaEngine:
         wanted = request.sampling.max_tokens
         return free_tokens if wanted is None else min(wanted, free_tokens)
 
+    def row_costs(self) -> Mapping[int, float]:
+        """Return the seconds of a batch of verification rows by its rows; see ``HoldingEngine.row_costs``.
+
+        {}: the engine was loaded without ``EngineOptions(measure_rows=True)``.
+        """
+        return self._row_costs
+
     def together(self) -> AbstractContextManager[None]:
         """Hand in all tasks that are requested inside at once; see ``HoldingEngine.together``."""
         return self._loop.together()
@@ -204,10 +215,28 @@ class LlamaEngine:
         self._thread.join()
         _open_engines.discard(self)
 
+    def _measure_rows(self) -> Mapping[int, float]:
+        """Return what batches cost: as it is imposed, as it was measured before, or as it is measured now; on the engine's thread."""
+        sizes = [rows for rows in ROW_SIZES if rows <= self._context.rows]
+        if self.step_time is not None:
+            return {rows: max(1e-6, self.step_time(0, rows)) for rows in range(1, sizes[-1] + 1)}
+        measure = partial(measured_costs, self._loop.time_batch, sizes)
+        try:
+            key = machine_key(self.path, self._model.library, self._share.threads, self._model.is_repacked, sizes)
+        except OSError:  # the file is gone since it was loaded
+            costs: Mapping[int, float] = measure()
+        else:
+            costs = kept_costs(key, measure)
+        if not self.options.exact:
+            return costs
+        return {rows: costs.get(max(2, rows), seconds) for rows, seconds in costs.items()}  # no row is alone there
+
     def _run(self) -> None:
         failure: BaseException | None = None
         try:
             self._loop.warm_up()
+            if self.options.measure_rows:
+                self._row_costs = self._measure_rows()
             if self._context.has_attention and not has_readable_attention(self._context):
                 self._context.has_attention = False
             self._is_warm.set()

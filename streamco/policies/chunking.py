@@ -13,23 +13,21 @@ overlaps with nothing. ``fastest_chunk_size`` therefore compares the predicted t
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from functools import cache, partial
-from itertools import accumulate
 from math import ceil
 from typing import Literal, get_args
 
 from msgspec import Struct
 
 from streamco.errors import ConfigError
-from streamco.profiles.interpolation import interpolate
+from streamco.profiles.row_costs import RowCosts
 
 __all__ = [
     "ChunkPlan",
     "Chunking",
     "ChunkingRule",
     "PromptPlan",
-    "RowCosts",
     "ServerLoad",
     "SplitPath",
     "check_chunking",
@@ -51,36 +49,6 @@ NEARLY = 1.03
 
 MEMORY = 0.8
 """Weight of the past in the moving averages: alpha in equations 1 and 2."""
-
-
-class RowCosts:
-    """Seconds that a server computes a batch, by its number of rows; between measured sizes on a straight line (g in equation 2).
-
-    Args:
-        measured: seconds by rows, at least one size of at least 1 row. A batch that is measured as cheaper than a smaller one counts as
-            the smaller one.
-
-    Raises:
-        ValueError: no size, a size below 1 or a time that isn't above 0.
-    """
-
-    def __init__(self, measured: Mapping[int, float]) -> None:
-        if not measured or min(measured) < 1 or not all(seconds > 0 for seconds in measured.values()):
-            raise ValueError(f"row costs: expected seconds above 0 for 1 row and more, got {dict(measured)}")
-        self.rows: list[int] = sorted(measured)
-        self._points = list(zip(self.rows, accumulate((measured[rows] for rows in self.rows), max), strict=True))
-
-    def seconds(self, rows: float) -> float:
-        """Return the seconds of a batch; below the smallest size that one's, above the largest on the last line. 0 rows take no time."""
-        if rows <= 0:
-            return 0.0
-        if len(self._points) == 1:
-            return self._points[0][1] * max(1.0, rows / self.rows[0])
-        return interpolate(self._points, rows)
-
-    def row_seconds(self, rows: int) -> float:
-        """Return the seconds of one row in a batch of so many."""
-        return self.seconds(rows) / rows
 
 
 class ServerLoad:

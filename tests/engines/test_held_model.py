@@ -6,9 +6,11 @@
 
 from __future__ import annotations
 
+import json
 import os
 import threading
 from collections.abc import Iterator
+from pathlib import Path
 from random import Random
 
 import pytest
@@ -19,6 +21,7 @@ from streamco.engines.llama import MIN_COPY_TOKENS, LlamaEngine
 from streamco.engines.llamacpp.bundled_model import packaged_model
 from streamco.engines.llamacpp.context import ABORTED
 from streamco.engines.llamacpp.gguf import derived
+from streamco.engines.llamacpp.row_costs import ROW_SIZES
 from streamco.errors import EngineError
 from tests.engines.asking import Answer, accepted, asked, draft, extend, verify
 from tests.engines.fakes import complete, start
@@ -359,3 +362,37 @@ def test_what_a_closed_sequence_held_is_found_again(fast: LlamaEngine) -> None:
     assert end is not None
     assert end.timings.rows == 0
     again.close()
+
+
+def test_row_costs_are_measured_at_load_kept_and_read_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    engine = load(measure_rows=True)
+    costs = dict(engine.row_costs())
+    reader = complete(engine, "Once upon a time", max_tokens=4)
+    engine.close()
+    assert set(ROW_SIZES) <= set(costs)
+    assert min(costs.values()) > 0
+    assert costs[32] > costs[1]
+    assert len(reader.ids) == 4, "its memory is as before"
+    (file,) = (tmp_path / "streamco" / "rows").iterdir()
+    kept = json.loads(file.read_bytes())
+    kept["seconds"] = {rows: 0.001 * int(rows) for rows in kept["seconds"]}
+    file.write_text(json.dumps(kept))
+    again = load(measure_rows=True)
+    assert again.row_costs()[2] == 0.002
+    again.close()
+    file.write_bytes(b"damaged")
+    measured = load(measure_rows=True)
+    assert measured.row_costs()[1] != 0.001
+    measured.close()
+    assert "is damaged" in caplog.text
+
+
+def test_row_costs_of_an_exact_engine_have_no_row_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    engine = load(measure_rows=True, exact=True, max_sequences=1, held_sequences=1)
+    costs = engine.row_costs()
+    engine.close()
+    assert costs[1] == costs[2]

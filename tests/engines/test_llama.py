@@ -513,3 +513,14 @@ def test_the_death_of_the_thread_is_logged_and_named_in_every_later_call(make_en
     with pytest.raises(EngineError, match="failed: no more"):
         engine.ping(lambda: None)
     assert [record.levelname for record in caplog.records] == ["CRITICAL"]
+
+
+def test_imposed_times_are_the_row_costs_and_nothing_is_measured(make_engine: MakeEngine) -> None:
+    engine = make_engine(lambda rows, prefill: 0.01 + 0.001 * (rows + prefill), held_sequences=2, measure_rows=True)
+    assert engine.row_costs()[1] == pytest.approx(0.011)
+    assert engine.row_costs()[32] == pytest.approx(0.042)
+    assert len(engine.row_costs()) == 32
+
+
+def test_row_costs_are_measured_only_if_they_are_asked_for(make_engine: MakeEngine) -> None:
+    assert make_engine(held_sequences=2).row_costs() == {}

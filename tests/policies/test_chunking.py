@@ -16,7 +16,6 @@ from streamco.policies.chunking import (
     SMALLEST,
     Chunking,
     PromptPlan,
-    RowCosts,
     ServerLoad,
     SplitPath,
     check_chunking,
@@ -26,6 +25,7 @@ from streamco.policies.chunking import (
     parallel_steps,
     plan_prompt,
 )
+from streamco.profiles.row_costs import RowCosts
 
 GPU = RowCosts({1: 0.018 + 0.00013, 2048: 0.018 + 0.00013 * 2048})
 """Vicuna-7B on one A6000, from the paper's 0.28 s for 2,000 rows."""
@@ -90,25 +90,6 @@ def test_a_plan_solves_the_equation_or_is_nearly_the_cheapest(
         assert plan.size == solutions[0]
     else:
         assert costs.row_seconds(plan.size) <= FLAT * min(map(costs.row_seconds, sizes))
-
-
-@given(tables, st.floats(0, 2000), st.floats(0, 2000))
-def test_more_rows_never_cost_less(table: dict[int, float], one: float, other: float) -> None:
-    costs = RowCosts(table)
-    low, high = sorted((one, other))
-    assert costs.seconds(low) <= costs.seconds(high) * (1 + 1e-12)
-
-
-def test_costs_lie_on_lines_between_the_measured_ones() -> None:
-    costs = RowCosts({1: 1.0, 3: 2.0, 5: 1.5, 7: 4.0})
-    assert [costs.seconds(rows) for rows in (0, 0.5, 1, 2, 3, 5, 6, 7, 9)] == [0.0, 1.0, 1.0, 1.5, 2.0, 2.0, 3.0, 4.0, 6.0]
-    assert RowCosts({4: 2.0}).seconds(8) == 4.0
-
-
-@pytest.mark.parametrize("table", [{}, {0: 1.0}, {1: 0.0}, {1: -1.0}, {1: float("nan")}])
-def test_a_table_without_times_is_refused(table: dict[int, float]) -> None:
-    with pytest.raises(ValueError, match="expected seconds above 0"):
-        RowCosts(table)
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ from streamco.config import Timeouts
 from streamco.endpoints.verifiers.connection import VerifierAddress, VerifierConnection, connect_verifier
 from streamco.endpoints.verifiers.upload_meter import UploadMeter
 from streamco.errors import EndpointConnectError, EndpointError, EndpointStatusError, EndpointTimeoutError, StreamcoError
-from streamco.policies.chunking import RowCosts
+from streamco.profiles.row_costs import RowCosts
 from streamco.wire.split.client import SplitClient
 from streamco.wire.split.codec import SplitCodec
 from streamco.wire.split.frames import SPLIT_VERSIONS, LayersMark, RowCost, ServerBatches, States

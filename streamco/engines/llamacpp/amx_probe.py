@@ -8,22 +8,20 @@ user's cache for this machine, this build of llama.cpp and this model file, beca
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
-import platform
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from streamco.engines.llamacpp.cache_dir import cache_folder
+from streamco.engines.llamacpp.cache_dir import CPUINFO, cache_folder, machine_key, write_whole
 
 __all__ = ["advertises_amx", "allows_repacking"]
 
 CHILD_TIMEOUT = 120.0  # seconds; loading is mostly reading the file
-CPUINFO = Path("/proc/cpuinfo")
 
 Run = Callable[[Sequence[str]], int | None]
 
@@ -51,7 +49,7 @@ def allows_repacking(path: Path, library: Any, *, cpuinfo: Path = CPUINFO, run: 
     """
     if not advertises_amx(cpuinfo):
         return True
-    key = _key(path, library, cpuinfo)
+    key = machine_key(path, library, cpuinfo=cpuinfo)
     known = _read_answer(key)
     if known is not None:
         return known
@@ -74,21 +72,6 @@ def _run(command: Sequence[str]) -> int | None:
     return done.returncode
 
 
-def _key(path: Path, library: Any, cpuinfo: Path) -> str:
-    """Return a key of what the answer depends on: the machine, the build and the file."""
-    package = Path(library.__file__).parent
-    builds = [(item.name, item.stat().st_size, item.stat().st_mtime_ns) for item in sorted((package / "lib").glob("*ggml*"))]
-    model = path.resolve()
-    facts = (_cpu(cpuinfo), platform.node(), platform.release(), library.__version__, builds, str(model), model.stat().st_size)
-    return hashlib.sha256(json.dumps(facts).encode()).hexdigest()[:32]
-
-
-def _cpu(cpuinfo: Path) -> list[str]:
-    wanted = ("model name", "flags", "microcode")
-    lines = cpuinfo.read_text(encoding="utf-8", errors="replace").split("\n\n")[0].splitlines()
-    return [line for line in lines if line.startswith(wanted)]
-
-
 def _read_answer(key: str) -> bool | None:
     try:
         allowed = json.loads((cache_folder("amx") / f"{key}.json").read_bytes())["allowed"]
@@ -98,10 +81,5 @@ def _read_answer(key: str) -> bool | None:
 
 
 def _write_answer(key: str, *, allowed: bool) -> None:
-    try:
-        target = cache_folder("amx") / f"{key}.json"
-        temporary = target.with_suffix(f".{os.getpid()}")
-        temporary.write_text(json.dumps({"allowed": allowed}), encoding="utf-8")
-        temporary.replace(target)
-    except OSError:
-        pass  # no home or a full disk: the next process probes again
+    with suppress(OSError):  # no home or a full disk: the next process probes again
+        write_whole(cache_folder("amx") / f"{key}.json", json.dumps({"allowed": allowed}).encode())

@@ -1,12 +1,18 @@
-"""The folder for files that can be made again."""
+"""The folder for files that can be made again, and the names of those that hold for one machine, build and model file."""
 
 from __future__ import annotations
 
+import hashlib
+import json
 import os
+import platform
 import sys
 from pathlib import Path
+from typing import Any
 
-__all__ = ["cache_folder"]
+__all__ = ["CPUINFO", "cache_folder", "machine_key", "write_whole"]
+
+CPUINFO = Path("/proc/cpuinfo")
 
 
 def cache_folder(*parts: str) -> Path:
@@ -20,6 +26,45 @@ def cache_folder(*parts: str) -> Path:
     folder = _base().joinpath("streamco", *parts)
     folder.mkdir(parents=True, exist_ok=True)
     return folder
+
+
+def machine_key(model: Path, library: Any, *further: object, cpuinfo: Path = CPUINFO) -> str:
+    """Return a name for what was found out about a model on this machine, with this build of llama.cpp; another one for each of these.
+
+    Args:
+        model: the model's file.
+        library: the module ``llama_cpp``.
+        further: what else it depends on, as JSON has it.
+        cpuinfo: the file in which the kernel describes the CPU.
+
+    Raises:
+        OSError: the model's file can't be found.
+    """
+    package = Path(library.__file__).parent
+    builds = [(item.name, item.stat().st_size, item.stat().st_mtime_ns) for item in sorted((package / "lib").glob("*ggml*"))]
+    file = model.resolve()
+    machine = (_cpu(cpuinfo), platform.node(), platform.release(), library.__version__, builds)
+    return hashlib.sha256(json.dumps((*machine, str(file), file.stat().st_size, *further)).encode()).hexdigest()[:32]
+
+
+def write_whole(target: Path, data: bytes) -> None:
+    """Write a file so that no other process ever reads half of it.
+
+    Raises:
+        OSError: it can't be written.
+    """
+    temporary = target.with_suffix(f".{os.getpid()}")
+    temporary.write_bytes(data)
+    temporary.replace(target)
+
+
+def _cpu(cpuinfo: Path) -> list[str]:
+    wanted = ("model name", "flags", "microcode")
+    try:
+        lines = cpuinfo.read_text(encoding="utf-8", errors="replace").split("\n\n")[0].splitlines()
+    except OSError:  # no Linux
+        return [platform.machine(), platform.processor()]
+    return [line for line in lines if line.startswith(wanted)]
 
 
 def _base() -> Path:

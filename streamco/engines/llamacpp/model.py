@@ -29,6 +29,9 @@ class LlamaModel:
         on_progress: called with 0.0 to 1.0 while it loads, from the loading thread.
         repack: use kernels that need weights in another order; None: only if that is safe on this CPU (see ``amx_probe``).
 
+    Attributes:
+        is_repacked: weights may lie in another order, for kernels that need it.
+
     Raises:
         EngineError: llama-cpp-python is missing, the file is missing, or llama.cpp can't load it.
     """
@@ -38,6 +41,7 @@ class LlamaModel:
         self.library: Any = load_library()
         check_file(path)
         repack = allows_repacking(path, self.library) if repack is None else repack
+        self.is_repacked = repack
         self.handle = load_weights(self.library, path, repack=repack, on_progress=on_progress)
         self._closed_as = ""
         self._changed = threading.Condition()  # around _readers, and the handle when it is taken away

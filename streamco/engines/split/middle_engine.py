@@ -12,6 +12,7 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from queue import SimpleQueue
 from typing import TYPE_CHECKING, Protocol
@@ -19,6 +20,7 @@ from typing import TYPE_CHECKING, Protocol
 from msgspec import Struct
 
 from streamco.engines.llamacpp.model_parts import PartInfo
+from streamco.engines.llamacpp.row_costs import least_seconds
 from streamco.engines.split.layers import MiddlePart, StateRun
 from streamco.engines.step_emulation import StepEmulator, StepTime
 from streamco.engines.threads import budget
@@ -33,7 +35,6 @@ __all__ = ["LayerEngine", "MiddleEngine", "RowStep", "RowsBatch", "measured_size
 logger = logging.getLogger("streamco.engine")
 
 _SIZES = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
-_REPEATS = 3
 
 
 class RowStep(Struct, frozen=True, kw_only=True):
@@ -178,7 +179,9 @@ class MiddleEngine:
         """Return the seconds of a batch by rows; the first call measures them, for some tenths of a second. No batch may be out."""
         if not self._costs:
             step, sizes = self._step, measured_sizes(min(self.batch_rows, self.cells))
-            self._costs = {size: self._measure(size) if step is None else max(1e-6, step(size, 0)) for size in sizes}
+            self._costs = {
+                size: least_seconds(partial(self._compute_ones, size)) if step is None else max(1e-6, step(size, 0)) for size in sizes
+            }
         return self._costs
 
     def close(self) -> None:
@@ -203,21 +206,17 @@ class MiddleEngine:
                 raise EngineError("engine: expected an open engine, got a closed one")
             self._inbox.put(item)
 
-    def _measure(self, rows: int) -> float:
-        """Return the least seconds of several batches of ones; sequence 0 is empty afterwards."""
+    def _compute_ones(self, rows: int) -> float:
+        """Return the seconds of a batch of ones; sequence 0 is empty afterwards."""
         import numpy as np
 
-        states = np.ones((rows, self.info.width), np.float32)
-        seconds = []
-        for _ in range(_REPEATS):
-            ended = threading.Event()
-            batch = RowsBatch([StateRun(0, 0, states)], ended.set)
-            self.submit(batch)
-            ended.wait()
-            if batch.error is not None:
-                raise batch.error
-            seconds.append(batch.seconds)
-        return max(1e-6, min(seconds))
+        ended = threading.Event()
+        batch = RowsBatch([StateRun(0, 0, np.ones((rows, self.info.width), np.float32))], ended.set)
+        self.submit(batch)
+        ended.wait()
+        if batch.error is not None:
+            raise batch.error
+        return batch.seconds
 
     # The engine's thread
 

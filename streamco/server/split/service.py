@@ -17,7 +17,7 @@ from streamco.endpoints.engine_health import check_engine
 from streamco.engines.split.middle_engine import LayerEngine
 from streamco.errors import MAX_NAME, ConfigError, shorten
 from streamco.policies.batching import CHUNK, Mixed
-from streamco.policies.chunking import RowCosts
+from streamco.profiles.row_costs import RowCosts
 from streamco.server.http.api import make_application
 from streamco.server.http.errors import RequestError
 from streamco.server.http.listening import listening

@@ -34,7 +34,8 @@ from streamco.core.verifier.options import SchedulerOptions
 from streamco.core.verifier.scheduler import VerificationScheduler
 from streamco.engines.split.middle_engine import LayerEngine
 from streamco.policies.batching import CHUNK, Mixed
-from streamco.policies.chunking import RowCosts, ServerLoad
+from streamco.policies.chunking import ServerLoad
+from streamco.profiles.row_costs import RowCosts
 from streamco.server.split.batches import RowsReport, RowsRunner
 from streamco.server.split.rounds import PendingRound
 from streamco.server.split.stats import SplitStats

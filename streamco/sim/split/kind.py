@@ -15,7 +15,7 @@ import simpy
 from msgspec.structs import replace
 
 from streamco.policies.batching import Mixed
-from streamco.policies.chunking import RowCosts
+from streamco.profiles.row_costs import RowCosts
 from streamco.sim.driver import call_at
 from streamco.sim.experiment.metrics import Metric, RequestRow, Sink
 from streamco.sim.experiment.scenario import Named, Scenario

@@ -15,7 +15,8 @@ import simpy
 from msgspec import Struct
 
 from streamco.policies.batching import BatchContext, BatchPolicy, Kind, Portion, Waiting
-from streamco.policies.chunking import RowCosts, ServerLoad
+from streamco.policies.chunking import ServerLoad
+from streamco.profiles.row_costs import RowCosts
 from streamco.sim.driver import call_at
 
 __all__ = ["BatchSeconds", "SimulatedSplitServer", "SentRows"]

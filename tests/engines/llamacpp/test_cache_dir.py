@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
-from streamco.engines.llamacpp.cache_dir import cache_folder
+from streamco.engines.llamacpp.cache_dir import cache_folder, machine_key, write_whole
 
 
 def test_the_variable_says_where_and_the_folder_is_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -40,3 +41,29 @@ def test_a_file_in_the_way_is_the_callers_to_handle(tmp_path: Path, monkeypatch:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     with pytest.raises(OSError, match="streamco"):
         cache_folder("models")
+
+
+def test_a_key_depends_on_the_machine_the_build_the_file_and_what_is_added(tmp_path: Path) -> None:
+    library = SimpleNamespace(__file__=str(tmp_path / "llama_cpp" / "__init__.py"), __version__="1")
+    (tmp_path / "llama_cpp" / "lib").mkdir(parents=True)
+    build = tmp_path / "llama_cpp" / "lib" / "libggml.so"
+    build.write_bytes(b"one")
+    model, cpu = tmp_path / "model.gguf", tmp_path / "cpuinfo"
+    model.write_bytes(b"GGUF")
+    cpu.write_text("model name: one\n")
+    keys = [machine_key(model, library, 1, cpuinfo=cpu), machine_key(model, library, 2, cpuinfo=cpu)]
+    cpu.write_text("model name: other\n")
+    keys.append(machine_key(model, library, 1, cpuinfo=cpu))
+    model.write_bytes(b"GGUF2")
+    keys.append(machine_key(model, library, 1, cpuinfo=cpu))
+    build.write_bytes(b"another")
+    keys.append(machine_key(model, library, 1, cpuinfo=cpu))
+    assert len(set(keys)) == len(keys)
+    assert machine_key(model, library, 1, cpuinfo=cpu) == keys[-1]
+    assert machine_key(model, library, cpuinfo=tmp_path / "nothing")
+
+
+def test_a_file_is_written_whole(tmp_path: Path) -> None:
+    write_whole(tmp_path / "one.json", b"first")
+    write_whole(tmp_path / "one.json", b"second")
+    assert [(file.name, file.read_bytes()) for file in tmp_path.iterdir()] == [("one.json", b"second")]

@@ -11,7 +11,7 @@ import pytest
 import websockets
 
 from streamco.errors import ConfigError
-from streamco.policies.chunking import RowCosts
+from streamco.profiles.row_costs import RowCosts
 from streamco.server.http.api_keys import ApiKey
 from streamco.server.options import ServeOptions
 from streamco.server.split.service import SplitService, default_room, serving_middle

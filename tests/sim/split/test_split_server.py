@@ -10,7 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from streamco.policies.batching import Batch, BatchContext, Kind, Mixed, Waiting
-from streamco.policies.chunking import MEMORY, RowCosts
+from streamco.policies.chunking import MEMORY
+from streamco.profiles.row_costs import RowCosts
 from streamco.sim.driver import call_at
 from streamco.sim.split.split_server import SentRows, SimulatedSplitServer
 from tests.sim.split.worlds import batch_seconds

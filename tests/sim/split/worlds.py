@@ -10,7 +10,7 @@ from typing import Any
 import simpy
 
 from streamco.policies.batching import BatchPolicy, Mixed
-from streamco.policies.chunking import RowCosts
+from streamco.profiles.row_costs import RowCosts
 from streamco.sim.experiment.scenario import KINDS, Outcome, Scenario, run_scenario
 from streamco.sim.split.options import LinkRange, SplitDevicePool, SplitPolicyOptions
 from streamco.sim.split.split_answer import SimulatedSplitAnswer, SplitAnswerOutcome

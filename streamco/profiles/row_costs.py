@@ -1,0 +1,81 @@
+"""Row costs: what a batch costs by its number of rows, the price list that windows, chunks and batches are planned with.
+
+On a GPU a few rows more cost nothing. On a CPU the costs are a staircase: kernels work in tiles of several rows, so four rows may cost less
+than three. A batch is then padded up to the next cheaper size (``padded``), and its rows beyond what was asked for are free.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Mapping
+from itertools import accumulate
+
+from streamco.profiles.interpolation import interpolate
+
+__all__ = ["PADDING_GAIN", "RowCosts", "padded_costs", "padded_size", "useful_sizes"]
+
+PADDING_GAIN = 0.95
+"""Share of its own costs that a batch may cost at most, padded, so that padding is worth it in spite of errors of measurement."""
+
+
+class RowCosts:
+    """Seconds that a server computes a batch, by its number of rows; between measured sizes on a straight line (g in equation 2).
+
+    Args:
+        measured: seconds by rows, at least one size of at least 1 row. A batch that is measured as cheaper than a smaller one counts as
+            the smaller one.
+
+    Raises:
+        ValueError: no size, a size below 1 or a time that isn't above 0.
+    """
+
+    def __init__(self, measured: Mapping[int, float]) -> None:
+        if not measured or min(measured) < 1 or not all(seconds > 0 for seconds in measured.values()):
+            raise ValueError(f"row costs: expected seconds above 0 for 1 row and more, got {dict(measured)}")
+        self.rows: list[int] = sorted(measured)
+        self._points = list(zip(self.rows, accumulate((measured[rows] for rows in self.rows), max), strict=True))
+
+    def seconds(self, rows: float) -> float:
+        """Return the seconds of a batch; below the smallest size that one's, above the largest on the last line. 0 rows take no time."""
+        if rows <= 0:
+            return 0.0
+        if len(self._points) == 1:
+            return self._points[0][1] * max(1.0, rows / self.rows[0])
+        return interpolate(self._points, rows)
+
+    def row_seconds(self, rows: int) -> float:
+        """Return the seconds of one row in a batch of so many."""
+        return self.seconds(rows) / rows
+
+
+def padded_size(measured: Mapping[int, float], rows: int) -> int:
+    """Return the number of rows that a batch of ``rows`` should have: more if a larger measured size is cheaper, else ``rows``.
+
+    Args:
+        measured: seconds by rows, as measured; a smaller batch may be dearer. Sizes between are on straight lines.
+        rows: rows that are needed, at least 1.
+    """
+    points = sorted(measured.items())
+    if not points or rows >= points[-1][0]:
+        return rows
+    larger = points[bisect_left(points, rows + 1, key=lambda point: point[0]) :]
+    size, seconds = min(larger, key=lambda point: (point[1], point[0]))
+    return size if seconds <= PADDING_GAIN * interpolate(points, rows) else rows
+
+
+def padded_costs(measured: Mapping[int, float]) -> dict[int, float]:
+    """Return the seconds by rows, from 1 to the largest measured size, if batches are padded."""
+    points = sorted(measured.items())
+    return {rows: interpolate(points, padded_size(measured, rows)) for rows in range(1, points[-1][0] + 1)} if points else {}
+
+
+def useful_sizes(costs: Mapping[int, float], *, largest: int = 16) -> list[int]:
+    """Return the sizes at which a row is cheapest among their neighbours, ascending: the ends of the stairs; [] if there are no stairs.
+
+    Args:
+        costs: seconds by rows, for each size from 1 on.
+        largest: largest size to look at.
+    """
+    each = {rows: seconds / rows for rows, seconds in costs.items()}
+    found = [rows for rows in range(2, largest + 1) if rows - 1 in each and rows + 1 in each]
+    return [rows for rows in found if each[rows] < each[rows - 1] and each[rows] <= PADDING_GAIN * each[rows + 1]]
