@@ -1,6 +1,7 @@
 """Write a run of every bench below the line in bench/RESULTS.md: ``python -m bench.record [--quick] [name ...]``.
 
-What stands above the line is written by hand and kept; tables of benches that were not run this time are kept too.
+What stands above the line is written by hand and kept; tables of benches that were not run this time are kept too. Results must be of a
+commit that others can check out, so it records none of a tree with changes, and none of a commit that the branch upstream doesn't have.
 """
 
 from __future__ import annotations
@@ -33,13 +34,32 @@ def machine() -> str:
     return f"{cpu}, {os.cpu_count()} cores, {platform.system()}, Python {platform.python_version()}"
 
 
-def commit() -> str:
-    """The checked-out commit, marked when there is more than that."""
+def commit(root: Path = HERE.parent) -> str:
+    """The checked-out commit, which others can check out, too.
 
-    def git(*words: str) -> str:
-        return subprocess.run(["git", *words], cwd=HERE, check=True, capture_output=True, text=True).stdout.strip()
+    Args:
+        root: the checkout.
 
-    return git("rev-parse", "--short", "HEAD") + (" and changes" if git("status", "--porcelain", "--", "streamco") else "")
+    Raises:
+        SystemExit: there is no commit, files were changed since, or the branch upstream doesn't have it, so that a rebase may still rename
+            it. Without such a branch any commit will do.
+    """
+
+    def git(*words: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(["git", *words], cwd=root, check=False, capture_output=True, text=True)
+
+    short = git("rev-parse", "--short", "HEAD").stdout.strip()
+    if not short:
+        raise SystemExit(f"expected a git checkout, got none at {root}")
+    changed = [line[3:] for line in git("status", "--porcelain").stdout.splitlines() if line[3:] != "bench/RESULTS.md"]
+    if changed:
+        raise SystemExit(f"expected a tree without changes, got some in {', '.join(changed)}: commit them first")
+    upstream = git("rev-parse", "--abbrev-ref", "@{upstream}")
+    if not upstream.returncode and git("merge-base", "--is-ancestor", "HEAD", "@{upstream}").returncode:
+        raise SystemExit(
+            f"expected a commit that {upstream.stdout.strip()} has, got {short}: push it first, because a rebase would rename it"
+        )
+    return short
 
 
 def run(name: str, *, quick: bool) -> list[Row]:
@@ -56,11 +76,11 @@ def figure(value: float) -> str:
     return f"{value:.3g}" if abs(value) >= 0.001 or not value else f"{value:.6f}"
 
 
-def section(name: str, rows: list[Row], *, quick: bool) -> str:
-    """A bench's tables in Markdown."""
+def section(name: str, rows: list[Row], *, quick: bool, at: str) -> str:
+    """A bench's tables in Markdown; ``at``: the commit that they are of."""
     title = re.sub(r"\s+", " ", (HERE / f"{name}.py").read_text().split('"""')[1].split("\n\n")[0].strip())
     today = dt.datetime.now(tz=dt.UTC).date()
-    lines = [f"## {name}", "", title, "", f"{machine()}; {today}; commit {commit()}{'; --quick' if quick else ''}.", ""]
+    lines = [f"## {name}", "", title, "", f"{machine()}; {today}; commit {at}{'; --quick' if quick else ''}.", ""]
     groups: dict[tuple[str, str, str], list[Row]] = {}
     for row in rows:
         groups.setdefault((row.case, row.metric, row.unit), []).append(row)
@@ -88,11 +108,15 @@ def main() -> None:
     parser.add_argument("names", nargs="*", help="these benches (default: all)")
     parser.add_argument("--quick", action="store_true")
     args = parser.parse_args()
+    at = commit()
     head, _, rest = RESULTS.read_text().partition(LINE) if RESULTS.exists() else ("# Results\n\n", "", "")
     kept = {text.split("\n", 1)[0].strip(): f"## {text.rstrip()}\n" for text in rest.split("\n## ")[1:]}
     for name in args.names or BENCHES:
         print(f"== {name}", file=sys.stderr)
-        kept[name] = section(name, run(name, quick=args.quick), quick=args.quick)
+        rows = run(name, quick=args.quick)
+        if commit() != at:
+            raise SystemExit(f"{name}: expected commit {at} to stay while the bench ran, got {commit()}")
+        kept[name] = section(name, rows, quick=args.quick, at=at)
         ordered = [kept[bench] for bench in (*BENCHES, *ON_REQUEST) if bench in kept]
         RESULTS.write_text(f"{head}{LINE}\n\n" + "\n".join(ordered))
 

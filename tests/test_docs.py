@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import re
+import subprocess
 from importlib import import_module
 from pathlib import Path
 
@@ -94,3 +95,26 @@ def test_every_paper_names_functions_that_exist() -> None:
     assert len(names) > 15
     for name in names:
         assert resolve(name) is not None
+
+
+def commits_named(text: str) -> set[str]:
+    """Short names of this project's commits; eight digits and more are those of other projects."""
+    return {
+        word for word in re.findall(r"(?<![\w/])[0-9a-f]{7}(?!\w)", text) if re.search(r"[a-f]", word) and re.search(r"\d", word)
+    } | set(re.findall(r"commits? ([0-9a-f]{7})(?!\w)", text))
+
+
+def test_every_commit_that_a_page_names_is_in_the_history() -> None:
+    git = ["git", "-C", str(ROOT)]
+    is_shallow = subprocess.run([*git, "rev-parse", "--is-shallow-repository"], check=False, capture_output=True, text=True)
+    if is_shallow.stdout.strip() != "false":
+        pytest.skip("needs a clone with its history")
+    known = subprocess.run([*git, "rev-list", "HEAD"], check=True, capture_output=True, text=True).stdout.split()
+    short = {name[:7] for name in known}
+    missing = {(page.name, name) for page in PAGES for name in commits_named(page.read_text(encoding="utf-8")) if name not in short}
+    assert not missing, f"expected results of commits that can be checked out, got others: {sorted(missing)}"
+
+
+def test_names_of_commits_are_told_from_other_words() -> None:
+    text = "commit 1dc1f62; (e425581, at most) commit 1234567; https://x.org/ab/8f99e7d, 8f99e7dc, 1000000, defaced and 6fea51a."
+    assert commits_named(text) == {"1dc1f62", "e425581", "1234567", "6fea51a"}
