@@ -19,14 +19,14 @@ from streamco.core.speculation.options import SpeculationMachineOptions
 from streamco.core.verifier.events import SendVerdict
 from streamco.core.verifier.options import SchedulerOptions
 from streamco.partial import common_prefix_length
-from streamco.policies.batching import CHUNK, Alternating
+from streamco.policies.serving.batching import CHUNK, Alternating
+from streamco.policies.serving.routing import routing_policy
 from streamco.profiles import PairProfile
 from streamco.server.step_times import StepTimes
 from streamco.server.verify.options import VerifyOptions
 from streamco.sim.driver import call_at
 from streamco.sim.fleet.fleet import AnswerOutcome, DeviceModel, Fleet, FleetDevice
 from streamco.sim.fleet.recorded_answer import END
-from streamco.sim.fleet.routing import routing_policy
 from streamco.sim.fleet.target_server import ForwardPass, PassLimits, TargetServer
 from streamco.sim.hardware.links import ConstantLink
 

@@ -31,11 +31,11 @@ from bench.windows import rows_of
 from bench.windows_recorded import CLIENTS, DRAFT, QUICK, SECTION, WARM_UPS
 from streamco import SpeculationOptions
 from streamco.client.speculation.report import speculation_figures
-from streamco.policies.batching import Alternating
+from streamco.policies.serving.batching import Alternating
+from streamco.policies.serving.routing import routing_policy
 from streamco.server.profiles import load_step_times
 from streamco.sim.driver import call_at
 from streamco.sim.fleet.fleet import AnswerOutcome, Fleet
-from streamco.sim.fleet.routing import routing_policy
 from streamco.sim.fleet.target_server import TargetServer
 
 __all__ = ["main", "run_client", "simulate_section"]

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from streamco.endpoints.base import Capabilities, Endpoint, EndpointStream, Request, TokenPrices
     from streamco.endpoints.device import DeviceEndpoint
     from streamco.endpoints.openai import OpenAIEndpoint
+    from streamco.endpoints.verifiers.pool import VerifierPool
     from streamco.endpoints.verifiers.sglang import SGLangVerifier
     from streamco.endpoints.verifiers.split import SplitEndpoint
     from streamco.endpoints.verifiers.streamco import VerifierEndpoint
@@ -72,6 +73,7 @@ _HOMES = {
     "streamco.endpoints.base": ("Capabilities", "Endpoint", "EndpointStream", "Request", "TokenPrices"),
     "streamco.endpoints.device": ("DeviceEndpoint",),
     "streamco.endpoints.openai": ("OpenAIEndpoint",),
+    "streamco.endpoints.verifiers.pool": ("VerifierPool",),
     "streamco.endpoints.verifiers.sglang": ("SGLangVerifier",),
     "streamco.endpoints.verifiers.split": ("SplitEndpoint",),
     "streamco.endpoints.verifiers.streamco": ("VerifierEndpoint",),
@@ -161,6 +163,7 @@ __all__ = [
     "UsageError",
     "VLLMVerifier",
     "VerifierEndpoint",
+    "VerifierPool",
     "__version__",
     "packaged_model",
 ]

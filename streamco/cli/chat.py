@@ -61,9 +61,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     group.add_argument(
         "--verifier",
+        action="append",
         metavar="URL",
-        help="URL of a streamco serve that verifies drafts, ws://HOST:PORT (the server itself, with --mode speculate)",
+        help="URL of a streamco serve that verifies drafts, ws://HOST:PORT (the server itself); again for each of several",
     )
+    group.add_argument("--routing", metavar="HOW", help="how answers are spread over several verifiers (join-shortest-queue)")
     group.add_argument(
         "--split",
         action="append",
@@ -133,6 +135,8 @@ def check_options(args: argparse.Namespace) -> None:
     }.items():
         if value is not None and args.no_device:
             raise ConfigError(f"{name}: expected a device, got --no-device")
+    if args.routing is not None and len(args.verifier or ()) < 2:
+        raise ConfigError(f"--routing: expected several --verifier URL beside it, got {len(args.verifier or ())}")
     if args.verifier is not None and args.mode == "race":
         raise ConfigError("--verifier: expected --mode speculate or --mode auto beside it, got race, in which nothing is verified")
 
@@ -172,8 +176,7 @@ async def _chat(args: argparse.Namespace) -> int:
     device, server = make_device(args), make_server(args)
     verifier = make_verifier(args)
     kinds: dict[str, str] = {endpoint.name: endpoint.kind for endpoint in (device, server) if endpoint is not None}
-    if verifier is not None:
-        kinds[verifier.name] = "server"
+    kinds |= dict.fromkeys(verifier_names(args), "server")
     if args.mode in {"speculate", "auto"} and budget_of(args) < 1:
         kinds[LOCAL] = "local"
     view = make_view(args, kinds)
@@ -202,8 +205,8 @@ async def _chat(args: argparse.Namespace) -> int:
 
 
 def _describe(args: argparse.Namespace, name: str, kind: str) -> str:
-    if name == VERIFIER:
-        return f"verifies the device's drafts, at {args.verifier}"
+    if name in (names := verifier_names(args)):
+        return f"verifies the device's drafts, at {args.verifier[names.index(name)]}"
     if name == LOCAL:
         return "drafts of the device that were not verified"
     if kind == "server":
@@ -255,9 +258,22 @@ def make_verifier(args: argparse.Namespace) -> Verifier | None:
         return None
     if args.no_device:
         raise ConfigError("--verifier: expected a device that drafts, got --no-device")
+    from streamco.endpoints.verifiers.pool import VerifierPool
     from streamco.endpoints.verifiers.streamco import VerifierEndpoint
+    from streamco.policies.serving.routing import ShortestQueue
 
-    return VerifierEndpoint(args.verifier, token=api_key_of(args.api_key_env), name=VERIFIER, prices=args.prices)
+    token = api_key_of(args.api_key_env)
+    verifiers = [
+        VerifierEndpoint(url, token=token, name=name, prices=args.prices)
+        for url, name in zip(args.verifier, verifier_names(args), strict=True)
+    ]
+    return verifiers[0] if len(verifiers) == 1 else VerifierPool(verifiers, routing=args.routing or ShortestQueue.name)
+
+
+def verifier_names(args: argparse.Namespace) -> list[str]:
+    """Return the names of the verifiers that the options name."""
+    count = len(args.verifier or ())
+    return [VERIFIER] * count if count < 2 else [f"{VERIFIER} {number}" for number in range(1, count + 1)]
 
 
 def default_threads() -> int:

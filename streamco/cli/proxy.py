@@ -70,7 +70,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         choices=MODES,
         help="race; speculate: the device drafts, a server verifies; auto: the faster mode",
     )
-    how.add_argument("--verifier", default=argparse.SUPPRESS, metavar="URL", help="URL of a verifier (the first server)")
+    how.add_argument(
+        "--verifier",
+        default=argparse.SUPPRESS,
+        action="append",
+        metavar="URL",
+        help="URL of a verifier (the first server); again for each of several",
+    )
+    how.add_argument(
+        "--routing", default=argparse.SUPPRESS, metavar="HOW", help="how answers are spread over several verifiers (join-shortest-queue)"
+    )
     how.add_argument("--profile", default=argparse.SUPPRESS, metavar="FILE", help="keeps what was learned from one run to the next")
     listen = parser.add_argument_group("listening")
     listen.add_argument("--host", default=argparse.SUPPRESS, help="address to listen on (127.0.0.1)")
@@ -151,6 +160,9 @@ def effective_config(args: argparse.Namespace) -> ProxyConfig:
     if args.no_auth:
         proxy["allow_open"] = True
     dispatch = _given(args, "budget", "policy", "pace", "profile")
+    speculate = _given(args, "mode", "verifier", "routing")
+    if "verifier" in args:
+        speculate["verifier"] = args.verifier[0] if len(args.verifier) == 1 else tuple(args.verifier)
     return replace(
         config,
         proxy=replace(config.proxy, **proxy),
@@ -158,7 +170,7 @@ def effective_config(args: argparse.Namespace) -> ProxyConfig:
         server=servers,
         split=split,
         dispatch=replace(config.dispatch, **dispatch),
-        speculate=replace(config.speculate, **_given(args, "mode", "verifier")),
+        speculate=replace(config.speculate, **speculate),
     )
 
 

@@ -10,6 +10,7 @@ from streamco.client.race.dispatcher import DispatchRecord
 from streamco.client.race.driver import RaceDriver
 from streamco.client.speculation.driver import SpeculationDriver
 from streamco.core.report import Report, WhyRemote
+from streamco.endpoints.verifiers.pool_session import AssignedVerifier, PooledSession
 from streamco.errors import EndpointError
 
 __all__ = ["note_dispatch", "note_obstacle", "note_race", "note_settings", "note_speculation"]
@@ -143,6 +144,8 @@ def note_speculation(degradations: Degradations, notes: list[str], driver: Specu
         name, kept = device if part == "device" else verifier, [] if has_failed else notes
         degradations.record_failure(kept, error, endpoint=name, instead=instead[part], may_log=not has_failed)
     _record_successes(degradations, driver, device, verifier)
+    if isinstance(driver.session, PooledSession):
+        _note_pool(degradations, [] if has_failed else notes, driver.session.assigned)
     if driver.was_broken_off or has_failed:
         return
     is_lost = driver.unconnected > 0.0 and driver.machine.report.losses > 0
@@ -152,6 +155,16 @@ def note_speculation(degradations: Degradations, notes: list[str], driver: Specu
         degradations.record(notes, kind="lost", endpoint=verifier, sentence=sentence, may_raise=False, may_log=not absence)
     for kind, sentence in _without_drafts(driver, report, device, verifier).items():
         degradations.record(notes, kind=kind, endpoint=verifier, sentence=sentence, may_raise=False)
+
+
+def _note_pool(degradations: Degradations, notes: list[str], assigned: AssignedVerifier) -> None:
+    """Record which of several verifiers were left out of an answer's choice, and which the answer had to leave."""
+    for name, problem in assigned.left_out.items():
+        sentence = f"verifier {name} left out: {problem}; {assigned.served[0]} took the answer"
+        degradations.record(notes, kind="left out", endpoint=name, sentence=sentence, may_raise=False)
+    for move in assigned.moves:
+        sentence = f"the answer moved from {move.source} to {move.target}: {move.why}"
+        degradations.record(notes, kind="moved", endpoint=move.source, sentence=sentence, may_raise=False)
 
 
 def _record_successes(degradations: Degradations, driver: SpeculationDriver, device: str, verifier: str) -> None:

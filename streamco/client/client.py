@@ -69,7 +69,8 @@ class Client:
             of a model ("parts/NAME", as ``streamco split`` writes them) and ``server`` its middle (one URL or several), and settings for
             two sides are refused (docs/split.md). None: "race", and the next three
             must not be given, because they would have no effect. Name "race" to give them to clients from ``with_options``.
-        verifier: verifies the drafts: the URL of a ``streamco serve``, or a verifier; None: ``server`` does.
+        verifier: verifies the drafts: the URL of a ``streamco serve``, a verifier, or a list of them, over which answers are spread
+            (``VerifierPool``); None: ``server`` does.
         emit: what readers of ``stream`` get of speculated answers: "verified": final text; "draft": drafts at once, and retractions.
         speculation: the other options for drafting and verifying.
         profile: what an earlier client learned (``Client.profile()``), or the file that it was written to; None: nothing is known.

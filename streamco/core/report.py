@@ -163,6 +163,7 @@ class SpeculationFigures(Struct, frozen=True, kw_only=True):
         losses: number of lost connections.
         retracted: tokens taken back from a reader of drafts.
         is_exact: the answer is the verifier's own: token for token if greedy, in distribution if sampled.
+        verifiers: names of the verifiers that the answer was at, in order; more than one if it moved.
     """
 
     acceptance: float | None
@@ -186,6 +187,7 @@ class SpeculationFigures(Struct, frozen=True, kw_only=True):
     losses: int
     retracted: int
     is_exact: bool
+    verifiers: tuple[str, ...] = ()
 
 
 class SplitFigures(Struct, frozen=True, kw_only=True):

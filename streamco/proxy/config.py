@@ -142,8 +142,9 @@ class SpeculateSection(Struct, frozen=True, kw_only=True):
     """Section ``[speculate]``: the device drafts, a server verifies; see ``Client`` and ``SpeculationOptions``."""
 
     mode: Literal["race", "speculate", "auto"] = "race"
-    verifier: str | None = None  # URL; None: the first [[server]]
-    token_env: str | None = None  # the variable with the verifier's token; None: none
+    verifier: str | tuple[str, ...] | None = None  # URL, or several of one model; None: the first [[server]]
+    routing: str | None = None  # how answers are spread over several; None: join-shortest-queue; see ``VerifierPool``
+    token_env: str | None = None  # the variable with the token of all of them; None: none
     is_plain: bool = False  # allow ws:// to another machine
     budget: float = 1.0  # share of the drafts that is verified
     window: int | Literal["dynamic", "adaptive", "predicted", "confident"] | None = None  # tokens of a draft; None: by the budget

@@ -21,6 +21,7 @@ from streamco.endpoints.base import Endpoint, TokenPrices
 from streamco.endpoints.openai import OpenAIEndpoint
 from streamco.endpoints.verifiers.base import Verifier
 from streamco.errors import ConfigError, EndpointError
+from streamco.policies.serving.routing import ShortestQueue
 from streamco.profiles import Profile
 from streamco.proxy.config import (
     PACKAGED,
@@ -205,10 +206,17 @@ def _build_server(section: ServerSection, index: int, environ: Mapping[str, str]
 def _build_verifier(section: SpeculateSection, environ: Mapping[str, str]) -> Verifier | None:
     if section.verifier is None:
         return None
+    from streamco.endpoints.verifiers.pool import VerifierPool
     from streamco.endpoints.verifiers.streamco import VerifierEndpoint
 
     token = None if section.token_env is None else read_key(section.token_env, setting="speculate.token_env", environ=environ)
-    return VerifierEndpoint(section.verifier, token=token, is_plain=section.is_plain)
+    urls = (section.verifier,) if isinstance(section.verifier, str) else section.verifier
+    verifiers = [VerifierEndpoint(url, token=token, is_plain=section.is_plain) for url in urls]
+    if len(verifiers) != 1:
+        return VerifierPool(verifiers, routing=section.routing or ShortestQueue.name)
+    if section.routing is not None:
+        raise ConfigError(f"speculate.routing: expected several verifiers beside it, got {section.routing!r} and one")
+    return verifiers[0]
 
 
 def _per_token(prices: PriceTable) -> TokenPrices:

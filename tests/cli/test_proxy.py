@@ -120,6 +120,9 @@ def test_options_go_before_the_file(config: str) -> None:
 def test_who_drafts_and_who_verifies_can_be_said_on_the_command_line() -> None:
     speculate = proxy.effective_config(parse("--mode", "speculate", "--verifier", "ws://127.0.0.1:9")).speculate
     assert (speculate.mode, speculate.verifier, speculate.budget) == ("speculate", "ws://127.0.0.1:9", 1.0)
+    several = ("--verifier", "ws://127.0.0.1:9", "--verifier", "ws://127.0.0.1:10", "--routing", "random")
+    speculate = proxy.effective_config(parse("--mode", "speculate", *several)).speculate
+    assert (speculate.verifier, speculate.routing) == (("ws://127.0.0.1:9", "ws://127.0.0.1:10"), "random")
     with pytest.raises(SystemExit):
         parse("--mode", "both")
 

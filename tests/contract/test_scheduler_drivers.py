@@ -34,7 +34,7 @@ from streamco.core.verifier.events import (
 from streamco.core.verifier.options import SchedulerOptions
 from streamco.core.verifier.scheduler import VerificationScheduler
 from streamco.policies.acceptance import Rule
-from streamco.policies.batching import Alternating, BatchPolicy, FirstCome, StrictPrefill
+from streamco.policies.serving.batching import Alternating, BatchPolicy, FirstCome, StrictPrefill
 from streamco.server.verify.options import VerifyOptions
 from streamco.server.verify.sessions import SessionManager
 from streamco.sim.driver import call_at

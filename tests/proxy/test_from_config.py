@@ -13,7 +13,9 @@ from streamco.client.race.migration import MigrationOptions
 from streamco.config import RetryPolicy, Timeouts
 from streamco.endpoints.base import Capabilities
 from streamco.endpoints.device import DeviceEndpoint
+from streamco.endpoints.verifiers.pool import VerifierPool
 from streamco.endpoints.verifiers.split import SplitEndpoint
+from streamco.endpoints.verifiers.streamco import VerifierEndpoint
 from streamco.errors import ConfigError, EndpointConnectError
 from streamco.proxy.app import serving
 from streamco.proxy.config import DispatchSection, ProxyConfig, ServerSection, format_config, parse_config
@@ -85,6 +87,25 @@ def test_a_device_that_drafts_has_places_for_its_drafts_and_the_verifier_its_tok
     assert client.with_options(budget=0.1)._settings.planner.budget == 0.1
     with pytest.raises(ConfigError, match=r"speculate\.token_env"):
         build_client(parse_config(text), {})
+
+
+def test_several_verifiers_are_a_pool_with_its_routing(tmp_path: Path) -> None:
+    path = tmp_path / "small.gguf"
+    path.touch()
+    several = 'verifier = ["ws://127.0.0.1:9", "ws://127.0.0.1:10"]\nrouting = "round-robin"\n'
+    text = f'[device]\nmodel = "{path}"\n[speculate]\nmode = "speculate"\n'
+    pool = build_client(parse_config(text + several))._settings.planner.binding.verifier
+    assert isinstance(pool, VerifierPool)
+    assert [member.name for member in pool.members] == ["127.0.0.1:9", "127.0.0.1:10"]
+    one = build_client(parse_config(text + 'verifier = ["ws://127.0.0.1:9"]\n'))._settings.planner.binding.verifier
+    assert isinstance(one, VerifierEndpoint)
+    for wrong, message in [
+        (several.replace("round-robin", "nearest"), "routing: expected random"),
+        ('verifier = "ws://127.0.0.1:9"\nrouting = "random"\n', "routing: expected several verifiers beside it, got 'random' and one"),
+        ("verifier = []\n", "expected a list of one verifier or more"),
+    ]:
+        with pytest.raises(ConfigError, match=message):
+            build_client(parse_config(text + wrong))
 
 
 @pytest.mark.parametrize(

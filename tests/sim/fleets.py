@@ -10,11 +10,11 @@ import simpy
 from streamco.core.speculation.estimates import EstimatesPrior, SpeculationEstimates
 from streamco.core.speculation.options import SpeculationMachineOptions
 from streamco.core.verifier.options import SchedulerOptions
+from streamco.policies.serving.routing import routing_policy
 from streamco.policies.window import Static
 from streamco.sim.driver import call_at
 from streamco.sim.fleet.fleet import AnswerOutcome, DeviceModel, Execution, Fleet, FleetDevice
 from streamco.sim.fleet.recorded_answer import END
-from streamco.sim.fleet.routing import routing_policy
 from streamco.sim.fleet.target_server import TargetServer
 from streamco.sim.hardware.links import ConstantLink
 from streamco.sim.workload.workload import SimulatedRequest

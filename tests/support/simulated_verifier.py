@@ -32,7 +32,7 @@ from streamco.core.verifier.events import (
     TruncateSequence,
 )
 from streamco.core.verifier.scheduler import VerificationScheduler
-from streamco.policies.batching import StepSeconds
+from streamco.policies.serving.batching import StepSeconds
 from streamco.sim.driver import SimulatedMachine, call_at
 
 __all__ = ["Drafting", "SequenceCache", "SimulatedDrafter", "SimulatedVerifier"]

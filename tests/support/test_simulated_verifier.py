@@ -12,7 +12,7 @@ from msgspec import Struct
 from streamco.core.verifier.events import BatchPart, RefuseDraft, RefuseSession
 from streamco.core.verifier.options import SchedulerOptions
 from streamco.core.verifier.scheduler import VerificationScheduler
-from streamco.policies.batching import CHUNK, Alternating, BatchPolicy, FirstCome, LinearStep, StrictPrefill
+from streamco.policies.serving.batching import CHUNK, Alternating, BatchPolicy, FirstCome, LinearStep, StrictPrefill
 from tests.support.simulated_verifier import Drafting, SequenceCache, SimulatedDrafter, SimulatedVerifier
 
 A100 = LinearStep(setup=0.044, per_token=0.00014)

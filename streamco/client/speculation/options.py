@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Literal, cast, get_args
 
 from msgspec import Struct
@@ -22,7 +23,8 @@ __all__ = ["Mode", "SpeculationOptions", "SpeculationTuning", "VerifierSetting",
 
 Mode = Literal["race", "speculate", "auto", "split"]
 
-VerifierSetting = str | Verifier | None
+VerifierSetting = str | Verifier | Sequence[str | Verifier] | None
+"""A verifier, or its URL; several of one model: answers are spread over them (``VerifierPool``). None: the first server verifies."""
 
 _DEVICE_PATIENCES = 2.0  # patiences until the device finishes an answer that neither verifier nor stream can continue
 _LAST_PATIENCES = 15.0  # patiences until an answer gives up that only the verifier can continue
@@ -258,8 +260,9 @@ def check_speculation(mode: object, verifier: object, emit: object, options: obj
         raise ConfigError(f'mode: expected "race", "speculate", "auto" or "split", got {mode!r}')
     if emit not in {"verified", "draft"}:
         raise ConfigError(f'emit: expected "verified" or "draft", got {emit!r}')
-    if verifier is not None and not isinstance(verifier, str) and not (hasattr(verifier, "open") and hasattr(verifier, "probe")):
-        raise ConfigError(f"verifier: expected the URL of one, a verifier or None, got {type(verifier).__name__}")
+    for each in verifier if isinstance(verifier, (list, tuple)) else [verifier]:
+        if each is not None and not isinstance(each, str) and not (hasattr(each, "open") and hasattr(each, "probe")):
+            raise ConfigError(f"verifier: expected the URL of one, a verifier, a list of them or None, got {type(each).__name__}")
     if options is not None and not isinstance(options, SpeculationOptions):
         raise ConfigError(f"speculation: expected SpeculationOptions or None, got {type(options).__name__}")
 

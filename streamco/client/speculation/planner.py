@@ -30,9 +30,10 @@ from streamco.core.speculation.options import SpeculationMachineOptions
 from streamco.endpoints.base import Endpoint, EndpointStream, Request, new_completion_id
 from streamco.endpoints.device_drafter import DeviceDrafter
 from streamco.endpoints.verifiers.base import Verifier, VerifierSession, continuation_seed
+from streamco.endpoints.verifiers.pool_session import AssignedVerifier
 from streamco.engines.base import Engine
 from streamco.engines.prompt_ids import pending_bytes
-from streamco.errors import EngineError
+from streamco.errors import EndpointError, EngineError
 from streamco.machine_driver import StepLog
 from streamco.policies.acceptance import Rule, RuleKind
 from streamco.policies.eligibility import RequestFacts
@@ -248,11 +249,13 @@ class SpeculationPlanner:
             log: takes the steps of the answer's machine; None: none is kept.
         """
         binding, drafter, events = self.binding, prepared.drafter, prepared.events
-        engine, verifier = binding.device.engine, binding.verifier
-        if engine is None or verifier is None or not isinstance(events, _EventBuffer):
-            raise AssertionError("what was prepared has a model and a verifier")
+        engine, verifier = binding.device.engine, binding.assign()
+        if engine is None or not isinstance(events, _EventBuffer):
+            raise AssertionError("what was prepared has a model")
         number, sampling, remote = next(self._numbers), prepared.request.sampling, verifier.remote
-        length = prepared.prompt_tokens
+        length, names = prepared.prompt_tokens, names_of(binding.device, verifier)
+        if isinstance(verifier, AssignedVerifier):
+            verifier.on_move = lambda: names.update(names_of(binding.device, verifier))
 
         def connect_drafter(emit: EmitEvent) -> DeviceDrafter:
             events.connect(emit)
@@ -275,13 +278,13 @@ class SpeculationPlanner:
             SpeculativeOutput(
                 IncrementalText(lambda token: engine.detokenize([token]), sampling.stop, pending_bytes(engine, drafter.prompt_ids)),
                 Delivery(pace, reader_rate),
-                names_of(binding.device, verifier),
+                names,
                 number=new_completion_id(),
                 model=binding.facts.model,
             ),
             drafter=connect_drafter,
             session=open_session,
-            remote=None if remote is None else _opener(remote, prepared),
+            remote=None if remote is None else _opener(lambda: verifier.remote, prepared),
             remote_name=verifier.name,
             prompt_tokens=length,
             max_unread=limits.unread_tokens,
@@ -343,8 +346,13 @@ def names_of(device: Endpoint, verifier: Verifier) -> dict[Origin, str]:
     return names | dict.fromkeys(("corrected", "bonus", "remote"), verifier.name)
 
 
-def _opener(remote: Endpoint, prepared: PreparedSpeculation) -> Callable[[tuple[int, ...], int | None], EndpointStream]:
+def _opener(
+    find_remote: Callable[[], Endpoint | None], prepared: PreparedSpeculation
+) -> Callable[[tuple[int, ...], int | None], EndpointStream]:
     def open_stream(ids: Sequence[int], max_tokens: int | None) -> EndpointStream:
+        remote = find_remote()  # an answer that has moved has another one
+        if remote is None:
+            raise EndpointError("expected a server that generates alone, got none")
         prompt = [*prepared.drafter.prompt_ids, *ids]
         seed = continuation_seed(prepared.request.sampling.seed, len(ids))
         sampling = replace(prepared.request.sampling, stop=(), max_tokens=max_tokens, seed=seed)  # the client looks for stop strings

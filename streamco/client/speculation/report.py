@@ -14,6 +14,7 @@ from streamco.core.report import AnswerUsage, DispatchReport, EndpointReport, Re
 from streamco.core.totals import AnswerCost
 from streamco.endpoints.base import Endpoint
 from streamco.endpoints.verifiers.base import Verifier
+from streamco.endpoints.verifiers.pool_session import AssignedVerifier
 from streamco.policies.acceptance import Rule
 
 if TYPE_CHECKING:  # the driver has a record, and its report is made from both
@@ -145,11 +146,11 @@ def _verifier_part(driver: SpeculationDriver, record: SpeculationRecord) -> Endp
     """Return the verifier's part. Every token that it computed counts as a completion token.
 
     The prompt counts once, and as cached whenever the remote stream continued the answer. Committed tokens that the verifier only had to
-    read count with the prompt.
+    read count with the prompt, and so does what another verifier had to read because the answer moved to it.
     """
     report, verifier, parts = driver.machine.report, record.verifier, driver.remote_stream.parts
     was_asked = driver.session.bytes_up > 0 or report.rounds > 0
-    prompt = record.prompt_tokens * was_asked + report.given + sum(part.read for part in parts)
+    prompt = record.prompt_tokens * was_asked + report.given + sum(part.read for part in parts) + _read_again(verifier)
     cached = _cached(parts, was_asked=was_asked, unread=max(0, report.device - report.given))
     priced = _priced_endpoint(verifier.remote, record.server)
     cost = None if priced is None else record.cost(priced, prompt, report.target_tokens, cached)
@@ -168,6 +169,10 @@ def _verifier_part(driver: SpeculationDriver, record: SpeculationRecord) -> Endp
         unified_cost_usd=None if cost is None else cost.total,
         error=None if driver.error is None else str(driver.error),
     )
+
+
+def _read_again(verifier: Verifier) -> int:
+    return verifier.read_again if isinstance(verifier, AssignedVerifier) else 0
 
 
 def _waste(driver: SpeculationDriver) -> tuple[int, int]:
@@ -213,11 +218,19 @@ def _figures(driver: SpeculationDriver, record: SpeculationRecord) -> Speculatio
         bytes_down=driver.session.bytes_down,
         retracted=driver.machine.report.retracted,
         is_exact=record.is_exact,
+        verifiers=record.verifier.served if isinstance(record.verifier, AssignedVerifier) else (record.verifier.name,),
     )
 
 
 def speculation_figures(
-    report: SpeculationReport, *, budget: float, bytes_up: int, bytes_down: int, retracted: int, is_exact: bool
+    report: SpeculationReport,
+    *,
+    budget: float,
+    bytes_up: int,
+    bytes_down: int,
+    retracted: int,
+    is_exact: bool,
+    verifiers: tuple[str, ...] = (),
 ) -> SpeculationFigures:
     """Return a machine's report as users see it. ``is_exact``: the verifier keeps its rule exactly."""
     return SpeculationFigures(
@@ -242,4 +255,5 @@ def speculation_figures(
         losses=report.losses,
         retracted=retracted,
         is_exact=is_exact and report.is_exact and not report.device,
+        verifiers=verifiers,
     )

@@ -14,6 +14,8 @@ from streamco.client.speculation.options import VerifierSetting
 from streamco.endpoints.base import Endpoint
 from streamco.endpoints.device import DeviceEndpoint
 from streamco.endpoints.verifiers.base import Verifier, VerifierFacts
+from streamco.endpoints.verifiers.pool import VerifierPool
+from streamco.endpoints.verifiers.pool_session import AssignedVerifier
 from streamco.engines.base import EngineOptions
 from streamco.errors import EndpointError, VerifierError
 from streamco.policies.importance import LAYERS
@@ -114,6 +116,14 @@ class VerifierBinding:
         """The round trip to the verifier in seconds; None: not measured."""
         return None if self.verifier is None else self.verifier.rtt
 
+    def assign(self) -> Verifier:
+        """Return the verifier of one answer: one of several, or the only one."""
+        if isinstance(self.verifier, VerifierPool):
+            return AssignedVerifier(self.verifier)
+        if self.verifier is None:
+            raise AssertionError("a binding without a problem has a verifier")
+        return self.verifier
+
     @property
     def models(self) -> frozenset[str]:
         """All names of the verifier's model."""
@@ -191,7 +201,7 @@ class VerifierBinding:
 
 def _make_verifier(setting: VerifierSetting) -> Verifier | None:
     if not isinstance(setting, str):
-        return setting
+        return VerifierPool(setting) if isinstance(setting, Sequence) else setting
     from streamco.endpoints.verifiers.streamco import VerifierEndpoint
 
     return VerifierEndpoint(setting)

@@ -17,7 +17,7 @@ from msgspec.structs import replace
 from streamco.core.verifier.load import MeasuredStep, PrefillPace, SessionLimit
 from streamco.core.verifier.options import SchedulerOptions
 from streamco.core.verifier.sessions import SessionTable
-from streamco.policies.batching import BatchContext, BatchPolicy, MayWait, Waiting
+from streamco.policies.serving.batching import BatchContext, BatchPolicy, MayWait, Waiting
 
 __all__ = ["Admission"]
 

@@ -10,7 +10,7 @@ from typing import Literal
 
 from msgspec import Struct
 
-from streamco.policies.batching import Kind
+from streamco.policies.serving.batching import Kind
 
 __all__ = [
     "FULL_QUEUE",

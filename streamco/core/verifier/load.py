@@ -7,7 +7,7 @@ from collections import deque
 from heapq import heappop, heappush
 from statistics import median
 
-from streamco.policies.batching import CHUNK, StepSeconds
+from streamco.policies.serving.batching import CHUNK, StepSeconds
 
 __all__ = ["MeasuredStep", "PrefillPace", "SessionLimit"]
 

@@ -1,4 +1,4 @@
-"""The verifier's scheduler: sessions of many devices on one engine (Synera 4.5; which requests go together is in ``policies.batching``).
+"""The verifier's scheduler: sessions of many devices on one engine (Synera 4.5; batches: ``policies.serving.batching``).
 
 One batch runs at a time. When it has finished, the policy forms the next one from the requests that wait then. So a verdict takes the
 rest of the running batch, perhaps a step of prefill, and its own batch.
@@ -24,6 +24,7 @@ from typing import assert_never
 from msgspec import Struct
 
 from streamco.core.verifier.admission import Admission
+from streamco.core.verifier.draft_checks import why_invalid
 from streamco.core.verifier.events import (
     AcceptSession,
     BatchFailed,
@@ -48,11 +49,20 @@ from streamco.core.verifier.events import (
 from streamco.core.verifier.load import MeasuredStep, PrefillPace
 from streamco.core.verifier.options import SchedulerOptions
 from streamco.core.verifier.sessions import HeldSession, SessionTable
-from streamco.policies.batching import CHUNK, Alternating, BatchContext, BatchPolicy, MayWait, Portion, StepSeconds, Waiting, raised_counter
+from streamco.policies.serving.batching import (
+    CHUNK,
+    Alternating,
+    BatchContext,
+    BatchPolicy,
+    MayWait,
+    Portion,
+    StepSeconds,
+    Waiting,
+    raised_counter,
+)
 
-__all__ = ["MAX_DRAFT", "VerificationScheduler"]
+__all__ = ["VerificationScheduler"]
 
-MAX_DRAFT = CHUNK - 1  # tokens: with the row before it, a draft is verified in one chunk
 _TURNS = 2.0  # times that a prompt token takes longer than alone, until that is measured
 
 
@@ -271,7 +281,7 @@ class VerificationScheduler:
             session.following.append(event)
             self._take_following(session, now)
             return
-        reason = self._why_invalid(session, event)
+        reason = why_invalid(session, event, context_tokens=self._options.context_tokens)
         if reason is not None:
             self._refuse(event, reason, self._options.min_retry if reason == "busy" else None)
             return
@@ -305,19 +315,6 @@ class VerificationScheduler:
         if not session.is_continued_by(event) or end >= self._options.context_tokens:
             return False
         return self._until_verdict(session, event, now)[0] is None and self._reserve(session, end + 1, now)
-
-    def _why_invalid(self, session: HeldSession, event: DraftReceived) -> Reason | None:
-        """Return why a draft is refused whatever the load; None: it is valid."""
-        if session.pending is not None:
-            return "busy"
-        if event.round <= session.round:
-            return "stale round"
-        if not 0 <= event.base <= len(session.text) or event.base + len(event.given) < 1:
-            return "gap"
-        length = event.base + len(event.given) + len(event.draft)
-        if len(event.draft) > (0 if event.is_prompt else MAX_DRAFT) or length >= self._options.context_tokens:
-            return "too long"
-        return None
 
     def _until_verdict(self, session: HeldSession, event: DraftReceived, now: float) -> tuple[float | None, float]:
         """Return (seconds to wait before asking again, or None; time from which the verdict is late)."""

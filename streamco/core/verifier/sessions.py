@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from msgspec.structs import replace
 
 from streamco.core.verifier.events import DraftReceived
-from streamco.policies.batching import Waiting
+from streamco.policies.serving.batching import Waiting
 
 __all__ = ["HeldSession", "SessionTable"]
 

@@ -16,7 +16,7 @@ from aiohttp import web
 from streamco.endpoints.engine_health import check_engine
 from streamco.engines.split.middle_engine import LayerEngine
 from streamco.errors import MAX_NAME, ConfigError, shorten
-from streamco.policies.batching import CHUNK, Mixed
+from streamco.policies.serving.batching import CHUNK, Mixed
 from streamco.profiles.row_costs import RowCosts
 from streamco.server.http.api import make_application
 from streamco.server.http.errors import RequestError

@@ -3,7 +3,7 @@
 The verifier's scheduler serves rows of states as it serves tokens, because its unit is the same: a part of a session in a batch. It counts
 each row as a token with the id 0. A round becomes a draft that is always accepted whole; its rows are read and never compared. A round of
 more rows than a verification has, or of which nothing is wanted, is read like a prompt, and other sessions' verifications share its batches
-(``policies.batching.Mixed``). Such rounds that follow each other are read together. Each is answered when its last row is computed.
+(``policies.serving.batching.Mixed``). Such rounds that follow each other are read together. Each is answered when its last row is computed.
 
 The server keeps no states. If a session loses its cells to another one, its next rows are refused with ``evicted``, and its device sends
 all of them again. A session outlives its connection by ``resume_s``.
@@ -33,8 +33,8 @@ from streamco.core.verifier.events import (
 from streamco.core.verifier.options import SchedulerOptions
 from streamco.core.verifier.scheduler import VerificationScheduler
 from streamco.engines.split.middle_engine import LayerEngine
-from streamco.policies.batching import CHUNK, Mixed
 from streamco.policies.chunking import ServerLoad
+from streamco.policies.serving.batching import CHUNK, Mixed
 from streamco.profiles.row_costs import RowCosts
 from streamco.server.split.batches import RowsReport, RowsRunner
 from streamco.server.split.rounds import PendingRound

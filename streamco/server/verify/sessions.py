@@ -32,7 +32,7 @@ from streamco.core.verifier.options import SchedulerOptions
 from streamco.core.verifier.scheduler import VerificationScheduler
 from streamco.engines.base import HoldingEngine
 from streamco.policies.acceptance import Rule
-from streamco.policies.batching import CHUNK, Alternating, LinearStep, StepSeconds, StrictPrefill
+from streamco.policies.serving.batching import CHUNK, Alternating, LinearStep, StepSeconds, StrictPrefill
 from streamco.server.verify.batches import BatchReport, BatchRunner
 from streamco.server.verify.hosted_sessions import MAX_FAILURES, NO_SESSION, HostedSession, HostedSessions, refusal_for
 from streamco.server.verify.options import VerifyOptions

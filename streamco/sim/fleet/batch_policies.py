@@ -1,4 +1,4 @@
-"""Batch policies of other systems, to compare with those of ``policies.batching`` (DSD sections 3.4 and 5.3), and all policies by name.
+"""Batch policies of other systems, to compare with ``policies.serving.batching`` (DSD sections 3.4 and 5.3), and all policies by name.
 
 DSD's batching policies have a batch size and a batching window, and "can optionally enable advanced strategies like continuous batching or
 chunked prefills". ``Windowed`` is the first, and DSD compares FIFO with ``LengthAware``. ``Continuous`` is scheduling by iterations (Orca,
@@ -7,7 +7,7 @@ Yu et al., OSDI 2022): all requests that wait when a step ends join the next one
 
 The papers mix prompts with decoding in one batch. Here a prefill and a verification never share a batch (Synera 4.5). So "continuous" means
 all waiting requests of the kind that is next, and "chunked" means that verifications go between two chunks. A verification is read as
-``policies.batching`` says: at most 32 tokens a batch, and the draft in one piece. All devices are equal: the order is that of arrival.
+``policies.serving.batching`` says: at most 32 tokens a batch, the draft in one piece. All devices are equal: the order is that of arrival.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import msgspec
 from msgspec import Struct
 
 from streamco.errors import ConfigError
-from streamco.policies.batching import (
+from streamco.policies.serving.batching import (
     CHUNK,
     Alternating,
     Batch,

@@ -40,11 +40,11 @@ from streamco.core.speculation.machine import SpeculationMachine
 from streamco.core.speculation.options import SpeculationMachineOptions
 from streamco.core.verifier.events import SendVerdict
 from streamco.errors import StreamcoError
+from streamco.policies.serving.routing import RoutingPolicy
 from streamco.sim.driver import SimulatedMachine, call_at
 from streamco.sim.fleet.drafting_device import DraftingDevice, SimulatedDrafts
 from streamco.sim.fleet.recorded_answer import END, RecordedAnswer
 from streamco.sim.fleet.remote_sessions import SimulatedRemoteStream, SimulatedVerifierSession, Traffic
-from streamco.sim.fleet.routing import RoutingPolicy
 from streamco.sim.fleet.target_server import TargetServer
 from streamco.sim.hardware.links import SimulatedLink
 from streamco.sim.workload.workload import SimulatedRequest

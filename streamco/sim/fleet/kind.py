@@ -23,6 +23,7 @@ from streamco.client.speculation.options import SpeculationOptions, SpeculationT
 from streamco.core.speculation.estimates import EstimatesPrior
 from streamco.core.speculation.options import SpeculationMachineOptions
 from streamco.core.verifier.options import SchedulerOptions
+from streamco.policies.serving.routing import routing_policy
 from streamco.server.profiles import load_step_times
 from streamco.sim.driver import call_at
 from streamco.sim.experiment.metrics import Metric, RequestRow, Sink
@@ -32,7 +33,6 @@ from streamco.sim.fleet.batch_policies import batch_policy
 from streamco.sim.fleet.fleet import AnswerOutcome, DeviceModel, Fleet, FleetDevice
 from streamco.sim.fleet.options import DevicePool, PolicyOptions, ServerPool, WorldOptions
 from streamco.sim.fleet.recorded_answer import END
-from streamco.sim.fleet.routing import routing_policy
 from streamco.sim.fleet.target_server import ForwardPass, TargetServer
 from streamco.sim.fleet.topology import Topology, auto_topology, describe_topology
 from streamco.sim.fleet.totals import FleetTotals
@@ -173,7 +173,7 @@ class _World:
             self._env,
             devices=self._make_devices(topology),
             servers=self._servers,
-            routing=routing_policy("join-shortest-queue" if options.policy.routing == "jsq" else options.policy.routing),
+            routing=routing_policy(options.policy.routing),
             execution=options.policy.execution,
             options=self._machine_options(),
             rng=Random(f"{scenario.seed} routing"),

@@ -6,14 +6,13 @@ or it has rates. ``streamco.sim.fleet.topology`` makes single devices and server
 
 from __future__ import annotations
 
-from difflib import get_close_matches
 from typing import Annotated, Any, Literal
 
 from msgspec import Meta, Struct
 
 from streamco.errors import ConfigError
+from streamco.policies.serving.routing import routing_policy
 from streamco.sim.fleet.batch_policies import batch_policy
-from streamco.sim.fleet.routing import ROUTING
 from streamco.sim.hardware.links import LinkOptions
 from streamco.sim.hardware.operators import Engine
 
@@ -128,9 +127,7 @@ class PolicyOptions(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     draft_token_bytes: Above = 2.0
 
     def __post_init__(self) -> None:
-        if self.routing != "jsq" and self.routing not in ROUTING:
-            near = get_close_matches(self.routing, ROUTING, n=1)
-            raise ConfigError(f"routing: expected {', '.join(ROUTING)} or jsq, got {self.routing!r}{_hint(near)}")
+        routing_policy(self.routing)
         if self.is_calibrated and self.execution != "auto":
             raise ConfigError(f"is_calibrated: expected false unless execution is 'auto', got true with execution {self.execution!r}")
         if self.ahead and self.budget < 1.0:
@@ -138,10 +135,6 @@ class PolicyOptions(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
         if self.ahead and not self.branches:
             raise ConfigError(f"ahead: expected 0 without branches, because a draft sent ahead is a branch, got {self.ahead}")
         batch_policy(self.batching, **self.batching_options)
-
-
-def _hint(near: list[str]) -> str:
-    return f"; did you mean {near[0]}?" if near else ""
 
 
 def _check_sizes(where: str, share: float | None, count: int | None) -> None:

@@ -33,7 +33,7 @@ from streamco.core.verifier.events import (
 )
 from streamco.core.verifier.options import SchedulerOptions
 from streamco.core.verifier.scheduler import VerificationScheduler
-from streamco.policies.batching import CHUNK, BatchPolicy
+from streamco.policies.serving.batching import CHUNK, BatchPolicy
 from streamco.sim.driver import SimulatedMachine, call_at
 from streamco.sim.fleet.recorded_answer import RecordedAnswer
 from streamco.sim.workload.workload import SimulatedRequest

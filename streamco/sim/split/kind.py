@@ -14,7 +14,7 @@ from types import MappingProxyType
 import simpy
 from msgspec.structs import replace
 
-from streamco.policies.batching import Mixed
+from streamco.policies.serving.batching import Mixed
 from streamco.profiles.row_costs import RowCosts
 from streamco.sim.driver import call_at
 from streamco.sim.experiment.metrics import Metric, RequestRow, Sink

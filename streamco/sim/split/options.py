@@ -7,8 +7,8 @@ from typing import Annotated, Literal
 from msgspec import Meta, Struct
 
 from streamco.errors import ConfigError
-from streamco.policies.batching import Mixed
 from streamco.policies.chunking import ChunkingRule
+from streamco.policies.serving.batching import Mixed
 from streamco.sim.hardware.operators import Engine
 from streamco.sim.workload.workload import WorkloadOptions
 

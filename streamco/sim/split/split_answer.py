@@ -14,8 +14,8 @@ from typing import Any
 import simpy
 from msgspec import Struct
 
-from streamco.policies.batching import Kind
 from streamco.policies.chunking import chunk_size, chunks_in_flight, fastest_chunk_size, parallel_steps
+from streamco.policies.serving.batching import Kind
 from streamco.sim.driver import call_at
 from streamco.sim.split.draft_laws import DraftSpan, draft_length, draw_tree, predrafted, tree_probability, verify_draft
 from streamco.sim.split.options import SplitPolicyOptions

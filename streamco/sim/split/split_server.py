@@ -14,8 +14,8 @@ from collections.abc import Callable
 import simpy
 from msgspec import Struct
 
-from streamco.policies.batching import BatchContext, BatchPolicy, Kind, Portion, Waiting
 from streamco.policies.chunking import ServerLoad
+from streamco.policies.serving.batching import BatchContext, BatchPolicy, Kind, Portion, Waiting
 from streamco.profiles.row_costs import RowCosts
 from streamco.sim.driver import call_at
 

@@ -124,7 +124,7 @@ async def test_a_server_that_goes_on_alone_throws_other_dice_than_at_the_beginni
     request = Request(messages=[], sampling=SamplingOptions(seed=-1, temperature=1.0))
     drafter: Any = SimpleNamespace(prompt_ids=(1, 2))
     remote = server()
-    open_stream = _opener(remote, PreparedSpeculation(request, drafter, print, Rule(), True))
+    open_stream = _opener(lambda: remote, PreparedSpeculation(request, drafter, print, Rule(), True))
     for ids in [(), (5,), (5, 6)]:
         await open_stream(ids, 7).cancel()
     seeds = [stream.request.sampling.seed for stream in remote.streams]

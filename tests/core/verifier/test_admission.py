@@ -11,7 +11,7 @@ from streamco.core.verifier.admission import Admission
 from streamco.core.verifier.load import MeasuredStep, PrefillPace
 from streamco.core.verifier.options import SchedulerOptions
 from streamco.core.verifier.sessions import HeldSession, SessionTable
-from streamco.policies.batching import Alternating, BatchContext, Kind, LinearStep, StrictPrefill, Waiting
+from streamco.policies.serving.batching import Alternating, BatchContext, Kind, LinearStep, StrictPrefill, Waiting
 
 OPTIONS = SchedulerOptions(
     kv_tokens=1000, places=4, context_tokens=500, sessions=3, late_stretch=1.5, late_grace=0.03, draft_stretch=2.0, prefill_within=1.0

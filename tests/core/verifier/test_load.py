@@ -7,7 +7,7 @@ import math
 import pytest
 
 from streamco.core.verifier.load import MeasuredStep, PrefillPace, SessionLimit
-from streamco.policies.batching import LinearStep
+from streamco.policies.serving.batching import LinearStep
 
 STEP = LinearStep(setup=0.04, per_token=0.001, per_context=0.00001)
 

@@ -11,6 +11,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, initialize, invariant, multiple, rule
 
+from streamco.core.verifier.draft_checks import MAX_DRAFT
 from streamco.core.verifier.events import (
     AcceptSession,
     BatchFailed,
@@ -31,8 +32,8 @@ from streamco.core.verifier.events import (
     TruncateSequence,
 )
 from streamco.core.verifier.options import SchedulerOptions
-from streamco.core.verifier.scheduler import MAX_DRAFT, VerificationScheduler
-from streamco.policies.batching import CHUNK, Alternating, BatchPolicy, FirstCome, LinearStep, StrictPrefill
+from streamco.core.verifier.scheduler import VerificationScheduler
+from streamco.policies.serving.batching import CHUNK, Alternating, BatchPolicy, FirstCome, LinearStep, StrictPrefill
 from streamco.sim.fleet.batch_policies import Windowed
 from tests.support.simulated_verifier import SequenceCache
 

@@ -23,7 +23,7 @@ from streamco.core.verifier.events import (
 )
 from streamco.core.verifier.options import SchedulerOptions
 from streamco.core.verifier.scheduler import VerificationScheduler
-from streamco.policies.batching import LinearStep, Mixed
+from streamco.policies.serving.batching import LinearStep, Mixed
 
 
 class Rounds:

@@ -9,7 +9,7 @@ import pytest
 from streamco.core.verifier.events import AcceptSession, DropSequence, RefuseSession, SchedulerCommand, SessionOpened
 from streamco.core.verifier.options import SchedulerOptions
 from streamco.core.verifier.scheduler import VerificationScheduler
-from streamco.policies.batching import Alternating, LinearStep
+from streamco.policies.serving.batching import Alternating, LinearStep
 from streamco.server.verify.hosted_sessions import HostedSession, HostedSessions, refusal_for
 from streamco.server.verify.options import VerifyOptions
 from streamco.wire.verify.errors import OverloadedError, StaleRoundError, VerifyProtocolError

@@ -12,7 +12,17 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from streamco.errors import ConfigError
-from streamco.policies.batching import CHUNK, Alternating, BatchContext, BatchPolicy, LinearStep, MayWait, Portion, StrictPrefill, Waiting
+from streamco.policies.serving.batching import (
+    CHUNK,
+    Alternating,
+    BatchContext,
+    BatchPolicy,
+    LinearStep,
+    MayWait,
+    Portion,
+    StrictPrefill,
+    Waiting,
+)
 from streamco.sim.fleet.batch_policies import BATCHING, ChunkedPrefill, Continuous, LengthAware, Windowed, batch_policy, padded_tokens
 
 STEP = LinearStep(setup=0.040, per_token=0.0002)

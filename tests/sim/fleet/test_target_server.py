@@ -3,7 +3,7 @@ import simpy
 from msgspec.structs import replace
 
 from streamco.core.verifier.events import AcceptSession, DraftReceived, RefuseSession, SendVerdict, SessionOpened
-from streamco.policies.batching import Alternating
+from streamco.policies.serving.batching import Alternating
 from streamco.sim.fleet.recorded_answer import RecordedAnswer, prompt_ids
 from streamco.sim.fleet.target_server import PassLimits, PlainStream, SessionAnswer, TargetServer
 from tests.sim.fleets import OPEN, requests

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from streamco.policies.batching import Mixed
 from streamco.policies.chunking import chunk_size
+from streamco.policies.serving.batching import Mixed
 from streamco.profiles.row_costs import RowCosts
 from streamco.sim.split.split_device import wire_bytes
 from tests.sim.split.worlds import STATE, SmallSplit, batch_seconds, request

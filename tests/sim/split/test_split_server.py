@@ -9,8 +9,8 @@ import simpy
 from hypothesis import given
 from hypothesis import strategies as st
 
-from streamco.policies.batching import Batch, BatchContext, Kind, Mixed, Waiting
 from streamco.policies.chunking import MEMORY
+from streamco.policies.serving.batching import Batch, BatchContext, Kind, Mixed, Waiting
 from streamco.profiles.row_costs import RowCosts
 from streamco.sim.driver import call_at
 from streamco.sim.split.split_server import SentRows, SimulatedSplitServer

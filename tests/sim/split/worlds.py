@@ -9,7 +9,7 @@ from typing import Any
 
 import simpy
 
-from streamco.policies.batching import BatchPolicy, Mixed
+from streamco.policies.serving.batching import BatchPolicy, Mixed
 from streamco.profiles.row_costs import RowCosts
 from streamco.sim.experiment.scenario import KINDS, Outcome, Scenario, run_scenario
 from streamco.sim.split.options import LinkRange, SplitDevicePool, SplitPolicyOptions

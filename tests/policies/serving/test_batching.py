@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from streamco.errors import ConfigError
-from streamco.policies.batching import (
+from streamco.policies.serving.batching import (
     CHUNK,
     Alternating,
     Batch,

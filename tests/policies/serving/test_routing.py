@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from streamco.errors import ConfigError
-from streamco.sim.fleet.routing import ROUTING, RoutingPolicy, routing_policy
+from streamco.policies.serving.routing import ROUTING, RoutingPolicy, routing_policy
 
 
 def counted(policy: RoutingPolicy, loads: Sequence[int], *, requests: int = 4000) -> Counter[int]:
@@ -74,6 +74,12 @@ def test_two_choices_spread_requests_nearly_as_well_as_looking_at_all_servers() 
     assert spread["random"] >= 16
 
 
-def test_an_unknown_name_is_told_the_known_ones() -> None:
-    with pytest.raises(ConfigError, match=r"routing: expected one of random, round-robin, join-shortest-queue, .*, got 'jsq'"):
-        routing_policy("jsq")
+def test_in_order_takes_the_first_whatever_it_has_to_do() -> None:
+    assert counted(routing_policy("in-order"), [9, 0, 0], requests=5) == {0: 5}
+
+
+def test_an_unknown_name_is_told_the_known_ones_and_jsq_is_short() -> None:
+    expected = r"routing: expected random, round-robin, join-shortest-queue, .* or jsq, got 'randon'; did you mean random\?"
+    with pytest.raises(ConfigError, match=expected):
+        routing_policy("randon")
+    assert routing_policy("jsq").name == "join-shortest-queue"

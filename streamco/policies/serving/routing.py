@@ -2,18 +2,21 @@
 
 ``RandomChoice`` draws a server, ``RoundRobin`` takes them in turn, and ``ShortestQueue`` compares all servers. ``TwoChoices`` compares two.
 That is nearly as good as comparing all. If the known loads are old, it also keeps all requests from going to the same server ("The Power
-of Two Choices in Randomized Load Balancing", Mitzenmacher, 2001).
+of Two Choices in Randomized Load Balancing", Mitzenmacher, 2001). ``InOrder`` takes the first server; the others serve when it is left out.
+
+A client spreads its answers over several verifiers by these policies, and the simulator the requests of a fleet.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from difflib import get_close_matches
 from random import Random
 from typing import Protocol
 
 from streamco.errors import ConfigError
 
-__all__ = ["ROUTING", "RandomChoice", "RoundRobin", "RoutingPolicy", "ShortestQueue", "TwoChoices", "routing_policy"]
+__all__ = ["ROUTING", "InOrder", "RandomChoice", "RoundRobin", "RoutingPolicy", "ShortestQueue", "TwoChoices", "routing_policy"]
 
 
 class RoutingPolicy(Protocol):
@@ -32,6 +35,16 @@ class RoutingPolicy(Protocol):
             rng: random source of the choice.
         """
         ...
+
+
+class InOrder:
+    """Chooses the first server."""
+
+    name = "in-order"
+
+    def choose(self, loads: Sequence[int], rng: Random) -> int:
+        """Return the first server."""
+        return 0
 
 
 class RandomChoice:
@@ -92,16 +105,27 @@ class TwoChoices:
         return first if loads[first] <= loads[second] else second
 
 
-ROUTING: Mapping[str, Callable[[], RoutingPolicy]] = {kind.name: kind for kind in (RandomChoice, RoundRobin, ShortestQueue, TwoChoices)}
+_KINDS: tuple[type[RandomChoice | RoundRobin | ShortestQueue | TwoChoices | InOrder], ...] = (
+    RandomChoice,
+    RoundRobin,
+    ShortestQueue,
+    TwoChoices,
+    InOrder,
+)
+
+ROUTING: Mapping[str, Callable[[], RoutingPolicy]] = {kind.name: kind for kind in _KINDS}
 """Routing policies by name."""
 
 
 def routing_policy(name: str) -> RoutingPolicy:
-    """Return a new policy by its name.
+    """Return a new policy by its name; ``jsq`` is short for ``join-shortest-queue``.
 
     Raises:
         ConfigError: there is no policy of that name.
     """
-    if name not in ROUTING:
-        raise ConfigError(f"routing: expected one of {', '.join(ROUTING)}, got {name!r}")
-    return ROUTING[name]()
+    full = ShortestQueue.name if name == "jsq" else name
+    if full not in ROUTING:
+        near = get_close_matches(name, ROUTING, n=1)
+        hint = f"; did you mean {near[0]}?" if near else ""
+        raise ConfigError(f"routing: expected {', '.join(ROUTING)} or jsq, got {name!r}{hint}")
+    return ROUTING[full]()

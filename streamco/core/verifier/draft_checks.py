@@ -1,0 +1,31 @@
+"""Checks of a draft that depend on its session alone: a draft that fails one is refused whatever the load."""
+
+from __future__ import annotations
+
+from streamco.core.verifier.events import DraftReceived, Reason
+from streamco.core.verifier.sessions import HeldSession
+from streamco.policies.serving.batching import CHUNK
+
+__all__ = ["MAX_DRAFT", "why_invalid"]
+
+MAX_DRAFT = CHUNK - 1  # tokens: with the row before it, a draft is verified in one chunk
+
+
+def why_invalid(session: HeldSession, event: DraftReceived, *, context_tokens: int) -> Reason | None:
+    """Return why a draft is refused; None: it is valid.
+
+    Args:
+        session: the session as it is before the draft.
+        event: the draft.
+        context_tokens: tokens of one session, draft included.
+    """
+    if session.pending is not None:
+        return "busy"
+    if event.round <= session.round:
+        return "stale round"
+    if not 0 <= event.base <= len(session.text) or event.base + len(event.given) < 1:
+        return "gap"
+    length = event.base + len(event.given) + len(event.draft)
+    if len(event.draft) > (0 if event.is_prompt else MAX_DRAFT) or length >= context_tokens:
+        return "too long"
+    return None

@@ -1,0 +1,262 @@
+"""Several verifiers of one model as one: a routing policy chooses the one of each answer (DSD section 3.4), which moves if it fails.
+
+An answer stays where its context is in memory. If its verifier fails, is out of reach or takes no session, another one reads the context
+and goes on with the same answer. A verifier that failed is left out, and comes back when it answers again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from contextlib import suppress
+from functools import reduce
+from random import Random
+from time import monotonic
+
+from streamco.config import Timeouts
+from streamco.core.verifier.events import FULL_QUEUE
+from streamco.endpoints.base import Endpoint
+from streamco.endpoints.verifiers.base import Emit, Verifier, VerifierFacts, VerifierSession
+from streamco.endpoints.verifiers.streamco import VerifierEndpoint
+from streamco.engines.base import Engine
+from streamco.errors import ConfigError, EndpointError, StreamcoError, VerifierError
+from streamco.policies.acceptance import Rule
+from streamco.policies.serving.routing import ShortestQueue, routing_policy
+
+__all__ = ["PoolMember", "VerifierPool"]
+
+_RETRY_AFTER = 30.0  # seconds after which a verifier that was left out is probed again
+_TOLD_SECONDS = 5.0  # seconds for which the length of a queue is believed
+_BUSY_SECONDS = 5.0  # seconds for which a verifier that took no session is passed over
+
+
+class PoolMember:
+    """One verifier of a pool, and what the pool knows about it.
+
+    Args:
+        verifier: the verifier.
+
+    Attributes:
+        verifier: as given.
+        problem: why it is left out; "": it is not.
+        answers: number of this client's answers that it serves.
+    """
+
+    def __init__(self, verifier: Verifier) -> None:
+        self.verifier = verifier
+        self.problem = "it was not probed yet"
+        self.answers = 0
+        self._queue, self._queue_at = 0, -_TOLD_SECONDS
+        self._busy_until = 0.0
+
+    @property
+    def name(self) -> str:
+        """Name of the verifier."""
+        return self.verifier.name
+
+    def record_queue(self, utilisation: float, *, now: float) -> None:
+        """Record the length of its queue, 0 to 1, which came with a verdict."""
+        self._queue, self._queue_at = round(utilisation * FULL_QUEUE), now
+        self._busy_until = 0.0
+
+    def record_busy(self, *, now: float) -> None:
+        """Record that it takes no session now."""
+        self._busy_until = now + _BUSY_SECONDS
+
+    def is_free(self, *, now: float) -> bool:
+        """Return True if it is not left out and has not refused a session just now."""
+        return not self.problem and self._busy_until <= now
+
+    def load(self, *, now: float) -> int:
+        """Return the number of verifications that waited there when it last said so, and of this client's own answers there."""
+        return self.answers + (self._queue if now - self._queue_at < _TOLD_SECONDS else 0)
+
+
+class VerifierPool:
+    """Verifiers of one model, among which answers are spread. Implements ``Verifier``.
+
+    Args:
+        verifiers: URLs of ``streamco serve``, or verifiers; all of the same model.
+        routing: "join-shortest-queue" (or "jsq"): the one where the fewest verifications wait, by its last verdict, and the fewest of this
+            client's answers are; "round-robin", "random", "power-of-two-choices", or "in-order": the first one that works.
+        token: bearer token for the URLs; None: none.
+        retry_after: seconds after which a verifier that was left out is probed again.
+        rng: draws among verifiers; None: one with a random seed.
+
+    Raises:
+        ConfigError: no verifier, two of the same name, an unknown routing, or a malformed URL.
+    """
+
+    def __init__(
+        self,
+        verifiers: Sequence[str | Verifier],
+        *,
+        routing: str = ShortestQueue.name,
+        token: str | None = None,
+        retry_after: float = _RETRY_AFTER,
+        rng: Random | None = None,
+    ) -> None:
+        if isinstance(verifiers, str) or not verifiers:
+            raise ConfigError(f"verifier: expected a list of one verifier or more, got {verifiers!r}")
+        if not retry_after > 0.0:
+            raise ConfigError(f"verifier: retry_after: expected more than 0 s, got {retry_after:g}")
+        self.members = tuple(PoolMember(VerifierEndpoint(each, token=token) if isinstance(each, str) else each) for each in verifiers)
+        names = [member.name for member in self.members]
+        if len(set(names)) < len(names):
+            raise ConfigError(f"verifier: expected verifiers with different names, got {', '.join(names)}")
+        self._routing = routing_policy(routing)
+        self._retry_after = retry_after
+        self._rng = rng or Random()
+        self._model: str | None = None  # of all of them
+        self._returning: dict[PoolMember, asyncio.Task[None]] = {}
+        self._is_closed = False
+
+    # The pool as a verifier
+
+    @property
+    def name(self) -> str:
+        """Names of all verifiers."""
+        return " or ".join(member.name for member in self.members)
+
+    @property
+    def facts(self) -> VerifierFacts | None:
+        """Facts that hold at every verifier that was probed, so that an answer may move. None: none was."""
+        known = [facts for member in self.members if (facts := member.verifier.facts) is not None and facts.model == self._model]
+        return reduce(_common, known) if known else None
+
+    @property
+    def rtt(self) -> float | None:
+        """Mean round-trip time of the verifiers that work, in seconds. None: not measured."""
+        times = [rtt for member in self.members if not member.problem and (rtt := member.verifier.rtt) is not None]
+        return sum(times) / len(times) if times else None
+
+    @property
+    def timeouts(self) -> Timeouts:
+        """Limits of the first verifier, in seconds; an answer has those of its own."""
+        return self.members[0].verifier.timeouts
+
+    @property
+    def remote(self) -> Endpoint | None:
+        """Remote endpoint of the first verifier that works; an answer has that of its own."""
+        return next((member.verifier.remote for member in self.members if not member.problem), None)
+
+    async def start(self, draft: Engine) -> None:
+        """Prepare all verifiers for drafts of this model; see ``Verifier.start``."""
+        for member in self.members:
+            await member.verifier.start(draft)
+
+    async def probe(self) -> VerifierFacts:
+        """Probe all verifiers side by side; those that fail are left out, and probed again later.
+
+        Raises:
+            EndpointError, VerifierError: the first one's error, if all fail.
+        """
+        errors = await asyncio.gather(*(self._probe(member) for member in self.members))
+        if all(errors):
+            raise next(error for error in errors if error is not None)
+        facts = self.facts
+        assert facts is not None, "a verifier that works has facts"
+        return facts
+
+    def open(self, prompt_ids: Sequence[int], emit: Emit, *, rule: Rule, top_k: int = 0, reserve: int = 0) -> VerifierSession:
+        """Return a session for one answer, at the verifier that the routing chooses; see ``Verifier.open``."""
+        from streamco.endpoints.verifiers.pool_session import AssignedVerifier
+
+        return AssignedVerifier(self).open(prompt_ids, emit, rule=rule, top_k=top_k, reserve=reserve)
+
+    async def aclose(self) -> None:
+        """Close all verifiers; idempotent."""
+        self._is_closed = True
+        for task in (tasks := list(self._returning.values())):
+            task.cancel()
+        if tasks:
+            await asyncio.wait(tasks)
+        await asyncio.gather(*(member.verifier.aclose() for member in self.members))
+
+    # Choosing
+
+    def choose(self, *, without: PoolMember | None = None, needed: VerifierFacts | None = None) -> PoolMember | None:
+        """Return the verifier of an answer; None: there is none that works and has room.
+
+        Args:
+            without: one that is not to be chosen.
+            needed: facts that the answer was planned with; None: it was not planned yet.
+        """
+        now = monotonic()
+        found = [each for each in self.members if each is not without and each.is_free(now=now) and _covers(each.verifier.facts, needed)]
+        return found[self._routing.choose([each.load(now=now) for each in found], self._rng)] if found else None
+
+    def choose_first(self) -> PoolMember:
+        """Return the verifier of a new answer: if none works, the one with the fewest answers, which may be back."""
+        now = monotonic()
+        return self.choose() or min(self.members, key=lambda each: (bool(each.problem), each.load(now=now)))
+
+    @property
+    def left_out(self) -> dict[str, str]:
+        """Verifiers that are left out now, by name, and why."""
+        return {member.name: member.problem for member in self.members if member.problem}
+
+    def record_failure(self, member: PoolMember, problem: str) -> None:
+        """Leave a verifier out until it answers a probe again."""
+        member.problem = problem
+        if member not in self._returning and not self._is_closed:
+            self._returning[member] = asyncio.create_task(self._bring_back(member), name=f"streamco probe {member.name} again")
+
+    async def trouble_of(self, member: PoolMember, *, within: float) -> str:
+        """Return why a verifier can't be used; "": it answers. ``within``: seconds that it may take to answer."""
+        try:
+            async with asyncio.timeout(within):
+                await member.verifier.probe()
+        except TimeoutError:
+            return f"{member.name}: expected an answer within {within:g} s, got none"
+        except (EndpointError, VerifierError) as error:
+            return str(error)
+        return self._why_other_model(member)
+
+    async def _bring_back(self, member: PoolMember) -> None:
+        while member.problem:
+            await asyncio.sleep(self._retry_after)
+            with suppress(EndpointError, VerifierError):
+                await member.verifier.probe()
+                member.problem = self._why_other_model(member)
+        del self._returning[member]
+
+    async def _probe(self, member: PoolMember) -> StreamcoError | None:
+        try:
+            await member.verifier.probe()
+        except (EndpointError, VerifierError) as error:
+            self.record_failure(member, str(error))
+            return error
+        member.problem = self._why_other_model(member)
+        if not member.problem:
+            return None
+        self.record_failure(member, member.problem)
+        return VerifierError(member.problem)
+
+    def _why_other_model(self, member: PoolMember) -> str:
+        """Return why a verifier can't go on with another one's answer; "": it has the same model. The first one's model is that of all."""
+        facts = member.verifier.facts
+        assert facts is not None, "a verifier that was probed has facts"
+        if self._model is None:
+            self._model = facts.model
+        return "" if facts.model == self._model else f"{member.name}: expected the model of the others, {self._model}, got {facts.model}"
+
+
+def _common(one: VerifierFacts, other: VerifierFacts) -> VerifierFacts:
+    """Return the facts that hold at both verifiers."""
+    contexts = [facts.context_tokens for facts in (one, other) if facts.context_tokens is not None]
+    return VerifierFacts(
+        model=one.model,
+        rules=one.rules & other.rules,
+        draft_tokens=min(one.draft_tokens, other.draft_tokens),
+        top_k=min(one.top_k, other.top_k),
+        context_tokens=min(contexts, default=None),
+        samples_exactly=one.samples_exactly and other.samples_exactly,
+        holds_context=one.holds_context and other.holds_context,
+        max_ahead=min(one.max_ahead, other.max_ahead),
+    )
+
+
+def _covers(facts: VerifierFacts | None, needed: VerifierFacts | None) -> bool:
+    """Return True if an answer that was planned with some facts can go on at a verifier."""
+    return facts is not None and (needed is None or _common(needed, facts) == needed)

@@ -1,0 +1,263 @@
+"""One answer at a pool of verifiers: at the one that was chosen, and at another one if it fails."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from functools import partial
+from time import monotonic
+
+from msgspec import Struct
+
+from streamco.config import Timeouts
+from streamco.core.speculation.events import (
+    CloseVerifier,
+    ConnectVerifier,
+    VerdictReceived,
+    VerifierConnected,
+    VerifierFailed,
+    VerifierLost,
+)
+from streamco.endpoints.base import Endpoint
+from streamco.endpoints.verifiers.base import Emit, VerifierCommand, VerifierEvent, VerifierFacts, VerifierSession
+from streamco.endpoints.verifiers.pool import PoolMember, VerifierPool
+from streamco.engines.base import Engine
+from streamco.errors import StreamcoError
+from streamco.policies.acceptance import Rule
+
+__all__ = ["AssignedVerifier", "PooledSession", "VerifierMove"]
+
+_GRACE = 0.2  # seconds until a verifier that does not take a session is asked what is wrong
+_STAY = 1.0  # seconds that it may take to answer that, and then that it may refuse the session, before the answer moves
+
+
+class VerifierMove(Struct, frozen=True):
+    """A move of an answer from one verifier to another: their names, and why."""
+
+    source: str
+    target: str
+    why: str
+
+
+class AssignedVerifier:
+    """The verifier of one answer, chosen from a pool: now one, later perhaps another. Implements ``Verifier``.
+
+    Args:
+        pool: the pool.
+
+    Attributes:
+        left_out: verifiers that were left out when the choice was made, by name, and why.
+        moves: the answer's moves so far.
+        read_again: tokens that verifiers read because the answer moved to them.
+        on_move: called after each move; None: nothing is.
+    """
+
+    def __init__(self, pool: VerifierPool) -> None:
+        self.left_out = pool.left_out
+        self.moves: list[VerifierMove] = []
+        self.read_again = 0
+        self.on_move: Callable[[], None] | None = None
+        self._pool = pool
+        self._needed = pool.facts
+        self._member = pool.choose_first()
+
+    @property
+    def member(self) -> PoolMember:
+        """The pool's record of the present verifier."""
+        return self._member
+
+    @property
+    def served(self) -> tuple[str, ...]:
+        """Names of the verifiers that the answer was at, in order."""
+        return (*(move.source for move in self.moves), self.name)
+
+    @property
+    def name(self) -> str:
+        """Name of the present verifier."""
+        return self._member.name
+
+    @property
+    def facts(self) -> VerifierFacts | None:
+        """Facts that hold at every verifier of the pool."""
+        return self._needed
+
+    @property
+    def rtt(self) -> float | None:
+        """Round-trip time of the present verifier in seconds. None: not measured."""
+        return self._member.verifier.rtt
+
+    @property
+    def timeouts(self) -> Timeouts:
+        """Limits of the present verifier, in seconds."""
+        return self._member.verifier.timeouts
+
+    @property
+    def remote(self) -> Endpoint | None:
+        """Remote endpoint of the present verifier."""
+        return self._member.verifier.remote
+
+    async def start(self, draft: Engine) -> None:
+        """Prepare the present verifier; the pool has started it already."""
+        await self._member.verifier.start(draft)
+
+    async def probe(self) -> VerifierFacts:
+        """Probe the present verifier; see ``Verifier.probe``."""
+        return await self._member.verifier.probe()
+
+    def open(self, prompt_ids: Sequence[int], emit: Emit, *, rule: Rule, top_k: int = 0, reserve: int = 0) -> PooledSession:
+        """Return the answer's session; see ``Verifier.open``."""
+        return PooledSession(self._pool, self, prompt_ids, emit, rule=rule, top_k=top_k, reserve=reserve)
+
+    async def aclose(self) -> None:
+        """Close nothing, because the verifiers are the pool's."""
+
+    def move(self, why: str) -> bool:
+        """Choose another verifier; return False if there is none that works and has room."""
+        other = self._pool.choose(without=self._member, needed=self._needed)
+        if other is None:
+            return False
+        self.moves.append(VerifierMove(self.name, other.name, why))
+        self._member = other
+        if self.on_move is not None:
+            self.on_move()
+        return True
+
+
+class PooledSession:
+    """An answer's session at its assigned verifier. Implements ``VerifierSession``; made by ``AssignedVerifier.open``.
+
+    Args:
+        pool: the pool, which records verifiers that fail.
+        assigned: the answer's verifier.
+        prompt_ids, emit, rule, top_k, reserve: see ``Verifier.open``.
+    """
+
+    def __init__(
+        self, pool: VerifierPool, assigned: AssignedVerifier, prompt_ids: Sequence[int], emit: Emit, *, rule: Rule, top_k: int, reserve: int
+    ) -> None:
+        self.assigned = assigned
+        self._pool = pool
+        self._emit = emit
+        self._prompt_tokens = len(prompt_ids)
+        self._make = partial(self._open, tuple(prompt_ids), rule, top_k, reserve)
+        self._session = self._make()
+        self._former: list[VerifierSession] = []
+        self._offered: tuple[int, ...] | None = None  # of a ConnectVerifier without an answer
+        self._watching: asyncio.Task[None] | None = None
+        self._is_over = False
+        assigned.member.answers += 1
+
+    @property
+    def bytes_up(self) -> int:
+        """Bytes sent, to all verifiers."""
+        return sum(session.bytes_up for session in self._sessions)
+
+    @property
+    def bytes_down(self) -> int:
+        """Bytes received, from all verifiers."""
+        return sum(session.bytes_down for session in self._sessions)
+
+    @property
+    def rounds(self) -> int:
+        """Number of verdicts received."""
+        return sum(session.rounds for session in self._sessions)
+
+    def run(self, command: VerifierCommand) -> None:
+        """Begin a command; see ``VerifierSession.run``."""
+        if self._is_over:
+            return
+        if isinstance(command, CloseVerifier):
+            self._end()
+        elif isinstance(command, ConnectVerifier):
+            self._offered = command.ids
+            self._watch()
+        self._session.run(command)
+
+    async def aclose(self) -> None:
+        """End the session at every verifier; idempotent."""
+        self._end()
+        if self._watching is not None:
+            await asyncio.wait([self._watching])
+        for session in self._sessions:
+            await session.aclose()
+
+    @property
+    def _sessions(self) -> tuple[VerifierSession, ...]:
+        return (*self._former, self._session)
+
+    def _open(self, prompt_ids: tuple[int, ...], rule: Rule, top_k: int, reserve: int) -> VerifierSession:
+        verifier = self.assigned.member.verifier
+        return verifier.open(prompt_ids, self._take, rule=rule, top_k=top_k, reserve=reserve)
+
+    def _take(self, event: VerifierEvent) -> None:
+        """Handle an event of the present session; former ones emit none."""
+        match event:
+            case VerdictReceived():
+                self.assigned.member.record_queue(event.queue_depth, now=monotonic())
+            case VerifierConnected():
+                if self.assigned.moves and not self._session.rounds:
+                    self.assigned.read_again += self._prompt_tokens + event.length
+                self._offered = None
+                self._cancel_watching()
+            case VerifierLost(retry_after) if retry_after is not None:
+                self.assigned.member.record_busy(now=monotonic())
+                if self._move(f"it takes no session for {retry_after:g} s"):
+                    event = VerifierLost()
+            case VerifierFailed(error):
+                was_asked = self._offered is not None
+                if self._leave(error):
+                    if was_asked:
+                        return  # the other verifier answers
+                    event = VerifierLost()
+        self._emit(event)
+
+    def _leave(self, error: StreamcoError) -> bool:
+        """Leave a verifier that failed out, and move away from it; return False if there is no other."""
+        self._pool.record_failure(self.assigned.member, str(error))
+        return self._move(str(error))
+
+    def _move(self, why: str) -> bool:
+        """Go on at another verifier; return False if there is none."""
+        member = self.assigned.member
+        if self._is_over or not self.assigned.move(why):
+            return False
+        member.answers -= 1
+        self.assigned.member.answers += 1
+        self._session.run(CloseVerifier())
+        self._former.append(self._session)
+        self._session = self._make()
+        if self._offered is not None:
+            self._watch()
+            self._session.run(ConnectVerifier(self._offered))
+        return True
+
+    # A verifier that does not take the session
+
+    def _watch(self) -> None:
+        self._cancel_watching()
+        self._watching = asyncio.create_task(self._move_if_stuck(), name=f"streamco watch {self.assigned.name}")
+
+    async def _move_if_stuck(self) -> None:
+        """Move when the present verifier does not answer, or goes on refusing the session, as soon as there is another one."""
+        await asyncio.sleep(_GRACE)
+        while True:
+            member = self.assigned.member
+            problem = await self._pool.trouble_of(member, within=_STAY)
+            if problem:
+                self._pool.record_failure(member, problem)
+            else:
+                await asyncio.sleep(_STAY)
+                member.record_busy(now=monotonic())
+            if self._move(problem or f"{member.name} took no session"):
+                return  # the other one is watched by a task of its own
+            await asyncio.sleep(_STAY)
+
+    def _cancel_watching(self) -> None:
+        if self._watching is not None and self._watching is not asyncio.current_task():
+            self._watching.cancel()
+
+    def _end(self) -> None:
+        if not self._is_over:
+            self._is_over = True
+            self._cancel_watching()
+            self.assigned.member.answers -= 1

@@ -1,0 +1,120 @@
+"""A client with several verifiers of one model: its answers are spread, move when one fails, and say where they were."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from streamco.client.client import Client
+from streamco.client.speculation.options import SpeculationOptions
+from streamco.config import Timeouts
+from streamco.endpoints.device import DeviceEndpoint
+from streamco.endpoints.verifiers.pool import VerifierPool
+from streamco.endpoints.verifiers.streamco import VerifierEndpoint
+from streamco.errors import ConfigError
+from streamco.testing import Crash, Refuse
+from streamco.wire.verify.errors import OverloadedError
+from tests.client.helpers import tokens_text
+from tests.client.speculating import PROMPT, QUICK, World
+
+pytestmark = pytest.mark.usefixtures("impatient")
+
+
+@pytest.fixture
+def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("streamco.endpoints.verifiers.pool_session._GRACE", 0.02)
+    monkeypatch.setattr("streamco.endpoints.verifiers.pool_session._STAY", 0.1)
+
+
+def pool_of(*urls: str, routing: str = "in-order", timeouts: Timeouts = QUICK) -> VerifierPool:
+    names = "abc"
+    verifiers = [VerifierEndpoint(url, name=name, timeouts=timeouts) for url, name in zip(urls, names, strict=False)]
+    return VerifierPool(verifiers, routing=routing, retry_after=0.05)
+
+
+@pytest.mark.parametrize("verifier", [["ws://127.0.0.1:9", 3], ("ws://127.0.0.1:9", None, object())])
+def test_a_list_is_of_urls_and_verifiers(verifier: list[object], world: World) -> None:
+    with pytest.raises(ConfigError, match="verifier: expected the URL of one, a verifier, a list of them or None, got"):
+        Client(DeviceEndpoint(world.engine), verifier=verifier, mode="speculate")  # type: ignore[arg-type]
+
+
+async def test_a_list_of_addresses_spreads_the_answers(world: World) -> None:
+    async with world.scripted() as one, world.scripted() as other, world.speculating([one.url, other.url]) as client:
+        streams = [client.stream(PROMPT, temperature=0) for _ in range(4)]
+        assert await asyncio.gather(*map(tokens_text, streams)) == [world.text()] * 4
+        assert one.drafts
+        assert other.drafts
+        served = [stream.report.speculation.verifiers for stream in streams if stream.report.speculation is not None]
+        assert sorted(served) == [(f"127.0.0.1:{port}",) for port in sorted((one.port, one.port, other.port, other.port))]
+
+
+async def test_the_report_names_the_verifier_of_each_answer(world: World) -> None:
+    async with world.scripted() as one, world.scripted() as other:
+        pool = pool_of(one.url, other.url, routing="round-robin")
+        async with world.speculating(pool) as client:
+            for name in "abab":
+                stream = client.stream(PROMPT, temperature=0)
+                tokens = [token async for token in stream]
+                assert "".join(token.text for token in tokens) == world.text()
+                assert {token.source for token in tokens} == {"device", name}
+                assert [each.name for each in stream.report.endpoints] == ["device", name]
+                assert not stream.report.notes
+
+
+@pytest.mark.parametrize("kill_at", [1, 30, 100])
+async def test_an_answer_goes_on_at_another_verifier_and_says_so(world: World, kill_at: int) -> None:
+    async with world.scripted() as one, world.scripted() as other, world.speculating(pool_of(one.url, other.url)) as client:
+        stream = client.stream(PROMPT, temperature=0)
+        text, sources = "", []
+        async for token in stream:
+            text += token.text
+            sources.append(token.source)
+            if len(text) > kill_at and one.connections_open:
+                await one.aclose()
+        assert text == world.text()
+        figures, report = stream.report.speculation, stream.report
+        assert figures is not None
+        assert (figures.verifiers, figures.is_exact, figures.device) == (("a", "b"), True, 0)
+        assert sources[-1] in {"device", "b"}
+        assert any(note.startswith("the answer moved from a to b: ") for note in report.notes)
+        server = next(each for each in report.endpoints if each.kind == "server")
+        assert server.name == "b"
+        assert server.prompt_tokens > 2 * len(world.prompt_ids()), "both have read the prompt"
+        # the next answer knows already
+        stream = client.stream(PROMPT, temperature=0)
+        assert await tokens_text(stream) == world.text()
+        assert stream.report.speculation is not None
+        assert stream.report.speculation.verifiers == ("b",)
+        assert any(note.startswith("verifier a left out: ") and note.endswith("; b took the answer") for note in stream.report.notes)
+
+
+async def test_a_refused_answer_goes_to_another_verifier(world: World) -> None:
+    async with world.scripted() as one, world.scripted() as other, world.speculating(pool_of(one.url, other.url)) as client:
+        one.script_opens(*[Refuse(OverloadedError, retry_after=600.0)] * 5)
+        stream = client.stream(PROMPT, temperature=0)
+        assert await tokens_text(stream) == world.text()
+        assert stream.report.speculation is not None
+        assert stream.report.speculation.verifiers == ("a", "b")
+
+
+async def test_crashes_here_and_there_cost_no_token(world: World) -> None:
+    async with world.scripted() as one, world.scripted() as other, world.speculating(pool_of(one.url, other.url)) as client:
+        for verifier in (one, other):
+            verifier.script(None, Crash(), None, Crash())
+        for seed in range(3):
+            stream = client.stream(PROMPT, temperature=0, seed=seed)
+            assert await tokens_text(stream) == world.text()
+
+
+async def test_an_answer_of_served_verifiers_moves_with_its_plain_stream(world: World) -> None:
+    """Two ``streamco serve``: the remote stream is that of the verifier that the answer is at."""
+    options = SpeculationOptions()
+    async with world.served() as one, world.served() as other:
+        pool = pool_of(one, other, routing="round-robin")
+        async with world.speculating(pool, speculation=options) as client:
+            for name in "abab":
+                stream = client.stream(PROMPT, temperature=0)
+                sources = {token.source async for token in stream}
+                assert sources <= {"device", name}
+                assert name in sources
