@@ -1,19 +1,20 @@
 """Record which tokens of a target's answers a draft model would have proposed: real acceptance sequences for the simulator.
 
-    python -m tools.record_acceptance DIR --tasks gsm8k:60 humaneval:60 cnn_dailymail:30 --drafts Q4_0 Q2_K pruned
+    python -m tools.record_acceptance DIR --target 1.5B --drafts 0.5B --tasks gsm8k:100 humaneval:100 cnn_dailymail:100 xsum:100
     python -m tools.record_acceptance DIR --package
 
-The target (SmolLM2-135M-Instruct in Q8_0) answers each prompt greedily, in its chat template, with up to 128 tokens, the end token counted.
-Every draft model then reads prompt and answer in one prefill with logits on each of the answer's rows: its own choices after the target's
-own text. That decides how much of a draft is accepted, wherever a round begins: the text in front of a round is the target's, and so is the
-text in front of every token of a draft up to the first that is rejected. Accepted is where the draft model's likeliest is the target's.
+The target answers each prompt greedily, in its chat template, with up to 128 tokens, the end token counted. Every draft model then reads
+prompt and answer with logits on each of the answer's rows: its own choices after the target's own text. That decides how much of a draft is
+accepted, wherever a round begins: the text before a round is the target's, and so is the text before every token of a draft up to the first
+that is rejected. Accepted is where the draft model's likeliest is the target's.
 
-Both engines run in their exact mode, so that a row's logits don't depend on what shares its batch. A device that drafts one row at a time
-without it may differ in a token of fifty.
+The models are quantisations of SmolLM2-135M-Instruct (Q8_0, Q4_0, Q2_K, ``pruned``), or the pair that ``make models`` fetches (1.5B, 0.5B).
+The target runs in its exact mode, so that a row's logits don't depend on what shares its batch. A draft model reads an answer in one batch;
+a device that drafts one row at a time may differ from it in a token of fifty.
 
-DIR gets a file for each task and draft model, a line a prompt, and no text: lengths, accepted (0 or 1), the draft model's confidence in its
-own choice and in its second one in 255ths, and the rank of the target's token among its choices (3: fourth or later). A run that is broken
-off goes on where it was. ``--package`` makes the simulator's traces of them, with a first line that says what they are.
+DIR gets a file for each task and draft model, a line a prompt, and no text: the fields of docs/workloads.md, and ``likeliest``, the
+probabilities of the draft model's eight likeliest tokens at each position, two hexadecimal digits each, in 255ths. A run that is broken off
+goes on where it was. ``--package`` makes the simulator's traces of them, with a first line that says what they are.
 """
 
 from __future__ import annotations
@@ -33,22 +34,35 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
-from bench.pairs import TARGET, model_file
+import numpy as np
+from numpy.typing import NDArray
+
+from bench.contexts import prefill
+from bench.pairs import PRUNED_LAYERS, TARGET, model_file
 from bench.selective import GREEDY, Waiting
 from bench.traces import data_folder
-from streamco.engines.base import EngineOptions, Prediction
+from streamco.engines.base import EngineOptions
 from streamco.engines.llama import LlamaEngine
+from streamco.engines.llamacpp.context import LlamaContext
+from streamco.engines.llamacpp.model import LlamaModel
+from streamco.policies.importance import LAYERS
+from tools.fetch_models import MODELS, fetched
 
-__all__ = ["TASKS", "main"]
+__all__ = ["TASKS", "DraftReader", "describe_model", "Recording", "main", "masses_of", "read_row"]
 
 TRACES = Path(__file__).resolve().parents[1] / "streamco" / "sim" / "traces"
-MODEL = "SmolLM2-135M-Instruct"
+SMALL = "SmolLM2-135M-Instruct"
+SUFFIXES = {"Q4_0": "", "0.5B": "_qwen"}  # of a trace's name, by draft model; others have their own
 SEED = 5  # in what order the prompts are taken: more of them begin with the same
 CONTEXT = 1024  # tokens
 LONGEST_ARTICLE = 600  # tokens
 SIDE_BY_SIDE = 8  # answers
-LAST_RANK = 3
+LAST_RANK = 9
+LIKELIEST = 8  # tokens of a position
+DEPTH = 8  # tokens before a token's own row, itself included, to which its attention is recorded
 PLAIN = 50_000  # bytes; a larger trace is compressed
+
+Floats = NDArray[np.float32]
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +72,11 @@ class Task:
     file: str
     about: str
     ask: Callable[[dict[str, Any], Callable[[str], str]], str]  # a row and what cuts a text to the longest
+
+
+def _ask_xsum(row: dict[str, Any], cut: Callable[[str], str]) -> str:
+    article = row["prompt"].split("Article:", 1)[1].split("\n\nSummarize", 1)[0].strip()
+    return f"Summarize this article in one sentence:\n\n{cut(article)}"
 
 
 TASKS = {
@@ -70,6 +89,7 @@ TASKS = {
         f"CNN/DailyMail articles, cut to {LONGEST_ARTICLE} tokens, to be summarized",
         lambda row, cut: f"Summarize this article in a few sentences:\n\n{cut(row['article'])}",
     ),
+    "xsum": Task("xsum.jsonl.gz", f"XSum articles, cut to {LONGEST_ARTICLE} tokens, to be summarized in a sentence", _ask_xsum),
 }
 
 
@@ -99,10 +119,28 @@ class Prompt:
     ids: list[int]
 
 
-def load_engine(kind: str) -> LlamaEngine:
-    """Exact, on one thread."""
-    options = EngineOptions(threads=1, context_tokens=CONTEXT, max_sequences=1, held_sequences=SIDE_BY_SIDE, exact=True)
-    return LlamaEngine(model_file(kind), options)
+def file_of(kind: str) -> Path:
+    """Return the file of a model.
+
+    Raises:
+        SystemExit: it was not fetched.
+    """
+    if kind not in MODELS:
+        return model_file(kind)
+    path = fetched(kind)
+    if path is None:
+        raise SystemExit(f"{kind}: expected the file {MODELS[kind].file} in the cache, got none: run make models")
+    return path
+
+
+def describe_model(kind: str) -> str:
+    """Return a model's name and quantisation."""
+    if kind in MODELS:
+        name, quantisation, _ = MODELS[kind].file.rsplit(".", 2)
+        return f"{name} {quantisation}"
+    if kind == "pruned":
+        return f"{SMALL} {TARGET}, layers {PRUNED_LAYERS[0]} to {PRUNED_LAYERS[-1]} of 30 left out"
+    return f"{SMALL} {kind}"
 
 
 def prompts_of(task: str, count: int, engine: LlamaEngine) -> Iterator[Prompt]:
@@ -132,74 +170,113 @@ def write_answers(engine: LlamaEngine, prompts: Sequence[Prompt], most: int) -> 
     return answers
 
 
-def compare(engine: LlamaEngine, prompt: Prompt, answer: Sequence[int]) -> dict[str, Any]:
-    """A row: what this draft model says in place of each of the answer's tokens."""
-    waiting = Waiting()
-    held = engine.hold()
-    predictions = waiting.gather([held.verify(answer, waiting.wake, given=prompt.ids, top=LAST_RANK, sampling=GREEDY)])[0]
-    held.close()
-    ranks = [rank_of(token, prediction) for token, prediction in zip(answer, predictions, strict=False)]
-    return {
-        "source": prompt.source,
-        "prompt_length": len(prompt.ids),
-        "output_length": len(answer),
-        "acceptance_seq": [int(rank == 0) for rank in ranks],
-        "confidences": [round(255 * prediction.confidence) for prediction in predictions[: len(answer)]],
-        "runners_up": [round(255 * prediction.likeliest[1][1]) for prediction in predictions[: len(answer)]],
-        "ranks": "".join(map(str, ranks)),
-    }
+class DraftReader:
+    """Reads answers with a draft model, on one thread.
+
+    Args:
+        path: the model's file.
+        longest: tokens of an answer at most.
+    """
+
+    def __init__(self, path: Path, longest: int) -> None:
+        self._model = LlamaModel(path)
+        layers = [self._model.info.layers + layer for layer in LAYERS]
+        self._context = LlamaContext(self._model, cells=CONTEXT, sequences=1, rows=longest + 1, threads=1, attention_layers=layers)
+
+    def read(self, prompt: Sequence[int], answer: Sequence[int]) -> dict[str, Any]:
+        """Return what the draft model says in place of each of the answer's tokens, in the fields of a trace."""
+        context = self._context
+        context.clear()
+        prefill(context, prompt[:-1], 0)
+        context.add_run([prompt[-1], *answer], len(prompt) - 1, 0, wants_logits=len(answer) + 1)
+        context.reads_attention = True
+        if context.decode():
+            raise RuntimeError("llama_decode failed")
+        rows = [read_row(context.logits(place), token) for place, token in enumerate(answer)]
+        ranks = [rank for rank, _ in rows]
+        shares = [likeliest for _, likeliest in rows]
+        masses = [masses_of(context.attention(place + 1)) for place in range(len(answer))]
+        return {
+            "prompt_length": len(prompt),
+            "output_length": len(answer),
+            "acceptance_seq": [int(rank == 0) for rank in ranks],
+            "confidences": [likeliest[0] for likeliest in shares],
+            "runners_up": [likeliest[1] for likeliest in shares],
+            "ranks": "".join(map(str, ranks)),
+            "attention": bytes(value for each in masses for value in each).hex(),
+            "likeliest": bytes(value for each in shares for value in each).hex(),
+        }
+
+    def close(self) -> None:
+        """Free the model."""
+        self._context.close()
+        self._model.close()
 
 
-def rank_of(token: int, prediction: Prediction) -> int:
-    """Of the target's token among the draft model's choices, at most ``LAST_RANK``."""
-    choices = [choice for choice, _ in prediction.likeliest]
-    return choices.index(token) if token in choices else LAST_RANK
+def read_row(logits: Floats, token: int) -> tuple[int, list[int]]:
+    """Return the rank of a token, at most ``LAST_RANK``, and the probabilities of the likeliest tokens in 255ths, best first."""
+    largest = float(logits.max())
+    total = float(np.exp(logits - largest).sum(dtype=np.float64))
+    best = np.sort(np.partition(logits, -LIKELIEST)[-LIKELIEST:])[::-1]
+    rank = 0 if int(logits.argmax()) == token else max(1, int((logits > logits[token]).sum()))
+    return min(rank, LAST_RANK), [round(255 * math.exp(float(value) - largest) / total) for value in best]
 
 
-def record(folder: Path, counts: dict[str, int], drafts: Sequence[str], most: int, minutes: float) -> None:
+def masses_of(attention: Floats) -> list[int]:
+    """Return the share of a row's attention that goes to its own token and the 0, 1, 2, ... tokens before it, in 255ths.
+
+    Args:
+        attention: shape (layers, tokens), up to the row's own token.
+    """
+    own = attention.mean(axis=0)[::-1][:DEPTH]
+    shares = np.minimum(np.cumsum(own, dtype=np.float64), 1.0)
+    return [round(255 * float(share)) for share in np.pad(shares, (0, DEPTH - len(shares)), mode="edge")]
+
+
+def record(folder: Path, counts: dict[str, int], *, target: str, drafts: Sequence[str], most: int, minutes: float) -> None:
     """Everything that isn't there yet, the tasks in turns, until so many minutes are over."""
     ends = time.monotonic() + 60.0 * minutes
     folder.mkdir(parents=True, exist_ok=True)
     recordings = {(task, draft): Recording(folder, task, draft) for task in counts for draft in drafts}
-    with closing(load_engine(TARGET)) as target:
-        columns = [list(prompts_of(task, count, target)) for task, count in counts.items()]
+    options = EngineOptions(threads=1, context_tokens=CONTEXT, max_sequences=1, held_sequences=SIDE_BY_SIDE, exact=True)
+    with closing(LlamaEngine(file_of(target), options)) as engine:
+        columns = [list(prompts_of(task, count, engine)) for task, count in counts.items()]
         asked = [prompt for row in zip_longest(*columns) for prompt in row if prompt is not None]
         missing = [p for p in asked if any(p.source not in recordings[p.task, draft].sources for draft in drafts)]
-        engines = {draft: load_engine(draft) for draft in drafts}
+        readers = {draft: DraftReader(file_of(draft), most) for draft in drafts}
         done, left = len(asked) - len(missing), iter(missing)
         while group := list(islice(left, SIDE_BY_SIDE)):
             if time.monotonic() >= ends:
                 break
-            for prompt, answer in zip(group, write_answers(target, group, most), strict=True):
-                for draft, engine in engines.items():
+            for prompt, answer in zip(group, write_answers(engine, group, most), strict=True):
+                for draft, reader in readers.items():
                     if prompt.source not in recordings[prompt.task, draft].sources:
-                        recordings[prompt.task, draft].add(compare(engine, prompt, answer))
+                        recordings[prompt.task, draft].add({"source": prompt.source, **reader.read(prompt.ids, answer)})
                 done += 1
-                sys.stderr.write(f"\r{done} of {len(asked)} prompts, {prompt.task} {prompt.source}   ")
-                sys.stderr.flush()
-        sys.stderr.write("\n")
-        for engine in engines.values():
-            engine.close()
+            sys.stderr.write(f"{done} of {len(asked)} prompts\n")
+            sys.stderr.flush()
+        for reader in readers.values():
+            reader.close()
 
 
-def package(folder: Path, most: int) -> None:
-    """A trace of each recording: of a task's first draft model under the task's name, of the others with theirs behind it."""
+def package(folder: Path, target: str, most: int) -> None:
+    """A trace of each recording: under the task's name and the draft model's suffix."""
     for path in sorted(folder.glob("*.jsonl")):
-        task, _, draft = path.stem.partition(".")
-        rows = path.read_text(encoding="ascii")
+        task, _, draft = path.name.removesuffix(".jsonl").partition(".")
+        rows = [json.loads(line) for line in path.read_text(encoding="ascii").splitlines()]
         if not rows:
             continue
         recorded = dt.datetime.fromtimestamp(path.stat().st_mtime, tz=dt.UTC).date()
-        what = f"what a draft model says behind the target's greedy answers of up to {most} tokens"
         about = {
-            "about": f"{rows.count(chr(10))} {TASKS[task].about}: {what}",
-            "target": f"{MODEL} {TARGET}",
-            "draft": f"{MODEL} {draft if draft != 'pruned' else f'{TARGET}, layers 24 to 26 of 30 left out'}",
+            "about": f"{len(rows)} {TASKS[task].about}: what a draft model says after the target's greedy answers of up to {most} tokens",
+            "target": describe_model(target),
+            "draft": describe_model(draft),
             "recorded": str(recorded),
             "how": "tools/record_acceptance.py: llama.cpp, exact mode; no prompt and no text is in here",
         }
-        name = task if draft == "Q4_0" else f"{task}_{draft.lower()}"
-        data = (json.dumps(about) + "\n" + rows).encode("ascii")
+        kept = [{name: value for name, value in row.items() if name != "likeliest"} for row in rows]
+        data = "".join(json.dumps(line, separators=(",", ":")) + "\n" for line in (about, *kept)).encode("ascii")
+        name = task + SUFFIXES.get(draft, f"_{draft.lower()}")
         TRACES.mkdir(exist_ok=True)
         for old in (TRACES / f"{name}.jsonl", TRACES / f"{name}.jsonl.gz"):
             old.unlink(missing_ok=True)
@@ -207,7 +284,7 @@ def package(folder: Path, most: int) -> None:
             (TRACES / f"{name}.jsonl.gz").write_bytes(gzip.compress(data, 9, mtime=0))
         else:
             (TRACES / f"{name}.jsonl").write_bytes(data)
-        sys.stderr.write(f"{name}: {rows.count(chr(10))} prompts\n")
+        sys.stderr.write(f"{name}: {len(rows)} prompts\n")
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -215,16 +292,17 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder", type=Path, help="of the recordings")
     parser.add_argument("--tasks", nargs="*", default=["gsm8k:60", "humaneval:60", "cnn_dailymail:30"], help="and how many prompts of each")
-    parser.add_argument("--drafts", nargs="*", default=["Q4_0"], help="quantisations, or pruned (default: Q4_0)")
+    parser.add_argument("--target", default=TARGET, help="the model that answers (default: %(default)s)")
+    parser.add_argument("--drafts", nargs="*", default=["Q4_0"], help="quantisations, pruned or 0.5B (default: Q4_0)")
     parser.add_argument("--tokens", type=int, default=128, help="of an answer at most (default: %(default)s)")
-    parser.add_argument("--minutes", type=float, default=math.inf, help="begin nothing more behind so many (default: any number)")
+    parser.add_argument("--minutes", type=float, default=math.inf, help="begin nothing more after so many (default: any number)")
     parser.add_argument("--package", action="store_true", help="make the simulator's traces of what is in the folder")
     options = parser.parse_args(arguments)
     if options.package:
-        package(options.folder, options.tokens)
+        package(options.folder, options.target, options.tokens)
     else:
         counts = {task: int(count) for task, _, count in (each.partition(":") for each in options.tasks)}
-        record(options.folder, counts, options.drafts, options.tokens, options.minutes)
+        record(options.folder, counts, target=options.target, drafts=options.drafts, most=options.tokens, minutes=options.minutes)
 
 
 if __name__ == "__main__":

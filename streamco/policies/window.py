@@ -19,6 +19,7 @@ from streamco.errors import ConfigError
 __all__ = [
     "MAX_WINDOW",
     "MIN_WINDOW",
+    "DEFAULT",
     "Confident",
     "Dynamic",
     "DecidesFusedMode",

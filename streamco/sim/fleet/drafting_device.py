@@ -23,6 +23,7 @@ class DraftingDevice(Struct, frozen=True, kw_only=True):
     Args:
         model: the draft model, which gets the answer's ids.
         writes: returns the token that it writes, if that is known without the whole distribution; None: it isn't.
+        importance: returns the importance of a draft's first tokens, by position of the first and their number; None: it isn't read.
         step_times: seconds of a step by the number of sequences that draft in it; the last is for more sequences, too.
         read_time: seconds for each token that has to be read first, except the last, which is part of the step. The token that a sequence
             wrote last is read with those after it, as engines do.
@@ -39,6 +40,7 @@ class DraftingDevice(Struct, frozen=True, kw_only=True):
 
     model: TokenModel
     writes: Callable[[Sequence[int]], DraftToken] | None = None
+    importance: Callable[[int, int], float | None] | None = None
     step_times: tuple[float, ...] = (0.02, 0.021, 0.022, 0.023, 0.024, 0.025)
     read_time: float = 0.0
     prompt_time: float = 0.0
@@ -58,6 +60,7 @@ class _Sequence:
     ids: list[int]
     left: int
     read: int  # ids that are in its cache: neither those that it was given, nor the last one that it wrote
+    start: int = 0  # position of the first token of its draft
     pending: list[DraftToken] = field(default_factory=list)
 
 
@@ -129,7 +132,7 @@ class SimulatedDrafts:
                 f"draft {version}: expected a length of at most {len(held)} and a token to write, got {length} and {count}"
             )
         read = len(held) if self._own in self._running else self._own.read  # read by the time it begins
-        return _Sequence(version, [*held[:length], *ids], count, min(length, read))
+        return _Sequence(version, [*held[:length], *ids], count, min(length, read), length + len(ids))
 
     def _drop(self, version: int) -> None:
         if version == self._own.version:
@@ -185,7 +188,9 @@ class SimulatedDrafts:
             sequence.left = 0
         if not sequence.left or len(sequence.pending) >= device.burst:
             pending, sequence.pending = tuple(sequence.pending), []
-            event = TokensDrafted(sequence.version, pending, is_finished=not sequence.left)
+            read = device.importance
+            importance = None if read is None else read(sequence.start, len(sequence.ids) - sequence.start)
+            event = TokensDrafted(sequence.version, pending, is_finished=not sequence.left, importance=importance)
             if device.emit_delay:
                 call_at(self._env, device.emit_delay, lambda: self._emit(event))
             else:

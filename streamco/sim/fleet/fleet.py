@@ -42,7 +42,9 @@ from streamco.core.verifier.events import SendVerdict
 from streamco.errors import StreamcoError
 from streamco.policies.serving.routing import RoutingPolicy
 from streamco.sim.driver import SimulatedMachine, call_at
+from streamco.sim.fleet.answer_routing import PREFIX, AnswerRouting
 from streamco.sim.fleet.drafting_device import DraftingDevice, SimulatedDrafts
+from streamco.sim.fleet.offload_profile import prefix_perplexity
 from streamco.sim.fleet.recorded_answer import END, RecordedAnswer
 from streamco.sim.fleet.remote_sessions import SimulatedRemoteStream, SimulatedVerifierSession, Traffic
 from streamco.sim.fleet.target_server import TargetServer
@@ -118,18 +120,27 @@ class FleetDevice:
         model: its speed and energy.
         link: its own link.
         pair: its estimates of the pair of models, which it learns.
+        answer_routing: leaves whole answers to the server; None: nothing does.
 
     Attributes:
         has_read: tokens in its cache with which all prompts begin.
     """
 
-    __slots__ = ("has_read", "is_busy", "link", "model", "number", "pair", "waiting")
+    __slots__ = ("answer_routing", "has_read", "is_busy", "link", "model", "number", "pair", "waiting")
 
-    def __init__(self, number: int, model: DeviceModel, link: SimulatedLink, pair: SpeculationEstimates) -> None:
+    def __init__(
+        self,
+        number: int,
+        model: DeviceModel,
+        link: SimulatedLink,
+        pair: SpeculationEstimates,
+        answer_routing: AnswerRouting | None = None,
+    ) -> None:
         self.number = number
         self.model = model
         self.link = link
         self.pair = pair
+        self.answer_routing = answer_routing
         self.has_read = 0
         self.is_busy = False
         self.waiting: deque[SimulatedRequest] = deque()
@@ -157,6 +168,7 @@ class _SpeculatedAnswer(SimulatedMachine[SpeculationEvent, SpeculationCommand]):
         drafting = DraftingDevice(
             model=answer.draft,
             writes=answer.write,
+            importance=None if device.pair.is_lossless else answer.importance,
             step_times=model.step_times,
             read_time=model.seconds_per_token,
             prompt_time=model.overhead + model.seconds_per_token * self._unread,
@@ -282,10 +294,21 @@ class Fleet:
         server.load += 1
         answer = RecordedAnswer(request)
         outcome = AnswerOutcome(request=request, device=device.number, server=number, began=self._env.now, windows=[], traffic=Traffic())
+        routing = device.answer_routing
         if self._execution == "fused":
             self._stream(device, server, answer, outcome)
+        elif routing is not None and routing.choose(prefix_perplexity(request), self._rng):
+            self._stream_after_prefix(device, server, answer, outcome)
         else:
             _SpeculatedAnswer(self._env, self, device=device, server=server, answer=answer, outcome=outcome, options=self._options).start()
+
+    def _stream_after_prefix(self, device: FleetDevice, server: TargetServer, answer: RecordedAnswer, outcome: AnswerOutcome) -> None:
+        """Stream an answer after the device has read the prompt and written its first tokens, which have perplexed it."""
+        model, request = device.model, outcome.request
+        outcome.drafted = min(PREFIX, request.output_tokens)
+        outcome.joules = model.prompt_joules * request.prompt_tokens + model.token_joules * outcome.drafted
+        seconds = model.overhead + model.seconds_per_token * request.prompt_tokens + model.step_times[0] * outcome.drafted
+        call_at(self._env, seconds, lambda: self._stream(device, server, answer, outcome))
 
     def _stream(self, device: FleetDevice, server: TargetServer, answer: RecordedAnswer, outcome: AnswerOutcome) -> None:
         def emit(event: RemoteTokensReceived | RemoteEnded) -> None:

@@ -23,14 +23,18 @@ from streamco.client.speculation.options import SpeculationOptions, SpeculationT
 from streamco.core.speculation.estimates import EstimatesPrior
 from streamco.core.speculation.options import SpeculationMachineOptions
 from streamco.core.verifier.options import SchedulerOptions
+from streamco.errors import ConfigError
 from streamco.policies.serving.routing import routing_policy
+from streamco.policies.window import DEFAULT
 from streamco.server.profiles import load_step_times
 from streamco.sim.driver import call_at
 from streamco.sim.experiment.metrics import Metric, RequestRow, Sink
 from streamco.sim.experiment.scenario import Named, Scenario
 from streamco.sim.experiment.yaml_document import Location
+from streamco.sim.fleet.answer_routing import AnswerRouting
 from streamco.sim.fleet.batch_policies import batch_policy
 from streamco.sim.fleet.fleet import AnswerOutcome, DeviceModel, Fleet, FleetDevice
+from streamco.sim.fleet.offload_profile import OffloadProfile, profile_offloading
 from streamco.sim.fleet.options import DevicePool, PolicyOptions, ServerPool, WorldOptions
 from streamco.sim.fleet.recorded_answer import END
 from streamco.sim.fleet.target_server import ForwardPass, TargetServer
@@ -49,6 +53,7 @@ _ONE_MORE = 0.05  # share of a step that each further sequence adds, if only rat
 _PREFILL = 5.0  # prompt tokens read in the time of one written token, by default: see ``DevicePool``
 _CONTEXT = 512  # tokens in the cache for which a device's step time is taken
 _UNBOUNDED = 1 << 22  # tokens of a cache of unknown size
+_LONGEST_DRAFT = 12  # tokens, of a policy that chooses the window
 _PATIENCE = 3600.0  # seconds: a slow reply is never given up here
 
 
@@ -124,6 +129,8 @@ class SpeculateKind:
             "by_server_alone": Metric("tokens of the answers that the server wrote alone", "share"),
             "bytes_up": Metric("sent by devices, for each token of an answer", "bytes/token", "lower"),
             "device_joules": Metric("energy of the devices, for each token of an answer", "J/token", "lower"),
+            "cloud_share": Metric("tokens that servers judged, corrected or wrote, for each of an answer", "tokens", "lower"),
+            "drafted": Metric("tokens that devices wrote, for each of an answer", "tokens", "lower"),
             "server_tokens": Metric("tokens that servers computed, for each of an answer", "tokens", "lower"),
             "events": Metric("events of the simulation"),
         }
@@ -145,6 +152,7 @@ class SpeculateKind:
         yield from _recordings_of(world.link, ("world", "link"))
         if (trace := workload.trace) is not None:
             yield Named(("workload", "trace"), trace, lambda: next(read_trace(trace)))
+        yield Named(("policy", "offload"), repr((workload.trace, options.policy)), partial(_check_importance, options))
         if (lengths := workload.lengths) is not None:
             yield Named(("workload", "lengths"), lengths, partial(read_lengths, lengths))
         if not isinstance(workload.arrivals, str) and (azure := workload.arrivals.azure) is not None:
@@ -163,6 +171,7 @@ class _World:
 
     def __init__(self, options: SpeculateOptions, scenario: Scenario, sink: Sink) -> None:
         self._options = options = _located(options, scenario)
+        _check_importance(options)
         self._scenario = scenario
         self._sink = sink
         self._env = simpy.Environment()
@@ -254,19 +263,34 @@ class _World:
         if policy.execution == "distributed" or policy.is_calibrated:
             steps = [forward_pass(pool, self._scenario)[0](1, 0, _CONTEXT, 1) for pool in self._options.world.server_pools]
             step = fmean(steps[server.pool] for server in topology.servers)
-        devices = []
+        profile, devices = self._profile(), []
         for device in topology.devices:
             model = models[device.pool]
             options = SpeculationOptions(
                 window=policy.window,
                 is_adaptive=policy.execution != "distributed",
-                tuning=SpeculationTuning(prior=EstimatesPrior(step_times=model.step_times, remote_step=step)),
+                offload="random" if policy.offload == "answers" else policy.offload,
+                tuning=SpeculationTuning(
+                    prior=EstimatesPrior(step_times=model.step_times, remote_step=step),
+                    forecast=policy.forecast,
+                    confidence_threshold=profile.confidence_threshold,
+                    chunks=profile.chunks,
+                ),
             )
             link = simulated_link(device.link, Random(f"{seed} link {device.number}"))
-            pair = options.estimates(policy.budget)
+            routing = AnswerRouting(policy.budget, profile.perplexities) if policy.offload == "answers" else None
+            pair = options.estimates(policy.budget if routing is None else 0.0)
             pair.expect_rtt(device.link.rtt_ms / 1000)
-            devices.append(FleetDevice(device.number, model, link, pair))
+            devices.append(FleetDevice(device.number, model, link, pair, routing))
         return devices
+
+    def _profile(self) -> OffloadProfile:
+        """Return what devices know of their pair of models: with a budget below 1, what the workload's record says (Synera section 5)."""
+        policy = self._options.policy
+        if not 0.0 < policy.budget < 1.0:
+            return OffloadProfile()
+        window = policy.window if isinstance(policy.window, int) else DEFAULT
+        return profile_offloading(read_requests(self._options.workload, seed=self._scenario.seed), window)
 
     def _machine_options(self) -> SpeculationMachineOptions:
         policy = self._options.policy
@@ -282,6 +306,25 @@ class _World:
             patience=_PATIENCE,
             last_patience=_PATIENCE,
         )
+
+
+def _check_importance(options: SpeculateOptions) -> None:
+    """Check that the workload's record has the attention that the offloading rule needs.
+
+    Raises:
+        ConfigError: it has none, or not for drafts as long as these.
+    """
+    policy = options.policy
+    if not policy.needs_importance:
+        return
+    first = next(read_requests(options.workload), None)
+    depth = 0 if first is None else len(first.attention) // first.output_tokens
+    longest = policy.window if isinstance(policy.window, int) else _LONGEST_DRAFT
+    if not depth:
+        others = "confidence, random or answers"
+        raise ConfigError(f"offload: expected {others}, or a trace with attention, got {policy.offload} without attention")
+    if longest > depth + 1:
+        raise ConfigError(f"window: expected at most {depth + 1} tokens, as far as the trace has attention, got {policy.window}")
 
 
 def _describe_workload(workload: WorkloadOptions) -> str:

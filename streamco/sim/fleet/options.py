@@ -10,17 +10,23 @@ from typing import Annotated, Any, Literal
 
 from msgspec import Meta, Struct
 
+from streamco.core.speculation.estimates import Forecast
 from streamco.errors import ConfigError
+from streamco.policies.offload import OffloadRule
 from streamco.policies.serving.routing import routing_policy
 from streamco.sim.fleet.batch_policies import batch_policy
 from streamco.sim.hardware.links import LinkOptions
 from streamco.sim.hardware.operators import Engine
 
-__all__ = ["DevicePool", "PolicyOptions", "ServerPool", "WorldOptions"]
+__all__ = ["DevicePool", "OffloadSetting", "PolicyOptions", "ServerPool", "WorldOptions"]
 
 Above = Annotated[float, Meta(gt=0)]
 AtLeastZero = Annotated[float, Meta(ge=0)]
 Count = Annotated[int, Meta(ge=1)]
+
+OffloadSetting = OffloadRule | Literal["answers"]
+"""What spends a budget below 1: a rule that chooses drafts (``policies.offload``), or ``answers``: whole answers are left
+to the server if their beginning perplexes the draft model (``sim.fleet.answer_routing``), and the device writes the others alone."""
 
 
 class DevicePool(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -109,7 +115,9 @@ class PolicyOptions(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
         branches: maximum number of branches that are pre-drafted while a verdict is out; 0: the device waits (Synera 4.4).
         ahead: maximum number of drafts that are sent ahead of their verdicts, so that the server need not wait for the link; needs
             branches and a budget of 1.
-        budget: share of the drafts that are verified; below 1 the device chooses which (Synera 4.2).
+        budget: share of the drafts that are verified; below 1 the device chooses which (Synera 4.2); 0: the device writes alone.
+        offload: how it chooses them. ``combined`` and ``importance`` need a trace with attention.
+        forecast: how verdicts are forecast; ``sampled`` is the paper's, with one branch drawn (Synera 4.4).
         draft_token_bytes: bytes of a drafted token in a frame: 2 for its id; 86 with the 20 likeliest candidates, which sampling needs;
             98,304 with all of 49,152 in half precision (``bench/verify_wire.py``).
     """
@@ -123,7 +131,9 @@ class PolicyOptions(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     is_calibrated: bool = False
     branches: Annotated[int, Meta(ge=0)] = 0
     ahead: Annotated[int, Meta(ge=0, le=4)] = 0
-    budget: Annotated[float, Meta(gt=0, le=1)] = 1.0
+    budget: Annotated[float, Meta(ge=0, le=1)] = 1.0
+    offload: OffloadSetting = "combined"
+    forecast: Forecast = "learned"
     draft_token_bytes: Above = 2.0
 
     def __post_init__(self) -> None:
@@ -134,7 +144,14 @@ class PolicyOptions(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
             raise ConfigError(f"ahead: expected 0 with a budget below 1, because not every draft is verified, got {self.ahead}")
         if self.ahead and not self.branches:
             raise ConfigError(f"ahead: expected 0 without branches, because a draft sent ahead is a branch, got {self.ahead}")
+        if self.offload == "answers" and self.execution != "distributed":
+            raise ConfigError(f"offload: expected execution 'distributed' with whole answers, got {self.execution!r}")
         batch_policy(self.batching, **self.batching_options)
+
+    @property
+    def needs_importance(self) -> bool:
+        """True if a filter needs the importance of drafts."""
+        return 0.0 < self.budget < 1.0 and self.offload in {"combined", "importance"}
 
 
 def _check_sizes(where: str, share: float | None, count: int | None) -> None:

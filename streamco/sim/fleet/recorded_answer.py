@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from streamco.core.speculation.events import DraftToken
+from streamco.errors import ConfigError
 from streamco.sim.workload.workload import SimulatedRequest
 
 __all__ = ["END", "RecordedAnswer", "prompt_ids"]
@@ -65,12 +66,39 @@ class RecordedAnswer:
         return dict(self.write(ids).alternatives)
 
     def write(self, ids: Sequence[int]) -> DraftToken:
-        """Return the draft model's token after these ids of the answer."""
-        position = min(len(ids), self.tokens - 1)
+        """Return the draft model's token after these ids of the answer.
+
+        After the record the text ends, even if the draft model's last recorded token was another: a device that nothing verifies would
+        never end.
+        """
+        position = len(ids)
+        if position >= self.tokens:
+            return DraftToken(END, _MAX_CONFIDENCE, ((END, _MAX_CONFIDENCE),))
         token = self._drafted[position]
         if token is None:
             token = self._drafted[position] = self._draft(position)
         return token
+
+    def importance(self, start: int, count: int) -> float | None:
+        """Return the mean importance of a draft's first ``count`` tokens, as ``policies.importance.draft_importance`` reads it live.
+
+        The newest token has no row yet: its row comes with the token after it. None: there is no row, or attention was not recorded.
+
+        Args:
+            start: position of the draft's first token.
+            count: number of tokens that the draft has.
+
+        Raises:
+            ConfigError: the draft is longer than attention was recorded for.
+        """
+        attention, rows = self.request.attention, count - 1
+        if not attention or rows < 1:
+            return None
+        depth = len(attention) // self.tokens
+        if rows > depth:
+            raise ConfigError(f"trace: expected drafts of at most {depth + 1} tokens, as far as attention was recorded, got {count}")
+        positions = (min(start + row, self.tokens - 1) for row in range(rows))
+        return sum(attention[position * depth + row] for row, position in enumerate(positions)) / (255 * rows)
 
     def _draft(self, position: int) -> DraftToken:
         right, wrong = self.right(position), position * _STRIDE + 2

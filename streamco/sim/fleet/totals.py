@@ -19,7 +19,7 @@ class FleetTotals:
         self._drafted = self._used = self._chunks = self._offloaded = self._remote = 0
         self._bytes_up = self._frames = 0
         self._delay = self._waited = self._joules = 0.0
-        self._speculated = self._compared = self._right = 0
+        self._cloud = self._compared = self._right = 0
 
     def record_verdict(self, verdict: SendVerdict) -> None:
         """Record a verdict that a server has sent."""
@@ -36,16 +36,18 @@ class FleetTotals:
         self._frames += traffic.frames
         self._delay += traffic.delay
         self._joules += outcome.joules
+        self._drafted += outcome.drafted
+        self._compared += outcome.request.output_tokens
         if report is None:
             self._remote += outcome.tokens
+            self._cloud += outcome.tokens
+            self._right += outcome.request.output_tokens
             return
-        self._speculated += 1
-        self._compared += outcome.request.output_tokens
+        self._cloud += report.target_tokens
         self._right += outcome.request.output_tokens if outcome.right is None else outcome.right
         self._rounds += report.rounds
         self._sent += sum(outcome.windows)
         self._hits += report.hits
-        self._drafted += outcome.drafted
         self._used += report.accepted + report.device
         self._chunks += report.chunks
         self._offloaded += report.offloaded
@@ -73,8 +75,10 @@ class FleetTotals:
         if self._tokens:
             found["by_server_alone"] = self._remote / self._tokens
             found["bytes_up"] = self._bytes_up / self._tokens
+            found["cloud_share"] = self._cloud / self._tokens
+            found["drafted"] = self._drafted / self._tokens
             found["server_tokens"] = server_tokens / self._tokens
-            if self._speculated:
+            if self._drafted:
                 found["drafted_unused"] = (self._drafted - self._used) / self._tokens
             if self._joules:
                 found["device_joules"] = self._joules / self._tokens

@@ -33,7 +33,7 @@ _ENDINGS = (".jsonl", ".jsonl.gz")
 _TIMES = {"arrival_s": 1.0, "arrival_ms": 0.001}  # columns of CSV files, and their unit in seconds
 _PROMPTS = ("context_tokens", "input_tokens", "prompt_tokens")
 _OUTPUTS = ("generated_tokens", "output_tokens", "target_tokens")
-_IS_ACCEPTED = bytes([1, 0, 0, 0])  # by rank
+_IS_ACCEPTED = bytes([1, *[0] * 9])  # by rank
 
 Count = Annotated[int, Meta(ge=1)]
 Share = Annotated[int, Meta(ge=0, le=255)]  # in 255ths
@@ -44,6 +44,7 @@ class TraceRow(Struct, frozen=True, kw_only=True):
 
     Args:
         confidences, runners_up: probabilities in 255ths.
+        attention: for each token, the share of its row's attention that goes to itself and the 0, 1, 2, ... tokens before it, in 255ths.
         arrival: arrival in seconds; None: not recorded.
         device: number of the device that it came from; None: not recorded.
     """
@@ -54,6 +55,7 @@ class TraceRow(Struct, frozen=True, kw_only=True):
     confidences: bytes = b""
     runners_up: bytes = b""
     ranks: bytes = b""
+    attention: bytes = b""
     arrival: float | None = None
     device: int | None = None
 
@@ -66,7 +68,8 @@ class _TraceLine(Struct):
     drafter_id: Annotated[int, Meta(ge=0)] | None = None
     confidences: list[Share] = []
     runners_up: list[Share] = []
-    ranks: Annotated[str, Meta(pattern="^[0-3]*$")] = ""
+    ranks: Annotated[str, Meta(pattern="^[0-9]*$")] = ""
+    attention: Annotated[str, Meta(pattern="^([0-9a-f]{2})*$")] = ""
 
 
 class _About(Struct):
@@ -133,6 +136,9 @@ def _row(line: _TraceLine) -> TraceRow:
         raise ConfigError("runners_up: expected confidences beside them, got none")
     if any(map(operator.gt, line.runners_up, line.confidences)):
         raise ConfigError("runners_up: expected no more than confidences has there, got more")
+    attention = bytes.fromhex(line.attention)
+    if len(attention) % tokens:
+        raise ConfigError(f"attention: expected the same number of values for each of {tokens} tokens, got {len(attention)}")
     return TraceRow(
         prompt_tokens=line.prompt_length,
         output_tokens=tokens,
@@ -140,6 +146,7 @@ def _row(line: _TraceLine) -> TraceRow:
         confidences=bytes(line.confidences),
         runners_up=bytes(line.runners_up),
         ranks=ranks,
+        attention=attention,
         arrival=None if line.arrival_time_ms is None else line.arrival_time_ms / 1000.0,
         device=line.drafter_id,
     )

@@ -44,8 +44,10 @@ class SimulatedRequest(Struct, frozen=True, kw_only=True):
         accepted: by output position: 1 if the draft model chooses the target's token after the target's own text, else 0.
         confidences: by output position: the draft model's probability of its own choice; empty: not recorded.
         runners_up: by output position: the probability of its second choice; empty: not recorded.
-        ranks: by output position: rank of the target's token among the draft model's choices, 0 if it is accepted, 3 for the fourth or
-            later; empty: not recorded.
+        ranks: by output position: rank of the target's token among the draft model's choices, 0 if it is accepted, 9 for the tenth or
+            later (3 for the fourth or later in older records); empty: not recorded.
+        attention: by output position, as many values for each: the share of the draft model's attention in that token's row that goes to
+            itself and the 0, 1, 2, ... tokens before it, in 255ths; empty: not recorded.
         device: number of the device that makes it; None: the fleet draws one.
         common_tokens: tokens with which all prompts begin; a device or a server reads them once.
     """
@@ -58,6 +60,7 @@ class SimulatedRequest(Struct, frozen=True, kw_only=True):
     confidences: tuple[float, ...] = ()
     runners_up: tuple[float, ...] = ()
     ranks: bytes = b""
+    attention: bytes = b""
     device: int | None = None
     common_tokens: int = 0
 
@@ -220,6 +223,7 @@ def read_requests(options: WorkloadOptions, *, devices: int | None = None, seed:
             confidences=_shares(row.confidences),
             runners_up=_shares(row.runners_up),
             ranks=row.ranks,
+            attention=row.attention,
             device=drawn,
             common_tokens=options.system_prompt,
         )

@@ -148,3 +148,17 @@ def test_what_no_device_would_understand_is_refused() -> None:
         world.drafts.run(DraftTokens(2, 0, (7,), 1))
     with pytest.raises(KeyError):
         world.drafts.run(AdoptBranch(9))
+
+
+def test_importance_is_that_of_the_tokens_written_so_far() -> None:
+    asked: list[tuple[int, int]] = []
+
+    def importance(start: int, count: int) -> float | None:
+        asked.append((start, count))
+        return 0.5 * count
+
+    world = World(importance=importance, burst=2)
+    world.drafts.run(DraftTokens(1, 0, (7, 8), 3))
+    world.run()
+    assert asked == [(2, 2), (2, 3)]
+    assert [event.importance for _, event in world.events if isinstance(event, TokensDrafted)] == [1.0, 1.5]

@@ -110,16 +110,77 @@ def test_what_a_calibrated_client_knows_is_the_mean_of_all_servers(monkeypatch: 
 
 
 def test_below_a_budget_of_one_about_that_share_is_judged() -> None:
-    outcome = run(budget=0.4, workload={"requests": 24}, world={"devices": 2})
+    outcome = run(budget=0.4, offload="confidence", workload={"requests": 24}, world={"devices": 2})
     assert outcome.system["offloaded_share"] == pytest.approx(0.4, abs=0.12)
 
 
 def test_the_more_is_judged_the_more_is_as_the_target_would_have_said_it() -> None:
-    shares = [run(budget=budget, workload={"requests": 24}, world={"devices": 2}).system["agreement"] for budget in (0.1, 0.5, 0.9)]
+    few: dict[str, Any] = {"offload": "confidence", "workload": {"requests": 24}, "world": {"devices": 2}}
+    shares = [run(budget=budget, **few).system["agreement"] for budget in (0.1, 0.5, 0.9)]
     assert shares == sorted(shares)
     assert shares[0] > 0.6
     assert shares[-1] < 1.0
     assert run().system["agreement"] == 1.0
+
+
+def recorded(path: Path, *, answers: int = 24, tokens: int = 40) -> str:
+    """A trace in which every chunk of four is as sure as any other, one chunk of two is important, and just those are wrong."""
+    chunk = tokens // 4
+    line = {
+        "prompt_length": 20,
+        "output_length": tokens,
+        "acceptance_seq": [1, 1, 1, 1, 1, 1, 0, 1] * (tokens // 8),
+        "confidences": [150] * tokens,
+        "attention": "".join(("0a0a0a0a" if index % 2 == 0 else "c8c8c8c8") * 4 for index in range(chunk)),
+    }
+    path.write_text(f"{json.dumps(line)}\n" * answers)
+    return str(path)
+
+
+def test_a_rule_that_needs_importance_is_refused_where_none_was_recorded(tmp_path: Path) -> None:
+    for rule in ("combined", "importance"):
+        with pytest.raises(ConfigError, match=f"offload: expected confidence, .*, or a trace with attention, got {rule} without attention"):
+            run(budget=0.4, offload=rule)
+        of = scenario(budget=0.4, offload=rule)
+        [found] = [each for each in KIND.names(msgspec.convert(of.settings, KIND.options), of) if each.location == ("policy", "offload")]
+        with pytest.raises(ConfigError, match="without attention"):
+            found.find()
+    assert run(budget=1.0).system["completed"] == run(budget=0.4, offload="confidence").system["completed"] == 8
+    trace = recorded(tmp_path / "mine.jsonl")
+    with pytest.raises(ConfigError, match="window: expected at most 5 tokens, as far as the trace has attention, got 6"):
+        run(budget=0.4, window=6, workload={"trace": trace})
+
+
+def test_a_budget_is_spent_on_what_is_important_where_that_was_recorded(tmp_path: Path) -> None:
+    def system(rule: str) -> dict[str, float]:
+        workload = {"trace": recorded(tmp_path / "mine.jsonl"), "requests": 24}
+        return run(budget=0.4, offload=rule, workload=workload, world={"devices": 2}).system
+
+    combined, importance, blind = (system(rule) for rule in ("combined", "importance", "confidence"))
+    assert combined["offloaded_share"] == pytest.approx(0.4, abs=0.1)
+    assert min(combined["agreement"], importance["agreement"]) > blind["agreement"] + 0.02
+
+
+def test_a_budget_of_nothing_leaves_all_to_the_devices() -> None:
+    system = run(budget=0.0).system
+    assert system["completed"] == 8
+    assert system["cloud_share"] == system["utilisation"] == system["bytes_up"] == 0.0
+    assert system["drafted"] == pytest.approx(1.0, abs=0.02)  # a text whose last recorded token is wrong has one more
+
+
+def test_whole_answers_are_left_to_the_server_up_to_the_budget() -> None:
+    many = {"requests": 60, "arrivals": {"poisson_per_s": 4}}
+    found = {budget: run(budget=budget, offload="answers", workload=many).system for budget in (0.0, 0.5, 1.0)}
+    assert [found[budget]["by_server_alone"] for budget in (0.0, 1.0)] == [0.0, 1.0]
+    assert found[0.5]["by_server_alone"] == pytest.approx(0.5, abs=0.15)
+    assert found[0.5]["cloud_share"] == pytest.approx(found[0.5]["by_server_alone"])
+    assert found[0.0]["agreement"] < found[0.5]["agreement"] < found[1.0]["agreement"] == 1.0
+
+
+def test_a_forecast_that_draws_one_branch_is_right_less_often() -> None:
+    many = {"requests": 30, "arrivals": {"poisson_per_s": 1}}
+    ranked, drawn = (run(branches=6, forecast=forecast, workload=many).system["hit_rate"] for forecast in ("learned", "sampled"))
+    assert drawn < ranked
 
 
 def test_whole_distributions_take_their_time_on_a_thin_link() -> None:

@@ -24,6 +24,8 @@ from streamco.sim.fleet.options import DevicePool, PolicyOptions, ServerPool
         (PolicyOptions, {"window": 0}, "window"),
         (PolicyOptions, {"budget": 1.5}, "budget"),
         (PolicyOptions, {"budget": 0.5, "ahead": 1}, "ahead: expected 0 with a budget below 1"),
+        (PolicyOptions, {"offload": "perplexity"}, "offload"),
+        (PolicyOptions, {"offload": "answers", "execution": "auto"}, "offload: expected execution 'distributed' with whole answers"),
         (PolicyOptions, {"ahead": 1}, "ahead: expected 0 without branches"),
         (PolicyOptions, {"is_calibrated": True}, "is_calibrated: expected false unless execution is"),
     ],

@@ -1,5 +1,8 @@
+import numpy as np
 import pytest
 
+from streamco.errors import ConfigError
+from streamco.policies.importance import draft_importance
 from streamco.sim.fleet.recorded_answer import END, RecordedAnswer, prompt_ids
 from streamco.sim.workload.workload import SimulatedRequest
 
@@ -71,3 +74,30 @@ def test_second_choices_are_as_likely_as_was_recorded_as_far_as_there_is_room_fo
 def test_prompts_have_as_many_ids_as_they_should_and_none_of_an_answer() -> None:
     assert [len(prompt_ids(length)) for length in (3, 200, 7, 0)] == [3, 200, 7, 0]
     assert max(prompt_ids(50)) < 0
+
+
+def test_importance_is_the_mean_attention_within_the_draft_of_rows_that_exist() -> None:
+    of = answer(bytes([1, 1, 1, 1]), attention=bytes([51, 102, 102, 204, 0, 255, 51, 51]))
+    assert of.importance(0, 1) is None  # the row of the newest token comes with the next
+    assert of.importance(0, 2) == pytest.approx(51 / 255)
+    assert of.importance(0, 3) == pytest.approx((51 + 204) / 2 / 255)
+    assert of.importance(1, 3) == pytest.approx((102 + 255) / 2 / 255)
+    with pytest.raises(ConfigError, match="expected drafts of at most 3 tokens, as far as attention was recorded, got 4"):
+        of.importance(0, 4)
+
+
+def test_importance_is_what_the_engine_makes_of_the_same_rows() -> None:
+    rows = [np.array([[0.25]]), np.array([[0.125, 0.5]]), np.array([[0.1, 0.2, 0.3]])]  # of one layer each, up to the row's own token
+    cumulative = [np.cumsum(row[0, ::-1]) for row in rows]
+    recorded = [round(255 * float(sums[min(depth, len(sums) - 1)])) for sums in (*cumulative, cumulative[-1]) for depth in range(3)]
+    assert answer(bytes([1] * 4), attention=bytes(recorded)).importance(0, 4) == pytest.approx(draft_importance(rows), abs=0.003)
+
+
+def test_without_recorded_attention_there_is_no_importance() -> None:
+    assert answer(bytes([1, 1, 1])).importance(0, 3) is None
+
+
+def test_a_text_ends_after_its_record_even_if_the_draft_model_said_otherwise() -> None:
+    of = answer(bytes([1, 0]))
+    assert of.write([of.right(0)]).id != END
+    assert of.write([0, 0]).id == of.write([0] * 5).id == END

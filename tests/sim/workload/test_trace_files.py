@@ -54,6 +54,11 @@ def test_the_probabilities_of_a_row_are_kept_in_255ths(tmp_path: Path) -> None:
     assert (row.confidences, row.runners_up, row.ranks) == (b"\xff\x64\1", b"\0\x64\1", b"\0\2\0")
 
 
+def test_ranks_go_to_the_tenth_choice_and_attention_is_kept_in_255ths(tmp_path: Path) -> None:
+    row = next(read_trace(write(tmp_path / "mine.jsonl", {**LINE, "ranks": "090", "attention": "0aff0a000aff"})))
+    assert (row.ranks, row.attention) == (b"\0\x09\0", b"\x0a\xff\x0a\0\x0a\xff")
+
+
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
@@ -63,6 +68,8 @@ def test_the_probabilities_of_a_row_are_kept_in_255ths(tmp_path: Path) -> None:
         ({"runners_up": [1, 1, 1]}, "runners_up: expected confidences beside them, got none"),
         ({"confidences": [9, 9, 9], "runners_up": [9, 10, 9]}, "runners_up: expected no more than confidences has there"),
         ({"prompt_length": 0}, "prompt_length"),
+        ({"attention": "0a0b0c0d"}, "attention: expected the same number of values for each of 3 tokens, got 4"),
+        ({"attention": "0a0b0"}, "attention"),
     ],
 )
 def test_a_row_that_contradicts_itself_is_an_error_with_its_line_when_it_is_reached(

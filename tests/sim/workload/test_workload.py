@@ -86,7 +86,7 @@ def test_the_three_tasks_are_packaged() -> None:
         ({"runners_up": [0, 0, 0]}, "runners_up: expected confidences beside them, got none"),
         ({"runners_up": [1]}, "runners_up: expected output_length values, 3, got 1"),
         ({"ranks": "012"}, "ranks: expected 0 where acceptance_seq has 1"),
-        ({"ranks": "040"}, "Expected `str` matching regex"),
+        ({"ranks": "0x0"}, "Expected `str` matching regex"),
         ({"arrival_time_ms": -1}, "Expected `float` >= 0"),
         ('{"prompt_length": 5', "Input data was truncated"),
         ('{"prompt_length": 5}', "missing required field `output_length`"),

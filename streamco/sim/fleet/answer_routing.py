@@ -1,0 +1,82 @@
+"""Answer routing: which answers are left to the server whole, because the draft model is perplexed by them.
+
+This is the input-level baseline of Synera's evaluation, EdgeFM-LLM (section 6.1): hard samples, those of high perplexity, go to the server,
+and the device answers the others alone. The paper doesn't say of what text the perplexity is. Here it is that of the first tokens that the
+draft model writes itself, so that little time is lost when an answer is then left to the server.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Iterable, Sequence
+from random import Random
+
+from streamco.config import check_share
+
+__all__ = ["PREFIX", "AnswerRouting", "perplexity"]
+
+PREFIX = 16  # tokens that the draft model writes before the choice
+
+_WINDOW = 256  # answers by which the threshold is chosen
+_ENOUGH = 8  # answers before which the choice is random
+_HORIZON = 16  # answers within which a debt is made up for
+_LEAST = 1e-4  # a probability that was rounded to 0
+
+
+def perplexity(confidences: Sequence[float]) -> float:
+    """Return the perplexity of greedy tokens, 1 or more: exp(-mean log c); without tokens 1.
+
+    Args:
+        confidences: the draft model's probability of each, 0..1.
+    """
+    if not confidences:
+        return 1.0
+    return math.exp(-sum(math.log(max(_LEAST, confidence)) for confidence in confidences) / len(confidences))
+
+
+class AnswerRouting:
+    """Chooses for each answer whether the server writes it whole, so that the share of such answers meets the budget.
+
+    Args:
+        budget: share of the answers that the server writes, 0..1.
+        perplexities: those of earlier answers, oldest first.
+
+    Attributes:
+        answers: number of answers so far.
+        sent: number of those that the server writes.
+
+    Raises:
+        ConfigError: a budget outside 0..1.
+    """
+
+    def __init__(self, budget: float, perplexities: Iterable[float] = ()) -> None:
+        check_share("budget", budget)
+        self.budget = budget
+        self.answers = self.sent = 0
+        self._seen = deque(perplexities, maxlen=_WINDOW)
+
+    def choose(self, perplexity: float, rng: Random) -> bool:
+        """Return True if the server writes this answer, and count it.
+
+        Args:
+            perplexity: that of the draft model's first tokens, 1 or more.
+            rng: used as long as too few answers are known.
+        """
+        aim = min(1.0, max(0.0, self.budget + (self.budget * self.answers - self.sent) / _HORIZON))
+        if not 0.0 < self.budget < 1.0:
+            is_sent = self.budget >= 1.0
+        elif len(self._seen) < _ENOUGH:
+            is_sent = rng.random() < aim
+        else:
+            is_sent = perplexity > self._threshold(aim)
+        self._seen.append(perplexity)
+        self.answers += 1
+        self.sent += is_sent
+        return is_sent
+
+    def _threshold(self, share: float) -> float:
+        """Return the perplexity that this share of the known answers exceeds."""
+        ranked = sorted(self._seen)
+        position = math.ceil((1.0 - share) * len(ranked) - 1e-9)
+        return ranked[position - 1] if position else 0.0

@@ -1,0 +1,65 @@
+"""Recording acceptance sequences: what is kept of a row, and what of a broken run."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from streamco.sim.workload.trace_files import read_about, read_trace
+from tools import record_acceptance
+from tools.record_acceptance import Recording, describe_model, main, masses_of, read_row
+
+ROW = {
+    "source": "gsm8k-1",
+    "prompt_length": 9,
+    "output_length": 2,
+    "acceptance_seq": [1, 0],
+    "confidences": [200, 90],
+    "runners_up": [10, 80],
+    "ranks": "05",
+    "attention": "0a0b" * 2,
+    "likeliest": "c80a" * 2,
+}
+
+
+def test_masses_are_cumulative_from_the_rows_own_token_backwards() -> None:
+    attention = np.array([[0.5, 0.1, 0.4], [0.3, 0.3, 0.4]], dtype=np.float32)
+    assert masses_of(attention)[:4] == [102, 153, 255, 255]
+    assert len(masses_of(attention)) == record_acceptance.DEPTH
+
+
+def test_a_row_has_the_rank_of_the_targets_token_and_the_likeliest_probabilities() -> None:
+    logits = np.log(np.array([0.5, 0.25, 0.15] + [0.01] * 10, dtype=np.float32))
+    assert read_row(logits, 0) == (0, [128, 64, 38, 3, 3, 3, 3, 3])
+    assert [read_row(logits, token)[0] for token in (1, 2)] == [1, 2]
+    assert read_row(np.arange(40, 0, -1, dtype=np.float32), 30)[0] == 9
+
+
+def test_a_broken_line_is_dropped_and_what_is_whole_is_not_asked_again(tmp_path: Path) -> None:
+    path = tmp_path / "gsm8k.0.5B.jsonl"
+    path.write_text(json.dumps(ROW) + "\n" + json.dumps(ROW)[:30])
+    recording = Recording(tmp_path, "gsm8k", "0.5B")
+    assert recording.sources == {"gsm8k-1"}
+    recording.add({**ROW, "source": "gsm8k-2"})
+    assert [json.loads(line)["source"] for line in path.read_text().splitlines()] == ["gsm8k-1", "gsm8k-2"]
+
+
+def test_a_packaged_trace_says_what_it_is_and_can_be_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(record_acceptance, "TRACES", tmp_path / "traces")
+    Recording(tmp_path, "gsm8k", "0.5B").add(ROW)
+    main([str(tmp_path), "--package", "--target", "1.5B"])
+    trace = str(tmp_path / "traces" / "gsm8k_qwen.jsonl")
+    about = read_about(trace)
+    assert about["about"].startswith("1 GSM8K test questions")
+    assert (about["target"], about["draft"]) == ("Qwen2.5-Coder-1.5B-Instruct Q4_K_M", "Qwen2.5-Coder-0.5B-Instruct Q4_K_M")
+    [row] = read_trace(trace)
+    assert (row.ranks, row.attention) == (b"\0\5", bytes.fromhex("0a0b0a0b"))
+    assert "likeliest" not in Path(trace).read_text()
+
+
+def test_models_have_their_names() -> None:
+    assert describe_model("Q8_0") == "SmolLM2-135M-Instruct Q8_0"
+    assert describe_model("pruned") == "SmolLM2-135M-Instruct Q8_0, layers 24 to 26 of 30 left out"
