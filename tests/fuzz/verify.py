@@ -55,7 +55,7 @@ from streamco.wire.verify.topk import TopK, quantise
 SIZE = 1000
 VOCABULARY = "1000:00"
 KEY = bytes(16)
-LIMITS = VerifyLimits(frame_bytes=1 << 15, context_tokens=60, draft_tokens=6, top_k=8, sessions=4)
+LIMITS = VerifyLimits(frame_bytes=1 << 15, context_tokens=60, draft_tokens=6, top_k=8, sessions=4, paths=3)
 CODEC = VerifyCodec(SIZE, LIMITS)
 CODES = frozenset(kind.code for kind in VerifyProtocolError.__subclasses__())
 
@@ -123,8 +123,16 @@ def grow_up(rng: random.Random, latest: int = 4, turn: int = 0) -> ClientFrame:
     number = turn or rng.randrange(20)
     if kind >= 13:
         rows = tuple(some_row(rng, token) for token in ids) if rows else ()
-        return Follow(session, number, max(0, number - rng.choice([1, 1, 1, 2, 3])), rng.randrange(3), rng.choice([5, 5, 999]), ids, rows)
-    return Draft(session, number, base, ids, given, rows)
+        expected = (max(0, number - rng.choice([1, 1, 1, 2, 3])), rng.randrange(3), rng.choice([5, 5, 999]))
+        return Follow(session, number, *expected, ids, rows, some_parents(rng, len(ids)))
+    return Draft(session, number, base, ids, given, rows, some_parents(rng, len(ids) - given))
+
+
+def some_parents(rng: random.Random, count: int) -> tuple[int, ...]:
+    """A tree, as a rule one with few paths; nothing: a chain."""
+    if rng.random() < 0.6:
+        return ()
+    return tuple(number if rng.random() < 0.7 else rng.randrange(number + 1) for number in range(count))
 
 
 def grow_down(rng: random.Random) -> ServerFrame:
@@ -235,6 +243,8 @@ class Ends:
             case Draft():
                 assert frame.base + len(frame.ids) <= LIMITS.context_tokens
                 assert len(frame.pending) <= LIMITS.draft_tokens
+                assert frame.paths <= LIMITS.paths
+                assert all(parent < node for node, parent in enumerate(frame.parents, 1))
                 self.out.append(frame)
             case _:
                 pass
@@ -258,7 +268,8 @@ class Ends:
             client.draft(1, 1, (), given=0)
         message = CODEC.encode(grow_down(rng))
         with suppress(UsageError):  # a round is out, or the session gone
-            client.draft(0, rng.randrange(4), (4, 5, 6)[: rng.randrange(4)])
+            count = rng.randrange(4)
+            client.draft(0, rng.randrange(4), (4, 5, 6)[:count], parents=some_parents(rng, count))
         with suppress(UsageError):  # none is, or there are enough already
             client.follow(0, rng.randrange(4), rng.choice([5, 999]), (7, 8)[: rng.randrange(3)])
         try:

@@ -7,7 +7,9 @@ from hashlib import sha256
 from math import isfinite
 
 from streamco._native import pack
+from streamco.errors import ConfigError
 from streamco.policies.acceptance import Rule, RuleKind
+from streamco.policies.drafts.tree_acceptance import check_tree
 from streamco.wire.verify.errors import FrameSizeError, MalformedFrameError
 from streamco.wire.verify.frames import Draft, Follow, VerdictFrame, VerifyLimits
 
@@ -33,17 +35,19 @@ def check_rule(rule: Rule) -> None:
 
 
 def check_draft(draft: Draft, limits: VerifyLimits) -> None:
-    """Check that the rows of a draft belong to the ids to verify, and hold them.
+    """Check that the rows of a draft belong to the ids to verify, and hold them, and that its parents make a tree.
 
     Raises:
-        FrameSizeError: there are more ids to verify than the limit.
-        MalformedFrameError: ``given`` exceeds the number of ids, a row is missing or surplus, or a row lacks the drafted id.
+        FrameSizeError: there are more ids to verify, or more paths, than the limit.
+        MalformedFrameError: ``given`` exceeds the number of ids, a row is missing or surplus, a row lacks the drafted id, or the
+            parents make no tree.
     """
     pending = draft.pending
     if draft.given > len(draft.ids):
         raise MalformedFrameError(f"draft: expected at most {len(draft.ids)} given ids, all there are, got {draft.given}")
     if len(pending) > limits.draft_tokens:
         raise FrameSizeError(f"draft: expected at most {limits.draft_tokens} ids to verify, got {len(pending)}")
+    _check_parents(draft, limits)
     if not draft.rows:
         return
     if len(draft.rows) != len(pending):
@@ -51,6 +55,15 @@ def check_draft(draft: Draft, limits: VerifyLimits) -> None:
     for position, (token, row) in enumerate(zip(pending, draft.rows, strict=True)):
         if token not in row.ids:
             raise MalformedFrameError(f"draft, row {position}: expected the drafted id {token} among its ids, got {row.ids}")
+
+
+def _check_parents(draft: Draft, limits: VerifyLimits) -> None:
+    try:
+        check_tree(draft.pending, draft.parents)
+    except ConfigError as error:
+        raise MalformedFrameError(f"draft, {error}") from None
+    if draft.paths > limits.paths:
+        raise FrameSizeError(f"draft: expected at most {limits.paths} paths to verify, got {draft.paths}")
 
 
 def check_follow(follow: Follow, limits: VerifyLimits, vocabulary_size: int) -> None:
@@ -70,7 +83,7 @@ def check_follow(follow: Follow, limits: VerifyLimits, vocabulary_size: int) -> 
 
 
 def check_verdict(verdict: VerdictFrame, limits: VerifyLimits, vocabulary_size: int) -> None:
-    """Check that a verdict accepts no more tokens than a draft may have, and that its token is in the vocabulary.
+    """Check that a verdict accepts no more ids than a draft may have, and that its token is in the vocabulary.
 
     Raises:
         MalformedFrameError: one of the two is beyond its limit.
@@ -97,9 +110,19 @@ def check_answer(verdict: VerdictFrame, draft: Draft, top_k: int) -> None:
         raise MalformedFrameError(
             f"{where}: expected at most {len(pending)} accepted tokens, got {verdict.accepted}", session=draft.session
         )
-    if verdict.accepted < len(pending) and verdict.token in {None, pending[verdict.accepted]}:
-        message = f"{where}: expected a correction of {pending[verdict.accepted]} at position {verdict.accepted}, got {verdict.token}"
+    corrected = _children(draft, verdict.accepted)
+    if corrected and verdict.token in {None, *corrected}:
+        named = " or ".join(map(str, corrected))
+        message = f"{where}: expected a correction of {named} at position {verdict.accepted}, got {verdict.token}"
         raise MalformedFrameError(message, session=draft.session)
     if len(verdict.rows) != (len(pending) + 1 if top_k else 0) or any(len(row.ids) > top_k for row in verdict.rows):
         message = f"{where}: expected {len(pending) + 1 if top_k else 0} rows of at most {top_k} ids, got {len(verdict.rows)}"
         raise MalformedFrameError(message, session=draft.session)
+
+
+def _children(draft: Draft, node: int) -> tuple[int, ...]:
+    """Return the ids that the draft has directly after a node, one for each sibling."""
+    pending = draft.pending
+    if not draft.parents:
+        return pending[node : node + 1]
+    return tuple(token for token, parent in zip(pending, draft.parents, strict=True) if parent == node)

@@ -126,20 +126,26 @@ class VerifyClient:
         self._queue(Extend(session, base, tuple(ids)))
         state.length = base + len(ids)
 
-    def draft(self, session: int, base: int, ids: Sequence[int], *, given: int = 0, rows: Sequence[TopK] = ()) -> int:
+    def draft(
+        self, session: int, base: int, ids: Sequence[int], *, given: int = 0, rows: Sequence[TopK] = (), parents: Sequence[int] = ()
+    ) -> int:
         """Begin a round and return its number: cut the context to ``base``, append the first ``given`` ids, and verify the others.
+
+        ``parents`` makes a tree of these, of at most ``limits.paths`` paths; empty: a chain.
 
         Raises:
             UsageError: a round is pending, or the context is shorter than ``base``.
             VerifyProtocolError: the draft doesn't fit a frame.
         """
         state = self._find_idle(session, base)
-        draft = Draft(session, state.last_round + 1, base, tuple(ids), given, tuple(rows))
+        draft = Draft(session, state.last_round + 1, base, tuple(ids), given, tuple(rows), tuple(parents))
         self._queue(draft)
         state.last_round, state.draft = draft.round_number, draft
         return draft.round_number
 
-    def follow(self, session: int, accepted: int, token: int, ids: Sequence[int], *, rows: Sequence[TopK] = ()) -> int:
+    def follow(
+        self, session: int, accepted: int, token: int, ids: Sequence[int], *, rows: Sequence[TopK] = (), parents: Sequence[int] = ()
+    ) -> int:
         """Send a draft ahead of the pending round's verdict and return its number.
 
         If the verdict is the expected one, this draft is the pending round as soon as ``receive`` has returned the verdict. One round may
@@ -147,10 +153,11 @@ class VerifyClient:
 
         Args:
             session: number of the session.
-            accepted: expected verdict: accepted tokens of the pending round.
+            accepted: expected verdict: accepted tokens of the pending round, or the number of the last one of a tree.
             token: expected verdict: the token after them.
             ids: ids to verify.
             rows: the distribution that each of them was drawn from.
+            parents: parent of each of them, in a tree; empty: a chain.
 
         Raises:
             UsageError: no round is pending, it has fewer tokens, it has ``MAX_FOLLOWS`` of these, or it has one for the same verdict.
@@ -162,7 +169,8 @@ class VerifyClient:
             raise UsageError(f"session {session}: expected a pending round of at least {accepted} tokens, got none")
         if len(state.follows) >= MAX_FOLLOWS or any((each.accepted, each.token) == (accepted, token) for each in state.follows):
             raise UsageError(f"session {session}: expected at most {MAX_FOLLOWS} drafts ahead, each for another verdict, got one more")
-        follow = Follow(session, state.last_round + 1, draft.round_number, accepted, token, tuple(ids), tuple(rows))
+        number = state.last_round + 1
+        follow = Follow(session, number, draft.round_number, accepted, token, tuple(ids), tuple(rows), tuple(parents))
         self._queue(follow)
         state.last_round = follow.round_number
         state.follows.append(follow)
@@ -246,7 +254,7 @@ class VerifyClient:
         if state is None or state.draft is None or state.draft.round_number != frame.round_number:
             return None
         check_answer(frame, state.draft, state.top_k)
-        state.length = state.draft.base + state.draft.given + frame.accepted + (frame.token is not None)
+        state.length = state.draft.length_after(frame)
         matching = next((follow for follow in state.follows if follow.matches(frame)), None)
         state.draft = None if matching is None else matching.as_round(state.length)
         state.follows.clear()

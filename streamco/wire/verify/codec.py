@@ -74,6 +74,7 @@ class _Draft(Struct, frozen=True, array_like=True, tag=_DRAFT, gc=False):
     given: Number
     ids: bytes
     rows: bytes = b""
+    parents: bytes = b""
 
 
 class _Follow(Struct, frozen=True, array_like=True, tag=_FOLLOW, gc=False):
@@ -84,6 +85,7 @@ class _Follow(Struct, frozen=True, array_like=True, tag=_FOLLOW, gc=False):
     token: Number
     ids: bytes
     rows: bytes = b""
+    parents: bytes = b""
 
 
 class _Verdict(Struct, frozen=True, array_like=True, tag=_VERDICT, gc=False):
@@ -172,6 +174,7 @@ class VerifyCodec:
             draft_tokens=min(ours.draft_tokens, limits.draft_tokens),
             top_k=min(ours.top_k, limits.top_k),
             sessions=min(ours.sessions, limits.sessions),
+            paths=min(ours.paths, limits.paths),
         )
         return VerifyCodec(self.vocabulary_size, smaller)
 
@@ -181,12 +184,11 @@ class VerifyCodec:
             case Draft():
                 check_draft(frame, self.limits)
                 fields = (frame.session, frame.round_number, frame.base, frame.given, self._pack(frame.ids))
-                message = _encode((_DRAFT, *fields, pack_rows(frame.rows, self.bits)) if frame.rows else (_DRAFT, *fields))
+                message = _encode((_DRAFT, *fields, *self._tail(frame)))
             case Follow():
                 check_follow(frame, self.limits, self.vocabulary_size)
                 expected = (frame.session, frame.round_number, frame.after, frame.accepted, frame.token)
-                rows = (pack_rows(frame.rows, self.bits),) if frame.rows else ()
-                message = _encode((_FOLLOW, *expected, self._pack(frame.ids), *rows))
+                message = _encode((_FOLLOW, *expected, self._pack(frame.ids), *self._tail(frame)))
             case VerdictFrame():
                 check_verdict(frame, self.limits, self.vocabulary_size)
                 result = (frame.session, frame.round_number, frame.accepted, frame.token)
@@ -242,15 +244,22 @@ class VerifyCodec:
             ids = self._unpack(frame.ids)
             rows = self._unpack_rows(frame.rows, self.limits.draft_tokens)
             if isinstance(frame, _Draft):
-                draft = Draft(frame.session, frame.round_number, frame.base, ids, frame.given, rows)
+                draft = Draft(frame.session, frame.round_number, frame.base, ids, frame.given, rows, tuple(frame.parents))
                 check_draft(draft, self.limits)
                 return draft
-            follow = Follow(frame.session, frame.round_number, frame.after, frame.accepted, frame.token, ids, rows)
+            expected = (frame.session, frame.round_number, frame.after, frame.accepted, frame.token)
+            follow = Follow(*expected, ids, rows, tuple(frame.parents))
             check_follow(follow, self.limits, self.vocabulary_size)
         except (FrameSizeError, MalformedFrameError) as error:
             error.session, error.round_number = frame.session, frame.round_number
             raise
         return follow
+
+    def _tail(self, frame: Draft | Follow) -> tuple[bytes, ...]:
+        """Return the fields at the end of a draft or a follow that may be left out."""
+        if frame.parents:
+            return pack_rows(frame.rows, self.bits), bytes(frame.parents)
+        return (pack_rows(frame.rows, self.bits),) if frame.rows else ()
 
     def _check_size(self, message: bytes) -> None:
         if len(message) > self.limits.frame_bytes:

@@ -12,6 +12,7 @@ from typing import Annotated
 from msgspec import Meta, Struct
 
 from streamco.policies.acceptance import Rule
+from streamco.policies.drafts.tree_acceptance import leaves, path_to
 from streamco.wire.verify.errors import VerifyProtocolError, error_for
 from streamco.wire.verify.topk import TopK
 
@@ -67,6 +68,7 @@ class VerifyLimits(Struct, frozen=True, kw_only=True, array_like=True):
     draft_tokens: Positive = 31  # tokens to verify in one round; with the token before them a chunk of 32 (Synera 4.5)
     top_k: Annotated[int, Meta(ge=1, le=255)] = 64  # ids in one row of probabilities
     sessions: Positive = 64  # sessions of one connection at a time
+    paths: Positive = 1  # paths of one draft, from the context to a token that no other follows; 1: chains alone
 
 
 class Hello(Struct, frozen=True, array_like=True, tag=1):
@@ -105,7 +107,8 @@ class Extend(Struct, frozen=True, gc=False):
 class Draft(Struct, frozen=True, gc=False):
     """One round: cut the context to ``base``, append the first ``given`` ids, and verify the others.
 
-    ``rows`` holds the distribution that each of the others was drawn from, or is empty (greedy, threshold). Answered with ``VerdictFrame``.
+    ``rows`` holds the distribution that each of the others was drawn from, or is empty (greedy, threshold). ``parents`` makes a tree of
+    them (``streamco.policies.drafts.tree_acceptance``); empty: each follows the one before it. Answered with ``VerdictFrame``.
     """
 
     session: int
@@ -114,11 +117,25 @@ class Draft(Struct, frozen=True, gc=False):
     ids: tuple[int, ...]
     given: int = 0
     rows: tuple[TopK, ...] = ()
+    parents: tuple[int, ...] = ()  # of each id to verify: 0 is the last id before them, n the n-th of them
 
     @property
     def pending(self) -> tuple[int, ...]:
         """The ids to verify."""
         return self.ids[self.given :]
+
+    @property
+    def paths(self) -> int:
+        """Number of paths from the context to an id that no other follows."""
+        return len(leaves(self.parents)) if self.parents else 1
+
+    def accepted_ids(self, accepted: int) -> tuple[int, ...]:
+        """Return the ids that a verdict with this ``accepted`` accepts, in order."""
+        return tuple(self.pending[node - 1] for node in path_to(self.parents, accepted))
+
+    def length_after(self, verdict: VerdictFrame) -> int:
+        """Return the number of tokens of the context after this draft's verdict."""
+        return self.base + self.given + len(path_to(self.parents, verdict.accepted)) + (verdict.token is not None)
 
 
 class Follow(Struct, frozen=True, gc=False):
@@ -131,10 +148,11 @@ class Follow(Struct, frozen=True, gc=False):
     session: int
     round_number: int
     after: int  # number of the round that is being verified
-    accepted: int  # expected verdict: accepted tokens of that round
+    accepted: int  # expected verdict: as in ``VerdictFrame``
     token: int  # expected verdict: the token after them
     ids: tuple[int, ...]
     rows: tuple[TopK, ...] = ()
+    parents: tuple[int, ...] = ()
 
     def matches(self, verdict: VerdictFrame) -> bool:
         """Return True if this verdict is the expected one."""
@@ -142,7 +160,7 @@ class Follow(Struct, frozen=True, gc=False):
 
     def as_round(self, base: int) -> Draft:
         """Return the round that this draft becomes after the expected verdict, which leaves a context of ``base`` tokens."""
-        return Draft(self.session, self.round_number, base, self.ids, 0, self.rows)
+        return Draft(self.session, self.round_number, base, self.ids, 0, self.rows, self.parents)
 
 
 class Resume(Struct, frozen=True, array_like=True, tag=5):
@@ -182,6 +200,8 @@ class Opened(Struct, frozen=True, array_like=True, tag=17):
 class VerdictFrame(Struct, frozen=True, gc=False):
     """The result of a round: the context now ends with the accepted tokens and ``token``.
 
+    ``accepted`` is the number of accepted ids. In a tree it is the number of the last accepted one, counted from 1, and those on the path
+    to it are accepted with it.
     ``token`` is the correction of the first token that was not accepted, or the bonus token after the last one. None: the context is full.
     Row j is the target's distribution after the first j tokens to verify; there is one row more than such tokens.
     """

@@ -166,10 +166,10 @@ class ServerSessions:
         if session is None or draft is None or draft.round_number != verdict.round_number:
             return False
         assert verdict.accepted <= len(draft.pending), "no more is accepted than was drafted"
-        assert verdict.token is not None or verdict.accepted == len(draft.pending), "what isn't accepted is corrected"
+        assert verdict.token is not None or draft.parents or verdict.accepted == len(draft.pending), "what isn't accepted is corrected"
         assert len(verdict.rows) in {0, len(draft.pending) + 1}, "a row belongs to each position, or none does"
         session.draft, session.verdict = None, replace(verdict, rows=())  # without rows, because it may be kept for long
-        session.length = draft.base + draft.given + verdict.accepted + (verdict.token is not None)
+        session.length = draft.length_after(verdict)
         return True
 
     def begin_matching(self, number: int) -> Draft | None:

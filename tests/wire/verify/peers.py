@@ -19,7 +19,7 @@ SIZE = 49152
 KEY = bytes(range(16))
 GREEDY = Rule()
 SAMPLE = Rule(RuleKind.SAMPLE, 1.0)
-LIMITS = VerifyLimits(context_tokens=1000, draft_tokens=8, top_k=16, sessions=3)
+LIMITS = VerifyLimits(context_tokens=1000, draft_tokens=8, top_k=16, sessions=3, paths=4)
 
 
 def codec(limits: VerifyLimits = LIMITS, size: int = SIZE) -> VerifyCodec:

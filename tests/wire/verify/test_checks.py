@@ -14,7 +14,7 @@ from streamco.wire.verify.errors import FrameSizeError, MalformedFrameError
 from streamco.wire.verify.frames import Draft, VerdictFrame, VerifyLimits
 from streamco.wire.verify.topk import TopK
 
-LIMITS = VerifyLimits(draft_tokens=4)
+LIMITS = VerifyLimits(draft_tokens=4, paths=3)
 DRAFT = Draft(7, 3, 10, (1, 2, 3, 4), 1)  # 2, 3 and 4 are to be verified
 ROW = TopK((5, 6), (2, 1))
 
@@ -76,3 +76,45 @@ def test_rows_are_there_for_every_place_where_they_were_asked_for() -> None:
     for rows in ((), (ROW,) * 3, (ROW,) * 5, (ROW, ROW, ROW, TopK((1, 2, 3), (3, 2, 1)))):
         with pytest.raises(MalformedFrameError, match="expected 4 rows of at most 2 ids"):
             check_answer(VerdictFrame(7, 3, 0, 9, rows=rows), DRAFT, 2)
+
+
+# Trees
+
+
+TREE = Draft(7, 3, 10, (1, 2, 3, 4), 1, parents=(0, 1, 0))  # 3 after 2, and 4 beside 2
+
+
+def test_a_tree_has_different_siblings_after_earlier_parents_and_no_more_paths_than_the_limit() -> None:
+    check_draft(TREE, LIMITS)
+    check_draft(Draft(7, 3, 10, (1, 2, 3, 4), parents=(0, 1, 0, 0)), LIMITS)
+    with pytest.raises(FrameSizeError, match="draft: expected at most 3 paths to verify, got 4"):
+        check_draft(Draft(7, 3, 10, (1, 2, 3, 4), parents=(0,) * 4), LIMITS)
+    with pytest.raises(MalformedFrameError, match="draft, tree: expected different tokens after node 0, got 4 twice"):
+        check_draft(Draft(7, 3, 10, (4, 4), parents=(0, 0)), LIMITS)
+
+
+def test_a_client_that_may_send_chains_alone_is_told_so() -> None:
+    limits = VerifyLimits(draft_tokens=8)
+    check_draft(DRAFT, limits)
+    with pytest.raises(FrameSizeError, match="draft: expected at most 1 paths to verify, got 2"):
+        check_draft(TREE, limits)
+
+
+@pytest.mark.parametrize(("accepted", "token"), [(0, 9), (1, 9), (2, 9), (2, None), (3, 9), (3, None), (1, 4), (0, 3)])
+def test_a_verdict_on_a_tree_names_its_last_accepted_id(accepted: int, token: int | None) -> None:
+    check_answer(VerdictFrame(7, 3, accepted, token), TREE, 0)
+
+
+@pytest.mark.parametrize(
+    ("accepted", "token", "error"),
+    [
+        (0, 2, "expected a correction of 2 or 4 at position 0, got 2"),
+        (0, 4, "expected a correction of 2 or 4 at position 0, got 4"),
+        (0, None, "expected a correction of 2 or 4 at position 0, got None"),
+        (1, 3, "expected a correction of 3 at position 1, got 3"),
+        (4, 9, "expected at most 3 accepted tokens, got 4"),
+    ],
+)
+def test_a_correction_in_a_tree_differs_from_all_siblings(accepted: int, token: int | None, error: str) -> None:
+    with pytest.raises(MalformedFrameError, match=error):
+        check_answer(VerdictFrame(7, 3, accepted, token), TREE, 0)

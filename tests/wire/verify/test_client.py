@@ -31,7 +31,7 @@ from streamco.wire.verify.frames import (
     VerifyLimits,
     Welcome,
 )
-from tests.wire.verify.peers import GREEDY, KEY, LIMITS, SAMPLE, VOCABULARY, a_row, codec, down, linked, opened, send_verdict, up
+from tests.wire.verify.peers import GREEDY, KEY, LIMITS, SAMPLE, VOCABULARY, a_row, codec, down, linked, msgpack, opened, send_verdict, up
 
 WELCOME = Welcome(1, "target", 7, LIMITS, 60, True)
 
@@ -387,3 +387,33 @@ def test_bytes_that_are_no_frame_end_the_connection(message: bytes | str) -> Non
     assert client.is_closed
     client.close(0)
     assert client.take_messages() == []
+
+
+def test_both_ends_know_what_a_tree_left_of_the_context() -> None:
+    client, server = linked()
+    session = opened(client, server)
+    client.draft(session, 3, (4, 5, 6), parents=(0, 1, 0))
+    assert up(client, server) == [Draft(session, 0, 3, (4, 5, 6), parents=(0, 1, 0))]
+    ahead = client.follow(session, 3, 9, (10, 11), parents=(0, 0))
+    up(client, server)
+    send_verdict(server, session, 0, 3, 9)  # 6, and then 9
+    down(server, client)
+    assert client.length(session) == 5
+    assert client.pending_round(session) == ahead
+    assert server.take_begun_rounds() == [Draft(session, ahead, 5, (10, 11), parents=(0, 0))]
+
+
+def test_a_server_of_chains_alone_announces_none_and_a_client_keeps_to_it() -> None:
+    client, server = linked(VerifyLimits(context_tokens=1000, draft_tokens=8))
+    session = opened(client, server)
+    assert client.limits.paths == 1
+    with pytest.raises(FrameSizeError, match="at most 1 paths"):
+        client.draft(session, 3, (4, 5), parents=(0, 0))
+    client.draft(session, 3, (4, 5))
+    assert up(client, server) == [Draft(session, 0, 3, (4, 5))]
+
+
+def test_a_welcome_of_before_trees_means_chains_alone() -> None:
+    client = VerifyClient(codec(), VOCABULARY)
+    client.receive(msgpack.packb([16, 1, "m", 7, [1 << 20, 1000, 8, 16, 3], 60, True]))
+    assert client.limits.paths == 1

@@ -12,8 +12,9 @@ from hypothesis import strategies as st
 
 from streamco.errors import ConfigError
 from streamco.policies.acceptance import Rule, RuleKind
+from streamco.wire.verify.checks import check_draft
 from streamco.wire.verify.codec import VerifyCodec, frame_number, hello_versions
-from streamco.wire.verify.errors import FrameSizeError, MalformedFrameError
+from streamco.wire.verify.errors import FrameSizeError, MalformedFrameError, VerifyProtocolError
 from streamco.wire.verify.frames import (
     ClientFrame,
     Close,
@@ -32,7 +33,7 @@ from streamco.wire.verify.frames import (
     Welcome,
 )
 from streamco.wire.verify.topk import TopK
-from tests.wire.verify.peers import KEY, SIZE, a_row, codec, msgpack
+from tests.wire.verify.peers import KEY, LIMITS, SIZE, a_row, codec, msgpack
 from tests.wire.verify.test_topk import some_rows
 
 CODEC = codec()
@@ -50,7 +51,13 @@ def drafts(draw: st.DrawFn) -> Draft:
     rows = draw(rows_)
     given_ids = draw(ids_)
     pending = tuple(draw(st.sampled_from(row.ids)) for row in rows) if rows else draw(ids_.filter(lambda ids: len(ids) <= 8))
-    return Draft(draw(number_), draw(number_), draw(number_), given_ids + pending, len(given_ids), rows)
+    head = (draw(number_), draw(number_), draw(number_), given_ids + pending, len(given_ids), rows)
+    parents = tuple(draw(st.integers(0, number)) for number in range(len(pending))) if draw(st.booleans()) else ()
+    try:
+        check_draft(Draft(*head, parents), LIMITS)
+    except VerifyProtocolError:  # two equal siblings, or too many paths
+        return Draft(*head)
+    return Draft(*head, parents)
 
 
 @st.composite
@@ -58,7 +65,7 @@ def follows(draw: st.DrawFn) -> Follow:
     draft = draw(drafts())
     after = draw(st.integers(0, (1 << 32) - 2))
     head = (draft.session, draw(st.integers(after + 1, (1 << 32) - 1)), after, draw(st.integers(0, 8)), draw(st.integers(0, SIZE - 1)))
-    return Follow(*head, draft.pending, draft.rows)
+    return Follow(*head, draft.pending, draft.rows, draft.parents)
 
 
 up_: st.SearchStrategy[ClientFrame] = st.one_of(
@@ -70,7 +77,7 @@ up_: st.SearchStrategy[ClientFrame] = st.one_of(
     st.builds(Resume, number_, digest_, number_, digest_),
     st.builds(Close, number_),
 )
-limits_ = st.builds(VerifyLimits, frame_bytes=st.integers(1, 1 << 30), top_k=st.integers(1, 255))
+limits_ = st.builds(VerifyLimits, frame_bytes=st.integers(1, 1 << 30), top_k=st.integers(1, 255), paths=st.integers(1, 31))
 verdicts_ = st.builds(
     VerdictFrame, number_, number_, st.integers(0, 8), st.none() | st.integers(0, SIZE - 1), number_, number_, number_, rows_
 )
@@ -86,10 +93,10 @@ UP: list[ClientFrame] = [
     Hello(1, 1, "49152:00", SIZE),
     Open(1, Rule(RuleKind.SAMPLE, 0.8, 40, 0.95, 0.05, 0.0, 7), 8, 900, (1, 2, 3)),
     Extend(1, 3, (4, 5)),
-    Draft(1, 2, 5, (6, 7, 8), 1, (a_row(7, 9), a_row(8, 1))),
+    Draft(1, 2, 5, (6, 7, 8), 1, (a_row(7, 9), a_row(8, 1)), (0, 0)),
     Resume(2, KEY, 5, KEY),
     Close(1),
-    Follow(1, 4, 3, 2, 500, (6, 7), (a_row(6, 9), a_row(7))),
+    Follow(1, 4, 3, 2, 500, (6, 7), (a_row(6, 9), a_row(7)), (0, 1)),
 ]
 DOWN: list[ServerFrame] = [
     Welcome(1, "m", 7, VerifyLimits(), 60, True),
@@ -131,10 +138,12 @@ def test_the_number_of_ids_follows_from_the_bytes_at_every_width(size: int, data
         (UP[1], [2, 1, [1, 0.8, 40, 0.95, 0.05, 0.0, 7], 8, 900, bytes.fromhex("010002000300")]),
         (UP[2], [3, 1, 3, bytes.fromhex("04000500")]),
         (Draft(1, 2, 5, (6, 7, 8), 1), [4, 1, 2, 5, 1, bytes.fromhex("060007000800")]),
+        (Draft(1, 2, 5, (6, 7, 8), 1, (), (0, 0)), [4, 1, 2, 5, 1, bytes.fromhex("060007000800"), b"", b"\0\0"]),
         (UP[4], [5, 2, KEY, 5, KEY]),
         (UP[5], [6, 1]),
         (Follow(1, 4, 3, 2, 500, (6, 7)), [7, 1, 4, 3, 2, 500, bytes.fromhex("06000700")]),
-        (DOWN[0], [16, 1, "m", 7, [1 << 20, 1 << 17, 31, 64, 64], 60, True]),
+        (Follow(1, 4, 3, 2, 500, (6, 7), (), (0, 1)), [7, 1, 4, 3, 2, 500, bytes.fromhex("06000700"), b"", b"\0\1"]),
+        (DOWN[0], [16, 1, "m", 7, [1 << 20, 1 << 17, 31, 64, 64, 1], 60, True]),
         (DOWN[1], [17, 1, KEY, 0]),
         (VerdictFrame(1, 2, 1, 5, 3, 400, 9000), [18, 1, 2, 1, 5, 3, 400, 9000]),
         (DOWN[3], [19, 2, 5, KEY]),
@@ -316,6 +325,9 @@ def test_a_head_that_cannot_be_read_is_malformed() -> None:
         Extend(0, 0, (-1,)),
         Draft(0, 0, 0, (1,), 2),
         Draft(0, 0, 0, (1,), 0, (a_row(2),)),
+        Draft(0, 0, 0, (1, 2), 0, (), (0,)),
+        Draft(0, 0, 0, (1, 2), 0, (), (1, 0)),
+        Draft(0, 0, 0, (1, 1), 0, (), (0, 0)),
         VerdictFrame(0, 0, 0, SIZE),
         Follow(0, 1, 1, 0, 5, (1,)),
         Follow(0, 1, 0, 0, SIZE, (1,)),

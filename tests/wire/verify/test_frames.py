@@ -29,7 +29,7 @@ from streamco.wire.verify.topk import pack_rows, unpack_rows
 from tests.wire.verify.peers import SIZE, VOCABULARY
 
 PAGE = (Path(__file__).resolve().parents[3] / "docs" / "verifier-protocol.md").read_text()
-CODEC = VerifyCodec(SIZE)
+CODEC = VerifyCodec(SIZE, VerifyLimits(paths=4))
 LINES = re.findall(r"^([><]) ((?:[0-9a-f]{2} ?)+)", PAGE, flags=re.MULTILINE)
 
 
@@ -115,3 +115,12 @@ def test_the_limits_and_numbers_of_the_page_are_those_of_the_code() -> None:
     for frame in (*ClientFrame.__args__, Welcome, Opened, VerdictFrame, Resumed, Refusal):
         name = frame.__name__.removesuffix("Frame").lower()
         assert re.search(rf"^### \d+ {name}$", PAGE, flags=re.MULTILINE), frame
+
+
+def test_a_verdict_on_a_tree_accepts_the_path_to_the_id_that_it_names() -> None:
+    draft = Draft(0, 0, 10, (5, 6, 7, 8), 1, parents=(0, 1, 0))
+    assert [draft.accepted_ids(accepted) for accepted in range(4)] == [(), (6,), (6, 7), (8,)]
+    assert [draft.length_after(VerdictFrame(0, 0, accepted, 9)) for accepted in range(4)] == [12, 13, 14, 13]
+    assert draft.length_after(VerdictFrame(0, 0, 3, None)) == 12
+    assert (draft.paths, Draft(0, 0, 10, (5, 6)).paths) == (2, 1)
+    assert Follow(0, 5, 4, 2, 11, (12, 13), parents=(0, 0)).as_round(30) == Draft(0, 5, 30, (12, 13), parents=(0, 0))
