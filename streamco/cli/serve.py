@@ -18,7 +18,7 @@ from streamco.errors import ConfigError, EngineError, StreamcoError
 if TYPE_CHECKING:
     from contextlib import AbstractAsyncContextManager
 
-    from streamco.engines.base import Engine
+    from streamco.engines.base import Engine, HoldingEngine
     from streamco.engines.split.middle_engine import MiddleEngine
     from streamco.server.http.api_keys import ApiKey
     from streamco.server.options import ServeOptions
@@ -147,6 +147,7 @@ def _prepare(
         from streamco.server.app import serving
 
         engine = _load(args, path)
+        _print_rows(engine, path)
         return engine, lambda: serving(engine, options)
     from streamco.server.split.service import SplitService, serving_middle
     from streamco.server.verify.options import VerifyOptions
@@ -158,6 +159,18 @@ def _prepare(
         middle.close()
         raise
     return middle, lambda: serving_middle(middle, options, room=args.room)
+
+
+def _print_rows(engine: HoldingEngine, path: Path) -> None:
+    """Say on stderr what rows cost, if drafts are verified: stdout has the address alone."""
+    from streamco.cli.row_advice import row_advice
+
+    costs = engine.row_costs()
+    if costs:
+        from streamco.engines.llamacpp.amx_probe import lacks_tiles
+
+        for line in row_advice(costs, may_use_tiles=lacks_tiles(path)):
+            print_plain(f"streamco serve: {line}", sys.stderr)
 
 
 def _load_middle(args: argparse.Namespace, path: Path) -> MiddleEngine:
@@ -254,7 +267,7 @@ def _verify_options(args: argparse.Namespace) -> VerifyOptions:
     )
 
 
-def _load(args: argparse.Namespace, path: Path) -> Engine:
+def _load(args: argparse.Namespace, path: Path) -> HoldingEngine:
     from streamco.engines.base import EngineOptions
     from streamco.engines.llama import LlamaEngine
     from streamco.server.profiles import load_step_times
@@ -270,6 +283,7 @@ def _load(args: argparse.Namespace, path: Path) -> Engine:
         held_sequences=places,
         private=args.verify_private,
         separate=args.verify_separate,
+        measure_rows=places > 0,
         held_tokens=args.verify_tokens or min(TOKENS, max(1, places)) * args.context,
         prefill_chunk=EngineOptions().prefill_chunk if args.prefill_chunk is None else args.prefill_chunk,
     )

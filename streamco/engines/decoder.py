@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from time import perf_counter
 from typing import TYPE_CHECKING, Protocol
 
@@ -13,6 +13,7 @@ from streamco.engines.llamacpp.context import ABORTED, NO_KV_SLOT, LlamaContext
 from streamco.engines.step_emulation import StepEmulator
 from streamco.engines.threads import ThreadShare
 from streamco.errors import EngineError
+from streamco.profiles.row_costs import padded_size
 
 if TYPE_CHECKING:
     import numpy as np
@@ -129,6 +130,8 @@ class Decoder:
         self._exact = exact
         self._wait = wait
         self._free_memory = free_memory
+        self._is_padding = True  # False: the last padded batch found no memory, so the next one isn't padded
+        self._padded: Mapping[int, int] = {}  # rows that a batch of so many rows is padded to, where that is cheaper
 
     # Any thread
 
@@ -179,6 +182,26 @@ class Decoder:
         context.clear()
         return None if status == ABORTED else seconds
 
+    def pad_batches(self, costs: Mapping[int, float]) -> None:
+        """Pad batches from now on to a size that costs less, in seconds by rows. Exact mode pads none: its sizes decide about its bits."""
+        if not self._exact:
+            rows = range(1, min(max(costs, default=0), self.context.rows))
+            self._padded = {count: size for count in rows if (size := padded_size(costs, count)) > count}
+
+    def _pad(self) -> tuple[int, int] | None:
+        """Add rows until the batch has a cheaper size; return the sequence and the first position of these rows, or None.
+
+        They follow the last row in its own sequence, so no other row sees them, and their results are dropped.
+        """
+        context = self.context
+        size, is_padding, self._is_padding = self._padded.get(context.count, 0), self._is_padding, True
+        if not size or not is_padding:
+            return None
+        sequence, position = context.last_place
+        for offset in range(1, size - context.count + 1):
+            context.add(0, position + offset, sequence, wants_logits=False)
+        return sequence, position + 1
+
     @property
     def padding_rows(self) -> int:
         """Number of rows that are added for each work with a single row in a batch."""
@@ -209,6 +232,7 @@ class Decoder:
                 context.count, context.reads_attention = 0, False
                 return False
             self._uncancelled = uncancelled
+        padding = self._pad()
         started = perf_counter()
         status = context.decode()
         with self.lock:
@@ -217,6 +241,8 @@ class Decoder:
                 context.abort.clear()
         for dummy in dummies:
             context.remove(dummy, 0)
+        if padding is not None and status == 0:
+            context.remove(*padding)
         if status == 0:
             now = perf_counter()
             requested = max(work.requested_at for work in batch)
@@ -225,6 +251,7 @@ class Decoder:
                 work.late_s += max(0.0, now - due)
             self._wait_until(due, batch)
             return True
+        self._is_padding = padding is None or status != NO_KV_SLOT
         self._clean_up(batch, status)
         return False
 
@@ -238,8 +265,8 @@ class Decoder:
         for work in batch:
             slot = slot_of(work)
             self._slots.truncate(slot, len(slot.ids))
-        if status == ABORTED or (status == NO_KV_SLOT and self._free_memory()):
-            return  # cancelled and reaped in the next round; or memory was freed, and the next round tries again
+        if status == ABORTED or not self._is_padding or (status == NO_KV_SLOT and self._free_memory()):
+            return  # cancelled and reaped in the next round; or the next round tries again, without padding or with the memory freed
         for work in batch:
             error = EngineError(f"llama_decode: expected 0, got {status}" + (" (the KV cache is full)" if status == NO_KV_SLOT else ""))
             work.finish("error", error=error)

@@ -30,6 +30,7 @@ from streamco.engines.sequence import HeldSequence
 from streamco.engines.step_emulation import StepEmulator, StepTime
 from streamco.engines.threads import budget
 from streamco.errors import ConfigError, EngineError, UsageError
+from streamco.profiles.row_costs import padded_costs
 
 __all__ = ["LlamaEngine"]
 
@@ -222,14 +223,17 @@ class LlamaEngine:
             return {rows: max(1e-6, self.step_time(0, rows)) for rows in range(1, sizes[-1] + 1)}
         measure = partial(measured_costs, self._loop.time_batch, sizes)
         try:
-            key = machine_key(self.path, self._model.library, self._share.threads, self._model.is_repacked, sizes)
+            key = machine_key(self.path, self._model.library, self._share.threads, self._model.repacking, sizes)
         except OSError:  # the file is gone since it was loaded
-            costs: Mapping[int, float] = measure()
+            costs: Mapping[int, float] = measure().seconds
         else:
             costs = kept_costs(key, measure)
-        if not self.options.exact:
-            return costs
-        return {rows: costs.get(max(2, rows), seconds) for rows, seconds in costs.items()}  # no row is alone there
+        if self.options.exact:
+            return {rows: costs.get(max(2, rows), seconds) for rows, seconds in costs.items()}  # no row is alone there
+        if self._model.can_share_prefixes and not self._context.has_attention:  # else rows can't be taken back, or aren't added
+            self._loop.pad_batches(costs)
+            return padded_costs(costs)
+        return costs
 
     def _run(self) -> None:
         failure: BaseException | None = None

@@ -67,7 +67,7 @@ class EngineLoop:
         self._decoder = Decoder(context, slots, share, emulator, exact=options.exact, wait=self._wait, free_memory=self._free_memory)
         self.interrupt = self._decoder.interrupt
         self.warm_up = self._decoder.warm_up
-        self.time_batch = self._decoder.time_batch
+        self.time_batch, self.pad_batches = self._decoder.time_batch, self._decoder.pad_batches
         self.failure: BaseException | None = None
         self._inbox: SimpleQueue[Arrival] = SimpleQueue()
         self._inbox_lock = threading.Lock()  # held while work that belongs together is put in

@@ -135,6 +135,10 @@ class FakeContext:
     def count(self, value: int) -> None:
         del self._batch[value:]
 
+    @property
+    def last_place(self) -> tuple[int, int]:
+        return self._batch[-1].sequence, self._batch[-1].position
+
     def add(self, token: int, position: int, sequence: int, *, wants_logits: bool) -> int:
         self._batch.append(Row(token, position, sequence, wants_logits))
         assert len(self._batch) <= self.rows

@@ -10,7 +10,8 @@ import pytest
 from streamco.engines.base import SequenceTask
 from streamco.engines.decoder import Decoder, SequenceWork
 from streamco.engines.llama import LlamaEngine
-from tests.engines.asking import Answer, asked, draft, extend
+from streamco.engines.llamacpp.context import NO_KV_SLOT
+from tests.engines.asking import Answer, asked, draft, extend, verify
 from tests.engines.conftest import MakeEngine
 from tests.engines.fakes import FakeContext, start
 
@@ -163,3 +164,64 @@ def test_a_batch_for_nobody_leaves_the_next_one_s_attention_unread(make_engine: 
     assert answer.read(task).reason == "cancelled"
     assert len(context.batches) == 1
     assert not context.reads_attention
+
+
+STAIRS = {1: 0.04, 2: 0.075, 3: 0.11, 4: 0.08, 5: 0.16, 8: 0.14}
+
+
+def padding(engine: LlamaEngine) -> FakeContext:
+    engine._loop.pad_batches(STAIRS)
+    context = FakeContext.last
+    context.batches.clear()
+    return context
+
+
+def test_a_batch_of_verification_rows_is_padded_to_a_cheaper_size(make_engine: MakeEngine) -> None:
+    engine = make_engine(held_sequences=2)
+    sequence = engine.hold()
+    extend(sequence, b"abc")
+    context = padding(engine)
+    answer = verify(sequence, b"de")
+    assert [prediction.greedy for prediction in answer.predictions] == list(b"def")
+    assert [len(batch) for batch in context.batches] == [4]
+    pad = context.batches[0][3]
+    assert (pad.position, pad.sequence, pad.wants_logits) == (5, context.batches[0][2].sequence, False)
+    assert context.kv[pad.sequence] == list(b"abcde"), "nothing of it stays"
+    answer = verify(sequence, b"fgh")
+    assert answer.predictions[-1].greedy == ord("i")
+    assert [len(batch) for batch in context.batches] == [4, 4]
+
+
+def test_exact_mode_is_never_padded(make_engine: MakeEngine) -> None:
+    engine = make_engine(held_sequences=2, exact=True)
+    sequence = engine.hold()
+    extend(sequence, b"abc")
+    context = padding(engine)
+    verify(sequence, b"de")
+    assert [len(batch) for batch in context.batches] == [3]
+
+
+def test_a_padded_batch_without_memory_is_tried_again_as_it_is(make_engine: MakeEngine) -> None:
+    engine = make_engine(held_sequences=2)
+    sequence = engine.hold()
+    extend(sequence, b"abc")
+    context = padding(engine)
+    context.statuses.append(NO_KV_SLOT)
+    answer = verify(sequence, b"de")
+    assert [prediction.greedy for prediction in answer.predictions] == list(b"def")
+    assert [len(batch) for batch in context.batches] == [4, 3]
+    verify(sequence, b"gh")
+    assert len(context.batches[-1]) == 4, "the next one is padded again"
+
+
+def test_rows_of_several_answers_are_padded_together(make_engine: MakeEngine) -> None:
+    engine = make_engine(held_sequences=3)
+    sequences = [engine.hold(), engine.hold()]
+    for sequence in sequences:
+        extend(sequence, b"abc")
+    context = padding(engine)
+    with engine.together():
+        asked_both = [asked(sequence, "verify", list(b"d" * count)) for sequence, count in zip(sequences, (1, 2), strict=True)]
+    for task, answer in asked_both:
+        answer.read(task)
+    assert [len(batch) for batch in context.batches] == [8], "five rows cost less in a batch of eight"

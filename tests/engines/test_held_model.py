@@ -368,6 +368,7 @@ def test_row_costs_are_measured_at_load_kept_and_read_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setattr("streamco.engines.llamacpp.row_costs._STEADY", 1e9)  # this machine may be busy
     engine = load(measure_rows=True)
     costs = dict(engine.row_costs())
     reader = complete(engine, "Once upon a time", max_tokens=4)
@@ -396,3 +397,18 @@ def test_row_costs_of_an_exact_engine_have_no_row_alone(tmp_path: Path, monkeypa
     costs = engine.row_costs()
     engine.close()
     assert costs[1] == costs[2]
+
+
+def test_padding_changes_no_token_of_a_real_model(fast: LlamaEngine) -> None:
+    prompt = chat(fast, "Describe the rain.")
+    reader = complete(fast, prompt, max_tokens=12)
+    padded = load()
+    padded._loop.pad_batches({1: 0.01, 2: 0.02, 3: 0.03, 4: 0.015, 5: 0.05, 8: 0.02})
+    sequence = padded.hold()
+    extend(sequence, prompt)
+    written: list[int] = []
+    for size in (2, 4, 1, 2):
+        answer = verify(sequence, reader.ids[len(written) : len(written) + size])
+        written += [prediction.greedy for prediction in answer.predictions[:size]]
+    padded.close()
+    assert written == reader.ids[:9]

@@ -1,7 +1,7 @@
 """The child process of the AMX probe: loads a model with repacked weights and decodes several tokens at once.
 
-``amx_probe`` runs it as ``python -m streamco.engines.llamacpp.amx_child MODEL``; exit status 0 means that AMX works. A CPU that advertises
-AMX and does not grant it kills this process and not its parent.
+``amx_probe`` runs it as ``python -m streamco.engines.llamacpp.amx_child MODEL [tiles]``; exit status 0 means that these kernels work. A
+CPU that advertises AMX and does not grant it kills this process and not its parent.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ def main(arguments: Sequence[str]) -> int:
         import resource
 
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # a crash is an expected answer: keep no core file
-    model = LlamaModel(Path(arguments[0]), repack=True)
+    model = LlamaModel(Path(arguments[0]), repack="tiles" if "tiles" in arguments[1:] else True)
     context = LlamaContext(model, cells=256, sequences=1, rows=16, threads=1)
     for position in range(16):
         context.add(position + 1, position, 0, wants_logits=position == 15)

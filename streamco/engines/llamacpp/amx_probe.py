@@ -4,6 +4,9 @@ On a CPU that advertises AMX inside a virtual machine that does not grant it, th
 (``ldtilecfg`` in ``ggml_backend_amx_mul_mat``). Loading with ``use_extra_bufts=False`` avoids that, but is slower if AMX works. No flag
 distinguishes the two cases, so it is tried once: a child process loads the model and decodes a few tokens. The answer is kept in the
 user's cache for this machine, this build of llama.cpp and this model file, because its quantisation decides whether the kernels are used.
+
+Where AMX is not granted, weights can still be repacked for the other kernels, which work in tiles of four rows ("tiles"): the weights that
+these kernels know are named one by one (``tiled_weights``), so none goes to AMX. That is tried in a child process, too.
 """
 
 from __future__ import annotations
@@ -15,12 +18,20 @@ import sys
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from streamco.engines.llamacpp.cache_dir import CPUINFO, cache_folder, machine_key, write_whole
+from streamco.engines.llamacpp.gguf import tensor_types
+from streamco.engines.llamacpp.library import extra_buffer, load_library
 
-__all__ = ["advertises_amx", "allows_repacking"]
+__all__ = ["Repacking", "advertises_amx", "allows_repacking", "allows_tiles", "choose_repacking", "lacks_tiles", "tiled_weights"]
 
+Repacking = bool | Literal["tiles"]
+"""Which kernels may have weights in another order: all, none, or all but those of AMX."""
+
+TILES = "CPU_REPACK"  # the buffer type of weights for tiles of rows
+_Q4_0 = 2
+_TILED = frozenset({_Q4_0, 12})  # ggml types: Q4_0 and Q4_K; no x86 kernel repacks Q8_0, Q4_1, Q5 or Q6
 CHILD_TIMEOUT = 120.0  # seconds; loading is mostly reading the file
 
 Run = Callable[[Sequence[str]], int | None]
@@ -49,13 +60,48 @@ def allows_repacking(path: Path, library: Any, *, cpuinfo: Path = CPUINFO, run: 
     """
     if not advertises_amx(cpuinfo):
         return True
-    key = machine_key(path, library, cpuinfo=cpuinfo)
+    return _try_once(machine_key(path, library, cpuinfo=cpuinfo), [str(path)], run)
+
+
+def allows_tiles(path: Path, library: Any, *, cpuinfo: Path = CPUINFO, run: Run | None = None) -> bool:
+    """Return True if this model may be loaded with those weights repacked that ``tiled_weights`` names, and it has any.
+
+    Args:
+        path, library, cpuinfo, run: see ``allows_repacking``.
+    """
+    if not tiled_weights(path, library) or extra_buffer(library, TILES) is None:
+        return False
+    return _try_once(machine_key(path, library, "tiles", cpuinfo=cpuinfo), [str(path), "tiles"], run)
+
+
+def choose_repacking(path: Path, library: Any) -> Repacking:
+    """Return how this model is loaded: with as many weights repacked as don't crash on this CPU."""
+    if allows_repacking(path, library):
+        return True
+    return "tiles" if allows_tiles(path, library) else False
+
+
+def tiled_weights(path: Path, library: Any) -> list[str]:
+    """Return the names of a model's weights that kernels for tiles of rows know, other than those of AMX."""
+    types = tensor_types(path, library)
+    return [name for name, kind in types.items() if kind in _TILED and name.startswith("blk.") and name.endswith(".weight")]
+
+
+def lacks_tiles(path: Path) -> bool:
+    """Return True if kernels for tiles exist in this build, and most of this model's layers aren't in Q4_0, which suits them best."""
+    library = load_library()
+    types = [kind for name, kind in tensor_types(path, library).items() if name.startswith("blk.") and kind > 1]
+    return extra_buffer(library, TILES) is not None and types.count(_Q4_0) < len(types) / 2
+
+
+def _try_once(key: str, arguments: list[str], run: Run | None) -> bool:
+    """Return the answer of this key in the cache, else the child's."""
     known = _read_answer(key)
     if known is not None:
         return known
     if not sys.executable or getattr(sys, "frozen", False):
         return False  # an application bundle: running its executable would not start Python
-    status = (run or _run)([sys.executable, "-m", "streamco.engines.llamacpp.amx_child", str(path)])
+    status = (run or _run)([sys.executable, "-m", "streamco.engines.llamacpp.amx_child", *arguments])
     if status is not None and (status == 0 or status < 0):
         _write_answer(key, allowed=status == 0)
     return status == 0

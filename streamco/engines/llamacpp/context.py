@@ -137,6 +137,11 @@ class LlamaContext:
         """True if another row fits."""
         return self.count < self.rows
 
+    @property
+    def last_place(self) -> tuple[int, int]:
+        """Sequence and position of the row that was added last."""
+        return self._sequences[self.count - 1], self._positions[self.count - 1]
+
     def add(self, token: int, position: int, sequence: int, *, wants_logits: bool) -> int:
         """Add a row and return its number.
 

@@ -8,12 +8,13 @@ import hashlib
 import os
 from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
 from streamco.engines.llamacpp.cache_dir import cache_folder
-from streamco.engines.llamacpp.library import collected_errors, load_library
+from streamco.engines.llamacpp.library import collected_errors, library_address, load_library
 from streamco.errors import ConfigError, EngineError
 
-__all__ = ["KINDS", "content_mark", "derived", "quantize"]
+__all__ = ["KINDS", "content_mark", "derived", "quantize", "tensor_types"]
 
 SAMPLE, SAMPLES = 65536, 64  # bytes of a block, and blocks, by which the content of a model is known
 KINDS = {  # name: llama_ftype
@@ -110,6 +111,37 @@ def derived(source: str | Path, kind: str, prune_layers: Iterable[int] = ()) -> 
     mark = hashlib.sha256(f"{content} {layers}".encode()).hexdigest()[:12]
     target = folder / f"{source.stem}.{kind.upper()}.{mark}.gguf"
     return target if target.is_file() else quantize(source, target, kind, layers)
+
+
+class _Reading(ctypes.Structure):
+    """``gguf_init_params``: read the head of a file alone."""
+
+    _fields_ = (("no_alloc", ctypes.c_bool), ("context", ctypes.c_void_p))
+
+
+def tensor_types(path: Path, library: Any) -> dict[str, int]:
+    """Return the ggml type of each tensor in a file by its name; {} if it can't be read.
+
+    Args:
+        path: the GGUF file.
+        library: the module ``llama_cpp``.
+    """
+
+    def function(name: str, returned: Any, *taken: Any) -> Any:
+        return ctypes.CFUNCTYPE(returned, *taken)(library_address(library, name))
+
+    read = function("gguf_init_from_file", ctypes.c_void_p, ctypes.c_char_p, _Reading)
+    with collected_errors(library):
+        file = read(os.fsencode(path), _Reading(no_alloc=True, context=None))
+    if not file:
+        return {}
+    try:
+        count = function("gguf_get_n_tensors", ctypes.c_int64, ctypes.c_void_p)(file)
+        name_of = function("gguf_get_tensor_name", ctypes.c_char_p, ctypes.c_void_p, ctypes.c_int64)
+        type_of = function("gguf_get_tensor_type", ctypes.c_int, ctypes.c_void_p, ctypes.c_int64)
+        return {name_of(file, index).decode(): type_of(file, index) for index in range(count)}
+    finally:
+        function("gguf_free", None, ctypes.c_void_p)(file)
 
 
 def content_mark(path: Path) -> str:

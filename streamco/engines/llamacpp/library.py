@@ -21,12 +21,13 @@ from typing import Any
 
 from streamco.errors import EngineError
 
-__all__ = ["collected_errors", "library_address", "load_library", "native_function"]
+__all__ = ["collected_errors", "extra_buffer", "library_address", "load_library", "native_function"]
 
 _lock = threading.Lock()
 _library: Any = None
 _SPINS = {"GOMP_SPINCOUNT": "3000"}  # spins of libgomp, some 20 to 70 ns each; libgomp reads this when it is loaded
 _CHOSEN = ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT")  # if the user has set one of these, it stays
+_CPU = 0  # GGML_BACKEND_DEVICE_TYPE_CPU
 _ERROR_LEVEL = 4  # GGML_LOG_LEVEL_ERROR; GGML_LOG_LEVEL_CONT (5) goes on with the line before
 
 
@@ -49,6 +50,32 @@ def library_address(library: Any, name: str) -> int:
         except (OSError, AttributeError) as exc:
             raise EngineError(f"llama.cpp: expected a library that exports {name}, got {exc}") from exc
     return ctypes.cast(function, ctypes.c_void_p).value or 0
+
+
+def extra_buffer(library: Any, name: str) -> int | None:
+    """Return the address of the CPU's buffer type of this name, as "CPU_REPACK"; None: this build has none.
+
+    A weight in such a buffer is stored in another order when it is loaded, and multiplied by the kernels for that order.
+    """
+    pointer = ctypes.c_void_p
+    try:
+        device_of_type = ctypes.CFUNCTYPE(pointer, ctypes.c_int)(library_address(library, "ggml_backend_dev_by_type"))
+        registry_of = ctypes.CFUNCTYPE(pointer, pointer)(library_address(library, "ggml_backend_dev_backend_reg"))
+        find = ctypes.CFUNCTYPE(pointer, pointer, ctypes.c_char_p)(library_address(library, "ggml_backend_reg_get_proc_address"))
+        name_of = ctypes.CFUNCTYPE(ctypes.c_char_p, pointer)(library_address(library, "ggml_backend_buft_name"))
+    except EngineError:
+        return None
+    device = device_of_type(_CPU)
+    address = find(registry_of(device), b"ggml_backend_dev_get_extra_bufts") if device else None
+    if not address:
+        return None
+    types = ctypes.CFUNCTYPE(ctypes.POINTER(pointer), pointer)(address)(device)
+    number = 0
+    while types and (found := types[number]):
+        if name_of(found) == name.encode():
+            return int(found)
+        number += 1
+    return None
 
 
 def load_library() -> Any:

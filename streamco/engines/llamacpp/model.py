@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import re
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -11,10 +12,10 @@ from typing import Any
 
 from streamco.engines.base import ModelInfo
 from streamco.engines.chat_template import ChatTemplate
-from streamco.engines.llamacpp.amx_probe import allows_repacking
+from streamco.engines.llamacpp.amx_probe import TILES, Repacking, choose_repacking, tiled_weights
 from streamco.engines.llamacpp.control_tokens import ControlTokens
 from streamco.engines.llamacpp.grammar import TokenGrammar
-from streamco.engines.llamacpp.library import collected_errors, load_library
+from streamco.engines.llamacpp.library import collected_errors, extra_buffer, load_library
 from streamco.errors import EngineError
 from streamco.wire.token_frames import vocabulary_fingerprint
 
@@ -27,22 +28,22 @@ class LlamaModel:
     Args:
         path: the file.
         on_progress: called with 0.0 to 1.0 while it loads, from the loading thread.
-        repack: use kernels that need weights in another order; None: only if that is safe on this CPU (see ``amx_probe``).
+        repack: use kernels that need weights in another order, all or those for tiles of rows; None: as many as are safe on this CPU (see
+            ``amx_probe``).
 
     Attributes:
-        is_repacked: weights may lie in another order, for kernels that need it.
+        repacking: which kernels may have weights in another order.
 
     Raises:
         EngineError: llama-cpp-python is missing, the file is missing, or llama.cpp can't load it.
     """
 
-    def __init__(self, path: Path, *, on_progress: Callable[[float], None] | None = None, repack: bool | None = None) -> None:
+    def __init__(self, path: Path, *, on_progress: Callable[[float], None] | None = None, repack: Repacking | None = None) -> None:
         self.path = path
         self.library: Any = load_library()
         check_file(path)
-        repack = allows_repacking(path, self.library) if repack is None else repack
-        self.is_repacked = repack
-        self.handle = load_weights(self.library, path, repack=repack, on_progress=on_progress)
+        self.repacking: Repacking = choose_repacking(path, self.library) if repack is None else repack
+        self.handle = load_weights(self.library, path, repack=self.repacking, on_progress=on_progress)
         self._closed_as = ""
         self._changed = threading.Condition()  # around _readers, and the handle when it is taken away
         self._readers = 0  # calls that use the vocabulary now; ``close`` waits for them
@@ -207,7 +208,7 @@ class LlamaModel:
                 self._changed.notify_all()
 
 
-def load_weights(library: Any, path: Path, *, repack: bool, on_progress: Callable[[float], None] | None = None) -> Any:
+def load_weights(library: Any, path: Path, *, repack: Repacking, on_progress: Callable[[float], None] | None = None) -> Any:
     """Return llama.cpp's handle of a model.
 
     Args:
@@ -220,7 +221,10 @@ def load_weights(library: Any, path: Path, *, repack: bool, on_progress: Callabl
         EngineError: llama.cpp can't load the file.
     """
     parameters = library.llama_model_default_params()
-    parameters.use_extra_bufts = repack
+    parameters.use_extra_bufts = repack is True
+    tiles = _tile_overrides(library, path) if repack == "tiles" else None  # it has to live until the model is loaded
+    if tiles is not None:
+        parameters.tensor_buft_overrides = ctypes.cast(tiles, ctypes.c_void_p)
     failures: list[BaseException] = []
 
     def progress(share: float, _data: object) -> bool:
@@ -242,6 +246,21 @@ def load_weights(library: Any, path: Path, *, repack: bool, on_progress: Callabl
     if not handle:
         raise EngineError(f"model {path}: expected a GGUF file that llama.cpp can load, got {'; '.join(errors) or 'no reason'}")
     return handle
+
+
+class _Override(ctypes.Structure):
+    """``llama_model_tensor_buft_override``: weights with names like this go into this buffer type."""
+
+    _fields_ = (("pattern", ctypes.c_char_p), ("buffer_type", ctypes.c_void_p))
+
+
+def _tile_overrides(library: Any, path: Path) -> ctypes.Array[_Override] | None:
+    """Return a list for llama.cpp that has the model's weights repacked which kernels for tiles know; None: there are none."""
+    names, buffer = tiled_weights(path, library), extra_buffer(library, TILES)
+    if not names or buffer is None:
+        return None
+    pattern = "^({})$".format("|".join(map(re.escape, names)))
+    return (_Override * 2)(_Override(pattern.encode(), buffer), _Override(None, None))
 
 
 def check_file(path: Path) -> None:

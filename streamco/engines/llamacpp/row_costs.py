@@ -7,15 +7,16 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
+from statistics import median
 from time import perf_counter
-from typing import Annotated
+from typing import Annotated, NamedTuple
 
 import msgspec
 from msgspec import Meta, Struct
 
 from streamco.engines.llamacpp.cache_dir import cache_folder, write_whole
 
-__all__ = ["ROW_SIZES", "kept_costs", "least_seconds", "measured_costs"]
+__all__ = ["ROW_SIZES", "MeasuredCosts", "kept_costs", "least_seconds", "measured_costs"]
 
 logger = logging.getLogger("streamco.engine")
 
@@ -27,8 +28,22 @@ _REPEATS = 3
 _SECONDS = 2.0  # until which sizes are timed again
 _PATIENCE = 4.0  # seconds after which sizes above ``_SMALL`` aren't timed any more: the model is slow
 
+_STEADY = 1.25  # ratio of the longest to the shortest time of one size up to which they are kept, the median of the small sizes
+
 Seconds = Annotated[float, Meta(gt=0, lt=3600)]
 Rows = Annotated[int, Meta(ge=1, le=1 << 16)]
+
+
+class MeasuredCosts(NamedTuple):
+    """What was measured.
+
+    Args:
+        seconds: seconds of a batch by rows; {}: it was stopped.
+        spread: how much longer the longest time of one size is than the shortest, as a ratio: the median of several sizes.
+    """
+
+    seconds: dict[int, float]
+    spread: float
 
 
 class _Kept(Struct, frozen=True):
@@ -46,8 +61,8 @@ def least_seconds(compute: Callable[[], float], *, repeats: int = _REPEATS) -> f
 
 def measured_costs(
     compute: Callable[[int], float | None], sizes: Sequence[int] = ROW_SIZES, *, clock: Callable[[], float] = perf_counter
-) -> dict[int, float]:
-    """Return the seconds of a batch by rows, the least of one to three; {} if it was stopped.
+) -> MeasuredCosts:
+    """Return the seconds of a batch by rows, the least of one to three.
 
     Args:
         compute: computes a batch of so many rows and returns its seconds; None: it was stopped.
@@ -55,6 +70,7 @@ def measured_costs(
         clock: seconds.
     """
     costs: dict[int, float] = {}
+    most: dict[int, float] = {}
     started = clock()
     for turn in range(_REPEATS):
         for rows in sizes:
@@ -65,25 +81,30 @@ def measured_costs(
                 break
             seconds = compute(rows)
             if seconds is None:
-                return {}
+                return MeasuredCosts({}, 1.0)
             costs[rows] = max(1e-6, min(seconds, costs.get(rows, seconds)))
-    return costs
+            most[rows] = max(seconds, most.get(rows, seconds))
+    return MeasuredCosts(costs, median(most[rows] / costs[rows] for rows in sizes if rows <= _SMALL) if costs else 1.0)
 
 
-def kept_costs(key: str, measure: Callable[[], dict[int, float]]) -> Mapping[int, float]:
+def kept_costs(key: str, measure: Callable[[], MeasuredCosts]) -> Mapping[int, float]:
     """Return the costs of this key from the cache, or measure and keep them.
 
     A file that is damaged, or about something else, is ignored and replaced; the log says so.
 
     Args:
         key: ``machine_key`` of the model, threads included.
-        measure: measures the costs; {}: it was stopped, and nothing is kept.
+        measure: measures the costs. They aren't kept if other programs disturbed that: the next process measures again.
     """
     found = _read(key)
     if found is not None:
         return found
-    costs = measure()
-    if costs:
+    costs, spread = measure()
+    if spread > _STEADY:
+        logger.info(
+            "row costs: the machine is busy (times differ by %.0f %%): they are measured again at the next start", 100 * (spread - 1)
+        )
+    elif costs:
         try:
             write_whole(cache_folder("rows") / f"{key}.json", msgspec.json.encode(_Kept(key, costs)))
         except OSError as error:

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from streamco.engines.llamacpp import amx_probe as probe
-from streamco.engines.llamacpp.amx_probe import advertises_amx, allows_repacking
+from streamco.engines.llamacpp.amx_probe import advertises_amx, allows_repacking, allows_tiles, choose_repacking, lacks_tiles, tiled_weights
 
 PLAIN = "processor\t: 0\nmodel name\t: Some CPU\nflags\t\t: fpu sse2 avx512f\n\nprocessor\t: 1\n"
 AMX = "processor\t: 0\nmodel name\t: Some CPU\nflags\t\t: fpu sse2 avx512f amx_bf16 amx_tile amx_int8\n\nprocessor\t: 1\n"
@@ -123,3 +123,67 @@ def test_a_child_that_hangs_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None
 
     monkeypatch.setattr(subprocess, "run", hang)
     assert probe._run(["python"]) is None
+
+
+Q4_0, Q8_0 = 2, 8
+WEIGHTS = {"blk.0.attn_q.weight": Q4_0, "blk.0.ffn_up.weight": Q8_0, "blk.0.attn_norm.weight": 0, "token_embd.weight": Q4_0}
+
+
+@pytest.fixture
+def amx(tmp_path: Path) -> Path:
+    return cpu(tmp_path, AMX)
+
+
+@pytest.fixture
+def tiles(monkeypatch: pytest.MonkeyPatch) -> dict[str, int]:
+    """A file's weights by type, in a build that has kernels for tiles."""
+    types = dict(WEIGHTS)
+    monkeypatch.setattr(probe, "tensor_types", lambda _path, _library: types)
+    monkeypatch.setattr(probe, "extra_buffer", lambda _library, name: 1 if name == "CPU_REPACK" else None)
+    return types
+
+
+def test_weights_of_the_layers_that_tiles_exist_for_are_named(model: Path, library: Any, tiles: dict[str, int]) -> None:
+    assert tiled_weights(model, library) == ["blk.0.attn_q.weight"]
+
+
+@pytest.mark.usefixtures("tiles")
+@pytest.mark.parametrize(("status", "allowed"), [(0, True), (-11, False)])
+def test_tiles_are_tried_in_a_child_of_their_own(model: Path, library: Any, amx: Path, status: int, allowed: bool) -> None:
+    allows_repacking(model, library, cpuinfo=amx, run=Child(-11))
+    child = Child(status)
+    for _ in range(2):
+        assert allows_tiles(model, library, cpuinfo=amx, run=child) is allowed
+    assert child.commands == [[sys.executable, "-m", "streamco.engines.llamacpp.amx_child", str(model), "tiles"]]
+
+
+def test_without_weights_or_kernels_for_tiles_nothing_is_tried(
+    model: Path, library: Any, amx: Path, tiles: dict[str, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    child = Child(0)
+    monkeypatch.setattr(probe, "extra_buffer", lambda _library, _name: None)
+    assert not allows_tiles(model, library, cpuinfo=amx, run=child)
+    tiles["blk.0.attn_q.weight"] = Q8_0
+    monkeypatch.setattr(probe, "extra_buffer", lambda _library, _name: 1)
+    assert not allows_tiles(model, library, cpuinfo=amx, run=child)
+    assert child.commands == []
+
+
+@pytest.mark.parametrize(("allowed", "chosen"), [((True, True), True), ((False, True), "tiles"), ((False, False), False)])
+def test_as_much_is_repacked_as_is_safe(
+    model: Path, library: Any, monkeypatch: pytest.MonkeyPatch, allowed: tuple[bool, bool], chosen: object
+) -> None:
+    monkeypatch.setattr(probe, "allows_repacking", lambda _path, _library: allowed[0])
+    monkeypatch.setattr(probe, "allows_tiles", lambda _path, _library: allowed[1])
+    assert choose_repacking(model, library) == chosen
+
+
+def test_a_model_lacks_tiles_if_most_of_its_layers_are_in_another_format(
+    model: Path, library: Any, tiles: dict[str, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(probe, "load_library", lambda: library)
+    assert not lacks_tiles(model)
+    tiles["blk.1.ffn_up.weight"] = Q8_0
+    assert lacks_tiles(model)
+    monkeypatch.setattr(probe, "extra_buffer", lambda _library, _name: None)
+    assert not lacks_tiles(model)

@@ -122,7 +122,7 @@ def test_where_repacking_kills_the_model_is_loaded_without(engine: LlamaEngine, 
         return original(path, parameters)
 
     monkeypatch.setattr(library, "llama_model_load_from_file", load)
-    monkeypatch.setattr("streamco.engines.llamacpp.model.allows_repacking", lambda _path, _library: allowed)
+    monkeypatch.setattr("streamco.engines.llamacpp.model.choose_repacking", lambda _path, _library: allowed)
     model = LlamaModel(engine.path)
     context = LlamaContext(model, cells=256, sequences=1, rows=8, threads=1)
     if may_decode:

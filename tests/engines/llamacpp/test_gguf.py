@@ -8,7 +8,7 @@ import pytest
 
 from streamco.engines.llama import LlamaEngine
 from streamco.engines.llamacpp import gguf
-from streamco.engines.llamacpp.gguf import KINDS, derived, quantize
+from streamco.engines.llamacpp.gguf import KINDS, derived, quantize, tensor_types
 from streamco.engines.llamacpp.model import LlamaModel
 from streamco.errors import ConfigError, EngineError
 
@@ -95,3 +95,14 @@ def test_copies_of_a_model_share_what_is_derived_and_other_models_do_not(tmp_pat
     one, two, other = (derived(path, "Q2_K") for path in paths)
     assert one == two
     assert one != other
+
+
+@pytest.mark.model
+def test_the_types_of_a_files_weights_are_read(engine: LlamaEngine, tmp_path: Path) -> None:
+    library = engine._model.library
+    types = tensor_types(derived(engine.path, "Q4_0"), library)
+    assert types["blk.0.attn_q.weight"] == 2
+    assert types["blk.0.attn_norm.weight"] == 0
+    (tmp_path / "none.gguf").write_bytes(b"GGUF")
+    assert tensor_types(tmp_path / "none.gguf", library) == {}
+    assert tensor_types(tmp_path / "missing.gguf", library) == {}

@@ -10,7 +10,7 @@ import sys
 
 import pytest
 
-from streamco.engines.llamacpp.library import library_address, load_library
+from streamco.engines.llamacpp.library import extra_buffer, library_address, load_library
 from streamco.errors import EngineError
 
 
@@ -46,3 +46,11 @@ def test_threads_spin_shortly_unless_somebody_has_chosen_and_the_environment_is_
     if told is None:
         pytest.skip("this llama.cpp is built without libgomp")
     assert told[1] == spins
+
+
+@pytest.mark.model
+def test_a_buffer_type_is_found_by_its_name() -> None:
+    library = load_library()
+    assert extra_buffer(library, "no such buffer") is None
+    repack = extra_buffer(library, "CPU_REPACK")
+    assert repack is None or repack > 0

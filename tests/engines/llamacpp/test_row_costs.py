@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from streamco.engines.llamacpp.cache_dir import cache_folder
-from streamco.engines.llamacpp.row_costs import ROW_SIZES, kept_costs, least_seconds, measured_costs
+from streamco.engines.llamacpp.row_costs import ROW_SIZES, MeasuredCosts, kept_costs, least_seconds, measured_costs
 
 COSTS = {1: 0.01, 2: 0.02, 4: 0.015}
 
@@ -39,31 +39,37 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "streamco" / "rows"
 
 
-def fail() -> dict[int, float]:
+def steady() -> MeasuredCosts:
+    return MeasuredCosts(dict(COSTS), 1.02)
+
+
+def fail() -> MeasuredCosts:
     raise AssertionError("measured although it is known")
 
 
 def test_a_quick_model_is_measured_three_times_and_the_least_counts() -> None:
     machine = Machine(0.0001, disturbed=2 * len(ROW_SIZES))
-    costs = measured_costs(machine.compute, clock=machine.clock)
+    costs, spread = measured_costs(machine.compute, clock=machine.clock)
     assert costs == {rows: pytest.approx(0.0001 * rows) for rows in ROW_SIZES}
+    assert spread == pytest.approx(10)
     assert len(machine.batches) == 3 * len(ROW_SIZES)
 
 
 def test_a_slow_model_is_measured_twice_where_windows_are_decided() -> None:
     machine = Machine(0.02)
-    costs = measured_costs(machine.compute, clock=machine.clock)
+    costs, spread = measured_costs(machine.compute, clock=machine.clock)
     assert list(costs) == list(ROW_SIZES)
+    assert spread == pytest.approx(1)
     assert [machine.batches.count(rows) for rows in (1, 8, 9, 32)] == [2, 2, 1, 1]
 
 
 def test_a_very_slow_model_is_not_measured_beyond_windows() -> None:
     machine = Machine(0.2)
-    assert list(measured_costs(machine.compute, clock=machine.clock)) == [1, 2, 3, 4, 5, 6, 7, 8]
+    assert list(measured_costs(machine.compute, clock=machine.clock).seconds) == [1, 2, 3, 4, 5, 6, 7, 8]
 
 
 def test_what_was_stopped_says_nothing() -> None:
-    assert measured_costs(lambda rows: None if rows == 4 else 0.1, clock=lambda: 0.0) == {}
+    assert measured_costs(lambda rows: None if rows == 4 else 0.1, clock=lambda: 0.0).seconds == {}
 
 
 def test_the_least_of_several_computations_counts() -> None:
@@ -73,15 +79,22 @@ def test_the_least_of_several_computations_counts() -> None:
 
 
 def test_costs_are_measured_once_for_a_key(cache: Path) -> None:
-    assert kept_costs("one", lambda: dict(COSTS)) == COSTS
+    assert kept_costs("one", steady) == COSTS
     assert kept_costs("one", fail) == COSTS
-    assert kept_costs("other", lambda: {1: 2.0}) == {1: 2.0}
+    assert kept_costs("other", lambda: MeasuredCosts({1: 2.0}, 1.0)) == {1: 2.0}
     assert sorted(file.name for file in cache.iterdir()) == ["one.json", "other.json"]
 
 
 def test_what_was_stopped_is_not_kept() -> None:
-    assert kept_costs("one", dict) == {}
-    assert kept_costs("one", lambda: dict(COSTS)) == COSTS
+    assert kept_costs("one", lambda: MeasuredCosts({}, 1.0)) == {}
+    assert kept_costs("one", steady) == COSTS
+
+
+def test_what_was_measured_on_a_busy_machine_is_used_and_not_kept(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.INFO, "streamco.engine"):
+        assert kept_costs("one", lambda: MeasuredCosts({1: 5.0}, 1.6)) == {1: 5.0}
+    assert "the machine is busy (times differ by 60 %)" in caplog.text
+    assert kept_costs("one", steady) == COSTS
 
 
 @pytest.mark.parametrize(
@@ -100,16 +113,16 @@ def test_a_damaged_file_is_ignored_and_replaced(content: bytes, caplog: pytest.L
     file = cache_folder("rows") / "one.json"
     file.write_bytes(content)
     with caplog.at_level(logging.WARNING, "streamco.engine"):
-        assert kept_costs("one", lambda: dict(COSTS)) == COSTS
+        assert kept_costs("one", steady) == COSTS
     assert "is damaged" in caplog.text
     assert json.loads(file.read_bytes())["seconds"] == {"1": 0.01, "2": 0.02, "4": 0.015}
 
 
 def test_a_file_about_another_machine_is_ignored_and_replaced(caplog: pytest.LogCaptureFixture) -> None:
-    kept_costs("theirs", lambda: {1: 9.0})
+    kept_costs("theirs", lambda: MeasuredCosts({1: 9.0}, 1.0))
     (cache_folder("rows") / "theirs.json").rename(cache_folder("rows") / "one.json")
     with caplog.at_level(logging.WARNING, "streamco.engine"):
-        assert kept_costs("one", lambda: dict(COSTS)) == COSTS
+        assert kept_costs("one", steady) == COSTS
     assert "about another machine" in caplog.text
     assert kept_costs("one", fail) == COSTS
 
@@ -117,6 +130,6 @@ def test_a_file_about_another_machine_is_ignored_and_replaced(caplog: pytest.Log
 def test_without_a_cache_they_are_measured_each_time(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     (tmp_path / "streamco").touch()
     with caplog.at_level(logging.INFO, "streamco.engine"):
-        assert kept_costs("one", lambda: dict(COSTS)) == COSTS
-        assert kept_costs("one", lambda: {1: 3.0}) == {1: 3.0}
+        assert kept_costs("one", steady) == COSTS
+        assert kept_costs("one", lambda: MeasuredCosts({1: 3.0}, 1.0)) == {1: 3.0}
     assert "can't be kept" in caplog.text
