@@ -4,15 +4,16 @@
     python -m experiments.disco simulated results/disco_ttft/results.json   # the same by the live client, from disco_ttft.yaml
     python -m experiments.disco cost                                # Figure 7: cost with and without migration
     python -m experiments.disco moves                               # Table 3: delayed tokens, time between tokens
+    python -m experiments.disco correlation                         # Table 1: prompt length and time to first token
     python -m experiments.disco planning                            # Figure 9: time to make a plan
     python -m experiments.disco speed                               # of the simulator itself
     python -m experiments.disco lengths                             # the table in streamco.sim.race.lengths
 
 All but ``planning`` and ``speed`` print the same bytes every time, whatever the machine: Markdown, the tables of docs/results.md.
-``--quick`` takes fewer of everything. ``ttft`` and ``lengths`` need the recorded data ($STREAMCO_DATA). ``cost`` and ``moves`` are the
-packaged services with the live client (``kind: race``): each of the paper's four models at its price of Table 8, with the times of a
-service of about its speed, as ``bench/cost.py`` has them. Their intervals are of the bootstrap over requests, which are the same for both
-contenders. ``bench.cost`` and ``bench.moves`` ask the same of all recorded services.
+``--quick`` takes fewer of everything. ``ttft``, ``correlation`` and ``lengths`` need the recorded data ($STREAMCO_DATA). ``cost`` and
+``moves`` are the packaged services with the live client (``kind: race``): each of the paper's four models at its price of Table 8, with the
+times of a service of about its speed, as ``bench/cost.py`` has them. Their intervals are of the bootstrap over requests, which are the same
+for both contenders. ``bench.cost`` and ``bench.moves`` ask the same of all recorded services.
 """
 
 from __future__ import annotations
@@ -32,6 +33,7 @@ from numpy.typing import NDArray
 from bench.dispatch import PHONES, bench_planning
 from bench.report import emit
 from bench.worlds import recorded_lengths
+from experiments.disco_correlation import show_correlation
 from experiments.disco_judged import DRAWS, Cut, format_cuts
 from experiments.disco_ttft import BUDGETS, SIDES, show_ttft
 from experiments.tables import run_all, show_table
@@ -60,6 +62,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "simulated": show_simulated,
         "cost": show_cost,
         "moves": show_moves,
+        "correlation": show_correlation,
         "planning": lambda options: emit(bench_planning(5 if options.quick else 15), json_lines=False),
         "speed": show_speed,
         "lengths": show_lengths,

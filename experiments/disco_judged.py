@@ -22,15 +22,28 @@ from numpy.typing import NDArray
 from bench.dispatch import PHONES, judge, plan_all
 from bench.traces import prompt_lengths, ttft_traces
 from streamco.core.race.learner import Policy
-from streamco.policies.dispatch import Side
+from streamco.policies.dispatch import DeviceOnly, ServerOnly, Side
 from streamco.policies.dispatch_stochastic import Stochastic
 from streamco.profiles import DeviceSpeed, LengthDistribution
 
-__all__ = ["POLICIES", "Cut", "Drawn", "Judgement", "figures_of", "format_cuts", "interval", "judge_service"]
+__all__ = [
+    "ALONE",
+    "DRAWS",
+    "POLICIES",
+    "Cut",
+    "Drawn",
+    "Judgement",
+    "figures_of",
+    "format_cuts",
+    "interval",
+    "judge_service",
+    "median_interval",
+]
 
 Floats = NDArray[np.float64]
 
-POLICIES = ("disco", "equations 1-2", "optimal", "stochastic")
+ALONE: dict[str, Policy] = {"server alone": ServerOnly(), "device alone": DeviceOnly()}  # the paper's vLLM and llama.cpp
+POLICIES = ("disco", "equations 1-2", "optimal", *ALONE, "stochastic")
 DRAWS = 400
 TAIL = 0.01
 _HEAD = 0.08  # of the mass, the slowest: where a drawn P99 is looked for first
@@ -94,7 +107,7 @@ def judge_service(phone: str, side: Side, service: str, budgets: Sequence[float]
     drawn = Drawn.draw(lengths, trace.judged, zlib.crc32(service.encode()), draws)
     found = []
     for budget in budgets:
-        planned = plan_all(trace, prompts, device, budget, side)
+        planned = plan_all(trace, prompts, device, budget, side) | ALONE
         against = figures_of(planned["stochastic"], trace.judged, lengths, device, drawn)
         for name in POLICIES:
             if name not in planned:
@@ -116,6 +129,14 @@ def interval(cuts: Iterable[Cut]) -> tuple[float, float, float]:
     drawn = np.mean([cut.drawn for cut in cuts], axis=0)
     low, high = np.quantile(drawn, [0.025, 0.975])
     return float(np.mean([cut.value for cut in cuts])), float(low), float(high)
+
+
+def median_interval(groups: Iterable[Iterable[Cut]]) -> tuple[float, float, float]:
+    """Return the middle one of the groups' means, and within what it lies in 95 of 100 draws; a group is a service at several budgets."""
+    means = [[np.append(cut.value, cut.drawn) for cut in group] for group in groups]
+    middle = np.median([np.mean(group, axis=0) for group in means], axis=0)
+    low, high = np.quantile(middle[1:], [0.025, 0.975])
+    return float(middle[0]), float(low), float(high)
 
 
 def format_cuts(cuts: Sequence[Cut]) -> str:

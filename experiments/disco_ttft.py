@@ -8,9 +8,11 @@ from importlib import import_module
 from itertools import product
 from pathlib import Path
 
+import numpy as np
+
 from bench.dispatch import PHONES
 from bench.traces import ttft_traces
-from experiments.disco_judged import DRAWS, POLICIES, Judgement, format_cuts, interval, judge_service
+from experiments.disco_judged import ALONE, DRAWS, POLICIES, Cut, Judgement, format_cuts, interval, judge_service, median_interval
 from experiments.tables import run_all, show_table
 from streamco.policies.dispatch import Side
 
@@ -20,6 +22,8 @@ SIDES: tuple[Side, ...] = ("device", "server")
 BUDGETS = tuple(tenth / 10 for tenth in range(1, 10))
 SHOWN = ("OpenAI gpt-3.5-turbo-0125", "together llama-2-70b-chat", "OpenAI gpt-4-0125-preview", "bedrock llama-2-13b-chat")  # in the plot
 NOTHING = 1e-9  # per cent
+ALLOWED = 0.01  # share of prompt tokens over the budget
+SHOWN_BUDGET = 0.5
 LINES = {  # of the plot, by policy
     "disco": ("DiSCo", "#0072b2", "o-"),
     "stochastic": ("dice", "#d55e00", "s-"),
@@ -37,6 +41,8 @@ def show_ttft(options: argparse.Namespace) -> None:
     found: list[Judgement] = [judgement for part in run_all(judge_service, jobs, options.jobs) for judgement in part]
     disco = [each for each in found if each.policy == "disco"]
     show_summary(found)
+    show_seconds(found)
+    show_spending(found)
     for name, key in (("budget", lambda each: f"{each.budget:g}"), ("service", lambda each: each.service)):
         show_groups(f"DiSCo by {name}; per cent less than stochastic dispatch at the same budget, 95 % interval", name, disco, key)
     show_losses(found)
@@ -53,9 +59,43 @@ def show_summary(found: Sequence[Judgement]) -> None:
         part = [each for each in found if (each.side, each.phone, each.policy) == (side, phone, policy)]
         if part:
             cuts = ([getattr(each, name) for each in part] for name in KINDS)
-            rows.append([side, phone, policy, *map(format_cuts, cuts)])
-    head = ("constrained", "phone", "policy", "mean TTFT", "P99 TTFT", "mean, as dear", "P99, as dear")
+            rows.append([side, phone, policy, *map(format_cuts, cuts), format_median(part)])
+    head = ("constrained", "phone", "policy", "mean TTFT", "P99 TTFT", "mean, as dear", "P99, as dear", "mean TTFT, median service")
     show_table("Per cent less than stochastic dispatch, means over services and budgets, 95 % interval", head, rows)
+
+
+def format_median(part: Iterable[Judgement]) -> str:
+    """The cut of the mean for the middle one of the services, over budgets, and its interval."""
+    services: dict[str, list[Cut]] = {}
+    for each in part:
+        services.setdefault(each.service, []).append(each.mean_cut)
+    return "{:.1f} ({:.1f} to {:.1f})".format(*median_interval(services.values()))
+
+
+def show_spending(found: Sequence[Judgement]) -> None:
+    """How often a plan spends more than its budget, and by how much."""
+    rows = []
+    for side, policy in product(SIDES, [name for name in POLICIES if name not in {*ALONE, "stochastic"}]):
+        over = [each.share - each.budget for each in found if (each.side, each.policy) == (side, policy)]
+        if over:
+            rows.append([side, policy, str(len(over)), str(sum(excess > ALLOWED for excess in over)), f"{max(over):.3f}"])
+    head = ("constrained", "policy", "settings", f"over by more than {ALLOWED:g}", "at worst by")
+    show_table("Plans that spend more than their budget on the judged halves", head, rows)
+
+
+def show_seconds(found: Sequence[Judgement]) -> None:
+    """Either side alone beside dice and DiSCo at half of the prompt tokens, in seconds."""
+    rows = []
+    for side, phone in product(SIDES, PHONES):
+        cells = []
+        for policy in (*ALONE, "stochastic", "disco"):
+            part = [each for each in found if (each.side, each.phone, each.budget, each.policy) == (side, phone, SHOWN_BUDGET, policy)]
+            cells += [f"{np.mean([each.mean for each in part]):.2f} / {np.median([each.mean for each in part]):.2f}"]
+            cells += [f"{np.median([each.p99 for each in part]):.2f}"]
+        rows.append([side, phone, *cells])
+    names = ("server alone", "device alone", f"dice, budget {SHOWN_BUDGET:g}", f"DiSCo, budget {SHOWN_BUDGET:g}")
+    head = ("constrained", "phone", *(f"{name}, {what}" for name in names for what in ("mean / median service", "P99, median service")))
+    show_table("Seconds to the first token over services: the mean of each, and P99", head, rows)
 
 
 def show_groups(title: str, name: str, disco: Sequence[Judgement], key: Callable[[Judgement], str]) -> None:
@@ -73,7 +113,7 @@ def show_losses(found: Sequence[Judgement]) -> None:
     """Where stochastic dispatch is sooner."""
     rows: list[list[str]] = []
     places: list[list[str]] = []
-    for side, metric, policy in product(SIDES, ("mean", "p99"), POLICIES[:-1]):
+    for side, metric, policy in product(SIDES, ("mean", "p99"), [name for name in POLICIES if name not in {*ALONE, "stochastic"}]):
         cells = [(each, getattr(each, f"{metric}_cut_spent")) for each in found if (each.side, each.policy) == (side, policy)]
         if not cells:
             continue

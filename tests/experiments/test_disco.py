@@ -7,7 +7,7 @@ import pytest
 
 from bench.dispatch import PHONES, judge, plan_all
 from bench.traces import Halves
-from experiments.disco_judged import Cut, Drawn, figures_of, interval
+from experiments.disco_judged import ALONE, Cut, Drawn, figures_of, interval, median_interval
 from streamco.policies.dispatch import Side
 from streamco.profiles import LengthDistribution
 
@@ -51,3 +51,22 @@ def test_an_interval_holds_the_middle_of_what_was_drawn() -> None:
     one, other = Cut(5.0, np.linspace(0.0, 10.0, 1001)), Cut(7.0, np.linspace(2.0, 12.0, 1001))
     assert interval([one]) == pytest.approx((5.0, 0.25, 9.75))
     assert interval([one, other]) == pytest.approx((6.0, 1.25, 10.75))
+
+
+def test_a_median_of_services_ignores_one_that_stands_apart() -> None:
+    flat = np.zeros(1001)
+    services = [[Cut(value - 1.0, flat + value - 1.0), Cut(value + 1.0, flat + value + 1.0)] for value in (5.0, 7.0, 80.0)]
+    assert median_interval(services) == pytest.approx((7.0, 7.0, 7.0))
+
+
+@pytest.mark.parametrize(
+    ("side", "name", "share"), [("device", "server alone", 0.0), ("device", "device alone", 1.0), ("server", "device alone", 0.0)]
+)
+def test_a_side_alone_has_its_own_times_and_spends_nothing_of_the_other(side: Side, name: str, share: float) -> None:
+    judged = judge(ALONE[name], TRACE.judged, LENGTHS, DEVICE, side)
+    on_device = float(np.mean([DEVICE.ttft(int(length)) for length in PROMPTS.judged]))
+    assert judged.mean == pytest.approx(TRACE.judged.mean() if name == "server alone" else on_device)
+    assert judged.share == share
+    drawn = Drawn.draw(LENGTHS, TRACE.judged, 4, 5)
+    means, tails = figures_of(ALONE[name], TRACE.judged, LENGTHS, DEVICE, drawn)
+    assert [means[0], tails[0]] == pytest.approx([judged.mean, judged.p99])
