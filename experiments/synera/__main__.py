@@ -1,0 +1,98 @@
+"""Synera's quality by budget with a real pair of models (Table 4): record answers, then print tables.
+
+    make models
+    python -m experiments.synera run DIR --tasks gsm8k humaneval csqa sst2 cnndm xsum --items 100
+    python -m experiments.synera table DIR
+
+A run takes the tasks in turns and answers one question at a time with every contender, so that a run that is broken off is balanced; it
+goes on where it was. What the contenders do is in ``rules.py``; the simulated times and costs are in ``experiments/synera_table4.yaml``.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import sys
+import time
+from collections.abc import Sequence
+from contextlib import closing
+from pathlib import Path
+
+from experiments.synera.answers import load_models
+from experiments.synera.quality import Quality, qualities, with_whole_answers
+from experiments.synera.recording import read_results, record
+from experiments.synera.rules import RULES, Cell, cells_of
+from experiments.tables import show_table
+from experiments.tasks.intervals import Interval
+from tools.record_acceptance import file_of
+
+__all__ = ["main"]
+
+TASKS = ("gsm8k", "humaneval", "csqa", "sst2", "cnndm", "xsum")
+BUDGETS = (0.2, 0.5)
+WRITTEN = tuple(rule for rule in RULES if rule != "answers")  # these are derived from the device's and the server's
+CONTEXT = 2048  # tokens
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Record, or print what was recorded."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("action", choices=["run", "table"])
+    parser.add_argument("folder", type=Path, help="of the recordings")
+    parser.add_argument("--tasks", nargs="*", default=TASKS)
+    parser.add_argument("--budgets", nargs="*", type=float, default=BUDGETS, help="between 0 and 1, which are always there")
+    parser.add_argument("--rules", nargs="*", choices=WRITTEN, default=WRITTEN)
+    parser.add_argument("--items", type=int, default=100, help="questions of each task")
+    parser.add_argument("--tokens", type=int, default=256, help="of an answer at most (default: %(default)s)")
+    parser.add_argument("--draft", default="0.5B", help="model (default: %(default)s)")
+    parser.add_argument("--target", default="1.5B", help="model (default: %(default)s)")
+    parser.add_argument("--minutes", type=float, default=math.inf, help="begin no question after so many (default: any number)")
+    parser.add_argument("--json", action="store_true", help="one JSON object a line in place of tables")
+    options = parser.parse_args(arguments)
+    if options.action == "run":
+        _run(options)
+    else:
+        _show(options)
+
+
+def _run(options: argparse.Namespace) -> None:
+    ends = time.monotonic() + 60.0 * options.minutes
+    cells = cells_of(tuple(options.rules), tuple(options.budgets))
+    models = load_models(file_of(options.draft), file_of(options.target), cells=len(cells), context_tokens=CONTEXT)
+    with closing(models):
+        tasks = dict.fromkeys(options.tasks, options.items)
+        for task, count in record(options.folder, tasks, cells, models, max_tokens=options.tokens, ends=ends):
+            sys.stderr.write(f"{task}: {count}\n")
+            sys.stderr.flush()
+
+
+def _show(options: argparse.Namespace) -> None:
+    for task in options.tasks:
+        if not (options.folder / f"{task}.jsonl").exists():
+            continue
+        recorded = read_results(options.folder, task)
+        results = with_whole_answers(recorded, options.budgets)
+        answers = [Cell("answers", budget).name for budget in options.budgets]
+        found = qualities(results, [*recorded[0], *answers])
+        if options.json:
+            for quality in found:
+                print(json.dumps({"task": task, "questions": len(results), **quality.row()}))
+        else:
+            head = ["", "score", "less the device's", "times the device's", "less confidence's", "server's tokens", "sent"]
+            show_table(f"**{task}**, {len(results)} questions", head, map(_line, found))
+
+
+def _line(quality: Quality) -> list[str]:
+    intervals = [_text(quality.score), _text(quality.gain, "+"), _text(quality.ratio), _text(quality.over_confidence, "+")]
+    return [quality.name, *intervals, f"{quality.server_share:.2f}", f"{quality.sent_share:.2f}"]
+
+
+def _text(interval: Interval | None, sign: str = "") -> str:
+    if interval is None:
+        return ""
+    return f"{interval.value:{sign}.3f} ({interval.low:{sign}.3f} to {interval.high:{sign}.3f})"
+
+
+if __name__ == "__main__":
+    main()
