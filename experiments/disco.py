@@ -5,11 +5,13 @@
     python -m experiments.disco cost                                # Figure 7: cost with and without migration
     python -m experiments.disco moves                               # Table 3: delayed tokens, time between tokens
     python -m experiments.disco correlation                         # Table 1: prompt length and time to first token
+    python -m experiments.disco loading                             # Table 4: from a file to the first token
     python -m experiments.disco planning                            # Figure 9: time to make a plan
     python -m experiments.disco speed                               # of the simulator itself
     python -m experiments.disco lengths                             # the table in streamco.sim.race.lengths
 
-All but ``planning`` and ``speed`` print the same bytes every time, whatever the machine: Markdown, the tables of docs/results.md.
+All but ``loading``, ``planning`` and ``speed`` print the same bytes every time, whatever the machine: Markdown, the tables of
+docs/results_disco.md.
 ``--quick`` takes fewer of everything. ``ttft``, ``correlation`` and ``lengths`` need the recorded data ($STREAMCO_DATA). ``cost`` and
 ``moves`` are the packaged services with the live client (``kind: race``): each of the paper's four models at its price of Table 8, with the
 times of a service of about its speed, as ``bench/cost.py`` has them. Their intervals are of the bootstrap over requests, which are the same
@@ -35,6 +37,7 @@ from bench.report import emit
 from bench.worlds import recorded_lengths
 from experiments.disco_correlation import show_correlation
 from experiments.disco_judged import DRAWS, Cut, format_cuts
+from experiments.disco_loading import show_loading
 from experiments.disco_ttft import BUDGETS, SIDES, show_ttft
 from experiments.tables import run_all, show_table
 from streamco.sim.experiment.scenario import KINDS, Outcome, Scenario, run_scenario
@@ -63,6 +66,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "cost": show_cost,
         "moves": show_moves,
         "correlation": show_correlation,
+        "loading": show_loading,
         "planning": lambda options: emit(bench_planning(5 if options.quick else 15), json_lines=False),
         "speed": show_speed,
         "lengths": show_lengths,

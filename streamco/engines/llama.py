@@ -5,6 +5,7 @@ from __future__ import annotations
 import atexit
 import logging
 import threading
+import time
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
@@ -58,6 +59,9 @@ class LlamaEngine:
         ConfigError: an option is out of range.
     """
 
+    load_seconds: float
+    """Seconds in which file and context were opened; the first decodes, and rows if they are measured, come on top."""
+
     takes_grammars = True
     """Answers can be held to ``GenerationRequest.grammar``."""
 
@@ -75,12 +79,14 @@ class LlamaEngine:
         _check_options(options)
         self.held_sequences = options.held_sequences
         self._share = budget.claim(options.threads)
+        began = time.monotonic()
         try:
             self._model = LlamaModel(self.path, on_progress=on_progress)
             self._open_context(options)
         except BaseException:
             self._share.release()
             raise
+        self.load_seconds = time.monotonic() - began
         tokens = self.info.context_tokens
         self._loop = EngineLoop(self._context, self._slots, options, self._share, StepEmulator(step_time), tokens=tokens)
         self._thread = threading.Thread(target=self._run, name=f"streamco-{self._model.info.name}", daemon=True)
@@ -92,6 +98,8 @@ class LlamaEngine:
         if failure is not None:
             raise EngineError(f"model {path}: expected it to run, got {failure}") from failure
         _open_engines.add(self)
+        total = time.monotonic() - began
+        logger.info("%s: loaded in %.2f s, ready after %.2f s", self.info.name, self.load_seconds, total)
 
     def _open_context(self, options: EngineOptions) -> None:
         model = self._model

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import logging
 import sys
 import threading
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -426,6 +428,17 @@ def test_a_first_decode_that_fails_is_an_error_of_loading(make_engine: MakeEngin
     monkeypatch.setattr(FakeContext, "decode", lambda _self: -1)
     with pytest.raises(EngineError, match=r"bytes.gguf: expected it to run, got llama_decode: expected 0 from the first token, got -1"):
         make_engine()
+
+
+def test_the_log_says_how_long_a_model_took_to_load(
+    make_engine: MakeEngine, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    ticks = iter((100.0, 101.5, 102.0))
+    monkeypatch.setattr("streamco.engines.llama.time", SimpleNamespace(monotonic=lambda: next(ticks)))
+    with caplog.at_level(logging.INFO, "streamco.engine"):
+        engine = make_engine()
+    assert engine.load_seconds == 1.5
+    assert caplog.messages == [f"{engine.info.name}: loaded in 1.50 s, ready after 2.00 s"]
 
 
 def test_a_missing_library_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,0 +1,71 @@
+"""How long does a model take to load, and then to its first token? DiSCo's Appendix B, Table 4, for the models that are on this machine.
+
+Each load is in a process of its own. *Cold* means that the file's pages are dropped from the system's cache before, so that it is read from
+the disk again (Linux; the paper cleared the graphics card's cache alone). One thread, the paper's prompt.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import os
+import statistics
+from pathlib import Path
+
+from experiments.tables import run_all, show_table
+from streamco import Client, DeviceEndpoint, EngineOptions
+from streamco.engines.llama import LlamaEngine
+from streamco.engines.llamacpp.bundled_model import packaged_model
+from tools.fetch_models import MODELS, fetched
+
+__all__ = ["drop_from_cache", "load_once", "show_loading"]
+
+PROMPT = "How to use GitHub?"
+RUNS = 10
+OPTIONS = EngineOptions(threads=1, context_tokens=512)
+
+
+def show_loading(options: argparse.Namespace) -> None:
+    """One row a model: the packaged one, and those that ``make models`` fetched."""
+    models = [packaged_model(), *filter(None, map(fetched, MODELS))]
+    rows = []
+    for path in models[:1] if options.quick else models:
+        for is_cold in (True, False):
+            found = [_in_a_process(path, is_cold=is_cold) for _ in range(2 if options.quick else RUNS)]
+            cells = [f"{statistics.median(column):.2f} ({min(column):.2f} to {max(column):.2f})" for column in zip(*found, strict=True)]
+            rows.append([path.stem, f"{path.stat().st_size / 1e6:,.0f}", "cold" if is_cold else "cached", *cells])
+    head = ("model", "MB", "file", "load [s]", "first token after that [s]")
+    show_table("From a file to the first token; median (lowest to highest)", head, rows)
+
+
+def _in_a_process(path: Path, *, is_cold: bool) -> tuple[float, float]:
+    if is_cold:
+        drop_from_cache(path)
+    seconds: tuple[float, float] = run_all(_load, [(path,)], 1)[0]
+    return seconds
+
+
+def _load(path: Path) -> tuple[float, float]:
+    return asyncio.run(load_once(path))
+
+
+def drop_from_cache(path: Path) -> None:
+    """Have the system forget what it has of a file in memory, where it offers that."""
+    if not hasattr(os, "posix_fadvise"):
+        raise SystemExit("cold loads: expected a system with posix_fadvise, such as Linux")
+    with path.open("rb") as file:
+        os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+
+
+async def load_once(path: Path) -> tuple[float, float]:
+    """Return the seconds of loading, and those from the prompt to its first token."""
+    engine = await asyncio.to_thread(LlamaEngine, path, OPTIONS)
+    async with Client(DeviceEndpoint(engine)) as client:
+        stream = client.stream(PROMPT, max_tokens=1, temperature=0)
+        async for _ in stream:
+            pass
+        ttft = stream.report.ttft
+    await asyncio.to_thread(engine.close)
+    if ttft is None:
+        raise AssertionError("an answer without an error has a first token")
+    return engine.load_seconds, ttft
