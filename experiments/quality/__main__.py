@@ -1,0 +1,86 @@
+"""Is an answer that changes models as good as the models (DiSCo 5.3, Figures 8, 10, 11, equation 7)?
+
+    python -m experiments.quality run FOLDER [--tasks gsm8k ...] [--items 100]    # hours; may be stopped at any time, and goes on later
+    python -m experiments.quality table FOLDER [--json] [--update docs/quality.md] # the table, in Markdown
+    python -m experiments.quality plot FOLDER FILE.png                            # the same as a picture
+    python -m experiments.quality profile FOLDER                                  # qualities by model, for MigrationOptions
+
+``run`` needs the models of ``make models`` and the recorded data ($STREAMCO_DATA). It takes the questions in one order, all tasks in turns,
+so whatever is there at a moment is balanced. Several processes may run on different tasks.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import sys
+import time
+from collections.abc import Sequence
+from contextlib import ExitStack
+from pathlib import Path
+
+from experiments.quality.equation import MEASURES
+from experiments.quality.records import AnswerFile, read_answers
+from experiments.quality.tables import plot_cells, show_cells, show_profile
+from experiments.tasks import load_questions
+
+__all__ = ["main"]
+
+BLOCK = 4  # questions of each task that are answered together
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run one part."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parts = parser.add_subparsers(dest="part", required=True)
+    run = parts.add_parser("run", help="write the answers that are missing")
+    run.add_argument("folder", type=Path)
+    run.add_argument("--tasks", nargs="+", choices=[*MEASURES], default=[*MEASURES])
+    run.add_argument("--items", type=int, default=100, help="questions of each task")
+    table = parts.add_parser("table", help="print the table")
+    table.add_argument("folder", type=Path)
+    table.add_argument("--json", action="store_true", help="one JSON object a line instead of a table")
+    table.add_argument("--update", type=Path, help="replace the tables between the marks of this page")
+    plot = parts.add_parser("plot", help="draw the table")
+    plot.add_argument("folder", type=Path)
+    plot.add_argument("picture", type=Path)
+    profile = parts.add_parser("profile", help="print each model's quality as TOML")
+    profile.add_argument("folder", type=Path)
+    options = parser.parse_args(arguments)
+    match options.part:
+        case "run":
+            asyncio.run(run_tasks(options.folder, options.tasks, options.items))
+        case "table":
+            show_cells(read_answers(options.folder), json_lines=options.json, page=options.update)
+        case "plot":
+            plot_cells(read_answers(options.folder), options.picture)
+        case "profile":
+            show_profile(read_answers(options.folder))
+    return 0
+
+
+async def run_tasks(folder: Path, tasks: Sequence[str], count: int) -> None:
+    """Write the missing answers to the first questions of these tasks.
+
+    Raises:
+        SystemExit: the models or the data are missing, or another process writes one of the tasks.
+    """
+    from experiments.quality.writing import MODELS, Writer, write_block  # noqa: PLC0415  # the tables need no engine
+
+    questions = {task: load_questions(task, count) for task in tasks}
+    with ExitStack() as stack:
+        files = {task: stack.enter_context(AnswerFile(folder / f"{task}.jsonl")) for task in tasks}
+        writers = {}
+        for name in MODELS:
+            writers[name] = Writer.load(name)
+            stack.callback(writers[name].engine.close)
+        began = time.monotonic()
+        for start in range(0, count, BLOCK):
+            block = [(question, files[task]) for task in tasks for question in questions[task][start : start + BLOCK]]
+            written = await write_block(writers, block)
+            seconds = time.monotonic() - began
+            print(f"questions up to {start + BLOCK} of {count}: {written} answers written, {seconds:.0f} s so far", flush=True)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

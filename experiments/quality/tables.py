@@ -1,0 +1,120 @@
+"""The cells as Markdown, JSON lines, a picture, and the models' qualities as settings."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict
+from pathlib import Path
+
+from experiments.quality.equation import Cell, cells_of, grouped
+from experiments.quality.records import LENGTH, PAIRS, Answer
+from experiments.tasks.intervals import Interval, mean_interval
+
+__all__ = ["format_cells", "plot_cells", "show_cells", "show_profile", "update_page"]
+
+_BEGIN, _END = "<!-- table: begin -->", "<!-- table: end -->"
+
+
+def show_cells(answers: Iterable[Answer], *, json_lines: bool = False, page: Path | None = None) -> None:
+    """Print the cells, or put their tables into a page."""
+    cells = cells_of(answers)
+    if json_lines:
+        for cell in cells:
+            print(json.dumps(asdict(cell) | {"verdict": cell.verdict}))
+    elif page is not None:
+        page.write_text(update_page(page.read_text(encoding="utf-8"), format_cells(cells)), encoding="utf-8")
+    else:
+        print(format_cells(cells))
+
+
+def update_page(text: str, tables: str) -> str:
+    """Return the page with the tables between its marks replaced.
+
+    Raises:
+        ValueError: it has no marks.
+    """
+    pattern = re.compile(f"{_BEGIN}.*{_END}", re.DOTALL)
+    if not pattern.search(text):
+        raise ValueError(f"page: expected the marks {_BEGIN} and {_END}, got none")
+    return pattern.sub(lambda _: f"{_BEGIN}\n{tables}\n{_END}", text)
+
+
+def format_cells(cells: Sequence[Cell]) -> str:
+    """Return a sentence with the counts, and one table for each measure."""
+    verdicts = [cell.verdict for cell in cells]
+    counts = ", ".join(f"{verdicts.count(verdict)} {label}" for verdict, label in _LABELS.items())
+    parts = [f"Of {len(cells)} cells: {counts}."]
+    for task, measure in dict.fromkeys((cell.task, cell.measure) for cell in cells):
+        rows = [cell for cell in cells if (cell.task, cell.measure) == (task, measure)]
+        parts.append(f"**{task}, {measure}** ({rows[0].questions} questions)\n")
+        parts[-1] += "\n| pair | Q first | Q second | cut | moved | Q moved | above the lower bound | below the upper bound | eq. 7 |"
+        parts[-1] += "\n|---|---|---|---:|---:|---|---|---|---|"
+        parts[-1] += "".join(f"\n{_row(cell)}" for cell in rows)
+    return "\n\n".join(parts)
+
+
+_LABELS = {
+    "holds": "hold",
+    "open": "are open (outside the bounds by less than the noise)",
+    "fails below": "fail below (worse than both models)",
+    "fails above": "fail above (better than both)",
+}
+
+
+def _row(cell: Cell) -> str:
+    columns = [
+        " → ".join(cell.pair),
+        _short(cell.first),
+        _short(cell.second),
+        str(cell.cut),
+        f"{cell.moved:.0%}",
+        _short(cell.mean),
+        _short(cell.above_lower),
+        _short(cell.below_upper),
+        f"**{cell.verdict}**" if cell.verdict.startswith("fails") else cell.verdict,
+    ]
+    return f"| {' | '.join(columns)} |"
+
+
+def _short(interval: Interval) -> str:
+    return "{:.3f} ({:.3f} to {:.3f})".format(*interval)
+
+
+def show_profile(answers: Iterable[Answer]) -> None:
+    """Print the mean score of each model over the tasks that are there, each task weighing the same, as a TOML table."""
+    tasks = grouped(answers)
+    print("[migration.quality]")
+    for name in dict.fromkeys(model for pair in PAIRS for model in pair):
+        means = [mean_interval([known[name, None, LENGTH].score for known in items.values()]).value for items in tasks.values() if items]
+        print(f'"{name}" = {sum(means) / len(means):.3f}')
+
+
+def plot_cells(answers: Iterable[Answer], picture: Path) -> None:
+    """Draw quality over the tokens of the first model, as Figure 10 does: a panel for each measure and pair."""
+    from matplotlib.figure import Figure  # noqa: PLC0415  # an extra
+
+    cells = cells_of(answers)
+    measures = list(dict.fromkeys((cell.task, cell.measure) for cell in cells))
+    figure = Figure(figsize=(3.0 * len(PAIRS), 2.2 * len(measures)), layout="constrained")
+    axes = figure.subplots(len(measures), len(PAIRS), squeeze=False, sharey="row")
+    for row, (task, measure) in enumerate(measures):
+        for column, pair in enumerate(PAIRS):
+            axis = axes[row][column]
+            found = [cell for cell in cells if (cell.task, cell.measure, cell.pair) == (task, measure, pair)]
+            points = [(0, found[0].second), *((cell.cut, cell.mean) for cell in found), (LENGTH, found[0].first)]
+            values = [interval.value for _, interval in points]
+            errors = [[value - interval.low for value, (_, interval) in zip(values, points, strict=True)]]
+            errors.append([interval.high - value for value, (_, interval) in zip(values, points, strict=True)])
+            bounds = sorted((found[0].first.value, found[0].second.value))
+            axis.axhspan(*bounds, color="0.88")
+            axis.errorbar(range(len(points)), values, yerr=errors, marker="o", capsize=3)
+            axis.set_xticks(range(len(points)), [str(tokens) for tokens, _ in points])
+            if row == 0:
+                axis.set_title(" → ".join(pair))
+            if column == 0:
+                axis.set_ylabel(f"{task}\n{measure}")
+            if row == len(measures) - 1:
+                axis.set_xlabel("tokens of the first model")
+    figure.savefig(picture, dpi=110)

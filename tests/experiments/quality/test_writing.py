@@ -1,0 +1,105 @@
+"""Answers that move between models: with the packaged model as all three."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("llama_cpp")
+
+from experiments.quality import writing
+from experiments.quality.records import LENGTH, PAIRS, AnswerFile
+from experiments.quality.writing import MODELS, Writer, begun, likelihood, write_block
+from experiments.tasks import Question
+from streamco.engines.base import EngineOptions
+from streamco.engines.llama import LlamaEngine
+from streamco.engines.llamacpp.bundled_model import packaged_model
+
+pytestmark = pytest.mark.model
+TOKENS = 20
+
+
+@pytest.fixture(scope="module")
+def engine() -> Iterator[LlamaEngine]:
+    options = EngineOptions(threads=1, context_tokens=256, max_sequences=3, held_sequences=1, exact=True)
+    loaded = LlamaEngine(packaged_model(), options)
+    yield loaded
+    loaded.close()
+
+
+def question(name: str, text: str = "Name three rivers.", task: str = "xsum") -> Question:
+    return Question(name, task, text, "reference", TOKENS, lambda answer: float(len(answer) > 3))
+
+
+def write(engine: LlamaEngine, path: Path, questions: list[Question]) -> int:
+    async def run() -> int:
+        writer = Writer(engine)
+        with AnswerFile(path) as file:
+            return await write_block(dict.fromkeys(MODELS, writer), [(each, file) for each in questions])
+
+    return asyncio.run(run())
+
+
+def test_an_answer_that_moves_to_the_same_model_is_that_models_own(engine: LlamaEngine, tmp_path: Path) -> None:
+    path = tmp_path / "xsum.jsonl"
+    questions = [question("q1"), question("q2", "Was ist ein Fluß? Antworte mit Emojis wie 🌊.")]
+    due = 2 * (len(MODELS) + 2 * len(PAIRS))  # cuts after 4 and 16 tokens; none after 64
+    assert write(engine, path, questions) == due
+    with AnswerFile(path) as file:
+        for each in questions:
+            own = file.find(each.id, ("1.5B", None, LENGTH))
+            assert own is not None
+            assert 16 < len(own.ids) <= TOKENS
+            for first, second in PAIRS:
+                for cut in (4, 16):
+                    moved = file.find(each.id, (first, second, cut))
+                    assert moved is not None
+                    assert (moved.text, moved.score, moved.is_finished) == (own.text, own.score, own.is_finished)
+                assert file.find(each.id, (first, second, 64)) is None
+
+
+def test_a_later_run_writes_only_what_is_missing(engine: LlamaEngine, tmp_path: Path) -> None:
+    path = tmp_path / "xsum.jsonl"
+    write(engine, path, [question("q1")])
+    assert write(engine, path, [question("q1")]) == 0
+    lines = path.read_bytes().splitlines(keepends=True)
+    path.write_bytes(b"".join(lines[:-2]))
+    assert write(engine, path, [question("q1")]) == 2
+    assert sorted(path.read_bytes().splitlines(keepends=True)) == sorted(lines)
+
+
+def test_a_hand_over_ends_with_a_whole_code_point(engine: LlamaEngine) -> None:
+    ids = engine.tokenize("a 🦎 b")
+    for cut in range(len(ids) + 1):
+        partial = begun(engine, ids, cut)
+        assert "\ufffd" not in partial.text
+        assert engine.detokenize(partial.ids or ()).decode() == partial.text
+        assert partial.tokens == len(partial.ids or ()) <= cut
+        assert partial.vocabulary == engine.info.vocabulary
+
+
+def test_a_models_own_words_are_likelier_than_others(engine: LlamaEngine) -> None:
+    asked = question("q1", task="alpaca")
+    own, _, _ = asyncio.run(Writer(engine).write(asked))
+    likely, unlikely = likelihood(engine, asked, own), likelihood(engine, asked, "zebra quantum 17 ;; fog the the")
+    assert unlikely < -4.0 < math.log(0.25) < likely < 0.0
+
+
+def test_only_answers_to_alpaca_have_a_likelihood(engine: LlamaEngine, tmp_path: Path) -> None:
+    write(engine, tmp_path / "alpaca.jsonl", [question("q1", task="alpaca")])
+    write(engine, tmp_path / "xsum.jsonl", [question("q1")])
+    for name, has_one in (("alpaca", True), ("xsum", False)):
+        with AnswerFile(tmp_path / f"{name}.jsonl") as file:
+            own = file.find("q1", ("0.5B", None, LENGTH))
+            assert own is not None
+            assert (own.likelihood is not None) == has_one
+
+
+def test_the_models_of_a_run_must_be_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(writing, "fetched", lambda _: None)
+    with pytest.raises(SystemExit, match=r"0\.5B: expected the models of `make models`"):
+        writing.model_path("0.5B")
