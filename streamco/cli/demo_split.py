@@ -61,6 +61,7 @@ def check_split_arguments(args: argparse.Namespace, *, latency: str) -> None:
         ("budget", None),
         ("policy", "device-constrained"),
         ("no_migration", False),
+        ("min_quality", None),
         ("latency", latency),
         ("device", None),
         ("server", None),

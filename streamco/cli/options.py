@@ -72,6 +72,12 @@ def add_answer_arguments(parser: argparse.ArgumentParser, modes: Sequence[str] =
         help="tokens per second, reading (4.8), listening (3.5) or off (off)",
     )
     group.add_argument("--no-migration", action="store_true", help="the side that begins an answer writes it to the end, whatever it costs")
+    group.add_argument(
+        "--min-quality",
+        type=option(share_of_quality),
+        metavar="SHARE",
+        help="an answer moves only to a model of at least this share of the quality, by --profile (to none that is known to be worse)",
+    )
     group.add_argument("--system", metavar="TEXT", help="system message")
     group.add_argument("--max-tokens", type=option(whole_number), metavar="N", help="longest answer, in tokens")
     group.add_argument("--temperature", type=option(number), metavar="T", help="0: always the likeliest token")
@@ -126,6 +132,19 @@ def number(text: str) -> float:
     if 0 <= value < float("inf"):
         return value
     raise ConfigError(f"expected a number, 0 or more, got {text!r}")
+
+
+def share_of_quality(text: str) -> float:
+    """Parse a share of 0 to 1, ``0.9`` or ``90%``.
+
+    Raises:
+        ConfigError: the text is not one.
+    """
+    word = text.strip()
+    value = number(word.removesuffix("%")) / (100 if word.endswith("%") else 1)
+    if value <= 1.0:
+        return value
+    raise ConfigError(f"expected a share from 0 to 1, such as 0.9 or 90%, got {text!r}")
 
 
 def prices(text: str) -> TokenPrices:

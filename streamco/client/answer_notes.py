@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from streamco.client.degradation import Degradations
 from streamco.client.race.dispatcher import DispatchRecord
 from streamco.client.race.driver import RaceDriver
 from streamco.client.speculation.driver import SpeculationDriver
-from streamco.core.report import Report, WhyRemote
+from streamco.core.report import HandOver, Report, WhyRemote
 from streamco.endpoints.verifiers.pool_session import AssignedVerifier, PooledSession
 from streamco.errors import EndpointError
+from streamco.policies.migration import BarredMove
 
-__all__ = ["note_dispatch", "note_obstacle", "note_race", "note_settings", "note_speculation"]
+__all__ = ["note_dispatch", "note_moves", "note_obstacle", "note_race", "note_settings", "note_speculation"]
 
 
 def note_dispatch(
@@ -62,6 +63,7 @@ def note_settings(
     offload: str,
     is_unpaced: bool,
     unpriced: Sequence[str],
+    barred: Sequence[BarredMove] = (),
     inexact: str = "",
 ) -> None:
     """Record the client's settings that have no effect on this answer.
@@ -73,6 +75,8 @@ def note_settings(
         offload: the filter that needs the importance of drafts, if the device doesn't read it; "": none does.
         is_unpaced: the client has a pace, and the answer is not streamed.
         unpriced: endpoints that keep the answer from moving, because their costs are not known, though ``migration`` was given.
+        barred: moves that would save money and must not happen, because of the target's quality; those that the caller asked to bar are
+            left out.
         inexact: name of the split model that sends states in a format which changes tokens; "": none does.
 
     Raises:
@@ -94,6 +98,20 @@ def note_settings(
     if unpriced:
         sentence = f"the answer moves to no cheaper endpoint, because the cost of tokens at {' and '.join(unpriced)} is not known"
         degradations.record(notes, kind="no effect", endpoint="migration", sentence=sentence)
+    for move in barred:
+        if not move.is_asked:
+            sentence = f"the answer does not move from {move.source} to {move.target}, which is cheaper, because {move.reason}"
+            degradations.record(notes, kind="not moved", endpoint=move.target, sentence=sentence, may_raise=False)
+
+
+def note_moves(degradations: Degradations, notes: list[str], hand_overs: Iterable[HandOver]) -> None:
+    """Record planned hand-overs to models of unknown quality, which the caller has neither allowed nor forbidden."""
+    for each in hand_overs:
+        sentence = (
+            f"{each.target} went on for {each.source}, because it is cheaper; whether its model is good enough is not known "
+            "(MigrationOptions(min_quality=..., quality=...))"
+        )
+        degradations.record(notes, kind="moved", endpoint=each.target, sentence=sentence, may_raise=False)
 
 
 def note_race(degradations: Degradations, notes: list[str], driver: RaceDriver) -> None:

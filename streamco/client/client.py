@@ -27,7 +27,7 @@ from streamco.client.endpoint_set import DeviceSetting, EndpointSet, ServerSetti
 from streamco.client.pending_answer import PendingAnswer
 from streamco.client.race.dispatcher import Dispatcher, DispatchOptions
 from streamco.client.race.migration import MigrationOptions
-from streamco.client.settings import ClientSettings, check_options, check_sides
+from streamco.client.settings import ClientSettings, check_options, check_quality_names, check_sides
 from streamco.client.speculation.options import Mode, SpeculationOptions, VerifierSetting, check_no_drafting, check_speculation
 from streamco.client.speculation.planner import SpeculationPlanner
 from streamco.client.speculation.split_mode import check_split, split_endpoint
@@ -153,6 +153,7 @@ class Client:
         race_budget = _RACE_BUDGET if budget is None else budget
         dispatcher = Dispatcher(dispatch, budget=race_budget, policy=policy, profile=prior, seed=seed)
         check_sides(dispatcher, endpoints)
+        check_quality_names(migration, endpoints)
         self._settings = ClientSettings(
             endpoints=endpoints,
             dispatcher=dispatcher,
@@ -259,6 +260,7 @@ class Client:
         check_speculation(mode or settings.planner.mode, None, emit or settings.planner.emit, speculation)
         if mode is None and settings.planner.mode == "race":
             check_no_drafting(emit=None if emit == "verified" else emit, speculation=speculation)
+        check_quality_names(migration, settings.endpoints)
         dispatcher, totals = settings.dispatcher, settings.totals
         if budget is not None or policy is not None or dispatch is not None:
             dispatcher = dispatcher.copy(dispatch or settings.dispatch, budget=budget, policy=policy)

@@ -9,7 +9,7 @@ from copy import copy
 from msgspec.structs import replace
 
 from streamco.client.answer_log import REQUEST_ID_HEADER, AnswerLog, describe_error
-from streamco.client.answer_notes import note_dispatch, note_obstacle, note_race, note_settings, note_speculation
+from streamco.client.answer_notes import note_dispatch, note_moves, note_obstacle, note_race, note_settings, note_speculation
 from streamco.client.degradation import OnDegraded
 from streamco.client.driver import AnswerDriver
 from streamco.client.race.dispatcher import DispatchRecord
@@ -198,7 +198,7 @@ class PendingAnswer:
         try:
             self._check_degradations(dispatched)
             plan = self._plan_race(dispatched, max_ahead)
-            self._note_settings(unpriced=dispatched.unpriced)
+            self._note_settings(dispatched=dispatched)
         except BaseException:
             settings.dispatcher.abandon(dispatched)
             raise
@@ -210,6 +210,7 @@ class PendingAnswer:
             settings.dispatcher.record(dispatched, driver.machine)
             settings.planner.record_race(driver.machine)
             note_race(settings.degradations, notes, driver)
+            note_moves(settings.degradations, notes, settings.dispatcher.moved_blindly(settings.migration, driver.machine.hand_overs))
             settings.check_access(driver.machine)
             settings.totals.record(driver.cost())
             log.ended(driver.report)
@@ -250,7 +251,7 @@ class PendingAnswer:
             if obstacle != DOES_NOT_PAY:  # mode "auto" asked for the faster way
                 note_obstacle(degradations, notes, obstacle, is_logged=obstacle == settings.planner.binding.problem)
 
-    def _note_settings(self, *, speculates: bool = False, unpriced: Sequence[str] = ()) -> None:
+    def _note_settings(self, *, speculates: bool = False, dispatched: DispatchRecord | None = None) -> None:
         """Record the client's settings that have no effect on this answer.
 
         Raises:
@@ -266,7 +267,8 @@ class PendingAnswer:
             hides_drafts=hides_drafts,
             offload=settings.planner.options.offload if speculates and settings.planner.misses_attention else "",
             is_unpaced=settings.pace is not None and not self._is_streamed,
-            unpriced=unpriced if settings.is_migration_given else (),
+            unpriced=dispatched.unpriced if dispatched is not None and settings.is_migration_given else (),
+            barred=() if dispatched is None else dispatched.barred,
             inexact="" if getattr(settings.endpoints.device, "is_exact", True) else getattr(settings.endpoints.device, "name", ""),
         )
 

@@ -18,7 +18,7 @@ from streamco.engines.native_notice import warn_if_pure
 from streamco.errors import ConfigError
 from streamco.policies.eligibility import RequestFacts
 
-__all__ = ["ClientSettings", "check_options", "check_sides"]
+__all__ = ["ClientSettings", "check_options", "check_quality_names", "check_sides"]
 
 
 class ClientSettings(Struct, frozen=True, kw_only=True):
@@ -125,6 +125,17 @@ def check_options(migration: object, dispatch: object, limits: object, on_failur
     for name, value, kind in settings:
         if value is not None and not isinstance(value, kind):
             raise ConfigError(f"{name}: expected {kind.__name__} or None, got {type(value).__name__}")
+
+
+def check_quality_names(migration: MigrationOptions | None, endpoints: EndpointSet) -> None:
+    """Check that qualities that were given are those of endpoints which exist: a misspelt name would count as an unknown quality.
+
+    Raises:
+        ConfigError: a name is none of an endpoint.
+    """
+    for name in (migration and migration.quality) or ():
+        if name not in endpoints.endpoints:
+            raise ConfigError(f"migration: quality: expected names among {', '.join(endpoints.endpoints)}, got {name!r}")
 
 
 def check_sides(dispatcher: Dispatcher, endpoints: EndpointSet) -> None:

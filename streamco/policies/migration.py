@@ -8,24 +8,33 @@ second and t_m the seconds from the request at the target to its first token.
 There are two transfer rules. ``full-buffer`` is the paper's: the source stops when the buffer holds B tokens, and only then is the target
 asked. ``pre-copy`` deviates, in the way of virtual machines: the target reads the existing text while the source goes on, then the text
 written meanwhile, and takes over when only a few tokens are left to read. So t_m, B and the source's last tokens become small.
+
+The quality of a moved answer lies between those of the two models (equation 7). So a move from a strong model to a weak one saves money at
+the reader's expense, which the paper leaves open. Here it is the caller's decision (``barred_moves``).
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable, Mapping
 from typing import Literal
 
 from msgspec import Struct
 
+from streamco.errors import ConfigError
 from streamco.partial import PreCopy
 
 __all__ = [
+    "BarredMove",
     "SERVER_STOPS",
     "UNKNOWN_RATE",
     "UNKNOWN_SERVER_SETUP",
     "Terms",
     "TransferRule",
+    "are_known",
+    "barred_moves",
     "buffer_needed",
+    "check_quality",
     "keeps_up",
     "net_saving",
     "pre_copy_pays",
@@ -162,3 +171,67 @@ def pre_copy_pays(source: Terms, target: Terms, *, length: float, saved: float, 
     cached = target.prompt if target.cached_prompt is None else target.cached_prompt
     worth = saved * (source.completion - target.completion) if is_possible_without else saving
     return worth > length * cached + target.completion
+
+
+class BarredMove(Struct, frozen=True):
+    """A planned move that must not happen.
+
+    Args:
+        source: the endpoint that would hand over.
+        target: the endpoint that would take over.
+        reason: why not, after "because".
+        is_asked: the caller's setting says so; False: nothing was set, or the setting can't be followed.
+    """
+
+    source: str
+    target: str
+    reason: str
+    is_asked: bool
+
+
+def check_quality(quality: Mapping[str, float], *, where: str) -> None:
+    """Refuse qualities that are no finite numbers of 0 or more.
+
+    Raises:
+        ConfigError: a value is none.
+    """
+    for name, value in quality.items():
+        if not isinstance(value, int | float) or isinstance(value, bool) or not math.isfinite(value) or value < 0:
+            raise ConfigError(f"{where}: {name}: expected a number of 0 or more, got {value!r}")
+
+
+def are_known(names: Iterable[str], quality: Mapping[str, float]) -> bool:
+    """Return True if the quality of all these endpoints is known."""
+    return all(name in quality for name in names)
+
+
+def barred_moves(moves: Iterable[tuple[str, str]], quality: Mapping[str, float], min_quality: float | None) -> list[BarredMove]:
+    """Return those of the moves that must not happen.
+
+    Args:
+        moves: source and target of the moves that would save money.
+        quality: measured quality by endpoint, 0 or more, on one scale.
+        min_quality: the share of the source's quality that the target needs; 0: any target may take over. None: nothing was set. Then a
+            target that is known to be worse is barred, and one of unknown quality isn't.
+    """
+    if min_quality == 0:
+        return []
+    found = (_barred(source, target, quality, min_quality) for source, target in moves)
+    return [each for each in found if each is not None]
+
+
+def _barred(source: str, target: str, quality: Mapping[str, float], min_quality: float | None) -> BarredMove | None:
+    unknown = [name for name in (source, target) if name not in quality]
+    if unknown:
+        if min_quality is None:
+            return None
+        return BarredMove(
+            source, target, f"the quality of {' and '.join(unknown)} is not known (min_quality={min_quality:g})", is_asked=False
+        )
+    of_source, of_target = quality[source], quality[target]
+    if of_target >= of_source * (1.0 if min_quality is None else min_quality):
+        return None
+    figures = f"{target} has a quality of {of_target:g} and {source} of {of_source:g}"
+    if min_quality is None:
+        return BarredMove(source, target, f"{figures} (MigrationOptions(min_quality=...) allows it)", is_asked=False)
+    return BarredMove(source, target, f"{figures}, less than min_quality={min_quality:g} of it", is_asked=True)

@@ -111,6 +111,7 @@ class Profile(Struct, frozen=True, kw_only=True):
         shape: dimensions of the device's model.
         link: network link between the two.
         pair: figures of the device's model as a draft model for the server's.
+        quality: measured quality by endpoint name, 0 or more, all on one scale; empty: not known.
         note: remarks for a reader of the figures.
         version: version of this format.
     """
@@ -125,8 +126,14 @@ class Profile(Struct, frozen=True, kw_only=True):
     shape: ModelShape | None = None
     link: Link | None = None
     pair: PairProfile | None = None
+    quality: dict[str, float] = {}
     note: str = ""
     version: int = PROFILE_VERSION
+
+    def __post_init__(self) -> None:
+        for name, value in self.quality.items():
+            if not _is_number(value):
+                raise ConfigError(f"profile: quality: {name}: expected a number of 0 or more, got {value!r}")
 
     def to_json(self) -> bytes:
         """Return the profile as indented UTF-8 JSON; ``from_json`` returns an equal profile."""

@@ -136,6 +136,8 @@ class MigrationSection(Struct, frozen=True, kw_only=True):
     rule: TransferRule = "pre-copy"
     max_migrations: int = 1
     unpaced: bool = False
+    min_quality: float | None = None  # share of the first endpoint's quality that the next one needs; None: none known to be worse
+    quality: dict[str, float] | None = None  # measured, by endpoint name; None: that of dispatch.profile
 
 
 class SpeculateSection(Struct, frozen=True, kw_only=True):
@@ -293,6 +295,8 @@ def _format(value: Any) -> str:
             return repr(value)
         case str():
             return _quote(value)
+        case dict():
+            return "{ " + ", ".join(f"{_quote(name)} = {_format(each)}" for name, each in value.items()) + " }"
         case tuple():
             return f"[{', '.join(map(_format, value))}]"
         case Struct():

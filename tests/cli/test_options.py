@@ -14,6 +14,7 @@ from streamco.cli.options import (
     device_path_of,
     number,
     prices,
+    share_of_quality,
     whole_number,
 )
 from streamco.endpoints.base import TokenPrices
@@ -38,6 +39,13 @@ def test_the_defaults_leave_everything_to_the_endpoints() -> None:
 def test_values_are_read_as_people_write_them() -> None:
     args = parse("--budget", "20%", "--policy", "device_only", "--pace", "reading", "--max-tokens", "9", "--temperature", "0")
     assert (args.budget, args.policy, args.pace, args.max_tokens, args.temperature) == (0.2, "device-only", "reading", 9, 0.0)
+
+
+def test_a_quality_is_a_share_of_another() -> None:
+    assert [share_of_quality(text) for text in ("0", "0.9", "90%", "1")] == [0.0, 0.9, 0.9, 1.0]
+    assert (parse().min_quality, parse("--min-quality", "75%").min_quality) == (None, 0.75)
+    with pytest.raises(ConfigError, match="expected a share from 0 to 1"):
+        share_of_quality("1.5")
 
 
 @pytest.mark.parametrize("text", ["0", "-1", "1.5", "", "x", "\N{ARABIC-INDIC DIGIT ONE}"])

@@ -8,11 +8,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from streamco.errors import ConfigError
 from streamco.policies.migration import (
     HEADROOM,
     SLACK,
+    BarredMove,
     Terms,
+    are_known,
+    barred_moves,
     buffer_needed,
+    check_quality,
     keeps_up,
     net_saving,
     pre_copy_pays,
@@ -227,3 +232,64 @@ def test_a_cache_whose_price_is_not_known_costs_what_the_prompt_does() -> None:
 def test_where_nothing_else_covers_the_change_a_cache_is_warmed_when_moving_still_saves_then(saving: float, pays: bool) -> None:
     warm = Terms(prompt=1e-6, completion=5e-6, cached_prompt=1e-7, pre_copy="warm")
     assert pre_copy_pays(DEAR, warm, length=300, saved=0.0, saving=saving, is_possible_without=False) is pays
+
+
+# Quality
+
+MOVES = [("server", "device"), ("server", "spare"), ("spare", "device")]
+QUALITY = {"server": 0.8, "spare": 0.8, "device": 0.2}
+SHARES = st.floats(0.0, 1.0)
+NAMES = st.sampled_from(["a", "b", "c"])
+QUALITIES = st.dictionaries(NAMES, st.floats(0.0, 10.0))
+MOVE_LISTS = st.lists(st.tuples(NAMES, NAMES))
+
+
+def test_without_a_setting_no_move_goes_to_a_model_that_is_known_to_be_worse() -> None:
+    barred = barred_moves(MOVES, QUALITY, None)
+    assert [(move.source, move.target, move.is_asked) for move in barred] == [("server", "device", False), ("spare", "device", False)]
+    assert barred[0].reason == "device has a quality of 0.2 and server of 0.8 (MigrationOptions(min_quality=...) allows it)"
+
+
+def test_without_a_setting_moves_go_on_where_qualities_are_not_known() -> None:
+    assert barred_moves(MOVES, {}, None) == []
+    assert barred_moves(MOVES, {"server": 0.8}, None) == []
+
+
+def test_a_setting_is_the_share_of_the_sources_quality_that_the_target_needs() -> None:
+    assert barred_moves(MOVES, QUALITY, 0.25) == []
+    assert [(move.source, move.target, move.is_asked) for move in barred_moves(MOVES, QUALITY, 0.26)] == [
+        ("server", "device", True),
+        ("spare", "device", True),
+    ]
+    assert barred_moves([("device", "server")], QUALITY, 1.0) == []
+
+
+def test_with_a_setting_an_unknown_quality_bars_the_move() -> None:
+    found = barred_moves(MOVES, {"server": 0.8, "spare": 0.8}, 0.9)
+    reason = "the quality of device is not known (min_quality=0.9)"
+    assert found == [BarredMove("server", "device", reason, False), BarredMove("spare", "device", reason, False)]
+    assert "server and device" in barred_moves(MOVES[:1], {}, 0.9)[0].reason
+
+
+@given(MOVE_LISTS, QUALITIES)
+def test_a_share_of_zero_allows_every_move(moves: list[tuple[str, str]], quality: dict[str, float]) -> None:
+    assert barred_moves(moves, quality, 0.0) == []
+
+
+@given(MOVE_LISTS, QUALITIES, SHARES, SHARES)
+def test_a_smaller_share_bars_no_more_moves(moves: list[tuple[str, str]], quality: dict[str, float], one: float, other: float) -> None:
+    less, more = sorted((one, other))
+    barred = {(move.source, move.target) for move in barred_moves(moves, quality, more)}
+    assert {(move.source, move.target) for move in barred_moves(moves, quality, less)} <= barred <= set(moves)
+
+
+def test_qualities_are_known_if_all_are() -> None:
+    assert are_known(["server", "device"], QUALITY)
+    assert not are_known(["server", "other"], QUALITY)
+    assert are_known([], {})
+
+
+@pytest.mark.parametrize("value", [-0.1, float("nan"), float("inf"), True, "0.5"])
+def test_a_quality_that_is_no_number_of_0_or_more_is_refused(value: float) -> None:
+    with pytest.raises(ConfigError, match="mine: device: expected a number of 0 or more"):
+        check_quality({"server": 1.0, "device": value}, where="mine")

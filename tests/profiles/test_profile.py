@@ -25,6 +25,7 @@ from streamco.profiles import (
 samples = st.lists(st.floats(0.0, 100.0), min_size=1, max_size=50)
 
 FULL = Profile(
+    quality={"device": 0.3, "server": 0.8},
     name="phone",
     server_ttft=TTFTDistribution([0.2, 0.5, 1.5], [0.6, 0.1, 0.0]),
     server_tokens_per_s=42.0,
@@ -124,6 +125,7 @@ def test_fields_of_later_releases_are_ignored() -> None:
         (b'{"version": 1, "server_ttft": {"times": [1]}}', r"survival.*\$.server_ttft"),
         (b'{"version": 1, "server_ttft": {"times": [2, 1], "survival": [1, 0]}}', r"ascending times.*\$.server_ttft"),
         (b'{"version": 1, "lengths": {"lengths": [0], "counts": [1]}}', r">= 1, got \[0\].*\$.lengths"),
+        (b'{"version": 1, "quality": {"device": -1}}', r"profile: quality: device: expected a number of 0 or more, got -1"),
         (b'{"version": 1, "prices": {"prompt": -1, "completion": 0}}', r"prices: prompt.*\$.prices"),
     ],
 )

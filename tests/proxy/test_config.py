@@ -60,6 +60,8 @@ profile = "learned.json"
 rule = "full-buffer"
 max_migrations = 2
 unpaced = true
+min_quality = 0.9
+quality = { device = 0.3, "gpt-4o-mini" = 0.8 }
 """
 
 
@@ -82,7 +84,9 @@ def test_every_section_is_understood() -> None:
         ),
     )
     assert config.dispatch == DispatchSection(budget=1.0, policy="both", pace="reading", profile="learned.json")
-    assert config.migration == MigrationSection(rule="full-buffer", max_migrations=2, unpaced=True)
+    assert config.migration == MigrationSection(
+        rule="full-buffer", max_migrations=2, unpaced=True, min_quality=0.9, quality={"device": 0.3, "gpt-4o-mini": 0.8}
+    )
 
 
 @pytest.mark.parametrize(
@@ -98,7 +102,10 @@ def test_every_section_is_understood() -> None:
         ("[dispatch]\nbudget = true\n", r"dispatch\.budget: expected float, got bool"),
         ("[dispatch]\non_failure = 'retry'\n", r"dispatch\.on_failure: invalid enum value 'retry'"),
         ("[migration]\nrule = 'buffer'\n", r"migration\.rule: invalid enum value 'buffer'"),
-        ("[migration]\nmoves = 2\n", r"migration\.moves: expected one of rule, max_migrations, unpaced, got a key that is unknown"),
+        (
+            "[migration]\nmoves = 2\n",
+            r"migration\.moves: expected one of rule, max_migrations, unpaced, min_quality, quality, got a key",
+        ),
         ("proxy = 3\n", r"proxy: expected object, got int"),
         ("[server]\nmodel = 'm'\n", r"server: expected array, got object"),
         ("[proxy\n", r"expected TOML, got .*line 1"),
@@ -175,7 +182,12 @@ CONFIGS = st.builds(
         DispatchSection, budget=NUMBERS, pace=st.none() | st.just("reading") | NUMBERS, seed=st.none() | st.integers(0, 2**62)
     ),
     migration=st.builds(
-        MigrationSection, rule=st.sampled_from(["pre-copy", "full-buffer"]), max_migrations=st.integers(0, 9), unpaced=st.booleans()
+        MigrationSection,
+        rule=st.sampled_from(["pre-copy", "full-buffer"]),
+        max_migrations=st.integers(0, 9),
+        unpaced=st.booleans(),
+        min_quality=st.none() | NUMBERS,
+        quality=st.none() | st.dictionaries(TEXTS, NUMBERS),
     ),
 )
 

@@ -141,6 +141,8 @@ def test_the_clients_answers_move_as_the_file_says() -> None:
     assert build_client(parse_config(section), {})._settings.migration == MigrationOptions()
     told = build_client(parse_config(f'{section}[migration]\nrule = "full-buffer"\nmax_migrations = 0\nunpaced = true\n'), {})
     assert told._settings.migration == MigrationOptions(rule="full-buffer", max_migrations=0, unpaced=True)
+    judged = build_client(parse_config(f"{section}[migration]\nmin_quality = 0.9\nquality = {{ '127.0.0.1:9/m' = 0.8 }}\n"), {})
+    assert judged._settings.migration == MigrationOptions(min_quality=0.9, quality={"127.0.0.1:9/m": 0.8})
 
 
 def test_the_key_is_the_given_one_else_the_environments() -> None:

@@ -61,7 +61,9 @@ def settings_of(args: argparse.Namespace) -> AnswerSettings:
 
 def migration_of(args: argparse.Namespace) -> MigrationOptions:
     """Return the migration options; at a terminal a person reads, so answers may move even without a pace."""
-    return MigrationOptions(max_migrations=0 if args.no_migration else 1, unpaced=_is_live() and not args.json)
+    return MigrationOptions(
+        max_migrations=0 if args.no_migration else 1, unpaced=_is_live() and not args.json, min_quality=args.min_quality
+    )
 
 
 def make_view(args: argparse.Namespace, kinds: Mapping[str, str], *, notes: TextIO | None = None) -> View:

@@ -6,7 +6,7 @@ for them and keeps the account.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from copy import copy
 from functools import partial
 from random import Random, SystemRandom
@@ -25,7 +25,7 @@ from streamco.core.race.estimators import is_burst
 from streamco.core.race.learner import DeviceTTFT, Learner, Plan, PromptLength, ServerTTFT
 from streamco.core.race.machine import RaceMachine
 from streamco.core.race.migration import MigrationPlan
-from streamco.core.report import DispatchReport
+from streamco.core.report import DispatchReport, HandOver
 from streamco.endpoints.base import Endpoint, Kind, Request
 from streamco.errors import ConfigError, EndpointError, shorten
 from streamco.policies.budget_control import BudgetSteering, Reservation, steer
@@ -33,6 +33,7 @@ from streamco.policies.cost import RATE_SERVER_CONSTRAINED, DeviceCosts, Request
 from streamco.policies.device_constrained import TAIL
 from streamco.policies.dispatch import Decision, DeviceOnly, ServerOnly, Side
 from streamco.policies.eligibility import Eligibility, Gate, RequestFacts, check_eligibility, restrict
+from streamco.policies.migration import BarredMove
 from streamco.profiles import ModelShape, Prices, Profile
 
 __all__ = ["DispatchOptions", "DispatchRecord", "Dispatcher"]
@@ -87,6 +88,7 @@ class DispatchRecord:
         without_effect: why the policy has no effect, as a sentence; "": it has.
         shortened_to: the longest answer that fits into the device's context, if the request allows a longer one; None: it doesn't.
         unpriced: endpoints that keep the answer from moving, because their costs are not known; found by ``Dispatcher.plan_moves``.
+        barred: moves that would save money and must not happen, because the target is not good enough; found there, too.
     """
 
     def __init__(
@@ -111,6 +113,7 @@ class DispatchRecord:
         self.without_effect = without_effect
         self.shortened_to = shortened_to
         self.unpriced: Sequence[str] = ()
+        self.barred: Sequence[BarredMove] = ()
         self.attempts = attempts
         self.device = device
         self.explore = decision.explore
@@ -200,7 +203,7 @@ class Dispatcher:
         self._count = 0
         self._costs: DeviceCosts | None = None
         self._known: tuple[Prices | None, ModelShape | None] = (None, None)
-        self._migration = MigrationPlanner(None if profile is None else profile.answers)
+        self._migration = MigrationPlanner() if profile is None else MigrationPlanner(profile.answers, profile.quality)
         self._pair = None if profile is None else profile.pair
 
     def copy(self, options: DispatchOptions, *, budget: float | None, policy: str | None) -> Dispatcher:
@@ -218,7 +221,9 @@ class Dispatcher:
 
     def profile(self) -> bytes:
         """Return what is known now, as the JSON of a ``Profile``."""
-        return replace(self._learner.profile(), answers=self._migration.answers, pair=self._pair).to_json()
+        return replace(
+            self._learner.profile(), answers=self._migration.answers, pair=self._pair, quality=dict(self._migration.quality)
+        ).to_json()
 
     @property
     def kept_out(self) -> Side | None:
@@ -369,6 +374,9 @@ class Dispatcher:
         dispatched.unpriced = self._migration.unpriced(options, writers, dispatched.cost, pace=pace)
         if dispatched.unpriced:
             dispatched.add_note(f"no planned hand-over: the cost of tokens at {' and '.join(dispatched.unpriced)} is not known")
+        dispatched.barred = self._migration.barred(options, writers, dispatched.cost, pace=pace)
+        for move in dispatched.barred:
+            dispatched.add_note(f"no planned hand-over from {move.source} to {move.target}: {move.reason}")
         return self._migration.plan(
             options,
             writers,
@@ -380,6 +388,10 @@ class Dispatcher:
             limit=limit,
             constrained=dispatched.plan.constrained,
         )
+
+    def moved_blindly(self, options: MigrationOptions, hand_overs: Iterable[HandOver]) -> list[HandOver]:
+        """Return the planned hand-overs between endpoints of unknown quality, if the caller has set nothing about it."""
+        return [each for each in hand_overs if each.is_planned and self._migration.is_unknown(options, each.source, each.target)]
 
     # Learning
 

@@ -5,7 +5,7 @@ The decisions are made in ``streamco.policies.migration`` and ``streamco.core.ra
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from copy import deepcopy
 
 from msgspec import Struct
@@ -17,7 +17,7 @@ from streamco.core.race.switch_latency import SwitchLearner
 from streamco.endpoints.base import Endpoint, Kind
 from streamco.errors import ConfigError
 from streamco.policies.cost import RequestCost
-from streamco.policies.migration import SERVER_STOPS, Terms, TransferRule
+from streamco.policies.migration import SERVER_STOPS, BarredMove, Terms, TransferRule, are_known, barred_moves, check_quality
 from streamco.profiles import RemainingLength
 
 __all__ = ["CostOf", "MigrationPlanner", "MigrationOptions"]
@@ -34,20 +34,28 @@ class MigrationOptions(Struct, frozen=True, kw_only=True):
         max_migrations: maximum of planned hand-overs of one answer; 0: none.
         unpaced: True: answers without a pace move too, for a virtual reader at ``DispatchOptions.reader_rate``. A program that takes tokens
             as fast as they come would notice that the cheaper endpoint is slower, so by default only paced answers move.
+        min_quality: share of the quality of each endpoint that has written the answer so far which the next one needs, 0 to 1. 0: any
+            endpoint. None: an answer doesn't move to an endpoint that is known to be worse; where qualities aren't known, it does.
+        quality: measured quality by endpoint name, 0 or more, all on one scale (docs/quality.md). None: that of the client's profile.
 
     Raises:
-        ConfigError: an unknown rule, a number below zero.
+        ConfigError: an unknown rule, a number out of range.
     """
 
     rule: TransferRule = "pre-copy"
     max_migrations: int = 1
     unpaced: bool = False
+    min_quality: float | None = None
+    quality: Mapping[str, float] | None = None
 
     def __post_init__(self) -> None:
         if self.rule not in {"pre-copy", "full-buffer"}:
             raise ConfigError(f'migration: expected the rule "pre-copy" or "full-buffer", got {self.rule!r}')
         if self.max_migrations < 0:
             raise ConfigError(f"migration: expected max_migrations of 0 or more, got {self.max_migrations!r}")
+        if self.min_quality is not None and not (isinstance(self.min_quality, int | float) and 0.0 <= self.min_quality <= 1.0):
+            raise ConfigError(f"migration: expected min_quality of 0 to 1 or None, got {self.min_quality!r}")
+        check_quality(self.quality or {}, where="migration: quality")
 
 
 class MigrationPlanner:
@@ -55,9 +63,11 @@ class MigrationPlanner:
 
     Args:
         prior: lengths of answers that an earlier client has seen; None: not known.
+        quality: measured quality of endpoints, for options without their own; None: not known.
     """
 
-    def __init__(self, prior: RemainingLength | None = None) -> None:
+    def __init__(self, prior: RemainingLength | None = None, quality: Mapping[str, float] | None = None) -> None:
+        self.quality = dict(quality or {})
         self._switching = SwitchLearner()
         self._prior = prior
         self._lengths = AnswerLengths(prior=prior)
@@ -102,7 +112,9 @@ class MigrationPlanner:
         endpoints = list(endpoints)
         found = ((endpoint.name, self._terms(endpoint, cost)) for endpoint in endpoints)
         terms = {name: known for name, known in found if known is not None}
-        if len({known.completion for known in terms.values()}) < 2:  # no endpoint is cheaper than another
+        moves = _saving_moves(terms)
+        barred = barred_moves(moves, self._qualities(options), options.min_quality)
+        if len(moves) == len(barred):  # no endpoint is cheaper than another, or none that is is good enough
             return None
         return MigrationPlan(
             terms=terms,
@@ -114,6 +126,7 @@ class MigrationPlanner:
             max_migrations=options.max_migrations,
             constrained=frozenset(endpoint.name for endpoint in endpoints if endpoint.kind == constrained),
             max_tokens=limit,
+            barred=frozenset((move.source, move.target) for move in barred),
         )
 
     def unpriced(self, options: MigrationOptions, endpoints: Iterable[Endpoint], cost: CostOf, *, pace: float | None) -> list[str]:
@@ -130,6 +143,26 @@ class MigrationPlanner:
             return []
         unknown = [endpoint.name for endpoint in endpoints if self._terms(endpoint, cost) is None]
         return unknown if len(endpoints) - len(unknown) < 2 else []
+
+    def barred(self, options: MigrationOptions, endpoints: Iterable[Endpoint], cost: CostOf, *, pace: float | None) -> list[BarredMove]:
+        """Return the moves that would save money and must not happen, because the target is not good enough.
+
+        The arguments are those of ``unpriced``.
+        """
+        if not options.max_migrations or (pace is None and not options.unpaced):
+            return []
+        endpoints = list(endpoints)
+        able = {endpoint.name for endpoint in endpoints if endpoint.capabilities.continuation != "none"}
+        terms = {endpoint.name: known for endpoint in endpoints if (known := self._terms(endpoint, cost)) is not None}
+        moves = [(source, target) for source, target in _saving_moves(terms) if target in able]
+        return barred_moves(moves, self._qualities(options), options.min_quality)
+
+    def is_unknown(self, options: MigrationOptions, source: str, target: str) -> bool:
+        """Return True if a move happened although nothing says how good these endpoints are, and the caller has set nothing."""
+        return options.min_quality is None and not are_known((source, target), self._qualities(options))
+
+    def _qualities(self, options: MigrationOptions) -> Mapping[str, float]:
+        return self.quality if options.quality is None else options.quality
 
     def record(self, machine: RaceMachine, devices: frozenset[str], prompt_tokens: int) -> None:
         """Record a race that has ended: learn the switch latencies and the answer's length."""
@@ -155,3 +188,8 @@ class MigrationPlanner:
             pre_copy=endpoint.capabilities.pre_copy,
             stops=0.0 if endpoint.kind == "device" else SERVER_STOPS,
         )
+
+
+def _saving_moves(terms: Mapping[str, Terms]) -> list[tuple[str, str]]:
+    """Return source and target of all moves to an endpoint with cheaper tokens."""
+    return [(source, target) for source, dear in terms.items() for target, cheap in terms.items() if cheap.completion < dear.completion]

@@ -57,6 +57,8 @@ class MigrationPlan(Struct, frozen=True, kw_only=True):
         constrained: endpoints of the side that the budget limits. A migration never starts that side, so they take over only in answers
             for which one of them was opened anyway.
         max_tokens: limit of the answer's length, tokens; None: none.
+        barred: sources and targets of moves that must not happen, because the target's model is not good enough. It holds for every
+            endpoint that has written a part of the answer, not for the last one alone.
     """
 
     terms: Mapping[str, Terms]
@@ -68,6 +70,7 @@ class MigrationPlan(Struct, frozen=True, kw_only=True):
     max_migrations: int = 1
     constrained: frozenset[str] = frozenset()
     max_tokens: int | None = None
+    barred: frozenset[tuple[str, str]] = frozenset()
 
 
 class MigrationState(Struct, frozen=True):
@@ -121,6 +124,7 @@ class MigrationController:
         self._next_position = 1  # the answer is not considered before it
         self._rounds = 0
         self._moves = 0
+        self._writers: set[str] = set()
         self._reading: tuple[float, int] | None = None  # begin of the read-ahead in seconds, tokens to be read
 
     @property
@@ -132,6 +136,7 @@ class MigrationController:
         """Return what should be done now; None: nothing."""
         if self.is_done or state.source.source not in self._terms:
             return None
+        self._writers.add(state.source.source)
         if self._target is None:
             if state.position < self._next_position:
                 return None
@@ -176,6 +181,9 @@ class MigrationController:
         return max(savings, key=lambda name: savings[name], default=None)
 
     def _may_start(self, state: MigrationState, name: str) -> bool:
+        """Return True if the target's model is good enough, and the budget lets it take over."""
+        if any((writer, name) in self._plan.barred for writer in self._writers):
+            return False
         constrained = self._plan.constrained
         return name not in constrained or any(
             attempt.opened is not None for attempt in state.attempts.values() if attempt.source in constrained

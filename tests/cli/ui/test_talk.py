@@ -74,6 +74,7 @@ def test_answers_move_for_a_person_at_any_pace_and_for_a_program_only_where_one_
     assert migration_of(arguments("--prompt", "hi")) == MigrationOptions(unpaced=True)
     assert migration_of(arguments("--prompt", "hi", "--json")) == MigrationOptions()
     assert migration_of(arguments("--no-migration")).max_migrations == 0
+    assert migration_of(arguments("--min-quality", "90%")).min_quality == 0.9
     monkeypatch.setattr(sys, "stdout", io.StringIO())
     assert migration_of(arguments()) == MigrationOptions()
 

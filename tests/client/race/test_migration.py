@@ -14,6 +14,7 @@ from streamco.client.race.migration import MigrationOptions
 from streamco.core.report import Report
 from streamco.endpoints.base import Capabilities, TokenPrices
 from streamco.errors import ConfigError, EndpointConnectError
+from streamco.profiles import Profile
 from streamco.testing import ScriptedEndpoint, run_in_virtual_time
 from streamco.testing.endpoint import ScriptItem
 from tests.client.helpers import ShapedDevice
@@ -215,10 +216,93 @@ def test_clients_of_one_client_share_what_is_learned_and_have_their_own_rule() -
     run(main())
 
 
-@pytest.mark.parametrize("wrong", [{"rule": "now"}, {"max_migrations": -1}])
+GOOD_SPARE, BAD_SPARE = {"server": 0.8, "spare": 0.8}, {"server": 0.8, "spare": 0.2}
+
+
+async def to_spare(**options: Any) -> Report:
+    async with Client(server=[server(), server("spare", prices=CHEAP)], **settings(**options)) as client:
+        text, report = await answer(client)
+    assert text == "".join(WORDS)
+    return report
+
+
+@pytest.mark.parametrize(
+    ("options", "moves", "note"),
+    [
+        (MigrationOptions(), True, "spare went on for server, because it is cheaper; whether its model is good enough is not known"),
+        (MigrationOptions(quality=GOOD_SPARE), True, ""),
+        (MigrationOptions(quality=BAD_SPARE), False, "the answer does not move from server to spare, which is cheaper, because spare has"),
+        (MigrationOptions(quality=BAD_SPARE, min_quality=0.25), True, ""),
+        (MigrationOptions(quality=BAD_SPARE, min_quality=0.5), False, ""),
+        (MigrationOptions(min_quality=0.5), False, "because the quality of server and spare is not known (min_quality=0.5)"),
+        (MigrationOptions(min_quality=0), True, ""),
+    ],
+)
+def test_an_answer_moves_to_a_worse_model_only_where_the_caller_allows_it(options: MigrationOptions, moves: bool, note: str) -> None:
+    async def main() -> None:
+        report = await to_spare(migration=options)
+        assert [change.target for change in report.hand_overs] == (["spare"] if moves else [])
+        assert ("no planned hand-over from server to spare: " in report.dispatch.reason) == (not moves)
+        notes = [each for each in report.notes if "spare" in each]
+        assert len(notes) == bool(note)
+        assert all(note in each for each in notes)
+
+    run(main())
+
+
+def test_the_quality_in_a_profile_counts_and_is_kept() -> None:
+    async def main() -> None:
+        known = Profile(quality=BAD_SPARE).to_json()
+        assert (await to_spare(profile=known)).hand_overs == []
+        (change,) = (await to_spare(profile=known, migration=MigrationOptions(min_quality=0.2))).hand_overs
+        assert change.is_planned
+        (change,) = (await to_spare(profile=known, migration=MigrationOptions(quality=GOOD_SPARE))).hand_overs
+        assert change.is_planned
+        client = Client(server=[server(), server("spare")], profile=known)
+        assert Profile.from_json(client.profile()).quality == BAD_SPARE
+        assert Profile.from_json(client.with_options(budget=0.5).profile()).quality == BAD_SPARE
+
+    run(main())
+
+
+def test_an_endpoint_that_dies_is_replaced_by_a_worse_one() -> None:
+    async def main() -> None:
+        cut = (0.5, EndpointConnectError("cut", endpoint="server"))
+        dying = ScriptedEndpoint("server", [*script(0.2, 0.02)[:8], cut], prices=DEAR, capabilities=ABLE, tokens=10)
+        options = settings(migration=MigrationOptions(quality=BAD_SPARE, min_quality=0.9))
+        async with Client(server=[dying, server("spare", prices=CHEAP)], **options) as client:
+            text, report = await answer(client)
+        assert text == "".join(WORDS)
+        assert [(change.target, change.is_planned) for change in report.hand_overs] == [("spare", False)]
+
+    run(main())
+
+
+def test_nothing_is_said_of_an_endpoint_that_could_not_take_over_anyway() -> None:
+    async def main() -> None:
+        unable = Capabilities(continuation="none", pre_copy="none")
+        options = settings(migration=MigrationOptions(quality=BAD_SPARE))
+        async with Client(server=[server(), server("spare", prices=CHEAP, capabilities=unable)], **options) as client:
+            _, report = await answer(client)
+        assert (report.hand_overs, [each for each in report.notes if "spare" in each]) == ([], [])
+
+    run(main())
+
+
+def test_a_quality_of_an_unknown_endpoint_is_refused() -> None:
+    wrong = MigrationOptions(quality={"servr": 0.8})
+    with pytest.raises(ConfigError, match="migration: quality: expected names among server, spare, got 'servr'"):
+        Client(server=[server(), server("spare")], migration=wrong)
+    with pytest.raises(ConfigError, match="migration: quality: expected names among server, got 'servr'"):
+        Client(server=server()).with_options(migration=wrong)
+
+
+@pytest.mark.parametrize("wrong", [{"rule": "now"}, {"max_migrations": -1}, {"min_quality": 1.1}, {"min_quality": -0.1}])
 def test_settings_out_of_range_are_refused(wrong: dict[str, Any]) -> None:
     with pytest.raises(ConfigError, match="migration: expected"):
         MigrationOptions(**wrong)
     with pytest.raises(ConfigError, match="migration: expected MigrationOptions"):
         Client(server="gpt-4o-mini", migration="pre-copy")  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match="migration: quality: a: expected a number of 0 or more"):
+        MigrationOptions(quality={"a": -1.0})
     assert streamco.MigrationOptions is MigrationOptions

@@ -75,6 +75,25 @@ def test_nobody_is_chosen_who_saves_nothing_is_too_slow_or_takes_who_knows_how_l
     assert [world.look(position, 60) for position in range(1, 200)] == [None] * 199
 
 
+def test_a_barred_target_is_not_chosen_and_the_next_best_is() -> None:
+    cheapest = Terms(prompt=1e-9, completion=1e-9, setup=0.1)
+    world = World(one=cheapest, two=CHEAP, barred=frozenset({("source", "one")}))
+    assert world.look(10, 9) == Switch("two")
+    world = World(one=cheapest, barred=frozenset({("source", "one")}))
+    assert [world.look(position, 60) for position in range(1, 200)] == [None] * 199
+
+
+def test_a_move_that_is_barred_for_an_earlier_writer_is_barred_for_a_later_one() -> None:
+    cheapest = Terms(prompt=1e-9, completion=1e-9, setup=0.1)
+    world = World(one=CHEAP, two=cheapest, barred=frozenset({("source", "two")}), max_migrations=3)
+    assert world.look(10, 9) == Switch("one")
+    world.controller.record_migration()
+    world.attempts["one"].state = AttemptState.WON
+    assert [world.look(position, 60, source="one") for position in range(11, 200)] == [None] * 189
+    free = World(one=CHEAP, two=cheapest, max_migrations=3)
+    assert free.look(10, 9) == Switch("two")
+
+
 @pytest.mark.parametrize("state", [AttemptState.FAILED, AttemptState.ENDED])
 def test_nobody_is_chosen_who_cannot_take_over(state: AttemptState) -> None:
     world = World(target=CHEAP)
