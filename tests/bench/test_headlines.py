@@ -1,0 +1,211 @@
+"""The same number everywhere: sentences and tables of the pages say what the recorded results say.
+
+A headline is a text of a page in which each figure is a place to fill. The figures come from the tables that ``bench.record`` wrote, or
+from the file that an experiment wrote. To have a figure checked, add it here.
+"""
+
+from __future__ import annotations
+
+import csv
+import re
+from collections.abc import Iterator
+from functools import cache
+from itertools import product
+from statistics import fmean
+from typing import NamedTuple
+
+import pytest
+
+from bench.record import LINE
+from tests.support.data import ROOT
+
+RESULTS, DISCO, MIGRATION = "bench/RESULTS.md", "docs/results_disco.md", "docs/migration.md"
+SPECULATE = "headline: Q4_0 for Q8_0, llama2-70b-a100x2, RTT {} ms, 10 Mbps, 8 x 64 tokens"
+RTTS = (10, 30, 60, 120)
+PHONES = {
+    "pixel7-bloom-1.1b": "Pixel 7, BLOOM-1.1B",
+    "pixel7-bloom-560m": "Pixel 7, BLOOM-560M",
+    "xiaomi14-qwen-0.5b": "Xiaomi 14, Qwen-0.5B",
+}
+
+
+class Figure(NamedTuple):
+    """Median, lowest and highest value of a row."""
+
+    median: float
+    low: float
+    high: float
+
+
+class Headline(NamedTuple):
+    """A text that a page must have; it is compared without regard to line breaks."""
+
+    page: str
+    text: str
+
+
+@cache
+def recorded() -> dict[tuple[str, str, str, str], Figure]:
+    """Rows of bench/RESULTS.md by bench, case, metric with unit, and contender."""
+    found: dict[tuple[str, str, str, str], Figure] = {}
+    bench = ""
+    for line in (ROOT / RESULTS).read_text(encoding="utf-8").partition(LINE)[2].splitlines():
+        if line.startswith("## "):
+            bench = line.removeprefix("## ")
+        cells = [cell.strip() for cell in line.strip("|").split("|")]
+        if len(cells) == 7 and re.fullmatch(r"-?[\d,.]+", cells[3]):
+            found[bench, cells[0], cells[1], cells[2]] = Figure(*(float(cell.replace(",", "")) for cell in cells[3:6]))
+    return found
+
+
+def value(bench: str, case: str, metric: str, contender: str = "streamco") -> float:
+    return recorded()[bench, case, metric, contender].median
+
+
+def speculate_headlines() -> Iterator[Headline]:
+    late = ("streamco", "streamco, never the server alone", "nothing sent ahead", "no parallel drafting", "the paper's forecast")
+    relative = "tokens/s relative to server alone, all prompts [times]"
+    for rtt in RTTS:
+        waiting = [key[3] for key in recorded() if key[:2] == ("speculate", SPECULATE.format(rtt)) and key[3].startswith("draft, then")]
+        names = (*late, "streamco, window 4", waiting[0])
+        shares = [value("speculate", SPECULATE.format(rtt), "rounds that took longer than imposed [share]", name) for name in names]
+        yield Headline(RESULTS, f"| {rtt} ms | " + " | ".join(f"{100 * share:.0f} %" for share in shares) + " |")
+    rates = {
+        name: [f"{value('speculate', SPECULATE.format(rtt), relative, name):.2f}" for rtt in RTTS] for name in (late[0], late[1], late[4])
+    }
+    yield Headline(RESULTS, "together took {}, {}, {} and {} of its rate at 10, 30, 60 and 120 ms".format(*rates["streamco"]))
+    yield Headline(RESULTS, "({}, {}, {} and {} of the stream without falling back".format(*rates["the paper's forecast"]))
+    yield Headline(RESULTS, "where the learned one has {}, {}, {} and {})".format(*rates["streamco, never the server alone"]))
+
+
+def hand_over_headlines() -> Iterator[Headline]:
+    sizes, metric = (4, 16, 64, 400), "bytes on the wire, mean [B]"
+    lines = {
+        ("to a server, chat", "text"): "to a server, chat: text",
+        ("to a server, chat", "base64 in JSON"): "base64 in JSON, for servers without MessagePack",
+        ("to a server, chat", "streamco"): "**packed, MessagePack**",
+        ("to a server, completions", "text"): "to a server, completions: text",
+        ("to a server, completions", "JSON ids"): "ids as a JSON list",
+        ("to a server, completions", "streamco"): "**packed, MessagePack**",
+        ("from a server, chat", "text"): "from a server, chat: text in events",
+        ("from a server, chat", "JSON ids"): "events with ids as JSON lists",
+        ("from a server, chat", "streamco"): "**MessagePack, ids packed**",
+    }
+    for (way, contender), label in lines.items():
+        cells = [f"{value('hand_over_bytes', f'{way}, {size} tokens', metric, contender):,.0f}" for size in sizes]
+        yield Headline(MIGRATION, f"| {label} | " + " | ".join(f"**{cell}**" if label.startswith("**") else cell for cell in cells) + " |")
+    saved = {}
+    for api in ("chat", "completions"):
+        ways = [f"to a server, {api}, {size} tokens" for size in sizes]
+        saved[api] = [
+            f"{100 - 100 * value('hand_over_bytes', way, metric) / value('hand_over_bytes', way, metric, 'text'):.0f}" for way in ways
+        ]
+    yield Headline(
+        RESULTS,
+        "less by {}, {}, {} and {} % than with text for 4, 16, 64 and 400 tokens in the chat API,".format(*saved["chat"])
+        + " and by {}, {}, {} and {} % in the completions API".format(*saved["completions"]),
+    )
+    raw = value("tokenpack", "5000 Alpaca texts", "size of all, UTF-8 = 100 [%]")
+    yield Headline(RESULTS, f"17-bit ids of Alpaca text are {100 - raw:.1f} % smaller than UTF-8")
+
+
+def moves_headlines() -> Iterator[Headline]:
+    unnoticed = "moves without a delayed token [%]"
+    towards, back = "device to server", "server to device"
+    assert value("moves", back, unnoticed) == 100
+    share, first = (value("moves", towards, unnoticed, contender) for contender in ("streamco", "streamco, first answers"))
+    worst = recorded()["moves", towards, unnoticed, "streamco"].low
+    delayed = value("moves", towards, "delayed tokens a move, mean [tokens]")
+    yield Headline(RESULTS, f"none of {value('moves', back, 'moves'):,.0f} moves from server to phone delays a token")
+    yield Headline(
+        RESULTS, f"and {share:g} % of {value('moves', towards, 'moves'):,.0f} from phone to server delay none, {delayed:.2f} tokens"
+    )
+    yield Headline(RESULTS, f"are worse towards servers: {first:g} %.")
+    yield Headline(RESULTS, f"the halves (100 s outliers) {worst:g} % go unnoticed")
+    yield Headline(DISCO, f"`bench.moves` has {worst:g} % unnoticed, and {first:g} % of a client's first 30.")
+
+
+def cost_headlines() -> Iterator[Headline]:
+    cut = "cost cut [%]"
+    means = {
+        side: recorded()["cost", f"{side}-constrained, all services and phones together, by budget", cut, "streamco"].high
+        for side in ("server", "device")
+    }
+    best = {
+        side: next(
+            figure.median
+            for key, figure in recorded().items()
+            if key[0] == "cost" and key[1].startswith(f"{side}-constrained, best") and key[3] == "streamco"
+        )
+        for side in means
+    }
+    yield Headline(
+        RESULTS, f"up to {means['server']:.0f} % where the server is to be spared and up to {means['device']:.0f} % where the device is"
+    )
+    yield Headline(RESULTS, f"Single best settings are {best['server']:.0f} %")
+    yield Headline(RESULTS, f"and {best['device']:.0f} % (a Llama 13b")
+
+
+def learned_headlines() -> Iterator[Headline]:
+    groups = {"the 21": ("llmperf and latencylab", 441), "thefastest.ai": ("thefastest.ai", 819)}
+    labels = {
+        "device": {"auto": "**`auto`**, `optimal`", "device-constrained": "`disco` (Algorithm 2)"},
+        "server": {"auto": "**`auto`**, `disco` (Algorithm 3)"},
+    }
+    for side, names in labels.items():
+        for services, (recordings, cases) in groups.items():
+            for contender, label in names.items():
+                case = f"learned live, {recordings}, {side}-constrained"
+                later, surely = (
+                    value("dispatch", case, f"{what}later than chance, of {cases} [cases]", contender) for what in ("", "surely ")
+                )
+                start = f"| {side} | {services} | {label}" if contender == "auto" else f"| | | {label}"
+                yield Headline(DISCO, f"{start} | {cases} | {later:.0f} | {surely:.0f} |")
+
+
+@cache
+def disco_rows() -> list[dict[str, str]]:
+    with (ROOT / "docs" / "results_disco.csv").open(newline="", encoding="utf-8") as file:
+        return list(csv.DictReader(file))
+
+
+def mean_of(metric: str, **wanted: str) -> float:
+    return fmean(float(row[metric]) for row in disco_rows() if all(row[name] == value for name, value in wanted.items()))
+
+
+def disco_headlines() -> Iterator[Headline]:
+    for side, (phone, label) in product(("device", "server"), PHONES.items()):
+        yield Headline(DISCO, f"| {side} | {label} | {mean_of('mean_cut', constrained=side, phone=phone):.1f} (")
+
+
+HEADLINES = [
+    *speculate_headlines(),
+    *hand_over_headlines(),
+    *moves_headlines(),
+    *cost_headlines(),
+    *learned_headlines(),
+    *disco_headlines(),
+]
+
+
+@cache
+def words_of(page: str) -> str:
+    return " ".join((ROOT / page).read_text(encoding="utf-8").split())
+
+
+@pytest.mark.parametrize("headline", HEADLINES, ids=lambda headline: headline.text[:60])
+def test_a_page_says_what_was_recorded(headline: Headline) -> None:
+    assert headline.text in words_of(headline.page), f"{headline.page}: expected {headline.text!r}"
+
+
+@pytest.mark.parametrize("budget", [f"0.{tenth}" for tenth in range(1, 10)])
+def test_the_cuts_by_budget_are_those_of_the_file(budget: str) -> None:
+    rows = re.findall(
+        rf"^\| {budget} \| (.*) \|$", (ROOT / DISCO).read_text(encoding="utf-8").partition("**The live client")[0], re.MULTILINE
+    )
+    shown = [float(cell) for cell in re.split(r" [/|] ", rows[0])]
+    wanted = [
+        mean_of(metric, constrained=side, phone=phone, budget=budget)
+        for side, metric, phone in product(("device", "server"), ("mean_cut", "p99_cut"), PHONES)
+    ]
+    assert shown == pytest.approx(wanted, abs=0.1), "the file is rounded, too"
