@@ -1,5 +1,8 @@
 """Write a run of every bench below the line in bench/RESULTS.md: ``python -m bench.record [--quick] [name ...]``.
 
+A run is kept as bench/results/NAME.jsonl: a line about machine, date and commit, and then a line for each row. Its tables are made of that
+file; ``--render`` makes them again and runs nothing.
+
 What stands above the line is written by hand and kept; tables of benches that were not run this time are kept too. Results must be of a
 commit that others can check out, so it records none of a tree with changes, and none of a commit that the branch upstream doesn't have.
 """
@@ -14,6 +17,8 @@ import platform
 import re
 import subprocess
 import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
 
 from bench.__main__ import BENCHES, ON_REQUEST
@@ -21,6 +26,7 @@ from bench.report import Row
 
 HERE = Path(__file__).resolve().parent
 RESULTS = HERE / "RESULTS.md"
+RUNS = HERE / "results"
 LINE = "<!-- everything below is written by bench/record.py -->"
 
 
@@ -51,7 +57,8 @@ def commit(root: Path = HERE.parent) -> str:
     short = git("rev-parse", "--short", "HEAD").stdout.strip()
     if not short:
         raise SystemExit(f"expected a git checkout, got none at {root}")
-    changed = [line[3:] for line in git("status", "--porcelain").stdout.splitlines() if line[3:] != "bench/RESULTS.md"]
+    found = [line[3:] for line in git("status", "--porcelain").stdout.splitlines()]
+    changed = [path for path in found if path != "bench/RESULTS.md" and not path.startswith("bench/results/")]
     if changed:
         raise SystemExit(f"expected a tree without changes, got some in {', '.join(changed)}: commit them first")
     upstream = git("rev-parse", "--abbrev-ref", "@{upstream}")
@@ -76,11 +83,21 @@ def figure(value: float) -> str:
     return f"{value:.3g}" if abs(value) >= 0.001 or not value else f"{value:.6f}"
 
 
-def section(name: str, rows: list[Row], *, quick: bool, at: str) -> str:
-    """A bench's tables in Markdown; ``at``: the commit that they are of."""
+def keep(name: str, rows: Sequence[Row], *, quick: bool, at: str, folder: Path = RUNS) -> None:
+    """Write the file of a run; ``at``: the commit that it is of."""
+    today = dt.datetime.now(tz=dt.UTC).date().isoformat()
+    head = {"bench": name, "machine": machine(), "date": today, "commit": at, "quick": quick}
+    folder.mkdir(exist_ok=True)
+    (folder / f"{name}.jsonl").write_text("".join(f"{json.dumps(line)}\n" for line in (head, *map(asdict, rows))))
+
+
+def section(name: str, folder: Path = RUNS) -> str:
+    """Return the tables of a run that was kept, in Markdown."""
+    head, *kept = map(json.loads, (folder / f"{name}.jsonl").read_text().splitlines())
+    rows = [Row(**row) for row in kept]
     title = re.sub(r"\s+", " ", (HERE / f"{name}.py").read_text().split('"""')[1].split("\n\n")[0].strip())
-    today = dt.datetime.now(tz=dt.UTC).date()
-    lines = [f"## {name}", "", title, "", f"{machine()}; {today}; commit {at}{'; --quick' if quick else ''}.", ""]
+    about = f"{head['machine']}; {head['date']}; commit {head['commit']}{'; --quick' if head['quick'] else ''}."
+    lines = [f"## {name}", "", title, "", about, ""]
     groups: dict[tuple[str, str, str], list[Row]] = {}
     for row in rows:
         groups.setdefault((row.case, row.metric, row.unit), []).append(row)
@@ -107,18 +124,29 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("names", nargs="*", help="these benches (default: all)")
     parser.add_argument("--quick", action="store_true")
+    parser.add_argument("--render", action="store_true", help="make the tables of all kept runs again, and run nothing")
     args = parser.parse_args()
-    at = commit()
     head, _, rest = RESULTS.read_text().partition(LINE) if RESULTS.exists() else ("# Results\n\n", "", "")
     kept = {text.split("\n", 1)[0].strip(): f"## {text.rstrip()}\n" for text in rest.split("\n## ")[1:]}
+    if args.render:
+        kept |= {path.stem: section(path.stem) for path in RUNS.glob("*.jsonl")}
+        write(head, kept)
+        return
+    at = commit()
     for name in args.names or BENCHES:
         print(f"== {name}", file=sys.stderr)
         rows = run(name, quick=args.quick)
         if commit() != at:
             raise SystemExit(f"{name}: expected commit {at} to stay while the bench ran, got {commit()}")
-        kept[name] = section(name, rows, quick=args.quick, at=at)
-        ordered = [kept[bench] for bench in (*BENCHES, *ON_REQUEST) if bench in kept]
-        RESULTS.write_text(f"{head}{LINE}\n\n" + "\n".join(ordered))
+        keep(name, rows, quick=args.quick, at=at)
+        kept[name] = section(name)
+        write(head, kept)
+
+
+def write(head: str, kept: Mapping[str, str]) -> None:
+    """Write bench/RESULTS.md: what stands above the line, and the tables."""
+    ordered = [kept[bench] for bench in (*BENCHES, *ON_REQUEST) if bench in kept]
+    RESULTS.write_text(f"{head}{LINE}\n\n" + "\n".join(ordered))
 
 
 if __name__ == "__main__":

@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from bench.record import commit
+from bench.record import RESULTS, RUNS, commit, keep, section
+from bench.report import Row
 
 
 def git(folder: Path, *words: str) -> str:
@@ -31,6 +32,8 @@ def checkout(tmp_path: Path) -> Path:
 
 def test_a_pushed_commit_is_named_even_if_the_results_are_being_written(checkout: Path) -> None:
     (checkout / "bench" / "RESULTS.md").write_text("new figures")
+    (checkout / "bench" / "results").mkdir()
+    (checkout / "bench" / "results" / "topk.jsonl").write_text("{}")
     assert commit(checkout) == git(checkout, "rev-parse", "--short", "HEAD")
 
 
@@ -57,3 +60,17 @@ def test_a_checkout_without_an_upstream_records_its_own_commits(checkout: Path) 
 def test_a_folder_without_a_history_is_refused(tmp_path: Path) -> None:
     with pytest.raises(SystemExit, match="expected a git checkout"):
         commit(tmp_path)
+
+
+def test_tables_are_made_of_the_file_of_a_run(tmp_path: Path) -> None:
+    rows = [Row("topk", "a case", name, "time", "us", value, value / 2, value * 2) for name, value in (("streamco", 2.0), ("numpy", 3.0))]
+    keep("topk", rows, quick=True, at="1dc1f62", folder=tmp_path)
+    text = section("topk", tmp_path)
+    assert text.startswith("## topk\n")
+    assert "; commit 1dc1f62; --quick.\n" in text
+    assert "| a case | time [us] | numpy | 3 | 1.5 | 6 | 1.50 |" in text
+
+
+@pytest.mark.parametrize("path", sorted(RUNS.glob("*.jsonl")), ids=lambda path: path.stem)
+def test_the_results_show_what_the_files_of_the_runs_hold(path: Path) -> None:
+    assert section(path.stem) in RESULTS.read_text(), "python -m bench.record --render"
