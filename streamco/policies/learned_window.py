@@ -30,9 +30,11 @@ from importlib import resources
 import msgspec
 import numpy as np
 from msgspec import Struct
+from msgspec.structs import replace
 from numpy.typing import ArrayLike, NDArray
 
 from streamco.errors import ConfigError
+from streamco.policies.mode_switch import conditions_of, predict_rates
 from streamco.policies.window import DEFAULT, MAX_WINDOW, WindowState, is_fused
 
 __all__ = ["INPUTS", "MIN_DRAFT", "Adaptive", "Layer", "WindowNet", "WindowWeights", "inputs_of", "packaged_weights"]
@@ -41,6 +43,8 @@ INPUTS = ("queue_depth", "acceptance", "wait_steps", "draft_steps", "hit_rate", 
 MIN_DRAFT = 2  # tokens: the window of a round that is tried although fused mode is proposed
 _MAX_STRETCH = 2  # windows: the length of the surest draft
 _MIN_ROUNDS = 8.0  # rounds until calibrated confidences are used
+_STAIR = 4  # tokens by which a window may be longer than the network's to fill a stair of the costs of rows
+_STEEP = 0.15  # share of the wait for a verdict that the rows between the ends of that range may cost and still count as free
 _MIN_STEPS = 1e-3  # steps of the target; shorter times make no difference
 
 
@@ -156,7 +160,22 @@ class Adaptive:
         preference, window = self._net.evaluate(inputs_of(state))
         if self.may_fuse and is_fused(preference):
             return preference
-        return min(float(self.max_window), max(float(MIN_DRAFT), window))
+        window = min(float(self.max_window), max(float(MIN_DRAFT), window))
+        return window if state.row_costs is None else self._fit_stairs(state, window)
+
+    def _fit_stairs(self, state: WindowState, window: float) -> float:
+        """Return the window that the costs of rows make fastest, at most a stair above the network's; the network's, if rows cost little.
+
+        The network was trained where a row more costs little, as on a GPU.
+        """
+        assert state.row_costs is not None
+        low, high = MIN_DRAFT, min(self.max_window, round(window) + _STAIR)
+        climbed = state.row_costs.seconds(high + 1) - state.row_costs.seconds(low + 1)
+        if climbed <= _STEEP * state.wait:
+            return window
+        known = conditions_of(state)
+        rates = {tokens: predict_rates(replace(known, window=tokens)).parallel for tokens in range(low, high + 1)}
+        return float(max(rates, key=lambda tokens: (rates[tokens], -abs(tokens - window))))
 
     def max_draft_tokens(self, state: WindowState, window: int) -> int:
         """Return the maximum length of a draft, as ``EndsDraftsEarly`` defines it."""

@@ -30,8 +30,19 @@ from streamco.config import READING
 from streamco.errors import ConfigError
 from streamco.policies.acceptance import expected_tokens
 from streamco.policies.window import DEFAULT, MAX_WINDOW, WindowState, is_fused
+from streamco.profiles.row_costs import RowCosts
 
-__all__ = ["RoundConditions", "Mode", "ModeSwitch", "Predicted", "Rates", "best_window", "predict_rates", "round_seconds"]
+__all__ = [
+    "Mode",
+    "ModeSwitch",
+    "Predicted",
+    "Rates",
+    "RoundConditions",
+    "best_window",
+    "conditions_of",
+    "predict_rates",
+    "round_seconds",
+]
 
 Mode = Literal["device", "remote", "speculate"]
 
@@ -62,6 +73,7 @@ class RoundConditions(Struct, frozen=True, kw_only=True):
         slowdown: time of a step on all branches together, in steps of the draft alone.
         budget: share of draft tokens that are verified, above 0 up to 1; the others cost a draft step each.
         round_tokens: measured tokens of a verified round; None: E(alpha, gamma).
+        row_costs: further time of the verifier by the rows of a round, its draft tokens and one; None: it is in ``verify``.
     """
 
     acceptance: float
@@ -78,6 +90,7 @@ class RoundConditions(Struct, frozen=True, kw_only=True):
     slowdown: float = 1.0
     budget: float = 1.0
     round_tokens: float | None = None
+    row_costs: RowCosts | None = None
 
     def __post_init__(self) -> None:
         """Refuse values of which no round can consist."""
@@ -90,7 +103,8 @@ class RoundConditions(Struct, frozen=True, kw_only=True):
     @property
     def wait(self) -> float:
         """Seconds from the end of a draft to its verdict."""
-        return self.rtt + self.verify + self.round_transfer + self.window * (self.verify_token + self.token_transfer)
+        rows = 0.0 if self.row_costs is None else self.row_costs.seconds(self.window + 1)
+        return self.rtt + self.verify + self.round_transfer + self.window * (self.verify_token + self.token_transfer) + rows
 
 
 class Rates(Struct, frozen=True):
@@ -151,6 +165,21 @@ def best_window(conditions: RoundConditions, *, is_parallel: bool, max_window: i
         return rates.parallel if is_parallel else rates.waiting
 
     return max(range(1, max_window + 1), key=lambda window: (rate(window), -window))
+
+
+def conditions_of(state: WindowState) -> RoundConditions:
+    """Return what the model needs, as a window policy sees it; acceptance and times must be known."""
+    assert state.acceptance is not None
+    return RoundConditions(
+        acceptance=state.acceptance,
+        window=max(1, state.previous),
+        draft_step=state.draft_step,
+        remote_step=state.tpot,
+        verify=state.wait if state.row_costs is None else state.fixed_wait,
+        hit_rate=state.hit_rate,
+        slowdown=state.slowdown,
+        row_costs=state.row_costs,
+    )
 
 
 class ModeSwitch:
@@ -286,13 +315,4 @@ class Predicted(Struct, frozen=True, tag="predicted"):
         """Return the window with the highest predicted rate."""
         if state.acceptance is None or state.draft_step <= 0.0 or state.wait <= 0.0 or state.tpot <= 0.0:
             return float(self.first)
-        conditions = RoundConditions(
-            acceptance=state.acceptance,
-            window=state.previous,
-            draft_step=state.draft_step,
-            remote_step=state.tpot,
-            verify=state.wait,
-            hit_rate=state.hit_rate,
-            slowdown=state.slowdown,
-        )
-        return float(max(self.min_window, best_window(conditions, is_parallel=True, max_window=self.max_window)))
+        return float(max(self.min_window, best_window(conditions_of(state), is_parallel=True, max_window=self.max_window)))

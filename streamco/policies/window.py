@@ -10,11 +10,13 @@ smoothing, so a learned policy needs only its prediction.
 
 from __future__ import annotations
 
+import math
 from typing import Protocol, runtime_checkable
 
 from msgspec import Struct
 
 from streamco.errors import ConfigError
+from streamco.profiles.row_costs import RowCosts
 
 __all__ = [
     "MAX_WINDOW",
@@ -31,6 +33,7 @@ __all__ = [
     "WindowPolicy",
     "WindowState",
     "is_fused",
+    "stair_surcharges",
 ]
 
 MIN_WINDOW, MAX_WINDOW = 1, 12  # tokens; section 4.4
@@ -54,6 +57,8 @@ class WindowState(Struct, frozen=True, kw_only=True):
         rate: tokens per second that drafting gives; 0: not known.
         rounds: number of rounds that calibrated confidences, those of shadow drafts included; older ones count less.
         calibrated_acceptance: recent mean of the acceptance that draft tokens' confidences predict, 0..1.
+        row_costs: seconds that the verifier computes a round, by its rows: the draft's tokens and one. None: not known.
+        fixed_wait: the part of ``wait`` that isn't in ``row_costs``, seconds: link and queue.
     """
 
     previous: int
@@ -68,6 +73,8 @@ class WindowState(Struct, frozen=True, kw_only=True):
     rate: float = 0.0
     rounds: float = 0.0
     calibrated_acceptance: float = 0.0
+    row_costs: RowCosts | None = None
+    fixed_wait: float = 0.0
 
 
 class WindowPolicy(Protocol):
@@ -125,6 +132,33 @@ class EndsAtDoubtfulToken(Protocol):
     def min_confidence(self) -> float:
         """Confidence of a token, 0..1, below which it is the draft's last; 0: no draft ends early."""
         ...
+
+
+def stair_surcharges(state: WindowState, max_window: int) -> list[float]:
+    """Return by which probability more a draft of 1, 2, ... tokens must be accepted whole to go on, because of the rows that it adds.
+
+    Further tokens cost the verifier rows, in which drafting gives rate x seconds tokens anyway, and add tokens with the probability that
+    the draft so far is accepted. To climb a stair of the costs may pay only for all of its rows, so the best number of them counts. Within
+    a stair the surcharge is 0, and a draft fills it; where costs are flat it is 0 everywhere.
+
+    Args:
+        state: the last rounds; [] is returned if its costs or rate aren't known.
+        max_window: length of the longest draft, tokens. It never goes on, so it has no surcharge.
+    """
+    costs = state.row_costs
+    if costs is None or state.rate <= 0.0:
+        return []
+    each = min(0.99, max(0.05, state.calibrated_acceptance or state.acceptance or 0.0))
+    seconds = [costs.seconds(tokens + 1) for tokens in range(max_window + 1)]
+    found = []
+    for length in range(1, max_window):
+        more, gained, best = 1.0, 0.0, math.inf
+        for further in range(length + 1, max_window + 1):
+            more *= each
+            gained += more
+            best = min(best, state.rate * (seconds[further] - seconds[length]) / gained)
+        found.append(best)
+    return found
 
 
 class Static(Struct, frozen=True, tag="static"):

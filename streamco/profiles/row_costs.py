@@ -43,6 +43,10 @@ class RowCosts:
             return self._points[0][1] * max(1.0, rows / self.rows[0])
         return interpolate(self._points, rows)
 
+    def scaled(self, factor: float) -> RowCosts:
+        """Return costs that are ``factor`` times as high."""
+        return RowCosts({rows: factor * seconds for rows, seconds in self._points})
+
     def row_seconds(self, rows: int) -> float:
         """Return the seconds of one row in a batch of so many."""
         return self.seconds(rows) / rows

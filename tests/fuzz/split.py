@@ -21,6 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from streamco.errors import UsageError
+from streamco.wire.row_costs import RowCost
 from streamco.wire.split.client import SplitClient
 from streamco.wire.split.codec import FORMATS, SplitCodec
 from streamco.wire.split.frames import (
@@ -28,7 +29,6 @@ from streamco.wire.split.frames import (
     Close,
     LayersMark,
     Refusal,
-    RowCost,
     Rows,
     ServerBatches,
     SplitClientFrame,

@@ -156,6 +156,7 @@ class SpeculationPlanner:
             return "a limit on the whole answer's time"
         if self.options.tuning.prior is None and binding.rtt is not None:
             self.estimates.expect_rtt(binding.rtt)
+        self.estimates.expect_row_costs(binding.facts.row_costs)
         sampling = resolve_sampling(request.sampling)
         rule = acceptance_rule(sampling, self.budget, self.options)
         context_tokens = binding.device.capabilities.context_tokens or 0

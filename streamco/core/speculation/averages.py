@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from streamco.profiles.row_costs import RowCosts
+
 __all__ = ["DecayedRatio", "Ewma", "RemoteStepTime", "RoundTrip", "DraftStepTimes"]
 
 WEIGHT = 0.15  # of a new time
@@ -136,19 +138,52 @@ class RoundTrip:
         self._wait = Ewma(prior_wait, first_weight=1.0)
         self._rtt = Ewma(0.0, first_weight=1.0)
         self._expected_rtt: float | None = None
+        self._costs: RowCosts | None = None
+        self._scale = Ewma(1.0, first_weight=1.0)  # measured / reported costs
+        self._fixed = Ewma(0.0, first_weight=1.0)  # a wait without its computing
+
+    def expect_costs(self, costs: RowCosts | None) -> None:
+        """Set what the verifier's rounds cost by their rows, as it reported; None: it didn't."""
+        self._costs = costs
 
     def expect_rtt(self, seconds: float) -> None:
         """Set the link's round trip in seconds. It is used only until the first verdict is measured."""
         self._expected_rtt = seconds
 
-    def record(self, seconds: float, *, queue_depth: float, server_seconds: float) -> None:
-        """Record that a verdict took ``seconds``, of which ``server_seconds`` at the server."""
+    def record(self, seconds: float, *, queue_depth: float, server_seconds: float, computed: tuple[int, float] | None = None) -> None:
+        """Record that a verdict took ``seconds``, of which ``server_seconds`` at the server.
+
+        Args:
+            seconds, server_seconds: the two times.
+            queue_depth: utilisation of the verifier's queue, 0..1.
+            computed: rows of the round, and the seconds of its batch; None: not known.
+        """
+        if self._costs is not None and computed is not None and computed[1] > 0.0:
+            self._scale.record(computed[1] / self._costs.seconds(computed[0]))
+            self._fixed.record(max(0.0, seconds - computed[1]))
         self._wait.record(max(seconds, 1e-6))
         self._rtt.record(max(0.0, seconds - server_seconds))
         self.queue_depth = queue_depth
 
-    def wait(self, target_step: float) -> float:
-        """Return the seconds from a draft to its verdict. Before the first verdict that is the round trip and one target step, if known."""
+    @property
+    def prices(self) -> tuple[float, RowCosts] | None:
+        """Seconds of a wait that don't depend on the round, link and queue, and those that do, by its rows; None: not known.
+
+        The costs follow the measured ones: a verifier under load takes longer than it reported.
+        """
+        if self._costs is None or not (self._fixed.is_measured or self._expected_rtt is not None):
+            return None
+        if not self._fixed.is_measured:
+            return (self._expected_rtt or 0.0), self._costs
+        return self._fixed.value, self._costs.scaled(self._scale.value)
+
+    def wait(self, target_step: float, rows: int = 2) -> float:
+        """Return the seconds from a draft to its verdict. Before the first verdict that is the round trip and one target step, if known.
+
+        With the verifier's costs it is that of a round with so many rows.
+        """
+        if (prices := self.prices) is not None:
+            return prices[0] + prices[1].seconds(rows)
         return self._wait.value if self._wait.is_measured or self._expected_rtt is None else self._expected_rtt + target_step
 
     @property

@@ -3,7 +3,16 @@
 from __future__ import annotations
 
 from streamco.core.speculation.averages import Ewma
-from streamco.policies.window import DecidesFusedMode, EndsAtDoubtfulToken, EndsDraftsEarly, Stabiliser, Static, WindowPolicy, WindowState
+from streamco.policies.window import (
+    DecidesFusedMode,
+    EndsAtDoubtfulToken,
+    EndsDraftsEarly,
+    Stabiliser,
+    Static,
+    WindowPolicy,
+    WindowState,
+    stair_surcharges,
+)
 
 __all__ = ["DraftWindow"]
 
@@ -32,6 +41,7 @@ class DraftWindow:
         self.proposal = float(self._policy.first)
         self.tokens = self.settled = self._policy.first
         self._min_chance = 0.0
+        self._surcharges: list[float] = []  # on that chance, by the length of a draft, for the rows that it adds
         self._length = Ewma(float(self.tokens))  # of drafts that end before the window
 
     @property
@@ -53,16 +63,18 @@ class DraftWindow:
             assert self._stabiliser.smoothed is not None, "it has just settled a proposal"
             self.tokens = self._ends_early.max_draft_tokens(state, self.settled)
             self._min_chance = self._ends_early.min_acceptance(state, self._stabiliser.smoothed)
+            self._surcharges = stair_surcharges(state, self.tokens)
         return self.tokens
 
-    def should_end(self, chance: float, confidence: float = 1.0) -> bool:
-        """Return True if a draft should end: it is accepted whole with this chance, and its last token has this confidence."""
-        return chance < self._min_chance or confidence < self._min_confidence
+    def should_end(self, chance: float, confidence: float = 1.0, *, length: int = 1) -> bool:
+        """Return True if a draft of ``length`` should end: so likely is it accepted whole, so sure is its last token."""
+        surcharge = self._surcharges[length - 1] if 1 <= length <= len(self._surcharges) else 0.0
+        return chance < self._min_chance + surcharge or confidence < self._min_confidence
 
     @property
     def may_end_early(self) -> bool:
         """True if a draft may end before its window."""
-        return self._min_chance > 0.0 or self._min_confidence > 0.0
+        return self._min_chance > 0.0 or self._min_confidence > 0.0 or any(surcharge > 0.0 for surcharge in self._surcharges)
 
     def record_length(self, length: int, *, has_ended: bool) -> None:
         """Record the length of a verified draft. ``has_ended``: the policy ended it; a draft cut short by something else says nothing."""

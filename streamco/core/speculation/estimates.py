@@ -24,6 +24,7 @@ from streamco.policies.mode_switch import ModeSwitch, RoundConditions, best_wind
 from streamco.policies.offload import CONFIDENCE_THRESHOLD, OffloadRule, OffloadSteering
 from streamco.policies.rejection import Branch, RejectionForecast, chain_rejection, forecast_rejection, rank_branches, sample_branch
 from streamco.policies.window import Stabiliser, WindowPolicy, WindowState
+from streamco.profiles.row_costs import RowCosts
 
 __all__ = ["EstimatesPrior", "Forecast", "SpeculationEstimates"]
 
@@ -253,7 +254,9 @@ class SpeculationEstimates:
             wait=max(0.0, known.wait - known.ahead),
             hit_rate=known.hit_rate,
             slowdown=known.slowdown,
-            rate=predict_rates(known).speculative,
+            rate=predict_rates(known if known.row_costs is None else _best(known)).speculative,
+            row_costs=known.row_costs,
+            fixed_wait=max(0.0, known.verify - known.ahead),
             rounds=self._round_tokens.events,
             calibrated_acceptance=self._recent_chance.value,
         )
@@ -261,7 +264,9 @@ class SpeculationEstimates:
 
     def should_end(self, confidences: Sequence[float]) -> bool:
         """Return True if a draft that begins with tokens of these confidences should end with them."""
-        return self._window.may_end_early and self._window.should_end(self._chance(confidences), confidences[-1] if confidences else 1.0)
+        return self._window.may_end_early and self._window.should_end(
+            self._chance(confidences), confidences[-1] if confidences else 1.0, length=len(confidences)
+        )
 
     def should_draft_more(self, confidences: Sequence[float], *, lateness: float) -> bool:
         """Return True if drafting one more token before sending a draft ahead is expected to save time.
@@ -296,13 +301,15 @@ class SpeculationEstimates:
         first, *more = self.step_times
         window = self.usual_window
         ahead, ahead_rounds = self._ahead_rate.with_prior(_PRIOR_AHEAD, _PRIOR_ROUNDS)
+        prices = self._round_trip.prices
         tokens, rounds = self._round_tokens.with_prior(expected_tokens(self.acceptance, window), _PRIOR_ROUNDS)
         return RoundConditions(
             acceptance=self.acceptance,
             window=window,
             draft_step=first,
             remote_step=self.remote_step,
-            verify=self.wait,
+            verify=self.wait if prices is None else prices[0],
+            row_costs=None if prices is None else prices[1],
             hit_rate=self._hit_rate.value if self._is_parallel else 0.0,
             ahead=self.rtt * ahead / ahead_rounds if self._is_ahead else 0.0,
             slowdown=(more[-1] if more else first) / first,
@@ -320,7 +327,7 @@ class SpeculationEstimates:
         known = self.conditions()
         doubt = _STANDARD_ERRORS * sqrt(self.acceptance * (1.0 - self.acceptance) / self._acceptance.events)
         hopeful = replace(known, acceptance=min(1.0, self.acceptance + doubt), round_tokens=None)
-        rates = predict_rates(replace(hopeful, window=best_window(hopeful, is_parallel=True)))
+        rates = predict_rates(_best(hopeful))
         return rates.speculative > rates.remote
 
     def record_ahead(self, was_sent: bool) -> None:
@@ -341,7 +348,7 @@ class SpeculationEstimates:
     @property
     def wait(self) -> float:
         """Seconds from sending a draft to its verdict."""
-        return self._round_trip.wait(self.remote_step)
+        return self._round_trip.wait(self.remote_step, self.usual_window + 1)
 
     @property
     def rtt(self) -> float:
@@ -357,9 +364,13 @@ class SpeculationEstimates:
         """Set the link's round trip in seconds. Used only until the first verdict is measured: then wait = round trip + one target step."""
         self._round_trip.expect_rtt(seconds)
 
-    def record_wait(self, seconds: float, *, queue_depth: float, server_seconds: float) -> None:
-        """Record that a verdict took ``seconds``, of which ``server_seconds`` at the server."""
-        self._round_trip.record(seconds, queue_depth=queue_depth, server_seconds=server_seconds)
+    def expect_row_costs(self, costs: RowCosts | None) -> None:
+        """Set what the verifier's rounds cost by their rows, as it reported; None: it didn't."""
+        self._round_trip.expect_costs(costs)
+
+    def record_wait(self, seconds: float, *, queue_depth: float, server_seconds: float, computed: tuple[int, float] | None = None) -> None:
+        """Record that a verdict took ``seconds``, of which ``server_seconds`` at the server; see ``RoundTrip.record``."""
+        self._round_trip.record(seconds, queue_depth=queue_depth, server_seconds=server_seconds, computed=computed)
 
     @property
     def remote_step(self) -> float:
@@ -402,3 +413,8 @@ class SpeculationEstimates:
     def record_opening(self, share: float) -> None:
         """Record which share of the prompt time a session took to open after a stream."""
         self._opening_share.record(min(2.0, share))
+
+
+def _best(conditions: RoundConditions) -> RoundConditions:
+    """Return the conditions with the window that is predicted to be fastest."""
+    return replace(conditions, window=best_window(conditions, is_parallel=True), round_tokens=None)

@@ -34,6 +34,7 @@ VerifierState = Literal["closed", "connecting", "open", "gone"]
 
 _RETRY_AFTER = 0.25  # seconds until a refused draft is sent again, if the refusal gives no time
 _MAX_GIVEN = 64  # given tokens that a verdict may have to read first and still show how long verdicts take
+_MAX_PRICED = 4  # given tokens with which a round still shows what its rows cost: longer ones have another mix of rows
 _MIN_RETRY_AFTER = 0.02  # seconds, whatever the refusal says: endless retries would load the verifier even more
 
 
@@ -218,7 +219,9 @@ def record_wait(estimates: SpeculationEstimates, out: Round, event: VerdictRecei
         seconds = event.queue_seconds + event.compute_seconds
         # A round that was sent ahead hid its round trip, so its own waiting time says less than a whole one.
         waited = estimates.rtt + seconds if out.was_ahead else now - out.sent
-        estimates.record_wait(waited, queue_depth=event.queue_depth, server_seconds=seconds)
+        rows = out.given + len(out.draft) + 1
+        computed = (rows, event.compute_seconds) if out.given <= _MAX_PRICED else None
+        estimates.record_wait(waited, queue_depth=event.queue_depth, server_seconds=seconds, computed=computed)
     elif out.is_first and prompt_time > 0.0:
         estimates.record_opening(max(0.0, now - out.sent - estimates.wait) / prompt_time)
 

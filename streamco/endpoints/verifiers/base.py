@@ -26,6 +26,7 @@ from streamco.core.speculation.events import (
 from streamco.endpoints.base import Endpoint
 from streamco.engines.base import Engine
 from streamco.policies.acceptance import Rule, RuleKind
+from streamco.profiles.row_costs import RowCosts
 
 __all__ = ["Emit", "Verifier", "VerifierCommand", "VerifierEvent", "VerifierFacts", "VerifierSession", "continuation_seed"]
 
@@ -56,6 +57,7 @@ class VerifierFacts(Struct, frozen=True, kw_only=True):
         samples_exactly: sampling keeps the target's distribution with every filter; False: only if the target's top_k is within ``top_k``.
         holds_context: the server keeps a session's context; False: every round sends and reads all of it.
         max_ahead: drafts that may be sent ahead after each round.
+        row_costs: seconds of a verification by its rows, without load; None: the server doesn't say.
     """
 
     model: str
@@ -66,6 +68,7 @@ class VerifierFacts(Struct, frozen=True, kw_only=True):
     samples_exactly: bool = False
     holds_context: bool = False
     max_ahead: int = 0
+    row_costs: RowCosts | None = None
 
     def is_exact(self, rule: Rule) -> bool:
         """Return True if this rule keeps answers the target's own.

@@ -12,9 +12,10 @@ from streamco.endpoints.verifiers.connection import VerifierAddress, VerifierCon
 from streamco.endpoints.verifiers.upload_meter import UploadMeter
 from streamco.errors import EndpointConnectError, EndpointError, EndpointStatusError, EndpointTimeoutError, StreamcoError
 from streamco.profiles.row_costs import RowCosts
+from streamco.wire.row_costs import RowCost, costs_of_table
 from streamco.wire.split.client import SplitClient
 from streamco.wire.split.codec import SplitCodec
-from streamco.wire.split.frames import SPLIT_VERSIONS, LayersMark, RowCost, ServerBatches, States
+from streamco.wire.split.frames import SPLIT_VERSIONS, LayersMark, ServerBatches, States
 from streamco.wire.verify.errors import ModelMismatchError, UnauthorisedError, VerifyProtocolError, VersionError
 
 __all__ = ["RETRY", "MiddleServer", "explained", "final_error", "is_busy"]
@@ -75,7 +76,7 @@ class MiddleServer:
         self.load_rows, self.steady_rows = load.load_rows, load.steady_rows
         if client.row_costs is not self._reported:
             self._reported = client.row_costs
-            self.costs = RowCosts({cost.rows: cost.microseconds / 1e6 for cost in self._reported})
+            self.costs = costs_of_table(self._reported)
 
     @property
     def round_trip(self) -> float:

@@ -30,6 +30,7 @@ from streamco.endpoints.verifiers.session import RemoteVerifierSession
 from streamco.engines.base import Engine, ModelInfo
 from streamco.errors import ConfigError, EndpointError, StreamClosed, UsageError
 from streamco.policies.acceptance import Rule, RuleKind
+from streamco.wire.row_costs import costs_of_table
 from streamco.wire.verify.client import VerifyClient
 from streamco.wire.verify.codec import VerifyCodec
 from streamco.wire.verify.frames import MAX_FOLLOWS, PATH, VerifyLimits, Welcome
@@ -293,4 +294,5 @@ def _read_welcome(welcome: Welcome | None) -> VerifierFacts:
         samples_exactly=welcome.is_exact,
         holds_context=True,
         max_ahead=MAX_FOLLOWS,
+        row_costs=costs_of_table(welcome.row_costs),
     )

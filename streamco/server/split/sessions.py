@@ -42,9 +42,9 @@ from streamco.server.split.stats import SplitStats
 from streamco.server.verify.hosted_sessions import MAX_FAILURES, NO_SESSION, HostedSession, HostedSessions, refusal_for
 from streamco.server.verify.options import VerifyOptions
 from streamco.server.wakeup import WakeCoalescer
+from streamco.wire.row_costs import RowCost, table_of_costs
 from streamco.wire.split.frames import (
     Close,
-    RowCost,
     Rows,
     SplitClientFrame,
     SplitHello,
@@ -130,7 +130,7 @@ class SplitSessions(HostedSessions[_SplitSession, SplitConnection]):
 
     def _present_costs(self) -> tuple[RowCost, ...]:
         costs = self.load.costs()
-        return tuple(RowCost(rows, max(1, _number(costs.seconds(rows) * _MICROSECONDS))) for rows in costs.rows)
+        return table_of_costs({rows: costs.seconds(rows) for rows in costs.rows})
 
     # What a connection calls
 

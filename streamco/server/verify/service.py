@@ -9,6 +9,7 @@ from streamco.server.http.options import ListenOptions
 from streamco.server.verify.frame_service import FrameService
 from streamco.server.verify.options import VerifyOptions
 from streamco.server.verify.sessions import SessionManager
+from streamco.wire.row_costs import table_of_costs
 from streamco.wire.verify.codec import VerifyCodec
 from streamco.wire.verify.frames import PATH, VerifyLimits
 from streamco.wire.verify.server import VerifyServer
@@ -58,4 +59,6 @@ class VerifyService(FrameService[VerifyServer]):
             sessions=options.load.sessions_per_device,
         )
         codec = VerifyCodec(info.vocabulary_size, limits)
-        return VerifyServer(codec, info.vocabulary, model=self._model[:256], resume_s=options.resume_s, is_exact=True)
+        costs = table_of_costs(self._engine.row_costs())
+        model, resume_s = self._model[:256], options.resume_s
+        return VerifyServer(codec, info.vocabulary, model=model, resume_s=resume_s, is_exact=True, row_costs=costs)

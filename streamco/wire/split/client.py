@@ -13,13 +13,13 @@ from typing import TYPE_CHECKING, assert_never
 from msgspec import Struct
 
 from streamco.errors import UsageError
+from streamco.wire.row_costs import RowCost
 from streamco.wire.split.codec import SplitCodec
 from streamco.wire.split.frames import (
     SPLIT_VERSIONS,
     Close,
     LayersMark,
     Refusal,
-    RowCost,
     Rows,
     SplitHello,
     SplitLimits,

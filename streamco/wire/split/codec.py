@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Annotated, NoReturn
 import msgspec
 from msgspec import Meta, Struct
 
+from streamco.wire.row_costs import RowCostTable
 from streamco.wire.split.frames import (
     Close,
     Refusal,
-    RowCostTable,
     Rows,
     SplitClientFrame,
     SplitHello,

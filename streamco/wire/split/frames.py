@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from msgspec import Meta, Struct
 
+from streamco.wire.row_costs import RowCost
 from streamco.wire.tensors import StateFormat
 from streamco.wire.verify.frames import Byte, Close, Digest, Name, Number, Positive, Refusal, Secret
 
@@ -19,7 +20,6 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 __all__ = [
-    "COSTS_BYTES",
     "SPLIT_VERSIONS",
     "Close",
     "SplitHello",
@@ -29,8 +29,6 @@ __all__ = [
     "Refusal",
     "SplitResume",
     "SplitResumed",
-    "RowCost",
-    "RowCostTable",
     "ServerBatches",
     "Rows",
     "SplitClientFrame",
@@ -119,20 +117,6 @@ class SplitResume(Struct, frozen=True, array_like=True, tag=5):
 
     session: Number
     key: Digest
-
-
-class RowCost(Struct, frozen=True, array_like=True):
-    """What a batch costs a server."""
-
-    rows: Positive
-    microseconds: Positive
-
-
-RowCostTable = Annotated[tuple[RowCost, ...], Meta(max_length=64)]
-"""Costs of a server's batches, by rows."""
-
-COSTS_BYTES = 3 + 64 * 11
-"""Most bytes of a ``RowCostTable``."""
 
 
 class ServerBatches(Struct, frozen=True, array_like=True):

@@ -15,14 +15,13 @@ from typing import assert_never
 from msgspec import Struct
 from msgspec.structs import replace
 
+from streamco.wire.row_costs import COSTS_BYTES, RowCost
 from streamco.wire.split.codec import SplitCodec
 from streamco.wire.split.frames import (
-    COSTS_BYTES,
     SPLIT_VERSIONS,
     Close,
     LayersMark,
     Refusal,
-    RowCost,
     Rows,
     ServerBatches,
     SplitClientFrame,

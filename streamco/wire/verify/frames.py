@@ -13,6 +13,7 @@ from msgspec import Meta, Struct
 
 from streamco.policies.acceptance import Rule
 from streamco.policies.drafts.tree_acceptance import leaves, path_to
+from streamco.wire.row_costs import RowCostTable
 from streamco.wire.verify.errors import VerifyProtocolError, error_for
 from streamco.wire.verify.topk import TopK
 
@@ -187,6 +188,7 @@ class Welcome(Struct, frozen=True, array_like=True, tag=16):
     limits: VerifyLimits
     resume_s: Number  # seconds that sessions of a lost connection are kept
     is_exact: bool  # sampling keeps the target's distribution exactly
+    row_costs: RowCostTable = ()  # seconds of a verification by its rows, measured without load; (): not known
 
 
 class Opened(Struct, frozen=True, array_like=True, tag=17):

@@ -14,6 +14,7 @@ from typing import assert_never
 from msgspec.structs import replace
 
 from streamco.policies.acceptance import Rule, RuleKind
+from streamco.wire.row_costs import RowCost
 from streamco.wire.verify.codec import HELLO, VerifyCodec, frame_number, hello_versions
 from streamco.wire.verify.errors import (
     ContextFullError,
@@ -250,6 +251,7 @@ class VerifyServer:
         resume_s: seconds that sessions of a lost connection are kept.
         is_exact: sampling keeps the target's distribution exactly.
         max_faults: number of faulty frames that ends the connection.
+        row_costs: what a verification costs by its rows; (): not known.
     """
 
     def __init__(
@@ -262,13 +264,14 @@ class VerifyServer:
         resume_s: int = 60,
         is_exact: bool = True,
         max_faults: int = MAX_FAULTS,
+        row_costs: Sequence[RowCost] = (),
     ) -> None:
         self.codec = codec
         self.vocabulary = vocabulary
         self.is_closed = False
         self.faults = 0  # faulty frames from the client so far
         mask = sum(1 << kind for kind in rules)
-        self._welcome = Welcome(VERSIONS[1], model, mask, codec.limits, resume_s, is_exact)
+        self._welcome = Welcome(VERSIONS[1], model, mask, codec.limits, resume_s, is_exact, tuple(row_costs))
         self._max_faults = max_faults
         self._hello: Hello | None = None
         self._is_welcome = False

@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from streamco.core.speculation.averages import DecayedRatio, DraftStepTimes, Ewma, RemoteStepTime, RoundTrip
+from streamco.profiles.row_costs import RowCosts
 
 VALUES = st.lists(st.floats(0.0, 1.0), min_size=1, max_size=60)
 TIMES = st.floats(1e-4, 10.0)
@@ -123,3 +124,21 @@ def test_a_stream_that_gave_nothing_says_nothing() -> None:
     step.record(0, 1.0)
     step.record(4, 0.0)
     assert step.seconds == 0.05
+
+
+def test_a_wait_by_rows_follows_the_told_costs_and_the_measured_load() -> None:
+    trip = RoundTrip(0.1)
+    trip.expect_costs(RowCosts({1: 0.04, 4: 0.08}))
+    assert trip.wait(0.05, 4) == 0.1, "the link is not known"
+    trip.expect_rtt(0.02)
+    assert trip.wait(0.05, 4) == pytest.approx(0.1)
+    assert trip.wait(0.05, 1) == pytest.approx(0.06)
+    trip.record(0.2, queue_depth=0.0, server_seconds=0.17, computed=(4, 0.16))
+    prices = trip.prices
+    assert prices is not None
+    assert prices[0] == pytest.approx(0.04), "link and queue"
+    assert trip.wait(0.05, 1) == pytest.approx(0.04 + 0.08), "it takes twice as long as it told"
+    trip.record(5.0, queue_depth=0.0, server_seconds=0.0)
+    assert trip.wait(0.05, 1) == pytest.approx(0.12), "a lost round says nothing about prices"
+    trip.expect_costs(None)
+    assert trip.wait(0.05, 1) == trip.wait(0.05, 9), "without a list all rounds wait alike"

@@ -10,6 +10,7 @@ from streamco.errors import ConfigError
 from streamco.policies.learned_window import Adaptive
 from streamco.policies.mode_switch import Predicted
 from streamco.policies.window import Confident, Dynamic, Stabiliser, Static
+from streamco.profiles.row_costs import RowCosts
 
 
 def prior(**changes: object) -> EstimatesPrior:
@@ -313,3 +314,20 @@ def test_a_draft_that_was_cut_short_says_nothing_of_how_long_drafts_are() -> Non
         estimates.propose_window()
         estimates.record_verdict([0.99] * 2, 2, is_hit=None)
     assert estimates.usual_window >= usual > 2
+
+
+def test_a_price_list_reaches_the_policy_and_the_mode_switch() -> None:
+    estimates = SpeculationEstimates(window=Predicted(), prior=prior(acceptance=0.85))
+    estimates.expect_rtt(0.001)
+    estimates.expect_row_costs(RowCosts({1: 0.04, 3: 0.08, 4: 0.08, 5: 0.5, 16: 2.0}))
+    estimates.record_draft(1, 10, 0.1)
+    known = estimates.conditions()
+    assert known.row_costs is not None
+    assert known.verify == 0.001
+    assert known.wait == pytest.approx(0.001 + known.row_costs.seconds(known.window + 1))
+    assert estimates.propose_window() == 3
+    estimates.record_wait(0.17, queue_depth=0.0, server_seconds=0.16, computed=(4, 0.16))
+    assert estimates.conditions().row_costs is not None
+    assert estimates.wait == pytest.approx(0.17)
+    estimates.expect_row_costs(None)
+    assert estimates.conditions().row_costs is None

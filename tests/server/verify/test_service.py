@@ -311,3 +311,13 @@ async def test_opened_is_said_before_the_context_is_read() -> None:
             except TimeoutError:
                 continue
         assert not any(isinstance(frame, Opened) for frame in device.heard)
+
+
+async def test_a_welcome_has_the_engines_row_costs() -> None:
+    engine = target(successor=TRUTH, mode="thread", step_time=lambda rows, tokens: 0.001 * (rows + tokens))
+    async with serving(engine) as server, connected(server.url) as device:
+        assert device.client.welcome is not None
+        assert [cost.microseconds for cost in device.client.welcome.row_costs[:3]] == [1000, 2000, 3000]
+    async with serving(target(successor=TRUTH)) as server, connected(server.url) as device:
+        assert device.client.welcome is not None
+        assert device.client.welcome.row_costs == ()

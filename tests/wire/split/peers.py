@@ -5,9 +5,10 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
+from streamco.wire.row_costs import RowCost
 from streamco.wire.split.client import SplitClient
 from streamco.wire.split.codec import SplitCodec
-from streamco.wire.split.frames import LayersMark, RowCost, ServerBatches, SplitClientFrame, SplitLimits, SplitServerFrame
+from streamco.wire.split.frames import LayersMark, ServerBatches, SplitClientFrame, SplitLimits, SplitServerFrame
 from streamco.wire.split.server import SplitServer
 
 WIDTH = 8

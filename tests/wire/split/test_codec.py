@@ -12,13 +12,12 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
+from streamco.wire.row_costs import COSTS_BYTES, RowCost
 from streamco.wire.split.codec import FORMATS, SplitCodec
 from streamco.wire.split.frames import (
-    COSTS_BYTES,
     Close,
     LayersMark,
     Refusal,
-    RowCost,
     Rows,
     SplitHello,
     SplitLimits,

@@ -12,13 +12,13 @@ from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from streamco.errors import UsageError
+from streamco.wire.row_costs import RowCost
 from streamco.wire.split.client import SplitClient
 from streamco.wire.split.codec import SplitCodec
 from streamco.wire.split.frames import (
     Close,
     LayersMark,
     Refusal,
-    RowCost,
     Rows,
     SplitHello,
     SplitLimits,

@@ -5,11 +5,11 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+from streamco.wire.row_costs import RowCost
 from streamco.wire.split.codec import FORMATS, SplitCodec
 from streamco.wire.split.frames import (
     LayersMark,
     Refusal,
-    RowCost,
     ServerBatches,
     SplitHello,
     SplitLimits,

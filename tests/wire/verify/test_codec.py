@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from streamco.errors import ConfigError
 from streamco.policies.acceptance import Rule, RuleKind
+from streamco.wire.row_costs import RowCost
 from streamco.wire.verify.checks import check_draft
 from streamco.wire.verify.codec import VerifyCodec, frame_number, hello_versions
 from streamco.wire.verify.errors import FrameSizeError, MalformedFrameError, VerifyProtocolError
@@ -81,8 +82,9 @@ limits_ = st.builds(VerifyLimits, frame_bytes=st.integers(1, 1 << 30), top_k=st.
 verdicts_ = st.builds(
     VerdictFrame, number_, number_, st.integers(0, 8), st.none() | st.integers(0, SIZE - 1), number_, number_, number_, rows_
 )
+costs_ = st.lists(st.builds(RowCost, st.integers(1, 99), st.integers(1, 1 << 31)), max_size=64).map(tuple)
 down_: st.SearchStrategy[ServerFrame] = st.one_of(
-    st.builds(Welcome, st.integers(1, 9), name_, st.integers(0, 255), limits_, number_, st.booleans()),
+    st.builds(Welcome, st.integers(1, 9), name_, st.integers(0, 255), limits_, number_, st.booleans(), costs_),
     st.builds(Opened, number_, digest_, number_),
     verdicts_,
     st.builds(Resumed, number_, number_, digest_),
@@ -104,6 +106,7 @@ DOWN: list[ServerFrame] = [
     VerdictFrame(1, 2, 1, 5, 3, 400, 9000, (a_row(5),) * 3),
     Resumed(2, 5, KEY),
     Refusal("overloaded", "later", 1, 2, 500),
+    Welcome(1, "m", 7, VerifyLimits(), 60, True, (RowCost(1, 38_000), RowCost(4, 81_000))),
 ]
 
 
@@ -143,7 +146,8 @@ def test_the_number_of_ids_follows_from_the_bytes_at_every_width(size: int, data
         (UP[5], [6, 1]),
         (Follow(1, 4, 3, 2, 500, (6, 7)), [7, 1, 4, 3, 2, 500, bytes.fromhex("06000700")]),
         (Follow(1, 4, 3, 2, 500, (6, 7), (), (0, 1)), [7, 1, 4, 3, 2, 500, bytes.fromhex("06000700"), b"", b"\0\1"]),
-        (DOWN[0], [16, 1, "m", 7, [1 << 20, 1 << 17, 31, 64, 64, 1], 60, True]),
+        (DOWN[0], [16, 1, "m", 7, [1 << 20, 1 << 17, 31, 64, 64, 1], 60, True, []]),
+        (DOWN[5], [16, 1, "m", 7, [1 << 20, 1 << 17, 31, 64, 64, 1], 60, True, [[1, 38_000], [4, 81_000]]]),
         (DOWN[1], [17, 1, KEY, 0]),
         (VerdictFrame(1, 2, 1, 5, 3, 400, 9000), [18, 1, 2, 1, 5, 3, 400, 9000]),
         (DOWN[3], [19, 2, 5, KEY]),
@@ -349,3 +353,10 @@ def test_a_token_never_shows() -> None:
     hello = Hello(1, 1, "v", 5, "secret")
     assert "secret" not in repr(hello)
     assert "secret" in str(msgspec.msgpack.decode(CODEC.encode(hello)))
+
+
+def test_a_welcome_without_a_price_list_is_as_before_and_an_old_client_ignores_one() -> None:
+    old = msgspec.msgpack.decode(CODEC.encode(Welcome(1, "m", 7, VerifyLimits(), 60, True)))
+    assert CODEC.decode_down(msgspec.msgpack.encode(old[:7])) == Welcome(1, "m", 7, VerifyLimits(), 60, True)
+    new = msgspec.msgpack.decode(CODEC.encode(Welcome(1, "m", 7, VerifyLimits(), 60, True, (RowCost(1, 5),))))
+    assert new[7] == [[1, 5]]
