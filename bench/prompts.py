@@ -10,7 +10,7 @@ from typing import Any
 
 from bench.traces import data_folder
 
-__all__ = ["real_prompts"]
+__all__ = ["code_prompts", "real_prompts"]
 
 LONGEST = 2400  # characters, some 600 tokens: prompt and answer fit a context of 1,024 tokens
 
@@ -30,6 +30,16 @@ def real_prompts(count: int) -> list[tuple[str, str]]:
     )
     short = [[prompt for prompt in task if len(prompt[1]) <= LONGEST] for task in tasks]
     return list(islice(chain.from_iterable(zip(*short, strict=False)), count))
+
+
+def code_prompts() -> list[str]:
+    """All of HumanEval's functions that are short enough, as requests to complete them.
+
+    Raises:
+        SystemExit: the recorded data isn't there.
+    """
+    rows = _rows(data_folder() / "prompts" / "humaneval_prompts.jsonl.gz")
+    return [text for row in rows if len(text := f"Complete this function:\n\n{row['prompt']}") <= LONGEST]
 
 
 def _rows(path: Path) -> list[dict[str, Any]]:
