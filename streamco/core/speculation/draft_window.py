@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from itertools import accumulate
+
 from streamco.core.speculation.averages import Ewma
 from streamco.policies.window import (
     DecidesFusedMode,
@@ -13,6 +16,7 @@ from streamco.policies.window import (
     WindowState,
     stair_surcharges,
 )
+from streamco.profiles.row_costs import RowCosts
 
 __all__ = ["DraftWindow"]
 
@@ -42,6 +46,8 @@ class DraftWindow:
         self.tokens = self.settled = self._policy.first
         self._min_chance = 0.0
         self._surcharges: list[float] = []  # on that chance, by the length of a draft, for the rows that it adds
+        self._rate = 0.0  # tokens per second
+        self._costs: RowCosts | None = None  # of the verifier's rows, if the policy ends drafts early
         self._length = Ewma(float(self.tokens))  # of drafts that end before the window
 
     @property
@@ -64,12 +70,34 @@ class DraftWindow:
             self.tokens = self._ends_early.max_draft_tokens(state, self.settled)
             self._min_chance = self._ends_early.min_acceptance(state, self._stabiliser.smoothed)
             self._surcharges = stair_surcharges(state, self.tokens)
+            self._rate, self._costs = state.rate, state.row_costs
         return self.tokens
 
     def should_end(self, chance: float, confidence: float = 1.0, *, length: int = 1) -> bool:
         """Return True if a draft of ``length`` should end: so likely is it accepted whole, so sure is its last token."""
         surcharge = self._surcharges[length - 1] if 1 <= length <= len(self._surcharges) else 0.0
         return chance < self._min_chance + surcharge or confidence < self._min_confidence
+
+    def should_have_ended(self, chances: Sequence[float]) -> bool:
+        """Return True if a draft should have ended before its last token, at the end of a stair: its tokens may come several at a time.
+
+        Args:
+            chances: probability that the first 1, 2, ... tokens are all accepted.
+        """
+        earlier = zip(chances[:-1], self._surcharges, strict=False)
+        return any(surcharge > 0.0 and chance < self._min_chance + surcharge for chance, surcharge in earlier)
+
+    def useful_length(self, chances: Sequence[float]) -> int:
+        """Return how many tokens of a draft that exists are worth their rows at the verifier; all of them if its costs aren't known.
+
+        Each further token adds its chance to the round's tokens and time to the verification, in which ``rate`` x seconds are lost.
+        """
+        if self._costs is None or not chances:
+            return len(chances)
+        gained, best = accumulate(chances), []
+        for length, tokens in enumerate(gained, 1):
+            best.append((tokens - self._rate * self._costs.seconds(length + 1), length))
+        return max(best)[1]
 
     @property
     def may_end_early(self) -> bool:

@@ -7,7 +7,9 @@ in them.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from itertools import accumulate
 from math import prod, sqrt
+from operator import mul
 from random import Random
 from typing import Literal, NamedTuple
 
@@ -263,10 +265,16 @@ class SpeculationEstimates:
         return self._window.propose(state)
 
     def should_end(self, confidences: Sequence[float]) -> bool:
-        """Return True if a draft that begins with tokens of these confidences should end with them."""
-        return self._window.may_end_early and self._window.should_end(
-            self._chance(confidences), confidences[-1] if confidences else 1.0, length=len(confidences)
-        )
+        """Return True if a draft that begins with tokens of these confidences should end with them, or should have ended before."""
+        if not self._window.may_end_early:
+            return False
+        chances = self._chances(confidences)
+        last = (chances[-1], confidences[-1]) if chances else (1.0, 1.0)
+        return self._window.should_end(*last, length=len(chances)) or self._window.should_have_ended(chances)
+
+    def useful_length(self, confidences: Sequence[float]) -> int:
+        """Return how many tokens of a draft with these confidences are worth verifying, by what the verifier's rows cost."""
+        return self._window.useful_length(self._chances(confidences)) if self.is_lossless else len(confidences)
 
     def should_draft_more(self, confidences: Sequence[float], *, lateness: float) -> bool:
         """Return True if drafting one more token before sending a draft ahead is expected to save time.
@@ -279,6 +287,10 @@ class SpeculationEstimates:
         chance = self.acceptance * self._chance(confidences)
         later = max(0.0, lateness + self.step_times[0]) - max(0.0, lateness)
         return chance * self.remote_step > later
+
+    def _chances(self, confidences: Sequence[float]) -> list[float]:
+        """Return the probabilities that the first 1, 2, ... tokens of these confidences are all accepted."""
+        return list(accumulate(map(self._calibration.acceptance, confidences), mul))
 
     def _chance(self, confidences: Sequence[float]) -> float:
         """Return the probability that all tokens of these confidences are accepted."""

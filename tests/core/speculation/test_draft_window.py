@@ -7,6 +7,7 @@ import pytest
 from streamco.core.speculation.draft_window import DraftWindow
 from streamco.policies.learned_window import Adaptive
 from streamco.policies.window import Confident, Dynamic, Stabiliser, Static, Threshold, WindowState, is_fused
+from streamco.profiles.row_costs import RowCosts
 
 STATE = WindowState(previous=4, acceptance=0.95)
 
@@ -85,3 +86,41 @@ def test_a_short_draft_counts_only_if_the_policy_ended_it(has_ended: bool, moves
     for _ in range(40):
         window.record_length(1, has_ended=has_ended)
     assert (window.usual_tokens < before) == moves
+
+
+def on_stairs(rate: float = 30.0) -> DraftWindow:
+    """A confident policy at a verifier whose rows cost 80 ms up to four and 110 ms more up to eight."""
+    window = DraftWindow(Confident(), None)
+    costs = RowCosts({1: 0.075, 4: 0.08, 5: 0.188, 8: 0.19, 9: 0.3, 16: 0.31})
+    window.propose(
+        WindowState(
+            previous=3, acceptance=0.85, draft_step=0.01, wait=0.08, tpot=0.04, rate=rate, calibrated_acceptance=0.85, row_costs=costs
+        )
+    )
+    return window
+
+
+def test_tokens_of_a_draft_beyond_a_stair_are_left_out() -> None:
+    window = on_stairs()
+    likely = [0.85**length for length in range(1, 9)]
+    assert [window.useful_length(likely[:length]) for length in range(9)] == [0, 1, 2, 3, 3, 3, 3, 3, 3]
+    sure = [0.999**length for length in range(1, 9)]
+    assert window.useful_length(sure[:7]) == 7, "a whole further stair of sure tokens is worth it"
+    assert window.useful_length(sure[:4]) == 3
+    assert window.useful_length([0.4, 0.1]) == 2, "on the same stair even a doubtful token costs nothing"
+
+
+def test_without_a_price_list_a_draft_is_sent_whole() -> None:
+    window = DraftWindow(Confident(), None)
+    window.propose(WindowState(previous=4, acceptance=0.7, draft_step=0.01, wait=0.08, tpot=0.05, rate=20.0))
+    assert window.useful_length([0.5, 0.1, 0.01]) == 3
+    assert DraftWindow(Static(5), None).useful_length([0.1] * 5) == 5
+
+
+def test_a_draft_that_came_in_one_piece_ends_at_the_stair_that_it_passed() -> None:
+    window = on_stairs()
+    chances = [0.8, 0.7, 0.65, 0.6, 0.6]
+    assert window.should_end(chances[2], length=3)
+    assert not window.should_end(chances[4], length=5), "on the next stair there is room"
+    assert window.should_have_ended(chances)
+    assert not window.should_have_ended(chances[:3])

@@ -331,3 +331,15 @@ def test_a_price_list_reaches_the_policy_and_the_mode_switch() -> None:
     assert estimates.wait == pytest.approx(0.17)
     estimates.expect_row_costs(None)
     assert estimates.conditions().row_costs is None
+
+
+def test_drafts_are_cut_by_prices_only_if_everything_is_verified() -> None:
+    costs = RowCosts({1: 0.04, 4: 0.08, 5: 0.9, 16: 2.0})
+    for budget, cut in ((1.0, 3), (0.5, 5)):
+        estimates = SpeculationEstimates(budget, window=Confident(), prior=prior(acceptance=0.85))
+        estimates.expect_rtt(0.001)
+        estimates.expect_row_costs(costs)
+        estimates.record_draft(1, 10, 0.1)
+        estimates.propose_window()
+        assert estimates.useful_length([0.9] * 5) == cut
+        assert estimates.should_end([0.9] * 5), "the stair ended two tokens before"
