@@ -31,7 +31,7 @@ $(VENV)/.bench: $(VENV)/.dev
 
 # PAIR=1: with the pair of larger models, which `make models` fetches.
 demo: $(VENV)/.demo
-ifdef PAIR
+ifneq ($(filter-out 0 no,$(PAIR)),)
 	device=$$(PYTHONPATH=. $(BIN)/python -m tools.fetch_models --find 0.5B) && \
 	server=$$(PYTHONPATH=. $(BIN)/python -m tools.fetch_models --find 1.5B) && \
 	$(BIN)/streamco demo --device "$$device" --server "$$server"

@@ -19,7 +19,7 @@ import pytest
 from bench.record import LINE
 from tests.support.data import ROOT
 
-RESULTS, DISCO, MIGRATION = "bench/RESULTS.md", "docs/results_disco.md", "docs/migration.md"
+RESULTS, DISCO, FIDELITY, MIGRATION = "bench/RESULTS.md", "docs/results_disco.md", "docs/fidelity.md", "docs/migration.md"
 SPECULATE = "headline: Q4_0 for Q8_0, llama2-70b-a100x2, RTT {} ms, 10 Mbps, 8 x 64 tokens"
 RTTS = (10, 30, 60, 120)
 PHONES = {
@@ -163,6 +163,12 @@ def learned_headlines() -> Iterator[Headline]:
                 yield Headline(DISCO, f"{start} | {cases} | {later:.0f} | {surely:.0f} |")
 
 
+def fidelity_headlines() -> Iterator[Headline]:
+    off = [figure.median for key, figure in recorded().items() if key[0] == "fidelity" and "off by" in key[2] and key[3] == "simulated"]
+    within = f"{sum(abs(share) <= 0.1 for share in off)} of {len(off)} figures are within a tenth"
+    yield from (Headline(page, within) for page in (RESULTS, FIDELITY))
+
+
 @cache
 def disco_rows() -> list[dict[str, str]]:
     with (ROOT / "docs" / "results_disco.csv").open(newline="", encoding="utf-8") as file:
@@ -184,6 +190,7 @@ HEADLINES = [
     *moves_headlines(),
     *cost_headlines(),
     *learned_headlines(),
+    *fidelity_headlines(),
     *disco_headlines(),
 ]
 
