@@ -102,8 +102,10 @@ def forward_pass(pool: ServerPool, scenario: Scenario) -> tuple[ForwardPass, int
     if pool.model is not None and pool.gpu is not None:
         hardware = Hardware(model=pool.model, gpu=pool.gpu, tensor_parallel=pool.tensor_parallel, engine=pool.engine)
         return predictor(hardware), memory_tokens(hardware)
+    if (costs := pool.row_costs) is not None:
+        return lambda rows, tokens, context, sequences: costs.seconds(rows + tokens), _UNBOUNDED
     if pool.step_times is None:
-        raise AssertionError("a pool has its hardware or its step times")
+        raise AssertionError("a pool has its hardware, its step times or its row costs")
     found = scenario.locate(pool.step_times)
     times = load_step_times(str(found) if found.exists() else pool.step_times)
     return lambda rows, tokens, context, sequences: times(rows, tokens), _UNBOUNDED
@@ -281,6 +283,7 @@ class _World:
             routing = AnswerRouting(policy.budget, profile.perplexities) if policy.offload == "answers" else None
             pair = options.estimates(policy.budget if routing is None else 0.0)
             pair.expect_rtt(device.link.rtt_ms / 1000)
+            pair.expect_row_costs(self._options.world.server_pools[0].row_costs)
             devices.append(FleetDevice(device.number, model, link, pair, routing))
         return devices
 

@@ -14,6 +14,7 @@ from streamco.core.speculation.estimates import Forecast
 from streamco.errors import ConfigError
 from streamco.policies.offload import OffloadRule
 from streamco.policies.serving.routing import routing_policy
+from streamco.profiles.row_costs import RowCosts, padded_costs
 from streamco.sim.fleet.batch_policies import batch_policy
 from streamco.sim.hardware.links import LinkOptions
 from streamco.sim.hardware.operators import Engine
@@ -69,6 +70,8 @@ class ServerPool(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
         share, count: see ``DevicePool``.
         model, gpu, tensor_parallel, engine: see ``Hardware``.
         step_times: name or JSON file of a packaged or calibrated profile of step times, instead of the hardware.
+        row_costs_ms: pairs of rows and milliseconds of a batch, instead of both: what ``streamco serve`` prints at its start. Batches are
+            padded to a cheaper size, sizes between are on straight lines, and devices plan with the list from their first round on.
     """
 
     share: Above | None = None
@@ -78,10 +81,19 @@ class ServerPool(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     tensor_parallel: Count = 1
     engine: Engine = "eager"
     step_times: str | None = None
+    row_costs_ms: tuple[tuple[Count, Above], ...] = ()
 
     def __post_init__(self) -> None:
         _check_sizes("server_pools", self.share, self.count)
-        _check_hardware("server_pools", self.model, self.gpu, "step_times", self.step_times)
+        if self.step_times is not None and self.row_costs_ms:
+            raise ConfigError("server_pools: expected either step_times or row_costs_ms, got both")
+        _check_hardware("server_pools", self.model, self.gpu, "row_costs_ms or step_times", self.step_times or self.row_costs_ms or None)
+
+    @property
+    def row_costs(self) -> RowCosts | None:
+        """Seconds of a padded batch by its rows; None: the pool has its hardware or its step times."""
+        measured = {rows: milliseconds / 1e3 for rows, milliseconds in self.row_costs_ms}
+        return RowCosts(padded_costs(measured)) if measured else None
 
 
 class WorldOptions(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

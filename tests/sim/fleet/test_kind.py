@@ -296,3 +296,17 @@ def test_a_system_prompt_costs_time_once_and_then_no_more() -> None:
     waits = [(after.ttft or 0.0) - (before.ttft or 0.0) for before, after in zip(plain, with_system_prompt, strict=True)]
     assert waits[0] == pytest.approx(600 / 400, rel=0.1)  # read by the device at five times 80 tokens/s; the server is done by then
     assert waits[1:] == pytest.approx([0.0] * 7, abs=0.01)
+
+
+def test_a_price_list_gives_padded_batches_and_devices_that_fill_them() -> None:
+    stairs = [[1, 38.0], [2, 75.0], [3, 108.0], [4, 81.0], [5, 113.0], [8, 149.0], [9, 187.0], [16, 190.0], [512, 6000.0]]
+    forward, _ = forward_pass(msgspec.convert({"row_costs_ms": stairs}, ServerPool), scenario())
+    assert [forward(0, rows, 100, 1) for rows in (1, 3, 4)] == pytest.approx([0.038, 0.081, 0.081])
+    assert forward(2, 1, 100, 1) == pytest.approx(0.081)
+
+    def mean_window(costs: list[list[float]]) -> float:
+        one = {"devices": 1, "servers": 1, "server_pools": [{"row_costs_ms": costs}], "link": {"rtt_ms": 1}}
+        return run(world=one, window="predicted", branches=2, workload={"requests": 6}).system["window_mean"]
+
+    assert 2.0 <= mean_window(stairs) <= 3.2
+    assert mean_window([[1, 60.0], [512, 70.0]]) > 3.5

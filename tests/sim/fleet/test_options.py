@@ -5,6 +5,7 @@ from typing import Any
 import msgspec
 import pytest
 
+from streamco.errors import ConfigError
 from streamco.sim.fleet.options import DevicePool, PolicyOptions, ServerPool
 
 
@@ -38,3 +39,12 @@ def test_what_contradicts_itself_or_is_not_there_is_refused(kind: type, data: di
 @pytest.mark.parametrize("window", [4, "dynamic", "adaptive", "confident", "predicted"])
 def test_a_window_is_a_number_or_who_chooses_it(window: object) -> None:
     assert msgspec.convert({"window": window, "routing": "jsq"}, PolicyOptions).window == window
+
+
+def test_a_price_list_goes_in_place_of_hardware_and_step_times() -> None:
+    assert ServerPool(row_costs_ms=((1, 40.0),)).row_costs is not None
+    assert ServerPool(step_times="llama2-70b-a100x2").row_costs is None
+    with pytest.raises(ConfigError, match="either step_times or row_costs_ms, got both"):
+        ServerPool(step_times="llama2-70b-a100x2", row_costs_ms=((1, 40.0),))
+    with pytest.raises(ConfigError, match="row_costs_ms or step_times, got both"):
+        ServerPool(model="llama-2-70b", gpu="a100", row_costs_ms=((1, 40.0),))
