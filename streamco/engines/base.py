@@ -330,10 +330,12 @@ class TokenSequence(Protocol):
         top: int = 0,
         sampling: SamplingOptions = ...,
         reader: RowReader | None = None,
+        parents: Sequence[int] = (),
     ) -> SequenceTask:
         """Predict each id of a draft and the one after the last: one prediction more than the draft has ids.
 
         It takes one batch, if the rows are at most 32. The draft stays at the end of the sequence: ``truncate`` to what is accepted.
+        Of a tree the longest path stays. If the next ids go on along another path, they are found in memory.
 
         Args:
             draft_ids: the ids that a smaller model proposes; may be empty.
@@ -342,6 +344,8 @@ class TokenSequence(Protocol):
             top: alternatives for each position; 0: ``Prediction.greedy`` alone, which is cheapest.
             sampling: the options that ``probability`` and ``drawable`` are under; ``max_tokens``, ``stop`` and ``seed`` are ignored.
             reader: makes the predictions, and ``top`` and ``sampling`` are ignored; None: the engine makes them.
+            parents: parent of each id, which makes the draft a tree (``streamco.policies.drafts.tree_acceptance``) of at most 31 ids and
+                ``HoldingEngine.draft_paths`` paths; empty: a chain. The predictions are in the order of nodes, and name no ids.
         """
         ...
 
@@ -400,6 +404,11 @@ class HoldingEngine(Engine, Protocol):
 
         Never blocks: they are measured while the model is loaded, or imposed.
         """
+        ...
+
+    @property
+    def draft_paths(self) -> int:
+        """Number of paths that a tree draft may have; 1: chains alone."""
         ...
 
     @property

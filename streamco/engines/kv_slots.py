@@ -11,7 +11,8 @@ context's worth of tokens, and the least recently used ones are emptied first.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
+from itertools import chain
 from typing import Protocol
 
 from streamco.partial import common_prefix_length
@@ -32,9 +33,9 @@ class Memory(Protocol):
 
 
 class Slot:
-    """A sequence id of the context, and the tokens in its cells."""
+    """A sequence id of the context, and the tokens in its cells; ``beside`` is the slot that it holds a side path of, if it does."""
 
-    __slots__ = ("ids", "is_busy", "last_used", "owner", "sequence")
+    __slots__ = ("beside", "ids", "is_busy", "last_used", "owner", "sequence")
 
     def __init__(self, sequence: int) -> None:
         self.sequence = sequence
@@ -42,6 +43,7 @@ class Slot:
         self.is_busy = False
         self.owner: object = None
         self.last_used = 0
+        self.beside: Slot | None = None
 
 
 class SlotTable:
@@ -56,6 +58,7 @@ class SlotTable:
             ``can_share``.
         min_copy: number of tokens from which on a copy takes less time than computing them.
         stride: distance between the sequence ids of two slots.
+        side_sequences: sequence ids for the side paths of tree drafts; copying must be cheap.
     """
 
     def __init__(
@@ -68,8 +71,10 @@ class SlotTable:
         can_fork: bool | None = None,
         min_copy: int = 1,
         stride: int = 1,
+        side_sequences: Sequence[int] = (),
     ) -> None:
         self._memory = memory
+        self._sides = [Slot(number) for number in side_sequences]
         self._slots = [Slot(number * stride) for number in range(count)]
         self._idle_tokens = max_idle_tokens
         self._can_share = can_share
@@ -123,7 +128,7 @@ class SlotTable:
         best, donor = has + self._min_copy - 1, None
         if not self._can_fork or best >= limit:
             return 0
-        for other in self._slots:
+        for other in chain(self._slots, self._sides):
             if len(other.ids) > best and other.owner == slot.owner and other.ids[best] == prompt[best]:
                 shared = min(common_prefix_length(other.ids, prompt), limit)
                 if shared > best:
@@ -135,6 +140,35 @@ class SlotTable:
         self.truncate(slot, 0)
         self._copy(donor, slot, best)
         return best - has
+
+    def take_sides(self, slot: Slot, count: int, busy: Collection[Slot]) -> list[Slot] | None:
+        """Return ``count`` slots for side paths, which share what ``slot`` holds; None: all others are in the present batch.
+
+        After the batch they keep their paths, so that ``catch_up`` finds the accepted one, until they are dropped or taken again.
+
+        Args:
+            slot: holds the tokens before the draft.
+            count: number of side paths.
+            busy: slots of side paths that the present batch has.
+        """
+        free = [side for side in self._sides if side not in busy]
+        if len(free) < count:
+            return None
+        taken = sorted(free, key=lambda side: (side.beside is not None, side.last_used))[:count]
+        for side in taken:
+            self.truncate(side, 0)
+            self._clock += 1
+            side.owner, side.beside, side.last_used = slot.owner, slot, self._clock
+            if slot.ids:
+                self._copy(slot, side, len(slot.ids))
+        return taken
+
+    def drop_sides(self, slot: Slot) -> None:
+        """Forget the side paths of a slot."""
+        for side in self._sides:
+            if side.beside is slot:
+                self.truncate(side, 0)
+                side.beside = None
 
     def _longest_shared(self, prompt: list[int], owner: object) -> tuple[int, Slot | None]:
         """Return the length of the longest beginning of the prompt in memory, and its slot (an idle one, if there is a choice)."""
@@ -160,6 +194,7 @@ class SlotTable:
         self._clock += 1
         slot.last_used = self._clock
         slot.is_busy = False
+        self.drop_sides(slot)
         self._trim()
 
     def truncate(self, slot: Slot, length: int) -> None:

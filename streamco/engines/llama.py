@@ -38,6 +38,8 @@ __all__ = ["LlamaEngine"]
 logger = logging.getLogger("streamco.engine")
 
 MAX_SEQUENCES = 256  # LLAMA_MAX_SEQ
+SIDE_SEQUENCES = 32  # for the side paths of tree drafts: all batches together
+MAX_PATHS = 8  # of one tree draft
 # A copy is of the whole context. So it pays from this many tokens on, or from one MIN_COPY_SHARE-th of the context if that is more: these
 # take over seven times as long to compute.
 MIN_COPY_TOKENS = 16
@@ -88,7 +90,9 @@ class LlamaEngine:
             raise
         self.load_seconds = time.monotonic() - began
         tokens = self.info.context_tokens
-        self._loop = EngineLoop(self._context, self._slots, options, self._share, StepEmulator(step_time), tokens=tokens)
+        self._loop = EngineLoop(
+            self._context, self._slots, options, self._share, StepEmulator(step_time), tokens=tokens, draft_paths=self.draft_paths
+        )
         self._thread = threading.Thread(target=self._run, name=f"streamco-{self._model.info.name}", daemon=True)
         self._row_costs: Mapping[int, float] = {}
         self._is_warm = threading.Event()
@@ -110,7 +114,11 @@ class LlamaEngine:
         has_room_each = options.held_tokens is None or is_separate
         held_tokens = self.held_tokens = limit * options.held_sequences if has_room_each else options.held_tokens or 0
         stride = 2 if options.exact else 1
-        sequences = 2 * count if options.exact else count + 1
+        attention_layers = _layers(options, model.info.layers) if model.can_share_prefixes else []
+        is_treeless = is_separate or not options.held_sequences or not model.can_share_prefixes or bool(attention_layers)
+        sides = 0 if is_treeless else min(SIDE_SEQUENCES, MAX_SEQUENCES - 1 - count)
+        self.draft_paths = min(MAX_PATHS, 1 + sides)
+        sequences = 2 * count if options.exact else count + 1 + sides
         rows = self.batch_tokens = max(options.prefill_chunk, 2 * count, CHUNK if options.held_sequences else 0)
         try:
             self._context = LlamaContext(
@@ -120,7 +128,7 @@ class LlamaEngine:
                 rows=rows,
                 threads=self._share.threads,
                 unified=not is_separate,
-                attention_layers=_layers(options, model.info.layers) if model.can_share_prefixes else [],
+                attention_layers=attention_layers,
             )
         except BaseException:
             model.close()
@@ -129,7 +137,14 @@ class LlamaEngine:
         can_share = can_fork and not is_separate
         min_copy = max(MIN_COPY_TOKENS, limit // MIN_COPY_SHARE) if is_separate else 1
         self._slots = SlotTable(
-            self._context, count, max_idle_tokens=limit, can_share=can_share, can_fork=can_fork, min_copy=min_copy, stride=stride
+            self._context,
+            count,
+            max_idle_tokens=limit,
+            can_share=can_share,
+            can_fork=can_fork,
+            min_copy=min_copy,
+            stride=stride,
+            side_sequences=range(count + 1, count + 1 + sides),
         )
 
     # Any thread

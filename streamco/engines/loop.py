@@ -22,11 +22,11 @@ from streamco.engines.base import EngineOptions
 from streamco.engines.consumer import Consumer
 from streamco.engines.decoder import Decoder, SequenceWork, slot_of
 from streamco.engines.generation import RunningGeneration
-from streamco.engines.kv_slots import SlotTable
+from streamco.engines.kv_slots import Slot, SlotTable
 from streamco.engines.llamacpp.context import LlamaContext
 from streamco.engines.sequence_table import SequenceTable
 from streamco.engines.step_emulation import StepEmulator
-from streamco.engines.tasks import DraftTask, ReadingTask, Task, VerificationTask
+from streamco.engines.tasks import DraftTask, ReadingTask, Task, TreeRows, VerificationTask
 from streamco.engines.threads import ThreadShare
 from streamco.errors import EngineError
 
@@ -47,6 +47,7 @@ class EngineLoop:
         share: number of threads that compute.
         emulator: the imposed step times.
         tokens: number of tokens that a sequence may have.
+        draft_paths: number of paths that a tree draft may have; 1: chains alone.
     """
 
     def __init__(
@@ -58,7 +59,9 @@ class EngineLoop:
         emulator: StepEmulator,
         *,
         tokens: int,
+        draft_paths: int = 1,
     ) -> None:
+        self.draft_paths = draft_paths
         self._context = context
         self._slots = slots
         self._options = options
@@ -241,38 +244,44 @@ class EngineLoop:
 
     def _verify(self, ready: Iterable[SequenceWork]) -> None:
         """Decode one batch with as much of the work as fits, oldest first. The batch is a step of its own, without prefills."""
-        context = self._context
-        batch: list[tuple[SequenceWork, list[int], range]] = []
-        single: list[SequenceWork] = []
+        batch = self._add_verifications(ready)
+        if not batch:
+            return
+        self._emulator.begin_round(was_idle=False)
+        single = [part.work for part in batch if part.rows == 1]
+        if self._decoder.compute([part.work for part in batch], single=single, prefill_tokens=self._context.count):
+            for part in batch:
+                part.record()
+                for row in part.wanted:
+                    self._guarded(part.work, self._accept, part.work, row)
+                if not part.work.missing and not part.work.wants_logits:
+                    self._guarded(part.work, part.work.end_prefill)
+        else:
+            for part in batch:
+                self._slots.drop_sides(slot_of(part.work))
+        self._emulator.begin_round(was_idle=False)
+        for part in batch:
+            self._verifying.remove(part.work)
+            if not self._is_over(part.work):
+                self._enqueue(part.work)
+
+    def _add_verifications(self, ready: Iterable[SequenceWork]) -> list[_VerifyPart]:
+        """Add the rows of the next batch of verifications; return its parts."""
+        context, pads = self._context, 0
+        batch: list[_VerifyPart] = []
         for work in list(ready):
             if not self._catch_up(work):
                 self._verifying.remove(work)
                 continue
-            slot = slot_of(work)
-            start = len(slot.ids)
-            chunk = work.prompt[start : start + self._decoder.chunk]
-            now_single = [*single, work] if len(chunk) == 1 else single
-            if context.count + len(chunk) + len(now_single) * self._decoder.padding_rows > context.rows:
+            self._slots.drop_sides(slot_of(work))  # the accepted path was found
+            part = _VerifyPart(work, self._decoder.chunk)
+            pads += self._decoder.padding_rows * (part.rows == 1)
+            if context.count + part.rows + pads > context.rows:
                 break
-            single = now_single
-            needed = work.logits_needed(len(chunk))
-            context.add_run(chunk, start, slot.sequence, wants_logits=needed)
-            batch.append((work, chunk, range(context.count - needed, context.count)))
-        if not batch:
-            return
-        self._emulator.begin_round(was_idle=False)
-        if self._decoder.compute([work for work, _, _ in batch], single=single, prefill_tokens=context.count):
-            for work, chunk, rows in batch:
-                slot_of(work).ids += chunk
-                for row in rows:
-                    self._guarded(work, self._accept, work, row)
-                if not work.missing and not work.wants_logits:
-                    self._guarded(work, work.end_prefill)
-        self._emulator.begin_round(was_idle=False)
-        for work, _, _ in batch:
-            self._verifying.remove(work)
-            if not self._is_over(work):
-                self._enqueue(work)
+            if not part.add(context, self._slots, [side for each in batch for side in each.sides]):
+                break
+            batch.append(part)
+        return batch
 
     def _prefill(self, work: SequenceWork) -> None:
         """Decode one chunk of one prompt, which then goes to the end of the queue."""
@@ -342,3 +351,68 @@ class EngineLoop:
 
 def _has_drafted(work: SequenceWork) -> bool:
     return isinstance(work, DraftTask) and work.has_drafted
+
+
+class _VerifyPart:
+    """The rows of one piece of work in a batch of verifications.
+
+    Args:
+        work: the work.
+        chunk: number of rows that it may have. A tree's rows are all in one batch, so what comes before it may get a batch of its own.
+    """
+
+    def __init__(self, work: SequenceWork, chunk: int) -> None:
+        self.work = work
+        self.sides: list[Slot] = []
+        self.wanted: Sequence[int] = ()  # rows with logits, in the order in which the work takes them
+        self._slot = slot_of(work)
+        self._start = start = len(self._slot.ids)
+        self._chunk = work.prompt[start : start + chunk]
+        tree = work.tree if isinstance(work, VerificationTask) else None
+        if tree is not None and start + chunk < len(work.prompt) + len(tree.side_nodes):
+            self._chunk, tree = self._chunk[: work.rollback_length - start] if isinstance(work, Task) else self._chunk, None
+        self._tree: TreeRows | None = tree
+
+    @property
+    def rows(self) -> int:
+        """Number of its rows."""
+        return len(self._chunk) + (len(self._tree.side_nodes) if self._tree is not None else 0)
+
+    def add(self, context: LlamaContext, slots: SlotTable, busy: Sequence[Slot]) -> bool:
+        """Add the rows to the batch; False: there is no sequence left for a side path. ``busy`` are those of the batch."""
+        if self._tree is None:
+            needed = self.work.logits_needed(len(self._chunk))
+            context.add_run(self._chunk, self._start, self._slot.sequence, wants_logits=needed)
+            self.wanted = range(context.count - needed, context.count)
+            return True
+        sides = slots.take_sides(self._slot, len(self._tree.sides), busy)
+        if sides is None:
+            return False
+        self.sides = sides
+        self._add_tree(context, self._tree)
+        return True
+
+    def _add_tree(self, context: LlamaContext, tree: TreeRows) -> None:
+        """Add a row for each token before the draft and for each node: it belongs to the sequences of all paths through it."""
+        first = len(self._chunk) - len(tree.main)  # rows before the draft
+        everyone = [self._slot.sequence, *(side.sequence for side in self.sides)]
+        row = -1
+        for offset, token in enumerate(self._chunk[:first]):
+            row = context.add_shared(token, self._start + offset, everyone, wants_logits=offset == first - 1)
+        wanted = {0: row}
+        for node in (*tree.main, *tree.side_nodes):
+            through = [side.sequence for side, path in zip(self.sides, tree.sides, strict=True) if node in path]
+            sequences = [self._slot.sequence, *through] if node in tree.main else through
+            position = self._start + first - 1 + len(tree.paths[node])
+            wanted[node] = context.add_shared(tree.ids((node,))[0], position, sequences, wants_logits=True)
+        self.wanted = [wanted[node] for node in range(len(wanted))]
+
+    def record(self) -> None:
+        """Record what the memory holds after the batch."""
+        before = [*self._slot.ids, *self._chunk]
+        self._slot.ids += self._chunk
+        if self._tree is not None and isinstance(self.work, VerificationTask):
+            self.work.side_rows = len(self._tree.side_nodes)
+            del before[len(before) - len(self._tree.main) :]
+            for side, path in zip(self.sides, self._tree.sides, strict=True):
+                side.ids = before + self._tree.ids(path)

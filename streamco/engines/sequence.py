@@ -14,14 +14,23 @@ from streamco.engines.kv_slots import Slot
 from streamco.engines.prediction import Predictor
 from streamco.engines.tasks import DraftTask, ExtensionTask, ReadingTask, Task, VerificationTask
 from streamco.errors import ConfigError, EngineError, UsageError
+from streamco.policies.drafts.tree_acceptance import check_tree, is_chain, leaves
 
 __all__ = ["CloseTask", "ForkTask", "HeldSequence", "EngineHandle", "TruncationTask", "Vocabulary"]
 
 _DEFAULT = SamplingOptions()
 
 
+MAX_TREE = 31  # ids of a tree: with the row before them they are one chunk
+
+
 class EngineHandle(EngineSignals, Protocol):
     """The interface of an engine for its sequences. Each method may be called from any thread."""
+
+    @property
+    def draft_paths(self) -> int:
+        """Number of paths that a tree draft may have; 1: chains alone."""
+        ...
 
     def put(self, task: Task) -> None:
         """Queue a task.
@@ -92,10 +101,17 @@ class HeldSequence:
         top: int = 0,
         sampling: SamplingOptions = _DEFAULT,
         reader: RowReader | None = None,
+        parents: Sequence[int] = (),
     ) -> SequenceTask:
         """Predict each position of a draft; see ``TokenSequence.verify``."""
         reader = reader or Predictor(sampling, top)
-        return self._submit(VerificationTask(self, wake, self._checked(draft_ids), reader, given=self._checked(given)))
+        ids = self._checked(draft_ids)
+        if not is_chain(parents):
+            check_tree(ids, parents)
+            paths, limit = len(leaves(parents)), self.engine.draft_paths
+            if paths > limit or len(ids) > MAX_TREE:
+                raise EngineError(f"verify: expected a tree of at most {MAX_TREE} ids in {limit} paths, got one of {len(ids)} in {paths}")
+        return self._submit(VerificationTask(self, wake, ids, reader, given=self._checked(given), parents=parents))
 
     def draft(
         self,

@@ -18,12 +18,13 @@ from streamco.engines.consumer import Consumer, EngineSignals
 from streamco.engines.kv_slots import Slot
 from streamco.engines.prediction import Predictor
 from streamco.errors import EngineError
+from streamco.policies.drafts.tree_acceptance import is_chain, leaves, path_to
 
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-__all__ = ["DraftTask", "ExtensionTask", "TaskOwner", "ReadingTask", "Task", "VerificationTask", "check_length"]
+__all__ = ["DraftTask", "ExtensionTask", "TaskOwner", "ReadingTask", "Task", "TreeRows", "VerificationTask", "check_length"]
 
 _WHOLE = ("done", "stop")
 
@@ -66,6 +67,7 @@ class Task:
         self.is_cancelled = False
         self.is_taken = False
         self.late_s = 0.0
+        self.side_rows = 0  # decoded on side paths of a tree
         self.ended: TaskEnd | None = None
         self._consumer = Consumer(wake)
         self._ring: Ring[Prediction] = Ring(max(1, max_predictions))
@@ -162,7 +164,7 @@ class Task:
             return
         now = perf_counter()
         began = self._began or now
-        rows = max(0, len(self.owner.slot.ids) - self._cached) if self._began and self.owner.slot is not None else 0
+        rows = max(0, len(self.owner.slot.ids) - self._cached) + self.side_rows if self._began and self.owner.slot is not None else 0
         timings = TaskTimings(queued_s=began - self.requested_at, compute_s=now - began, rows=rows, late_s=self.late_s)
         self.ended = TaskEnd(reason, timings, error or self._consumer.failure)
         if self._ring.finish() & WAKE and not self._consumer.wake():
@@ -212,6 +214,33 @@ class ExtensionTask(Task):
         super().finish(reason, error=error)
 
 
+class TreeRows:
+    """The rows of a tree draft: those of its longest path, which stays in the sequence, and those of its side paths.
+
+    Args:
+        draft: tokens of the nodes, of which the first is node 1.
+        parents: parent of each node (``streamco.policies.drafts.tree_acceptance``).
+
+    Attributes:
+        main: nodes of the longest path, of equal ones the first.
+        sides: nodes of each other path to a leaf.
+        side_nodes: nodes that aren't on the longest path.
+        paths: nodes of the path to node 0, which are none, and to each node.
+    """
+
+    def __init__(self, draft: Sequence[int], parents: Sequence[int]) -> None:
+        paths = [path_to(parents, leaf) for leaf in leaves(parents)]
+        self.main = max(paths, key=len)
+        self.sides = tuple(path for path in paths if path is not self.main)
+        self.side_nodes = tuple(node for node in range(1, len(draft) + 1) if node not in self.main)
+        self.paths = tuple(path_to(parents, node) for node in range(len(draft) + 1))
+        self._draft = draft
+
+    def ids(self, path: Sequence[int]) -> list[int]:
+        """Return the tokens of these nodes."""
+        return [self._draft[node - 1] for node in path]
+
+
 class VerificationTask(Task):
     """Verifies a draft: reads the model's prediction for each of its positions.
 
@@ -221,12 +250,24 @@ class VerificationTask(Task):
         ids: the draft.
         reader: turns each row of logits into a prediction.
         given: ids that are added before the draft and not verified.
+        parents: parent of each id of the draft, in a tree; empty: a chain.
     """
 
-    def __init__(self, owner: TaskOwner, wake: Callable[[], None], ids: list[int], reader: RowReader, *, given: Sequence[int] = ()) -> None:
+    def __init__(
+        self,
+        owner: TaskOwner,
+        wake: Callable[[], None],
+        ids: list[int],
+        reader: RowReader,
+        *,
+        given: Sequence[int] = (),
+        parents: Sequence[int] = (),
+    ) -> None:
         super().__init__(owner, wake, max_predictions=len(ids) + 1)
+        self.tree = None if is_chain(parents) else TreeRows(ids, parents)
         self._given = given
-        self._ids = ids
+        self._ids = ids if self.tree is None else self.tree.ids(self.tree.main)
+        self._rows = len(ids) + 1
         self._reader = reader
         self._first = 0
 
@@ -246,14 +287,18 @@ class VerificationTask(Task):
         return min(rows, max(0, start + rows - self.rollback_length))
 
     def accept(self, logits: NDArray[np.float32]) -> None:
-        """Read the prediction for the next position."""
-        position = self._first + self._made
-        self.emit(self._reader.read_row(logits, position, self.prompt[position] if position < len(self.prompt) else None))
-        if position == len(self.prompt):
+        """Read the prediction for the next position, or in a tree for the position after the next node."""
+        if self.tree is None:
+            position = self._first + self._made
+            token = self.prompt[position] if position < len(self.prompt) else None
+        else:
+            position, token = self._first + len(self.tree.paths[self._made]), None
+        self.emit(self._reader.read_row(logits, position, token))
+        if self._made == self._rows:
             self.finish("done")
 
     def finish(self, reason: str, *, error: Exception | None = None) -> None:
-        """End the task; with the reason "done", the draft becomes part of the sequence."""
+        """End the task; with the reason "done", the draft becomes part of the sequence, of a tree its longest path."""
         if self.ended is None and reason == "done":
             self.owner.ids = self.prompt
         super().finish(reason, error=error)

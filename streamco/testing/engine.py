@@ -222,6 +222,11 @@ class FakeEngine:
         """Return the seconds of a batch of verification rows by its rows, as ``step_time`` imposes them; {}: it was not given."""
         return {} if self.step_time is None else {rows: max(1e-6, self.step_time(0, rows)) for rows in range(1, 33)}
 
+    @property
+    def draft_paths(self) -> int:
+        """Number of paths that a tree draft may have."""
+        return self.sequences.draft_paths
+
     def hold(self, label: object = None, *, owner: str | None = None) -> HeldSequence:
         """Return a new, empty sequence.
 

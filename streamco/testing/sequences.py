@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from streamco.engines.kv_slots import SlotTable
 from streamco.engines.sequence import HeldSequence
 from streamco.engines.sequence_table import SequenceTable
-from streamco.engines.tasks import DraftTask, Task
+from streamco.engines.tasks import DraftTask, Task, VerificationTask
 from streamco.errors import EngineError
 from streamco.sim.workload.token_models import TokenModel
 
@@ -63,6 +63,7 @@ class FakeSequenceEngine:
         end_ids: frozenset[int] = frozenset(),
     ) -> None:
         self.vocabulary_size = vocabulary_size
+        self.draft_paths = 8
         self.end_ids = end_ids
         self.rounds = 0  # batches that decoded anything
         self._successor = successor
@@ -175,9 +176,11 @@ class FakeSequenceEngine:
         more = [task.next_token] if task.next_token is not None else task.prompt[len(slot.ids) :]
         rows = _rows([task])
         slot.ids += more
-        for length in range(len(slot.ids) - rows + 1, len(slot.ids) + 1):
+        if isinstance(task, VerificationTask) and task.tree is not None:
+            task.side_rows = len(task.tree.side_nodes)
+        for ids in _texts(task, slot.ids, rows):
             try:
-                task.accept(self._logits(slot.ids[:length]))
+                task.accept(self._logits(ids))
             except EngineError as exc:
                 task.finish("error", error=exc)
         if not rows:
@@ -229,6 +232,17 @@ class FakeSequenceEngine:
         """Wait until this time, or until all tasks are cancelled."""
         while (left := until - monotonic()) > 0 and not self._is_closed and not all(task.is_cancelled for task in batch):
             self._changed.wait(left)
+
+
+def _texts(task: Task, ids: list[int], rows: int) -> Iterator[list[int]]:
+    """Yield the ids that each row of logits comes after: the last ``rows`` beginnings, or those of the nodes of a tree."""
+    tree = task.tree if isinstance(task, VerificationTask) else None
+    if tree is None:
+        for length in range(len(ids) - rows + 1, len(ids) + 1):
+            yield ids[:length]
+        return
+    for path in tree.paths:
+        yield ids[: len(ids) - len(tree.main)] + tree.ids(path)
 
 
 def _rows(batch: Sequence[Task]) -> int:

@@ -30,6 +30,7 @@ class Row:
     position: int
     sequence: int
     wants_logits: bool
+    others: tuple[int, ...] = ()  # sequences that share it
 
 
 class Flag:
@@ -144,6 +145,11 @@ class FakeContext:
         assert len(self._batch) <= self.rows
         return len(self._batch) - 1
 
+    def add_shared(self, token: int, position: int, sequences: Sequence[int], *, wants_logits: bool) -> int:
+        self._batch.append(Row(token, position, sequences[0], wants_logits, tuple(sequences[1:])))
+        assert len(self._batch) <= self.rows
+        return len(self._batch) - 1
+
     def add_run(self, tokens: Sequence[int], position: int, sequence: int, *, wants_logits: int) -> int:
         for index, token in enumerate(tokens):
             self.add(token, position + index, sequence, wants_logits=index >= len(tokens) - wants_logits)
@@ -171,9 +177,10 @@ class FakeContext:
             raise status
         if status == 0:
             for row in batch:
-                tokens = self.kv.setdefault(row.sequence, [])
-                assert len(tokens) == row.position, f"sequence {row.sequence}: expected position {len(tokens)}, got {row.position}"
-                tokens.append(row.token)
+                for sequence in (row.sequence, *row.others):
+                    tokens = self.kv.setdefault(sequence, [])
+                    assert len(tokens) == row.position, f"sequence {sequence}: expected position {len(tokens)}, got {row.position}"
+                    tokens.append(row.token)
         return status
 
     def logits(self, row: int) -> NDArray[np.float32]:

@@ -29,6 +29,10 @@ class Engine:
     def interrupt(self, work: object) -> None:
         """Nothing runs."""
 
+    @property
+    def draft_paths(self) -> int:
+        return 3
+
 
 class Vocabulary:
     """Ten tokens, the first of which ends a text."""
@@ -146,3 +150,16 @@ def test_a_draft_of_no_tokens_is_refused() -> None:
     sequence, _ = make()
     with pytest.raises(ConfigError, match="count: expected at least 1 token, got 0"):
         sequence.draft(0, no_wake)
+
+
+def test_a_tree_has_no_more_paths_than_the_engine_takes_and_different_siblings() -> None:
+    sequence, tasks = make()
+    sequence.verify([1, 2, 3], no_wake, parents=(0, 0, 0))
+    sequence.verify([1] * 40, no_wake, parents=tuple(range(40)))  # a chain
+    assert len(tasks) == 2
+    with pytest.raises(EngineError, match="verify: expected a tree of at most 31 ids in 3 paths, got one of 4 in 4"):
+        sequence.verify([1, 2, 3, 4], no_wake, parents=(0, 0, 0, 0))
+    with pytest.raises(EngineError, match="at most 31 ids in 3 paths, got one of 32 in 2"):
+        sequence.verify(list(range(2)) * 16, no_wake, parents=(0, *range(1, 31), 30))
+    with pytest.raises(ConfigError, match="tree: expected different tokens after node 0, got 1 twice"):
+        sequence.verify([1, 1], no_wake, parents=(0, 0))

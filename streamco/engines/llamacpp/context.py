@@ -122,6 +122,7 @@ class LlamaContext:
         self._wants = (ctypes.c_int8 * rows)()
         self._one_each = (ctypes.c_int32 * rows)(*([1] * rows))
         self._sequence_rows = row_pointers(self._sequences)
+        self._shared: dict[int, ctypes.Array[ctypes.c_int32]] = {}  # sequences of each row that several have
         self._batch = self._library.llama_batch(
             n_tokens=0,
             token=self._tokens,
@@ -152,6 +153,8 @@ class LlamaContext:
             wants_logits: True if the decode computes logits for this row.
         """
         row = self.count
+        if not row:
+            self._shared.clear()
         self._tokens[row] = token
         self._positions[row] = position
         self._sequences[row] = sequence
@@ -159,9 +162,21 @@ class LlamaContext:
         self.count = row + 1
         return row
 
+    def add_shared(self, token: int, position: int, sequences: Sequence[int], *, wants_logits: bool) -> int:
+        """Add a row that belongs to several sequences, and return its number; see ``add``.
+
+        All of them must hold the same tokens before this batch. Only a context with unified cells can do that.
+        """
+        row = self.add(token, position, sequences[0], wants_logits=wants_logits)
+        if len(sequences) > 1:
+            self._shared[row] = (ctypes.c_int32 * len(sequences))(*sequences)
+        return row
+
     def add_run(self, tokens: Sequence[int], position: int, sequence: int, *, wants_logits: int) -> int:
         """Add consecutive tokens of one sequence, the last ``wants_logits`` of them with logits; return the last row's number."""
         start, stop = self.count, self.count + len(tokens)
+        if not start:
+            self._shared.clear()
         self._tokens[start:stop] = list(tokens)
         self._positions[start:stop] = list(range(position, position + len(tokens)))
         self._sequences[start:stop] = [sequence] * len(tokens)
@@ -181,13 +196,28 @@ class LlamaContext:
         count, self.count = self.count, 0
         self._batch.n_tokens = count
         if self._tap is None or not self.has_attention:
-            return int(self._library.llama_decode(self._handle, self._batch))
+            return self._decode_shared() if self._shared else int(self._library.llama_decode(self._handle, self._batch))
+        if self._shared:
+            raise AssertionError("a context whose attention is read has no rows of several sequences")
         self._tap.begin(reads=self.reads_attention)
         self.reads_attention = False
         status = int(self._library.llama_decode(self._handle, self._batch))
         if status == 0:
             self._tap.finish(self._sequences[:count], self._positions[:count])
         return status
+
+    def _decode_shared(self) -> int:
+        """Decode rows of which some belong to several sequences."""
+        for row, sequences in self._shared.items():
+            self._sequence_rows[row] = ctypes.cast(sequences, ctypes.POINTER(ctypes.c_int32))
+            self._one_each[row] = len(sequences)
+        try:
+            return int(self._library.llama_decode(self._handle, self._batch))
+        finally:
+            pointer, start, step = ctypes.POINTER(ctypes.c_int32), ctypes.addressof(self._sequences), ctypes.sizeof(ctypes.c_int32)
+            for row in self._shared:
+                self._sequence_rows[row], self._one_each[row] = ctypes.cast(start + row * step, pointer), 1
+            self._shared.clear()
 
     def attention(self, row: int) -> NDArray[np.float32]:
         """Return the attention of a row of the last decode to each token of its sequence up to itself.

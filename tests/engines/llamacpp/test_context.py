@@ -130,3 +130,16 @@ def test_where_repacking_kills_the_model_is_loaded_without(engine: LlamaEngine, 
     context.close()
     model.close()
     assert seen == [allowed]
+
+
+def test_a_row_of_several_sequences_is_read_by_all_of_them_and_later_rows_are_their_own(context: LlamaContext) -> None:
+    context.add_shared(10, 0, (0, 1), wants_logits=False)
+    context.add_shared(11, 1, (0,), wants_logits=True)
+    context.add_shared(12, 1, (1,), wants_logits=True)
+    assert context.decode() == 0
+    shared = [context.logits(row).copy() for row in (1, 2)]
+    context.clear()
+    for sequence, token in ((0, 11), (1, 12)):
+        context.add_run((10, token), 0, sequence, wants_logits=1)
+        assert context.decode() == 0, "the rows' own sequences are back"
+        assert np.abs(context.logits(1) - shared[sequence]).max() < 1.0
