@@ -205,11 +205,13 @@ class SlotTable:
         del slot.ids[length:]
 
     def forget_idle(self) -> bool:
-        """Empty all idle slots; False: they were empty."""
+        """Empty all idle slots and all side paths; False: they were empty."""
         idle = [slot for slot in self._slots if not slot.is_busy and slot.ids]
-        for slot in idle:
+        sides = [side for side in self._sides if side.ids]
+        for slot in (*idle, *sides):
             self.truncate(slot, 0)
-        return bool(idle)
+            slot.beside = None
+        return bool(idle or sides)
 
     def _trim(self) -> None:
         idle = sorted((slot for slot in self._slots if not slot.is_busy and slot.ids), key=lambda slot: slot.last_used)

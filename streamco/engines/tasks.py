@@ -18,7 +18,7 @@ from streamco.engines.consumer import Consumer, EngineSignals
 from streamco.engines.kv_slots import Slot
 from streamco.engines.prediction import Predictor
 from streamco.errors import EngineError
-from streamco.policies.drafts.tree_acceptance import is_chain, leaves, path_to
+from streamco.policies.drafts.tree_acceptance import is_chain, leaves, longest_path, path_to
 
 if TYPE_CHECKING:
     import numpy as np
@@ -229,9 +229,9 @@ class TreeRows:
     """
 
     def __init__(self, draft: Sequence[int], parents: Sequence[int]) -> None:
-        paths = [path_to(parents, leaf) for leaf in leaves(parents)]
-        self.main = max(paths, key=len)
-        self.sides = tuple(path for path in paths if path is not self.main)
+        self.main = longest_path(parents)
+        paths = (path_to(parents, leaf) for leaf in leaves(parents))
+        self.sides = tuple(path for path in paths if path != self.main)
         self.side_nodes = tuple(node for node in range(1, len(draft) + 1) if node not in self.main)
         self.paths = tuple(path_to(parents, node) for node in range(len(draft) + 1))
         self._draft = draft

@@ -19,6 +19,7 @@ from msgspec import Struct
 
 from streamco.engines.sampling import candidates
 from streamco.policies.acceptance import Distribution, Rule, RuleKind, verify
+from streamco.policies.drafts.tree_acceptance import verify_tree
 from streamco.sim.workload.token_models import TokenModel
 from streamco.testing.responses import Cut, Pause, Reset, Stall
 from streamco.wire.verify.checks import prefix_hash
@@ -349,7 +350,7 @@ class _VerifierConnection:
                     return
                 session.ids[frame.base :] = frame.ids[: frame.given]
                 verdict = verify_draft(self._server.target, session.ids, frame, session.rule, top_k=session.top_k, rng=session.rng)
-                session.ids += frame.pending[: verdict.accepted]
+                session.ids += frame.accepted_ids(verdict.accepted)
                 session.ids += [] if verdict.token is None else [verdict.token]
                 self._protocol.send(verdict)
                 for begun in self._protocol.take_begun_rounds():
@@ -380,10 +381,13 @@ def verify_draft(
         ConfigError: the rule is sample, and the draft has no rows.
     """
     pending = draft.pending
-    lengths = range(len(pending) + 1)
-    logits = [_logits(target([*ids, *pending[:length]])) for length in lengths]
+    logits = [_logits(target([*ids, *draft.accepted_ids(node)])) for node in range(len(pending) + 1)]
     drafted_from = [row.distribution() for row in draft.rows]
-    result = verify(rule, pending, drafted_from, [_LogitsRow(row) for row in logits], rng or Random(rule.seed))
+    target_rows, rng = [_LogitsRow(row) for row in logits], rng or Random(rule.seed)
+    if draft.parents:
+        result = verify_tree(rule, pending, draft.parents, drafted_from, target_rows, rng=rng)
+    else:
+        result = verify(rule, pending, drafted_from, target_rows, rng)
     scale = rule.temperature if rule.kind is RuleKind.SAMPLE else 1.0
     rows = tuple(_row(row, scale, top_k) for row in logits) if top_k else ()
     return VerdictFrame(draft.session, draft.round_number, result.accepted, result.token, rows=rows)

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from streamco.engines.base import Generation, HoldingEngine, Prediction
-from streamco.engines.llama import MIN_COPY_TOKENS, LlamaEngine
+from streamco.engines.llama import MIN_COPY_TOKENS, SIDE_SEQUENCES, LlamaEngine
 from streamco.engines.llamacpp.context import NO_KV_SLOT
 from streamco.errors import ConfigError, EngineError, UsageError
 from tests.engines.asking import Answer, asked, draft, extend, verify
@@ -389,7 +389,7 @@ def test_generations_and_held_sequences_have_places_of_their_own(make_engine: Ma
     runs = [start(engine, "lmn", max_tokens=3) for _ in range(3)]
     assert [reader.read(generation).reason for generation, reader in runs] == ["length"] * 3
     assert [verify(sequence, b"d").greedy for sequence in sequences] == [list(b"de")] * 2
-    assert FakeContext.last.sequences == 4
+    assert FakeContext.last.sequences == 4 + SIDE_SEQUENCES
 
 
 def test_a_prompt_that_another_sequence_has_is_shared(make_engine: MakeEngine) -> None:

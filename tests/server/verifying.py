@@ -22,7 +22,7 @@ from streamco.testing.engine import FakeEngine, FakeVocabulary
 from streamco.wire.verify.client import VerifyClient
 from streamco.wire.verify.codec import VerifyCodec
 from streamco.wire.verify.errors import OverloadedError
-from streamco.wire.verify.frames import SUBPROTOCOL, Opened, Refusal, Resumed, ServerFrame, VerdictFrame, Welcome
+from streamco.wire.verify.frames import SUBPROTOCOL, Opened, Refusal, Resumed, ServerFrame, VerdictFrame, VerifyLimits, Welcome
 from streamco.wire.verify.topk import TopK
 
 SIZE = 64
@@ -128,10 +128,12 @@ class Device:
             except OverloadedError as error:
                 await asyncio.sleep(error.retry_after or 0.0)
 
-    async def draft(self, session: int, base: int, ids: Sequence[int], *, given: int = 0, rows: Sequence[TopK] = ()) -> VerdictFrame:
+    async def draft(
+        self, session: int, base: int, ids: Sequence[int], *, given: int = 0, rows: Sequence[TopK] = (), parents: Sequence[int] = ()
+    ) -> VerdictFrame:
         """Ask, and ask again when told to."""
         while True:
-            self.client.draft(session, base, ids, given=given, rows=rows)
+            self.client.draft(session, base, ids, given=given, rows=rows, parents=parents)
             await self.say()
             try:
                 return await self.hear(VerdictFrame)
@@ -162,7 +164,7 @@ async def connecting(
 ) -> AsyncIterator[Device]:
     """A device that has said hello."""
     vocabulary, size = (VOCABULARY.fingerprint, SIZE) if engine is None else (engine.info.vocabulary, engine.info.vocabulary_size)
-    client = VerifyClient(VerifyCodec(size), vocabulary, token=token)
+    client = VerifyClient(VerifyCodec(size, VerifyLimits(paths=31)), vocabulary, token=token)
     async with websockets.connect(url, **{"subprotocols": [SUBPROTOCOL], "compression": None} | options) as socket:
         device = Device(socket, client)
         await device.say()

@@ -130,7 +130,7 @@ class VerdictReceived(Struct, frozen=True, kw_only=True):
 
     Args:
         round: number of the ``SendDraft`` that it answers.
-        accepted: number of accepted draft tokens.
+        accepted: number of accepted draft tokens; in a tree the last accepted node.
         token: the target model's token after them; None: the verifier's context is full.
         rows: the target model's likeliest tokens at each position of the draft and after it, shape (window + 1,); empty: not requested.
         queue_depth: utilisation of the verifier's queue, 0..1.
@@ -252,6 +252,7 @@ class SendDraft(Struct, frozen=True):
         given: committed tokens that the verifier then reads.
         ids: tokens to verify after them.
         rows: ``DraftToken.row`` of each of those; empty: greedy.
+        parents: parent of each of those, in a tree (``streamco.policies.drafts.tree_acceptance``); empty: a chain.
         if_verdict: verify the draft only if this verdict is reached, and then at once, without cutting the context. None: in any case.
     """
 
@@ -261,6 +262,7 @@ class SendDraft(Struct, frozen=True):
     ids: tuple[int, ...]
     rows: tuple[object | None, ...] = ()
     if_verdict: ExpectedVerdict | None = None
+    parents: tuple[int, ...] = ()
 
 
 class CloseVerifier(Struct, frozen=True):

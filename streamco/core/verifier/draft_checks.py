@@ -25,7 +25,6 @@ def why_invalid(session: HeldSession, event: DraftReceived, *, context_tokens: i
         return "stale round"
     if not 0 <= event.base <= len(session.text) or event.base + len(event.given) < 1:
         return "gap"
-    length = event.base + len(event.given) + len(event.draft)
-    if len(event.draft) > (0 if event.is_prompt else MAX_DRAFT) or length >= context_tokens:
+    if len(event.draft) > (0 if event.is_prompt else MAX_DRAFT) or event.length >= context_tokens:
         return "too long"
     return None

@@ -10,6 +10,7 @@ from typing import Literal
 
 from msgspec import Struct
 
+from streamco.policies.drafts.tree_acceptance import longest_path
 from streamco.policies.serving.batching import Kind
 
 __all__ = [
@@ -64,6 +65,7 @@ class DraftReceived(Struct, frozen=True, kw_only=True):
         base: position after which ``given`` and ``draft`` come; what the text has beyond it is retracted.
         given: tokens that the device committed by itself.
         draft: tokens to verify, at most 31; none: only the next token is wanted.
+        parents: parent of each of those, in a tree (``streamco.policies.drafts.tree_acceptance``); empty: a chain.
         is_prompt: it is read like a prompt, in prefill steps of any size; without a draft only.
         follows: it may come while the session's earlier ones are out, and is taken up when they are done. A prompt that follows a prompt
             is read together with it, and one verdict or refusal, that of the later round, answers both.
@@ -74,8 +76,14 @@ class DraftReceived(Struct, frozen=True, kw_only=True):
     base: int
     given: tuple[int, ...] = ()
     draft: tuple[int, ...]
+    parents: tuple[int, ...] = ()
     is_prompt: bool = False
     follows: bool = False
+
+    @property
+    def length(self) -> int:
+        """Number of tokens that the text has if the longest path of the draft is accepted."""
+        return self.base + len(self.given) + (len(longest_path(self.parents)) if self.parents else len(self.draft))
 
 
 class SessionClosed(Struct, frozen=True):
@@ -85,7 +93,10 @@ class SessionClosed(Struct, frozen=True):
 
 
 class DraftVerdict(Struct, frozen=True):
-    """The engine's verdict on one draft: how many of its tokens are accepted, and the token after them; None: the context is full."""
+    """The engine's verdict on one draft: how many of its tokens are accepted, and the token after them; None: the context is full.
+
+    In a tree ``accepted`` is the last accepted node.
+    """
 
     session: str
     accepted: int
@@ -142,7 +153,7 @@ class SendVerdict(Struct, frozen=True, kw_only=True):
     """Send the device the verdict on its draft.
 
     Args:
-        accepted: number of draft tokens accepted.
+        accepted: number of draft tokens accepted; in a tree the last accepted node.
         token: the token after them: the correction, or the bonus token if all are accepted; None: the context is full.
         position: end of the text, both included.
         depth: number of verifications that wait now.

@@ -286,7 +286,7 @@ class VerificationScheduler:
             self._refuse(event, reason, self._options.min_retry if reason == "busy" else None)
             return
         wait, due = self._until_verdict(session, event, now)
-        if wait is None and not self._reserve(session, event.base + len(event.given) + len(event.draft) + 1, now):
+        if wait is None and not self._reserve(session, event.length + 1, now):
             wait = self._admission.until_free_tokens(self._waiting(), now=now)
         if wait is not None:
             self._refuse(event, "overloaded", wait)
@@ -430,10 +430,9 @@ class VerificationScheduler:
         assert session.started is not None, "a session with a verdict has run"
         if not 0 <= accepted <= len(draft.draft):
             raise AssertionError(f"{session.name}: expected 0 to {len(draft.draft)} accepted tokens, got {accepted}")
-        session.text += draft.draft[:accepted]
-        kept = len(session.text)
+        kept = session.accept(accepted)
         if verdict.token is None:
-            kept -= 1  # the next draft's first row is that of the text's last token
+            kept = min(kept, len(session.text) - 1)  # the next draft's first row is that of the text's last token
         else:
             session.text.append(verdict.token)
         session.pending = None

@@ -14,6 +14,8 @@ from collections.abc import Iterator
 from msgspec.structs import replace
 
 from streamco.core.verifier.events import DraftReceived
+from streamco.partial import common_prefix_length
+from streamco.policies.drafts.tree_acceptance import longest_path, path_to
 from streamco.policies.serving.batching import Waiting
 
 __all__ = ["HeldSession", "SessionTable"]
@@ -162,6 +164,20 @@ class HeldSession:
         self.text += event.given
         self.pending = replace(self.pending, given=self.pending.given + event.given, round=event.round)
         self.round = event.round
+
+    def accept(self, accepted: int) -> int:
+        """Add the accepted tokens of the pending draft to the text; return how many tokens of the text its sequence holds.
+
+        Of a tree the sequence holds the longest path.
+
+        Args:
+            accepted: number of accepted tokens; in a tree the last accepted node.
+        """
+        assert self.pending is not None, "what is accepted is pending"
+        parents, length = self.pending.parents, len(self.text)
+        path = path_to(parents, accepted)
+        self.text += (self.pending.draft[node - 1] for node in path)
+        return length + (common_prefix_length(path, longest_path(parents)) if parents else len(path))
 
     def restore(self) -> None:
         """Undo the pending draft; allowed only while none of it is cached."""

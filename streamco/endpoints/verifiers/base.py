@@ -58,6 +58,7 @@ class VerifierFacts(Struct, frozen=True, kw_only=True):
         holds_context: the server keeps a session's context; False: every round sends and reads all of it.
         max_ahead: drafts that may be sent ahead after each round.
         row_costs: seconds of a verification by its rows, without load; None: the server doesn't say.
+        max_paths: most paths in the draft of one round; 1: chains alone.
     """
 
     model: str
@@ -69,6 +70,7 @@ class VerifierFacts(Struct, frozen=True, kw_only=True):
     holds_context: bool = False
     max_ahead: int = 0
     row_costs: RowCosts | None = None
+    max_paths: int = 1
 
     def is_exact(self, rule: Rule) -> bool:
         """Return True if this rule keeps answers the target's own.

@@ -375,11 +375,13 @@ class RemoteVerifierSession:
         condition, base = command.if_verdict, len(request.prompt) + command.base
         try:
             if condition is not None and condition.round == rounds.number:
-                number = connection.client.follow(self._session, condition.accepted, condition.token, command.ids, rows=rows)
+                accepted, token, parents = condition.accepted, condition.token, command.parents
+                number = connection.client.follow(self._session, accepted, token, command.ids, rows=rows, parents=parents)
                 rounds.ahead[number] = command.round
             # If the condition is the last verdict, the speculator sent this draft before it received that verdict.
             elif condition is None or (rounds.number is None and condition == rounds.last_verdict):
-                connection.client.draft(self._session, base, (*command.given, *command.ids), given=len(command.given), rows=rows)
+                ids, given = (*command.given, *command.ids), len(command.given)
+                connection.client.draft(self._session, base, ids, given=given, rows=rows, parents=command.parents)
                 rounds.begin(command.round)
         except VerifyProtocolError as error:  # beyond the server's limits
             self._loop.call_soon(self._fail, error)

@@ -88,7 +88,7 @@ class VerifierEndpoint:
         self._token = token
         self._timeouts = timeouts
         self._tls = tls
-        self._limits = limits
+        self._limits = limits or VerifyLimits(paths=VerifyLimits().draft_tokens)
         self._rng = rng or random.Random()
         self._draft: ModelInfo | None = None
         self._codec: VerifyCodec | None = None
@@ -295,4 +295,5 @@ def _read_welcome(welcome: Welcome | None) -> VerifierFacts:
         holds_context=True,
         max_ahead=MAX_FOLLOWS,
         row_costs=costs_of_table(welcome.row_costs),
+        max_paths=welcome.limits.paths,
     )

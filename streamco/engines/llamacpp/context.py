@@ -55,6 +55,41 @@ def row_pointers(numbers: ctypes.Array[ctypes.c_int32]) -> ctypes.Array[Any]:
     return (pointer * len(numbers))(*(ctypes.cast(start + index * step, pointer) for index in range(len(numbers))))
 
 
+class _SharedRows:
+    """The rows of a batch that belong to several sequences, and the pointers to the sequences of every row.
+
+    Args:
+        sequences: the one sequence of each row.
+        counts: number of sequences of each row.
+    """
+
+    def __init__(self, sequences: ctypes.Array[ctypes.c_int32], counts: ctypes.Array[ctypes.c_int32]) -> None:
+        self.pointers = row_pointers(sequences)
+        self._own = sequences
+        self._counts = counts
+        self._rows: dict[int, ctypes.Array[ctypes.c_int32]] = {}
+
+    def __bool__(self) -> bool:
+        return bool(self._rows)
+
+    def add(self, row: int, sequences: Sequence[int]) -> None:
+        """Give a row to several sequences, from ``apply`` on."""
+        self._rows[row] = (ctypes.c_int32 * len(sequences))(*sequences)
+
+    def apply(self) -> None:
+        """Point the rows to their sequences."""
+        for row, sequences in self._rows.items():
+            self.pointers[row] = ctypes.cast(sequences, ctypes.POINTER(ctypes.c_int32))
+            self._counts[row] = len(sequences)
+
+    def clear(self) -> None:
+        """Point the rows to their one sequence again."""
+        pointer, start, step = ctypes.POINTER(ctypes.c_int32), ctypes.addressof(self._own), ctypes.sizeof(ctypes.c_int32)
+        for row in self._rows:
+            self.pointers[row], self._counts[row] = ctypes.cast(start + row * step, pointer), 1
+        self._rows.clear()
+
+
 NO_KV_SLOT = 1  # llama_decode: no KV slot for the batch
 ABORTED = 2  # llama_decode: stopped by the abort callback; finished micro-batches stay in memory
 
@@ -121,15 +156,14 @@ class LlamaContext:
         self._sequences = (ctypes.c_int32 * rows)()
         self._wants = (ctypes.c_int8 * rows)()
         self._one_each = (ctypes.c_int32 * rows)(*([1] * rows))
-        self._sequence_rows = row_pointers(self._sequences)
-        self._shared: dict[int, ctypes.Array[ctypes.c_int32]] = {}  # sequences of each row that several have
+        self._shared = _SharedRows(self._sequences, self._one_each)
         self._batch = self._library.llama_batch(
             n_tokens=0,
             token=self._tokens,
             embd=None,
             pos=self._positions,
             n_seq_id=self._one_each,
-            seq_id=self._sequence_rows,
+            seq_id=self._shared.pointers,
             logits=self._wants,
         )
 
@@ -169,7 +203,7 @@ class LlamaContext:
         """
         row = self.add(token, position, sequences[0], wants_logits=wants_logits)
         if len(sequences) > 1:
-            self._shared[row] = (ctypes.c_int32 * len(sequences))(*sequences)
+            self._shared.add(row, sequences)
         return row
 
     def add_run(self, tokens: Sequence[int], position: int, sequence: int, *, wants_logits: int) -> int:
@@ -208,15 +242,10 @@ class LlamaContext:
 
     def _decode_shared(self) -> int:
         """Decode rows of which some belong to several sequences."""
-        for row, sequences in self._shared.items():
-            self._sequence_rows[row] = ctypes.cast(sequences, ctypes.POINTER(ctypes.c_int32))
-            self._one_each[row] = len(sequences)
+        self._shared.apply()
         try:
             return int(self._library.llama_decode(self._handle, self._batch))
         finally:
-            pointer, start, step = ctypes.POINTER(ctypes.c_int32), ctypes.addressof(self._sequences), ctypes.sizeof(ctypes.c_int32)
-            for row in self._shared:
-                self._sequence_rows[row], self._one_each[row] = ctypes.cast(start + row * step, pointer), 1
             self._shared.clear()
 
     def attention(self, row: int) -> NDArray[np.float32]:

@@ -34,6 +34,7 @@ __all__ = [
     "check_tree",
     "is_chain",
     "leaves",
+    "longest_path",
     "path_to",
     "verify_tree",
     "verify_tree_greedy",
@@ -62,6 +63,11 @@ def leaves(parents: Sequence[int]) -> tuple[int, ...]:
     """Return the nodes without children, in order: one for each path of the tree."""
     inner = set(parents)
     return tuple(node for node in range(1, len(parents) + 1) if node not in inner)
+
+
+def longest_path(parents: Sequence[int]) -> tuple[int, ...]:
+    """Return the nodes of the longest path from the context; of equal ones that of the first leaf. Empty without nodes."""
+    return max((path_to(parents, leaf) for leaf in leaves(parents)), key=len, default=())
 
 
 def check_tree(draft: Sequence[int], parents: Sequence[int]) -> None:

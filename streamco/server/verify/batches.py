@@ -15,6 +15,7 @@ from msgspec import Struct
 from streamco.core.verifier.events import BatchFailed, BatchFinished, BatchPart, DraftVerdict, RunBatch
 from streamco.engines.base import HoldingEngine, SequenceTask, TaskEnd, TokenSequence
 from streamco.errors import EngineError, StreamcoError
+from streamco.policies.drafts.tree_acceptance import path_to
 from streamco.server.verify.verdicts import TargetRowCollector, VerificationRequest, VerificationResult
 from streamco.server.wakeup import WakeCoalescer
 
@@ -129,9 +130,10 @@ class BatchRunner:
         if not part.verify_rows:
             running.task = sequence.read(part.ids, wake)
             return
-        running.rows = rows = TargetRowCollector(self._look_up(part.session))
+        running.request = request = self._look_up(part.session)
+        running.rows = rows = TargetRowCollector(request)
         border = len(part.ids) - part.verify_rows + 1
-        running.task = sequence.verify(part.ids[border:], wake, given=part.ids[:border], reader=rows)
+        running.task = sequence.verify(part.ids[border:], wake, given=part.ids[:border], reader=rows, parents=request.parents)
 
 
 class _Part:
@@ -142,6 +144,7 @@ class _Part:
         self.tokens = len(part.ids)
         self.length = part.start + self.tokens
         self.verify_rows = part.verify_rows
+        self.request: VerificationRequest | None = None
         self.rows: TargetRowCollector | None = None
         self.task: SequenceTask | None = None
         self.end: TaskEnd | None = None
@@ -208,7 +211,9 @@ class _Running:
 
     def _result_of(self, part: _Part, rows: TargetRowCollector) -> VerificationResult:
         result = rows.verdict()
-        is_full = result.accepted == part.verify_rows - 1 and part.length >= self._runner.context_tokens
+        parents = part.request.parents if part.request is not None else ()
+        end = part.length - (part.verify_rows - 1) + len(path_to(parents, result.accepted))
+        is_full = end >= self._runner.context_tokens
         return VerificationResult(result.accepted, None, result.rows) if is_full else result
 
 

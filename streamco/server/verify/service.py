@@ -57,6 +57,7 @@ class VerifyService(FrameService[VerifyServer]):
             draft_tokens=options.draft_tokens,
             top_k=options.top_k,
             sessions=options.load.sessions_per_device,
+            paths=self._engine.draft_paths,
         )
         codec = VerifyCodec(info.vocabulary_size, limits)
         costs = table_of_costs(self._engine.row_costs())

@@ -156,7 +156,8 @@ class SessionManager(HostedSessions[_TokenSession, Connection]):
         session.draft = frame
         session.is_late = False
         given = frame.ids[: frame.given]
-        self.emit(DraftReceived(session=session.name, round=session.turns, base=frame.base, given=given, draft=frame.pending))
+        name, turn, draft = session.name, session.turns, frame.pending
+        self.emit(DraftReceived(session=name, round=turn, base=frame.base, given=given, draft=draft, parents=frame.parents))
 
     def _resume(self, connection: Connection, frame: Resume) -> None:
         session = self._of_key(connection, frame.key)
@@ -234,7 +235,8 @@ class SessionManager(HostedSessions[_TokenSession, Connection]):
         draft, session.draft = session.draft, None
         session.failures = 0
         result = self._results.pop(session.name)
-        self.stats.record_verdict(command, is_late=session.is_late)
+        accepted = 0 if draft is None else len(draft.accepted_ids(command.accepted))
+        self.stats.record_verdict(command, accepted, is_late=session.is_late)
         if session.resume is not None:
             self._answer_resume(session)
         elif session.connection is not None and draft is not None:
@@ -271,7 +273,12 @@ class SessionManager(HostedSessions[_TokenSession, Connection]):
         if session is None or session.draft is None:
             raise AssertionError(f"{name}: expected a draft to verify, got none")
         return VerificationRequest(
-            draft=session.draft.pending, drafted_from=session.draft.rows, rule=session.rule, top_k=session.top_k, rng=session.rng
+            draft=session.draft.pending,
+            drafted_from=session.draft.rows,
+            parents=session.draft.parents,
+            rule=session.rule,
+            top_k=session.top_k,
+            rng=session.rng,
         )
 
     def _owner_of(self, name: str) -> str | None:

@@ -38,10 +38,16 @@ class VerifyStats:
         self._late_batches += report.late_s > 0
         self._failed_batches += report.error is not None
 
-    def record_verdict(self, verdict: SendVerdict, *, is_late: bool) -> None:
-        """Record a verdict. ``is_late`` is True if one of its batches took longer than the imposed step times."""
+    def record_verdict(self, verdict: SendVerdict, accepted: int, *, is_late: bool) -> None:
+        """Record a verdict.
+
+        Args:
+            verdict: the verdict.
+            accepted: number of tokens that it accepts.
+            is_late: one of its batches took longer than the imposed step times.
+        """
         self._verdicts += 1
-        self._accepted += verdict.accepted
+        self._accepted += accepted
         self._late_verdicts += is_late
         self._queued += verdict.queued
         self._computed += verdict.compute

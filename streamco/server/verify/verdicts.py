@@ -16,6 +16,7 @@ from streamco.engines.base import Prediction
 from streamco.engines.sampling import Sampler, top_probabilities
 from streamco.errors import ConfigError, EngineError
 from streamco.policies.acceptance import UNCHANGED, Distribution, Rule, RuleKind, verify
+from streamco.policies.drafts.tree_acceptance import verify_tree
 from streamco.wire.verify.topk import TopK, quantise
 
 if TYPE_CHECKING:
@@ -33,6 +34,7 @@ class VerificationRequest(Struct, frozen=True, kw_only=True):
     Args:
         draft: ids to verify, shape (window,).
         drafted_from: distribution that each of them was drawn from, shape (window,); empty if the rule doesn't need it.
+        parents: parent of each of them, in a tree; empty: a chain.
         rule: the session's rule.
         top_k: number of ids in each row that is returned with the verdict; 0: no rows are returned.
         rng: the session's random draws.
@@ -40,6 +42,7 @@ class VerificationRequest(Struct, frozen=True, kw_only=True):
 
     draft: tuple[int, ...]
     drafted_from: tuple[TopK, ...] = ()
+    parents: tuple[int, ...] = ()
     rule: Rule = Rule()
     top_k: int = 0
     rng: Random
@@ -49,7 +52,7 @@ class VerificationResult(Struct, frozen=True):
     """Result of one verification.
 
     Args:
-        accepted: number of draft tokens accepted, from the first.
+        accepted: number of draft tokens accepted, from the first; in a tree the last accepted node.
         token: the token after them; None: the context is full.
         rows: the target's likeliest ids at each position, if they were asked for.
     """
@@ -130,7 +133,10 @@ class TargetRowCollector:
         if len(self._read) != len(request.draft) + 1:
             raise EngineError(f"verdict: expected {len(request.draft) + 1} rows, got {len(self._read)}")
         drafted_from = [row.distribution() for row in request.drafted_from]
-        verdict = verify(request.rule, request.draft, drafted_from, self._read, request.rng)
+        if request.parents:
+            verdict = verify_tree(request.rule, request.draft, request.parents, drafted_from, self._read, rng=request.rng)
+        else:
+            verdict = verify(request.rule, request.draft, drafted_from, self._read, request.rng)
         return VerificationResult(verdict.accepted, verdict.token, tuple(self._rows))
 
 

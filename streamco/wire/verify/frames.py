@@ -12,7 +12,7 @@ from typing import Annotated
 from msgspec import Meta, Struct
 
 from streamco.policies.acceptance import Rule
-from streamco.policies.drafts.tree_acceptance import leaves, path_to
+from streamco.policies.drafts.tree_acceptance import leaves, longest_path, path_to
 from streamco.wire.row_costs import RowCostTable
 from streamco.wire.verify.errors import VerifyProtocolError, error_for
 from streamco.wire.verify.topk import TopK
@@ -129,6 +129,11 @@ class Draft(Struct, frozen=True, gc=False):
     def paths(self) -> int:
         """Number of paths from the context to an id that no other follows."""
         return len(leaves(self.parents)) if self.parents else 1
+
+    @property
+    def longest(self) -> int:
+        """Number of the ids to verify that are on the longest path: all of a chain."""
+        return len(longest_path(self.parents)) if self.parents else len(self.pending)
 
     def accepted_ids(self, accepted: int) -> tuple[int, ...]:
         """Return the ids that a verdict with this ``accepted`` accepts, in order."""

@@ -129,7 +129,7 @@ class ServerSessions:
         number, round_number = draft.session, draft.round_number
         session = self._find_idle(number, draft.base, round_number)
         _check_round_number(session, draft)
-        self._check_length(draft.base + len(draft.ids), number, round_number)
+        self._check_length(draft.base + draft.given + draft.longest, number, round_number)
         _check_rows(session, draft, len(draft.pending))
         session.last_round, session.draft, session.verdict = round_number, draft, None
 
@@ -156,9 +156,10 @@ class ServerSessions:
         matching = None if verdict is None else next((follow for follow in follows if follow.matches(verdict)), None)
         if matching is None or session.length is None:
             return None
-        self._check_length(session.length + len(matching.ids), matching.session, matching.round_number)
-        session.draft, session.verdict = matching.as_round(session.length), None
-        return session.draft
+        begun = matching.as_round(session.length)
+        self._check_length(session.length + begun.longest, matching.session, matching.round_number)
+        session.draft, session.verdict = begun, None
+        return begun
 
     def end_round(self, verdict: VerdictFrame) -> bool:
         """Change the context as the verdict says; ``begin_matching`` may follow. Return False if its round is over already."""

@@ -171,3 +171,19 @@ def test_a_session_is_in_use_until_it_was_silent_for_long() -> None:
     assert [held.in_use(now=now) for now in (1.0, 5.0, 6.0)] == [2, 1, 0]
     second.is_running = True
     assert held.in_use(now=100.0) == 1
+
+
+def test_an_accepted_path_of_a_tree_is_held_as_far_as_the_longest_path_goes() -> None:
+    for accepted, text, held in ((0, (), 10), (2, (20, 21), 12), (3, (30,), 10), (4, (20, 31), 11)):
+        one = session(length=10)
+        one.pending = DraftReceived(session="a", round=0, base=10, draft=(20, 21, 30, 31), parents=(0, 1, 0, 1))
+        assert one.accept(accepted) == held
+        assert tuple(one.text[10:]) == text
+    one = session(length=10)
+    one.pending = DraftReceived(session="a", round=0, base=10, draft=(20, 21))
+    assert (one.accept(1), one.text[10:]) == (11, [20])
+
+
+def test_a_tree_is_as_long_as_its_longest_path() -> None:
+    assert DraftReceived(session="a", round=0, base=10, given=(1,), draft=(20, 21, 30), parents=(0, 1, 0)).length == 13
+    assert DraftReceived(session="a", round=0, base=10, given=(1,), draft=(20, 21, 30)).length == 14

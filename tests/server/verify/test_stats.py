@@ -41,8 +41,8 @@ def test_late_and_failed_batches_are_counted() -> None:
 
 def test_verdicts_add_their_tokens_and_seconds() -> None:
     stats = VerifyStats()
-    stats.record_verdict(verdict(3, queued=0.25, compute=0.5), is_late=False)
-    stats.record_verdict(verdict(0, queued=0.0000001, compute=0.125), is_late=True)
+    stats.record_verdict(verdict(3, queued=0.25, compute=0.5), 3, is_late=False)
+    stats.record_verdict(verdict(0, queued=0.0000001, compute=0.125), 0, is_late=True)
     figures = stats.figures()
     assert (figures["verdicts"], figures["accepted_tokens"], figures["late_verdicts"]) == (2, 3, 1)
     assert (figures["queued_s"], figures["compute_s"]) == (0.25, 0.625)

@@ -117,3 +117,17 @@ def test_extreme_temperatures_are_taken(temperature: float, filters: dict[str, A
 def test_rows_that_are_missing_are_an_error() -> None:
     with pytest.raises(EngineError, match="verdict: expected 3 rows, got 1"):
         ask([logits(*TARGET)], (0, 1))
+
+
+def test_a_tree_has_a_verdict_on_its_path() -> None:
+    rows = [logits(0.1, 0.7, 0.2), logits(0.8, 0.1, 0.1), logits(0.2, 0.2, 0.6)]
+    reader = TargetRowCollector(VerificationRequest(draft=(0, 1), parents=(0, 0), rng=Random(1)))
+    for place, row in enumerate(rows):
+        reader.read_row(row, 10 + place, None)
+    assert reader.verdict() == VerificationResult(2, 2)
+    sampled = Rule(RuleKind.SAMPLE, temperature=1.0)
+    drafted_from = (TopK((0,), (1,)), TopK((1,), (1,)))
+    reader = TargetRowCollector(VerificationRequest(draft=(0, 1), parents=(0, 0), drafted_from=drafted_from, rule=sampled, rng=Random(4)))
+    for place, row in enumerate(rows):
+        reader.read_row(row, 10 + place, None)
+    assert reader.verdict().accepted in {0, 1, 2}
