@@ -82,7 +82,16 @@ def test_a_split_model_is_shown_at_its_own_speed_unless_a_pace_is_given() -> Non
 
 
 @pytest.mark.parametrize(
-    "options", [["--mode", "speculate"], ["--budget", "0.5"], ["--policy", "server-only"], ["--no-migration"], ["--latency", "x"]]
+    "options",
+    [
+        ["--mode", "speculate"],
+        ["--budget", "0.5"],
+        ["--policy", "server-only"],
+        ["--no-migration"],
+        ["--latency", "x"],
+        ["--device", "x.gguf"],
+        ["--server", "x.gguf"],
+    ],
 )
 def test_options_without_effect_are_refused(options: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["demo", "--split", *options]) != 0
