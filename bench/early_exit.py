@@ -30,6 +30,7 @@ from streamco._native import NodeTap
 from streamco.engines.llamacpp.context import LlamaContext
 from streamco.engines.llamacpp.library import library_address
 from streamco.engines.llamacpp.model import LlamaModel
+from tools.fetch_models import MODELS
 
 __all__ = ["Balance", "Costs", "Reading", "balance", "main", "read_answers", "time_parts"]
 
@@ -76,7 +77,7 @@ class Balance:
 def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     add_arguments(parser)
-    parser.add_argument("--kinds", nargs="*", default=("Q2_K", "Q4_0"))
+    parser.add_argument("--kinds", nargs="*", default=("Q2_K", "Q4_0"), help="of SmolLM2, or 0.5B, after make models (default: Q2_K Q4_0)")
     parser.add_argument("--questions", type=int, default=24)
     options = parser.parse_args(arguments)
     quick: bool = options.quick
@@ -85,7 +86,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
         model = LlamaModel(model_file(kind))
         timed, costs = time_parts(model, kind, rounds=3 if quick else 9)
         rows += timed
-        reading = read_answers(model, 3 if quick else options.questions)
+        whole = model_file(kind, "F16") if kind in MODELS else model_file("F16")
+        reading = read_answers(model, whole, 3 if quick else options.questions)
         count = model.info.layers
         ways = {f"after layer {layer + 1} only, margin 0.7": ([layer], 0.7) for layer in reading.layers}
         ways |= {f"the paper's rule, margin {margin:g}": (list(reading.layers), margin) for margin in MARGINS}
@@ -99,9 +101,13 @@ def main(arguments: Sequence[str] | None = None) -> None:
                 ("layers spared a token", "layers", sums.skipped),
                 ("time saved", "share", sums.saved),
             ):
-                rows.append(Row("early_exit", f"SmolLM2 {kind}, {count} layers", name, metric, unit, value, value, value))
+                rows.append(Row("early_exit", f"{_name(kind)}, {count} layers", name, metric, unit, value, value, value))
         model.close()
     emit(rows, options.json, against="the paper's rule, margin 0.7")
+
+
+def _name(kind: str) -> str:
+    return f"Qwen2.5-Coder {kind}" if kind in MODELS else f"SmolLM2 {kind}"
 
 
 def balance(reading: Reading, costs: Costs, layers: int, exits: Sequence[int], margin: float | None) -> Balance:
@@ -158,7 +164,7 @@ def time_parts(model: LlamaModel, kind: str, rounds: int, tokens: int = 24) -> t
     # of a layer's weights, the keys' and values' projections are this share; as many bytes are read for them
     share = _share_of_keys_and_values(model)
     costs = Costs(layer=layer, head=float(np.min(samples["whole token"])) - bare, keys_and_values=share * layer)
-    return rows_from("early_exit", f"SmolLM2 {kind}, one thread", "processor time", "ms", samples), costs
+    return rows_from("early_exit", f"{_name(kind)}, one thread", "processor time", "ms", samples), costs
 
 
 def _share_of_keys_and_values(model: LlamaModel) -> float:
@@ -171,12 +177,12 @@ def _share_of_keys_and_values(model: LlamaModel) -> float:
 # States
 
 
-def read_answers(model: LlamaModel, questions: int, tokens: int = 48) -> Reading:
-    """What the last quarter of the layers say of the model's own greedy answers."""
+def read_answers(model: LlamaModel, whole: Path, questions: int, tokens: int = 48) -> Reading:
+    """What the last quarter of the layers say of the model's own greedy answers; ``whole`` is the model in F16, for its head."""
     count = model.info.layers
     layers = tuple(range(int(count * (1.0 - LAST_SHARE)), count - 1))
     states = _States(model, layers)
-    norm, head = _read_head(model_file("F16"))
+    norm, head = _read_head(whole)
     context = LlamaContext(model, cells=1024, sequences=1, rows=128, threads=1)
     parts: list[tuple[NDArray[np.int64], NDArray[np.float64], list[int]]] = []
     for question in load_questions("alpaca", questions, SEED, tokens):
@@ -243,7 +249,7 @@ class _Options(ctypes.Structure):
 
 
 def _read_head(path: Path) -> tuple[Floats, Floats]:
-    """The final norm's weights and the tied head (vocabulary, width) of an F16 file, found by ggml's own reader."""
+    """The final norm's weights and the head (vocabulary, width), tied or not, of an F16 file, found by ggml's own reader."""
     from streamco.engines.llamacpp.library import load_library
 
     library: Any = load_library().llama_cpp._lib
@@ -260,7 +266,8 @@ def _read_head(path: Path) -> tuple[Floats, Floats]:
         values = np.fromfile(path, dtype=kind, count=size, offset=start + library.gguf_get_tensor_offset(file, number))
         return values.astype(np.float32)
 
-    norm, head = tensor(b"output_norm.weight", np.float32), tensor(b"token_embd.weight", np.float16)
+    is_tied = library.gguf_find_tensor(file, b"output.weight") < 0
+    norm, head = tensor(b"output_norm.weight", np.float32), tensor(b"token_embd.weight" if is_tied else b"output.weight", np.float16)
     library.gguf_free(file)
     return norm, head.reshape(-1, norm.size)
 

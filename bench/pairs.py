@@ -13,6 +13,7 @@ from typing import Any
 from bench.traces import data_folder
 from streamco.engines.llamacpp.bundled_model import packaged_model
 from streamco.engines.llamacpp.gguf import derived
+from tools.fetch_models import MODELS, fetched
 
 __all__ = ["DRAFTS", "TARGET", "TASKS", "Question", "load_questions", "model_file", "rouge", "score"]
 
@@ -34,8 +35,21 @@ class Question:
     most_tokens: int
 
 
-def model_file(kind: str) -> Path:
-    """The packaged model in another quantisation, or ``pruned``: Q8_0 without three of its layers."""
+def model_file(kind: str, quantisation: str | None = None) -> Path:
+    """The packaged model in another quantisation, ``pruned`` (Q8_0 without three of its layers), or 0.5B or 1.5B of the fetched pair.
+
+    Args:
+        kind: which.
+        quantisation: one of the fetched pair's models is derived in; None: as it is.
+
+    Raises:
+        SystemExit: it was not fetched.
+    """
+    if kind in MODELS:
+        path = fetched(kind)
+        if path is None:
+            raise SystemExit(f"{kind}: expected the file {MODELS[kind].file} in the cache, got none: run make models")
+        return path if quantisation is None else derived(path, quantisation)
     layers = PRUNED_LAYERS if kind == "pruned" else ()
     return derived(packaged_model(), TARGET if kind == "pruned" else kind, layers)
 

@@ -46,7 +46,7 @@ from streamco.engines.llama import LlamaEngine
 from streamco.engines.llamacpp.context import LlamaContext
 from streamco.engines.llamacpp.model import LlamaModel
 from streamco.policies.importance import LAYERS
-from tools.fetch_models import MODELS, fetched
+from tools.fetch_models import MODELS
 
 __all__ = ["TASKS", "DraftReader", "describe_model", "Recording", "main", "masses_of", "read_row"]
 
@@ -117,20 +117,6 @@ class Prompt:
     task: str
     source: str
     ids: list[int]
-
-
-def file_of(kind: str) -> Path:
-    """Return the file of a model.
-
-    Raises:
-        SystemExit: it was not fetched.
-    """
-    if kind not in MODELS:
-        return model_file(kind)
-    path = fetched(kind)
-    if path is None:
-        raise SystemExit(f"{kind}: expected the file {MODELS[kind].file} in the cache, got none: run make models")
-    return path
 
 
 def describe_model(kind: str) -> str:
@@ -239,11 +225,11 @@ def record(folder: Path, counts: dict[str, int], *, target: str, drafts: Sequenc
     folder.mkdir(parents=True, exist_ok=True)
     recordings = {(task, draft): Recording(folder, task, draft) for task in counts for draft in drafts}
     options = EngineOptions(threads=1, context_tokens=CONTEXT, max_sequences=1, held_sequences=SIDE_BY_SIDE, exact=True)
-    with closing(LlamaEngine(file_of(target), options)) as engine:
+    with closing(LlamaEngine(model_file(target), options)) as engine:
         columns = [list(prompts_of(task, count, engine)) for task, count in counts.items()]
         asked = [prompt for row in zip_longest(*columns) for prompt in row if prompt is not None]
         missing = [p for p in asked if any(p.source not in recordings[p.task, draft].sources for draft in drafts)]
-        readers = {draft: DraftReader(file_of(draft), most) for draft in drafts}
+        readers = {draft: DraftReader(model_file(draft), most) for draft in drafts}
         done, left = len(asked) - len(missing), iter(missing)
         while group := list(islice(left, SIDE_BY_SIDE)):
             if time.monotonic() >= ends:

@@ -19,13 +19,13 @@ from collections.abc import Sequence
 from contextlib import closing
 from pathlib import Path
 
+from bench.pairs import model_file
 from experiments.synera.answers import load_models
 from experiments.synera.quality import Quality, qualities, with_whole_answers
 from experiments.synera.recording import read_results, record
 from experiments.synera.rules import RULES, Cell, cells_of
 from experiments.tables import show_table
 from experiments.tasks.intervals import Interval
-from tools.record_acceptance import file_of
 
 __all__ = ["main"]
 
@@ -59,7 +59,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 def _run(options: argparse.Namespace) -> None:
     ends = time.monotonic() + 60.0 * options.minutes
     cells = cells_of(tuple(options.rules), tuple(options.budgets))
-    models = load_models(file_of(options.draft), file_of(options.target), cells=len(cells), context_tokens=CONTEXT)
+    models = load_models(model_file(options.draft), model_file(options.target), cells=len(cells), context_tokens=CONTEXT)
     with closing(models):
         tasks = dict.fromkeys(options.tasks, options.items)
         for task, count in record(options.folder, tasks, cells, models, max_tokens=options.tokens, ends=ends):
