@@ -24,7 +24,7 @@ BENCHES += (
     "inversion",
     "draft_layer",
 )
-ON_REQUEST = ("lossless_vllm", "pair")  # need an environment of its own (`make vllm`), and the models of `make models`
+ON_REQUEST = ("lossless_vllm", "pair", "row_costs")  # need an environment of its own (`make vllm`), and the models of `make models`
 
 
 def main() -> int:

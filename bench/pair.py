@@ -101,7 +101,7 @@ def main() -> int:
         "--rtt-ms", type=float, default=0.0, metavar="MS", help="round trip of an emulated link (default: loopback as it is)"
     )
     parser.add_argument("--target", default="Q4_0", metavar="KIND", help="format of the target's weights (default: %(default)s)")
-    parser.add_argument("--draft", default="Q4_0", metavar="KIND", help="format of the draft model's weights (default: %(default)s)")
+    parser.add_argument("--draft", default="Q4_K_M", metavar="KIND", help="format of the draft model's weights (default: %(default)s)")
     parser.add_argument("--tokens", type=int, default=TOKENS, metavar="N", help="longest answer (default: %(default)s)")
     parser.add_argument("--exact", action="store_true", help="exact mode: every text must be the stream's own")
     options = parser.parse_args()
@@ -128,7 +128,7 @@ def model_of(name: str, kind: str) -> Path:
 
 
 @asynccontextmanager
-async def pair_site(*, target: str = "Q4_0", draft: str = "Q4_0", exact: bool = False, words: Sequence[str] = ()) -> AsyncIterator[Site]:
+async def pair_site(*, target: str = "Q4_0", draft: str = "Q4_K_M", exact: bool = False, words: Sequence[str] = ()) -> AsyncIterator[Site]:
     """A server of the large model and an engine of the small one, a core each."""
     large, small = await asyncio.to_thread(model_of, "1.5B", target), await asyncio.to_thread(model_of, "0.5B", draft)
     options = ("--model", str(large), "--model-name", "large", "--threads", "1", "--context", str(CONTEXT), "--port", "0", *words)

@@ -31,7 +31,7 @@ from streamco.engines.sequence import HeldSequence
 from streamco.engines.step_emulation import StepEmulator, StepTime
 from streamco.engines.threads import budget
 from streamco.errors import ConfigError, EngineError, UsageError
-from streamco.profiles.row_costs import padded_costs
+from streamco.profiles.row_costs import padded_costs, split_costs
 
 __all__ = ["LlamaEngine"]
 
@@ -252,7 +252,7 @@ class LlamaEngine:
         else:
             costs = kept_costs(key, measure)
         if self.options.exact:
-            return {rows: costs.get(max(2, rows), seconds) for rows, seconds in costs.items()}  # no row is alone there
+            return split_costs(costs, self._loop.exact_rows) if costs else {}
         if self._model.can_share_prefixes and not self._context.has_attention:  # else rows can't be taken back, or aren't added
             self._loop.pad_batches(costs)
             return padded_costs(costs)

@@ -81,6 +81,11 @@ class EngineLoop:
         self._verifying: deque[SequenceWork] = deque()
         self._writing: list[SequenceWork] = []
 
+    @property
+    def exact_rows(self) -> int:
+        """Number of rows of one sequence that exact mode computes in a batch."""
+        return self._decoder.chunk
+
     # Any thread
 
     def put(self, arrival: RunningGeneration | Task | Consumer) -> None:

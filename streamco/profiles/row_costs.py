@@ -12,7 +12,7 @@ from itertools import accumulate
 
 from streamco.profiles.interpolation import interpolate
 
-__all__ = ["PADDING_GAIN", "RowCosts", "padded_costs", "padded_size", "useful_sizes"]
+__all__ = ["PADDING_GAIN", "RowCosts", "padded_costs", "padded_size", "split_costs", "useful_sizes"]
 
 PADDING_GAIN = 0.95
 """Share of its own costs that a batch may cost at most, padded, so that padding is worth it in spite of errors of measurement."""
@@ -71,6 +71,23 @@ def padded_costs(measured: Mapping[int, float]) -> dict[int, float]:
     """Return the seconds by rows, from 1 to the largest measured size, if batches are padded."""
     points = sorted(measured.items())
     return {rows: interpolate(points, padded_size(measured, rows)) for rows in range(1, points[-1][0] + 1)} if points else {}
+
+
+def split_costs(measured: Mapping[int, float], largest: int) -> dict[int, float]:
+    """Return the seconds by rows if rows are computed in batches of at most ``largest`` and no row is alone in one (exact mode).
+
+    Args:
+        measured: seconds by rows, as measured, at least one size.
+        largest: rows of the largest batch, at least 1.
+    """
+    points = sorted(measured.items())
+    last = points[-1][0]
+
+    def seconds(rows: int) -> float:
+        whole, rest = divmod(rows, largest)
+        return whole * interpolate(points, max(2, largest)) + (interpolate(points, max(2, rest)) if rest else 0.0)
+
+    return {rows: seconds(rows) for rows in range(1, last + 1)}
 
 
 def useful_sizes(costs: Mapping[int, float], *, largest: int = 16) -> list[int]:

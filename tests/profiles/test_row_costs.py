@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from streamco.profiles.row_costs import PADDING_GAIN, RowCosts, padded_costs, padded_size, useful_sizes
+from streamco.profiles.row_costs import PADDING_GAIN, RowCosts, padded_costs, padded_size, split_costs, useful_sizes
 
 STAIRS = {
     1: 0.038, 2: 0.075, 3: 0.108, 4: 0.081, 5: 0.113, 6: 0.145, 8: 0.149, 9: 0.187, 12: 0.195, 16: 0.190, 17: 0.228, 32: 0.367
@@ -70,3 +70,9 @@ def test_the_ends_of_the_stairs_are_the_useful_sizes() -> None:
     assert useful_sizes(padded_costs(STAIRS)) == [4, 8, 16]
     assert useful_sizes(padded_costs(FLAT)) == []
     assert useful_sizes({}) == []
+
+
+def test_exact_mode_splits_batches_and_leaves_no_row_alone() -> None:
+    costs = split_costs({1: 1.0, 2: 3.0, 4: 4.0, 8: 20.0}, 4)
+    assert [costs[rows] for rows in (1, 2, 3, 4, 5, 8)] == [3.0, 3.0, 3.5, 4.0, 7.0, 8.0]
+    assert split_costs({1: 1.0, 2: 3.0}, 1) == {1: 3.0, 2: 6.0}
