@@ -101,7 +101,7 @@ def _tests() -> Mapping[str, str]:
 
 def _gsm8k() -> Iterable[Question]:
     for row in _rows("gsm8k_test.jsonl.gz"):
-        text = f"{row['question']}\n\nSolve this step by step in a few lines. End with a line '#### N', where N is the final number."
+        text = f'{row["question"]}\n\nSolve this step by step in a few lines. End with the words "The answer is" and the final number.'
         reference = row["answer"].rsplit("####", 1)[1].strip()
         yield Question(row["id"], "gsm8k", text, reference, 256, partial(same_number, reference=reference))
 

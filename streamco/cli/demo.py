@@ -14,6 +14,7 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from streamco.cli.options import add_answer_arguments, add_look_arguments, add_prompt_arguments, budget_of, model_file, number, option
 from streamco.cli.runtime import run_async, waiting
@@ -25,6 +26,7 @@ from streamco.cli.ui.talk import answer_prompt, converse, is_interactive, make_v
 from streamco.cli.ui.view import View
 from streamco.client.client import Client
 from streamco.client.race.dispatcher import DispatchOptions
+from streamco.client.race.migration import MigrationOptions
 from streamco.client.speculation.options import SpeculationOptions
 from streamco.client.speculation.verifier_binding import drafting_engine_options
 from streamco.core.report import EndpointReport, HandOver, Report, SpeculationFigures
@@ -183,6 +185,12 @@ def _models(args: argparse.Namespace) -> Models:
     return Models(device, packaged_model() if args.server is None else model_file(args.server, "--server"))
 
 
+def _migration(args: argparse.Namespace) -> MigrationOptions:
+    """Return the migration options; unless the user says otherwise, the demo shows a move however good the device's model is."""
+    options = migration_of(args)
+    return options if options.min_quality is not None else replace(options, min_quality=0.0)
+
+
 def _timed_like(args: argparse.Namespace) -> str:
     return STEP_TIMES if args.mode == "speculate" else str(args.latency)
 
@@ -219,7 +227,7 @@ async def _client(args: argparse.Namespace) -> AsyncIterator[Client]:
             mode=args.mode,
             speculation=SpeculationOptions(is_adaptive=False),  # the demo shows drafting even on a busy machine
             profile=_prior(args.latency),
-            migration=migration_of(args),
+            migration=_migration(args),
             dispatch=DispatchOptions(explore=1.0),  # the loser runs to its first token, so that both times can be shown
             seed=args.seed,
         )

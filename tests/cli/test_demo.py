@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from streamco.cli.demo import PRICES, SCENES, _change_line, _endpoint_line, _explain, _why_unmoved
+from streamco.cli.demo import PRICES, SCENES, _change_line, _endpoint_line, _explain, _migration, _why_unmoved, add_arguments
 from streamco.cli.main import main
 from streamco.core.report import EndpointReport, HandOver, Outcome
 from tests.cli.terminal import ROOT, terminal
@@ -229,6 +229,13 @@ def test_the_latency_profiles_are_listed() -> None:
 
 def test_the_price_is_that_of_the_model_whose_times_are_replayed() -> None:
     assert (PRICES.prompt, PRICES.completion) == (0.5e-6, 1.5e-6)
+
+
+def test_the_demos_answers_move_whatever_the_models_quality_unless_the_user_says_otherwise() -> None:
+    parser = argparse.ArgumentParser()
+    add_arguments(parser)
+    assert _migration(parser.parse_args([])).min_quality == 0.0
+    assert _migration(parser.parse_args(["--min-quality", "90%"])).min_quality == 0.9
 
 
 def test_an_answer_that_does_not_move_says_why() -> None:
