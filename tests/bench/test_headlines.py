@@ -20,6 +20,7 @@ from bench.record import LINE
 from tests.support.data import ROOT
 
 RESULTS, DISCO, FIDELITY, MIGRATION = "bench/RESULTS.md", "docs/results_disco.md", "docs/fidelity.md", "docs/migration.md"
+SPLIT = "docs/split-measured.md"
 SPECULATE = "headline: Q4_0 for Q8_0, llama2-70b-a100x2, RTT {} ms, 10 Mbps, 8 x 64 tokens"
 RTTS = (10, 30, 60, 120)
 PHONES = {
@@ -169,6 +170,22 @@ def fidelity_headlines() -> Iterator[Headline]:
     yield from (Headline(page, within) for page in (RESULTS, FIDELITY))
 
 
+def split_headlines() -> Iterator[Headline]:
+    between, first = "time between tokens [of the U-shape's]", "time to first token [of U-shape]"
+    for server, rtt in product(("7B", "own"), (10, 30, 80)):
+        case = f"{server}, RTT {rtt} ms"
+        ours, alone = value("split_live", case, between, "confident"), value("split_live", case, "time between tokens [ms]", "U-shape")
+        shown = f"{alone:#.3g}".removesuffix(".")
+        yield Headline(SPLIT, f"| {server}, {rtt} ms | {shown} ms | **{ours:.2f}** |")
+    for start, server in (("take", "7B"), ("own times", "own")):
+        shares = [f"{value('split_live', f'{server}, RTT {rtt} ms', between, 'confident'):.2f}" for rtt in (10, 30, 80)]
+        yield Headline(RESULTS, "{} {}, {} and {}".format(start, *shares))
+    shares = [f"{value('split_ttft', f'7B, {size} tokens', first, 'fastest'):.2f}" for size in (128, 512, 1000, 2000)]
+    yield Headline(RESULTS, "Chunks as the client plans them take {}, {}, {} and {} of the paper's U-shape".format(*shares))
+    equal = [f"{value('split_texts', '200 prompts', 'equal texts', states):.0f}" for states in ("f32", "f16", "i8")]
+    yield Headline(RESULTS, "{} are equal with 32-bit states, {} with 16, {} with 8".format(*equal))
+
+
 @cache
 def disco_rows() -> list[dict[str, str]]:
     with (ROOT / "docs" / "results_disco.csv").open(newline="", encoding="utf-8") as file:
@@ -191,6 +208,7 @@ HEADLINES = [
     *cost_headlines(),
     *learned_headlines(),
     *fidelity_headlines(),
+    *split_headlines(),
     *disco_headlines(),
 ]
 
