@@ -1,89 +1,212 @@
-"""DSD's Table 2 beside ours, in Markdown: ``python -m experiments.dsd results/dsd_table2``, after a run of ``dsd_table2.yaml``."""
+"""DSD's Table 2 beside ours: every cell, with intervals over the seeds.
+
+    streamco simulate experiments/dsd_table2.yaml --jobs 2
+    python -m experiments.dsd results/dsd_table2 --write docs/results.md
+
+The second command prints the tables; with ``--write`` it puts them between two marks of a page. The paper's numbers are those of its
+Table 2, whose latencies the text has in pieces; a cell that no piece fits is None.
+"""
 
 from __future__ import annotations
 
 import argparse
 import json
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
+from statistics import fmean, stdev
+from typing import Any, NamedTuple
 
-from experiments.tables import Means, means_of, show_table
-
-__all__ = ["PAPER_THROUGHPUT", "POLICIES", "WINDOW", "count_won", "table2"]
+__all__ = ["FIGURES", "PAPER_THROUGHPUT", "PAPER_TPOT", "PAPER_TTFT", "POLICIES", "Interval"]
+__all__ += ["change", "interval", "seeds_of", "tables", "write"]
 
 POLICIES = ("static 4", "dynamic", "adaptive")
-WINDOW = "window"  # as dsd_table2.yaml calls the setting that is compared
+OTHERS = ("the server alone", "fused, drafting 4")
+CASE, WINDOW = "case", "window"  # as dsd_table2.yaml calls the settings that are swept
+BEGIN, END = "<!-- dsd_table2: begin -->", "<!-- dsd_table2: end -->"
+_STUDENT = {2: 12.706, 3: 4.303, 4: 3.182, 5: 2.776, 6: 2.571, 7: 2.447, 8: 2.365, 9: 2.306, 10: 2.262}  # 95 %, by number of seeds
 
-PAPER_THROUGHPUT = {
-    ("gsm8k", "600 drafters", 10): (25.8, 26.1, 28.3),
-    ("gsm8k", "600 drafters", 30): (17.8, 18.9, 18.5),
-    ("gsm8k", "1000 drafters", 10): (30.6, 30.7, 31.5),
-    ("gsm8k", "1000 drafters", 30): (21.4, 21.8, 22.3),
-    ("humaneval", "600 drafters", 10): (16.2, 16.7, 17.2),
-    ("humaneval", "600 drafters", 30): (11.2, 11.0, 11.3),
-    ("humaneval", "1000 drafters", 10): (17.4, 17.6, 18.2),
-    ("humaneval", "1000 drafters", 30): (12.8, 13.1, 13.2),
-    ("cnn_dailymail", "600 drafters", 10): (8.0, 8.25, 8.4),
-    ("cnn_dailymail", "600 drafters", 30): (6.0, 6.2, 6.2),
-    ("cnn_dailymail", "1000 drafters", 10): (12.1, 12.2, 12.6),
-    ("cnn_dailymail", "1000 drafters", 30): (9.3, 9.5, 9.7),
+Cells = Mapping[str, tuple[float | None, float | None, float | None]]
+
+PAPER_THROUGHPUT: Cells = {
+    "gsm8k, 600 drafters, 10 ms": (25.8, 26.1, 28.3),
+    "gsm8k, 600 drafters, 30 ms": (17.8, 18.9, 18.5),
+    "gsm8k, 1000 drafters, 10 ms": (30.6, 30.7, 31.5),
+    "gsm8k, 1000 drafters, 30 ms": (21.4, 21.8, 22.3),
+    "humaneval, 600 drafters, 10 ms": (16.2, 16.7, 17.2),
+    "humaneval, 600 drafters, 30 ms": (11.2, 11.0, 11.3),
+    "humaneval, 1000 drafters, 10 ms": (17.4, 17.6, 18.2),
+    "humaneval, 1000 drafters, 30 ms": (12.8, 13.1, 13.2),
+    "cnn_dailymail, 600 drafters, 10 ms": (8.0, 8.25, 8.4),
+    "cnn_dailymail, 600 drafters, 30 ms": (6.0, 6.2, 6.2),
+    "cnn_dailymail, 1000 drafters, 10 ms": (12.1, 12.2, 12.6),
+    "cnn_dailymail, 1000 drafters, 30 ms": (9.3, 9.5, 9.7),
 }
-PAPER_TPOT = {
-    ("gsm8k", "600 drafters", 10): (40.1, 38.9, 36.2),
-    ("gsm8k", "600 drafters", 30): (62.3, 62.9, 58.3),
-    ("gsm8k", "1000 drafters", 10): (72.2, 69.7, 67.4),
-    ("gsm8k", "1000 drafters", 30): (99.4, 98.1, 91.5),
+"""Requests a second, in the order of ``POLICIES``."""
+
+PAPER_TTFT: Cells = {
+    "gsm8k, 600 drafters, 10 ms": (352, 334, 347),
+    "gsm8k, 600 drafters, 30 ms": (462, 457, 443),
+    "gsm8k, 1000 drafters, 10 ms": (368, 354, 362),
+    "gsm8k, 1000 drafters, 30 ms": (478, 465, 463),
+    "humaneval, 600 drafters, 10 ms": (803, 792, 799),
+    "humaneval, 600 drafters, 30 ms": (1138, 1125, 1120),
+    "humaneval, 1000 drafters, 10 ms": (2102, 2178, 2038),
+    "humaneval, 1000 drafters, 30 ms": (2578, 2520, 2497),
+    "cnn_dailymail, 600 drafters, 10 ms": (1602, 1625, 1569),
+    "cnn_dailymail, 600 drafters, 30 ms": (2024, 1993, 2006),
+    "cnn_dailymail, 1000 drafters, 10 ms": (2412, 2408, 2352),
+    "cnn_dailymail, 1000 drafters, 30 ms": (2986, 2934, 2925),
 }
-"""By trace, clients and round trip in milliseconds; the paper's, as far as the text of its table can be read."""
+"""Milliseconds to the first token."""
+
+PAPER_TPOT: Cells = {
+    "gsm8k, 600 drafters, 10 ms": (40.1, 38.9, 36.2),
+    "gsm8k, 600 drafters, 30 ms": (62.3, 62.9, 58.3),
+    "gsm8k, 1000 drafters, 10 ms": (72.2, 69.7, 67.4),
+    "gsm8k, 1000 drafters, 30 ms": (99.4, 98.1, 91.5),
+    "humaneval, 600 drafters, 10 ms": (50.8, 48.6, 46.3),
+    "humaneval, 600 drafters, 30 ms": (79.2, 78.1, 73.6),
+    "humaneval, 1000 drafters, 10 ms": (75.4, 73.4, 70.5),
+    "humaneval, 1000 drafters, 30 ms": (102.7, 100.2, 96.8),
+    "cnn_dailymail, 600 drafters, 10 ms": (67.4, 66.9, 62.8),
+    "cnn_dailymail, 600 drafters, 30 ms": (92.4, 88.6, 86.7),
+    "cnn_dailymail, 1000 drafters, 10 ms": (82.6, None, 76.8),  # the text has one number of the two
+    "cnn_dailymail, 1000 drafters, 30 ms": (108.3, 108.5, 98.2),
+}
+"""Milliseconds a token after the first. Which cell a piece belongs to follows from the per cent that the adaptive column prints."""
 
 
-def table2(throughput: Means, tpot: Means) -> Iterator[list[str]]:
-    """A line for each case that has all policies: requests a second, milliseconds a token."""
-    for case in PAPER_THROUGHPUT:
-        if {*throughput.get(case, ())} >= {*POLICIES}:
-            trace, clients, trip = case
-            yield [f"{trace}, {clients}, {trip} ms", *_line(case, throughput[case], tpot[case])]
+class Figure(NamedTuple):
+    """A figure of Table 2: its name in results.json, title, the paper's cells, factor to the paper's unit, and digits."""
+
+    name: str
+    title: str
+    paper: Cells
+    factor: float
+    digits: int
 
 
-def _line(case: tuple[str, str, int], throughput: Mapping[str, float], tpot: Mapping[str, float]) -> Iterator[str]:
-    yield _three(PAPER_THROUGHPUT[case], "g")
-    yield _three([throughput[policy] for policy in POLICIES], ".1f")
-    yield _change(throughput, "static 4")
-    yield _change(throughput, "dynamic")
-    yield _three(PAPER_TPOT[case], ".1f") if case in PAPER_TPOT else ""
-    yield _three([1000.0 * tpot[policy] for policy in POLICIES], ".1f")
-    yield _change(tpot, "static 4")
+FIGURES = (
+    Figure("finished", "Requests answered a second", PAPER_THROUGHPUT, 1.0, 1),
+    Figure("ttft_mean", "Milliseconds to the first token", PAPER_TTFT, 1000.0, 0),
+    Figure("tpot_mean", "Milliseconds a token", PAPER_TPOT, 1000.0, 1),
+)
 
 
-def count_won(figures: Means, other: str) -> int:
-    """Cases in which the adaptive window has more than another policy."""
-    return sum(policies["adaptive"] > policies[other] for policies in figures.values() if {"adaptive", other} <= {*policies})
+class Interval(NamedTuple):
+    """A mean over seeds, and half the width of its 95 per cent interval (Student's t); None: a single seed."""
+
+    mean: float
+    half: float | None
+
+    def show(self, digits: int) -> str:
+        """Return the mean, with the interval if there is one."""
+        return f"{self.mean:.{digits}f}" + ("" if self.half is None else f" ± {self.half:.{digits}f}")
 
 
-def _three(values: Sequence[float], form: str) -> str:
-    return " / ".join(format(value, form) for value in values)
+def interval(values: Sequence[float]) -> Interval:
+    """Return the mean of one value for each seed, with its interval."""
+    if len(values) < 2:
+        return Interval(fmean(values), None)
+    return Interval(fmean(values), _STUDENT.get(len(values), 1.96) * stdev(values) / len(values) ** 0.5)
 
 
-def _change(figures: Mapping[str, float], other: str) -> str:
-    return f"{100.0 * (figures['adaptive'] / figures[other] - 1.0):+.1f} %"
+def change(new: Mapping[int, float], old: Mapping[int, float]) -> Interval:
+    """Return by how many per cent one policy differs from another, over the seeds of both: each seed has the same requests."""
+    return interval([100.0 * (new[seed] / old[seed] - 1.0) for seed in new if seed in old])
+
+
+Seeds = Mapping[str, Mapping[str, Mapping[int, float]]]
+"""Values of a figure by case, policy and seed."""
+
+
+def seeds_of(scenarios: Iterable[Mapping[str, Any]], figure: str) -> Seeds:
+    """Return the values of a figure of ``results.json``."""
+    found: dict[str, dict[str, dict[int, float]]] = defaultdict(lambda: defaultdict(dict))
+    for scenario in scenarios:
+        point = scenario["point"]
+        found[point[CASE]][point[WINDOW]][scenario["seed"]] = scenario["system"][figure]
+    return found
+
+
+def tables(results: Mapping[str, Any]) -> Iterator[str]:
+    """Yield the lines of all tables, in Markdown, and how often the adaptive window is better or worse beyond its interval."""
+    for figure in FIGURES:
+        found = seeds_of(results["scenarios"], figure.name)
+        yield f"**{figure.title}**, {' / '.join(POLICIES)}; {results['repeats']} seeds, 95 % intervals:"
+        yield ""
+        columns = ["", "paper", "ours", "adaptive to static", "to dynamic", *OTHERS, "adaptive to the server alone"]
+        yield f"| {' | '.join(columns)} |"
+        yield f"|{'---|' * len(columns)}"
+        for case, policies in found.items():
+            if {*policies} >= {*POLICIES}:
+                yield f"| {' | '.join(_line(case, policies, figure))} |"
+        yield ""
+        yield " ".join(_count(found, other, figure) for other in (*POLICIES[:-1], *OTHERS))
+        yield ""
+
+
+def _line(case: str, policies: Mapping[str, Mapping[int, float]], figure: Figure) -> Iterator[str]:
+    def ours(policy: str) -> str:
+        values = [figure.factor * value for value in policies[policy].values()]
+        return interval(values).show(figure.digits)
+
+    yield case
+    yield " / ".join("?" if cell is None else f"{cell:g}" for cell in figure.paper[case])
+    yield " / ".join(ours(policy) for policy in POLICIES)
+    for other in POLICIES[:-1]:
+        yield _percent(change(policies["adaptive"], policies[other]))
+    for other in OTHERS:
+        yield ours(other) if other in policies else ""
+    yield _percent(change(policies["adaptive"], policies[OTHERS[0]])) if OTHERS[0] in policies else ""
+
+
+def _percent(found: Interval) -> str:
+    return f"{found.mean:+.1f}" + ("" if found.half is None else f" ± {found.half:.1f}") + " %"
+
+
+def _count(found: Seeds, other: str, figure: Figure) -> str:
+    """Return in how many cases the adaptive window is better and worse than another policy, beyond the interval of the difference."""
+    sign = 1 if figure.name == "finished" else -1
+    changes = [change(policies["adaptive"], policies[other]) for policies in found.values() if {"adaptive", other} <= {*policies}]
+    better = sum(sign * each.mean > (each.half or 0.0) for each in changes)
+    worse = sum(-sign * each.mean > (each.half or 0.0) for each in changes)
+    return f"Adaptive against {other}: better in {better} of {len(changes)}, worse in {worse}."
+
+
+def write(page: str, lines: Iterable[str], about: str) -> str:
+    """Return a page with the tables in the place between its two marks.
+
+    Raises:
+        ValueError: the page has no marks.
+    """
+    before, begin, rest = page.partition(BEGIN)
+    _, end, after = rest.partition(END)
+    if not begin or not end:
+        raise ValueError(f"expected the marks {BEGIN} and {END}, got a page without them")
+    return f"{before}{BEGIN}\n\n{about}\n\n{chr(10).join(lines).rstrip()}\n\n{END}{after}"
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Print the table."""
+    """Print the tables, or write them into a page."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
-    parser.add_argument("folder", type=Path, help="of the results")
-    folder = parser.parse_args(arguments).folder
-    results = json.loads((folder / "results.json").read_bytes())
-    if WINDOW not in results["sweep"]:
+    parser.add_argument("folder", type=Path, help="folder of the results")
+    parser.add_argument("--write", type=Path, metavar="PAGE", help="page that gets the tables between its marks")
+    options = parser.parse_args(arguments)
+    results = json.loads((options.folder / "results.json").read_bytes())
+    if WINDOW not in results["sweep"] or CASE not in results["sweep"]:
         parser.error(
-            f"{folder}: expected results of dsd_table2.yaml, which sweeps {WINDOW!r}, got a sweep of {', '.join(results['sweep'])}"
+            f"{options.folder}: expected results of dsd_table2.yaml, which sweeps {CASE!r} and {WINDOW!r}, "
+            f"got a sweep of {', '.join(results['sweep'])}"
         )
-    throughput, tpot = (means_of(results["scenarios"], WINDOW, figure) for figure in ("throughput", "tpot_mean"))
-    head = ["", "paper, requests/s", "ours", "to static", "to dynamic", "paper, TPOT [ms]", "ours", "to static"]
-    show_table(f"{results['name']} {'/'.join(POLICIES)}; {results['repeats']} seeds", head, table2(throughput, tpot))
-    for other in POLICIES[:-1]:
-        print(f"\nmore requests a second than {other}: {count_won(throughput, other)} of {len(throughput)}")
+    lines = [*tables(results)]
+    if options.write is None:
+        print("\n".join(lines))
+        return 0
+    about = f"{len(results['scenarios'])} runs of `{results['name']}`; `python -m experiments.dsd` makes these tables of their results."
+    options.write.write_text(write(options.write.read_text(), lines, about))
     return 0
 
 

@@ -11,7 +11,7 @@ smoothing, so a learned policy needs only its prediction.
 from __future__ import annotations
 
 import math
-from typing import Protocol, runtime_checkable
+from typing import Literal, Protocol, runtime_checkable
 
 from msgspec import Struct
 
@@ -46,7 +46,9 @@ class WindowState(Struct, frozen=True, kw_only=True):
 
     Args:
         previous: window of the last round (gamma_prev), tokens, as ``Stabiliser`` gave it.
-        acceptance: share of recent draft tokens that were accepted, 0..1 (alpha_recent); None: no round yet.
+        acceptance: share of recent draft tokens that were accepted, of those up to the first rejected one of each draft, 0..1
+            (alpha_recent); None: no round yet.
+        drafted_acceptance: the same of all draft tokens: those after a rejected one count as not accepted; None: no round yet.
         queue_depth: recent utilisation of the verifier's queue, 0..1 (q_depth).
         rtt: recent round trip of the link, seconds (RTT_recent).
         tpot: recent time per token of the target, seconds (TPOT_recent).
@@ -63,6 +65,7 @@ class WindowState(Struct, frozen=True, kw_only=True):
 
     previous: int
     acceptance: float | None = None
+    drafted_acceptance: float | None = None
     queue_depth: float = 0.0
     rtt: float = 0.0
     tpot: float = 0.0
@@ -192,7 +195,12 @@ class Static(Struct, frozen=True, tag="static"):
 class Dynamic(Struct, frozen=True, tag="dynamic"):
     """One token more while acceptance is high, one less while it is low (section 5.2).
 
+    The paper doesn't say of which tokens its acceptance rate is a share. Of all drafted ones, a share above 0.75 can only be kept by short
+    drafts, so the window settles. Of the verified ones, up to the first rejection, the share doesn't depend on the window: with good
+    models it is above 0.75 at any length, and the window grows to its bound.
+
     Args:
+        acceptance_of: tokens that the acceptance is a share of: all that were drafted, or those up to the first rejected one.
         first: window of the first round, tokens.
         min_window, max_window: bounds of the window, tokens; with ``min_window`` 2 it never proposes fused mode.
         raise_above: acceptance above which the window grows, 0..1.
@@ -204,6 +212,7 @@ class Dynamic(Struct, frozen=True, tag="dynamic"):
     max_window: int = MAX_WINDOW
     raise_above: float = 0.75
     lower_below: float = 0.25
+    acceptance_of: Literal["drafted", "verified"] = "drafted"
 
     def __post_init__(self) -> None:
         """Refuse bounds that exclude each other."""
@@ -220,9 +229,11 @@ class Dynamic(Struct, frozen=True, tag="dynamic"):
 
     def propose(self, state: WindowState) -> float:
         """Return the previous window, one more or one less."""
-        change = 0
-        if state.acceptance is not None:
-            change = (state.acceptance > self.raise_above) - (state.acceptance < self.lower_below)
+        share, change = state.acceptance, 0
+        if self.acceptance_of == "drafted" and state.drafted_acceptance is not None:
+            share = state.drafted_acceptance
+        if share is not None:
+            change = (share > self.raise_above) - (share < self.lower_below)
         return float(min(self.max_window, max(self.min_window, state.previous + change)))
 
 

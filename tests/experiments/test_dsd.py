@@ -3,54 +3,120 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from experiments.dsd import PAPER_THROUGHPUT, WINDOW, count_won, main, table2
-from experiments.tables import means_of
+from experiments.dsd import (
+    BEGIN,
+    END,
+    FIGURES,
+    OTHERS,
+    PAPER_THROUGHPUT,
+    PAPER_TPOT,
+    PAPER_TTFT,
+    POLICIES,
+    change,
+    interval,
+    main,
+    seeds_of,
+    tables,
+    write,
+)
+
+CASE = "gsm8k, 600 drafters, 10 ms"
 
 
-def scenarios(adaptive: float) -> Iterator[dict[str, Any]]:
-    """Two seeds of one case."""
-    for seed in (1, 2):
-        for window, throughput in (("static 4", 10.0), ("dynamic", 8.0), ("adaptive", adaptive + seed)):
-            point = {"workload.trace": "gsm8k", "clients": "600 drafters", "world.link.rtt_ms": 10, "window": window}
-            yield {"point": point, "system": {"throughput": throughput, "tpot_mean": 0.04}}
-
-
-def test_a_line_has_means_over_the_seeds_and_what_the_adaptive_window_changes() -> None:
-    found = [*scenarios(10.5)]
-    (line,) = table2(means_of(found, WINDOW, "throughput"), means_of(found, WINDOW, "tpot_mean"))
-    assert line == [
-        "gsm8k, 600 drafters, 10 ms",
-        "25.8 / 26.1 / 28.3",
-        "10.0 / 8.0 / 12.0",
-        "+20.0 %",
-        "+50.0 %",
-        "40.1 / 38.9 / 36.2",
-        "40.0 / 40.0 / 40.0",
-        "+0.0 %",
+def results(adaptive: float = 12.0, seeds: int = 3) -> dict[str, Any]:
+    """One case, in which the policies differ by the same share with every seed."""
+    rates = {"static 4": 10.0, "dynamic": 8.0, "adaptive": adaptive, OTHERS[0]: 11.0, OTHERS[1]: 9.0}
+    scenarios = [
+        {
+            "point": {"case": CASE, "window": window},
+            "seed": seed,
+            "system": {"finished": rate + seed * rate / 10, "ttft_mean": 3.0 / rate, "tpot_mean": 0.4 / rate},
+        }
+        for seed in range(seeds)
+        for window, rate in rates.items()
     ]
+    return {"name": "which?", "repeats": seeds, "sweep": {"case": [], "window": []}, "scenarios": scenarios}
+
+
+def test_the_paper_s_table_has_all_cells_but_the_one_that_its_text_lacks() -> None:
+    assert [*PAPER_THROUGHPUT] == [*PAPER_TTFT] == [*PAPER_TPOT]
+    assert len(PAPER_TPOT) == 12
+    missing = [(case, index) for cells in (PAPER_THROUGHPUT, PAPER_TTFT, PAPER_TPOT) for case, row in cells.items() for index in _gaps(row)]
+    assert missing == [("cnn_dailymail, 1000 drafters, 10 ms", 1)]
+
+
+def _gaps(row: tuple[float | None, ...]) -> list[int]:
+    return [index for index, cell in enumerate(row) if cell is None]
+
+
+@pytest.mark.parametrize("figure", FIGURES, ids=lambda figure: figure.name)
+def test_the_paper_s_adaptive_column_differs_from_static_by_what_it_prints_at_most(figure: Any) -> None:
+    for row in figure.paper.values():
+        assert abs(row[2] / row[0] - 1.0) < 0.11, "the paper's largest change is 10.7 per cent"
+
+
+def test_an_interval_is_student_s_over_the_seeds() -> None:
+    found = interval([1.0, 2.0, 3.0])
+    assert found.mean == 2.0
+    assert found.half == pytest.approx(4.303 / 3**0.5)
+    assert interval([1.0]).half is None
+    assert (found.show(1), interval([1.0]).show(2)) == ("2.0 ± 2.5", "1.00")
+
+
+def test_a_change_is_that_of_each_seed() -> None:
+    found = change({1: 11.0, 2: 22.0, 3: 1.0}, {1: 10.0, 2: 20.0})
+    assert found.mean == pytest.approx(10.0)
+    assert found.half == pytest.approx(0.0, abs=1e-9)
+
+
+def test_a_line_has_the_paper_ours_and_what_the_adaptive_window_changes() -> None:
+    lines = [*tables(results())]
+    line = next(line for line in lines if line.startswith("| gsm8k"))
+    cells = [cell.strip() for cell in line.strip("|").split("|")]
+    assert cells[:2] == [CASE, "25.8 / 26.1 / 28.3"]
+    assert cells[2].startswith("11.0 ± 2.5 / 8.8 ± 2.0 / 13.2 ± 3.0")
+    assert cells[3:5] == ["+20.0 ± 0.0 %", "+50.0 ± 0.0 %"]
+    assert cells[7] == "+9.1 ± 0.0 %"
+    assert sum(line.startswith("**") for line in lines) == 3
+
+
+@pytest.mark.parametrize(("adaptive", "better", "worse"), [(12.0, 1, 0), (9.0, 0, 1)])
+def test_better_and_worse_are_counted_in_the_figure_s_own_direction(adaptive: float, better: int, worse: int) -> None:
+    said = [line for line in tables(results(adaptive)) if line.startswith("Adaptive against static 4")]
+    assert len(said) == 3
+    assert all(line.startswith(f"Adaptive against static 4: better in {better} of 1, worse in {worse}.") for line in said)
 
 
 def test_cases_that_miss_a_policy_are_left_out() -> None:
-    found = [scenario for scenario in scenarios(10.5) if scenario["point"]["window"] != "dynamic"]
-    throughput = means_of(found, WINDOW, "throughput")
-    assert [*table2(throughput, throughput)] == []
-    assert count_won(throughput, "static 4") == 1
-    assert count_won(throughput, "dynamic") == 0
+    some = results()
+    some["scenarios"] = [each for each in some["scenarios"] if each["point"]["window"] != POLICIES[1]]
+    assert not [line for line in tables(some) if line.startswith("| gsm8k")]
+    assert set(seeds_of(some["scenarios"], "tpot_mean")[CASE]["adaptive"]) == {0, 1, 2}
 
 
-def test_wins_are_counted_by_case() -> None:
-    assert count_won(means_of([*scenarios(6.0)], WINDOW, "throughput"), "static 4") == 0
-    assert len(PAPER_THROUGHPUT) == 12
+def test_the_tables_go_between_the_marks_of_a_page(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "results.json").write_text(json.dumps(results()))
+    page = tmp_path / "page.md"
+    page.write_text(f"before\n{BEGIN}\nold\n{END}\nafter\n")
+    assert main([str(tmp_path), "--write", str(page)]) == 0
+    text = page.read_text()
+    assert text.startswith(f"before\n{BEGIN}\n\n15 runs")
+    assert text.endswith(f"{END}\nafter\n")
+    assert "old" not in text
+    assert main([str(tmp_path)]) == 0
+    assert "| gsm8k, 600 drafters, 10 ms |" in capsys.readouterr().out
+    with pytest.raises(ValueError, match="expected the marks"):
+        write("nothing", [], "")
 
 
 def test_results_of_another_experiment_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "results.json").write_text(json.dumps({"name": "dsd_figure7", "sweep": {"drafters": [], "policy.routing": []}}))
     with pytest.raises(SystemExit):
         main([str(tmp_path)])
-    assert "expected results of dsd_table2.yaml, which sweeps 'window', got a sweep of drafters, policy.routing" in capsys.readouterr().err
+    said = capsys.readouterr().err
+    assert "expected results of dsd_table2.yaml, which sweeps 'case' and 'window', got a sweep of drafters, policy.routing" in said

@@ -141,3 +141,18 @@ def test_a_threshold_has_the_papers_number_and_a_limit() -> None:
 def test_a_threshold_that_can_not_be_is_refused(wrong: dict[str, float]) -> None:
     with pytest.raises(ConfigError, match="threshold window"):
         Threshold(**wrong)  # type: ignore[arg-type]
+
+
+def test_a_dynamic_window_settles_by_the_share_of_all_drafted_tokens_and_grows_by_that_of_the_verified_ones() -> None:
+    """Acceptance of 0.85 a token: of a whole draft's tokens 0.68 are accepted at a window of 4, and 0.85 up to the first rejection."""
+
+    def settled(policy: Dynamic, alpha: float) -> int:
+        window = policy.first
+        for _ in range(30):
+            share = sum(alpha**position for position in range(1, window + 1)) / window
+            window = round(policy.propose(WindowState(previous=window, acceptance=alpha, drafted_acceptance=share)))
+        return window
+
+    assert [settled(Dynamic(), alpha) for alpha in (0.85, 0.92)] == [4, 7]
+    assert settled(Dynamic(acceptance_of="verified"), 0.85) == MAX_WINDOW
+    assert Dynamic().propose(WindowState(previous=4, acceptance=0.9)) == 5.0, "before a round the rate that is believed counts"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import accumulate
 
-from streamco.core.speculation.averages import Ewma
+from streamco.core.speculation.averages import DecayedRatio, Ewma
 from streamco.policies.window import (
     DecidesFusedMode,
     EndsAtDoubtfulToken,
@@ -19,6 +19,8 @@ from streamco.policies.window import (
 from streamco.profiles.row_costs import RowCosts
 
 __all__ = ["DraftWindow"]
+
+_DECAY = 0.98  # what a drafted token counts for after the next one
 
 
 class DraftWindow:
@@ -49,6 +51,7 @@ class DraftWindow:
         self._rate = 0.0  # tokens per second
         self._costs: RowCosts | None = None  # of the verifier's rows, if the policy ends drafts early
         self._length = Ewma(float(self.tokens))  # of drafts that end before the window
+        self._drafted = DecayedRatio(_DECAY)  # accepted ones among all drafted tokens
 
     @property
     def decides_mode(self) -> bool:
@@ -103,6 +106,16 @@ class DraftWindow:
     def may_end_early(self) -> bool:
         """True if a draft may end before its window."""
         return self._min_chance > 0.0 or self._min_confidence > 0.0 or any(surcharge > 0.0 for surcharge in self._surcharges)
+
+    @property
+    def drafted_acceptance(self) -> float | None:
+        """Share of recent drafted tokens that were accepted, 0..1; those after a rejected one were not. None: no round yet."""
+        return self._drafted.value if self._drafted.events else None
+
+    def record_accepted(self, tokens: int, accepted: int) -> None:
+        """Record how many ``tokens`` of a draft were accepted."""
+        for position in range(tokens):
+            self._drafted.record(position < accepted)
 
     def record_length(self, length: int, *, has_ended: bool) -> None:
         """Record the length of a verified draft. ``has_ended``: the policy ended it; a draft cut short by something else says nothing."""

@@ -205,6 +205,7 @@ class SpeculationEstimates:
                 self._acceptance.record(is_accepted)
                 self._calibration.record(confidence, is_accepted=is_accepted)
                 self._recent_chance.record(self._calibration.acceptance(confidence))
+        self._window.record_accepted(len(confidences), accepted)
         if confidences:
             self.tokens_since_verdict = 0
             length = next((end for end in range(1, len(confidences)) if self.should_end(confidences[:end])), len(confidences))
@@ -249,6 +250,7 @@ class SpeculationEstimates:
         state = WindowState(
             previous=self._window.settled,
             acceptance=self.acceptance,
+            drafted_acceptance=self._window.drafted_acceptance,
             queue_depth=self.queue_depth,
             rtt=self.rtt,
             tpot=self.remote_step,

@@ -53,8 +53,9 @@ from streamco.sim.workload.workload import SimulatedRequest
 
 __all__ = ["AnswerOutcome", "Fleet", "DeviceModel", "Execution", "FleetDevice"]
 
-Execution = Literal["distributed", "fused", "auto"]
-"""Generation mode: always drafts; always the remote stream; whichever is faster (DSD section 4.4; its fused mode is the remote stream)."""
+Execution = Literal["distributed", "fused", "co-located", "auto"]
+"""Generation mode: always drafts; always the remote stream; the same by a server that drafts for itself; drafts or stream, whichever is
+faster (DSD section 4.4; its fused mode drafts at the server)."""
 
 
 class DeviceModel(Struct, frozen=True, kw_only=True):
@@ -295,7 +296,7 @@ class Fleet:
         answer = RecordedAnswer(request)
         outcome = AnswerOutcome(request=request, device=device.number, server=number, began=self._env.now, windows=[], traffic=Traffic())
         routing = device.answer_routing
-        if self._execution == "fused":
+        if self._execution in {"fused", "co-located"}:
             self._stream(device, server, answer, outcome)
         elif routing is not None and routing.choose(prefix_perplexity(request), self._rng):
             self._stream_after_prefix(device, server, answer, outcome)

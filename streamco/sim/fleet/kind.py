@@ -25,7 +25,7 @@ from streamco.core.speculation.options import SpeculationMachineOptions
 from streamco.core.verifier.options import SchedulerOptions
 from streamco.errors import ConfigError
 from streamco.policies.serving.routing import routing_policy
-from streamco.policies.window import DEFAULT
+from streamco.policies.window import DEFAULT, Dynamic
 from streamco.server.profiles import load_step_times
 from streamco.sim.driver import call_at
 from streamco.sim.experiment.metrics import Metric, RequestRow, Sink
@@ -37,7 +37,7 @@ from streamco.sim.fleet.fleet import AnswerOutcome, DeviceModel, Fleet, FleetDev
 from streamco.sim.fleet.offload_profile import OffloadProfile, profile_offloading
 from streamco.sim.fleet.options import DevicePool, PolicyOptions, ServerPool, WorldOptions
 from streamco.sim.fleet.recorded_answer import END
-from streamco.sim.fleet.target_server import ForwardPass, TargetServer
+from streamco.sim.fleet.target_server import CoLocatedDraft, ForwardPass, PassLimits, TargetServer
 from streamco.sim.fleet.topology import Topology, auto_topology, describe_topology
 from streamco.sim.fleet.totals import FleetTotals
 from streamco.sim.hardware.forward_pass_times import Hardware, memory_tokens, predictor
@@ -111,12 +111,27 @@ def forward_pass(pool: ServerPool, scenario: Scenario) -> tuple[ForwardPass, int
     return lambda rows, tokens, context, sequences: times(rows, tokens), _UNBOUNDED
 
 
+def _co_located(pool: ServerPool, policy: PolicyOptions) -> CoLocatedDraft | None:
+    """Return the draft model of a pool's servers; None: they don't draft.
+
+    Raises:
+        ConfigError: they are to draft, and no model is named, or there is no such hardware.
+    """
+    if policy.execution != "co-located":
+        return None
+    if pool.draft_model is None or pool.gpu is None or not isinstance(policy.window, int):
+        raise ConfigError("server_pools: draft_model: expected the name of a model with execution 'co-located', got none")
+    hardware = Hardware(model=pool.draft_model, gpu=pool.gpu, tensor_parallel=pool.tensor_parallel, engine=pool.engine)
+    return CoLocatedDraft(predictor(hardware), policy.window)
+
+
 class SpeculateKind:
     """The kind ``speculate``; see ``scenario.Kind``."""
 
     options = SpeculateOptions
     metrics: Mapping[str, Metric] = MappingProxyType(
         {
+            "finished": Metric("answers finished after the warm-up and before the horizon", "requests/s", "higher"),
             "utilisation": Metric("busy share of the servers", "share"),
             "verdict_mean": Metric("time a verification takes at the server, mean", "s", "lower"),
             "verdict_p95": Metric("time a verification takes at the server, 95th percentile", "s", "lower"),
@@ -197,6 +212,7 @@ class _World:
         self._in_flight = workload.in_flight
         self._is_exhausted = False
         self._last = 0.0
+        self._finished = 0  # after the warm-up and before the horizon
 
     def run(self) -> Mapping[str, float]:
         for _ in range(self._in_flight or 1):
@@ -210,10 +226,17 @@ class _World:
         busy = [server.busy for server in self._servers]
         computed = sum(server.made + server.verified + server.read for server in self._servers)
         return {
+            **self._finished_rate(),
             "utilisation": sum(busy) / len(busy) / self._last if self._last else 0.0,
             **self._totals.metrics(computed),
             "events": float(events),
         }
+
+    def _finished_rate(self) -> Mapping[str, float]:
+        workload = self._options.workload
+        if workload.horizon_s is None:
+            return {}
+        return {"finished": self._finished / (workload.horizon_s - workload.warm_up_s)}
 
     # Requests and outcomes
 
@@ -232,8 +255,12 @@ class _World:
 
     def _on_outcome(self, outcome: AnswerOutcome) -> None:
         self._last = max(self._last, outcome.ended)
-        self._totals.record(outcome)
-        self._sink(_row(outcome))
+        workload = self._options.workload
+        if workload.warm_up_s <= outcome.ended < (workload.horizon_s or math.inf) and outcome.error is None:
+            self._finished += 1
+        if outcome.request.arrival >= workload.warm_up_s:
+            self._totals.record(outcome)
+            self._sink(_row(outcome))
         if self._in_flight is not None:
             self._expect_next()
 
@@ -255,7 +282,8 @@ class _World:
                 draft_stretch=math.inf,
             )
             batching = batch_policy(policy.batching, **policy.batching_options)
-            servers.append(TargetServer(self._env, forward, options, batching, is_padded=policy.is_padded))
+            limits = PassLimits(drafting=_co_located(server.options, policy))
+            servers.append(TargetServer(self._env, forward, options, batching, limits=limits, is_padded=policy.is_padded))
         return servers
 
     def _make_devices(self, topology: Topology) -> list[FleetDevice]:
@@ -269,7 +297,7 @@ class _World:
         for device in topology.devices:
             model = models[device.pool]
             options = SpeculationOptions(
-                window=policy.window,
+                window=Dynamic(acceptance_of="verified") if policy.window == "dynamic-verified" else policy.window,
                 is_adaptive=policy.execution != "distributed",
                 offload="random" if policy.offload == "answers" else policy.offload,
                 tuning=SpeculationTuning(

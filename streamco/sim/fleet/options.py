@@ -72,6 +72,7 @@ class ServerPool(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
         step_times: name or JSON file of a packaged or calibrated profile of step times, instead of the hardware.
         row_costs_ms: pairs of rows and milliseconds of a batch, instead of both: what ``streamco serve`` prints at its start. Batches are
             padded to a cheaper size, sizes between are on straight lines, and devices plan with the list from their first round on.
+        draft_model: draft model on the same GPUs, for ``execution: co-located``; a key of ``operators.MODELS``.
     """
 
     share: Above | None = None
@@ -82,9 +83,12 @@ class ServerPool(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     engine: Engine = "eager"
     step_times: str | None = None
     row_costs_ms: tuple[tuple[Count, Above], ...] = ()
+    draft_model: str | None = None
 
     def __post_init__(self) -> None:
         _check_sizes("server_pools", self.share, self.count)
+        if self.draft_model is not None and self.gpu is None:
+            raise ConfigError("server_pools: draft_model: expected model and gpu beside it, got none")
         if self.step_times is not None and self.row_costs_ms:
             raise ConfigError("server_pools: expected either step_times or row_costs_ms, got both")
         _check_hardware("server_pools", self.model, self.gpu, "row_costs_ms or step_times", self.step_times or self.row_costs_ms or None)
@@ -121,7 +125,9 @@ class PolicyOptions(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
         batching_options: settings of that policy.
         is_padded: True if a batch costs as if every request in it were as long as the longest, as without variable-length kernels.
         window: tokens of a draft, or the name of the policy that chooses it.
-        execution: ``distributed``: the device always drafts; ``fused``: always the remote stream; ``auto``: whichever is faster.
+            ``dynamic`` goes by the accepted share of all drafted tokens, ``dynamic-verified`` of those up to the first rejected one.
+        execution: ``distributed``: the device always drafts; ``fused``: always the remote stream; ``auto``: whichever is faster;
+            ``co-located``: the server drafts ``window`` tokens with a model of its own and verifies them (DSD 3.3, fused mode).
         is_calibrated: True if a client knows before its first answer how fast the remote stream is, as after ``streamco calibrate``.
             Otherwise that answer begins with the stream, to measure it. With ``auto`` only: ``distributed`` clients always know it.
         branches: maximum number of branches that are pre-drafted while a verdict is out; 0: the device waits (Synera 4.4).
@@ -138,8 +144,8 @@ class PolicyOptions(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     batching: str = "alternating"
     batching_options: dict[str, Any] = {}
     is_padded: bool = False
-    window: Count | Literal["dynamic", "adaptive", "confident", "predicted"] = 4
-    execution: Literal["distributed", "fused", "auto"] = "distributed"
+    window: Count | Literal["dynamic", "dynamic-verified", "adaptive", "confident", "predicted"] = 4
+    execution: Literal["distributed", "fused", "co-located", "auto"] = "distributed"
     is_calibrated: bool = False
     branches: Annotated[int, Meta(ge=0)] = 0
     ahead: Annotated[int, Meta(ge=0, le=4)] = 0
@@ -152,6 +158,8 @@ class PolicyOptions(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
         routing_policy(self.routing)
         if self.is_calibrated and self.execution != "auto":
             raise ConfigError(f"is_calibrated: expected false unless execution is 'auto', got true with execution {self.execution!r}")
+        if self.execution == "co-located" and not isinstance(self.window, int):
+            raise ConfigError(f"window: expected a number with execution 'co-located', got {self.window!r}")
         if self.ahead and self.budget < 1.0:
             raise ConfigError(f"ahead: expected 0 with a budget below 1, because not every draft is verified, got {self.ahead}")
         if self.ahead and not self.branches:

@@ -38,12 +38,24 @@ from streamco.sim.driver import SimulatedMachine, call_at
 from streamco.sim.fleet.recorded_answer import RecordedAnswer
 from streamco.sim.workload.workload import SimulatedRequest
 
-__all__ = ["SERVE", "ForwardPass", "PassLimits", "PlainStream", "SessionAnswer", "TargetServer"]
+__all__ = ["SERVE", "CoLocatedDraft", "ForwardPass", "PassLimits", "PlainStream", "SessionAnswer", "TargetServer"]
 
 ForwardPass = Callable[[int, int, int, int], float]
 """Function to the seconds of a pass: (streams that decode, other new tokens, tokens in all caches, sequences of the other tokens)."""
 
 SessionAnswer = AcceptSession | RefuseSession | SendVerdict | RefuseDraft | ForgetSession
+
+
+class CoLocatedDraft(Struct, frozen=True):
+    """A draft model on the hardware of a target server, in turn with which it computes.
+
+    Args:
+        forward: gives the seconds of a pass of the draft model.
+        window: tokens that it drafts for each stream in a round.
+    """
+
+    forward: ForwardPass
+    window: int
 
 
 class PassLimits(Struct, frozen=True, kw_only=True):
@@ -55,6 +67,7 @@ class PassLimits(Struct, frozen=True, kw_only=True):
         max_part: maximum tokens of each session in a batch; longer ones are read in several passes. None: any number.
         writes_first: True: a pass is two passes, one that writes and one that reads, and the streams' tokens are emitted between them.
         takes_turns: True: prompts of streams are read in turns, a piece of each; False: one after the other.
+        drafting: draft model with which streams are written (DSD section 3.3, fused mode): a pass is a round. None: there is none.
     """
 
     max_prompt: int = 512
@@ -62,6 +75,7 @@ class PassLimits(Struct, frozen=True, kw_only=True):
     max_part: int | None = None
     writes_first: bool = False
     takes_turns: bool = False
+    drafting: CoLocatedDraft | None = None
 
 
 SERVE = PassLimits(max_prompt=128, max_prompt_beside=32, max_part=32, writes_first=True, takes_turns=True)
@@ -221,14 +235,14 @@ class TargetServer(SimulatedMachine[SchedulerEvent, SchedulerCommand]):
             reading = self._reading[0]
             tokens = min(self._limits.max_prompt_beside if writing else self._limits.max_prompt, reading.unread)
             pieces = [tokens]
-        seconds = sum([self._forward(len(writing), piece, context, sequences) for piece in pieces if piece or writing])
+        seconds = sum([self._seconds(len(writing), piece, context, sequences) for piece in pieces if piece or writing])
         self._is_busy = True
         self.busy += seconds
         self.passes += len(pieces)
         self.read += tokens
         is_written = self._limits.writes_first and tokens > 0 and len(writing) > 0
         if is_written:
-            call_at(self._env, min(seconds, self._forward(len(writing), 0, own, 0)), lambda: self._write_all(writing))
+            call_at(self._env, min(seconds, self._seconds(len(writing), 0, own, 0)), lambda: self._write_all(writing))
 
         def end() -> None:
             self._is_busy = False
@@ -241,6 +255,18 @@ class TargetServer(SimulatedMachine[SchedulerEvent, SchedulerCommand]):
             self._begin()
 
         call_at(self._env, seconds, end)
+
+    def _seconds(self, writing: int, tokens: int, context: int, sequences: int) -> float:
+        """Return the seconds of a pass; with a draft model, those of a round: it drafts for all streams, and then they are verified."""
+        if self._limits.drafting is None:
+            return self._forward(writing, tokens, context, sequences)
+        window, draft = self._limits.drafting.window, self._limits.drafting.forward
+        seconds = self._forward(0, writing * (window + 1) + tokens, context, writing + (sequences if tokens else 0))
+        if writing:
+            seconds += window * draft(writing, 0, context, 1)
+        if tokens:
+            seconds += draft(0, tokens, 0, sequences)  # the draft model reads prompts as well
+        return seconds
 
     def _next_batch(self) -> RunBatch | None:
         """Return the scheduler's batch, if there is one. If a stream's prompt waits, every other pass is for that prompt."""
@@ -276,7 +302,17 @@ class TargetServer(SimulatedMachine[SchedulerEvent, SchedulerCommand]):
         """Write a token of each stream that was not stopped."""
         for stream in writing:
             if stream in self._writing:
-                self._write(stream)
+                for _ in range(self._round_tokens(stream)):
+                    self._write(stream)
+
+    def _round_tokens(self, stream: PlainStream) -> int:
+        """Return the tokens that a stream gets in a pass: one, and with a draft model those that are accepted before it."""
+        if self._limits.drafting is None:
+            return 1
+        position, accepted = stream.length, stream.answer.request.accepted
+        end = min(position + self._limits.drafting.window, stream.answer.tokens - 1)
+        self.verified += self._limits.drafting.window
+        return 1 + next((index for index in range(end - position) if not accepted[position + index]), end - position)
 
     def _write(self, stream: PlainStream) -> None:
         position = stream.length

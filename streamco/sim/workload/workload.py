@@ -12,7 +12,7 @@ from __future__ import annotations
 import math
 from array import array
 from collections.abc import Iterator
-from itertools import count, islice, repeat
+from itertools import count, islice, repeat, takewhile
 from random import Random
 from typing import Annotated, Literal
 
@@ -161,6 +161,9 @@ class WorkloadOptions(Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
         lengths: without a trace: a CSV file with prompt and answer in each row, from which rows are drawn instead of ``prompt`` and
             ``output``.
         acceptance: without a trace: parameters of the acceptance sequences.
+        horizon_s: seconds in which requests arrive, as many as there are; the last ones are answered afterwards. With ``poisson_per_s`` or
+            ``azure`` only. None: the number of requests says how long.
+        warm_up_s: seconds at the beginning of which nothing is measured: the world fills, and its clients learn.
         system_prompt: tokens before each prompt, the same for all; each device and each server reads them once.
 
     Raises:
@@ -174,9 +177,13 @@ class WorkloadOptions(Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     output: Count | LengthOptions | None = None
     lengths: str | None = None
     acceptance: AcceptanceOptions | None = None
+    horizon_s: Rate | None = None
+    warm_up_s: Annotated[float, Meta(ge=0)] = 0.0
     system_prompt: Annotated[int, Meta(ge=0)] = 0
 
     def __post_init__(self) -> None:
+        if self.horizon_s is not None:
+            self._check_horizon(self.horizon_s)
         generated = [name for name in ("prompt", "output", "lengths", "acceptance") if getattr(self, name) is not None]
         if self.trace is not None:
             if generated:
@@ -184,10 +191,16 @@ class WorkloadOptions(Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
             return
         if (self.lengths is None) == (self.prompt is None) or (self.prompt is None) != (self.output is None):
             raise ConfigError(f"workload: expected a trace, or prompt and output, or lengths, got {', '.join(generated) or 'none'}")
-        if self.requests is None:
+        if self.requests is None and self.horizon_s is None:
             raise ConfigError("workload: requests: expected a number if there is no trace, got none")
         if self.arrivals == "trace":
             raise ConfigError("workload: arrivals: expected poisson_per_s, azure or closed if there is no trace, got trace")
+
+    def _check_horizon(self, horizon: float) -> None:
+        if self.arrivals == "trace" or self.in_flight is not None:
+            raise ConfigError("workload: horizon_s: expected arrivals poisson_per_s or azure beside it, got others")
+        if self.warm_up_s >= horizon:
+            raise ConfigError(f"workload: warm_up_s: expected less than the horizon, {horizon:g} s, got {self.warm_up_s:g}")
 
     @property
     def in_flight(self) -> int | None:
@@ -239,8 +252,11 @@ def _arriving(options: WorkloadOptions, devices: int | None, seed: int) -> Itera
         if options.trace is None:
             raise AssertionError("options are checked when they are made")
         return islice(_as_recorded(options.trace, devices, options.requests, Random(f"{seed} rows")), options.requests)
-    rows = _generated(options, seed) if options.trace is None else _shuffled(options.trace, options.requests, Random(f"{seed} rows"))
+    is_endless = options.requests is not None or options.horizon_s is not None
+    rows = _generated(options, seed) if options.trace is None else _shuffled(options.trace, Random(f"{seed} rows"), is_endless=is_endless)
     arrivals = options.arrivals.times(Random(f"{seed} arrivals"))
+    if options.horizon_s is not None:
+        arrivals = takewhile(options.horizon_s.__gt__, arrivals)
     return ((arrival, None, row) for arrival, row in islice(zip(arrivals, rows, strict=False), options.requests))
 
 
@@ -270,9 +286,9 @@ def _as_recorded(trace: str, devices: int | None, requests: int | None, rng: Ran
             yield (placed.arrival or 0.0) + turn * period, placed.device if devices is not None else None, row
 
 
-def _shuffled(trace: str, requests: int | None, rng: Random) -> Iterator[TraceRow]:
+def _shuffled(trace: str, rng: Random, *, is_endless: bool) -> Iterator[TraceRow]:
     rows = list(read_trace(trace))
-    for _ in count() if requests is not None else range(1):
+    for _ in count() if is_endless else range(1):
         rng.shuffle(rows)
         yield from rows
 

@@ -124,3 +124,13 @@ def test_a_draft_that_came_in_one_piece_ends_at_the_stair_that_it_passed() -> No
     assert not window.should_end(chances[4], length=5), "on the next stair there is room"
     assert window.should_have_ended(chances)
     assert not window.should_have_ended(chances[:3])
+
+
+def test_the_accepted_share_is_that_of_all_drafted_tokens() -> None:
+    window = DraftWindow(Static(), None)
+    assert window.drafted_acceptance is None
+    window.record_accepted(4, 1)
+    assert window.drafted_acceptance == pytest.approx(1 / 4, abs=0.02)
+    for _ in range(200):
+        window.record_accepted(4, 4)
+    assert window.drafted_acceptance == pytest.approx(1.0, abs=0.01)

@@ -310,3 +310,46 @@ def test_a_price_list_gives_padded_batches_and_devices_that_fill_them() -> None:
 
     assert 2.0 <= mean_window(stairs) <= 3.2
     assert mean_window([[1, 60.0], [512, 70.0]]) > 3.5
+
+
+def test_nothing_of_the_warm_up_is_measured_and_what_is_finished_counts_until_the_horizon() -> None:
+    open_world = {"requests": None, "arrivals": {"poisson_per_s": 4}, "horizon_s": 12, "warm_up_s": 4}
+    found = run(workload=open_world, execution="fused")
+    whole = run(workload={**open_world, "warm_up_s": 0}, execution="fused")
+    assert all(row.arrival >= 4.0 for row in found.requests)
+    assert [row.number for row in found.requests] == [row.number for row in whole.requests if row.arrival >= 4.0]
+    ended = sum(4.0 <= row.arrival + row.seconds < 12.0 for row in whole.requests)
+    assert found.system["finished"] == pytest.approx(ended / 8)
+    assert "finished" not in run().system
+
+
+def test_a_server_that_drafts_for_itself_is_faster_than_one_that_does_not_and_no_link_makes_it_slower() -> None:
+    pool = {"model": "llama2-70b", "gpu": "a100", "tensor_parallel": 4, "engine": "graphs", "draft_model": "llama2-7b"}
+
+    def found(execution: str, rtt: float) -> Outcome:
+        return run(execution=execution, world={"server_pools": [pool], "link": {"rtt_ms": rtt}})
+
+    near, far, alone = found("co-located", 10), found("co-located", 100), found("fused", 10)
+    assert near.system["completed"] == 8
+    assert near.system["tpot_mean"] < 0.8 * alone.system["tpot_mean"]
+    assert far.system["tpot_mean"] == pytest.approx(near.system["tpot_mean"], rel=0.05)
+    assert [row.tokens for row in near.requests] == [row.tokens for row in alone.requests]
+
+
+@pytest.mark.parametrize(
+    ("pool", "policy", "message"),
+    [
+        ({"model": "llama2-70b", "gpu": "a100", "tensor_parallel": 4}, {}, "draft_model: expected the name of a model"),
+        ({"step_times": "llama2-70b-a100x2", "draft_model": "llama2-7b"}, {}, "draft_model: expected model and gpu"),
+        ({"step_times": "llama2-70b-a100x2"}, {"window": "dynamic"}, "window: expected a number with execution 'co-located'"),
+    ],
+)
+def test_a_server_that_drafts_needs_a_draft_model_and_a_fixed_window(pool: dict[str, Any], policy: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        run(execution="co-located", world={"server_pools": [pool]}, **policy)
+
+
+def test_dynamic_drafts_further_where_only_verified_tokens_count() -> None:
+    many = {"requests": 30, "arrivals": {"poisson_per_s": 2}}
+    drafted, verified = (run(window=name, workload=many, world={"devices": 2}) for name in ("dynamic", "dynamic-verified"))
+    assert verified.system["window_mean"] > drafted.system["window_mean"]

@@ -5,7 +5,7 @@ from msgspec.structs import replace
 from streamco.core.verifier.events import AcceptSession, DraftReceived, RefuseSession, SendVerdict, SessionOpened
 from streamco.policies.serving.batching import Alternating
 from streamco.sim.fleet.recorded_answer import RecordedAnswer, prompt_ids
-from streamco.sim.fleet.target_server import PassLimits, PlainStream, SessionAnswer, TargetServer
+from streamco.sim.fleet.target_server import CoLocatedDraft, PassLimits, PlainStream, SessionAnswer, TargetServer
 from tests.sim.fleets import OPEN, requests
 
 STEP = 0.05
@@ -212,3 +212,22 @@ def test_who_is_refused_is_counted() -> None:
     env.run(until=1.0)
     assert [type(each) for each in replies] == [AcceptSession, RefuseSession]
     assert server.refused == 1
+
+
+def test_a_round_with_a_draft_model_takes_its_steps_and_writes_what_is_accepted_and_one_more() -> None:
+    env = simpy.Environment()
+    drafting = CoLocatedDraft(lambda rows, tokens, context, sequences: 0.001 * rows + 0.0001 * tokens, 3)
+    passes = Passes()
+    server = TargetServer(env, passes, OPEN, limits=PassLimits(drafting=drafting))
+    (request,) = requests(1, tokens=9)
+    answer = RecordedAnswer(replace(request, accepted=bytes([0, 1, 1, 0, 1, 1, 1, 1, 1])))
+    emitted: list[tuple[float, int]] = []
+    server.stream(PlainStream(answer, 0, lambda position: emitted.append((round(env.now, 6), position))))
+    env.run()
+    first = STEP + 0.0001 * request.prompt_tokens
+    times = [first + index * (STEP + 3 * 0.001) for index in range(3)]
+    ends = [*times, times[2] + STEP + 0.003]
+    rounds = [(0,), (1, 2, 3), (4, 5, 6, 7), (8,)]
+    assert emitted == [(round(end, 6), position) for end, positions in zip(ends, rounds, strict=True) for position in positions]
+    assert (server.made, server.verified) == (9, 9)
+    assert passes.held[-1][:2] == (0, 4), "a row before the draft, and three of it"

@@ -255,3 +255,26 @@ def test_a_million_requests_do_not_live_at_once() -> None:
         assert tracemalloc.get_traced_memory()[1] < 200_000
     finally:
         tracemalloc.stop()
+
+
+def test_requests_arrive_until_the_horizon_as_often_as_the_trace_has_to_be_repeated(tmp_path: Path) -> None:
+    path = trace(tmp_path, {}, {"prompt_length": 5})
+    found = requests(trace=path, arrivals={"poisson_per_s": 50}, horizon_s=10)
+    assert 400 < len(found) < 600
+    assert found[-1].arrival < 10.0
+    assert found[-1].arrival > 9.5
+    assert len(requests(trace=path, arrivals={"poisson_per_s": 50}, horizon_s=10, requests=7)) == 7
+    assert len(requests(prompt=5, output=5, arrivals={"poisson_per_s": 50}, horizon_s=1)) > 20
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"arrivals": {"closed": 3}, "horizon_s": 5}, "horizon_s: expected arrivals poisson_per_s or azure"),
+        ({"arrivals": "trace", "horizon_s": 5}, "horizon_s: expected arrivals poisson_per_s or azure"),
+        ({"arrivals": {"poisson_per_s": 3}, "horizon_s": 5, "warm_up_s": 5}, "warm_up_s: expected less than the horizon, 5 s, got 5"),
+    ],
+)
+def test_a_horizon_needs_arrivals_that_don_t_end_and_time_after_the_warm_up(settings: dict[str, Any], message: str) -> None:
+    with pytest.raises(msgspec.ValidationError, match=message):
+        options(trace="gsm8k", **settings)
