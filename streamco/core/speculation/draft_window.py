@@ -87,20 +87,32 @@ class DraftWindow:
         Args:
             chances: probability that the first 1, 2, ... tokens are all accepted.
         """
-        earlier = zip(chances[:-1], self._surcharges, strict=False)
-        return any(surcharge > 0.0 and chance < self._min_chance + surcharge for chance, surcharge in earlier)
+        return any(self._is_stair_end(chance, length) for length, chance in enumerate(chances[:-1], 1))
 
-    def useful_length(self, chances: Sequence[float]) -> int:
+    def useful_length(self, chances: Sequence[float], *, is_sampled: bool) -> int:
         """Return how many tokens of a draft that exists are worth their rows at the verifier; all of them if its costs aren't known.
 
         Each further token adds its chance to the round's tokens and time to the verification, in which ``rate`` x seconds are lost.
+
+        Args:
+            chances: probability that the first 1, 2, ... tokens are all accepted.
+            is_sampled: the tokens were drawn. Then a token must not decide whether the tokens before it are sent without it: those that are
+                sent would be likelier to have one follower than another, and the answer would not have the target's distribution. So
+                the draft ends where it should have ended by what was known there.
         """
         if self._costs is None or not chances:
             return len(chances)
+        if is_sampled:
+            return next((length for length in range(1, len(chances)) if self._is_stair_end(chances[length - 1], length)), len(chances))
         gained, best = accumulate(chances), []
         for length, tokens in enumerate(gained, 1):
             best.append((tokens - self._rate * self._costs.seconds(length + 1), length))
         return max(best)[1]
+
+    def _is_stair_end(self, chance: float, length: int) -> bool:
+        """Return True if the next token begins rows that cost more than they are expected to bring."""
+        surcharge = self._surcharges[length - 1] if length <= len(self._surcharges) else 0.0
+        return surcharge > 0.0 and chance < self._min_chance + surcharge
 
     @property
     def may_end_early(self) -> bool:

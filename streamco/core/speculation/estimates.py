@@ -19,6 +19,7 @@ from msgspec.structs import replace
 from streamco.config import check_share
 from streamco.core.speculation.averages import DecayedRatio, DraftStepTimes, Ewma, RemoteStepTime, RoundTrip
 from streamco.core.speculation.draft_window import DraftWindow
+from streamco.core.speculation.events import DraftToken
 from streamco.errors import ConfigError
 from streamco.policies.acceptance import expected_tokens
 from streamco.policies.drafts.confidence_calibration import ConfidenceCalibration
@@ -274,9 +275,12 @@ class SpeculationEstimates:
         last = (chances[-1], confidences[-1]) if chances else (1.0, 1.0)
         return self._window.should_end(*last, length=len(chances)) or self._window.should_have_ended(chances)
 
-    def useful_length(self, confidences: Sequence[float]) -> int:
-        """Return how many tokens of a draft with these confidences are worth verifying, by what the verifier's rows cost."""
-        return self._window.useful_length(self._chances(confidences)) if self.is_lossless else len(confidences)
+    def useful_length(self, draft: Sequence[DraftToken]) -> int:
+        """Return how many tokens of a draft are worth verifying, by what the verifier's rows cost."""
+        if not self.is_lossless:
+            return len(draft)
+        chances = self._chances([token.confidence for token in draft])
+        return self._window.useful_length(chances, is_sampled=any(token.row is not None for token in draft))
 
     def should_draft_more(self, confidences: Sequence[float], *, lateness: float) -> bool:
         """Return True if drafting one more token before sending a draft ahead is expected to save time.

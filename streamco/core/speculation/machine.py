@@ -279,7 +279,7 @@ class SpeculationMachine:
         """Send the trunk's first ``length`` tokens to the verifier, or commit them unverified."""
         if self._backpressure.should_hold(now=now):
             return
-        draft = trunk.tokens[: self._estimates.useful_length([token.confidence for token in trunk.tokens[:length]])]
+        draft = trunk.tokens[: self._estimates.useful_length(trunk.tokens[:length])]
         self._draft_state.stop_trunk(now=now)
         self.answer.propose([token.id for token in draft])
         self.report.chunks += len(draft)

@@ -84,7 +84,7 @@ class PreDrafter:
         if not draft or free_tokens < 1 or token in end_ids or (accepted, token) in out.ahead:
             return
         confidences = [each.confidence for each in draft]
-        draft = draft[: self._estimates.useful_length(confidences)]
+        draft = draft[: self._estimates.useful_length(draft)]
         is_complete = (
             branch.is_finished
             or draft[-1].id in end_ids

@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+from itertools import accumulate
+from operator import mul
+
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from streamco.core.speculation.draft_window import DraftWindow
 from streamco.policies.learned_window import Adaptive
@@ -103,18 +108,36 @@ def on_stairs(rate: float = 30.0) -> DraftWindow:
 def test_tokens_of_a_draft_beyond_a_stair_are_left_out() -> None:
     window = on_stairs()
     likely = [0.85**length for length in range(1, 9)]
-    assert [window.useful_length(likely[:length]) for length in range(9)] == [0, 1, 2, 3, 3, 3, 3, 3, 3]
+    assert [window.useful_length(likely[:length], is_sampled=False) for length in range(9)] == [0, 1, 2, 3, 3, 3, 3, 3, 3]
     sure = [0.999**length for length in range(1, 9)]
-    assert window.useful_length(sure[:7]) == 7, "a whole further stair of sure tokens is worth it"
-    assert window.useful_length(sure[:4]) == 3
-    assert window.useful_length([0.4, 0.1]) == 2, "on the same stair even a doubtful token costs nothing"
+    assert window.useful_length(sure[:7], is_sampled=False) == 7, "a whole further stair of sure tokens is worth it"
+    assert window.useful_length(sure[:4], is_sampled=False) == 3
+    assert window.useful_length([0.4, 0.1], is_sampled=False) == 2, "on the same stair even a doubtful token costs nothing"
+
+
+@given(st.lists(st.floats(0.0, 1.0), min_size=1, max_size=12), st.integers(0, 11), st.floats(0.0, 1.0))
+def test_a_drawn_token_does_not_decide_whether_those_before_it_are_sent_without_it(
+    confidences: list[float], place: int, other: float
+) -> None:
+    window = on_stairs()
+    place %= len(confidences)
+    drawn = [*confidences[:place], other, *confidences[place + 1 :]]
+    lengths = [window.useful_length(list(accumulate(each, mul)), is_sampled=True) for each in (confidences, drawn)]
+    assert min(lengths) > place or lengths[0] == lengths[1]
+
+
+def test_a_drawn_draft_is_cut_where_it_should_have_ended() -> None:
+    window = on_stairs()
+    chances = [0.85**length for length in range(1, 9)]
+    ends = [length for length in range(1, 9) if window.should_end(chances[length - 1], length=length)]
+    assert window.useful_length(chances, is_sampled=True) == ends[0] == 3
 
 
 def test_without_a_price_list_a_draft_is_sent_whole() -> None:
     window = DraftWindow(Confident(), None)
     window.propose(WindowState(previous=4, acceptance=0.7, draft_step=0.01, wait=0.08, tpot=0.05, rate=20.0))
-    assert window.useful_length([0.5, 0.1, 0.01]) == 3
-    assert DraftWindow(Static(5), None).useful_length([0.1] * 5) == 5
+    assert window.useful_length([0.5, 0.1, 0.01], is_sampled=False) == 3
+    assert DraftWindow(Static(5), None).useful_length([0.1] * 5, is_sampled=False) == 5
 
 
 def test_a_draft_that_came_in_one_piece_ends_at_the_stair_that_it_passed() -> None:

@@ -6,6 +6,7 @@ import pytest
 
 from streamco.core.report import SpeculationReport
 from streamco.core.speculation.estimates import EstimatesPrior, SpeculationEstimates
+from streamco.core.speculation.events import DraftToken
 from streamco.errors import ConfigError
 from streamco.policies.learned_window import Adaptive
 from streamco.policies.mode_switch import Predicted
@@ -341,5 +342,7 @@ def test_drafts_are_cut_by_prices_only_if_everything_is_verified() -> None:
         estimates.expect_row_costs(costs)
         estimates.record_draft(1, 10, 0.1)
         estimates.propose_window()
-        assert estimates.useful_length([0.9] * 5) == cut
+        assert estimates.useful_length([DraftToken(1, confidence=0.9)] * 5) == cut
+        drawn = [DraftToken(1, confidence=0.9, row=object())] * 5
+        assert estimates.useful_length(drawn) == (1 if cut < 5 else 5), "the policy would not have drafted a second token"
         assert estimates.should_end([0.9] * 5), "the stair ended two tokens before"
