@@ -11,8 +11,9 @@ import pytest
 
 pytest.importorskip("llama_cpp")
 
+from experiments.quality import __main__ as program
 from experiments.quality import writing
-from experiments.quality.records import LENGTH, PAIRS, AnswerFile
+from experiments.quality.records import LENGTH, PAIRS, AnswerFile, read_answers
 from experiments.quality.writing import MODELS, Writer, begun, likelihood, write_block
 from experiments.tasks import Question
 from streamco.engines.base import EngineOptions
@@ -97,6 +98,26 @@ def test_only_answers_to_alpaca_have_a_likelihood(engine: LlamaEngine, tmp_path:
             own = file.find("q1", ("0.5B", None, LENGTH))
             assert own is not None
             assert (own.likelihood is not None) == has_one
+
+
+def test_a_run_answers_the_first_questions_of_all_tasks_and_then_the_next(
+    engine: LlamaEngine, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(engine, "close", lambda: None)  # the other tests need it
+    monkeypatch.setattr(Writer, "load", lambda _: Writer(engine))
+    monkeypatch.setattr(program, "load_questions", lambda task, count: [question(f"{task} {number}", task=task) for number in range(count)])
+    monkeypatch.setattr(program, "BLOCK", 1)
+    arguments = ["run", str(tmp_path), "--tasks", "xsum", "gsm8k", "--items", "2"]
+    assert program.main(arguments) == 0
+    written = 2 * (len(MODELS) + 2 * len(PAIRS))
+    assert [line.split(", ")[0] for line in capsys.readouterr().out.splitlines()] == [
+        f"questions up to {number} of 2: {written} answers written" for number in (1, 2)
+    ]
+    assert [answer.item for answer in read_answers(tmp_path)] == [
+        f"{task} {number}" for task in ("gsm8k", "xsum") for number in (0, 1) for _ in range(written // 2)
+    ]
+    assert program.main(arguments) == 0
+    assert capsys.readouterr().out.count(": 0 answers written") == 2
 
 
 def test_the_models_of_a_run_must_be_there(monkeypatch: pytest.MonkeyPatch) -> None:
