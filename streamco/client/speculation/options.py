@@ -41,6 +41,8 @@ class SpeculationTuning(Struct, frozen=True, kw_only=True):
         is_parallel: the device drafts on while the verdict is out (Synera section 4.4).
         max_ahead: drafts of a round that are sent before the verdict that they assume, so that the verifier needn't wait for the link;
             0: none. Not in the papers.
+        has_trees: drafts carry siblings where the verifier takes them and its price list says that they pay (docs/speculation.md). Not in
+            the papers.
         branch_kinds: which verdicts branches may assume: "accept all", "reject".
         forecast: how verdicts are forecast: "learned" (from how often tokens of such confidence were accepted), "geometric" (Synera
             section 4.4) or "sampled" (the same, of which one branch is drawn, as the paper does).
@@ -63,6 +65,7 @@ class SpeculationTuning(Struct, frozen=True, kw_only=True):
     smoothing: float | None = None
     is_parallel: bool = True
     max_ahead: int = 3
+    has_trees: bool = True
     branch_kinds: frozenset[BranchKind] = frozenset({"accept all", "reject"})
     forecast: Forecast = "learned"
     smooths_mode: bool = False

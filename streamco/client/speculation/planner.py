@@ -327,6 +327,7 @@ class SpeculationPlanner:
             branch_kinds=options.tuning.branch_kinds,
             max_branches=options.max_branches,
             max_ahead=self._max_ahead,
+            max_siblings=self.binding.facts.max_paths - 1 if self.options.tuning.has_trees else 0,
             max_draft=self.binding.facts.draft_tokens,
             patience=options.patience,
             last_patience=options.patience_before_the_end(timeouts, may_use_device=may_use_device),

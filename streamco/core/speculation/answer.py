@@ -91,18 +91,18 @@ class SpeculativeAnswer:
 
     def commit_verdict(self, sent: Round, verdict: VerdictReceived) -> int:
         """Commit what the verdict says about a round; return how many tokens are committed."""
-        report, size = self.report, len(sent.draft)
+        report, size = self.report, len(sent.sent_ids)
         report.rounds += 1
         report.branched_rounds += sent.branches > 0
         report.verified += size
         report.target_tokens += size + 1  # the row after the draft is computed too
         report.given += sent.given
-        accepted = self.commit(sent.ids[: verdict.accepted], "accepted")
+        accepted = self.commit(sent.accepted_ids(verdict.accepted), "accepted")
         report.accepted += accepted
         if verdict.token is None:  # the verifier's context is full
             self.ended = self.ended or "length"
             return accepted
-        if verdict.accepted == size:
+        if verdict.accepted >= len(sent.draft):  # all of the draft, or a sibling
             report.bonus += (added := self.commit([verdict.token], "bonus"))
         else:
             report.corrected += (added := self.commit([verdict.token], "corrected"))

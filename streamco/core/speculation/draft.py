@@ -12,6 +12,7 @@ from typing import Literal
 
 from streamco.core.speculation.estimates import SpeculationEstimates
 from streamco.core.speculation.events import DraftToken
+from streamco.policies.drafts.tree_drafts import Sibling
 from streamco.policies.rejection import ALTERNATIVES, Branch, PreDraft, schedule_branches
 
 __all__ = ["BranchKind", "DraftSequence", "Round", "plan_branches"]
@@ -140,6 +141,16 @@ class DraftSequence:
         self.branch = None
         self.is_measurable = self.is_trunk_branch = False
 
+    def assumes_sibling(self, sibling: Sibling, token: int | None) -> bool:
+        """Return True if this branch assumes a verdict that ends with ``sibling`` and then ``token``, which it has written itself."""
+        if self.branch is None or (self.branch.position, self.branch.token) != (sibling.position, sibling.token):
+            return False
+        return bool(self.tokens) and self.tokens[0].id == token
+
+    def pass_first(self) -> None:
+        """Leave the first token to the verdict, which has it too."""
+        self._drop_first(1)
+
     def _drop_first(self, count: int) -> None:
         """Drop the first tokens, which now belong to a round or to the answer."""
         of_earlier = min(count, self.earlier)
@@ -167,6 +178,7 @@ class Round:
         branches: number of branches that assume its verdict.
         ahead: drafts that were sent ahead of its verdict, by that verdict: (accepted tokens, token after them).
         ahead_since: when the verdict arrived that this round had been sent ahead of, seconds; None: it was not sent ahead.
+        siblings: other tokens for positions of the draft, which make it a tree; in it they are numbered after the draft's tokens.
     """
 
     draft: list[DraftToken]
@@ -179,6 +191,7 @@ class Round:
     branches: int = 0
     ahead: dict[tuple[int, int], Round] = field(default_factory=dict)
     ahead_since: float | None = None
+    siblings: tuple[Sibling, ...] = ()
 
     @property
     def was_ahead(self) -> bool:
@@ -194,6 +207,37 @@ class Round:
     def ids(self) -> tuple[int, ...]:
         """Token ids of the draft."""
         return tuple(token.id for token in self.draft)
+
+    @property
+    def sent_ids(self) -> tuple[int, ...]:
+        """Token ids of the draft, then those of the siblings."""
+        return (*self.ids, *(sibling.token for sibling in self.siblings))
+
+    @property
+    def parents(self) -> tuple[int, ...]:
+        """Parent of each of ``sent_ids``; empty without siblings."""
+        return (*range(len(self.draft)), *(sibling.position for sibling in self.siblings)) if self.siblings else ()
+
+    def sibling(self, accepted: int) -> Sibling | None:
+        """Return the sibling that a verdict with this ``accepted`` ends with; None: it ends on the draft itself."""
+        return self.siblings[accepted - len(self.draft) - 1] if accepted > len(self.draft) else None
+
+    def position(self, accepted: int) -> int:
+        """Return how many of the draft's own tokens a verdict with this ``accepted`` accepts."""
+        sibling = self.sibling(accepted)
+        return accepted if sibling is None else sibling.position
+
+    def accepted_ids(self, accepted: int) -> tuple[int, ...]:
+        """Return the ids that a verdict with this ``accepted`` accepts."""
+        sibling = self.sibling(accepted)
+        return self.ids[:accepted] if sibling is None else (*self.ids[: sibling.position], sibling.token)
+
+    def number_of(self, position: int, token: int) -> int | None:
+        """Return the number in the tree of a token in the place of the draft's one at ``position``; None: it is no sibling."""
+        for number, sibling in enumerate(self.siblings, len(self.draft) + 1):
+            if (sibling.position, sibling.token) == (position, token):
+                return number
+        return None
 
     @property
     def confidences(self) -> list[float]:

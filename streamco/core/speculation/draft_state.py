@@ -10,9 +10,17 @@ from collections.abc import Callable, Sequence
 
 from streamco.core.report import SpeculationReport
 from streamco.core.speculation.answer import PeerPrefix
-from streamco.core.speculation.draft import DraftSequence
+from streamco.core.speculation.draft import DraftSequence, Round
 from streamco.core.speculation.estimates import SpeculationEstimates
-from streamco.core.speculation.events import AdoptBranch, DraftBranch, DraftTokens, DropDrafts, SpeculationCommand, TokensDrafted
+from streamco.core.speculation.events import (
+    AdoptBranch,
+    DraftBranch,
+    DraftTokens,
+    DropDrafts,
+    SpeculationCommand,
+    TokensDrafted,
+    VerdictReceived,
+)
 from streamco.errors import StreamcoError
 from streamco.policies.rejection import Branch
 
@@ -188,6 +196,19 @@ class DraftState:
     def find_branch(self, accepted: int, token: int | None) -> DraftSequence | None:
         """Return the branch that assumes this verdict; None: no branch does."""
         return next((draft for draft in self.branches.values() if draft.matches(accepted, token)), None)
+
+    def find_branch_of(self, out: Round, event: VerdictReceived) -> DraftSequence | None:
+        """Return the branch that assumes the verdict on a round; None: no branch does.
+
+        If the verdict ends with a sibling, that is the branch that assumed the sibling as the correction, without the token after it.
+        """
+        sibling, token = out.sibling(event.accepted), event.token
+        if sibling is None:
+            return self.find_branch(event.accepted, token)
+        found = next((draft for draft in self.branches.values() if draft.assumes_sibling(sibling, token)), None)
+        if found is not None:
+            found.pass_first()
+        return found
 
     def adopt(self, draft: DraftSequence, committed: Sequence[int], token: int | None) -> None:
         """Make a branch the trunk, because its verdict has arrived, and drop the others.

@@ -191,13 +191,14 @@ class SpeculationEstimates:
             return [sample_branch(forecast, draft, rows, self._forecasting.rng, alternatives)]
         return rank_branches(forecast, draft, rows, self.acceptance, alternatives)
 
-    def record_verdict(self, confidences: Sequence[float], accepted: int, *, is_hit: bool | None) -> None:
+    def record_verdict(self, confidences: Sequence[float], accepted: int, *, is_hit: bool | None, has_sibling: bool = False) -> None:
         """Record what became of a draft.
 
         Args:
             confidences: confidences of its tokens.
             accepted: number of accepted tokens.
             is_hit: a branch was adopted; None: there were no branches.
+            has_sibling: a sibling was accepted after those tokens.
         """
         for position, confidence in enumerate(confidences):
             self._confidence.record(confidence)
@@ -211,7 +212,7 @@ class SpeculationEstimates:
             self.tokens_since_verdict = 0
             length = next((end for end in range(1, len(confidences)) if self.should_end(confidences[:end])), len(confidences))
             self._window.record_length(length, has_ended=self.should_end(confidences))
-            self._round_tokens.record(min(accepted, length) + 1)
+            self._round_tokens.record(min(accepted, length) + 1 + (has_sibling and accepted < length))
         if is_hit is not None:
             self._hit_rate.record(is_hit)
 

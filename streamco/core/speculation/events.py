@@ -251,7 +251,7 @@ class SendDraft(Struct, frozen=True):
         base: position to which the verifier's context is cut.
         given: committed tokens that the verifier then reads.
         ids: tokens to verify after them.
-        rows: ``DraftToken.row`` of each of those; empty: greedy.
+        rows: ``DraftToken.row`` of each of those, None for a token that was not drawn; empty: greedy.
         parents: parent of each of those, in a tree (``streamco.policies.drafts.tree_acceptance``); empty: a chain.
         if_verdict: verify the draft only if this verdict is reached, and then at once, without cutting the context. None: in any case.
     """

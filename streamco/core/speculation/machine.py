@@ -63,8 +63,9 @@ from streamco.core.speculation.mode import GenerationMode, ModeSelector
 from streamco.core.speculation.options import SpeculationMachineOptions
 from streamco.core.speculation.predraft import PreDrafter
 from streamco.core.speculation.shadow import ShadowDrafter
+from streamco.core.speculation.sibling_choice import siblings_for
 from streamco.core.speculation.silence import SilenceLimit
-from streamco.core.speculation.verification import VerifierChannel, record_wait
+from streamco.core.speculation.verification import VerifierChannel, record_outcome, record_wait
 from streamco.errors import AllEndpointsFailed, StreamcoError, VerifierError
 from streamco.events import ReaderLeft
 
@@ -234,7 +235,7 @@ class SpeculationMachine:
 
     def _draft(self, branch: DraftSequence | None, token: int | None, now: float) -> None:
         """Draft the next window. A branch that assumed the verdict is its beginning (4.4 "merge the local and cloud results")."""
-        self._window = self._next_window()
+        self._window = self._mode_selector.next_window()
         if not self._window:
             self._request_one_token(now)
             return
@@ -243,12 +244,6 @@ class SpeculationMachine:
         else:
             self._draft_state.adopt(branch, self.answer.ids, token)
         self._check_draft(now)
-
-    def _next_window(self) -> int:
-        """Return the tokens of the next draft. In a lossless answer the verdict adds a token, for which it leaves one free."""
-        window, free_tokens = min(self._estimates.window, self._options.max_draft), self.answer.free_tokens
-        is_one_added = self._mode_selector.current == "speculate" and self._estimates.is_lossless
-        return window if free_tokens is None else min(window, free_tokens - is_one_added)
 
     def _on_trunk_tokens(self, now: float) -> None:
         if not self._remote.is_open:
@@ -316,7 +311,8 @@ class SpeculationMachine:
         """Have a draft verified, and draft on along the likeliest verdicts meanwhile (4.4)."""
         if self._verifier.state == "closed":  # the session was refused while this was drafted
             self._verifier.connect(self.answer.ids, now=now)
-        self._pre_drafter.start(self._verifier.submit(draft, self.answer.ids, now=now), now=now)
+        siblings = siblings_for(draft, self._estimates, self._options)
+        self._pre_drafter.start(self._verifier.submit(draft, self.answer.ids, siblings=siblings, now=now), now=now)
 
     def _request_one_token(self, now: float) -> None:
         """Request the target model's next token, without a draft."""
@@ -331,7 +327,7 @@ class SpeculationMachine:
             return
         self._mode_selector.record_verdict()
         tokens = self.answer.commit_verdict(out, event)
-        branch = self._draft_state.find_branch(event.accepted, event.token) if self.answer.ended is None else None
+        branch = self._draft_state.find_branch_of(out, event) if self.answer.ended is None else None
         self._measure_verdict(out, event, branch, now)
         if self._remote.failure is None:
             self._time_account.record_round(tokens, now=now)
@@ -345,7 +341,7 @@ class SpeculationMachine:
     def _measure_verdict(self, out: Round, event: VerdictReceived, branch: DraftSequence | None, now: float) -> None:
         """Record what a verdict shows about times, acceptance and branches."""
         record_wait(self._estimates, out, event, prompt_time=self._time_account.prompt_time, now=now)
-        self._estimates.record_verdict(out.confidences, event.accepted, is_hit=branch is not None if out.branches else None)
+        record_outcome(self._estimates, out, event, is_hit=branch is not None if out.branches else None)
         if self._options.max_ahead and out.branches:
             self._estimates.record_ahead(self._verifier.round is not None)
 

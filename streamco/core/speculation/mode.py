@@ -60,6 +60,12 @@ class ModeSelector:
         """Count tokens that the device committed alone since the last verdict."""
         self._unverified_tokens += tokens
 
+    def next_window(self) -> int:
+        """Return the tokens of the next draft. In a lossless answer the verdict adds a token, for which it leaves one free."""
+        window, free_tokens = min(self._estimates.window, self._options.max_draft), self._answer.free_tokens
+        is_one_added = self.current == "speculate" and self._estimates.is_lossless
+        return window if free_tokens is None else min(window, free_tokens - is_one_added)
+
     def record_verdict(self) -> None:
         """Record that a verdict arrived: counting of unverified tokens starts again from 0."""
         self._unverified_tokens = 0

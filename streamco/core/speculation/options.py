@@ -28,6 +28,7 @@ class SpeculationMachineOptions(Struct, frozen=True, kw_only=True):
         alternatives: corrections to assume for each position.
         max_ahead: drafts of each round that may be sent before the verdict that they assume; 0: the verifier takes none.
         max_draft: tokens that the verifier takes in one round.
+        max_siblings: tokens of those that may be siblings of others (trees of drafts); 0: chains alone.
         patience: time that trouble with the verifier may last before another mode continues the answer. A selective answer that has
             begun waits for two rounds at most. An adaptive answer that has not begun waits no longer for a full verifier than that, or
             than one token of the stream if that is longer.
@@ -53,6 +54,7 @@ class SpeculationMachineOptions(Struct, frozen=True, kw_only=True):
     alternatives: int = ALTERNATIVES
     max_ahead: int = 0
     max_draft: int = 31
+    max_siblings: int = 0
     patience: float = 2.0
     last_patience: float = 30.0
     first_verdict_timeout: float = 30.0
@@ -62,10 +64,10 @@ class SpeculationMachineOptions(Struct, frozen=True, kw_only=True):
 
     def __post_init__(self) -> None:
         """Refuse settings out of range."""
-        if min(self.max_branches, self.alternatives, self.max_ahead) < 0 or self.max_draft < 1:
+        if min(self.max_branches, self.alternatives, self.max_ahead, self.max_siblings) < 0 or self.max_draft < 1:
             raise ConfigError(
-                "speculation machine: expected max_branches, alternatives and max_ahead >= 0 and max_draft >= 1, "
-                f"got {self.max_branches}, {self.alternatives}, {self.max_ahead} and {self.max_draft}"
+                "speculation machine: expected max_branches, alternatives, max_ahead and max_siblings >= 0 and max_draft >= 1, "
+                f"got {self.max_branches}, {self.alternatives}, {self.max_ahead}, {self.max_siblings} and {self.max_draft}"
             )
         limits = [limit for limit in (self.first_silence, self.silence) if limit is not None]
         if min(self.patience, self.last_patience, self.first_verdict_timeout, self.verdict_timeout, *limits) <= 0.0:

@@ -81,6 +81,9 @@ class PreDrafter:
         (token, draft), accepted = predicted, branch.branch.position
         free_tokens, end_ids = self._free_tokens(accepted), self._options.end_ids
         draft = draft[: next((position + 1 for position, each in enumerate(draft) if each.id in end_ids), len(draft))][:free_tokens]
+        number = out.number_of(accepted, token)
+        if number is not None and draft:  # the verdict accepts this sibling, and has another token after it
+            accepted, token, draft, free_tokens = number, draft[0].id, draft[1:], free_tokens - 1
         if not draft or free_tokens < 1 or token in end_ids or (accepted, token) in out.ahead:
             return
         confidences = [each.confidence for each in draft]

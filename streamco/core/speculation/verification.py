@@ -26,8 +26,9 @@ from streamco.core.speculation.events import (
     VerifierConnected,
 )
 from streamco.errors import StreamcoError
+from streamco.policies.drafts.tree_drafts import Sibling
 
-__all__ = ["VerifierChannel", "record_wait"]
+__all__ = ["VerifierChannel", "record_outcome", "record_wait"]
 
 VerifierState = Literal["closed", "connecting", "open", "gone"]
 """Not asked for; asked for; usable; not usable for the rest of the answer."""
@@ -120,9 +121,9 @@ class VerifierChannel:
 
     # The round
 
-    def submit(self, draft: Sequence[DraftToken], committed: Sequence[int], *, now: float) -> Round:
-        """Have a draft verified, now or as soon as there is a connection."""
-        self.round = Round(list(draft))
+    def submit(self, draft: Sequence[DraftToken], committed: Sequence[int], *, siblings: tuple[Sibling, ...] = (), now: float) -> Round:
+        """Have a draft verified, with these siblings, now or as soon as there is a connection."""
+        self.round = Round(list(draft), siblings=siblings)
         if self.state == "open":
             self._send(self.round, committed, now)
         return self.round
@@ -132,7 +133,7 @@ class VerifierChannel:
 
         Args:
             draft: tokens after that verdict.
-            accepted: tokens that the verdict accepts.
+            accepted: tokens that the verdict accepts; in a tree the last one's number.
             token: the token after them.
             committed: the answer without that verdict.
         """
@@ -142,7 +143,8 @@ class VerifierChannel:
         self._last_number += 1
         ahead = out.ahead[accepted, token] = Round(list(draft), number=self._last_number, state="sent", sent=now)
         expected = ExpectedVerdict(out.number, accepted, token)
-        self._emit(SendDraft(ahead.number, len(committed) + accepted + 1, (), ahead.ids, _rows(draft), expected))
+        base = len(committed) + len(out.accepted_ids(accepted)) + 1
+        self._emit(SendDraft(ahead.number, base, (), ahead.ids, _rows(ahead), expected))
 
     def accept_verdict(self, event: VerdictReceived, committed: Sequence[int]) -> Round | None:
         """Take a verdict; return the round it ends, or None if that round was over before.
@@ -156,11 +158,11 @@ class VerifierChannel:
         out = self.round
         if out is None or out.state != "sent" or out.number != event.round:
             return None
-        if not 0 <= event.accepted <= len(out.draft):
-            raise AssertionError(f"a verdict about {len(out.draft)} tokens can't accept {event.accepted}")
+        if not 0 <= event.accepted <= len(out.sent_ids):
+            raise AssertionError(f"a verdict about {len(out.sent_ids)} tokens can't accept {event.accepted}")
         token = () if event.token is None else (event.token,)
         base = self._peer.common_length(committed)
-        self._peer.update(base, [*committed[base:], *out.ids[: event.accepted], *token])
+        self._peer.update(base, [*committed[base:], *out.accepted_ids(event.accepted), *token])
         self.round = None if event.token is None else out.ahead.get((event.accepted, event.token))
         self.trouble_since = None
         self.is_new = False
@@ -206,7 +208,7 @@ class VerifierChannel:
         given = tuple(committed[base:])
         self._last_number += 1
         out.record_sent(self._last_number, len(given), is_first=self.is_new, now=now)
-        self._emit(SendDraft(out.number, base, given, out.ids, _rows(out.draft)))
+        self._emit(SendDraft(out.number, base, given, out.sent_ids, _rows(out), parents=out.parents))
 
     def _start_trouble(self, now: float) -> None:
         if self.trouble_since is None:
@@ -219,13 +221,20 @@ def record_wait(estimates: SpeculationEstimates, out: Round, event: VerdictRecei
         seconds = event.queue_seconds + event.compute_seconds
         # A round that was sent ahead hid its round trip, so its own waiting time says less than a whole one.
         waited = estimates.rtt + seconds if out.was_ahead else now - out.sent
-        rows = out.given + len(out.draft) + 1
+        rows = out.given + len(out.sent_ids) + 1
         computed = (rows, event.compute_seconds) if out.given <= _MAX_PRICED else None
         estimates.record_wait(waited, queue_depth=event.queue_depth, server_seconds=seconds, computed=computed)
     elif out.is_first and prompt_time > 0.0:
         estimates.record_opening(max(0.0, now - out.sent - estimates.wait) / prompt_time)
 
 
-def _rows(draft: Sequence[DraftToken]) -> tuple[object | None, ...]:
-    rows = tuple(token.row for token in draft)
-    return rows if any(row is not None for row in rows) else ()
+def record_outcome(estimates: SpeculationEstimates, out: Round, event: VerdictReceived, *, is_hit: bool | None) -> None:
+    """Record what became of a round's draft. ``is_hit``: a branch was adopted; None: there were no branches."""
+    has_sibling = out.sibling(event.accepted) is not None
+    estimates.record_verdict(out.confidences, out.position(event.accepted), is_hit=is_hit, has_sibling=has_sibling)
+
+
+def _rows(out: Round) -> tuple[object | None, ...]:
+    """Return the row of each token; a sibling was not drawn and has none."""
+    rows = tuple(token.row for token in out.draft)
+    return (*rows, *(None for _ in out.siblings)) if any(row is not None for row in rows) else ()

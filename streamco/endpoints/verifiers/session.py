@@ -38,10 +38,11 @@ from streamco.endpoints.verifiers.connection import VerifierConnection, is_lasti
 from streamco.endpoints.verifiers.rounds import OpenRounds
 from streamco.errors import EndpointError, EndpointTimeoutError, StreamcoError
 from streamco.policies.acceptance import Rule, RuleKind
+from streamco.policies.drafts.tree_acceptance import leaves
 from streamco.wire.verify.client import VerifyClient
 from streamco.wire.verify.errors import VerifyProtocolError
 from streamco.wire.verify.frames import Opened, Refusal, Resumed, VerdictFrame
-from streamco.wire.verify.topk import TopK
+from streamco.wire.verify.topk import MAX_WEIGHT, TopK
 
 __all__ = ["ConnectionSource", "RemoteVerifierSession"]
 
@@ -370,8 +371,10 @@ class RemoteVerifierSession:
         connection = self._connection
         if connection is None or not self._is_open:
             return  # it was lost, and VerifierLost was emitted
+        if command.parents and len(leaves(command.parents)) > connection.client.limits.paths:
+            command = _as_chain(command)  # another server than the one that was probed
         request, rounds = self._request, self._open_rounds
-        rows = tuple(row for row in command.rows if isinstance(row, TopK)) if request.rule.kind is RuleKind.SAMPLE else ()
+        rows = _sampled_rows(command) if request.rule.kind is RuleKind.SAMPLE else ()
         condition, base = command.if_verdict, len(request.prompt) + command.base
         try:
             if condition is not None and condition.round == rounds.number:
@@ -424,6 +427,20 @@ class RemoteVerifierSession:
     def _cancel_connecting(self) -> None:
         if self._connecting is not None and self._connecting is not asyncio.current_task():
             self._connecting.cancel()
+
+
+def _as_chain(command: SendDraft) -> SendDraft:
+    """Return a draft without the siblings after its chain; its verdict numbers the chain's tokens alike."""
+    length = next((number for number, parent in enumerate(command.parents) if parent != number), len(command.parents))
+    return replace(command, ids=command.ids[:length], rows=command.rows[:length], parents=())
+
+
+def _sampled_rows(command: SendDraft) -> tuple[TopK, ...]:
+    """Return what each token was drawn from; of a sibling, which was not drawn, itself alone."""
+    if not command.parents:
+        return tuple(row for row in command.rows if isinstance(row, TopK))
+    pairs = zip(command.ids, command.rows, strict=True)
+    return tuple(row if isinstance(row, TopK) else TopK((token,), (MAX_WEIGHT,)) for token, row in pairs)
 
 
 def _candidates(row: TopK) -> Candidates:

@@ -1,4 +1,4 @@
-"""Which siblings a draft carries: other tokens for its positions, which the draft model knows without another step.
+"""Siblings of a draft: other tokens for its positions, which the draft model knows without another step.
 
 A drafted chain is rejected at one position at most, and then the verdict gives the target's token there. If that token is in the tree as a
 sibling, it is accepted, and the verdict gives the token after it as well. So a sibling is worth one token, with the probability that the
