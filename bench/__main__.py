@@ -10,7 +10,7 @@ from pathlib import Path
 
 BENCHES: tuple[str, ...] = ("stream", "wire", "handoff", "tokenpack", "topk", "verify_wire", "pacing", "dispatch", "failover", "cost")
 BENCHES += ("moves", "gate", "engine", "migration", "hand_over_bytes", "lossless", "speculate", "speculate_simulated")
-BENCHES += ("importance", "selective", "early_exit", "overhead", "verifier", "windows", "windows_recorded", "windows_simulated")
+BENCHES += ("importance", "selective", "early_exit", "overhead", "packing", "verifier", "windows", "windows_recorded", "windows_simulated")
 BENCHES += (
     "busy",
     "hardware",

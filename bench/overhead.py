@@ -47,7 +47,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def _device(rounds: int, chunks: int) -> list[Row]:
-    deciding = {rule: _timed(lambda rule=rule: decide_chunks(rule, chunks), chunks * CHUNK) for rule in RULES}  # type: ignore[misc]
+    deciding: dict[str, Callable[[], float]] = {
+        rule: _timed(lambda rule=rule: decide_chunks(rule, chunks), chunks * CHUNK) for rule in RULES
+    }  # type: ignore[misc]
     rows = [np.full((4, row + 1), 0.1, dtype=np.float32) for row in range(CHUNK - 1)]
     reading = {"importance": _timed(lambda: [draft_importance(rows) for _ in range(chunks)], chunks * CHUNK)}
     case = f"device, budget 0.2, chunks of {CHUNK}"
