@@ -69,7 +69,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     verify.add_argument("--verify-tokens", type=int, metavar="N", help=f"tokens in memory for all of them (default: {TOKENS} contexts)")
     verify.add_argument("--verify-separate", action="store_true", help="a whole context's memory each: time doesn't grow with sessions")
     verify.add_argument("--verify-private", action="store_true", help="no session finds in memory what another, or a request, has read")
-    verify.add_argument("--verify-policy", choices=("alternating", "strict"), default="alternating", help="strict: prompts always first")
+    verify.add_argument(
+        "--verify-policy",
+        choices=("alternating", "strict", "length-aware", "mixed"),
+        default="alternating",
+        help="prompts and verdicts in turns; strict: prompts first; length-aware: alike lengths together; mixed: both in one batch",
+    )
+    verify.add_argument("--verify-room", type=int, metavar="N", help="rows of a mixed batch (as many as cost little more)")
     verify.add_argument("--verify-sessions", type=int, default=1024, metavar="N", help="sessions remembered (default: %(default)s)")
     verify.add_argument("--verify-connections", type=int, default=512, metavar="N", help="devices at once (default: %(default)s)")
     verify.add_argument("--verify-peer", type=int, default=128, metavar="N", help="of those, from one address (default: %(default)s)")
@@ -260,6 +266,7 @@ def _verify_options(args: argparse.Namespace) -> VerifyOptions:
 
     return VerifyOptions(
         policy=args.verify_policy,
+        room=args.verify_room,
         load=LoadLimits(sessions=args.verify_sessions),
         connections=args.verify_connections,
         peer_connections=args.verify_peer,

@@ -173,6 +173,9 @@ def test_options_reach_the_verifier(model: str) -> None:
     verify = serve._options(parse(*words.split()), Path(model)).verify
     assert verify is not None
     assert (verify.policy, verify.load.sessions, verify.connections, verify.peer_connections, verify.resume_s) == ("strict", 5, 6, 7, 8)
+    verify = serve._options(parse("--verify-policy", "mixed", "--verify-room", "64"), Path(model)).verify
+    assert verify is not None
+    assert (verify.policy, verify.room) == ("mixed", 64)
 
 
 def test_settings_reach_the_engine(model: str, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -180,12 +180,12 @@ class Alternating(Struct, frozen=True, kw_only=True):
     def choose(self, waiting: Sequence[Waiting], state: BatchContext) -> Batch | None:
         """Return a batch of prefills or of verifications, by the rule above."""
         prefills, verifications = _split(waiting)
-        free_tokens = self._free_tokens(state.step, max((work.context for work in verifications), default=0))
+        free_tokens = self.free_tokens(state.step, max((work.context for work in verifications), default=0))
         verify = _verify(fair_order(verifications, state.served), free_tokens)
         if not prefills:
             return verify
         context = max(work.context for work in prefills)
-        prefill = _prefill(fair_order(prefills, state.served), self._free_tokens(state.step, context))
+        prefill = _prefill(fair_order(prefills, state.served), self.free_tokens(state.step, context))
         if verify is None or state.verified >= self.turns:
             return prefill
         if state.verified == 0:
@@ -194,7 +194,7 @@ class Alternating(Struct, frozen=True, kw_only=True):
         ends = state.now + sum(_seconds(batch, contexts, state.step) for batch in (prefill, verify))
         return prefill if ends <= min(work.due for work in verifications) else verify
 
-    def _free_tokens(self, step: StepSeconds, context: int) -> int:
+    def free_tokens(self, step: StepSeconds, context: int) -> int:
         """Return the number of tokens that one batch may read."""
         limit = self.stretch * step(CHUNK, context)
         low, high = 1, self.batch_tokens // CHUNK  # in chunks; bisection, because a step's time grows with its tokens

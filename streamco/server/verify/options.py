@@ -3,14 +3,21 @@
 from __future__ import annotations
 
 import math
-from typing import Literal
+from typing import Literal, get_args
 
 from msgspec import Struct
 
 from streamco.core.verifier.options import LoadLimits
 from streamco.errors import ConfigError
+from streamco.policies.serving.batching import CHUNK, Mixed
 
-__all__ = ["VerifyOptions"]
+__all__ = ["MIN_ROOM", "VerifyOptions", "VerifyPolicy"]
+
+VerifyPolicy = Literal["alternating", "strict", "length-aware", "mixed"]
+"""Batches of ``streamco serve``: prompts and verdicts in turns; prompts always first (Synera's Algorithm 1); requests of about equal length
+(DSD section 5.3); prompts in the rows that verdicts leave (HAT section 3.3, Sarathi-Serve)."""
+
+MIN_ROOM = CHUNK + Mixed().prompt_room  # rows: one verification, and what is kept for a prompt
 
 _MIN_FRAME_BYTES = 1 << 15  # every peer takes frames of this size
 
@@ -19,7 +26,8 @@ class VerifyOptions(Struct, frozen=True, kw_only=True):
     """Settings of the verifier service; what the engine holds limits it too."""
 
     load: LoadLimits = LoadLimits()  # of the scheduler; each connection counts as one device
-    policy: Literal["alternating", "strict"] = "alternating"  # how prompts and verdicts take turns
+    policy: VerifyPolicy = "alternating"  # how prompts and verdicts take turns
+    room: int | None = None  # rows of a batch with policy "mixed"; None: as many as take 1.8 times as long as 32
     connections: int = 512
     peer_connections: int = 128  # of one address
     peer_sessions: int = 512  # of one address, those of lost connections included
@@ -36,8 +44,12 @@ class VerifyOptions(Struct, frozen=True, kw_only=True):
         for field in ("connections", "peer_connections", "peer_sessions", "draft_tokens", "top_k", "faults_per_minute"):
             if getattr(self, field) < 1:
                 raise ConfigError(f"verify: {field}: expected at least 1, got {getattr(self, field)}")
-        if self.policy not in {"alternating", "strict"}:
-            raise ConfigError(f"verify: policy: expected alternating or strict, got {self.policy!r}")
+        if self.policy not in get_args(VerifyPolicy):
+            raise ConfigError(f"verify: policy: expected {', '.join(get_args(VerifyPolicy))}, got {self.policy!r}")
+        if self.room is not None and self.policy != "mixed":
+            raise ConfigError(f"verify: room: expected policy mixed beside it, got {self.policy}")
+        if self.room is not None and self.room < MIN_ROOM:
+            raise ConfigError(f"verify: room: expected at least {MIN_ROOM} rows, got {self.room}")
         if self.frame_bytes < _MIN_FRAME_BYTES:
             raise ConfigError(f"verify: frame_bytes: expected at least {_MIN_FRAME_BYTES}, got {self.frame_bytes}")
         if self.draft_tokens > 31 or self.top_k > 255:

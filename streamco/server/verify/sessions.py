@@ -31,11 +31,13 @@ from streamco.core.verifier.events import (
 from streamco.core.verifier.options import SchedulerOptions
 from streamco.core.verifier.scheduler import VerificationScheduler
 from streamco.engines.base import HoldingEngine
+from streamco.errors import ConfigError
 from streamco.policies.acceptance import Rule
-from streamco.policies.serving.batching import CHUNK, Alternating, LinearStep, StepSeconds, StrictPrefill
+from streamco.policies.serving.batching import CHUNK, Alternating, BatchPolicy, LinearStep, Mixed, StepSeconds, StrictPrefill
+from streamco.policies.serving.length_aware import LengthAware
 from streamco.server.verify.batches import BatchReport, BatchRunner
 from streamco.server.verify.hosted_sessions import MAX_FAILURES, NO_SESSION, HostedSession, HostedSessions, refusal_for
-from streamco.server.verify.options import VerifyOptions
+from streamco.server.verify.options import MIN_ROOM, VerifyOptions
 from streamco.server.verify.stats import VerifyStats
 from streamco.server.verify.verdicts import VerificationRequest, VerificationResult
 from streamco.server.wakeup import WakeCoalescer
@@ -307,8 +309,29 @@ def make_scheduler(engine: HoldingEngine, options: VerifyOptions) -> Verificatio
         context_tokens=context + 1,  # a draft may fill the context; then no token follows it
         **asdict(options.load),
     )
-    policy = StrictPrefill if options.policy == "strict" else Alternating
-    return VerificationScheduler(bounds, _step(engine), policy(batch_tokens=max(CHUNK, engine.batch_tokens)))
+    step = _step(engine)
+    return VerificationScheduler(bounds, step, make_policy(options, max(CHUNK, engine.batch_tokens), step))
+
+
+def make_policy(options: VerifyOptions, batch_tokens: int, step: StepSeconds) -> BatchPolicy:
+    """Return the batch policy that the options name.
+
+    Args:
+        options: options of the service.
+        batch_tokens: most tokens that the engine reads at once.
+        step: seconds of a batch, by which the room of a mixed batch is found if the options give none.
+
+    Raises:
+        ConfigError: the room is more than the engine reads at once.
+    """
+    if options.policy == "mixed":
+        room = Alternating(batch_tokens=batch_tokens).free_tokens(step, 0) if options.room is None else options.room
+        if room > batch_tokens:
+            raise ConfigError(f"verify: room: expected at most the {batch_tokens} rows that the engine reads at once, got {room}")
+        return Mixed(room=max(MIN_ROOM, room))
+    if options.policy == "length-aware":
+        return LengthAware(batch_tokens=batch_tokens, is_fair=True)
+    return (StrictPrefill if options.policy == "strict" else Alternating)(batch_tokens=batch_tokens)
 
 
 def _step(engine: HoldingEngine) -> StepSeconds:

@@ -5,15 +5,15 @@ chunked prefills". ``Windowed`` is the first, and DSD compares FIFO with ``Lengt
 Yu et al., OSDI 2022): all requests that wait when a step ends join the next one, and none waits for a batch to fill or to finish.
 ``ChunkedPrefill`` is Sarathi's (Agrawal et al., 2023): long prompts are cut, so that other requests need not wait for a whole prompt.
 
-The papers mix prompts with decoding in one batch. Here a prefill and a verification never share a batch (Synera 4.5). So "continuous" means
-all waiting requests of the kind that is next, and "chunked" means that verifications go between two chunks. A verification is read as
-``policies.serving.batching`` says: at most 32 tokens a batch, the draft in one piece. All devices are equal: the order is that of arrival.
+The papers mix prompts with decoding in one batch. Here only ``Mixed`` does: in other policies a prefill and a verification never share a
+batch (Synera 4.5). So "continuous" means all waiting requests of the kind that is next, and "chunked" means that verifications go between
+two chunks. A verification is read as ``policies.serving.batching`` says: at most 32 tokens a batch, the draft in one piece. All devices are
+equal: the order is that of arrival.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Literal
 
 import msgspec
 from msgspec import Struct
@@ -27,47 +27,14 @@ from streamco.policies.serving.batching import (
     BatchPolicy,
     FirstCome,
     Kind,
+    Mixed,
     Portion,
     StrictPrefill,
     Waiting,
 )
+from streamco.policies.serving.length_aware import LengthAware, group_of_kind
 
-__all__ = ["BATCHING", "ChunkedPrefill", "Continuous", "LengthAware", "Windowed", "batch_policy", "padded_tokens"]
-
-
-class LengthAware(Struct, frozen=True, kw_only=True):
-    """Batches the head of the queue with requests of its kind and of about its length, so that little is padded (DSD 5.3, LAB).
-
-    Args:
-        tolerance: how much longer or shorter than the head another request may be, as a share of the head's length.
-        requests: maximum number of requests in a batch.
-        batch_tokens: maximum tokens that an engine reads at once. Only the head's prompt is cut to it; other prompts go whole or wait.
-        measure: how a length is measured, which the paper doesn't say. ``tokens``: tokens to be read, in which a batch is padded;
-            ``sequence``: with the tokens in the cache.
-    """
-
-    tolerance: float = 0.25
-    requests: int = 32
-    batch_tokens: int = 512
-    measure: Literal["tokens", "sequence"] = "tokens"
-
-    def __post_init__(self) -> None:
-        _check_tokens("batch_tokens", self.batch_tokens)
-        if not self.tolerance >= 0.0 or self.requests < 1:
-            raise ConfigError(f"length-aware: expected tolerance >= 0 and requests >= 1, got {self.tolerance} and {self.requests}")
-
-    def choose(self, waiting: Sequence[Waiting], state: BatchContext) -> Batch | None:
-        """Return the head and the requests of about its length, in the order of arrival."""
-        if not waiting:
-            return None
-        head = waiting[0]
-        length = self._length(head)
-        max_difference = self.tolerance * length
-        alike = [work for work in waiting if work.kind == head.kind and abs(self._length(work) - length) <= max_difference]
-        return _group(alike[: self.requests], self.batch_tokens, state)
-
-    def _length(self, work: Waiting) -> int:
-        return work.tokens if self.measure == "tokens" else work.context + work.tokens
+__all__ = ["BATCHING", "ChunkedPrefill", "Continuous", "Windowed", "batch_policy", "padded_tokens"]
 
 
 class Continuous(Struct, frozen=True, kw_only=True):
@@ -84,7 +51,7 @@ class Continuous(Struct, frozen=True, kw_only=True):
 
     def choose(self, waiting: Sequence[Waiting], state: BatchContext) -> Batch | None:
         """Return the request that has waited longest, and all of its kind that fit."""
-        return _group(_of_kind(waiting, waiting[0].kind), self.batch_tokens, state) if waiting else None
+        return group_of_kind(_of_kind(waiting, waiting[0].kind), self.batch_tokens, state) if waiting else None
 
 
 class ChunkedPrefill(Struct, frozen=True, kw_only=True):
@@ -149,7 +116,7 @@ class Windowed(Struct, frozen=True, kw_only=True):
         return min(full, queue[0].since + self.window)
 
 
-BATCHING: Mapping[str, type[FirstCome | Windowed | LengthAware | Continuous | ChunkedPrefill | StrictPrefill | Alternating]] = {
+BATCHING: Mapping[str, type[FirstCome | Windowed | LengthAware | Continuous | ChunkedPrefill | StrictPrefill | Alternating | Mixed]] = {
     "fifo": FirstCome,
     "windowed": Windowed,
     "length-aware": LengthAware,
@@ -157,6 +124,7 @@ BATCHING: Mapping[str, type[FirstCome | Windowed | LengthAware | Continuous | Ch
     "chunked": ChunkedPrefill,
     "algorithm-1": StrictPrefill,
     "alternating": Alternating,
+    "mixed": Mixed,
 }
 """Batch policies by name."""
 
@@ -199,19 +167,6 @@ def _queues(waiting: Sequence[Waiting]) -> list[list[Waiting]]:
 
 def _since(queue: Sequence[Waiting]) -> float:
     return queue[0].since
-
-
-def _group(alike: Sequence[Waiting], free_tokens: int, state: BatchContext) -> Batch | None:
-    """Return a batch of requests of one kind. Prompts go whole, except the first one, which is cut to ``free_tokens``."""
-    if alike[0].kind == "verify":
-        return FirstCome(batch_tokens=free_tokens).choose(alike, state)
-    portions = [Portion(alike[0].session, min(alike[0].tokens, free_tokens))]
-    free_tokens -= portions[0].tokens
-    for work in alike[1:]:
-        if work.tokens <= free_tokens:
-            portions.append(Portion(work.session, work.tokens))
-            free_tokens -= work.tokens
-    return Batch("prefill", tuple(portions))
 
 
 def _check_tokens(field: str, tokens: int) -> None:

@@ -14,9 +14,12 @@ import uvloop
 import websockets
 
 from streamco.core.verifier.options import LoadLimits
+from streamco.errors import ConfigError
 from streamco.policies.acceptance import Rule, RuleKind
-from streamco.server.verify.options import VerifyOptions
-from streamco.server.verify.sessions import SessionManager, make_scheduler
+from streamco.policies.serving.batching import Alternating, BatchPolicy, LinearStep, Mixed, StrictPrefill
+from streamco.policies.serving.length_aware import LengthAware
+from streamco.server.verify.options import VerifyOptions, VerifyPolicy
+from streamco.server.verify.sessions import SessionManager, make_policy, make_scheduler
 from streamco.testing.engine import FakeEngine
 from streamco.wire.verify.checks import prefix_hash
 from streamco.wire.verify.codec import VerifyCodec
@@ -75,7 +78,7 @@ async def answer(server: Serving, number: int, count: int) -> None:
             continue
 
 
-@pytest.mark.parametrize("policy", ["alternating", "strict"])
+@pytest.mark.parametrize("policy", ["alternating", "strict", "length-aware", "mixed"])
 async def test_answers_over_connections_that_are_cut_at_random_lose_and_mix_nothing(policy: str) -> None:
     engine = target(successor=SUCCESSOR, mode="thread", held_sequences=6, context_tokens=128)
     options = VerifyOptions(policy=policy, load=LoadLimits(idle_after=0.005, draft_stretch=1e6, prefill_within=1e6))  # type: ignore[arg-type]
@@ -212,6 +215,19 @@ class SomeLine:
 def test_the_scheduler_bears_what_the_engine_holds() -> None:
     engine = FakeEngine(held_sequences=3, context_tokens=100)
     assert make_scheduler(engine, VerifyOptions(policy="strict")).reserved == 0
+
+
+def test_the_options_name_the_batch_policy_and_a_mixed_batch_has_the_room_that_is_cheap_or_given() -> None:
+    def policy(name: VerifyPolicy, room: int | None = None) -> BatchPolicy:
+        return make_policy(VerifyOptions(policy=name, room=room), 512, LinearStep(setup=0.05, per_token=0.001))
+
+    assert policy("alternating") == Alternating(batch_tokens=512)
+    assert policy("strict") == StrictPrefill(batch_tokens=512)
+    assert policy("length-aware") == LengthAware(batch_tokens=512, is_fair=True)
+    assert policy("mixed") == Mixed(room=96), "0.146 s is within 1.8 times 0.082 s; 128 rows take longer"
+    assert policy("mixed", room=200) == Mixed(room=200)
+    with pytest.raises(ConfigError, match="room: expected at most the 512 rows that the engine reads at once, got 513"):
+        policy("mixed", room=513)
 
 
 def test_on_uvloop_sessions_that_come_and_go_leave_a_working_device_alone() -> None:

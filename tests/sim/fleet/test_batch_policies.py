@@ -23,7 +23,8 @@ from streamco.policies.serving.batching import (
     StrictPrefill,
     Waiting,
 )
-from streamco.sim.fleet.batch_policies import BATCHING, ChunkedPrefill, Continuous, LengthAware, Windowed, batch_policy, padded_tokens
+from streamco.policies.serving.length_aware import LengthAware
+from streamco.sim.fleet.batch_policies import BATCHING, ChunkedPrefill, Continuous, Windowed, batch_policy, padded_tokens
 
 STEP = LinearStep(setup=0.040, per_token=0.0002)
 SMALL: dict[str, dict[str, object]] = {
@@ -34,7 +35,7 @@ SMALL: dict[str, dict[str, object]] = {
 
 
 def small(name: str) -> BatchPolicy:
-    return batch_policy(name, batch_tokens=64, **SMALL.get(name, {}))
+    return batch_policy(name, **{"room" if name == "mixed" else "batch_tokens": 64}, **SMALL.get(name, {}))
 
 
 def prompt(session: str, tokens: int, *, since: float = 0.0, context: int = 0) -> Waiting:
@@ -213,7 +214,7 @@ def test_a_batch_is_of_one_kind_fits_and_splits_nothing_that_is_judged(
     assert sum(portion.tokens for portion in batch.portions) <= policy.batch_tokens
     for portion in batch.portions:
         work = by_name[portion.session]
-        assert work.kind == batch.kind
+        assert work.kind == batch.kind or name == "mixed"
         assert 0 < portion.tokens <= work.tokens
         assert work.kind == "prefill" or portion.tokens == work.tokens or work.tokens - portion.tokens >= work.verify_rows
 
@@ -273,7 +274,11 @@ def test_a_policy_has_the_settings_it_is_given() -> None:
 @pytest.mark.parametrize(
     ("name", "options", "message"),
     [
-        ("lab", {}, "batching: expected one of fifo, windowed, length-aware, continuous, chunked, algorithm-1, alternating, got 'lab'"),
+        (
+            "lab",
+            {},
+            "batching: expected one of fifo, windowed, length-aware, continuous, chunked, algorithm-1, alternating, mixed, got 'lab'",
+        ),
         ("fifo", {"chunk": 9}, "batching: fifo: expected one of batch_tokens, got 'chunk'"),
         ("fifo", {"batch_tokens": "many"}, "batching: fifo: Expected `int`, got `str`"),
         ("fifo", {"batch_tokens": 31}, "batching: fifo: batch_tokens: expected at least 32, got 31"),

@@ -1,0 +1,65 @@
+"""Batches of requests of about equal length (DSD section 5.3, LAB; as in Orca and Sarathi), live and in the simulator."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Literal
+
+from msgspec import Struct
+
+from streamco.errors import ConfigError
+from streamco.policies.serving.batching import CHUNK, Batch, BatchContext, FirstCome, Portion, Waiting, fair_order
+
+__all__ = ["LengthAware", "group_of_kind"]
+
+
+class LengthAware(Struct, frozen=True, kw_only=True):
+    """Batches the head of the queue with requests of its kind and of about its length, so that little is padded (DSD 5.3, LAB).
+
+    Args:
+        tolerance: how much longer or shorter than the head another request may be, as a share of the head's length.
+        requests: maximum number of requests in a batch.
+        batch_tokens: maximum tokens that an engine reads at once. Only the head's prompt is cut to it; other prompts go whole or wait.
+        measure: how a length is measured, which the paper doesn't say. ``tokens``: tokens to be read, in which a batch is padded;
+            ``sequence``: with the tokens in the cache.
+        is_fair: True: devices take turns (``fair_order``), so that no device waits for one that sends much; False: the order of arrival.
+    """
+
+    tolerance: float = 0.25
+    requests: int = 32
+    batch_tokens: int = 512
+    measure: Literal["tokens", "sequence"] = "tokens"
+    is_fair: bool = False
+
+    def __post_init__(self) -> None:
+        if self.batch_tokens < CHUNK:
+            raise ConfigError(f"batch_tokens: expected at least {CHUNK}, got {self.batch_tokens}")
+        if not self.tolerance >= 0.0 or self.requests < 1:
+            raise ConfigError(f"length-aware: expected tolerance >= 0 and requests >= 1, got {self.tolerance} and {self.requests}")
+
+    def choose(self, waiting: Sequence[Waiting], state: BatchContext) -> Batch | None:
+        """Return the head and the requests of about its length, in their order."""
+        if not waiting:
+            return None
+        ordered = fair_order(waiting, state.served) if self.is_fair else waiting
+        head = ordered[0]
+        length = self._length(head)
+        max_difference = self.tolerance * length
+        alike = [work for work in ordered if work.kind == head.kind and abs(self._length(work) - length) <= max_difference]
+        return group_of_kind(alike[: self.requests], self.batch_tokens, state)
+
+    def _length(self, work: Waiting) -> int:
+        return work.tokens if self.measure == "tokens" else work.context + work.tokens
+
+
+def group_of_kind(alike: Sequence[Waiting], free_tokens: int, state: BatchContext) -> Batch | None:
+    """Return a batch of requests of one kind. Prompts go whole, except the first one, which is cut to ``free_tokens``."""
+    if alike[0].kind == "verify":
+        return FirstCome(batch_tokens=free_tokens).choose(alike, state)
+    portions = [Portion(alike[0].session, min(alike[0].tokens, free_tokens))]
+    free_tokens -= portions[0].tokens
+    for work in alike[1:]:
+        if work.tokens <= free_tokens:
+            portions.append(Portion(work.session, work.tokens))
+            free_tokens -= work.tokens
+    return Batch("prefill", tuple(portions))
