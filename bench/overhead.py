@@ -12,6 +12,7 @@ import argparse
 import time
 import tracemalloc
 from collections.abc import Callable, Sequence
+from functools import partial
 from random import Random
 
 import numpy as np
@@ -47,9 +48,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def _device(rounds: int, chunks: int) -> list[Row]:
-    deciding: dict[str, Callable[[], float]] = {
-        rule: _timed(lambda rule=rule: decide_chunks(rule, chunks), chunks * CHUNK) for rule in RULES
-    }  # type: ignore[misc]
+    deciding = {str(rule): _timed(partial(decide_chunks, rule, chunks), chunks * CHUNK) for rule in RULES}
     rows = [np.full((4, row + 1), 0.1, dtype=np.float32) for row in range(CHUNK - 1)]
     reading = {"importance": _timed(lambda: [draft_importance(rows) for _ in range(chunks)], chunks * CHUNK)}
     case = f"device, budget 0.2, chunks of {CHUNK}"
