@@ -24,6 +24,8 @@ from experiments.dsd import (
     tables,
     write,
 )
+from streamco.sim.experiment.experiment import read_experiment
+from streamco.sim.experiment.scenario import run_scenario
 
 CASE = "gsm8k, 600 drafters, 10 ms"
 
@@ -120,3 +122,14 @@ def test_results_of_another_experiment_are_refused(tmp_path: Path, capsys: pytes
         main([str(tmp_path)])
     said = capsys.readouterr().err
     assert "expected results of dsd_table2.yaml, which sweeps 'case' and 'window', got a sweep of drafters, policy.routing" in said
+
+
+def test_a_quick_look_at_table_2_measures_its_first_requests() -> None:
+    """50 requests come before the warm-up of the whole run has ended."""
+    experiment = read_experiment(Path("experiments/dsd_table2.yaml"), is_quick=True)
+    assert len(experiment.scenarios) == 9
+    last = next(each for each in experiment.scenarios if each.point["window"] == OTHERS[1])
+    found = run_scenario(last).system
+    assert found["completed"] == 50
+    assert found["tpot_mean"] > 0.0
+    assert set(PAPER_TPOT) >= {each.point["case"] for each in experiment.scenarios}

@@ -161,12 +161,13 @@ class Experiment:
         return self.file.table or tuple(dict.fromkeys([*drawn, *self.kind.columns]))
 
     def _shorten(self, file: ExperimentFile) -> ExperimentFile:
-        """Return the file with one repeat and few requests."""
+        """Return the file with one repeat and few requests, of which none is lost to a warm-up."""
         workload = next(field.type for field in msgspec.structs.fields(self.kind.options) if field.name == "workload")
         requests = file.workload.get("requests")
         fields = getattr(workload, "__struct_fields__", ())
         if "requests" in fields and (requests is None or (isinstance(requests, int) and requests > QUICK_REQUESTS)):
-            file = msgspec.structs.replace(file, workload={**file.workload, "requests": QUICK_REQUESTS})
+            kept = {name: value for name, value in file.workload.items() if name != "warm_up_s"}
+            file = msgspec.structs.replace(file, workload={**kept, "requests": QUICK_REQUESTS})
         return msgspec.structs.replace(file, repeats=1)
 
     def _thin(self, axis: Axis) -> Axis:
