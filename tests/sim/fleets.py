@@ -12,6 +12,7 @@ from streamco.core.speculation.options import SpeculationMachineOptions
 from streamco.core.verifier.options import SchedulerOptions
 from streamco.policies.serving.routing import routing_policy
 from streamco.policies.window import Static
+from streamco.profiles.row_costs import RowCosts
 from streamco.sim.driver import call_at
 from streamco.sim.fleet.fleet import AnswerOutcome, DeviceModel, Execution, Fleet, FleetDevice
 from streamco.sim.fleet.recorded_answer import END
@@ -55,6 +56,8 @@ class SmallFleet:
         execution: Execution = "distributed",
         window: int = 4,
         branches: int = 0,
+        siblings: int = 0,
+        ahead: int = 0,
         options: SchedulerOptions = OPEN,
         until: float = 1e6,
     ) -> None:
@@ -67,6 +70,9 @@ class SmallFleet:
             FleetDevice(number, model, ConstantLink(RTT), SpeculationEstimates(window=Static(window), prior=prior))
             for number in range(devices)
         ]
+        for each in self.devices if siblings else ():
+            each.pair.expect_rtt(RTT)
+            each.pair.expect_row_costs(RowCosts({1: STEP, 32: STEP}))
         self.fleet = Fleet(
             self.env,
             devices=self.devices,
@@ -79,6 +85,8 @@ class SmallFleet:
                 is_adaptive=execution != "distributed",
                 is_parallel=branches > 0,
                 max_branches=branches,
+                max_ahead=ahead,
+                max_siblings=siblings,
             ),
             rng=Random(1),
             on_outcome=self.outcomes.append,

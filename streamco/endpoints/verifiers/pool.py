@@ -254,6 +254,7 @@ def _common(one: VerifierFacts, other: VerifierFacts) -> VerifierFacts:
         samples_exactly=one.samples_exactly and other.samples_exactly,
         holds_context=one.holds_context and other.holds_context,
         max_ahead=min(one.max_ahead, other.max_ahead),
+        max_paths=min(one.max_paths, other.max_paths),
         row_costs=one.row_costs,  # no promise: windows are planned with it until verdicts have shown how long they take
     )
 

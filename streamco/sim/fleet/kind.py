@@ -332,6 +332,7 @@ class _World:
             is_parallel=policy.branches > 0,
             max_branches=min(policy.branches, _SEQUENCES),
             max_ahead=policy.ahead,
+            max_siblings=policy.siblings,
             verdict_timeout=_PATIENCE,
             first_verdict_timeout=_PATIENCE,
             patience=_PATIENCE,

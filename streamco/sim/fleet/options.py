@@ -133,6 +133,8 @@ class PolicyOptions(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
         branches: maximum number of branches that are pre-drafted while a verdict is out; 0: the device waits (Synera 4.4).
         ahead: maximum number of drafts that are sent ahead of their verdicts, so that the server need not wait for the link; needs
             branches and a budget of 1.
+        siblings: maximum number of other tokens that a draft carries for its positions, where the server's row costs say that they pay;
+            0: chains alone.
         budget: share of the drafts that are verified; below 1 the device chooses which (Synera 4.2); 0: the device writes alone.
         offload: how it chooses them. ``combined`` and ``importance`` need a trace with attention.
         forecast: how verdicts are forecast; ``sampled`` is the paper's, with one branch drawn (Synera 4.4).
@@ -149,6 +151,7 @@ class PolicyOptions(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     is_calibrated: bool = False
     branches: Annotated[int, Meta(ge=0)] = 0
     ahead: Annotated[int, Meta(ge=0, le=4)] = 0
+    siblings: Annotated[int, Meta(ge=0, le=30)] = 0
     budget: Annotated[float, Meta(ge=0, le=1)] = 1.0
     offload: OffloadSetting = "combined"
     forecast: Forecast = "learned"

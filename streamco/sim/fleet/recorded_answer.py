@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 
 from streamco.core.speculation.events import DraftToken
 from streamco.errors import ConfigError
+from streamco.policies.drafts.tree_acceptance import path_to, verify_tree_greedy
 from streamco.sim.workload.workload import SimulatedRequest
 
 __all__ = ["END", "RecordedAnswer", "prompt_ids"]
@@ -39,27 +40,29 @@ class RecordedAnswer:
 
     Attributes:
         tokens: tokens of the answer.
+        parents: parents of the draft that is being verified, if it is a tree.
     """
 
-    __slots__ = ("_drafted", "request", "tokens")
+    __slots__ = ("_drafted", "parents", "request", "tokens")
 
     def __init__(self, request: SimulatedRequest) -> None:
         self.request = request
         self.tokens = request.output_tokens
+        self.parents: Sequence[int] = ()
         self._drafted: list[DraftToken | None] = [None] * self.tokens
 
     def right(self, position: int) -> int:
         """Return the target's token at a position."""
         return position * _STRIDE + 1 if position + 1 < self.tokens else END
 
-    def verify(self, draft: Sequence[int], position: int) -> tuple[int, int]:
-        """Return how many tokens of a draft that begins at ``position`` are the target's, and the target's token after them."""
-        accepted = 0
-        for token in draft:
-            if token != self.right(position + accepted):
-                break
-            accepted += 1
-        return accepted, self.right(position + accepted)
+    def verify(self, draft: Sequence[int], position: int, parents: Sequence[int] = ()) -> tuple[int, int]:
+        """Return how many tokens of a draft that begins at ``position`` are the target's, and the target's token after them.
+
+        With ``parents`` the draft is a tree, and the former is the last node that is the target's (``policies.drafts.tree_acceptance``).
+        """
+        nodes = range(len(draft) + 1)
+        verdict = verify_tree_greedy(draft, parents, [self.right(position + len(path_to(parents, node))) for node in nodes])
+        return verdict.accepted, verdict.token
 
     def draft(self, ids: Sequence[int]) -> Mapping[int, float]:
         """Return the draft model's distribution after these ids of the answer."""

@@ -123,8 +123,9 @@ class SimulatedVerifierSession(_LinkedPeer):
         match command:
             case ConnectVerifier(ids):
                 self._open(ids)
-            case SendDraft(number, base, given, ids, if_verdict=if_verdict):
-                draft = DraftReceived(session=self._name, round=number, base=self._base + base, given=given, draft=ids)
+            case SendDraft(number, base, given, ids, if_verdict=if_verdict, parents=parents):
+                start = self._base + base
+                draft = DraftReceived(session=self._name, round=number, base=start, given=given, draft=ids, parents=parents)
                 payload = _FRAME + _TOKEN * len(given) + round(self._token_bytes * len(ids))
                 self._send(payload, lambda: self._arrive(draft, if_verdict), is_up=True)
             case CloseVerifier():

@@ -18,6 +18,7 @@ from streamco.core.verifier.events import (
     AcceptSession,
     BatchFinished,
     BatchPart,
+    DraftReceived,
     DraftVerdict,
     DropSequence,
     ForgetSession,
@@ -168,6 +169,12 @@ class TargetServer(SimulatedMachine[SchedulerEvent, SchedulerCommand]):
         self._emit_to[event.session] = emit
         self._answers[event.session] = answer
         self.receive(event)
+
+    def receive(self, event: SchedulerEvent) -> None:
+        """Hand an event to the scheduler; the parents of a draft are kept for its verdict."""
+        if isinstance(event, DraftReceived) and event.session in self._answers:
+            self._answers[event.session].parents = event.parents
+        super().receive(event)
 
     def close(self, session: str) -> None:
         """Close a session."""
@@ -352,7 +359,7 @@ class TargetServer(SimulatedMachine[SchedulerEvent, SchedulerCommand]):
         draft = part.ids[len(part.ids) - part.verify_rows + 1 :]
         self.verified += len(draft)
         position = part.start + len(part.ids) - len(draft) - answer.request.prompt_tokens
-        return DraftVerdict(part.session, *answer.verify(draft, position))
+        return DraftVerdict(part.session, *answer.verify(draft, position, answer.parents))
 
 
 def _pieces(lengths: Sequence[int], tokens: int, max_tokens: int | None) -> list[int]:

@@ -172,9 +172,12 @@ def large_facts(pool: VerifierPool) -> VerifierFacts:
 
 def test_what_holds_at_two_verifiers_is_the_less_of_each() -> None:
     one = VerifierFacts(model="m", rules=frozenset({RuleKind.GREEDY, RuleKind.SAMPLE}), draft_tokens=8, top_k=9, samples_exactly=True)
-    other = VerifierFacts(model="m", rules=frozenset({RuleKind.GREEDY}), draft_tokens=9, top_k=8, context_tokens=100, max_ahead=4)
+    other = VerifierFacts(
+        model="m", rules=frozenset({RuleKind.GREEDY}), draft_tokens=9, top_k=8, context_tokens=100, max_ahead=4, max_paths=8
+    )
     both = _common(one, other)
     assert both == VerifierFacts(model="m", rules=frozenset({RuleKind.GREEDY}), draft_tokens=8, top_k=8, context_tokens=100)
+    assert _common(other, replace(other, max_paths=4)).max_paths == 4
     assert _covers(one, None)
     assert not _covers(None, None)
     assert not _covers(replace(one, context_tokens=50), both), "its context ends sooner"

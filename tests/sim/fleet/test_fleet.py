@@ -99,3 +99,18 @@ def test_nothing_of_a_finished_request_stays_with_a_server() -> None:
         assert not server.sessions
         assert not server.known
     assert OPEN.sessions > 0
+
+
+@pytest.mark.parametrize("branches", [0, 6])
+def test_siblings_save_rounds_where_rows_cost_nothing(branches: int) -> None:
+    requested = requests(1, tokens=400, acceptance=0.7)
+    chain, tree = (
+        SmallFleet(requested, devices=1, branches=branches, ahead=branches // 2, siblings=siblings).outcomes[0] for siblings in (0, 7)
+    )
+    assert chain.report is not None
+    assert tree.report is not None
+    assert tree.tokens == chain.tokens
+    assert tree.report.rounds < 0.95 * chain.report.rounds
+    assert tree.report.verified / tree.report.rounds > 5
+    assert chain.report.verified / chain.report.rounds <= 4
+    assert tree.ended < chain.ended

@@ -101,3 +101,11 @@ def test_a_text_ends_after_its_record_even_if_the_draft_model_said_otherwise() -
     of = answer(bytes([1, 0]))
     assert of.write([of.right(0)]).id != END
     assert of.write([0, 0]).id == of.write([0] * 5).id == END
+
+
+def test_a_tree_is_verified_along_the_targets_tokens() -> None:
+    of = answer(bytes([1, 0, 1, 1, 1]))
+    right = [of.right(position) for position in range(5)]
+    draft = [right[0], right[1] + 1, right[2], right[1]]  # the last one stands in the place of the second
+    assert of.verify(draft, 0, (0, 1, 2, 1)) == (4, right[2])
+    assert of.verify(draft[:3], 0, (0, 1, 2)) == of.verify(draft[:3], 0) == (1, right[1])
