@@ -13,7 +13,6 @@ from streamco.engines.llamacpp.context import ABORTED, NO_KV_SLOT, LlamaContext
 from streamco.engines.step_emulation import StepEmulator
 from streamco.engines.threads import ThreadShare
 from streamco.errors import EngineError
-from streamco.profiles.row_costs import padded_size
 
 if TYPE_CHECKING:
     import numpy as np
@@ -185,6 +184,8 @@ class Decoder:
     def pad_batches(self, costs: Mapping[int, float]) -> None:
         """Pad batches from now on to a size that costs less, in seconds by rows. Exact mode pads none: its sizes decide about its bits."""
         if not self._exact:
+            from streamco.profiles.row_costs import padded_size  # its package needs numpy
+
             rows = range(1, min(max(costs, default=0), self.context.rows))
             self._padded = {count: size for count in rows if (size := padded_size(costs, count)) > count}
 

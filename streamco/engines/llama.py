@@ -31,7 +31,6 @@ from streamco.engines.sequence import HeldSequence
 from streamco.engines.step_emulation import StepEmulator, StepTime
 from streamco.engines.threads import budget
 from streamco.errors import ConfigError, EngineError, UsageError
-from streamco.profiles.row_costs import padded_costs, split_costs
 
 __all__ = ["LlamaEngine"]
 
@@ -241,6 +240,8 @@ class LlamaEngine:
 
     def _measure_rows(self) -> Mapping[int, float]:
         """Return what batches cost: as it is imposed, as it was measured before, or as it is measured now; on the engine's thread."""
+        from streamco.profiles.row_costs import padded_costs, split_costs  # their package needs numpy
+
         sizes = [rows for rows in ROW_SIZES if rows <= self._context.rows]
         if self.step_time is not None:
             return {rows: max(1e-6, self.step_time(0, rows)) for rows in range(1, sizes[-1] + 1)}
