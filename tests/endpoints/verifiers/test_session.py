@@ -6,6 +6,7 @@ from collections import Counter
 from random import Random
 
 import pytest
+from msgspec.structs import replace
 
 from streamco.config import Timeouts
 from streamco.core.speculation.events import (
@@ -20,6 +21,7 @@ from streamco.core.speculation.events import (
     VerifierLost,
 )
 from streamco.endpoints.verifiers.base import continuation_seed
+from streamco.endpoints.verifiers.session import _as_chain
 from streamco.policies.acceptance import Rule, RuleKind
 from streamco.testing import Crash, Cut, FaultProxy, Pause, Refuse, Reset, ScriptedVerifier, Stall
 from streamco.wire.verify.errors import (
@@ -437,3 +439,9 @@ async def test_another_connect_gives_up_what_there_was(server: ScriptedVerifier)
         assert await talk.write(8) == ANSWER[:8]
         assert server.contexts == [[*PROMPT, *talk.answer]]
         assert not talk.has_emitted()
+
+
+def test_a_tree_for_a_server_of_chains_loses_its_siblings_and_nothing_else() -> None:
+    tree = SendDraft(1, 3, (7,), (10, 11, 12, 20, 21), ("a", "b", "c", None, None), parents=(0, 1, 2, 0, 1))
+    assert _as_chain(tree) == SendDraft(1, 3, (7,), (10, 11, 12), ("a", "b", "c"))
+    assert _as_chain(replace(tree, ids=(10, 11), rows=(), parents=(0, 1))) == SendDraft(1, 3, (7,), (10, 11))
