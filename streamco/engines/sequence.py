@@ -14,7 +14,7 @@ from streamco.engines.kv_slots import Slot
 from streamco.engines.prediction import Predictor
 from streamco.engines.tasks import DraftTask, ExtensionTask, ReadingTask, Task, VerificationTask
 from streamco.errors import ConfigError, EngineError, UsageError
-from streamco.policies.drafts.tree_acceptance import check_tree, is_chain, leaves
+from streamco.policies.drafts.tree_shapes import check_tree, is_chain, leaves
 
 __all__ = ["CloseTask", "ForkTask", "HeldSequence", "EngineHandle", "TruncationTask", "Vocabulary"]
 

@@ -18,7 +18,7 @@ from streamco.engines.consumer import Consumer, EngineSignals
 from streamco.engines.kv_slots import Slot
 from streamco.engines.prediction import Predictor
 from streamco.errors import EngineError
-from streamco.policies.drafts.tree_acceptance import is_chain, leaves, longest_path, path_to
+from streamco.policies.drafts.tree_shapes import is_chain, leaves, longest_path, path_to
 
 if TYPE_CHECKING:
     import numpy as np

@@ -29,6 +29,7 @@ from typing import assert_never
 from streamco.config import check_share
 from streamco.errors import ConfigError
 from streamco.policies.acceptance import UNCHANGED, Distribution, Rule, RuleKind, TargetRow, Verdict, residual
+from streamco.policies.drafts.tree_shapes import check_tree, is_chain, leaves, longest_path, path_to
 
 __all__ = [
     "check_tree",
@@ -41,56 +42,6 @@ __all__ = [
     "verify_tree_sampled",
     "verify_tree_threshold",
 ]
-
-
-def is_chain(parents: Sequence[int]) -> bool:
-    """Return True if no two nodes have the same parent and each follows the one before it; an empty sequence stands for a chain."""
-    return all(parent == number for number, parent in enumerate(parents))
-
-
-def path_to(parents: Sequence[int], node: int) -> tuple[int, ...]:
-    """Return the nodes on the path to ``node``, in order, itself included; empty for node 0. Without parents the draft is a chain."""
-    if not parents:
-        return tuple(range(1, node + 1))
-    path: list[int] = []
-    while node:
-        path.append(node)
-        node = parents[node - 1]
-    return tuple(reversed(path))
-
-
-def leaves(parents: Sequence[int]) -> tuple[int, ...]:
-    """Return the nodes without children, in order: one for each path of the tree."""
-    inner = set(parents)
-    return tuple(node for node in range(1, len(parents) + 1) if node not in inner)
-
-
-def longest_path(parents: Sequence[int]) -> tuple[int, ...]:
-    """Return the nodes of the longest path from the context; of equal ones that of the first leaf. Empty without nodes."""
-    return max((path_to(parents, leaf) for leaf in leaves(parents)), key=len, default=())
-
-
-def check_tree(draft: Sequence[int], parents: Sequence[int]) -> None:
-    """Check that parents come before their children and that siblings are different tokens.
-
-    Args:
-        draft: tokens of the nodes.
-        parents: parent of each node, or none at all for a chain.
-
-    Raises:
-        ConfigError: there is another number of parents, a parent is not before its child, or two siblings are one token.
-    """
-    if not parents:
-        return
-    if len(parents) != len(draft):
-        raise ConfigError(f"tree: expected a parent for each of {len(draft)} tokens, got {len(parents)}")
-    seen: set[tuple[int, int]] = set()
-    for number, (token, parent) in enumerate(zip(draft, parents, strict=True), 1):
-        if not 0 <= parent < number:
-            raise ConfigError(f"tree: expected a parent of node {number} from 0 to {number - 1}, got {parent}")
-        if (parent, token) in seen:
-            raise ConfigError(f"tree: expected different tokens after node {parent}, got {token} twice")
-        seen.add((parent, token))
 
 
 def verify_tree(
