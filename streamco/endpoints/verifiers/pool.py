@@ -7,7 +7,7 @@ and goes on with the same answer. A verifier that failed is left out, and comes 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from contextlib import suppress
 from functools import reduce
 from random import Random
@@ -121,7 +121,8 @@ class VerifierPool:
     @property
     def facts(self) -> VerifierFacts | None:
         """Facts that hold at every verifier that was probed, so that an answer may move. None: none was."""
-        known = [facts for member in self.members if (facts := member.verifier.facts) is not None and facts.model == self._model]
+        model = self._common_model()
+        known = [facts for member in self.members if (facts := member.verifier.facts) is not None and facts.model == model]
         return reduce(_common, known) if known else None
 
     @property
@@ -151,7 +152,12 @@ class VerifierPool:
         Raises:
             EndpointError, VerifierError: the first one's error, if all fail.
         """
-        errors = await asyncio.gather(*(self._probe(member) for member in self.members))
+        found = await asyncio.gather(*(_probe(member) for member in self.members))
+        errors = [error or self._refuse_other_model(member) for member, error in zip(self.members, found, strict=True)]
+        for member, error in zip(self.members, errors, strict=True):
+            member.problem = ""
+            if error is not None:
+                self.record_failure(member, str(error))
         if all(errors):
             raise next(error for error in errors if error is not None)
         facts = self.facts
@@ -175,21 +181,31 @@ class VerifierPool:
 
     # Choosing
 
-    def choose(self, *, without: PoolMember | None = None, needed: VerifierFacts | None = None) -> PoolMember | None:
+    def choose(self, *, without: Collection[PoolMember] = (), needed: VerifierFacts | None = None) -> PoolMember | None:
         """Return the verifier of an answer; None: there is none that works and has room.
 
         Args:
-            without: one that is not to be chosen.
+            without: those that are not to be chosen.
             needed: facts that the answer was planned with; None: it was not planned yet.
         """
         now = monotonic()
-        found = [each for each in self.members if each is not without and each.is_free(now=now) and _covers(each.verifier.facts, needed)]
+        for member in self.members:
+            if not member.problem and (problem := self.why_other_model(member)):  # it was started again with another one
+                self.record_failure(member, problem)
+        free = [each for each in self.members if each not in without and each.is_free(now=now)]
+        found = [each for each in free if _covers(each.verifier.facts, needed)]
         return found[self._routing.choose([each.load(now=now) for each in found], self._rng)] if found else None
 
     def choose_first(self) -> PoolMember:
-        """Return the verifier of a new answer: if none works, the one with the fewest answers, which may be back."""
+        """Return the verifier of a new answer: if none works, the one with the fewest answers, which may be back.
+
+        A verifier of another model is never chosen, and one that was never reached only if there is no other.
+        """
         now = monotonic()
-        return self.choose() or min(self.members, key=lambda each: (bool(each.problem), each.load(now=now)))
+        if (free := self.choose()) is not None:
+            return free
+        found = [member for member in self.members if not self.why_other_model(member)]
+        return min(found, key=lambda each: (each.verifier.facts is None, bool(each.problem), each.load(now=now)))
 
     @property
     def left_out(self) -> dict[str, str]:
@@ -211,35 +227,42 @@ class VerifierPool:
             return f"{member.name}: expected an answer within {within:g} s, got none"
         except (EndpointError, VerifierError) as error:
             return str(error)
-        return self._why_other_model(member)
+        return self.why_other_model(member)
 
     async def _bring_back(self, member: PoolMember) -> None:
         while member.problem:
             await asyncio.sleep(self._retry_after)
             with suppress(EndpointError, VerifierError):
                 await member.verifier.probe()
-                member.problem = self._why_other_model(member)
+                member.problem = self.why_other_model(member)
         del self._returning[member]
 
-    async def _probe(self, member: PoolMember) -> StreamcoError | None:
-        try:
-            await member.verifier.probe()
-        except (EndpointError, VerifierError) as error:
-            self.record_failure(member, str(error))
-            return error
-        member.problem = self._why_other_model(member)
-        if not member.problem:
-            return None
-        self.record_failure(member, member.problem)
-        return VerifierError(member.problem)
+    def why_other_model(self, member: PoolMember) -> str:
+        """Return why a verifier can't go on with another one's answer; "": it has the model of all, or was never reached."""
+        facts, model = member.verifier.facts, self._common_model()
+        if facts is None or facts.model == model:
+            return ""
+        return f"{member.name}: expected the model of the others, {model}, got {facts.model}"
 
-    def _why_other_model(self, member: PoolMember) -> str:
-        """Return why a verifier can't go on with another one's answer; "": it has the same model. The first one's model is that of all."""
-        facts = member.verifier.facts
-        assert facts is not None, "a verifier that was probed has facts"
-        if self._model is None:
-            self._model = facts.model
-        return "" if facts.model == self._model else f"{member.name}: expected the model of the others, {self._model}, got {facts.model}"
+    def _refuse_other_model(self, member: PoolMember) -> VerifierError | None:
+        problem = self.why_other_model(member)
+        return VerifierError(problem) if problem else None
+
+    def _common_model(self) -> str | None:
+        """Return the model of all: that of the first verifier in the list, as long as any verifier has it. None: none was reached."""
+        known = [facts.model for member in self.members if (facts := member.verifier.facts) is not None]
+        if known and self._model not in known:
+            self._model = known[0]
+        return self._model
+
+
+async def _probe(member: PoolMember) -> StreamcoError | None:
+    """Probe a verifier; return the error that it met."""
+    try:
+        await member.verifier.probe()
+    except (EndpointError, VerifierError) as error:
+        return error
+    return None
 
 
 def _common(one: VerifierFacts, other: VerifierFacts) -> VerifierFacts:

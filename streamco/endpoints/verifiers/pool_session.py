@@ -22,8 +22,9 @@ from streamco.endpoints.base import Endpoint
 from streamco.endpoints.verifiers.base import Emit, VerifierCommand, VerifierEvent, VerifierFacts, VerifierSession
 from streamco.endpoints.verifiers.pool import PoolMember, VerifierPool
 from streamco.engines.base import Engine
-from streamco.errors import StreamcoError
+from streamco.errors import StreamcoError, VerifierError
 from streamco.policies.acceptance import Rule
+from streamco.wire.verify.errors import VerifierFailedError, VerifyProtocolError
 
 __all__ = ["AssignedVerifier", "PooledSession", "VerifierMove"]
 
@@ -60,6 +61,7 @@ class AssignedVerifier:
         self._pool = pool
         self._needed = pool.facts
         self._member = pool.choose_first()
+        self._refused_by: set[PoolMember] = set()
 
     @property
     def member(self) -> PoolMember:
@@ -111,9 +113,13 @@ class AssignedVerifier:
     async def aclose(self) -> None:
         """Close nothing, because the verifiers are the pool's."""
 
+    def refuse(self) -> None:
+        """Record that the present verifier doesn't take this answer, though it may take others: the answer doesn't come back to it."""
+        self._refused_by.add(self._member)
+
     def move(self, why: str) -> bool:
         """Choose another verifier; return False if there is none that works and has room."""
-        other = self._pool.choose(without=self._member, needed=self._needed)
+        other = self._pool.choose(without={self._member, *self._refused_by}, needed=self._needed)
         if other is None:
             return False
         self.moves.append(VerifierMove(self.name, other.name, why))
@@ -194,6 +200,11 @@ class PooledSession:
         match event:
             case VerdictReceived():
                 self.assigned.member.record_queue(event.queue_depth, now=monotonic())
+            case VerifierConnected() if problem := self._pool.why_other_model(self.assigned.member):
+                self._session.run(CloseVerifier())
+                if self._leave(error := VerifierError(problem)):
+                    return  # the other verifier answers
+                event = VerifierFailed(error)
             case VerifierConnected():
                 if self.assigned.moves and not self._session.rounds:
                     self.assigned.read_again += self._prompt_tokens + event.length
@@ -209,11 +220,16 @@ class PooledSession:
                     if was_asked:
                         return  # the other verifier answers
                     event = VerifierLost()
+        if isinstance(event, VerifierFailed):
+            self._end()  # nothing follows it, though another verifier may come back
         self._emit(event)
 
     def _leave(self, error: StreamcoError) -> bool:
-        """Leave a verifier that failed out, and move away from it; return False if there is no other."""
-        self._pool.record_failure(self.assigned.member, str(error))
+        """Move away from a verifier that failed, and leave it out if it failed for all answers; return False if there is no other."""
+        if _is_about_answer(error):
+            self.assigned.refuse()
+        else:
+            self._pool.record_failure(self.assigned.member, str(error))
         return self._move(str(error))
 
     def _move(self, why: str) -> bool:
@@ -261,3 +277,8 @@ class PooledSession:
             self._is_over = True
             self._cancel_watching()
             self.assigned.member.answers -= 1
+
+
+def _is_about_answer(error: StreamcoError) -> bool:
+    """Return True if a verifier refuses this answer's frames, so that other answers may well be verified there."""
+    return isinstance(error, VerifyProtocolError) and not error.is_fatal and error.code != VerifierFailedError.code

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from random import Random
 from typing import Any
 
@@ -153,6 +154,73 @@ async def test_a_verifier_of_another_model_or_vocabulary_is_left_out() -> None:
         await pool.aclose()
 
 
+async def test_the_first_verifier_in_the_list_gives_the_model_however_fast_the_others_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with scripted() as first, scripted(model="larger") as second:
+        pool = pool_of(first, second)
+        await pool.start(an_engine())
+        slow, is_there = pool.members[0].verifier, asyncio.Event()
+        probe = slow.probe
+
+        async def probe_late() -> VerifierFacts:
+            await is_there.wait()
+            return await probe()
+
+        monkeypatch.setattr(slow, "probe", probe_late)
+        probing = asyncio.create_task(pool.probe())
+        await settled(lambda: pool.members[1].verifier.facts is not None)
+        is_there.set()
+        assert (await probing).model == "scripted"
+        assert list(pool.left_out) == ["b"]
+        await pool.aclose()
+
+
+async def test_a_new_answer_never_goes_to_a_verifier_of_another_model() -> None:
+    async with scripted() as good, scripted(model="larger") as larger:
+        pool = pool_of(good, larger)
+        await pool.start(an_engine())
+        await pool.probe()
+        pool.members[0].answers = 3
+        pool.record_failure(pool.members[0], "down")
+        assert pool.choose() is None
+        assert pool.choose_first() is pool.members[0], "it may be back; the other one would write another text"
+        await pool.aclose()
+
+
+async def test_a_verifier_that_was_never_reached_comes_last() -> None:
+    async with scripted() as here, scripted() as away:
+        pool = pool_of(away, here)
+        await away.aclose()
+        await pool.start(an_engine())
+        await pool.probe()
+        pool.members[1].answers = 3
+        pool.record_failure(pool.members[1], "down")
+        assert pool.choose_first() is pool.members[1]
+        await pool.aclose()
+
+
+async def start_with(model: str, server: ScriptedVerifier, member: PoolMember) -> None:
+    """Start a server again with another model, and wait until its verifier has noticed."""
+    server._model = model
+    server.cut()
+    await settled(lambda: bool(not server.connections_open))
+    while member.verifier.facts is None or member.verifier.facts.model != model:
+        with suppress(EndpointError):
+            await member.verifier.probe()
+
+
+async def test_verifiers_that_come_back_with_another_model_are_left_out_until_all_have_it() -> None:
+    async with probed(2, routing="in-order", retry_after=0.02) as (servers, pool):
+        await start_with("larger", servers[0], pool.members[0])
+        assert chosen(pool, 2) == "bb"
+        assert pool.left_out == {"a": "a: expected the model of the others, scripted, got larger"}
+        assert pool.facts is not None
+        assert pool.facts.model == "scripted"
+        await start_with("larger", servers[1], pool.members[1])
+        assert pool.facts.model == "larger"
+        await settled(lambda: not pool.left_out)
+        assert chosen(pool, 1) == "a"
+
+
 async def test_an_answer_is_planned_with_what_holds_at_every_verifier() -> None:
     async with scripted(limits=VerifyLimits(draft_tokens=8, top_k=40)) as small, scripted() as large:
         pool = pool_of(large, small)
@@ -160,7 +228,7 @@ async def test_an_answer_is_planned_with_what_holds_at_every_verifier() -> None:
         facts = await pool.probe()
         assert (facts.draft_tokens, facts.top_k) == (8, 40)
         assert pool.choose(needed=facts) is not None
-        assert pool.choose(needed=large_facts(pool), without=pool.members[0]) is None, "a smaller one can't go on with larger drafts"
+        assert pool.choose(needed=large_facts(pool), without=pool.members[:1]) is None, "a smaller one can't go on with larger drafts"
         await pool.aclose()
 
 

@@ -10,7 +10,7 @@ from streamco.core.speculation.events import CloseVerifier, ConnectVerifier, Ver
 from streamco.endpoints.verifiers.pool import VerifierPool
 from streamco.endpoints.verifiers.pool_session import PooledSession
 from streamco.testing import Refuse, ScriptedVerifier
-from streamco.wire.verify.errors import OverloadedError, RuleError
+from streamco.wire.verify.errors import FaultLimitError, OverloadedError, RuleError
 from tests.endpoints.verifiers.support import DRAFTER, PROMPT, TARGET, Talk, greedy
 from tests.endpoints.verifiers.test_pool import probed
 
@@ -128,7 +128,56 @@ async def test_an_error_that_lasts_moves_the_answer_and_is_the_answer_s_only_at_
         fail(servers[1])
         talk.send(greedy(DRAFTER, [*talk.prompt, *talk.answer], 3))
         await talk.next(VerifierFailed)
-        assert list(pool.left_out) == ["a", "b"]
+        assert at(pool) == [0, 0], "it is over"
+        assert not pool.left_out, "other answers can be verified there"
+        await talk.session.aclose()
+
+
+async def test_a_verifier_that_refuses_this_client_is_left_out() -> None:
+    async with probed(2, routing="in-order") as (servers, pool):
+        talk = Talk(pool)
+        await talk.connect()
+        await a_round(talk)
+        servers[0].script(Refuse(FaultLimitError))
+        talk.send(greedy(DRAFTER, [*talk.prompt, *talk.answer], 3))
+        await talk.next(VerifierLost)
+        await talk.connect()
+        await a_round(talk)
+        assert list(pool.left_out) == ["a"]
+        await talk.session.aclose()
+
+
+async def test_an_answer_leaves_a_verifier_that_comes_back_with_another_model() -> None:
+    async with probed(2, routing="in-order") as (servers, pool):
+        talk = Talk(pool)
+        await talk.connect()
+        await a_round(talk)
+        servers[0]._model = "larger"
+        servers[0].lose_sessions()
+        servers[0].cut()
+        await talk.next(VerifierLost)
+        await talk.connect()
+        await a_round(talk)
+        assert talk.answer == greedy(TARGET, PROMPT, len(talk.answer))
+        assert session_of(talk).assigned.moves[0].why == "a: expected the model of the others, scripted, got larger"
+        assert (list(pool.left_out), at(pool)) == (["a"], [0, 1])
+        await talk.session.aclose()
+
+
+async def test_an_answer_whose_model_is_gone_everywhere_fails_rather_than_mix_two() -> None:
+    async with probed(2, routing="in-order") as (servers, pool):
+        talk = Talk(pool)
+        await talk.connect()
+        await a_round(talk)
+        await servers[1].aclose()
+        pool.record_failure(pool.members[1], "down")
+        servers[0]._model = "larger"
+        servers[0].cut()
+        await talk.next(VerifierLost)
+        talk.session.run(ConnectVerifier(tuple(talk.answer)))
+        failed = await talk.next(VerifierFailed)
+        assert "got larger" in str(failed.error)
+        assert at(pool) == [0, 0]
         await talk.session.aclose()
 
 
