@@ -6,9 +6,10 @@ and Alpaca's instructions (prose). Contenders take turns prompt by prompt: the s
 alone. Server and device have read a prompt before the first contender's turn, so all find it. Tokens a second are those of whole answers.
 
 The bound is arithmetic: with a share a of drafted tokens accepted, a round of w tokens gives E(a, w) tokens and takes the longer of its
-verification, by the price list, and of w steps of the device. Nothing else takes time, and no draft waits for a verdict. The best w
-counts. What a round takes beside is split: computing at the verifier, waiting in its queue, and the rest, which is drafting that
-nothing hid, hand-overs and the link.
+verification, by the price list, and of w + a^w steps of the device: if all is accepted (a^w), it has drafted its guess of the verifier's
+own token before what follows that one. Nothing else takes time, and no draft waits for a verdict. The best w counts. What a round takes
+beside is split: computing at the verifier, waiting in its queue, and the rest, which is drafting that nothing hid, hand-overs and the
+link.
 
 With ``--exact`` the server is in exact mode, and a text that is not the stream's own is an error. ``--rtt-ms`` puts an emulated link
 between the two.
@@ -248,7 +249,8 @@ def bound(costs: RowCosts, acceptance: float, draft_step: float, rtt: float) -> 
     """The best window, and the tokens a second of its rounds if all that can overlap does; see the module."""
 
     def rate(window: int) -> float:
-        return expected_tokens(acceptance, window) / max(costs.seconds(window + 1) + rtt, window * draft_step)
+        steps = window + acceptance**window
+        return expected_tokens(acceptance, window) / max(costs.seconds(window + 1) + rtt, steps * draft_step)
 
     window = max(range(1, 17), key=rate)
     return window, rate(window)

@@ -1,7 +1,7 @@
-"""Write a run of every bench below the line in bench/RESULTS.md: ``python -m bench.record [--quick] [name ...]``.
+"""Write a run of every bench below the line in bench/RESULTS.md: ``python -m bench.record [--quick] [name ...] [-- option ...]``.
 
 A run is kept as bench/results/NAME.jsonl: a line about machine, date and commit, and then a line for each row. Its tables are made of that
-file; ``--render`` makes them again and runs nothing.
+file; ``--render`` makes them again and runs nothing. Options after ``--`` are the bench's own; the tables name them.
 
 What stands above the line is written by hand and kept; tables of benches that were not run this time are kept too. Results must be of a
 commit that others can check out, so it records none of a tree with changes, and none of a commit that the branch upstream doesn't have.
@@ -69,9 +69,9 @@ def commit(root: Path = HERE.parent) -> str:
     return short
 
 
-def run(name: str, *, quick: bool) -> list[Row]:
+def run(name: str, *options: str) -> list[Row]:
     """One bench's rows."""
-    command = [sys.executable, "-m", f"bench.{name}", "--json", *(["--quick"] if quick else [])]
+    command = [sys.executable, "-m", f"bench.{name}", "--json", *options]
     done = subprocess.run(command, cwd=HERE.parent, check=True, stdout=subprocess.PIPE, text=True)
     return [Row(**json.loads(line)) for line in done.stdout.splitlines() if line.startswith("{")]
 
@@ -83,10 +83,10 @@ def figure(value: float) -> str:
     return f"{value:.3g}" if abs(value) >= 0.001 or not value else f"{value:.6f}"
 
 
-def keep(name: str, rows: Sequence[Row], *, quick: bool, at: str, folder: Path = RUNS) -> None:
+def keep(name: str, rows: Sequence[Row], *, options: Sequence[str] = (), at: str, folder: Path = RUNS) -> None:
     """Write the file of a run; ``at``: the commit that it is of."""
     today = dt.datetime.now(tz=dt.UTC).date().isoformat()
-    head = {"bench": name, "machine": machine(), "date": today, "commit": at, "quick": quick}
+    head = {"bench": name, "machine": machine(), "date": today, "commit": at, "options": list(options)}
     folder.mkdir(exist_ok=True)
     (folder / f"{name}.jsonl").write_text("".join(f"{json.dumps(line)}\n" for line in (head, *map(asdict, rows))))
 
@@ -96,7 +96,7 @@ def section(name: str, folder: Path = RUNS) -> str:
     head, *kept = map(json.loads, (folder / f"{name}.jsonl").read_text().splitlines())
     rows = [Row(**row) for row in kept]
     title = re.sub(r"\s+", " ", (HERE / f"{name}.py").read_text().split('"""')[1].split("\n\n")[0].strip())
-    about = f"{head['machine']}; {head['date']}; commit {head['commit']}{'; --quick' if head['quick'] else ''}."
+    about = f"{head['machine']}; {head['date']}; commit {head['commit']}{'; ' * bool(head['options'])}{' '.join(head['options'])}."
     lines = [f"## {name}", "", title, "", about, ""]
     groups: dict[tuple[str, str, str], list[Row]] = {}
     for row in rows:
@@ -119,13 +119,21 @@ def section(name: str, folder: Path = RUNS) -> str:
     return "\n".join(lines) + "\n"
 
 
+def split_options(words: Sequence[str]) -> tuple[Sequence[str], Sequence[str]]:
+    """Return the words before ``--``, which are this command's, and those after it, which are the bench's."""
+    end = words.index("--") if "--" in words else len(words)
+    return words[:end], words[end + 1 :]
+
+
 def main() -> None:
     """Run, then rewrite the part below the line."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("names", nargs="*", help="these benches (default: all)")
-    parser.add_argument("--quick", action="store_true")
+    parser.add_argument("--quick", action="store_true", help="pass --quick to each bench")
     parser.add_argument("--render", action="store_true", help="make the tables of all kept runs again, and run nothing")
-    args = parser.parse_args()
+    words, options = split_options(sys.argv[1:])
+    args = parser.parse_args(words)
+    options = (*(["--quick"] if args.quick else []), *options)
     head, _, rest = RESULTS.read_text().partition(LINE) if RESULTS.exists() else ("# Results\n\n", "", "")
     kept = {text.split("\n", 1)[0].strip(): f"## {text.rstrip()}\n" for text in rest.split("\n## ")[1:]}
     if args.render:
@@ -135,10 +143,10 @@ def main() -> None:
     at = commit()
     for name in args.names or BENCHES:
         print(f"== {name}", file=sys.stderr)
-        rows = run(name, quick=args.quick)
+        rows = run(name, *options)
         if commit() != at:
             raise SystemExit(f"{name}: expected commit {at} to stay while the bench ran, got {commit()}")
-        keep(name, rows, quick=args.quick, at=at)
+        keep(name, rows, options=options, at=at)
         kept[name] = section(name)
         write(head, kept)
 

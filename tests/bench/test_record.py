@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from bench.record import RESULTS, RUNS, commit, keep, section
+from bench.record import RESULTS, RUNS, commit, keep, section, split_options
 from bench.report import Row
 
 
@@ -64,7 +64,7 @@ def test_a_folder_without_a_history_is_refused(tmp_path: Path) -> None:
 
 def test_tables_are_made_of_the_file_of_a_run(tmp_path: Path) -> None:
     rows = [Row("topk", "a case", name, "time", "us", value, value / 2, value * 2) for name, value in (("streamco", 2.0), ("numpy", 3.0))]
-    keep("topk", rows, quick=True, at="1dc1f62", folder=tmp_path)
+    keep("topk", rows, options=["--quick"], at="1dc1f62", folder=tmp_path)
     text = section("topk", tmp_path)
     assert text.startswith("## topk\n")
     assert "; commit 1dc1f62; --quick.\n" in text
@@ -74,3 +74,8 @@ def test_tables_are_made_of_the_file_of_a_run(tmp_path: Path) -> None:
 @pytest.mark.parametrize("path", sorted(RUNS.glob("*.jsonl")), ids=lambda path: path.stem)
 def test_the_results_show_what_the_files_of_the_runs_hold(path: Path) -> None:
     assert section(path.stem) in RESULTS.read_text(), "python -m bench.record --render"
+
+
+def test_a_benchs_own_options_come_after_two_dashes() -> None:
+    assert split_options(["pair", "--", "--prompts", "8"]) == (["pair"], ["--prompts", "8"])
+    assert split_options(["--quick", "topk"]) == (["--quick", "topk"], [])

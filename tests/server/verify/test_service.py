@@ -35,7 +35,7 @@ async def test_the_welcome_says_what_the_server_takes() -> None:
     async with serving(target(context_tokens=100), verify=options, model="large") as server, connecting(server.url) as device:
         welcome = await device.hear(Welcome)
     assert (welcome.version, welcome.model, welcome.rules, welcome.resume_s, welcome.is_exact) == (1, "large", 0b111, 7, True)
-    assert welcome.limits == VerifyLimits(frame_bytes=40_000, context_tokens=100, draft_tokens=8, top_k=5, sessions=3)
+    assert welcome.limits == VerifyLimits(frame_bytes=40_000, context_tokens=100, draft_tokens=8, top_k=5, sessions=3, paths=8)
 
 
 async def test_sessions_of_one_connection_are_judged_side_by_side() -> None:
