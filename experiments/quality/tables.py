@@ -44,7 +44,7 @@ def update_page(text: str, tables: str) -> str:
 def format_cells(cells: Sequence[Cell]) -> str:
     """Return a sentence with the counts, and one table for each measure."""
     verdicts = [cell.verdict for cell in cells]
-    counts = ", ".join(f"{verdicts.count(verdict)} {label}" for verdict, label in _LABELS.items())
+    counts = ", ".join(f"{sum(each == verdict for each in verdicts)} {label}" for verdict, label in _LABELS.items())
     parts = [f"Of {len(cells)} cells: {counts}."]
     for task, measure in dict.fromkeys((cell.task, cell.measure) for cell in cells):
         rows = [cell for cell in cells if (cell.task, cell.measure) == (task, measure)]

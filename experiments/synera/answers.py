@@ -231,7 +231,9 @@ def write_answers(
     ]
     while running := [line for line in lines if not line.is_over]:
         _write_round(models, running, waiting)
-    for held in (*lines, read_draft, read_target):
+    for line in lines:
+        line.close()
+    for held in (read_draft, read_target):
         held.close()
     return {line.cell: line.answer for line in lines}
 

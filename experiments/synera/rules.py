@@ -54,7 +54,11 @@ class Cell(Struct, frozen=True, order=True):
     @property
     def offload_rule(self) -> OffloadRule:
         """The rule that chooses chunks."""
-        return self.rule if self.rule in {"combined", "confidence", "importance"} else "confidence"  # type: ignore[return-value]
+        match self.rule:
+            case "combined" | "confidence" | "importance":
+                return self.rule
+            case _:
+                return "confidence"
 
 
 def cells_of(rules: tuple[RuleName, ...], budgets: tuple[float, ...]) -> list[Cell]:

@@ -29,7 +29,7 @@ def passes(answer: str, prompt: str, test: str, limits: Limits = USUAL) -> float
 def complete_program(answer: str, prompt: str) -> str:
     """Return the prompt's imports and helpers with the answer's function; an answer without the function completes the prompt's."""
     name = entry_point(prompt)
-    blocks = _FENCED.findall(answer) or [answer]
+    blocks: list[str] = _FENCED.findall(answer) or [answer]
     code = next((block for block in blocks if re.search(rf"^\s*def {name}\b", block, re.MULTILINE)), None)
     if code is None:
         return prompt + blocks[0]
