@@ -1,7 +1,7 @@
 """The process that ``sandbox.run_program`` starts: locks itself in, then runs the program from its standard input.
 
-Arguments: the mark that it writes when the program has come to its end, the descriptor to write it to, bytes of memory, seconds. It imports
-nothing of the project, because it runs without its path.
+Arguments: the mark that it writes when the program has come to its end, the descriptor to write it to, bytes of memory, seconds. Before the
+program runs it writes a dot. It imports nothing of the project, because it runs without its path.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from typing import NoReturn
 __all__ = ["main"]
 
 UNUSABLE = 77
+LOCKED = b"."  # written before the program runs
 # Modules that are loaded before the files are out of reach: what solutions of HumanEval import, and what these import late.
 MODULES = (
     *("array", "bisect", "cmath", "collections", "collections.abc", "copy", "datetime", "decimal", "enum", "fractions", "functools"),
@@ -51,6 +52,7 @@ def main(mark: str, descriptor: str, memory: str, seconds: str) -> NoReturn:
     if not lock_in():
         os._exit(UNUSABLE)
     write, leave = os.write, os._exit  # the program may replace those of ``os``
+    write(int(descriptor), LOCKED)
     try:
         exec(compile(source, "<program>", "exec"), {"__name__": "__main__"})  # noqa: S102  # this is what the child is for
     except BaseException:  # noqa: BLE001  # whatever it is, the program has not come to its end

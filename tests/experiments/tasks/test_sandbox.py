@@ -60,6 +60,7 @@ def test_a_program_that_ends_has_passed() -> None:
         "def f():\n    return f()\nf()",
         "import ctypes\nctypes.string_at(0)",
         "raise BaseException",
+        "import os\nos._exit(77)",
         "import numpy",
         "\ud800",
     ],
