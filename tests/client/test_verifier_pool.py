@@ -14,7 +14,7 @@ from streamco.endpoints.verifiers.pool import VerifierPool
 from streamco.endpoints.verifiers.streamco import VerifierEndpoint
 from streamco.errors import ConfigError
 from streamco.testing import Crash, Refuse
-from streamco.wire.verify.errors import OverloadedError
+from streamco.wire.verify.errors import OverloadedError, RuleError
 from tests.client.helpers import tokens_text
 from tests.client.speculating import PROMPT, QUICK, World
 
@@ -96,6 +96,20 @@ async def test_a_refused_answer_goes_to_another_verifier(world: World) -> None:
         assert await tokens_text(stream) == world.text()
         assert stream.report.speculation is not None
         assert stream.report.speculation.verifiers == ("a", "b")
+
+
+async def test_an_answer_that_every_verifier_refuses_does_not_keep_the_next_one_from_them(world: World) -> None:
+    async with world.scripted() as one, world.scripted() as other, world.speculating(pool_of(one.url, other.url)) as client:
+        for verifier in (one, other):
+            verifier.script(Refuse(RuleError, is_about_round=False))
+        refused = client.stream(PROMPT, temperature=0)
+        await tokens_text(refused)
+        assert refused.report.speculation is not None
+        assert refused.report.speculation.verifiers == ("a", "b")
+        stream = client.stream(PROMPT, temperature=0)
+        assert await tokens_text(stream) == world.text()
+        assert stream.report.speculation is not None
+        assert (stream.report.speculation.verifiers, stream.report.notes) == (("a",), [])
 
 
 async def test_crashes_here_and_there_cost_no_token(world: World) -> None:

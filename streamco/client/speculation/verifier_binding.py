@@ -137,7 +137,12 @@ class VerifierBinding:
                 await self._probe()
 
     def record_problem(self, problem: str) -> None:
-        """Record a problem that an answer had with the verifier. The next answers are not speculated until it was probed again."""
+        """Record a problem that an answer had with the verifier. The next answers are not speculated until it was probed again.
+
+        Of several verifiers, those that failed are left out already. As long as another one is free, the next answers go there.
+        """
+        if isinstance(self.verifier, VerifierPool) and self.verifier.is_free:
+            return
         if not self.problem:
             self._set_problem(problem)
 

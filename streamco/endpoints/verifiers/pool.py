@@ -19,7 +19,7 @@ from streamco.endpoints.base import Endpoint
 from streamco.endpoints.verifiers.base import Emit, Verifier, VerifierFacts, VerifierSession
 from streamco.endpoints.verifiers.streamco import VerifierEndpoint
 from streamco.engines.base import Engine
-from streamco.errors import ConfigError, EndpointError, StreamcoError, VerifierError
+from streamco.errors import ConfigError, EndpointError, EndpointTimeoutError, StreamcoError, VerifierError
 from streamco.policies.acceptance import Rule
 from streamco.policies.serving.routing import ShortestQueue, routing_policy
 
@@ -28,6 +28,7 @@ __all__ = ["PoolMember", "VerifierPool"]
 _RETRY_AFTER = 30.0  # seconds after which a verifier that was left out is probed again
 _TOLD_SECONDS = 5.0  # seconds for which the length of a queue is believed
 _BUSY_SECONDS = 5.0  # seconds for which a verifier that took no session is passed over
+_LATE_SECONDS = 2.0  # seconds that the others have to answer a first probe when one has answered
 
 
 class PoolMember:
@@ -149,10 +150,12 @@ class VerifierPool:
     async def probe(self) -> VerifierFacts:
         """Probe all verifiers side by side; those that fail are left out, and probed again later.
 
+        When one has answered, the others have two seconds more, so that a host which swallows packets doesn't delay the client's start.
+
         Raises:
             EndpointError, VerifierError: the first one's error, if all fail.
         """
-        found = await asyncio.gather(*(_probe(member) for member in self.members))
+        found = await _probe_all(self.members)
         errors = [error or self._refuse_other_model(member) for member, error in zip(self.members, found, strict=True)]
         for member, error in zip(self.members, errors, strict=True):
             member.problem = ""
@@ -208,6 +211,12 @@ class VerifierPool:
         return min(found, key=lambda each: (each.verifier.facts is None, bool(each.problem), each.load(now=now)))
 
     @property
+    def is_free(self) -> bool:
+        """True if a verifier works and has not refused a session just now."""
+        now = monotonic()
+        return any(member.is_free(now=now) for member in self.members)
+
+    @property
     def left_out(self) -> dict[str, str]:
         """Verifiers that are left out now, by name, and why."""
         return {member.name: member.problem for member in self.members if member.problem}
@@ -254,6 +263,27 @@ class VerifierPool:
         if known and self._model not in known:
             self._model = known[0]
         return self._model
+
+
+async def _probe_all(members: Sequence[PoolMember]) -> list[StreamcoError | None]:
+    """Probe verifiers side by side; return the error of each one, in their order."""
+    tasks = [asyncio.create_task(_probe(member), name=f"streamco probe {member.name}") for member in members]
+    late = set(tasks)
+    try:
+        while late and not any(task.done() and task.result() is None for task in tasks):
+            _, late = await asyncio.wait(late, return_when=asyncio.FIRST_COMPLETED)
+        if late:
+            _, late = await asyncio.wait(late, timeout=_LATE_SECONDS)
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.wait(tasks)
+    return [_late(member) if task in late else task.result() for member, task in zip(members, tasks, strict=True)]
+
+
+def _late(member: PoolMember) -> EndpointTimeoutError:
+    text = f"expected an answer within {_LATE_SECONDS:g} s of another verifier's, got none"
+    return EndpointTimeoutError(text, phase="connect", limit=_LATE_SECONDS, endpoint=member.name)
 
 
 async def _probe(member: PoolMember) -> StreamcoError | None:

@@ -54,13 +54,13 @@ class AssignedVerifier:
     """
 
     def __init__(self, pool: VerifierPool) -> None:
-        self.left_out = pool.left_out
         self.moves: list[VerifierMove] = []
         self.read_again = 0
         self.on_move: Callable[[], None] | None = None
         self._pool = pool
         self._needed = pool.facts
         self._member = pool.choose_first()
+        self.left_out = pool.left_out  # after the choice, which may find another model
         self._refused_by: set[PoolMember] = set()
 
     @property

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from random import Random
@@ -128,6 +129,21 @@ async def test_a_verifier_that_is_down_is_left_out_and_comes_back() -> None:
         await settled(lambda: not pool.left_out)
         assert chosen(pool, 1) == "a"
         await pool.aclose()
+
+
+async def test_a_host_that_swallows_packets_does_not_hold_up_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("streamco.endpoints.verifiers.pool._LATE_SECONDS", 0.05)
+    silent = socket.create_server(("127.0.0.1", 0))  # the system connects, and nothing answers
+    with silent:
+        async with scripted() as here:
+            port = silent.getsockname()[1]
+            mute = VerifierEndpoint(f"ws://127.0.0.1:{port}", name="mute", timeouts=QUICK)
+            pool = VerifierPool([mute, VerifierEndpoint(here.url, name="here", timeouts=QUICK)])
+            await pool.start(an_engine())
+            assert (await pool.probe()).model == "scripted"
+            assert "within 0.05 s of another verifier's, got none" in pool.left_out["mute"]
+            assert pool.choose_first().name == "here"
+            await pool.aclose()
 
 
 async def test_if_all_are_down_the_first_error_is_that_of_the_pool() -> None:
