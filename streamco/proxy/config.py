@@ -136,7 +136,7 @@ class MigrationSection(Struct, frozen=True, kw_only=True):
     rule: TransferRule = "pre-copy"
     max_migrations: int = 1
     unpaced: bool = False
-    min_quality: float | None = None  # share of the first endpoint's quality that the next one needs; None: none known to be worse
+    min_quality: float | None = None  # share of the quality of each writer so far that the next one needs; None: none known to be worse
     quality: dict[str, float] | None = None  # measured, by endpoint name; None: that of dispatch.profile
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from copy import deepcopy
+from itertools import permutations
 
 from msgspec import Struct
 
@@ -55,6 +56,8 @@ class MigrationOptions(Struct, frozen=True, kw_only=True):
             raise ConfigError(f"migration: expected max_migrations of 0 or more, got {self.max_migrations!r}")
         if self.min_quality is not None and not (isinstance(self.min_quality, int | float) and 0.0 <= self.min_quality <= 1.0):
             raise ConfigError(f"migration: expected min_quality of 0 to 1 or None, got {self.min_quality!r}")
+        if self.quality is not None and not isinstance(self.quality, Mapping):
+            raise ConfigError(f"migration: quality: expected numbers by endpoint name or None, got {type(self.quality).__name__}")
         check_quality(self.quality or {}, where="migration: quality")
 
 
@@ -112,9 +115,10 @@ class MigrationPlanner:
         endpoints = list(endpoints)
         found = ((endpoint.name, self._terms(endpoint, cost)) for endpoint in endpoints)
         terms = {name: known for name, known in found if known is not None}
-        moves = _saving_moves(terms)
-        barred = barred_moves(moves, self._qualities(options), options.min_quality)
-        if len(moves) == len(barred):  # no endpoint is cheaper than another, or none that is is good enough
+        pairs = permutations((endpoint.name for endpoint in endpoints), 2)  # a writer of any price counts, after a failure
+        moves = barred_moves(pairs, self._qualities(options), options.min_quality)
+        barred = frozenset((move.source, move.target) for move in moves)
+        if barred.issuperset(_saving_moves(terms)):  # no endpoint is cheaper than another, or none that is is good enough
             return None
         return MigrationPlan(
             terms=terms,
@@ -126,7 +130,7 @@ class MigrationPlanner:
             max_migrations=options.max_migrations,
             constrained=frozenset(endpoint.name for endpoint in endpoints if endpoint.kind == constrained),
             max_tokens=limit,
-            barred=frozenset((move.source, move.target) for move in barred),
+            barred=barred,
         )
 
     def unpriced(self, options: MigrationOptions, endpoints: Iterable[Endpoint], cost: CostOf, *, pace: float | None) -> list[str]:

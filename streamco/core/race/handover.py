@@ -91,7 +91,7 @@ class Handover:
     def record_failover(self, source: Attempt, target: Attempt, *, at: float, buffered: float) -> None:
         """Record the replacement of a failed attempt; arguments as for ``record_migration``."""
         if self._controller is not None:
-            self._controller.reset()
+            self._controller.record_failover(source.source)
         self._record(source, target, at=at, buffered=buffered, reason=type(source.error).__name__, is_planned=False)
 
     def _record(self, source: Attempt, target: Attempt, *, at: float, buffered: float, reason: str, is_planned: bool) -> None:

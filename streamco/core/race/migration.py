@@ -57,8 +57,8 @@ class MigrationPlan(Struct, frozen=True, kw_only=True):
         constrained: endpoints of the side that the budget limits. A migration never starts that side, so they take over only in answers
             for which one of them was opened anyway.
         max_tokens: limit of the answer's length, tokens; None: none.
-        barred: sources and targets of moves that must not happen, because the target's model is not good enough. It holds for every
-            endpoint that has written a part of the answer, not for the last one alone.
+        barred: sources and targets of moves that must not happen, because the target's model is not good enough, also of moves that would
+            save nothing: it holds for every endpoint that has written a part of the answer, not for the last one alone.
     """
 
     terms: Mapping[str, Terms]
@@ -134,9 +134,9 @@ class MigrationController:
 
     def consider(self, state: MigrationState) -> Prepare | Release | Switch | None:
         """Return what should be done now; None: nothing."""
+        self._writers.add(state.source.source)
         if self.is_done or state.source.source not in self._terms:
             return None
-        self._writers.add(state.source.source)
         if self._target is None:
             if state.position < self._next_position:
                 return None
@@ -156,6 +156,11 @@ class MigrationController:
     def record_migration(self) -> None:
         """Record a planned hand-over."""
         self._moves += 1
+        self.reset()
+
+    def record_failover(self, failed: str) -> None:
+        """Record that an endpoint which has written a part of the answer was replaced."""
+        self._writers.add(failed)
         self.reset()
 
     def reset(self) -> None:

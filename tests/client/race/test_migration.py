@@ -250,6 +250,36 @@ def test_an_answer_moves_to_a_worse_model_only_where_the_caller_allows_it(option
     run(main())
 
 
+@pytest.mark.parametrize("first_prices", [None, CHEAP], ids=["no price", "the cheapest"])
+def test_a_writer_that_failed_bars_moves_whatever_its_price(first_prices: TokenPrices | None) -> None:
+    """The strong first endpoint dies, the dear one goes on, and the cheap one is too weak for what the first one has written."""
+
+    async def main() -> None:
+        strong = ScriptedEndpoint(
+            "strong",
+            [*script(0.1, 0.02)[:8], (0.5, EndpointConnectError("cut", endpoint="strong"))],
+            prices=first_prices,
+            capabilities=ABLE,
+            tokens=10,
+        )
+        middling = TokenPrices(prompt=2e-9, completion=2e-9)
+        quality = {"strong": 0.9, "dear": 0.5, "spare": 0.5}
+        moving = MigrationOptions(min_quality=0.9, quality=quality)
+        servers = [strong, server("dear"), server("spare", prices=middling)]
+        async with Client(server=servers, **settings(migration=moving)) as client:
+            text, report = await answer(client)
+        assert text == "".join(WORDS)
+        assert [(change.target, change.is_planned) for change in report.hand_overs] == [("dear", False)]
+
+    run(main())
+
+
+@pytest.mark.parametrize("quality", [[0.5], "device", 0.5])
+def test_qualities_are_by_name(quality: object) -> None:
+    with pytest.raises(ConfigError, match="migration: quality: expected numbers by endpoint name or None, got"):
+        MigrationOptions(quality=quality)  # type: ignore[arg-type]
+
+
 def test_the_quality_in_a_profile_counts_and_is_kept() -> None:
     async def main() -> None:
         known = Profile(quality=BAD_SPARE).to_json()

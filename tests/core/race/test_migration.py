@@ -94,6 +94,17 @@ def test_a_move_that_is_barred_for_an_earlier_writer_is_barred_for_a_later_one()
     assert free.look(10, 9) == Switch("two")
 
 
+def test_a_move_that_is_barred_for_a_writer_that_failed_is_barred_for_its_successor() -> None:
+    """The writer that failed had no price, or wrote what can't be handed over, so the controller was never asked about it."""
+    world = World(one=CHEAP, barred=frozenset({("failed", "one")}))
+    world.controller.record_failover("failed")
+    assert [world.look(position, 60) for position in range(1, 200)] == [None] * 199
+    unpriced = World(one=CHEAP, barred=frozenset({("unpriced", "one")}))
+    unpriced.attempts["unpriced"] = Attempt(AttemptPlan("unpriced", None, continues=True))
+    assert unpriced.look(10, 9, source="unpriced") is None
+    assert [unpriced.look(position, 60) for position in range(11, 200)] == [None] * 189
+
+
 @pytest.mark.parametrize("state", [AttemptState.FAILED, AttemptState.ENDED])
 def test_nobody_is_chosen_who_cannot_take_over(state: AttemptState) -> None:
     world = World(target=CHEAP)
