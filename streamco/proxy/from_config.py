@@ -205,6 +205,7 @@ def _build_server(section: ServerSection, index: int, environ: Mapping[str, str]
 
 def _build_verifier(section: SpeculateSection, environ: Mapping[str, str]) -> Verifier | None:
     if section.verifier is None:
+        _refuse_routing(section, got="none")
         return None
     from streamco.endpoints.verifiers.pool import VerifierPool
     from streamco.endpoints.verifiers.streamco import VerifierEndpoint
@@ -214,9 +215,13 @@ def _build_verifier(section: SpeculateSection, environ: Mapping[str, str]) -> Ve
     verifiers = [VerifierEndpoint(url, token=token, is_plain=section.is_plain) for url in urls]
     if len(verifiers) != 1:
         return VerifierPool(verifiers, routing=section.routing or ShortestQueue.name)
-    if section.routing is not None:
-        raise ConfigError(f"speculate.routing: expected several verifiers beside it, got {section.routing!r} and one")
+    _refuse_routing(section, got="one")
     return verifiers[0]
+
+
+def _refuse_routing(section: SpeculateSection, *, got: str) -> None:
+    if section.routing is not None:
+        raise ConfigError(f"speculate.routing: expected several verifiers beside it, got {section.routing!r} and {got}")
 
 
 def _per_token(prices: PriceTable) -> TokenPrices:

@@ -102,6 +102,7 @@ def test_several_verifiers_are_a_pool_with_its_routing(tmp_path: Path) -> None:
     for wrong, message in [
         (several.replace("round-robin", "nearest"), "routing: expected random"),
         ('verifier = "ws://127.0.0.1:9"\nrouting = "random"\n', "routing: expected several verifiers beside it, got 'random' and one"),
+        ('routing = "random"\n', "routing: expected several verifiers beside it, got 'random' and none"),
         ("verifier = []\n", "expected a list of one verifier or more"),
     ]:
         with pytest.raises(ConfigError, match=message):

@@ -325,10 +325,11 @@ def make_policy(options: VerifyOptions, batch_tokens: int, step: StepSeconds) ->
         ConfigError: the room is more than the engine reads at once.
     """
     if options.policy == "mixed":
-        room = Alternating(batch_tokens=batch_tokens).free_tokens(step, 0) if options.room is None else options.room
+        found = max(MIN_ROOM, Alternating(batch_tokens=batch_tokens).free_tokens(step, 0))
+        room = found if options.room is None else options.room
         if room > batch_tokens:
             raise ConfigError(f"verify: room: expected at most the {batch_tokens} rows that the engine reads at once, got {room}")
-        return Mixed(room=max(MIN_ROOM, room))
+        return Mixed(room=room)
     if options.policy == "length-aware":
         return LengthAware(batch_tokens=batch_tokens, is_fair=True)
     return (StrictPrefill if options.policy == "strict" else Alternating)(batch_tokens=batch_tokens)

@@ -228,6 +228,8 @@ def test_the_options_name_the_batch_policy_and_a_mixed_batch_has_the_room_that_i
     assert policy("mixed", room=200) == Mixed(room=200)
     with pytest.raises(ConfigError, match="room: expected at most the 512 rows that the engine reads at once, got 513"):
         policy("mixed", room=513)
+    with pytest.raises(ConfigError, match="room: expected at most the 32 rows that the engine reads at once, got 48"):
+        make_policy(VerifyOptions(policy="mixed"), 32, LinearStep(setup=0.05, per_token=0.001))
 
 
 def test_on_uvloop_sessions_that_come_and_go_leave_a_working_device_alone() -> None:
