@@ -25,7 +25,7 @@ POLICIES = ("static 4", "dynamic", "adaptive")
 OTHERS = ("the server alone", "fused, drafting 4")
 CASE, WINDOW = "case", "window"  # as dsd_table2.yaml calls the settings that are swept
 BEGIN, END = "<!-- dsd_table2: begin -->", "<!-- dsd_table2: end -->"
-_STUDENT = {2: 12.706, 3: 4.303, 4: 3.182, 5: 2.776, 6: 2.571, 7: 2.447, 8: 2.365, 9: 2.306, 10: 2.262}  # 95 %, by number of seeds
+_STUDENT = {2: 12.706, 3: 4.303, 4: 3.182, 5: 2.776, 6: 2.571, 7: 2.447, 8: 2.365, 9: 2.306, 10: 2.262}  # 95 %, by seeds; more: as for ten
 
 Cells = Mapping[str, tuple[float | None, float | None, float | None]]
 
@@ -110,7 +110,7 @@ def interval(values: Sequence[float]) -> Interval:
     """Return the mean of one value for each seed, with its interval."""
     if len(values) < 2:
         return Interval(fmean(values), None)
-    return Interval(fmean(values), _STUDENT.get(len(values), 1.96) * stdev(values) / len(values) ** 0.5)
+    return Interval(fmean(values), _STUDENT[min(len(values), max(_STUDENT))] * stdev(values) / len(values) ** 0.5)
 
 
 def change(new: Mapping[int, float], old: Mapping[int, float]) -> Interval:

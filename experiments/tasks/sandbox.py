@@ -56,17 +56,19 @@ def run_program(source: str, limits: Limits = USUAL) -> Outcome:
     mark = secrets.token_hex(16)
     readable, writable = os.pipe()
     try:
-        child = subprocess.Popen(  # noqa: S603  # the interpreter itself, with a file of this folder
-            [sys.executable, "-I", "-S", "-B", str(_CHILD), mark, str(writable), str(limits.memory), str(limits.seconds)],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-            pass_fds=[writable],
-            env={},
-            cwd="/",
-            start_new_session=True,
-        )
-        os.close(writable)
+        try:
+            child = subprocess.Popen(  # noqa: S603  # the interpreter itself, with a file of this folder
+                [sys.executable, "-I", "-S", "-B", str(_CHILD), mark, str(writable), str(limits.memory), str(limits.seconds)],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,
+                pass_fds=[writable],
+                env={},
+                cwd="/",
+                start_new_session=True,
+            )
+        finally:
+            os.close(writable)
         try:
             child.communicate(source.encode("utf-8", "surrogatepass"), timeout=limits.seconds)
         except subprocess.TimeoutExpired:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from statistics import stdev
 from typing import Any
 
 import pytest
@@ -67,6 +68,9 @@ def test_an_interval_is_student_s_over_the_seeds() -> None:
     assert found.mean == 2.0
     assert found.half == pytest.approx(4.303 / 3**0.5)
     assert interval([1.0]).half is None
+    wide = interval([1.0, 3.0] * 6).half
+    assert wide is not None
+    assert wide > 2.2 * stdev([1.0, 3.0] * 6) / 12**0.5, "1.96 is for a known spread; twelve seeds need 2.201"
     assert (found.show(1), interval([1.0]).show(2)) == ("2.0 ± 2.5", "1.00")
 
 
