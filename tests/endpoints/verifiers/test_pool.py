@@ -268,6 +268,14 @@ def test_what_holds_at_two_verifiers_is_the_less_of_each() -> None:
     assert _covers(other, both)
 
 
+def test_an_answer_whose_drafts_are_trees_can_move_to_a_verifier_that_takes_them_too() -> None:
+    one = VerifierFacts(model="m", rules=frozenset({RuleKind.GREEDY}), draft_tokens=8, top_k=9, max_paths=8)
+    assert _covers(replace(one, max_ahead=4), one)
+    fewer = replace(one, max_paths=3)
+    assert _common(one, fewer) == _common(fewer, one) == fewer
+    assert not _covers(fewer, one)
+
+
 async def test_a_wrong_vocabulary_everywhere_is_a_verifier_s_error() -> None:
     async with ScriptedVerifier(TARGET, vocabulary="another", vocabulary_size=SIZE) as server:
         pool = pool_of(server)
