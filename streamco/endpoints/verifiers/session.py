@@ -378,6 +378,8 @@ class RemoteVerifierSession:
         condition, base = command.if_verdict, len(request.prompt) + command.base
         try:
             if condition is not None and condition.round == rounds.number:
+                if condition.accepted > connection.client.pending_length(self._session):
+                    return  # that round's siblings were left out, so its verdict can't end with one
                 accepted, token, parents = condition.accepted, condition.token, command.parents
                 number = connection.client.follow(self._session, accepted, token, command.ids, rows=rows, parents=parents)
                 rounds.ahead[number] = command.round

@@ -97,6 +97,11 @@ class VerifyClient:
         state = self._sessions.get(session)
         return None if state is None or state.draft is None else state.draft.round_number
 
+    def pending_length(self, session: int) -> int:
+        """Return how many ids a session's pending round verifies; 0 if no round is pending, or there is no such session."""
+        state = self._sessions.get(session)
+        return 0 if state is None or state.draft is None else len(state.draft.pending)
+
     def open(self, ids: Sequence[int], rule: Rule, *, top_k: int = 0, reserve: int = 0) -> int:
         """Begin a session and return its number. Drafts may follow at once, before ``Opened`` comes.
 

@@ -192,6 +192,20 @@ async def test_a_draft_sent_ahead_is_judged_without_being_sent_again(server: Scr
         await talk.aclose()
 
 
+async def test_a_draft_ahead_of_a_verdict_on_a_sibling_that_the_server_doesn_t_take_is_left_out(server: ScriptedVerifier) -> None:
+    async with verifier_at(server.url) as verifier:
+        talk = Talk(verifier)
+        await talk.connect()
+        talk.session.run(SendDraft(0, 0, (), (ANSWER[0], 9), parents=(0, 0)))
+        talk.session.run(SendDraft(1, 2, (), (1,), (), ExpectedVerdict(0, 2, 99)))
+        talk.session.run(SendDraft(2, 2, (), (ANSWER[2],), (), ExpectedVerdict(0, 1, ANSWER[1])))
+        first, second = await talk.next(VerdictReceived), await talk.next(VerdictReceived)
+        assert (first.round, first.accepted, first.token) == (0, 1, ANSWER[1])
+        assert (second.round, second.accepted) == (2, 1)
+        assert [draft.ids for draft in server.drafts] == [(ANSWER[0],), (ANSWER[2],)]
+        await talk.aclose()
+
+
 async def test_a_draft_ahead_of_a_verdict_that_is_here_already_is_sent_if_it_is_right(server: ScriptedVerifier) -> None:
     async with verifier_at(server.url) as verifier:
         talk = Talk(verifier)
