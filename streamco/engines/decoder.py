@@ -129,7 +129,7 @@ class Decoder:
         self._exact = exact
         self._wait = wait
         self._free_memory = free_memory
-        self._is_padding = True  # False: the last padded batch found no memory, so the next one isn't padded
+        self._unpadded: set[SequenceWork] = set()  # work in a padded batch that found no memory: its next batch is not padded
         self._padded: Mapping[int, int] = {}  # rows that a batch of so many rows is padded to, where that is cheaper
 
     # Any thread
@@ -175,6 +175,8 @@ class Decoder:
         context.add_run(range(1, rows + 1), 0, 0, wants_logits=rows)
         started = perf_counter()
         status = context.decode()
+        if status == 0:
+            context.logits(rows - 1)  # a GPU computes on after llama_decode has returned
         seconds = perf_counter() - started
         if status not in {0, ABORTED}:
             raise EngineError(f"llama_decode: expected 0 from {rows} rows, got {status}")
@@ -189,14 +191,14 @@ class Decoder:
             rows = range(1, min(max(costs, default=0), self.context.rows))
             self._padded = {count: size for count in rows if (size := padded_size(costs, count)) > count}
 
-    def _pad(self) -> tuple[int, int] | None:
+    def _pad(self, batch: Sequence[SequenceWork]) -> tuple[int, int] | None:
         """Add rows until the batch has a cheaper size; return the sequence and the first position of these rows, or None.
 
         They follow the last row in its own sequence, so no other row sees them, and their results are dropped.
         """
         context = self.context
-        size, is_padding, self._is_padding = self._padded.get(context.count, 0), self._is_padding, True
-        if not size or not is_padding:
+        size = self._padded.get(context.count, 0)
+        if not size or not self._unpadded.isdisjoint(batch):
             return None
         sequence, position = context.last_place
         for offset in range(1, size - context.count + 1):
@@ -233,7 +235,7 @@ class Decoder:
                 context.count, context.reads_attention = 0, False
                 return False
             self._uncancelled = uncancelled
-        padding = self._pad()
+        padding = self._pad(batch)
         started = perf_counter()
         status = context.decode()
         with self.lock:
@@ -244,6 +246,7 @@ class Decoder:
             context.remove(dummy, 0)
         if padding is not None and status == 0:
             context.remove(*padding)
+        self._unpadded.difference_update(batch)
         if status == 0:
             now = perf_counter()
             requested = max(work.requested_at for work in batch)
@@ -252,8 +255,10 @@ class Decoder:
                 work.late_s += max(0.0, now - due)
             self._wait_until(due, batch)
             return True
-        self._is_padding = padding is None or status != NO_KV_SLOT
-        self._clean_up(batch, status)
+        was_padded = padding is not None and status == NO_KV_SLOT
+        if was_padded:  # other work may have its turn first, and must not use this up
+            self._unpadded = {work for work in self._unpadded if not work.is_done} | set(batch)
+        self._clean_up(batch, status, may_retry=was_padded)
         return False
 
     def _wait_until(self, until: float, batch: Sequence[SequenceWork]) -> None:
@@ -262,11 +267,11 @@ class Decoder:
             self._wait(left)
         self._emulator.end_early(perf_counter())
 
-    def _clean_up(self, batch: Sequence[SequenceWork], status: int) -> None:
+    def _clean_up(self, batch: Sequence[SequenceWork], status: int, *, may_retry: bool) -> None:
         for work in batch:
             slot = slot_of(work)
             self._slots.truncate(slot, len(slot.ids))
-        if status == ABORTED or not self._is_padding or (status == NO_KV_SLOT and self._free_memory()):
+        if status == ABORTED or may_retry or (status == NO_KV_SLOT and self._free_memory()):
             return  # cancelled and reaped in the next round; or the next round tries again, without padding or with the memory freed
         for work in batch:
             error = EngineError(f"llama_decode: expected 0, got {status}" + (" (the KV cache is full)" if status == NO_KV_SLOT else ""))

@@ -45,6 +45,11 @@ class Slot:
         self.last_used = 0
         self.beside: Slot | None = None
 
+    @property
+    def has_own_cells(self) -> bool:
+        """True unless it holds nothing but what it shares with the slot that it is beside."""
+        return bool(self.ids) and (self.beside is None or self.ids != self.beside.ids[: len(self.ids)])
+
 
 class SlotTable:
     """All slots of a context.
@@ -205,13 +210,14 @@ class SlotTable:
         del slot.ids[length:]
 
     def forget_idle(self) -> bool:
-        """Empty all idle slots and all side paths; False: they were empty."""
+        """Empty all idle slots and all side paths; False: that freed no cell."""
         idle = [slot for slot in self._slots if not slot.is_busy and slot.ids]
         sides = [side for side in self._sides if side.ids]
+        has_freed = bool(idle) or any(side.has_own_cells for side in sides)
         for slot in (*idle, *sides):
             self.truncate(slot, 0)
             slot.beside = None
-        return bool(idle or sides)
+        return has_freed
 
     def _trim(self) -> None:
         idle = sorted((slot for slot in self._slots if not slot.is_busy and slot.ids), key=lambda slot: slot.last_used)

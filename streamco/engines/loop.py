@@ -400,10 +400,10 @@ class _VerifyPart:
     def _add_tree(self, context: LlamaContext, tree: TreeRows) -> None:
         """Add a row for each token before the draft and for each node: it belongs to the sequences of all paths through it."""
         first = len(self._chunk) - len(tree.main)  # rows before the draft
-        everyone = [self._slot.sequence, *(side.sequence for side in self.sides)]
+        all_paths = [self._slot.sequence, *(side.sequence for side in self.sides)]
         row = -1
         for offset, token in enumerate(self._chunk[:first]):
-            row = context.add_shared(token, self._start + offset, everyone, wants_logits=offset == first - 1)
+            row = context.add_shared(token, self._start + offset, all_paths, wants_logits=offset == first - 1)
         wanted = {0: row}
         for node in (*tree.main, *tree.side_nodes):
             through = [side.sequence for side, path in zip(self.sides, tree.sides, strict=True) if node in path]

@@ -166,6 +166,20 @@ def test_a_batch_for_nobody_leaves_the_next_one_s_attention_unread(make_engine: 
     assert not context.reads_attention
 
 
+def test_the_time_of_a_batch_ends_with_its_logits(make_engine: MakeEngine, monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = make_engine(held_sequences=1)
+    rows: list[int] = []
+    logits = FakeContext.logits
+
+    def recorded(context: FakeContext, row: int) -> Any:
+        rows.append(row)
+        return logits(context, row)
+
+    monkeypatch.setattr(FakeContext, "logits", recorded)
+    assert engine._loop.time_batch(3) is not None
+    assert rows == [2]
+
+
 STAIRS = {1: 0.04, 2: 0.075, 3: 0.11, 4: 0.08, 5: 0.16, 8: 0.14}
 
 
@@ -212,6 +226,30 @@ def test_a_padded_batch_without_memory_is_tried_again_as_it_is(make_engine: Make
     assert [len(batch) for batch in context.batches] == [4, 3]
     verify(sequence, b"gh")
     assert len(context.batches[-1]) == 4, "the next one is padded again"
+
+
+def test_padding_without_memory_is_given_up_though_others_have_their_turn(make_engine: MakeEngine, monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = make_engine(held_sequences=2)
+    sequence = engine.hold()
+    extend(sequence, b"abc")
+    padding(engine)
+    context = hold_decodes()
+    decode = FakeContext.decode
+
+    def full_if_padded(fake: FakeContext) -> int:
+        if not fake._batch[-1].wants_logits:
+            fake.statuses.append(NO_KV_SLOT)
+        return decode(fake)
+
+    monkeypatch.setattr(FakeContext, "decode", full_if_padded)
+    generation, reader = start(engine, "a", max_tokens=20)
+    assert context.entered.acquire(timeout=10)
+    task, answer = asked(sequence, "verify", list(b"de"))
+    context.let_go()
+    answer.read(task)
+    reader.read(generation)
+    assert answer.greedy == list(b"def")
+    assert [len(batch) for batch in context.batches if len(batch) > 1] == [4, 3]
 
 
 def test_rows_of_several_answers_are_padded_together(make_engine: MakeEngine) -> None:

@@ -265,3 +265,20 @@ def test_caught_up_or_not_the_tokens_are_those_of_the_prompt(prompts: list[list[
         assert len(slot.ids) == before + found <= max(before, limit)
         cells.fill(slot, prompt[len(slot.ids) :][:count])
         assert slot.ids == cells.tokens[slot.sequence] == prompt[: len(slot.ids)]
+
+
+def test_side_paths_free_memory_only_if_they_hold_more_than_their_slot() -> None:
+    cells = Cells()
+    table = SlotTable(cells, 1, max_idle_tokens=100, side_sequences=[5, 6])
+    slot = table.acquire([1, 2, 3])
+    cells.fill(slot, [1, 2, 3])
+    sides = table.take_sides(slot, 2, [])
+    assert sides is not None
+    assert not table.forget_idle(), "it would be tried again for ever"
+    sides = table.take_sides(slot, 1, [])
+    assert sides is not None
+    cells.fill(slot, [4])
+    cells.fill(sides[0], [7])
+    assert table.forget_idle()
+    assert cells.tokens[sides[0].sequence] == []
+    assert cells.tokens[slot.sequence] == [1, 2, 3, 4]

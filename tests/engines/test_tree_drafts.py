@@ -11,7 +11,7 @@ import pytest
 from streamco.engines.base import EngineOptions, TokenSequence
 from streamco.engines.llama import LlamaEngine
 from streamco.engines.llamacpp.bundled_model import packaged_model
-from streamco.engines.llamacpp.context import ABORTED
+from streamco.engines.llamacpp.context import ABORTED, NO_KV_SLOT
 from streamco.engines.tasks import TreeRows
 from streamco.errors import EngineError
 from streamco.policies.drafts.tree_acceptance import path_to, verify_tree_greedy
@@ -124,6 +124,36 @@ def test_a_tree_whose_batch_is_aborted_is_tried_again_or_leaves_nothing(make_eng
     FakeContext.last.statuses.append(ABORTED)
     verdict = verify(sequence, [13, 14, 20], parents=(0, 1, 0))
     assert verdict.greedy == [13, 14, 15, 21]
+
+
+def test_a_tree_that_never_finds_memory_fails(make_engine: MakeEngine, monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = make_engine(held_sequences=2)
+    sequence = engine.hold()
+    extend(sequence, PROMPT)
+    decode = FakeContext.decode
+
+    def full_for_trees(context: FakeContext) -> int:
+        if any(row.others for row in context._batch):
+            assert len(context.batches) < 20, "tried again and again"
+            context.statuses.append(NO_KV_SLOT)
+        return decode(context)
+
+    monkeypatch.setattr(FakeContext, "decode", full_for_trees)
+    assert "KV cache is full" in verify(sequence, [13, 20], parents=(0, 0)).error
+
+
+def test_the_rows_that_pad_a_tree_leave_nothing(make_engine: MakeEngine) -> None:
+    engine = make_engine(held_sequences=2)
+    sequence = engine.hold()
+    extend(sequence, PROMPT)
+    engine._loop.pad_batches({1: 0.04, 5: 0.16, 8: 0.1})
+    context = FakeContext.last
+    context.batches.clear()
+    assert verify(sequence, [13, 14, 15, 20], parents=(0, 1, 2, 0)).greedy == [13, 14, 15, 16, 21]
+    (batch,) = context.batches
+    assert [len(batch), batch[4].sequence] == [8, batch[7].sequence]
+    assert context.kv[batch[0].sequence] == [*PROMPT, 13, 14, 15]
+    assert context.kv[batch[4].sequence] == [*PROMPT, 20]
 
 
 @pytest.mark.parametrize("changes", [{"exact": True}, {"separate": True}, {"attention_layers": (0,)}, {"held_sequences": 0}])
