@@ -91,14 +91,16 @@ class SpeculativeAnswer:
 
     def commit_verdict(self, sent: Round, verdict: VerdictReceived) -> int:
         """Commit what the verdict says about a round; return how many tokens are committed."""
-        report, size = self.report, len(sent.sent_ids)
+        report, siblings = self.report, len(sent.siblings)
         report.rounds += 1
         report.branched_rounds += sent.branches > 0
-        report.verified += size
-        report.target_tokens += size + 1  # the row after the draft is computed too
+        report.verified += len(sent.draft)
+        report.siblings += siblings
+        report.target_tokens += len(sent.draft) + siblings + 1  # the row after the draft is computed too
         report.given += sent.given
         accepted = self.commit(sent.accepted_ids(verdict.accepted), "accepted")
         report.accepted += accepted
+        report.sibling_hits += sent.sibling(verdict.accepted) is not None and accepted == sent.position(verdict.accepted) + 1
         if verdict.token is None:  # the verifier's context is full
             self.ended = self.ended or "length"
             return accepted

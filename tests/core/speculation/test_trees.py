@@ -65,7 +65,8 @@ def test_a_verdict_that_ends_with_a_sibling_commits_it_and_the_token_after_it() 
     assert only(commands, DraftTokens).ids == (55, 9)
     assert answer.machine.answer.ids == [55, 9]
     report = answer.report
-    assert (report.verified, report.accepted, report.bonus, report.target_tokens) == (5, 1, 1, 6)
+    assert (report.verified, report.siblings, report.bonus, report.target_tokens) == (3, 2, 1, 6)
+    assert (report.accepted, report.sibling_hits, report.drafted, report.wasted) == (1, 1, 3, 3), "the sibling wasn't drafted"
     again = only(answer.receive(tokens(2, 1, 2, 3)), SendDraft)
     assert (again.base, again.given) == (2, ())
 
@@ -76,6 +77,7 @@ def test_a_verdict_on_the_chain_of_a_tree_is_that_of_a_chain() -> None:
     assert answer.receive(verdict(1, 1, 9))[:2] == [DeliverIds((5,), "accepted"), DeliverIds((9,), "corrected")]
     answer.receive(tokens(2, 1, 2, 3))
     assert answer.receive(verdict(2, 3, 4))[:2] == [DeliverIds((1, 2, 3), "accepted"), DeliverIds((4,), "bonus")]
+    assert answer.report.acceptance == 4 / 6, "siblings lower it by nothing"
 
 
 def test_a_branch_after_a_sibling_is_adopted_if_it_wrote_the_token_after_it() -> None:
