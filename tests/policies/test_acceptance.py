@@ -19,6 +19,7 @@ from streamco.policies.acceptance import (
     RuleKind,
     Verdict,
     expected_tokens,
+    residual,
     solve_acceptance,
     verify,
     verify_greedy,
@@ -238,6 +239,16 @@ def test_a_residual_of_nothing_known_falls_back_on_the_targets_other_ids() -> No
     assert verdict == Verdict(0, 1, is_exact=False)
     lonely = Distribution([2], [0.1])
     assert verify_sampled([2], [sure(2)], [lonely, lonely], Random(3)) == Verdict(0, 2, is_exact=False)
+
+
+def test_a_residual_doesnt_check_the_ids_of_a_whole_vocabulary_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    target, drafted = Distribution(None, [0.5, 0.3, 0.2]), Distribution([0], [1.0])
+    monkeypatch.setattr(Distribution, "__init__", lambda *_: pytest.fail("which takes long"))
+    left = residual(target, drafted, 0)
+    assert left is not None
+    assert left.ids is target.ids
+    assert left.is_whole
+    assert left.probabilities == pytest.approx([0.0, 0.6, 0.4])
 
 
 def test_the_targets_own_bonus_is_taken() -> None:
