@@ -150,17 +150,23 @@ class RoundTrip:
         """Set the link's round trip in seconds. It is used only until the first verdict is measured."""
         self._expected_rtt = seconds
 
-    def record(self, seconds: float, *, queue_depth: float, server_seconds: float, computed: tuple[int, float] | None = None) -> None:
+    def record(
+        self, seconds: float, *, queue_depth: float, server_seconds: float, computed: tuple[int, float] | None = None, read: int = 0
+    ) -> None:
         """Record that a verdict took ``seconds``, of which ``server_seconds`` at the server.
 
         Args:
             seconds, server_seconds: the two times.
             queue_depth: utilisation of the verifier's queue, 0..1.
             computed: rows of the round, and the seconds of its batch; None: not known.
+            read: tokens that the batch read beside those rows. Their time isn't in the list, so it counts like that of the queue.
         """
         if self._costs is not None and computed is not None and computed[1] > 0.0:
-            self._scale.record(computed[1] / self._costs.seconds(computed[0]))
-            self._fixed.record(max(0.0, seconds - computed[1]))
+            rows, spent = computed
+            listed = self._costs.seconds(rows)
+            if not read:
+                self._scale.record(spent / listed)
+            self._fixed.record(max(0.0, seconds - (min(spent, self._scale.value * listed) if read else spent)))
         self._wait.record(max(seconds, 1e-6))
         self._rtt.record(max(0.0, seconds - server_seconds))
         self.queue_depth = queue_depth

@@ -387,9 +387,11 @@ class SpeculationEstimates:
         """Set what the verifier's rounds cost by their rows, as it reported; None: it didn't."""
         self._round_trip.expect_costs(costs)
 
-    def record_wait(self, seconds: float, *, queue_depth: float, server_seconds: float, computed: tuple[int, float] | None = None) -> None:
+    def record_wait(
+        self, seconds: float, *, queue_depth: float, server_seconds: float, computed: tuple[int, float] | None = None, read: int = 0
+    ) -> None:
         """Record that a verdict took ``seconds``, of which ``server_seconds`` at the server; see ``RoundTrip.record``."""
-        self._round_trip.record(seconds, queue_depth=queue_depth, server_seconds=server_seconds, computed=computed)
+        self._round_trip.record(seconds, queue_depth=queue_depth, server_seconds=server_seconds, computed=computed, read=read)
 
     @property
     def remote_step(self) -> float:

@@ -221,9 +221,9 @@ def record_wait(estimates: SpeculationEstimates, out: Round, event: VerdictRecei
         seconds = event.queue_seconds + event.compute_seconds
         # A round that was sent ahead hid its round trip, so its own waiting time says less than a whole one.
         waited = estimates.rtt + seconds if out.was_ahead else now - out.sent
-        rows = out.given + len(out.sent_ids) + 1
-        computed = (rows, event.compute_seconds) if out.given <= _MAX_PRICED else None
-        estimates.record_wait(waited, queue_depth=event.queue_depth, server_seconds=seconds, computed=computed)
+        read = out.given if out.given > _MAX_PRICED else 0
+        computed = (out.given - read + len(out.sent_ids) + 1, event.compute_seconds)
+        estimates.record_wait(waited, queue_depth=event.queue_depth, server_seconds=seconds, computed=computed, read=read)
     elif out.is_first and prompt_time > 0.0:
         estimates.record_opening(max(0.0, now - out.sent - estimates.wait) / prompt_time)
 

@@ -126,6 +126,17 @@ def test_a_stream_that_gave_nothing_says_nothing() -> None:
     assert step.seconds == 0.05
 
 
+def test_what_a_round_reads_beside_its_rows_is_part_of_the_wait() -> None:
+    trip = RoundTrip(0.1)
+    trip.expect_costs(RowCosts({1: 0.04, 4: 0.08}))
+    trip.expect_rtt(0.02)
+    trip.record(0.5, queue_depth=0.0, server_seconds=0.48, computed=(4, 0.4), read=30)
+    assert trip.wait(0.05, 4) == pytest.approx(0.5)
+    assert trip.wait(0.05, 1) == pytest.approx(0.46), "the list is right about the rows"
+    trip.record(0.5, queue_depth=0.0, server_seconds=0.48, computed=(4, 0.04), read=30)
+    assert trip.wait(0.05, 4) == pytest.approx(0.5 + 0.15 * 0.04), "and never more than the batch took"
+
+
 def test_a_wait_by_rows_follows_the_told_costs_and_the_measured_load() -> None:
     trip = RoundTrip(0.1)
     trip.expect_costs(RowCosts({1: 0.04, 4: 0.08}))

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from streamco.core.speculation.draft import Round
+from streamco.core.speculation.estimates import SpeculationEstimates
 from streamco.core.speculation.events import (
     CloseVerifier,
     ConnectVerifier,
@@ -14,8 +16,9 @@ from streamco.core.speculation.events import (
     VerdictReceived,
     VerifierConnected,
 )
-from streamco.core.speculation.verification import VerifierChannel
+from streamco.core.speculation.verification import VerifierChannel, record_wait
 from streamco.errors import VerifierError
+from streamco.profiles.row_costs import RowCosts
 
 
 class Verifier:
@@ -211,3 +214,13 @@ def test_a_session_is_closed_once_and_one_that_failed_not_at_all(verifier: Verif
     never_opened = Verifier()
     never_opened.channel.close()
     assert never_opened.commands() == []
+
+
+def test_a_round_that_reads_a_chunk_of_the_answer_shows_how_long_verdicts_take_whatever_the_list_says() -> None:
+    estimates = SpeculationEstimates(0.5)
+    estimates.expect_rtt(0.01)
+    estimates.expect_row_costs(RowCosts({1: 0.04, 4: 0.08}))
+    out = Round(draft(1, 2, 3), number=1, state="sent", given=20)
+    event = VerdictReceived(round=1, accepted=3, token=9, queue_seconds=0.3, compute_seconds=0.4)
+    record_wait(estimates, out, event, prompt_time=0.0, now=0.75)
+    assert estimates.wait > 0.6
