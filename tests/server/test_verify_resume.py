@@ -95,6 +95,27 @@ async def test_a_round_that_is_out_is_over_before_its_session_is_resumed() -> No
             assert (await device.hear(Resumed)).base == 9
 
 
+async def test_a_session_is_resumed_after_the_path_that_a_tree_s_verdict_accepted() -> None:
+    engine = target(successor=TRUTH, mode="manual")
+    async with serving(engine) as server:
+        async with connected(server.url) as device:
+            session, opened = await device.open()
+            device.client.draft(session, 6, [63 - OWN[0], 1, 2, *OWN[:2]], parents=(0, 1, 2, 0, 4))  # its longest path is wrong
+            await device.say()
+            await settled(lambda: server.figures["batches"])
+            await lose(device)
+        await settled(lambda: server.figures["sessions_waiting_to_be_resumed"])
+        async with connected(server.url) as device:
+            text = [*PROMPT, *OWN[:3]]
+            device.client.resume(opened.key, text)
+            await device.say()
+            while not server.figures["resumed"]:
+                engine.step()
+                await asyncio.sleep(0.001)
+            resumed = await device.hear(Resumed)
+            assert (resumed.base, resumed.prefix) == (9, prefix_hash(text))
+
+
 async def test_who_has_the_key_takes_a_session_from_a_connection_that_still_seems_to_live() -> None:
     async with serving(target(successor=TRUTH)) as server, connected(server.url) as old, connected(server.url) as new:
         session, opened = await old.open()
