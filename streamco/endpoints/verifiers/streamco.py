@@ -33,7 +33,7 @@ from streamco.policies.acceptance import Rule, RuleKind
 from streamco.wire.row_costs import costs_of_table
 from streamco.wire.verify.client import VerifyClient
 from streamco.wire.verify.codec import VerifyCodec
-from streamco.wire.verify.frames import MAX_FOLLOWS, PATH, VerifyLimits, Welcome
+from streamco.wire.verify.frames import MAX_FOLLOWS, PATH, VerifyLimits
 
 if TYPE_CHECKING:
     import aiohttp
@@ -173,7 +173,7 @@ class VerifierEndpoint:
         if self._remote is not None:
             with suppress(EndpointError):  # a remote stream meets the same error and reports it
                 await self._remote.probe()
-        return _read_welcome(connection.client.welcome)
+        return _read_facts(connection.client)
 
     def open(self, prompt_ids: Sequence[int], emit: Emit, *, rule: Rule, top_k: int = 0, reserve: int = 0) -> RemoteVerifierSession:
         """Return a session for one answer; see ``Verifier.open``.
@@ -235,7 +235,7 @@ class VerifierEndpoint:
         if former is not None:
             await former.aclose()
         self._connection = await connect_verifier(address, client, timeouts=self._timeouts, ping_interval=_PING_INTERVAL)
-        self._facts = _read_welcome(self._connection.client.welcome)
+        self._facts = _read_facts(client)
         if self._remote is not None and self._facts.model:
             self._remote.model = self._facts.model
         return self._connection
@@ -283,17 +283,19 @@ def _split(url: str, *, is_plain: bool) -> SplitResult:
     return parts._replace(scheme=scheme)
 
 
-def _read_welcome(welcome: Welcome | None) -> VerifierFacts:
+def _read_facts(client: VerifyClient) -> VerifierFacts:
+    """Return what the server's welcome says, within the limits of both sides."""
+    welcome, limits = client.welcome, client.limits
     assert welcome is not None, "a connection begins after its welcome"
     return VerifierFacts(
         model=welcome.model,
         rules=frozenset(kind for kind in RuleKind if welcome.rules >> kind & 1),
-        draft_tokens=welcome.limits.draft_tokens,
-        top_k=welcome.limits.top_k,
-        context_tokens=welcome.limits.context_tokens,
+        draft_tokens=limits.draft_tokens,
+        top_k=limits.top_k,
+        context_tokens=limits.context_tokens,
         samples_exactly=welcome.is_exact,
         holds_context=True,
         max_ahead=MAX_FOLLOWS,
         row_costs=costs_of_table(welcome.row_costs),
-        max_paths=welcome.limits.paths,
+        max_paths=limits.paths,
     )

@@ -24,6 +24,7 @@ from streamco.testing import ScriptedVerifier
 from streamco.wire.verify.errors import (
     VocabularyError,
 )
+from streamco.wire.verify.frames import VerifyLimits
 from tests.endpoints.verifiers.support import (
     ANSWER,
     PROMPT,
@@ -53,6 +54,14 @@ async def test_all_answers_share_one_connection(server: ScriptedVerifier) -> Non
         await again.write(4)
         await settled(lambda: len(server.contexts) == 1)
         assert server.connections_total == 1
+
+
+async def test_answers_are_planned_within_the_limits_of_both_sides() -> None:
+    ours, theirs = VerifyLimits(draft_tokens=5, paths=3), VerifyLimits(top_k=9, paths=8)
+    async with scripted(limits=theirs) as server, verifier_at(server.url, limits=ours) as verifier:
+        facts = await verifier.probe()
+        assert (facts.draft_tokens, facts.top_k, facts.max_paths) == (5, 9, 3)
+        assert verifier.facts == facts
 
 
 async def test_its_stream_has_the_same_time_limits_except_the_one_for_pings(server: ScriptedVerifier) -> None:
