@@ -171,6 +171,12 @@ class RoundTrip:
         self._rtt.record(max(0.0, seconds - server_seconds))
         self.queue_depth = queue_depth
 
+    def record_lost(self, seconds: float) -> None:
+        """Record that no verdict came within ``seconds``: so long is a wait, whatever the verifier says that rows cost."""
+        self.record(seconds, queue_depth=self.queue_depth, server_seconds=0.0)
+        if self._costs is not None:
+            self._fixed.record(seconds)
+
     @property
     def prices(self) -> tuple[float, RowCosts] | None:
         """Seconds of a wait that don't depend on the round, link and queue, and those that do, by its rows; None: not known.

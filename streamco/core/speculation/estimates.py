@@ -393,6 +393,10 @@ class SpeculationEstimates:
         """Record that a verdict took ``seconds``, of which ``server_seconds`` at the server; see ``RoundTrip.record``."""
         self._round_trip.record(seconds, queue_depth=queue_depth, server_seconds=server_seconds, computed=computed, read=read)
 
+    def record_lost_round(self, seconds: float) -> None:
+        """Record that no verdict came within ``seconds``."""
+        self._round_trip.record_lost(seconds)
+
     @property
     def remote_step(self) -> float:
         """Seconds between two tokens of the remote stream."""

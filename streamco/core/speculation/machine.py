@@ -402,7 +402,7 @@ class SpeculationMachine:
         """Send a refused draft again. If a verdict did not come in time, give its connection up."""
         out = self._verifier.round
         if out is not None and out.state == "sent":
-            self._estimates.record_wait(now - out.awaited_since, queue_depth=self._estimates.queue_depth, server_seconds=0.0)
+            self._estimates.record_lost_round(now - out.awaited_since)
             self.report.losses += 1
         self._verifier.retry(self.answer.ids, now=now)
         self._check_patience(now)

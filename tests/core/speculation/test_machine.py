@@ -44,6 +44,7 @@ from streamco.core.speculation.options import SpeculationMachineOptions
 from streamco.errors import AllEndpointsFailed, EndpointConnectError, EngineError, VerifierError
 from streamco.events import ReaderLeft
 from streamco.policies.window import Static
+from streamco.profiles.row_costs import RowCosts
 
 SLOW_STREAM = EstimatesPrior(remote_step=10.0, wait=0.1, step_times=(0.02, 0.021, 0.022))
 """Drafting always pays."""
@@ -538,6 +539,17 @@ def test_a_verdict_that_never_comes_costs_the_connection_and_says_that_waiting_i
     assert answer.wait(4.0) == [ConnectVerifier(())]
     assert answer.estimates.wait == pytest.approx(4.0)
     assert answer.report.losses == 1
+
+
+def test_a_verdict_that_never_comes_says_that_waiting_is_long_though_the_verifier_has_a_price_list() -> None:
+    answer = Answer(first_verdict_timeout=4.0)
+    answer.estimates.expect_rtt(0.01)
+    answer.estimates.expect_row_costs(RowCosts({1: 0.04, 8: 0.08}))
+    answer.begin()
+    answer.drafts(1, 5, 6, 7)
+    assert answer.estimates.wait < 0.1
+    answer.wait(4.0)
+    assert answer.estimates.wait >= 4.0
 
 
 def test_a_round_that_gets_no_verdict_twice_ends_in_the_stream() -> None:
