@@ -16,8 +16,8 @@ from tests.wire.verify.peers import msgpack
 @pytest.mark.parametrize("is_pure", [False, True])
 @pytest.mark.parametrize("seed", range(4))
 def test_any_message_gives_a_frame_or_a_documented_error(seed: int, is_pure: bool) -> None:
-    seen = run(8_000, seed, is_pure=is_pure)
-    assert seen.total() == 8_000
+    seen = run(16_000, seed, is_pure=is_pure)
+    assert seen.total() == 16_000
     assert {"codec: Draft", "codec: malformed", "server: Draft", "server: stale_round", "client: VerdictFrame", "client: malformed"} <= set(
         seen
     )
