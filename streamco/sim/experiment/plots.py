@@ -6,6 +6,7 @@ axis says which. An axis begins at 0, unless all values would be squeezed into i
 
 from __future__ import annotations
 
+import math
 import textwrap
 from collections.abc import Sequence
 from itertools import product
@@ -31,6 +32,7 @@ QUIET = "#555555"
 WIDTH, HEIGHT, PANEL, ROW = 8.0, 5.6, 4.2, 3.4  # inches
 MAX_BESIDE, MAX_TICKS = 4, 12  # panels in a row, and values that each have a tick
 CHARACTERS = 14.5  # characters of a caption in an inch
+SLANT = 35  # degrees of the names of values that have no room beside one another
 LEGEND_ROW, USUAL_ROWS = 0.23, 3  # inches of a row; rows of a legend, its title included, that ``HEIGHT`` has space for
 
 
@@ -78,7 +80,8 @@ def _draw(experiment: Experiment, plot: PlotOptions, points: Sequence[Point], pa
     width = max(WIDTH, PANEL * beside)
     lines = [] if plot.line is None else [str(value.label) for value in axes_by_name[plot.line].values]
     legend_inches = LEGEND_ROW * max(0, _legend_rows(lines, width) - USUAL_ROWS)
-    picture = Picture(figsize=(width, HEIGHT + (rows - 1) * ROW + legend_inches), dpi=150)
+    slanted = _slanted_inches(axes_by_name[plot.x], width / beside)
+    picture = Picture(figsize=(width, HEIGHT + (rows - 1) * ROW + legend_inches + rows * slanted), dpi=150)
     FigureCanvasAgg(picture)
     grid = picture.subplots(rows, beside, sharey=True, squeeze=False).flat
     for ax in grid[len(panels) :]:
@@ -86,6 +89,9 @@ def _draw(experiment: Experiment, plot: PlotOptions, points: Sequence[Point], pa
     for index, (panel, ax) in enumerate(zip(panels, grid, strict=False)):
         inside = [point for point in points if all(point.labels[name] == label for name, label in panel.items())]
         _draw_panel(ax, plot, axes_by_name, inside, factor)
+        if slanted:
+            names = [str(value.label) for value in axes_by_name[plot.x].values]
+            ax.set_xticks(range(len(names)), names, rotation=SLANT, ha="right", rotation_mode="anchor")
         ax.set_title("\n".join(_setting(name, label) for name, label in panel.items()), fontsize=10, color=QUIET)
         if index % beside == 0:
             ax.set_ylabel(_label_y(metric, unit))
@@ -122,6 +128,18 @@ def _reach(spreads: Sequence[Spread], factor: float) -> list[list[float]] | None
     if all(spread.low == spread.high for spread in spreads):
         return None
     return [[(each.mean - each.low) * factor for each in spreads], [(each.high - each.mean) * factor for each in spreads]]
+
+
+def _slanted_inches(x: Axis, width: float) -> float:
+    """Return how much higher a panel of this width is because the names on its x axis are slanted; 0: they have room beside one another.
+
+    The width is in inches.
+    """
+    names = [str(value.label) for value in x.values]
+    room = (width - 1.0) / len(names) * CHARACTERS * 0.8  # characters of a line; some of the width is for the y axis
+    if x.is_numeric or max(len(line) for name in names for line in textwrap.wrap(name, 18) or [name]) <= room:
+        return 0.0
+    return max(map(len, names)) / (CHARACTERS * 0.8) * math.sin(math.radians(SLANT))
 
 
 def _label_x(ax: Axes, x: Axis) -> None:

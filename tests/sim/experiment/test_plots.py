@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -120,6 +121,25 @@ def test_a_legend_of_many_long_names_stands_beside_nothing_and_takes_no_room_fro
     assert label.y1 <= box.y0
     assert box.x1 <= picture.bbox.x1
     assert ax.get_window_extent().height >= 3.0 * picture.dpi
+
+
+def test_long_names_of_many_bars_do_not_cover_one_another(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, drawn: list[Figure]) -> None:
+    values = ", ".join(f"gsm8k {number} drafters at 10 ms: {{world.devices: {number}}}" for number in range(2, 14))
+    few = TOY.replace("world.link.rtt_ms: [10, 30, 60]", "case: {near: {world.link.rtt_ms: 10}, far: {world.link.rtt_ms: 60}}")
+    many = TOY.replace("world.link.rtt_ms: [10, 30, 60]", f"case: {{{values}}}")
+    for text in (few, many):
+        draw_plots(*finish(tmp_path, monkeypatch, text), tmp_path)
+        picture = drawn[-1]
+        picture.canvas.draw()
+        labels = [label for label in picture.axes[0].get_xticklabels() if label.get_text()]
+        assert len(labels) == (2 if text is few else 12)
+        assert all("\n" not in label.get_text() for label in labels)
+        assert {label.get_rotation() for label in labels} == ({0.0} if text is few else {35.0})
+        below = picture.bbox.y0
+        assert all(label.get_window_extent().y0 > below for label in labels)
+    spots = [label.get_window_extent() for label in labels]
+    apart = [later.x1 - earlier.x1 for earlier, later in pairwise(spots)]
+    assert min(apart) > 15.0, "each begins at its own bars"
 
 
 def test_what_is_held_fast_is_said_and_other_values_are_not_drawn(
