@@ -388,10 +388,11 @@ def _trie(words: Sequence[str]) -> str:
 
 
 def _limits(words: Mapping[str, Any], path: str, low_name: str, high_name: str) -> tuple[int, int | None]:
-    low, high = words.get(low_name, 0), words.get(high_name)
-    for name, value in ((low_name, low), (high_name, high)):
-        if value is not None and (not isinstance(value, int) or isinstance(value, bool) or not 0 <= value <= MAX_ITEMS):
+    for name in (low_name, high_name):
+        value = words.get(name, 0)
+        if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value <= MAX_ITEMS:
             raise refused(f"{path}/{name}", f"a whole number from 0 to {MAX_ITEMS}", value)
+    low, high = words.get(low_name, 0), words.get(high_name)
     if high is not None and high < low:
         raise refused(f"{path}/{high_name}", f"at least {low_name}, {low}", high)
     return low, high

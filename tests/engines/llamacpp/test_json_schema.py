@@ -141,6 +141,8 @@ def deep(levels: int) -> Any:
         ({"type": "null", "enum": [1]}, "a value that is allowed"),
         ({"title": "x" * 100_001}, "100000 characters"),
         ({"type": "array", "minItems": 2001}, "from 0 to 2000"),
+        ({"minItems": None}, "a whole number from 0 to 2000 at #/minItems, got None"),
+        ({"type": "string", "maxLength": None}, "from 0 to 2000"),
         ({"type": "string", "minLength": 3, "maxLength": 2}, "at least minLength"),
         ({"type": "integer", "minimum": 3, "maximum": 2}, "range with a whole number"),
         ({"type": "integer", "minimum": 1e300}, "a number from"),
