@@ -170,6 +170,25 @@ def fidelity_headlines() -> Iterator[Headline]:
     yield from (Headline(page, within) for page in (RESULTS, FIDELITY))
 
 
+def pair_headlines() -> Iterator[Headline]:
+    cases = {
+        "code, 8 prompts, Q4_0, loopback": "code (HumanEval, 8 prompts), loopback",
+        "prose, 8 prompts, Q4_0, loopback": "prose (Alpaca, 8 prompts), loopback",
+        "all, 16 prompts, Q4_0, loopback": "both, loopback",
+        "code, 4 prompts, Q4_0, rtt 30 ms": "code (4 prompts), round trip 30 ms",
+        "prose, 4 prompts, Q4_0, rtt 30 ms": "prose (4 prompts), round trip 30 ms",
+        "all, 8 prompts, Q4_0, rtt 30 ms": "both, round trip 30 ms",
+    }
+    ratio = "rate over the stream's [x]"
+    times = {case: f"{value('pair', case, ratio):.2f}" for case in cases}
+    for case, label in cases.items():
+        rates = [f"{value('pair', case, 'rate [tokens/s]', name):.3g}" for name in ("stream", "streamco")]
+        unit = " tokens/s" if "code, 8" in case else ""
+        yield Headline("docs/speculation.md", f"| {label} | {rates[0]}{unit} | {rates[1]}{unit} | **{times[case]}** |")
+    code, prose, *_ = times.values()
+    yield Headline("README.md", f"code came {code} times as fast as the server's own stream, and prose {prose} times")
+
+
 def split_headlines() -> Iterator[Headline]:
     between, first = "time between tokens [of the U-shape's]", "time to first token [of U-shape]"
     for server, rtt in product(("7B", "own"), (10, 30, 80)):
@@ -208,6 +227,7 @@ HEADLINES = [
     *cost_headlines(),
     *learned_headlines(),
     *fidelity_headlines(),
+    *pair_headlines(),
     *split_headlines(),
     *disco_headlines(),
 ]
