@@ -30,6 +30,8 @@ async def write_in_trees(device: Device, ids: Sequence[int], count: int, some: C
         assert verdict.token is not None
         text += [*(draft[node - 1] for node in path_to(parents, verdict.accepted)), verdict.token]
         assert device.client.length(session) == len(text)
+    device.client.close(session)
+    await device.say()
     return text[len(ids) :][:count]
 
 
