@@ -183,19 +183,21 @@ class RoundTrip:
 
         The costs follow the measured ones: a verifier under load takes longer than it reported.
         """
-        if self._costs is None or not (self._fixed.is_measured or self._expected_rtt is not None):
-            return None
-        if not self._fixed.is_measured:
-            return (self._expected_rtt or 0.0), self._costs
-        return self._fixed.value, self._costs.scaled(self._scale.value)
+        costs, fixed = self._costs, self._fixed_wait
+        return None if costs is None or fixed is None else (fixed, costs.scaled(self._scale.value))
+
+    @property
+    def _fixed_wait(self) -> float | None:
+        """Seconds of a wait that don't depend on the round; before the first verdict the link's round trip. None: not known."""
+        return self._fixed.value if self._fixed.is_measured else self._expected_rtt
 
     def wait(self, target_step: float, rows: int = 2) -> float:
         """Return the seconds from a draft to its verdict. Before the first verdict that is the round trip and one target step, if known.
 
         With the verifier's costs it is that of a round with so many rows.
         """
-        if (prices := self.prices) is not None:
-            return prices[0] + prices[1].seconds(rows)
+        if self._costs is not None and (fixed := self._fixed_wait) is not None:
+            return fixed + self._scale.value * self._costs.seconds(rows)
         return self._wait.value if self._wait.is_measured or self._expected_rtt is None else self._expected_rtt + target_step
 
     @property

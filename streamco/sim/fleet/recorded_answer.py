@@ -60,9 +60,16 @@ class RecordedAnswer:
 
         With ``parents`` the draft is a tree, and the former is the last node that is the target's (``policies.drafts.tree_acceptance``).
         """
-        nodes = range(len(draft) + 1)
-        verdict = verify_tree_greedy(draft, parents, [self.right(position + len(path_to(parents, node))) for node in nodes])
-        return verdict.accepted, verdict.token
+        if parents:
+            nodes = range(len(draft) + 1)
+            verdict = verify_tree_greedy(draft, parents, [self.right(position + len(path_to(parents, node))) for node in nodes])
+            return verdict.accepted, verdict.token
+        accepted = 0
+        for token in draft:
+            if token != self.right(position + accepted):
+                break
+            accepted += 1
+        return accepted, self.right(position + accepted)
 
     def draft(self, ids: Sequence[int]) -> Mapping[int, float]:
         """Return the draft model's distribution after these ids of the answer."""
