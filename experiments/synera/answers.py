@@ -16,7 +16,7 @@ from random import Random
 
 from msgspec.structs import replace
 
-from bench.selective import GREEDY, Waiting
+from bench.selective import GREEDY, Pair, Waiting
 from experiments.synera.rules import Cell
 from streamco.engines.base import EngineOptions, Prediction, SequenceTask, TokenSequence
 from streamco.engines.llama import LlamaEngine
@@ -25,7 +25,7 @@ from streamco.policies.importance import LAYERS
 from streamco.policies.offload import CONFIDENCE_THRESHOLD, OffloadSteering, is_past_exit
 from streamco.sim.fleet.answer_routing import PREFIX
 
-__all__ = ["Chunk", "Models", "Profile", "WrittenAnswer", "load_models", "make_steering", "profile_of", "replay", "write_answers"]
+__all__ = ["Chunk", "Profile", "WrittenAnswer", "load_models", "make_steering", "profile_of", "replay", "write_answers"]
 
 _HIGHEST = 0.99  # of c_th
 
@@ -76,19 +76,6 @@ class WrittenAnswer:
 
 
 @dataclass(frozen=True, slots=True)
-class Models:
-    """The draft model's engine and the target's, which is exact."""
-
-    draft: LlamaEngine
-    target: LlamaEngine
-
-    def close(self) -> None:
-        """Free both."""
-        self.draft.close()
-        self.target.close()
-
-
-@dataclass(frozen=True, slots=True)
 class Profile:
     """What was measured of the pair with all chunks verified (section 5)."""
 
@@ -96,7 +83,7 @@ class Profile:
     chunks: tuple[tuple[float, float | None], ...] = ()
 
 
-def load_models(draft: Path, target: Path, *, cells: int, context_tokens: int) -> Models:
+def load_models(draft: Path, target: Path, *, cells: int, context_tokens: int) -> Pair:
     """Return both models, with one thread each.
 
     Args:
@@ -105,7 +92,7 @@ def load_models(draft: Path, target: Path, *, cells: int, context_tokens: int) -
         context_tokens: of prompt and answer.
     """
     places = EngineOptions(threads=1, context_tokens=context_tokens, max_sequences=1, held_sequences=cells + 1)
-    return Models(LlamaEngine(draft, replace(places, attention_layers=LAYERS)), LlamaEngine(target, replace(places, exact=True)))
+    return Pair(LlamaEngine(draft, replace(places, attention_layers=LAYERS)), LlamaEngine(target, replace(places, exact=True)))
 
 
 def make_steering(cell: Cell, profile: Profile) -> OffloadSteering:
@@ -202,7 +189,7 @@ class _Line:
 
 
 def write_answers(
-    models: Models, prompt: Sequence[int], steerings: Mapping[Cell, OffloadSteering], max_tokens: int, seed: str
+    models: Pair, prompt: Sequence[int], steerings: Mapping[Cell, OffloadSteering], max_tokens: int, seed: str
 ) -> dict[Cell, WrittenAnswer]:
     """Return each contender's answer to a prompt.
 
@@ -238,7 +225,7 @@ def write_answers(
     return {line.cell: line.answer for line in lines}
 
 
-def _write_round(models: Models, running: Sequence[_Line], waiting: Waiting) -> None:
+def _write_round(models: Pair, running: Sequence[_Line], waiting: Waiting) -> None:
     with models.draft.together():
         tasks = [line.ask_draft(waiting) for line in running]
     drafts = [(line, line.take_draft(predictions)) for line, predictions in zip(running, waiting.gather(tasks), strict=True)]

@@ -10,7 +10,8 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
-from experiments.synera.answers import Chunk, Models, Profile, WrittenAnswer, make_steering, profile_of, replay, write_answers
+from bench.selective import Pair
+from experiments.synera.answers import Chunk, Profile, WrittenAnswer, make_steering, profile_of, replay, write_answers
 from experiments.synera.rules import Cell
 from experiments.tasks import Question, load_questions
 from streamco.policies.offload import OffloadSteering
@@ -65,7 +66,7 @@ class Recording:
 
 
 def record(
-    folder: Path, tasks: Mapping[str, int], cells: Sequence[Cell], models: Models, *, max_tokens: int, ends: float
+    folder: Path, tasks: Mapping[str, int], cells: Sequence[Cell], models: Pair, *, max_tokens: int, ends: float
 ) -> Iterator[tuple[str, int]]:
     """Write every answer that isn't recorded, the tasks in turns; yield the task and its number of questions after each.
 
@@ -111,7 +112,7 @@ def _steerings(recording: Recording, cells: Sequence[Cell], profile: Profile) ->
     return steerings
 
 
-def _answer(models: Models, question: Question, steerings: Mapping[Cell, OffloadSteering], max_tokens: int) -> dict[str, Any]:
+def _answer(models: Pair, question: Question, steerings: Mapping[Cell, OffloadSteering], max_tokens: int) -> dict[str, Any]:
     prompt = models.target.tokenize(models.target.apply_template(question.messages), special=True)
     answers = write_answers(models, prompt, steerings, max_tokens, _seed(question.id))
     cells = {}
@@ -135,7 +136,7 @@ def _chunks(cell: Mapping[str, Any]) -> list[Chunk]:
     return [Chunk(*each) for each in cell["chunks"]]
 
 
-def load_profile(folder: Path, models: Models) -> Profile:
+def load_profile(folder: Path, models: Pair) -> Profile:
     """Return the folder's profile of the pair; a first run measures it, with every chunk verified."""
     path = folder / "profile.json"
     if path.exists():

@@ -8,7 +8,7 @@ from streamco.profiles.row_costs import useful_sizes
 
 __all__ = ["row_advice"]
 
-_DEAR = 3.2  # single rows that a batch of four costs, above which tiles would help
+_EXPENSIVE = 3.2  # single rows that a batch of four costs, above which tiles would help
 _TILES = "2.1"  # of Qwen2.5-Coder-1.5B in Q4_0, repacked, on one thread
 
 
@@ -26,7 +26,7 @@ def row_advice(costs: Mapping[int, float], *, may_use_tiles: bool) -> list[str]:
     if sizes := useful_sizes(costs):
         drafted = ", ".join(str(rows - 1) for rows in sizes)
         lines.append(f"drafts of {drafted} tokens are cheapest here, because one row more is the verifier's own token")
-    if may_use_tiles and four > _DEAR * single:
+    if may_use_tiles and four > _EXPENSIVE * single:
         lines.append(
             f"four rows cost {four / single:.1f} times one; weights in Q4_0 need {_TILES} times, as measured with Qwen2.5-Coder-1.5B "
             "(docs/serve.md, Rows)"

@@ -210,7 +210,9 @@ class PendingAnswer:
             settings.dispatcher.record(dispatched, driver.machine)
             settings.planner.record_race(driver.machine)
             note_race(settings.degradations, notes, driver)
-            note_moves(settings.degradations, notes, settings.dispatcher.moved_blindly(settings.migration, driver.machine.hand_overs))
+            note_moves(
+                settings.degradations, notes, settings.dispatcher.unknown_quality_moves(settings.migration, driver.machine.hand_overs)
+            )
             settings.check_access(driver.machine)
             settings.totals.record(driver.cost())
             log.ended(driver.report)

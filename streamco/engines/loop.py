@@ -373,10 +373,12 @@ class _VerifyPart:
         self._slot = slot_of(work)
         self._start = start = len(self._slot.ids)
         self._chunk = work.prompt[start : start + chunk]
-        tree = work.tree if isinstance(work, VerificationTask) else None
-        if tree is not None and start + chunk < len(work.prompt) + len(tree.side_nodes):
-            self._chunk, tree = self._chunk[: work.rollback_length - start] if isinstance(work, Task) else self._chunk, None
-        self._tree: TreeRows | None = tree
+        self._tree: TreeRows | None = None
+        if isinstance(work, VerificationTask) and work.tree is not None:
+            if start + chunk < len(work.prompt) + len(work.tree.side_nodes):
+                self._chunk = self._chunk[: work.rollback_length - start]
+            else:
+                self._tree = work.tree
 
     @property
     def rows(self) -> int:

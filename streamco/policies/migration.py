@@ -21,7 +21,6 @@ from typing import Literal
 
 from msgspec import Struct
 
-from streamco.errors import ConfigError
 from streamco.partial import PreCopy
 
 __all__ = [
@@ -34,7 +33,6 @@ __all__ = [
     "are_known",
     "barred_moves",
     "buffer_needed",
-    "check_quality",
     "keeps_up",
     "net_saving",
     "pre_copy_pays",
@@ -187,17 +185,6 @@ class BarredMove(Struct, frozen=True):
     target: str
     reason: str
     is_asked: bool
-
-
-def check_quality(quality: Mapping[str, float], *, where: str) -> None:
-    """Refuse qualities that are no finite numbers of 0 or more.
-
-    Raises:
-        ConfigError: a value is none.
-    """
-    for name, value in quality.items():
-        if not isinstance(value, int | float) or isinstance(value, bool) or not math.isfinite(value) or value < 0:
-            raise ConfigError(f"{where}: {name}: expected a number of 0 or more, got {value!r}")
 
 
 def are_known(names: Iterable[str], quality: Mapping[str, float]) -> bool:

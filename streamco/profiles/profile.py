@@ -6,6 +6,7 @@ Policies are planned from the distributions. A ``Profile`` holds them together a
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from typing import Any
 
 import msgspec
@@ -131,9 +132,7 @@ class Profile(Struct, frozen=True, kw_only=True):
     version: int = PROFILE_VERSION
 
     def __post_init__(self) -> None:
-        for name, value in self.quality.items():
-            if not _is_number(value):
-                raise ConfigError(f"profile: quality: {name}: expected a number of 0 or more, got {value!r}")
+        check_quality(self.quality, where="profile: quality")
 
     def to_json(self) -> bytes:
         """Return the profile as indented UTF-8 JSON; ``from_json`` returns an equal profile."""
@@ -193,6 +192,17 @@ def _from_plain(kind: Any, value: Any) -> Any:
     except msgspec.ValidationError as error:
         raise ValueError(str(error)) from error  # the decoder adds the place to any error except its own
     raise NotImplementedError(f"expected part of a profile, got {kind}")
+
+
+def check_quality(quality: Mapping[str, float], *, where: str) -> None:
+    """Refuse qualities that are no finite numbers of 0 or more.
+
+    Raises:
+        ConfigError: a value is none.
+    """
+    for name, value in quality.items():
+        if not _is_number(value):
+            raise ConfigError(f"{where}: {name}: expected a number of 0 or more, got {value!r}")
 
 
 def _is_number(value: object) -> bool:

@@ -56,7 +56,7 @@ def padded_size(measured: Mapping[int, float], rows: int) -> int:
     """Return the number of rows that a batch of ``rows`` should have: more if a larger measured size is cheaper, else ``rows``.
 
     Args:
-        measured: seconds by rows, as measured; a smaller batch may be dearer. Sizes between are on straight lines.
+        measured: seconds by rows, as measured; a smaller batch may cost more. Sizes between are on straight lines.
         rows: rows that are needed, at least 1.
     """
     points = sorted(measured.items())

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Self
 from msgspec import Struct
 
 from streamco.engines.sampling import candidates
-from streamco.policies.acceptance import Distribution, Rule, RuleKind, verify
+from streamco.policies.acceptance import Distribution, Rule, RuleKind
 from streamco.policies.drafts.tree_acceptance import verify_tree
 from streamco.sim.workload.token_models import TokenModel
 from streamco.testing.responses import Cut, Pause, Reset, Stall
@@ -383,11 +383,8 @@ def verify_draft(
     pending = draft.pending
     logits = [_logits(target([*ids, *draft.accepted_ids(node)])) for node in range(len(pending) + 1)]
     drafted_from = [row.distribution() for row in draft.rows]
-    target_rows, rng = [_LogitsRow(row) for row in logits], rng or Random(rule.seed)
-    if draft.parents:
-        result = verify_tree(rule, pending, draft.parents, drafted_from, target_rows, rng=rng)
-    else:
-        result = verify(rule, pending, drafted_from, target_rows, rng)
+    target_rows = [_LogitsRow(row) for row in logits]
+    result = verify_tree(rule, pending, draft.parents, drafted_from, target_rows, rng=rng or Random(rule.seed))
     scale = rule.temperature if rule.kind is RuleKind.SAMPLE else 1.0
     rows = tuple(_row(row, scale, top_k) for row in logits) if top_k else ()
     return VerdictFrame(draft.session, draft.round_number, result.accepted, result.token, rows=rows)

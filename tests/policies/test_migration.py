@@ -8,7 +8,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from streamco.errors import ConfigError
 from streamco.policies.migration import (
     HEADROOM,
     SLACK,
@@ -17,7 +16,6 @@ from streamco.policies.migration import (
     are_known,
     barred_moves,
     buffer_needed,
-    check_quality,
     keeps_up,
     net_saving,
     pre_copy_pays,
@@ -287,9 +285,3 @@ def test_qualities_are_known_if_all_are() -> None:
     assert are_known(["server", "device"], QUALITY)
     assert not are_known(["server", "other"], QUALITY)
     assert are_known([], {})
-
-
-@pytest.mark.parametrize("value", [-0.1, float("nan"), float("inf"), True, "0.5"])
-def test_a_quality_that_is_no_number_of_0_or_more_is_refused(value: float) -> None:
-    with pytest.raises(ConfigError, match="mine: device: expected a number of 0 or more"):
-        check_quality({"server": 1.0, "device": value}, where="mine")

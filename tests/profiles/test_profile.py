@@ -21,6 +21,7 @@ from streamco.profiles import (
     RemainingLength,
     TTFTDistribution,
 )
+from streamco.profiles.profile import check_quality
 
 samples = st.lists(st.floats(0.0, 100.0), min_size=1, max_size=50)
 
@@ -132,3 +133,9 @@ def test_fields_of_later_releases_are_ignored() -> None:
 def test_a_bad_profile_is_refused_with_what_and_where(data: bytes, said: str) -> None:
     with pytest.raises(ConfigError, match=f"^phone.json: .*{said}"):
         Profile.from_json(data, where="phone.json")
+
+
+@pytest.mark.parametrize("value", [-0.1, float("nan"), float("inf"), True, "0.5"])
+def test_a_quality_that_is_no_number_of_0_or_more_is_refused(value: float) -> None:
+    with pytest.raises(ConfigError, match="mine: device: expected a number of 0 or more"):
+        check_quality({"server": 1.0, "device": value}, where="mine")

@@ -389,7 +389,7 @@ class Dispatcher:
             constrained=dispatched.plan.constrained,
         )
 
-    def moved_blindly(self, options: MigrationOptions, hand_overs: Iterable[HandOver]) -> list[HandOver]:
+    def unknown_quality_moves(self, options: MigrationOptions, hand_overs: Iterable[HandOver]) -> list[HandOver]:
         """Return the planned hand-overs between endpoints of unknown quality, if the caller has set nothing about it."""
         return [each for each in hand_overs if each.is_planned and self._migration.is_unknown(options, each.source, each.target)]
 

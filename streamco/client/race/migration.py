@@ -18,8 +18,9 @@ from streamco.core.race.switch_latency import SwitchLearner
 from streamco.endpoints.base import Endpoint, Kind
 from streamco.errors import ConfigError
 from streamco.policies.cost import RequestCost
-from streamco.policies.migration import SERVER_STOPS, BarredMove, Terms, TransferRule, are_known, barred_moves, check_quality
+from streamco.policies.migration import SERVER_STOPS, BarredMove, Terms, TransferRule, are_known, barred_moves
 from streamco.profiles import RemainingLength
+from streamco.profiles.profile import check_quality
 
 __all__ = ["CostOf", "MigrationPlanner", "MigrationOptions"]
 

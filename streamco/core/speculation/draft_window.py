@@ -78,8 +78,7 @@ class DraftWindow:
 
     def should_end(self, chance: float, confidence: float = 1.0, *, length: int = 1) -> bool:
         """Return True if a draft of ``length`` should end: so likely is it accepted whole, so sure is its last token."""
-        surcharge = self._surcharges[length - 1] if 1 <= length <= len(self._surcharges) else 0.0
-        return chance < self._min_chance + surcharge or confidence < self._min_confidence
+        return chance < self._min_chance + self._surcharge(length) or confidence < self._min_confidence
 
     def should_have_ended(self, chances: Sequence[float]) -> bool:
         """Return True if a draft should have ended before its last token, at the end of a stair: its tokens may come several at a time.
@@ -111,8 +110,12 @@ class DraftWindow:
 
     def _is_stair_end(self, chance: float, length: int) -> bool:
         """Return True if the next token begins rows that cost more than they are expected to bring."""
-        surcharge = self._surcharges[length - 1] if length <= len(self._surcharges) else 0.0
+        surcharge = self._surcharge(length)
         return surcharge > 0.0 and chance < self._min_chance + surcharge
+
+    def _surcharge(self, length: int) -> float:
+        """Return what the rows of a further token add to the chance that a draft of ``length`` needs to go on."""
+        return self._surcharges[length - 1] if 1 <= length <= len(self._surcharges) else 0.0
 
     @property
     def may_end_early(self) -> bool:

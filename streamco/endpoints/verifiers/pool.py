@@ -26,7 +26,7 @@ from streamco.policies.serving.routing import ShortestQueue, routing_policy
 __all__ = ["PoolMember", "VerifierPool"]
 
 _RETRY_AFTER = 30.0  # seconds after which a verifier that was left out is probed again
-_TOLD_SECONDS = 5.0  # seconds for which the length of a queue is believed
+_QUEUE_SECONDS = 5.0  # seconds for which the length of a queue is believed
 _BUSY_SECONDS = 5.0  # seconds for which a verifier that took no session is passed over
 _LATE_SECONDS = 2.0  # seconds that the others have to answer a first probe when one has answered
 
@@ -47,7 +47,7 @@ class PoolMember:
         self.verifier = verifier
         self.problem = "it was not probed yet"
         self.answers = 0
-        self._queue, self._queue_at = 0, -_TOLD_SECONDS
+        self._queue, self._queue_at = 0, -_QUEUE_SECONDS
         self._busy_until = 0.0
 
     @property
@@ -70,7 +70,7 @@ class PoolMember:
 
     def load(self, *, now: float) -> int:
         """Return the number of verifications that waited there when it last said so, and of this client's own answers there."""
-        return self.answers + (self._queue if now - self._queue_at < _TOLD_SECONDS else 0)
+        return self.answers + (self._queue if now - self._queue_at < _QUEUE_SECONDS else 0)
 
 
 class VerifierPool:

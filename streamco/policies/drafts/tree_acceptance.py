@@ -28,7 +28,7 @@ from typing import assert_never
 
 from streamco.config import check_share
 from streamco.errors import ConfigError
-from streamco.policies.acceptance import UNCHANGED, Distribution, Rule, RuleKind, TargetRow, Verdict, residual
+from streamco.policies.acceptance import UNCHANGED, Distribution, Rule, RuleKind, TargetRow, Verdict, residual, verify
 from streamco.policies.drafts.tree_shapes import check_tree, is_chain, leaves, longest_path, path_to
 
 __all__ = [
@@ -58,7 +58,7 @@ def verify_tree(
     Args:
         rule: how tokens are accepted.
         draft: tokens of the nodes, shape (nodes,).
-        parents: parent of each node, shape (nodes,).
+        parents: parent of each node, shape (nodes,); empty: a chain, on which ``acceptance.verify`` decides.
         drafted_from: q of each node, given its earlier siblings, shape (nodes,); only ``SAMPLE`` reads it.
         rows: the target's row after the context and after each node, shape (nodes + 1,).
         rng: random draws of ``SAMPLE``; the other rules draw nothing.
@@ -66,6 +66,8 @@ def verify_tree(
     Raises:
         ConfigError: the shapes don't fit, it is no tree, or a node can't have been drawn from its q.
     """
+    if not parents:
+        return verify(rule, draft, drafted_from, rows, rng)
     match rule.kind:
         case RuleKind.GREEDY:
             return verify_tree_greedy(draft, parents, [row.best for row in rows])

@@ -145,7 +145,7 @@ class StrictPrefill(Struct, frozen=True, kw_only=True):
     batch_tokens: int = 512
 
     def __post_init__(self) -> None:
-        _check_batch_tokens(self.batch_tokens)
+        check_tokens(self.batch_tokens)
 
     def choose(self, waiting: Sequence[Waiting], state: BatchContext) -> Batch | None:
         """Return all prefills, else all verifications; those starve while new prompts come."""
@@ -173,7 +173,7 @@ class Alternating(Struct, frozen=True, kw_only=True):
     stretch: float = 1.8
 
     def __post_init__(self) -> None:
-        _check_batch_tokens(self.batch_tokens)
+        check_tokens(self.batch_tokens)
         if self.turns < 1 or self.stretch < 1.0:
             raise ConfigError(f"alternating: expected turns >= 1 and stretch >= 1, got {self.turns} and {self.stretch}")
 
@@ -217,7 +217,7 @@ class FirstCome(Struct, frozen=True, kw_only=True):
     batch_tokens: int = 512
 
     def __post_init__(self) -> None:
-        _check_batch_tokens(self.batch_tokens)
+        check_tokens(self.batch_tokens)
 
     def choose(self, waiting: Sequence[Waiting], state: BatchContext) -> Batch | None:
         """Return the head of the queue as a batch."""
@@ -343,9 +343,14 @@ def _seconds(batch: Batch, contexts: Mapping[str, int], step: StepSeconds) -> fl
     return step(sum(portion.tokens for portion in batch.portions), sum(contexts[portion.session] for portion in batch.portions))
 
 
-def _check_batch_tokens(batch_tokens: int) -> None:
-    if batch_tokens < CHUNK:
-        raise ConfigError(f"batch_tokens: expected at least {CHUNK}, got {batch_tokens}")
+def check_tokens(tokens: int, field: str = "batch_tokens") -> None:
+    """Check that a bound of tokens leaves room for a chunk.
+
+    Raises:
+        ConfigError: it doesn't; ``field`` is the name of the bound.
+    """
+    if tokens < CHUNK:
+        raise ConfigError(f"{field}: expected at least {CHUNK}, got {tokens}")
 
 
 @runtime_checkable

@@ -8,7 +8,7 @@ from typing import Literal
 from msgspec import Struct
 
 from streamco.errors import ConfigError
-from streamco.policies.serving.batching import CHUNK, Batch, BatchContext, FirstCome, Portion, Waiting, fair_order
+from streamco.policies.serving.batching import Batch, BatchContext, FirstCome, Portion, Waiting, check_tokens, fair_order
 
 __all__ = ["LengthAware", "group_of_kind"]
 
@@ -32,8 +32,7 @@ class LengthAware(Struct, frozen=True, kw_only=True):
     is_fair: bool = False
 
     def __post_init__(self) -> None:
-        if self.batch_tokens < CHUNK:
-            raise ConfigError(f"batch_tokens: expected at least {CHUNK}, got {self.batch_tokens}")
+        check_tokens(self.batch_tokens)
         if not self.tolerance >= 0.0 or self.requests < 1:
             raise ConfigError(f"length-aware: expected tolerance >= 0 and requests >= 1, got {self.tolerance} and {self.requests}")
 

@@ -15,7 +15,7 @@ from streamco.config import SamplingOptions
 from streamco.engines.base import Prediction
 from streamco.engines.sampling import Sampler, top_probabilities
 from streamco.errors import ConfigError, EngineError
-from streamco.policies.acceptance import UNCHANGED, Distribution, Rule, RuleKind, verify
+from streamco.policies.acceptance import UNCHANGED, Distribution, Rule, RuleKind
 from streamco.policies.drafts.tree_acceptance import verify_tree
 from streamco.wire.verify.topk import TopK, quantise
 
@@ -133,10 +133,7 @@ class TargetRowCollector:
         if len(self._read) != len(request.draft) + 1:
             raise EngineError(f"verdict: expected {len(request.draft) + 1} rows, got {len(self._read)}")
         drafted_from = [row.distribution() for row in request.drafted_from]
-        if request.parents:
-            verdict = verify_tree(request.rule, request.draft, request.parents, drafted_from, self._read, rng=request.rng)
-        else:
-            verdict = verify(request.rule, request.draft, drafted_from, self._read, request.rng)
+        verdict = verify_tree(request.rule, request.draft, request.parents, drafted_from, self._read, rng=request.rng)
         return VerificationResult(verdict.accepted, verdict.token, tuple(self._rows))
 
 

@@ -88,10 +88,7 @@ def _draw(experiment: Experiment, plot: PlotOptions, points: Sequence[Point], pa
         ax.remove()
     for index, (panel, ax) in enumerate(zip(panels, grid, strict=False)):
         inside = [point for point in points if all(point.labels[name] == label for name, label in panel.items())]
-        _draw_panel(ax, plot, axes_by_name, inside, factor)
-        if slanted:
-            names = [str(value.label) for value in axes_by_name[plot.x].values]
-            ax.set_xticks(range(len(names)), names, rotation=SLANT, ha="right", rotation_mode="anchor")
+        _draw_panel(ax, plot, axes_by_name, inside, factor, is_slanted=slanted > 0.0)
         ax.set_title("\n".join(_setting(name, label) for name, label in panel.items()), fontsize=10, color=QUIET)
         if index % beside == 0:
             ax.set_ylabel(_label_y(metric, unit))
@@ -100,7 +97,7 @@ def _draw(experiment: Experiment, plot: PlotOptions, points: Sequence[Point], pa
     picture.savefig(path, metadata={"Software": None})
 
 
-def _draw_panel(ax: Axes, plot: PlotOptions, axes: dict[str, Axis], points: Sequence[Point], factor: float) -> None:
+def _draw_panel(ax: Axes, plot: PlotOptions, axes: dict[str, Axis], points: Sequence[Point], factor: float, *, is_slanted: bool) -> None:
     """Draw a line for each value. If x has names, draw a group of bars for each x instead."""
     x = axes[plot.x]
     lines: list[Label | None] = [value.label for value in axes[plot.line].values] if plot.line is not None else [None]
@@ -117,7 +114,7 @@ def _draw_panel(ax: Axes, plot: PlotOptions, axes: dict[str, Axis], points: Sequ
         else:
             width = 0.8 / len(lines)
             ax.bar([labels.index(label) - 0.4 + (index + 0.5) * width for label in found], means, width * 0.92, **style)
-    _label_x(ax, x)
+    _label_x(ax, x, is_slanted=is_slanted)
     ax.grid(axis="y", color="#dddddd", linewidth=0.8)
     ax.set_axisbelow(True)
     ax.spines[["top", "right"]].set_visible(False)
@@ -142,11 +139,15 @@ def _slanted_inches(x: Axis, width: float) -> float:
     return max(map(len, names)) / (CHARACTERS * 0.8) * math.sin(math.radians(SLANT))
 
 
-def _label_x(ax: Axes, x: Axis) -> None:
+def _label_x(ax: Axes, x: Axis, *, is_slanted: bool) -> None:
     """Draw a tick for each value. If the numbers span more than a factor of 30, the axis is logarithmic."""
     ax.set_xlabel(name_of_path(x.name))
+    names = [str(value.label) for value in x.values]
+    if is_slanted:
+        ax.set_xticks(range(len(names)), names, rotation=SLANT, ha="right", rotation_mode="anchor")
+        return
     if not x.is_numeric:
-        ax.set_xticks(range(len(x.values)), [textwrap.fill(str(value.label), 18) for value in x.values])
+        ax.set_xticks(range(len(names)), [textwrap.fill(name, 18) for name in names])
         return
     numbers = [float(value.label) for value in x.values]
     if min(numbers) > 0 and max(numbers) / min(numbers) > 30:

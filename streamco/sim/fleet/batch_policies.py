@@ -20,7 +20,6 @@ from msgspec import Struct
 
 from streamco.errors import ConfigError
 from streamco.policies.serving.batching import (
-    CHUNK,
     Alternating,
     Batch,
     BatchContext,
@@ -31,6 +30,7 @@ from streamco.policies.serving.batching import (
     Portion,
     StrictPrefill,
     Waiting,
+    check_tokens,
 )
 from streamco.policies.serving.length_aware import LengthAware, group_of_kind
 
@@ -47,7 +47,7 @@ class Continuous(Struct, frozen=True, kw_only=True):
     batch_tokens: int = 2048  # vLLM's minimum if prompts are not cut
 
     def __post_init__(self) -> None:
-        _check_tokens("batch_tokens", self.batch_tokens)
+        check_tokens(self.batch_tokens)
 
     def choose(self, waiting: Sequence[Waiting], state: BatchContext) -> Batch | None:
         """Return the request that has waited longest, and all of its kind that fit."""
@@ -66,7 +66,7 @@ class ChunkedPrefill(Struct, frozen=True, kw_only=True):
     batch_tokens: int = 512
 
     def __post_init__(self) -> None:
-        _check_tokens("chunk", self.chunk)
+        check_tokens(self.chunk, "chunk")
         if self.batch_tokens < self.chunk:
             raise ConfigError(f"batch_tokens: expected at least {self.chunk}, a chunk, got {self.batch_tokens}")
 
@@ -95,7 +95,7 @@ class Windowed(Struct, frozen=True, kw_only=True):
     batch_tokens: int = 512
 
     def __post_init__(self) -> None:
-        _check_tokens("batch_tokens", self.batch_tokens)
+        check_tokens(self.batch_tokens)
         if self.requests < 1 or not 0.0 <= self.window < float("inf"):
             raise ConfigError(f"windowed: expected requests >= 1 and window >= 0 seconds, got {self.requests} and {self.window}")
 
@@ -167,8 +167,3 @@ def _queues(waiting: Sequence[Waiting]) -> list[list[Waiting]]:
 
 def _since(queue: Sequence[Waiting]) -> float:
     return queue[0].since
-
-
-def _check_tokens(field: str, tokens: int) -> None:
-    if tokens < CHUNK:
-        raise ConfigError(f"{field}: expected at least {CHUNK}, got {tokens}")

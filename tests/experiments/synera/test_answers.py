@@ -10,7 +10,8 @@ from random import Random
 import pytest
 from msgspec.structs import replace
 
-from experiments.synera.answers import Chunk, Models, Profile, WrittenAnswer, load_models, make_steering, profile_of, replay, write_answers
+from bench.selective import Pair
+from experiments.synera.answers import Chunk, Profile, WrittenAnswer, load_models, make_steering, profile_of, replay, write_answers
 from experiments.synera.rules import Cell, cells_of, live_options
 from streamco.cli.server_process import running_server
 from streamco.client.client import Client
@@ -36,17 +37,17 @@ def small_pair() -> tuple[Path, Path]:
 
 
 @pytest.fixture(scope="module")
-def models(small_pair: tuple[Path, Path]) -> Iterator[Models]:
+def models(small_pair: tuple[Path, Path]) -> Iterator[Pair]:
     """Both, loaded."""
     with closing(load_models(*small_pair, cells=6, context_tokens=512)) as loaded:
         yield loaded
 
 
-def prompt_of(models: Models, text: str) -> list[int]:
+def prompt_of(models: Pair, text: str) -> list[int]:
     return models.target.tokenize(models.target.apply_template([{"role": "user", "content": text}]), special=True)
 
 
-def written(models: Models, cell: Cell) -> list[str]:
+def written(models: Pair, cell: Cell) -> list[str]:
     """What the contender writes to each prompt in turn, with the random draws of a live client of seed 1."""
     steering = make_steering(cell, Profile())
     answers = [
@@ -87,7 +88,7 @@ async def test_the_text_of_a_real_pair_is_the_live_clients() -> None:
 
 @pytest.mark.model
 @pytest.mark.timeout(180)
-def test_ends_are_the_models_own_and_budgets_are_kept_between_them(models: Models) -> None:
+def test_ends_are_the_models_own_and_budgets_are_kept_between_them(models: Pair) -> None:
     steerings = {cell: make_steering(cell, Profile()) for cell in CELLS}
     prompt = prompt_of(models, PROMPTS[0])
     answers = write_answers(models, prompt, steerings, LENGTH, "1")

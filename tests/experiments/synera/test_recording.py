@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from experiments.synera.answers import Models, load_models
+from bench.selective import Pair
+from experiments.synera.answers import load_models
 from experiments.synera.recording import Recording, read_results, record
 from experiments.synera.rules import Cell
 from streamco.engines.llamacpp.bundled_model import packaged_model
@@ -22,7 +23,7 @@ CELLS = (Cell("device", 0.0), Cell("server", 1.0), Cell("combined", 0.4))
 
 
 @pytest.fixture(scope="module")
-def models() -> Iterator[Models]:
+def models() -> Iterator[Pair]:
     small, large = derived(packaged_model(), "Q2_K"), derived(packaged_model(), "Q8_0")
     with closing(load_models(small, large, cells=3, context_tokens=1024)) as loaded:
         yield loaded
@@ -34,11 +35,11 @@ def few_questions(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("experiments.synera.recording.PROFILE_TOKENS", 12)
 
 
-def run(folder: Path, models: Models, items: int, *, ends: float = math.inf) -> list[tuple[str, int]]:
+def run(folder: Path, models: Pair, items: int, *, ends: float = math.inf) -> list[tuple[str, int]]:
     return list(record(folder, {"sst2": items, "csqa": items}, CELLS, models, max_tokens=8, ends=ends))
 
 
-def test_tasks_take_turns_and_a_second_run_adds_what_is_missing(tmp_path: Path, models: Models) -> None:
+def test_tasks_take_turns_and_a_second_run_adds_what_is_missing(tmp_path: Path, models: Pair) -> None:
     assert run(tmp_path, models, 1) == [("sst2", 1), ("csqa", 1)]
     whole = (tmp_path / "sst2.jsonl").read_text()
     (tmp_path / "sst2.jsonl").write_text(whole + whole[:50])
@@ -52,7 +53,7 @@ def test_tasks_take_turns_and_a_second_run_adds_what_is_missing(tmp_path: Path, 
     assert all(0.0 <= each["device"].score <= 1.0 and each["device"].tokens <= 8 for each in results)
 
 
-def test_nothing_is_begun_after_the_time_and_other_contenders_are_refused(tmp_path: Path, models: Models) -> None:
+def test_nothing_is_begun_after_the_time_and_other_contenders_are_refused(tmp_path: Path, models: Pair) -> None:
     assert run(tmp_path, models, 1, ends=0.0) == []
     Recording(tmp_path, "sst2").add({"question": "q", "cells": {"device": {"chunks": []}}})
     with pytest.raises(SystemExit, match="expected the contenders device, as recorded, got others"):
