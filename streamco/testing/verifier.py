@@ -22,6 +22,7 @@ from streamco.policies.acceptance import Distribution, Rule, RuleKind
 from streamco.policies.drafts.tree_acceptance import verify_tree
 from streamco.sim.workload.token_models import TokenModel
 from streamco.testing.responses import Cut, Pause, Reset, Stall
+from streamco.wire.row_costs import table_of_costs
 from streamco.wire.verify.checks import prefix_hash
 from streamco.wire.verify.codec import VerifyCodec
 from streamco.wire.verify.errors import NotResumableError, UnauthorisedError, UnknownSessionError, VerifyProtocolError
@@ -96,6 +97,7 @@ class ScriptedVerifier:
         status: answer every connection with this HTTP status instead; None: accept.
         port: port to listen on; 0: a free one.
         tls: serve wss with this context.
+        row_costs: seconds of a verification by its rows, as the welcome announces; None: not known.
 
     Attributes:
         drafts: all drafts received, in order.
@@ -115,6 +117,7 @@ class ScriptedVerifier:
         status: int | None = None,
         port: int = 0,
         tls: ssl.SSLContext | None = None,
+        row_costs: Mapping[int, float] | None = None,
     ) -> None:
         self.target = target
         self.token = token
@@ -126,6 +129,7 @@ class ScriptedVerifier:
         self._codec = VerifyCodec(vocabulary_size, limits)
         self._model = model
         self._tls = tls
+        self._row_costs = table_of_costs(row_costs or {})
         self._requested_port = port
         self._steps: list[VerifierStep] = []
         self._open_steps: list[VerifierStep] = []
@@ -222,7 +226,8 @@ class ScriptedVerifier:
         from websockets.exceptions import ConnectionClosed
 
         self.connections_total += 1
-        connection = _VerifierConnection(self, socket, VerifyServer(self._codec, self._vocabulary, model=self._model))
+        protocol = VerifyServer(self._codec, self._vocabulary, model=self._model, row_costs=self._row_costs)
+        connection = _VerifierConnection(self, socket, protocol)
         self._connections.add(connection)
         try:
             async for message in socket:

@@ -85,9 +85,9 @@ class World:
         """The target's own greedy answer to a prompt."""
         return self.vocabulary.decode(self.own(self.prompt_ids(prompt), most))
 
-    def scripted(self) -> ScriptedVerifier:
+    def scripted(self, **options: Any) -> ScriptedVerifier:
         """A verifier that says what the target would."""
-        return ScriptedVerifier(self.target, vocabulary=self.vocabulary.fingerprint, vocabulary_size=SIZE)
+        return ScriptedVerifier(self.target, vocabulary=self.vocabulary.fingerprint, vocabulary_size=SIZE, **options)
 
     @asynccontextmanager
     async def served(self, **options: Any) -> AsyncIterator[str]:

@@ -7,6 +7,7 @@ import asyncio
 import pytest
 
 from streamco.client.client import Client
+from streamco.client.speculation.driver import SpeculationDriver
 from streamco.client.speculation.options import SpeculationOptions
 from streamco.config import Timeouts
 from streamco.endpoints.device import DeviceEndpoint
@@ -87,6 +88,50 @@ async def test_an_answer_goes_on_at_another_verifier_and_says_so(world: World, k
         assert stream.report.speculation is not None
         assert stream.report.speculation.verifiers == ("b",)
         assert any(note.startswith("verifier a left out: ") and note.endswith("; b took the answer") for note in stream.report.notes)
+
+
+async def test_an_answer_is_planned_with_the_times_of_its_own_verifier(world: World) -> None:
+    costs = {"a": {1: 0.01, 8: 0.02}, "b": {1: 0.4, 8: 0.8}}
+    async with world.scripted(row_costs=costs["a"]) as one, world.scripted(row_costs=costs["b"]) as other:
+        pool = pool_of(one.url, other.url, routing="round-robin")
+        async with world.speculating(pool) as client:
+            planned = {}
+            for name in "ab":
+                stream = client.stream(PROMPT, temperature=0)
+                assert await tokens_text(stream) == world.text()
+                driver = stream._answer.driver
+                assert isinstance(driver, SpeculationDriver)
+                planned[name] = driver.machine._estimates
+            for name, estimates in planned.items():
+                known, (rows, seconds) = estimates._round_trip._costs, max(costs[name].items())
+                assert known is not None
+                assert known.seconds(rows) == seconds
+            assert planned["a"].wait != planned["b"].wait
+            assert planned["a"].acceptance == planned["b"].acceptance
+
+
+async def test_an_answer_that_moves_is_planned_with_the_times_of_its_new_verifier(world: World) -> None:
+    async with world.scripted(row_costs={1: 0.01}) as one, world.scripted(row_costs={1: 0.4}) as other:
+        one.script_opens(*[Refuse(OverloadedError, retry_after=600.0)] * 5)
+        async with world.speculating(pool_of(one.url, other.url)) as client:
+            stream = client.stream(PROMPT, temperature=0)
+            assert await tokens_text(stream) == world.text()
+            driver = stream._answer.driver
+            assert isinstance(driver, SpeculationDriver)
+            costs = driver.machine._estimates._round_trip._costs
+            assert costs is not None
+            assert costs.seconds(1) == 0.4
+
+
+async def test_in_mode_auto_an_answer_is_speculated_if_that_pays_at_one_verifier(world: World) -> None:
+    async with world.scripted(row_costs={1: 90.0}) as one, world.scripted(row_costs={1: 0.001}) as other:
+        pool = pool_of(one.url, other.url)
+        async with world.speculating(pool, mode="auto") as client:
+            planner = client._settings.planner
+            planner.estimates._remote_step.seconds = 1.0
+            assert planner._pays()
+            pool.members[1].problem = "it is down"
+            assert not planner._pays()
 
 
 async def test_a_refused_answer_goes_to_another_verifier(world: World) -> None:

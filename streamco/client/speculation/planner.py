@@ -30,6 +30,7 @@ from streamco.core.speculation.options import SpeculationMachineOptions
 from streamco.endpoints.base import Endpoint, EndpointStream, Request, new_completion_id
 from streamco.endpoints.device_drafter import DeviceDrafter
 from streamco.endpoints.verifiers.base import Verifier, VerifierSession, continuation_seed
+from streamco.endpoints.verifiers.pool import VerifierPool
 from streamco.endpoints.verifiers.pool_session import AssignedVerifier
 from streamco.engines.base import Engine
 from streamco.engines.prompt_ids import pending_bytes
@@ -154,9 +155,8 @@ class SpeculationPlanner:
         limits = (request.timeouts, None if binding.verifier is None else binding.verifier.timeouts)
         if any(each is not None and each.total is not None for each in limits):
             return "a limit on the whole answer's time"
-        if self.options.tuning.prior is None and binding.rtt is not None:
-            self.estimates.expect_rtt(binding.rtt)
-        self.estimates.expect_row_costs(binding.facts.row_costs)
+        if binding.verifier is not None:
+            self._expect(self.estimates, binding.verifier)
         sampling = resolve_sampling(request.sampling)
         rule = acceptance_rule(sampling, self.budget, self.options)
         context_tokens = binding.device.capabilities.context_tokens or 0
@@ -185,13 +185,35 @@ class SpeculationPlanner:
 
     def _pays(self) -> bool:
         """Return True if speculation is predicted to beat the race, or every 20th answer, to measure again."""
-        rates = predict_rates(self.estimates.conditions())
-        needed = rates.remote if self.estimates.is_lossless else min(self.estimates.switch.min_rate, rates.device)
         self._raced += 1
-        if rates.speculative > needed or self._raced > _RETRY_AFTER:
+        if any(map(_is_faster, self._candidates())) or self._raced > _RETRY_AFTER:
             self._raced = 0
             return True
         return False
+
+    # Estimates
+
+    def _candidates(self) -> list[SpeculationEstimates]:
+        """Return the estimates at each verifier that the next answer may go to."""
+        verifier = self.binding.verifier
+        found = (
+            [self._estimates_at(each.verifier) for each in verifier.members if not each.problem]
+            if isinstance(verifier, VerifierPool)
+            else []
+        )
+        return found or [self.estimates]
+
+    def _estimates_at(self, verifier: Verifier) -> SpeculationEstimates:
+        """Return the estimates of an answer at one of several verifiers."""
+        estimates = self.estimates.at(verifier.name)
+        self._expect(estimates, verifier)
+        return estimates
+
+    def _expect(self, estimates: SpeculationEstimates, verifier: Verifier) -> None:
+        """Set what a verifier's rounds cost and how far it is, as probes found."""
+        if self.options.tuning.prior is None and verifier.rtt is not None:
+            estimates.expect_rtt(verifier.rtt)
+        estimates.expect_row_costs(None if verifier.facts is None else verifier.facts.row_costs)
 
     # After an answer
 
@@ -255,8 +277,16 @@ class SpeculationPlanner:
             raise AssertionError("what was prepared has a model")
         number, sampling, remote = next(self._numbers), prepared.request.sampling, verifier.remote
         length, names = prepared.prompt_tokens, names_of(binding.device, verifier)
+        estimates = self.estimates
         if isinstance(verifier, AssignedVerifier):
-            verifier.on_move = lambda: names.update(names_of(binding.device, verifier))
+            estimates = self._estimates_at(verifier.member.verifier)
+
+            def move() -> None:
+                names.update(names_of(binding.device, verifier))
+                estimates.move_to(verifier.name)
+                self._expect(estimates, verifier.member.verifier)
+
+            verifier.on_move = move
 
         def connect_drafter(emit: EmitEvent) -> DeviceDrafter:
             events.connect(emit)
@@ -275,7 +305,7 @@ class SpeculationPlanner:
             may_use_device=may_use_device,
         )
         return SpeculationDriver(
-            SpeculationMachine(self.estimates, options, Random(f"{self._seed}/{number}")),
+            SpeculationMachine(estimates, options, Random(f"{self._seed}/{number}")),
             SpeculativeOutput(
                 IncrementalText(lambda token: engine.detokenize([token]), sampling.stop, pending_bytes(engine, drafter.prompt_ids)),
                 Delivery(pace, reader_rate),
@@ -340,6 +370,12 @@ class SpeculationPlanner:
     def _context_tokens(self, engine: Engine) -> int:
         """Return how many tokens prompt and answer may have together."""
         return min(engine.info.context_tokens, self.binding.facts.context_tokens or engine.info.context_tokens)
+
+
+def _is_faster(estimates: SpeculationEstimates) -> bool:
+    """Return True if speculation is predicted to beat the race."""
+    rates = predict_rates(estimates.conditions())
+    return rates.speculative > (rates.remote if estimates.is_lossless else min(estimates.switch.min_rate, rates.device))
 
 
 def names_of(device: Endpoint, verifier: Verifier) -> dict[Origin, str]:

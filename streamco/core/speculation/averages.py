@@ -215,9 +215,11 @@ class RemoteStepTime:
     Attributes:
         seconds: the mean.
         is_known: it was measured or given.
+        since_verdict: tokens that streams gave since a draft was last compared or verified.
     """
 
     def __init__(self, prior: float | None) -> None:
+        self.since_verdict = 0
         self.seconds = _UNKNOWN_REMOTE_STEP if prior is None else prior
         self.is_known = prior is not None
         self._events = round(1.0 / WEIGHT) if self.is_known else 0

@@ -6,7 +6,10 @@ in them.
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterable, Sequence
+from copy import copy
+from functools import partial
 from itertools import accumulate
 from math import prod, sqrt
 from operator import mul
@@ -104,7 +107,6 @@ class SpeculationEstimates:
     Attributes:
         steering: holds the offloaded share at the budget.
         switch: says which mode pays.
-        tokens_since_verdict: tokens that remote streams gave since a draft was last compared or verified.
 
     Raises:
         ConfigError: a budget outside 0..1.
@@ -127,13 +129,13 @@ class SpeculationEstimates:
         prior = prior or EstimatesPrior()
         self.steering = OffloadSteering(budget, rule=rule, confidence_threshold=confidence_threshold, chunks=chunks)
         self.switch = ModeSwitch(is_lossless=budget >= 1.0)
-        self.tokens_since_verdict = 0
         self._window = DraftWindow(window, stabiliser, mode_stabiliser)
         self._forecasting = _Forecasting(forecast, rng or Random(0))
         self._is_parallel, self._is_ahead = True, False
         # Times
         self._step_times = DraftStepTimes(prior.step_times)
-        self._round_trip = RoundTrip(prior.wait)
+        self._round_trips: defaultdict[str, RoundTrip] = defaultdict(partial(RoundTrip, prior.wait))  # by verifier, if there are several
+        self._round_trip = RoundTrip(prior.wait)  # the present one
         self._remote_step = RemoteStepTime(prior.remote_step)
         self._prompt_time = Ewma(0.0, first_weight=1.0)
         self._opening_share = Ewma(1.0, _FIRST_WEIGHT)
@@ -151,6 +153,18 @@ class SpeculationEstimates:
         self._hit_rate = DecayedRatio(_DECAY, prior.hit_rate, _PRIOR_ROUNDS)
         self._ahead_rate = DecayedRatio(_DECAY)
         self._round_tokens = DecayedRatio(_DECAY)
+
+    # Several verifiers
+
+    def at(self, verifier: str) -> SpeculationEstimates:
+        """Return the estimates of an answer at one of several verifiers: the times of rounds are that verifier's, all else is shared."""
+        other = copy(self)
+        other.move_to(verifier)
+        return other
+
+    def move_to(self, verifier: str) -> None:
+        """Go on with the times of rounds at another verifier, for estimates that ``at`` returned."""
+        self._round_trip = self._round_trips[verifier]
 
     # Acceptance
 
@@ -209,16 +223,21 @@ class SpeculationEstimates:
                 self._recent_chance.record(self._calibration.acceptance(confidence))
         self._window.record_accepted(len(confidences), accepted)
         if confidences:
-            self.tokens_since_verdict = 0
+            self._remote_step.since_verdict = 0
             length = next((end for end in range(1, len(confidences)) if self.should_end(confidences[:end])), len(confidences))
             self._window.record_length(length, has_ended=self.should_end(confidences))
             self._round_tokens.record(min(accepted, length) + 1 + (has_sibling and accepted < length))
         if is_hit is not None:
             self._hit_rate.record(is_hit)
 
+    @property
+    def tokens_since_verdict(self) -> int:
+        """Tokens that remote streams gave since a draft was last compared or verified."""
+        return self._remote_step.since_verdict
+
     def record_streamed(self, tokens: int) -> None:
         """Record tokens of a remote stream, during which nothing is verified."""
-        self.tokens_since_verdict += tokens
+        self._remote_step.since_verdict += tokens
 
     # Windows
 

@@ -308,7 +308,7 @@ def _common(one: VerifierFacts, other: VerifierFacts) -> VerifierFacts:
         holds_context=one.holds_context and other.holds_context,
         max_ahead=min(one.max_ahead, other.max_ahead),
         max_paths=min(one.max_paths, other.max_paths),
-        row_costs=one.row_costs,  # no promise: windows are planned with it until verdicts have shown how long they take
+        row_costs=one.row_costs,  # no promise: an answer is planned with those of its own verifier
     )
 
 

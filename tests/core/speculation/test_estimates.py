@@ -334,6 +334,37 @@ def test_a_price_list_reaches_the_policy_and_the_mode_switch() -> None:
     assert estimates.conditions().row_costs is None
 
 
+def test_each_of_several_verifiers_has_times_of_its_own() -> None:
+    estimates = SpeculationEstimates(prior=prior(wait=0.3))
+    slow, fast = estimates.at("slow"), estimates.at("fast")
+    slow.record_wait(0.5, queue_depth=0.5, server_seconds=0.4)
+    fast.expect_row_costs(RowCosts({1: 0.01}))
+    fast.record_wait(0.02, queue_depth=0.0, server_seconds=0.01)
+    assert (slow.wait, slow.queue_depth, slow.conditions().row_costs) == (0.5, 0.5, None)
+    assert fast.wait == pytest.approx(0.02)
+    assert fast.queue_depth == 0.0
+    assert estimates.wait == 0.3
+    later = estimates.at("fast")
+    assert later.wait == fast.wait
+    later.move_to("slow")
+    assert later.wait == 0.5
+    assert fast.wait == pytest.approx(0.02)
+
+
+def test_what_a_draft_shows_counts_at_every_verifier() -> None:
+    estimates = SpeculationEstimates(prior=prior())
+    one, other = estimates.at("one"), estimates.at("other")
+    one.record_streamed(5)
+    other.record_streamed(3)
+    assert estimates.tokens_since_verdict == one.tokens_since_verdict == 8
+    before = estimates.acceptance
+    one.record_verdict([0.9] * 4, 0, is_hit=None)
+    assert estimates.acceptance == other.acceptance < before
+    assert other.tokens_since_verdict == 0
+    other.record_remote(10, 0.5)
+    assert estimates.remote_step == one.remote_step == pytest.approx(0.05)
+
+
 def test_drafts_are_cut_by_prices_only_if_everything_is_verified() -> None:
     costs = RowCosts({1: 0.04, 4: 0.08, 5: 0.9, 16: 2.0})
     for budget, cut in ((1.0, 3), (0.5, 5)):
