@@ -10,6 +10,7 @@ from streamco.client.client import Client
 from streamco.client.speculation.driver import SpeculationDriver
 from streamco.client.speculation.options import SpeculationOptions
 from streamco.config import Timeouts
+from streamco.endpoints.base import TokenPrices
 from streamco.endpoints.device import DeviceEndpoint
 from streamco.endpoints.verifiers.pool import VerifierPool
 from streamco.endpoints.verifiers.streamco import VerifierEndpoint
@@ -132,6 +133,26 @@ async def test_in_mode_auto_an_answer_is_speculated_if_that_pays_at_one_verifier
             assert planner._pays()
             pool.members[1].problem = "it is down"
             assert not planner._pays()
+
+
+@pytest.mark.parametrize("first", [0, 2])
+async def test_each_verifier_bills_what_it_computed(world: World, first: int) -> None:
+    prices = {"a": TokenPrices(prompt=2e-6, completion=3e-6), "b": TokenPrices(prompt=5e-5, completion=7e-5)}
+    async with world.scripted() as one, world.scripted() as other:
+        verifiers = [VerifierEndpoint(url.url, name=name, timeouts=QUICK, prices=prices[name]) for url, name in ((one, "a"), (other, "b"))]
+        async with world.speculating(VerifierPool(verifiers, routing="in-order")) as client:
+            one.script(*[None] * first, Refuse(RuleError, is_about_round=False))
+            stream = client.stream(PROMPT, temperature=0)
+            assert await tokens_text(stream) == world.text()
+            figures, (_, part) = stream.report.speculation, stream.report.endpoints
+            assert figures is not None
+            assert figures.verifiers == ("a", "b")
+            prompt, computed = len(world.prompt_ids()), sum(len(draft.ids) + 1 for draft in one.drafts[:first])
+            assert (computed > 0) == (first > 0)
+            assert part.completion_tokens == figures.target_tokens > computed
+            money = prompt * 2e-6 + computed * 3e-6
+            money += (part.prompt_tokens - prompt) * 5e-5 + (figures.target_tokens - computed) * 7e-5
+            assert part.cost_usd == stream.report.cost_usd == pytest.approx(money)
 
 
 async def test_a_refused_answer_goes_to_another_verifier(world: World) -> None:

@@ -281,7 +281,8 @@ class SpeculationPlanner:
         if isinstance(verifier, AssignedVerifier):
             estimates = self._estimates_at(verifier.member.verifier)
 
-            def move() -> None:
+            def move(left: Verifier) -> None:
+                record.leave(left, driver)
                 names.update(names_of(binding.device, verifier))
                 estimates.move_to(verifier.name)
                 self._expect(estimates, verifier.member.verifier)
@@ -304,7 +305,18 @@ class SpeculationPlanner:
             has_remote=remote is not None,
             may_use_device=may_use_device,
         )
-        return SpeculationDriver(
+        record = SpeculationRecord(
+            prompt_tokens=length,
+            rule=prepared.rule,
+            is_exact=prepared.is_exact,
+            device=binding.device,
+            verifier=verifier,
+            server=binding.server,
+            cost=cost,
+            budget=self.budget,
+            share=self.estimates.steering.share,
+        )
+        driver = SpeculationDriver(
             SpeculationMachine(estimates, options, Random(f"{self._seed}/{number}")),
             SpeculativeOutput(
                 IncrementalText(lambda token: engine.detokenize([token]), sampling.stop, pending_bytes(engine, drafter.prompt_ids)),
@@ -320,20 +332,11 @@ class SpeculationPlanner:
             prompt_tokens=length,
             max_unread=limits.unread_tokens,
             max_ahead=limits.unread_tokens if pace is None else limits.tokens_ahead(pace),
-            record=SpeculationRecord(
-                prompt_tokens=length,
-                rule=prepared.rule,
-                is_exact=prepared.is_exact,
-                device=binding.device,
-                verifier=verifier,
-                server=binding.server,
-                cost=cost,
-                budget=self.budget,
-                share=self.estimates.steering.share,
-            ),
+            record=record,
             on_over=on_over,
             log=log,
         )
+        return driver
 
     def _machine_options(
         self,

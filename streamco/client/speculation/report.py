@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
-from msgspec import Struct
+from msgspec import Struct, field
 
 from streamco.client.cost_totals import answer_ending, total_cost
 from streamco.client.race.migration import CostOf
@@ -23,6 +23,33 @@ if TYPE_CHECKING:  # the driver has a record, and its report is made from both
 __all__ = ["SpeculationRecord", "speculation_cost", "speculation_figures", "speculation_report", "speculation_usage"]
 
 
+class _VerifierCounts(Struct, frozen=True, kw_only=True):
+    """An answer's counts until it left a verifier, or until now; those at earlier verifiers are included.
+
+    Args:
+        remote: the verifier's remote endpoint, which has its prices.
+        verified: tokens that verdicts computed.
+        given: committed tokens that rounds gave it to read.
+        read_again: tokens that were read because the answer had moved.
+        streams: remote streams that were opened.
+    """
+
+    remote: Endpoint | None
+    verified: int
+    given: int
+    read_again: int
+    streams: int
+
+
+class _VerifierWork(NamedTuple):
+    """What one verifier did for an answer: tokens that it read, how many of them were cached, and tokens that it computed."""
+
+    remote: Endpoint | None
+    read: int
+    cached: int
+    computed: int
+
+
 class SpeculationRecord(Struct, kw_only=True):
     """Inputs of a speculated answer's report beside its driver.
 
@@ -36,6 +63,7 @@ class SpeculationRecord(Struct, kw_only=True):
         cost: what tokens cost at an endpoint.
         budget: share of the drafts to be verified, 0 to 1.
         share: realised share of this client so far; None: nothing was drafted yet.
+        left: counts of the answer when it moved away from a verifier, for each move.
     """
 
     prompt_tokens: int
@@ -47,6 +75,11 @@ class SpeculationRecord(Struct, kw_only=True):
     cost: CostOf
     budget: float
     share: float | None
+    left: list[_VerifierCounts] = field(default_factory=list)
+
+    def leave(self, verifier: Verifier, driver: SpeculationDriver) -> None:
+        """Record that the answer moves away from a verifier."""
+        self.left.append(_counts_at(verifier.remote, driver, self))
 
 
 def speculation_report(driver: SpeculationDriver, record: SpeculationRecord, *, now: float) -> Report:
@@ -146,28 +179,74 @@ def _verifier_part(driver: SpeculationDriver, record: SpeculationRecord) -> Endp
     """Return the verifier's part. Every token that it computed counts as a completion token.
 
     The prompt counts once, and as cached whenever the remote stream continued the answer. Committed tokens that the verifier only had to
-    read count with the prompt, and so does what another verifier had to read because the answer moved to it.
+    read count with the prompt, and so does what another verifier had to read because the answer moved to it. If the answer moved, the
+    tokens are those of all its verifiers, and the cost is the sum of theirs.
     """
     report, verifier, parts = driver.machine.report, record.verifier, driver.remote_stream.parts
-    was_asked = driver.session.bytes_up > 0 or report.rounds > 0
-    prompt = record.prompt_tokens * was_asked + report.given + sum(part.read for part in parts) + _read_again(verifier)
-    cached = _cached(parts, was_asked=was_asked, unread=max(0, report.device - report.given))
-    priced = _priced_endpoint(verifier.remote, record.server)
-    cost = None if priced is None else record.cost(priced, prompt, report.target_tokens, cached)
+    works = _verifier_works(driver, record)
+    cost_usd, unified = _cost_of(works, record)
     _, wasted = _waste(driver)
     return EndpointReport(
         name=verifier.name,
         kind="server",
         outcome="verified",
         opened=0.0,
-        prompt_tokens=prompt,
+        prompt_tokens=sum(work.read for work in works),
         completion_tokens=report.target_tokens,
         counted_by="estimate" if any(part.is_estimated for part in parts) else "usage" if parts else "token ids",
         wasted_tokens=wasted,
         is_estimated=any(part.is_estimated for part in parts),
-        cost_usd=None if cost is None else cost.server,
-        unified_cost_usd=None if cost is None else cost.total,
+        cost_usd=cost_usd,
+        unified_cost_usd=unified,
         error=None if driver.error is None else str(driver.error),
+    )
+
+
+def _verifier_works(driver: SpeculationDriver, record: SpeculationRecord) -> list[_VerifierWork]:
+    """Return what each verifier that the answer was at did for it, in order. A remote stream counts where it was opened."""
+    report, parts = driver.machine.report, driver.remote_stream.parts
+    was_asked = driver.session.bytes_up > 0 or report.rounds > 0
+    unread = max(0, report.device - report.given)
+    last = _counts_at(record.verifier.remote, driver, record)
+    streamed = report.target_tokens - last.verified
+    before = _VerifierCounts(remote=None, verified=0, given=0, read_again=0, streams=0)
+    prompt, works = record.prompt_tokens * was_asked, []
+    for counts in (*record.left, last):
+        opened, verified = parts[before.streams : counts.streams], counts.verified - before.verified
+        made = streamed if counts is last else min(streamed, sum(part.made for part in opened))
+        first_read = prompt + counts.read_again - before.read_again
+        works.append(
+            _VerifierWork(
+                counts.remote,
+                read=first_read + counts.given - before.given + sum(part.read for part in opened),
+                cached=_cached(opened, was_asked=first_read > 0 or verified > 0, unread=unread),
+                computed=verified + made,
+            )
+        )
+        before, prompt, streamed = counts, 0, streamed - made
+    return works
+
+
+def _cost_of(works: Sequence[_VerifierWork], record: SpeculationRecord) -> tuple[float | None, float | None]:
+    """Return (money, unified cost) of what verifiers did, each at its own prices; None: not known."""
+    costs = []
+    for work in [work for work in works if work.read or work.computed] or works[-1:]:
+        priced = _priced_endpoint(work.remote, record.server)
+        if priced is None:
+            return None, None
+        costs.append(record.cost(priced, work.read, work.computed, work.cached))
+    return total_cost([cost.server for cost in costs]), total_cost([cost.total for cost in costs])
+
+
+def _counts_at(remote: Endpoint | None, driver: SpeculationDriver, record: SpeculationRecord) -> _VerifierCounts:
+    """Return an answer's counts so far. ``remote``: the remote endpoint of its present verifier."""
+    report = driver.machine.report
+    return _VerifierCounts(
+        remote=remote,
+        verified=report.verified + report.siblings + report.rounds,  # the row after each draft is computed too
+        given=report.given,
+        read_again=_read_again(record.verifier),
+        streams=len(driver.remote_stream.parts),
     )
 
 

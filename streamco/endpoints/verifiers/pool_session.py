@@ -19,7 +19,7 @@ from streamco.core.speculation.events import (
     VerifierLost,
 )
 from streamco.endpoints.base import Endpoint
-from streamco.endpoints.verifiers.base import Emit, VerifierCommand, VerifierEvent, VerifierFacts, VerifierSession
+from streamco.endpoints.verifiers.base import Emit, Verifier, VerifierCommand, VerifierEvent, VerifierFacts, VerifierSession
 from streamco.endpoints.verifiers.pool import PoolMember, VerifierPool
 from streamco.engines.base import Engine
 from streamco.errors import StreamcoError, VerifierError
@@ -50,13 +50,13 @@ class AssignedVerifier:
         left_out: verifiers that were left out when the choice was made, by name, and why.
         moves: the answer's moves so far.
         read_again: tokens that verifiers read because the answer moved to them.
-        on_move: called after each move; None: nothing is.
+        on_move: called after each move with the verifier that the answer left; None: nothing is.
     """
 
     def __init__(self, pool: VerifierPool) -> None:
         self.moves: list[VerifierMove] = []
         self.read_again = 0
-        self.on_move: Callable[[], None] | None = None
+        self.on_move: Callable[[Verifier], None] | None = None
         self._pool = pool
         self._needed = pool.facts
         self._member = pool.choose_first()
@@ -123,9 +123,9 @@ class AssignedVerifier:
         if other is None:
             return False
         self.moves.append(VerifierMove(self.name, other.name, why))
-        self._member = other
+        left, self._member = self._member, other
         if self.on_move is not None:
-            self.on_move()
+            self.on_move(left.verifier)
         return True
 
 

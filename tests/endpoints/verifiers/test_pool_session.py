@@ -65,9 +65,9 @@ async def test_a_cut_connection_is_resumed_at_the_same_verifier() -> None:
 
 async def test_a_verifier_that_dies_leaves_its_answer_to_another_one() -> None:
     async with probed(2, routing="in-order") as (servers, pool):
-        moved: list[str] = []
+        moved: list[tuple[str, str]] = []
         talk = Talk(pool)
-        session_of(talk).assigned.on_move = lambda: moved.append(session_of(talk).assigned.name)
+        session_of(talk).assigned.on_move = lambda left: moved.append((left.name, session_of(talk).assigned.name))
         await talk.connect()
         await a_round(talk)
         before = len(talk.answer)
@@ -78,7 +78,7 @@ async def test_a_verifier_that_dies_leaves_its_answer_to_another_one() -> None:
             await a_round(talk)
         assert talk.answer == greedy(TARGET, PROMPT, len(talk.answer))
         assigned = session_of(talk).assigned
-        assert (assigned.served, moved, assigned.read_again) == (("a", "b"), ["b"], len(PROMPT) + before)
+        assert (assigned.served, moved, assigned.read_again) == (("a", "b"), [("a", "b")], len(PROMPT) + before)
         assert (list(pool.left_out), at(pool)) == (["a"], [0, 1])
         assert servers[1].contexts[0][: len(PROMPT) + before] == [*PROMPT, *talk.answer[:before]]
         assert session_of(talk).rounds == 4
