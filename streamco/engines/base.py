@@ -56,7 +56,8 @@ class EngineOptions(Struct, frozen=True, kw_only=True):
     held_tokens: int | None = None  # tokens that those may keep together; None, and always in exact mode: ``context_tokens`` each
     private: bool = False  # held sequences share what they have read only with those of the same label; False: all share with all
     separate: bool = False  # memory for a whole context each: no sequence takes longer because of others; always so in exact mode
-    measure_rows: bool = False  # measure at load what batches of 1 to 32 rows cost (``row_costs``), once for a machine, build and file
+    # measure at load, in about two seconds, what batches of 1 to 32 rows cost (``row_costs``), once for a machine, build and file
+    measure_rows: bool = False
     # layers that ``Prediction.importance`` is the attention of (``streamco.policies.importance.LAYERS``); -1: the last; (): none, free
     attention_layers: tuple[int, ...] = ()
 

@@ -245,7 +245,8 @@ class LlamaEngine:
         sizes = [rows for rows in ROW_SIZES if rows <= self._context.rows]
         if self.step_time is not None:
             return {rows: max(1e-6, self.step_time(0, rows)) for rows in range(1, sizes[-1] + 1)}
-        measure = partial(measured_costs, self._loop.time_batch, sizes)
+        cpu_clock = None if self._model.library.llama_supports_gpu_offload() else time.thread_time
+        measure = partial(measured_costs, self._loop.time_batch, sizes, cpu_clock=cpu_clock)
         try:
             key = machine_key(self.path, self._model.library, self._share.threads, self._model.repacking, sizes)
         except OSError:  # the file is gone since it was loaded

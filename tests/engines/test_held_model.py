@@ -368,8 +368,8 @@ def test_row_costs_are_measured_at_load_kept_and_read_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    for name in ("_STEADY", "_PATIENCE"):  # this machine may be busy
-        monkeypatch.setattr(f"streamco.engines.llamacpp.row_costs.{name}", 1e9)
+    for name, value in (("_STEADY", 1e9), ("_CPU_SHARE", 0.0), ("_SECONDS", 1e9)):  # this machine may be busy
+        monkeypatch.setattr(f"streamco.engines.llamacpp.row_costs.{name}", value)
     engine = load(measure_rows=True)
     costs = dict(engine.row_costs())
     reader = complete(engine, "Once upon a time", max_tokens=4)

@@ -1,4 +1,4 @@
-"""Row costs of a loaded model: batches of 1 to 32 rows are timed once, and the seconds are kept in the user's cache.
+"""Row costs of a loaded model: batches of 1 to 32 rows are timed for two seconds, once, and the times are kept in the user's cache.
 
 They hold for one machine, one build of llama.cpp, one model file, one number of threads and one layout of the weights.
 """
@@ -8,7 +8,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from statistics import median
-from time import perf_counter
+from time import perf_counter, thread_time
 from typing import Annotated, NamedTuple
 
 import msgspec
@@ -20,15 +20,18 @@ __all__ = ["ROW_SIZES", "MeasuredCosts", "kept_costs", "least_seconds", "measure
 
 logger = logging.getLogger("streamco.engine")
 
-ROW_SIZES = (1, 2, 3, 4, 5, 6, 7, 8, 9, 12, 13, 16, 17, 24, 32)
+_FIRST = (1, 8, 16, 4, 2, 3, 6, 5, 7, 32)  # timed before others, in this order, if there is no time for all
+_LATER = (12, 9, 13, 17, 24)
+ROW_SIZES = tuple(sorted(_FIRST + _LATER))
 """Sizes that are timed. Kernels work in tiles of 4, 8 or 16 rows, so a stair ends at a multiple of 4; sizes between are on lines."""
 
-_SMALL = 8  # rows; sizes up to this decide about windows, so each is timed at least twice
+_SMALL = 8  # rows; sizes up to this decide about windows, so they are timed again first
 _REPEATS = 3
-_SECONDS = 2.0  # until which sizes are timed again
-_PATIENCE = 4.0  # seconds after which sizes above ``_SMALL`` aren't timed any more: the model is slow
+_SECONDS = 2.0  # in which sizes are timed
+_PATIENCE = 4.0  # seconds that the second size may take, without which nothing is known about rows
 
 _STEADY = 1.25  # ratio of the longest to the shortest time of one size up to which they are kept, the median of the small sizes
+_CPU_SHARE = 0.9  # least share of the time in which the thread had a core; under a constant load it is less, and times are steady
 
 Seconds = Annotated[float, Meta(gt=0, lt=3600)]
 Rows = Annotated[int, Meta(ge=1, le=1 << 16)]
@@ -38,12 +41,21 @@ class MeasuredCosts(NamedTuple):
     """What was measured.
 
     Args:
-        seconds: seconds of a batch by rows; {}: it was stopped.
+        seconds: seconds of a batch by rows; {}: it was stopped, or the model is too slow.
         spread: how much longer the longest time of one size is than the shortest, as a ratio: the median of several sizes.
+        cpu_share: share of the time in which the thread that computes had a core, 0..1; 1 if that isn't known.
     """
 
     seconds: dict[int, float]
-    spread: float
+    spread: float = 1.0
+    cpu_share: float = 1.0
+
+    @property
+    def trouble(self) -> str:
+        """What other programs did to the times; "": hardly anything."""
+        if self.spread > _STEADY:
+            return f"times differ by {100 * (self.spread - 1):.0f} %"
+        return f"other programs took {100 * (1 - self.cpu_share):.0f} % of the time" if self.cpu_share < _CPU_SHARE else ""
 
 
 class _Kept(Struct, frozen=True):
@@ -60,31 +72,70 @@ def least_seconds(compute: Callable[[], float], *, repeats: int = _REPEATS) -> f
 
 
 def measured_costs(
-    compute: Callable[[int], float | None], sizes: Sequence[int] = ROW_SIZES, *, clock: Callable[[], float] = perf_counter
+    compute: Callable[[int], float | None],
+    sizes: Sequence[int] = ROW_SIZES,
+    *,
+    clock: Callable[[], float] = perf_counter,
+    cpu_clock: Callable[[], float] | None = thread_time,
 ) -> MeasuredCosts:
-    """Return the seconds of a batch by rows, the least of one to three.
+    """Return the seconds of a batch by rows, the least of one to three, measured in about two seconds.
+
+    If the model is slow, fewer sizes are timed: those between are on lines. Above the largest one a row is assumed to cost what it costs
+    on average up to there.
 
     Args:
         compute: computes a batch of so many rows and returns its seconds; None: it was stopped.
-        sizes: ascending numbers of rows.
+        sizes: numbers of rows, of ``ROW_SIZES``.
         clock: seconds.
+        cpu_clock: seconds in which this thread had a core; None: it doesn't compute, as with a GPU.
     """
+    times: dict[int, list[float]] = {}
     costs: dict[int, float] = {}
-    most: dict[int, float] = {}
-    started = clock()
-    for turn in range(_REPEATS):
-        for rows in sizes:
-            spent = clock() - started
-            if rows > _SMALL and spent > (_SECONDS if turn else _PATIENCE):
-                break
-            if turn > 1 and spent > _SECONDS:
-                break
-            seconds = compute(rows)
-            if seconds is None:
-                return MeasuredCosts({}, 1.0)
-            costs[rows] = max(1e-6, min(seconds, costs.get(rows, seconds)))
-            most[rows] = max(seconds, most.get(rows, seconds))
-    return MeasuredCosts(costs, median(most[rows] / costs[rows] for rows in sizes if rows <= _SMALL) if costs else 1.0)
+    started, cpu_started = clock(), cpu_clock() if cpu_clock is not None else 0.0
+    for rows in _turns(sizes):
+        is_slope_known = len(costs) > 1
+        if clock() - started + _expected(costs, rows) > (_SECONDS if is_slope_known else _PATIENCE) or (
+            rows in costs and not is_slope_known
+        ):
+            continue
+        seconds = compute(rows)
+        if seconds is None:
+            return MeasuredCosts({})
+        times.setdefault(rows, []).append(max(1e-6, seconds))
+        costs[rows] = min(times[rows])
+    if len(costs) < 2:
+        return MeasuredCosts({})
+    spent = clock() - started
+    share = 1.0 if cpu_clock is None or spent <= 0.0 else min(1.0, (cpu_clock() - cpu_started) / spent)
+    ratios = [max(each) / min(each) for rows, each in times.items() if rows <= _SMALL and len(each) > 1]
+    return MeasuredCosts(_with_largest(costs, max(sizes)), median(ratios) if ratios else 1.0, share)
+
+
+def _turns(sizes: Sequence[int]) -> list[int]:
+    """Return the sizes in the order in which they are timed, most of them several times."""
+    small = [rows for rows in _FIRST if rows <= _SMALL]
+    large = [rows for rows in (*_FIRST, *_LATER) if rows > _SMALL]
+    turns = (*_FIRST, *small, *_LATER, *_FIRST, *_LATER, *large)  # three times each
+    return [rows for rows in turns if rows in sizes]
+
+
+def _expected(costs: Mapping[int, float], rows: int) -> float:
+    """Return the seconds that a batch of ``rows`` is expected to take, by what was measured so far; at first 0."""
+    if len(costs) < 2:
+        return max((rows * seconds / known for known, seconds in costs.items()), default=0.0)
+    if rows > max(costs):
+        return _with_largest(costs, rows)[rows]
+    above = [known for known in costs if known >= rows]
+    return costs[min(above)]
+
+
+def _with_largest(costs: Mapping[int, float], largest: int) -> dict[int, float]:
+    """Return costs with one more size, on the line through the smallest and the largest that were measured, if it wasn't itself."""
+    first, last = min(costs), max(costs)
+    if largest <= last:
+        return dict(costs)
+    slope = max(0.0, costs[last] - costs[first]) / (last - first)
+    return {**costs, largest: costs[last] + slope * (largest - last)}
 
 
 def kept_costs(key: str, measure: Callable[[], MeasuredCosts]) -> Mapping[int, float]:
@@ -94,16 +145,15 @@ def kept_costs(key: str, measure: Callable[[], MeasuredCosts]) -> Mapping[int, f
 
     Args:
         key: ``machine_key`` of the model, threads included.
-        measure: measures the costs. They aren't kept if other programs disturbed that: the next process measures again.
+        measure: measures the costs. If other programs disturbed that, they aren't kept: the next process measures again.
     """
     found = _read(key)
     if found is not None:
         return found
-    costs, spread = measure()
-    if spread > _STEADY:
-        logger.info(
-            "row costs: the machine is busy (times differ by %.0f %%): they are measured again at the next start", 100 * (spread - 1)
-        )
+    measured = measure()
+    costs = measured.seconds
+    if trouble := measured.trouble:
+        logger.info("row costs: the machine is busy (%s): they serve this process, and the next start measures them again", trouble)
     elif costs:
         try:
             write_whole(cache_folder("rows") / f"{key}.json", msgspec.json.encode(_Kept(key, costs)))
