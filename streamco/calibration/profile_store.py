@@ -21,8 +21,7 @@ def load_profile(path: str | os.PathLike[str]) -> Profile:
         ConfigError: the file can't be read, is above 16 MiB, or holds no profile.
     """
     try:
-        with Path(path).expanduser().open("rb") as file:
-            data = file.read(_MAX_BYTES + 1)
+        data = _read(Path(path).expanduser())
     except OSError as error:
         raise ConfigError(f"{os.fspath(path)}: expected a readable profile, got: {error.strerror or error}") from error
     if len(data) > _MAX_BYTES:
@@ -33,20 +32,31 @@ def load_profile(path: str | os.PathLike[str]) -> Profile:
 def save_profile(profile: Profile, path: str | os.PathLike[str]) -> None:
     """Write a profile to a file. A reader, also after a crash, sees the whole old file or the whole new one.
 
+    Fields of the old file stay if only a later version of the package knows them.
+
     Raises:
         ConfigError: the folder or the file can't be written.
     """
     target = Path(path).expanduser()
+    try:
+        former = _read(target)
+    except OSError:
+        former = None  # a new file
     try:
         handle, name = tempfile.mkstemp(prefix=f".{target.name}.", dir=target.parent)
     except OSError as error:
         raise ConfigError(f"{target}: expected a writable folder, got: {error.strerror or error}") from error
     try:
         with os.fdopen(handle, "wb") as file:
-            file.write(profile.to_json())
+            file.write(profile.to_json(former=former))
             file.flush()
             os.fsync(file.fileno())
         Path(name).replace(target)
     except OSError as error:
         Path(name).unlink(missing_ok=True)
         raise ConfigError(f"{target}: expected to write a profile, got: {error.strerror or error}") from error
+
+
+def _read(path: Path) -> bytes:
+    with path.open("rb") as file:
+        return file.read(_MAX_BYTES + 1)

@@ -134,9 +134,15 @@ class Profile(Struct, frozen=True, kw_only=True):
     def __post_init__(self) -> None:
         check_quality(self.quality, where="profile: quality")
 
-    def to_json(self) -> bytes:
-        """Return the profile as indented UTF-8 JSON; ``from_json`` returns an equal profile."""
-        return msgspec.json.format(msgspec.json.encode(self, enc_hook=_to_plain), indent=1) + b"\n"
+    def to_json(self, *, former: bytes | None = None) -> bytes:
+        """Return the profile as indented UTF-8 JSON; ``from_json`` returns an equal profile.
+
+        Args:
+            former: JSON of the profile that it replaces. Fields that only a later version of the package knows are taken over from it. None
+                or no profile: there are none.
+        """
+        plain = msgspec.to_builtins(self, enc_hook=_to_plain)
+        return msgspec.json.format(msgspec.json.encode(plain | _unknown_fields(former)), indent=1) + b"\n"
 
     @classmethod
     def from_json(cls, data: bytes | str, *, where: str = "profile") -> Profile:
@@ -160,6 +166,17 @@ class Profile(Struct, frozen=True, kw_only=True):
 
 class _Versioned(Struct):
     version: int
+
+
+def _unknown_fields(data: bytes | None) -> dict[str, Any]:
+    """Return the fields of a profile in JSON that this version of the package doesn't know; {}: it is none."""
+    try:
+        fields = {} if data is None else msgspec.json.decode(data, type=dict[str, Any])
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        return {}
+    if fields.get("version") != PROFILE_VERSION:
+        return {}
+    return {name: value for name, value in fields.items() if name not in Profile.__struct_fields__}
 
 
 class _Curve(Struct):

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import os
 import sys
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from streamco.calibration.profile_store import load_profile, save_profile
 from streamco.errors import ConfigError
@@ -28,6 +30,25 @@ def test_saving_replaces_and_leaves_nothing_behind(tmp_path: Path) -> None:
     save_profile(PROFILE, path)
     assert load_profile(path) == PROFILE
     assert [entry.name for entry in tmp_path.iterdir()] == ["phone.json"]
+
+
+def test_fields_of_a_later_version_stay_in_the_file(tmp_path: Path) -> None:
+    path = tmp_path / "phone.json"
+    later = json.loads(PROFILE.to_json()) | {"name": "old", "colour": {"screen": [1, 2.5, None]}, "quality": {"device": 0.3}}
+    path.write_text(json.dumps(later))
+    save_profile(PROFILE, path)
+    assert load_profile(path) == PROFILE, "what this version knows is replaced"
+    assert json.loads(path.read_bytes())["colour"] == {"screen": [1, 2.5, None]}
+    save_profile(replace(load_profile(path), name="renamed"), path)
+    assert json.loads(path.read_bytes())["colour"] == {"screen": [1, 2.5, None]}
+
+
+@pytest.mark.parametrize("content", [b"[1]", b"{", b"\xff", b'{"version": 2, "colour": 1}', b'{"colour": 1}'])
+def test_of_a_file_that_holds_no_profile_nothing_stays(content: bytes, tmp_path: Path) -> None:
+    path = tmp_path / "phone.json"
+    path.write_bytes(content)
+    save_profile(PROFILE, path)
+    assert path.read_bytes() == PROFILE.to_json()
 
 
 def test_a_write_that_fails_leaves_the_old_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
