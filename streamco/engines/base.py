@@ -428,7 +428,8 @@ class HoldingEngine(Engine, Protocol):
         on, hold a new one and extend it by all ids; those that have not been overwritten are found again.
 
         Args:
-            label: in private mode the sequence and its forks share what they have read only with those of the same label.
+            label: a value with a hash; in private mode the sequence and its forks share what they have read only with those of the same
+                label.
             owner: only what sequences and generations of the same owner have read is found, in every mode.
 
         Raises:

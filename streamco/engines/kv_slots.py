@@ -11,6 +11,7 @@ context's worth of tokens, and the least recently used ones are emptied first.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Collection, Sequence
 from itertools import chain
 from typing import Protocol
@@ -149,7 +150,9 @@ class SlotTable:
     def take_sides(self, slot: Slot, count: int, busy: Collection[Slot]) -> list[Slot] | None:
         """Return ``count`` slots for side paths, which share what ``slot`` holds; None: all others are in the present batch.
 
-        After the batch they keep their paths, so that ``catch_up`` finds the accepted one, until they are dropped or taken again.
+        After the batch they keep their paths, so that ``catch_up`` finds the accepted one, until they are dropped or taken again. If no
+        slot is unused, those are taken that an owner with the most of them has, and of these those of the slot with the most paths: so
+        trees of one owner don't cost all others what they have read.
 
         Args:
             slot: holds the tokens before the draft.
@@ -159,13 +162,28 @@ class SlotTable:
         free = [side for side in self._sides if side not in busy]
         if len(free) < count:
             return None
-        taken = sorted(free, key=lambda side: (side.beside is not None, side.last_used))[:count]
+        taken = [side for side in free if side.beside is None][:count]
+        if len(taken) < count:
+            taken += self._most_held([side for side in free if side.beside is not None], count - len(taken))
         for side in taken:
             self.truncate(side, 0)
             self._clock += 1
             side.owner, side.beside, side.last_used = slot.owner, slot, self._clock
             if slot.ids:
                 self._copy(slot, side, len(slot.ids))
+        return taken
+
+    def _most_held(self, free: list[Slot], count: int) -> list[Slot]:
+        """Return ``count`` of these side paths: each time one of the owner, then of the slot, that has the most; then the oldest."""
+        owners = Counter(side.owner for side in self._sides if side.beside is not None)
+        slots: Counter[Slot | None] = Counter(side.beside for side in self._sides if side.beside is not None)
+        taken: list[Slot] = []
+        for _ in range(count):
+            side = max(free, key=lambda side: (owners[side.owner], slots[side.beside], -side.last_used))
+            free.remove(side)
+            taken.append(side)
+            owners[side.owner] -= 1
+            slots[side.beside] -= 1
         return taken
 
     def drop_sides(self, slot: Slot) -> None:

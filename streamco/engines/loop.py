@@ -283,9 +283,8 @@ class EngineLoop:
             pads += self._decoder.padding_rows * (part.rows == 1)
             if context.count + part.rows + pads > context.rows:
                 break
-            if not part.add(context, self._slots, [side for each in batch for side in each.sides]):
-                break
-            batch.append(part)
+            if part.add(context, self._slots, [side for each in batch for side in each.sides]):
+                batch.append(part)  # else it is the first of the next batch; what has fewer paths need not wait for that
         return batch
 
     def _prefill(self, work: SequenceWork) -> None:

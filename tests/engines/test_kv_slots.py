@@ -282,3 +282,33 @@ def test_side_paths_free_memory_only_if_they_hold_more_than_their_slot() -> None
     assert table.forget_idle()
     assert cells.tokens[sides[0].sequence] == []
     assert cells.tokens[slot.sequence] == [1, 2, 3, 4]
+
+
+def with_sides(table: SlotTable, cells: Cells, owner: str, count: int) -> list[Slot]:
+    """Side paths of a new slot of this owner, which is busy."""
+    slot = table.acquire([ord(each) for each in owner], owner)
+    cells.fill(slot, [ord(each) for each in owner][len(slot.ids) :])
+    sides = table.take_sides(slot, count, [])
+    assert sides is not None
+    return sides
+
+
+def test_an_owner_with_many_trees_takes_side_paths_of_its_own() -> None:
+    cells = Cells()
+    table = SlotTable(cells, 6, max_idle_tokens=100, side_sequences=range(10, 20))
+    other = with_sides(table, cells, "other", 2)
+    first, second = with_sides(table, cells, "many", 4), with_sides(table, cells, "many", 4)
+    third = with_sides(table, cells, "many", 4)
+    assert not {*other} & {*third}, "though they are the oldest"
+    assert len({*first} & {*third}) == len({*second} & {*third}) == 2, "by turns of the slot with the most"
+    fourth = with_sides(table, cells, "other", 4)
+    assert len({*fourth} & {*third}) >= 2
+    assert not {*fourth} & {*other}, "the one with the most gives first"
+
+
+def test_what_no_owner_has_is_shared_by_slots() -> None:
+    cells = Cells()
+    table = SlotTable(cells, 3, max_idle_tokens=100, side_sequences=range(10, 18))
+    small, large = with_sides(table, cells, "", 1), with_sides(table, cells, "", 7)
+    assert {*with_sides(table, cells, "", 4)} < {*large}
+    assert small[0].beside is not None

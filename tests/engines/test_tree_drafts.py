@@ -117,6 +117,24 @@ def test_trees_of_two_sequences_share_a_batch(make_engine: MakeEngine) -> None:
     assert len(FakeContext.last.batches) == 1
 
 
+def test_a_chain_need_not_wait_for_a_tree_that_has_no_side_path_left(make_engine: MakeEngine, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("streamco.engines.llama.SIDE_SEQUENCES", 1)
+    engine = make_engine(held_sequences=3)
+    sequences = [engine.hold() for _ in range(3)]
+    for number, sequence in enumerate(sequences):
+        extend(sequence, [50 + number])
+    FakeContext.last.batches.clear()
+    with engine.together():
+        asking = [
+            asked(sequence, "verify", [60, 61], parents=parents)
+            for sequence, parents in zip(sequences, [(0, 0), (0, 0), (0, 1)], strict=True)
+        ]
+    for task, answer in asking:
+        answer.read(task)
+    assert [answer.greedy for _, answer in asking] == [[51, 61, 62], [52, 61, 62], [53, 61, 62]]
+    assert [len(batch) for batch in FakeContext.last.batches] == [6, 3], "the first tree and the chain, then the other tree"
+
+
 def test_a_tree_whose_batch_is_aborted_is_tried_again_or_leaves_nothing(make_engine: MakeEngine) -> None:
     engine = make_engine(held_sequences=2)
     sequence = engine.hold()
