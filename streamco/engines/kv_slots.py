@@ -228,13 +228,19 @@ class SlotTable:
         del slot.ids[length:]
 
     def forget_idle(self) -> bool:
-        """Empty all idle slots and all side paths; False: that freed no cell."""
-        idle = [slot for slot in self._slots if not slot.is_busy and slot.ids]
+        """Empty all side paths, or if these hold no cells of their own, the idle slot that was used least lately; False: nothing was freed.
+
+        What a chat has read is worth more than what a side path holds, which is a few rows.
+        """
         sides = [side for side in self._sides if side.ids]
-        has_freed = bool(idle) or any(side.has_own_cells for side in sides)
-        for slot in (*idle, *sides):
-            self.truncate(slot, 0)
-            slot.beside = None
+        has_freed = any(side.has_own_cells for side in sides)
+        for side in sides:
+            self.truncate(side, 0)
+            side.beside = None
+        idle = [slot for slot in self._slots if not slot.is_busy and slot.ids]
+        if idle and not has_freed:
+            self.truncate(min(idle, key=lambda slot: slot.last_used), 0)
+            has_freed = True
         return has_freed
 
     def _trim(self) -> None:

@@ -144,6 +144,18 @@ def test_forgetting_idle_slots_says_whether_it_helped() -> None:
     assert not table.forget_idle()
 
 
+def test_the_idle_slot_that_was_used_least_lately_is_forgotten_first() -> None:
+    cells = Cells()
+    table = SlotTable(cells, 3, max_idle_tokens=100)
+    for prompt in ([1, 2], [3, 4], [1, 2, 5]):
+        run(table, cells, prompt, [])
+    assert table.forget_idle()
+    assert sorted(tokens for tokens in cells.tokens.values() if tokens) == [[1, 2, 5]]
+    assert table.forget_idle()
+    assert not any(cells.tokens.values())
+    assert not table.forget_idle()
+
+
 prompts = st.lists(st.integers(0, 1), min_size=1, max_size=8)
 
 
@@ -282,6 +294,23 @@ def test_side_paths_free_memory_only_if_they_hold_more_than_their_slot() -> None
     assert table.forget_idle()
     assert cells.tokens[sides[0].sequence] == []
     assert cells.tokens[slot.sequence] == [1, 2, 3, 4]
+
+
+def test_side_paths_are_forgotten_before_idle_slots() -> None:
+    cells = Cells()
+    table = SlotTable(cells, 2, max_idle_tokens=100, side_sequences=[5])
+    run(table, cells, [7, 8, 9], [])
+    slot = table.acquire([1, 2, 3])
+    cells.fill(slot, [1, 2, 3])
+    sides = table.take_sides(slot, 1, [])
+    assert sides is not None
+    cells.fill(sides[0], [4])
+    assert table.forget_idle()
+    assert cells.tokens[sides[0].sequence] == []
+    assert [7, 8, 9] in cells.tokens.values()
+    assert table.forget_idle()
+    assert [7, 8, 9] not in cells.tokens.values()
+    assert not table.forget_idle()
 
 
 def with_sides(table: SlotTable, cells: Cells, owner: str, count: int) -> list[Slot]:
