@@ -10,7 +10,18 @@ from pathlib import Path
 
 BENCHES: tuple[str, ...] = ("stream", "wire", "handoff", "tokenpack", "topk", "verify_wire", "pacing", "dispatch", "failover", "cost")
 BENCHES += ("moves", "gate", "engine", "migration", "hand_over_bytes", "lossless", "speculate", "speculate_simulated")
-BENCHES += ("importance", "selective", "early_exit", "overhead", "packing", "verifier", "windows", "windows_recorded", "windows_simulated")
+BENCHES += (
+    "importance",
+    "selective",
+    "early_exit",
+    "overhead",
+    "packing",
+    "verifier",
+    "aborted_batches",
+    "windows",
+    "windows_recorded",
+    "windows_simulated",
+)
 BENCHES += (
     "busy",
     "hardware",

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import threading
+import time
 from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import aiohttp
@@ -23,6 +25,7 @@ from tests.engines.asking import extend
 from tests.engines.fakes import complete
 from tests.server.verifying import Device, Serving, connected, serving
 from tests.support.examples import examples
+from tests.support.leaks import settled
 
 pytestmark = pytest.mark.model
 
@@ -163,6 +166,46 @@ async def test_a_session_and_a_stream_on_one_prompt_read_it_once(held: LlamaEngi
             asks = [reading.stream, reading.verify] if subject == "Candles" else [reading.verify, reading.stream]
             await reading.ask_at_once(*asks)
             assert reading.rows <= len(reading.ids) + 2 * uncopied + ends  # either request may catch up with the other one
+
+
+def counted(server: Serving, aborted: int) -> bool:
+    return bool(server.figures["aborted_batches"] == aborted)
+
+
+async def test_a_batch_whose_session_is_closed_is_aborted_and_leaves_the_other_sessions_rows(
+    held: LlamaEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ids, prompt = (held.tokenize(question * 4) for question in QUESTIONS[:2])
+    has_begun, context, decode = threading.Event(), held._context, held._context.decode
+
+    def decode_until_aborted() -> int:
+        has_begun.set()
+        while not context.abort.is_set:
+            time.sleep(0.001)
+        return decode()
+
+    async with serving(held) as server, connected(server.url, held) as device, connected(server.url, held) as other:
+        kept, _ = await other.open(ids, top_k=5)
+        before = await other.draft(kept, len(ids), prompt[:3])
+        for is_round in (False, True):
+            session, _ = await device.open(prompt)
+            if is_round:
+                await device.draft(session, len(prompt), [])
+            has_begun.clear()
+            with monkeypatch.context() as patch:
+                patch.setattr(context, "decode", decode_until_aborted)
+                device.client.draft(session, len(prompt), ids[:4])
+                await device.say()
+                assert await asyncio.to_thread(has_begun.wait, 60.0)
+                device.client.close(session)
+                await device.say()
+                await settled(partial(counted, server, 1 + is_round), limit=60.0)
+            after = await other.draft(kept, len(ids), prompt[:3])
+            assert (after.accepted, after.token, after.rows) == (before.accepted, before.token, before.rows)
+        assert server.figures["failed_batches"] == 0
+        again, _ = await device.open(prompt)
+        verdict = await device.draft(again, len(prompt), [])
+        assert verdict.token == (await asyncio.to_thread(complete, held, prompt, max_tokens=1)).ids[0]
 
 
 async def test_a_round_that_took_longer_than_the_imposed_times_is_counted(pair: Pair) -> None:

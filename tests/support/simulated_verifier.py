@@ -17,6 +17,7 @@ from streamco.core.verifier.events import (
     AcceptSession,
     BatchFinished,
     BatchPart,
+    CancelPart,
     DraftReceived,
     DraftVerdict,
     DropSequence,
@@ -101,6 +102,7 @@ class SimulatedVerifier(SimulatedMachine[SchedulerEvent, SchedulerCommand]):
         self._step = step
         self._verify = verify
         self._emits: dict[str, Callable[[Answer], None]] = {}
+        self._cancelled: set[str] = set()  # sessions whose part of the running batch is cancelled
         scheduler.start(now=env.now)
 
     def receive(self, event: SchedulerEvent, emit: Callable[[Answer], None] | None = None) -> None:
@@ -117,6 +119,8 @@ class SimulatedVerifier(SimulatedMachine[SchedulerEvent, SchedulerCommand]):
                 self.cache.truncate(session, length)
             case DropSequence(session):
                 self.cache.drop(session)
+            case CancelPart(session):
+                self._cancelled.add(session)
             case _:
                 self._emits[command.session](command)
 
@@ -128,7 +132,14 @@ class SimulatedVerifier(SimulatedMachine[SchedulerEvent, SchedulerCommand]):
             self.cache.read(part)
         self.cache.max_tokens = max(self.cache.max_tokens, self.cache.tokens)
         verdicts = tuple(self._verdict(part) for part in command.parts if part.verify_rows)
-        call_at(self._env, seconds, lambda: self.receive(BatchFinished(command.number, verdicts, seconds)))
+
+        def end() -> None:
+            cancelled, self._cancelled = self._cancelled, set()
+            failed = tuple(part.session for part in command.parts if part.session in cancelled)
+            left = tuple(verdict for verdict in verdicts if verdict.session not in cancelled)
+            self.receive(BatchFinished(command.number, left, seconds, failed, is_cut=bool(failed)))
+
+        call_at(self._env, seconds, end)
 
     def _verdict(self, part: BatchPart) -> DraftVerdict:
         ids = tuple(self.cache.ids[part.session])

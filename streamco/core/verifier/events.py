@@ -19,6 +19,7 @@ __all__ = [
     "BatchFailed",
     "BatchFinished",
     "BatchPart",
+    "CancelPart",
     "DraftReceived",
     "DropSequence",
     "ForgetSession",
@@ -110,8 +111,9 @@ class BatchFinished(Struct, frozen=True):
         number: number of its ``RunBatch``.
         verdicts: one for each part with ``verify_rows`` that didn't fail, in any order.
         seconds: duration of the batch.
-        failed: sessions with a part that failed alone; the contents of their sequences are unknown.
+        failed: sessions with a part that failed alone or was cancelled; the contents of their sequences are unknown.
         found: number of its tokens that were already in the engine's cache, so that they took no time.
+        is_cut: True if a part was cancelled. Then ``seconds`` is shorter than its tokens take.
     """
 
     number: int
@@ -119,6 +121,7 @@ class BatchFinished(Struct, frozen=True):
     seconds: float
     failed: tuple[str, ...] = ()
     found: int = 0
+    is_cut: bool = False
 
 
 class BatchFailed(Struct, frozen=True):
@@ -208,6 +211,15 @@ class RunBatch(Struct, frozen=True):
     parts: tuple[BatchPart, ...]
 
 
+class CancelPart(Struct, frozen=True):
+    """Stop computing a session's part of the running batch, because the session was closed: nothing of it is needed.
+
+    The batch ends as others do. A driver that can't stop a part leaves it alone.
+    """
+
+    session: str
+
+
 class TruncateSequence(Struct, frozen=True):
     """Keep only ``length`` tokens of the session in the cache; done before the next batch."""
 
@@ -227,4 +239,6 @@ class ForgetSession(Struct, frozen=True):
     session: str
 
 
-SchedulerCommand = AcceptSession | RefuseSession | SendVerdict | RefuseDraft | RunBatch | TruncateSequence | DropSequence | ForgetSession
+SchedulerCommand = (
+    AcceptSession | RefuseSession | SendVerdict | RefuseDraft | RunBatch | CancelPart | TruncateSequence | DropSequence | ForgetSession
+)

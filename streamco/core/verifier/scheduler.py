@@ -21,8 +21,6 @@ import math
 from operator import attrgetter
 from typing import assert_never
 
-from msgspec import Struct
-
 from streamco.core.verifier.admission import Admission
 from streamco.core.verifier.draft_checks import why_invalid
 from streamco.core.verifier.events import (
@@ -30,6 +28,7 @@ from streamco.core.verifier.events import (
     BatchFailed,
     BatchFinished,
     BatchPart,
+    CancelPart,
     DraftReceived,
     DraftVerdict,
     DropSequence,
@@ -48,7 +47,7 @@ from streamco.core.verifier.events import (
 )
 from streamco.core.verifier.load import MeasuredStep, PrefillPace
 from streamco.core.verifier.options import SchedulerOptions
-from streamco.core.verifier.sessions import HeldSession, SessionTable
+from streamco.core.verifier.sessions import HeldSession, RunningBatch, SessionTable
 from streamco.policies.serving.batching import (
     CHUNK,
     Alternating,
@@ -64,17 +63,6 @@ from streamco.policies.serving.batching import (
 __all__ = ["VerificationScheduler"]
 
 _TURNS = 2.0  # times that a prompt token takes longer than alone, until that is measured
-
-
-class _Running(Struct, frozen=True):
-    """The batch that the engine is decoding."""
-
-    command: RunBatch
-    sessions: tuple[HeldSession, ...]
-    tokens: int
-    prefilled: int  # of them in portions of prompts
-    context: int
-    ends: float  # predicted time
 
 
 class VerificationScheduler:
@@ -99,7 +87,7 @@ class VerificationScheduler:
         self._admission = Admission(options, self._policy, self._step, self._pace, self._sessions)
         self._busy: dict[str, HeldSession] = {}  # sessions that wait or run
         self._served: dict[str, float] = {}  # tokens, by device, of every device that has a session
-        self._running: _Running | None = None
+        self._running: RunningBatch | None = None
         self._ready_at: float | None = None  # when a policy that waits for more requests will have a batch
         self._numbers = 0
         self._verified = 0  # batches since the last prefill
@@ -234,9 +222,9 @@ class VerificationScheduler:
             return
         self._admission.limit.record_end(now=now)
         if session.is_running:
-            session.is_closed = True
-            session.pending = None
+            session.is_closed, session.pending = True, None
             session.following.clear()
+            self._commands.append(CancelPart(name))
         else:
             self._remove(session)
 
@@ -336,7 +324,7 @@ class VerificationScheduler:
             since=now,
             due=self._admission.due(length + len(event.draft) - cached, cached, now=now),
         )
-        start = self._running.ends if self._running is not None else now
+        start = self._running.ends if self._running is not None and not self._running.is_dropped else now
         served = {**self._served, session.device: self._lifted(session.device)}
         state = BatchContext(now=max(now, start), served=served, verified=self._verified, step=self._step)
         return self._admission.until_verdict(work, self._waiting(), state, now=now), work.due
@@ -382,7 +370,7 @@ class VerificationScheduler:
         tokens = sum(portion.tokens for portion in batch.portions)
         prefilled = sum(portion.tokens for portion in batch.portions if portion.session in prompts)
         command = RunBatch(self._numbers, batch.kind, parts)
-        self._running = _Running(command, sessions, tokens, prefilled, context, now + self._step(tokens, context))
+        self._running = RunningBatch(command, sessions, tokens, prefilled, context, now + self._step(tokens, context))
         self._commands.append(command)
 
     def _begin(self, session: HeldSession, portion: Portion, now: float) -> BatchPart:
@@ -399,7 +387,7 @@ class VerificationScheduler:
     def _finish(self, event: BatchFinished, now: float) -> None:
         running = self._take_running(event.number)
         read = running.tokens - event.found
-        if read > 0:
+        if read > 0 and not event.is_cut:
             self._step.observe(read, running.context + event.found, event.seconds)
         verdicts = {verdict.session: verdict for verdict in event.verdicts}
         for session, part in zip(running.sessions, running.command.parts, strict=True):
@@ -419,7 +407,9 @@ class VerificationScheduler:
                 self._take_following(session, now)
             if session.work() is None:
                 del self._busy[session.name]
-        if running.prefilled:
+        if running.prefilled and event.is_cut:
+            self._pace.begin(now=now)  # the time of a batch that was cut says nothing
+        elif running.prefilled:
             waits_on = any(work.kind == "prefill" for work in self._waiting())
             self._pace.observe(min(read, running.prefilled), waits_on=waits_on, now=now)
 
@@ -478,7 +468,7 @@ class VerificationScheduler:
         while session.following:
             self._refuse(session.following.popleft(), "gap")
 
-    def _take_running(self, number: int) -> _Running:
+    def _take_running(self, number: int) -> RunningBatch:
         running, self._running = self._running, None
         if running is None or running.command.number != number:
             raise AssertionError(f"expected the end of batch {self._numbers}, got that of {number}")

@@ -11,14 +11,15 @@ import math
 from collections import Counter, deque
 from collections.abc import Iterator
 
+from msgspec import Struct
 from msgspec.structs import replace
 
-from streamco.core.verifier.events import DraftReceived
+from streamco.core.verifier.events import DraftReceived, RunBatch
 from streamco.partial import common_prefix_length
 from streamco.policies.drafts.tree_acceptance import longest_path, path_to
 from streamco.policies.serving.batching import Waiting
 
-__all__ = ["HeldSession", "SessionTable"]
+__all__ = ["HeldSession", "RunningBatch", "SessionTable"]
 
 
 class HeldSession:
@@ -192,6 +193,31 @@ class HeldSession:
         if was_more:
             self.cached = int(length)
         return was_more
+
+
+class RunningBatch(Struct, frozen=True):
+    """The batch that the engine is decoding.
+
+    Args:
+        command: the batch.
+        sessions: session of each of its parts.
+        tokens: number of its tokens.
+        prefilled: number of those that are in portions of prompts.
+        context: number of cached tokens before them, of all sessions.
+        ends: predicted time of its end, seconds.
+    """
+
+    command: RunBatch
+    sessions: tuple[HeldSession, ...]
+    tokens: int
+    prefilled: int
+    context: int
+    ends: float
+
+    @property
+    def is_dropped(self) -> bool:
+        """True if all of its sessions were closed, so that it is being aborted."""
+        return all(session.is_closed for session in self.sessions)
 
 
 class SessionTable:

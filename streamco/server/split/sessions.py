@@ -19,6 +19,7 @@ from msgspec.structs import asdict
 from streamco.core.verifier.events import (
     AcceptSession,
     BatchPart,
+    CancelPart,
     DraftReceived,
     DropSequence,
     ForgetSession,
@@ -222,6 +223,8 @@ class SplitSessions(HostedSessions[_SplitSession, SplitConnection]):
         match command:
             case RunBatch():
                 self._run_batch(command)
+            case CancelPart():
+                pass  # a batch is one forward pass of all its sessions
             case TruncateSequence():
                 pass  # each part of a batch says where it begins
             case DropSequence(name):

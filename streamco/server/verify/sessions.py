@@ -16,6 +16,7 @@ from msgspec.structs import asdict
 
 from streamco.core.verifier.events import (
     AcceptSession,
+    CancelPart,
     DraftReceived,
     DropSequence,
     ForgetSession,
@@ -201,6 +202,8 @@ class SessionManager(HostedSessions[_TokenSession, Connection]):
                 self._verified = tuple(part.session for part in command.parts) if command.kind == "verify" else ()
                 self.stats.record_batch(command)
                 self._runner.begin(command)
+            case CancelPart(name):
+                self._runner.cancel(name)
             case TruncateSequence(name, length):
                 self._runner.truncate(name, length)
             case DropSequence(name):

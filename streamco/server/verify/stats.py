@@ -26,7 +26,7 @@ class VerifyStats:
         self._refused: Counter[str] = Counter()
         self._batches: Counter[str] = Counter()
         self._tokens: Counter[str] = Counter()
-        self._late_batches = self._failed_batches = 0
+        self._late_batches = self._failed_batches = self._aborted_batches = self._cancelled_parts = 0
 
     def record_batch(self, batch: RunBatch) -> None:
         """Record the beginning of a batch."""
@@ -37,6 +37,8 @@ class VerifyStats:
         """Record the end of a batch."""
         self._late_batches += report.late_s > 0
         self._failed_batches += report.error is not None
+        self._aborted_batches += report.is_aborted
+        self._cancelled_parts += report.cancelled
 
     def record_verdict(self, verdict: SendVerdict, accepted: int, *, is_late: bool) -> None:
         """Record a verdict.
@@ -71,4 +73,6 @@ class VerifyStats:
             "batch_tokens": dict(self._tokens),
             "late_batches": self._late_batches,
             "failed_batches": self._failed_batches,
+            "aborted_batches": self._aborted_batches,
+            "cancelled_parts": self._cancelled_parts,
         }

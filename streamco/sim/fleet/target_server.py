@@ -18,6 +18,7 @@ from streamco.core.verifier.events import (
     AcceptSession,
     BatchFinished,
     BatchPart,
+    CancelPart,
     DraftReceived,
     DraftVerdict,
     DropSequence,
@@ -202,6 +203,8 @@ class TargetServer(SimulatedMachine[SchedulerEvent, SchedulerCommand]):
                 self._begin()
             case TruncateSequence() | DropSequence():
                 pass  # costs follow from the scheduler's own count
+            case CancelPart():
+                pass  # it is read to the end, as on a GPU
             case RefuseSession(name) | ForgetSession(name):
                 emit = self._emit_to[name]
                 self._drop(name)

@@ -16,6 +16,7 @@ from streamco.core.verifier.events import (
     AcceptSession,
     BatchFailed,
     BatchFinished,
+    CancelPart,
     DraftReceived,
     DraftVerdict,
     DropSequence,
@@ -98,6 +99,15 @@ class Server:
             DraftVerdict(part.session, min(accepted, part.verify_rows - 1), token) for part in running.parts if part.verify_rows
         )
         return self.tell(BatchFinished(running.number, verdicts, seconds))
+
+    def cut(self, *cancelled: str, seconds: float) -> list[SchedulerCommand]:
+        """The batch ends sooner, because these sessions' parts were cancelled."""
+        running = self.running
+        assert running is not None
+        self.running = None
+        self.now += seconds
+        verdicts = tuple(DraftVerdict(part.session, 0, 7) for part in running.parts if part.verify_rows and part.session not in cancelled)
+        return self.tell(BatchFinished(running.number, verdicts, seconds, cancelled, is_cut=True))
 
     def drain(self) -> list[SchedulerCommand]:
         """Batches until there is nothing to do."""
@@ -223,7 +233,7 @@ def test_closing_frees_the_cache_at_once_or_when_its_batch_has_run() -> None:
     server = Server().opened("a")
     assert server.tell(SessionClosed("a")) == [DropSequence("a")]
     server.open("b")
-    assert server.tell(SessionClosed("b")) == []
+    assert server.tell(SessionClosed("b")) == [CancelPart("b")]
     assert server.finish() == [DropSequence("b")]
     assert server.scheduler.reserved == 0
     assert server.scheduler.text("b") is None
@@ -232,8 +242,73 @@ def test_closing_frees_the_cache_at_once_or_when_its_batch_has_run() -> None:
 def test_a_draft_of_a_session_that_is_closed_is_not_answered() -> None:
     server = Server().opened("a")
     server.draft("a")
-    server.tell(SessionClosed("a"))
+    assert server.tell(SessionClosed("a")) == [CancelPart("a")]
     assert server.finish() == [DropSequence("a")]
+
+
+def test_a_session_that_is_closed_while_it_waits_has_no_part_to_cancel() -> None:
+    server = Server().opened("a", "b")
+    server.draft("a")
+    server.draft("b")
+    assert server.tell(SessionClosed("b")) == [DropSequence("b")]
+    assert server.tell(SessionClosed("b")) == []
+
+
+def test_a_batch_whose_parts_were_all_cancelled_makes_room_for_the_next_one() -> None:
+    server = Server().opened("a", "b")
+    server.draft("a")
+    server.draft("b")
+    server.tell(SessionClosed("a"))
+    commands = server.cut("a", seconds=0.001)
+    assert commands[0] == DropSequence("a")
+    assert [part.session for part in only(commands, RunBatch).parts] == ["b"]
+    assert only(server.finish(), SendVerdict).session == "b"
+
+
+def test_a_draft_does_not_wait_for_a_batch_that_is_being_aborted() -> None:
+    def answers(*, is_closed: bool) -> list[type[SchedulerCommand]]:
+        server = Server(Alternating(batch_tokens=1024), draft_stretch=1.5, late_grace=0.0).opened("a")
+        server.open("long", 1000)
+        if is_closed:
+            server.tell(SessionClosed("long"))
+        return [type(command) for command in server.draft("a")]
+
+    assert answers(is_closed=False) == [RefuseDraft]
+    assert answers(is_closed=True) == []
+
+
+def test_the_others_of_a_batch_with_a_cancelled_part_get_their_verdicts() -> None:
+    server = Server().opened("a", "b", "c")
+    for session in "abc":
+        server.draft(session)
+    server.finish()  # that of a alone
+    assert server.running is not None
+    assert [part.session for part in server.running.parts] == ["b", "c"]
+    server.tell(SessionClosed("b"))
+    commands = server.cut("b", seconds=0.02)
+    assert only(commands, SendVerdict).session == "c"
+    assert DropSequence("b") in commands
+    assert server.scheduler.text("b") is None
+
+
+def test_the_time_of_a_batch_that_was_cut_teaches_nothing() -> None:
+    def refusals(cut: int) -> list[float]:
+        server = Server(Alternating(batch_tokens=64), kv_tokens=100_000, prefill_within=1.0, late_grace=0.0, min_retry=0.001)
+        names = [f"s{number}" for number in range(40)]
+        server.opened("first", *names)
+        for number in range(cut):
+            server.open(f"gone{number}", 200)
+            server.tell(SessionClosed(f"gone{number}"))
+            server.cut(f"gone{number}", seconds=0.001)
+        for name in names:
+            server.draft(name, draft=30)
+        for number in range(10):
+            server.open(f"new{number}", 1000)
+        retries = [command.retry_after for command in server.said if isinstance(command, RefuseSession | RefuseDraft)]
+        return [seconds for seconds in retries if seconds is not None]
+
+    assert len(refusals(0)) > 10
+    assert refusals(20) == pytest.approx(refusals(0))
 
 
 # Drafts
@@ -598,6 +673,7 @@ class AnyOrder(RuleBasedStateMachine):
         self.texts: dict[str, list[int]] = {}  # as the devices know them
         self.rounds: dict[str, int] = {}
         self.out: dict[str, DraftReceived] = {}  # drafts that are not answered
+        self.cancelled: set[str] = set()  # sessions with a part that the engine may stop
 
     def ids(self, session: str, count: int) -> tuple[int, ...]:
         self.names += 1
@@ -695,21 +771,23 @@ class AnyOrder(RuleBasedStateMachine):
     def close(self, session: str) -> None:
         self.out.pop(session, None)
         self.texts.pop(session, None)
-        self.hear(self.server.tell(SessionClosed(session)))
+        commands = self.hear(self.server.tell(SessionClosed(session)))
+        self.cancelled |= {command.session for command in commands if isinstance(command, CancelPart)}
 
-    @rule(accepted=st.integers(0, 31))
-    def run(self, accepted: int) -> None:
+    @rule(accepted=st.integers(0, 31), is_stopped=st.booleans())
+    def run(self, accepted: int, is_stopped: bool = False) -> None:
         running = self.server.running
         if running is None:
             return
         self.server.running = None
         self.server.now += 0.05
+        cut = tuple(part.session for part in running.parts if part.session in self.cancelled) if is_stopped else ()
         verdicts = tuple(
             DraftVerdict(part.session, min(accepted, part.verify_rows - 1), self.ids(part.session, 1)[0])
             for part in running.parts
-            if part.verify_rows
+            if part.verify_rows and part.session not in cut
         )
-        self.hear(self.server.tell(BatchFinished(running.number, verdicts, 0.05)))
+        self.hear(self.server.tell(BatchFinished(running.number, verdicts, 0.05, cut, is_cut=bool(cut))))
 
     @rule()
     def fail(self) -> None:

@@ -156,6 +156,64 @@ async def test_nothing_is_told_once_it_is_closed() -> None:
     assert bench.reports.empty()
 
 
+async def test_a_part_that_is_cancelled_leaves_the_others_as_they_are() -> None:
+    engine = target(successor=TRUTH, mode="manual")
+    bench = Bench(engine)
+    own = greedy_text(TRUTH, TEXT, 1)
+    bench.judge.begin(RunBatch(1, "verify", (BatchPart("a", 0, (1, 2, 3)), bench.part("b", 0, TEXT, own))))
+    bench.judge.cancel("a")
+    bench.judge.cancel("a session of another batch")
+    engine.step()
+    report = await bench.reports.get()
+    assert isinstance(report.event, BatchFinished)
+    assert (report.event.failed, report.event.is_cut, report.event.found) == (("a",), True, 0)
+    assert (report.cancelled, report.is_aborted, report.error) == (1, False, None)
+    assert report.results["b"].accepted == 1
+
+
+async def test_a_batch_without_other_parts_is_aborted() -> None:
+    engine = target(successor=TRUTH, mode="manual")
+    bench = Bench(engine)
+    bench.judge.begin(RunBatch(1, "verify", (BatchPart("a", 0, (1, 2, 3)), bench.part("b", 0, TEXT, (1,)))))
+    for session in "ab":
+        bench.judge.cancel(session)
+    engine.step()
+    report = await bench.reports.get()
+    assert isinstance(report.event, BatchFinished)
+    assert (report.event.verdicts, report.event.failed, report.event.is_cut) == ((), ("a", "b"), True)
+    assert (report.cancelled, report.is_aborted, report.error) == (2, True, None)
+    for session in "ab":
+        bench.judge.drop(session)
+    bench.judge.begin(RunBatch(2, "verify", (bench.part("a", 0, TEXT, ()),)))
+    engine.step()
+    assert (await bench.reports.get()).results["a"].token == greedy_text(TRUTH, TEXT, 1)[0]
+
+
+async def test_a_part_that_was_read_before_it_is_cancelled_counts_as_read() -> None:
+    engine = target(successor=TRUTH, mode="manual")
+    bench = Bench(engine)
+    bench.judge.begin(RunBatch(1, "verify", (bench.part("a", 0, TEXT, ()),)))
+    engine.step()
+    bench.judge.cancel("a")
+    report = await bench.reports.get()
+    assert isinstance(report.event, BatchFinished)
+    assert (report.event.failed, report.event.is_cut, report.cancelled, report.is_aborted) == ((), False, 0, False)
+    bench.judge.cancel("a")  # the batch is over
+
+
+async def test_a_part_that_fails_beside_a_cancelled_one_is_a_failure() -> None:
+    engine = target(successor=TRUTH, context_tokens=6, mode="manual")
+    bench = Bench(engine)
+    bench.judge.begin(RunBatch(1, "verify", (BatchPart("a", 0, tuple(range(7))), BatchPart("b", 0, (1, 2)))))
+    bench.judge.cancel("b")
+    engine.step()
+    report = await bench.reports.get()
+    assert isinstance(report.event, BatchFinished)
+    assert report.event.failed == ("a", "b")
+    assert (report.cancelled, report.is_aborted) == (1, False)
+    assert "expected at most 6 tokens" in str(report.error)
+
+
 async def test_a_part_behind_nothing_is_a_defect_that_ends_its_batch() -> None:
     bench = Bench(target(successor=TRUTH))
     report = await bench.run(BatchPart("a", 3, (1,)))

@@ -24,7 +24,7 @@ from streamco.testing.engine import FakeEngine
 from streamco.wire.verify.checks import prefix_hash
 from streamco.wire.verify.codec import VerifyCodec
 from streamco.wire.verify.errors import EvictedError, NotResumableError, OverloadedError, VerifierFailedError
-from streamco.wire.verify.frames import ClientFrame, Draft, Extend, Hello, Open, Refusal, Resume, ServerFrame, VerdictFrame
+from streamco.wire.verify.frames import ClientFrame, Close, Draft, Extend, Hello, Open, Refusal, Resume, ServerFrame, VerdictFrame
 from streamco.wire.verify.server import VerifyServer
 from tests.server.verifying import PROMPT, SIZE, VOCABULARY, Device, Serving, WholeText, connected, greedy_text, serving, target, write
 from tests.support.leaks import holding_nothing_new, settled
@@ -190,6 +190,26 @@ async def test_a_draft_beside_one_that_is_out_is_refused_whatever_the_connection
         engine.step()
         await asyncio.sleep(0.001)
     assert [(type(frame), frame.round_number) for frame in told if isinstance(frame, VerdictFrame)] == [(VerdictFrame, 0)]
+    host.close()
+
+
+async def test_a_batch_of_sessions_that_were_all_closed_is_aborted_and_the_next_one_runs() -> None:
+    engine = target(successor=SUCCESSOR, mode="manual")
+    host, line = SessionManager(engine, VerifyOptions()), SomeLine()
+    line.hear(Hello(1, 1, VOCABULARY.fingerprint, SIZE))
+    line.server.welcome()
+    host.join(line)
+    host.handle(line, line.hear(Open(0, ids=(1, 2, 3))))  # a batch, which is out
+    for frame in (Open(1, ids=(4, 5)), Draft(1, 0, 2, ()), Close(0)):
+        host.handle(line, line.hear(frame))
+    line.told()
+    while not (told := line.told()):
+        engine.step()
+        await asyncio.sleep(0.001)
+    assert [frame.token for frame in told if isinstance(frame, VerdictFrame)] == greedy_text(SUCCESSOR, (4, 5), 1)
+    figures = host.figures()
+    assert (figures["aborted_batches"], figures["cancelled_parts"], figures["failed_batches"]) == (1, 1, 0)
+    assert (figures["sessions"], figures["verdicts"]) == (1, 1)
     host.close()
 
 

@@ -39,6 +39,14 @@ def test_late_and_failed_batches_are_counted() -> None:
     assert (figures["late_batches"], figures["failed_batches"]) == (1, 1)
 
 
+def test_cancelled_parts_are_no_failures_and_batches_without_others_count_as_aborted() -> None:
+    stats = VerifyStats()
+    stats.record_report(BatchReport(BatchFinished(1, (), 0.1, ("a",), is_cut=True), {}, cancelled=1))
+    stats.record_report(BatchReport(BatchFinished(2, (), 0.1, ("a", "b"), is_cut=True), {}, cancelled=2, is_aborted=True))
+    figures = stats.figures()
+    assert (figures["cancelled_parts"], figures["aborted_batches"], figures["failed_batches"]) == (3, 1, 0)
+
+
 def test_verdicts_add_their_tokens_and_seconds() -> None:
     stats = VerifyStats()
     stats.record_verdict(verdict(3, queued=0.25, compute=0.5), 3, is_late=False)
