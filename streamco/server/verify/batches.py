@@ -3,8 +3,8 @@
 The parts of a batch are submitted to the engine together, and drafts are verified when every part has been read. A session's sequence
 holds exactly the tokens that the scheduler counts as cached. One batch is out at a time.
 
-The part of a session that is closed meanwhile is cancelled. The engine leaves out the chunks of it that have not begun, and aborts a forward pass
-that has rows of cancelled parts alone. On a CPU it stops within milliseconds; on a GPU the pass ends first.
+The part of a session that is closed meanwhile is cancelled. The engine leaves out the chunks of it that have not begun, and aborts a
+forward pass that has rows of cancelled parts alone. On a CPU it stops within milliseconds; on a GPU the pass ends first.
 """
 
 from __future__ import annotations
