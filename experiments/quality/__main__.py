@@ -1,12 +1,14 @@
 """Is an answer that changes models as good as the models (DiSCo 5.3, Figures 8, 10, 11, equation 7)?
 
     python -m experiments.quality run FOLDER [--tasks gsm8k ...] [--items 100]    # hours; may be stopped at any time, and goes on later
-    python -m experiments.quality table FOLDER [--json] [--update docs/quality.md] # the table, in Markdown
-    python -m experiments.quality plot FOLDER FILE.png                            # the same as a picture
-    python -m experiments.quality profile FOLDER                                  # qualities by model, for MigrationOptions
+    python -m experiments.quality package FOLDER                                  # adds their scores to recorded.jsonl, without texts
+    python -m experiments.quality table [--json] [--update docs/quality.md]       # the table, in Markdown
+    python -m experiments.quality plot FILE.png                                   # the same as a picture
+    python -m experiments.quality profile                                         # qualities by model, for MigrationOptions
 
 ``run`` needs the models of ``make models`` and the recorded data ($STREAMCO_DATA). It takes the questions in one order, all tasks in turns,
-so whatever is there at a moment is balanced. Several processes may run on different tasks.
+so whatever is there at a moment is balanced. Several processes may run on different tasks. Questions that are packaged are not asked again;
+``table``, ``plot`` and ``profile`` read the package, or with ``--folder`` the answers themselves.
 """
 
 from __future__ import annotations
@@ -20,13 +22,14 @@ from contextlib import ExitStack
 from pathlib import Path
 
 from experiments.quality.equation import MEASURES
+from experiments.quality.measured import Questions, add_to_package, measured, read_package
 from experiments.quality.records import AnswerFile, read_answers
 from experiments.quality.tables import plot_cells, show_cells, show_profile
 from experiments.tasks import load_questions
 
 __all__ = ["main"]
 
-BLOCK = 4  # questions of each task that are answered together
+BLOCK = 20  # questions of each task that are answered together
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -37,30 +40,57 @@ def main(arguments: Sequence[str] | None = None) -> int:
     run.add_argument("folder", type=Path)
     run.add_argument("--tasks", nargs="+", choices=[*MEASURES], default=[*MEASURES])
     run.add_argument("--items", type=int, default=100, help="questions of each task")
+    run.add_argument(
+        "--block", type=int, default=BLOCK, metavar="N", help="questions of each task at a time; 4 for long prompts (default: %(default)s)"
+    )
+    run.add_argument("--likelihoods", type=int, default=100, metavar="N", help="measure the likelihood of answers to the first N of Alpaca")
+    run.add_argument("--again", action="store_true", help="ask the packaged questions, too")
+    package = parts.add_parser("package", help="add the scores to those that the repository has")
+    package.add_argument("folder", type=Path)
     table = parts.add_parser("table", help="print the table")
-    table.add_argument("folder", type=Path)
     table.add_argument("--json", action="store_true", help="one JSON object a line instead of a table")
     table.add_argument("--update", type=Path, help="replace the tables between the marks of this page")
     plot = parts.add_parser("plot", help="draw the table")
-    plot.add_argument("folder", type=Path)
     plot.add_argument("picture", type=Path)
     profile = parts.add_parser("profile", help="print each model's quality as TOML")
-    profile.add_argument("folder", type=Path)
+    for part in (table, plot, profile):
+        part.add_argument("--folder", type=Path, help="answers of `run` (default: what is packaged)")
     options = parser.parse_args(arguments)
     match options.part:
         case "run":
-            asyncio.run(run_tasks(options.folder, options.tasks, options.items))
+            packaged = {} if options.again else read_package()
+            asyncio.run(
+                run_tasks(
+                    options.folder, options.tasks, options.items, block=options.block, likelihoods=options.likelihoods, packaged=packaged
+                )
+            )
+        case "package":
+            print(f"{add_to_package(measured(read_answers(options.folder)))} questions")
         case "table":
-            show_cells(read_answers(options.folder), json_lines=options.json, page=options.update)
+            show_cells(_questions(options.folder), json_lines=options.json, page=options.update)
         case "plot":
-            plot_cells(read_answers(options.folder), options.picture)
+            plot_cells(_questions(options.folder), options.picture)
         case "profile":
-            show_profile(read_answers(options.folder))
+            show_profile(_questions(options.folder))
     return 0
 
 
-async def run_tasks(folder: Path, tasks: Sequence[str], count: int) -> None:
+def _questions(folder: Path | None) -> Questions:
+    return read_package() if folder is None else measured(read_answers(folder))
+
+
+async def run_tasks(
+    folder: Path, tasks: Sequence[str], count: int, *, block: int, likelihoods: int, packaged: Questions | None = None
+) -> None:
     """Write the missing answers to the first questions of these tasks.
+
+    Args:
+        folder: folder of the answers.
+        tasks: names of the tasks.
+        count: questions of each.
+        block: questions of each that are answered together. Attention computes over the prompts of all of them.
+        likelihoods: questions of Alpaca for whose answers the likelihood is measured.
+        packaged: questions that are left out.
 
     Raises:
         SystemExit: the models or the data are missing, or another process writes one of the tasks.
@@ -75,11 +105,16 @@ async def run_tasks(folder: Path, tasks: Sequence[str], count: int) -> None:
             writers[name] = Writer.load(name)
             stack.callback(writers[name].engine.close)
         began = time.monotonic()
-        for start in range(0, count, BLOCK):
-            block = [(question, files[task]) for task in tasks for question in questions[task][start : start + BLOCK]]
-            written = await write_block(writers, block)
+        for start in range(0, count, block):
+            together = [
+                (question, files[task])
+                for task in tasks
+                for question in questions[task][start : start + block]
+                if question.id not in (packaged or {}).get(task, {})
+            ]
+            written = await write_block(writers, together, measures=start < likelihoods)
             seconds = time.monotonic() - began
-            print(f"questions up to {start + BLOCK} of {count}: {written} answers written, {seconds:.0f} s so far", flush=True)
+            print(f"questions up to {min(start + block, count)} of {count}: {written} answers written, {seconds:.0f} s so far", flush=True)
 
 
 if __name__ == "__main__":

@@ -7,21 +7,22 @@ together, so the distance of Q_M to either bound has an interval of its own.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
 
-from experiments.quality.records import CUTS, LENGTH, PAIRS, Answer, Key
+from experiments.quality.measured import Measured, Questions
+from experiments.quality.records import CUTS, LENGTH, PAIRS, Key
 from experiments.tasks.intervals import Interval, interval_of, resample
-from experiments.tasks.scorers import rouge_1
 
-__all__ = ["MEASURES", "Cell", "Verdict", "cells_of", "grouped"]
+__all__ = ["MEASURES", "Cell", "Verdict", "cells_of"]
 
 Verdict = Literal["holds", "open", "fails below", "fails above"]
+Answers = Mapping[str, Mapping[Key, Measured]]
 Scores = Mapping[str, Mapping[Key, float]]
-"""By question, then by answer."""
+"""Both by question, then by answer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,46 +60,30 @@ class Cell:
         return "holds" if min(self.above_lower.value, self.below_upper.value) >= -1e-12 else "open"
 
 
-def grouped(answers: Iterable[Answer]) -> dict[str, dict[str, dict[Key, Answer]]]:
-    """Return answers by task, question and key, questions with all of their answers alone: each model's own and every move that was due."""
-    found: dict[str, dict[str, dict[Key, Answer]]] = {}
-    for answer in answers:
-        found.setdefault(answer.task, {}).setdefault(answer.item, {})[answer.key] = answer
-    return {task: {item: known for item, known in items.items() if _is_complete(known)} for task, items in found.items()}
-
-
-def _is_complete(known: Mapping[Key, Answer]) -> bool:
-    for first, second in PAIRS:
-        own = known.get((first, None, LENGTH))
-        if own is None or any(len(own.ids) > cut and (first, second, cut) not in known for cut in CUTS):
-            return False
-    return True
-
-
-def _score(items: Mapping[str, Mapping[Key, Answer]]) -> Scores:
+def _score(items: Answers) -> Scores:
     return {item: {key: answer.score for key, answer in known.items()} for item, known in items.items()}
 
 
-def _likelihood(items: Mapping[str, Mapping[Key, Answer]]) -> Scores:
+def _likelihood(items: Answers) -> Scores:
     """Return the mean log-likelihood, of the questions for which all answers have one: an empty answer has none."""
+    return _of_whole(items, lambda answer: answer.likelihood)
+
+
+def _agreement(items: Answers) -> Scores:
+    """Return Rouge-1 against the answer of the 1.5B model itself."""
+    return _of_whole(items, lambda answer: answer.agreement)
+
+
+def _of_whole(items: Answers, value_of: Callable[[Measured], float | None]) -> Scores:
     found: dict[str, dict[Key, float]] = {}
     for item, known in items.items():
-        values = {key: answer.likelihood for key, answer in known.items() if answer.likelihood is not None}
+        values = {key: value for key, answer in known.items() if (value := value_of(answer)) is not None}
         if len(values) == len(known):
             found[item] = values
     return found
 
 
-def _agreement(items: Mapping[str, Mapping[Key, Answer]]) -> Scores:
-    """Return Rouge-1 against the answer of the 1.5B model itself."""
-    found: dict[str, dict[Key, float]] = {}
-    for item, known in items.items():
-        reference = known["1.5B", None, LENGTH].text
-        found[item] = {key: rouge_1(answer.text, reference) for key, answer in known.items()}
-    return found
-
-
-MEASURES: Mapping[str, Mapping[str, Callable[[Mapping[str, Mapping[Key, Answer]]], Scores]]] = {
+MEASURES: Mapping[str, Mapping[str, Callable[[Answers], Scores]]] = {
     "gsm8k": {"right answers": _score},
     "humaneval": {"pass@1": _score},
     "cnndm": {"Rouge-1": _score},
@@ -108,10 +93,10 @@ MEASURES: Mapping[str, Mapping[str, Callable[[Mapping[str, Mapping[Key, Answer]]
 """By task: the measures' names and functions."""
 
 
-def cells_of(answers: Iterable[Answer]) -> list[Cell]:
-    """Return all cells that there are whole questions for."""
+def cells_of(questions: Questions) -> list[Cell]:
+    """Return all cells that there are questions for."""
     cells = []
-    for task, items in grouped(answers).items():
+    for task, items in questions.items():
         for measure, function in MEASURES[task].items():
             scores = function(items)
             if scores:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 
-from experiments.quality.equation import Cell, cells_of, grouped
-from experiments.quality.records import LENGTH, PAIRS, Answer
+from experiments.quality.equation import Cell, cells_of
+from experiments.quality.measured import Questions
+from experiments.quality.records import LENGTH, PAIRS
 from experiments.tasks.intervals import Interval, mean_interval
 
 __all__ = ["format_cells", "plot_cells", "show_cells", "show_profile", "update_page"]
@@ -17,9 +18,9 @@ __all__ = ["format_cells", "plot_cells", "show_cells", "show_profile", "update_p
 _BEGIN, _END = "<!-- table: begin -->", "<!-- table: end -->"
 
 
-def show_cells(answers: Iterable[Answer], *, json_lines: bool = False, page: Path | None = None) -> None:
+def show_cells(questions: Questions, *, json_lines: bool = False, page: Path | None = None) -> None:
     """Print the cells, or put their tables into a page."""
-    cells = cells_of(answers)
+    cells = cells_of(questions)
     if json_lines:
         for cell in cells:
             print(json.dumps(asdict(cell) | {"verdict": cell.verdict}))
@@ -82,20 +83,21 @@ def _short(interval: Interval) -> str:
     return "{:.3f} ({:.3f} to {:.3f})".format(*interval)
 
 
-def show_profile(answers: Iterable[Answer]) -> None:
+def show_profile(questions: Questions) -> None:
     """Print the mean score of each model over the tasks that are there, each task weighing the same, as a TOML table."""
-    tasks = grouped(answers)
     print("[migration.quality]")
     for name in dict.fromkeys(model for pair in PAIRS for model in pair):
-        means = [mean_interval([known[name, None, LENGTH].score for known in items.values()]).value for items in tasks.values() if items]
+        means = [
+            mean_interval([known[name, None, LENGTH].score for known in items.values()]).value for items in questions.values() if items
+        ]
         print(f'"{name}" = {sum(means) / len(means):.3f}')
 
 
-def plot_cells(answers: Iterable[Answer], picture: Path) -> None:
+def plot_cells(questions: Questions, picture: Path) -> None:
     """Draw quality over the tokens of the first model, as Figure 10 does: a panel for each measure and pair."""
     from matplotlib.figure import Figure  # noqa: PLC0415  # an extra
 
-    cells = cells_of(answers)
+    cells = cells_of(questions)
     measures = list(dict.fromkeys((cell.task, cell.measure) for cell in cells))
     figure = Figure(figsize=(3.0 * len(PAIRS), 2.2 * len(measures)), layout="constrained")
     axes = figure.subplots(len(measures), len(PAIRS), squeeze=False, sharey="row")

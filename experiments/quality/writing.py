@@ -36,7 +36,7 @@ CONTEXT = 2048  # tokens
 
 
 def model_path(name: str) -> Path:
-    """Return the file of a model; the 1.5B one is derived as Q4_0, whose batches cost half on a processor.
+    """Return the file of a model; those of the pair are derived as Q4_0, whose batches cost half on a processor.
 
     Raises:
         SystemExit: ``make models`` has not fetched it.
@@ -46,7 +46,7 @@ def model_path(name: str) -> Path:
     path = fetched(name)
     if path is None:
         raise SystemExit(f"{name}: expected the models of `make models`, got none")
-    return derived(path, "Q4_0") if name == TARGET else path
+    return derived(path, "Q4_0")
 
 
 class Writer:

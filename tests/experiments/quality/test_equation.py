@@ -7,9 +7,16 @@ from itertools import chain
 import pytest
 from msgspec.structs import replace
 
-from experiments.quality.equation import Cell, cells_of, grouped
+from experiments.quality import equation
+from experiments.quality.equation import Cell
+from experiments.quality.measured import measured
 from experiments.quality.records import CUTS, PAIRS, Answer
 from tests.experiments.quality.answers import make_answers
+
+
+def cells_of(answers: list[Answer]) -> list[Cell]:
+    return equation.cells_of(measured(answers))
+
 
 OWN = {"SmolLM2": 0.1, "0.5B": 0.3, "1.5B": 0.7}
 
@@ -60,7 +67,7 @@ def test_an_answer_that_has_ended_before_the_cut_counts_as_it_is() -> None:
 def test_a_question_counts_only_when_all_its_answers_are_there() -> None:
     whole = answers(0.5, count=2)
     for missing in range(len(whole) // 2):
-        assert list(grouped(whole[:missing] + whole[missing + 1 :])["xsum"]) == ["q1"]
+        assert list(measured(whole[:missing] + whole[missing + 1 :])["xsum"]) == ["q1"]
     assert {cell.questions for cell in cells_of(whole[1:])} == {1}
     assert cells_of(whole[: len(whole) // 2 - 1]) == []
 
