@@ -2,6 +2,7 @@
 
     python -m tools.record_acceptance DIR --target 1.5B --drafts 0.5B --tasks gsm8k:100 humaneval:100 cnn_dailymail:100 xsum:100
     python -m tools.record_acceptance DIR --package
+    python -m tools.record_acceptance DIR --target 1.5B --drafts 0.5B --answers FOLDER
 
 The target answers each prompt greedily, in its chat template, with up to 128 tokens, the end token counted. Every draft model then reads
 prompt and answer with logits on each of the answer's rows: its own choices after the target's own text. That decides how much of a draft is
@@ -11,6 +12,9 @@ that is rejected. Accepted is where the draft model's likeliest is the target's.
 The models are quantisations of SmolLM2-135M-Instruct (Q8_0, Q4_0, Q2_K, ``pruned``), or the pair that ``make models`` fetches (1.5B, 0.5B).
 The target runs in its exact mode, so that a row's logits don't depend on what shares its batch. A draft model reads an answer in one batch;
 a device that drafts one row at a time may differ from it in a token of fifty.
+
+With ``--answers`` nothing is asked again: the draft model reads the answers of the 1.5B that ``python -m experiments.quality run FOLDER``
+wrote, whole, and both models are in Q4_0, as there.
 
 DIR gets a file for each task and draft model, a line a prompt, and no text: the fields of docs/workloads.md, and ``likeliest``, the
 probabilities of the draft model's eight likeliest tokens at each position, two hexadecimal digits each, in 255ths. A run that is broken off
@@ -27,7 +31,7 @@ import math
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import closing
+from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from itertools import islice, zip_longest
 from pathlib import Path
@@ -41,10 +45,13 @@ from bench.contexts import prefill
 from bench.pairs import PRUNED_LAYERS, TARGET, model_file
 from bench.selective import GREEDY, Waiting
 from bench.traces import data_folder
+from experiments.quality.records import LENGTH, read_answers
+from experiments.tasks import load_questions
 from streamco.engines.base import EngineOptions
 from streamco.engines.llama import LlamaEngine
 from streamco.engines.llamacpp.context import LlamaContext
 from streamco.engines.llamacpp.model import LlamaModel
+from streamco.engines.prompt_ids import chat_ids
 from streamco.policies.importance import LAYERS
 from tools.fetch_models import MODELS
 
@@ -55,6 +62,8 @@ SMALL = "SmolLM2-135M-Instruct"
 SUFFIXES = {"Q4_0": "", "0.5B": "_qwen"}  # of a trace's name, by draft model; others have their own
 SEED = 5  # in what order the prompts are taken: more of them begin with the same
 CONTEXT = 1024  # tokens
+CONTEXT_OF_ANSWERS = 2048  # tokens; some prompts of experiments.quality are longer than those here
+FORMAT_OF_ANSWERS = "Q4_0"  # of both models with --answers
 LONGEST_ARTICLE = 600  # tokens
 SIDE_BY_SIDE = 8  # answers
 LAST_RANK = 9
@@ -72,6 +81,7 @@ class Task:
     file: str
     about: str
     ask: Callable[[dict[str, Any], Callable[[str], str]], str]  # a row and what cuts a text to the longest
+    name: str  # in experiments.quality
 
 
 def _ask_xsum(row: dict[str, Any], cut: Callable[[str], str]) -> str:
@@ -80,16 +90,20 @@ def _ask_xsum(row: dict[str, Any], cut: Callable[[str], str]) -> str:
 
 
 TASKS = {
-    "gsm8k": Task("gsm8k_test.jsonl.gz", "GSM8K test questions", lambda row, cut: row["question"]),
+    "gsm8k": Task("gsm8k_test.jsonl.gz", "GSM8K test questions", lambda row, cut: row["question"], "gsm8k"),
     "humaneval": Task(
-        "humaneval_prompts.jsonl.gz", "HumanEval prompts", lambda row, cut: f"Complete this function:\n\n{cut(row['prompt'])}"
+        "humaneval_prompts.jsonl.gz",
+        "HumanEval prompts",
+        lambda row, cut: f"Complete this function:\n\n{cut(row['prompt'])}",
+        "humaneval",
     ),
     "cnn_dailymail": Task(
         "cnn_dailymail.jsonl.gz",
         f"CNN/DailyMail articles, cut to {LONGEST_ARTICLE} tokens, to be summarized",
         lambda row, cut: f"Summarize this article in a few sentences:\n\n{cut(row['article'])}",
+        "cnndm",
     ),
-    "xsum": Task("xsum.jsonl.gz", f"XSum articles, cut to {LONGEST_ARTICLE} tokens, to be summarized in a sentence", _ask_xsum),
+    "xsum": Task("xsum.jsonl.gz", f"XSum articles, cut to {LONGEST_ARTICLE} tokens, to be summarized in a sentence", _ask_xsum, "xsum"),
 }
 
 
@@ -119,11 +133,11 @@ class Prompt:
     ids: list[int]
 
 
-def describe_model(kind: str) -> str:
-    """Return a model's name and quantisation."""
+def describe_model(kind: str, quantisation: str | None = None) -> str:
+    """Return a model's name and quantisation; None: as it was fetched."""
     if kind in MODELS:
-        name, quantisation, _ = MODELS[kind].file.rsplit(".", 2)
-        return f"{name} {quantisation}"
+        name, fetched, _ = MODELS[kind].file.rsplit(".", 2)
+        return f"{name} {quantisation or fetched}"
     if kind == "pruned":
         return f"{SMALL} {TARGET}, layers {PRUNED_LAYERS[0]} to {PRUNED_LAYERS[-1]} of 30 left out"
     return f"{SMALL} {kind}"
@@ -162,12 +176,13 @@ class DraftReader:
     Args:
         path: the model's file.
         longest: tokens of an answer at most.
+        context: tokens of prompt and answer at most.
     """
 
-    def __init__(self, path: Path, longest: int) -> None:
+    def __init__(self, path: Path, longest: int, context: int = CONTEXT) -> None:
         self._model = LlamaModel(path)
         layers = [self._model.info.layers + layer for layer in LAYERS]
-        self._context = LlamaContext(self._model, cells=CONTEXT, sequences=1, rows=longest + 1, threads=1, attention_layers=layers)
+        self._context = LlamaContext(self._model, cells=context, sequences=1, rows=longest + 1, threads=1, attention_layers=layers)
 
     def read(self, prompt: Sequence[int], answer: Sequence[int]) -> dict[str, Any]:
         """Return what the draft model says in place of each of the answer's tokens, in the fields of a trace."""
@@ -245,7 +260,33 @@ def record(folder: Path, counts: dict[str, int], *, target: str, drafts: Sequenc
             reader.close()
 
 
-def package(folder: Path, target: str, most: int) -> None:
+def read_written(folder: Path, written: Path, counts: dict[str, int], *, target: str, drafts: Sequence[str], minutes: float) -> None:
+    """Record what each draft model says to the answers in the folder ``written``, the tasks in turns, until so many minutes are over.
+
+    Raises:
+        SystemExit: there are no answers, or no such model.
+    """
+    ends = time.monotonic() + 60.0 * minutes
+    folder.mkdir(parents=True, exist_ok=True)
+    found = {(answer.task, answer.item): answer.ids for answer in read_answers(written) if answer.key == (target, None, LENGTH)}
+    with ExitStack() as stack:
+        options = EngineOptions(threads=1, context_tokens=CONTEXT_OF_ANSWERS)
+        engine = stack.enter_context(closing(LlamaEngine(model_file(drafts[0], FORMAT_OF_ANSWERS), options)))  # for its vocabulary
+        for draft in drafts:
+            reader = stack.enter_context(closing(DraftReader(model_file(draft, FORMAT_OF_ANSWERS), LENGTH, CONTEXT_OF_ANSWERS)))
+            recordings = {task: Recording(folder, task, draft) for task in counts}
+            columns = [[(task, question) for question in load_questions(TASKS[task].name, count)] for task, count in counts.items()]
+            for task, question in (each for row in zip_longest(*columns) for each in row if each is not None):
+                ids = found.get((question.task, question.id), ())
+                if time.monotonic() >= ends or not ids or question.id in recordings[task].sources:
+                    continue
+                row = reader.read(chat_ids(engine, question.messages), ids)
+                recordings[task].add({"source": question.id, **row})
+                sys.stderr.write(f"{task}, {draft}: {len(recordings[task].sources)} answers\n")
+                sys.stderr.flush()
+
+
+def package(folder: Path, target: str, most: int, quantisation: str | None = None) -> None:
     """A trace of each recording: under the task's name and the draft model's suffix."""
     for path in sorted(folder.glob("*.jsonl")):
         task, _, draft = path.name.removesuffix(".jsonl").partition(".")
@@ -253,12 +294,13 @@ def package(folder: Path, target: str, most: int) -> None:
         if not rows:
             continue
         recorded = dt.datetime.fromtimestamp(path.stat().st_mtime, tz=dt.UTC).date()
+        asked = f"questions of {TASKS[task].name}, as experiments/tasks asks them" if quantisation else TASKS[task].about
         about = {
-            "about": f"{len(rows)} {TASKS[task].about}: what a draft model says after the target's greedy answers of up to {most} tokens",
-            "target": describe_model(target),
-            "draft": describe_model(draft),
+            "about": f"{len(rows)} {asked}: what a draft model says after the target's greedy answers of up to {most} tokens",
+            "target": describe_model(target, quantisation),
+            "draft": describe_model(draft, quantisation),
             "recorded": str(recorded),
-            "how": "tools/record_acceptance.py: llama.cpp, exact mode; no prompt and no text is in here",
+            "how": f"tools/record_acceptance.py: llama.cpp{'' if quantisation else ', exact mode'}; no prompt and no text is in here",
         }
         kept = [{name: value for name, value in row.items() if name != "likeliest"} for row in rows]
         data = "".join(json.dumps(line, separators=(",", ":")) + "\n" for line in (about, *kept)).encode("ascii")
@@ -282,12 +324,25 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--drafts", nargs="*", default=["Q4_0"], help="quantisations, pruned or 0.5B (default: Q4_0)")
     parser.add_argument("--tokens", type=int, default=128, help="of an answer at most (default: %(default)s)")
     parser.add_argument("--minutes", type=float, default=math.inf, help="begin nothing more after so many (default: any number)")
+    parser.add_argument(
+        "--answers", type=Path, metavar="FOLDER", help="read these answers of experiments.quality in place of asking for new ones"
+    )
     parser.add_argument("--package", action="store_true", help="make the simulator's traces of what is in the folder")
     options = parser.parse_args(arguments)
+    counts = {task: int(count) for task, _, count in (each.partition(":") for each in options.tasks)}
     if options.package:
-        package(options.folder, options.target, options.tokens)
+        most, quantisation = (LENGTH, FORMAT_OF_ANSWERS) if options.answers else (options.tokens, None)
+        package(options.folder, options.target, most, quantisation)
+    elif options.answers:
+        read_written(
+            folder=options.folder,
+            written=options.answers,
+            counts=counts,
+            target=options.target,
+            drafts=options.drafts,
+            minutes=options.minutes,
+        )
     else:
-        counts = {task: int(count) for task, _, count in (each.partition(":") for each in options.tasks)}
         record(options.folder, counts, target=options.target, drafts=options.drafts, most=options.tokens, minutes=options.minutes)
 
 

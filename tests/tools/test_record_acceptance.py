@@ -60,6 +60,17 @@ def test_a_packaged_trace_says_what_it_is_and_can_be_read(tmp_path: Path, monkey
     assert "likeliest" not in Path(trace).read_text()
 
 
+def test_a_trace_of_written_answers_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(record_acceptance, "TRACES", tmp_path / "traces")
+    Recording(tmp_path, "cnn_dailymail", "0.5B").add(ROW)
+    main([str(tmp_path), "--package", "--target", "1.5B", "--answers", str(tmp_path)])
+    about = read_about(str(tmp_path / "traces" / "cnn_dailymail_qwen.jsonl"))
+    assert about["about"].startswith("1 questions of cnndm, as experiments/tasks asks them")
+    assert "up to 256 tokens" in about["about"]
+    assert about["target"] == "Qwen2.5-Coder-1.5B-Instruct Q4_0"
+    assert "exact" not in about["how"]
+
+
 def test_models_have_their_names() -> None:
     assert describe_model("Q8_0") == "SmolLM2-135M-Instruct Q8_0"
     assert describe_model("pruned") == "SmolLM2-135M-Instruct Q8_0, layers 24 to 26 of 30 left out"
