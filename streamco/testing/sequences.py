@@ -27,6 +27,7 @@ __all__ = ["FakeSequenceEngine"]
 _NEVER = -1e4  # a logit with an exponential of 0
 _NOTHING = 1e-6  # a remaining probability below this is rounding
 _BATCHES = 9  # the median row time of this many batches counts
+_LATE = 0.002  # seconds: a batch that begins this much after its time counts as late
 
 
 class FakeSequenceEngine:
@@ -34,6 +35,7 @@ class FakeSequenceEngine:
 
     In mode ``thread`` a batch that follows another begins at the other's scheduled end, so that delays don't add up. It holds the tasks
     that were submitted until the other had been computed. Computing takes time with large vocabularies, so it begins that much earlier.
+    If it begins more than 2 ms late, the tasks' timings say so (``late_s``).
 
     Args:
         successor: the model, from ids to the probabilities of the next id.
@@ -207,9 +209,11 @@ class FakeSequenceEngine:
                     return
                 batch = list(self._work)
                 ends += self._cost(batch)
-                self._pause(ends - median(self._row_times) * _rows(batch), batch)
+                begin = ends - median(self._row_times) * _rows(batch)
+                self._pause(begin, batch)
                 self._collect()  # ends tasks that were cancelled meanwhile
                 if wanted := [task for task in batch if not task.is_done]:
+                    _note_lateness(wanted, monotonic() - begin)
                     self._compute(wanted)
                 else:
                     ends = min(ends, monotonic())
@@ -243,6 +247,12 @@ def _texts(task: Task, ids: list[int], rows: int) -> Iterator[list[int]]:
         return
     for path in tree.paths:
         yield ids[: len(ids) - len(tree.main)] + tree.ids(path)
+
+
+def _note_lateness(batch: Sequence[Task], seconds: float) -> None:
+    if seconds > _LATE:
+        for task in batch:
+            task.late_s += seconds
 
 
 def _rows(batch: Sequence[Task]) -> int:

@@ -155,6 +155,22 @@ def test_what_is_computed_for_a_step_counts_into_its_time(monkeypatch: pytest.Mo
     engine.close()
 
 
+@pytest.mark.parametrize(("wait", "late"), [(0.001, 0.0), (0.25, 0.25)])
+def test_a_step_that_begins_late_says_so(monkeypatch: pytest.MonkeyPatch, wait: float, late: float) -> None:
+    clock = [0.0]
+
+    def pause(until: float, _batch: object) -> None:
+        clock[0] = max(clock[0], until) + wait
+
+    monkeypatch.setattr("streamco.testing.sequences.monotonic", lambda: clock[0])
+    engine = model(mode="thread", step_time=lambda writing, _reading: 60.0 * writing)
+    monkeypatch.setattr(engine.sequences, "_pause", pause)
+    found = draft(engine.hold(), 1, ids=[2])
+    assert found.end is not None
+    assert found.end.timings.late_s == pytest.approx(late)
+    engine.close()
+
+
 def test_a_place_is_lost_to_others_as_in_an_engine() -> None:
     engine = model(held_sequences=1)
     first, second = engine.hold(), engine.hold()
