@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import os
-import tempfile
 from pathlib import Path
 
+from streamco.engines.llamacpp.cache_dir import write_whole
 from streamco.errors import ConfigError
 from streamco.profiles import Profile
 
@@ -43,18 +43,10 @@ def save_profile(profile: Profile, path: str | os.PathLike[str]) -> None:
     except OSError:
         former = None  # a new file
     try:
-        handle, name = tempfile.mkstemp(prefix=f".{target.name}.", dir=target.parent)
+        write_whole(target, profile.to_json(former=former), is_private=True, is_synced=True)
     except OSError as error:
-        raise ConfigError(f"{target}: expected a writable folder, got: {error.strerror or error}") from error
-    try:
-        with os.fdopen(handle, "wb") as file:
-            file.write(profile.to_json(former=former))
-            file.flush()
-            os.fsync(file.fileno())
-        Path(name).replace(target)
-    except OSError as error:
-        Path(name).unlink(missing_ok=True)
-        raise ConfigError(f"{target}: expected to write a profile, got: {error.strerror or error}") from error
+        expected = "to write a profile" if os.access(target.parent, os.W_OK) else "a writable folder"
+        raise ConfigError(f"{target}: expected {expected}, got: {error.strerror or error}") from error
 
 
 def _read(path: Path) -> bytes:

@@ -11,6 +11,7 @@ import msgspec
 from msgspec import Struct
 
 from streamco.cli.ui.history import Conversation, Turn, state_path
+from streamco.engines.llamacpp.cache_dir import write_whole
 
 __all__ = ["NO_SAVE_VARIABLE", "ConversationStore", "conversation_folder", "read_conversation", "write_conversation"]
 
@@ -57,10 +58,7 @@ def write_conversation(conversation: Conversation, path: Path) -> None:
     Raises:
         OSError: it can't be written.
     """
-    part = path.with_name(f"{path.name}.{os.getpid()}.part")
-    with os.fdopen(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as file:
-        file.write(msgspec.json.encode(_Kept(conversation.system, conversation.turns)))
-    part.replace(path)
+    write_whole(path, msgspec.json.encode(_Kept(conversation.system, conversation.turns)), is_private=True)
 
 
 class ConversationStore:

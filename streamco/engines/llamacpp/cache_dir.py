@@ -1,4 +1,7 @@
-"""The folder for files that can be made again, and the names of those that hold for one machine, build and model file."""
+"""Files that are replaced whole, the folder for those that can be made again, and the names of those that hold for one machine and model.
+
+A reader, also after a crash, sees the old file or the new one, never half of either.
+"""
 
 from __future__ import annotations
 
@@ -7,10 +10,12 @@ import json
 import os
 import platform
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-__all__ = ["CPUINFO", "cache_folder", "machine_key", "write_whole"]
+__all__ = ["CPUINFO", "cache_folder", "machine_key", "replaced_file", "write_whole"]
 
 CPUINFO = Path("/proc/cpuinfo")
 
@@ -47,15 +52,42 @@ def machine_key(model: Path, library: Any, *further: object, cpuinfo: Path = CPU
     return hashlib.sha256(json.dumps((*machine, str(file), file.stat().st_size, *further)).encode()).hexdigest()[:32]
 
 
-def write_whole(target: Path, data: bytes) -> None:
-    """Write a file so that no other process ever reads half of it.
+@contextmanager
+def replaced_file(target: Path) -> Iterator[Path]:
+    """Yield the path of a temporary file beside the target, which takes the target's place after the block.
+
+    If the block fails, the temporary file is removed, and the target stays as it is.
 
     Raises:
-        OSError: it can't be written.
+        OSError: it can't take the target's place.
     """
-    temporary = target.with_suffix(f".{os.getpid()}")
-    temporary.write_bytes(data)
-    temporary.replace(target)
+    temporary = target.with_name(f".{target.name}.{os.getpid()}.{os.urandom(4).hex()}")
+    try:
+        yield temporary
+        temporary.replace(target)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def write_whole(target: Path, data: bytes, *, is_private: bool = False, is_synced: bool = False) -> None:
+    """Write a file, or replace it.
+
+    Args:
+        target: its path.
+        data: its content.
+        is_private: only its owner may read it.
+        is_synced: return when it is on the disk, so that it is whole after a loss of power, too.
+
+    Raises:
+        OSError: it can't be written; an old file stays as it is.
+    """
+    with replaced_file(target) as temporary:
+        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_BINARY", 0)
+        with os.fdopen(os.open(temporary, flags, 0o600 if is_private else 0o666), "wb") as file:
+            file.write(data)
+            if is_synced:
+                file.flush()
+                os.fsync(file.fileno())
 
 
 def _cpu(cpuinfo: Path) -> list[str]:

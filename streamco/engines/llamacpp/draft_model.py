@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 from msgspec import Struct
 
-from streamco.engines.llamacpp.cache_dir import cache_folder
-from streamco.engines.llamacpp.model_parts import close_writer, copy_field, field_of, tensors_of, written_file
+from streamco.engines.llamacpp.cache_dir import cache_folder, replaced_file
+from streamco.engines.llamacpp.model_parts import close_writer, copy_field, field_of, tensors_of
 from streamco.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -167,7 +167,7 @@ def write_draft_model(weights: DraftWeights, *, input_part: Any, head_part: Any,
             f"draft layer: expected weights for states of {output.shape[0]} numbers and {output.shape[1]} tokens, got some for "
             f"{weights.meta.width} and at least {weights.rows[-1] + 1}"
         )
-    with written_file(target) as path:
+    with replaced_file(target) as path:
         writer = gguf.GGUFWriter(path, architecture)
         writer.add_string("general.name", f"{weights.meta.model} (draft layer)")
         own = {"block_count": 1, "vocab_size": len(weights.rows), "feed_forward_length": len(weights.matrices["ffn_up"])}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import ctypes
 import hashlib
 import os
@@ -10,7 +9,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from streamco.engines.llamacpp.cache_dir import cache_folder
+from streamco.engines.llamacpp.cache_dir import cache_folder, replaced_file
 from streamco.engines.llamacpp.library import collected_errors, library_address, load_library
 from streamco.errors import ConfigError, EngineError
 
@@ -65,13 +64,8 @@ def quantize(source: str | Path, target: str | Path, kind: str, prune_layers: It
         raise ConfigError(f"prune_layers: expected layers from 0, got {layers[0]}")
     if source.resolve() == target.resolve():
         raise ConfigError(f"target: expected a file other than the source, got {target}")
-    temporary = target.with_name(f".{target.name}.{os.getpid()}")
-    try:
+    with replaced_file(target) as temporary:
         _quantize(source, temporary, ftype, layers)
-        temporary.replace(target)
-    finally:
-        with contextlib.suppress(FileNotFoundError):
-            temporary.unlink()
     return target
 
 

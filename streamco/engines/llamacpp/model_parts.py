@@ -13,14 +13,12 @@ Each file says in its metadata which part it is, of which model and of which lay
 
 from __future__ import annotations
 
-import os
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from msgspec import Struct
 
+from streamco.engines.llamacpp.cache_dir import replaced_file
 from streamco.engines.llamacpp.gguf import content_mark
 from streamco.errors import ConfigError, EngineError
 
@@ -44,7 +42,6 @@ __all__ = [
     "read_part",
     "split_model",
     "tensors_of",
-    "written_file",
 ]
 
 ARCHITECTURES = ("llama", "qwen2")
@@ -123,11 +120,11 @@ def split_model(source: str | Path, folder: str | Path, *, input_layers: int = 2
         raise ConfigError(f"input_layers: expected 1 to {whole.layers - 1} for {source.name}, got {input_layers}")
     files = PartFiles(*(folder / f"{source.stem}.{kind}.gguf" for kind in KINDS))
     folder.mkdir(parents=True, exist_ok=True)
-    with written_file(files.input) as path:
+    with replaced_file(files.input) as path:
         whole.write_layers(path, "input", 0, input_layers)
-    with written_file(files.middle) as path:
+    with replaced_file(files.middle) as path:
         whole.write_layers(path, "middle", input_layers, whole.layers)
-    with written_file(files.head) as path:
+    with replaced_file(files.head) as path:
         whole.write_head(path)
     return files
 
@@ -378,14 +375,3 @@ def close_writer(writer: Any) -> None:
         writer.write_tensors_to_file()
     finally:
         writer.close()
-
-
-@contextmanager
-def written_file(target: Path) -> Iterator[Path]:
-    """Yield the path of a temporary file that gets the target's name after the block."""
-    temporary = target.with_name(f".{target.name}.{os.getpid()}")
-    try:
-        yield temporary
-        temporary.replace(target)
-    finally:
-        temporary.unlink(missing_ok=True)

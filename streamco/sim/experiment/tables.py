@@ -14,6 +14,7 @@ from typing import Any
 import msgspec
 from msgspec import Struct
 
+from streamco.engines.llamacpp.cache_dir import replaced_file
 from streamco.sim.experiment.experiment import Experiment
 from streamco.sim.experiment.metrics import Metric
 from streamco.sim.experiment.result_store import ResultStore, name_of
@@ -90,10 +91,8 @@ def summarise(experiment: Experiment, store: ResultStore) -> list[Point]:
 
 def write_results(path: Path, experiment: Experiment, store: ResultStore) -> None:
     """Write all outcomes as JSON, a scenario a line. The file is replaced at the end, so it is never there in part."""
-    part = path.with_name(f"{path.name}.part")
-    with part.open("wb") as file:
+    with replaced_file(path) as temporary, temporary.open("wb") as file:
         file.writelines(_lines(experiment, store))
-    part.replace(path)
 
 
 def table_of(experiment: Experiment, points: Sequence[Point]) -> Table:

@@ -1,14 +1,15 @@
-"""The cache folder follows the platform's rules."""
+"""The cache folder follows the platform's rules, and files are replaced whole."""
 
 from __future__ import annotations
 
+import os
 import sys
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
-from streamco.engines.llamacpp.cache_dir import cache_folder, machine_key, write_whole
+from streamco.engines.llamacpp.cache_dir import cache_folder, machine_key, replaced_file, write_whole
 
 
 def test_the_variable_says_where_and_the_folder_is_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -63,7 +64,58 @@ def test_a_key_depends_on_the_machine_the_build_the_file_and_what_is_added(tmp_p
     assert machine_key(model, library, cpuinfo=tmp_path / "nothing")
 
 
-def test_a_file_is_written_whole(tmp_path: Path) -> None:
-    write_whole(tmp_path / "one.json", b"first")
-    write_whole(tmp_path / "one.json", b"second")
-    assert [(file.name, file.read_bytes()) for file in tmp_path.iterdir()] == [("one.json", b"second")]
+def names(folder: Path) -> list[str]:
+    return sorted(file.name for file in folder.iterdir())
+
+
+def test_a_file_is_written_and_replaced(tmp_path: Path) -> None:
+    target = tmp_path / "one.json"
+    write_whole(target, b"first")
+    write_whole(target, b"second", is_synced=True)
+    assert (target.read_bytes(), names(tmp_path)) == (b"second", ["one.json"])
+
+
+def test_a_block_that_fails_leaves_the_old_file_and_nothing_else(tmp_path: Path) -> None:
+    target = tmp_path / "one.json"
+    write_whole(target, b"old")
+
+    def fail() -> None:
+        with replaced_file(target) as temporary:
+            temporary.write_bytes(b"ne")
+            raise KeyError
+
+    with pytest.raises(KeyError):
+        fail()
+    assert (target.read_bytes(), names(tmp_path)) == (b"old", ["one.json"])
+
+
+def test_a_block_that_writes_no_file_is_an_error(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError), replaced_file(tmp_path / "one.json"):
+        pass
+
+
+def test_two_writers_of_a_file_have_files_of_their_own(tmp_path: Path) -> None:
+    target = tmp_path / "one.json"
+    with replaced_file(target) as one, replaced_file(target) as other:
+        assert one != other
+        one.write_bytes(b"one")
+        other.write_bytes(b"other")
+    assert (target.read_bytes(), names(tmp_path)) == (b"one", ["one.json"])
+
+
+def test_a_write_that_fails_leaves_the_old_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(_: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    target = tmp_path / "one.json"
+    write_whole(target, b"old")
+    monkeypatch.setattr(os, "fsync", fail)
+    with pytest.raises(OSError, match="No space left"):
+        write_whole(target, b"new", is_synced=True)
+    assert (target.read_bytes(), names(tmp_path)) == (b"old", ["one.json"])
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="no file modes")
+def test_only_the_owner_may_read_a_private_file(tmp_path: Path) -> None:
+    write_whole(tmp_path / "mine", b"secret", is_private=True)
+    assert (tmp_path / "mine").stat().st_mode & 0o077 == 0
