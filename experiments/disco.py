@@ -86,7 +86,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def show_simulated(options: argparse.Namespace) -> None:
-    """DiSCo against dice, by the live client: cuts over services, and the worst of them."""
+    """DiSCo against random dispatch, by the live client: cuts over services, and the worst of them."""
     if options.results is None:
         raise SystemExit("simulated: expected the results.json that streamco simulate experiments/disco_ttft.yaml writes")
     found: dict[tuple[str, str, float, str], dict[str, dict[str, float]]] = {}
@@ -101,10 +101,10 @@ def show_simulated(options: argparse.Namespace) -> None:
             of_phones = [[cut[metric] for place, cut in cuts.items() if place[:3] == (side, phone, budget)] for phone in PHONES]
             rows.append([f"{budget:g}", *(f"{np.mean(each):.1f} ({min(each):.1f} to {max(each):.1f})" for each in of_phones)])
         head = ("budget", *PHONES)
-        show_table(f"{metric}, {side}-constrained: per cent less than dice, mean over services (lowest to highest)", head, rows)
+        show_table(f"{metric}, {side}-constrained: per cent less than random dispatch, mean over services (lowest to highest)", head, rows)
         lost = {place: cut[metric] for place, cut in cuts.items() if place[0] == side and cut[metric] < 0}
         worst = sorted(lost, key=lambda place: lost[place])[:5]
-        print(f"\nLater than dice in {len(lost)} of {sum(place[0] == side for place in cuts)} settings; the worst:", end=" ")
+        print(f"\nLater than random dispatch in {len(lost)} of {sum(place[0] == side for place in cuts)} settings; the worst:", end=" ")
         print("; ".join(f"{', '.join(map(str, place[1:]))}: {lost[place]:.1f} %" for place in worst) or "none")
     over = [each["disco"]["budget_share"] - place[2] for place, each in found.items()]
     print(f"\nShare spent less budget: {min(over):.3f} to {max(over):.3f}, {len(scenarios):,} scenarios, ", end="")
@@ -112,7 +112,7 @@ def show_simulated(options: argparse.Namespace) -> None:
 
 
 def saved(of_policies: Mapping[str, Mapping[str, float]], metric: str) -> float:
-    """Per cent less than dice."""
+    """Per cent less than random dispatch."""
     return 100.0 * (1.0 - of_policies["disco"][metric] / of_policies["stochastic"][metric])
 
 

@@ -27,7 +27,7 @@ from streamco.policies.dispatch_stochastic import Stochastic
 from streamco.profiles import DeviceSpeed, LengthDistribution
 
 __all__ = [
-    "ALONE",
+    "ONE_SIDE",
     "DRAWS",
     "POLICIES",
     "Cut",
@@ -42,8 +42,8 @@ __all__ = [
 
 Floats = NDArray[np.float64]
 
-ALONE: dict[str, Policy] = {"server alone": ServerOnly(), "device alone": DeviceOnly()}  # the paper's vLLM and llama.cpp
-POLICIES = ("disco", "equations 1-2", "optimal", *ALONE, "stochastic")
+ONE_SIDE: dict[str, Policy] = {"server only": ServerOnly(), "device only": DeviceOnly()}  # the paper's vLLM and llama.cpp
+POLICIES = ("disco", "equations 1-2", "optimal", *ONE_SIDE, "stochastic")
 DRAWS = 400
 TAIL = 0.01
 _HEAD = 0.08  # of the mass, the slowest: where a drawn P99 is looked for first
@@ -107,7 +107,7 @@ def judge_service(phone: str, side: Side, service: str, budgets: Sequence[float]
     drawn = Drawn.draw(lengths, trace.judged, zlib.crc32(service.encode()), draws)
     found = []
     for budget in budgets:
-        planned = plan_all(trace, prompts, device, budget, side) | ALONE
+        planned = plan_all(trace, prompts, device, budget, side) | ONE_SIDE
         against = figures_of(planned["stochastic"], trace.judged, lengths, device, drawn)
         for name in POLICIES:
             if name not in planned:

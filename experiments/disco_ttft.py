@@ -12,7 +12,7 @@ import numpy as np
 
 from bench.dispatch import PHONES
 from bench.traces import ttft_traces
-from experiments.disco_judged import ALONE, DRAWS, POLICIES, Cut, Judgement, format_cuts, interval, judge_service, median_interval
+from experiments.disco_judged import DRAWS, ONE_SIDE, POLICIES, Cut, Judgement, format_cuts, interval, judge_service, median_interval
 from experiments.tables import run_all, show_table
 from streamco.policies.dispatch import Side
 
@@ -26,7 +26,7 @@ ALLOWED = 0.01  # share of prompt tokens over the budget
 SHOWN_BUDGET = 0.5
 LINES = {  # of the plot, by policy
     "disco": ("DiSCo", "#0072b2", "o-"),
-    "stochastic": ("dice", "#d55e00", "s-"),
+    "stochastic": ("random dispatch", "#d55e00", "s-"),
     "optimal": ("the best that waits can do", "#009e73", "--"),
     "equations 1-2": ("DiSCo's equations 1 and 2", "#999999", ":"),
 }
@@ -75,7 +75,7 @@ def format_median(part: Iterable[Judgement]) -> str:
 def show_spending(found: Sequence[Judgement]) -> None:
     """How often a plan spends more than its budget, and by how much."""
     rows = []
-    for side, policy in product(SIDES, [name for name in POLICIES if name not in {*ALONE, "stochastic"}]):
+    for side, policy in product(SIDES, [name for name in POLICIES if name not in {*ONE_SIDE, "stochastic"}]):
         over = [each.share - each.budget for each in found if (each.side, each.policy) == (side, policy)]
         if over:
             rows.append([side, policy, str(len(over)), str(sum(excess > ALLOWED for excess in over)), f"{max(over):.3f}"])
@@ -84,16 +84,16 @@ def show_spending(found: Sequence[Judgement]) -> None:
 
 
 def show_seconds(found: Sequence[Judgement]) -> None:
-    """Either side alone beside dice and DiSCo at half of the prompt tokens, in seconds."""
+    """One side only beside random dispatch and DiSCo at half of the prompt tokens, in seconds."""
     rows = []
     for side, phone in product(SIDES, PHONES):
         cells = []
-        for policy in (*ALONE, "stochastic", "disco"):
+        for policy in (*ONE_SIDE, "stochastic", "disco"):
             part = [each for each in found if (each.side, each.phone, each.budget, each.policy) == (side, phone, SHOWN_BUDGET, policy)]
             cells += [f"{np.mean([each.mean for each in part]):.2f} / {np.median([each.mean for each in part]):.2f}"]
             cells += [f"{np.median([each.p99 for each in part]):.2f}"]
         rows.append([side, phone, *cells])
-    names = ("server alone", "device alone", f"dice, budget {SHOWN_BUDGET:g}", f"DiSCo, budget {SHOWN_BUDGET:g}")
+    names = ("server only", "device only", f"random dispatch, budget {SHOWN_BUDGET:g}", f"DiSCo, budget {SHOWN_BUDGET:g}")
     head = ("constrained", "phone", *(f"{name}, {what}" for name in names for what in ("mean / median service", "P99, median service")))
     show_table("Seconds to the first token over services: the mean of each, and P99", head, rows)
 
@@ -113,7 +113,7 @@ def show_losses(found: Sequence[Judgement]) -> None:
     """Where stochastic dispatch is sooner."""
     rows: list[list[str]] = []
     places: list[list[str]] = []
-    for side, metric, policy in product(SIDES, ("mean", "p99"), [name for name in POLICIES if name not in {*ALONE, "stochastic"}]):
+    for side, metric, policy in product(SIDES, ("mean", "p99"), [name for name in POLICIES if name not in {*ONE_SIDE, "stochastic"}]):
         cells = [(each, getattr(each, f"{metric}_cut_spent")) for each in found if (each.side, each.policy) == (side, policy)]
         if not cells:
             continue
@@ -128,7 +128,7 @@ def show_losses(found: Sequence[Judgement]) -> None:
     head: tuple[str, ...] = ("constrained", "TTFT", "policy", "settings", "surely sooner", "later", "surely later", "worst [%]")
     show_table("Against stochastic dispatch that spends as much, setting by setting (surely: the whole interval)", head, rows)
     head = ("constrained", "TTFT", "phone", "service", "budget", "spent", "cut [%]")
-    show_table("Where DiSCo's algorithms are later than dice", head, places)
+    show_table("Where DiSCo's algorithms are later than random dispatch", head, places)
 
 
 def write_csv(path: Path, disco: Iterable[Judgement]) -> None:

@@ -7,7 +7,7 @@ import pytest
 
 from bench.dispatch import PHONES, judge, plan_all
 from bench.traces import Halves
-from experiments.disco_judged import ALONE, Cut, Drawn, figures_of, interval, median_interval
+from experiments.disco_judged import ONE_SIDE, Cut, Drawn, figures_of, interval, median_interval
 from streamco.policies.dispatch import Side
 from streamco.profiles import LengthDistribution
 
@@ -60,13 +60,13 @@ def test_a_median_of_services_ignores_one_that_stands_apart() -> None:
 
 
 @pytest.mark.parametrize(
-    ("side", "name", "share"), [("device", "server alone", 0.0), ("device", "device alone", 1.0), ("server", "device alone", 0.0)]
+    ("side", "name", "share"), [("device", "server only", 0.0), ("device", "device only", 1.0), ("server", "device only", 0.0)]
 )
 def test_a_side_alone_has_its_own_times_and_spends_nothing_of_the_other(side: Side, name: str, share: float) -> None:
-    judged = judge(ALONE[name], TRACE.judged, LENGTHS, DEVICE, side)
+    judged = judge(ONE_SIDE[name], TRACE.judged, LENGTHS, DEVICE, side)
     on_device = float(np.mean([DEVICE.ttft(int(length)) for length in PROMPTS.judged]))
-    assert judged.mean == pytest.approx(TRACE.judged.mean() if name == "server alone" else on_device)
+    assert judged.mean == pytest.approx(TRACE.judged.mean() if name == "server only" else on_device)
     assert judged.share == share
     drawn = Drawn.draw(LENGTHS, TRACE.judged, 4, 5)
-    means, tails = figures_of(ALONE[name], TRACE.judged, LENGTHS, DEVICE, drawn)
+    means, tails = figures_of(ONE_SIDE[name], TRACE.judged, LENGTHS, DEVICE, drawn)
     assert [means[0], tails[0]] == pytest.approx([judged.mean, judged.p99])
