@@ -7,13 +7,15 @@ itself, and nothing has to be fetched. All else is what users run: client, polic
 link of 10 Mbps. A contender with more than 2 % of late rounds is left out.
 
 Each contender has a client and a server of its own, and answers all prompts of a class in turn; what it learns of the pair it keeps. Server
-and device have read a prompt before, as in ``bench.pair``: reading takes what it takes with any prompt, and what follows is compared.
+and device have read a prompt before, as in ``bench.pair``. With ``--unread 600`` they have not, and it has so many words: then the first
+word waits for the slower of the two, if the stream doesn't begin.
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
+import statistics
 import sys
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor
@@ -46,7 +48,7 @@ MBPS = 10.0
 TOKENS = 64
 WARM_UPS = 2  # answers of each client before those that count
 SIDE_BY_SIDE = 4  # clients
-CONTEXT = 512  # tokens
+CONTEXT = 4096  # tokens
 VOCABULARY = 2048  # words
 PROMPT_WORDS = 60
 LAW = DeviceLaw(step_times=(0.0140, 0.0404, 0.0545, 0.0545, 0.0677, 0.0677), seconds_per_token=0.0056)
@@ -59,6 +61,11 @@ SETTINGS: Mapping[str, SpeculationOptions | None] = {
     "always drafts, trees": UNADAPTIVE,
     "always drafts, chains": tuned(has_trees=False),
 }
+UNREAD: Mapping[str, SpeculationOptions | None] = {
+    STREAM: None,
+    "streamco": SpeculationOptions(),
+    "the stream never begins": SpeculationOptions(tuning=streamco.SpeculationTuning(may_begin_by_stream=False)),
+}
 
 
 class Replay:
@@ -66,10 +73,12 @@ class Replay:
 
     Args:
         answers: the answers; a prompt begins with the number of its answer.
+        words: words of a prompt.
     """
 
-    def __init__(self, answers: Sequence[Recorded]) -> None:
+    def __init__(self, answers: Sequence[Recorded], words: int = PROMPT_WORDS) -> None:
         self.answers = answers
+        self.words = words
         self.vocabulary = FakeVocabulary("replay", VOCABULARY)
         self._words = [self.vocabulary.id_of(f" t{place}") for place in range(max(len(each.ranks) for each in answers))]
         self._others = [self.vocabulary.id_of(f" o{rank}") for rank in range(CHOICES)]
@@ -78,7 +87,7 @@ class Replay:
 
     def prompt(self, number: int) -> str:
         """Return the prompt of an answer."""
-        return " ".join([f"p{number}", *["word"] * PROMPT_WORDS])
+        return " ".join([f"p{number}", *["word"] * self.words])
 
     def read_prompts(self, engine: FakeEngine) -> None:
         """Learn how the engine's chat template puts the prompts."""
@@ -123,11 +132,13 @@ class Contender:
         setting: how it drafts; None: the stream alone.
         link: round-trip time in seconds, megabits a second.
         answers: what is replayed; the first ones don't count.
+        unread: words of prompts that neither side has read; None: both have read them.
     """
 
     setting: SpeculationOptions | None
     link: Link
     answers: Sequence[Recorded]
+    unread: int | None = None
 
 
 def main() -> int:
@@ -138,6 +149,7 @@ def main() -> int:
     parser.add_argument(
         "--rtt-ms", type=float, nargs="+", metavar="MS", help="round trips of the links (default: 10 30 60, with --quick 30)"
     )
+    parser.add_argument("--unread", type=int, metavar="WORDS", help="prompts of so many words that neither side has read")
     parser.add_argument("--clients", type=int, default=SIDE_BY_SIDE, metavar="N", help="run so many at once (default: %(default)s)")
     options = parser.parse_args()
     count = options.prompts or (2 if options.quick else None)
@@ -146,7 +158,7 @@ def main() -> int:
         task: [each for each in recorded if each.task == task][: None if count is None else count + WARM_UPS]
         for task in dict.fromkeys(each.task for each in recorded)
     }
-    emit(run(classes, _links(options), options.clients), options.json)
+    emit(run(classes, _links(options), options.clients, options.unread), options.json)
     return 0
 
 
@@ -154,22 +166,24 @@ def _links(options: argparse.Namespace) -> list[Link]:
     return [(rtt / 1000, MBPS) for rtt in options.rtt_ms or ((30.0,) if options.quick else RTTS)]
 
 
-def run(classes: Mapping[str, Sequence[Recorded]], links: Sequence[Link], side_by_side: int) -> list[Row]:
+def run(classes: Mapping[str, Sequence[Recorded]], links: Sequence[Link], side_by_side: int, unread: int | None = None) -> list[Row]:
     """Run every contender on every class and link; return the rows."""
+    settings = SETTINGS if unread is None else UNREAD
     with ProcessPoolExecutor(side_by_side, mp_context=get_context("spawn")) as pool:
         running: dict[tuple[Link, str, str], Future[Tally]] = {
-            (link, task, name): pool.submit(_answer, Contender(setting, link, answers))
-            for link, (task, answers), (name, setting) in product(links, classes.items(), SETTINGS.items())
+            (link, task, name): pool.submit(_answer, Contender(setting, link, answers, unread))
+            for link, (task, answers), (name, setting) in product(links, classes.items(), settings.items())
         }
         rows: list[Row] = []
+        prompts = "" if unread is None else f" of {unread} words, unread"
         for link in links:
-            every = {name: Tally() for name in SETTINGS}
+            every = {name: Tally() for name in settings}
             for task, answers in classes.items():
-                tallies = {name: running[link, task, name].result() for name in SETTINGS}
-                every = {name: every[name] + tallies[name] for name in SETTINGS}
-                rows += rows_of(f"{task}, {len(answers) - WARM_UPS} prompts, RTT {1000 * link[0]:g} ms", tallies)
+                tallies = {name: running[link, task, name].result() for name in settings}
+                every = {name: every[name] + tallies[name] for name in settings}
+                rows += rows_of(f"{task}, {len(answers) - WARM_UPS} prompts{prompts}, RTT {1000 * link[0]:g} ms", tallies)
                 print(f"{task}, RTT {1000 * link[0]:g} ms", file=sys.stderr, flush=True)
-            rows += rows_of(f"all, RTT {1000 * link[0]:g} ms", every)
+            rows += rows_of(f"all{prompts}, RTT {1000 * link[0]:g} ms", every)
     return rows
 
 
@@ -183,10 +197,11 @@ async def answer_all(contender: Contender) -> Tally:
     Raises:
         SystemExit: an answer has another length than the recorded one.
     """
-    replay, tally = Replay(contender.answers), Tally()
+    replay, tally = Replay(contender.answers, contender.unread or PROMPT_WORDS), Tally()
     times = load_step_times(LARGE)
+    read_s = times(1, 0) if contender.unread is None else times(0, contender.unread)
     make = partial(FakeEngine, mode="thread", vocabulary=replay.vocabulary, context_tokens=CONTEXT, held_sequences=HELD_SEQUENCES)
-    target = make(replay.pieces, successor=replay.target, step_time=times, prefill_s=times(1, 0) / (PROMPT_WORDS + 1), token_s=times(1, 0))
+    target = make(replay.pieces, successor=replay.target, step_time=times, prefill_s=read_s / replay.words, token_s=times(1, 0))
     device = make(successor=replay.draft, step_time=LAW)
     replay.read_prompts(target)
     rtt, mbps = contender.link
@@ -205,7 +220,8 @@ async def answer_all(contender: Contender) -> Tally:
         for number in range(WARM_UPS):
             await say(client, replay.prompt(number), TOKENS, 0.0, Tally())
         for number in range(WARM_UPS, len(contender.answers)):
-            await say(client, replay.prompt(number), 2, 0.0, Tally())  # the prompt is read on both sides
+            if contender.unread is None:
+                await say(client, replay.prompt(number), 2, 0.0, Tally())
             before = await read_stats(http, url)
             await say(client, replay.prompt(number), TOKENS, 0.0, tally)
             after = await read_stats(http, url)
@@ -226,6 +242,7 @@ def rows_of(case: str, tallies: Mapping[str, Tally]) -> list[Row]:
     ]
     for name, tally in in_time(tallies).items():
         rows.append(_one(case, name, "rate", "tokens/s", tally.rate))
+        rows.append(_one(case, name, "to the first token, median", "s", statistics.median(tally.first)))
         if name == STREAM:
             continue
         rounds = max(1, sum(each.rounds for each in tally.figures))

@@ -197,6 +197,7 @@ _WHY_NO_DRAFTS: Mapping[WhyRemote, str] = {
     "its speed was measured": "{} alone is timed first, and the answer ended before (SpeculationOptions(is_adaptive=False) drafts always)",
     "drafting is slower": "{} alone is as fast (SpeculationOptions(is_adaptive=False) drafts always)",
     "no verifier": "{} verified nothing in time",
+    "the device reads the prompt": "the device was still reading the prompt",
     "no draft": "the device had no draft",
 }
 

@@ -35,7 +35,7 @@ AnswerMode = Literal["race", "speculate", "split"]
 StatesName = Literal["f32", "f16", "i8"]
 Outcome = Literal["won", "took over", "read ahead", "lost", "failed", "not started", "drafted", "verified"]
 Ending = Literal["complete", "failed", "left"]
-WhyRemote = Literal["its speed was measured", "drafting is slower", "no verifier", "no draft"]
+WhyRemote = Literal["its speed was measured", "drafting is slower", "the device reads the prompt", "no verifier", "no draft"]
 
 
 class AnswerUsage(CompletionUsage, gc=False):

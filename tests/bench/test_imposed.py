@@ -8,7 +8,7 @@ from collections.abc import Mapping
 import pytest
 
 from bench import imposed
-from bench.imposed import SETTINGS, STREAM, Contender, Replay, rows_of
+from bench.imposed import SETTINGS, STREAM, UNREAD, Contender, Replay, rows_of
 from bench.speculate import Tally
 from bench.trees import Recorded
 from streamco.engines.base import GenerationRequest
@@ -70,8 +70,15 @@ def test_every_contender_writes_whole_answers(name: str, monkeypatch: pytest.Mon
     assert bool(tally.figures) == (name != STREAM)
 
 
+def test_a_prompt_that_nobody_has_read_is_begun_by_the_stream(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(imposed, "TOKENS", 6)
+    contender = Contender(UNREAD["streamco"], (0.001, 100.0), [answer("00100000")] * 3, unread=100)
+    tally = asyncio.run(imposed.answer_all(contender))
+    assert tally.figures[0].remote == 6  # the device reads for longer than the stream takes
+
+
 def test_contenders_with_late_rounds_have_no_rate() -> None:
-    good = Tally(seconds=[1.0], tokens=[10], verdicts=100, late=1)
-    rows = rows_of("code", {STREAM: Tally(seconds=[2.0], tokens=[10]), "fine": good, "late": Tally([1.0], [10], verdicts=100, late=3)})
+    stream, good, late = (Tally([1.0], [10], [0.1], verdicts=verdicts, late=late) for verdicts, late in ((0, 0), (100, 1), (100, 3)))
+    rows = rows_of("code", {STREAM: stream, "fine": good, "late": late})
     assert {row.contender for row in rows if row.metric == "rate over the stream's"} == {"fine"}
     assert [row.median for row in rows if (row.contender, row.metric) == ("late", "rounds that took longer than imposed")] == [0.03]

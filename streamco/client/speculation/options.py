@@ -43,6 +43,8 @@ class SpeculationTuning(Struct, frozen=True, kw_only=True):
             0: none. Not in the papers.
         has_trees: drafts carry siblings where the verifier takes them and its price list says that they pay (docs/speculation.md). Not in
             the papers.
+        may_begin_by_stream: the server's stream begins an answer while the device still reads the prompt, and drafts follow when it has
+            (docs/speculation.md). Not in the papers.
         branch_kinds: which verdicts branches may assume: "accept all", "reject".
         forecast: how verdicts are forecast: "learned" (from how often tokens of such confidence were accepted), "geometric" (Synera
             section 4.4) or "sampled" (the same, of which one branch is drawn, as the paper does).
@@ -66,6 +68,7 @@ class SpeculationTuning(Struct, frozen=True, kw_only=True):
     is_parallel: bool = True
     max_ahead: int = 3
     has_trees: bool = True
+    may_begin_by_stream: bool = True
     branch_kinds: frozenset[BranchKind] = frozenset({"accept all", "reject"})
     forecast: Forecast = "learned"
     smooths_mode: bool = False

@@ -356,6 +356,7 @@ class SpeculationPlanner:
             has_remote=has_remote,
             may_use_device=may_use_device,
             is_adaptive=options.is_adaptive,
+            may_begin_by_stream=options.tuning.may_begin_by_stream,
             is_parallel=options.is_parallel,
             branch_kinds=options.tuning.branch_kinds,
             max_branches=options.max_branches,

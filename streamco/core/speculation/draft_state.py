@@ -72,6 +72,11 @@ class DraftState:
         """True if nothing more can be drafted in this answer."""
         return self.is_full or self.failure is not None
 
+    @property
+    def is_reading_prompt(self) -> bool:
+        """True while the device has a draft to write and has not written a token of this answer."""
+        return self.trunk is not None and not self._has_drafted
+
     def record_full(self) -> None:
         """Record that the device's context has no space for another token."""
         self.is_full = True

@@ -81,12 +81,13 @@ class TimeAccount:
     drafting: the round after it starts with the stream's last token. The prompt that every answer begins with is charged to neither.
 
     Attributes:
+        started_at: when the answer began, seconds.
         prompt_time: seconds in which the remote stream read the prompt of this answer; 0: the answer didn't begin with it.
     """
 
     def __init__(self, estimates: SpeculationEstimates) -> None:
         self._estimates = estimates
-        self.prompt_time = 0.0
+        self.started_at = self.prompt_time = 0.0
         self._counted_until = self._opened_at = 0.0
         self._has_begun = False
 
@@ -97,7 +98,7 @@ class TimeAccount:
 
     def start(self, *, now: float) -> None:
         """Start counting, because the answer begins."""
-        self._counted_until = now
+        self.started_at = self._counted_until = now
 
     def skip(self, since: float = -math.inf, *, now: float) -> None:
         """Charge the time until ``now`` to neither. It begins at ``since`` or where counting stopped, whichever is later."""

@@ -30,7 +30,7 @@ continue (``may_use_device``); then ``report.is_exact`` is False. A selective an
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import count
 from random import Random
 from typing import assert_never
@@ -60,13 +60,14 @@ from streamco.core.speculation.events import (
 )
 from streamco.core.speculation.fallback_stream import RemoteStream, TimeAccount
 from streamco.core.speculation.mode import GenerationMode, ModeSelector
+from streamco.core.speculation.opening_stream import OpeningStream
 from streamco.core.speculation.options import SpeculationMachineOptions
 from streamco.core.speculation.predraft import PreDrafter
 from streamco.core.speculation.shadow import ShadowDrafter
 from streamco.core.speculation.sibling_choice import siblings_for
 from streamco.core.speculation.silence import SilenceLimit
 from streamco.core.speculation.verification import VerifierChannel, record_outcome, record_wait
-from streamco.errors import AllEndpointsFailed, StreamcoError, VerifierError
+from streamco.errors import AllEndpointsFailed, StreamcoError
 from streamco.events import ReaderLeft
 
 __all__ = ["SpeculationMachine"]
@@ -109,6 +110,9 @@ class SpeculationMachine:
             estimates, options, answer=answer, draft_state=draft_state, verifier=verifier, remote=remote, time_account=time_account
         )
         self._shadow = ShadowDrafter(draft_state, estimates)
+        self._opening_stream = OpeningStream(
+            estimates, options, draft_state=draft_state, remote=remote, time_account=time_account, backpressure=backpressure
+        )
         self._silence = SilenceLimit(options, answer=answer, verifier=verifier, remote=remote, backpressure=backpressure)
         self.answer, self._draft_state, self._verifier, self._remote = answer, draft_state, verifier, remote
         self._time_account, self._backpressure = time_account, backpressure
@@ -158,23 +162,30 @@ class SpeculationMachine:
 
     def next_deadline(self) -> float | None:
         """Return when to call ``handle_deadline``, seconds; None: not before another event."""
-        times = (self._verifier.next_deadline(), self._mode_selector.gives_up_at(), self._silence.deadline())
-        return None if self.is_done else min((time for time in times if time is not None), default=None)
+        return None if self.is_done else min((time for time, _ in self._deadlines() if time is not None), default=None)
 
     def handle_deadline(self, *, now: float) -> None:
         """Act on a deadline that has come; a call that is too early does nothing."""
-        retry_at, give_up_at, silent_until = self._verifier.next_deadline(), self._mode_selector.gives_up_at(), self._silence.deadline()
         if self.is_done:
             return
-        if silent_until is not None and now >= silent_until:
-            self._silence.give_up()
-            self._time_account.skip(now=now)
-            self._continue_without_verifier(now)
-        elif give_up_at is not None and now >= give_up_at:
-            self._continue_without_verifier(now)
-        elif retry_at is not None and now >= retry_at:
-            self._retry(now)
+        act = next((act for time, act in self._deadlines() if time is not None and now >= time), None)
+        if act is not None:
+            act(now)
         self._silence.watch(now=now)
+
+    def _deadlines(self) -> tuple[tuple[float | None, Callable[[float], None]], ...]:
+        """Return when something is to be done, seconds, and what; the most important first."""
+        return (
+            (self._silence.deadline(), self._end_silence),
+            (self._mode_selector.gives_up_at(), self._continue_without_verifier),
+            (self._verifier.next_deadline(), self._retry),
+            (self._opening_stream.due(), self._begin_by_stream),
+        )
+
+    def _end_silence(self, now: float) -> None:
+        self._silence.give_up()
+        self._time_account.skip(now=now)
+        self._continue_without_verifier(now)
 
     # The next step
 
@@ -182,7 +193,6 @@ class SpeculationMachine:
         """Choose a mode and start on it. Everything that was drafted and verified is committed or dropped by now.
 
         Args:
-            now: seconds.
             branch: the draft that assumed the verdict; None: no branch did.
             token: the verdict's last token.
         """
@@ -216,8 +226,7 @@ class SpeculationMachine:
     def _continue_without_verifier(self, now: float) -> None:
         """Continue in another mode from the round's beginning, because the verifier is gone or its trouble lasts too long."""
         if not self._mode_selector.has_fallback:
-            self._verifier.close()
-            self._verifier.fail(VerifierError("verifier: expected a verdict within the patience, got none"))
+            self._verifier.give_up()
         out = self._verifier.abandon_round()
         if self._estimates.is_lossless or out is None:
             is_drafting = not self._estimates.is_lossless and self._draft_state.trunk is not None
@@ -230,6 +239,15 @@ class SpeculationMachine:
             self._commit_unverified(out.draft, now)
         branch = self._draft_state.find_branch(len(out.draft), None)
         self._next_step(now, branch)
+
+    def _begin_by_stream(self, now: float) -> None:
+        """Open the stream while the device reads the prompt; drafting starts when it has."""
+        self._shadow.take_trunk(self.answer.ids)
+        self._is_returning = True
+        self._mode_selector.set_current("remote")
+        self.report.why_remote = "the device reads the prompt"
+        self._remote.open(self.answer.ids, self.answer.free_tokens)
+        self._time_account.record_opened(now=now)
 
     # Drafting
 
@@ -278,22 +296,12 @@ class SpeculationMachine:
         self._draft_state.stop_trunk(now=now)
         self.answer.propose([token.id for token in draft])
         self.report.chunks += len(draft)
-        if self._is_offloaded(draft, trunk.importance, now):
+        if self._mode_selector.is_offloaded(draft, trunk.importance, self._rng, now=now):
             self.report.offloaded += len(draft)
             self._send(draft, now)
         else:
             self._commit_unverified(draft, now)
             self._next_step(now)
-
-    def _is_offloaded(self, draft: Sequence[DraftToken], importance: float | None, now: float) -> bool:
-        """Return True if the chunk is to be verified: all are if lossless, else those that both filters select (4.2)."""
-        if self._estimates.is_lossless:
-            return self._mode_selector.current == "speculate"
-        if self._mode_selector.current != "speculate" or not self._mode_selector.can_verify_soon(now):
-            self._estimates.steering.keep(len(draft))
-            return False
-        confidence = sum(token.confidence for token in draft) / len(draft)
-        return self._estimates.steering.decide(confidence, importance, len(draft), self._rng).is_offloaded
 
     def _commit_unverified(self, draft: Sequence[DraftToken], now: float) -> None:
         self._mode_selector.record_unverified(self.answer.commit_unverified(draft))
@@ -328,7 +336,10 @@ class SpeculationMachine:
         self._mode_selector.record_verdict()
         tokens = self.answer.commit_verdict(out, event)
         branch = self._draft_state.find_branch_of(out, event) if self.answer.ended is None else None
-        self._measure_verdict(out, event, branch, now)
+        record_wait(self._estimates, out, event, prompt_time=self._time_account.prompt_time, now=now)
+        record_outcome(self._estimates, out, event, is_hit=branch is not None if out.branches else None)
+        if self._options.max_ahead and out.branches:
+            self._estimates.record_ahead(self._verifier.round is not None)
         if self._remote.failure is None:
             self._time_account.record_round(tokens, now=now)
         else:
@@ -337,13 +348,6 @@ class SpeculationMachine:
             self._continue_ahead(self._verifier.round, branch, event.token, now)
         else:
             self._next_step(now, branch, event.token)
-
-    def _measure_verdict(self, out: Round, event: VerdictReceived, branch: DraftSequence | None, now: float) -> None:
-        """Record what a verdict shows about times, acceptance and branches."""
-        record_wait(self._estimates, out, event, prompt_time=self._time_account.prompt_time, now=now)
-        record_outcome(self._estimates, out, event, is_hit=branch is not None if out.branches else None)
-        if self._options.max_ahead and out.branches:
-            self._estimates.record_ahead(self._verifier.round is not None)
 
     def _continue_ahead(self, out: Round, branch: DraftSequence | None, token: int | None, now: float) -> None:
         """Continue with the round that was sent ahead of the verdict and is being verified already."""
@@ -484,8 +488,8 @@ class SpeculationMachine:
         if self._draft_state.is_full and not self._estimates.is_lossless and self._draft_state.failure is None:
             self._finish("length")
             return
-        parts = (("device", self._draft_state), ("verifier", self._verifier), ("remote", self._remote))
-        known = {name: part.failure for name, part in parts if part.failure is not None}
+        failures = (("device", self._draft_state.failure), ("verifier", self._verifier.failure), ("remote", self._remote.failure))
+        known = {name: failure for name, failure in failures if failure is not None}
         self._close()
         self.answer.fail(AllEndpointsFailed(known) if len(known) > 1 else next(iter(known.values())))
 

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from random import Random
 from typing import Literal
 
 from streamco.core.speculation.answer import SpeculativeAnswer
 from streamco.core.speculation.draft_state import DraftState
 from streamco.core.speculation.estimates import SpeculationEstimates
+from streamco.core.speculation.events import DraftToken
 from streamco.core.speculation.fallback_stream import RemoteStream, TimeAccount
 from streamco.core.speculation.options import SpeculationMachineOptions
 from streamco.core.speculation.verification import VerifierChannel
@@ -108,6 +111,24 @@ class ModeSelector:
         if verifier.state == "open":
             return now >= verifier.refused_until
         return verifier.state == "connecting" and verifier.trouble_since is not None and now < verifier.trouble_since + self.patience
+
+    def is_offloaded(self, draft: Sequence[DraftToken], importance: float | None, rng: Random, *, now: float) -> bool:
+        """Return True if the chunk is to be verified: all are if lossless, else those that both filters select (4.2).
+
+        Args:
+            draft: the chunk.
+            importance: its importance; None: not measured.
+            rng: draws which chunks are sent if the budget leaves a choice.
+            now: seconds.
+        """
+        steering = self._estimates.steering
+        if self._estimates.is_lossless:
+            return self.current == "speculate"
+        if self.current != "speculate" or not self.can_verify_soon(now):
+            steering.keep(len(draft))
+            return False
+        confidence = sum(token.confidence for token in draft) / len(draft)
+        return steering.decide(confidence, importance, len(draft), rng).is_offloaded
 
     def _best_mode(self) -> GenerationMode:
         """Return the mode that pays (DSD section 4.4: fused mode where drafting is slower)."""

@@ -22,6 +22,7 @@ class SpeculationMachineOptions(Struct, frozen=True, kw_only=True):
         has_remote: the target model can generate alone.
         may_use_device: the device may finish a lossless answer that nothing else can continue.
         is_adaptive: choose the mode that pays; False: speculate whether it pays or not.
+        may_begin_by_stream: the remote stream may begin the answer while the device reads the prompt; needs ``is_adaptive``.
         is_parallel: draft while the verdict is out (Synera section 4.4).
         branch_kinds: which verdicts branches may assume.
         max_branches: branches side by side.
@@ -48,6 +49,7 @@ class SpeculationMachineOptions(Struct, frozen=True, kw_only=True):
     has_remote: bool = True
     may_use_device: bool = False
     is_adaptive: bool = True
+    may_begin_by_stream: bool = False
     is_parallel: bool = True
     branch_kinds: frozenset[BranchKind] = frozenset({"accept all", "reject"})
     max_branches: int = 6

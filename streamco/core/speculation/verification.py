@@ -25,7 +25,7 @@ from streamco.core.speculation.events import (
     VerdictReceived,
     VerifierConnected,
 )
-from streamco.errors import StreamcoError
+from streamco.errors import StreamcoError, VerifierError
 from streamco.policies.drafts.tree_drafts import Sibling
 
 __all__ = ["VerifierChannel", "record_outcome", "record_wait"]
@@ -118,6 +118,11 @@ class VerifierChannel:
         if self.state in {"connecting", "open"}:
             self._emit(CloseVerifier())
         self.state = "gone"
+
+    def give_up(self) -> None:
+        """Close the session and use the verifier no more, because it gave no verdict within the patience."""
+        self.close()
+        self.fail(VerifierError("verifier: expected a verdict within the patience, got none"))
 
     # The round
 
