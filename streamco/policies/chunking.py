@@ -8,7 +8,7 @@ computing is the bottleneck, and the smallest size serves at which a row costs h
 stages every size may solve it. So there is a smallest size.
 
 The equation also has large solutions, up to the whole prompt, if a row is sent in hardly more time than it is computed. Such a chunk
-overlaps with nothing. ``fastest_chunk_size`` therefore compares the predicted times of all ways to cut a prompt evenly, and of the whole.
+overlaps with nothing. ``fastest_chunk_size`` therefore compares the predicted times of many ways to cut a prompt, and of the whole.
 """
 
 from __future__ import annotations
@@ -46,6 +46,8 @@ FLAT = 1.05
 
 NEARLY = 1.03
 """How much later than with the best chunks a prompt may be read, if larger chunks then do: fewer batches, which other devices share."""
+
+_MOST_UNEVEN = 8  # chunks; with more of them the last one matters little
 
 MEMORY = 0.8
 """Weight of the past in the moving averages: alpha in equations 1 and 2."""
@@ -207,7 +209,8 @@ def fastest_chunk_size(
     """Return the chunks by which a prompt is read soonest, with enough of them in flight (``chunks_in_flight``); not in the paper.
 
     The link sends chunk after chunk, and the server computes while the next ones are sent. If several sizes are nearly as fast, the largest
-    is returned. The download is not counted: one row comes back for a prompt.
+    is returned. Not all sizes are compared: if costs are a line, the best of all sizes is at most a tenth sooner than the returned one. The
+    download is not counted: one row comes back for a prompt.
 
     Args:
         prompt, costs, row_bytes, upload_rate, load_rows, stages, smallest, largest: see ``chunk_size``.
@@ -220,7 +223,7 @@ def fastest_chunk_size(
     _check(prompt, stages, smallest, row_bytes, upload_rate)
     last = max(1, min(prompt, largest or prompt))
     first = min(smallest, last)
-    sizes = sorted({size for parts in range(1, prompt // first + 1) if (size := ceil(prompt / parts)) <= last} | {last})
+    sizes = _sizes(prompt, first, last)
     row_seconds = row_bytes / upload_rate
     each = cache(lambda rows: costs.seconds(load_rows + rows) / stages)
     free = prompt if room is None else max(1, room - ceil(load_rows))
@@ -231,6 +234,17 @@ def fastest_chunk_size(
     limit = NEARLY * min(seconds.values())
     size = max(size for size in sizes if seconds[size] <= limit)
     return ChunkPlan(size, is_balanced=row_seconds * size >= costs.seconds(load_rows + size) / stages)
+
+
+def _sizes(prompt: int, first: int, last: int) -> list[int]:
+    """Return the sizes from ``first`` to ``last`` that are worth comparing.
+
+    They cut the prompt evenly, or into up to eight chunks and a quarter, a half or three quarters of one. A short last chunk is computed
+    soon after it has come, which matters most between few chunks.
+    """
+    even = (ceil(prompt / parts) for parts in range(1, prompt // first + 1))
+    uneven = (ceil(4 * prompt / quarters) for quarters in range(4, 4 * _MOST_UNEVEN + 1))
+    return sorted({size for size in (*even, *uneven) if first <= size <= last} | {first, last})
 
 
 def plan_prompt(prompt: int, chunking: Chunking, path: SplitPath) -> PromptPlan:
