@@ -2,6 +2,7 @@
 
     python -m tools.record_acceptance DIR --target 1.5B --drafts 0.5B --tasks gsm8k:100 humaneval:100 cnn_dailymail:100 xsum:100
     python -m tools.record_acceptance DIR --package
+    python -m tools.record_acceptance DIR --package-ranks --target 1.5B --drafts 0.5B
     python -m tools.record_acceptance DIR --target 1.5B --drafts 0.5B --answers FOLDER
 
 The target answers each prompt greedily, in its chat template, with up to 128 tokens, the end token counted. Every draft model then reads
@@ -18,7 +19,8 @@ wrote, whole, and both models are in Q4_0, as there.
 
 DIR gets a file for each task and draft model, a line a prompt, and no text: the fields of docs/workloads.md, and ``likeliest``, the
 probabilities of the draft model's eight likeliest tokens at each position, two hexadecimal digits each, in 255ths. A run that is broken off
-goes on where it was. ``--package`` makes the simulator's traces of them, with a first line that says what they are.
+goes on where it was. ``--package`` makes the simulator's traces of them, with a first line that says what they are. ``--package-ranks``
+makes ``bench/data/pair_ranks.jsonl``, which trees of drafts are simulated with: ranks and ``likeliest`` of one draft model.
 """
 
 from __future__ import annotations
@@ -45,6 +47,7 @@ from bench.contexts import prefill
 from bench.pairs import PRUNED_LAYERS, TARGET, model_file
 from bench.selective import GREEDY, Waiting
 from bench.traces import data_folder
+from bench.trees import CHOICES, RANKS
 from experiments.quality.records import LENGTH, read_answers
 from experiments.tasks import load_questions
 from streamco.engines.base import EngineOptions
@@ -55,7 +58,7 @@ from streamco.engines.prompt_ids import chat_ids
 from streamco.policies.importance import LAYERS
 from tools.fetch_models import MODELS
 
-__all__ = ["TASKS", "DraftReader", "describe_model", "Recording", "main", "masses_of", "read_row"]
+__all__ = ["TASKS", "DraftReader", "describe_model", "Recording", "main", "masses_of", "ranks_row", "read_row"]
 
 TRACES = Path(__file__).resolve().parents[1] / "streamco" / "sim" / "traces"
 SMALL = "SmolLM2-135M-Instruct"
@@ -67,7 +70,7 @@ FORMAT_OF_ANSWERS = "Q4_0"  # of both models with --answers
 LONGEST_ARTICLE = 600  # tokens
 SIDE_BY_SIDE = 8  # answers
 LAST_RANK = 9
-LIKELIEST = 8  # tokens of a position
+LIKELIEST = CHOICES  # tokens of a position
 DEPTH = 8  # tokens before a token's own row, itself included, to which its attention is recorded
 PLAIN = 50_000  # bytes; a larger trace is compressed
 
@@ -290,7 +293,7 @@ def package(folder: Path, target: str, most: int, quantisation: str | None = Non
     """A trace of each recording: under the task's name and the draft model's suffix."""
     for path in sorted(folder.glob("*.jsonl")):
         task, _, draft = path.name.removesuffix(".jsonl").partition(".")
-        rows = [json.loads(line) for line in path.read_text(encoding="ascii").splitlines()]
+        rows = read_rows(path)
         if not rows:
             continue
         recorded = dt.datetime.fromtimestamp(path.stat().st_mtime, tz=dt.UTC).date()
@@ -315,6 +318,32 @@ def package(folder: Path, target: str, most: int, quantisation: str | None = Non
         sys.stderr.write(f"{name}: {len(rows)} prompts\n")
 
 
+def package_ranks(folder: Path, path: Path, *, target: str, draft: str, quantisation: str | None = None) -> None:
+    """Write the ranks and probabilities of one draft model's recordings of all tasks in one file, for ``bench.trees``."""
+    about = {
+        "about": "ranks of a target's tokens among a draft model's choices, without text",
+        "target": describe_model(target, quantisation),
+        "draft": describe_model(draft, quantisation),
+        "how": "tools/record_acceptance.py --package-ranks",
+    }
+    rows = [ranks_row(task, row) for task in TASKS for row in read_rows(folder / f"{task}.{draft}.jsonl")]
+    if not rows:
+        raise SystemExit(f"{folder}: expected recordings of {draft}, got none")
+    path.write_text("".join(json.dumps(line, separators=(",", ":")) + "\n" for line in (about, *rows)), encoding="ascii")
+    sys.stderr.write(f"{path.name}: {len(rows)} prompts\n")
+
+
+def ranks_row(task: str, row: dict[str, Any]) -> dict[str, str]:
+    """Return a line of ``bench.trees``: ranks from 0 to ``CHOICES``, which is none of the choices, and these tokens' probabilities."""
+    ranks = "".join(str(min(int(rank), CHOICES)) for rank in row["ranks"])
+    return {"task": task, "source": row["source"], "ranks": ranks, "shares": row["likeliest"]}
+
+
+def read_rows(path: Path) -> list[dict[str, Any]]:
+    """Return the lines of a recording; []: there is none."""
+    return [json.loads(line) for line in path.read_text(encoding="ascii").splitlines()] if path.exists() else []
+
+
 def main(arguments: Sequence[str] | None = None) -> None:
     """Record, or package what was recorded."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -328,11 +357,16 @@ def main(arguments: Sequence[str] | None = None) -> None:
         "--answers", type=Path, metavar="FOLDER", help="read these answers of experiments.quality in place of asking for new ones"
     )
     parser.add_argument("--package", action="store_true", help="make the simulator's traces of what is in the folder")
+    parser.add_argument(
+        "--package-ranks", action="store_true", help="make bench/data/pair_ranks.jsonl of the first draft model's recordings"
+    )
     options = parser.parse_args(arguments)
     counts = {task: int(count) for task, _, count in (each.partition(":") for each in options.tasks)}
+    quantisation = FORMAT_OF_ANSWERS if options.answers else None
     if options.package:
-        most, quantisation = (LENGTH, FORMAT_OF_ANSWERS) if options.answers else (options.tokens, None)
-        package(options.folder, options.target, most, quantisation)
+        package(options.folder, options.target, LENGTH if options.answers else options.tokens, quantisation)
+    elif options.package_ranks:
+        package_ranks(options.folder, RANKS, target=options.target, draft=options.drafts[0], quantisation=quantisation)
     elif options.answers:
         read_written(
             folder=options.folder,

@@ -7,7 +7,6 @@ import pytest
 from bench.trees import CHOICES, PRICES, Recorded, a_round, interval, play, play_all, read_recorded
 from streamco.policies.drafts.confidence_calibration import ConfidenceCalibration
 from streamco.profiles.row_costs import RowCosts
-from tools.record_ranks import packaged_row
 
 FREE = (RowCosts({1: 0.1, 32: 0.1}), 0.01, 0.0)
 SHARES = (0.6, 0.3, 0.05, 0.05, 0.0, 0.0, 0.0, 0.0)
@@ -50,13 +49,3 @@ def test_the_packaged_record_is_whole() -> None:
     assert all(len(each.shares) == len(each.ranks) and set(map(len, each.shares)) == {CHOICES} for each in answers)
     assert all(0 <= rank <= CHOICES for each in answers for rank in each.ranks)
     assert len(PRICES) == 4
-
-
-def test_a_packaged_line_has_ranks_and_shares_and_no_tokens() -> None:
-    draft = [[(token, 0.5 / (1 + token)) for token in range(CHOICES)]] * 3
-    target = [[(0, 0.9)], [(3, 0.6), (1, 0.2)], [(77, 1.0)]]
-    row = packaged_row("code", {"source": "x", "answer": [0, 3, 77], "draft": draft, "target": target})
-    assert row["ranks"] == "038"
-    assert bytes.fromhex(row["shares"])[:2] == bytes([128, 64])
-    assert bytes.fromhex(row["target_shares"])[CHOICES : 2 * CHOICES] == bytes([0, 51, 0, 153, 0, 0, 0, 0])
-    assert set(row) == {"task", "source", "ranks", "shares", "target_shares"}

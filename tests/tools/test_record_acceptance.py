@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from bench.trees import read_recorded
 from streamco.sim.workload.trace_files import read_about, read_trace
 from tools import record_acceptance
 from tools.record_acceptance import Recording, describe_model, main, masses_of, read_row
@@ -69,6 +70,27 @@ def test_a_trace_of_written_answers_says_so(tmp_path: Path, monkeypatch: pytest.
     assert "up to 256 tokens" in about["about"]
     assert about["target"] == "Qwen2.5-Coder-1.5B-Instruct Q4_0"
     assert "exact" not in about["how"]
+
+
+def test_ranks_are_packaged_as_the_bench_of_trees_reads_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "ranks.jsonl"
+    monkeypatch.setattr(record_acceptance, "RANKS", path)
+    shares = "c80a050301010000"
+    for task, ranks in (("humaneval", "009"), ("gsm8k", "18")):
+        Recording(tmp_path, task, "0.5B").add({**ROW, "source": task, "ranks": ranks, "likeliest": shares * len(ranks)})
+    Recording(tmp_path, "gsm8k", "Q4_0").add(ROW)
+    main([str(tmp_path), "--package-ranks", "--target", "1.5B", "--drafts", "0.5B"])
+    assert json.loads(path.read_text().splitlines()[0])["draft"] == "Qwen2.5-Coder-0.5B-Instruct Q4_K_M"
+    first, second = read_recorded(path)
+    assert (first.task, first.ranks, second.task, second.ranks) == ("gsm8k", (1, 8), "humaneval", (0, 0, 8))
+    assert first.shares == (tuple(share / 255 for share in bytes.fromhex(shares)),) * 2
+
+
+def test_without_recordings_of_the_draft_model_no_ranks_are_packaged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(record_acceptance, "RANKS", tmp_path / "ranks.jsonl")
+    with pytest.raises(SystemExit, match="expected recordings of 0.5B, got none"):
+        main([str(tmp_path), "--package-ranks", "--target", "1.5B", "--drafts", "0.5B"])
+    assert not (tmp_path / "ranks.jsonl").exists()
 
 
 def test_models_have_their_names() -> None:
