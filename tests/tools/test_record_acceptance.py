@@ -88,7 +88,7 @@ def test_ranks_are_packaged_as_the_bench_of_trees_reads_them(tmp_path: Path, mon
 
 def test_without_recordings_of_the_draft_model_no_ranks_are_packaged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(record_acceptance, "RANKS", tmp_path / "ranks.jsonl")
-    with pytest.raises(SystemExit, match="expected recordings of 0.5B, got none"):
+    with pytest.raises(SystemExit, match=r"expected recordings of 0\.5B, got none"):
         main([str(tmp_path), "--package-ranks", "--target", "1.5B", "--drafts", "0.5B"])
     assert not (tmp_path / "ranks.jsonl").exists()
 
