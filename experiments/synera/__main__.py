@@ -2,30 +2,37 @@
 
     make models
     python -m experiments.synera run DIR --tasks gsm8k humaneval csqa sst2 cnndm xsum --items 100
-    python -m experiments.synera table DIR
+    python -m experiments.synera package DIR      # adds the scores to experiments/synera/recorded.jsonl, without texts
+    python -m experiments.synera table            # of what is packaged, or with --folder of a run
 
 A run takes the tasks in turns and answers one question at a time with every contender, so that a run that is broken off is balanced; it
-goes on where it was. What the contenders do is in ``rules.py``; the simulated times and costs are in ``experiments/synera_table4.yaml``.
+goes on where it was. Packaged questions are not asked again (``--again`` asks them). The pair is in Q4_0, and not in exact mode: the
+contenders' rows share batches, which cost less together. What the contenders do is in ``rules.py``; the simulated times and costs are in
+``experiments/synera_table4.yaml``.
 """
 
 from __future__ import annotations
 
 import argparse
+import io
 import json
 import math
 import sys
 import time
-from collections.abc import Sequence
-from contextlib import closing
+from collections.abc import Mapping, Sequence
+from contextlib import closing, redirect_stdout
 from pathlib import Path
 
 from bench.pairs import model_file
+from experiments.quality.tables import update_page
 from experiments.synera.answers import load_models
 from experiments.synera.quality import Quality, qualities, with_whole_answers
 from experiments.synera.recording import read_results, record
+from experiments.synera.results import Result, add_to_package, read_package
 from experiments.synera.rules import RULES, Cell, cells_of
 from experiments.tables import show_table
 from experiments.tasks.intervals import Interval
+from tools.fetch_models import MODELS
 
 __all__ = ["main"]
 
@@ -38,8 +45,12 @@ CONTEXT = 2048  # tokens
 def main(arguments: Sequence[str] | None = None) -> None:
     """Record, or print what was recorded."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("action", choices=["run", "table"])
-    parser.add_argument("folder", type=Path, help="of the recordings")
+    parser.add_argument("action", choices=["run", "package", "table"])
+    parser.add_argument("folder", type=Path, nargs="?", help="of the recordings")
+    parser.add_argument("--update", type=Path, metavar="PAGE", help="put the tables between the marks of this page")
+    parser.add_argument("--again", action="store_true", help="ask the packaged questions, too")
+    parser.add_argument("--exact", action="store_true", help="run the target in exact mode, as a server for lossless answers does")
+    parser.add_argument("--format", default="Q4_0", help="of both models (default: %(default)s)")
     parser.add_argument("--tasks", nargs="*", default=TASKS)
     parser.add_argument("--budgets", nargs="*", type=float, default=BUDGETS, help="between 0 and 1, which are always there")
     parser.add_argument("--rules", nargs="*", choices=WRITTEN, default=WRITTEN)
@@ -50,37 +61,61 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--minutes", type=float, default=math.inf, help="begin no question after so many (default: any number)")
     parser.add_argument("--json", action="store_true", help="one JSON object a line in place of tables")
     options = parser.parse_args(arguments)
-    if options.action == "run":
-        _run(options)
-    else:
-        _show(options)
+    if options.action != "table" and options.folder is None:
+        parser.error("expected a folder, got none")
+    match options.action:
+        case "run":
+            _run(options)
+        case "package":
+            for task in _recorded(options):
+                print(f"{task}: {add_to_package(task, read_results(options.folder, task))} questions")
+        case "table":
+            _show(options)
+
+
+def _recorded(options: argparse.Namespace) -> list[str]:
+    return [task for task in options.tasks if (options.folder / f"{task}.jsonl").exists()]
 
 
 def _run(options: argparse.Namespace) -> None:
     ends = time.monotonic() + 60.0 * options.minutes
     cells = cells_of(tuple(options.rules), tuple(options.budgets))
-    models = load_models(model_file(options.draft), model_file(options.target), cells=len(cells), context_tokens=CONTEXT)
+    draft, target = (model_file(kind, options.format if kind in MODELS else None) for kind in (options.draft, options.target))
+    models = load_models(draft, target, cells=len(cells), context_tokens=CONTEXT, exact=options.exact)
+    packaged = {} if options.again else read_package()
     with closing(models):
         tasks = dict.fromkeys(options.tasks, options.items)
-        for task, count in record(options.folder, tasks, cells, models, max_tokens=options.tokens, ends=ends):
+        for task, count in record(options.folder, tasks, cells, models, max_tokens=options.tokens, ends=ends, packaged=packaged):
             sys.stderr.write(f"{task}: {count}\n")
             sys.stderr.flush()
 
 
 def _show(options: argparse.Namespace) -> None:
-    for task in options.tasks:
-        if not (options.folder / f"{task}.jsonl").exists():
-            continue
-        recorded = read_results(options.folder, task)
-        results = with_whole_answers(recorded, options.budgets)
-        answers = [Cell("answers", budget).name for budget in options.budgets]
-        found = qualities(results, [*recorded[0], *answers])
-        if options.json:
-            for quality in found:
-                print(json.dumps({"task": task, "questions": len(results), **quality.row()}))
-        else:
-            head = ["", "score", "less the device's", "times the device's", "less confidence's", "server's tokens", "sent"]
-            show_table(f"**{task}**, {len(results)} questions", head, map(_line, found))
+    if options.folder is None:
+        found = {task: [*questions.values()] for task, questions in read_package().items() if task in options.tasks}
+    else:
+        found = {task: [*read_results(options.folder, task).values()] for task in _recorded(options)}
+    text = io.StringIO()
+    with redirect_stdout(text):
+        for task, recorded in found.items():
+            _show_task(task, recorded, options)
+    if options.update:
+        page = options.update.read_text(encoding="utf-8")
+        options.update.write_text(update_page(page, text.getvalue().strip()), encoding="utf-8")
+    else:
+        print(text.getvalue(), end="")
+
+
+def _show_task(task: str, recorded: Sequence[Mapping[str, Result]], options: argparse.Namespace) -> None:
+    results = with_whole_answers(recorded, options.budgets)
+    answers = [Cell("answers", budget).name for budget in options.budgets]
+    found = qualities(results, [*recorded[0], *answers])
+    if options.json:
+        for quality in found:
+            print(json.dumps({"task": task, "questions": len(results), **quality.row()}))
+    else:
+        head = ["", "score", "less the device's", "times the device's", "less confidence's", "server's tokens", "sent"]
+        show_table(f"**{task}**, {len(results)} questions", head, map(_line, found))
 
 
 def _line(quality: Quality) -> list[str]:

@@ -83,16 +83,17 @@ class Profile:
     chunks: tuple[tuple[float, float | None], ...] = ()
 
 
-def load_models(draft: Path, target: Path, *, cells: int, context_tokens: int) -> Pair:
+def load_models(draft: Path, target: Path, *, cells: int, context_tokens: int, exact: bool = True) -> Pair:
     """Return both models, with one thread each.
 
     Args:
         draft, target: their files.
         cells: contenders side by side.
         context_tokens: of prompt and answer.
+        exact: the target runs in exact mode.
     """
     places = EngineOptions(threads=1, context_tokens=context_tokens, max_sequences=1, held_sequences=cells + 1)
-    return Pair(LlamaEngine(draft, replace(places, attention_layers=LAYERS)), LlamaEngine(target, replace(places, exact=True)))
+    return Pair(LlamaEngine(draft, replace(places, attention_layers=LAYERS)), LlamaEngine(target, replace(places, exact=exact)))
 
 
 def make_steering(cell: Cell, profile: Profile) -> OffloadSteering:

@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from experiments.synera.recording import Result
+from experiments.synera.results import Result
 from experiments.synera.rules import Cell
 from experiments.tasks.intervals import Interval, interval_of, resample
-from streamco.sim.fleet.answer_routing import perplexity
 
 __all__ = ["Quality", "qualities", "with_whole_answers"]
 
@@ -46,7 +45,7 @@ def with_whole_answers(results: Results, budgets: Sequence[float]) -> list[dict[
 
     The server's are those of the questions at which the draft model was most perplexed; the threshold is profiled on these questions.
     """
-    perplexities = [perplexity(each["device"].answer.beginning) for each in results]
+    perplexities = [each["device"].perplexity for each in results]
     ranked = sorted(range(len(results)), key=lambda place: -perplexities[place])
     found = [dict(each) for each in results]
     for budget in budgets:
@@ -91,7 +90,7 @@ def _server_share(name: str, results: Results) -> float:
 def _server_tokens(name: str, results: Mapping[str, Result]) -> int:
     result = results[name]
     is_server = name == "server" or (name.startswith("answers") and result is results["server"])
-    return result.tokens if is_server else result.answer.server_tokens
+    return result.tokens if is_server else result.server_tokens
 
 
 def _sent_share(name: str, results: Results) -> float:
@@ -99,6 +98,5 @@ def _sent_share(name: str, results: Results) -> float:
         return 1.0
     if name.startswith("answers"):
         return sum(each[name] is each["server"] for each in results) / len(results)
-    drafted = sum(chunk.tokens for each in results for chunk in each[name].answer.chunks)
-    sent = sum(chunk.tokens for each in results for chunk in each[name].answer.chunks if chunk.accepted is not None)
-    return sent / drafted if drafted else 0.0
+    drafted = sum(each[name].drafted for each in results)
+    return sum(each[name].sent for each in results) / drafted if drafted else 0.0

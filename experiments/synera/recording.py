@@ -5,38 +5,22 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import astuple, dataclass
+from dataclasses import astuple
 from pathlib import Path
 from random import Random
 from typing import Any
 
 from bench.selective import Pair
 from experiments.synera.answers import Chunk, Profile, WrittenAnswer, make_steering, profile_of, replay, write_answers
+from experiments.synera.results import Result
 from experiments.synera.rules import Cell
 from experiments.tasks import Question, load_questions
 from streamco.policies.offload import OffloadSteering
 
-__all__ = ["Recording", "Result", "load_profile", "read_results", "record"]
+__all__ = ["Recording", "load_profile", "read_results", "record"]
 
 PROFILE_TASK, PROFILE_QUESTIONS, PROFILE_TOKENS = "alpaca", 8, 64
 SEED = 5
-
-
-@dataclass(frozen=True, slots=True)
-class Result:
-    """A contender's answer to a question, as it was recorded.
-
-    Args:
-        score: what the answer is worth, 0.0 to 1.0.
-        tokens: number of its tokens.
-        answer: its chunks; without ids.
-        text: its text.
-    """
-
-    score: float
-    tokens: int
-    answer: WrittenAnswer
-    text: str
 
 
 class Recording:
@@ -66,7 +50,14 @@ class Recording:
 
 
 def record(
-    folder: Path, tasks: Mapping[str, int], cells: Sequence[Cell], models: Pair, *, max_tokens: int, ends: float
+    folder: Path,
+    tasks: Mapping[str, int],
+    cells: Sequence[Cell],
+    models: Pair,
+    *,
+    max_tokens: int,
+    ends: float,
+    packaged: Mapping[str, Mapping[str, object]] | None = None,
 ) -> Iterator[tuple[str, int]]:
     """Write every answer that isn't recorded, the tasks in turns; yield the task and its number of questions after each.
 
@@ -77,6 +68,7 @@ def record(
         models: the pair.
         max_tokens: limit of an answer, if the task has no lower one.
         ends: time of the monotonic clock after which no question is begun.
+        packaged: questions of each task that are left out.
 
     Raises:
         SystemExit: the folder has recordings of other contenders.
@@ -87,7 +79,7 @@ def record(
     steerings = {task: _steerings(recording, cells, profile) for task, recording in recordings.items()}
     for question in _in_turns(tasks):
         recording = recordings[question.task]
-        if question.id in recording.questions:
+        if question.id in recording.questions or question.id in (packaged or {}).get(question.task, {}):
             continue
         if time.monotonic() >= ends:
             return
@@ -152,8 +144,8 @@ def load_profile(folder: Path, models: Pair) -> Profile:
     return profile
 
 
-def read_results(folder: Path, task: str) -> list[dict[str, Result]]:
-    """Return the recorded questions of a task, in their order: the result of each contender, by its name.
+def read_results(folder: Path, task: str) -> dict[str, dict[str, Result]]:
+    """Return the recorded questions of a task, by their names and in their order: the result of each contender, by its name.
 
     Raises:
         SystemExit: nothing was recorded.
@@ -162,11 +154,11 @@ def read_results(folder: Path, task: str) -> list[dict[str, Result]]:
     lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
     if not lines:
         raise SystemExit(f"{path}: expected recorded answers, got none")
-    found = []
+    found = {}
     for line in map(json.loads, lines):
         results = {}
         for name, cell in line["cells"].items():
             answer = WrittenAnswer(chunks=_chunks(cell), beginning=cell["beginning"])
-            results[name] = Result(cell["score"], cell["tokens"], answer, cell["text"])
-        found.append(results)
+            results[name] = Result.of_answer(cell["score"], cell["tokens"], answer)
+        found[line["question"]] = results
     return found

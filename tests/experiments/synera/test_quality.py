@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from experiments.synera.__main__ import main
 from experiments.synera.answers import Chunk, WrittenAnswer
 from experiments.synera.quality import qualities, with_whole_answers
-from experiments.synera.recording import Result
+from experiments.synera.results import Result, add_to_package, read_package
 
 
 def result(score: float, *, beginning: list[float] | None = None, chunks: list[Chunk] | None = None) -> Result:
-    return Result(score, 10, WrittenAnswer(chunks=chunks or [], beginning=beginning or []), "")
+    return Result.of_answer(score, 10, WrittenAnswer(chunks=chunks or [], beginning=beginning or []))
 
 
 SENT = [Chunk(0.5, 0.1, 4, 2), Chunk(0.9, 0.1, 4), Chunk(0.9, 0.1, 2)]
@@ -61,12 +62,33 @@ def test_times_nothing_is_no_number() -> None:
     assert qualities(questions, ["server"])[0].ratio is None
 
 
+def recorded(question: str, cells: dict[str, dict[str, Any]]) -> str:
+    return json.dumps({"question": question, "prompt_tokens": 3, "max_tokens": 8, "cells": cells})
+
+
+def test_a_package_has_what_the_tables_need_and_grows(tmp_path: Path) -> None:
+    path = tmp_path / "recorded.jsonl"
+    assert read_package(path) == {}
+    assert add_to_package("sst2", {"q1": QUESTIONS[0]}, path) == 1
+    assert add_to_package("csqa", {"q1": QUESTIONS[1]}, path) == 1
+    assert add_to_package("sst2", {"q2": QUESTIONS[2]}, path) == 2
+    assert read_package(path) == {"csqa": {"q1": QUESTIONS[1]}, "sst2": {"q1": QUESTIONS[0], "q2": QUESTIONS[2]}}
+
+
+def test_packaged_answers_are_put_into_a_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    page, path = tmp_path / "page.md", tmp_path / "recorded.jsonl"
+    add_to_package("sst2", {f"q{number}": question for number, question in enumerate(QUESTIONS)}, path)
+    monkeypatch.setattr("experiments.synera.__main__.read_package", lambda: read_package(path))
+    page.write_text("before\n<!-- table: begin -->\n<!-- table: end -->\n", encoding="utf-8")
+    main(["table", "--budgets", "0.2", "--update", str(page)])
+    assert "**sst2**, 40 questions" in page.read_text(encoding="utf-8")
+
+
 def test_a_table_has_a_line_for_each_contender(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     cell = {"score": 1.0, "tokens": 4, "text": "a", "beginning": [0.5], "chunks": [[0.5, 0.1, 4, 4, True]]}
     alone = {**cell, "score": 0.5, "chunks": [[0.5, 0.1, 4, None, True]]}
     cells = {"device": alone, "server": cell, "combined 0.2": cell, "confidence 0.2": alone}
-    line = json.dumps({"question": "q", "prompt_tokens": 3, "max_tokens": 8, "cells": cells})
-    (tmp_path / "gsm8k.jsonl").write_text(f"{line}\n" * 3)
+    (tmp_path / "gsm8k.jsonl").write_text("".join(f"{recorded(name, cells)}\n" for name in "pqr"))
     main(["table", str(tmp_path), "--budgets", "0.2"])
     lines = capsys.readouterr().out.splitlines()
     assert "**gsm8k**, 3 questions" in lines

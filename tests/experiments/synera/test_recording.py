@@ -49,8 +49,8 @@ def test_tasks_take_turns_and_a_second_run_adds_what_is_missing(tmp_path: Path, 
     assert len({line["question"] for line in lines}) == 2
     assert json.loads(whole) == lines[0]
     results = read_results(tmp_path, "sst2")
-    assert [set(each) for each in results] == [{"device", "server", "combined 0.4"}] * 2
-    assert all(0.0 <= each["device"].score <= 1.0 and each["device"].tokens <= 8 for each in results)
+    assert [set(each) for each in results.values()] == [{"device", "server", "combined 0.4"}] * 2
+    assert all(0.0 <= each["device"].score <= 1.0 and each["device"].tokens <= 8 for each in results.values())
 
 
 def test_nothing_is_begun_after_the_time_and_other_contenders_are_refused(tmp_path: Path, models: Pair) -> None:
