@@ -17,7 +17,6 @@ from streamco.wire.row_costs import RowCost
 from streamco.wire.split.codec import SplitCodec
 from streamco.wire.split.frames import (
     SPLIT_VERSIONS,
-    Close,
     LayersMark,
     Refusal,
     Rows,
@@ -32,7 +31,8 @@ from streamco.wire.split.frames import (
     States,
 )
 from streamco.wire.tensors import StateFormat
-from streamco.wire.verify.errors import MalformedFrameError, ModelMismatchError, UnexpectedFrameError, VerifyProtocolError, VersionError
+from streamco.wire.verify.connection_ends import ClientEnd
+from streamco.wire.verify.errors import MalformedFrameError, ModelMismatchError, UnexpectedFrameError
 
 if TYPE_CHECKING:
     import numpy as np
@@ -59,7 +59,7 @@ class _ClientSession:
     rounds: deque[_Sent] = field(default_factory=deque)  # unanswered, in order
 
 
-class SplitClient:
+class SplitClient(ClientEnd[SplitCodec, SplitServerFrame, SplitWelcome, _ClientSession]):
     """The state of one connection of a client: first hello and welcome, then sessions.
 
     Args:
@@ -76,14 +76,9 @@ class SplitClient:
     def __init__(
         self, codec: SplitCodec, mark: LayersMark, *, token: str | None = None, agent: str = "streamco", exact: bool = False
     ) -> None:
-        self.codec = codec
-        self.welcome: SplitWelcome | None = None
+        super().__init__(codec, SplitHello(*SPLIT_VERSIONS, mark, token, agent), versions=SPLIT_VERSIONS, server="split server")
         self.row_costs: tuple[RowCost, ...] = ()
-        self.is_closed = False
-        self._sessions: dict[int, _ClientSession] = {}
-        self._last_session = -1
         self._exact = exact
-        self._messages = [codec.encode(SplitHello(*SPLIT_VERSIONS, mark, token, agent))]
 
     @property
     def limits(self) -> SplitLimits:
@@ -99,11 +94,6 @@ class SplitClient:
     def has_room(self) -> bool:
         """True if another session may be opened: the connection has fewer than the limit."""
         return len(self._sessions) < self.limits.sessions
-
-    def take_messages(self) -> list[bytes]:
-        """Return the messages to send, in order; each is returned once."""
-        messages, self._messages = self._messages, []
-        return messages
 
     def length(self, session: int) -> int:
         """Return a session's positions, those of unanswered rounds included.
@@ -128,8 +118,8 @@ class SplitClient:
             UsageError: no welcome has come, or the connection is closed.
         """
         number = self._next_number()
-        self._messages.append(self.codec.encode(SplitOpen(number, reserve)))
-        self._last_session, self._sessions[number] = number, _ClientSession(0)
+        self._queue(SplitOpen(number, reserve))
+        self._add(number, _ClientSession(0))
         return number
 
     def rows(self, session: int, position: int, states: NDArray[np.float32], *, wanted: int, form: StateFormat = "f16") -> int:
@@ -155,7 +145,7 @@ class SplitClient:
         if len(state.rounds) >= self.limits.rounds:
             raise UsageError(f"session {session}: expected at most {self.limits.rounds} unanswered rounds, got one more")
         rows = Rows(session, state.last_round + 1, position, wanted, form, states)
-        self._messages.append(self.codec.encode(rows))
+        self._queue(rows)
         state.last_round, state.length = rows.round_number, rows.end
         state.rounds.append(_Sent(rows.round_number, position, wanted, form))
         return rows.round_number
@@ -167,34 +157,16 @@ class SplitClient:
             UsageError: no welcome has come, or the connection is closed.
         """
         number = self._next_number()
-        self._messages.append(self.codec.encode(SplitResume(number, key)))
-        self._last_session, self._sessions[number] = number, _ClientSession(0, is_resuming=True)
+        self._queue(SplitResume(number, key))
+        self._add(number, _ClientSession(0, is_resuming=True))
         return number
 
-    def close(self, session: int) -> None:
-        """End a session; idempotent."""
-        if self._sessions.pop(session, None) is not None and not self.is_closed:
-            self._messages.append(self.codec.encode(Close(session)))
-
-    def receive(self, message: bytes | str) -> SplitServerFrame | None:
-        """Return the server's frame in a message; None if it is about a session or a round that is over.
-
-        Raises:
-            VerifyProtocolError: the frame breaks the protocol, and the connection must be closed.
-        """
-        if self.is_closed:
-            return None
-        try:
-            if isinstance(message, str):
-                raise MalformedFrameError(f"message: expected bytes, got text of {len(message)} characters")
-            return self._handle(self.codec.decode_down(message))
-        except VerifyProtocolError:
-            self._end()
-            raise
+    def _decode(self, message: bytes) -> SplitServerFrame:
+        return self.codec.decode_down(message)
 
     def _handle(self, frame: SplitServerFrame) -> SplitServerFrame | None:
-        if self.welcome is None and not isinstance(frame, SplitWelcome | Refusal):
-            raise UnexpectedFrameError(f"connection: expected a welcome first, got {type(frame).__name__}")
+        if not isinstance(frame, SplitWelcome | Refusal):
+            self._check_welcome(frame)
         match frame:
             case States():
                 return self._handle_states(frame)
@@ -210,10 +182,7 @@ class SplitClient:
                 assert_never(never)
 
     def _handle_welcome(self, frame: SplitWelcome) -> SplitWelcome:
-        if self.welcome is not None:
-            raise UnexpectedFrameError("welcome: expected one a connection, got another")
-        if not SPLIT_VERSIONS[0] <= frame.version <= SPLIT_VERSIONS[1]:
-            raise VersionError(f"welcome: expected a version from {SPLIT_VERSIONS[0]} to {SPLIT_VERSIONS[1]}, got {frame.version}")
+        self._check_version(frame.version)
         if self._exact and not frame.is_exact:
             raise ModelMismatchError("welcome: expected a server in exact mode (streamco serve --middle --exact), got one that isn't")
         self.welcome, self.row_costs = frame, frame.row_costs
@@ -288,19 +257,3 @@ class SplitClient:
             state.length = sent.position
             if sent.round_number == frame.round_number:
                 return True
-
-    def _end(self) -> None:
-        self.is_closed = True
-        self._sessions.clear()
-
-    def _next_number(self) -> int:
-        if self.welcome is None or self.is_closed:
-            got = "closed" if self.is_closed else "not welcomed yet"
-            raise UsageError(f"split server: expected a welcomed connection, got one that is {got}")
-        return self._last_session + 1
-
-    def _find(self, session: int) -> _ClientSession:
-        state = self._sessions.get(session)
-        if state is None:
-            raise UsageError(f"session {session}: expected one that is open, got none")
-        return state

@@ -21,7 +21,6 @@ from streamco.wire.split.frames import (
     SPLIT_VERSIONS,
     Close,
     LayersMark,
-    Refusal,
     Rows,
     ServerBatches,
     SplitClientFrame,
@@ -34,11 +33,10 @@ from streamco.wire.split.frames import (
     States,
 )
 from streamco.wire.verify.codec import HELLO, MIN_FRAME_BYTES, frame_number, hello_versions
+from streamco.wire.verify.connection_ends import ServerEnd
 from streamco.wire.verify.errors import (
     ContextFullError,
-    FaultLimitError,
     HelloExpectedError,
-    MalformedFrameError,
     ModelMismatchError,
     SessionLimitError,
     SessionNumberError,
@@ -71,7 +69,7 @@ class _ServerSession:
     rounds: deque[_Pending] = field(default_factory=deque)  # unanswered, in order
 
 
-class SplitServer:
+class SplitServer(ServerEnd[SplitCodec, SplitClientFrame]):
     """The state of one connection of a server.
 
     Args:
@@ -98,52 +96,18 @@ class SplitServer:
         max_faults: int = MAX_FAULTS,
         is_exact: bool = False,
     ) -> None:
-        self.codec = codec
+        welcome = SplitWelcome(SPLIT_VERSIONS[1], model, codec.limits, resume_s, stages, tuple(row_costs), batches, is_exact)
+        super().__init__(codec, welcome, max_faults=max_faults)
         self.mark = mark
-        self.is_closed = False
-        self.faults = 0
-        """Faulty frames from the client so far."""
-        self._welcome = SplitWelcome(SPLIT_VERSIONS[1], model, codec.limits, resume_s, stages, tuple(row_costs), batches, is_exact)
-        self._known_costs = self._welcome.row_costs  # what the client knows
+        self._known_costs = welcome.row_costs  # what the client knows
         self._longest = MIN_FRAME_BYTES  # bytes of a message that the client can take for certain
-        self._max_faults = max_faults
-        self._has_hello = False
-        self._is_welcome = False
         self._sessions: dict[int, _ServerSession] = {}
         self._last = -1
-        self._messages: list[bytes] = []
 
     @property
     def sessions(self) -> tuple[int, ...]:
         """The numbers of the live sessions."""
         return tuple(self._sessions)
-
-    def take_messages(self) -> list[bytes]:
-        """Return the messages to send, in order; each is returned once. If ``is_closed``, close the connection after them."""
-        messages, self._messages = self._messages, []
-        return messages
-
-    def receive(self, message: bytes | str) -> SplitClientFrame | None:
-        """Return the frame to carry out; None if there is nothing to do. It never raises because of what the client sent.
-
-        If a client's fault ended a session, ``Close`` is returned for it.
-        """
-        if self.is_closed:
-            return None
-        try:
-            if isinstance(message, str):
-                raise MalformedFrameError(f"message: expected bytes, got text of {len(message)} characters")
-            return self._read(message)
-        except VerifyProtocolError as error:
-            lost = error.session if error.scope == "session" and error.session in self._sessions else None
-            self._answer(error)
-            return None if lost is None or self.is_closed else Close(lost)
-
-    def welcome(self) -> None:
-        """Accept the hello that ``receive`` returned. The shell must check its token first, and ``refuse`` a wrong one."""
-        assert self._has_hello, "a hello is what a welcome answers"
-        self._is_welcome = True
-        self._messages.append(self.codec.encode(self._welcome))
 
     def send(self, frame: SplitOpened | States) -> bool:
         """Answer an open, or the oldest unanswered round. Return False, and send nothing, if the session or the round is over by now.
@@ -205,24 +169,11 @@ class SplitServer:
         session.length = session.rounds.pop().position
         return later
 
-    def _answer(self, error: VerifyProtocolError) -> None:
-        """Send an error, and end its connection or session."""
-        if self.is_closed:
-            return
-        self._messages.append(self.codec.encode(Refusal.of(error)))
-        match error.scope:
-            case "connection":
-                self.is_closed = True
-            case "session":
-                self._sessions.pop(-1 if error.session is None else error.session, None)
-            case "round" | "frame":
-                pass
-            case _ as never:
-                assert_never(never)
-        if error.is_fault:
-            self.faults += 1
-            if self.faults >= self._max_faults:
-                self._answer(FaultLimitError("connection: expected frames of this protocol, got too many that are not"))
+    def _has_session(self, session: int | None) -> bool:
+        return session in self._sessions
+
+    def _end_session(self, session: int | None) -> bool:
+        return session is not None and self._sessions.pop(session, None) is not None
 
     # Frames
 

@@ -15,11 +15,11 @@ from streamco.errors import UsageError
 from streamco.policies.acceptance import Rule
 from streamco.wire.verify.checks import check_answer, prefix_hash
 from streamco.wire.verify.codec import VerifyCodec
-from streamco.wire.verify.errors import MalformedFrameError, NotResumableError, UnexpectedFrameError, VerifyProtocolError, VersionError
+from streamco.wire.verify.connection_ends import ClientEnd
+from streamco.wire.verify.errors import NotResumableError, UnexpectedFrameError
 from streamco.wire.verify.frames import (
     MAX_FOLLOWS,
     VERSIONS,
-    Close,
     Draft,
     Extend,
     Follow,
@@ -50,7 +50,7 @@ class _ClientSession:
     resumed_with: tuple[int, ...] | None = None  # its context while a resume is not answered
 
 
-class VerifyClient:
+class VerifyClient(ClientEnd[VerifyCodec, ServerFrame, Welcome, _ClientSession]):
     """The state of one connection of a client: first hello and welcome, then sessions.
 
     Args:
@@ -61,13 +61,8 @@ class VerifyClient:
     """
 
     def __init__(self, codec: VerifyCodec, vocabulary: str, *, token: str | None = None, agent: str = "streamco") -> None:
-        self.codec = codec
-        self.welcome: Welcome | None = None
-        self.is_closed = False
-        self._sessions: dict[int, _ClientSession] = {}
-        self._last_session = -1
         hello = Hello(*VERSIONS, vocabulary, codec.vocabulary_size, token, agent)
-        self._messages = [codec.encode(hello)]
+        super().__init__(codec, hello, versions=VERSIONS, server="verifier")
 
     @property
     def limits(self) -> VerifyLimits:
@@ -78,11 +73,6 @@ class VerifyClient:
     def frame_bytes(self) -> int:
         """Most bytes of a message."""
         return self.limits.frame_bytes
-
-    def take_messages(self) -> list[bytes]:
-        """Return the messages to send, in order; each is returned once."""
-        messages, self._messages = self._messages, []
-        return messages
 
     def length(self, session: int) -> int:
         """Return the number of tokens in a session's context, as both sides hold it.
@@ -198,30 +188,12 @@ class VerifyClient:
         self._add(number, _ClientSession(0, top_k, resumed_with=tuple(ids)))
         return number
 
-    def close(self, session: int) -> None:
-        """End a session; idempotent."""
-        if self._sessions.pop(session, None) is not None and not self.is_closed:
-            self._queue(Close(session))
-
-    def receive(self, message: bytes | str) -> ServerFrame | None:
-        """Return the server's frame in a message; None if it is about a session or a round that is over.
-
-        Raises:
-            VerifyProtocolError: the frame breaks the protocol, and the connection must be closed.
-        """
-        if self.is_closed:
-            return None
-        try:
-            if isinstance(message, str):
-                raise MalformedFrameError(f"message: expected bytes, got text of {len(message)} characters")
-            return self._handle(self.codec.decode_down(message))
-        except VerifyProtocolError:
-            self._end()
-            raise
+    def _decode(self, message: bytes) -> ServerFrame:
+        return self.codec.decode_down(message)
 
     def _handle(self, frame: ServerFrame) -> ServerFrame | None:
-        if self.welcome is None and not isinstance(frame, Welcome | Refusal):
-            raise UnexpectedFrameError(f"connection: expected a welcome first, got {type(frame).__name__}")
+        if not isinstance(frame, Welcome | Refusal):
+            self._check_welcome(frame)
         match frame:
             case VerdictFrame():
                 return self._handle_verdict(frame)
@@ -237,10 +209,7 @@ class VerifyClient:
                 assert_never(never)
 
     def _handle_welcome(self, frame: Welcome) -> Welcome:
-        if self.welcome is not None:
-            raise UnexpectedFrameError("welcome: expected one a connection, got another")
-        if not VERSIONS[0] <= frame.version <= VERSIONS[1]:
-            raise VersionError(f"welcome: expected a version from {VERSIONS[0]} to {VERSIONS[1]}, got {frame.version}")
+        self._check_version(frame.version)
         self.welcome = frame
         self.codec = self.codec.within(frame.limits)
         return frame
@@ -298,29 +267,6 @@ class VerifyClient:
             case _ as never:
                 assert_never(never)
         return frame
-
-    def _queue(self, frame: Open | Extend | Draft | Follow | Resume | Close) -> None:
-        self._messages.append(self.codec.encode(frame))
-
-    def _end(self) -> None:
-        self.is_closed = True
-        self._sessions.clear()
-
-    def _next_number(self) -> int:
-        if self.welcome is None or self.is_closed:
-            raise UsageError(
-                f"verifier: expected a welcomed connection, got one that is {'closed' if self.is_closed else 'not welcomed yet'}"
-            )
-        return self._last_session + 1
-
-    def _add(self, number: int, session: _ClientSession) -> None:
-        self._last_session, self._sessions[number] = number, session
-
-    def _find(self, session: int) -> _ClientSession:
-        state = self._sessions.get(session)
-        if state is None:
-            raise UsageError(f"session {session}: expected one that is open, got none")
-        return state
 
     def _find_idle(self, session: int, base: int) -> _ClientSession:
         state = self._find(session)

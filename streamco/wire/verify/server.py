@@ -16,9 +16,9 @@ from msgspec.structs import replace
 from streamco.policies.acceptance import Rule, RuleKind
 from streamco.wire.row_costs import RowCost
 from streamco.wire.verify.codec import HELLO, VerifyCodec, frame_number, hello_versions
+from streamco.wire.verify.connection_ends import ServerEnd
 from streamco.wire.verify.errors import (
     ContextFullError,
-    FaultLimitError,
     FrameSizeError,
     HelloExpectedError,
     MalformedFrameError,
@@ -43,7 +43,6 @@ from streamco.wire.verify.frames import (
     Hello,
     Open,
     Opened,
-    Refusal,
     Resume,
     Resumed,
     VerdictFrame,
@@ -241,8 +240,10 @@ AcceptedFrame = Hello | Open | Extend | Draft | Resume | Close
 """The frames that a server's shell carries out."""
 
 
-class VerifyServer:
+class VerifyServer(ServerEnd[VerifyCodec, AcceptedFrame]):
     """The state of one connection of a server.
+
+    A ``Follow`` that ``receive`` takes is kept here until its verdict is sent, and then comes as a ``Draft`` by ``take_begun_rounds``.
 
     Args:
         codec: codec for the target model's vocabulary, with the limits that the welcome announces.
@@ -267,17 +268,11 @@ class VerifyServer:
         max_faults: int = MAX_FAULTS,
         row_costs: Sequence[RowCost] = (),
     ) -> None:
-        self.codec = codec
-        self.vocabulary = vocabulary
-        self.is_closed = False
-        self.faults = 0  # faulty frames from the client so far
         mask = sum(1 << kind for kind in rules)
-        self._welcome = Welcome(VERSIONS[1], model, mask, codec.limits, resume_s, is_exact, tuple(row_costs))
-        self._max_faults = max_faults
-        self._hello: Hello | None = None
-        self._is_welcome = False
+        welcome = Welcome(VERSIONS[1], model, mask, codec.limits, resume_s, is_exact, tuple(row_costs))
+        super().__init__(codec, welcome, max_faults=max_faults)
+        self.vocabulary = vocabulary
         self._sessions = ServerSessions(codec.limits, rules)
-        self._messages: list[bytes] = []
         self._begun: list[Draft] = []
 
     @property
@@ -285,38 +280,10 @@ class VerifyServer:
         """The numbers of the live sessions."""
         return self._sessions.numbers()
 
-    def take_messages(self) -> list[bytes]:
-        """Return the messages to send, in order; each is returned once. If ``is_closed``, close the connection after them."""
-        messages, self._messages = self._messages, []
-        return messages
-
     def take_begun_rounds(self) -> list[Draft]:
         """Return rounds that began with verdicts sent since the last call. Carry them out like frames from ``receive``."""
         begun, self._begun = self._begun, []
         return begun
-
-    def receive(self, message: bytes | str) -> AcceptedFrame | None:
-        """Return the frame to carry out; None if there is nothing to do. It never raises because of what the client sent.
-
-        If a client's fault ended a session, ``Close`` is returned for it. A ``Follow`` is kept here until its verdict is sent, and then
-        comes as a ``Draft``.
-        """
-        if self.is_closed:
-            return None
-        try:
-            if isinstance(message, str):
-                raise MalformedFrameError(f"message: expected bytes, got text of {len(message)} characters")
-            return self._read(message)
-        except VerifyProtocolError as error:
-            lost = error.session if error.scope == "session" and error.session in self._sessions else None
-            self._answer(error)  # a round that it names is not the pending one, or repeats its number: nothing to drop
-            return None if lost is None or self.is_closed else Close(lost)
-
-    def welcome(self) -> None:
-        """Accept the hello that ``receive`` returned. The shell must check its token first, and ``refuse`` a wrong one."""
-        assert self._hello is not None, "a hello is what a welcome answers"
-        self._is_welcome = True
-        self._messages.append(self.codec.encode(self._welcome))
 
     def send(self, frame: Opened | VerdictFrame) -> bool:
         """Answer an open or a draft. Return False, and send nothing, if the session or its round is over by now.
@@ -353,27 +320,14 @@ class VerifyServer:
             self._sessions.drop_round(error.session, error.round_number)
         self._answer(error)
 
-    def _answer(self, error: VerifyProtocolError) -> None:
-        """Send an error, and end its connection or session."""
-        if self.is_closed:
-            return
-        self._messages.append(self.codec.encode(Refusal.of(error)))
-        match error.scope:
-            case "connection":
-                self.is_closed = True
-            case "session":
-                self._sessions.end(error.session)
-            case "round" | "frame":
-                pass
-            case _ as never:
-                assert_never(never)
-        if error.is_fault:
-            self.faults += 1
-            if self.faults >= self._max_faults:
-                self._answer(FaultLimitError("connection: expected frames of this protocol, got too many that are not"))
+    def _has_session(self, session: int | None) -> bool:
+        return session in self._sessions
+
+    def _end_session(self, session: int | None) -> bool:
+        return self._sessions.end(session)
 
     def _read(self, message: bytes) -> AcceptedFrame | None:
-        if self._hello is None:
+        if not self._has_hello:
             return self._read_hello(message)
         if not self._is_welcome:
             raise HelloExpectedError("connection: expected nothing between a hello and its welcome, got a frame")
@@ -413,5 +367,5 @@ class VerifyServer:
                 f"hello: expected vocabulary {self.vocabulary} of {self.codec.vocabulary_size} ids, "
                 f"got {hello.vocabulary} of {hello.vocabulary_size}"
             )
-        self._hello = hello
+        self._has_hello = True
         return hello

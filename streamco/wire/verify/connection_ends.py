@@ -1,0 +1,213 @@
+"""What both ends of a connection share in all protocols of frames: messages out, checks of messages in, and the end by a fault.
+
+``VerifyClient`` and ``SplitClient`` inherit from ``ClientEnd``, ``VerifyServer`` and ``SplitServer`` from ``ServerEnd``. They add their
+frames.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from typing import Any, Generic, Protocol, TypeVar, assert_never
+
+from msgspec import Struct
+
+from streamco.errors import UsageError
+from streamco.wire.verify.errors import FaultLimitError, MalformedFrameError, UnexpectedFrameError, VerifyProtocolError, VersionError
+from streamco.wire.verify.frames import Close, Refusal
+
+__all__ = ["ClientEnd", "FrameCodec", "ServerEnd"]
+
+
+class FrameCodec(Protocol):
+    """The part of a codec that an end needs."""
+
+    def encode(self, frame: Any, /) -> bytes:
+        """Return the bytes of a frame."""
+        ...
+
+
+FrameT = TypeVar("FrameT", bound=Struct)
+WelcomeT = TypeVar("WelcomeT", bound=Struct)
+SessionT = TypeVar("SessionT")
+CodecT = TypeVar("CodecT", bound=FrameCodec)
+
+
+class ClientEnd(ABC, Generic[CodecT, FrameT, WelcomeT, SessionT]):
+    """The client's end of a connection.
+
+    Args:
+        codec: codec of the protocol.
+        hello: the first frame.
+        versions: first and last version of the protocol that this end speaks.
+        server: what the server is called in errors.
+
+    Attributes:
+        welcome: the server's welcome; None: it has not come.
+        is_closed: the connection has ended.
+    """
+
+    def __init__(self, codec: CodecT, hello: Struct, *, versions: tuple[int, int], server: str) -> None:
+        self.codec = codec
+        self.welcome: WelcomeT | None = None
+        self.is_closed = False
+        self._versions = versions
+        self._server = server
+        self._sessions: dict[int, SessionT] = {}
+        self._last_session = -1
+        self._messages = [codec.encode(hello)]
+
+    def take_messages(self) -> list[bytes]:
+        """Return the messages to send, in order; each is returned once."""
+        messages, self._messages = self._messages, []
+        return messages
+
+    def close(self, session: int) -> None:
+        """End a session; idempotent."""
+        if self._sessions.pop(session, None) is not None and not self.is_closed:
+            self._queue(Close(session))
+
+    def receive(self, message: bytes | str) -> FrameT | None:
+        """Return the server's frame in a message; None if it is about a session or a round that is over.
+
+        Raises:
+            VerifyProtocolError: the frame breaks the protocol, and the connection must be closed.
+        """
+        if self.is_closed:
+            return None
+        try:
+            if isinstance(message, str):
+                raise MalformedFrameError(f"message: expected bytes, got text of {len(message)} characters")
+            return self._handle(self._decode(message))
+        except VerifyProtocolError:
+            self._end()
+            raise
+
+    @abstractmethod
+    def _decode(self, message: bytes) -> FrameT:
+        """Return the server's frame in a message."""
+
+    @abstractmethod
+    def _handle(self, frame: FrameT) -> FrameT | None:
+        """Check a frame, and change the state by it; None if it is about something that is over."""
+
+    def _check_welcome(self, frame: Struct) -> None:
+        """Check that a frame that isn't the welcome comes after it."""
+        if self.welcome is None:
+            raise UnexpectedFrameError(f"connection: expected a welcome first, got {type(frame).__name__}")
+
+    def _check_version(self, version: int) -> None:
+        """Check that a welcome is the only one, and its version."""
+        if self.welcome is not None:
+            raise UnexpectedFrameError("welcome: expected one a connection, got another")
+        first, last = self._versions
+        if not first <= version <= last:
+            raise VersionError(f"welcome: expected a version from {first} to {last}, got {version}")
+
+    def _queue(self, frame: Struct) -> None:
+        self._messages.append(self.codec.encode(frame))
+
+    def _end(self) -> None:
+        self.is_closed = True
+        self._sessions.clear()
+
+    def _next_number(self) -> int:
+        """Return the number of a new session.
+
+        Raises:
+            UsageError: no welcome has come, or the connection is closed.
+        """
+        if self.welcome is None or self.is_closed:
+            got = "closed" if self.is_closed else "not welcomed yet"
+            raise UsageError(f"{self._server}: expected a welcomed connection, got one that is {got}")
+        return self._last_session + 1
+
+    def _add(self, number: int, session: SessionT) -> None:
+        self._last_session, self._sessions[number] = number, session
+
+    def _find(self, session: int) -> SessionT:
+        state = self._sessions.get(session)
+        if state is None:
+            raise UsageError(f"session {session}: expected one that is open, got none")
+        return state
+
+
+class ServerEnd(ABC, Generic[CodecT, FrameT]):
+    """The server's end of a connection.
+
+    Args:
+        codec: codec of the protocol, with the limits that the welcome announces.
+        welcome: the frame that answers a hello.
+        max_faults: number of faulty frames that ends the connection.
+
+    Attributes:
+        is_closed: the connection is to be closed after the last message.
+        faults: faulty frames from the client so far.
+    """
+
+    def __init__(self, codec: CodecT, welcome: Struct, *, max_faults: int) -> None:
+        self.codec = codec
+        self.is_closed = False
+        self.faults = 0
+        self._accepting = welcome
+        self._max_faults = max_faults
+        self._has_hello = False
+        self._is_welcome = False
+        self._messages: list[bytes] = []
+
+    def take_messages(self) -> list[bytes]:
+        """Return the messages to send, in order; each is returned once. If ``is_closed``, close the connection after them."""
+        messages, self._messages = self._messages, []
+        return messages
+
+    def receive(self, message: bytes | str) -> FrameT | Close | None:
+        """Return the frame to carry out; None if there is nothing to do. It never raises because of what the client sent.
+
+        If a client's fault ended a session, ``Close`` is returned for it.
+        """
+        if self.is_closed:
+            return None
+        try:
+            if isinstance(message, str):
+                raise MalformedFrameError(f"message: expected bytes, got text of {len(message)} characters")
+            return self._read(message)
+        except VerifyProtocolError as error:
+            lost = error.session if error.scope == "session" and self._has_session(error.session) else None
+            self._answer(error)  # a round that it names is not an unanswered one, or repeats its number: nothing to drop
+            return None if lost is None or self.is_closed else Close(lost)
+
+    def welcome(self) -> None:
+        """Accept the hello that ``receive`` returned. The shell must check its token first, and ``refuse`` a wrong one."""
+        assert self._has_hello, "a hello is what a welcome answers"
+        self._is_welcome = True
+        self._messages.append(self.codec.encode(self._accepting))
+
+    @abstractmethod
+    def _read(self, message: bytes) -> FrameT | Close | None:
+        """Return the frame to carry out of a message; None: there is none."""
+
+    @abstractmethod
+    def _has_session(self, session: int | None) -> bool:
+        """Return True if there is such a session."""
+
+    @abstractmethod
+    def _end_session(self, session: int | None) -> bool:
+        """Forget a session; False: there was none."""
+
+    def _answer(self, error: VerifyProtocolError) -> None:
+        """Send an error, and end its connection or session."""
+        if self.is_closed:
+            return
+        self._messages.append(self.codec.encode(Refusal.of(error)))
+        match error.scope:
+            case "connection":
+                self.is_closed = True
+            case "session":
+                self._end_session(error.session)
+            case "round" | "frame":
+                pass
+            case _ as never:
+                assert_never(never)
+        if error.is_fault:
+            self.faults += 1
+            if self.faults >= self._max_faults:
+                self._answer(FaultLimitError("connection: expected frames of this protocol, got too many that are not"))
