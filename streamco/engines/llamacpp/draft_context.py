@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from streamco.engines.llamacpp.state_context import LayerModel, StateBatch
+from streamco.engines.llamacpp.state_context import LayerModel, StateBatch, state_parameters
 from streamco.errors import EngineError
 
 if TYPE_CHECKING:
@@ -36,15 +36,7 @@ class DraftContext:
     def __init__(self, model: LayerModel, *, vocabulary: int, cells: int, sequences: int, threads: int) -> None:
         library = self._library = model.library
         rows = min(_ROWS, cells)
-        parameters = library.llama_context_default_params()
-        parameters.n_ctx = cells * sequences
-        parameters.n_batch = parameters.n_ubatch = rows
-        parameters.n_seq_max = sequences
-        parameters.kv_unified = False
-        parameters.n_threads = parameters.n_threads_batch = threads
-        parameters.embeddings = True
-        parameters.pooling_type = library.LLAMA_POOLING_TYPE_NONE
-        parameters.no_perf = True
+        parameters = state_parameters(library, cells=cells, sequences=sequences, rows=rows, threads=threads)
         self._vocabulary, self._width, self._name = vocabulary, model.width, model.path.name
         self._handle = library.llama_init_from_model(model.handle, parameters)
         if not self._handle:

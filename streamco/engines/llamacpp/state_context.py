@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-__all__ = ["HeadContext", "LayerModel", "StateBatch", "StateContext"]
+__all__ = ["HeadContext", "LayerModel", "StateBatch", "StateContext", "state_parameters"]
 
 
 class LayerModel:
@@ -102,6 +102,28 @@ class StateBatch:
         return self._batch
 
 
+def state_parameters(library: Any, *, cells: int, sequences: int, rows: int, threads: int) -> Any:
+    """Return llama.cpp's parameters of a context with states as rows, which keeps the sequences apart.
+
+    Args:
+        library: llama.cpp.
+        cells: KV cells of each sequence.
+        sequences: number of sequences.
+        rows: number of rows that a batch may hold.
+        threads: number of threads that compute.
+    """
+    parameters = library.llama_context_default_params()
+    parameters.n_ctx = cells * sequences
+    parameters.n_batch = parameters.n_ubatch = rows
+    parameters.n_seq_max = sequences
+    parameters.kv_unified = False
+    parameters.n_threads = parameters.n_threads_batch = threads
+    parameters.embeddings = True
+    parameters.pooling_type = library.LLAMA_POOLING_TYPE_NONE
+    parameters.no_perf = True
+    return parameters
+
+
 class StateContext:
     """Rows of states are added, then decoded together through the part's layers.
 
@@ -122,15 +144,7 @@ class StateContext:
         library = self._library = model.library
         self.width = model.width
         self.rows = rows
-        parameters = library.llama_context_default_params()
-        parameters.n_ctx = cells * sequences
-        parameters.n_batch = parameters.n_ubatch = rows
-        parameters.n_seq_max = sequences
-        parameters.kv_unified = False
-        parameters.n_threads = parameters.n_threads_batch = threads
-        parameters.embeddings = True
-        parameters.pooling_type = library.LLAMA_POOLING_TYPE_NONE
-        parameters.no_perf = True
+        parameters = state_parameters(library, cells=cells, sequences=sequences, rows=rows, threads=threads)
         names = [f"l_out-{model.layers - 1}".encode()]
         self._tap = NodeTap(
             library_address(library, "ggml_get_name"), library_address(library, "ggml_backend_tensor_get"), b"cache_k_l0 ", names
