@@ -43,6 +43,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     run.add_argument(
         "--block", type=int, default=BLOCK, metavar="N", help="questions of each task at a time; 4 for long prompts (default: %(default)s)"
     )
+    run.add_argument("--own", action="store_true", help="write the models' own answers only; a later run adds the moved ones")
     run.add_argument("--likelihoods", type=int, default=100, metavar="N", help="measure the likelihood of answers to the first N of Alpaca")
     run.add_argument("--again", action="store_true", help="ask the packaged questions, too")
     package = parts.add_parser("package", help="add the scores to those that the repository has")
@@ -58,12 +59,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     match options.part:
         case "run":
-            packaged = {} if options.again else read_package()
-            asyncio.run(
-                run_tasks(
-                    options.folder, options.tasks, options.items, block=options.block, likelihoods=options.likelihoods, packaged=packaged
-                )
-            )
+            asyncio.run(run_tasks(options, {} if options.again else read_package()))
         case "package":
             print(f"{add_to_package(measured(read_answers(options.folder)))} questions")
         case "table":
@@ -79,27 +75,18 @@ def _questions(folder: Path | None) -> Questions:
     return read_package() if folder is None else measured(read_answers(folder))
 
 
-async def run_tasks(
-    folder: Path, tasks: Sequence[str], count: int, *, block: int, likelihoods: int, packaged: Questions | None = None
-) -> None:
-    """Write the missing answers to the first questions of these tasks.
-
-    Args:
-        folder: folder of the answers.
-        tasks: names of the tasks.
-        count: questions of each.
-        block: questions of each that are answered together. Attention computes over the prompts of all of them.
-        likelihoods: questions of Alpaca for whose answers the likelihood is measured.
-        packaged: questions that are left out.
+async def run_tasks(options: argparse.Namespace, packaged: Questions) -> None:
+    """Write the missing answers to the first questions of the tasks, those left out that are packaged.
 
     Raises:
         SystemExit: the models or the data are missing, or another process writes one of the tasks.
     """
     from experiments.quality.writing import MODELS, Writer, write_block  # noqa: PLC0415  # the tables need no engine
 
-    questions = {task: load_questions(task, count) for task in tasks}
+    count, block = options.items, options.block
+    questions = {task: load_questions(task, count) for task in options.tasks}
     with ExitStack() as stack:
-        files = {task: stack.enter_context(AnswerFile(folder / f"{task}.jsonl")) for task in tasks}
+        files = {task: stack.enter_context(AnswerFile(options.folder / f"{task}.jsonl")) for task in options.tasks}
         writers = {}
         for name in MODELS:
             writers[name] = Writer.load(name)
@@ -108,11 +95,11 @@ async def run_tasks(
         for start in range(0, count, block):
             together = [
                 (question, files[task])
-                for task in tasks
+                for task in options.tasks
                 for question in questions[task][start : start + block]
-                if question.id not in (packaged or {}).get(task, {})
+                if question.id not in packaged.get(task, {})
             ]
-            written = await write_block(writers, together, measures=start < likelihoods)
+            written = await write_block(writers, together, measures=start < options.likelihoods, moves=not options.own)
             seconds = time.monotonic() - began
             print(f"questions up to {min(start + block, count)} of {count}: {written} answers written, {seconds:.0f} s so far", flush=True)
 

@@ -99,19 +99,22 @@ def begun(engine: LlamaEngine, ids: Sequence[int], cut: int) -> Partial:
     return Partial(text=text, ids=tuple(kept), vocabulary=engine.info.vocabulary, tokens=len(kept), is_counted=True)
 
 
-async def write_block(writers: Mapping[str, Writer], questions: Sequence[tuple[Question, AnswerFile]], *, measures: bool = True) -> int:
+async def write_block(
+    writers: Mapping[str, Writer], questions: Sequence[tuple[Question, AnswerFile]], *, measures: bool = True, moves: bool = True
+) -> int:
     """Write what is missing of these questions' answers, model by model; return how many were written.
 
     Args:
         writers: all models, by name.
         questions: the questions, each with the file of its task.
         measures: measure the likelihood of answers to Alpaca.
+        moves: write the moved answers, too.
     """
     count = 0
     for name in MODELS:
         jobs = [_write_own(name, writers, question, file, measures=measures) for question, file in questions]
         count += sum(await asyncio.gather(*jobs))
-    for name in MODELS:
+    for name in MODELS if moves else ():
         jobs = [
             _write_moved(pair, cut, writers, question, file, measures=measures)
             for question, file in questions

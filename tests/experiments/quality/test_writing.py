@@ -36,13 +36,19 @@ def question(name: str, text: str = "Name three rivers.", task: str = "xsum") ->
     return Question(name, task, text, "reference", TOKENS, lambda answer: float(len(answer) > 3))
 
 
-def write(engine: LlamaEngine, path: Path, questions: list[Question]) -> int:
+def write(engine: LlamaEngine, path: Path, questions: list[Question], *, moves: bool = True) -> int:
     async def run() -> int:
         writer = Writer(engine)
         with AnswerFile(path) as file:
-            return await write_block(dict.fromkeys(MODELS, writer), [(each, file) for each in questions])
+            return await write_block(dict.fromkeys(MODELS, writer), [(each, file) for each in questions], moves=moves)
 
     return asyncio.run(run())
+
+
+def test_own_answers_may_come_first_and_moved_ones_later(engine: LlamaEngine, tmp_path: Path) -> None:
+    path, questions = tmp_path / "xsum.jsonl", [question("q1")]
+    assert write(engine, path, questions, moves=False) == len(MODELS)
+    assert write(engine, path, questions) == 2 * len(PAIRS)
 
 
 def test_an_answer_that_moves_to_the_same_model_is_that_models_own(engine: LlamaEngine, tmp_path: Path) -> None:
