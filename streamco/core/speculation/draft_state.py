@@ -75,7 +75,7 @@ class DraftState:
     @property
     def is_reading_prompt(self) -> bool:
         """True while the device has a draft to write and has not written a token of this answer."""
-        return self.trunk is not None and not self._has_drafted
+        return not self._has_drafted and (self.trunk is not None or bool(self.branches))
 
     def record_full(self) -> None:
         """Record that the device's context has no space for another token."""
@@ -117,6 +117,13 @@ class DraftState:
         self.branches[draft.version] = draft
         self._extend_trunk_branch(draft, now)
         return draft
+
+    def resume_trunk(self) -> None:
+        """Make the trunk branch the trunk again, because the verdict came before its first token."""
+        draft = next(draft for draft in self.branches.values() if draft.is_trunk_branch)
+        draft.adopt(None)
+        del self.branches[draft.version]
+        self.trunk = draft
 
     def _extend_trunk_branch(self, draft: DraftSequence, now: float) -> None:
         """Draft on along the trunk branch if its command is finished and it lacks tokens."""

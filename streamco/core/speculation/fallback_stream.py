@@ -90,6 +90,7 @@ class TimeAccount:
         self.started_at = self.prompt_time = 0.0
         self._counted_until = self._opened_at = 0.0
         self._has_begun = False
+        self._is_charged = True  # the wait for the stream's first token is drafting's
 
     @property
     def has_begun(self) -> bool:
@@ -104,9 +105,9 @@ class TimeAccount:
         """Charge the time until ``now`` to neither. It begins at ``since`` or where counting stopped, whichever is later."""
         self._counted_until += max(0.0, now - max(since, self._counted_until))
 
-    def record_opened(self, *, now: float) -> None:
-        """Record that the remote stream was opened."""
-        self._opened_at = now
+    def record_opened(self, *, is_charged: bool = True, now: float) -> None:
+        """Record that the remote stream was opened. ``is_charged``: an answer that has begun waits for it because of drafting."""
+        self._opened_at, self._is_charged = now, is_charged
 
     def record_ended(self, tokens: int, *, now: float) -> None:
         """Record that the remote stream has ended after ``tokens``.
@@ -135,9 +136,9 @@ class TimeAccount:
         seconds, step = self._lap(now), self._estimates.remote_step
         if is_first:
             change = max(0.0, seconds - tokens * step)
-            if self._has_begun:
+            if self._has_begun and self._is_charged:
                 self._estimates.switch.record("speculate", seconds=change, tokens=0, remote_step=step)
-            else:
+            elif not self._has_begun:
                 self.prompt_time = max(0.0, now - self._opened_at - tokens * step - self._estimates.rtt)
                 self._estimates.record_prompt(self.prompt_time)
             seconds -= change

@@ -111,7 +111,7 @@ class SpeculationMachine:
         )
         self._shadow = ShadowDrafter(draft_state, estimates)
         self._opening_stream = OpeningStream(
-            estimates, options, draft_state=draft_state, remote=remote, time_account=time_account, backpressure=backpressure
+            estimates, options, answer=answer, draft_state=draft_state, remote=remote, time_account=time_account, backpressure=backpressure
         )
         self._silence = SilenceLimit(options, answer=answer, verifier=verifier, remote=remote, backpressure=backpressure)
         self.answer, self._draft_state, self._verifier, self._remote = answer, draft_state, verifier, remote
@@ -179,7 +179,7 @@ class SpeculationMachine:
             (self._silence.deadline(), self._end_silence),
             (self._mode_selector.gives_up_at(), self._continue_without_verifier),
             (self._verifier.next_deadline(), self._retry),
-            (self._opening_stream.due(), self._begin_by_stream),
+            (self._opening_stream.due(), self._begin_without_draft),
         )
 
     def _end_silence(self, now: float) -> None:
@@ -240,14 +240,11 @@ class SpeculationMachine:
         branch = self._draft_state.find_branch(len(out.draft), None)
         self._next_step(now, branch)
 
-    def _begin_by_stream(self, now: float) -> None:
-        """Open the stream while the device reads the prompt; drafting starts when it has."""
-        self._shadow.take_trunk(self.answer.ids)
-        self._is_returning = True
-        self._mode_selector.set_current("remote")
-        self.report.why_remote = "the device reads the prompt"
-        self._remote.open(self.answer.ids, self.answer.free_tokens)
-        self._time_account.record_opened(now=now)
+    def _begin_without_draft(self, now: float) -> None:
+        """Ask for one token while the device reads the prompt. What it drafts then is a branch that has guessed the token."""
+        self._opening_stream.record_asked()
+        self._draft_state.assume_accepted(0, self._window + 1, now=now)
+        self._send([], now)
 
     # Drafting
 
@@ -340,12 +337,16 @@ class SpeculationMachine:
         record_outcome(self._estimates, out, event, is_hit=branch is not None if out.branches else None)
         if self._options.max_ahead and out.branches:
             self._estimates.record_ahead(self._verifier.round is not None)
-        if self._remote.failure is None:
+        if self._remote.failure is None and out.draft:
             self._time_account.record_round(tokens, now=now)
         else:
             self._time_account.record_forced_round(now=now)
         if self._verifier.round is not None and self.answer.ended is None:
             self._continue_ahead(self._verifier.round, branch, event.token, now)
+        elif self.answer.ended is None and self._opening_stream.open(now=now):
+            self._shadow.take_trunk()
+            self._mode_selector.set_current("remote")
+            self._is_returning = True
         else:
             self._next_step(now, branch, event.token)
 
@@ -433,9 +434,8 @@ class SpeculationMachine:
                 self._next_step(now)
 
     def _on_remote_tokens(self, ids: Sequence[int], now: float) -> None:
-        is_first = self._remote.record_tokens(len(ids))
         self.answer.commit_remote(ids)
-        self._time_account.record_stream(len(ids), is_first=is_first, now=now)
+        self._time_account.record_stream(len(ids), is_first=self._remote.record_tokens(len(ids)), now=now)
         if self.answer.ended is not None:
             self._finish(self.answer.ended)
             return

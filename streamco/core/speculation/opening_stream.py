@@ -1,12 +1,13 @@
-"""The beginning of a lossless answer while the device still reads the prompt: the target's own stream writes it (not in the papers).
+"""The beginning of a lossless answer while the device still reads the prompt (not in the papers).
 
 A small processor reads a long prompt for seconds, in which the verifier could have written a part of the answer. So if the device has not
-drafted anything a round's time after the answer has begun, the remote stream is opened, and drafting starts when the device has caught up.
-The price: the target reads the prompt for the stream, too. A prompt that the device knows from the turn before costs nothing more.
+drafted anything a round's time after the answer has begun, the verifier is asked for one token without a draft. By then the verifier has
+read the prompt, and its plain stream, which finds it in memory, continues the answer. Drafting starts when the device has caught up.
 """
 
 from __future__ import annotations
 
+from streamco.core.speculation.answer import SpeculativeAnswer
 from streamco.core.speculation.backpressure import Backpressure
 from streamco.core.speculation.draft_state import DraftState
 from streamco.core.speculation.estimates import SpeculationEstimates
@@ -17,28 +18,49 @@ __all__ = ["OpeningStream"]
 
 
 class OpeningStream:
-    """Decides when the remote stream begins an answer."""
+    """Decides when an answer begins without a draft, and when the stream continues it."""
 
     def __init__(
         self,
         estimates: SpeculationEstimates,
         options: SpeculationMachineOptions,
         *,
+        answer: SpeculativeAnswer,
         draft_state: DraftState,
         remote: RemoteStream,
         time_account: TimeAccount,
         backpressure: Backpressure,
     ) -> None:
         self._estimates = estimates
+        self._answer = answer
         self._draft_state = draft_state
         self._remote = remote
         self._time_account = time_account
         self._backpressure = backpressure
         self._may_open = options.may_begin_by_stream and options.is_adaptive and estimates.is_lossless
+        self._has_asked = False
 
     def due(self) -> float | None:
-        """Return when to open the stream, seconds; None: it isn't needed."""
-        is_begun = self._time_account.has_begun or self._remote.is_open or not self._draft_state.is_reading_prompt
-        if not self._may_open or is_begun or not self._remote.is_usable or self._backpressure.is_requested:
+        """Return when to ask the verifier for a token without a draft, seconds; None: that isn't needed."""
+        if self._has_asked or self._time_account.has_begun or self._remote.is_open or not self._is_possible:
             return None
         return self._time_account.started_at + self._estimates.wait
+
+    def record_asked(self) -> None:
+        """Record that a token was asked for."""
+        self._has_asked = True
+
+    def open(self, *, now: float) -> bool:
+        """Open the stream if a token was asked for and the device still reads; return True if the stream is open."""
+        if not self._has_asked or not self._is_possible:
+            return False
+        self._answer.report.why_remote = "the device reads the prompt"
+        self._draft_state.resume_trunk()
+        self._remote.open(self._answer.ids, self._answer.free_tokens)
+        self._time_account.record_opened(is_charged=False, now=now)
+        return True
+
+    @property
+    def _is_possible(self) -> bool:
+        is_read = not self._draft_state.is_reading_prompt
+        return self._may_open and not is_read and self._remote.is_usable and not self._backpressure.is_requested

@@ -63,9 +63,9 @@ class ShadowDrafter:
             self._pause = min(_MAX_PAUSE, 2 * self._pause)
             self._next_position = length + self._pause
 
-    def take_trunk(self, committed: Sequence[int]) -> None:
-        """Let the draft that the device is reading for become one that is compared with the stream."""
-        self._position, self._draft = len(committed), self._draft_state.trunk
+    def take_trunk(self) -> None:
+        """Let the draft that the device is reading the prompt for become one that is compared with the answer from its beginning."""
+        self._position, self._draft = 0, self._draft_state.trunk
 
     def has_caught_up(self, committed: Sequence[int]) -> bool:
         """Return True if the device has read nearly all of the answer."""
