@@ -2,7 +2,7 @@
 
     python -m tools.record_acceptance DIR --target 1.5B --drafts 0.5B --tasks gsm8k:100 humaneval:100 cnn_dailymail:100 xsum:100
     python -m tools.record_acceptance DIR --package
-    python -m tools.record_acceptance DIR --package-ranks --target 1.5B --drafts 0.5B
+    python -m tools.record_acceptance DIR --package-ranks --target 1.5B --drafts 0.5B --tasks humaneval:50 alpaca:50
     python -m tools.record_acceptance DIR --target 1.5B --drafts 0.5B --answers FOLDER
 
 The target answers each prompt greedily, in its chat template, with up to 128 tokens, the end token counted. Every draft model then reads
@@ -107,6 +107,9 @@ TASKS = {
         "cnndm",
     ),
     "xsum": Task("xsum.jsonl.gz", f"XSum articles, cut to {LONGEST_ARTICLE} tokens, to be summarized in a sentence", _ask_xsum, "xsum"),
+    "alpaca": Task(
+        "alpaca_5000.jsonl.gz", "Alpaca instructions", lambda row, cut: cut(f"{row['instruction']}\n\n{row['input']}".strip()), "alpaca"
+    ),
 }
 
 
@@ -318,15 +321,15 @@ def package(folder: Path, target: str, most: int, quantisation: str | None = Non
         sys.stderr.write(f"{name}: {len(rows)} prompts\n")
 
 
-def package_ranks(folder: Path, path: Path, *, target: str, draft: str, quantisation: str | None = None) -> None:
-    """Write the ranks and probabilities of one draft model's recordings of all tasks in one file, for ``bench.trees``."""
+def package_ranks(folder: Path, path: Path, counts: dict[str, int], *, target: str, draft: str, quantisation: str | None = None) -> None:
+    """Write the ranks and probabilities of one draft model's first recordings of these tasks in one file, for ``bench.trees``."""
     about = {
         "about": "ranks of a target's tokens among a draft model's choices, without text",
         "target": describe_model(target, quantisation),
         "draft": describe_model(draft, quantisation),
         "how": "tools/record_acceptance.py --package-ranks",
     }
-    rows = [ranks_row(task, row) for task in TASKS for row in read_rows(folder / f"{task}.{draft}.jsonl")]
+    rows = [ranks_row(task, row) for task, count in counts.items() for row in read_rows(folder / f"{task}.{draft}.jsonl")[:count]]
     if not rows:
         raise SystemExit(f"{folder}: expected recordings of {draft}, got none")
     path.write_text("".join(json.dumps(line, separators=(",", ":")) + "\n" for line in (about, *rows)), encoding="ascii")
@@ -366,7 +369,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if options.package:
         package(options.folder, options.target, LENGTH if options.answers else options.tokens, quantisation)
     elif options.package_ranks:
-        package_ranks(options.folder, RANKS, target=options.target, draft=options.drafts[0], quantisation=quantisation)
+        package_ranks(options.folder, RANKS, counts, target=options.target, draft=options.drafts[0], quantisation=quantisation)
     elif options.answers:
         read_written(
             folder=options.folder,
