@@ -2,7 +2,8 @@
 
 An answer moves as it does in the client: the second model is a ``DeviceEndpoint`` that gets a request with ``Request.partial``. Ids go
 between models of one vocabulary, text between others (docs/migration.md). All is greedy. An answer that has ended before the cut doesn't
-move. Answers decode together, and those to one prompt share the memory of it, so that it is read once.
+move, and one that begins with tokens of the second model's own answer ends as that one does, so it isn't written again. Answers decode
+together, and those to one prompt share the memory of it, so that it is read once.
 """
 
 from __future__ import annotations
@@ -12,6 +13,8 @@ import math
 import threading
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
+
+from msgspec.structs import replace
 
 from experiments.quality.records import CUTS, LENGTH, PAIRS, Answer, AnswerFile, Key
 from experiments.tasks import Question
@@ -27,7 +30,7 @@ from streamco.events import StreamEnded
 from streamco.partial import Partial
 from tools.fetch_models import fetched
 
-__all__ = ["MODELS", "Writer", "begun", "likelihood", "model_path", "write_block"]
+__all__ = ["MODELS", "Writer", "begins_with", "begun", "likelihood", "model_path", "write_block"]
 
 MODELS = ("SmolLM2", "0.5B", "1.5B")
 TARGET = "1.5B"  # the model that gives the likelihood
@@ -99,6 +102,17 @@ def begun(engine: LlamaEngine, ids: Sequence[int], cut: int) -> Partial:
     return Partial(text=text, ids=tuple(kept), vocabulary=engine.info.vocabulary, tokens=len(kept), is_counted=True)
 
 
+def begins_with(engine: LlamaEngine, own: Answer, partial: Partial) -> bool:
+    """Return True if a finished answer of the engine's model begins with the tokens of a partial one, so that greedily it ends alike."""
+    if not own.is_finished:
+        return False  # the limit counts the first model's tokens, which may be more or fewer
+    if partial.ids is not None and partial.vocabulary == engine.info.vocabulary:
+        return own.ids[: len(partial.ids)] == partial.ids
+    beginnings = (engine.detokenize(own.ids[:count]) for count in range(1, len(own.ids) + 1))
+    wanted = partial.text.encode()
+    return next((each for each in beginnings if len(each) >= len(wanted)), b"") == wanted
+
+
 async def write_block(
     writers: Mapping[str, Writer], questions: Sequence[tuple[Question, AnswerFile]], *, measures: bool = True, moves: bool = True
 ) -> int:
@@ -156,6 +170,10 @@ async def _write_moved(
     if len(own.ids) <= cut or file.find(question.id, (first, second, cut)) is not None:
         return False  # an answer that has ended before the cut doesn't move
     partial = begun(writers[first].engine, own.ids, cut)
+    same = file.find(question.id, (second, None, LENGTH))
+    if same is not None and begins_with(writers[second].engine, same, partial):
+        file.add(replace(same, first=first, second=second, cut=cut, ids=()))
+        return True
     added, _, is_finished = await writers[second].write(question, partial)
     text = partial.text + added
     answer = Answer(

@@ -8,17 +8,19 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 pytest.importorskip("llama_cpp")
 
 from experiments.quality import __main__ as program
 from experiments.quality import writing
-from experiments.quality.records import LENGTH, PAIRS, AnswerFile, read_answers
-from experiments.quality.writing import MODELS, Writer, begun, likelihood, write_block
+from experiments.quality.records import LENGTH, PAIRS, Answer, AnswerFile, read_answers
+from experiments.quality.writing import MODELS, Writer, begins_with, begun, likelihood, write_block
 from experiments.tasks import Question
 from streamco.engines.base import EngineOptions
 from streamco.engines.llama import LlamaEngine
 from streamco.engines.llamacpp.bundled_model import packaged_model
+from streamco.partial import Partial
 
 pytestmark = pytest.mark.model
 TOKENS = 20
@@ -130,3 +132,15 @@ def test_the_models_of_a_run_must_be_there(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setattr(writing, "fetched", lambda _: None)
     with pytest.raises(SystemExit, match=r"0\.5B: expected the models of `make models`"):
         writing.model_path("0.5B")
+
+
+def test_an_answer_with_the_second_models_own_beginning_is_not_written_again(engine: LlamaEngine) -> None:
+    ids = tuple(engine.tokenize("One two three four five"))
+    own = Answer(task="xsum", item="q1", first="1.5B", cut=len(ids), text="One two three four five", ids=ids, is_finished=True, score=1.0)
+    text = engine.detokenize(ids[:2]).decode()
+    other = Partial(text=text, ids=(), vocabulary="another", tokens=3, is_counted=True)
+    assert begins_with(engine, own, begun(engine, ids, 3))
+    assert begins_with(engine, own, other)
+    assert not begins_with(engine, own, replace(other, text=text + " t"))  # in the middle of a token
+    assert not begins_with(engine, own, begun(engine, (ids[0], ids[0]), 2))
+    assert not begins_with(engine, replace(own, is_finished=False), begun(engine, ids, 3))
