@@ -72,14 +72,16 @@ class PreDrafter:
 
     def send_ahead_if_ready(self, branch: DraftSequence, *, now: float) -> None:
         """Send a branch's draft before the verdict arrives, once another token would cost more time than it is worth."""
-        out = self._verifier.round
-        if out is None or out.state != "sent" or len(out.ahead) >= self._options.max_ahead or not self._estimates.is_lossless:
+        out, options = self._verifier.round, self._options
+        if out is None or out.state != "sent" or len(out.ahead) >= options.max_ahead:
+            return
+        if not options.is_parallel or not self._estimates.is_lossless:
             return
         predicted = branch.predicted_verdict()
         if predicted is None or branch.branch is None or self._backpressure.is_requested:
             return
         (token, draft), accepted = predicted, branch.branch.position
-        free_tokens, end_ids = self._free_tokens(accepted), self._options.end_ids
+        free_tokens, end_ids = self._free_tokens(accepted), options.end_ids
         draft = draft[: next((position + 1 for position, each in enumerate(draft) if each.id in end_ids), len(draft))][:free_tokens]
         number = out.number_of(accepted, token)
         if number is not None and draft:  # the verdict accepts this sibling, and has another token after it

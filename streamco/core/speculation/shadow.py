@@ -54,7 +54,7 @@ class ShadowDrafter:
         if draft is None:
             if length >= self._next_position and not self._is_sampled and not self._draft_state.is_out:
                 self._start_if_useful(committed, now)
-        elif draft.is_context_full and not draft.tokens:
+        elif self._is_full:
             self._draft_state.record_full()
         elif draft.is_finished and length >= self._position + len(draft.tokens):
             self._compare(draft, committed)
@@ -68,13 +68,21 @@ class ShadowDrafter:
         self._position, self._draft = 0, self._draft_state.trunk
 
     def has_caught_up(self, committed: Sequence[int]) -> bool:
-        """Return True if the device has read nearly all of the answer."""
-        return not self._is_reading and len(committed) - self._draft_state.common_length(committed) <= _NEAR
+        """Return True if the device can draft and has read nearly all of the answer."""
+        if self._is_full:
+            self._draft_state.record_full()
+        can_start = not self._draft_state.is_out and not self._is_reading
+        return can_start and len(committed) - self._draft_state.common_length(committed) <= _NEAR
 
     def catch_up(self, committed: Sequence[int], *, now: float) -> None:
-        """Let the device read the answer, if it isn't reading already."""
-        if not self._is_reading:
+        """Let the device read the answer, if it can and isn't reading already."""
+        if not self._is_reading and not self._draft_state.is_out:
             self._start(committed, now)
+
+    @property
+    def _is_full(self) -> bool:
+        draft = self._draft
+        return draft is not None and draft is self._draft_state.trunk and draft.is_context_full and not draft.tokens
 
     @property
     def _is_reading(self) -> bool:

@@ -531,6 +531,19 @@ def test_the_verifier_is_used_again_when_it_is_back() -> None:
     assert has(commands, DraftTokens)
 
 
+def test_the_stream_goes_on_if_the_device_fails_while_the_verifier_is_connected_again() -> None:
+    answer = after_a_lost_verifier()
+    answer.receive(VerifierConnected(0))
+    answer.receive(VerifierLost())
+    commands: list[SpeculationCommand] = []
+    for token in range(16):
+        commands += answer.receive(RemoteTokensReceived(2, (token,)), after=0.01)
+    assert has(commands, ConnectVerifier)
+    answer.receive(DeviceFailed(DEVICE_ERROR))
+    assert answer.receive(VerifierConnected(0)) == []
+    assert answer.receive(RemoteTokensReceived(2, (16,))) == [DeliverIds((16,), "remote")]
+
+
 def test_a_verdict_that_never_comes_costs_the_connection_and_says_that_waiting_is_long() -> None:
     answer = Answer(first_verdict_timeout=4.0)
     answer.begin()

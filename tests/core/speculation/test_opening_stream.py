@@ -11,6 +11,7 @@ from streamco.core.speculation.events import (
     ConnectVerifier,
     DeliverIds,
     DraftTokens,
+    ExpectedVerdict,
     OpenRemote,
     ReaderFellBehind,
     RemoteFailed,
@@ -72,6 +73,33 @@ def test_a_draft_that_comes_before_the_verdict_follows_it_if_it_guessed_the_toke
     found = answer.receive(verdict(1, 0, 5), after=WAIT)
     assert SendDraft(2, 1, (), (6, 7, 8)) in found
     assert not has(found, OpenRemote)
+
+
+def test_a_device_that_does_not_draft_in_parallel_sends_nothing_ahead_of_the_token() -> None:
+    answer = reading(is_parallel=False, max_ahead=3)
+    answer.begin()
+    answer.wait(WAIT)
+    assert answer.drafts(1, 5, 6, 7, 8) == []
+    assert SendDraft(2, 1, (), (6, 7, 8)) in answer.receive(verdict(1, 0, 5), after=WAIT)
+
+
+def test_a_draft_is_sent_ahead_of_the_token_that_it_guesses() -> None:
+    answer = reading(is_parallel=True, max_ahead=3)
+    answer.begin()
+    answer.wait(WAIT)
+    assert only(answer.drafts(1, 5, 6, 7, 8), SendDraft).if_verdict == ExpectedVerdict(1, 0, 5)
+    found = answer.receive(verdict(1, 0, 5), after=WAIT)
+    assert not has(found, SendDraft)
+    assert not has(found, OpenRemote)
+    answer.receive(verdict(2, 3, 9), after=WAIT)
+    assert answer.machine.answer.ids == [5, 6, 7, 8, 9]
+
+
+def test_a_device_whose_context_is_full_leaves_the_answer_to_the_stream() -> None:
+    answer = streaming()
+    answer.receive(RemoteTokensReceived(2, (6,)), after=0.3)
+    assert answer.drafts(1) == []
+    assert answer.receive(RemoteTokensReceived(2, (7,)), after=0.3) == [DeliverIds((7,), "remote")]
 
 
 def test_a_draft_that_guessed_wrong_is_begun_again() -> None:

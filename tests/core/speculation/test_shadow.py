@@ -11,6 +11,7 @@ from streamco.core.speculation.draft_state import DraftState
 from streamco.core.speculation.estimates import EstimatesPrior, SpeculationEstimates
 from streamco.core.speculation.events import DraftToken, DraftTokens, SpeculationCommand, TokensDrafted
 from streamco.core.speculation.shadow import ShadowDrafter
+from streamco.errors import EngineError
 from streamco.policies.window import Static
 
 
@@ -137,3 +138,21 @@ def test_a_device_without_room_drafts_nothing() -> None:
     listener = Listener()
     listener.draft_state.is_full = True
     assert listener.stream(100) == []
+
+
+def test_a_device_that_failed_reads_nothing_more_and_has_never_caught_up() -> None:
+    listener = Listener()
+    listener.stream(4)
+    listener.draft(1, 4, 5, 6)
+    listener.draft_state.record_failure(EngineError("expected a decode, got a failure"))
+    assert not listener.shadow.has_caught_up(listener.settled)
+    listener.shadow.catch_up(listener.settled, now=0.0)
+    assert listener.emitted == []
+
+
+def test_a_device_whose_context_is_full_has_not_caught_up() -> None:
+    listener = Listener()
+    listener.stream(4)
+    listener.draft(1)
+    assert not listener.shadow.has_caught_up(listener.settled)
+    assert listener.draft_state.is_full

@@ -107,12 +107,14 @@ class Scenario:
             patience=rng.choice((0.1, 1.0)),
             last_patience=rng.choice((5.0, 30.0)),
             max_ahead=Random(f"ahead {seed}").choice((0, 1, 3)) if self.budget == 1.0 else 0,
+            may_begin_by_stream=Random(f"stream {seed}").random() < 0.5,
         )
         step = rng.choice((0.001, 0.02, 0.05))
         self.device = DraftingDevice(
             model=draft,
             step_times=tuple(step * (1.0 + 0.1 * position) for position in range(rng.randrange(1, 7))),
             read_time=rng.choice((0.0, 0.01)),
+            prompt_time=Random(f"prompt {seed}").choice((0.0, 0.0, 0.3, 2.0)),
             is_sampled=is_sampled,
             end_ids=self.end_ids,
             context=rng.choice((None, None, None, 5, 30)),
