@@ -124,6 +124,15 @@ async def test_an_answer_that_moves_is_planned_with_the_times_of_its_new_verifie
             assert costs.seconds(1) == 0.4
 
 
+async def test_under_another_budget_answers_are_planned_with_the_measured_times_of_each_verifier(world: World) -> None:
+    async with world.scripted() as one, world.scripted() as other, world.speculating(pool_of(one.url, other.url)) as client:
+        assert await tokens_text(client.stream(PROMPT, temperature=0)) == world.text()
+        planner = client._settings.planner
+        assert planner.estimates.wait != (measured := planner.estimates.at("a").wait)
+        other_budget = planner.copy(mode=None, emit=None, budget=0.5, options=None)
+        assert other_budget.estimates.at("a").wait == measured
+
+
 async def test_in_mode_auto_an_answer_is_speculated_if_that_pays_at_one_verifier(world: World) -> None:
     async with world.scripted(row_costs={1: 90.0}) as one, world.scripted(row_costs={1: 0.001}) as other:
         pool = pool_of(one.url, other.url)
@@ -153,6 +162,25 @@ async def test_each_verifier_bills_what_it_computed(world: World, first: int) ->
             money = prompt * 2e-6 + computed * 3e-6
             money += (part.prompt_tokens - prompt) * 5e-5 + (figures.target_tokens - computed) * 7e-5
             assert part.cost_usd == stream.report.cost_usd == pytest.approx(money)
+
+
+@pytest.mark.parametrize("is_down", [False, True])
+async def test_a_verifier_that_did_not_take_the_answer_bills_nothing(world: World, is_down: bool) -> None:
+    prices = {"a": TokenPrices(prompt=2e-6, completion=3e-6), "b": TokenPrices(prompt=5e-5, completion=7e-5)}
+    async with world.scripted() as one, world.scripted() as other:
+        verifiers = [VerifierEndpoint(url.url, name=name, timeouts=QUICK, prices=prices[name]) for url, name in ((one, "a"), (other, "b"))]
+        async with world.speculating(VerifierPool(verifiers, routing="in-order")) as client:
+            await tokens_text(client.stream(PROMPT, temperature=0))
+            one.script_opens(*[Refuse(OverloadedError, retry_after=600.0)] * 5)
+            if is_down:
+                await one.aclose()
+            stream = client.stream(PROMPT, temperature=0)
+            assert await tokens_text(stream) == world.text()
+            figures, (_, part) = stream.report.speculation, stream.report.endpoints
+            assert figures is not None
+            assert figures.verifiers == ("a", "b")
+            assert part.prompt_tokens < 2 * len(world.prompt_ids()), "b alone has read the prompt"
+            assert part.cost_usd == pytest.approx(part.prompt_tokens * 5e-5 + figures.target_tokens * 7e-5)
 
 
 async def test_a_refused_answer_goes_to_another_verifier(world: World) -> None:

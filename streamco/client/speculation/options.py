@@ -208,7 +208,7 @@ class SpeculationOptions(Struct, frozen=True, kw_only=True):
                 mean_confidence=known.mean_confidence,
             )
         window = _window(self.window, budget, may_fuse=self.is_adaptive)
-        return SpeculationEstimates(
+        estimates = SpeculationEstimates(
             budget,
             window=window,
             stabiliser=_stabiliser(window, self.tuning.smoothing),
@@ -221,6 +221,9 @@ class SpeculationOptions(Struct, frozen=True, kw_only=True):
             chunks=self.tuning.chunks,
             forecast=self.tuning.forecast,
         )
+        if known is not None:
+            estimates.share_verifiers(known)
+        return estimates
 
 
 def _window(setting: object, budget: float, *, may_fuse: bool = True) -> WindowPolicy:

@@ -30,6 +30,7 @@ class _VerifierCounts(Struct, frozen=True, kw_only=True):
         remote: the verifier's remote endpoint, which has its prices.
         verified: tokens that verdicts computed.
         given: committed tokens that rounds gave it to read.
+        has_read: one of the verifiers has read the prompt.
         read_again: tokens that were read because the answer had moved.
         streams: remote streams that were opened.
     """
@@ -37,6 +38,7 @@ class _VerifierCounts(Struct, frozen=True, kw_only=True):
     remote: Endpoint | None
     verified: int
     given: int
+    has_read: bool
     read_again: int
     streams: int
 
@@ -209,12 +211,12 @@ def _verifier_works(driver: SpeculationDriver, record: SpeculationRecord) -> lis
     unread = max(0, report.device - report.given)
     last = _counts_at(record.verifier.remote, driver, record)
     streamed = report.target_tokens - last.verified
-    before = _VerifierCounts(remote=None, verified=0, given=0, read_again=0, streams=0)
+    before = _VerifierCounts(remote=None, verified=0, given=0, has_read=False, read_again=0, streams=0)
     prompt, works = record.prompt_tokens * was_asked, []
     for counts in (*record.left, last):
         opened, verified = parts[before.streams : counts.streams], counts.verified - before.verified
         made = streamed if counts is last else min(streamed, sum(part.made for part in opened))
-        first_read = prompt + counts.read_again - before.read_again
+        first_read = prompt * counts.has_read + counts.read_again - before.read_again
         works.append(
             _VerifierWork(
                 counts.remote,
@@ -223,7 +225,7 @@ def _verifier_works(driver: SpeculationDriver, record: SpeculationRecord) -> lis
                 computed=verified + made,
             )
         )
-        before, prompt, streamed = counts, 0, streamed - made
+        before, prompt, streamed = counts, prompt * (not counts.has_read), streamed - made
     return works
 
 
@@ -245,6 +247,7 @@ def _counts_at(remote: Endpoint | None, driver: SpeculationDriver, record: Specu
         remote=remote,
         verified=report.verified + report.siblings + report.rounds,  # the row after each draft is computed too
         given=report.given,
+        has_read=not isinstance(record.verifier, AssignedVerifier) or bool(record.verifier.readers),
         read_again=_read_again(record.verifier),
         streams=len(driver.remote_stream.parts),
     )

@@ -166,6 +166,10 @@ class SpeculationEstimates:
         """Go on with the times of rounds at another verifier, for estimates that ``at`` returned."""
         self._round_trip = self._round_trips[verifier]
 
+    def share_verifiers(self, other: SpeculationEstimates) -> None:
+        """Share the times of rounds at several verifiers with estimates under another budget, on which they don't depend."""
+        self._round_trips = other._round_trips
+
     # Acceptance
 
     @property

@@ -49,12 +49,14 @@ class AssignedVerifier:
     Attributes:
         left_out: verifiers that were left out when the choice was made, by name, and why.
         moves: the answer's moves so far.
-        read_again: tokens that verifiers read because the answer moved to them.
+        readers: verifiers that took the answer's session, and so have read its prompt.
+        read_again: tokens that verifiers read because the answer moved to them from one that had read it.
         on_move: called after each move with the verifier that the answer left; None: nothing is.
     """
 
     def __init__(self, pool: VerifierPool) -> None:
         self.moves: list[VerifierMove] = []
+        self.readers: set[PoolMember] = set()
         self.read_again = 0
         self.on_move: Callable[[Verifier], None] | None = None
         self._pool = pool
@@ -206,12 +208,9 @@ class PooledSession:
                     return  # the other verifier answers
                 event = VerifierFailed(error)
             case VerifierConnected():
-                if self.assigned.moves and not self._session.rounds:
-                    self.assigned.read_again += self._prompt_tokens + event.length
-                self._offered = None
-                self._cancel_watching()
+                self._record_connected(event)
             case VerifierLost(retry_after) if retry_after is not None:
-                self.assigned.member.record_busy(now=monotonic())
+                self._record_refused()
                 if self._move(f"it takes no session for {retry_after:g} s"):
                     event = VerifierLost()
             case VerifierFailed(error):
@@ -223,6 +222,18 @@ class PooledSession:
         if isinstance(event, VerifierFailed):
             self._end()  # nothing follows it, though another verifier may come back
         self._emit(event)
+
+    def _record_connected(self, event: VerifierConnected) -> None:
+        if self.assigned.readers - {self.assigned.member} and not self._session.rounds:
+            self.assigned.read_again += self._prompt_tokens + event.length
+        self.assigned.readers.add(self.assigned.member)
+        self._offered = None
+        self._cancel_watching()
+
+    def _record_refused(self) -> None:
+        self.assigned.member.record_busy(now=monotonic())
+        if not self._session.rounds:  # the session may be used before the server has answered, and wasn't taken
+            self.assigned.readers.discard(self.assigned.member)
 
     def _leave(self, error: StreamcoError) -> bool:
         """Move away from a verifier that failed, and leave it out if it failed for all answers; return False if there is no other."""
