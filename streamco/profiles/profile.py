@@ -160,7 +160,7 @@ class Profile(Struct, frozen=True, kw_only=True):
             if version != PROFILE_VERSION:
                 raise ConfigError(f"{where}: expected profile version {PROFILE_VERSION}, got {version}")
             return msgspec.json.decode(data, type=cls, dec_hook=_from_plain)
-        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
             raise ConfigError(f"{where}: expected a profile in JSON, got: {error}") from error
 
 
@@ -172,7 +172,7 @@ def _unknown_fields(data: bytes | None) -> dict[str, Any]:
     """Return the fields of a profile in JSON that this version of the package doesn't know; {}: it is none."""
     try:
         fields = {} if data is None else msgspec.json.decode(data, type=dict[str, Any])
-    except (msgspec.DecodeError, UnicodeDecodeError):
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return {}
     if fields.get("version") != PROFILE_VERSION:
         return {}

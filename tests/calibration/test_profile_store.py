@@ -43,7 +43,17 @@ def test_fields_of_a_later_version_stay_in_the_file(tmp_path: Path) -> None:
     assert json.loads(path.read_bytes())["colour"] == {"screen": [1, 2.5, None]}
 
 
-@pytest.mark.parametrize("content", [b"[1]", b"{", b"\xff", b'{"version": 2, "colour": 1}', b'{"colour": 1}'])
+DEEP = b'{"version": 1, "colour": ' + b"[" * 100_000 + b"]" * 100_000 + b"}"
+
+
+def test_a_file_that_is_nested_too_deeply_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "phone.json"
+    path.write_bytes(DEEP)
+    with pytest.raises(ConfigError, match=r"phone\.json: expected a profile in JSON"):
+        load_profile(path)
+
+
+@pytest.mark.parametrize("content", [DEEP, b"[1]", b"{", b"\xff", b'{"version": 2, "colour": 1}', b'{"colour": 1}'])
 def test_of_a_file_that_holds_no_profile_nothing_stays(content: bytes, tmp_path: Path) -> None:
     path = tmp_path / "phone.json"
     path.write_bytes(content)

@@ -62,5 +62,5 @@ class OpeningStream:
 
     @property
     def _is_possible(self) -> bool:
-        is_read = not self._draft_state.is_reading_prompt
-        return self._may_open and not is_read and self._remote.is_usable and not self._backpressure.is_requested
+        is_reading = self._may_open and self._draft_state.is_reading_prompt
+        return is_reading and self._remote.is_usable and not self._backpressure.is_requested
