@@ -9,7 +9,7 @@ while its owner extends, truncates and forks it, and has drafts verified or writ
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -421,7 +421,7 @@ class HoldingEngine(Engine, Protocol):
         """Hand in all tasks that are requested inside at once, so that they share a batch if they fit. Don't await inside."""
         ...
 
-    def hold(self, label: object = None, *, owner: str | None = None) -> TokenSequence:
+    def hold(self, label: Hashable = None, *, owner: str | None = None) -> TokenSequence:
         """Return a new, empty sequence. It takes one of ``held_sequences`` places with its first ids.
 
         If no place is left, the sequence that has been idle longest is evicted: its tasks end with reason ``evicted`` from then on. To go
@@ -434,5 +434,6 @@ class HoldingEngine(Engine, Protocol):
 
         Raises:
             EngineError: the engine is closed, or holds no sequences (``EngineOptions.held_sequences``).
+            UsageError: the label has no hash.
         """
         ...

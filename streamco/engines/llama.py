@@ -7,7 +7,7 @@ import logging
 import threading
 import time
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from functools import partial
 from pathlib import Path
@@ -220,11 +220,12 @@ class LlamaEngine:
         """Hand in all tasks that are requested inside at once; see ``HoldingEngine.together``."""
         return self._loop.together()
 
-    def hold(self, label: object = None, *, owner: str | None = None) -> TokenSequence:
+    def hold(self, label: Hashable = None, *, owner: str | None = None) -> TokenSequence:
         """Return a new, empty sequence; see ``HoldingEngine.hold``.
 
         Raises:
             EngineError: the engine was loaded without ``held_sequences``.
+            UsageError: the label has no hash.
         """
         if not self.options.held_sequences:
             raise EngineError("hold: expected an engine with EngineOptions(held_sequences=...) above 0, got 0")

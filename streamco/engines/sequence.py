@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from contextlib import suppress
 from typing import Protocol
 
@@ -49,11 +49,19 @@ class Vocabulary(Protocol):
 
 
 class HeldSequence:
-    """Implements ``TokenSequence``, and ``TaskOwner`` for its tasks. From ``ids`` on, the fields belong to the engine's thread."""
+    """Implements ``TokenSequence``, and ``TaskOwner`` for its tasks. From ``ids`` on, the fields belong to the engine's thread.
+
+    Raises:
+        UsageError: the label has no hash, by which the engine's thread counts.
+    """
 
     def __init__(
-        self, engine: EngineHandle, vocabulary: Vocabulary, label: object = None, *, owner: str | None = None, exists: bool = True
+        self, engine: EngineHandle, vocabulary: Vocabulary, label: Hashable = None, *, owner: str | None = None, exists: bool = True
     ) -> None:
+        try:
+            hash(label)
+        except TypeError as error:
+            raise UsageError(f"label: expected a value with a hash, got {type(label).__name__}") from error
         self.label = label
         self.owner = owner
         self.engine = engine

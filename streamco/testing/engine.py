@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import re
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from time import monotonic
 from typing import Any, Literal
@@ -227,11 +227,12 @@ class FakeEngine:
         """Number of paths that a tree draft may have."""
         return self.sequences.draft_paths
 
-    def hold(self, label: object = None, *, owner: str | None = None) -> HeldSequence:
+    def hold(self, label: Hashable = None, *, owner: str | None = None) -> HeldSequence:
         """Return a new, empty sequence.
 
         Raises:
             EngineError: the engine is closed.
+            UsageError: the label has no hash.
         """
         return self.sequences.hold(label, owner=owner)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import threading
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import contextmanager
 from statistics import median
 from time import monotonic
@@ -86,11 +86,12 @@ class FakeSequenceEngine:
         """Number of sequences with memory."""
         return self._table.held
 
-    def hold(self, label: object = None, *, owner: str | None = None) -> HeldSequence:
+    def hold(self, label: Hashable = None, *, owner: str | None = None) -> HeldSequence:
         """Return a new, empty sequence.
 
         Raises:
             EngineError: the engine is closed.
+            UsageError: the label has no hash.
         """
         with self._changed:
             self._check_open()

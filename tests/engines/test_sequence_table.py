@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import numpy as np
 import pytest
@@ -414,6 +415,13 @@ def test_in_private_mode_only_the_same_label_finds_what_was_read(make_engine: Ma
     first.close()
     extend(engine.hold("first"), b"secret plan is")
     assert "".join(batches()) == " i"
+
+
+def test_a_label_without_a_hash_is_refused_before_the_engines_thread_sees_it(make_engine: MakeEngine) -> None:
+    engine = make_engine(held_sequences=2, private=True)
+    label: Any = ["first"]
+    with pytest.raises(UsageError, match="label: expected a value with a hash, got list"):
+        engine.hold(label)
 
 
 def test_a_text_that_is_given_in_pieces_is_found_piece_by_piece(make_engine: MakeEngine) -> None:
