@@ -13,6 +13,7 @@ from msgspec import Struct
 
 from experiments.quality.records import CUTS, LENGTH, PAIRS, Answer, Key
 from experiments.tasks.scorers import rouge_1
+from streamco.engines.llamacpp.cache_dir import write_whole
 
 __all__ = ["RECORDED", "Measured", "Questions", "add_to_package", "measured", "read_package"]
 
@@ -82,9 +83,9 @@ def read_package(path: Path = RECORDED) -> Questions:
 
 
 def add_to_package(questions: Questions, path: Path = RECORDED) -> int:
-    """Add questions that aren't packaged; return how many are there now."""
+    """Add questions, also in place of packaged ones; return how many are there now."""
     lines = {(task, item): _line(task, item, answers) for task, item, answers in (*_each(read_package(path)), *_each(questions))}
-    path.write_bytes(b"".join(lines[place] for place in sorted(lines)))
+    write_whole(path, b"".join(lines[place] for place in sorted(lines)))
     return len(lines)
 
 

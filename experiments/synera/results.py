@@ -12,6 +12,7 @@ import msgspec
 from msgspec import Struct
 
 from experiments.synera.answers import WrittenAnswer
+from streamco.engines.llamacpp.cache_dir import write_whole
 from streamco.sim.fleet.answer_routing import perplexity
 
 __all__ = ["RECORDED", "Result", "add_to_package", "read_package"]
@@ -68,7 +69,7 @@ def read_package(path: Path = RECORDED) -> dict[str, dict[str, dict[str, Result]
 
 
 def add_to_package(task: str, results: Mapping[str, Mapping[str, Result]], path: Path = RECORDED) -> int:
-    """Add a task's questions; return how many of it are packaged now."""
+    """Add a task's questions, also in place of packaged ones; return how many of it are packaged now."""
     found = read_package(path)
     found[task] = found.get(task, {}) | {question: dict(cells) for question, cells in results.items()}
     lines = (
@@ -76,5 +77,5 @@ def add_to_package(task: str, results: Mapping[str, Mapping[str, Result]], path:
         for each in sorted(found)
         for question, cells in sorted(found[each].items())
     )
-    path.write_bytes(b"".join(lines))
+    write_whole(path, b"".join(lines))
     return len(found[task])
