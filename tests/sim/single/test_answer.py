@@ -187,6 +187,24 @@ def test_a_lossless_answer_is_the_targets_own_whatever_happens(part: int) -> Non
             raise AssertionError(f"seed {seed}: {error}") from error
 
 
+def test_an_answer_is_the_targets_own_whatever_happens_while_the_device_reads_the_prompt() -> None:
+    begun = 0
+    for seed in range(examples(200, thorough=4000)):
+        rng, scenario = Random(f"reading {seed}"), Scenario(seed, budget=1.0)
+        prior = EstimatesPrior(remote_step=rng.choice((0.05, 0.2, 0.5)), wait=rng.choice((0.01, 0.05, 0.2)))
+        scenario.pair = SpeculationEstimates(window=scenario.window, prior=prior)
+        scenario.options = replace(scenario.options, may_begin_by_stream=True, is_adaptive=True, has_remote=True)
+        scenario.device = replace(scenario.device, prompt_time=rng.choice((0.05, 0.2, 0.5, 2.0)))
+        outcome = scenario.run()
+        begun += outcome.report.why_remote == "the device reads the prompt"
+        try:
+            check_reader(scenario, outcome)
+            check_lossless(scenario, outcome)
+        except AssertionError as error:
+            raise AssertionError(f"seed {seed}: {error}") from error
+    assert begun > 0
+
+
 def check_lossless(scenario: Scenario, outcome: SpeculationOutcome) -> None:
     report = outcome.report
     assert report.device == 0 or (not report.is_exact and scenario.options.may_use_device)
