@@ -1,7 +1,7 @@
 """Does speculation beat the plain stream of the same verifier, with a real pair of models on one machine?
 
 Qwen2.5-Coder 0.5B drafts, 1.5B verifies, each on one thread and a core of its own, the server in a process of its own (``make models``
-fetches both). The target's weights are in Q4_0, which a CPU computes in tiles of four rows. Greedy answers to HumanEval's functions (code)
+fetches both). Weights are in Q4_0, which a CPU computes in tiles of four rows. Greedy answers to HumanEval's functions (code)
 and Alpaca's instructions (prose). Contenders take turns prompt by prompt: the stream alone, streamco as it is by default, and drafts
 alone. Server and device have read a prompt before the first contender's turn, so all find it. Tokens a second are those of whole answers.
 
@@ -99,10 +99,10 @@ def main() -> int:
     add_arguments(parser)
     parser.add_argument("--prompts", type=int, metavar="N", help="N prompts of each class (default: 50, with --quick 2)")
     parser.add_argument(
-        "--rtt-ms", type=float, default=0.0, metavar="MS", help="round trip of an emulated link (default: loopback as it is)"
+        "--rtt-ms", type=float, nargs="+", default=[0.0], metavar="MS", help="round trips of emulated links (default: 0, loopback as it is)"
     )
     parser.add_argument("--target", default="Q4_0", metavar="KIND", help="format of the target's weights (default: %(default)s)")
-    parser.add_argument("--draft", default="Q4_K_M", metavar="KIND", help="format of the draft model's weights (default: %(default)s)")
+    parser.add_argument("--draft", default="Q4_0", metavar="KIND", help="format of the draft model's weights (default: %(default)s)")
     parser.add_argument("--tokens", type=int, default=TOKENS, metavar="N", help="longest answer (default: %(default)s)")
     parser.add_argument("--exact", action="store_true", help="exact mode: every text must be the stream's own")
     options = parser.parse_args()
@@ -129,7 +129,7 @@ def model_of(name: str, kind: str) -> Path:
 
 
 @asynccontextmanager
-async def pair_site(*, target: str = "Q4_0", draft: str = "Q4_K_M", exact: bool = False, words: Sequence[str] = ()) -> AsyncIterator[Site]:
+async def pair_site(*, target: str = "Q4_0", draft: str = "Q4_0", exact: bool = False, words: Sequence[str] = ()) -> AsyncIterator[Site]:
     """A server of the large model and an engine of the small one, a core each."""
     large, small = await asyncio.to_thread(model_of, "1.5B", target), await asyncio.to_thread(model_of, "0.5B", draft)
     options = ("--model", str(large), "--model-name", "large", "--threads", "1", "--context", str(CONTEXT), "--port", "0", *words)
@@ -164,14 +164,25 @@ async def reported_costs(url: str, engine: LlamaEngine) -> RowCosts:
 
 
 async def measure(options: argparse.Namespace, count: int) -> tuple[list[Row], int]:
-    """Every contender says every prompt, in turns. Also returned: texts that differ from the stream's."""
+    """Every contender says every prompt, in turns, over each link. Also returned: texts that differ from the stream's."""
+    rows: list[Row] = []
+    differing = 0
+    async with pair_site(target=options.target, draft=options.draft, exact=options.exact) as site:
+        for milliseconds in options.rtt_ms:
+            found, texts = await measure_link(options, count, site, milliseconds / 1e3)
+            rows += found
+            differing += texts
+    return rows, differing
+
+
+async def measure_link(options: argparse.Namespace, count: int, site: Site, rtt: float) -> tuple[list[Row], int]:
+    """The same over one link, with new clients."""
     rows: list[Row] = []
     differing = 0
     async with AsyncExitStack() as stack:
-        site = await stack.enter_async_context(pair_site(target=options.target, draft=options.draft, exact=options.exact))
         address = site.url
-        if options.rtt_ms:
-            proxy = await stack.enter_async_context(LinkProxy(urlsplit(site.url).port or 0, rtt=options.rtt_ms / 1e3))
+        if rtt:
+            proxy = await stack.enter_async_context(LinkProxy(urlsplit(site.url).port or 0, rtt=rtt))
             address = f"http://127.0.0.1:{proxy.port}/v1"
         http = await stack.enter_async_context(aiohttp.ClientSession())
         clients = {name: await stack.enter_async_context(client_of(setting, site, address)) for name, setting in SETTINGS.items()}
@@ -182,7 +193,7 @@ async def measure(options: argparse.Namespace, count: int) -> tuple[list[Row], i
         for kind in CLASSES:
             tallies = {name: Tally() for name in clients}
             for turn, prompt in enumerate(prompts_of(kind, count)):
-                print(f"{kind} {turn + 1}", file=sys.stderr, flush=True)
+                print(f"rtt {1e3 * rtt:g} ms, {kind} {turn + 1}", file=sys.stderr, flush=True)
                 for name in (STREAM, DRAFTS):
                     await say(clients[name], prompt, 2)  # the prompt is read on both sides
                 order = list(clients)
@@ -190,15 +201,15 @@ async def measure(options: argparse.Namespace, count: int) -> tuple[list[Row], i
                     before = await read_stats(http, site.url)
                     await say(clients[name], prompt, options.tokens, both := (tallies[name], every[name]))
                     record_stats(both, before, await read_stats(http, site.url))
-            rows += rows_of(f"{kind}, {count} prompts{_link(options)}", tallies, site, options.rtt_ms / 1e3)
+            rows += rows_of(f"{kind}, {count} prompts{_link(options, rtt)}", tallies, site, rtt)
             differing += sum(differing_texts(tallies, name) for name in (DEFAULT, DRAFTS))
-        rows += rows_of(f"all, {2 * count} prompts{_link(options)}", every, site, options.rtt_ms / 1e3)
+        rows += rows_of(f"all, {2 * count} prompts{_link(options, rtt)}", every, site, rtt)
     return rows, differing
 
 
-def _link(options: argparse.Namespace) -> str:
+def _link(options: argparse.Namespace, rtt: float) -> str:
     mode = ", exact mode" if options.exact else ""
-    return f", {options.target}{mode}, rtt {options.rtt_ms:g} ms" if options.rtt_ms else f", {options.target}{mode}, loopback"
+    return f", {options.target}{mode}, rtt {1e3 * rtt:g} ms" if rtt else f", {options.target}{mode}, loopback"
 
 
 @asynccontextmanager
