@@ -3,7 +3,7 @@
     make models
     python -m experiments.synera run DIR --tasks gsm8k humaneval csqa sst2 cnndm xsum --items 100
     python -m experiments.synera package DIR      # adds the scores to experiments/synera/recorded.jsonl, without texts
-    python -m experiments.synera table            # of what is packaged, or with --folder of a run
+    python -m experiments.synera table            # of what is packaged, or with DIR of a run
 
 A run takes the tasks in turns and answers one question at a time with every contender, so that a run that is broken off is balanced; it
 goes on where it was. Packaged questions are not asked again (``--again`` asks them). The pair is in Q4_0, and not in exact mode: the
