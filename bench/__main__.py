@@ -32,6 +32,8 @@ BENCHES += (
     "split_ablation",
     "split_texts",
     "split_ttft",
+    "trees",
+    "imposed",
     "inversion",
     "draft_layer",
 )

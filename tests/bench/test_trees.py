@@ -45,7 +45,7 @@ def test_a_ratio_has_an_interval_around_it() -> None:
 
 def test_the_packaged_record_is_whole() -> None:
     answers = read_recorded()
-    assert {each.task for each in answers} == {"code", "prose"}
+    assert {each.task for each in answers} == {"humaneval", "alpaca"}
     assert all(len(each.shares) == len(each.ranks) and set(map(len, each.shares)) == {CHOICES} for each in answers)
     assert all(0 <= rank <= CHOICES for each in answers for rank in each.ranks)
     assert len(PRICES) == 4
