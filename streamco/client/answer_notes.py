@@ -211,8 +211,8 @@ def _without_drafts(driver: SpeculationDriver, report: Report, device: str, veri
         found["device alone"] = f"{device} wrote {figures.device} of {report.tokens} tokens alone, because {verifier} could not be reached"
     elif figures.budget >= 1.0 and not figures.is_exact:
         found["not exact"] = f"the answer is not exactly {verifier}'s own, because it tells only a part of what it draws from"
-    why = driver.machine.report.why_remote
-    if figures.rounds == 0 and figures.remote and why is not None:
+    done = driver.machine.report
+    if not done.verified and done.remote and (why := done.why_remote) is not None:
         found[f"not drafted: {why}"] = f"nothing was drafted, because {_WHY_NO_DRAFTS[why].format(verifier)}"
     return found
 

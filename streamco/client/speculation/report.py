@@ -147,7 +147,7 @@ def speculation_cost(driver: SpeculationDriver, record: SpeculationRecord) -> An
 
 def _reason(report: SpeculationReport, device: str, verifier: str, rule: str) -> str:
     """Return how the answer is generated, and why not by drafts if no draft has been verified."""
-    if report.remote and not report.rounds:
+    if report.remote and not report.verified:
         return f"{verifier} generates alone: {report.why_remote}"
     return f"{device} drafts, {verifier} verifies by {rule}"
 

@@ -170,6 +170,23 @@ async def test_drafting_that_would_be_slower_is_said(world: World) -> None:
             assert stream.report.dispatch.reason == "server generates alone: drafting is slower"
 
 
+async def test_a_device_that_reads_the_prompt_until_the_answer_has_ended_is_said() -> None:
+    world = World(step_time=lambda rows, tokens: 60.0)
+    world.wake()
+    tuning = SpeculationTuning(prior=EstimatesPrior(remote_step=0.3, wait=0.1, step_times=(0.02,)))
+    async with world.served() as url:
+        server = OpenAIEndpoint("large", base_url=url, name="server")
+        options = SpeculationOptions(tuning=tuning)
+        async with holding_nothing_new(), Client(DeviceEndpoint(world.engine), server, mode="speculate", speculation=options) as client:
+            stream = client.stream(PROMPT, temperature=0, max_tokens=4)
+            assert await tokens_text(stream) == world.text(most=4)
+            assert stream.report.speculation is not None
+            assert stream.report.speculation.rounds == 1
+            assert stream.report.notes == ["nothing was drafted, because the device was still reading the prompt"]
+            assert stream.report.dispatch.reason == "server generates alone: the device reads the prompt"
+    world.close()
+
+
 async def test_a_device_that_fails_in_a_speculated_answer_is_named(world: World) -> None:
     async with world.scripted() as verifier, world.speculating(verifier) as client:
         stream = client.stream(PROMPT, temperature=0)
