@@ -62,8 +62,9 @@ def test_a_system_prompt_stands_in_front_of_every_prompt(tmp_path: Path) -> None
 @pytest.mark.parametrize("name", packaged_traces())
 def test_packaged_traces_say_what_they_are_and_have_confidences_and_ranks(name: str) -> None:
     about = read_about(name)
-    assert "SmolLM2" in about["target"]
-    assert "SmolLM2" in about["draft"]
+    model = "Qwen2.5-Coder" if name.endswith("_qwen") else "SmolLM2"
+    assert model in about["target"]
+    assert model in about["draft"]
     for row in read_trace(name):
         assert len(row.accepted) == len(row.confidences) == len(row.ranks) == row.output_tokens
         assert row.arrival is row.device is None
