@@ -211,17 +211,20 @@ async def answer_all(contender: Contender) -> Tally:
         url = await stack.enter_async_context(serving(target))
         proxy = await stack.enter_async_context(LinkProxy(urlsplit(url).port or 0, rtt=rtt, mbps=mbps))
         server = streamco.OpenAIEndpoint(target.info.name, base_url=f"http://127.0.0.1:{proxy.port}/v1", name="server")
-        if contender.setting is None:
-            client = streamco.Client(server=server)
-        else:
-            client = streamco.Client(streamco.DeviceEndpoint(device), server, mode="speculate", speculation=contender.setting)
+        reader, client = (
+            streamco.Client(server=server)
+            if setting is None
+            else streamco.Client(streamco.DeviceEndpoint(device), server, mode="speculate", speculation=setting)
+            for setting in (UNADAPTIVE, contender.setting)
+        )
+        await stack.enter_async_context(reader)
         await stack.enter_async_context(client)
         http = await stack.enter_async_context(aiohttp.ClientSession())
         for number in range(WARM_UPS):
             await say(client, replay.prompt(number), TOKENS, 0.0, Tally())
         for number in range(WARM_UPS, len(contender.answers)):
             if contender.unread is None:
-                await say(client, replay.prompt(number), 2, 0.0, Tally())
+                await say(reader, replay.prompt(number), 2, 0.0, Tally())  # both sides read the prompt
             before = await read_stats(http, url)
             await say(client, replay.prompt(number), TOKENS, 0.0, tally)
             after = await read_stats(http, url)
