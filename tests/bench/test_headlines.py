@@ -23,6 +23,7 @@ RESULTS, DISCO, FIDELITY, MIGRATION = "bench/RESULTS.md", "docs/results_disco.md
 SPLIT = "docs/split-measured.md"
 SPECULATE = "headline: Q4_0 for Q8_0, llama2-70b-a100x2, RTT {} ms, 10 Mbps, 8 x 64 tokens"
 RTTS = (10, 30, 60, 120)
+IMPOSED = ("streamco", "streamco, chains", "always drafts, trees", "always drafts, chains")
 PHONES = {
     "pixel7-bloom-1.1b": "Pixel 7, BLOOM-1.1B",
     "pixel7-bloom-560m": "Pixel 7, BLOOM-560M",
@@ -171,22 +172,31 @@ def fidelity_headlines() -> Iterator[Headline]:
 
 
 def pair_headlines() -> Iterator[Headline]:
-    cases = {
-        "code, 8 prompts, Q4_0, loopback": "code (HumanEval, 8 prompts), loopback",
-        "prose, 8 prompts, Q4_0, loopback": "prose (Alpaca, 8 prompts), loopback",
-        "all, 16 prompts, Q4_0, loopback": "both, loopback",
-        "code, 4 prompts, Q4_0, rtt 30 ms": "code (4 prompts), round trip 30 ms",
-        "prose, 4 prompts, Q4_0, rtt 30 ms": "prose (4 prompts), round trip 30 ms",
-        "all, 8 prompts, Q4_0, rtt 30 ms": "both, round trip 30 ms",
+    kinds = {
+        "code, 10 prompts": "code (HumanEval, 10 prompts)",
+        "prose, 10 prompts": "prose (Alpaca, 10 prompts)",
+        "all, 20 prompts": "both",
     }
+    links = {"loopback": "loopback", "rtt 30 ms": "round trip 30 ms", "rtt 60 ms": "round trip 60 ms"}
     ratio = "rate over the stream's [x]"
-    times = {case: f"{value('pair', case, ratio):.2f}" for case in cases}
-    for case, label in cases.items():
+    for (link, length), (kind, label) in product(links.items(), kinds.items()):
+        case = f"{kind}, Q4_0, {link}"
         rates = [f"{value('pair', case, 'rate [tokens/s]', name):.3g}" for name in ("stream", "streamco")]
-        unit = " tokens/s" if "code, 8" in case else ""
-        yield Headline("docs/speculation.md", f"| {label} | {rates[0]}{unit} | {rates[1]}{unit} | **{times[case]}** |")
-    code, prose, *_ = times.values()
-    yield Headline("README.md", f"code came {code} times as fast as the server's own stream, and prose {prose} times")
+        times = [f"{value('pair', case, ratio, name):.2f}" for name in ("streamco", "drafts alone", "bound")]
+        unit = " tokens/s" if (link, kind) == ("loopback", "code, 10 prompts") else ""
+        shown = f"| {label}, {length} | {rates[0]}{unit} | {rates[1]}{unit} | **{times[0]}** | {times[1]} | {times[2]} |"
+        yield Headline("docs/speculation.md", shown)
+    for rtt, (kind, label) in product(
+        (10, 30, 60), {"humaneval, 25 prompts": "code (HumanEval)", "alpaca, 25 prompts": "prose (Alpaca)"}.items()
+    ):
+        case = f"{kind}, RTT {rtt} ms"
+        times = [f"{value('imposed', case, ratio, name):.2f}" for name in IMPOSED]
+        rate = f"{value('imposed', case, 'rate [tokens/s]', 'stream'):.3g}"
+        yield Headline("docs/speculation.md", f"| {label}, {rtt} ms | {rate} | **{times[0]}** | {' | '.join(times[1:])} |")
+    large = [f"{value('imposed', f'{kind}, 25 prompts, RTT 30 ms', ratio):.2f}" for kind in ("humaneval", "alpaca")]
+    small = [f"{value('pair', f'{kind}, 10 prompts, Q4_0, loopback', ratio):.2f}" for kind in ("code", "prose")]
+    yield Headline("README.md", "code came {} times as fast as the server's own stream, and prose {} times".format(*large))
+    yield Headline("README.md", "on the machine's other core it was {} and {} times".format(*small))
 
 
 def split_headlines() -> Iterator[Headline]:
