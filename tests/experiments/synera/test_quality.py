@@ -66,15 +66,6 @@ def recorded(question: str, cells: dict[str, dict[str, Any]]) -> str:
     return json.dumps({"question": question, "prompt_tokens": 3, "max_tokens": 8, "cells": cells})
 
 
-def test_a_package_has_what_the_tables_need_and_grows(tmp_path: Path) -> None:
-    path = tmp_path / "recorded.jsonl"
-    assert read_package(path) == {}
-    assert add_to_package("sst2", {"q1": QUESTIONS[0]}, path) == 1
-    assert add_to_package("csqa", {"q1": QUESTIONS[1]}, path) == 1
-    assert add_to_package("sst2", {"q2": QUESTIONS[2]}, path) == 2
-    assert read_package(path) == {"csqa": {"q1": QUESTIONS[1]}, "sst2": {"q1": QUESTIONS[0], "q2": QUESTIONS[2]}}
-
-
 def test_packaged_answers_are_put_into_a_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     page, path = tmp_path / "page.md", tmp_path / "recorded.jsonl"
     add_to_package("sst2", {f"q{number}": question for number, question in enumerate(QUESTIONS)}, path)
