@@ -115,8 +115,7 @@ class Replay:
             for rank, share in enumerate(answer.shares[place])
             if share
         }
-        best = max(chosen.values(), default=0.0)
-        return chosen if best else {self._others[0]: 1.0}
+        return chosen or {self._others[0]: 1.0}
 
     def pieces(self, request: GenerationRequest) -> list[str]:
         """Return what the target's stream has still to say."""

@@ -9,7 +9,7 @@ from multiprocessing import get_context
 from statistics import fmean
 from typing import Any
 
-__all__ = ["Means", "means_of", "run_all", "show_table"]
+__all__ = ["Means", "format_table", "means_of", "run_all", "show_table"]
 
 Means = Mapping[tuple[Any, ...], Mapping[Any, float]]
 """Of one figure: by the values of all swept settings but one, then by that one's."""
@@ -23,9 +23,13 @@ def run_all(function: Callable[..., Any], jobs: Iterable[Sequence[Any]], process
 
 def show_table(title: str, head: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
     """In Markdown."""
-    print(f"\n{title}\n\n| {' | '.join(head)} |\n|{'---|' * len(head)}")
-    for row in rows:
-        print(f"| {' | '.join(row)} |")
+    print(format_table(title, head, rows))
+
+
+def format_table(title: str, head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """Return a table in Markdown, with an empty line before its title."""
+    lines = (f"| {' | '.join(row)} |" for row in rows)
+    return "\n".join((f"\n{title}\n\n| {' | '.join(head)} |\n|{'---|' * len(head)}", *lines))
 
 
 def means_of(scenarios: Iterable[Mapping[str, Any]], column: str, figure: str) -> Means:

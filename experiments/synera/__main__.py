@@ -14,13 +14,12 @@ contenders' rows share batches, which cost less together. What the contenders do
 from __future__ import annotations
 
 import argparse
-import io
 import json
 import math
 import sys
 import time
 from collections.abc import Mapping, Sequence
-from contextlib import closing, redirect_stdout
+from contextlib import closing
 from pathlib import Path
 
 from bench.pairs import model_file
@@ -30,7 +29,7 @@ from experiments.synera.quality import Quality, qualities, with_whole_answers
 from experiments.synera.recording import read_results, record
 from experiments.synera.results import Result, add_to_package, read_package
 from experiments.synera.rules import RULES, Cell, cells_of
-from experiments.tables import show_table
+from experiments.tables import format_table
 from experiments.tasks.intervals import Interval
 from tools.fetch_models import MODELS
 
@@ -95,27 +94,22 @@ def _show(options: argparse.Namespace) -> None:
         found = {task: [*questions.values()] for task, questions in read_package().items() if task in options.tasks}
     else:
         found = {task: [*read_results(options.folder, task).values()] for task in _recorded(options)}
-    text = io.StringIO()
-    with redirect_stdout(text):
-        for task, recorded in found.items():
-            _show_task(task, recorded, options)
+    text = "\n".join(_format_task(task, recorded, options) for task, recorded in found.items())
     if options.update:
         page = options.update.read_text(encoding="utf-8")
-        options.update.write_text(update_page(page, text.getvalue().strip()), encoding="utf-8")
-    else:
-        print(text.getvalue(), end="")
+        options.update.write_text(update_page(page, text.strip()), encoding="utf-8")
+    elif text:
+        print(text)
 
 
-def _show_task(task: str, recorded: Sequence[Mapping[str, Result]], options: argparse.Namespace) -> None:
+def _format_task(task: str, recorded: Sequence[Mapping[str, Result]], options: argparse.Namespace) -> str:
     results = with_whole_answers(recorded, options.budgets)
     answers = [Cell("answers", budget).name for budget in options.budgets]
     found = qualities(results, [*recorded[0], *answers])
     if options.json:
-        for quality in found:
-            print(json.dumps({"task": task, "questions": len(results), **quality.row()}))
-    else:
-        head = ["", "score", "less the device's", "times the device's", "less confidence's", "server's tokens", "sent"]
-        show_table(f"**{task}**, {len(results)} questions", head, map(_line, found))
+        return "\n".join(json.dumps({"task": task, "questions": len(results), **quality.row()}) for quality in found)
+    head = ["", "score", "less the device's", "times the device's", "less confidence's", "server's tokens", "sent"]
+    return format_table(f"**{task}**, {len(results)} questions", head, map(_line, found))
 
 
 def _line(quality: Quality) -> list[str]:
