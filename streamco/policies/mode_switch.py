@@ -10,7 +10,8 @@ with the time in which the plain remote stream would have given the same tokens:
 
 - Drafting goes on only while a further round that gives a single token, and the return to the stream, would leave the loss within 2 % of
   the total time. At the start the loss of up to three such rounds is allowed, because two of the first rounds may well be bad luck.
-- If the model speaks against drafting, one round is tried as soon as its loss would stay within 1 %. So drafting is found again.
+- If the model speaks against drafting, one round is tried as soon as its loss would stay within 1 %. So drafting is found again. What
+  drafting saved before then counts no more: it is for rounds that fail although the model speaks for them.
 
 In this account the rate is never below 0.98 of the plain remote stream in the long run, whatever the link and the models do. In the first
 256 tokens of a pair of models it is not below 0.95.
@@ -71,6 +72,7 @@ class RoundConditions(Struct, frozen=True, kw_only=True):
         hit_rate: share of rounds after which a pre-drafted branch is adopted, 0..1.
         ahead: mean time by which a round is shorter, because its draft was sent before the verdict on the last one came.
         slowdown: time of a step on all branches together, in steps of the draft alone.
+        adopted: measured tokens of an adopted branch; None: as many as all branches together reach during the wait, by ``slowdown``.
         budget: share of draft tokens that are verified, above 0 up to 1; the others cost a draft step each.
         round_tokens: measured tokens of a verified round; None: E(alpha, gamma).
         row_costs: further time of the verifier by the rows of a round, its draft tokens and one; None: it is in ``verify``.
@@ -88,6 +90,7 @@ class RoundConditions(Struct, frozen=True, kw_only=True):
     hit_rate: float = 0.0
     ahead: float = 0.0
     slowdown: float = 1.0
+    adopted: float | None = None
     budget: float = 1.0
     round_tokens: float | None = None
     row_costs: RowCosts | None = None
@@ -134,7 +137,10 @@ def round_seconds(conditions: RoundConditions, *, is_parallel: bool) -> float:
     if math.isinf(conditions.wait):
         return math.inf
     if is_parallel:
-        steps = min(conditions.window, int(conditions.wait / (conditions.draft_step * conditions.slowdown) + 1e-9))
+        reached = conditions.adopted
+        if reached is None:
+            reached = int(conditions.wait / (conditions.draft_step * conditions.slowdown) + 1e-9)
+        steps = min(conditions.window, reached)
         drafting -= conditions.hit_rate * steps * conditions.draft_step
         return drafting + max(0.0, conditions.wait - conditions.ahead)
     return drafting + conditions.wait
@@ -158,10 +164,13 @@ def predict_rates(conditions: RoundConditions) -> Rates:
 
 
 def best_window(conditions: RoundConditions, *, is_parallel: bool, max_window: int = MAX_WINDOW) -> int:
-    """Return the window of 1 to ``max_window`` tokens with the highest predicted rate; of equal ones the shortest."""
+    """Return the window of 1 to ``max_window`` tokens with the highest predicted rate; of equal ones the shortest.
+
+    What was measured at one window (``round_tokens``, ``adopted``) isn't used.
+    """
 
     def rate(window: int) -> float:
-        rates = predict_rates(replace(conditions, window=window, round_tokens=None))
+        rates = predict_rates(replace(conditions, window=window, round_tokens=None, adopted=None))
         return rates.parallel if is_parallel else rates.waiting
 
     return max(range(1, max_window + 1), key=lambda window: (rate(window), -window))
@@ -243,6 +252,7 @@ class ModeSwitch:
         mode = self._vote("speculate" if pays else "remote")
         self._is_drafting = mode == "speculate" and self._has_credit(conditions, opening)
         if mode == "remote" and not pays:
+            self.lost_seconds = max(0.0, self.lost_seconds)
             self._is_probe = self.lost_seconds + self._worst + opening + return_time <= _PROBE_LOSS * self.seconds
         return "speculate" if self._is_drafting or self._is_probe else "remote"
 

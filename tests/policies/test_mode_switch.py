@@ -29,6 +29,7 @@ conditions = st.builds(
     rtt=st.floats(0.0, 0.5),
     hit_rate=st.floats(0.0, 1.0),
     slowdown=st.floats(1.0, 4.0),
+    adopted=st.none() | st.floats(0.0, 12.0),
     budget=st.floats(0.05, 1.0),
 )
 
@@ -49,6 +50,9 @@ def test_a_pre_drafted_branch_saves_the_steps_that_fit_into_the_wait() -> None:
     slow = replace(half, slowdown=1.5)
     assert round_seconds(slow, is_parallel=True) == pytest.approx(0.17 - 0.5 * 3 * 0.02)
     assert round_seconds(replace(LARGE, hit_rate=1.0), is_parallel=True) == pytest.approx(0.09)
+    assert round_seconds(replace(slow, adopted=2.5), is_parallel=True) == pytest.approx(0.17 - 0.5 * 2.5 * 0.02)  # measured
+    assert round_seconds(replace(slow, adopted=9.0), is_parallel=True) == pytest.approx(0.17 - 0.5 * 4 * 0.02)
+    assert best_window(replace(half, adopted=1.0), is_parallel=True) == best_window(half, is_parallel=True)
 
 
 def test_drafts_that_are_sent_ahead_make_rounds_shorter_where_drafting_goes_on_in_parallel() -> None:
@@ -93,7 +97,7 @@ def test_more_acceptance_is_never_slower_and_a_longer_link_never_faster(state: R
 @given(conditions, st.booleans())
 def test_no_window_beats_the_best_one(state: RoundConditions, is_parallel: bool) -> None:
     def rate(window: int) -> float:
-        rates = predict_rates(replace(state, window=window))
+        rates = predict_rates(replace(state, window=window, adopted=None))
         return rates.parallel if is_parallel else rates.waiting
 
     best = best_window(state, is_parallel=is_parallel)
@@ -304,6 +308,21 @@ def test_a_session_that_is_dear_to_open_is_opened_when_there_is_time_for_it() ->
         switch = ModeSwitch(is_lossless=True)
         switch.record("remote", seconds=seconds, tokens=1, remote_step=0.06)
         assert switch.choose(LARGE, opening=opening) == mode
+
+
+def test_savings_are_not_spent_on_rounds_against_the_forecast() -> None:
+    switch = ModeSwitch(is_lossless=True)
+    for _ in range(200):  # drafting saves a second
+        assert switch.choose(LARGE) == "speculate"
+        switch.record("speculate", seconds=0.1, tokens=3, remote_step=0.06)
+    assert switch.lost_seconds < -0.9
+    bad = replace(LARGE, acceptance=0.1)
+    tried = 0
+    for _ in range(10):
+        if switch.choose(bad) == "speculate":
+            tried += 1
+            switch.record("speculate", seconds=0.17, tokens=1, remote_step=0.06)
+    assert tried <= 3, "two until the mode changes, and what fits into 1 % of the time"
 
 
 def test_a_round_against_the_forecast_costs_the_way_back_too() -> None:

@@ -12,7 +12,6 @@ from streamco.profiles.row_costs import RowCosts
 __all__ = ["DecayedRatio", "Ewma", "RemoteStepTime", "RoundTrip", "DraftStepTimes"]
 
 WEIGHT = 0.15  # of a new time
-_FIRST_WEIGHT = 0.5  # of the first time of its kind, against a prior
 _UNKNOWN_REMOTE_STEP = 0.05  # seconds, until it is measured
 _SAMPLE = 3  # tokens of a stream that are enough to measure its pace again
 _STALE_PER_TOKEN, _MAX_STALE = 64, 2048  # drafted tokens after which a pace is stale: for each streamed token that was measured; at most
@@ -80,6 +79,9 @@ class Ewma:
 class DraftStepTimes:
     """Seconds of the draft model's step, by the number of sequences in its batch.
 
+    A draft beside a stream may take longer than others: where device and server share a memory, both read their weights from it at
+    once. So such a time counts only until one of a draft that is to be verified is known.
+
     Args:
         prior: seconds of a step on 1, 2, ... sequences, until they are measured.
     """
@@ -87,7 +89,8 @@ class DraftStepTimes:
     def __init__(self, prior: Sequence[float]) -> None:
         self._prior = tuple(prior)
         self._times = list(prior)
-        self._measured: set[int] = set()  # numbers of sequences
+        self._measured: dict[int, int] = {}  # drafts that were measured, by numbers of sequences
+        self._beside_stream: set[int] = set()  # numbers of sequences that were measured beside a stream only
 
     @property
     def times(self) -> Sequence[float]:
@@ -99,13 +102,23 @@ class DraftStepTimes:
         """True once any step was measured."""
         return bool(self._measured)
 
-    def record(self, sequences: int, tokens: int, seconds: float) -> None:
-        """Record that ``tokens`` steps on ``sequences`` took ``seconds``; impossible figures are ignored."""
+    def record(self, sequences: int, tokens: int, seconds: float, *, is_beside_stream: bool = False) -> None:
+        """Record that ``tokens`` steps on ``sequences`` took ``seconds``; impossible figures are ignored.
+
+        The prior and the first times have equal weights, later ones that of a moving average.
+        """
         if not tokens or seconds <= 0.0 or not 1 <= sequences <= len(self._times):
             return
-        weight = WEIGHT if sequences in self._measured else _FIRST_WEIGHT
-        self._measured.add(sequences)
-        self._times[sequences - 1] += weight * (seconds / tokens - self._times[sequences - 1])
+        known = self._measured.get(sequences, 0)
+        if is_beside_stream and sequences in self._measured and sequences not in self._beside_stream:
+            return
+        if is_beside_stream:
+            self._beside_stream.add(sequences)
+        elif sequences in self._beside_stream:
+            self._beside_stream.remove(sequences)
+            known = -1  # it takes the place of those
+        self._measured[sequences] = known + 1
+        self._times[sequences - 1] += max(WEIGHT, 1.0 / (known + 2)) * (seconds / tokens - self._times[sequences - 1])
         for position in range(len(self._times)):
             if position + 1 not in self._measured:
                 self._times[position] = self._estimate(position + 1)
@@ -209,6 +222,9 @@ class RoundTrip:
 class RemoteStepTime:
     """Seconds between two tokens of the remote stream, and whether they should be measured again.
 
+    Where device and server share a memory, a stream is slower while the device drafts. So times beside a draft count only until others
+    are known.
+
     Args:
         prior: seconds; None: not known, so it is measured before anything is drafted.
 
@@ -223,13 +239,18 @@ class RemoteStepTime:
         self.seconds = _UNKNOWN_REMOTE_STEP if prior is None else prior
         self.is_known = prior is not None
         self._events = round(1.0 / WEIGHT) if self.is_known else 0
+        self._is_beside_draft = prior is None  # no other time is known
         self._streamed = _MAX_STALE if self.is_known else 0  # tokens of streams that were measured
         self._streamed_lately = 0  # of those, since drafts gave the last tokens
         self._drafted = 0  # tokens that drafts gave since the pace was last measured
 
-    def record(self, tokens: int, seconds: float) -> None:
-        """Record that ``tokens`` of a stream came in ``seconds``."""
+    def record(self, tokens: int, seconds: float, *, is_beside_draft: bool = False) -> None:
+        """Record that ``tokens`` of a stream came in ``seconds``; ``is_beside_draft``: while the device drafted."""
+        if is_beside_draft and not self._is_beside_draft:
+            return
         if tokens and seconds > 0.0:
+            if not is_beside_draft and self._is_beside_draft:
+                self._is_beside_draft, self._events = False, 0
             self._events += 1  # the first tokens may come together, however slow the stream, so the first events have equal weights
             self.seconds += max(WEIGHT, 1.0 / self._events) * (seconds / tokens - self.seconds)
             self.is_known = True

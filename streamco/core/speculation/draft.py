@@ -34,6 +34,7 @@ class DraftSequence:
         importance: mean importance of its tokens; None: not measured.
         earlier: number of its first tokens that earlier commands wrote.
         earlier_importance: mean importance of those first tokens; None: not measured.
+        is_beside_stream: the remote stream gives the answer meanwhile, and the draft is only compared with it.
         is_timed: the command's whole duration is drafting time, because there is little to read first.
         first_at: when the first tokens of this command came, seconds.
         first: number of tokens that came then.
@@ -52,6 +53,7 @@ class DraftSequence:
     importance: float | None = None
     earlier: int = 0
     earlier_importance: float | None = None
+    is_beside_stream: bool = False
     is_timed: bool = False
     first_at: float = 0.0
     first: int = 0

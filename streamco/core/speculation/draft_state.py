@@ -86,13 +86,14 @@ class DraftState:
         self.failure = error
         self.drop()
 
-    def start(self, committed: Sequence[int], count: int, *, now: float) -> None:
-        """Drop all drafts and draft ``count`` tokens after the committed ones."""
+    def start(self, committed: Sequence[int], count: int, *, is_beside_stream: bool = False, now: float) -> None:
+        """Drop all drafts and draft ``count`` tokens after the committed ones; ``is_beside_stream``: while a stream continues them."""
         self.drop()
         length = self._peer.common_length(committed)
         ids = tuple(committed[length:])
         self._peer.update(length, ids)
-        self.trunk = DraftSequence(self._next_version(), count, now, is_timed=self._has_drafted and len(ids) <= _CORRECTION)
+        is_timed = self._has_drafted and len(ids) <= _CORRECTION
+        self.trunk = DraftSequence(self._next_version(), count, now, is_beside_stream=is_beside_stream, is_timed=is_timed)
         self._emit(DraftTokens(self.trunk.version, length, ids, count))
 
     def extend(self, draft: DraftSequence, count: int, *, now: float) -> None:
@@ -192,7 +193,7 @@ class DraftState:
 
     def _measure_trunk(self, draft: DraftSequence, now: float) -> None:
         if (measured := draft.drafting_time(now=now)) is not None:
-            self._estimates.record_draft(1, *measured)
+            self._estimates.record_draft(1, *measured, is_beside_stream=draft.is_beside_stream)
 
     def stop_trunk(self, *, now: float) -> None:
         """Stop drafting on the trunk, because its tokens are verified or committed as they are."""
@@ -230,7 +231,9 @@ class DraftState:
             committed: tokens of the answer, the verdict's included.
             token: the verdict's last token; None: no verdict arrived, and the draft is committed by the device alone.
         """
-        self._report.hits += token is not None
+        if token is not None:
+            self._report.hits += 1
+            self._estimates.record_adopted(len(draft.tokens))
         self._report.adopted += len(draft.tokens)
         is_trunk_branch = draft.is_trunk_branch
         draft.adopt(token)

@@ -40,6 +40,7 @@ acceptance rate that confidence bends. "sampled" draws the position and the corr
 does; the others rank all branches."""
 
 _DECAY = 0.98  # what a draft token or a round counts for after the next one
+_ADOPTED_DECAY = 0.9  # what a branch that was adopted counts for after the next one, because windows change
 _FIRST_WEIGHT = 0.5  # of a new opening share
 _CONFIDENCE_WEIGHT = 0.05  # of a new token's confidence
 _PRIOR_AHEAD = 0.4  # share of rounds in which the next draft is sent ahead, until it is measured: less than in most simulations
@@ -86,6 +87,22 @@ class _Forecasting(NamedTuple):
 
     kind: Forecast
     rng: Random
+
+
+class _RoundAverages(NamedTuple):
+    """What rounds were like.
+
+    Attributes:
+        hit_rate: share of rounds that began with an adopted branch.
+        adopted: tokens of such a branch.
+        ahead_rate: share of rounds after which the next draft had been sent ahead.
+        gain: tokens of a round over those that the acceptance rate promises for a draft of its length.
+    """
+
+    hit_rate: DecayedRatio
+    adopted: DecayedRatio
+    ahead_rate: DecayedRatio
+    gain: DecayedRatio
 
 
 class SpeculationEstimates:
@@ -150,9 +167,12 @@ class SpeculationEstimates:
         self._recent_chance = Ewma(min(prior.acceptance, self._calibration.acceptance(1.0)), 1.0 - _DECAY)
         self._has_confidence = prior.mean_confidence is not None
         # Rounds
-        self._hit_rate = DecayedRatio(_DECAY, prior.hit_rate, _PRIOR_ROUNDS)
-        self._ahead_rate = DecayedRatio(_DECAY)
-        self._round_tokens = DecayedRatio(_DECAY)
+        self._rounds = _RoundAverages(
+            hit_rate=DecayedRatio(_DECAY, prior.hit_rate, _PRIOR_ROUNDS),
+            adopted=DecayedRatio(_ADOPTED_DECAY),
+            ahead_rate=DecayedRatio(_DECAY),
+            gain=DecayedRatio(_DECAY),
+        )
 
     # Several verifiers
 
@@ -218,6 +238,7 @@ class SpeculationEstimates:
             is_hit: a branch was adopted; None: there were no branches.
             has_sibling: a sibling was accepted after those tokens.
         """
+        expected_acceptance = self.acceptance
         for position, confidence in enumerate(confidences):
             self._confidence.record(confidence)
             if position <= accepted:
@@ -230,9 +251,10 @@ class SpeculationEstimates:
             self._remote_step.since_verdict = 0
             length = next((end for end in range(1, len(confidences)) if self.should_end(confidences[:end])), len(confidences))
             self._window.record_length(length, has_ended=self.should_end(confidences))
-            self._round_tokens.record(min(accepted, length) + 1 + (has_sibling and accepted < length))
+            tokens = min(accepted, length) + 1 + (has_sibling and accepted < length)
+            self._rounds.gain.record(tokens / expected_tokens(expected_acceptance, length))
         if is_hit is not None:
-            self._hit_rate.record(is_hit)
+            self._rounds.hit_rate.record(is_hit)
 
     @property
     def tokens_since_verdict(self) -> int:
@@ -286,7 +308,7 @@ class SpeculationEstimates:
             rate=predict_rates(known if known.row_costs is None else _best(known)).speculative,
             row_costs=known.row_costs,
             fixed_wait=max(0.0, known.verify - known.ahead),
-            rounds=self._round_tokens.events,
+            rounds=self._rounds.gain.events,
             calibrated_acceptance=self._recent_chance.value,
         )
         return self._window.propose(state)
@@ -342,9 +364,9 @@ class SpeculationEstimates:
         """Return the figures that the mode is chosen by."""
         first, *more = self.step_times
         window = self.usual_window
-        ahead, ahead_rounds = self._ahead_rate.with_prior(_PRIOR_AHEAD, _PRIOR_ROUNDS)
+        ahead, ahead_rounds = self._rounds.ahead_rate.with_prior(_PRIOR_AHEAD, _PRIOR_ROUNDS)
         prices = self._round_trip.prices
-        tokens, rounds = self._round_tokens.with_prior(expected_tokens(self.acceptance, window), _PRIOR_ROUNDS)
+        gain, rounds = self._rounds.gain.with_prior(1.0, _PRIOR_ROUNDS)
         return RoundConditions(
             acceptance=self.acceptance,
             window=window,
@@ -352,11 +374,12 @@ class SpeculationEstimates:
             remote_step=self.remote_step,
             verify=self.wait if prices is None else prices[0],
             row_costs=None if prices is None else prices[1],
-            hit_rate=self._hit_rate.value if self._is_parallel else 0.0,
+            hit_rate=self._rounds.hit_rate.value if self._is_parallel else 0.0,
             ahead=self.rtt * ahead / ahead_rounds if self._is_ahead else 0.0,
             slowdown=(more[-1] if more else first) / first,
+            adopted=self._rounds.adopted.value if self._rounds.adopted.events else None,
             budget=min(1.0, max(0.01, self.steering.budget)),
-            round_tokens=tokens / rounds,
+            round_tokens=expected_tokens(self.acceptance, window) * gain / rounds,
         )
 
     def can_pay(self) -> bool:
@@ -372,9 +395,13 @@ class SpeculationEstimates:
         rates = predict_rates(_best(hopeful))
         return rates.speculative > rates.remote
 
+    def record_adopted(self, tokens: int) -> None:
+        """Record that a branch of so many tokens was adopted when its verdict came."""
+        self._rounds.adopted.record(tokens)
+
     def record_ahead(self, was_sent: bool) -> None:
         """Record a verdict of a round with branches. ``was_sent``: the next draft had been sent ahead for just that verdict."""
-        self._ahead_rate.record(was_sent)
+        self._rounds.ahead_rate.record(was_sent)
 
     # Times
 
@@ -383,9 +410,9 @@ class SpeculationEstimates:
         """Seconds of the draft model's step on 1, 2, ... sequences."""
         return self._step_times.times
 
-    def record_draft(self, sequences: int, tokens: int, seconds: float) -> None:
-        """Record that drafting ``tokens`` on each of ``sequences`` side by side took ``seconds``."""
-        self._step_times.record(sequences, tokens, seconds)
+    def record_draft(self, sequences: int, tokens: int, seconds: float, *, is_beside_stream: bool = False) -> None:
+        """Record that drafting ``tokens`` on each of ``sequences`` side by side took ``seconds``; see ``DraftStepTimes``."""
+        self._step_times.record(sequences, tokens, seconds, is_beside_stream=is_beside_stream)
 
     @property
     def wait(self) -> float:
@@ -435,9 +462,9 @@ class SpeculationEstimates:
         """True if ``remote_step`` should be measured again."""
         return self._remote_step.is_stale
 
-    def record_remote(self, tokens: int, seconds: float) -> None:
-        """Record that ``tokens`` of a remote stream came in ``seconds``."""
-        self._remote_step.record(tokens, seconds)
+    def record_remote(self, tokens: int, seconds: float, *, is_beside_draft: bool = False) -> None:
+        """Record that ``tokens`` of a remote stream came in ``seconds``; see ``RemoteStepTime``."""
+        self._remote_step.record(tokens, seconds, is_beside_draft=is_beside_draft)
 
     def record_drafted(self, tokens: int) -> None:
         """Record that drafts gave ``tokens``, during which the stream's pace can't be measured."""

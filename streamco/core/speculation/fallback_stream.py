@@ -131,8 +131,15 @@ class TimeAccount:
         self.skip(now=now)
         self._has_begun = True
 
-    def record_stream(self, tokens: int, *, is_first: bool, now: float) -> None:
-        """Record that the remote stream gave ``tokens``. ``is_first``: they are the first since it was opened."""
+    def record_stream(self, tokens: int, *, is_first: bool, is_beside_draft: bool = False, now: float) -> None:
+        """Record that the remote stream gave ``tokens``.
+
+        Args:
+            tokens: their number.
+            is_first: they are the first since it was opened.
+            is_beside_draft: the device drafted meanwhile.
+            now: seconds.
+        """
         seconds, step = self._lap(now), self._estimates.remote_step
         if is_first:
             change = max(0.0, seconds - tokens * step)
@@ -143,7 +150,7 @@ class TimeAccount:
                 self._estimates.record_prompt(self.prompt_time)
             seconds -= change
         else:
-            self._estimates.record_remote(tokens, seconds)
+            self._estimates.record_remote(tokens, seconds, is_beside_draft=is_beside_draft)
         self._estimates.switch.record("remote", seconds=seconds, tokens=tokens, remote_step=step)
         self._has_begun = True
 

@@ -435,7 +435,8 @@ class SpeculationMachine:
 
     def _on_remote_tokens(self, ids: Sequence[int], now: float) -> None:
         self.answer.commit_remote(ids)
-        self._time_account.record_stream(len(ids), is_first=self._remote.record_tokens(len(ids)), now=now)
+        is_first = self._remote.record_tokens(len(ids))
+        self._time_account.record_stream(len(ids), is_first=is_first, is_beside_draft=self._shadow.is_drafting, now=now)
         if self.answer.ended is not None:
             self._finish(self.answer.ended)
             return
@@ -444,8 +445,7 @@ class SpeculationMachine:
         self._unchecked += len(ids)
         if self._unchecked >= _CHECK_EVERY:
             self._unchecked = 0
-            is_connecting = self._is_returning and self._verifier.state == "connecting"
-            self._is_returning = self._mode_selector.pays_again(now=now) or is_connecting
+            self._is_returning = self._mode_selector.pays_again(now=now) or (self._is_returning and self._verifier.state == "connecting")
             if self._is_returning:
                 self._return_to_drafting(now)
 

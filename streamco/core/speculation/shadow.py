@@ -67,6 +67,11 @@ class ShadowDrafter:
         """Let the draft that the device is reading the prompt for become one that is compared with the answer from its beginning."""
         self._position, self._draft = 0, self._draft_state.trunk
 
+    @property
+    def is_drafting(self) -> bool:
+        """True from the start of a draft until it is compared: where device and server share a memory, the stream is slower meanwhile."""
+        return self._draft is not None and self._draft is self._draft_state.trunk
+
     def has_caught_up(self, committed: Sequence[int]) -> bool:
         """Return True if the device can draft and has read nearly all of the answer."""
         if self._is_full:
@@ -97,7 +102,7 @@ class ShadowDrafter:
 
     def _start(self, committed: Sequence[int], now: float) -> None:
         self._position = len(committed)
-        self._draft_state.start(committed, self._estimates.window_with(_FURTHER), now=now)
+        self._draft_state.start(committed, self._estimates.window_with(_FURTHER), is_beside_stream=True, now=now)
         self._draft = self._draft_state.trunk
 
     def _compare(self, draft: DraftSequence, committed: Sequence[int]) -> None:

@@ -49,6 +49,32 @@ def test_a_moving_average_stays_between_what_it_has_seen(values: list[float], be
     assert min([believed, *values]) - 1e-9 <= average.value <= max([believed, *values]) + 1e-9
 
 
+def test_a_step_beside_a_stream_counts_until_another_is_known() -> None:
+    steps = DraftStepTimes([0.02, 0.03])
+    steps.record(1, 10, 0.4, is_beside_stream=True)
+    assert steps.times[0] == pytest.approx(0.03), "half of the prior"
+    steps.record(1, 10, 0.1)
+    assert steps.times == pytest.approx([0.01, 0.015]), "the first other time takes their place"
+    steps.record(1, 10, 0.4, is_beside_stream=True)
+    assert steps.times == pytest.approx([0.01, 0.015])
+    steps.record(1, 10, 0.2)
+    assert steps.times[0] == pytest.approx(0.015), "the first times have equal weights"
+
+
+def test_a_stream_beside_a_draft_counts_until_another_time_is_known() -> None:
+    step = RemoteStepTime(None)
+    step.record(4, 4 * 0.08, is_beside_draft=True)
+    assert step.is_known
+    assert step.seconds == pytest.approx(0.08)
+    step.record(1, 0.04)
+    assert step.seconds == pytest.approx(0.04)
+    step.record(4, 4 * 0.08, is_beside_draft=True)
+    assert step.seconds == pytest.approx(0.04)
+    given = RemoteStepTime(0.05)
+    given.record(4, 4 * 0.08, is_beside_draft=True)
+    assert given.seconds == 0.05
+
+
 @given(st.floats(-5.0, 5.0), st.floats(0.0, 5.0))
 def test_a_first_weight_of_one_forgets_what_was_believed(believed: float, value: float) -> None:
     average = Ewma(believed, 0.1, first_weight=1.0)

@@ -208,7 +208,7 @@ def test_one_of_the_branches_says_how_fast_they_all_are(device: Device) -> None:
     device.receive(3, 4, is_finished=False, now=11.5)
     assert device.estimates.step_times[1] == pytest.approx(first)
     device.receive(2, 5, now=14.0)
-    assert device.estimates.step_times[1] == pytest.approx(first + 0.15 * (3.0 - first))
+    assert device.estimates.step_times[1] == pytest.approx(first + (3.0 - first) / 3), "the prior and the first times have equal weights"
     measured = list(device.estimates.step_times)
     device.receive(3, 5, now=20.0)
     assert list(device.estimates.step_times) == measured

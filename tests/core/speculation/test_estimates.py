@@ -317,6 +317,30 @@ def test_a_draft_that_was_cut_short_says_nothing_of_how_long_drafts_are() -> Non
     assert estimates.usual_window >= usual > 2
 
 
+def test_what_a_round_gives_is_forecast_for_the_present_window() -> None:
+    estimates = SpeculationEstimates(window=Confident(), prior=prior(acceptance=0.9, remote_step=0.05, wait=0.08))
+    for _ in range(40):
+        estimates.propose_window()
+        estimates.record_verdict([0.99] * 4, 4, is_hit=None)
+    assert (long := estimates.conditions().round_tokens) is not None
+    assert long > 4.0
+    for _ in range(12):
+        estimates.propose_window()
+        estimates.record_verdict([0.2], 0, is_hit=None)
+    known = estimates.conditions()
+    assert known.window == 1
+    assert known.round_tokens is not None
+    assert known.round_tokens <= 2.0, "a draft of one token gives at most two, whatever longer ones gave"
+
+
+def test_adopted_branches_say_how_much_of_a_draft_is_written_during_the_wait() -> None:
+    estimates = SpeculationEstimates(prior=prior())
+    assert estimates.conditions().adopted is None
+    estimates.record_adopted(4)
+    estimates.record_adopted(1)
+    assert estimates.conditions().adopted == pytest.approx((0.9 * 4 + 1) / 1.9)
+
+
 def test_a_price_list_reaches_the_policy_and_the_mode_switch() -> None:
     estimates = SpeculationEstimates(window=Predicted(), prior=prior(acceptance=0.85))
     estimates.expect_rtt(0.001)

@@ -51,6 +51,21 @@ def test_the_device_drafts_beside_the_stream_and_what_comes_is_compared() -> Non
     assert listener.draft_state.trunk is None
 
 
+def test_times_of_a_draft_beside_the_stream_are_marked_as_such() -> None:
+    listener = Listener()
+    states = [listener.shadow.is_drafting]
+    listener.stream(4)
+    states.append(listener.shadow.is_drafting)
+    listener.draft(1, 4)
+    listener.draft_state.record_tokens(TokensDrafted(1, (DraftToken(5, 0.5), DraftToken(6, 0.5)), is_finished=True), now=2.0)
+    assert listener.estimates.step_times[0] > 0.4, "nothing else is known"
+    listener.stream(3)
+    states.append(listener.shadow.is_drafting)
+    assert states == [False, True, False], "from its start until it is compared"
+    listener.estimates.record_draft(1, 10, 0.1)
+    assert listener.estimates.step_times[0] == pytest.approx(0.01)
+
+
 def test_on_the_way_back_the_device_reads_up_to_the_stream() -> None:
     listener = Listener()
     listener.stream(4)
