@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from streamco.core.totals import EndpointTotals, Totals
     from streamco.endpoints.base import Capabilities, Endpoint, EndpointStream, Request, TokenPrices
     from streamco.endpoints.device import DeviceEndpoint
+    from streamco.endpoints.local_server import LocalServerEndpoint
     from streamco.endpoints.openai import OpenAIEndpoint
     from streamco.endpoints.verifiers.pool import VerifierPool
     from streamco.endpoints.verifiers.sglang import SGLangVerifier
@@ -72,6 +73,7 @@ _HOMES = {
     "streamco.core.totals": ("EndpointTotals", "Totals"),
     "streamco.endpoints.base": ("Capabilities", "Endpoint", "EndpointStream", "Request", "TokenPrices"),
     "streamco.endpoints.device": ("DeviceEndpoint",),
+    "streamco.endpoints.local_server": ("LocalServerEndpoint",),
     "streamco.endpoints.openai": ("OpenAIEndpoint",),
     "streamco.endpoints.verifiers.pool": ("VerifierPool",),
     "streamco.endpoints.verifiers.sglang": ("SGLangVerifier",),
@@ -134,6 +136,7 @@ __all__ = [
     "EngineOptions",
     "Limits",
     "LlamaEngine",
+    "LocalServerEndpoint",
     "MigrationOptions",
     "OpenAIEndpoint",
     "PromptError",

@@ -24,6 +24,7 @@ from streamco.cli.runtime import run_async, waiting
 from streamco.cli.ui.slash_commands import MODES
 from streamco.cli.ui.talk import answer_prompt, converse, is_interactive, join_prompt, make_view, migration_of, open_conversation
 from streamco.client.client import Client
+from streamco.endpoints.address import is_url
 from streamco.endpoints.base import Endpoint
 from streamco.endpoints.verifiers.base import Verifier
 from streamco.errors import ConfigError
@@ -43,7 +44,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options of ``streamco chat``."""
     parser.description = DESCRIPTION
     group = parser.add_argument_group("endpoints")
-    group.add_argument("--device", metavar="PATH", help="GGUF file of the model on this machine (the packaged one, if it is installed)")
+    group.add_argument(
+        "--device",
+        metavar="PATH",
+        help="GGUF file of the model on this machine, or URL of a server that runs there, such as Ollama's http://127.0.0.1:11434 "
+        "(the packaged model, if it is installed)",
+    )
+    group.add_argument("--device-model", metavar="NAME", help="name of the model at --device URL (the only one there)")
     group.add_argument("--no-device", action="store_true", help="use the server alone")
     group.add_argument("--threads", type=option(whole_number), metavar="N", help="threads of the device model (half of the cores)")
     group.add_argument(
@@ -135,10 +142,33 @@ def check_options(args: argparse.Namespace) -> None:
     }.items():
         if value is not None and args.no_device:
             raise ConfigError(f"{name}: expected a device, got --no-device")
+    _check_local_server(args)
     if args.routing is not None and len(args.verifier or ()) < 2:
         raise ConfigError(f"--routing: expected several --verifier URL beside it, got {len(args.verifier or ())}")
     if args.verifier is not None and args.mode == "race":
         raise ConfigError("--verifier: expected --mode speculate or --mode auto beside it, got race, in which nothing is verified")
+
+
+def _check_local_server(args: argparse.Namespace) -> None:
+    """Refuse options that have no effect with a device at a URL, or without one.
+
+    Raises:
+        ConfigError: there is one.
+    """
+    if not is_at_url(args):
+        if args.device_model is not None:
+            raise ConfigError("--device-model: expected --device URL beside it, got none")
+        return
+    if args.threads is not None:
+        raise ConfigError("--threads: expected none with --device URL, where the server decides, got it")
+    drafting = "--verifier" if args.verifier is not None else f"--mode {args.mode}" if args.mode in {"speculate", "auto"} else None
+    if drafting is not None:
+        raise ConfigError(f"{drafting}: expected --device PATH, a model in this process that can draft, got the URL of a server")
+
+
+def is_at_url(args: argparse.Namespace) -> bool:
+    """Return True if the device is a server at a URL."""
+    return args.device is not None and is_url(args.device)
 
 
 def _check_split(args: argparse.Namespace) -> None:
@@ -193,7 +223,7 @@ async def _chat(args: argparse.Namespace) -> int:
         seed=args.seed,
     )
     try:
-        async with waiting("loading the model") if device is not None else nullcontext():
+        async with waiting("asking the device" if is_at_url(args) else "loading the model") if device is not None else nullcontext():
             await client.__aenter__()
         if args.prompt is not None:
             return await answer_prompt(client, args, view, kept)
@@ -213,6 +243,8 @@ def _describe(args: argparse.Namespace, name: str, kind: str) -> str:
         return f"the model at {args.base_url}" if args.base_url else "the remote model"
     if args.split:
         return f"the ends of {Path(args.device).name} on this machine, its middle at {args.split[0]}"
+    if is_at_url(args):
+        return f"{args.device_model or 'the model'} at {args.device}"
     return f"the model on this machine: {Path(args.device).name if args.device else 'the packaged one'}"
 
 
@@ -228,6 +260,10 @@ def make_device(args: argparse.Namespace) -> Endpoint | None:
         return _make_split(args)
     from streamco.client.speculation.verifier_binding import drafting_engine_options
 
+    if is_at_url(args):
+        from streamco.endpoints.local_server import LocalServerEndpoint
+
+        return LocalServerEndpoint(args.device, args.device_model)
     path = device_path_of(args.device, has_server=args.server is not None)
     if path is None:
         return None

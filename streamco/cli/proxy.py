@@ -36,7 +36,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--print-config", action="store_true", help="print the effective configuration as TOML and leave")
     endpoints = parser.add_argument_group("endpoints")
-    endpoints.add_argument("--device", metavar="PATH", help="GGUF file of the model on this machine, or 'packaged'")
+    endpoints.add_argument(
+        "--device",
+        metavar="PATH",
+        help="GGUF file of the model on this machine, 'packaged', or URL of a server that runs there, such as Ollama's http://127.0.0.1:11434",
+    )
+    endpoints.add_argument("--device-model", metavar="NAME", help="name of the model at --device URL (the only one there)")
     endpoints.add_argument("--no-device", action="store_true", help="no device, whatever the file says")
     endpoints.add_argument("--threads", type=option(whole_number), metavar="N", help="threads of the device model")
     endpoints.add_argument("--server", metavar="MODEL", help="name of a remote model; takes the place of the file's servers")
@@ -138,6 +143,7 @@ def effective_config(args: argparse.Namespace) -> ProxyConfig:
     """
     from msgspec.structs import replace
 
+    from streamco.endpoints.address import is_url
     from streamco.proxy.config import PACKAGED, DeviceSection, ProxyConfig, ServerSection, load_config
 
     config = ProxyConfig() if args.config is None else load_config(args.config)
@@ -150,8 +156,12 @@ def effective_config(args: argparse.Namespace) -> ProxyConfig:
         split = replace(split, threads=args.threads or split.threads)
     elif args.no_device:
         device = None
+    elif args.device is not None and is_url(args.device):
+        device = DeviceSection(base_url=args.device, model=args.device_model)
     elif args.device is not None or (device is None and not servers):
-        device = replace(device or DeviceSection(model=PACKAGED), model=args.device or PACKAGED)
+        device = replace(device or DeviceSection(), model=args.device or PACKAGED, base_url=None)
+    if args.device_model is not None and (device is None or device.base_url is None):
+        raise ConfigError("--device-model: expected --device URL beside it, got none")
     if device is not None and args.threads is not None:
         device = replace(device, threads=args.threads)
     proxy = _given(args, "host", "port", "max_streams", "keepalive")

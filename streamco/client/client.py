@@ -53,7 +53,8 @@ class Client:
     The client owns its endpoints: it starts them, and closing it closes them.
 
     Args:
-        device: the small model on this machine: a GGUF file or an endpoint; None: there is none.
+        device: the small model on this machine: a GGUF file, an endpoint, or the URL of a server that runs there with one model
+            (``LocalServerEndpoint``); None: there is none.
         server: the remote model: an endpoint, an OpenAI model name, or a list of endpoints; None: there is none. The first of a list takes
             part in the race, the others are its fallbacks in their order.
         budget: share of the work that the expensive side may do, 0 to 1. 0 is a promise: the server is never asked, whatever happens

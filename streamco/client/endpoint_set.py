@@ -10,6 +10,7 @@ from typing import cast
 from streamco.client.access_check import AccessCheck
 from streamco.client.driver import AnswerDriver
 from streamco.client.speculation.verifier_binding import VerifierBinding
+from streamco.endpoints.address import is_url
 from streamco.endpoints.base import Endpoint, Kind
 from streamco.errors import AllEndpointsFailed, ConfigError, EndpointError, StreamClosed
 
@@ -141,6 +142,10 @@ class EndpointSet:
 
 
 def _make_device(setting: DeviceSetting) -> Endpoint | None:
+    if isinstance(setting, str) and is_url(setting):
+        from streamco.endpoints.local_server import LocalServerEndpoint
+
+        return LocalServerEndpoint(setting)
     if isinstance(setting, str | Path):
         from streamco.endpoints.device import DeviceEndpoint
 

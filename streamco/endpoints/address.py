@@ -10,10 +10,10 @@ from urllib.parse import SplitResult, quote, urlsplit, urlunsplit
 
 from msgspec import Struct
 
-from streamco.endpoints.providers import GENERIC, Provider, find_provider
+from streamco.endpoints.known_servers.providers import GENERIC, Provider, find_provider
 from streamco.errors import ConfigError
 
-__all__ = ["Address", "find_address", "is_loopback", "read_key"]
+__all__ = ["Address", "find_address", "is_loopback", "is_url", "read_key"]
 
 _AZURE_VERSION = "2024-10-21"  # the first stable version with stream_options
 _LOOPBACK = (ipaddress.ip_network("127.0.0.0/8"), ipaddress.ip_network("::1/128"))
@@ -31,6 +31,11 @@ def is_loopback(host: str) -> bool:
     except ValueError:
         return False
     return any(address in network for network in _LOOPBACK)
+
+
+def is_url(device: str) -> bool:
+    """Return True if the name of a device is the URL of a server, and not the path of a file."""
+    return device.lower().startswith(("http://", "https://"))
 
 
 class Address(Struct, frozen=True):

@@ -21,10 +21,10 @@ from streamco.endpoints.base import Capabilities, Kind, Request, TokenPrices
 from streamco.endpoints.continuation import PREFILL_FIELD, hand_over, prefill_request, split_trailing_whitespace
 from streamco.endpoints.device import DeviceEndpoint
 from streamco.endpoints.http import HttpClient
+from streamco.endpoints.known_servers.prices import find_prices
+from streamco.endpoints.known_servers.probe import PROBED_PATHS, STREAMCO, ServerInfo, identify
+from streamco.endpoints.known_servers.providers import GENERIC, Dialect, find_provider
 from streamco.endpoints.openai_stream import OpenAIStream, StreamCall
-from streamco.endpoints.prices import find_prices
-from streamco.endpoints.probe import PROBED_PATHS, STREAMCO, ServerInfo, identify
-from streamco.endpoints.providers import GENERIC, Dialect, find_provider
 from streamco.endpoints.retry import Retries
 from streamco.endpoints.shared_tokenizer import SharedTokenizer
 from streamco.endpoints.token_counter import TokenCounter
@@ -59,7 +59,7 @@ class OpenAIEndpoint:
         api_key: the key; "": none. None: the provider's variable (``OPENAI_API_KEY``, ``DEEPSEEK_API_KEY``, ``OPENROUTER_API_KEY``,
             ``AZURE_OPENAI_API_KEY`` ...). Servers on the loopback need none.
         name: a name that is unique within a client. None: provider and model.
-        provider: a name in ``streamco.endpoints.providers``. None: it is found by the host.
+        provider: a name in ``streamco.endpoints.known_servers.providers``. None: it is found by the host.
         api: "chat", or "completions" for base models: text in, text out.
         timeouts: limits by phase, in seconds.
         retry: retries before the first token.

@@ -16,7 +16,7 @@ from msgspec.structs import replace
 from streamco.endpoints.base import Request
 from streamco.endpoints.device import DeviceEndpoint
 from streamco.endpoints.generation_request import request_ids
-from streamco.endpoints.providers import TokenizeApi
+from streamco.endpoints.known_servers.providers import TokenizeApi
 from streamco.engines.base import Engine
 from streamco.engines.prompt_ids import pending_bytes
 from streamco.errors import EndpointProtocolError, EngineError

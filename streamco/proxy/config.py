@@ -80,12 +80,14 @@ class ProxySection(Struct, frozen=True, kw_only=True):
 
 
 class DeviceSection(Struct, frozen=True, kw_only=True):
-    """Section ``[device]``: the model on this machine."""
+    """Section ``[device]``: the model on this machine, in this process, or at ``base_url``; see ``LocalServerEndpoint``."""
 
-    model: str  # a GGUF file, or "packaged"
+    model: str | None = None  # a GGUF file, or "packaged"; with base_url the model's name there, None: the only one
+    base_url: str | None = None  # of a server that runs on this machine
+    api_key_env: str | None = None  # of that server; None: no key
     name: str = "device"
     threads: int | None = None  # None: a fair share of the cores
-    context: int = 2048  # tokens of a sequence, prompt and answer
+    context: int | None = None  # tokens of a sequence, prompt and answer; None: 2048, with base_url what the server says
     sequences: int = 4  # answers decoded together
     drafts: int = 2  # answers drafted at a time with full branches, if [speculate] asks for drafts
 
@@ -216,6 +218,8 @@ def parse_config(text: str, *, where: str = "config", folder: Path | None = None
         config = msgspec.convert(data, ProxyConfig)
     except msgspec.ValidationError as error:
         raise ConfigError(f"{where}: {_explain(str(error))}") from error
+    if config.device is not None and config.device.model is None and config.device.base_url is None:
+        raise ConfigError(f'{where}: device.model: expected a value, got none: a GGUF file, "{PACKAGED}", or device.base_url beside it')
     return config if folder is None else _resolve(config, folder)
 
 
@@ -254,7 +258,7 @@ def _explain(text: str) -> str:
 
 def _resolve(config: ProxyConfig, folder: Path) -> ProxyConfig:
     device, dispatch, split = config.device, config.dispatch, config.split
-    if device is not None and device.model != PACKAGED:
+    if device is not None and device.base_url is None and device.model is not None and device.model != PACKAGED:
         device = msgspec.structs.replace(device, model=_absolute(device.model, folder))
     if dispatch.profile is not None:
         dispatch = msgspec.structs.replace(dispatch, profile=_absolute(dispatch.profile, folder))

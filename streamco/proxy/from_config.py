@@ -18,6 +18,7 @@ from streamco.client.speculation.options import SpeculationOptions
 from streamco.client.speculation.verifier_binding import drafting_engine_options
 from streamco.endpoints.address import read_key
 from streamco.endpoints.base import Endpoint, TokenPrices
+from streamco.endpoints.local_server import LocalServerEndpoint
 from streamco.endpoints.openai import OpenAIEndpoint
 from streamco.endpoints.verifiers.base import Verifier
 from streamco.errors import ConfigError, EndpointError
@@ -41,6 +42,8 @@ if TYPE_CHECKING:
 __all__ = ["ProbedEndpoint", "build_client", "build_options", "keep_profile"]
 
 _log = logging.getLogger("streamco.proxy")
+
+_CONTEXT = 2048  # tokens of a sequence on the device
 
 
 class ProbedEndpoint(OpenAIEndpoint):
@@ -68,8 +71,9 @@ def build_client(config: ProxyConfig, environ: Mapping[str, str] = os.environ) -
         return _build_split_client(config, config.split, environ)
     if config.speculate.mode == "race" and config.speculate.verifier is not None:
         raise ConfigError('speculate.verifier: expected mode = "speculate" or "auto" beside it, got race, in which nothing is verified')
-    device = None if config.device is None else _build_device(config.device, config.speculate)
-    servers = [_build_server(section, index, environ, device) for index, section in enumerate(config.server)]
+    device = None if config.device is None else _build_device(config.device, config.speculate, environ)
+    tokenizer = None if isinstance(device, LocalServerEndpoint) else device
+    servers = [_build_server(section, index, environ, tokenizer) for index, section in enumerate(config.server)]
     if device is None and not servers:
         raise ConfigError("config: expected a [device] section, a [[server]] section or both, got neither")
     dispatch = config.dispatch
@@ -170,7 +174,13 @@ def keep_profile(client: Client, config: ProxyConfig) -> None:
         save_profile(Profile.from_json(client.profile()), config.dispatch.profile)
 
 
-def _build_device(section: DeviceSection, speculate: SpeculateSection) -> DeviceEndpoint:
+def _build_device(section: DeviceSection, speculate: SpeculateSection, environ: Mapping[str, str]) -> DeviceEndpoint | LocalServerEndpoint:
+    if section.base_url is not None:
+        return _build_local_server(section, section.base_url, speculate, environ)
+    if section.model is None:
+        raise ConfigError(f'device.model: expected a GGUF file or "{PACKAGED}", or device.base_url beside it, got none')
+    if section.api_key_env is not None:
+        raise ConfigError("device.api_key_env: expected device.base_url beside it, got none")
     from streamco.endpoints.device import DeviceEndpoint
     from streamco.engines.base import EngineOptions
     from streamco.engines.llamacpp.bundled_model import packaged_model
@@ -179,14 +189,36 @@ def _build_device(section: DeviceSection, speculate: SpeculateSection) -> Device
     if not path.is_file():
         parts = " (but parts of a split model: these need [split] or --split URL)" if Path(f"{path}.input.gguf").is_file() else ""
         raise ConfigError(f"device.model: expected a GGUF file, got nothing at {path}{parts}")
-    options = EngineOptions(context_tokens=section.context, max_sequences=section.sequences, threads=section.threads)
+    options = EngineOptions(context_tokens=section.context or _CONTEXT, max_sequences=section.sequences, threads=section.threads)
     if speculate.mode != "race":
         options = drafting_engine_options(options, speculate.budget, section.drafts * (2 + speculate.max_branches))
     return DeviceEndpoint(path, name=section.name, options=options)
 
 
-def _build_server(section: ServerSection, index: int, environ: Mapping[str, str], device: DeviceEndpoint | None) -> Endpoint:
+def _build_local_server(section: DeviceSection, url: str, speculate: SpeculateSection, environ: Mapping[str, str]) -> LocalServerEndpoint:
+    """Return the device that a server at a URL is.
 
+    Raises:
+        ConfigError: a setting beside it has no effect, or the key is missing.
+    """
+    usual = DeviceSection()
+    for name in ("threads", "sequences", "drafts"):
+        if getattr(section, name) != getattr(usual, name):
+            raise ConfigError(f"device.{name}: expected none beside device.base_url, where the server decides, got it")
+    if speculate.mode != "race":
+        raise ConfigError(
+            f'speculate.mode: expected "race" with device.base_url, because only a model in this process drafts, got {speculate.mode!r}'
+        )
+    return LocalServerEndpoint(
+        url,
+        section.model,
+        name=section.name,
+        api_key=None if section.api_key_env is None else read_key(section.api_key_env, setting="device.api_key_env", environ=environ),
+        context_tokens=section.context,
+    )
+
+
+def _build_server(section: ServerSection, index: int, environ: Mapping[str, str], device: DeviceEndpoint | None) -> Endpoint:
     where = f"server[{index}].api_key_env"
     kind = ProbedEndpoint if section.probe else OpenAIEndpoint
     return kind(

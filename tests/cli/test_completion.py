@@ -34,7 +34,7 @@ def test_bash_completes_commands(bash_script: Path) -> None:
 
 
 def test_bash_completes_the_options_of_a_command(bash_script: Path) -> None:
-    assert complete(bash_script, "streamco", "chat", "--dev") == {"--device"}
+    assert complete(bash_script, "streamco", "chat", "--dev") == {"--device", "--device-model"}
     assert "--model" in complete(bash_script, "streamco", "serve", "--")
 
 

@@ -137,6 +137,14 @@ def test_a_server_on_the_command_line_takes_the_place_of_the_files(config: str) 
     assert effective.server == (ServerSection(model="other", base_url="http://127.0.0.1:8/v1"),)
 
 
+def test_a_device_can_be_a_url(config: str) -> None:
+    for words in (("--config", config), ()):
+        found = proxy.effective_config(parse(*words, "--device", "http://127.0.0.1:11434", "--device-model", "qwen:1.5b"))
+        assert found.device == DeviceSection(base_url="http://127.0.0.1:11434", model="qwen:1.5b")
+    with pytest.raises(ConfigError, match="--device-model: expected --device URL beside it"):
+        proxy.effective_config(parse("--config", config, "--device-model", "qwen:1.5b"))
+
+
 def test_a_device_can_be_named_and_left_out(config: str) -> None:
     named = proxy.effective_config(parse("--config", config, "--device", "mine.gguf"))
     assert named.device == DeviceSection(model="mine.gguf", threads=2)

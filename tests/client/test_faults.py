@@ -25,8 +25,8 @@ from streamco.config import RetryPolicy, Timeouts
 from streamco.core.report import Report
 from streamco.endpoints.base import Capabilities, TokenPrices
 from streamco.endpoints.device import DeviceEndpoint
+from streamco.endpoints.known_servers.probe import ServerInfo
 from streamco.endpoints.openai import OpenAIEndpoint
-from streamco.endpoints.probe import ServerInfo
 from streamco.engines.base import GenerationRequest
 from streamco.errors import AllEndpointsFailed, EndpointError
 from streamco.server.app import ServeOptions, serving

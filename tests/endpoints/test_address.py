@@ -8,7 +8,7 @@ from urllib.parse import unquote, urlsplit
 import pytest
 
 from streamco.endpoints.address import Address, find_address, is_loopback, read_key
-from streamco.endpoints.providers import PROVIDERS, find_provider
+from streamco.endpoints.known_servers.providers import PROVIDERS, find_provider
 from streamco.errors import ConfigError
 
 KEYS = {

@@ -16,8 +16,8 @@ import pytest
 
 from streamco.config import SamplingOptions
 from streamco.endpoints.base import Capabilities, Endpoint, EndpointStream, Request, TokenPrices
+from streamco.endpoints.known_servers.probe import ServerInfo
 from streamco.endpoints.openai import OpenAIEndpoint
-from streamco.endpoints.probe import ServerInfo
 from streamco.errors import ConfigError, EndpointConnectError, EndpointError, EndpointStatusError, StreamClosed, UsageError
 from streamco.testing import DONE, RecordedRequest, ScriptedResponse, ScriptedServer, json_answer, sse_event, stream_answer
 from tests.endpoints.helpers import HELLO, NO_RETRIES, USAGE, ask, opened, read_all

@@ -131,6 +131,12 @@ def test_paths_are_relative_to_the_file_and_know_the_home(tmp_path: Path) -> Non
     assert config.dispatch.profile == str(Path.home() / "learned.json")
 
 
+def test_the_model_of_a_device_at_a_url_is_no_path(tmp_path: Path) -> None:
+    path = tmp_path / "proxy.toml"
+    path.write_text('[device]\nbase_url = "http://127.0.0.1:11434"\nmodel = "qwen:1.5b"\n')
+    assert load_config(path).device == DeviceSection(base_url="http://127.0.0.1:11434", model="qwen:1.5b")
+
+
 def test_the_packaged_model_is_no_path(tmp_path: Path) -> None:
     path = tmp_path / "proxy.toml"
     path.write_text('[device]\nmodel = "packaged"\n')
@@ -167,7 +173,7 @@ NUMBERS = st.floats(allow_nan=False, allow_infinity=False)
 CONFIGS = st.builds(
     ProxyConfig,
     proxy=st.builds(ProxySection, host=TEXTS, port=st.integers(0, 65535), allow_open=st.booleans(), keepalive=NUMBERS),
-    device=st.none() | st.builds(DeviceSection, model=TEXTS, threads=st.none() | st.integers(1, 64)),
+    device=st.none() | st.builds(DeviceSection, model=TEXTS, threads=st.none() | st.integers(1, 64), base_url=st.none() | TEXTS),
     server=st.lists(
         st.builds(
             ServerSection,

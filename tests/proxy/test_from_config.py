@@ -13,6 +13,7 @@ from streamco.client.race.migration import MigrationOptions
 from streamco.config import RetryPolicy, Timeouts
 from streamco.endpoints.base import Capabilities
 from streamco.endpoints.device import DeviceEndpoint
+from streamco.endpoints.local_server import LocalServerEndpoint
 from streamco.endpoints.verifiers.pool import VerifierPool
 from streamco.endpoints.verifiers.split import SplitEndpoint
 from streamco.endpoints.verifiers.streamco import VerifierEndpoint
@@ -51,6 +52,30 @@ def test_each_section_becomes_an_endpoint() -> None:
     assert (first.prices.prompt, first.prices.completion, first.prices.cached_prompt) == (2e-6, 8e-6, None)
     assert first.capabilities.tools
     assert client._settings.endpoints.device is None
+
+
+def test_a_device_may_be_a_server_at_a_url() -> None:
+    text = f'[device]\nbase_url = "{LOCAL}"\nmodel = "qwen:1.5b"\nname = "ollama"\ncontext = 4096\napi_key_env = "LOCAL_KEY"\n'
+    device = build_client(parse_config(text), {"LOCAL_KEY": "sk-2"})._settings.endpoints.device
+    assert isinstance(device, LocalServerEndpoint)
+    assert (device.name, device.kind, device.model) == ("ollama", "device", "qwen:1.5b")
+    assert device.capabilities.context_tokens == 4096
+    assert device.credentials() == (LOCAL, "sk-2")
+
+
+@pytest.mark.parametrize(
+    ("text", "complaint"),
+    [
+        ("[device]\n", "device.model: expected a value, got none"),
+        ('[device]\nmodel = "packaged"\napi_key_env = "K"\n', "device.api_key_env: expected device.base_url beside it"),
+        (f'[device]\nbase_url = "{LOCAL}"\nthreads = 2\n', "device.threads: expected none beside device.base_url"),
+        (f'[device]\nbase_url = "{LOCAL}"\nsequences = 2\n', "device.sequences: expected none beside device.base_url"),
+        (f'[device]\nbase_url = "{LOCAL}"\n[speculate]\nmode = "auto"\n', "speculate.mode: expected .race. with device.base_url"),
+    ],
+)
+def test_settings_without_effect_on_a_device_are_refused(text: str, complaint: str) -> None:
+    with pytest.raises(ConfigError, match=complaint):
+        build_client(parse_config(text))
 
 
 def test_a_device_is_made_from_its_file(tmp_path: Path) -> None:

@@ -256,7 +256,7 @@ def _counted_by(attempt: Attempt, endpoint: Endpoint, counts: Counts) -> str | N
     """Return what counted the tokens that an attempt has made; None: it did no work."""
     if not _has_worked(attempt):
         return None
-    if endpoint.kind == "device":
+    if endpoint.kind == "device" and hasattr(endpoint, "engine"):
         return "engine"
     if attempt.usage is not None:
         return "usage"

@@ -5,8 +5,8 @@ from __future__ import annotations
 from msgspec.structs import replace
 
 from streamco.config import Timeouts
+from streamco.endpoints.known_servers.probe import STREAMCO
 from streamco.endpoints.openai import OpenAIEndpoint
-from streamco.endpoints.probe import STREAMCO
 from streamco.endpoints.verifiers.base import Verifier
 
 __all__ = ["find_verifier"]

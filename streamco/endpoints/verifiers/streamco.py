@@ -21,9 +21,9 @@ from msgspec.structs import replace
 from streamco.config import Timeouts
 from streamco.endpoints.address import is_loopback
 from streamco.endpoints.base import Endpoint, TokenPrices
+from streamco.endpoints.known_servers.probe import STREAMCO
+from streamco.endpoints.known_servers.providers import find_provider
 from streamco.endpoints.openai import OpenAIEndpoint
-from streamco.endpoints.probe import STREAMCO
-from streamco.endpoints.providers import find_provider
 from streamco.endpoints.verifiers.base import Emit, VerifierFacts
 from streamco.endpoints.verifiers.connection import VerifierAddress, VerifierConnection, connect_verifier, load_websockets
 from streamco.endpoints.verifiers.session import RemoteVerifierSession

@@ -16,6 +16,7 @@ from streamco.cli.ui.talk import is_interactive, lines_of, make_view, migration_
 from streamco.cli.ui.terminal import TerminalView
 from streamco.cli.ui.view import PlainView
 from streamco.client.race.migration import MigrationOptions
+from streamco.endpoints.local_server import LocalServerEndpoint
 from streamco.errors import ConfigError
 
 
@@ -129,6 +130,30 @@ def test_a_device_is_the_file_that_was_named(tmp_path: Path) -> None:
     device = chat.make_device(arguments("--device", str(model)))
     assert device is not None
     assert (device.name, device.kind) == ("device", "device")
+
+
+def test_a_device_may_be_a_server_at_a_url() -> None:
+    args = arguments("--device", "http://127.0.0.1:11434", "--device-model", "qwen:1.5b")
+    chat.check_options(args)
+    device = chat.make_device(args)
+    assert isinstance(device, LocalServerEndpoint)
+    assert (device.name, device.kind, device.model) == ("device", "device", "qwen:1.5b")
+    assert chat._describe(args, "device", "device") == "qwen:1.5b at http://127.0.0.1:11434"
+
+
+@pytest.mark.parametrize(
+    ("words", "complaint"),
+    [
+        (("--device", "m.gguf", "--device-model", "m"), "--device-model: expected --device URL beside it"),
+        (("--device-model", "m"), "--device-model: expected --device URL beside it"),
+        (("--device", "http://127.0.0.1:1", "--threads", "2"), "--threads: expected none with --device URL"),
+        (("--device", "http://127.0.0.1:1", "--server", "m", "--mode", "auto"), "--mode auto: expected --device PATH"),
+        (("--device", "http://127.0.0.1:1", "--verifier", "ws://127.0.0.1:1", "--mode", "speculate"), "--verifier: expected --device PATH"),
+    ],
+)
+def test_options_without_effect_on_a_device_at_a_url_are_refused(words: tuple[str, ...], complaint: str) -> None:
+    with pytest.raises(ConfigError, match=complaint):
+        chat.check_options(arguments(*words))
 
 
 # test_lines

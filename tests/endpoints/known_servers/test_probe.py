@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from streamco.endpoints.probe import ServerInfo, identify
+from streamco.endpoints.known_servers.probe import ServerInfo, identify
 
 
 def listed(*entries: dict[str, Any]) -> dict[str, Any]:

@@ -8,7 +8,7 @@ import io
 
 import pytest
 
-from streamco.endpoints.prices import _PER_MILLION, UNKNOWN, find_prices
+from streamco.endpoints.known_servers.prices import _PER_MILLION, UNKNOWN, find_prices
 from tests.support.data import data_path
 
 

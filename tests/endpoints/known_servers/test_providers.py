@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from streamco.endpoints.providers import GENERIC, PROVIDERS, Dialect, Provider, find_provider
+from streamco.endpoints.known_servers.providers import GENERIC, PROVIDERS, Dialect, Provider, find_provider
 from streamco.errors import ConfigError, EndpointStatusError
 
 

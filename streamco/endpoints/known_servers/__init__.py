@@ -1,0 +1,1 @@
+"""What is known about the servers that speak OpenAI's API: providers, prices, and how a server is recognised."""

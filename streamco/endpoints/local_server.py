@@ -1,0 +1,134 @@
+"""A model server that runs on the user's machine already (Ollama, LM Studio, llama-server, vLLM), as the device of a client."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+
+import msgspec
+
+from streamco.config import Limits, RetryPolicy, Timeouts
+from streamco.endpoints.base import Capabilities, Kind, Request, TokenPrices
+from streamco.endpoints.known_servers.prices import UNKNOWN
+from streamco.endpoints.openai import OpenAIEndpoint
+from streamco.endpoints.openai_stream import OpenAIStream
+from streamco.endpoints.token_counter import TokenCounter
+from streamco.errors import ConfigError, EndpointError
+
+__all__ = ["LocalServerEndpoint"]
+
+_log = logging.getLogger("streamco")
+
+_LISTED = 8  # names of models that an error shows
+_LATEST = ":latest"  # what Ollama adds to a name without a tag
+_DEFAULTS = Timeouts(), RetryPolicy(), Limits()
+
+
+class LocalServerEndpoint(OpenAIEndpoint):
+    """The device of a client that some server runs already; it answers with one model, whatever model a request names.
+
+    It takes part in races and hand-overs like a model in this process. It can't draft: ``mode="speculate"`` needs a ``DeviceEndpoint``.
+    Its tokens cost no money.
+
+    Args:
+        base_url: the server's URL, up to and including ``/v1``, which may be left out: ``http://127.0.0.1:11434`` is Ollama's.
+        model: the model's name there. None: the only one that the server offers.
+        name: a name that is unique within a client.
+        api_key: the key; None: none.
+        context_tokens: tokens that prompt and answer may have together. None: what the server says, and if it says nothing, prompts of
+            any length are sent. Ollama says nothing and cuts prompts without a word: give what its ``num_ctx`` or
+            ``OLLAMA_CONTEXT_LENGTH`` is.
+        capabilities: the model's abilities. None: what is known of such servers.
+        timeouts: limits by phase, in seconds.
+        retry: retries before the first token.
+        limits: largest sizes that are accepted from the server.
+
+    Raises:
+        ConfigError: a URL, key or name is wrong.
+    """
+
+    kind: Kind = "device"
+
+    def __init__(
+        self,
+        base_url: str,
+        model: str | None = None,
+        *,
+        name: str = "device",
+        api_key: str | None = None,
+        context_tokens: int | None = None,
+        capabilities: Capabilities | None = None,
+        timeouts: Timeouts = _DEFAULTS[0],
+        retry: RetryPolicy = _DEFAULTS[1],
+        limits: Limits = _DEFAULTS[2],
+    ) -> None:
+        if context_tokens is not None and context_tokens < 1:
+            raise ConfigError(f"context_tokens: expected 1 or more, got {context_tokens}")
+        if model == "":
+            raise ConfigError("model: expected the name of a model or None, got an empty text")
+        super().__init__(
+            model or "?",
+            base_url=base_url,
+            api_key=api_key or "",
+            name=name,
+            prices=UNKNOWN,
+            capabilities=capabilities,
+            timeouts=timeouts,
+            retry=retry,
+            limits=limits,
+        )
+        self._given_model = model
+        self._context_tokens = context_tokens
+        self._is_known = False
+
+    def __repr__(self) -> str:
+        return f"LocalServerEndpoint({self._address.base_url!r}, {self._given_model!r}, name={self._name!r})"
+
+    @property
+    def capabilities(self) -> Capabilities:
+        """Abilities as declared, else what the server says and what is known of such servers."""
+        if self._context_tokens is None:
+            return self._capabilities
+        return msgspec.structs.replace(self._capabilities, context_tokens=self._context_tokens)
+
+    @property
+    def prices(self) -> TokenPrices:
+        """No prices: what this machine computes is counted by its energy, if ``DispatchOptions`` has that."""
+        return UNKNOWN
+
+    async def start(self) -> None:
+        """Prepare the connection, ask the server what it is, and find the model; idempotent.
+
+        Raises:
+            EndpointError: the server doesn't answer, doesn't offer the model, or offers several and none was named.
+            StreamClosed: the endpoint was closed.
+        """
+        await super().start()
+        if self._is_known:
+            return
+        info = await self.probe()
+        self.model = self._choose(info.models)
+        self._counter = TokenCounter(self.model)
+        self._is_known = True
+        _log.info("%s is %s, model %s, context %s", self.name, info.kind, self.model, self.capabilities.context_tokens or "not known")
+
+    def open(self, request: Request) -> OpenAIStream:
+        """Begin an answer with this device's own model; the request goes out with the first ``receive``."""
+        return super().open(msgspec.structs.replace(request, model=None))
+
+    def _choose(self, offered: Sequence[str]) -> str:
+        """Return the name of the model to use.
+
+        Raises:
+            EndpointError: the server doesn't offer it, or none was named and there isn't exactly one.
+        """
+        given = self._given_model
+        names = ", ".join(offered[:_LISTED]) + (f" and {len(offered) - _LISTED} others" if len(offered) > _LISTED else "")
+        where = f"{self._name}: {self._address.base_url}"
+        if given is None:
+            if len(offered) != 1:
+                raise EndpointError(f"{where}: expected the name of one of its models, got none; it offers {names or 'none by name'}")
+            return offered[0]
+        if not offered or given in offered or given + _LATEST in offered:
+            return given
+        raise EndpointError(f"{where}: expected one of its models, got {given!r}; it offers {names}")
