@@ -47,8 +47,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--device",
         metavar="PATH",
-        help="GGUF file of the model on this machine, or URL of a server that runs there, such as Ollama's http://127.0.0.1:11434 "
-        "(the packaged model, if it is installed)",
+        help="GGUF file or hf:org/repo:QUANT of the model on this machine, or URL of a server that runs there, such as Ollama's "
+        "http://127.0.0.1:11434 (the packaged model, if it is installed)",
     )
     group.add_argument("--device-model", metavar="NAME", help="name of the model at --device URL (the only one there)")
     group.add_argument("--no-device", action="store_true", help="use the server alone")

@@ -177,8 +177,12 @@ def model_file(path: str, name: str) -> Path:
     """Return the path of the model that an option called ``name`` gives.
 
     Raises:
-        ConfigError: there is no such file.
+        ConfigError: there is no such file, or ``hf:org/repo:QUANT`` is not in the cache.
     """
+    from streamco.endpoints.model_files import file_of, is_hub_name
+
+    if is_hub_name(path):
+        return file_of(path)
     file = Path(path).expanduser()
     if not file.is_file():
         parts = " (but parts of a split model: these need --split URL)" if Path(f"{file}.input.gguf").is_file() else ""

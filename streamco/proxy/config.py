@@ -18,6 +18,7 @@ from msgspec import Struct, field
 from streamco.client.speculation.options import SpeculationOptions
 from streamco.config import READING, Timeouts
 from streamco.endpoints.base import Capabilities
+from streamco.endpoints.model_files import is_hub_name
 from streamco.errors import ConfigError
 from streamco.policies.cost import RATE_SERVER_CONSTRAINED
 from streamco.policies.migration import TransferRule
@@ -82,7 +83,7 @@ class ProxySection(Struct, frozen=True, kw_only=True):
 class DeviceSection(Struct, frozen=True, kw_only=True):
     """Section ``[device]``: the model on this machine, in this process, or at ``base_url``; see ``LocalServerEndpoint``."""
 
-    model: str | None = None  # a GGUF file, or "packaged"; with base_url the model's name there, None: the only one
+    model: str | None = None  # a GGUF file, "packaged", or hf:org/repo:QUANT; with base_url the model's name there, None: the only one
     base_url: str | None = None  # of a server that runs on this machine
     api_key_env: str | None = None  # of that server; None: no key
     name: str = "device"
@@ -258,13 +259,17 @@ def _explain(text: str) -> str:
 
 def _resolve(config: ProxyConfig, folder: Path) -> ProxyConfig:
     device, dispatch, split = config.device, config.dispatch, config.split
-    if device is not None and device.base_url is None and device.model is not None and device.model != PACKAGED:
+    if device is not None and device.base_url is None and device.model is not None and not _is_name(device.model):
         device = msgspec.structs.replace(device, model=_absolute(device.model, folder))
     if dispatch.profile is not None:
         dispatch = msgspec.structs.replace(dispatch, profile=_absolute(dispatch.profile, folder))
     if split is not None:
         split = msgspec.structs.replace(split, parts=_absolute(split.parts, folder))
     return msgspec.structs.replace(config, device=device, dispatch=dispatch, split=split)
+
+
+def _is_name(model: str) -> bool:
+    return model == PACKAGED or is_hub_name(model)
 
 
 def _absolute(path: str, folder: Path) -> str:

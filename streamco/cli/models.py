@@ -1,0 +1,161 @@
+"""``streamco models``: GGUF files from Hugging Face's hub or a URL, kept in the cache, listed and deleted."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+from streamco.cli.model_downloads import download, downloads, find_download, size_at
+from streamco.cli.ui.control_characters import print_plain
+from streamco.endpoints.address import is_url
+from streamco.errors import ConfigError
+
+__all__ = ["add_arguments", "run"]
+
+DESCRIPTION = """\
+Models are named as hf:org/repo:QUANT, such as hf:Qwen/Qwen2.5-1.5B-Instruct-GGUF:Q4_K_M; without QUANT it is Q4_K_M.
+They lie in the cache that Hugging Face's programs share. chat, serve and proxy take the same names.
+"""
+UNITS = ((1 << 30, "GB"), (1 << 20, "MB"), (1 << 10, "kB"))
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the actions of ``streamco models``."""
+    parser.description = DESCRIPTION
+    actions = parser.add_subparsers(dest="action", metavar="ACTION", required=True)
+    get = actions.add_parser("get", help="download a model, after asking; of a file that is there: its size and SHA-256")
+    get.add_argument("model", metavar="MODEL", help="hf:org/repo:QUANT, the URL of a GGUF file, or the path of one")
+    get.add_argument("-y", "--yes", action="store_true", help="download without asking")
+    actions.add_parser("list", help="the models on this machine")
+    delete = actions.add_parser("rm", help="delete a model, after asking")
+    delete.add_argument("model", metavar="MODEL", help="as `streamco models list` names it")
+    delete.add_argument("-y", "--yes", action="store_true", help="delete without asking")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Run the action; the exit code is 0, or 1 if the answer was no.
+
+    Raises:
+        StreamcoError: the model isn't there, or can't be downloaded or deleted.
+    """
+    if args.action == "list":
+        return list_models()
+    if args.action == "rm":
+        return remove_model(args.model, is_agreed=args.yes)
+    return get_model(args.model, is_agreed=args.yes)
+
+
+def get_model(model: str, *, is_agreed: bool) -> int:
+    """Download a model if it isn't there, and print its path, its size and its SHA-256.
+
+    Raises:
+        ConfigError: there is no such model, or there is no terminal to ask at.
+        EndpointError: it can't be downloaded.
+    """
+    from streamco.endpoints import model_files
+
+    if model_files.is_hub_name(model):
+        name = model_files.parse_hub_name(model)
+        cached = model_files.find_cached(name)
+        if cached is not None:
+            return print_file(cached.path)
+        file = model_files.look_up(name)
+        return _get(f"{file.file} of {name.repo}", file.size, lambda: model_files.fetch(file), is_agreed=is_agreed)
+    if is_url(model):
+        found = find_download(model)
+        if found is not None:
+            return print_file(found)
+        return _get(model, size_at(model), lambda: download(model), is_agreed=is_agreed)
+    path = Path(model).expanduser()
+    if not path.is_file():
+        raise ConfigError(f"models get: expected hf:org/repo:QUANT, a URL or a file, got nothing at {model}")
+    return print_file(path)
+
+
+def _get(what: str, size: int | None, fetch: Callable[[], Path], *, is_agreed: bool) -> int:
+    if not is_agreed and not _agrees(f"download {what}, {'of unknown size' if size is None else size_text(size)}?"):
+        return 1
+    return print_file(fetch())
+
+
+def print_file(path: Path) -> int:
+    """Print where a model is, its size and its SHA-256."""
+    from streamco.endpoints.model_files import sha256_of
+
+    print_plain(f"{path}\n{size_text(path.stat().st_size)}, SHA-256 {sha256_of(path)}")
+    return 0
+
+
+def list_models() -> int:
+    """Print the models on this machine: size, name and path."""
+    found = [(size_text(size), name, str(path)) for name, path, size in local_models()]
+    if not found:
+        print_plain("no models; streamco models get hf:org/repo:QUANT downloads one", sys.stderr)
+        return 0
+    widths = [max(len(row[column]) for row in found) for column in (0, 1)]
+    for size, name, path in found:
+        print_plain(f"{size:>{widths[0]}}  {name:<{widths[1]}}  {path}")
+    return 0
+
+
+def local_models() -> list[tuple[str, Path, int]]:
+    """Return name, path and size of each model: the packaged one, those of the hub's cache, and those from URLs."""
+    from streamco.endpoints import model_files
+    from streamco.engines.llamacpp.bundled_model import packaged_model
+    from streamco.errors import EngineError
+
+    found: list[tuple[str, Path, int]] = []
+    try:
+        path = packaged_model()
+    except EngineError:
+        pass
+    else:
+        found.append(("packaged", path, path.stat().st_size))
+    if model_files.has_hub():
+        found += [(f"hf:{each.repo} {each.file}", each.path, each.size) for each in model_files.cached_models()]
+    return found + [(each.name, each, each.stat().st_size) for each in downloads()]
+
+
+def remove_model(model: str, *, is_agreed: bool) -> int:
+    """Delete a model of the hub's cache, or one that came from a URL.
+
+    Raises:
+        ConfigError: there is no such model, it can't be deleted, or there is no terminal to ask at.
+    """
+    from streamco.endpoints import model_files
+
+    if model_files.is_hub_name(model):
+        name = model_files.parse_hub_name(model)
+        cached = model_files.find_cached(name)
+        if cached is None:
+            raise ConfigError(f"{name}: expected it in the cache, got nothing")
+        path, files = cached.path, [cached.path, cached.path.resolve()]
+    else:
+        named = next((each for each in downloads() if model in {each.name, str(each)}), None)
+        if named is None:
+            raise ConfigError(f"models rm: expected hf:org/repo:QUANT or a name that `streamco models list` shows, got {model!r}")
+        path, files = named, [named]
+    if not is_agreed and not _agrees(f"delete {path}, {size_text(path.stat().st_size)}?"):
+        return 1
+    model_files.remove(files)
+    print_plain(f"deleted {path}")
+    return 0
+
+
+def size_text(size: int) -> str:
+    """Return a size in bytes as text, such as ``1.1 GB``."""
+    return next((f"{size / unit:.1f} {name}" for unit, name in UNITS if size >= unit), f"{size} bytes")
+
+
+def _agrees(question: str) -> bool:
+    """Ask on the terminal.
+
+    Raises:
+        ConfigError: there is none.
+    """
+    if not sys.stdin.isatty():
+        raise ConfigError(f"{question} expected a terminal to ask, or --yes, got neither")
+    print_plain(f"{question} [y/N] ", sys.stderr, end="")
+    return sys.stdin.readline().strip().lower() in {"y", "yes"}

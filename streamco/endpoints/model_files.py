@@ -1,0 +1,270 @@
+"""GGUF files by name: ``hf:org/repo:QUANT`` means a file in the cache that Hugging Face's programs share.
+
+Only ``fetch`` and ``look_up`` use the network, and nothing but ``streamco models get`` calls them: a model that isn't there is an error
+that names this command, because it has hundreds of megabytes.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from msgspec import Struct
+
+from streamco.errors import ConfigError, EndpointError, StreamcoError
+
+__all__ = [
+    "CachedModel",
+    "HubFile",
+    "HubName",
+    "cached_models",
+    "choose_file",
+    "fetch",
+    "file_of",
+    "find_cached",
+    "has_hub",
+    "is_hub_name",
+    "look_up",
+    "parse_hub_name",
+    "remove",
+    "sha256_of",
+]
+
+PREFIX = "hf:"
+USUAL = "Q4_K_M"  # the format that is taken if none is named, as llama.cpp and Ollama do
+_NAME = re.compile(r"([\w][\w.-]*/[\w][\w.-]*)(?::([\w.-]+))?")
+_PART = re.compile(r"-\d{5}-of-\d{5}$")
+_SHOWN = 12  # names that an error shows
+_BLOCK = 1 << 20
+
+
+class HubName(Struct, frozen=True):
+    """A model's name: ``hf:repo:quant``.
+
+    Args:
+        repo: owner and name of the repository.
+        quant: the format of the weights, as in the file's name; None: the usual one, or the only file.
+    """
+
+    repo: str
+    quant: str | None = None
+
+    def __str__(self) -> str:
+        return f"{PREFIX}{self.repo}" + (f":{self.quant}" if self.quant else "")
+
+
+class HubFile(Struct, frozen=True):
+    """A file of a repository.
+
+    Args:
+        name: the model's name.
+        file: path of the file in the repository.
+        size: bytes.
+        sha256: its digest by the hub, in hex; None: the hub doesn't say.
+    """
+
+    name: HubName
+    file: str
+    size: int
+    sha256: str | None
+
+
+class CachedModel(Struct, frozen=True):
+    """A GGUF file in the cache.
+
+    Args:
+        repo: owner and name of its repository.
+        file: the file's name.
+        path: where it is.
+        size: bytes on the disk.
+    """
+
+    repo: str
+    file: str
+    path: Path
+    size: int
+
+
+def is_hub_name(text: str) -> bool:
+    """Return True if a model's name is one of Hugging Face's hub, and not a path."""
+    return text.startswith(PREFIX)
+
+
+def parse_hub_name(text: str) -> HubName:
+    """Return the parts of ``hf:org/repo`` or ``hf:org/repo:QUANT``.
+
+    Raises:
+        ConfigError: it has another form.
+    """
+    found = _NAME.fullmatch(text.removeprefix(PREFIX)) if is_hub_name(text) else None
+    if found is None:
+        raise ConfigError(f"model: expected a name like hf:org/repo:{USUAL}, got {text!r}")
+    return HubName(found[1], found[2])
+
+
+def choose_file(files: Iterable[str], name: HubName) -> str:
+    """Return which of a repository's files a name means.
+
+    Raises:
+        ConfigError: there is none, there are several, or the model is in several parts.
+    """
+    models = sorted(file for file in files if file.lower().endswith(".gguf") and "mmproj" not in file.lower())
+    matching = [file for file in models if _has_format(file, name.quant)] if name.quant else models
+    if len(matching) > 1 and name.quant is None:
+        matching = [file for file in models if _has_format(file, USUAL)] or models
+    if not matching:
+        raise ConfigError(f"{name}: expected a GGUF file of that format, got {_list(models)}")
+    if any(_PART.search(Path(file).stem) for file in matching):
+        raise ConfigError(f"{name}: expected a model in one file, got {len(matching)} parts; join them with llama-gguf-split")
+    if len(matching) > 1:
+        raise ConfigError(f"{name}: expected one GGUF file, got {_list(matching)}; name a format, as in {PREFIX}{name.repo}:{USUAL}")
+    return matching[0]
+
+
+def _has_format(file: str, quant: str) -> bool:
+    stem = _PART.sub("", Path(file).stem)
+    return re.search(rf"(?:^|[-._]){re.escape(quant)}$", stem, re.IGNORECASE) is not None
+
+
+def _list(files: Sequence[str]) -> str:
+    if not files:
+        return "none"
+    more = len(files) - _SHOWN
+    return ", ".join(files[:_SHOWN]) + (f" and {more} more" if more > 0 else "")
+
+
+def cached_models(cache: Path | None = None) -> list[CachedModel]:
+    """Return the GGUF files in the cache, by repository and name.
+
+    Args:
+        cache: folder of the cache; None: Hugging Face's own (``HF_HUB_CACHE``, ``HF_HOME``).
+
+    Raises:
+        ConfigError: the library isn't installed.
+    """
+    hub = _hub()
+    try:
+        repos = hub.scan_cache_dir(cache).repos
+    except hub.CacheNotFound:
+        return []
+    found = {
+        (repo.repo_id, file.file_name): CachedModel(repo.repo_id, file.file_name, file.file_path, file.size_on_disk)
+        for repo in repos
+        if repo.repo_type == "model"
+        for revision in sorted(repo.revisions, key=lambda revision: revision.last_modified)
+        for file in revision.files
+        if file.file_name.lower().endswith(".gguf")
+    }
+    return [found[key] for key in sorted(found)]
+
+
+def find_cached(name: HubName, cache: Path | None = None) -> CachedModel | None:
+    """Return the file in the cache that a name means; None: it isn't there.
+
+    Raises:
+        ConfigError: there are several, or the library isn't installed.
+    """
+    there = [model for model in cached_models(cache) if model.repo == name.repo]
+    if not any(name.quant is None or _has_format(model.file, name.quant) for model in there):
+        return None
+    chosen = choose_file([model.file for model in there], name)
+    return next(model for model in there if model.file == chosen)
+
+
+def file_of(text: str, cache: Path | None = None) -> Path:
+    """Return the path of the model that ``hf:org/repo:QUANT`` names, from the cache; nothing is downloaded.
+
+    Raises:
+        ConfigError: it isn't there, or the name is wrong.
+    """
+    name = parse_hub_name(text)
+    found = find_cached(name, cache)
+    if found is None:
+        raise ConfigError(f"{name}: expected it in the cache, got nothing; streamco models get {name} downloads it")
+    return found.path
+
+
+def look_up(name: HubName, endpoint: str | None = None) -> HubFile:
+    """Ask the hub for the file that a name means.
+
+    Args:
+        name: the model's name.
+        endpoint: URL of the hub; None: Hugging Face's, or ``HF_ENDPOINT``.
+
+    Raises:
+        ConfigError: there is no such file, or the library isn't installed.
+        EndpointError: the hub doesn't answer, or refuses.
+    """
+    hub = _hub()
+    with _translated(f"{name}: expected a list of its files from the hub"):
+        info = hub.HfApi(endpoint=endpoint).model_info(name.repo, files_metadata=True)
+    files = {each.rfilename: each for each in info.siblings or ()}
+    chosen = files[choose_file(files, name)]
+    digest = None if chosen.lfs is None else chosen.lfs.sha256
+    return HubFile(name, chosen.rfilename, chosen.size or 0, digest)
+
+
+def fetch(file: HubFile, *, cache: Path | None = None, endpoint: str | None = None) -> Path:
+    """Download a file into the cache, or find it there, and return its path; an interrupted download goes on where it was.
+
+    Raises:
+        EndpointError: the download failed, or the file has another digest than the hub says.
+    """
+    hub = _hub()
+    with _translated(f"{file.name}: expected {file.file} from the hub"):
+        path = Path(hub.hf_hub_download(file.name.repo, file.file, cache_dir=cache, endpoint=endpoint))
+    if file.sha256 is not None and (got := sha256_of(path)) != file.sha256:
+        raise EndpointError(f"{file.name}: expected a file with SHA-256 {file.sha256}, got {got}; remove it and download it again")
+    return path
+
+
+def remove(files: Iterable[Path]) -> None:
+    """Delete files, such as a link of the cache and the data that it leads to.
+
+    Raises:
+        ConfigError: one can't be deleted.
+    """
+    for file in files:
+        try:
+            file.unlink(missing_ok=True)
+        except OSError as error:
+            raise ConfigError(f"{file}: expected to delete it, got {error.strerror or error}") from error
+
+
+def sha256_of(path: Path) -> str:
+    """Return the SHA-256 of a file, in hex."""
+    digest = hashlib.sha256()
+    with path.open("rb") as file:
+        while block := file.read(_BLOCK):
+            digest.update(block)
+    return digest.hexdigest()
+
+
+def has_hub() -> bool:
+    """Return True if the library is installed."""
+    return find_spec("huggingface_hub") is not None
+
+
+def _hub() -> Any:
+    try:
+        import huggingface_hub
+    except ImportError as error:
+        raise ConfigError("hf: names: expected the package huggingface_hub (pip install 'streamco[models]'), got none") from error
+    return huggingface_hub
+
+
+@contextmanager
+def _translated(what: str) -> Iterator[None]:
+    """Turn the library's errors into ours; ``what`` says what was expected."""
+    try:
+        yield
+    except StreamcoError:
+        raise
+    except Exception as error:  # its own errors, and those of its HTTP package, which depends on its version
+        first = next(iter(str(error).strip().splitlines()), type(error).__name__)
+        raise EndpointError(f"{what}, got {first}") from error
