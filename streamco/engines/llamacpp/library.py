@@ -91,7 +91,10 @@ def load_library() -> Any:
                 with _short_spins():
                     import llama_cpp
             except (ImportError, OSError, RuntimeError) as exc:
-                raise EngineError(f"device model: expected llama-cpp-python (pip install 'streamco[llama]'), got {exc}") from exc
+                raise EngineError(
+                    f"device model: expected llama-cpp-python, got {exc}; pip install 'streamco[llama]' compiles it, for which it needs "
+                    "a C++ compiler; the URL of a server that runs on this machine can be the device without one"
+                ) from exc
             _silence(llama_cpp)
             llama_cpp.llama_backend_init()
             _library = llama_cpp
