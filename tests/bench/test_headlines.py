@@ -173,9 +173,9 @@ def fidelity_headlines() -> Iterator[Headline]:
 
 def pair_headlines() -> Iterator[Headline]:
     kinds = {
-        "code, 10 prompts": "code (HumanEval, 10 prompts)",
-        "prose, 10 prompts": "prose (Alpaca, 10 prompts)",
-        "all, 20 prompts": "both",
+        "code, 50 prompts": "code (HumanEval, 50 prompts)",
+        "prose, 50 prompts": "prose (Alpaca, 50 prompts)",
+        "all, 100 prompts": "both",
     }
     links = {"loopback": "loopback", "rtt 30 ms": "round trip 30 ms", "rtt 60 ms": "round trip 60 ms"}
     ratio = "rate over the stream's [x]"
@@ -183,7 +183,7 @@ def pair_headlines() -> Iterator[Headline]:
         case = f"{kind}, Q4_0, {link}"
         rates = [f"{value('pair', case, 'rate [tokens/s]', name):.3g}" for name in ("stream", "streamco")]
         times = [f"{value('pair', case, ratio, name):.2f}" for name in ("streamco", "drafts alone", "bound")]
-        unit = " tokens/s" if (link, kind) == ("loopback", "code, 10 prompts") else ""
+        unit = " tokens/s" if (link, kind) == ("loopback", "code, 50 prompts") else ""
         shown = f"| {label}, {length} | {rates[0]}{unit} | {rates[1]}{unit} | **{times[0]}** | {times[1]} | {times[2]} |"
         yield Headline("docs/speculation.md", shown)
     for rtt, (kind, label) in product(
@@ -194,7 +194,7 @@ def pair_headlines() -> Iterator[Headline]:
         rate = f"{value('imposed', case, 'rate [tokens/s]', 'stream'):.3g}"
         yield Headline("docs/speculation.md", f"| {label}, {rtt} ms | {rate} | **{times[0]}** | {' | '.join(times[1:])} |")
     large = [f"{value('imposed', f'{kind}, 25 prompts, RTT 30 ms', ratio):.2f}" for kind in ("humaneval", "alpaca")]
-    small = [f"{value('pair', f'{kind}, 10 prompts, Q4_0, loopback', ratio):.2f}" for kind in ("code", "prose")]
+    small = [f"{value('pair', f'{kind}, 50 prompts, Q4_0, loopback', ratio):.2f}" for kind in ("code", "prose")]
     yield Headline("README.md", "code came {} times as fast as the server's own stream, and prose {} times".format(*large))
     yield Headline("README.md", "on the machine's other core it was {} and {} times".format(*small))
 
