@@ -7,7 +7,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-from streamco.cli.model_downloads import download, downloads, find_download, size_at
+from streamco.cli.model_downloads import download, downloads, find_download, shown, size_at
 from streamco.cli.ui.control_characters import print_plain
 from streamco.endpoints.address import is_url
 from streamco.errors import ConfigError
@@ -67,7 +67,8 @@ def get_model(model: str, *, is_agreed: bool) -> int:
         found = find_download(model)
         if found is not None:
             return print_file(found)
-        return _get(model, size_at(model), lambda: download(model), is_agreed=is_agreed)
+        size = size_at(model)
+        return _get(shown(model), size, lambda: download(model, size), is_agreed=is_agreed)
     path = Path(model).expanduser()
     if not path.is_file():
         raise ConfigError(f"models get: expected hf:org/repo:QUANT, a URL or a file, got nothing at {model}")
@@ -114,7 +115,7 @@ def local_models() -> list[tuple[str, Path, int]]:
     else:
         found.append(("packaged", path, path.stat().st_size))
     if model_files.has_hub():
-        found += [(f"hf:{each.repo} {each.file}", each.path, each.size) for each in model_files.cached_models()]
+        found += [(each.name, each.path, each.size) for each in model_files.cached_models()]
     return found + [(each.name, each, each.stat().st_size) for each in downloads()]
 
 
@@ -126,22 +127,37 @@ def remove_model(model: str, *, is_agreed: bool) -> int:
     """
     from streamco.endpoints import model_files
 
-    if model_files.is_hub_name(model):
-        name = model_files.parse_hub_name(model)
-        cached = model_files.find_cached(name)
-        if cached is None:
-            raise ConfigError(f"{name}: expected it in the cache, got nothing")
-        path, files = cached.path, [cached.path, cached.path.resolve()]
-    else:
-        named = next((each for each in downloads() if model in {each.name, str(each)}), None)
-        if named is None:
-            raise ConfigError(f"models rm: expected hf:org/repo:QUANT or a name that `streamco models list` shows, got {model!r}")
-        path, files = named, [named]
+    path, files = _named(model)
     if not is_agreed and not _agrees(f"delete {path}, {size_text(path.stat().st_size)}?"):
         return 1
     model_files.remove(files)
     print_plain(f"deleted {path}")
     return 0
+
+
+def _named(model: str) -> tuple[Path, list[Path]]:
+    """Return where a model is, and all that is to be deleted with it.
+
+    Raises:
+        ConfigError: there is no such model, or there are several.
+    """
+    from streamco.endpoints import model_files
+
+    if model_files.is_hub_name(model):
+        name = model_files.parse_hub_name(model)
+        cached = model_files.find_cached(name)
+        if cached is None:
+            raise ConfigError(f"{name}: expected it in the cache, got nothing")
+        return cached.path, [*cached.links, *cached.data]
+    for cached in model_files.cached_models() if model_files.has_hub() else ():
+        if str(cached.path) == model:
+            return cached.path, [*cached.links, *cached.data]
+    named = [each for each in downloads() if model in {each.name, str(each)}]
+    if len(named) > 1:
+        raise ConfigError(f"models rm: expected one model of this name, got {', '.join(map(str, named))}; give the path")
+    if not named:
+        raise ConfigError(f"models rm: expected a name or a path that `streamco models list` shows, got {model!r}")
+    return named[0], named
 
 
 def size_text(size: int) -> str:

@@ -15,7 +15,7 @@ from streamco.cli.ui.slash_commands import MODES, parse_budget, parse_pace_text,
 from streamco.errors import ConfigError
 
 if TYPE_CHECKING:
-    from streamco.proxy.config import ProxyConfig, SplitSection
+    from streamco.proxy.config import DeviceSection, ProxyConfig, SplitSection
 
 __all__ = ["add_arguments", "run"]
 
@@ -143,8 +143,7 @@ def effective_config(args: argparse.Namespace) -> ProxyConfig:
     """
     from msgspec.structs import replace
 
-    from streamco.endpoints.address import is_url
-    from streamco.proxy.config import PACKAGED, DeviceSection, ProxyConfig, ServerSection, load_config
+    from streamco.proxy.config import ProxyConfig, ServerSection, load_config
 
     config = ProxyConfig() if args.config is None else load_config(args.config)
     device, servers, split = config.device, config.server, _split_section(args, config)
@@ -154,16 +153,8 @@ def effective_config(args: argparse.Namespace) -> ProxyConfig:
         raise ConfigError("--base-url, --api-key-env: expected --server MODEL beside them, got none")
     if split is not None:
         split = replace(split, threads=args.threads or split.threads)
-    elif args.no_device:
-        device = None
-    elif args.device is not None and is_url(args.device):
-        device = DeviceSection(base_url=args.device, model=args.device_model)
-    elif args.device is not None or (device is None and not servers):
-        device = replace(device or DeviceSection(), model=args.device or PACKAGED, base_url=None)
-    if args.device_model is not None and (device is None or device.base_url is None):
-        raise ConfigError("--device-model: expected --device URL beside it, got none")
-    if device is not None and args.threads is not None:
-        device = replace(device, threads=args.threads)
+    else:
+        device = _device_section(args, device, is_alone=not servers)
     proxy = _given(args, "host", "port", "max_streams", "keepalive")
     if "cors" in args:
         proxy["cors"] = tuple(args.cors)
@@ -181,6 +172,54 @@ def effective_config(args: argparse.Namespace) -> ProxyConfig:
         split=split,
         dispatch=replace(config.dispatch, **dispatch),
         speculate=replace(config.speculate, **speculate),
+    )
+
+
+def _device_section(args: argparse.Namespace, section: DeviceSection | None, *, is_alone: bool) -> DeviceSection | None:
+    """Return the device's section, with the options that change it; None: there is no device.
+
+    Args:
+        args: the options.
+        section: the file's; None: it has none.
+        is_alone: there is no server, so that the packaged model answers if no device is named.
+
+    Raises:
+        ConfigError: the options contradict each other or the file.
+    """
+    from msgspec.structs import replace
+
+    from streamco.endpoints.address import is_url
+    from streamco.proxy.config import PACKAGED, DeviceSection
+
+    if args.no_device:
+        section = None
+    elif args.device is not None and is_url(args.device):
+        section = _local_server(args.device, args.device_model, section or DeviceSection())
+    elif args.device is not None or (section is None and is_alone):
+        section = replace(section or DeviceSection(), model=args.device or PACKAGED, base_url=None, api_key_env=None)
+    if args.device_model is not None:
+        if section is None or section.base_url is None:
+            raise ConfigError("--device-model: expected --device URL beside it, or device.base_url in the file, got neither")
+        section = replace(section, model=args.device_model)
+    return section if section is None or args.threads is None else replace(section, threads=args.threads)
+
+
+def _local_server(url: str, model: str | None, section: DeviceSection) -> DeviceSection:
+    """Return the section of a device at a URL, with the name and the context of the file's device, and its key if the URL is the same.
+
+    Raises:
+        ConfigError: the file has a key for another URL.
+    """
+    from streamco.proxy.config import DeviceSection
+
+    if section.base_url != url and section.api_key_env is not None:
+        raise ConfigError(f"--device: expected the file's device.base_url, which device.api_key_env is for, got {url}")
+    return DeviceSection(
+        base_url=url,
+        model=section.model if model is None and section.base_url == url else model,
+        api_key_env=section.api_key_env,
+        name=section.name,
+        context=section.context,
     )
 
 

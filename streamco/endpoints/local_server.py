@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
+from urllib.parse import urlsplit
 
 import msgspec
 
 from streamco.config import Limits, RetryPolicy, Timeouts
+from streamco.endpoints.address import is_loopback
 from streamco.endpoints.base import Capabilities, Kind, Request, TokenPrices
 from streamco.endpoints.known_servers.prices import UNKNOWN
 from streamco.endpoints.openai import OpenAIEndpoint
-from streamco.endpoints.openai_stream import OpenAIStream
+from streamco.endpoints.openai_stream import OpenAIStream, StreamCall
 from streamco.endpoints.token_counter import TokenCounter
-from streamco.errors import ConfigError, EndpointError
+from streamco.errors import ConfigError, EndpointConnectError, EndpointError, EndpointTimeoutError
 
 __all__ = ["LocalServerEndpoint"]
 
@@ -62,6 +64,10 @@ class LocalServerEndpoint(OpenAIEndpoint):
         retry: RetryPolicy = _DEFAULTS[1],
         limits: Limits = _DEFAULTS[2],
     ) -> None:
+        if not base_url:
+            raise ConfigError("base_url: expected the URL of a server on this machine, got an empty text")
+        if urlsplit(base_url).path.lower().endswith(".gguf"):
+            raise ConfigError(f"{base_url}: expected the URL of a server, got that of a file; streamco models get fetches it, for its path")
         if context_tokens is not None and context_tokens < 1:
             raise ConfigError(f"context_tokens: expected 1 or more, got {context_tokens}")
         if model == "":
@@ -80,6 +86,10 @@ class LocalServerEndpoint(OpenAIEndpoint):
         self._given_model = model
         self._context_tokens = context_tokens
         self._is_known = False
+        if not is_loopback(self._address.host):
+            _log.warning(
+                "%s: expected a server on this machine, got %s; it counts as the device, without a price", name, self._address.host
+            )
 
     def __repr__(self) -> str:
         return f"LocalServerEndpoint({self._address.base_url!r}, {self._given_model!r}, name={self._name!r})"
@@ -99,11 +109,19 @@ class LocalServerEndpoint(OpenAIEndpoint):
     async def start(self) -> None:
         """Prepare the connection, ask the server what it is, and find the model; idempotent.
 
+        A server that can't be reached is asked again by each answer, and until then answers fail with its error.
+
         Raises:
-            EndpointError: the server doesn't answer, doesn't offer the model, or offers several and none was named.
+            EndpointError: the server doesn't offer the model, or offers several and none was named.
             StreamClosed: the endpoint was closed.
         """
         await super().start()
+        try:
+            await self._find_model()
+        except (EndpointConnectError, EndpointTimeoutError) as error:
+            _log.warning("%s; each answer will ask again", error)
+
+    async def _find_model(self) -> None:
         if self._is_known:
             return
         info = await self.probe()
@@ -115,6 +133,10 @@ class LocalServerEndpoint(OpenAIEndpoint):
     def open(self, request: Request) -> OpenAIStream:
         """Begin an answer with this device's own model; the request goes out with the first ``receive``."""
         return super().open(msgspec.structs.replace(request, model=None))
+
+    async def _prepare(self, request: Request) -> StreamCall:
+        await self._find_model()
+        return await super()._prepare(request)
 
     def _choose(self, offered: Sequence[str]) -> str:
         """Return the name of the model to use.

@@ -7,6 +7,7 @@ that names this command, because it has hundreds of megabytes.
 from __future__ import annotations
 
 import hashlib
+import logging
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -35,9 +36,12 @@ __all__ = [
     "sha256_of",
 ]
 
+_log = logging.getLogger("streamco")
+
 PREFIX = "hf:"
 USUAL = "Q4_K_M"  # the format that is taken if none is named, as llama.cpp and Ollama do
 _NAME = re.compile(r"([\w][\w.-]*/[\w][\w.-]*)(?::([\w.-]+))?")
+_FORMAT = re.compile(r"[-._]((?:i?q\d|tq\d|mxfp\d|bf16|f16|f32)[\w]*)$", re.IGNORECASE)
 _PART = re.compile(r"-\d{5}-of-\d{5}$")
 _SHOWN = 12  # names that an error shows
 _BLOCK = 1 << 20
@@ -80,14 +84,24 @@ class CachedModel(Struct, frozen=True):
     Args:
         repo: owner and name of its repository.
         file: the file's name.
-        path: where it is.
+        path: where its newest revision is.
         size: bytes on the disk.
+        links: the file in all revisions that were fetched.
+        data: where the cache keeps their bytes, as far as no other file has the same.
     """
 
     repo: str
     file: str
     path: Path
     size: int
+    links: tuple[Path, ...]
+    data: tuple[Path, ...]
+
+    @property
+    def name(self) -> str:
+        """The name that means this file: ``hf:repo:FORMAT``, or its path if its format is not known."""
+        found = _FORMAT.search(_PART.sub("", Path(self.file).stem))
+        return str(self.path) if found is None else str(HubName(self.repo, found[1]))
 
 
 def is_hub_name(text: str) -> bool:
@@ -149,31 +163,53 @@ def cached_models(cache: Path | None = None) -> list[CachedModel]:
     """
     hub = _hub()
     try:
-        repos = hub.scan_cache_dir(cache).repos
+        info = hub.scan_cache_dir(cache)
     except hub.CacheNotFound:
         return []
-    found = {
-        (repo.repo_id, file.file_name): CachedModel(repo.repo_id, file.file_name, file.file_path, file.size_on_disk)
-        for repo in repos
-        if repo.repo_type == "model"
-        for revision in sorted(repo.revisions, key=lambda revision: revision.last_modified)
-        for file in revision.files
-        if file.file_name.lower().endswith(".gguf")
-    }
-    return [found[key] for key in sorted(found)]
+    for warning in info.warnings:
+        _log.warning("a part of the cache can't be read: %s", warning)
+    found = [_cached(repo, name) for repo in info.repos if repo.repo_type == "model" for name in _models_in(repo)]
+    return sorted(found, key=lambda model: (model.repo, model.file))
+
+
+def _models_in(repo: Any) -> set[str]:
+    names = {file.file_name for revision in repo.revisions for file in revision.files}
+    return {name for name in names if name.lower().endswith(".gguf")}
+
+
+def _cached(repo: Any, name: str) -> CachedModel:
+    files = [file for revision in sorted(repo.revisions, key=lambda each: each.last_modified) for file in revision.files]
+    same = [file for file in files if file.file_name == name]
+    others = {file.blob_path for file in files if file.file_name != name}
+    folder = repo.repo_path / "blobs"
+    data = {file.blob_path for file in same if file.blob_path not in others and file.blob_path.parent == folder}
+    return CachedModel(
+        repo=repo.repo_id,
+        file=name,
+        path=same[-1].file_path,
+        size=same[-1].size_on_disk,
+        links=tuple(sorted({file.file_path for file in same})),
+        data=tuple(sorted(data)),
+    )
 
 
 def find_cached(name: HubName, cache: Path | None = None) -> CachedModel | None:
     """Return the file in the cache that a name means; None: it isn't there.
 
+    Without a format that is one in the usual format, or one with none in its name: another one may be there by chance.
+
     Raises:
         ConfigError: there are several, or the library isn't installed.
     """
     there = [model for model in cached_models(cache) if model.repo == name.repo]
-    if not any(name.quant is None or _has_format(model.file, name.quant) for model in there):
+    if name.quant is None:
+        meant = [model for model in there if _has_format(model.file, USUAL) or _FORMAT.search(Path(model.file).stem) is None]
+    else:
+        meant = [model for model in there if _has_format(model.file, name.quant)]
+    if not meant:
         return None
-    chosen = choose_file([model.file for model in there], name)
-    return next(model for model in there if model.file == chosen)
+    chosen = choose_file([model.file for model in meant], name)
+    return next(model for model in meant if model.file == chosen)
 
 
 def file_of(text: str, cache: Path | None = None) -> Path:
@@ -185,7 +221,9 @@ def file_of(text: str, cache: Path | None = None) -> Path:
     name = parse_hub_name(text)
     found = find_cached(name, cache)
     if found is None:
-        raise ConfigError(f"{name}: expected it in the cache, got nothing; streamco models get {name} downloads it")
+        there = _list([model.name for model in cached_models(cache) if model.repo == name.repo])
+        got = "nothing" if there == "none" else f"only {there}"
+        raise ConfigError(f"{name}: expected it in the cache, got {got}; streamco models get {name} downloads it")
     return found.path
 
 
@@ -219,12 +257,13 @@ def fetch(file: HubFile, *, cache: Path | None = None, endpoint: str | None = No
     with _translated(f"{file.name}: expected {file.file} from the hub"):
         path = Path(hub.hf_hub_download(file.name.repo, file.file, cache_dir=cache, endpoint=endpoint))
     if file.sha256 is not None and (got := sha256_of(path)) != file.sha256:
-        raise EndpointError(f"{file.name}: expected a file with SHA-256 {file.sha256}, got {got}; remove it and download it again")
+        remove([path, path.resolve()] if path.is_symlink() else [path])
+        raise EndpointError(f"{file.name}: expected a file with SHA-256 {file.sha256}, got {got}; it was deleted")
     return path
 
 
 def remove(files: Iterable[Path]) -> None:
-    """Delete files, such as a link of the cache and the data that it leads to.
+    """Delete these files, as far as they exist.
 
     Raises:
         ConfigError: one can't be deleted.

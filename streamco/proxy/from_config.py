@@ -190,7 +190,9 @@ def _build_device(section: DeviceSection, speculate: SpeculateSection, environ: 
     if not path.is_file():
         parts = " (but parts of a split model: these need [split] or --split URL)" if Path(f"{path}.input.gguf").is_file() else ""
         raise ConfigError(f"device.model: expected a GGUF file, got nothing at {path}{parts}")
-    options = EngineOptions(context_tokens=section.context or _CONTEXT, max_sequences=section.sequences, threads=section.threads)
+    options = EngineOptions(
+        context_tokens=_CONTEXT if section.context is None else section.context, max_sequences=section.sequences, threads=section.threads
+    )
     if speculate.mode != "race":
         options = drafting_engine_options(options, speculate.budget, section.drafts * (2 + speculate.max_branches))
     return DeviceEndpoint(path, name=section.name, options=options)

@@ -10,6 +10,7 @@ import urllib.request
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from streamco.calibration.profile_store import load_profile
 from streamco.cli import proxy
@@ -137,12 +138,23 @@ def test_a_server_on_the_command_line_takes_the_place_of_the_files(config: str) 
     assert effective.server == (ServerSection(model="other", base_url="http://127.0.0.1:8/v1"),)
 
 
-def test_a_device_can_be_a_url(config: str) -> None:
+def test_a_device_can_be_a_url(config: str, tmp_path: Path) -> None:
     for words in (("--config", config), ()):
         found = proxy.effective_config(parse(*words, "--device", "http://127.0.0.1:11434", "--device-model", "qwen:1.5b"))
         assert found.device == DeviceSection(base_url="http://127.0.0.1:11434", model="qwen:1.5b")
     with pytest.raises(ConfigError, match="--device-model: expected --device URL beside it"):
         proxy.effective_config(parse("--config", config, "--device-model", "qwen:1.5b"))
+    file = tmp_path / "local.toml"
+    file.write_text('[device]\nbase_url = "http://127.0.0.1:1"\nmodel = "a"\nname = "mine"\ncontext = 4096\napi_key_env = "K"\n')
+    same = DeviceSection(base_url="http://127.0.0.1:1", model="a", name="mine", context=4096, api_key_env="K")
+    assert proxy.effective_config(parse("--config", str(file), "--device", "http://127.0.0.1:1")).device == same
+    named = proxy.effective_config(parse("--config", str(file), "--device-model", "b")).device
+    assert named == replace(same, model="b")
+    with pytest.raises(ConfigError, match=r"which device\.api_key_env is for, got http://127\.0\.0\.1:2"):
+        proxy.effective_config(parse("--config", str(file), "--device", "http://127.0.0.1:2"))
+    file.write_text('[device]\nbase_url = "http://127.0.0.1:1"\nmodel = "a"\nname = "mine"\ncontext = 4096\n')
+    other = proxy.effective_config(parse("--config", str(file), "--device", "http://127.0.0.1:2")).device
+    assert other == DeviceSection(base_url="http://127.0.0.1:2", name="mine", context=4096)
 
 
 def test_a_device_can_be_named_and_left_out(config: str) -> None:

@@ -11,10 +11,11 @@ from streamco.endpoints.base import Capabilities, Request
 from streamco.endpoints.local_server import LocalServerEndpoint
 from streamco.errors import ConfigError, EndpointConnectError, EndpointError
 from streamco.server.app import serving
+from streamco.server.options import ServeOptions
 from streamco.testing import FakeEngine, ScriptedServer, json_answer
 from tests.client.helpers import ask
 from tests.client.helpers import server as remote
-from tests.endpoints.helpers import NO_RETRIES, read_all
+from tests.endpoints.helpers import read_all
 from tests.support.peer_servers import running_peer
 
 HELLO = Request(messages=[{"role": "user", "content": "hello"}], model="gpt-4o-mini")
@@ -61,20 +62,28 @@ async def test_a_model_that_is_not_there_is_named(offered: tuple[str, ...], give
         await device.aclose()
 
 
-async def test_a_server_that_is_not_there_is_an_error_and_the_other_side_answers() -> None:
+async def test_a_server_that_is_not_there_is_an_error_and_the_other_side_answers(caplog: pytest.LogCaptureFixture) -> None:
     async with ScriptedServer() as gone:
         url = gone.url
-    device = LocalServerEndpoint(url, retry=NO_RETRIES)
-    with pytest.raises(EndpointConnectError):
-        await device.start()
-    await device.aclose()
-    with pytest.raises(EndpointConnectError, match="device"):
-        async with streamco.Client(url):
-            pass
+    async with streamco.Client(url) as client:
+        with pytest.raises(EndpointConnectError, match="device"):
+            await ask(client)
+    assert "each answer will ask again" in caplog.text
     async with streamco.Client(url, remote([(0.0, "S")])) as client:
         stream = client.stream("hello")
         assert "".join([token.text async for token in stream]) == "S"
-        assert any("device" in note for note in stream.report.notes)
+
+
+async def test_a_server_that_comes_later_is_used_from_then_on() -> None:
+    engine = FakeEngine("later")
+    async with ScriptedServer() as gone:
+        port = gone.port
+    async with streamco.Client(f"http://127.0.0.1:{port}") as client:
+        with pytest.raises(EndpointConnectError):
+            await ask(client)
+        async with serving(engine, ServeOptions(port=port)):
+            assert await ask(client) == "later"
+    engine.close()
 
 
 async def test_the_context_is_what_was_given_or_what_the_server_says() -> None:
@@ -91,10 +100,20 @@ async def test_the_context_is_what_was_given_or_what_the_server_says() -> None:
         await declared.aclose()
 
 
-@pytest.mark.parametrize("wrong", [{"context_tokens": 0}, {"model": ""}, {"base_url": "127.0.0.1:11434"}])
+@pytest.mark.parametrize(
+    "wrong",
+    [{"context_tokens": 0}, {"model": ""}, {"base_url": "127.0.0.1:11434"}, {"base_url": ""}, {"base_url": "http://127.0.0.1:1/a.gguf"}],
+)
 def test_wrong_settings_are_refused(wrong: dict[str, Any]) -> None:
     with pytest.raises(ConfigError):
         LocalServerEndpoint(**{"base_url": "http://127.0.0.1:11434", **wrong})
+
+
+def test_a_server_on_another_machine_is_used_and_named(caplog: pytest.LogCaptureFixture) -> None:
+    LocalServerEndpoint("http://127.0.0.1:11434")
+    assert not caplog.text
+    LocalServerEndpoint("http://10.0.0.7:11434")
+    assert "device: expected a server on this machine, got 10.0.0.7; it counts as the device, without a price" in caplog.text
 
 
 async def test_it_races_as_the_device_and_costs_nothing() -> None:

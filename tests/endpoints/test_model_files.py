@@ -130,8 +130,25 @@ def test_a_model_is_fetched_once_and_found(tmp_path: Path) -> None:
     ]
     assert file_of(f"hf:{REPO}", tmp_path).resolve() == path.resolve()
     assert file_of(f"hf:{REPO}:Q8_0", tmp_path).resolve() == other.resolve()
-    model_files.remove([path, path.resolve()])
+    again = path.parent.parent / ("f" * 40) / path.name  # another revision with the same file
+    again.parent.mkdir()
+    again.symlink_to(path.resolve())
+    four, eight = cached_models(tmp_path)
+    assert set(four.links) == {path, again}
+    assert four.data == (path.resolve(),)
+    assert (four.name, eight.name) == (f"hf:{REPO}:Q4_K_M", f"hf:{REPO}:Q8_0")
+    model_files.remove([*four.links, *four.data])
     assert [each.file for each in cached_models(tmp_path)] == ["some-Q8_0.gguf"]
+    with pytest.raises(ConfigError, match=f"expected it in the cache, got only hf:{REPO}:Q8_0; streamco models get"):
+        file_of(f"hf:{REPO}", tmp_path)
+    mine = tmp_path / "mine.gguf"
+    mine.write_bytes(b"GGUF mine")
+    eight.path.unlink()
+    eight.path.symlink_to(mine)
+    [linked] = cached_models(tmp_path)
+    model_files.remove([*linked.links, *linked.data])
+    assert mine.exists(), "a file outside the cache is not the cache's"
+    assert cached_models(tmp_path) == []
     assert find_cached(HubName(REPO, "Q4_K_M"), tmp_path) is None
 
 
@@ -141,6 +158,7 @@ def test_a_file_with_another_digest_is_refused(tmp_path: Path) -> None:
         pytest.raises(EndpointError, match="expected a file with SHA-256 0"),
     ):
         fetch(look_up(HubName(REPO), url), cache=tmp_path, endpoint=url)
+    assert cached_models(tmp_path) == [], "the next one that asks does not find it"
 
 
 def test_a_hub_that_refuses_or_is_not_there_is_an_error() -> None:

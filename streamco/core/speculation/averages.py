@@ -12,6 +12,8 @@ from streamco.profiles.row_costs import RowCosts
 __all__ = ["DecayedRatio", "Ewma", "RemoteStepTime", "RoundTrip", "DraftStepTimes"]
 
 WEIGHT = 0.15  # of a new time
+_MOST_LEFT_OUT = 16  # times beside other work that are left out in a row; then they are all that there is
+_CLEARLY_LESS = 0.8  # of a known time: what takes less beside other work has become faster
 _UNKNOWN_REMOTE_STEP = 0.05  # seconds, until it is measured
 _SAMPLE = 3  # tokens of a stream that are enough to measure its pace again
 _STALE_PER_TOKEN, _MAX_STALE = 64, 2048  # drafted tokens after which a pace is stale: for each streamed token that was measured; at most
@@ -80,7 +82,8 @@ class DraftStepTimes:
     """Seconds of the draft model's step, by the number of sequences in its batch.
 
     A draft beside a stream may take longer than others: where device and server share a memory, both read their weights from it at
-    once. So such a time counts only until one of a draft that is to be verified is known.
+    once. So such times count until one of a draft that is to be verified is known. Then they count if they are clearly shorter, or after
+    many without such a draft, because a device may have become faster or slower.
 
     Args:
         prior: seconds of a step on 1, 2, ... sequences, until they are measured.
@@ -91,6 +94,7 @@ class DraftStepTimes:
         self._times = list(prior)
         self._measured: dict[int, int] = {}  # drafts that were measured, by numbers of sequences
         self._beside_stream: set[int] = set()  # numbers of sequences that were measured beside a stream only
+        self._left_out = 0  # times since the last one that counted
 
     @property
     def times(self) -> Sequence[float]:
@@ -110,13 +114,18 @@ class DraftStepTimes:
         if not tokens or seconds <= 0.0 or not 1 <= sequences <= len(self._times):
             return
         known = self._measured.get(sequences, 0)
-        if is_beside_stream and sequences in self._measured and sequences not in self._beside_stream:
-            return
+        is_left_out = is_beside_stream and sequences in self._measured and sequences not in self._beside_stream
+        if is_left_out and seconds / tokens > _CLEARLY_LESS * self._times[sequences - 1]:
+            self._left_out += 1
+            if self._left_out <= _MOST_LEFT_OUT:
+                return
         if is_beside_stream:
             self._beside_stream.add(sequences)
-        elif sequences in self._beside_stream:
-            self._beside_stream.remove(sequences)
-            known = -1  # it takes the place of those
+        else:
+            self._left_out = 0
+            if sequences in self._beside_stream:
+                self._beside_stream.remove(sequences)
+                known = -1  # it takes the place of those
         self._measured[sequences] = known + 1
         self._times[sequences - 1] += max(WEIGHT, 1.0 / (known + 2)) * (seconds / tokens - self._times[sequences - 1])
         for position in range(len(self._times)):
@@ -222,8 +231,8 @@ class RoundTrip:
 class RemoteStepTime:
     """Seconds between two tokens of the remote stream, and whether they should be measured again.
 
-    Where device and server share a memory, a stream is slower while the device drafts. So times beside a draft count only until others
-    are known.
+    Where device and server share a memory, a stream is slower while the device drafts. So times beside a draft count until others are
+    known, and again after many without others.
 
     Args:
         prior: seconds; None: not known, so it is measured before anything is drafted.
@@ -239,7 +248,8 @@ class RemoteStepTime:
         self.seconds = _UNKNOWN_REMOTE_STEP if prior is None else prior
         self.is_known = prior is not None
         self._events = round(1.0 / WEIGHT) if self.is_known else 0
-        self._is_beside_draft = prior is None  # no other time is known
+        self._is_beside_draft = prior is None  # no other time is known, or has come lately
+        self._left_out = 0  # times since the last one that counted
         self._streamed = _MAX_STALE if self.is_known else 0  # tokens of streams that were measured
         self._streamed_lately = 0  # of those, since drafts gave the last tokens
         self._drafted = 0  # tokens that drafts gave since the pace was last measured
@@ -247,10 +257,14 @@ class RemoteStepTime:
     def record(self, tokens: int, seconds: float, *, is_beside_draft: bool = False) -> None:
         """Record that ``tokens`` of a stream came in ``seconds``; ``is_beside_draft``: while the device drafted."""
         if is_beside_draft and not self._is_beside_draft:
+            self._left_out += 1
+            self._is_beside_draft = self._left_out > _MOST_LEFT_OUT * _SAMPLE
             return
         if tokens and seconds > 0.0:
             if not is_beside_draft and self._is_beside_draft:
                 self._is_beside_draft, self._events = False, 0
+            if not is_beside_draft:
+                self._left_out = 0
             self._events += 1  # the first tokens may come together, however slow the stream, so the first events have equal weights
             self.seconds += max(WEIGHT, 1.0 / self._events) * (seconds / tokens - self.seconds)
             self.is_known = True

@@ -231,12 +231,12 @@ class DraftState:
             committed: tokens of the answer, the verdict's included.
             token: the verdict's last token; None: no verdict arrived, and the draft is committed by the device alone.
         """
-        if token is not None:
-            self._report.hits += 1
-            self._estimates.record_adopted(len(draft.tokens))
+        self._report.hits += token is not None
         self._report.adopted += len(draft.tokens)
         is_trunk_branch = draft.is_trunk_branch
         draft.adopt(token)
+        if token is not None:
+            self._estimates.record_adopted(len(draft.tokens))
         del self.branches[draft.version]
         if not is_trunk_branch:
             self._emit(AdoptBranch(draft.version))  # this closes the device's own sequence, and the trunk branch with it

@@ -40,7 +40,7 @@ acceptance rate that confidence bends. "sampled" draws the position and the corr
 does; the others rank all branches."""
 
 _DECAY = 0.98  # what a draft token or a round counts for after the next one
-_ADOPTED_DECAY = 0.9  # what a branch that was adopted counts for after the next one, because windows change
+_ROUND_DECAY = 0.9  # what a round counts for after the next one where windows matter, which change soon
 _FIRST_WEIGHT = 0.5  # of a new opening share
 _CONFIDENCE_WEIGHT = 0.05  # of a new token's confidence
 _PRIOR_AHEAD = 0.4  # share of rounds in which the next draft is sent ahead, until it is measured: less than in most simulations
@@ -97,12 +97,14 @@ class _RoundAverages(NamedTuple):
         adopted: tokens of such a branch.
         ahead_rate: share of rounds after which the next draft had been sent ahead.
         gain: tokens of a round over those that the acceptance rate promises for a draft of its length.
+        verified: counts rounds.
     """
 
     hit_rate: DecayedRatio
     adopted: DecayedRatio
     ahead_rate: DecayedRatio
     gain: DecayedRatio
+    verified: DecayedRatio
 
 
 class SpeculationEstimates:
@@ -169,9 +171,10 @@ class SpeculationEstimates:
         # Rounds
         self._rounds = _RoundAverages(
             hit_rate=DecayedRatio(_DECAY, prior.hit_rate, _PRIOR_ROUNDS),
-            adopted=DecayedRatio(_ADOPTED_DECAY),
+            adopted=DecayedRatio(_ROUND_DECAY),
             ahead_rate=DecayedRatio(_DECAY),
-            gain=DecayedRatio(_DECAY),
+            gain=DecayedRatio(_ROUND_DECAY, 1.0, _PRIOR_ROUNDS),
+            verified=DecayedRatio(_DECAY),
         )
 
     # Several verifiers
@@ -252,6 +255,7 @@ class SpeculationEstimates:
             length = next((end for end in range(1, len(confidences)) if self.should_end(confidences[:end])), len(confidences))
             self._window.record_length(length, has_ended=self.should_end(confidences))
             tokens = min(accepted, length) + 1 + (has_sibling and accepted < length)
+            self._rounds.verified.record(True)
             self._rounds.gain.record(tokens / expected_tokens(expected_acceptance, length))
         if is_hit is not None:
             self._rounds.hit_rate.record(is_hit)
@@ -308,7 +312,7 @@ class SpeculationEstimates:
             rate=predict_rates(known if known.row_costs is None else _best(known)).speculative,
             row_costs=known.row_costs,
             fixed_wait=max(0.0, known.verify - known.ahead),
-            rounds=self._rounds.gain.events,
+            rounds=self._rounds.verified.events,
             calibrated_acceptance=self._recent_chance.value,
         )
         return self._window.propose(state)
@@ -366,7 +370,6 @@ class SpeculationEstimates:
         window = self.usual_window
         ahead, ahead_rounds = self._rounds.ahead_rate.with_prior(_PRIOR_AHEAD, _PRIOR_ROUNDS)
         prices = self._round_trip.prices
-        gain, rounds = self._rounds.gain.with_prior(1.0, _PRIOR_ROUNDS)
         return RoundConditions(
             acceptance=self.acceptance,
             window=window,
@@ -379,7 +382,7 @@ class SpeculationEstimates:
             slowdown=(more[-1] if more else first) / first,
             adopted=self._rounds.adopted.value if self._rounds.adopted.events else None,
             budget=min(1.0, max(0.01, self.steering.budget)),
-            round_tokens=expected_tokens(self.acceptance, window) * gain / rounds,
+            round_tokens=min(window + 1.0, expected_tokens(self.acceptance, window) * self._rounds.gain.value),
         )
 
     def can_pay(self) -> bool:
@@ -492,4 +495,4 @@ class SpeculationEstimates:
 
 def _best(conditions: RoundConditions) -> RoundConditions:
     """Return the conditions with the window that is predicted to be fastest."""
-    return replace(conditions, window=best_window(conditions, is_parallel=True), round_tokens=None)
+    return replace(conditions, window=best_window(conditions, is_parallel=True), round_tokens=None, adopted=None)

@@ -52,7 +52,8 @@ class ShadowDrafter:
         if draft is not None and draft is not self._draft_state.trunk:
             self._draft = draft = None  # it was dropped
         if draft is None:
-            if length >= self._next_position and not self._is_sampled and not self._draft_state.is_out:
+            is_measuring = self._estimates.has_remote_step and self._estimates.is_remote_step_stale  # by tokens without a draft beside them
+            if length >= self._next_position and not self._is_sampled and not self._draft_state.is_out and not is_measuring:
                 self._start_if_useful(committed, now)
         elif self._is_full:
             self._draft_state.record_full()

@@ -75,6 +75,19 @@ def test_a_stream_beside_a_draft_counts_until_another_time_is_known() -> None:
     assert given.seconds == 0.05
 
 
+def test_times_beside_other_work_count_when_there_are_no_others_for_long() -> None:
+    steps, stream = DraftStepTimes([0.02]), RemoteStepTime(0.05)
+    steps.record(1, 10, 0.1)
+    for _ in range(80):
+        steps.record(1, 10, 0.4, is_beside_stream=True)
+        stream.record(1, 0.2, is_beside_draft=True)
+    assert steps.times[0] == pytest.approx(0.04, rel=0.01), "the device has become slower, and drafts are never verified"
+    assert stream.seconds == pytest.approx(0.2, rel=0.05), "the server has become slower, and the device always drafts"
+    steps.record(1, 10, 0.1)
+    stream.record(1, 0.05)
+    assert [steps.times[0], stream.seconds] == pytest.approx([0.01, 0.05])
+
+
 @given(st.floats(-5.0, 5.0), st.floats(0.0, 5.0))
 def test_a_first_weight_of_one_forgets_what_was_believed(believed: float, value: float) -> None:
     average = Ewma(believed, 0.1, first_weight=1.0)

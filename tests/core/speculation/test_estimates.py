@@ -333,6 +333,17 @@ def test_what_a_round_gives_is_forecast_for_the_present_window() -> None:
     assert known.round_tokens <= 2.0, "a draft of one token gives at most two, whatever longer ones gave"
 
 
+def test_no_round_is_expected_to_give_more_than_its_window_and_one() -> None:
+    estimates = SpeculationEstimates(window=Static(4), prior=prior(acceptance=0.2))
+    for _ in range(20):
+        estimates.record_verdict([0.5] * 8, 0, is_hit=None)
+    for _ in range(20):
+        estimates.record_verdict([0.9] * 8, 8, is_hit=None)
+        known = estimates.conditions()
+        assert known.round_tokens is not None
+        assert known.round_tokens <= known.window + 1
+
+
 def test_adopted_branches_say_how_much_of_a_draft_is_written_during_the_wait() -> None:
     estimates = SpeculationEstimates(prior=prior())
     assert estimates.conditions().adopted is None
