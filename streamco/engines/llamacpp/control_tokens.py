@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
+from itertools import pairwise
 from typing import Any
 
 from streamco.errors import EngineError
@@ -48,7 +49,7 @@ class ControlTokens:
     def mark(self, messages: list[dict[str, Any]]) -> tuple[list[dict[str, Any]], str]:
         """Return the messages with a mark in each text of a control token, and the mark; "": they hold none.
 
-        A text that ends like the beginning of a control token gets a mark at its end, because the template may put another text after it.
+        A text that ends like the beginning of a control token gets a mark there, because the template may put another text after it.
 
         Raises:
             EngineError: the messages hold every character that could be a mark.
@@ -92,14 +93,18 @@ class ControlTokens:
         return tokenize(text) if text else []
 
     def _needs_mark(self, text: str) -> bool:
-        return bool(self._tokens) and (self._ends_begun(text) or self._whole.search(text) is not None)
+        return bool(self._tokens) and (bool(self._begun_ends(text)) or self._whole.search(text) is not None)
+
+    def _begun_ends(self, text: str) -> set[int]:
+        """Return where the text ends like the beginning of a control token: at its end, or before whitespace, which a template may trim."""
+        return {end for end in (len(text), len(text.rstrip())) if self._ends_begun(text[max(0, end - self._longest) : end])}
 
     def _ends_begun(self, text: str) -> bool:
         return any(text[-length:] in self._prefixes for length in range(1, min(self._longest, len(text) + 1)))
 
     def _marked(self, text: str, mark: str) -> str:
-        ending = mark if self._ends_begun(text) else ""
-        return self._start.sub(lambda found: found[1] + mark, text) + ending
+        marks = sorted(self._begun_ends(text) | {found.end(1) for found in self._start.finditer(text)})
+        return mark.join(text[start:end] for start, end in pairwise([0, *marks, len(text)]))
 
 
 def _pattern(texts: Mapping[str, int]) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from streamco.engines.chat_template import ChatTemplate
@@ -39,6 +39,7 @@ pieces = st.lists(
 
 
 @given(st.lists(pieces.map("".join), min_size=1, max_size=3))
+@example(["start|>\n"])  # the template takes the last character away
 def test_no_text_of_a_message_becomes_a_control_token(contents: list[str]) -> None:
     ids = ids_of(*contents)
     assert [token for token in ids if token > FIRST] == [2_000_001, 2_000_002] * len(contents) + [2_000_001]
