@@ -258,8 +258,6 @@ def make_device(args: argparse.Namespace) -> Endpoint | None:
         return None
     if args.split:
         return _make_split(args)
-    from streamco.client.speculation.verifier_binding import drafting_engine_options
-
     if is_at_url(args):
         from streamco.endpoints.local_server import LocalServerEndpoint
 
@@ -267,6 +265,7 @@ def make_device(args: argparse.Namespace) -> Endpoint | None:
     path = device_path_of(args.device, has_server=args.server is not None)
     if path is None:
         return None
+    from streamco.client.speculation.verifier_binding import drafting_engine_options
     from streamco.endpoints.device import DeviceEndpoint
     from streamco.engines.base import EngineOptions
 

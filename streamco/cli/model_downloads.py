@@ -15,9 +15,9 @@ from urllib.parse import SplitResult, unquote, urlsplit
 from streamco.engines.llamacpp.cache_dir import cache_folder, replaced_file
 from streamco.errors import ConfigError, EndpointError
 
-__all__ = ["MAX_BYTES", "download", "downloads", "find_download", "shown", "size_at"]
+__all__ = ["download", "downloads", "find_download", "shown", "size_at"]
 
-MAX_BYTES = 1 << 40  # of a file of unknown size
+_MAX_BYTES = 1 << 40  # of a file of unknown size
 _BLOCK = 1 << 20
 _TIMEOUT = 30.0  # seconds without a byte
 _MAGIC = b"GGUF"
@@ -95,12 +95,12 @@ def _blocks(url: str, response: Any, size: int | None) -> Iterator[bytes]:
         if not came and not block.startswith(_MAGIC):
             raise EndpointError(f"{shown(url)}: expected a GGUF file, got one that begins with {block[:4]!r}")
         came += len(block)
-        if came > (MAX_BYTES if expected is None else expected):
+        if came > (_MAX_BYTES if expected is None else expected):
             break
         yield block
-    if came != expected and (expected is not None or came > MAX_BYTES):
+    if came != expected and (expected is not None or came > _MAX_BYTES):
         got = f"{came} bytes" if expected is not None and came < expected else "more"
-        raise EndpointError(f"{shown(url)}: expected {expected or MAX_BYTES} bytes, got {got}")
+        raise EndpointError(f"{shown(url)}: expected {expected or _MAX_BYTES} bytes, got {got}")
 
 
 def _read(url: str, response: Any) -> bytes:

@@ -179,11 +179,9 @@ def model_file(path: str, name: str) -> Path:
     Raises:
         ConfigError: there is no such file, or ``hf:org/repo:QUANT`` is not in the cache.
     """
-    from streamco.endpoints.model_files import file_of, is_hub_name
+    from streamco.endpoints.model_files import path_of
 
-    if is_hub_name(path):
-        return file_of(path)
-    file = Path(path).expanduser()
+    file = path_of(path)
     if not file.is_file():
         parts = " (but parts of a split model: these need --split URL)" if Path(f"{file}.input.gguf").is_file() else ""
         raise ConfigError(f"{name}: expected a GGUF file, got nothing at {path}{parts}")

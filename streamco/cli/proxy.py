@@ -39,7 +39,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     endpoints.add_argument(
         "--device",
         metavar="PATH",
-        help="GGUF file of the model on this machine, 'packaged', or URL of a server that runs there, such as Ollama's http://127.0.0.1:11434",
+        help="GGUF file or hf:org/repo:QUANT of the model on this machine, 'packaged', or URL of a server that runs there, such as "
+        "Ollama's http://127.0.0.1:11434",
     )
     endpoints.add_argument("--device-model", metavar="NAME", help="name of the model at --device URL (the only one there)")
     endpoints.add_argument("--no-device", action="store_true", help="no device, whatever the file says")
@@ -194,7 +195,7 @@ def _device_section(args: argparse.Namespace, section: DeviceSection | None, *, 
     if args.no_device:
         section = None
     elif args.device is not None and is_url(args.device):
-        section = _local_server(args.device, args.device_model, section or DeviceSection())
+        section = _local_server(args.device, section or DeviceSection())
     elif args.device is not None or (section is None and is_alone):
         section = replace(section or DeviceSection(), model=args.device or PACKAGED, base_url=None, api_key_env=None)
     if args.device_model is not None:
@@ -204,8 +205,8 @@ def _device_section(args: argparse.Namespace, section: DeviceSection | None, *, 
     return section if section is None or args.threads is None else replace(section, threads=args.threads)
 
 
-def _local_server(url: str, model: str | None, section: DeviceSection) -> DeviceSection:
-    """Return the section of a device at a URL, with the name and the context of the file's device, and its key if the URL is the same.
+def _local_server(url: str, section: DeviceSection) -> DeviceSection:
+    """Return the section of a device at a URL, with name and context of the file's device, and its model and key if the URL is the same.
 
     Raises:
         ConfigError: the file has a key for another URL.
@@ -216,7 +217,7 @@ def _local_server(url: str, model: str | None, section: DeviceSection) -> Device
         raise ConfigError(f"--device: expected the file's device.base_url, which device.api_key_env is for, got {url}")
     return DeviceSection(
         base_url=url,
-        model=section.model if model is None and section.base_url == url else model,
+        model=section.model if section.base_url == url else None,
         api_key_env=section.api_key_env,
         name=section.name,
         context=section.context,

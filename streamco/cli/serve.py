@@ -302,11 +302,9 @@ def _model_path(path: str | None) -> Path:
 
     if path is None:
         return packaged_model()
-    from streamco.endpoints.model_files import file_of, is_hub_name
+    from streamco.endpoints.model_files import path_of
 
-    if is_hub_name(path):
-        return file_of(path)
-    file = Path(path).expanduser()
+    file = path_of(path)
     if not file.is_file():
         raise EngineError(f"model: expected a GGUF file, got none at {path}")
     return file

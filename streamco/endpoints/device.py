@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, cast
 from streamco.endpoints.base import Capabilities, Kind, Request, TokenPrices, new_completion_id
 from streamco.endpoints.continuation import BoundaryWhitespace
 from streamco.endpoints.generation_request import boundary_whitespace, generation_request, is_short, request_ids, takes_grammars
-from streamco.endpoints.model_files import file_of, is_hub_name
+from streamco.endpoints.model_files import path_of
 from streamco.endpoints.watchdog import Watchdog
 from streamco.engines.base import (
     Engine,
@@ -66,7 +66,7 @@ class DeviceEndpoint:
         self._prices = prices
         self._options = options or EngineOptions()
         self._on_progress = on_progress
-        self._path = _path_of(model) if isinstance(model, str | Path) else None
+        self._path = path_of(model) if isinstance(model, str | Path) else None
         self._engine: Engine | None = None if isinstance(model, str | Path) else model
         self._loading: asyncio.Task[Engine] | None = None
         self._streams: set[DeviceStream] = set()
@@ -445,12 +445,3 @@ def _retrieve_exception(task: asyncio.Task[Engine]) -> None:
     """Mark the error as retrieved: each waiting caller gets it, and there may be none left."""
     if not task.cancelled():
         task.exception()
-
-
-def _path_of(model: str | Path) -> Path:
-    """Return the path of a model's file; ``hf:org/repo:QUANT`` is looked for in the cache.
-
-    Raises:
-        ConfigError: it isn't in the cache.
-    """
-    return file_of(model) if isinstance(model, str) and is_hub_name(model) else Path(model).expanduser()

@@ -10,7 +10,7 @@ import msgspec
 
 from streamco.config import Limits, RetryPolicy, Timeouts
 from streamco.endpoints.address import is_loopback
-from streamco.endpoints.base import Capabilities, Kind, Request, TokenPrices
+from streamco.endpoints.base import Capabilities, Kind, Request
 from streamco.endpoints.known_servers.prices import UNKNOWN
 from streamco.endpoints.openai import OpenAIEndpoint
 from streamco.endpoints.openai_stream import OpenAIStream, StreamCall
@@ -100,11 +100,6 @@ class LocalServerEndpoint(OpenAIEndpoint):
         if self._context_tokens is None:
             return self._capabilities
         return msgspec.structs.replace(self._capabilities, context_tokens=self._context_tokens)
-
-    @property
-    def prices(self) -> TokenPrices:
-        """No prices: what this machine computes is counted by its energy, if ``DispatchOptions`` has that."""
-        return UNKNOWN
 
     async def start(self) -> None:
         """Prepare the connection, ask the server what it is, and find the model; idempotent.

@@ -32,6 +32,7 @@ __all__ = [
     "is_hub_name",
     "look_up",
     "parse_hub_name",
+    "path_of",
     "remove",
     "sha256_of",
 ]
@@ -44,7 +45,6 @@ _NAME = re.compile(r"([\w][\w.-]*/[\w][\w.-]*)(?::([\w.-]+))?")
 _FORMAT = re.compile(r"[-._]((?:i?q\d|tq\d|mxfp\d|bf16|f16|f32)[\w]*)$", re.IGNORECASE)
 _PART = re.compile(r"-\d{5}-of-\d{5}$")
 _SHOWN = 12  # names that an error shows
-_BLOCK = 1 << 20
 
 
 class HubName(Struct, frozen=True):
@@ -100,8 +100,8 @@ class CachedModel(Struct, frozen=True):
     @property
     def name(self) -> str:
         """The name that means this file: ``hf:repo:FORMAT``, or its path if its format is not known."""
-        found = _FORMAT.search(_PART.sub("", Path(self.file).stem))
-        return str(self.path) if found is None else str(HubName(self.repo, found[1]))
+        quant = _format_of(self.file)
+        return str(self.path) if quant is None else str(HubName(self.repo, quant))
 
 
 def is_hub_name(text: str) -> bool:
@@ -140,9 +140,19 @@ def choose_file(files: Iterable[str], name: HubName) -> str:
     return matching[0]
 
 
+def _stem(file: str) -> str:
+    """Return a file's name without ending and number of a part."""
+    return _PART.sub("", Path(file).stem)
+
+
+def _format_of(file: str) -> str | None:
+    """Return the format of the weights that a file's name ends in; None: it names none that is known."""
+    found = _FORMAT.search(_stem(file))
+    return None if found is None else found[1]
+
+
 def _has_format(file: str, quant: str) -> bool:
-    stem = _PART.sub("", Path(file).stem)
-    return re.search(rf"(?:^|[-._]){re.escape(quant)}$", stem, re.IGNORECASE) is not None
+    return re.search(rf"(?:^|[-._]){re.escape(quant)}$", _stem(file), re.IGNORECASE) is not None
 
 
 def _list(files: Sequence[str]) -> str:
@@ -203,7 +213,7 @@ def find_cached(name: HubName, cache: Path | None = None) -> CachedModel | None:
     """
     there = [model for model in cached_models(cache) if model.repo == name.repo]
     if name.quant is None:
-        meant = [model for model in there if _has_format(model.file, USUAL) or _FORMAT.search(Path(model.file).stem) is None]
+        meant = [model for model in there if _has_format(model.file, USUAL) or _format_of(model.file) is None]
     else:
         meant = [model for model in there if _has_format(model.file, name.quant)]
     if not meant:
@@ -225,6 +235,15 @@ def file_of(text: str, cache: Path | None = None) -> Path:
         got = "nothing" if there == "none" else f"only {there}"
         raise ConfigError(f"{name}: expected it in the cache, got {got}; streamco models get {name} downloads it")
     return found.path
+
+
+def path_of(model: str | Path) -> Path:
+    """Return the path of a model's file, which may be missing; ``hf:org/repo:QUANT`` is looked for in the cache.
+
+    Raises:
+        ConfigError: a name of the hub is wrong, or not in the cache.
+    """
+    return file_of(model) if isinstance(model, str) and is_hub_name(model) else Path(model).expanduser()
 
 
 def look_up(name: HubName, endpoint: str | None = None) -> HubFile:
@@ -277,11 +296,8 @@ def remove(files: Iterable[Path]) -> None:
 
 def sha256_of(path: Path) -> str:
     """Return the SHA-256 of a file, in hex."""
-    digest = hashlib.sha256()
     with path.open("rb") as file:
-        while block := file.read(_BLOCK):
-            digest.update(block)
-    return digest.hexdigest()
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def has_hub() -> bool:

@@ -19,7 +19,7 @@ from streamco.client.speculation.verifier_binding import drafting_engine_options
 from streamco.endpoints.address import read_key
 from streamco.endpoints.base import Endpoint, TokenPrices
 from streamco.endpoints.local_server import LocalServerEndpoint
-from streamco.endpoints.model_files import file_of, is_hub_name
+from streamco.endpoints.model_files import path_of
 from streamco.endpoints.openai import OpenAIEndpoint
 from streamco.endpoints.verifiers.base import Verifier
 from streamco.errors import ConfigError, EndpointError
@@ -186,7 +186,7 @@ def _build_device(section: DeviceSection, speculate: SpeculateSection, environ: 
     from streamco.engines.base import EngineOptions
     from streamco.engines.llamacpp.bundled_model import packaged_model
 
-    path = packaged_model() if section.model == PACKAGED else file_of(section.model) if is_hub_name(section.model) else Path(section.model)
+    path = packaged_model() if section.model == PACKAGED else path_of(section.model)
     if not path.is_file():
         parts = " (but parts of a split model: these need [split] or --split URL)" if Path(f"{path}.input.gguf").is_file() else ""
         raise ConfigError(f"device.model: expected a GGUF file, got nothing at {path}{parts}")
