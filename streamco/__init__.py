@@ -17,6 +17,9 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from streamco.client.chat import Answer
     from streamco.client.client import Client
+    from streamco.client.observers.base import AnswerObservation, AnswerObserver, ObservedAttempt
+    from streamco.client.observers.metrics import AnswerMetrics
+    from streamco.client.observers.spans import AnswerSpans
     from streamco.client.race.dispatcher import DispatchOptions
     from streamco.client.race.migration import MigrationOptions
     from streamco.client.speculation.options import SpeculationOptions, SpeculationTuning
@@ -64,6 +67,9 @@ _HOMES = {
     "streamco.openai_types": ("ChatCompletion", "ChatCompletionChunk", "CompletionUsage"),
     "streamco.client.chat": ("Answer",),
     "streamco.client.client": ("Client",),
+    "streamco.client.observers.base": ("AnswerObservation", "AnswerObserver", "ObservedAttempt"),
+    "streamco.client.observers.metrics": ("AnswerMetrics",),
+    "streamco.client.observers.spans": ("AnswerSpans",),
     "streamco.client.race.dispatcher": ("DispatchOptions",),
     "streamco.client.race.migration": ("MigrationOptions",),
     "streamco.client.speculation.options": ("SpeculationOptions", "SpeculationTuning"),
@@ -88,7 +94,6 @@ _HOMES = {
         "ConcurrentRead",
         "ConfigError",
         "DegradedError",
-        "DegradedError",
         "EndpointConnectError",
         "EndpointError",
         "EndpointProtocolError",
@@ -110,6 +115,10 @@ _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
 __all__ = [
     "AllEndpointsFailed",
     "Answer",
+    "AnswerMetrics",
+    "AnswerObservation",
+    "AnswerObserver",
+    "AnswerSpans",
     "AnswerUsage",
     "Capabilities",
     "ChatCompletion",
@@ -138,6 +147,7 @@ __all__ = [
     "LlamaEngine",
     "LocalServerEndpoint",
     "MigrationOptions",
+    "ObservedAttempt",
     "OpenAIEndpoint",
     "PromptError",
     "ProxyOptions",

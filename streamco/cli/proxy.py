@@ -101,6 +101,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     listen.add_argument("--max-streams", default=argparse.SUPPRESS, type=option(whole_number), metavar="N", help="answers at once (64)")
     listen.add_argument("--keepalive", default=argparse.SUPPRESS, type=float, metavar="S", help="silence before a comment (10)")
+    listen.add_argument("--no-metrics", action="store_true", help="no GET /metrics")
+    listen.add_argument("--otel", action="store_true", help="export spans by OTLP to $OTEL_EXPORTER_OTLP_ENDPOINT; needs streamco[otel]")
     listen.add_argument("--ready-fd", type=int, metavar="FD", help="write the address to this file descriptor and close it, once ready")
 
 
@@ -121,12 +123,15 @@ def run(args: argparse.Namespace) -> int:
 
 
 async def _proxy(args: argparse.Namespace, config: ProxyConfig) -> int:
+    from streamco.cli.spans import exporting
     from streamco.proxy.app import serving
     from streamco.proxy.from_config import build_client, build_options, keep_profile
 
     options = build_options(config, args.api_key)
     options.check_exposure()
-    async with build_client(config) as client:
+    async with exporting(is_on=config.proxy.otel) as observers, build_client(config) as client:
+        for each in observers:
+            client.observers.add(each)
         try:
             await serve_until_stopped(serving(client, options), args.ready_fd)
         except OSError as error:
@@ -161,6 +166,10 @@ def effective_config(args: argparse.Namespace) -> ProxyConfig:
         proxy["cors"] = tuple(args.cors)
     if args.no_auth:
         proxy["allow_open"] = True
+    if args.no_metrics:
+        proxy["metrics"] = False
+    if args.otel:
+        proxy["otel"] = True
     dispatch = _given(args, "budget", "policy", "pace", "profile")
     speculate = _given(args, "mode", "verifier", "routing")
     if "verifier" in args:

@@ -58,6 +58,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     listen.add_argument("--tls-key", metavar="PATH", help="a PEM file with its key (default: in the certificate's)")
     listen.add_argument("--cors", action="append", metavar="ORIGIN", help="web page that may call from a browser; repeatable")
     listen.add_argument("--ready-fd", type=int, metavar="FD", help="write the address to this file descriptor and close it, once ready")
+    listen.add_argument("--no-metrics", action="store_true", help="no GET /metrics")
     limits = parser.add_argument_group("limits")
     limits.add_argument("--max-body", type=int, default=1 << 20, metavar="BYTES", help="largest request (default: %(default)s)")
     limits.add_argument("--max-prompt-tokens", type=int, metavar="N", help="longest prompt (default: what fits the context)")
@@ -231,6 +232,7 @@ def _options(args: argparse.Namespace, path: Path) -> ServeOptions:
         max_tokens=args.max_tokens,
         max_streams=args.max_streams,
         keepalive=args.keepalive,
+        metrics=not args.no_metrics,
         cors=tuple(args.cors or ()),
         latency=load_latency(args.latency) if args.latency else None,
         latency_seed=args.latency_seed,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from copy import copy
 from pathlib import Path
 from types import TracebackType
@@ -24,6 +25,7 @@ from streamco.client.arguments import (
 from streamco.client.chat import Chat
 from streamco.client.degradation import Degradation, Degradations, OnDegraded
 from streamco.client.endpoint_set import DeviceSetting, EndpointSet, ServerSetting
+from streamco.client.observers.base import AnswerObserver, AnswerObservers
 from streamco.client.pending_answer import PendingAnswer
 from streamco.client.race.dispatcher import Dispatcher, DispatchOptions
 from streamco.client.race.migration import MigrationOptions
@@ -90,6 +92,7 @@ class Client:
         max_retries: further tries at each server before the first token; None: each endpoint's own number.
         check_access: after an answer that another endpoint gave, a server with a key is asked for its list of models in the background,
             once, to find out a wrong key. False: servers get requests for answers only.
+        observers: follow all answers: ``AnswerMetrics``, ``AnswerSpans``, or your own (docs/observability.md).
         seed: seed of the policies' random draws, to repeat them; None: from the system.
 
     Raises:
@@ -117,6 +120,7 @@ class Client:
         timeout: RequestTimeout | Unset = UNSET,
         max_retries: int | None = None,
         check_access: bool = True,
+        observers: Sequence[AnswerObserver] = (),
         seed: int | None = None,
     ) -> None:
         check_options(migration, dispatch, limits, on_failure)
@@ -167,6 +171,7 @@ class Client:
             dispatch=dispatch,
             limits=limits or Limits(),
             degradations=Degradations(on_degraded),
+            observers=AnswerObservers(observers),
             timeouts=parse_timeout(timeout),
             max_retries=check_retries(max_retries),
             is_split=is_split,
@@ -304,6 +309,11 @@ class Client:
         ``aclose`` of the stream waits for that. Requests that no endpoint could serve are not in it.
         """
         return self._settings.totals.totals()
+
+    @property
+    def observers(self) -> AnswerObservers:
+        """The observers of the answers, of which more can be added; clients from ``with_options`` share them."""
+        return self._settings.observers
 
     @property
     def unspeculated(self) -> str:

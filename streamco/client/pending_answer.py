@@ -22,7 +22,7 @@ from streamco.core.race.machine import Fatal, RaceMachine, RacePlan
 from streamco.core.race.migration import MigrationPlan
 from streamco.core.report import AnswerUsage, Report
 from streamco.endpoints.base import Endpoint, Request
-from streamco.errors import StreamClosed, StreamConsumed
+from streamco.errors import StreamClosed, StreamcoError, StreamConsumed, UsageError
 from streamco.policies.eligibility import RequestFacts
 
 __all__ = ["PendingAnswer"]
@@ -73,16 +73,17 @@ class PendingAnswer:
             ConfigError: no endpoint can serve the request.
         """
         if self.driver is None:
-            await self._prepare()
-            if self.is_closed:
-                await self._abandon()
-                raise StreamClosed("expected an open stream, got one that was closed before it began")
-            if self.driver is None:
-                try:
+            try:
+                await self._prepare()
+                if self.is_closed:
+                    raise StreamClosed("expected an open stream, got one that was closed before it began")
+                if self.driver is None:
                     self.driver = self._begin()
-                except BaseException:
-                    await self._abandon()
-                    raise
+            except BaseException as error:
+                await self._abandon()
+                if isinstance(error, StreamcoError) and not isinstance(error, UsageError):
+                    self._settings.observers.refuse(self._request, error)
+                raise
         return self.driver
 
     @property
@@ -163,6 +164,7 @@ class PendingAnswer:
     def _speculate(self, prepared: PreparedSpeculation) -> SpeculationDriver:
         settings, prompt_tokens, log, notes = self._settings, prepared.prompt_tokens, self._log, self._notes
         self._note_settings(speculates=True)
+        observed = settings.observers.begin(self._request)
 
         def record(driver: SpeculationDriver) -> None:
             settings.endpoints.active.discard(driver)
@@ -171,6 +173,7 @@ class PendingAnswer:
             settings.totals.record(driver.cost())
             note_speculation(settings.degradations, notes, driver, driver.report(), absence=settings.planner.absence(driver))
             log.ended(driver.report)
+            observed.end(lambda: replace(driver.report(), request_id=log.request_id, notes=list(notes)))
 
         driver = settings.planner.make_driver(
             prepared,
@@ -182,6 +185,7 @@ class PendingAnswer:
             cost=settings.dispatcher.costs(settings.endpoints.device, settings.endpoints.servers),
             on_over=record,
             log=log.speculation_steps(),
+            on_open=observed.open,
         )
         self._prepared = None  # it is the driver's from here on
         settings.endpoints.active.add(driver)
@@ -216,7 +220,9 @@ class PendingAnswer:
             settings.check_access(driver.machine)
             settings.totals.record(driver.cost())
             log.ended(driver.report)
+            observed.end(lambda: replace(driver.report(), request_id=log.request_id, notes=list(notes)))
 
+        observed = settings.observers.begin(request)
         driver = RaceDriver(
             RaceMachine(plan),
             endpoints.endpoints,
@@ -226,6 +232,7 @@ class PendingAnswer:
             record=dispatched,
             on_over=record,
             log=log.race_steps(),
+            on_open=observed.open,
         )
         endpoints.active.add(driver)
         settings.totals.use_budget(dispatched.steering)

@@ -7,6 +7,7 @@ from msgspec.structs import replace
 
 from streamco.client.degradation import Degradations
 from streamco.client.endpoint_set import EndpointSet
+from streamco.client.observers.base import AnswerObservers
 from streamco.client.race.dispatcher import Dispatcher, DispatchOptions
 from streamco.client.race.migration import MigrationOptions
 from streamco.client.speculation.planner import SpeculationPlanner
@@ -38,6 +39,7 @@ class ClientSettings(Struct, frozen=True, kw_only=True):
         timeouts: limits on waiting, for requests without their own; None: those of the endpoints.
         max_retries: further tries at each server, for requests without their own number; None: that of the endpoints.
         degradations: what the client does other than asked.
+        observers: follow the answers.
         is_split: the client is one of mode "split", in which settings for two sides have no effect.
     """
 
@@ -50,6 +52,8 @@ class ClientSettings(Struct, frozen=True, kw_only=True):
     migration: MigrationOptions
     dispatch: DispatchOptions
     limits: Limits
+    degradations: Degradations
+    observers: AnswerObservers
     is_migration_given: bool = False
     timeouts: Timeouts | None = None
     max_retries: int | None = None
@@ -62,8 +66,6 @@ class ClientSettings(Struct, frozen=True, kw_only=True):
         if timeouts is request.timeouts and retries == request.max_retries:
             return request
         return replace(request, timeouts=timeouts, max_retries=retries)
-
-    degradations: Degradations
 
     @property
     def is_started(self) -> bool:

@@ -77,6 +77,7 @@ class EndpointReport(Struct, frozen=True, kw_only=True):
 
     Args:
         opened: seconds after the request; None: not started.
+        stopped: seconds after the request, when its stream had ended, failed or been cancelled; None: not started, or at work.
         ttft: seconds from opening to its first content token; None: there was none.
         completion_tokens: tokens that it generated, with those that the reader never got.
         wasted_prompt_tokens: prompt tokens read in vain: it lost or failed, or read ahead and was not needed.
@@ -88,12 +89,15 @@ class EndpointReport(Struct, frozen=True, kw_only=True):
         cost_source: "server": the server's own bill; "prices": the tokens at the known prices; None: no cost is known.
         energy_j: joules by the FLOPs model, for tokens that were not cached from before; None: a server, or the model's shape is not known.
         unified_cost_usd: money, and energy at the exchange rate (DiSCo Appendix E, equation 8); None: one of them is not known.
+        error: text of the error that it ended with; None: no error.
+        error_kind: that error's class, with the HTTP status or the phase of a timeout; it quotes nothing of the server's.
     """
 
     name: str
     kind: str
     outcome: Outcome
     opened: float | None = None
+    stopped: float | None = None
     ttft: float | None = None
     prompt_tokens: int = 0
     completion_tokens: int = 0
@@ -106,6 +110,7 @@ class EndpointReport(Struct, frozen=True, kw_only=True):
     energy_j: float | None = None
     unified_cost_usd: float | None = None
     error: str | None = None
+    error_kind: str | None = None
 
 
 class HandOver(Struct, frozen=True, kw_only=True):

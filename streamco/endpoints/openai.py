@@ -135,6 +135,16 @@ class OpenAIEndpoint:
         return self._name
 
     @property
+    def base_url(self) -> str:
+        """The server's address, without credentials."""
+        return self._address.base_url
+
+    @property
+    def provider(self) -> str:
+        """Name of the provider; "generic" if it is not known."""
+        return self._address.provider.name
+
+    @property
     def capabilities(self) -> Capabilities:
         """Abilities as declared, else the provider's usual ones; ``probe`` adds what the server says."""
         return self._capabilities

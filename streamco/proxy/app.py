@@ -18,6 +18,7 @@ from msgspec.structs import replace
 
 from streamco.client.answer_log import REQUEST_ID_HEADER
 from streamco.client.client import Client
+from streamco.client.observers.metrics import AnswerMetrics
 from streamco.client.stream import ChatStream
 from streamco.proxy.config import MODEL, ProxyOptions
 from streamco.proxy.requests import ParsedRequest, parse_chat, parse_completion, unknown_model
@@ -26,7 +27,8 @@ from streamco.proxy.streaming import answer_whole, stream_answer
 from streamco.server.http.access_log import current_request_id
 from streamco.server.http.api import make_application
 from streamco.server.http.listening import listening
-from streamco.server.http.middleware import RequestAdmission, read_body
+from streamco.server.http.middleware import RequestAdmission, read_body, trace_headers
+from streamco.server.http.prometheus import make_registry
 
 __all__ = ["PROXY", "Proxy", "make_app", "serving"]
 
@@ -101,7 +103,8 @@ class Proxy:
     async def _answer(self, request: web.Request, parsed: ParsedRequest, kind: type[ChatShape | CompletionShape]) -> web.StreamResponse:
         self.admission.check_open()  # it may have closed while the body was read
         shape = kind(model=parsed.model or MODEL, wants_usage=parsed.wants_usage, wants_ids=parsed.wants_ids)
-        asked = replace(parsed.request, headers={**parsed.request.headers, REQUEST_ID_HEADER: current_request_id()})
+        headers = {**parsed.request.headers, **trace_headers(request), REQUEST_ID_HEADER: current_request_id()}
+        asked = replace(parsed.request, headers=headers)
         wants_usage = parsed.wants_usage or not parsed.is_streamed
         answer = self.client.open_chat(asked, includes_usage=wants_usage, is_streamed=parsed.is_streamed)
         self._answers.add(answer)
@@ -130,10 +133,24 @@ def make_app(client: Client, options: ProxyOptions | None = None) -> web.Applica
     """
     options = options or ProxyOptions()
     proxy = Proxy(client, options)
-    app = make_application(proxy, options, logger=logging.getLogger("streamco.proxy"))
+    registry = make_registry() if options.metrics else None
+    app = make_application(proxy, options, logger=logging.getLogger("streamco.proxy"), registry=registry)
+    if registry is not None:
+        _follow(app, client, AnswerMetrics(registry))
     app.router.add_get("/streamco/totals", proxy.totals)
     app[PROXY] = proxy
     return app
+
+
+def _follow(app: web.Application, client: Client, metrics: AnswerMetrics) -> None:
+    """Count the client's answers until the application is cleaned up."""
+    metrics.watch(client)
+    client.observers.add(metrics)
+
+    async def leave(_app: web.Application) -> None:
+        client.observers.remove(metrics)
+
+    app.on_cleanup.append(leave)
 
 
 @asynccontextmanager

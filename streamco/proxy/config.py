@@ -78,6 +78,8 @@ class ProxySection(Struct, frozen=True, kw_only=True):
     keepalive: float = 10.0
     idle_timeout: float = 75.0
     reader_timeout: float = 60.0
+    metrics: bool = True  # answer GET /metrics
+    otel: bool = False  # export spans by OTLP; OTEL_EXPORTER_OTLP_ENDPOINT says where to
 
 
 class DeviceSection(Struct, frozen=True, kw_only=True):

@@ -156,7 +156,7 @@ def build_options(config: ProxyConfig, api_key: str | None = None, environ: Mapp
     section = config.proxy
     given = environ.get(section.api_key_env) or None
     names = (name for server in config.server for name in (server.model, server.name) if name)
-    listening = {name: value for name, value in asdict(section).items() if name != "api_key_env"}
+    listening = {name: value for name, value in asdict(section).items() if name not in {"api_key_env", "otel"}}
     return ProxyOptions(
         **listening,
         api_key=given if api_key is None else api_key,

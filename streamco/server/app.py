@@ -25,7 +25,9 @@ from streamco.server.http.encoding import CHAT, COMPLETION
 from streamco.server.http.errors import RequestError
 from streamco.server.http.listening import listening, make_runner
 from streamco.server.http.middleware import JSON, RequestAdmission, read_body
+from streamco.server.http.prometheus import FiguresCollector, make_registry
 from streamco.server.latency_replay import LatencyReplay
+from streamco.server.metrics import ServerMetrics
 from streamco.server.options import ServeOptions
 from streamco.server.packed_response import PackedStream, wants_packed
 from streamco.server.prompts import ApiRequest, build_generation
@@ -33,6 +35,7 @@ from streamco.server.requests import ChatRequest, CompletionRequest, parse
 from streamco.server.responses import ChatResponse, CompletionResponse, ResponseFormat
 from streamco.server.streaming import answer_whole, stream_answer
 from streamco.server.verify.service import PATH, STATS_PATH, VerifyService
+from streamco.server.verify.stats import VERIFY_METRICS
 from streamco.server.wakeup import Clock, GenerationReader, LoopClock, WakeCoalescer
 from streamco.wire.openai.msgpack_body import MSGPACK
 from streamco.wire.token_frames import TokenCodec
@@ -61,6 +64,8 @@ class Service:
         self._works: set[GenerationReader] = set()
         self._waker: WakeCoalescer | None = None
         self._requests = 0
+        self.registry = make_registry() if options.metrics else None
+        self._metrics = None if self.registry is None else ServerMetrics(self.registry, lambda: self.admission.present)
 
     @property
     def active(self) -> int:
@@ -120,6 +125,9 @@ class Service:
         finally:
             work.stop("the reader's leaving")
             self._works.discard(work)
+            if self._metrics is not None:
+                first = None if work.first_at is None else work.first_at - arrived
+                self._metrics.record(work.end, seconds=self.clock.now() - arrived, first_token=first)
 
     def _start(self, generation: GenerationRequest, replay: LatencyReplay | None) -> GenerationReader:
         self.admission.check_open()  # it may have closed while the prompt was tokenised
@@ -194,7 +202,8 @@ def make_app(engine: Engine, options: ServeOptions | None = None, *, clock: Cloc
     """
     options = options or ServeOptions()
     service = Service(engine, options, clock)
-    app = make_application(service, options, logger=logging.getLogger("streamco.server"), deferred=frozenset({PATH}))
+    logger = logging.getLogger("streamco.server")
+    app = make_application(service, options, logger=logger, deferred=frozenset({PATH}), registry=service.registry)
     app[SERVICE] = service
     if options.verify is not None and getattr(engine, "held_sequences", 0) > 0:
         verify = VerifyService(cast(HoldingEngine, engine), options.verify, options, model=service.model)
@@ -202,6 +211,8 @@ def make_app(engine: Engine, options: ServeOptions | None = None, *, clock: Cloc
         app.on_shutdown.append(verify.stop)
         app.on_cleanup.append(verify.close)
         app[VERIFY] = verify
+        if service.registry is not None:
+            service.registry.register(FiguresCollector(verify.figures, VERIFY_METRICS))
     return app
 
 

@@ -129,6 +129,10 @@ class GenerationReader:
         clock: time for latency replay and deadlines.
         latency_replay: holds pieces back; None: pieces leave as they come.
 
+    Attributes:
+        first_at: the clock's time when the first piece left; None: none has left.
+        end: the generation's end, when it has left; None: not yet, or its reader stopped before.
+
     Raises:
         EngineError: the engine refused the request.
     """
@@ -141,6 +145,8 @@ class GenerationReader:
         self._latency_replay = latency_replay
         self._stopped_by: str | None = None
         self._has_ended = False
+        self.first_at: float | None = None
+        self.end: GenerationEnd | None = None
         self._generation: Generation = engine.submit(request, waker.bind(self._event))
 
     @property
@@ -159,6 +165,9 @@ class GenerationReader:
         while self._stopped_by is None:
             pieces, end, due = self._collect()
             if pieces or end is not None:
+                if pieces and self.first_at is None:
+                    self.first_at = self._clock.now()
+                self.end = end
                 return pieces, end
             until = min((time for time in (deadline, due) if time is not None), default=None)
             if not await self._clock.wait(self._event, until) and deadline is not None and self._clock.now() >= deadline:

@@ -39,7 +39,10 @@ from streamco.events import Event, ReaderLeft, StreamCancelled, StreamEnded, Str
 from streamco.machine_driver import Deadlines, StepLog, TaskDriver
 from streamco.partial import Partial
 
-__all__ = ["RaceDriver"]
+__all__ = ["OnOpen", "RaceDriver"]
+
+OnOpen = Callable[[str, Endpoint, Request], Request]
+"""Called with an endpoint's name, the endpoint and the request to it; returns the request with further headers."""
 
 
 class RaceDriver(TaskDriver[Event, Command]):
@@ -56,6 +59,7 @@ class RaceDriver(TaskDriver[Event, Command]):
         on_over: called once when the answer and all its work have ended.
         clock: seconds, monotonic; None: the system's, or the loop's if the loop has one of its own (virtual time).
         log: takes every step, for replay or for log lines. With a log no token is passed on without a step.
+        on_open: returns the request that an endpoint of this name really gets; None: the one that the machine commands.
     """
 
     machine: RaceMachine
@@ -72,11 +76,13 @@ class RaceDriver(TaskDriver[Event, Command]):
         on_over: Callable[[RaceDriver], None] | None = None,
         clock: Callable[[], float] | None = None,
         log: StepLog[Event, Command] | None = None,
+        on_open: OnOpen | None = None,
     ) -> None:
         super().__init__(machine, on_over=on_over, clock=clock, log=log)
         self.request = request
         self._endpoints = endpoints
         self._record = record
+        self._on_open = on_open
         self._max_unread = max_unread
         self._max_ahead = max_unread if max_ahead is None else min(max_ahead, max_unread)
         self._queue = DeliveryQueue()
@@ -255,8 +261,10 @@ class RaceDriver(TaskDriver[Event, Command]):
     def _open(self, source: str, request: Request) -> None:
         stream: EndpointStream
         try:
-            elapsed = self._elapsed()
-            stream = self._endpoints[source].open(replace(request, elapsed=elapsed) if elapsed else request)
+            elapsed, endpoint = self._elapsed(), self._endpoints[source]
+            if self._on_open is not None:
+                request = self._on_open(source, endpoint, request)
+            stream = endpoint.open(replace(request, elapsed=elapsed) if elapsed else request)
         except Exception as error:  # noqa: BLE001  an endpoint should not raise here; if it does, only its attempt has failed
             stream = FailedStream(translate(error, source))
         self._start_reading(source, stream)

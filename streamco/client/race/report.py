@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 from msgspec.structs import replace
 
+from streamco.client.answer_log import describe_error
 from streamco.client.cost_totals import answer_ending, total_cost
 from streamco.client.race.bill import billed_completion, own_bill
 from streamco.client.race.dispatcher import DispatchRecord
@@ -104,7 +105,8 @@ def build_cost(
         for attempt, wasted in zip(attempts, waste, strict=True)
     ]
     for name, error in machine.plan.missing:
-        parts.append(EndpointReport(name=name, kind=endpoints[name].kind, outcome="failed", error=str(error)))
+        kind = endpoints[name].kind
+        parts.append(EndpointReport(name=name, kind=kind, outcome="failed", error=str(error), error_kind=describe_error(error)))
     worked = [part for part in parts if part.opened is not None]
     joules = [part.energy_j for part in worked if part.energy_j is not None]
     return AnswerCost(
@@ -237,6 +239,7 @@ def describe_attempt(
         kind=endpoint.kind,
         outcome=_outcome(attempt),
         opened=attempt.opened,
+        stopped=attempt.stopped,
         ttft=attempt.ttft,
         prompt_tokens=count.prompt,
         completion_tokens=count.completion,
@@ -249,6 +252,7 @@ def describe_attempt(
         energy_j=cost.device_joules if endpoint.kind == "device" else None,
         unified_cost_usd=cost.total,
         error=None if attempt.error is None else str(attempt.error),
+        error_kind=None if attempt.error is None else describe_error(attempt.error),
     )
 
 

@@ -257,6 +257,7 @@ class SpeculationPlanner:
         cost: CostOf,
         on_over: Callable[[SpeculationDriver], None],
         log: StepLog[SpeculationEvent, SpeculationCommand] | None = None,
+        on_open: Callable[[str, object, Request], Request] | None = None,
     ) -> SpeculationDriver:
         """Return the answer's driver, not started.
 
@@ -270,12 +271,15 @@ class SpeculationPlanner:
             cost: what tokens cost at an endpoint.
             on_over: called when all work has ended.
             log: takes the steps of the answer's machine; None: none is kept.
+            on_open: returns the request with the headers for an endpoint of this name; None: without further ones.
         """
         binding, drafter, events = self.binding, prepared.drafter, prepared.events
         engine, verifier = binding.device.engine, binding.assign()
         if engine is None or not isinstance(events, _EventBuffer):
             raise AssertionError("what was prepared has a model")
         number, sampling, remote = next(self._numbers), prepared.request.sampling, verifier.remote
+        if on_open is not None:
+            prepared.request = on_open(verifier.name, remote or verifier, prepared.request)
         length, names = prepared.prompt_tokens, names_of(binding.device, verifier)
         estimates = self.estimates
         if isinstance(verifier, AssignedVerifier):

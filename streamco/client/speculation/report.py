@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from msgspec import Struct, field
 
+from streamco.client.answer_log import describe_error
 from streamco.client.cost_totals import answer_ending, total_cost
 from streamco.client.race.migration import CostOf
 from streamco.client.speculation.remote_stream import RemoteStreamPart
@@ -167,6 +168,7 @@ def _device_part(driver: SpeculationDriver, record: SpeculationRecord) -> Endpoi
         kind="device",
         outcome="drafted",
         opened=0.0,
+        stopped=None if driver.finished is None else driver.finished - driver.began,
         prompt_tokens=record.prompt_tokens,
         completion_tokens=report.drafted,
         counted_by="engine",
@@ -193,6 +195,7 @@ def _verifier_part(driver: SpeculationDriver, record: SpeculationRecord) -> Endp
         kind="server",
         outcome="verified",
         opened=0.0,
+        stopped=None if driver.finished is None else driver.finished - driver.began,
         prompt_tokens=sum(work.read for work in works),
         completion_tokens=report.target_tokens,
         counted_by="estimate" if any(part.is_estimated for part in parts) else "usage" if parts else "token ids",
@@ -201,6 +204,7 @@ def _verifier_part(driver: SpeculationDriver, record: SpeculationRecord) -> Endp
         cost_usd=cost_usd,
         unified_cost_usd=unified,
         error=None if driver.error is None else str(driver.error),
+        error_kind=None if driver.error is None else describe_error(driver.error),
     )
 
 

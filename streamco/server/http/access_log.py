@@ -24,12 +24,12 @@ _request_id: ContextVar[str] = ContextVar("streamco_request_id", default="")
 
 _GIVEN = ("X-Client-Request-Id", "X-Request-Id")  # as OpenAI's clients name theirs; as gateways do
 _USUAL_ID = re.compile(r"[A-Za-z0-9._-]{1,64}")
-_PROBES = frozenset({"/health"})  # asked for every few seconds by whatever watches a server: for DEBUG
+_PROBES = frozenset({"/health", "/metrics"})  # asked for every few seconds by whatever watches a server: for DEBUG
 _MAX_PATH = 100  # characters; a path may hold anything
 
 
 def access_log(logger: logging.Logger) -> Middleware:
-    """Return a middleware that logs each request when its answer has ended: INFO, or DEBUG for ``/health``.
+    """Return a middleware that logs each request when its answer has ended: INFO, or DEBUG for ``/health`` and ``/metrics``.
 
     It gives each request its id: the client's own, if that is one of at most 64 letters, digits, dots, dashes or underscores.
 

@@ -6,11 +6,13 @@ import logging
 from typing import Protocol
 
 from aiohttp import web
+from prometheus_client import CollectorRegistry
 
 from streamco.server.http.access_log import access_log, send_request_id
 from streamco.server.http.cors import allow_origins
 from streamco.server.http.middleware import authorize, translate_errors
 from streamco.server.http.options import ListenOptions
+from streamco.server.http.prometheus import PATH, metrics_handler
 
 __all__ = ["Api", "make_application"]
 
@@ -44,7 +46,12 @@ class Api(Protocol):
 
 
 def make_application(
-    api: Api, options: ListenOptions, *, logger: logging.Logger, deferred: frozenset[str] = frozenset()
+    api: Api,
+    options: ListenOptions,
+    *,
+    logger: logging.Logger,
+    deferred: frozenset[str] = frozenset(),
+    registry: CollectorRegistry | None = None,
 ) -> web.Application:
     """Return the application: paths, the access log, the check of the key or of the host's name, and errors in OpenAI's form.
 
@@ -53,6 +60,7 @@ def make_application(
         options: key and limits.
         logger: gets a line for each request.
         deferred: paths with handlers that check the key themselves.
+        registry: the figures of ``GET /metrics``; None: there is no such path.
     """
     middlewares = [access_log(logger), translate_errors, authorize(options, deferred=deferred)]
     app = web.Application(middlewares=middlewares, client_max_size=options.max_body_bytes)
@@ -66,6 +74,8 @@ def make_application(
             web.post("/v1/completions", api.completions),
         ]
     )
+    if registry is not None:
+        app.router.add_get(PATH, metrics_handler(registry))
     allow_origins(app, options.cors)
     app.on_shutdown.append(api.stop)
     return app

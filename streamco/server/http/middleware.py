@@ -17,7 +17,7 @@ from streamco.server.http.body_bounds import has_more_elements
 from streamco.server.http.errors import RequestError, error_response, overloaded
 from streamco.server.http.options import ListenOptions
 
-__all__ = ["JSON", "RequestAdmission", "authorize", "check_key", "means_loopback", "read_body", "translate_errors"]
+__all__ = ["JSON", "RequestAdmission", "authorize", "check_key", "means_loopback", "read_body", "trace_headers", "translate_errors"]
 
 logger = logging.getLogger("streamco.server")
 
@@ -26,6 +26,8 @@ BODY_SECONDS = 30.0  # a megabyte at 280 kbit/s; a slower client would only keep
 MAX_ELEMENTS = 250_000  # commas, [ and { of a body outside of texts; as empty objects they take 16 MB and 20 ms
 OPEN_PATHS = frozenset({"/health"})  # probes have no key
 _PORT = re.compile(r":[0-9]*$")
+_TRACEPARENT = re.compile(r"[0-9a-f]{2}-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}")
+MAX_TRACE_STATE = 512  # characters, which the standard asks every system to pass on
 REASONS = {404: "path: expected a path of the API, got {path}", 405: "method: expected {allowed}, got {method} on {path}"}
 
 
@@ -102,6 +104,14 @@ def means_loopback(host: str) -> bool:
     """Return True if the host of a request's header is this machine, by any of its loopback names."""
     name = _PORT.sub("", host)
     return not host or is_loopback(name.lower())
+
+
+def trace_headers(request: web.Request) -> dict[str, str]:
+    """Return the request's trace context (W3C), for the servers that are asked for its answer; headers of another form are left out."""
+    parent, state = request.headers.get("traceparent", ""), request.headers.get("tracestate", "")
+    if _TRACEPARENT.fullmatch(parent) is None:
+        return {}
+    return {"traceparent": parent} | ({"tracestate": state} if 0 < len(state) <= MAX_TRACE_STATE and state.isascii() else {})
 
 
 async def read_body(request: web.Request, media_types: tuple[str, ...] = (JSON,)) -> bytes:

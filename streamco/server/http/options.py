@@ -34,6 +34,7 @@ class ListenOptions(Struct, frozen=True, kw_only=True):
     reader_timeout: float | None = 60.0  # seconds one write may wait for the reader before the connection is dropped; None: no limit
     health_timeout: float = 5.0  # seconds that the engine's thread has to answer a health probe, before it gets 503
     shutdown: float = 5.0  # seconds that handlers have to end their streams
+    metrics: bool = True  # answer GET /metrics; a key is needed for it like for the API
     tls_cert: str | None = None  # PEM file of the certificate chain; None: plain HTTP
     tls_key: str | None = None  # PEM file of its key; None: it is in the certificate's file
 

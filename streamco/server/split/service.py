@@ -21,8 +21,10 @@ from streamco.profiles.row_costs import RowCosts
 from streamco.server.http.api import make_application
 from streamco.server.http.errors import RequestError
 from streamco.server.http.listening import listening
+from streamco.server.http.prometheus import FiguresCollector, make_registry
 from streamco.server.options import ServeOptions
 from streamco.server.split.sessions import SplitSessions
+from streamco.server.split.stats import SPLIT_METRICS
 from streamco.server.verify.frame_service import FrameService
 from streamco.server.verify.options import VerifyOptions
 from streamco.server.verify.service import STATS_PATH
@@ -165,7 +167,10 @@ def make_split_app(engine: LayerEngine, options: ServeOptions | None = None, *, 
     """
     options = options or ServeOptions()
     service = SplitService(engine, options.verify or VerifyOptions(), options, room=room)
-    app = make_application(service, options, logger=logging.getLogger("streamco.server"), deferred=frozenset({PATH}))
+    registry = make_registry() if options.metrics else None
+    app = make_application(service, options, logger=logging.getLogger("streamco.server"), deferred=frozenset({PATH}), registry=registry)
+    if registry is not None:
+        registry.register(FiguresCollector(service.figures, SPLIT_METRICS))
     app.add_routes([web.get(PATH, service.handle), web.get(STATS_PATH, service.stats)])
     app.on_cleanup.append(service.close)
     app[SPLIT] = service

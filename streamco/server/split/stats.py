@@ -5,8 +5,24 @@ from __future__ import annotations
 from collections import Counter
 
 from streamco.core.verifier.events import RunBatch
+from streamco.server.http.prometheus import FigureMetric
 
-__all__ = ["SplitStats"]
+__all__ = ["SPLIT_METRICS", "SplitStats"]
+
+SPLIT_METRICS = (
+    FigureMetric("connections", "streamco_split_connections", "Devices that are connected.", "gauge"),
+    FigureMetric("sessions", "streamco_split_sessions", "Sessions that are remembered.", "gauge"),
+    FigureMetric("opened", "streamco_split_opened_sessions", "Sessions opened."),
+    FigureMetric("resumed", "streamco_split_resumed_sessions", "Sessions resumed after a lost connection."),
+    FigureMetric("evicted", "streamco_split_evicted_sessions", "Times that a session lost its rows to another one."),
+    FigureMetric("rounds", "streamco_split_rounds", "Rounds answered."),
+    FigureMetric("rows", "streamco_split_rows", "Rows computed."),
+    FigureMetric("batches", "streamco_split_batches", "Batches computed."),
+    FigureMetric("failed_batches", "streamco_split_failed_batches", "Batches that failed."),
+    FigureMetric("queued_s", "streamco_split_queue_seconds", "Seconds that rounds waited for their batches, added up."),
+    FigureMetric("compute_s", "streamco_split_compute_seconds", "Seconds of the batches of rounds, added up."),
+    FigureMetric("refused", "streamco_split_refusals", "Sessions and rounds refused.", "counter", "reason"),
+)
 
 
 class SplitStats:

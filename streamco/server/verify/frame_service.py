@@ -142,9 +142,13 @@ class FrameService(ABC, Generic[ServerT]):
                 self.peers.record_faults(source, faults, now=asyncio.get_running_loop().time())
         return socket
 
+    def figures(self) -> dict[str, object]:
+        """Return counters and sizes as a JSON object."""
+        return self.manager.figures()
+
     async def stats(self, _request: web.Request) -> web.Response:
         """Answer the path of the counters."""
-        return web.json_response(self.manager.figures())
+        return web.json_response(self.figures())
 
     async def stop(self, _app: web.Application | None = None) -> None:
         """Send every device the end of the service."""

@@ -5,9 +5,28 @@ from __future__ import annotations
 from collections import Counter
 
 from streamco.core.verifier.events import RunBatch, SendVerdict
+from streamco.server.http.prometheus import FigureMetric
 from streamco.server.verify.batches import BatchReport
 
-__all__ = ["VerifyStats"]
+__all__ = ["VERIFY_METRICS", "VerifyStats"]
+
+VERIFY_METRICS = (
+    FigureMetric("connections", "streamco_verify_connections", "Devices that are connected.", "gauge"),
+    FigureMetric("sessions", "streamco_verify_sessions", "Sessions that are remembered.", "gauge"),
+    FigureMetric("waiting_rounds", "streamco_verify_waiting_rounds", "Rounds that wait for a batch.", "gauge"),
+    FigureMetric("cached_tokens", "streamco_verify_reserved_tokens", "Tokens that sessions keep in memory.", "gauge"),
+    FigureMetric("opened", "streamco_verify_opened_sessions", "Sessions opened."),
+    FigureMetric("resumed", "streamco_verify_resumed_sessions", "Sessions resumed after a lost connection."),
+    FigureMetric("verdicts", "streamco_verify_verdicts", "Verdicts."),
+    FigureMetric("accepted_tokens", "streamco_verify_accepted_tokens", "Drafted tokens that were accepted."),
+    FigureMetric("queued_s", "streamco_verify_queue_seconds", "Seconds that rounds waited for their batches, added up."),
+    FigureMetric("compute_s", "streamco_verify_compute_seconds", "Seconds of the batches of rounds, added up."),
+    FigureMetric("refused", "streamco_verify_refusals", "Sessions and drafts refused.", "counter", "reason"),
+    FigureMetric("batches", "streamco_verify_batches", "Batches, by kind.", "counter", "kind"),
+    FigureMetric("batch_tokens", "streamco_verify_batch_tokens", "Rows of batches, by their kind.", "counter", "kind"),
+    FigureMetric("failed_batches", "streamco_verify_failed_batches", "Batches that failed."),
+    FigureMetric("aborted_batches", "streamco_verify_aborted_batches", "Batches that were stopped because no session waited for them."),
+)
 
 
 class VerifyStats:

@@ -1,0 +1,218 @@
+"""Figures of a client's answers for Prometheus, by ``prometheus_client``.
+
+Each answer is counted once, from its final report; a token costs nothing. Names and units follow Prometheus' conventions: seconds, US
+dollars, ``_total`` for what only grows. The buckets are those of OpenTelemetry's GenAI conventions, so that both can be compared.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING
+
+from prometheus_client import REGISTRY, CollectorRegistry, Counter, Gauge, Histogram
+
+from streamco.client.answer_log import describe_error
+from streamco.client.observers.base import PACKAGE_VERSION, ObservedAttempt
+from streamco.core.buckets import DURATION_BUCKETS, FIRST_TOKEN_BUCKETS, TOKEN_BUCKETS
+from streamco.core.report import EndpointReport, Report, SpeculationFigures
+from streamco.endpoints.base import Request
+
+if TYPE_CHECKING:
+    from streamco.client.client import Client
+
+__all__ = ["AnswerMetrics"]
+
+
+class AnswerMetrics:
+    """The metrics of one client's answers; an observer for ``Client(observers=[...])``.
+
+    Args:
+        registry: where they are registered; None: ``prometheus_client.REGISTRY``, which most exporters serve. One registry takes them once.
+
+    Raises:
+        ValueError: the registry has them already.
+    """
+
+    def __init__(self, registry: CollectorRegistry | None = None) -> None:
+        registry = REGISTRY if registry is None else registry
+        self.registry = registry
+        self._answers = _AnswerFamilies(registry)
+        self._endpoints = _EndpointFamilies(registry)
+        self._speculation = _SpeculationFamilies(registry)
+        self._present = Gauge("streamco_streams", "Answers under way.", registry=registry)
+        Gauge("streamco_build_info", "Version of streamco.", ["version"], registry=registry).labels(PACKAGE_VERSION).set(1)
+
+    def watch(self, client: Client) -> None:
+        """Show a client's budget and failed endpoints as gauges, which are read when Prometheus asks."""
+        gauges: Mapping[tuple[str, str], Callable[[], float]] = {
+            ("streamco_budget_limit", "Allowed share of prompt tokens at the constrained side."): lambda: _number(client.totals.budget),
+            ("streamco_budget_share", "Realised share of prompt tokens there."): lambda: _number(client.totals.budget_share),
+            ("streamco_degraded_endpoints", "Endpoints that failed and have not answered since."): lambda: len(client.degraded),
+        }
+        for (name, text), function in gauges.items():
+            Gauge(name, text, registry=self.registry).set_function(function)
+
+    def began(self, request: Request) -> _Observation:
+        """Count an answer as under way."""
+        self._present.inc()
+        return _Observation(self._record)
+
+    def refused(self, request: Request, error: Exception) -> None:
+        """Count a request that no endpoint was asked for."""
+        self._answers.refusals.labels(describe_error(error)).inc()
+
+    def _record(self, report: Report) -> None:
+        self._present.dec()
+        self._answers.record(report)
+        for part in report.endpoints:
+            if part.opened is not None:
+                self._endpoints.record(part)
+        if report.speculation is not None:
+            self._speculation.record(report.speculation)
+
+
+class _Observation:
+    """One answer on its way into the metrics."""
+
+    def __init__(self, record: Callable[[Report], None]) -> None:
+        self._record = record
+
+    def opened(self, attempt: ObservedAttempt) -> Mapping[str, str]:
+        """Return no headers: the report has what is counted."""
+        return {}
+
+    def ended(self, report: Report) -> None:
+        """Add the answer to the metrics."""
+        self._record(report)
+
+
+class _AnswerFamilies:
+    """Metrics of whole answers."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        self.first_token = Histogram(
+            "streamco_time_to_first_token_seconds",
+            "Seconds from the request to the first token at the reader.",
+            ["winner"],
+            buckets=FIRST_TOKEN_BUCKETS,
+            registry=registry,
+        )
+        self.per_token = Histogram(
+            "streamco_time_per_output_token_seconds",
+            "Seconds for each token after the first, a mean over one answer.",
+            ["winner"],
+            buckets=TOKEN_BUCKETS,
+            registry=registry,
+        )
+        self.duration = Histogram(
+            "streamco_request_duration_seconds",
+            "Seconds from the request to the end of the delivery.",
+            ["outcome"],
+            buckets=DURATION_BUCKETS,
+            registry=registry,
+        )
+        self.requests = Counter(
+            "streamco_requests", "Answers, by how they ended and how they were generated.", ["outcome", "mode"], registry=registry
+        )
+        self.refusals = Counter("streamco_refusals", "Requests that no endpoint was asked for.", ["error"], registry=registry)
+        self.races = Counter("streamco_races", "Answers that raced, by the endpoint that won.", ["winner", "policy"], registry=registry)
+        self.moves = Counter("streamco_hand_overs", "Changes from one endpoint to another within an answer.", ["reason"], registry=registry)
+        self.late = Counter("streamco_late_tokens", "Tokens that a reader waited for because of a hand-over.", registry=registry)
+        self.notes = Counter("streamco_degraded_answers", "Answers that came otherwise than asked for.", registry=registry)
+
+    def record(self, report: Report) -> None:
+        """Add an answer."""
+        winner, outcome = report.winner or "none", report.ending or "unfinished"
+        if report.ttft is not None:
+            self.first_token.labels(winner).observe(report.ttft)
+        if report.tokens_per_second:
+            self.per_token.labels(winner).observe(1.0 / report.tokens_per_second)
+        self.duration.labels(outcome).observe(report.duration)
+        self.requests.labels(outcome, report.mode).inc()
+        if report.mode == "race":
+            self.races.labels(winner, report.dispatch.policy).inc()
+        for change in report.hand_overs:
+            self.moves.labels(change.reason).inc()
+            self.late.inc(change.delayed_tokens)
+        if report.notes:
+            self.notes.inc()
+
+
+class _EndpointFamilies:
+    """Metrics of the requests to endpoints."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        self.requests = Counter(
+            "streamco_endpoint_requests", "Requests, by what became of them.", ["endpoint", "outcome"], registry=registry
+        )
+        self.errors = Counter("streamco_endpoint_errors", "Requests that ended in an error.", ["endpoint", "error"], registry=registry)
+        self.tokens = Counter(
+            "streamco_endpoint_tokens",
+            "Tokens read (prompt) and generated (completion), and those in vain among them.",
+            ["endpoint", "kind"],
+            registry=registry,
+        )
+        self.cost = Counter("streamco_cost_usd", "Money, where prices are known.", ["endpoint"], registry=registry)
+        self.energy = Counter("streamco_energy_joules", "Energy of devices, by the FLOPs model.", ["endpoint"], registry=registry)
+        self.unpriced = Counter("streamco_unpriced_requests", "Requests without a known price.", ["endpoint"], registry=registry)
+
+    def record(self, part: EndpointReport) -> None:
+        """Add one endpoint's part in an answer."""
+        self.requests.labels(part.name, part.outcome).inc()
+        if part.error_kind is not None:
+            self.errors.labels(part.name, part.error_kind).inc()
+        counts = {
+            "prompt": part.prompt_tokens,
+            "completion": part.completion_tokens,
+            "wasted_prompt": part.wasted_prompt_tokens,
+            "wasted": part.wasted_tokens,
+        }
+        for kind, count in counts.items():
+            self.tokens.labels(part.name, kind).inc(count)
+        if part.cost_usd is None:
+            self.unpriced.labels(part.name).inc()
+        else:
+            self.cost.labels(part.name).inc(part.cost_usd)
+        if part.energy_j is not None:
+            self.energy.labels(part.name).inc(part.energy_j)
+
+
+class _SpeculationFamilies:
+    """Metrics of speculated answers."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        texts = {
+            "rounds": "Verdicts.",
+            "draft_tokens": "Tokens drafted by the device.",
+            "accepted_tokens": "Drafted tokens that the verifier accepted.",
+            "target_tokens": "Tokens computed by the target model.",
+            "stream_tokens": "Tokens that the target model generated alone.",
+            "fallbacks": "Changes to the remote stream.",
+            "refusals": "Drafts that an overloaded verifier refused.",
+            "lost_connections": "Lost connections to a verifier.",
+            "sent_bytes": "Bytes sent for rounds.",
+            "received_bytes": "Bytes received for rounds.",
+        }
+        self._counters = {name: Counter(f"streamco_speculation_{name}", text, registry=registry) for name, text in texts.items()}
+
+    def record(self, figures: SpeculationFigures) -> None:
+        """Add a speculated answer."""
+        counts = {
+            "rounds": figures.rounds,
+            "draft_tokens": figures.drafted,
+            "accepted_tokens": figures.accepted,
+            "target_tokens": figures.target_tokens,
+            "stream_tokens": figures.remote,
+            "fallbacks": figures.fallbacks,
+            "refusals": figures.refusals,
+            "lost_connections": figures.losses,
+            "sent_bytes": figures.bytes_up,
+            "received_bytes": figures.bytes_down,
+        }
+        for name, count in counts.items():
+            self._counters[name].inc(count)
+
+
+def _number(value: float | None) -> float:
+    return math.nan if value is None else value
