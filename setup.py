@@ -14,6 +14,7 @@ MODES = ("auto", "yes", "no")
 MODE = os.environ.get("STREAMCO_BUILD_NATIVE", "auto")
 if MODE not in MODES:
     raise SystemExit(f"STREAMCO_BUILD_NATIVE: expected one of {', '.join(MODES)}, got {MODE!r}")
+REPOSITORY = "https://github.com/streamco/streamco"
 SANITIZE = os.environ.get("STREAMCO_SANITIZE", "")
 HEADERS = sorted(str(path) for path in Path("streamco/_native/include").glob("*.h"))
 
@@ -45,10 +46,10 @@ def extensions() -> list[Extension]:
 
 
 def index_page() -> str:
-    """README.md for a package index, where neither pictures nor links into the clone can be followed: a link's text stays."""
+    """README.md for a package index: links and pictures of the clone are those of the repository's main branch there."""
     text = Path("README.md").read_text(encoding="utf-8")
-    text = re.sub(r"^!\[[^\]]*\]\((?!https?:)[^)]*\)\n", "", text, flags=re.MULTILINE)
-    return re.sub(r"(?<!!)\[([^\]]*)\]\((?!https?:|#)[^)]*\)", r"\1", text)
+    text = re.sub(r"(!\[[^\]]*\])\((?!https?:)([^)]*)\)", rf"\1({REPOSITORY}/raw/main/\2)", text)
+    return re.sub(r"(?<!!)(\[[^\]]*\])\((?!https?:|#)([^)]*)\)", rf"\1({REPOSITORY}/blob/main/\2)", text)
 
 
 setup(ext_modules=extensions(), long_description=index_page(), long_description_content_type="text/markdown")

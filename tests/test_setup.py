@@ -86,6 +86,8 @@ def test_an_index_page_has_no_link_that_only_works_in_a_clone(sources: Path, tmp
     assert "# streamco" in page
     assert "quickstart.py" in page
     assert not re.findall(r"\]\((?!https?:|#)[^)]*\)", page)
+    assert "](https://github.com/streamco/streamco/blob/main/docs/proxy.md)" in page
+    assert "](https://github.com/streamco/streamco/raw/main/docs/chat.png)" in page
 
 
 def test_an_unknown_way_to_build_is_refused(sources: Path) -> None:
