@@ -20,6 +20,7 @@ PRINTS = {
         r"^127\.0\.0\.1:9/gpt-4o-mini: failed .*expected a connection to 127\.0\.0\.1:9",
         r"^EndpointConnectError: .*; text so far: ''$",
     ],
+    "fastapi_chat": [r'^data: ".*"$'],
     "failover": [r"^The connection is cut here\.$", r"^second took over from first after token \d+: EndpointProtocolError$"],
     "many": [r"^What is rain\? \w", r"^What is snow\? \w", r"^What is wind\? \w"],
     "migration": [

@@ -1,0 +1,35 @@
+"""The documentation as a site: ``make site`` builds it from these pages with Sphinx, MyST and Furo."""
+
+from __future__ import annotations
+
+import re
+from importlib.metadata import version
+
+from sphinx.application import Sphinx
+
+REPOSITORY = "https://github.com/streamco/streamco"
+
+project = "streamco"
+release = version("streamco")
+copyright = "the streamco maintainers"  # noqa: A001  Sphinx asks for this name
+extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon"]
+exclude_patterns = ["_build"]
+html_theme = "furo"
+html_title = f"streamco {release}"
+html_theme_options = {"source_repository": REPOSITORY, "source_branch": "main", "source_directory": "docs/"}
+myst_heading_anchors = 3
+myst_enable_extensions = ["attrs_inline"]
+autodoc_typehints = "none"  # the docstrings name units and ranges; a signature with all types is a screen long
+autodoc_member_order = "bysource"
+napoleon_use_param = False
+napoleon_use_rtype = False
+
+
+def link_to_repository(_app: Sphinx, _page: str, source: list[str]) -> None:
+    """Let links to files outside of docs/ lead into the repository."""
+    source[0] = re.sub(r"\]\(\.\./([^)#]*)(#[^)]*)?\)", rf"]({REPOSITORY}/blob/main/\1\2)", source[0])
+
+
+def setup(app: Sphinx) -> None:
+    """Register the link rule; Sphinx calls this."""
+    app.connect("source-read", link_to_repository)
