@@ -15,6 +15,8 @@ BENCHES += (
     "selective",
     "early_exit",
     "overhead",
+    "observing",
+    "proxy",
     "packing",
     "verifier",
     "aborted_batches",

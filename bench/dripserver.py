@@ -1,7 +1,7 @@
-"""The other end of bench/stream.py: a bare HTTP server in a process of its own that sends recorded-looking chat chunks.
+"""The other end of bench/stream.py and bench/proxy.py: a bare HTTP server in a process of its own that sends recorded-looking chat chunks.
 
 The model name says how: ``bulk-2000`` sends 2,000 events as fast as the socket takes them, ``drip-500`` one event a write, a millisecond
-apart.
+apart, ``slow-20`` the same a fifth of a second apart.
 """
 
 from __future__ import annotations
@@ -52,9 +52,10 @@ async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> 
                     writer.write(frame(b"".join(events[start : start + 256])))
                     await writer.drain()
             else:
+                gap = 0.2 if mode == "slow" else 0.001
                 for event in events:
                     writer.write(frame(event))
-                    await asyncio.sleep(0.001)
+                    await asyncio.sleep(gap)
             writer.write(b"0\r\n\r\n")
             await writer.drain()
     except (asyncio.IncompleteReadError, ConnectionError, asyncio.CancelledError):
@@ -63,7 +64,7 @@ async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> 
 
 async def main() -> None:
     """Print the port, then serve until standard input closes."""
-    server = await asyncio.start_server(answer, "127.0.0.1", 0)
+    server = await asyncio.start_server(answer, "127.0.0.1", 0, backlog=2048)
     print(server.sockets[0].getsockname()[1], flush=True)
     await asyncio.get_running_loop().run_in_executor(None, sys.stdin.read)
 

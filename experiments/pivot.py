@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from bench.record import figure as show_figure
+from bench.runs import figure as show_figure
 from experiments.tables import means_of, show_table
 
 __all__ = ["pivot"]

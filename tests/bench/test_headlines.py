@@ -1,6 +1,6 @@
 """The same number everywhere: sentences and tables of the pages say what the recorded results say.
 
-A headline is a text of a page in which each figure is a place to fill. The figures come from the tables that ``bench.record`` wrote, or
+A headline is a text of a page in which each figure is a place to fill. The figures come from the tables that ``bench.record`` kept, or
 from the file that an experiment wrote. To have a figure checked, add it here.
 """
 
@@ -16,13 +16,11 @@ from typing import NamedTuple
 
 import pytest
 
-from bench.record import LINE
+from bench.runs import load, names
 from tests.support.data import ROOT
 
-RESULTS, DISCO, FIDELITY, MIGRATION = "bench/RESULTS.md", "docs/results_disco.md", "docs/fidelity.md", "docs/migration.md"
+DISCO, FIDELITY, MIGRATION = "docs/results_disco.md", "docs/fidelity.md", "docs/migration.md"
 SPLIT = "docs/split-measured.md"
-SPECULATE = "headline: Q4_0 for Q8_0, llama2-70b-a100x2, RTT {} ms, 10 Mbps, 8 x 64 tokens"
-RTTS = (10, 30, 60, 120)
 IMPOSED = ("streamco", "streamco, chains", "always drafts, trees", "always drafts, chains")
 PHONES = {
     "pixel7-bloom-1.1b": "Pixel 7, BLOOM-1.1B",
@@ -48,36 +46,12 @@ class Headline(NamedTuple):
 
 @cache
 def recorded() -> dict[tuple[str, str, str, str], Figure]:
-    """Rows of bench/RESULTS.md by bench, case, metric with unit, and contender."""
-    found: dict[tuple[str, str, str, str], Figure] = {}
-    bench = ""
-    for line in (ROOT / RESULTS).read_text(encoding="utf-8").partition(LINE)[2].splitlines():
-        if line.startswith("## "):
-            bench = line.removeprefix("## ")
-        cells = [cell.strip() for cell in line.strip("|").split("|")]
-        if len(cells) == 7 and re.fullmatch(r"-?[\d,.]+", cells[3]):
-            found[bench, cells[0], cells[1], cells[2]] = Figure(*(float(cell.replace(",", "")) for cell in cells[3:6]))
-    return found
+    """Rows of all kept runs by bench, case, metric with unit, and contender."""
+    return {(bench, *key): Figure(row.median, row.min, row.max) for bench in names() for key, row in load(bench).rows.items()}
 
 
 def value(bench: str, case: str, metric: str, contender: str = "streamco") -> float:
     return recorded()[bench, case, metric, contender].median
-
-
-def speculate_headlines() -> Iterator[Headline]:
-    late = ("streamco", "streamco, never the server alone", "nothing sent ahead", "no parallel drafting", "the paper's forecast")
-    relative = "tokens/s relative to server alone, all prompts [times]"
-    for rtt in RTTS:
-        waiting = [key[3] for key in recorded() if key[:2] == ("speculate", SPECULATE.format(rtt)) and key[3].startswith("draft, then")]
-        names = (*late, "streamco, window 4", waiting[0])
-        shares = [value("speculate", SPECULATE.format(rtt), "rounds that took longer than imposed [share]", name) for name in names]
-        yield Headline(RESULTS, f"| {rtt} ms | " + " | ".join(f"{100 * share:.0f} %" for share in shares) + " |")
-    rates = {
-        name: [f"{value('speculate', SPECULATE.format(rtt), relative, name):.2f}" for rtt in RTTS] for name in (late[0], late[1], late[4])
-    }
-    yield Headline(RESULTS, "together took {}, {}, {} and {} of its rate at 10, 30, 60 and 120 ms".format(*rates["streamco"]))
-    yield Headline(RESULTS, "({}, {}, {} and {} of the stream without falling back".format(*rates["the paper's forecast"]))
-    yield Headline(RESULTS, "where the learned one has {}, {}, {} and {})".format(*rates["streamco, never the server alone"]))
 
 
 def hand_over_headlines() -> Iterator[Headline]:
@@ -96,56 +70,15 @@ def hand_over_headlines() -> Iterator[Headline]:
     for (way, contender), label in lines.items():
         cells = [f"{value('hand_over_bytes', f'{way}, {size} tokens', metric, contender):,.0f}" for size in sizes]
         yield Headline(MIGRATION, f"| {label} | " + " | ".join(f"**{cell}**" if label.startswith("**") else cell for cell in cells) + " |")
-    saved = {}
-    for api in ("chat", "completions"):
-        ways = [f"to a server, {api}, {size} tokens" for size in sizes]
-        saved[api] = [
-            f"{100 - 100 * value('hand_over_bytes', way, metric) / value('hand_over_bytes', way, metric, 'text'):.0f}" for way in ways
-        ]
-    yield Headline(
-        RESULTS,
-        "less by {}, {}, {} and {} % than with text for 4, 16, 64 and 400 tokens in the chat API,".format(*saved["chat"])
-        + " and by {}, {}, {} and {} % in the completions API".format(*saved["completions"]),
-    )
-    raw = value("tokenpack", "5000 Alpaca texts", "size of all, UTF-8 = 100 [%]")
-    yield Headline(RESULTS, f"17-bit ids of Alpaca text are {100 - raw:.1f} % smaller than UTF-8")
 
 
 def moves_headlines() -> Iterator[Headline]:
     unnoticed = "moves without a delayed token [%]"
     towards, back = "device to server", "server to device"
     assert value("moves", back, unnoticed) == 100
-    share, first = (value("moves", towards, unnoticed, contender) for contender in ("streamco", "streamco, first answers"))
+    first = value("moves", towards, unnoticed, "streamco, first answers")
     worst = recorded()["moves", towards, unnoticed, "streamco"].low
-    delayed = value("moves", towards, "delayed tokens a move, mean [tokens]")
-    yield Headline(RESULTS, f"none of {value('moves', back, 'moves'):,.0f} moves from server to phone delays a token")
-    yield Headline(
-        RESULTS, f"and {share:g} % of {value('moves', towards, 'moves'):,.0f} from phone to server delay none, {delayed:.2f} tokens"
-    )
-    yield Headline(RESULTS, f"are worse towards servers: {first:g} %.")
-    yield Headline(RESULTS, f"the halves (100 s outliers) {worst:g} % go unnoticed")
     yield Headline(DISCO, f"`bench.moves` has {worst:g} % unnoticed, and {first:g} % of a client's first 30.")
-
-
-def cost_headlines() -> Iterator[Headline]:
-    cut = "cost cut [%]"
-    means = {
-        side: recorded()["cost", f"{side}-constrained, all services and phones together, by budget", cut, "streamco"].high
-        for side in ("server", "device")
-    }
-    best = {
-        side: next(
-            figure.median
-            for key, figure in recorded().items()
-            if key[0] == "cost" and key[1].startswith(f"{side}-constrained, best") and key[3] == "streamco"
-        )
-        for side in means
-    }
-    yield Headline(
-        RESULTS, f"up to {means['server']:.0f} % where the server is to be spared and up to {means['device']:.0f} % where the device is"
-    )
-    yield Headline(RESULTS, f"Single best settings are {best['server']:.0f} %")
-    yield Headline(RESULTS, f"and {best['device']:.0f} % (a Llama 13b")
 
 
 def learned_headlines() -> Iterator[Headline]:
@@ -154,9 +87,9 @@ def learned_headlines() -> Iterator[Headline]:
         "device": {"auto": "**`auto`**, `optimal`", "device-constrained": "`disco` (Algorithm 2)"},
         "server": {"auto": "**`auto`**, `disco` (Algorithm 3)"},
     }
-    for side, names in labels.items():
+    for side, contenders in labels.items():
         for services, (recordings, cases) in groups.items():
-            for contender, label in names.items():
+            for contender, label in contenders.items():
                 case = f"learned live, {recordings}, {side}-constrained"
                 later, surely = (
                     value("dispatch", case, f"{what}later than chance, of {cases} [cases]", contender) for what in ("", "surely ")
@@ -168,7 +101,7 @@ def learned_headlines() -> Iterator[Headline]:
 def fidelity_headlines() -> Iterator[Headline]:
     off = [figure.median for key, figure in recorded().items() if key[0] == "fidelity" and "off by" in key[2] and key[3] == "simulated"]
     within = f"{sum(abs(share) <= 0.1 for share in off)} of {len(off)} figures are within a tenth"
-    yield from (Headline(page, within) for page in (RESULTS, FIDELITY))
+    yield Headline(FIDELITY, within)
 
 
 def pair_headlines() -> Iterator[Headline]:
@@ -200,19 +133,12 @@ def pair_headlines() -> Iterator[Headline]:
 
 
 def split_headlines() -> Iterator[Headline]:
-    between, first = "time between tokens [of the U-shape's]", "time to first token [of U-shape]"
+    between = "time between tokens [of the U-shape's]"
     for server, rtt in product(("7B", "own"), (10, 30, 80)):
         case = f"{server}, RTT {rtt} ms"
         ours, alone = value("split_live", case, between, "confident"), value("split_live", case, "time between tokens [ms]", "U-shape")
         shown = f"{alone:#.3g}".removesuffix(".")
         yield Headline(SPLIT, f"| {server}, {rtt} ms | {shown} ms | **{ours:.2f}** |")
-    for start, server in (("take", "7B"), ("own times", "own")):
-        shares = [f"{value('split_live', f'{server}, RTT {rtt} ms', between, 'confident'):.2f}" for rtt in (10, 30, 80)]
-        yield Headline(RESULTS, "{} {}, {} and {}".format(start, *shares))
-    shares = [f"{value('split_ttft', f'7B, {size} tokens', first, 'fastest'):.2f}" for size in (128, 512, 1000, 2000)]
-    yield Headline(RESULTS, "Chunks as the client plans them take {}, {}, {} and {} of the paper's U-shape".format(*shares))
-    equal = [f"{value('split_texts', '200 prompts', 'equal texts', states):.0f}" for states in ("f32", "f16", "i8")]
-    yield Headline(RESULTS, "{} are equal with 32-bit states, {} with 16, {} with 8".format(*equal))
 
 
 @cache
@@ -231,10 +157,8 @@ def disco_headlines() -> Iterator[Headline]:
 
 
 HEADLINES = [
-    *speculate_headlines(),
     *hand_over_headlines(),
     *moves_headlines(),
-    *cost_headlines(),
     *learned_headlines(),
     *fidelity_headlines(),
     *pair_headlines(),

@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from bench.record import RESULTS, RUNS, commit, keep, section, split_options
+from bench.record import commit, keep, split_options
 from bench.report import Row
+from bench.runs import load
 
 
 def git(folder: Path, *words: str) -> str:
@@ -22,8 +23,9 @@ def checkout(tmp_path: Path) -> Path:
     origin, clone = tmp_path / "origin", tmp_path / "clone"
     origin.mkdir()
     git(origin, "init", "--quiet")
-    (origin / "bench").mkdir()
-    (origin / "bench" / "RESULTS.md").write_text("figures")
+    for name in ("docs/benchmarks.md", "bench/results/topk.jsonl"):
+        (origin / name).parent.mkdir(parents=True)
+        (origin / name).write_text("figures")
     git(origin, "add", ".")
     git(origin, "commit", "--quiet", "-m", "first")
     git(tmp_path, "clone", "--quiet", str(origin), str(clone))
@@ -31,13 +33,12 @@ def checkout(tmp_path: Path) -> Path:
 
 
 def test_a_pushed_commit_is_named_even_if_the_results_are_being_written(checkout: Path) -> None:
-    (checkout / "bench" / "RESULTS.md").write_text("new figures")
-    (checkout / "bench" / "results").mkdir()
+    (checkout / "docs" / "benchmarks.md").write_text("new figures")
     (checkout / "bench" / "results" / "topk.jsonl").write_text("{}")
     assert commit(checkout) == git(checkout, "rev-parse", "--short", "HEAD")
 
 
-@pytest.mark.parametrize("name", ["bench/RESULTS.txt", "a_new_file.py"])
+@pytest.mark.parametrize("name", ["docs/benchmarks.txt", "a_new_file.py"])
 def test_a_tree_with_changes_is_refused(checkout: Path, name: str) -> None:
     (checkout / name).write_text("changed")
     with pytest.raises(SystemExit, match=f"expected a tree without changes, got some in {name}: commit them first"):
@@ -62,18 +63,13 @@ def test_a_folder_without_a_history_is_refused(tmp_path: Path) -> None:
         commit(tmp_path)
 
 
-def test_tables_are_made_of_the_file_of_a_run(tmp_path: Path) -> None:
+def test_a_run_is_kept_with_machine_date_commit_and_options(tmp_path: Path) -> None:
     rows = [Row("topk", "a case", name, "time", "us", value, value / 2, value * 2) for name, value in (("streamco", 2.0), ("numpy", 3.0))]
-    keep("topk", rows, options=["--quick"], at="1dc1f62", folder=tmp_path)
-    text = section("topk", tmp_path)
-    assert text.startswith("## topk\n")
-    assert "; commit 1dc1f62; --quick.\n" in text
-    assert "| a case | time [us] | numpy | 3 | 1.5 | 6 | 1.50 |" in text
-
-
-@pytest.mark.parametrize("path", sorted(RUNS.glob("*.jsonl")), ids=lambda path: path.stem)
-def test_the_results_show_what_the_files_of_the_runs_hold(path: Path) -> None:
-    assert section(path.stem) in RESULTS.read_text(), "python -m bench.record --render"
+    keep("topk_quick", rows, options=["--quick"], at="1dc1f62", bench="topk", folder=tmp_path)
+    run = load("topk_quick", tmp_path)
+    assert run.head["bench"] == "topk"
+    assert run.about.endswith("; commit 1dc1f62; --quick")
+    assert run.value("a case", "time [us]", "numpy") == 3.0
 
 
 def test_a_benchs_own_options_come_after_two_dashes() -> None:

@@ -1,0 +1,362 @@
+"""Make docs/benchmarks.md of the kept runs: ``python -m bench.page [--check]``.
+
+The page answers fourteen questions: a sentence and a table of at most seven rows each. Every figure on it is read from bench/results, so page
+and runs agree; a test runs ``--check``. ``python -m bench.page NAME`` prints all rows of one kept run.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from bench.report import emit
+from bench.runs import Run, figure, load, names
+
+__all__ = ["PAGE", "QUESTIONS", "Question", "main", "render"]
+
+PAGE = Path(__file__).resolve().parents[1] / "docs" / "benchmarks.md"
+HEAD = """# Benchmarks
+
+One question each, a sentence and a table each, the losing rows too; lower is better where nothing else is said. `python -m bench NAME` measures again, `python -m bench.page NAME` prints all rows of a kept run in [bench/results](../bench/results), and `python -m bench.page` makes this page of them. The machines are small virtual ones with two shared, noisy cores: contenders take turns within one run, and ratios hold better than figures. What the papers measured, on their terms: [DSD](results.md), [DiSCo](results_disco.md), [Synera](results_synera.md), [HAT](results_hat.md), [quality after a move](quality.md).
+"""
+
+
+@dataclass(frozen=True)
+class Question:
+    """One question of the page.
+
+    Attributes:
+        title: the question.
+        answer: a sentence or two, losing sides included.
+        runs: the kept runs that it reads.
+        heads: heads of the table's columns.
+        rows: the table's cells.
+    """
+
+    title: str
+    answer: str
+    runs: tuple[str, ...]
+    heads: tuple[str, ...]
+    rows: Sequence[Sequence[str]]
+
+    def __str__(self) -> str:
+        """Return the section in Markdown."""
+        sources = " ".join(f"*`{name}`: {load(name).about}.*" for name in self.runs)
+        rule = "|---|" + "--:|" * (len(self.heads) - 1)
+        return "\n".join([f"## {self.title}", "", f"{self.answer} {sources}", "", _line(self.heads), rule, *map(_line, self.rows)]) + "\n"
+
+
+def _line(cells: Sequence[str]) -> str:
+    return f"| {' | '.join(cells)} |"
+
+
+def _over(run: Run, case: str, metric: str, ours: str = "streamco") -> dict[str, str]:
+    """Return each contender's share of ours, two digits behind the point."""
+    mine = run.value(case, metric, ours)
+    return {who: f"{row.median / mine:.2f}" for (at, what, who), row in run.rows.items() if (at, what) == (case, metric)}
+
+
+def streamed_event() -> Question:
+    run, cpu = load("stream"), "CPU an event [us]"
+    cases = ("bulk, one stream", "bulk, 100 streams", "one event a wake-up")
+    shares = {case: _over(run, case, cpu) for case in cases}
+    contenders = ("openai-python", "litellm", "aiohttp + msgspec")
+    rows = [["**streamco**", *(f"**{figure(run.value(case, cpu))} us**" for case in cases)]]
+    rows += [[who, *(f"{shares[case][who]} x" for case in cases)] for who in contenders]
+    openai = [shares[case]["openai-python"] for case in cases]
+    return Question(
+        "What does a streamed event cost the client?",
+        f"CPU time from the socket to the fields that a caller reads: openai-python takes {openai[0]}, {openai[1]} and {openai[2]} times as much. A loop "
+        "written by hand over aiohttp and msgspec is a little cheaper: an answer has a plan and a report.",
+        ("stream",),
+        ("", "in bulk", "100 streams at once", "one event a wake-up"),
+        rows,
+    )
+
+
+def observers() -> Question:
+    run, cpu = load("observing"), "CPU an event [us]"
+    cases = [f"answers of {count} events" for count in (20, 200, 1000)]
+    shares = {case: _over(run, case, cpu, "no observer") for case in cases}
+    rows = [["no observer", *(f"{figure(run.value(case, cpu, 'no observer'))} us" for case in cases)]]
+    rows += [[who, *(f"{shares[case][who]} x" for case in cases)] for who in ("metrics", "metrics and spans")]
+    return Question(
+        "What do metrics and traces cost?",
+        "CPU an event of answers that come as fast as the socket gives them. Observers are called a few times an answer and never for a token, so only "
+        "short answers show them.",
+        ("observing",),
+        ("", "20 events", "200 events", "1,000 events"),
+        rows,
+    )
+
+
+def pace() -> Question:
+    run = load("pacing")
+    rates = ("5", "20", "100")
+    rows = []
+    for case in ("asyncio, idle", "uvloop, idle", "asyncio, interpreter lock busy"):
+        late = [[run.value(f"{case}, {rate} tokens/s", "error p99 [ms]", who) for rate in rates] for who in ("timerfd", "loop timer")]
+        rows.append([case, *(f"**{figure(ours)}** / {figure(theirs)}" for ours, theirs in zip(*late, strict=True))])
+    cost = [
+        figure(run.value("asyncio, 10,000 streams, 1 token/s each", "processor time [us a token]", who))
+        for who in ("timerfd", "loop timer")
+    ]
+    return Question(
+        "How even is a pace?",
+        "How late the slowest token in a hundred is, in milliseconds, with streamco's timer and with the loop's own. It costs processor time: with ten "
+        f"thousand streams {cost[0]} us a token beside {cost[1]}.",
+        ("pacing",),
+        ("streamco / loop timer, ms", *(f"{rate} tokens/s" for rate in rates)),
+        rows,
+    )
+
+
+def engine() -> Question:
+    run = load("engine")
+    decode, outside, together = "decode, 2 threads", "outside llama_decode, a token [ms]", "together, 2 threads"
+    stop = "cancel in prefill of 512, 2 threads, 100 times"
+    return Question(
+        "What does the engine add to llama.cpp?",
+        f"{figure(run.value(decode, outside))} ms a token beside llama-cpp-python's {figure(run.value(decode, outside, 'llama-cpp-python stream'))}. A lost race "
+        f"stops a prefill within {figure(run.value(stop, 'median [ms]'))} ms at the median. Eight answers at once make {figure(run.value(together, 'all [tokens/s]', 'streamco x8'))} tokens/s, one alone {figure(run.value(together, 'all [tokens/s]', 'streamco x1'))}.",
+        ("engine",),
+        ("", "streamco", "llama-cpp-python stream"),
+        [
+            [
+                "outside llama_decode, a token",
+                *(f"{figure(run.value(decode, outside, who))} ms" for who in ("streamco", "llama-cpp-python stream")),
+            ],
+            ["a token", *(f"{figure(run.value(decode, 'time a token [ms]', who))} ms" for who in ("streamco", "llama-cpp-python stream"))],
+        ],
+    )
+
+
+def failures() -> Question:
+    run = load("failover")
+    metrics = ("whole", "handed over", "error", "cut short without an error", "lost or repeated words")
+    units = ("answers", "answers", "answers", "answers", "words")
+    cells = [
+        [figure(run.value("all", f"{what} [{unit}]", who)) for who in ("streamco", "openai")]
+        for what, unit in zip(metrics, units, strict=True)
+    ]
+    return Question(
+        "What happens when the network fails?",
+        "A thousand answers under random faults; the second server is struck, too, one time in five. streamco hands an answer over or says that it "
+        f"failed. openai-python with its retries gives {cells[3][1]} answers that look whole and aren't.",
+        ("failover",),
+        ("", "streamco, two servers", "openai-python, one server"),
+        [[what, *both] for what, both in zip(metrics, cells, strict=True)],
+    )
+
+
+def losses() -> Question:
+    run, exact = load("migration"), load("lossless")
+    rows = [
+        ["simulated hand-overs", figure(run.value("simulated", "hand-overs")), figure(run.value("simulated", "answers that differ"))],
+        [
+            "real hand-overs, exact mode",
+            figure(run.value("live, exact mode", "hand-overs")),
+            figure(run.value("live, exact mode", "answers that differ")),
+        ],
+    ]
+    for pair in ("Q4_0 for Q8_0", "Q2_K for Q8_0"):
+        case = f"{pair}, exact mode"
+        rows.append([f"speculated answers, {pair}", figure(exact.value(case, "answers")), figure(exact.value(case, "answers that differ"))])
+    return Question(
+        "Is a token lost or changed?",
+        "Answers that were handed over, or drafted and verified, against the same model's uninterrupted answer, token for token. Out of exact mode batches "
+        "of other shapes round differently, and a text may part where two tokens are nearly equal.",
+        ("migration", "lossless"),
+        ("", "number", "other than the uninterrupted answer"),
+        rows,
+    )
+
+
+def bytes_of_a_move() -> Question:
+    run, sizes, metric = load("hand_over_bytes"), (4, 16, 64, 400), "bytes on the wire, mean [B]"
+    rows = []
+    for way, other in (("to a server, chat", "text"), ("to a server, completions", "text"), ("from a server, chat", "text")):
+        cells = [_over(run, f"{way}, {size} tokens", metric, other)["streamco"] for size in sizes]
+        rows.append([way, *(f"**{cell}**" for cell in cells)])
+    packed = load("tokenpack").value("5000 Alpaca texts", "size of all, UTF-8 = 100 [%]")
+    return Question(
+        "How many bytes does a hand-over take?",
+        f"Packed token ids are {100 - packed:.1f} % smaller than the text (the paper: 54.4 %); on the wire, with HTTP around them, this is left of the text's bytes.",
+        ("hand_over_bytes", "tokenpack"),
+        ("share of text's bytes", *(f"{size} tokens" for size in sizes)),
+        rows,
+    )
+
+
+def savings() -> Question:
+    run, cut = load("cost"), "cost cut [%]"
+    rows = []
+    for side in ("server", "device"):
+        mean = run.row(f"{side}-constrained, all services and phones together, by budget", cut)
+        best, worst = (
+            next(
+                row.median
+                for (case, what, who), row in run.rows.items()
+                if case.startswith(f"{side}-constrained, {kind}") and who == "streamco" and what == cut
+            )
+            for kind in ("best", "worst")
+        )
+        rows.append([f"the {side} is spared", f"{mean.max:.0f} %", f"{best:.0f} %", f"{worst:.2f} %"])
+    return Question(
+        "What do planned hand-overs save?",
+        "Cost of whole answers with and without them: 29 services, 3 phones, 11 budgets, in virtual time, money and energy together (DiSCo, Figure 7: up to "
+        "83.6 and 72.7 %). Short prompts, cheap services and servers that write on for a round trip leave less.",
+        ("cost",),
+        ("higher is better", "mean at the best budget", "best setting", "worst setting"),
+        rows,
+    )
+
+
+def real_pair() -> Question:
+    run, rate, ratio = load("pair"), "rate [tokens/s]", "rate over the stream's [x]"
+    rows = []
+    for link, label in {"loopback": "loopback", "rtt 60 ms": "round trip 60 ms"}.items():
+        for kind, text in {"code, 50 prompts": "code", "prose, 50 prompts": "prose"}.items():
+            case = f"{kind}, Q4_0, {link}"
+            times = [f"{run.value(case, ratio, who):.2f}" for who in ("streamco", "drafts alone", "bound")]
+            rows.append([f"{text}, {label}", f"**{times[0]}**", times[1], times[2], f"{run.value(case, rate, 'stream'):.1f} tokens/s"])
+    return Question(
+        "Is speculation faster on one small machine?",
+        "Qwen2.5-Coder 0.5B drafts, 1.5B verifies, one core each; tokens a second over the same server's plain stream. On code it pays, on prose nothing "
+        "can be won by drafts of this model.",
+        ("pair",),
+        ("higher is better", "streamco", "drafts alone", "bound", "the stream"),
+        rows,
+    )
+
+
+def large_server() -> Question:
+    run, ratio = load("imposed"), "rate over the stream's [x]"
+    rows = []
+    for rtt in (30, 60):
+        for kind, text in {"humaneval, 25 prompts": "code", "alpaca, 25 prompts": "prose"}.items():
+            case = f"{kind}, RTT {rtt} ms"
+            times = [f"{run.value(case, ratio, who):.2f}" for who in ("streamco", "streamco, chains", "always drafts, chains")]
+            rows.append([f"{text}, round trip {rtt} ms", f"**{times[0]}**", times[1], times[2]])
+    return Question(
+        "And before a 70B model?",
+        "The same pair's recorded tokens with the step times of Llama-2-70B on two A100 imposed on the server; real client, server and protocol.",
+        ("imposed",),
+        ("higher is better, over the stream", "streamco", "chains, no trees", "always drafts"),
+        rows,
+    )
+
+
+def load_of_drafts() -> Question:
+    run, metric = load("verifier"), "verdict p95, x alone"
+    cases = [case for case in dict.fromkeys(case for case, what, _ in run.rows if what == metric) if "alternating" in case]
+    devices = [f"{count} devices" for count in (2, 8, 64)]
+    rows = []
+    for case in [each for each in cases if each.startswith("large")][:3]:
+        cells = [figure(row.median) if (row := run.rows.get((case, metric, who))) else "" for who in devices]
+        rows.append([case, *cells])
+    return Question(
+        "How long do verdicts take as devices are added?",
+        'The 95th percentile of a verdict, as a multiple of that of a device alone. Past the server\'s limit new sessions get "overloaded, retry after", '
+        "and those inside keep their pace.",
+        ("verifier",),
+        ("server, order, budget", *devices),
+        rows,
+    )
+
+
+def split() -> Question:
+    first, later = load("split_ttft"), load("split_live")
+    rows = []
+    for size in (128, 2000):
+        case = f"7B, {size} tokens"
+        cells = [f"{first.value(case, 'time to first token [of U-shape]', who):.2f}" for who in ("fastest", "whole")]
+        rows.append([f"first token, prompt of {size:,} tokens", f"**{cells[0]}**", f"{cells[1]} (one piece)"])
+    for rtt in (10, 80):
+        share = later.value(f"7B, RTT {rtt} ms", "time between tokens [of the U-shape's]", "confident")
+        rows.append([f"between tokens, round trip {rtt} ms", f"**{share:.2f}**", "1 (no drafts)"])
+    return Question(
+        "What do chunks and drafts bring a split model?",
+        "Share of the time that the plain U-shape takes, with a 7B model's times imposed on the server (HAT: 0.59 and 0.61).",
+        ("split_ttft", "split_live"),
+        ("", "streamco", "without"),
+        rows,
+    )
+
+
+def simulator() -> Question:
+    run = load("fidelity")
+    off: dict[str, list[float]] = {}
+    for (_, what, who), row in run.rows.items():
+        if "off by" in what and who == "simulated":
+            off.setdefault(what.partition(":")[0], []).append(abs(row.median))
+    every = [share for shares in off.values() for share in shares]
+    rows = [
+        [name, f"{sum(share <= 0.1 for share in shares)} of {len(shares)}", f"{100 * max(shares):.0f} %"] for name, shares in off.items()
+    ]
+    return Question(
+        "Does the simulator say what the live system does?",
+        f"{sum(share <= 0.1 for share in every)} of {len(every)} figures are within a tenth. The loads were looked at while the simulator was mended.",
+        ("fidelity",),
+        ("", "within a tenth", "farthest off"),
+        [row for row in rows if row[0] in {"TTFT", "TBT, mean", "throughput"}],
+    )
+
+
+def price_list() -> Question:
+    run = load("row_costs")
+    case = next(case for case, what, _ in run.rows if what == "error of a batch's time [share]")
+    errors = {who: row for (at, what, who), row in run.rows.items() if (at, what) == (case, "error of a batch's time [share]")}
+    return Question(
+        "Does the server know what a draft will cost it?",
+        "Error of the time that the price list of rows predicts for live batches of a 1.5B model on a CPU, where four rows cost twice one.",
+        ("row_costs",),
+        ("", "median", "lowest", "highest"),
+        [[who, f"{100 * row.median:.1f} %", f"{100 * row.min:.1f} %", f"{100 * row.max:.1f} %"] for who, row in errors.items()],
+    )
+
+
+QUESTIONS = (
+    streamed_event,
+    pace,
+    engine,
+    failures,
+    losses,
+    bytes_of_a_move,
+    savings,
+    real_pair,
+    large_server,
+    price_list,
+    load_of_drafts,
+    split,
+    simulator,
+)
+
+
+def render() -> str:
+    """Return the whole page."""
+    return HEAD + "".join(f"\n{question()}" for question in QUESTIONS)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Write or check the page, or print a run; 1 if the page isn't what the runs say."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("name", nargs="?", choices=[*names(), None], metavar="NAME", help="print this kept run, and write nothing")
+    parser.add_argument("--check", action="store_true", help="write nothing; 1 if the page is another one")
+    options = parser.parse_args(arguments)
+    if options.name:
+        run = load(options.name)
+        print(f"{options.name}: {run.about}")
+        emit(run.rows.values(), json_lines=False)
+        return 0
+    if options.check:
+        return int(PAGE.read_text(encoding="utf-8") != render())
+    PAGE.write_text(render(), encoding="utf-8")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
