@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import re
-from importlib.metadata import version
+from importlib import metadata
 
 from sphinx.application import Sphinx
 
 REPOSITORY = "https://github.com/streamco/streamco"
 
 project = "streamco"
-release = version("streamco")
+release = metadata.version("streamco")
 copyright = "the streamco maintainers"  # noqa: A001  Sphinx asks for this name
 extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon"]
 exclude_patterns = ["_build"]
