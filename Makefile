@@ -117,14 +117,14 @@ sources: $(VENV)/.demo
 	rm -rf build dist
 	$(BIN)/python -m build --quiet --sdist
 	STREAMCO_BUILD_NATIVE=no $(BIN)/python -m build --quiet --wheel
-	$(BIN)/python -m python_sbom embed dist/*.whl
+	$(BIN)/python -m tools.embed_sbom dist/*.whl
 	$(BIN)/python -m twine check --strict dist/*
 
 # The same with this machine's own wheel, and each wheel tried in an empty environment of each of PYTHONS.
 wheels: sources
 	STREAMCO_BUILD_NATIVE=yes $(BIN)/python -m build --quiet --wheel --outdir build/own
 	$(BIN)/python -m auditwheel repair --wheel-dir dist build/own/*.whl
-	$(BIN)/python -m python_sbom embed dist/*linux*.whl
+	$(BIN)/python -m tools.embed_sbom dist/*linux*.whl
 	$(BIN)/python -m tools.try_wheels dist $(PYTHONS)
 
 # The documentation as a site, in docs/_build; a warning is an error.
