@@ -1,7 +1,7 @@
 """Put a bill of materials into wheels: ``python -m tools.embed_sbom WHEEL ...``.
 
-PEP 770: ``*.dist-info/sboms/streamco.cdx.json``, in CycloneDX's form. It names the package with its version and license, and the packages that
-it declares. The compiled parts are streamco's own sources; a wheel brings no library of others. The wheel's list of files is written anew.
+PEP 770: ``*.dist-info/sboms/streamco.cdx.json``, in CycloneDX's form. It names the package with its version and license, and the packages
+that it declares. The compiled parts are streamco's own sources; a wheel brings no library of others.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import tempfile
 from email.parser import HeaderParser
 from pathlib import Path
 
-from cyclonedx.factory.license import LicenseFactory
+from cyclonedx.contrib.license.factories import LicenseFactory
 from cyclonedx.model.bom import Bom
 from cyclonedx.model.component import Component, ComponentType
 from cyclonedx.output.json import JsonV1Dot5
