@@ -120,9 +120,9 @@ sources: $(VENV)/.demo
 	$(BIN)/python -m tools.embed_sbom dist/*.whl
 	$(BIN)/python -m twine check --strict dist/*
 
-# The same with this machine's own wheel, and each wheel tried in an empty environment of each of PYTHONS.
+# The same with this machine's wheels for each of PYTHONS, and each wheel tried in an empty environment.
 wheels: sources
-	STREAMCO_BUILD_NATIVE=yes $(BIN)/python -m build --quiet --wheel --outdir build/own
+	for python in $(PYTHONS); do STREAMCO_BUILD_NATIVE=yes $$python -m pip wheel --quiet --no-deps --wheel-dir build/own . || exit 1; done
 	$(BIN)/python -m auditwheel repair --wheel-dir dist build/own/*.whl
 	$(BIN)/python -m tools.embed_sbom dist/*linux*.whl
 	$(BIN)/python -m tools.try_wheels dist $(PYTHONS)

@@ -23,7 +23,7 @@ def extensions() -> list[Extension]:
     """One extension a .pyx file."""
     sources = [] if MODE == "no" else sorted(Path("streamco/_native").glob("*.pyx"))
     exact = "-ffp-contract=off"  # the same doubles as the twins, also where the processor could multiply and add in one step
-    flags = ["-O3", "-fno-strict-aliasing", exact]
+    flags = ["-O3", "-g0", "-fno-strict-aliasing", exact]
     link: list[str] = []
     if SANITIZE:
         flags = ["-O1", "-g", "-fno-omit-frame-pointer", f"-fsanitize={SANITIZE}", "-fno-sanitize-recover=all", "-DSTREAMCO_SANITIZE"]
