@@ -123,7 +123,7 @@ sources: $(VENV)/.demo
 # The same with this machine's wheels for each of PYTHONS, and each wheel tried in an empty environment.
 wheels: sources
 	for python in $(PYTHONS); do STREAMCO_BUILD_NATIVE=yes $$python -m pip wheel --quiet --no-deps --wheel-dir build/own . || exit 1; done
-	$(BIN)/python -m auditwheel repair --wheel-dir dist build/own/*.whl
+	for wheel in build/own/*.whl; do PATH="$(abspath $(BIN)):$$PATH" $(BIN)/python -m auditwheel repair --wheel-dir dist $$wheel || exit 1; done
 	$(BIN)/python -m tools.embed_sbom dist/*linux*.whl
 	$(BIN)/python -m tools.try_wheels dist $(PYTHONS)
 

@@ -6,6 +6,7 @@ that isn't the clone.
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 import tempfile
@@ -16,6 +17,9 @@ CHECK = Path(__file__).resolve().parent / "check_wheel.py"
 
 def main(folder: str, *pythons: str) -> int:
     """Try all wheels; 1 if one fails or a Python has none."""
+    environment = {
+        name: value for name, value in os.environ.items() if name != "PYTHONPATH"
+    }  # or pip finds the clone, and installs nothing
     wheels = sorted(Path(folder).resolve().glob("*.whl"))
     for python in pythons or (sys.executable,):
         tag = subprocess.run(
@@ -29,9 +33,10 @@ def main(folder: str, *pythons: str) -> int:
             with tempfile.TemporaryDirectory() as empty:
                 subprocess.run([python, "-m", "venv", f"{empty}/venv"], check=True)
                 inside = f"{empty}/venv/bin/python"
-                subprocess.run([inside, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", str(wheel)], check=True)
+                install = [inside, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", str(wheel)]
+                subprocess.run(install, cwd=empty, env=environment, check=True)
                 kind = "--pure" if wheel.name.endswith("-any.whl") else "--native"
-                if subprocess.run([inside, str(CHECK), kind], cwd=empty, check=False).returncode:
+                if subprocess.run([inside, str(CHECK), kind], cwd=empty, env=environment, check=False).returncode:
                     print(f"{wheel.name} on {python}: a check failed", file=sys.stderr)
                     return 1
     return 0
