@@ -17,9 +17,7 @@ CHECK = Path(__file__).resolve().parent / "check_wheel.py"
 
 def main(folder: str, *pythons: str) -> int:
     """Try all wheels; 1 if one fails or a Python has none."""
-    environment = {
-        name: value for name, value in os.environ.items() if name != "PYTHONPATH"
-    }  # or pip finds the clone, and installs nothing
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}  # pip would find the clone
     wheels = sorted(Path(folder).resolve().glob("*.whl"))
     for python in pythons or (sys.executable,):
         tag = subprocess.run(
