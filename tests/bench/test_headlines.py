@@ -132,6 +132,18 @@ def pair_headlines() -> Iterator[Headline]:
     yield Headline("README.md", "on the machine's other core it was {} and {} times".format(*small))
 
 
+def row_cost_headlines() -> Iterator[Headline]:
+    error, rate = "error of a batch's time [share]", "rate over the best fixed one's, window 3 [x]"
+    plain, scaled = (
+        100 * value("row_costs", "Q4_0, 500 batches", error, name)
+        for name in ("the list as it was measured", "scaled by the batches before")
+    )
+    yield Headline("docs/speculation.md", f"500 live batches of 1 to 8 rows with a median error of {plain:.1f} %")
+    yield Headline("docs/speculation.md", f"as a client does it, the error was {scaled:.1f} %")
+    shares = [f"{value('row_costs', 'Q4_0, own speed, loopback', rate, name):.2f}" for name in ("confident", "adaptive", "predicted")]
+    yield Headline("docs/speculation.md", "had {} of the rate, `adaptive` {} and `predicted` {}".format(*shares))
+
+
 def split_headlines() -> Iterator[Headline]:
     between = "time between tokens [of the U-shape's]"
     for server, rtt in product(("7B", "own"), (10, 30, 80)):
@@ -162,6 +174,7 @@ HEADLINES = [
     *learned_headlines(),
     *fidelity_headlines(),
     *pair_headlines(),
+    *row_cost_headlines(),
     *split_headlines(),
     *disco_headlines(),
 ]
