@@ -2,7 +2,7 @@
 
 The upstream is a bare HTTP server in a process of its own. Contenders, each a process of its own: ``streamco proxy`` with the server alone
 (``policy = "server-only"``, its metrics on, as by default), a bare aiohttp relay that passes bytes on, and litellm's proxy if it is
-installed (``pip install "litellm[proxy]"``). They take turns.
+installed (``pip install "litellm[proxy]"``, in an environment of its own: ``--litellm ENV/bin/litellm``). They take turns.
 
 With one stream at a time: the time to the first content, beside the upstream asked directly. With 1, 100 and 1,000 streams at once, each of
 five events a second: processor time of the contender's process for each event, streams that a core carries at 20 events a second each (by
@@ -24,7 +24,6 @@ import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from importlib.util import find_spec
 from pathlib import Path
 
 import aiohttp
@@ -44,6 +43,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     add_arguments(parser)
     parser.add_argument("--counts", type=int, nargs="*", default=COUNTS, help="streams at once (default: %(default)s)")
+    parser.add_argument("--litellm", metavar="PROGRAM", default=shutil.which("litellm"), help="litellm's proxy (default: the one on PATH)")
     options = parser.parse_args(arguments)
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))  # a stream takes two descriptors in a proxy, which inherits this
@@ -53,8 +53,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
         upstream = f"http://127.0.0.1:{port}/v1"
         running: dict[str, tuple[int, str]] = {"streamco": stack.enter_context(_streamco(upstream))}
         running["aiohttp relay"] = stack.enter_context(_relay(upstream))
-        if find_spec("litellm") is not None and shutil.which("litellm", path=str(Path(sys.executable).parent)):
-            running["litellm"] = stack.enter_context(_litellm(upstream))
+        if options.litellm:
+            running["litellm"] = stack.enter_context(_litellm(options.litellm, upstream))
         emit(asyncio.run(_measure(upstream, running, rounds, counts, answers=20 if options.quick else 200)), options.json)
 
 
@@ -89,14 +89,15 @@ def _relay(upstream: str) -> Iterator[tuple[int, str]]:
 
 
 @contextmanager
-def _litellm(upstream: str) -> Iterator[tuple[int, str]]:
+def _litellm(program: str, upstream: str) -> Iterator[tuple[int, str]]:
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "litellm.yaml"
         parameters = {"model": "openai/*", "api_base": upstream, "api_key": "none"}
         path.write_text(json.dumps({"model_list": [{"model_name": "*", "litellm_params": parameters}]}))
-        program = str(Path(sys.executable).parent / "litellm")
         words = (program, "--config", str(path), "--host", "127.0.0.1", "--port", "4107", "--num_workers", "1", "--telemetry", "False")
-        with _process(words, LITELLM_LOCAL_MODEL_COST_MAP="True", LITELLM_LOG="ERROR") as process:
+        with _process(
+            words, LITELLM_LOCAL_MODEL_COST_MAP="True", LITELLM_LOG="ERROR", LITELLM_DANGEROUSLY_PERMIT_WEAK_OR_UNSET_MASTER_KEY="true"
+        ) as process:
             _wait_for("http://127.0.0.1:4107/health/liveliness", process)
             yield process.pid, "http://127.0.0.1:4107/v1"
 
