@@ -17,6 +17,8 @@ HEADERS = {
 
 KEEPALIVE = b": keep-alive\n\n"
 
+_NEVER_WAITS = 1 << 14  # bytes; asyncio's transports pause their writer at 64 KiB
+
 
 class EventStream:
     """The response to a streamed request. Its headers leave with its first bytes, so that an early failure can still have a status.
@@ -50,6 +52,10 @@ class EventStream:
         """
         if not self._response.prepared:
             await self._response.prepare(self.request)
+        transport = self.request.transport
+        if len(data) <= _NEVER_WAITS and transport is not None and transport.get_write_buffer_size() == 0:
+            await self._response.write(data)  # no limit is needed, and a timeout for each event costs a tenth of it
+            return
         try:
             async with asyncio.timeout(self._timeout):
                 await self._response.write(data)
