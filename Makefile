@@ -14,7 +14,7 @@ CASES ?= 10000000
 # What the tests cover of the optional parts.
 EXTRAS := demo,models,tokens,otel,cluster
 
-.PHONY: demo models draft-layer test thorough picture fuzz attack pure style types imports sanitize bench docs site vllm native sources wheels clean
+.PHONY: demo models draft-layer test thorough picture fuzz attack pure style types imports sanitize bench docs site first-word vllm native sources wheels clean
 .DEFAULT_GOAL := test
 
 # What `make demo` needs: the package, llama.cpp, the terminal parts and the packaged model.
@@ -126,6 +126,10 @@ wheels: sources
 	for wheel in build/own/*.whl; do PATH="$(abspath $(BIN)):$$PATH" $(BIN)/python -m auditwheel repair --wheel-dir dist $$wheel || exit 1; done
 	$(BIN)/python -m tools.embed_sbom dist/*linux*.whl
 	$(BIN)/python -m tools.try_wheels dist $(PYTHONS)
+
+# Seconds from an empty folder to the first streamed word: beside a server of this machine, and with `make demo`.
+first-word: $(VENV)/.dev
+	PYTHONPATH=. $(BIN)/python -m tools.first_word
 
 # The documentation as a site, in docs/_build; a warning is an error.
 site: $(VENV)/.dev
