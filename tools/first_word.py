@@ -41,7 +41,10 @@ class Terminal:
         Raises:
             SystemExit: the command failed.
         """
-        self._print(f"$ {' '.join(words)}")
+        shown = " ".join(words)
+        for path, name in ((f"{cwd}/", ""), (sys.executable, "python3"), (str(ROOT), ".")):
+            shown = shown.replace(path, name)
+        self._print(f"$ {shown}")
         kept = {name: value for name, value in os.environ.items() if not name.startswith(("OPENAI_", "PYTHONPATH", "VIRTUAL_ENV"))}
         process = await asyncio.create_subprocess_exec(
             *words, cwd=cwd, env=kept | environment, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.STDOUT
@@ -83,7 +86,7 @@ async def beside_a_server(folder: Path) -> tuple[Terminal, float]:
         terminal = Terminal()
         await terminal.run(sys.executable, "-m", "venv", "venv", cwd=folder)
         python = str(folder / "venv" / "bin" / "python")
-        await terminal.run(python, "-m", "pip", "install", "--quiet", f"{ROOT}[cli]", cwd=folder, STREAMCO_BUILD_NATIVE="no")
+        await terminal.run(python, "-m", "pip", "install", "-qqq", f"{ROOT}[cli]", cwd=folder, STREAMCO_BUILD_NATIVE="no")
         device = ("--device", server.url, "--device-model", MODEL)
         words = (str(folder / "venv" / "bin" / "streamco"), "chat", *device, "--no-save", "--prompt", "Why is the sky blue?")
         seen = await terminal.run(*words, cwd=folder, until="The sky")
