@@ -12,22 +12,25 @@ between tokens.
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
+
+from msgspec.structs import replace
 
 from streamco._native import PacedRing
-from streamco.openai_types import ChatCompletionChunk, ChoiceDelta, ChunkChoice, further_fields, with_further
+from streamco.openai_types import ChatCompletionChunk, ChoiceDelta, ChunkChoice, further_fields, with_further, without_further
 
-__all__ = ["Pacer", "split_chunk", "weigh_chunk"]
+__all__ = ["MAX_TOKEN_CHARACTERS", "Pacer", "cut_chunk", "split_chunk", "weigh_chunk"]
 
 # Chinese, Japanese and Korean are written without spaces: a character with its modifiers is a word.
 _CJK = "\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uac00-\ud7af"
 _WORD = re.compile(rf"\s*(?:[{_CJK}][\ufe00-\ufe0f\u3099\u309a]*|[^\s{_CJK}]+)(?:\s+$)?|\s+")
 _CHARACTERS_A_TOKEN = 4  # OpenAI's rule of thumb for English text
-_MAX_TOKEN_CHARACTERS = 12  # nearly every single token of cl100k is shorter
+MAX_TOKEN_CHARACTERS = 12  # nearly every single token of cl100k is shorter
 _MAX_PIECES = 1024  # of one chunk: each takes some hundred bytes, and a chunk may be a megabyte of text
 
 
 def _estimate(text: str) -> int:
-    return 1 if len(text) <= _MAX_TOKEN_CHARACTERS else round(len(text) / _CHARACTERS_A_TOKEN)
+    return 1 if len(text) <= MAX_TOKEN_CHARACTERS else round(len(text) / _CHARACTERS_A_TOKEN)
 
 
 def weigh_chunk(chunk: ChatCompletionChunk) -> int:
@@ -64,7 +67,7 @@ def split_chunk(chunk: ChatCompletionChunk) -> list[ChatCompletionChunk]:
         or choice.logprobs is not None
         or choice.token_ids
         or delta.tool_calls
-        or len(text) <= _MAX_TOKEN_CHARACTERS
+        or len(text) <= MAX_TOKEN_CHARACTERS
     ):
         return [chunk]
     words = _WORD.findall(text)
@@ -73,7 +76,19 @@ def split_chunk(chunk: ChatCompletionChunk) -> list[ChatCompletionChunk]:
     if len(words) > _MAX_PIECES:
         size = -(-len(words) // _MAX_PIECES)
         words = ["".join(words[start : start + size]) for start in range(0, len(words), size)]
-    pieces = [_piece(chunk, word, is_content=bool(content)) for word in words]
+    return cut_chunk(chunk, words)
+
+
+def cut_chunk(chunk: ChatCompletionChunk, texts: Sequence[str]) -> list[ChatCompletionChunk]:
+    """Return a chunk of plain text as one chunk for each of these texts, which are its content or its thinking together.
+
+    What a chunk has once is in the first piece (role, fields of its server) or in the last one (finish reason, usage).
+    """
+    if len(texts) == 1:
+        return [chunk]
+    choice = chunk.choices[0]
+    plain = without_further(chunk) or chunk
+    pieces = [_piece(plain, text, is_content=bool(choice.delta.content)) for text in texts]
     pieces[0] = _with_provided(pieces[0], chunk)
     last = pieces[-1]
     end = last.choices[0]
@@ -102,16 +117,8 @@ def _piece(chunk: ChatCompletionChunk, text: str, *, is_content: bool) -> ChatCo
     else:
         name_is_long = chunk.choices[0].delta.reasoning_content is not None
         delta = ChoiceDelta(reasoning_content=text) if name_is_long else ChoiceDelta(reasoning=text)
-    return ChatCompletionChunk(
-        id=chunk.id,
-        choices=[ChunkChoice(delta=delta, index=chunk.choices[0].index)],
-        created=chunk.created,
-        model=chunk.model,
-        object=chunk.object,
-        system_fingerprint=chunk.system_fingerprint,
-        service_tier=chunk.service_tier,
-        provider=chunk.provider,
-    )
+    choice = ChunkChoice(delta=delta, index=chunk.choices[0].index)
+    return replace(chunk, choices=[choice], usage=None, obfuscation=None, p=None, stream_options=None, moderation=None)
 
 
 class Pacer:

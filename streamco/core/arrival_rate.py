@@ -1,0 +1,97 @@
+"""The rate at which text comes, whether token by token or in bursts.
+
+Arrivals within a frame of a display count together, because a burst may come in several reads. Text that comes after an interval may be
+that interval's or the next one's. So the rate is the smaller one of two: without the oldest text of the window, and without the newest.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from math import inf
+
+from msgspec import Struct
+
+from streamco.core.meter import FRAME
+
+__all__ = ["ArrivalRate"]
+
+_WINDOW = 1.0  # seconds
+
+
+class _Slot(Struct):
+    """Arrivals within a frame, at ``times`` different times."""
+
+    begin: float
+    end: float
+    times: int = 0
+    amount: float = 0.0
+
+
+class ArrivalRate:
+    """The rate at which the text of one answer comes, and how much of what is held was not needed lately.
+
+    Args:
+        pause: seconds without text after which the rate is not known.
+
+    Attributes:
+        rate: tokens per second over the last second; 0: not known, at the beginning and after a pause.
+        burst: mean number of tokens that came at one time.
+        interval: mean number of seconds between these times; 0: not known.
+        standing: tokens that were held at each arrival of the last ``pause`` seconds.
+    """
+
+    def __init__(self, *, pause: float) -> None:
+        self._pause = pause
+        self.rate = 0.0
+        self.burst = 1.0
+        self.interval = 0.0
+        self.standing = 0.0
+        self._slots: deque[_Slot] = deque()
+        self._amount = 0.0  # of all slots except the oldest, in which the time begins
+        self._times = 0  # the same
+        self._lows: deque[tuple[float, float]] = deque()  # (time, held) of arrivals at which less was held than later
+
+    def record(self, amount: float, *, held: float, now: float) -> bool:
+        """Record that text came, and return True if it is the first or the first after a pause.
+
+        Args:
+            amount: tokens of it, > 0.
+            held: tokens that were held before.
+            now: seconds, not before that of the last call.
+        """
+        slots = self._slots
+        is_first = not slots or now - slots[-1].end > self._pause
+        if is_first:
+            slots.clear()
+            self._amount = self.rate = 0.0
+            self._times = 0
+        if is_first or now - slots[-1].begin > FRAME:
+            slots.append(_Slot(now, -inf))
+        newest = slots[-1]
+        times, newest.end = int(now > newest.end), now
+        newest.times += times
+        newest.amount += amount
+        if len(slots) > 1:
+            self._amount += amount
+            self._times += times
+        while slots[0].end < now - _WINDOW:
+            slots.popleft()
+            self._amount -= slots[0].amount
+            self._times -= slots[0].times
+        if len(slots) > 1:
+            oldest = slots[0]
+            without_newest = (oldest.amount + self._amount - newest.amount) / (newest.begin - oldest.begin)
+            self.rate = min(self._amount / (now - oldest.end), without_newest)
+            self.burst, self.interval = self._amount / self._times, (now - oldest.end) / self._times
+        self.standing = self._lowest(held, now)
+        return is_first
+
+    def _lowest(self, held: float, now: float) -> float:
+        """Return the minimum of what was held at the arrivals of the last ``pause`` seconds, this one included."""
+        lows = self._lows
+        while lows and lows[-1][1] >= held:
+            lows.pop()
+        lows.append((now, held))
+        while lows[0][0] < now - self._pause:
+            lows.popleft()
+        return lows[0][1]
