@@ -5,6 +5,8 @@ the ways in which people pace by hand. Several streams run side by side, on asyn
 thread holds the interpreter lock. The error of token n is the time when the reader has it minus ``t_first + n / rate``. A negative error is
 counted as early. Processor time is that of the loop's thread.
 
+Beside that the ring and the pacers are timed alone; the smooth pace follows the text, so it has no timeline whose error could be measured.
+
 Then ten thousand paced streams run on one loop, each contender in a process of its own. The figures are processor time a token, and memory
 a stream: the growth of the resident set while the streams hold their tokens.
 """
@@ -29,11 +31,13 @@ from bench.report import Row, add_arguments, emit, interleave, per_call, rows_fr
 from streamco import _native
 from streamco._native import pacedring_py
 from streamco.client.race.driver import RaceDriver
+from streamco.core.pacer import Pacer
 from streamco.core.race.attempt import AttemptPlan
 from streamco.core.race.machine import RaceMachine, RacePlan
+from streamco.core.smooth_pacer import SmoothPacer
 from streamco.endpoints.base import Request
 from streamco.machine_driver import Deadlines
-from streamco.testing.endpoint import ScriptedEndpoint
+from streamco.testing.endpoint import ScriptedEndpoint, text_chunk
 
 Releases = Callable[[float, int], AsyncIterator[float]]
 STREAMS = 8  # side by side
@@ -248,12 +252,35 @@ def measure_ring(rounds: int) -> list[Row]:
     return rows_from("pacing", "the ring alone", "time", "ns a token", samples)
 
 
+def measure_pacers(rounds: int) -> list[Row]:
+    """Return a token's way through a pacer: fed, looked at twice, released; evenly, and in bursts of eight."""
+
+    def contender(pacer: Pacer | SmoothPacer, burst: int) -> Callable[[], float]:
+        chunks, now = [text_chunk(" word")] * burst, 0.0
+
+        def pass_one() -> None:
+            nonlocal now
+            now += 0.02 * burst
+            while (due := pacer.next_due()) is not None and due <= now:
+                pacer.release(now=due)
+            pacer.feed("server", chunks, now=now)
+            pacer.release(now=now)
+
+        return per_call(pass_one, 20_000 // burst, scale=1e6 / burst)
+
+    rows: list[Row] = []
+    for case, burst in (("a pacer alone, 50 tokens/s", 1), ("a pacer alone, 8 tokens every 160 ms", 8)):
+        samples = interleave({"pace 50": contender(Pacer(50.0), burst), "pace smooth": contender(SmoothPacer(), burst)}, rounds)
+        rows += rows_from("pacing", case, "time", "us a token", samples)
+    return rows
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     add_arguments(parser)
     args = parser.parse_args()
     rates, seconds, rounds = ([100.0], 0.5, 1) if args.quick else ([5.0, 20.0, 100.0], 2.5, 2)
-    rows = measure_ring(rounds=5)
+    rows = measure_ring(rounds=5) + measure_pacers(rounds=5)
     for loop_name in LOOPS:
         for is_busy in (False, True):
             for rate in rates:
