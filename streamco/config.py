@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from math import inf
+from typing import Literal
 
 from msgspec import Struct
 
@@ -13,11 +14,13 @@ __all__ = [
     "Limits",
     "Pace",
     "READING",
+    "ReaderPace",
     "RetryPolicy",
     "SamplingOptions",
     "Timeouts",
     "check_instance",
     "check_share",
+    "fixed_rate",
     "parse_pace",
 ]
 
@@ -25,17 +28,21 @@ READING = 4.8  # tokens/s; DiSCo section 2.2: mean silent reading speed
 LISTENING = 3.5  # tokens/s; DiSCo section 2.2: mean speaking rate
 
 Pace = float | str | None
+ReaderPace = float | Literal["smooth"] | None
+"""A pace as it was parsed: tokens per second, "smooth" (as the text comes, but evenly), or None (at once)."""
 
 
-def parse_pace(pace: Pace) -> float | None:
-    """Return the tokens per second of a ``pace`` setting; None: deliver at once.
+def parse_pace(pace: Pace) -> ReaderPace:
+    """Return the tokens per second of a ``pace`` setting; "smooth": it follows the text; None: deliver at once.
 
     Raises:
-        ConfigError: not None, a positive finite number, "reading" or "listening".
+        ConfigError: not None, a positive finite number, "reading", "listening" or "smooth".
     """
     match pace:
         case None:
             return None
+        case "smooth":
+            return "smooth"
         case "reading":
             return READING
         case "listening":
@@ -44,7 +51,12 @@ def parse_pace(pace: Pace) -> float | None:
             pass
         case int() | float() if 0 < pace < inf:
             return float(pace)
-    raise ConfigError(f'pace: expected None, tokens per second > 0, "reading" or "listening", got {pace!r}')
+    raise ConfigError(f'pace: expected None, tokens per second > 0, "reading", "listening" or "smooth", got {pace!r}')
+
+
+def fixed_rate(pace: ReaderPace) -> float | None:
+    """Return the tokens per second that a pace sets; None: it sets none, because it is smooth or there is no pace."""
+    return None if isinstance(pace, str) else pace
 
 
 class Timeouts(Struct, frozen=True, kw_only=True):

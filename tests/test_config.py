@@ -10,15 +10,22 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from streamco.client.race.dispatcher import DispatchOptions
-from streamco.config import LISTENING, READING, Limits, Pace, RetryPolicy, Timeouts, check_share, parse_pace
+from streamco.config import LISTENING, READING, Limits, Pace, ReaderPace, RetryPolicy, Timeouts, check_share, fixed_rate, parse_pace
 from streamco.endpoints.openai import OpenAIEndpoint
 from streamco.engines.base import EngineOptions
 from streamco.errors import ConfigError
 
 
-@pytest.mark.parametrize(("pace", "rate"), [(None, None), ("reading", READING), ("listening", LISTENING), (7, 7.0), (0.5, 0.5)])
-def test_a_pace_is_a_name_a_number_or_none(pace: Pace, rate: float | None) -> None:
+@pytest.mark.parametrize(
+    ("pace", "rate"), [(None, None), ("reading", READING), ("listening", LISTENING), (7, 7.0), (0.5, 0.5), ("smooth", "smooth")]
+)
+def test_a_pace_is_a_name_a_number_or_none(pace: Pace, rate: ReaderPace) -> None:
     assert parse_pace(pace) == rate
+
+
+@pytest.mark.parametrize(("pace", "rate"), [(None, None), ("smooth", None), (7.0, 7.0)])
+def test_a_smooth_pace_sets_no_rate(pace: ReaderPace, rate: float | None) -> None:
+    assert fixed_rate(pace) == rate
 
 
 @pytest.mark.parametrize("pace", [0, -1.0, float("inf"), float("nan"), True, "fast", "4.8"])

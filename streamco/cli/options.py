@@ -69,7 +69,7 @@ def add_answer_arguments(parser: argparse.ArgumentParser, modes: Sequence[str] =
         type=option(parse_pace_text),
         default=None,
         metavar="RATE",
-        help="tokens per second, reading (4.8), listening (3.5) or off (off)",
+        help="tokens per second, reading (4.8), listening (3.5), smooth (as they come, but evenly) or off (off)",
     )
     group.add_argument("--no-migration", action="store_true", help="the side that begins an answer writes it to the end, whatever it costs")
     group.add_argument(

@@ -68,7 +68,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         default=argparse.SUPPRESS,
         type=option(parse_pace_text),
         metavar="RATE",
-        help="tokens per second, reading (4.8) or listening (3.5)",
+        help="tokens per second, reading (4.8), listening (3.5), or smooth: as they come, but evenly",
     )
     how.add_argument(
         "--mode",

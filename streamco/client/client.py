@@ -66,7 +66,8 @@ class Client:
             None: all, so that the answer is the verifier's own.
         policy: "auto", or a dispatch policy's name (docs/dispatch.md), for answers that race. "device-only" and "server-only" are promises:
             the other side is never asked, whatever happens. An answer that this side can't give is an error.
-        pace: tokens per second at the reader, "reading" (4.8), "listening" (3.5), or None: as fast as they come.
+        pace: tokens per second at the reader, "reading" (4.8), "listening" (3.5), "smooth" (as they come, but bursts are shown evenly, no
+            text more than 0.4 seconds late), or None: as fast as they come.
         mode: "race": the whole answer comes from the endpoint that is first; "speculate": the device drafts and the server verifies,
             if that is possible; "auto": the faster of the two, answer by answer (docs/speculation.md); "split": ``device`` has the ends
             of a model ("parts/NAME", as ``streamco split`` writes them) and ``server`` its middle (one URL or several), and settings for

@@ -18,6 +18,7 @@ from streamco.client.request_facts import describe_request, takes_long
 from streamco.client.settings import ClientSettings
 from streamco.client.speculation.driver import SpeculationDriver
 from streamco.client.speculation.planner import DOES_NOT_PAY, PreparedSpeculation
+from streamco.config import ReaderPace, fixed_rate
 from streamco.core.race.machine import Fatal, RaceMachine, RacePlan
 from streamco.core.race.migration import MigrationPlan
 from streamco.core.report import AnswerUsage, Report
@@ -38,7 +39,7 @@ class PendingAnswer:
     Args:
         request: the request, whole and checked.
         settings: what the client's answers are made with.
-        pace: tokens per second at the reader; None: as fast as they come.
+        pace: tokens per second at the reader; "smooth": as they come, but evenly; None: as fast as they come.
         shows_drafts: True if the reader can take text back.
         is_streamed: False: the reader gets the answer whole, and then ``pace`` is None.
 
@@ -48,7 +49,7 @@ class PendingAnswer:
     """
 
     def __init__(
-        self, request: Request, settings: ClientSettings, *, pace: float | None, shows_drafts: bool = False, is_streamed: bool = True
+        self, request: Request, settings: ClientSettings, *, pace: ReaderPace, shows_drafts: bool = False, is_streamed: bool = True
     ) -> None:
         self.driver: AnswerDriver | None = None
         self.is_closed = False
@@ -178,7 +179,7 @@ class PendingAnswer:
         driver = settings.planner.make_driver(
             prepared,
             pace=self._pace,
-            reader_rate=self._pace or settings.dispatch.reader_rate,
+            reader_rate=fixed_rate(self._pace) or settings.dispatch.reader_rate,
             shows_drafts=self._shows_drafts,
             may_use_device=settings.on_failure != "raise" and settings.degradations.rule != "raise",
             limits=settings.limits,
@@ -196,8 +197,8 @@ class PendingAnswer:
         settings, endpoints, log, notes = self._settings, self._settings.endpoints, self._log, self._notes
         dispatched = settings.dispatcher.decide(self._request, endpoints.device, endpoints.servers, endpoints.unavailable, self._facts)
         request, max_ahead = self._request, None
-        if self._pace is not None:
-            max_ahead, kept = settings.limits.device_buffers(self._pace)
+        if (rate := fixed_rate(self._pace)) is not None:
+            max_ahead, kept = settings.limits.device_buffers(rate)
             request = replace(request, max_buffered=kept)
         try:
             self._check_degradations(dispatched)
@@ -288,7 +289,7 @@ class PendingAnswer:
             attempts=dispatched.attempts,
             pace=self._pace,
             explore=dispatched.explore,
-            reader_rate=self._pace or settings.dispatch.reader_rate,
+            reader_rate=fixed_rate(self._pace) or settings.dispatch.reader_rate,
             on_failure=on_failure,
             max_tokens=self._request.sampling.max_tokens,
             missing=tuple(settings.endpoints.unavailable.items()),
@@ -303,7 +304,7 @@ class PendingAnswer:
             dispatched,
             settings.endpoints.endpoints,
             settings.migration,
-            pace=self._pace,
+            pace=fixed_rate(self._pace),
             capacity=settings.limits.unread_tokens if max_ahead is None else max_ahead,
             limit=self._request.sampling.max_tokens,
         )

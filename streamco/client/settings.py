@@ -11,7 +11,7 @@ from streamco.client.observers.base import AnswerObservers
 from streamco.client.race.dispatcher import Dispatcher, DispatchOptions
 from streamco.client.race.migration import MigrationOptions
 from streamco.client.speculation.planner import SpeculationPlanner
-from streamco.config import Limits, Timeouts
+from streamco.config import Limits, ReaderPace, Timeouts
 from streamco.core.race.machine import OnFailure, RaceMachine
 from streamco.core.totals import TotalsRecorder
 from streamco.endpoints.base import Request
@@ -30,7 +30,7 @@ class ClientSettings(Struct, frozen=True, kw_only=True):
         dispatcher: decides which endpoint starts when, and learns from each answer.
         planner: decides whether an answer is speculated, and assembles it.
         totals: adds up what the answers cost.
-        pace: tokens per second at the reader; None: as fast as they come.
+        pace: tokens per second at the reader; "smooth": as they come, but evenly; None: as fast as they come.
         on_failure: what becomes of an answer if its endpoint fails; None: by the request (``failure_rule``).
         migration: options for planned hand-overs.
         is_migration_given: the caller has given them, so that it is noted if they have no effect.
@@ -47,7 +47,7 @@ class ClientSettings(Struct, frozen=True, kw_only=True):
     dispatcher: Dispatcher
     planner: SpeculationPlanner
     totals: TotalsRecorder
-    pace: float | None
+    pace: ReaderPace
     on_failure: OnFailure | None
     migration: MigrationOptions
     dispatch: DispatchOptions

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from streamco.config import ReaderPace, fixed_rate
 from streamco.core.meter import Meter
 from streamco.core.pacer import Pacer
 from streamco.core.race.commands import DeliverTokens
+from streamco.core.smooth_pacer import SmoothPacer
 from streamco.openai_types import ChatCompletionChunk
 
 __all__ = ["Delivery"]
@@ -14,13 +16,19 @@ class Delivery:
     """The reader's end of one answer, owned by the race machine or the speculative output.
 
     Args:
-        pace: tokens per second at the reader; None: deliver at once.
+        pace: tokens per second at the reader; "smooth": as they come, but evenly; None: deliver at once.
         reader_rate: tokens per second of the virtual reader that quality is measured with.
     """
 
-    def __init__(self, pace: float | None, reader_rate: float) -> None:
+    def __init__(self, pace: ReaderPace, reader_rate: float) -> None:
         self.meter = Meter(reader_rate)
-        self._pacer = Pacer(pace) if pace else None
+        rate = fixed_rate(pace)
+        self._has_rate = rate is not None
+        self._pacer: Pacer | SmoothPacer | None = None
+        if rate is not None:
+            self._pacer = Pacer(rate)
+        elif pace == "smooth":
+            self._pacer = SmoothPacer()
 
     @property
     def is_paced(self) -> bool:
@@ -42,11 +50,11 @@ class Delivery:
         return self._pacer.next_due() if self._pacer is not None else None
 
     def ahead(self, *, now: float) -> float:
-        """Return how many tokens the reader has not reached yet; without a pace, the virtual reader."""
-        if self._pacer is not None:
-            return self._pacer.buffered
+        """Return how many tokens the reader has not reached yet; at no pace and at a smooth one, the virtual reader."""
+        if self._has_rate:
+            return self.buffered
         first = self.meter.first
-        return 0.0 if first is None else max(0.0, self.meter.tokens - self.meter.rate * (now - first))
+        return 0.0 if first is None else max(0.0, self.meter.tokens + self.buffered - self.meter.rate * (now - first))
 
     def take(self, source: str, chunks: list[ChatCompletionChunk], tokens: int, *, now: float) -> list[DeliverTokens]:
         """Add chunks that the endpoint ``source`` generated, with ``tokens`` in all, and return the deliveries that are due."""

@@ -123,7 +123,7 @@ class DispatchSection(Struct, frozen=True, kw_only=True):
 
     budget: float = 0.3
     policy: str = "auto"
-    pace: float | Literal["reading", "listening"] | None = None
+    pace: float | Literal["reading", "listening", "smooth"] | None = None
     on_failure: Literal["migrate", "restart", "raise"] | None = None  # if an endpoint fails in mid-answer; None: migrate, with tools raise
     constrained: Literal["device", "server"] | None = None
     explore: float = 0.05

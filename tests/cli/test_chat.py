@@ -244,7 +244,7 @@ def test_settings_are_shown_and_changed(chat: Terminal) -> None:
     for typed, said in (
         ("/pace", "pace: off"),
         ("/pace 50", "pace: 50 tokens/s"),
-        ("/pace fast", "error: pace: expected off, reading, listening or tokens per second above 0, got 'fast'"),
+        ("/pace fast", "error: pace: expected off, reading, listening, smooth or tokens per second above 0, got 'fast'"),
         ("/budget", "budget: 30%"),
         ("/budget 50%", "budget: 50%"),
         ("/budget 2", "error: budget: expected a share from 0 to 1, such as 0.3 or 30%, got '2'"),
@@ -379,6 +379,10 @@ def test_in_a_pipe_an_answer_moves_only_where_a_pace_is_set() -> None:
     paced = run(*FIRST_RACE_ENDS, "--prompt", "story", "--pace", "25")
     assert "server answered · moved to device after token" in paced.stderr
     assert paced.stdout == "".join(f"word{number} " for number in range(90)) + "\n"
+    smooth = run(*FIRST_RACE_ENDS, "--prompt", "story", "--pace", "smooth")
+    assert "server answered · first token" in smooth.stderr
+    assert "moved" not in smooth.stderr, "a smooth pace sets no rate"
+    assert smooth.stdout == paced.stdout
 
 
 # One prompt

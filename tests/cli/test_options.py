@@ -41,6 +41,10 @@ def test_values_are_read_as_people_write_them() -> None:
     assert (args.budget, args.policy, args.pace, args.max_tokens, args.temperature) == (0.2, "device-only", "reading", 9, 0.0)
 
 
+def test_a_pace_may_follow_the_text() -> None:
+    assert parse("--pace", "Smooth").pace == "smooth"
+
+
 def test_a_quality_is_a_share_of_another() -> None:
     assert [share_of_quality(text) for text in ("0", "0.9", "90%", "1")] == [0.0, 0.9, 0.9, 1.0]
     assert (parse().min_quality, parse("--min-quality", "75%").min_quality) == (None, 0.75)

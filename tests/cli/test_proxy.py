@@ -118,6 +118,10 @@ def test_options_go_before_the_file(config: str) -> None:
     assert (dispatch.budget, dispatch.policy, dispatch.pace, dispatch.profile) == (0.1, "both", None, "p.json")
 
 
+def test_a_pace_on_the_command_line_may_follow_the_text(config: str) -> None:
+    assert proxy.effective_config(parse("--config", config, "--pace", "smooth")).dispatch.pace == "smooth"
+
+
 def test_who_drafts_and_who_verifies_can_be_said_on_the_command_line() -> None:
     speculate = proxy.effective_config(parse("--mode", "speculate", "--verifier", "ws://127.0.0.1:9")).speculate
     assert (speculate.mode, speculate.verifier, speculate.budget) == ("speculate", "ws://127.0.0.1:9", 1.0)

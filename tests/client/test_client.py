@@ -811,8 +811,11 @@ async def test_totals_are_shared_as_what_is_spent_is() -> None:
         ({"server": server(), "budget": 1.5}, "budget: expected a share from 0 to 1, got 1.5"),
         ({"server": server(), "budget": "much"}, "budget: expected a share from 0 to 1, got 'much'"),
         ({"server": server(), "policy": "fastest"}, "policy: expected one of auto, both, "),
-        ({"server": server(), "pace": 0}, 'pace: expected None, tokens per second > 0, "reading" or "listening", got 0'),
-        ({"server": server(), "pace": "slow"}, 'pace: expected None, tokens per second > 0, "reading" or "listening", got \'slow\''),
+        ({"server": server(), "pace": 0}, 'pace: expected None, tokens per second > 0, "reading", "listening" or "smooth", got 0'),
+        (
+            {"server": server(), "pace": "slow"},
+            'pace: expected None, tokens per second > 0, "reading", "listening" or "smooth", got \'slow\'',
+        ),
         ({"server": server(), "dispatch": {"tail": 0.1}}, "dispatch: expected DispatchOptions or None, got dict"),
         ({"server": server(), "limits": 5}, "limits: expected Limits or None, got int"),
         ({"server": server(), "dispatch": DispatchOptions(tail=2.0)}, "tail: expected a share from 0 to 1, got 2.0"),

@@ -71,3 +71,24 @@ def test_a_failure_gives_all_that_is_held_and_a_reader_who_left_none() -> None:
     assert failed.meter.tokens == 3
     assert left.drop() == 2
     assert (left.meter.tokens, left.is_empty) == (1, True)
+
+
+def test_at_a_smooth_pace_a_burst_is_spread_and_what_is_held_counts_as_ahead() -> None:
+    delivery = Delivery("smooth", 5.0)
+    assert texts(delivery.take("server", chunks("a", "b", "c"), 3, now=1.0)) == [("server", "a")]
+    assert (delivery.is_paced, delivery.buffered, delivery.is_empty) == (True, 2, False)
+    assert delivery.ahead(now=1.0) == 3, "the virtual reader has reached none"
+    assert texts(delivery.release(now=1.2)) == [("server", "b")]
+    assert texts(delivery.release(now=1.4)) == [("server", "c")]
+    assert delivery.is_empty
+    assert delivery.meter.tokens == 3
+    assert delivery.ahead(now=1.4) == pytest.approx(1.0)
+
+
+def test_at_a_smooth_pace_a_failure_gives_all_that_is_held_and_a_reader_who_left_none() -> None:
+    failed, left = Delivery("smooth", 1.0), Delivery("smooth", 1.0)
+    for delivery in (failed, left):
+        delivery.take("server", chunks("a", "b", "c"), 3, now=0.0)
+    assert texts(failed.flush(now=0.1)) == [("server", "bc")]
+    assert left.drop() == 2
+    assert (left.meter.tokens, left.is_empty) == (1, True)

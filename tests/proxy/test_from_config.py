@@ -162,6 +162,15 @@ def test_what_cannot_be_is_said(text: str, message: str) -> None:
         build_client(parse_config(text), {})
 
 
+def test_the_clients_pace_is_that_of_the_file() -> None:
+    section = f'[[server]]\nmodel = "m"\nbase_url = "{LOCAL}"\n'
+    assert build_client(parse_config(section), {})._settings.pace is None
+    assert build_client(parse_config(f'{section}[dispatch]\npace = "smooth"\n'), {})._settings.pace == "smooth"
+    assert build_client(parse_config(f"{section}[dispatch]\npace = 7\n"), {})._settings.pace == 7.0
+    with pytest.raises(ConfigError, match=r"dispatch\.pace"):
+        parse_config(f'{section}[dispatch]\npace = "even"\n')
+
+
 def test_the_clients_answers_move_as_the_file_says() -> None:
     section = f'[[server]]\nmodel = "m"\nbase_url = "{LOCAL}"\n'
     assert build_client(parse_config(section), {})._settings.migration == MigrationOptions()

@@ -91,6 +91,21 @@ async def test_an_answer_that_moves_to_the_cheaper_side_is_one_stream_and_its_re
     assert len({(event["id"], event["created"]) for event in events if isinstance(event, dict)}) == 1
 
 
+async def test_at_a_smooth_pace_an_answer_in_one_chunk_comes_in_several_events() -> None:
+    text = "The quick brown fox jumps over the lazy dog. " * 5
+    whole = text_chunk(text, finish_reason="stop")
+    whole.usage = USAGE
+    async with proxying(server=server([(0.0, whole)]), pace="smooth") as proxy:
+        events = await proxy.events(CHAT, {**HELLO, "stream_options": {"include_usage": True}})
+        _, unstreamed = await proxy.post(CHAT, HELLO)
+    chunks = [event for event in events if isinstance(event, dict) and event["choices"]]
+    assert "".join(contents(events)) == text == unstreamed["choices"][0]["message"]["content"]
+    assert len(chunks) == 20
+    assert [chunk["choices"][0]["finish_reason"] for chunk in chunks] == [None] * 19 + ["stop"]
+    assert len({chunk["id"] for chunk in chunks}) == 1
+    assert [event["usage"]["total_tokens"] for event in events if isinstance(event, dict) and event["usage"] is not None] == [13]
+
+
 async def test_a_finish_reason_that_no_chunk_had_is_told_all_the_same() -> None:
     async with proxying(server=server([(0.0, "one")])) as proxy:
         events = await proxy.events(CHAT, HELLO)

@@ -21,7 +21,7 @@ from streamco.cli.ui.slash_commands import COMMANDS, POLICIES
 __all__ = ["CommandCompleter", "Editor", "key_bindings"]
 
 _STYLE = Style.from_dict({"prompt": "bold", "bottom-toolbar": "noreverse fg:ansibrightblack", "auto-suggestion": "fg:ansibrightblack"})
-_WORDS = {"policy": POLICIES, "pace": ("reading", "listening", "off"), "system": ("off",)}
+_WORDS = {"policy": POLICIES, "pace": ("reading", "listening", "smooth", "off"), "system": ("off",)}
 
 
 class CommandCompleter(Completer):

@@ -67,7 +67,7 @@ COMMANDS = (
     Command("new", "", "forget the conversation and begin a new one"),
     Command("system", "[TEXT|off]", "show or set the system message"),
     Command("report", "", "show the whole report of the last answer"),
-    Command("pace", "[N|reading|listening|off]", "show or set how fast text appears, in tokens per second"),
+    Command("pace", "[N|reading|listening|smooth|off]", "show or set how fast text appears, in tokens per second"),
     Command("budget", "[0..1]", "show or set the share of the work for the expensive side"),
     Command("mode", "[race|speculate|auto]", "show or set whether one side writes or the device drafts and the server verifies"),
     Command("policy", "[NAME]", "show or set the rule for which side starts when"),
@@ -124,7 +124,7 @@ def help_lines() -> list[tuple[str, str]]:
 
 
 def parse_pace_text(text: str) -> Pace:
-    """Parse a pace as people type it: ``off``, ``reading``, ``listening`` or tokens per second.
+    """Parse a pace as people type it: ``off``, ``reading``, ``listening``, ``smooth`` or tokens per second.
 
     Raises:
         ConfigError: none of these.
@@ -139,7 +139,7 @@ def parse_pace_text(text: str) -> Pace:
     try:
         parse_pace(pace)
     except ConfigError:
-        raise ConfigError(f"pace: expected off, reading, listening or tokens per second above 0, got {text!r}") from None
+        raise ConfigError(f"pace: expected off, reading, listening, smooth or tokens per second above 0, got {text!r}") from None
     return pace
 
 

@@ -17,7 +17,7 @@ from streamco.client.speculation.options import Mode, SpeculationOptions
 from streamco.client.speculation.output import SpeculativeOutput
 from streamco.client.speculation.report import SpeculationRecord
 from streamco.client.speculation.verifier_binding import VerifierBinding
-from streamco.config import Limits, Timeouts
+from streamco.config import Limits, ReaderPace, Timeouts, fixed_rate
 from streamco.core.delivery import Delivery
 from streamco.core.race.attempt import AttemptState
 from streamco.core.race.estimators import is_burst
@@ -249,7 +249,7 @@ class SpeculationPlanner:
         self,
         prepared: PreparedSpeculation,
         *,
-        pace: float | None,
+        pace: ReaderPace,
         reader_rate: float,
         shows_drafts: bool,
         may_use_device: bool,
@@ -263,7 +263,7 @@ class SpeculationPlanner:
 
         Args:
             prepared: the inputs.
-            pace: tokens per second at the reader; None: as fast as they come.
+            pace: tokens per second at the reader; "smooth": as they come, but evenly; None: as fast as they come.
             reader_rate: tokens per second of the virtual reader that quality is measured with.
             shows_drafts: the reader can take text back.
             may_use_device: the device may finish an answer that nothing else can continue.
@@ -335,7 +335,7 @@ class SpeculationPlanner:
             remote_name=verifier.name,
             prompt_tokens=length,
             max_unread=limits.unread_tokens,
-            max_ahead=limits.unread_tokens if pace is None else limits.tokens_ahead(pace),
+            max_ahead=limits.unread_tokens if (rate := fixed_rate(pace)) is None else limits.tokens_ahead(rate),
             record=record,
             on_over=on_over,
             log=log,

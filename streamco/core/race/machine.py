@@ -13,7 +13,7 @@ from typing import Literal
 
 from msgspec import Struct
 
-from streamco.config import READING
+from streamco.config import READING, ReaderPace, fixed_rate
 from streamco.core.delivery import Delivery
 from streamco.core.race.attempt import Attempt, AttemptPlan, AttemptState, ReadAhead
 from streamco.core.race.commands import CancelStream, Command, ContinueStream, FailDelivery, FinishDelivery, OpenStream, PrepareStream
@@ -35,7 +35,7 @@ class RacePlan(Struct, frozen=True, kw_only=True):
 
     Args:
         attempts: attempts that may be opened. Those without a wait replace failed ones, in this order.
-        pace: tokens per second at the reader; None: deliver at once.
+        pace: tokens per second at the reader; "smooth": as they come, but evenly; None: deliver at once.
         explore: let a losing attempt run to its first token, to measure how long that takes.
         reader_rate: tokens per second of the virtual reader that quality is measured with; None: the pace, or the reading speed.
         on_failure: what happens if the endpoint fails in the middle. "migrate": another attempt that can continues the answer. "restart":
@@ -49,7 +49,7 @@ class RacePlan(Struct, frozen=True, kw_only=True):
     """
 
     attempts: tuple[AttemptPlan, ...]
-    pace: float | None = None
+    pace: ReaderPace = None
     explore: bool = False
     reader_rate: float | None = None
     on_failure: OnFailure = "raise"
@@ -73,7 +73,7 @@ class RaceMachine:
         self.plan = plan
         self.attempts = {each.source: Attempt(each) for each in plan.attempts}
         self.past_attempts: list[Attempt] = []  # earlier attempts of endpoints that have taken over or read ahead since
-        self._delivery = Delivery(plan.pace, plan.reader_rate or plan.pace or READING)
+        self._delivery = Delivery(plan.pace, plan.reader_rate or fixed_rate(plan.pace) or READING)
         self.meter = self._delivery.meter
         self.winner: str | None = None
         self.began = 0.0

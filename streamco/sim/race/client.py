@@ -16,7 +16,7 @@ import simpy
 
 from streamco.client.race.dispatcher import Dispatcher, DispatchRecord
 from streamco.client.race.migration import MigrationOptions
-from streamco.config import READING, Limits
+from streamco.config import READING, Limits, ReaderPace, fixed_rate
 from streamco.core.race.commands import ContinueStream
 from streamco.core.race.machine import RaceMachine, RacePlan
 from streamco.endpoints.base import Capabilities, Request, TokenPrices
@@ -119,7 +119,7 @@ class SimulatedClient:
         shape: shape of the device's model; None: not known.
         exchange_rate: lambda, US dollars per million GFLOPs.
         migration: how answers migrate; None: they stay at their endpoint.
-        pace: tokens per second at the reader; None: tokens are delivered at once, and migrations are planned for a virtual reader.
+        pace: tokens per second at the reader; "smooth" or None: migrations are planned for a virtual reader.
         burst: tokens an event when no decision depends on them: after a migration, and in answers that can't migrate.
         server_burst: tokens of the service that come together, in all other cases.
         reader_rate: tokens per second of the virtual reader.
@@ -134,7 +134,7 @@ class SimulatedClient:
         shape: ModelShape | None,
         exchange_rate: float,
         migration: MigrationOptions | None = None,
-        pace: float | None = READING,
+        pace: ReaderPace = READING,
         burst: int = 1,
         server_burst: int = 1,
         reader_rate: float = READING,
@@ -169,7 +169,7 @@ class SimulatedClient:
             migration=None
             if self.migration is None
             else self.dispatcher.plan_moves(
-                dispatched, self.endpoints, self.migration, pace=self._pace, capacity=_CAPACITY, limit=answer.max_tokens
+                dispatched, self.endpoints, self.migration, pace=fixed_rate(self._pace), capacity=_CAPACITY, limit=answer.max_tokens
             ),
         )
         machine, session, device, server = self._play(draw, plan)

@@ -137,7 +137,7 @@ class RacePolicy(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
         constrained: the constrained side; None: the costs decide (Algorithm 1).
         budget: share of prompt tokens that this side may process.
         migration: how answers migrate to the cheaper side.
-        pace: tokens a second at the reader, "reading" or "listening"; None: at once.
+        pace: tokens a second at the reader, "reading", "listening" or "smooth" (as they come, but evenly); None: at once.
         exchange_rate: US dollars per million GFLOPs; None: Appendix E's for the constrained side.
         tail, tail_weight, explore: see ``DispatchOptions``.
         prior: True if the client knows service, device and lengths beforehand; a recorded service's first half has no other use.

@@ -73,6 +73,7 @@ def test_commands_and_their_words_are_completed() -> None:
     assert complete("/p") == ["/pace", "/policy"]
     assert complete("/policy ") == list(POLICIES)
     assert complete("/pace re") == ["reading"]
+    assert complete("/pace s") == ["smooth"]
     assert complete("/new x") == []
 
 

@@ -56,6 +56,16 @@ async def test_the_pace_of_the_next_answer_is_the_one_that_was_set() -> None:
     assert talk.dialogue.settings_line == "policy auto · budget 0.3 · pace reading"
 
 
+async def test_a_smooth_pace_is_set_like_any_other_and_the_answer_is_whole() -> None:
+    talk = Talk()
+    async with talk.client:
+        assert "pace: smooth" in await talk.say("/pace smooth")
+        assert talk.dialogue.settings_line == "policy auto · budget 0.3 · pace smooth"
+        answered = await talk.say("one")
+    assert talk.settings.pace == "smooth"
+    assert answered
+
+
 async def test_another_mode_counts_from_the_next_answer_on_and_changes_what_the_budget_means() -> None:
     talk = Talk()
     async with talk.client:

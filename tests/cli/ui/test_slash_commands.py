@@ -84,7 +84,16 @@ def test_help_lists_every_command_and_the_keys() -> None:
 
 @pytest.mark.parametrize(
     ("text", "pace"),
-    [("off", None), ("None", None), ("0", None), ("reading", "reading"), ("Listening", "listening"), ("5", 5.0), (" 2.5 ", 2.5)],
+    [
+        ("off", None),
+        ("None", None),
+        ("0", None),
+        ("reading", "reading"),
+        ("Listening", "listening"),
+        ("Smooth", "smooth"),
+        ("5", 5.0),
+        (" 2.5 ", 2.5),
+    ],
 )
 def test_a_pace_is_a_word_or_tokens_per_second(text: str, pace: object) -> None:
     assert parse_pace_text(text) == pace
@@ -92,7 +101,7 @@ def test_a_pace_is_a_word_or_tokens_per_second(text: str, pace: object) -> None:
 
 @pytest.mark.parametrize("text", ["", "fast", "-1", "nan", "5 tokens"])
 def test_a_wrong_pace_says_what_would_be_right_and_repeats_what_was_typed(text: str) -> None:
-    with pytest.raises(ConfigError, match="expected off, reading, listening or tokens per second above 0, got ") as caught:
+    with pytest.raises(ConfigError, match="expected off, reading, listening, smooth or tokens per second above 0, got ") as caught:
         parse_pace_text(text)
     assert repr(text) in str(caught.value)
 

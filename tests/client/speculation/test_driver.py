@@ -119,6 +119,15 @@ async def test_a_paced_answer_keeps_to_the_pace_and_is_never_provisional(world: 
         assert last - first >= 29 / 400 * 0.9, "the text was held back"
 
 
+async def test_an_answer_at_a_smooth_pace_is_whole_and_never_provisional(world: World) -> None:
+    async with world.scripted() as verifier, world.speculating(verifier, emit="draft", pace="smooth") as client:
+        stream, screen = client.stream(PROMPT, temperature=0, max_tokens=30), Screen()
+        assert await screen.read(stream) == world.text(most=30)
+        assert all(token.origin != "draft" for token in screen.tokens)
+        assert len(screen.tokens) == 30
+        assert any("the answer has a pace" in note for note in stream.report.notes)
+
+
 @pytest.mark.parametrize("pace", [None, 20.0])
 async def test_a_reader_who_is_far_behind_holds_the_work_back_and_gets_all_of_it_later(world: World, pace: float | None) -> None:
     world.target.length = world.drafter.length = 400

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
+
 import pytest
 
 from streamco.client.driver import Batch
 from streamco.client.speculation.incremental_text import IncrementalText
 from streamco.client.speculation.output import SpeculatedChunk, SpeculativeOutput
+from streamco.config import ReaderPace
 from streamco.core.delivery import Delivery
 from streamco.core.speculation.events import CommitIds, DeliverIds, Origin, RetractIds
 
@@ -14,7 +17,7 @@ NAMES: dict[Origin, str] = {"draft": "small", "accepted": "small", "device": "sm
 NAMES |= {"corrected": "large", "bonus": "large", "remote": "large"}
 
 
-def presentation(*, pace: float | None = None, stops: tuple[str, ...] = ()) -> SpeculativeOutput:
+def presentation(*, pace: ReaderPace = None, stops: tuple[str, ...] = ()) -> SpeculativeOutput:
     wording = IncrementalText(lambda token: f"w{token} ".encode(), stops)
     return SpeculativeOutput(wording, Delivery(pace, 10.0), NAMES, number="7", model="large-model")
 
@@ -92,3 +95,25 @@ def test_a_pace_holds_text_back_and_the_end_behind_it() -> None:
     assert not shown.delivery.is_empty
     assert [text for _, text in texts(shown.flush(now=0.15))] == ["w3 ", ""]
     assert shown.delivery.is_empty
+
+
+def test_a_smooth_pace_spreads_the_tokens_of_a_round_and_keeps_them_whole() -> None:
+    shown = presentation(pace="smooth")
+    batches, times, rounds = [], [], [(1, 2, 3, 4, 5), (6,), (7, 8, 9, 10, 11, 12)]
+    for number, ids in enumerate(rounds):
+        now = number * 0.12
+        while (due := shown.delivery.next_due()) is not None and due <= now:
+            batches += shown.release(now=due)
+        batches += shown.show(DeliverIds(ids, "accepted"), now=now)
+    batches += shown.finish("stop", now=0.24)
+    while (due := shown.delivery.next_due()) is not None:
+        batches += shown.release(now=due)
+    times = [now for _, chunks, now in batches for chunk in chunks if chunk.choices[0].token_ids]
+    assert times[0] == 0.0
+    assert times[-1] <= 0.24 + 0.4
+    assert max(after - before for before, after in itertools.pairwise(times)) < 0.12
+    assert [chunk.choices[0].token_ids for _, chunks, _ in batches for chunk in chunks if chunk.choices[0].token_ids] == [
+        [token] for ids in rounds for token in ids
+    ]
+    assert batches[-1][1][-1].choices[0].finish_reason == "stop"
+    assert shown.delivery.meter.tokens == 12

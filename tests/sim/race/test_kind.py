@@ -106,6 +106,12 @@ def test_with_a_pace_tokens_come_as_the_reader_wants_them() -> None:
     assert found["delayed_mean"] == 0.0
 
 
+def test_at_a_smooth_pace_tokens_come_as_fast_as_they_are_made_and_the_answers_are_the_same() -> None:
+    smooth, at_once = (run(requests=40, pace=pace, dispatch="server-only").system for pace in ("smooth", None))
+    assert smooth["ttft_mean"] == pytest.approx(at_once["ttft_mean"])
+    assert smooth["delayed_mean"] == pytest.approx(at_once["delayed_mean"], abs=1.0)
+
+
 def test_moves_save_money_and_the_reader_hardly_notices() -> None:
     settings: dict[str, Any] = {"constrained": "device", "budget": 1.0, "prices": "gpt-4o-mini"}
     stays, moves = run(**settings).system, run(migration="pre-copy", **settings).system
