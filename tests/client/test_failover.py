@@ -10,6 +10,7 @@ import pytest
 
 import streamco
 from streamco.client.client import Client
+from streamco.config import Pace
 from streamco.endpoints.base import Capabilities, Kind, Request, TokenPrices
 from streamco.errors import AllEndpointsFailed, ConfigError, EndpointConnectError, EndpointError, EngineError
 from streamco.events import TextCount
@@ -102,7 +103,7 @@ def test_whatever_dies_when_the_reader_sees_each_word_once(seed: int) -> None:
         servers = [writer(f"server{index}", cut=rng.randrange(1, 12), step=rng.uniform(0.01, 0.3)) for index in range(rng.randrange(1, 4))]
         device = writer("device", kind="device", step=rng.uniform(0.01, 0.5))
         policy = rng.choice(["both", "server-first", "device-first"])
-        async with Client(device, servers, policy=policy, budget=1.0, pace=rng.choice([None, 5, 40]), seed=seed) as client:
+        async with Client(device, servers, policy=policy, budget=1.0, pace=rng.choice([None, 5, 40, "smooth"]), seed=seed) as client:
             stream = client.stream("?")
             text = "".join([token.text async for token in stream])
         assert text == "".join(WORDS), f"seed {seed}"
@@ -284,8 +285,8 @@ async def test_without_anybody_to_take_over_a_truncated_answer_keeps_its_text() 
     assert caught.value.partial == "Hello"
 
 
-@pytest.mark.parametrize("paced", [None, 50.0])
-def test_with_consent_an_endpoint_that_cannot_continue_makes_the_answer_anew(paced: float | None) -> None:
+@pytest.mark.parametrize("paced", [None, 50.0, "smooth"])
+def test_with_consent_an_endpoint_that_cannot_continue_makes_the_answer_anew(paced: Pace) -> None:
     async def main() -> None:
         mute = Capabilities()
         first, second = writer("first", cut=5, able=mute), writer("second", able=mute)

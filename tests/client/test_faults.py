@@ -207,7 +207,7 @@ async def ask_at_random(world: World, seed: str) -> Outcome:
     options: dict[str, Any] = {
         "on_failure": rng.choice(["migrate", "migrate", "raise"]),
         "migration": MigrationOptions(rule=rng.choice(["pre-copy", "full-buffer"]), max_migrations=rng.choice([1, 2]), unpaced=True),
-        "pace": rng.choice([None, None, 100.0, 400.0]),
+        "pace": rng.choice([None, "smooth", 100.0, 400.0]),
         "policy": rng.choice(["auto", "auto", "both", "server-only", "device-only"] if has_device else ["auto", "server-only"]),
     }
     try:

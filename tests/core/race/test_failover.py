@@ -6,6 +6,7 @@ import random
 
 import pytest
 
+from streamco.config import ReaderPace
 from streamco.core.race.attempt import AttemptPlan, AttemptState
 from streamco.core.race.commands import CancelStream, Command, ContinueStream, DeliverTokens, FailDelivery, FinishDelivery, OpenStream
 from streamco.core.race.machine import RaceMachine, RacePlan
@@ -17,7 +18,7 @@ from streamco.testing import text_chunk
 CUT = EndpointConnectError("cut", endpoint="server", partial="ab")
 
 
-def make(*attempts: AttemptPlan, pace: float | None = None, max_tokens: int | None = None) -> RaceMachine:
+def make(*attempts: AttemptPlan, pace: ReaderPace = None, max_tokens: int | None = None) -> RaceMachine:
     attempts = attempts or (
         AttemptPlan("server", 0.0, continues=True, vocabulary="v"),
         AttemptPlan("device", None, continues=True, vocabulary="v"),
@@ -163,7 +164,7 @@ def test_hand_overs_at_random_points_lose_and_repeat_nothing(seed: int) -> None:
     words = [f"w{index} " for index in range(rng.randrange(3, 40))]
     names = [f"e{index}" for index in range(rng.randrange(2, 6))]
     attempts = [AttemptPlan(name, 0.0 if not index else None, continues=True, vocabulary="v") for index, name in enumerate(names)]
-    machine = make(*attempts, pace=rng.choice([None, 3.0]))
+    machine = make(*attempts, pace=rng.choice([None, 3.0, "smooth"]))
     now = 0.0
     log: list[Command] = []
     at: dict[str, int] = {}

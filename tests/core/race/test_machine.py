@@ -6,6 +6,7 @@ import random
 
 import pytest
 
+from streamco.config import ReaderPace
 from streamco.core.race.attempt import AttemptPlan, AttemptState
 from streamco.core.race.commands import CancelStream, Command, DeliverTokens, FailDelivery, FinishDelivery, OpenStream
 from streamco.core.race.machine import RaceMachine, RacePlan
@@ -15,7 +16,7 @@ from streamco.openai_types import ChatCompletionChunk, CompletionUsage
 from streamco.testing.endpoint import text_chunk
 
 
-def make(*attempts: tuple[str, float | None], pace: float | None = None, explore: bool = False) -> RaceMachine:
+def make(*attempts: tuple[str, float | None], pace: ReaderPace = None, explore: bool = False) -> RaceMachine:
     return RaceMachine(RacePlan(attempts=tuple(AttemptPlan(name, wait) for name, wait in attempts), pace=pace, explore=explore))
 
 
@@ -228,8 +229,8 @@ def test_the_answer_is_finished_when_the_paced_buffer_is_empty_not_when_the_endp
     assert machine.attempts["server"].usage == CompletionUsage(1, 3, 4)
 
 
-@pytest.mark.parametrize("pace", [None, 5.0])
-def test_a_reader_that_leaves_stops_everything(pace: float | None) -> None:
+@pytest.mark.parametrize("pace", [None, 5.0, "smooth"])
+def test_a_reader_that_leaves_stops_everything(pace: ReaderPace) -> None:
     machine = make(("server", 0.0), ("device", 0.0), ("spare", None), pace=pace)
     machine.start(now=0.0)
     machine.receive(tokens("server", "a", "b"), now=0.1)
@@ -273,7 +274,7 @@ def test_whatever_happens_the_reader_gets_one_endpoints_text_in_order_and_one_en
     rng = random.Random(seed)
     names = ["server", "device", "spare"]
     waits = [0.0, rng.choice([0.0, 0.5, None]), rng.choice([None, 0.2])]
-    machine = make(*zip(names, waits, strict=True), pace=rng.choice([None, 3.0]), explore=rng.random() < 0.3)
+    machine = make(*zip(names, waits, strict=True), pace=rng.choice([None, 3.0, "smooth"]), explore=rng.random() < 0.3)
     said = dict.fromkeys(names, "")
     live: set[str] = set()
     log: list[Command] = []
@@ -316,7 +317,7 @@ def test_whatever_happens_the_reader_gets_one_endpoints_text_in_order_and_one_en
 @pytest.mark.parametrize("seed", range(100))
 def test_the_short_way_does_what_receive_would_have_commanded(seed: int) -> None:
     rng = random.Random(seed)
-    machines = [make(("server", 0.0), ("device", 0.0), pace=rng.choice([None, None, 5.0])) for _ in range(2)]
+    machines = [make(("server", 0.0), ("device", 0.0), pace=rng.choice([None, None, 5.0, "smooth"])) for _ in range(2)]
     machines[1] = RaceMachine(machines[0].plan)
     for machine in machines:
         machine.start(now=0.0)

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
+from streamco.config import ReaderPace
 from streamco.core.race.attempt import AttemptPlan, AttemptState, ReadAhead
 from streamco.core.race.commands import (
     CancelStream,
@@ -62,7 +63,7 @@ class Play:
         self,
         terms: dict[str, Terms],
         *,
-        pace: float | None = 5.0,
+        pace: ReaderPace = 5.0,
         max_tokens: int | None = None,
         race: bool = False,
         explore: bool = False,
@@ -669,7 +670,7 @@ class Walk:
         self.reads = rng.choice([0.02, 0.2, 0.8])
         self.play = Play(
             {name: self._terms(1e-6 if not index else 1e-7) for index, name in enumerate(names)},
-            pace=rng.choice([None, 3.0, 10.0]),
+            pace=rng.choice([None, 3.0, 10.0, "smooth"]),
             max_tokens=rng.choice([None, None, self.length]),
             race=rng.random() < 0.4,
             explore=rng.random() < 0.2,

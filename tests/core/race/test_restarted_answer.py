@@ -6,6 +6,7 @@ import random
 
 import pytest
 
+from streamco.config import ReaderPace
 from streamco.core.race.attempt import AttemptPlan
 from streamco.core.race.commands import CancelStream, Command, ContinueStream, DeliverTokens, FailDelivery, FinishDelivery, OpenStream
 from streamco.core.race.machine import OnFailure, RaceMachine, RacePlan
@@ -16,7 +17,7 @@ from streamco.testing import text_chunk
 CUT = EndpointConnectError("cut", endpoint="server", partial="ha ha ")
 
 
-def make(*attempts: AttemptPlan, on_failure: OnFailure = "restart", pace: float | None = None) -> RaceMachine:
+def make(*attempts: AttemptPlan, on_failure: OnFailure = "restart", pace: ReaderPace = None) -> RaceMachine:
     attempts = attempts or (AttemptPlan("server", 0.0), AttemptPlan("spare", None))
     return RaceMachine(RacePlan(attempts=attempts, on_failure=on_failure, pace=pace))
 
@@ -109,8 +110,8 @@ def test_it_may_fail_while_it_makes_what_the_reader_has() -> None:
 
 
 @pytest.mark.parametrize("seed", range(20))
-@pytest.mark.parametrize("pace", [None, 7.0])
-def test_cut_anywhere_the_text_is_whole(seed: int, pace: float | None) -> None:
+@pytest.mark.parametrize("pace", [None, 7.0, "smooth"])
+def test_cut_anywhere_the_text_is_whole(seed: int, pace: ReaderPace) -> None:
     rng = random.Random(seed)
     text = "".join(rng.choice(["ha ", "ho ", "é", "🦊", "\n", "x"]) for _ in range(40))
     machine = make(pace=pace)
