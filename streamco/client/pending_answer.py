@@ -46,6 +46,7 @@ class PendingAnswer:
     Attributes:
         driver: runs the answer; None: it has not started.
         is_closed: True if the stream was closed.
+        source: the endpoint of the newest delivery that was read as chunks; None: none was.
     """
 
     def __init__(
@@ -53,6 +54,7 @@ class PendingAnswer:
     ) -> None:
         self.driver: AnswerDriver | None = None
         self.is_closed = False
+        self.source: str | None = None
         self._notes: list[str] = []
         self._log = AnswerLog(_named_id(request.headers))
         self._request = replace(request, headers={**request.headers, REQUEST_ID_HEADER: self._log.request_id})

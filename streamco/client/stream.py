@@ -169,6 +169,11 @@ class ChatStream(AnswerStream[ChatCompletionChunk]):
         """
         await (await self._answer.start()).peek()
 
+    @property
+    def source(self) -> str | None:
+        """Name of the endpoint that the newest chunk came from; None: no chunk was read."""
+        return self._answer.source
+
     def _iterate(self) -> AsyncGenerator[ChatCompletionChunk, None]:
         return _read_chunks(self._answer, includes_usage=self._includes_usage)
 
@@ -185,6 +190,7 @@ async def _read_chunks(answer: PendingAnswer, *, includes_usage: bool) -> AsyncG
     last = None
     try:
         while (batch := await driver.next_batch()) is not None:
+            answer.source = batch[0]
             for chunk in batch[1]:
                 if chunk.usage is not None and driver.has_changed_hands:  # it counts the earlier part as prompt
                     chunk = replace(chunk, usage=None)  # noqa: PLW2901

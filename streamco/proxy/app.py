@@ -21,6 +21,7 @@ from streamco.client.client import Client
 from streamco.client.observers.metrics import AnswerMetrics
 from streamco.client.stream import ChatStream
 from streamco.proxy.config import MODEL, ProxyOptions
+from streamco.proxy.origins import OriginFields
 from streamco.proxy.requests import ParsedRequest, parse_chat, parse_completion, unknown_model
 from streamco.proxy.response_shapes import ChatShape, CompletionShape
 from streamco.proxy.streaming import answer_whole, stream_answer
@@ -112,7 +113,8 @@ class Proxy:
             async with answer:  # a client that leaves cancels this handler, and both sides with it
                 unknown = "" if parsed.is_known else parsed.model
                 if parsed.is_streamed:
-                    return await stream_answer(request, answer, shape, self.options, unknown_model=unknown)
+                    origins = OriginFields(answer) if parsed.wants_origin else None
+                    return await stream_answer(request, answer, shape, self.options, unknown_model=unknown, origins=origins)
                 return await answer_whole(answer, shape, unknown_model=unknown)
         finally:
             self._answers.discard(answer)

@@ -12,12 +12,14 @@ from streamco.client.arguments import build_request
 from streamco.endpoints.base import Request
 from streamco.errors import MAX_NAME, ConfigError, shorten
 from streamco.proxy.config import MODEL, ProxyOptions
+from streamco.proxy.origins import ORIGIN_OPTION
 from streamco.server.http.errors import RequestError, invalid, unsupported
 
 __all__ = ["ParsedRequest", "parse_chat", "parse_completion", "refuse_setting", "unknown_model"]
 
 _KNOWN = frozenset({"temperature", "top_p", "top_k", "min_p", "seed", "max_tokens", "max_completion_tokens", "stop"})
 _CONSUMED = frozenset({"model", "messages", "prompt", "stream", "stream_options"})
+_OWN_STREAM_OPTIONS = frozenset({"include_usage", ORIGIN_OPTION})  # usage is always requested: the report needs it
 
 
 class ParsedRequest(Struct, frozen=True, kw_only=True):
@@ -29,6 +31,7 @@ class ParsedRequest(Struct, frozen=True, kw_only=True):
         is_known: True if the proxy has that name, or none was used.
         is_streamed: True if the answer is sent as server-sent events.
         wants_usage: True if a stream ends with usage.
+        wants_origin: True if the chunks of a stream say what made their text (``streamco.proxy.origins``).
         wants_ids: True if token ids are sent (vLLM's ``return_token_ids``).
     """
 
@@ -37,6 +40,7 @@ class ParsedRequest(Struct, frozen=True, kw_only=True):
     is_known: bool
     is_streamed: bool
     wants_usage: bool
+    wants_origin: bool
     wants_ids: bool
 
 
@@ -91,12 +95,16 @@ def _parse(fields: Mapping[str, Any], messages: list[Any], options: ProxyOptions
     stream_options = fields.get("stream_options", {})
     if not isinstance(stream_options, dict):
         raise invalid("stream_options", f"expected an object, got {_name_of(stream_options)}")
+    wants_origin = _flag(stream_options, ORIGIN_OPTION)
+    if wants_origin and not is_streamed:
+        raise invalid(f"stream_options.{ORIGIN_OPTION}", "expected stream beside it, got a request for a whole answer")
     return ParsedRequest(
         request=_build(fields, messages, model, stream_options, options),
         model=model,
         is_known=_is_known(model, options),
         is_streamed=is_streamed,
         wants_usage=_flag(stream_options, "include_usage"),
+        wants_origin=wants_origin,
         wants_ids=_flag(fields, "return_token_ids"),
     )
 
@@ -104,8 +112,8 @@ def _parse(fields: Mapping[str, Any], messages: list[Any], options: ProxyOptions
 def _build(fields: Mapping[str, Any], messages: list[Any], model: str, stream_options: Mapping[str, Any], options: ProxyOptions) -> Request:
     known = {name: value for name, value in fields.items() if name in _KNOWN}
     extra = {name: value for name, value in fields.items() if name not in _KNOWN and name not in _CONSUMED}
-    if rest := {name: value for name, value in stream_options.items() if name != "include_usage"}:
-        extra["stream_options"] = rest  # usage is always requested: the report needs it
+    if rest := {name: value for name, value in stream_options.items() if name not in _OWN_STREAM_OPTIONS}:
+        extra["stream_options"] = rest
     is_known = _is_known(model, options)
     if not is_known and options.unknown_models == "refuse":
         raise unknown_model(model, options)

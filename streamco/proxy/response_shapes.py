@@ -12,6 +12,7 @@ from typing import Protocol
 
 from msgspec.structs import replace
 
+from streamco.core.report import Report
 from streamco.openai_types import (
     ChatCompletion,
     ChatCompletionChunk,
@@ -21,6 +22,7 @@ from streamco.openai_types import (
     ResponseModel,
     further_fields,
 )
+from streamco.proxy.origins import EXTENSION
 from streamco.server.http.encoding import CHAT, COMPLETION, Json, ObjectNames, encode, event, make_choice
 
 __all__ = ["ChatShape", "CompletionShape", "ResponseShape"]
@@ -29,8 +31,17 @@ __all__ = ["ChatShape", "CompletionShape", "ResponseShape"]
 class ResponseShape(Protocol):
     """Encodes one answer in the shape of one API."""
 
-    def event(self, chunk: ChatCompletionChunk) -> bytes:
-        """Return the chunk as a server-sent event; b"" if this shape has nothing for it."""
+    def event(self, chunk: ChatCompletionChunk, origin: Json | None = None) -> bytes:
+        """Return the chunk as a server-sent event; b"" if this shape has nothing for it.
+
+        Args:
+            chunk: the chunk.
+            origin: the value of its field ``streamco``; None: it has no such field.
+        """
+        ...
+
+    def report(self, report: Report) -> bytes:
+        """Return the event with the final report: a chunk without choices."""
         ...
 
     def ending(self, reason: str | None) -> bytes:
@@ -79,7 +90,7 @@ class _Shape:
         self._begun: set[int] = set()
         self._finished: set[int] = set()
 
-    def event(self, chunk: ChatCompletionChunk) -> bytes:
+    def event(self, chunk: ChatCompletionChunk, origin: Json | None = None) -> bytes:
         choices = [shaped for choice in chunk.choices if (shaped := self._take(choice)) is not None]
         if not choices and chunk.usage is None:
             return b""
@@ -90,7 +101,14 @@ class _Shape:
             body = _provided(chunk, _CHUNK_FIELDS) | body
         if self._wants_usage:
             body["usage"] = _shaped_usage(chunk.usage)
+        if origin is not None:
+            body[EXTENSION] = origin
         return event(body)
+
+    def report(self, report: Report) -> bytes:
+        head = self._begin(ChatCompletionChunk(choices=[])) if self._head is None else self._head
+        usage = {"usage": None} if self._wants_usage else {}
+        return event({**head, "choices": [], **usage, EXTENSION: {"report": report}})
 
     def ending(self, reason: str | None) -> bytes:
         missing = sorted(self._begun - self._finished)

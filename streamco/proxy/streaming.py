@@ -13,6 +13,7 @@ from streamco.client.stream import ChatStream
 from streamco.errors import StreamcoError
 from streamco.proxy.config import ProxyOptions
 from streamco.proxy.error_responses import explain
+from streamco.proxy.origins import OriginFields
 from streamco.proxy.report_headers import comment, headers, model_header, opening_headers
 from streamco.proxy.response_shapes import ResponseShape
 from streamco.server.http.encoding import DONE
@@ -60,9 +61,23 @@ class _Sender:
 
 
 async def stream_answer(
-    request: web.Request, answer: ChatStream, shape: ResponseShape, options: ProxyOptions, *, unknown_model: str = ""
+    request: web.Request,
+    answer: ChatStream,
+    shape: ResponseShape,
+    options: ProxyOptions,
+    *,
+    unknown_model: str = "",
+    origins: OriginFields | None = None,
 ) -> web.StreamResponse:
-    """Send an answer while it is made; the caller closes it. ``unknown_model``: a name that the proxy doesn't have, as the caller used it.
+    """Send an answer while it is made; the caller closes it.
+
+    Args:
+        request: the request.
+        answer: the answer, not read yet.
+        shape: encodes it.
+        options: the proxy's limits.
+        unknown_model: a name that the proxy doesn't have, as the caller used it; "": it has the name.
+        origins: makes the field of each chunk that says what made it; None: chunks don't say it.
 
     Raises:
         RequestError: it failed before anything was sent.
@@ -75,7 +90,8 @@ async def stream_answer(
             if not sender.events.has_begun:
                 sender.events.response.headers.update(opening_headers(answer.report) | model_header(answer.report, unknown_model))
             async for chunk in answer:
-                if data := shape.event(chunk):
+                data = shape.event(chunk) if origins is None else shape.event(chunk, origins.describe(chunk))
+                if data:
                     await sender.write(data)
         except ConnectionError:
             raise
@@ -83,10 +99,15 @@ async def stream_answer(
             failure = _failure_of(error, request)
             if not sender.events.has_begun:
                 raise failure from error
-            await sender.write(error_event(failure))  # too late for a status
+            await sender.write(await _last_report(origins, shape) + error_event(failure))  # too late for a status
         else:
             report = answer.report
-            await sender.write(shape.ending(report.finish_reason) + comment(report) + DONE)
+            ending = shape.ending(report.finish_reason)
+            if origins is not None:
+                if ending:
+                    await sender.write(ending)  # its reader need not wait for the end of all work
+                ending, report = await _last_report(origins, shape), answer.report
+            await sender.write(ending + comment(report) + DONE)
     await sender.events.close()
     return sender.events.response
 
@@ -106,6 +127,12 @@ async def answer_whole(answer: ChatStream, shape: ResponseShape, *, unknown_mode
     report = answer.report
     body = shape.whole(assembler.completion(), report.finish_reason)
     return web.Response(body=body, content_type="application/json", headers=headers(report) | model_header(report, unknown_model))
+
+
+async def _last_report(origins: OriginFields | None, shape: ResponseShape) -> bytes:
+    """Return the event with the final report, when all work has ended; b"": it was not asked for, or there is none."""
+    report = None if origins is None else await origins.finish()
+    return b"" if report is None else shape.report(report)
 
 
 def _failure_of(error: Exception, request: web.Request) -> RequestError:

@@ -12,6 +12,7 @@ import pytest
 from streamco.client.client import Client
 from streamco.client.stream import AnswerStream, ChatStream, Token, TokenStream
 from streamco.core.report import AnswerUsage
+from streamco.endpoints.base import Capabilities
 from streamco.errors import ConcurrentRead, EndpointProtocolError, StreamClosed, StreamConsumed
 from streamco.openai_types import ChatCompletionChunk, ChoiceDelta, ChunkChoice, CompletionUsage
 from streamco.testing.endpoint import ScriptedEndpoint, text_chunk
@@ -54,6 +55,18 @@ async def test_tokens_say_what_they_are_and_where_they_come_from() -> None:
     assert {token.source for token in tokens} == {"server"}
     times = [token.time for token in tokens]
     assert times == sorted(times)
+
+
+async def test_chunks_are_read_with_the_name_of_their_endpoint_beside_them() -> None:
+    cut = EndpointProtocolError("expected more, got an end", endpoint="first")
+    dying = server([(0.0, "one"), (0.01, cut)], name="first")
+    second = server([(0.0, "one"), (0.0, " two")], name="second", capabilities=Capabilities(continuation="continue_final_message"))
+    async with opened(server=[dying, second]) as client:
+        stream = await client.chat.completions.create(messages=HELLO, stream=True)
+        before = stream.source
+        sources = [(stream.source, chunk.choices[0].delta.content) async for chunk in stream]
+        assert (before, stream.source) == (None, "second")
+    assert sources == [("first", "one"), ("second", " two")]
 
 
 async def test_a_token_is_immutable() -> None:

@@ -61,6 +61,16 @@ def test_stream_options_but_usage_are_passed_on() -> None:
     assert dict(asked.request.extra) == {"stream_options": {"include_obfuscation": False}}
 
 
+def test_the_option_for_origins_is_understood_and_not_passed_on() -> None:
+    assert not chat(stream=True).wants_origin
+    asked = chat(stream=True, stream_options={"include_origin": True, "include_usage": True})
+    assert (asked.wants_origin, asked.wants_usage, dict(asked.request.extra)) == (True, True, {})
+    asked = completion(stream=True, stream_options={"include_origin": True, "include_obfuscation": False})
+    assert (asked.wants_origin, dict(asked.request.extra)) == (True, {"stream_options": {"include_obfuscation": False}})
+    assert not chat(stream_options={"include_origin": False}).wants_origin
+    assert "expected stream beside it" in str(refused(chat, stream_options={"include_origin": True}))
+
+
 def test_names_of_the_clients_own_arguments_mean_nothing_in_a_body() -> None:
     asked = chat(timeout=3, extra_headers={"a": "b"}, extra_body={"c": 1}, extra_query={})
     assert dict(asked.request.extra) == {"timeout": 3, "extra_headers": {"a": "b"}, "extra_body": {"c": 1}, "extra_query": {}}
@@ -91,6 +101,7 @@ def test_only_a_foreign_models_name_goes_on(name: str, passed: str | None) -> No
         ({"stream": "yes"}, "stream"),
         ({"stream_options": True}, "stream_options"),
         ({"stream_options": {"include_usage": 1}}, "include_usage"),
+        ({"stream_options": {"include_origin": 1}}, "include_origin"),
     ],
 )
 def test_what_cannot_be_is_refused_by_name(fields: dict[str, Any], param: str) -> None:

@@ -15,9 +15,11 @@ from streamco.openai_types import (
     CompletionUsage,
     FunctionDelta,
     ToolCallDelta,
+    with_further,
 )
 from streamco.proxy.response_shapes import ChatShape, CompletionShape
 from streamco.wire.openai.assembler import assemble
+from tests.core.test_report_text import make_report
 
 
 def decode(event: bytes) -> dict[str, Any]:
@@ -148,3 +150,27 @@ def test_a_whole_completion_is_text() -> None:
     body = json.loads(CompletionShape(model="m").whole(whole(text("a"), text("b", finish="stop")), "stop"))
     assert body["object"] == "text_completion"
     assert body["choices"] == [{"index": 0, "text": "ab", "logprobs": None, "finish_reason": "stop"}]
+
+
+def test_the_origin_of_a_chunk_is_a_field_beside_openais_and_only_if_it_is_given() -> None:
+    for shape in (ChatShape(model="m"), CompletionShape(model="m")):
+        assert "streamco" not in decode(shape.event(text("a")))
+        marked = decode(shape.event(text("b"), {"endpoint": "near", "origin": "device"}))
+        assert marked["streamco"] == {"endpoint": "near", "origin": "device"}
+
+
+def test_a_field_of_that_name_from_a_server_gives_way_to_the_proxys_own() -> None:
+    forged = with_further(text("a"), {"streamco": {"origin": "bonus"}})
+    assert decode(ChatShape(model="m").event(forged, {"endpoint": "far"}))["streamco"] == {"endpoint": "far"}
+    assert decode(ChatShape(model="m").event(forged))["streamco"] == {"origin": "bonus"}, "passed on like any other"
+
+
+@pytest.mark.parametrize("wants_usage", [False, True])
+def test_the_report_is_a_chunk_without_choices_and_with_the_answers_head(*, wants_usage: bool) -> None:
+    shape = ChatShape(model="asked", wants_usage=wants_usage)
+    alone = decode(shape.report(make_report()))
+    first, last = decode(shape.event(text("a"))), decode(shape.report(make_report()))
+    assert (alone["model"], alone["choices"], last["choices"]) == ("asked", [], [])
+    assert (last["id"], last["created"]) == (first["id"], first["created"])
+    assert last["streamco"]["report"]["winner"] == make_report().winner
+    assert ("usage" in last) == wants_usage

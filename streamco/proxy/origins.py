@@ -1,0 +1,73 @@
+"""What made each piece of a streamed answer: the field ``streamco`` of its chunks, which OpenAI's API doesn't have.
+
+A request asks for it by ``"stream_options": {"include_origin": true}``, and servers never get that option. Then each chunk has
+``"streamco": {"endpoint": NAME, "origin": ORIGIN}``. The first chunk, and after that at most four a second, also have ``report``: the
+figures so far, as ``streamco.Report`` in JSON. When all work has ended, a chunk without choices has the final report.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+
+from streamco.client.speculation.output import SpeculatedChunk
+from streamco.client.stream import ChatStream
+from streamco.core.report import Report
+from streamco.core.speculation.events import Origin
+from streamco.errors import StreamConsumed
+from streamco.openai_types import ChatCompletionChunk
+from streamco.server.http.encoding import Json
+
+__all__ = ["EXTENSION", "ORIGIN_OPTION", "OriginFields"]
+
+EXTENSION = "streamco"  # the field of a chunk
+ORIGIN_OPTION = "include_origin"
+REPORT_SECONDS = 0.25  # between two reports; often enough for figures that a person follows
+
+_SPECULATED: Mapping[Origin, str] = {
+    "accepted": "accepted",
+    "corrected": "corrected",
+    "bonus": "bonus",
+    "device": "device",
+    "remote": "server",
+}
+
+
+class OriginFields:
+    """Makes the fields of one answer's chunks.
+
+    Args:
+        answer: the answer, which the caller reads.
+        clock: seconds, monotonic.
+    """
+
+    def __init__(self, answer: ChatStream, clock: Callable[[], float] = time.monotonic) -> None:
+        self._answer = answer
+        self._clock = clock
+        self._next_report: float | None = None
+        self._kinds: Mapping[str | None, str] = {}  # of all endpoints that the answer may come from, by name
+
+    def describe(self, chunk: ChatCompletionChunk) -> Json:
+        """Return the field of the chunk that was read last."""
+        source, now = self._answer.source, self._clock()
+        field: Json = {"endpoint": source}
+        if self._next_report is None or now >= self._next_report:
+            self._next_report = now + REPORT_SECONDS
+            field["report"] = report = self._answer.report
+            self._kinds = {part.name: part.kind for part in report.endpoints}
+        origin = self._origin_of(chunk, source)
+        return field if origin is None else {**field, "origin": origin}
+
+    def _origin_of(self, chunk: ChatCompletionChunk, source: str | None) -> str | None:
+        """Return what made the chunk's text; None: a speculated answer's chunk has none."""
+        if isinstance(chunk, SpeculatedChunk):
+            return None if chunk.origin is None else _SPECULATED.get(chunk.origin)
+        return self._kinds.get(source)
+
+    async def finish(self) -> Report | None:
+        """Wait until all work for the answer has ended, and return the final report; None: the answer never began."""
+        await self._answer.aclose()
+        try:
+            return self._answer.report
+        except StreamConsumed:
+            return None
