@@ -62,6 +62,7 @@ def test_a_machine_that_can_not_compile_gets_the_python_twins(sources: Path, env
         names = archive.namelist()
         archive.extractall(tmp_path / "installed")
     assert "streamco/_native/ring_py.py" in names
+    assert {f"streamco/proxy/page/{file}" for file in ("index.html", "page.css", "page.js", "icon.svg")} <= set(names)
     assert not [name for name in names if name.endswith((".so", ".c", ".h", ".pyx"))]
     run = subprocess.run(
         [sys.executable, "-c", SHOW], cwd=tmp_path / "installed", env=environment, capture_output=True, text=True, check=True, timeout=60

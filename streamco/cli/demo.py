@@ -19,6 +19,7 @@ from msgspec.structs import replace
 from streamco.cli.options import add_answer_arguments, add_look_arguments, add_prompt_arguments, budget_of, model_file, number, option
 from streamco.cli.runtime import run_async, waiting
 from streamco.cli.server_process import running_server
+from streamco.cli.serving import serve_until_stopped
 from streamco.cli.ui.answer import AnswerSettings, read_answer
 from streamco.cli.ui.control_characters import print_plain
 from streamco.cli.ui.slash_commands import pace_text
@@ -38,7 +39,7 @@ __all__ = ["add_arguments", "run"]
 
 DESCRIPTION = """\
 A server and a device on this machine: a server with the measured latency of a real one, and a smaller copy of its model on the device.
-Three prompts show which side answers when, and when an answer moves. On a terminal you can go on asking.
+Three prompts show which side answers when, and when an answer moves. On a terminal you can go on asking. With --page you ask in a browser.
 """
 LATENCY = "openai-gpt-3.5-turbo-0125"
 PRICES = TokenPrices(prompt=0.5e-6, completion=1.5e-6)  # OpenAI's list price of that model, US dollars per token
@@ -97,6 +98,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--device", metavar="PATH", help="GGUF file of the device's model; without it a smaller copy of the server's")
     parser.add_argument("--server", metavar="PATH", help="GGUF file of the server's model (the packaged one)")
+    parser.add_argument("--page", action="store_true", help="a chat for browsers on a free port of this machine, until Ctrl-C")
     parser.add_argument("--split", action="store_true", help="a model in three parts, the middle one at the server (docs/split.md)")
     parser.add_argument(
         "--rtt-ms",
@@ -123,6 +125,8 @@ def run(args: argparse.Namespace) -> int:
     if args.latency == "list":
         print_plain("\n".join(packaged_names("latency")))
         return 0
+    if args.page:
+        _check_page_arguments(args)
     if args.json and args.prompt is None:
         raise ConfigError("--json: expected --prompt TEXT beside it, got none")
     if args.split:
@@ -137,7 +141,21 @@ def run(args: argparse.Namespace) -> int:
     return run_async(lambda: _demo(args))
 
 
+def _check_page_arguments(args: argparse.Namespace) -> None:
+    """Check that no option is given that has no effect on a page, where each prompt is typed into a browser.
+
+    Raises:
+        ConfigError: one is given.
+    """
+    for name in ("split", "prompt", "json", "system", "max_tokens", "temperature"):
+        value = getattr(args, name)
+        if value is not None and value is not False:
+            raise ConfigError(f"--{name.replace('_', '-')}: expected none with --page, got {value}")
+
+
 async def _demo(args: argparse.Namespace) -> int:
+    if args.page:
+        return await _serve_page(args)
     if args.split:
         from streamco.cli.demo_split import run_split_demo
 
@@ -152,6 +170,17 @@ async def _demo(args: argparse.Namespace) -> int:
             view.heading("now you: ask anything, /report tells all about an answer")
             return await converse(client, args, view)
         return code
+
+
+async def _serve_page(args: argparse.Namespace) -> int:
+    """Serve both sides and the page on a free loopback port until SIGINT or SIGTERM, and return the exit code."""
+    from streamco.proxy.app import serving
+    from streamco.proxy.config import ProxyOptions
+
+    async with _client(args) as client:
+        print_plain("open the address below in a browser; Ctrl-C ends the demo", sys.stderr)
+        await serve_until_stopped(serving(client.with_options(pace=args.pace), ProxyOptions(page=True)), None)
+    return 0
 
 
 def _introduce(args: argparse.Namespace, view: View) -> None:

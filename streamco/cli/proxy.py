@@ -101,6 +101,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     listen.add_argument("--max-streams", default=argparse.SUPPRESS, type=option(whole_number), metavar="N", help="answers at once (64)")
     listen.add_argument("--keepalive", default=argparse.SUPPRESS, type=float, metavar="S", help="silence before a comment (10)")
+    listen.add_argument("--page", action="store_true", help="serve a chat for browsers at /")
     listen.add_argument("--no-metrics", action="store_true", help="no GET /metrics")
     listen.add_argument("--otel", action="store_true", help="export spans by OTLP to $OTEL_EXPORTER_OTLP_ENDPOINT; needs streamco[otel]")
     listen.add_argument("--ready-fd", type=int, metavar="FD", help="write the address to this file descriptor and close it, once ready")
@@ -166,6 +167,8 @@ def effective_config(args: argparse.Namespace) -> ProxyConfig:
         proxy["cors"] = tuple(args.cors)
     if args.no_auth:
         proxy["allow_open"] = True
+    if args.page:
+        proxy["page"] = True
     if args.no_metrics:
         proxy["metrics"] = False
     if args.otel:

@@ -22,6 +22,7 @@ from streamco.client.observers.metrics import AnswerMetrics
 from streamco.client.stream import ChatStream
 from streamco.proxy.config import MODEL, ProxyOptions
 from streamco.proxy.origins import OriginFields
+from streamco.proxy.page.routes import PAGE_PATHS, add_page
 from streamco.proxy.requests import ParsedRequest, parse_chat, parse_completion, unknown_model
 from streamco.proxy.response_shapes import ChatShape, CompletionShape
 from streamco.proxy.streaming import answer_whole, stream_answer
@@ -136,10 +137,13 @@ def make_app(client: Client, options: ProxyOptions | None = None) -> web.Applica
     options = options or ProxyOptions()
     proxy = Proxy(client, options)
     registry = make_registry() if options.metrics else None
-    app = make_application(proxy, options, logger=logging.getLogger("streamco.proxy"), registry=registry)
+    open_paths = PAGE_PATHS if options.page else frozenset[str]()
+    app = make_application(proxy, options, logger=logging.getLogger("streamco.proxy"), registry=registry, deferred=open_paths)
     if registry is not None:
         _follow(app, client, AnswerMetrics(registry))
     app.router.add_get("/streamco/totals", proxy.totals)
+    if options.page:
+        add_page(app, options.cors)
     app[PROXY] = proxy
     return app
 

@@ -56,6 +56,7 @@ class ProxyOptions(ListenOptions, frozen=True, kw_only=True):
     unknown_models: UnknownModels = "pass"  # "pass": other names go to the servers, and a header says if the device answers; "refuse": 404
     raw_prompts: bool = False  # /v1/completions: pass the prompt as it is; False: as a user's message, which suits every endpoint
     max_body_bytes: int = 16 << 20  # images travel inside requests
+    page: bool = False  # serve a chat for browsers at "/"; then POST requests of other origins are refused, unless ``cors`` names them
 
 
 PACKAGED = "packaged"  # [device] model: the one that is installed from the package index
@@ -72,6 +73,7 @@ class ProxySection(Struct, frozen=True, kw_only=True):
     api_key_env: str = KEY_VARIABLE  # not set in the environment: no key
     allow_open: bool = False
     cors: tuple[str, ...] = ()
+    page: bool = False  # serve a chat for browsers at "/"
     unknown_models: UnknownModels = "pass"
     max_body_bytes: int = 16 << 20
     max_streams: int = 64

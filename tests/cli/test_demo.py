@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import urllib.request
 import uuid
 from pathlib import Path
 
@@ -101,6 +102,47 @@ def test_drafts_are_explained_in_plain_lines() -> None:
     assert lines[0] == "  tokens: 36 accepted, 8 corrected, 4 after drafts accepted whole, 30 not verified"
     assert lines[1].endswith("in 50% of them the next draft was there with the verdict")
     assert lines[2] == "  the server's own answer: no; it computed 60 tokens for 132 of the answer"
+
+
+@pytest.mark.model
+def test_the_page_serves_both_sides_until_ctrl_c(mark: str) -> None:
+    with subprocess.Popen(
+        [sys.executable, *DEMO, "--page", "--pace", "off"], text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE, cwd=ROOT
+    ) as process:
+        try:
+            assert process.stdout is not None
+            address = process.stdout.readline().removeprefix("listening on ").strip()
+            assert address.startswith("http://127.0.0.1:")
+            with urllib.request.urlopen(f"{address}/page.js", timeout=30) as response:
+                assert response.status == 200
+            body = {
+                "messages": [{"role": "user", "content": "What is the capital of France?"}],
+                "stream": True,
+                "max_tokens": 12,
+                "temperature": 0,
+                "stream_options": {"include_origin": True},
+            }
+            headers = {"Content-Type": "application/json", "Origin": address}
+            request = urllib.request.Request(f"{address}/v1/chat/completions", json.dumps(body).encode(), headers)
+            with urllib.request.urlopen(request, timeout=60) as response:
+                text = response.read().decode()
+            process.send_signal(signal.SIGINT)
+            rest, errors = process.communicate(timeout=60)
+        finally:
+            process.kill()  # a test that fails must not wait for it
+    assert "Paris" in text
+    assert '"streamco":{"endpoint":' in text
+    assert (process.returncode, rest) == (0, "")
+    assert "open the address below in a browser" in errors
+    assert servers(mark) == []
+
+
+@pytest.mark.parametrize(
+    "words", [("--split",), ("--prompt", "Hi"), ("--json",), ("--system", "x"), ("--max-tokens", "3"), ("--temperature", "0")]
+)
+def test_what_has_no_effect_on_a_page_is_refused_beside_it(words: tuple[str, ...], capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["demo", "--page", *words]) == 2
+    assert f"{words[0]}: expected none with --page, got" in capsys.readouterr().err
 
 
 @pytest.mark.model

@@ -122,6 +122,20 @@ def test_a_pace_on_the_command_line_may_follow_the_text(config: str) -> None:
     assert proxy.effective_config(parse("--config", config, "--pace", "smooth")).dispatch.pace == "smooth"
 
 
+def test_the_page_is_served_if_it_is_asked_for(tmp_path: Path) -> None:
+    assert not proxy.effective_config(parse()).proxy.page
+    assert proxy.effective_config(parse("--page")).proxy.page
+    file = tmp_path / "proxy.toml"
+    file.write_text("[proxy]\npage = true\n")
+    assert proxy.effective_config(parse("--config", str(file))).proxy.page
+    with process(FAKE.format(second=0.0), "--port", "0", "--page") as running:
+        with urllib.request.urlopen(address_of(running) + "/", timeout=30) as response:
+            assert response.headers["Content-Type"] == "text/html; charset=utf-8"
+            assert b"page.js" in response.read()
+        running.terminate()
+        assert running.wait(timeout=30) == 0
+
+
 def test_who_drafts_and_who_verifies_can_be_said_on_the_command_line() -> None:
     speculate = proxy.effective_config(parse("--mode", "speculate", "--verifier", "ws://127.0.0.1:9")).speculate
     assert (speculate.mode, speculate.verifier, speculate.budget) == ("speculate", "ws://127.0.0.1:9", 1.0)

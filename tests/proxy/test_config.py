@@ -205,7 +205,7 @@ def test_any_configuration_survives_being_printed(config: ProxyConfig) -> None:
 
 def test_the_files_defaults_are_the_options_own() -> None:
     section, options = ProxySection(), ProxyOptions()
-    for name in ("host", "allow_open", "max_body_bytes", "max_streams", "keepalive", "idle_timeout", "reader_timeout"):
+    for name in ("host", "allow_open", "page", "max_body_bytes", "max_streams", "keepalive", "idle_timeout", "reader_timeout"):
         assert getattr(section, name) == getattr(options, name), name
 
 

@@ -59,7 +59,7 @@ def make_application(
         api: the handlers.
         options: key and limits.
         logger: gets a line for each request.
-        deferred: paths with handlers that check the key themselves.
+        deferred: paths with handlers that check the key themselves, or need none.
         registry: the figures of ``GET /metrics``; None: there is no such path.
     """
     middlewares = [access_log(logger), translate_errors, authorize(options, deferred=deferred)]

@@ -64,7 +64,7 @@ def authorize(options: ListenOptions, *, deferred: frozenset[str] = frozenset())
 
     Args:
         options: the key, or permission to do without.
-        deferred: paths with handlers that check the key themselves.
+        deferred: paths with handlers that check the key themselves, or need none.
     """
     is_guarded = not options.has_key and not options.allow_open
     open_paths = OPEN_PATHS | deferred

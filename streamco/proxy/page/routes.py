@@ -1,0 +1,96 @@
+"""Routes of the page: static files with fixed content types, and a check of the origin of every request that makes work.
+
+The page loads nothing from elsewhere, has no inline script or style, and shows all text as text. Its policy lets the browser hold it to
+that. The files hold no secret, so they need no key; the page sends the key that its user types with each request to the API.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+from aiohttp import web
+from aiohttp.typedefs import Handler, Middleware
+from msgspec import Struct
+
+from streamco.errors import MAX_NAME, shorten
+from streamco.server.http.cors import ANY_ORIGIN
+from streamco.server.http.errors import RequestError
+
+__all__ = ["FILES", "HEADERS", "PAGE_PATHS", "PageFile", "add_page"]
+
+FOLDER = Path(__file__).parent
+
+
+class PageFile(Struct, frozen=True):
+    """A file of the page, and the content type that it is served with."""
+
+    name: str
+    content_type: str
+
+    def read(self) -> bytes:
+        """Return the file's bytes."""
+        return (FOLDER / self.name).read_bytes()
+
+
+FILES: Mapping[str, PageFile] = {
+    "/": PageFile("index.html", "text/html; charset=utf-8"),
+    "/page.css": PageFile("page.css", "text/css; charset=utf-8"),
+    "/page.js": PageFile("page.js", "text/javascript; charset=utf-8"),
+    "/icon.svg": PageFile("icon.svg", "image/svg+xml"),
+}
+PAGE_PATHS = frozenset(FILES)
+
+_POLICY = (
+    "default-src 'self'; base-uri 'none'; form-action 'self'; frame-ancestors 'none'; object-src 'none'; "
+    "require-trusted-types-for 'script'; trusted-types 'none'"  # text can't become a script or markup, whatever the page's code does
+)
+HEADERS: Mapping[str, str] = {
+    "Content-Security-Policy": _POLICY,
+    "X-Content-Type-Options": "nosniff",
+    "Referrer-Policy": "no-referrer",
+    "Cross-Origin-Resource-Policy": "same-origin",
+    "Cache-Control": "no-cache",  # another version of the package has another page
+}
+_SAFE_METHODS = frozenset({"GET", "HEAD", "OPTIONS"})
+
+
+def add_page(app: web.Application, cors: tuple[str, ...]) -> None:
+    """Serve the page, and refuse requests that make work if a page of another origin sends them.
+
+    Args:
+        app: the proxy's application.
+        cors: origins that may send such requests all the same.
+    """
+    for path, file in FILES.items():
+        app.router.add_get(path, _handler(file))
+    app.middlewares.append(_refuse_other_origins(frozenset(cors)))
+
+
+def _handler(file: PageFile) -> Handler:
+    body, headers = file.read(), {**HEADERS, "Content-Type": file.content_type}
+
+    async def handle(_request: web.Request) -> web.StreamResponse:
+        return web.Response(body=body, headers=headers)
+
+    return handle
+
+
+def _refuse_other_origins(allowed: frozenset[str]) -> Middleware:
+    @web.middleware
+    async def middleware(request: web.Request, handler: Handler) -> web.StreamResponse:
+        origin = request.headers.get("Origin")
+        if origin is not None and request.method not in _SAFE_METHODS and origin not in allowed and ANY_ORIGIN not in allowed:
+            host = request.headers.get("Host", "")
+            if not _is_same(origin, host):
+                expected = f"the page's own, {shorten(host, MAX_NAME)}"
+                raise RequestError(403, f"origin: expected {expected}, or none, got {shorten(origin, MAX_NAME)}")
+        return await handler(request)
+
+    return middleware
+
+
+def _is_same(origin: str, host: str) -> bool:
+    """Return True if an origin is that of a page from this host. Its scheme may be another, because a proxy may add TLS."""
+    scheme, _, place = origin.partition("://")
+    return scheme in {"http", "https"} and bool(place) and place.lower() == host.lower()

@@ -1,0 +1,330 @@
+"""The page in a real browser: what it shows, what it sends, and what it can't be made to do."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Sequence
+from typing import Any, Literal
+from urllib.parse import urlsplit
+
+import pytest
+import pytest_asyncio
+
+pytest.importorskip("playwright", reason="needs the package playwright")
+
+from playwright.async_api import Browser, Error, expect
+
+from streamco.endpoints.base import Capabilities, TokenPrices
+from streamco.errors import EndpointConnectError, EndpointProtocolError
+from streamco.proxy.app import serving
+from streamco.proxy.config import ProxyOptions
+from streamco.testing.endpoint import ScriptedEndpoint
+from tests.client.helpers import ShapedDevice, device, server
+from tests.client.speculating import PROMPT, World
+from tests.proxy.page.browser import CHROMIUM, Visit, browsing, visiting
+from tests.proxy.page.test_routes import contrast
+from tests.proxy.support import RunningProxy, proxying
+from tests.server.support import until
+
+pytestmark = [
+    pytest.mark.peer,
+    pytest.mark.skipif(CHROMIUM is None, reason="needs an installed Chromium"),
+    pytest.mark.asyncio(loop_scope="module"),  # one browser for all tests; each has a tab with storage of its own
+]
+
+ATTACK = '<img src=x onerror="window.hit=1"><script>window.hit=1</script><svg onload="window.hit=1">'
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def browser() -> AsyncIterator[Browser]:
+    async with browsing() as launched:
+        yield launched
+
+
+@pytest_asyncio.fixture(loop_scope="module")
+async def visit(browser: Browser) -> AsyncIterator[Visit]:
+    async with visiting(browser) as opened:
+        yield opened
+        assert not opened.complaints
+        assert {urlsplit(url).hostname for url in opened.requests} <= {"127.0.0.1"}
+
+
+def address(proxy: RunningProxy) -> str:
+    return f"http://127.0.0.1:{proxy.runner.addresses[0][1]}/"
+
+
+def told(endpoint: ScriptedEndpoint) -> list[Any]:
+    """The messages that the endpoint got last."""
+    messages: list[Any] = list(endpoint.streams[-1].request.messages or [])
+    return messages
+
+
+def moving(story: Sequence[str]) -> tuple[ScriptedEndpoint, ScriptedEndpoint]:
+    """A device and a server; the server begins, and the device goes on because it is cheaper."""
+    dear = server([(0.02 * number, word) for number, word in enumerate(story)], prices=TokenPrices(prompt=1e-6, completion=9e-6))
+    script: list[tuple[float, Any]] = [(30.0 + 0.02 * number, word) for number, word in enumerate(story)]
+    able = Capabilities(continuation="token_ids", pre_copy="append")
+    return ShapedDevice("device", script, kind="device", tokens=10, capabilities=able), dear
+
+
+async def test_both_sides_are_tinted_the_hand_over_stands_at_its_place_and_the_race_is_drawn(visit: Visit) -> None:
+    story = [f"word{number} " for number in range(80)]
+    async with proxying(*moving(story), policy="both", budget=1.0, pace=25, page=True) as proxy:
+        await visit.open(address(proxy))
+        await visit.ask("Tell me a story")
+        await visit.ended()
+        (_, before), (_, mark), (_, after) = runs = await visit.runs()
+        assert [name for name, _ in runs] == ["tint server", "handover", "tint device"]
+        assert mark == "server → device"
+        assert before + after == "".join(story)
+        sides = await visit.texts(".race .words")
+        assert any("asked at once, first token" in words and "began the answer" in words and "stopped at" in words for words in sides)
+        assert any("took over and went on" in words for words in sides)
+        change, shown, note = await visit.texts(".race li")
+        assert shown.startswith("the text was shown until ")
+        assert change.startswith("hand-over at ")
+        assert f"after token {len(before.split())}: server → device" in change
+        assert "cheaper, saved $" in change
+        assert note.startswith("note: device went on for server, because it is cheaper")
+        (live,) = await visit.texts(".live")
+        assert "tokens/s" in live
+        for bar in await visit.page.locator(".track .bar").all():
+            box = await bar.bounding_box()
+            assert box is not None
+            assert box["width"] >= 2
+        assert await visit.page.locator(".track .first").count() >= 2
+
+
+async def test_a_speculated_answer_is_tinted_by_what_became_of_its_drafts(visit: Visit) -> None:
+    world = World()
+    async with world.scripted() as verifier, world.speculating(verifier) as client, serving(client, ProxyOptions(page=True)) as url:
+        await visit.open(url.removesuffix("/v1") + "/")
+        await visit.ask(PROMPT)
+        await visit.ended()
+        runs = await visit.runs()
+        words = await visit.texts(".race .words")
+    world.close()
+    assert len("".join(text for _, text in runs).split()) == len(world.own(world.prompt_ids())), "sampled, but of the same length"
+    assert {"tint accepted", "tint corrected"} <= {name for name, _ in runs} <= {"tint accepted", "tint corrected", "tint bonus"}
+    assert any("drafted" in text for text in words)
+    assert any("verified the drafts" in text for text in words)
+
+
+async def test_figures_come_while_the_answer_does_and_the_race_is_seen(visit: Visit) -> None:
+    side = server([(0.0, "one"), (60.0, "two")], prices=TokenPrices(prompt=1e-6, completion=2e-6))
+    async with proxying(device([(90.0, "D")]), side, policy="both", page=True) as proxy:
+        await visit.open(address(proxy))
+        await visit.ask("Hello")
+        live = visit.page.locator(".live")
+        await expect(live).to_contain_text("first token")
+        await expect(live).to_contain_text("cost $")
+        await expect(live).to_contain_text("budget left")
+        await expect(visit.page.locator(".race .name")).to_have_count(2)
+        await expect(visit.page.locator(".answer .text")).to_have_attribute("aria-busy", "true")
+        await visit.page.click("#stop")
+        await visit.ended("stopped")
+        await expect(visit.page.locator(".answer .text")).to_have_attribute("aria-busy", "false")
+        assert all("at work when you stopped it at " in words for words in await visit.texts(".race .words"))
+
+
+@pytest.mark.parametrize("way", ["button", "key"])
+async def test_stopping_an_answer_stops_the_work_at_both_sides(visit: Visit, way: str) -> None:
+    near, far = device([(60.0, "n")]), server([(0.05, "one "), (60.0, "two")])
+    async with proxying(near, far, policy="both", budget=1.0, page=True) as proxy:
+        await visit.open(address(proxy))
+        await visit.ask("Hello")
+        await expect(visit.page.locator(".answer .text")).to_have_text("one ")
+        await (visit.page.click("#stop") if way == "button" else visit.page.press("#prompt", "Escape"))
+        await visit.ended("stopped")
+        await expect(visit.page.locator("#prompt")).to_be_focused()
+        await until(lambda: near.active == 0 and far.active == 0)
+        await until(lambda: proxy.proxy.active == 0)
+        assert far.streams[0].is_cancelled
+        far.script = [(0.0, "three")]
+        await visit.ask("And now?")
+        await visit.ended()
+        asked, answered = {"role": "user", "content": "Hello"}, {"role": "assistant", "content": "one "}
+        assert told(far) == [asked, answered, {"role": "user", "content": "And now?"}], "what was said stays in the conversation"
+
+
+async def test_the_conversation_is_sent_whole_each_time_until_a_new_one_begins(visit: Visit) -> None:
+    side = server([(0.0, "Yes"), (0.0, ".")])
+    async with proxying(server=side, page=True) as proxy:
+        await visit.open(address(proxy))
+        for prompt in ("One?", "Two?"):
+            await visit.ask(prompt)
+            await visit.ended()
+        assert [message["content"] for message in told(side)] == ["One?", "Yes.", "Two?"]
+        await visit.page.click("#new")
+        await expect(visit.page.locator("article")).to_have_count(0)
+        await visit.ask("Three?")
+        await visit.ended()
+        assert [message["content"] for message in told(side)] == ["Three?"]
+
+
+async def test_a_reload_stops_the_answer_and_begins_a_new_conversation(visit: Visit) -> None:
+    side = server([(0.0, "one"), (60.0, "two")])
+    async with proxying(server=side, page=True) as proxy:
+        await visit.open(address(proxy))
+        await visit.ask("Hello")
+        await expect(visit.page.locator(".answer .text")).to_have_text("one")
+        await visit.page.reload()
+        await until(lambda: side.active == 0 and proxy.proxy.active == 0)
+        await expect(visit.page.locator("article")).to_have_count(0)
+        side.script = [(0.0, "again")]
+        await visit.ask("Hello")
+        await visit.ended()
+        assert await visit.texts(".answer .text") == ["again"]
+
+
+async def test_markup_in_prompts_answers_names_and_errors_is_text(visit: Visit) -> None:
+    broken = EndpointProtocolError(f"expected an answer, got {ATTACK}")
+    side = server([(0.0, ATTACK), (0.0, " and more"), (0.1, broken)], name="<b>server</b>")
+    async with proxying(server=side, page=True) as proxy:
+        await visit.open(address(proxy))
+        await visit.ask(ATTACK)
+        await visit.ended("failed")
+        assert await visit.texts(".user .text") == [ATTACK]
+        assert await visit.texts(".answer .text") == [ATTACK + " and more"]
+        assert ATTACK in (await visit.texts(".failure"))[0]
+        assert await visit.texts(".race .name") == ["<b>server</b>"]
+        assert await visit.page.locator("main img, main script, main svg, main b").count() == 0
+        assert await visit.page.evaluate("window.hit ?? null") is None
+        own = {"/", "/page.css", "/page.js", "/icon.svg", "/v1/models", "/v1/chat/completions"}
+        assert {urlsplit(url).path for url in visit.requests} <= own
+
+
+async def test_the_browser_is_given_the_policy_and_holds_the_page_to_it(browser: Browser) -> None:
+    async with visiting(browser) as visit, proxying(server=server(), page=True) as proxy:
+        response = await visit.page.goto(address(proxy))
+        assert response is not None
+        assert "default-src 'self'" in (await response.header_value("content-security-policy") or "")
+        assert not visit.complaints
+        with pytest.raises(Error, match="TrustedHTML"):
+            await visit.page.evaluate("document.body.innerHTML = '<b>x</b>'")
+        elsewhere = "fetch('http://127.0.0.1:9/').then(() => 'answered', () => 'refused')"
+        assert await visit.page.evaluate(elsewhere) == "refused"
+        assert any("Content Security Policy" in complaint for complaint in visit.complaints)
+        await visit.page.evaluate("document.body.append(Object.assign(document.createElement('img'), {src: 'http://127.0.0.1:9/x.png'}))")
+        await expect(visit.page.locator("img")).to_have_count(1)
+        assert await visit.page.locator("img").evaluate("image => image.naturalWidth") == 0
+
+
+async def test_enter_sends_and_shift_enter_begins_a_line(visit: Visit) -> None:
+    side = server([(0.0, "ok")])
+    async with proxying(server=side, page=True) as proxy:
+        await visit.open(address(proxy))
+        await visit.page.keyboard.press("Enter")
+        assert not side.streams, "nothing was typed"
+        await visit.page.keyboard.type("one")
+        await visit.page.keyboard.press("Shift+Enter")
+        await visit.page.keyboard.type("two")
+        await visit.page.keyboard.press("Enter")
+        await visit.ended()
+        assert told(side) == [{"role": "user", "content": "one\ntwo"}]
+        assert await visit.page.input_value("#prompt") == ""
+
+
+async def test_every_control_is_reached_by_the_keyboard_and_shows_it(visit: Visit) -> None:
+    side = server()
+    async with proxying(server=side, page=True) as proxy:
+        await visit.open(address(proxy))
+        reached = []
+        for key in ("Shift+Tab", "Shift+Tab", "Tab", "Tab", "Tab", "Tab"):
+            await visit.page.keyboard.press(key)
+            focused = visit.page.locator(":focus")
+            reached.append(await focused.evaluate("element => element.id || element.tagName"))
+            assert await focused.evaluate("element => getComputedStyle(element).outlineStyle") == "solid"
+        await visit.page.fill("#prompt", "Hello")
+        side.script = [(0.0, "one"), (60.0, "two")]
+        await visit.page.press("#send", "Space")
+        await expect(visit.page.locator("#stop")).to_be_focused()
+        await visit.page.keyboard.press("Space")
+        await visit.ended("stopped")
+        await expect(visit.page.locator("#prompt")).to_be_focused()
+    assert reached == ["SUMMARY", "new", "SUMMARY", "prompt", "send", "limit"], "the stop button only while an answer comes"
+
+
+async def test_the_longest_answer_is_sent_if_it_is_given(visit: Visit) -> None:
+    side = server([(0.0, "ok")])
+    async with proxying(server=side, page=True) as proxy:
+        await visit.open(address(proxy))
+        for limit in ("7", ""):
+            await visit.page.fill("#limit", limit)
+            await visit.ask("Hello")
+            await visit.ended()
+    assert [stream.request.sampling.max_tokens for stream in side.streams] == [7, None]
+
+
+async def test_a_key_is_asked_for_and_kept_in_this_tab_alone(browser: Browser) -> None:
+    async with visiting(browser) as visit, proxying(server=server([(0.0, "ok")]), page=True, api_key="sk-proxy") as proxy:
+        page = visit.page
+        await visit.open(address(proxy))
+        await expect(page.locator("#access")).to_be_visible()
+        await visit.ask("Hello")
+        await visit.ended("failed")
+        assert await page.input_value("#prompt") == "Hello", "the prompt can be sent again"
+        await expect(page.locator("#key")).to_be_focused()
+        await page.keyboard.type("sk-proxy")
+        await page.keyboard.press("Enter")
+        await expect(page.locator("#access")).to_be_hidden()
+        await expect(page.locator("#prompt")).to_be_focused()
+        await page.keyboard.press("Enter")
+        await visit.ended()
+        await page.reload()
+        await visit.ask("Again")
+        await visit.ended()
+        assert await page.evaluate("[{...sessionStorage}, localStorage.length, document.cookie]") == [{"streamco-key": "sk-proxy"}, 0, ""]
+        assert not [url for url in visit.requests if "sk-proxy" in url]
+        other = await page.context.new_page()
+        await other.goto(address(proxy))
+        await expect(other.locator("#access")).to_be_visible()
+
+
+async def test_without_a_key_none_is_asked_for(visit: Visit) -> None:
+    async with proxying(server=server(), page=True) as proxy:
+        await visit.open(address(proxy))
+        await visit.ask("Hello")
+        await visit.ended()
+        await expect(visit.page.locator("#access")).to_be_hidden()
+
+
+async def test_an_answer_that_fails_says_why_and_the_chat_goes_on(browser: Browser) -> None:
+    side = server([(0.0, EndpointConnectError("expected a connection, got it refused"))])
+    async with visiting(browser) as visit, proxying(server=side, page=True) as proxy:
+        await visit.open(address(proxy))
+        await visit.ask("Hello")
+        await visit.ended("failed")
+        assert await visit.texts(".failure") == ["server: expected a connection, got it refused"]
+        side.script = [(0.0, "ok")]
+        await visit.page.press("#prompt", "Enter")
+        await visit.ended()
+        assert told(side) == [{"role": "user", "content": "Hello"}]
+        assert ["502" in complaint for complaint in visit.complaints] == [True]
+
+
+async def test_it_fits_the_screen_and_its_text_can_be_read(visit: Visit) -> None:
+    story = ["Supercalifragilisticexpialidocious" * 3 + " ", *(f"word{number} " for number in range(60))]
+    async with proxying(*moving(story), policy="both", budget=1.0, pace=25, page=True) as proxy:
+        await visit.open(address(proxy))
+        await visit.ask("Tell me a story")
+        await visit.ended()
+        for width, scheme in LOOKS:
+            await visit.page.set_viewport_size({"width": width, "height": 740})
+            await visit.page.emulate_media(color_scheme=scheme)
+            assert await visit.page.evaluate("document.documentElement.scrollWidth") <= width
+            for selector in (".tint", ".live", ".race .words", ".handover", ".user .text", ".actions label", "#send"):
+                for text, ground in await visit.page.locator(selector).evaluate_all(COLORS):
+                    assert contrast(hexadecimal(text), hexadecimal(ground)) >= 4.5, (selector, width, scheme)
+
+
+LOOKS: tuple[tuple[int, Literal["light", "dark"]], ...] = ((360, "light"), (360, "dark"), (1280, "light"), (1280, "dark"))
+COLORS = """elements => elements.map((element) => {
+  let ground = element;
+  while (getComputedStyle(ground).backgroundColor === "rgba(0, 0, 0, 0)") ground = ground.parentElement;
+  return [getComputedStyle(element).color, getComputedStyle(ground).backgroundColor];
+})"""
+
+
+def hexadecimal(color: str) -> str:
+    """``rgb(1, 2, 3)`` as ``#010203``."""
+    return "#" + "".join(f"{int(part):02x}" for part in color.removeprefix("rgb(").removesuffix(")").split(","))
