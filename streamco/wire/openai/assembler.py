@@ -21,6 +21,7 @@ from streamco.openai_types import (
     with_further,
 )
 from streamco.wire.openai.further_parts import FurtherParts, join_items
+from streamco.wire.openai.tool_calls import CallParts, ToolCalls
 
 __all__ = ["CompletionAssembler", "assemble"]
 
@@ -120,8 +121,8 @@ class _ChoiceParts:
         self.role = "assistant"
         self.finish_reason: str | None = None
         self.logprobs: Any = None
-        self.calls = _ToolCalls()
-        self.function = _ToolCalls()  # at most one
+        self.calls = ToolCalls()
+        self.function = ToolCalls()  # at most one
         self.names_it_reasoning = False
         self.reasoning_details: list[list[Any]] = []
         self.provided = FurtherParts(are_deltas=False)
@@ -181,8 +182,8 @@ class _ChoiceParts:
             self.function.add(ToolCallDelta(index=0, function=delta.function_call))
 
     def choice(self, index: int) -> Choice:
-        calls = self.calls.tool_calls()
-        functions = [call.function for call in self.function.tool_calls()]
+        calls = _tool_calls(self.calls)
+        functions = [call.function for call in _tool_calls(self.function)]
         content, thinking = "".join(self.content), "".join(self.reasoning) or None
         message = ChatCompletionMessage(
             content=content if content or (self.has_content and not calls and not functions) else None,
@@ -199,65 +200,11 @@ class _ChoiceParts:
         return _complete(_complete(choice, self.provided), self.further, dropping=("text",))
 
 
-class _CallParts:
-    def __init__(self) -> None:
-        self.id = ""
-        self.kind = ""
-        self.name = ""
-        self.arguments: list[str] = []
-        self.further = FurtherParts(are_deltas=False)
-        self.function_further = FurtherParts(are_deltas=False)
+def _tool_calls(calls: ToolCalls) -> list[ToolCall]:
+    return [_tool_call(call) for call in calls.calls]
 
 
-class _ToolCalls:
-    """The tool calls in deltas as real servers send them, in the order in which they began.
-
-    A delta belongs to the call with its index. Without an index it belongs to the call with its id, without either to the last call.
-    A new call begins with a new id on a known index, because some servers number every parallel call 0. Without index and id a new call
-    begins with a name after arguments.
-    """
-
-    def __init__(self) -> None:
-        self._calls: list[_CallParts] = []
-        self._by_index: dict[int, _CallParts] = {}
-        self._by_id: dict[str, _CallParts] = {}
-
-    def add(self, delta: ToolCallDelta) -> None:
-        call = self._find(delta) or self._begin()
-        if delta.index is not None:
-            self._by_index[delta.index] = call
-        if delta.id and not call.id:
-            call.id = delta.id
-            self._by_id.setdefault(delta.id, call)
-        call.kind = delta.type or call.kind
-        call.further.add(further_fields(delta))
-        function = delta.function
-        if function is None:
-            return
-        call.function_further.add(further_fields(function))
-        if function.name and function.name != call.name:  # some servers repeat the name, some split it
-            call.name += function.name
-        if function.arguments:
-            call.arguments.append(function.arguments)
-
-    def _find(self, delta: ToolCallDelta) -> _CallParts | None:
-        if delta.index is not None:
-            call = self._by_index.get(delta.index)
-            return None if call is not None and delta.id and call.id and delta.id != call.id else call
-        if delta.id:
-            return self._by_id.get(delta.id)
-        last = self._calls[-1] if self._calls else None
-        has_new_name = delta.function is not None and bool(delta.function.name)
-        return None if last is not None and last.arguments and has_new_name else last
-
-    def _begin(self) -> _CallParts:
-        self._calls.append(_CallParts())
-        return self._calls[-1]
-
-    def tool_calls(self) -> list[ToolCall]:
-        return [self._tool_call(call) for call in self._calls]
-
-    def _tool_call(self, call: _CallParts) -> ToolCall:
-        function = FunctionCall(name=call.name, arguments="".join(call.arguments))
-        whole = ToolCall(id=call.id, function=_complete(function, call.function_further), type=call.kind or "function")
-        return _complete(whole, call.further)
+def _tool_call(call: CallParts) -> ToolCall:
+    function = FunctionCall(name=call.name, arguments="".join(call.arguments))
+    whole = ToolCall(id=call.id, function=_complete(function, call.function_further), type=call.kind or "function")
+    return _complete(whole, call.further)

@@ -1,0 +1,226 @@
+"""The parts of an answer in the order of their beginnings: runs of text, of reasoning and of refusal, and tool calls.
+
+Chat chunks don't say where a part begins and ends; the events of other APIs do. A run ends when another part begins. A call begins with its
+first arguments, when its name is whole. It ends when another part begins, if its arguments are whole by then, because servers may send the
+pieces of parallel calls in turn. What is open at the end ends there.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import Any, Literal
+
+import msgspec
+from msgspec import Struct
+
+from streamco.openai_types import ChatCompletionChunk, ChatCompletionMessage, ChunkChoice, CompletionUsage, ToolCallDelta
+from streamco.wire.openai.tool_calls import CallParts, ToolCalls
+
+__all__ = ["AnswerPart", "AnswerParts", "PartBegan", "PartEnded", "PartEvent", "PartGrew", "PartKind", "message_parts"]
+
+PartKind = Literal["text", "reasoning", "refusal", "call"]
+
+
+class AnswerPart:
+    """One part so far.
+
+    Args:
+        kind: what it is.
+        call: the tool call's name and id; None: it is none.
+    """
+
+    __slots__ = ("call", "index", "is_open", "kind", "logprobs", "pieces")
+
+    def __init__(self, kind: PartKind, call: CallParts | None = None) -> None:
+        self.kind = kind
+        self.call = call
+        self.index = -1
+        """Number of the part in the answer, from 0; -1: it has not begun."""
+        self.is_open = False
+        self.pieces: list[str] = []
+        self.logprobs: list[Any] = []
+
+    @property
+    def text(self) -> str:
+        """The text so far, of a call its arguments."""
+        return "".join(self.pieces)
+
+
+class PartBegan(Struct, frozen=True):
+    """A part has begun; it has no text yet."""
+
+    part: AnswerPart
+
+
+class PartGrew(Struct, frozen=True):
+    """A part has this further text, with the log-probabilities of its tokens."""
+
+    part: AnswerPart
+    text: str
+    logprobs: list[Any]
+
+
+class PartEnded(Struct, frozen=True):
+    """A part has ended."""
+
+    part: AnswerPart
+
+
+PartEvent = PartBegan | PartGrew | PartEnded
+
+
+class AnswerParts:
+    """Follows the first choice of one answer.
+
+    Args:
+        skips_reasoning: leave reasoning out.
+    """
+
+    def __init__(self, *, skips_reasoning: bool = False) -> None:
+        self.begun: list[AnswerPart] = []
+        """The parts that have begun, in that order."""
+        self.usage: CompletionUsage | None = None
+        self.finish_reason: str | None = None
+        self.matched_stop: str | None = None
+        """The stop string that ended the answer; None: another reason, or the server didn't say."""
+        self._skips_reasoning = skips_reasoning
+        self._calls = ToolCalls()
+        self._by_call: dict[int, AnswerPart] = {}
+        self._waiting: deque[AnswerPart] = deque()  # calls without arguments so far
+        self._unfinished: list[AnswerPart] = []  # calls that were open when another part began, and wait for the end of the answer
+        self._last: AnswerPart | None = None  # the part that began last
+
+    def add(self, chunk: ChatCompletionChunk) -> list[PartEvent]:
+        """Add the next chunk, and return what it begins, adds and ends."""
+        if chunk.usage is not None:
+            self.usage = chunk.usage
+        events: list[PartEvent] = []
+        for choice in chunk.choices:
+            if choice.index == 0:
+                self._add_choice(choice, events)
+        return events
+
+    def end(self) -> list[PartEvent]:
+        """Return the events that end the answer's open parts."""
+        events: list[PartEvent] = []
+        self._begin_waiting(events)
+        for part in (*self._unfinished, *([] if self._last is None else [self._last])):
+            _end(part, events)
+        return events
+
+    def _add_choice(self, choice: ChunkChoice, events: list[PartEvent]) -> None:
+        delta = choice.delta
+        reasoning = delta.reasoning_content or delta.reasoning
+        if reasoning and not self._skips_reasoning:
+            self._grow("reasoning", reasoning, [], events)
+        if delta.content:
+            self._grow("text", delta.content, content_logprobs(choice.logprobs), events)
+        if delta.refusal:
+            self._grow("refusal", delta.refusal, [], events)
+        for call in delta.tool_calls or ():
+            self._add_call(call, events)
+        if delta.function_call is not None:  # the form before tools
+            self._add_call(ToolCallDelta(index=0, function=delta.function_call), events)
+        self.finish_reason = choice.finish_reason or self.finish_reason
+        for stop in (choice.stop_reason, choice.matched_stop):  # vLLM, SGLang; a number is the id of an end token
+            if isinstance(stop, str) and stop:
+                self.matched_stop = stop
+
+    def _grow(self, kind: PartKind, text: str, logprobs: list[Any], events: list[PartEvent]) -> None:
+        run = self._last
+        if run is None or run.kind != kind or self._waiting:
+            self._begin_waiting(events)
+            run = AnswerPart(kind)
+            self._begin(run, events)
+        run.pieces.append(text)
+        run.logprobs += logprobs
+        events.append(PartGrew(run, text, logprobs))
+
+    def _add_call(self, delta: ToolCallDelta, events: list[PartEvent]) -> None:
+        call = self._calls.add(delta)
+        part = self._by_call.get(id(call))  # the calls are kept, so no id is used again
+        if part is None:
+            part = self._by_call[id(call)] = AnswerPart("call", call)
+            self._waiting.append(part)
+        piece = delta.function.arguments if delta.function is not None else None
+        if not piece:
+            return
+        if part.index < 0:
+            self._begin_waiting(events, until=part)
+        part.pieces.append(piece)
+        events.append(PartGrew(part, piece, []))
+
+    def _begin_waiting(self, events: list[PartEvent], until: AnswerPart | None = None) -> None:
+        while self._waiting:
+            part = self._waiting.popleft()
+            self._begin(part, events)
+            if part is until:
+                return
+
+    def _begin(self, part: AnswerPart, events: list[PartEvent]) -> None:
+        last = self._last
+        if last is not None:
+            if last.call is None or is_json(last.text):
+                _end(last, events)
+            else:
+                self._unfinished.append(last)
+        self._last = part
+        part.index = len(self.begun)
+        part.is_open = True
+        self.begun.append(part)
+        events.append(PartBegan(part))
+
+
+def _end(part: AnswerPart, events: list[PartEvent]) -> None:
+    if part.is_open:
+        part.is_open = False
+        events.append(PartEnded(part))
+
+
+def is_json(text: str) -> bool:
+    """Return True if a text is one whole JSON value."""
+    try:
+        msgspec.json.decode(text)
+    except (msgspec.DecodeError, ValueError, RecursionError):
+        return False
+    return True
+
+
+def content_logprobs(logprobs: Any) -> list[Any]:
+    """Return the log-probabilities of a choice's text, one object a token; []: it has none."""
+    found = logprobs.get("content") if isinstance(logprobs, dict) else None
+    return found if isinstance(found, list) else []
+
+
+def message_parts(message: ChatCompletionMessage, logprobs: Any = None, *, skips_reasoning: bool = False) -> list[AnswerPart]:
+    """Return the parts of a whole message: reasoning, text, refusal, calls.
+
+    Args:
+        message: the message.
+        logprobs: those of its choice.
+        skips_reasoning: leave reasoning out.
+    """
+    parts = []
+    texts: list[tuple[PartKind, str | None]] = [
+        ("reasoning", None if skips_reasoning else message.reasoning_content),
+        ("text", message.content),
+        ("refusal", message.refusal),
+    ]
+    for kind, text in texts:
+        if text:
+            part = AnswerPart(kind)
+            part.pieces = [text]
+            part.logprobs = content_logprobs(logprobs) if kind == "text" else []
+            parts.append(part)
+    functions = [(call.id, call.function) for call in message.tool_calls or ()]
+    if message.function_call is not None:
+        functions.append(("", message.function_call))
+    for call_id, function in functions:
+        call = CallParts()
+        call.id, call.name = call_id, function.name
+        part = AnswerPart("call", call)
+        part.pieces = [function.arguments]
+        parts.append(part)
+    for index, part in enumerate(parts):
+        part.index = index
+    return parts

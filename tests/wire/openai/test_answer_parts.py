@@ -1,0 +1,171 @@
+"""Where the parts of an answer begin and end."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from streamco.openai_types import (
+    ChatCompletionChunk,
+    ChatCompletionMessage,
+    ChoiceDelta,
+    ChunkChoice,
+    CompletionUsage,
+    FunctionCall,
+    FunctionDelta,
+    ToolCall,
+    ToolCallDelta,
+)
+from streamco.wire.openai.answer_parts import AnswerParts, PartBegan, PartEvent, PartGrew, is_json, message_parts
+from streamco.wire.openai.assembler import assemble
+from streamco.wire.openai.stream import ChatStreamParser
+from tests.wire.recorded import recordings
+
+
+def chunk(**delta: Any) -> ChatCompletionChunk:
+    return ChatCompletionChunk(choices=[ChunkChoice(delta=ChoiceDelta(**delta))])
+
+
+def call(index: int, arguments: str | None = None, name: str | None = None) -> ChatCompletionChunk:
+    piece = ToolCallDelta(index=index, id=f"call_{index}" if name else None, function=FunctionDelta(name=name, arguments=arguments))
+    return chunk(tool_calls=[piece])
+
+
+def shown(events: list[PartEvent]) -> list[str]:
+    """Each event in a few characters: + for a beginning, - for an end, the text of what was added."""
+    found = []
+    for event in events:
+        if isinstance(event, PartGrew):
+            found.append(f"{event.part.index}:{event.text}")
+        else:
+            found.append(f"{'+' if isinstance(event, PartBegan) else '-'}{event.part.index} {event.part.kind}")
+    return found
+
+
+def read(*chunks: ChatCompletionChunk) -> list[str]:
+    parts = AnswerParts()
+    return shown([event for each in chunks for event in parts.add(each)] + parts.end())
+
+
+def test_a_run_ends_when_another_begins() -> None:
+    chunks = [chunk(role="assistant"), chunk(reasoning_content="hm"), chunk(content="a"), chunk(content="b"), chunk(refusal="no")]
+    assert read(*chunks) == ["+0 reasoning", "0:hm", "-0 reasoning", "+1 text", "1:a", "1:b", "-1 text", "+2 refusal", "2:no", "-2 refusal"]
+
+
+def test_reasoning_has_two_names_and_comes_before_the_text_of_its_chunk() -> None:
+    assert read(chunk(reasoning="hm", content="a")) == ["+0 reasoning", "0:hm", "-0 reasoning", "+1 text", "1:a", "-1 text"]
+
+
+def test_reasoning_can_be_left_out() -> None:
+    parts = AnswerParts(skips_reasoning=True)
+    assert shown(parts.add(chunk(reasoning="hm", content="a"))) == ["+0 text", "0:a"]
+
+
+def test_a_call_begins_with_its_arguments_when_its_name_is_whole() -> None:
+    parts = AnswerParts()
+    assert parts.add(call(0, name="get_")) == []
+    assert parts.add(call(0, "", name="weather")) == []
+    events = parts.add(call(0, "{"))
+    assert shown(events) == ["+0 call", "0:{"]
+    assert events[0].part.call is not None
+    assert events[0].part.call.name == "get_weather"
+    assert shown(parts.add(call(0, "}")) + parts.end()) == ["0:}", "-0 call"]
+
+
+def test_calls_after_each_other_end_one_by_one() -> None:
+    chunks = [chunk(content="a"), call(0, '{"x":1}', "f"), call(1, "{}", "g"), chunk(content="b")]
+    expected = ["+0 text", "0:a", "-0 text", "+1 call", '1:{"x":1}', "-1 call", "+2 call", "2:{}", "-2 call", "+3 text", "3:b", "-3 text"]
+    assert read(*chunks) == expected
+
+
+def test_calls_in_turn_stay_open_to_the_end() -> None:
+    chunks = [call(0, name="f"), call(1, name="g"), call(1, "["), call(0, "{"), call(1, "]"), call(0, "}")]
+    assert read(*chunks) == ["+0 call", "+1 call", "1:[", "0:{", "1:]", "0:}", "-0 call", "-1 call"]
+
+
+def test_a_call_without_arguments_begins_when_another_part_does_or_at_the_end() -> None:
+    assert read(call(0, name="f"), chunk(content="a"), call(1, name="g")) == [
+        *("+0 call", "+1 text", "1:a", "-1 text", "+2 call", "-0 call", "-2 call"),
+    ]
+
+
+def test_the_form_before_tools_is_a_call_too() -> None:
+    piece = FunctionDelta(name="f", arguments="{}")
+    assert read(chunk(function_call=piece)) == ["+0 call", "0:{}", "-0 call"]
+
+
+def test_only_the_first_choice_counts() -> None:
+    other = ChatCompletionChunk(choices=[ChunkChoice(index=1, delta=ChoiceDelta(content="no"), finish_reason="length")])
+    parts = AnswerParts()
+    assert parts.add(other) == []
+    assert parts.finish_reason is None
+
+
+def test_usage_finish_reason_and_the_matched_stop_are_kept() -> None:
+    parts = AnswerParts()
+    parts.add(ChatCompletionChunk(choices=[ChunkChoice(finish_reason="stop", stop_reason="END", matched_stop=7)]))
+    parts.add(ChatCompletionChunk(usage=CompletionUsage(1, 2, 3)))
+    assert (parts.finish_reason, parts.matched_stop, parts.usage) == ("stop", "END", CompletionUsage(1, 2, 3))
+
+
+def test_log_probabilities_come_with_their_text() -> None:
+    parts = AnswerParts()
+    tokens = [{"token": "a", "logprob": -1.0}]
+    events = parts.add(ChatCompletionChunk(choices=[ChunkChoice(delta=ChoiceDelta(content="a"), logprobs={"content": tokens})]))
+    grew = events[1]
+    assert isinstance(grew, PartGrew)
+    assert grew.logprobs == grew.part.logprobs == tokens
+
+
+@pytest.mark.parametrize(("text", "is_whole"), [("{}", True), ("{", False), ("", False), ('"\ud800"', False), ("[" * 99_999, False)])
+def test_whole_arguments_are_json(text: str, is_whole: bool) -> None:
+    assert is_json(text) == is_whole
+
+
+def test_a_whole_message_has_the_same_parts() -> None:
+    message = ChatCompletionMessage(
+        content="a",
+        refusal="no",
+        reasoning_content="hm",
+        tool_calls=[ToolCall(id="1", function=FunctionCall("f", "{}"))],
+        function_call=FunctionCall("g", "[]"),
+    )
+    parts = message_parts(message, {"content": [1]})
+    assert [(part.index, part.kind, part.text) for part in parts] == [
+        (0, "reasoning", "hm"),
+        (1, "text", "a"),
+        (2, "refusal", "no"),
+        (3, "call", "{}"),
+        (4, "call", "[]"),
+    ]
+    assert parts[1].logprobs == [1]
+    assert message_parts(message, skips_reasoning=True)[0].kind == "text"
+    assert message_parts(ChatCompletionMessage()) == []
+
+
+def test_recorded_answers_have_the_parts_of_their_whole_message() -> None:
+    count = 0
+    for recording in recordings(apis=("chat",)):
+        parser = ChatStreamParser()
+        chunks = parser.feed(recording.body)
+        if parser.error is not None or not chunks:
+            continue
+        parts = AnswerParts()
+        for each in chunks:
+            parts.add(each)
+        parts.end()
+        whole = [choice for choice in assemble(chunks).choices if choice.index == 0]
+        if not whole:
+            continue
+        expected = message_parts(whole[0].message)
+        for kind in ("text", "reasoning", "refusal"):
+            assert "".join(part.text for part in parts.begun if part.kind == kind) == "".join(
+                part.text for part in expected if part.kind == kind
+            ), str(recording)
+        found = [(part.call.name, part.text) for part in parts.begun if part.call is not None]
+        assert found == [(part.call.name, part.text) for part in expected if part.call is not None], str(recording)
+        assert not any(part.is_open for part in parts.begun)
+        assert (parts.finish_reason, parts.usage) == (whole[0].finish_reason, assemble(chunks).usage), str(recording)
+        count += 1
+    assert count > 100
