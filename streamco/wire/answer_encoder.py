@@ -1,0 +1,95 @@
+"""The form of an API's answers: chat chunks in, the API's own events or one object out. Without IO, clock and random numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Protocol
+
+import msgspec
+
+from streamco.openai_types import ChatCompletion, ChatCompletionChunk
+
+__all__ = ["KEEPALIVE", "AnswerEncoder", "AnswerFormError", "Failure", "NewEncoder", "encode", "named_event"]
+
+KEEPALIVE = b": keep-alive\n\n"
+
+encode = msgspec.json.Encoder().encode
+
+
+class AnswerFormError(ValueError):
+    """An answer that an API has no form for: the text says what was expected and what was got."""
+
+
+class Failure(Protocol):
+    """A failure of an answer; its text is the message."""
+
+    @property
+    def status(self) -> int:
+        """HTTP status of the failure."""
+        ...
+
+    @property
+    def code(self) -> str | None:
+        """OpenAI's machine-readable reason; None: none."""
+        ...
+
+    @property
+    def param(self) -> str | None:
+        """Field of the request that is at fault; None: none."""
+        ...
+
+
+class AnswerEncoder(Protocol):
+    """Encodes one answer in the form of one API, as a stream of events or whole."""
+
+    @property
+    def keepalive(self) -> bytes:
+        """Bytes that mean nothing, for a reader that waits."""
+        ...
+
+    def opening(self) -> bytes:
+        """Return what comes before the first chunk's events; b"" the second time."""
+        ...
+
+    def event(self, chunk: ChatCompletionChunk) -> bytes:
+        """Return the events of a chunk, the opening before the first ones; b"" if the chunk shows nothing."""
+        ...
+
+    def ending(self, reason: str | None) -> bytes:
+        """Return the events that end the answer's parts. ``reason``: finish reason, if no chunk had one."""
+        ...
+
+    def done(self) -> bytes:
+        """Return the events after ``ending`` which end the stream."""
+        ...
+
+    def failing(self, failure: Failure) -> bytes:
+        """Return the events of a failure after the stream has begun; nothing comes after them."""
+        ...
+
+    def whole(self, answer: ChatCompletion, reason: str | None) -> bytes:
+        """Return a whole answer as one JSON object. ``reason``: finish reason, if the answer has none.
+
+        Raises:
+            AnswerFormError: the API has no form for it.
+        """
+        ...
+
+
+class NewEncoder(Protocol):
+    """Makes the encoder of one answer."""
+
+    def __call__(self, *, name: str, model: str, created: int) -> AnswerEncoder:
+        """Return an encoder.
+
+        Args:
+            name: random letters and digits, from which the answer's ids are made.
+            model: name of the model, if no chunk has one.
+            created: seconds since the epoch.
+        """
+        ...
+
+
+def named_event(name: str, data: Mapping[str, Any]) -> bytes:
+    """Return an object as one server-sent event with a name."""
+    return b"event: %b\ndata: %b\n\n" % (name.encode(), encode(data))

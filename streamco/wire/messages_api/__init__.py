@@ -1,0 +1,1 @@
+"""Anthropic's Messages API: requests to chat requests, and chat chunks to its events."""

@@ -1,0 +1,28 @@
+"""Errors in the form of Anthropic's APIs: ``{"type": "error", "error": {"type", "message"}}``."""
+
+from __future__ import annotations
+
+from typing import Any
+
+__all__ = ["message_error"]
+
+_TYPES = {
+    400: "invalid_request_error",
+    401: "authentication_error",
+    402: "billing_error",
+    403: "permission_error",
+    404: "not_found_error",
+    408: "timeout_error",
+    409: "conflict_error",
+    413: "request_too_large",
+    429: "rate_limit_error",
+    503: "overloaded_error",
+    504: "timeout_error",
+    529: "overloaded_error",
+}
+
+
+def message_error(status: int, message: str) -> dict[str, Any]:
+    """Return the error object for an HTTP status; also what the event ``error`` of a stream holds."""
+    kind = _TYPES.get(status, "invalid_request_error" if status < 500 else "api_error")
+    return {"type": "error", "error": {"type": kind, "message": message}}

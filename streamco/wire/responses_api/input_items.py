@@ -1,0 +1,174 @@
+"""The input of a request to the Responses API as chat messages.
+
+Neighbouring function calls, and a message of the assistant before them, are one chat message, as chat servers expect it. ``developer``
+becomes ``system``, which every chat template knows. Reasoning goes back with the calls of the last turn (``keep_open_reasoning``).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from streamco.wire.request_fields import FieldError, Fields, name_of, unoffered
+from streamco.wire.translated_request import keep_open_reasoning
+
+__all__ = ["read_input"]
+
+Json = dict[str, Any]
+
+_ROLES = {"user": "user", "assistant": "assistant", "system": "system", "developer": "system"}
+_ITEMS = "message, function_call, function_call_output or reasoning"
+_PARTS = "input_text, output_text, refusal, input_image, input_file or input_audio"
+
+
+def read_input(value: Any, instructions: str | None) -> list[Json]:
+    """Return the messages of a request.
+
+    Args:
+        value: ``input`` as it was decoded; None: not given.
+        instructions: text of a system message before them; None: none.
+
+    Raises:
+        FieldError: an item that can't be served.
+    """
+    conversation = _Conversation()
+    if instructions is not None:
+        conversation.messages.append({"role": "system", "content": instructions})
+    match value:
+        case str():
+            conversation.messages.append({"role": "user", "content": value})
+        case [_, *_]:
+            for index, item in enumerate(value):
+                conversation.add(Fields(item, f"input[{index}]"))
+        case []:
+            raise FieldError("input", "expected at least one item, got none")
+        case _:
+            raise FieldError("input", f"expected a text or a list of items, got {'none' if value is None else name_of(value)}")
+    keep_open_reasoning(conversation.messages)
+    return conversation.messages
+
+
+class _Conversation:
+    def __init__(self) -> None:
+        self.messages: list[Json] = []
+        self._reasoning = ""  # of the items before the assistant's next one
+
+    def add(self, item: Fields) -> None:
+        kind = item.text("type") or "message"
+        match kind:
+            case "message":
+                self._add_message(item)
+            case "function_call":
+                self._add_call(item)
+            case "function_call_output":
+                self._add_output(item)
+            case "reasoning":
+                self._reasoning += "".join([part.needed_text("text") for part in item.objects("content")])
+            case _:
+                raise FieldError(item.where("type"), f"expected {_ITEMS}, got {kind[:100]}", code="unsupported_parameter")
+
+    def _add_message(self, item: Fields) -> None:
+        named = item.needed_text("role")
+        role = _ROLES.get(named)
+        if role is None:
+            raise FieldError(item.where("role"), f"expected {', '.join(_ROLES)}, got {named[:100]}")
+        where = item.where("content")
+        content = item.take("content")
+        message: Json = {"role": role}
+        if role == "assistant":
+            message |= _answer_content(content, where)
+            self._give_reasoning(message)
+        else:
+            message["content"] = _content(content, where)
+            self._reasoning = ""
+        self.messages.append(message)
+
+    def _add_call(self, item: Fields) -> None:
+        function = {"name": item.needed_text("name"), "arguments": item.needed_text("arguments")}
+        call = {"id": item.needed_text("call_id"), "type": "function", "function": function}
+        if not self.messages or self.messages[-1]["role"] != "assistant":
+            self.messages.append({"role": "assistant", "content": None})
+        message = self.messages[-1]
+        self._give_reasoning(message)
+        message.setdefault("tool_calls", []).append(call)
+
+    def _add_output(self, item: Fields) -> None:
+        output = item.take("output")
+        where = item.where("output")
+        content = output if isinstance(output, str) else "\n".join(_texts(output, where))
+        self.messages.append({"role": "tool", "tool_call_id": item.needed_text("call_id"), "content": content})
+
+    def _give_reasoning(self, message: Json) -> None:
+        if self._reasoning:
+            message["reasoning_content"] = message.get("reasoning_content", "") + self._reasoning
+            self._reasoning = ""
+
+
+def _parts(value: Any, where: str) -> list[Fields]:
+    if not isinstance(value, list):
+        raise FieldError(where, f"expected a text or a list of parts, got {'none' if value is None else name_of(value)}")
+    return [Fields(each, f"{where}[{index}]") for index, each in enumerate(value)]
+
+
+def _content(value: Any, where: str) -> Any:
+    """Return the content of a message that isn't the assistant's: a text, or parts if there are several or other ones."""
+    if isinstance(value, str):
+        return value
+    parts = [_part(part) for part in _parts(value, where)]
+    return parts[0]["text"] if len(parts) == 1 and parts[0]["type"] == "text" else parts
+
+
+def _part(part: Fields) -> Json:
+    kind = part.needed_text("type")
+    match kind:
+        case "input_text" | "output_text":
+            return {"type": "text", "text": part.needed_text("text")}
+        case "input_image":
+            return {"type": "image_url", "image_url": _image(part)}
+        case "input_file":
+            return {"type": "file", "file": _file(part)}
+        case "input_audio":
+            return {"type": "input_audio", "input_audio": part.take("input_audio")}
+    raise FieldError(part.where("type"), f"expected {_PARTS}, got {kind[:100]}", code="unsupported_parameter")
+
+
+def _image(part: Fields) -> Json:
+    if part.take("file_id") is not None:
+        raise unoffered(part.where("file_id"))
+    detail = part.text("detail")
+    return {"url": part.needed_text("image_url")} | ({} if detail is None else {"detail": detail})
+
+
+def _file(part: Fields) -> Json:
+    for name in ("file_id", "file_url"):
+        if part.take(name) is not None:
+            raise unoffered(part.where(name))
+    filename = part.text("filename")
+    return {"file_data": part.needed_text("file_data")} | ({} if filename is None else {"filename": filename})
+
+
+def _answer_content(value: Any, where: str) -> Json:
+    """Return the content of the assistant's message as one text, and its refusal."""
+    if isinstance(value, str):
+        return {"content": value}
+    texts, refusals = [], []
+    for part in _parts(value, where):
+        kind = part.needed_text("type")
+        if kind == "refusal":
+            refusals.append(part.needed_text("refusal"))
+        elif kind in {"output_text", "input_text"}:
+            texts.append(part.needed_text("text"))
+        else:
+            raise FieldError(part.where("type"), f"expected output_text or refusal, got {kind[:100]}", code="unsupported_parameter")
+    content = "".join(texts) if texts or not refusals else None
+    return {"content": content} | ({"refusal": "".join(refusals)} if refusals else {})
+
+
+def _texts(value: Any, where: str) -> list[str]:
+    """Return the texts of a function's output; a chat message of a tool holds nothing else."""
+    texts = []
+    for part in _parts(value, where):
+        kind = part.needed_text("type")
+        if kind not in {"input_text", "output_text"}:
+            raise FieldError(part.where("type"), f"expected input_text, got {kind[:100]}", code="unsupported_parameter")
+        texts.append(part.needed_text("text"))
+    return texts

@@ -1,0 +1,175 @@
+"""A request to the Responses API as a chat request.
+
+What chat requests have, too, is passed on, under its name there. What the answer only repeats is repeated. What neither can do is refused
+by name. Fields that the API doesn't have are passed on as they are, because a server may know them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import partial
+from typing import Any
+
+from streamco.wire.request_fields import FieldError, Fields, decode_fields, name_of, unoffered
+from streamco.wire.responses_api.events import ResponseEvents
+from streamco.wire.responses_api.input_items import read_input
+from streamco.wire.translated_request import TranslatedRequest, function_tool, refuse_chat_names, stream_fields
+
+__all__ = ["read_response_request"]
+
+Json = dict[str, Any]
+
+_NAMES: Mapping[str, str] = {  # this API's names of chat fields
+    "messages": "input",
+    "max_completion_tokens": "max_output_tokens",
+    "max_tokens": "max_output_tokens",
+    "response_format": "text.format",
+    "verbosity": "text.verbosity",
+    "reasoning_effort": "reasoning.effort",
+    "logprobs": "include",
+}
+
+_ABSENT = ("n", "functions", "function_call", "modalities", "audio", "prediction", "web_search_options")  # chat has them, this API doesn't
+_STORED = ("previous_response_id", "conversation", "background", "background_options", "prompt")  # need responses that are kept
+_OTHERS = ("context_management", "moderation", "access_programs", "image")
+_LOGPROBS = "message.output_text.logprobs"
+_ECHOED = ("temperature", "top_p", "service_tier", "user", "safety_identifier", "prompt_cache_key")
+
+
+def read_response_request(body: bytes) -> TranslatedRequest:
+    """Return the chat request of a body of ``/v1/responses``.
+
+    Raises:
+        FieldError: a field that can't be served.
+    """
+    fields = decode_fields(body)
+    for name in (*_STORED, *_OTHERS):
+        if fields.take(name) not in (None, False):
+            raise unoffered(name)
+    if (truncation := fields.text("truncation")) not in {None, "disabled"}:
+        raise FieldError("truncation", f"expected disabled, got {truncation}", code="unsupported_parameter")
+    instructions = fields.text("instructions")
+    limit = fields.count("max_output_tokens")
+    chat: Json = {"messages": read_input(fields.take("input"), instructions)}
+    echo: Json = {
+        "background": False,
+        "instructions": instructions,
+        "max_output_tokens": limit,
+        "metadata": _metadata(fields),
+        "previous_response_id": None,
+        "store": False,
+        "truncation": "disabled",
+    }
+    if limit is not None:
+        chat["max_completion_tokens"] = limit
+    for read in (_read_reasoning, _read_text, _read_tools, _read_include):
+        read(fields, chat, echo)
+    fields.flag("store")
+    fields.skip("stream_options", "max_tool_calls")  # padding of events; calls of hosted tools, of which there are none
+    is_streamed = fields.flag("stream") or False
+    refuse_chat_names(fields, {**_NAMES, **dict.fromkeys(_ABSENT, "")})
+    rest = fields.rest()
+    echo |= {name: rest.get(name) for name in _ECHOED}
+    return TranslatedRequest(
+        chat={**rest, **chat, **stream_fields(is_streamed)},
+        encoder=partial(ResponseEvents, echo=echo),
+        names=_NAMES,
+        is_streamed=is_streamed,
+    )
+
+
+def _metadata(fields: Fields) -> Json:
+    metadata = fields.take("metadata", {})
+    if not isinstance(metadata, dict):
+        raise FieldError("metadata", f"expected an object, got {name_of(metadata)}")
+    for value in metadata.values():
+        if not isinstance(value, str):
+            raise FieldError("metadata", f"expected texts, got {name_of(value)}")
+    return metadata
+
+
+def _read_reasoning(fields: Fields, chat: Json, echo: Json) -> None:
+    reasoning = fields.inner("reasoning") or Fields({}, "reasoning")
+    effort = reasoning.text("effort")
+    summary = reasoning.text("summary") or reasoning.text("generate_summary")  # reasoning comes whole, in the item's content
+    reasoning.skip("generate_summary")
+    reasoning.refuse_rest()
+    if effort is not None:
+        chat["reasoning_effort"] = effort
+    echo["reasoning"] = {"effort": effort, "summary": summary}
+
+
+def _read_text(fields: Fields, chat: Json, echo: Json) -> None:
+    text = fields.inner("text") or Fields({}, "text")
+    shape = text.inner("format") or Fields({"type": "text"}, "text.format")
+    verbosity = text.text("verbosity")
+    text.refuse_rest()
+    given = shape.rest()
+    kind = shape.needed_text("type")
+    match kind:
+        case "text":
+            pass
+        case "json_object":
+            chat["response_format"] = {"type": kind}
+        case "json_schema":
+            schema = {"name": shape.needed_text("name"), "schema": shape.take("schema")}
+            if not isinstance(schema["schema"], dict):
+                raise FieldError(shape.where("schema"), f"expected an object, got {name_of(schema['schema'])}")
+            schema |= {"strict": shape.flag("strict"), "description": shape.text("description")}
+            chat["response_format"] = {"type": kind, kind: {name: value for name, value in schema.items() if value is not None}}
+        case _:
+            raise FieldError(shape.where("type"), f"expected text, json_object or json_schema, got {kind[:100]}")
+    shape.refuse_rest()
+    if verbosity is not None:
+        chat["verbosity"] = verbosity
+    echo["text"] = {"format": given} | ({} if verbosity is None else {"verbosity": verbosity})
+
+
+def _read_tools(fields: Fields, chat: Json, echo: Json) -> None:
+    tools = fields.objects("tools")
+    echo["tools"] = [tool.rest() for tool in tools]
+    if tools:
+        chat["tools"] = [_tool(tool) for tool in tools]
+    choice = fields.take("tool_choice", "auto")
+    parallel = fields.flag("parallel_tool_calls")
+    echo |= {"tool_choice": choice, "parallel_tool_calls": parallel is not False}
+    if choice != "auto":
+        chat["tool_choice"] = _choice(choice)
+    if parallel is not None:
+        chat["parallel_tool_calls"] = parallel
+
+
+def _tool(tool: Fields) -> Json:
+    kind = tool.needed_text("type")
+    if kind != "function":
+        raise FieldError(tool.where("type"), f"expected function, got {kind[:100]}", code="unsupported_parameter")
+    made = function_tool(tool.needed_text("name"), tool.text("description"), tool.take("parameters"), tool.flag("strict"))
+    if tool.take("allowed_callers") not in (None, ["direct"]):
+        raise unoffered(tool.where("allowed_callers"))
+    tool.refuse_rest()
+    return made
+
+
+def _choice(choice: Any) -> Any:
+    match choice:
+        case "none" | "required":
+            return choice
+        case {"type": "function", "name": str(name)}:
+            return {"type": "function", "function": {"name": name}}
+    got = choice.get("type") if isinstance(choice, dict) else choice
+    shown = got[:100] if isinstance(got, str) else name_of(got)
+    raise FieldError("tool_choice", f"expected none, auto, required or a function, got {shown}", code="unsupported_parameter")
+
+
+def _read_include(fields: Fields, chat: Json, echo: Json) -> None:
+    top = fields.take("top_logprobs")
+    for index, value in enumerate(fields.items("include") or []):
+        if value != _LOGPROBS:
+            shown = value[:100] if isinstance(value, str) else name_of(value)
+            raise FieldError(f"include[{index}]", f"expected {_LOGPROBS}, got {shown}", code="unsupported_parameter")
+        chat["logprobs"] = True
+    echo["top_logprobs"] = top or 0
+    if top:
+        if "logprobs" not in chat:
+            raise FieldError("top_logprobs", f"expected {_LOGPROBS} in include with it, got none")
+        chat["top_logprobs"] = top

@@ -1,0 +1,162 @@
+"""Bodies of the Messages API as chat requests."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from streamco.openai_types import ChatCompletionChunk, ChoiceDelta, ChunkChoice
+from streamco.wire.messages_api.message_request import read_count_request, read_message_request
+from streamco.wire.request_fields import FieldError
+from streamco.wire.translated_request import TranslatedRequest
+
+HI = {"role": "user", "content": "Hi"}
+SCHEMA = {"type": "object", "properties": {"x": {"type": "integer"}}}
+TOOL = {"name": "f", "description": "does it", "input_schema": SCHEMA}
+
+
+def read(**fields: Any) -> TranslatedRequest:
+    return read_message_request(json.dumps({"max_tokens": 9, "messages": [HI], **fields}).encode())
+
+
+def chat(**fields: Any) -> dict[str, Any]:
+    """The chat fields beside those that every request has."""
+    return {name: value for name, value in read(**fields).chat.items() if name not in {"messages", "max_completion_tokens"}}
+
+
+def test_a_short_request_is_short() -> None:
+    asked = read(model="m")
+    assert asked.chat == {"model": "m", "messages": [HI], "max_completion_tokens": 9}
+    assert (asked.is_streamed, asked.ends_open) == (False, False)
+    assert read(stream=True).chat["stream_options"] == {"include_usage": True}
+
+
+@pytest.mark.parametrize(
+    ("fields", "expected"),
+    [
+        ({"temperature": 0.5, "top_p": 0.9, "top_k": 5}, {"temperature": 0.5, "top_p": 0.9, "top_k": 5}),
+        ({"stop_sequences": ["a", "b"]}, {"stop": ["a", "b"]}),
+        ({"stop_sequences": []}, {}),
+        (
+            {"tools": [TOOL, {**TOOL, "type": "custom", "strict": True, "cache_control": {"type": "ephemeral"}}]},
+            {
+                "tools": [
+                    {"type": "function", "function": {"name": "f", "description": "does it", "parameters": SCHEMA}},
+                    {"type": "function", "function": {"name": "f", "description": "does it", "parameters": SCHEMA, "strict": True}},
+                ]
+            },
+        ),
+        ({"tool_choice": {"type": "auto"}}, {"tool_choice": "auto"}),
+        ({"tool_choice": {"type": "none"}}, {"tool_choice": "none"}),
+        ({"tool_choice": {"type": "any", "disable_parallel_tool_use": True}}, {"tool_choice": "required", "parallel_tool_calls": False}),
+        ({"tool_choice": {"type": "tool", "name": "f"}}, {"tool_choice": {"type": "function", "function": {"name": "f"}}}),
+        ({"thinking": {"type": "enabled", "budget_tokens": 1024}}, {"reasoning_effort": "low"}),
+        ({"thinking": {"type": "enabled", "budget_tokens": 4000}}, {"reasoning_effort": "medium"}),
+        ({"thinking": {"type": "enabled", "budget_tokens": 32_000}}, {"reasoning_effort": "high"}),
+        ({"thinking": {"type": "enabled", "budget_tokens": 1024}, "output_config": {"effort": "max"}}, {"reasoning_effort": "max"}),
+        ({"thinking": {"type": "adaptive", "display": "summarized"}}, {}),
+        ({"thinking": {"type": "disabled"}}, {}),
+        (
+            {"output_config": {"format": {"type": "json_schema", "schema": SCHEMA}}},
+            {"response_format": {"type": "json_schema", "json_schema": {"name": "answer", "schema": SCHEMA, "strict": True}}},
+        ),
+        ({"metadata": {"user_id": "u"}, "service_tier": "auto", "speed": "standard", "cache_control": {"type": "ephemeral"}}, {}),
+        ({"container": None, "mcp_servers": []}, {}),
+        ({"min_p": 0.1, "seed": 3}, {"min_p": 0.1, "seed": 3}),
+    ],
+)
+def test_fields_go_where_chat_has_them(fields: dict[str, Any], expected: dict[str, Any]) -> None:
+    assert chat(**fields) == expected
+
+
+@pytest.mark.parametrize(
+    ("thinking", "is_shown"),
+    [(None, True), ({"type": "disabled"}, False), ({"type": "adaptive", "display": "omitted"}, False), ({"type": "adaptive"}, True)],
+)
+def test_thinking_is_shown_unless_it_is_turned_off(thinking: Any, is_shown: bool) -> None:
+    encoder = read(thinking=thinking).encoder(name="1", model="m", created=0)
+    data = encoder.event(ChatCompletionChunk(choices=[ChunkChoice(delta=ChoiceDelta(reasoning_content="hm"))]))
+    assert (b"thinking_delta" in data) == is_shown
+
+
+@pytest.mark.parametrize(("role", "is_open"), [("user", False), ("assistant", True), ("system", False)])
+def test_an_assistants_message_at_the_end_is_to_be_continued(role: str, is_open: bool) -> None:
+    assert read(messages=[HI, {"role": role, "content": "It"}]).ends_open == is_open
+
+
+@pytest.mark.parametrize(
+    ("fields", "field", "message"),
+    [
+        ({"max_tokens": None}, "max_tokens", "expected an integer >= 1, got none"),
+        ({"max_tokens": 0}, "max_tokens", "expected an integer >= 1, got 0"),
+        ({"messages": []}, "messages", "expected at least one message, got none"),
+        ({"messages": "Hi"}, "messages", "expected a list, got a text"),
+        ({"container": "c"}, "container", "expected none, got some"),
+        ({"mcp_servers": [{}]}, "mcp_servers", "expected none, got some"),
+        ({"context_management": {"edits": []}}, "context_management", "expected none, got some"),
+        ({"speed": "fast"}, "speed", "expected standard, got fast"),
+        ({"tools": [{"type": "web_search_20250305", "name": "web_search"}]}, "tools[0].type", "expected custom, got web_search_20250305"),
+        ({"tools": [{"name": "f"}]}, "tools[0].input_schema", "expected an object, got none"),
+        ({"tools": [{**TOOL, "defer_loading": True}]}, "tools[0].defer_loading", "expected none, got some"),
+        ({"tools": [{**TOOL, "allowed_callers": ["code"]}]}, "tools[0].allowed_callers", "expected none, got some"),
+        ({"tool_choice": {"type": "some"}}, "tool_choice.type", "expected auto, any, tool or none, got some"),
+        ({"tool_choice": {"type": "tool"}}, "tool_choice.name", "expected a text, got none"),
+        ({"tool_choice": "any"}, "tool_choice", "expected an object, got a text"),
+        ({"thinking": {"type": "between_tools"}}, "thinking.type", "expected enabled, disabled or adaptive, got between_tools"),
+        ({"thinking": {"type": "enabled"}}, "thinking.budget_tokens", "expected an integer >= 1, got none"),
+        ({"thinking": {"type": "adaptive", "other": 1}}, "thinking.other", "expected none, got some"),
+        ({"output_config": {"format": {"type": "xml"}}}, "output_config.format", "expected type json_schema and a schema"),
+        ({"output_config": {"other": 1}}, "output_config.other", "expected none, got some"),
+        ({"stop": ["x"]}, "stop", "expected stop_sequences in its place on this path, got stop"),
+        ({"n": 2}, "n", "expected none, got some"),
+        ({"stream": "yes"}, "stream", "expected true or false, got a text"),
+    ],
+)
+def test_what_cannot_be_had_is_refused_by_name(fields: dict[str, Any], field: str, message: str) -> None:
+    with pytest.raises(FieldError) as caught:
+        read(**fields)
+    assert caught.value.field == field
+    assert caught.value.message.startswith(message)
+
+
+def test_errors_of_chat_fields_have_the_names_of_this_request() -> None:
+    assert read().names["max_completion_tokens"] == "max_tokens"
+    assert read(thinking={"type": "enabled", "budget_tokens": 1024}).names["reasoning_effort"] == "thinking"
+    assert read(output_config={"effort": "low"}).names["reasoning_effort"] == "output_config.effort"
+
+
+def test_a_request_that_is_only_counted_needs_no_limit() -> None:
+    asked = read_count_request(json.dumps({"model": "m", "messages": [HI], "system": "Be brief.", "tools": [TOOL]}).encode())
+    assert asked.chat["messages"][0] == {"role": "system", "content": "Be brief."}
+    assert asked.chat.keys() == {"model", "messages", "tools"}
+    with pytest.raises(FieldError, match=r"^messages: expected at least one message"):
+        read_count_request(b"{}")
+
+
+NAMES = (
+    "system messages max_tokens model tools tool_choice thinking output_config format stop_sequences stream role content "
+    "type name input_schema id input tool_use_id source user assistant text image base64 url tool_use tool_result "
+    "enabled budget_tokens any tool is_error"
+)
+WORDS = st.sampled_from(NAMES.split())
+VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers(-1, 5) | st.floats(allow_nan=False, allow_infinity=False) | st.text(max_size=3) | WORDS,
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(WORDS, inner, max_size=5),
+    max_leaves=25,
+)
+
+
+@given(st.dictionaries(WORDS, VALUES, max_size=8))
+def test_whatever_is_sent_is_translated_or_refused_by_name(fields: dict[str, Any]) -> None:
+    least: dict[str, Any] = {"max_tokens": 1, "messages": [HI]}
+    try:
+        asked = read_message_request(json.dumps({**least, **fields}).encode())
+    except FieldError:
+        return
+    assert all(isinstance(message["role"], str) for message in asked.chat["messages"])
+    json.dumps(asked.chat)
+    json.loads(asked.encoder(name="1", model="m", created=0).ending(None).split(b"data: ")[1].split(b"\n\n")[0])
