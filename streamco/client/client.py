@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
 from copy import copy
 from pathlib import Path
@@ -29,6 +30,7 @@ from streamco.client.observers.base import AnswerObserver, AnswerObservers
 from streamco.client.pending_answer import PendingAnswer
 from streamco.client.race.dispatcher import Dispatcher, DispatchOptions
 from streamco.client.race.migration import MigrationOptions
+from streamco.client.request_facts import count_prompt, takes_long
 from streamco.client.settings import ClientSettings, check_options, check_quality_names, check_sides
 from streamco.client.speculation.options import Mode, SpeculationOptions, VerifierSetting, check_no_drafting, check_speculation
 from streamco.client.speculation.planner import SpeculationPlanner
@@ -42,6 +44,7 @@ from streamco.core.totals import Totals, TotalsRecorder
 from streamco.endpoints.base import Request
 from streamco.endpoints.engine_health import check_engine
 from streamco.errors import ConfigError
+from streamco.events import TextCount
 from streamco.profiles import Profile
 
 __all__ = ["Client"]
@@ -328,6 +331,17 @@ class Client:
         return self._settings.degradations.present
 
     # Asking
+
+    async def count_tokens(self, request: Request) -> TextCount | None:
+        """Return the length of a request's prompt, and what counted it ("estimate": nothing did); no endpoint is asked over a network.
+
+        None: no endpoint can count it, as for images.
+        """
+        await self.start()
+        device, servers = self._settings.endpoints.available()
+        if takes_long(request):
+            return await asyncio.to_thread(count_prompt, request, device, servers)
+        return count_prompt(request, device, servers)
 
     def stream(
         self,

@@ -6,12 +6,13 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from streamco.endpoints.base import Endpoint, Request
+from streamco.endpoints.base import Endpoint, Request, TextCounter
 from streamco.engines.llamacpp.json_schema import grammar_of
 from streamco.errors import MAX_NAME, ConfigError, shorten
+from streamco.events import TextCount
 from streamco.policies.eligibility import RequestFacts
 
-__all__ = ["FIELDS_WITHOUT_EFFECT", "NEUTRAL_VALUES", "describe_request", "takes_long"]
+__all__ = ["FIELDS_WITHOUT_EFFECT", "NEUTRAL_VALUES", "count_prompt", "describe_request", "takes_long"]
 
 _CHARACTERS_A_TOKEN = 4  # OpenAI's rule of thumb for English, if there is no tokenizer
 _MESSAGE_OVERHEAD = 4  # tokens a chat template adds to a message
@@ -60,6 +61,21 @@ def describe_request(request: Request, device: Endpoint | None, servers: Sequenc
         choices=int(request.extra.get("n") or 1),
         server_fields=tuple(_server_fields(request, device, servers)),
     )
+
+
+def count_prompt(request: Request, device: Endpoint | None, servers: Sequence[Endpoint]) -> TextCount | None:
+    """Return the prompt's length and what counted it; None: no endpoint can count it, such as one with images. Thread-safe.
+
+    The count is the device's, unless the request has tools and the device can't use any; else that of the first server that knows one.
+    """
+    has_tools = bool(request.extra.get("tools") or request.extra.get("functions"))
+    is_devices = device is not None and (device.capabilities.tools or not has_tools)
+    for endpoint in (device if is_devices else None, *servers):
+        tokens = None if endpoint is None else endpoint.count_tokens(request)
+        if tokens is not None:
+            known = endpoint.count_text("") if isinstance(endpoint, TextCounter) else None
+            return TextCount(tokens, "estimate" if known is None else known.counter)
+    return None
 
 
 def _server_fields(request: Request, device: Endpoint | None, servers: Sequence[Endpoint]) -> list[str]:

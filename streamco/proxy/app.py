@@ -1,4 +1,4 @@
-"""The proxy: an OpenAI-compatible HTTP server in front of a client.
+"""The proxy: an HTTP server with OpenAI's and Anthropic's APIs in front of a client.
 
 ``make_app`` returns the aiohttp application, and ``serving`` runs it on a port of this process. The caller opens and closes the
 client.
@@ -11,6 +11,7 @@ import logging
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from secrets import token_hex
 
 import msgspec
 from aiohttp import web
@@ -20,17 +21,22 @@ from streamco.client.answer_log import REQUEST_ID_HEADER
 from streamco.client.client import Client
 from streamco.client.observers.metrics import AnswerMetrics
 from streamco.client.stream import ChatStream
+from streamco.errors import StreamcoError
 from streamco.proxy.config import MODEL, ProxyOptions
+from streamco.proxy.error_responses import explain
 from streamco.proxy.origins import OriginFields
 from streamco.proxy.page.routes import PAGE_PATHS, add_page
-from streamco.proxy.requests import ParsedRequest, parse_chat, parse_completion, unknown_model
-from streamco.proxy.response_shapes import ChatShape, CompletionShape
-from streamco.proxy.streaming import answer_whole, stream_answer
+from streamco.proxy.requests import ParsedRequest, parse_chat, parse_completion, parse_fields, unknown_model
+from streamco.proxy.response_shapes import ChatShape, CompletionShape, ResponseShape
+from streamco.proxy.streaming import OriginMarks, answer_whole, stream_answer
 from streamco.server.http.access_log import current_request_id
 from streamco.server.http.api import make_application
+from streamco.server.http.errors import invalid
 from streamco.server.http.listening import listening
 from streamco.server.http.middleware import RequestAdmission, read_body, trace_headers
 from streamco.server.http.prometheus import make_registry
+from streamco.server.http.translated_apis import add_translated_apis, naming_fields, read_count, read_message, read_response
+from streamco.wire.translated_request import TranslatedRequest
 
 __all__ = ["PROXY", "Proxy", "make_app", "serving"]
 
@@ -94,17 +100,51 @@ class Proxy:
         """Answer ``POST /v1/chat/completions``."""
         with self.admission.admitted():
             parsed = parse_chat(await read_body(request), self.options)
-            return await self._answer(request, parsed, ChatShape)
+            return await self._answer(request, parsed, _shape(parsed, ChatShape))
 
     async def completions(self, request: web.Request) -> web.StreamResponse:
         """Answer ``POST /v1/completions``."""
         with self.admission.admitted():
             parsed = parse_completion(await read_body(request), self.options)
-            return await self._answer(request, parsed, CompletionShape)
+            return await self._answer(request, parsed, _shape(parsed, CompletionShape))
 
-    async def _answer(self, request: web.Request, parsed: ParsedRequest, kind: type[ChatShape | CompletionShape]) -> web.StreamResponse:
+    async def responses(self, request: web.Request) -> web.StreamResponse:
+        """Answer ``POST /v1/responses``."""
+        with self.admission.admitted():
+            return await self._translate(request, read_response(await read_body(request)))
+
+    async def messages(self, request: web.Request) -> web.StreamResponse:
+        """Answer ``POST /v1/messages``."""
+        with self.admission.admitted():
+            return await self._translate(request, read_message(await read_body(request)))
+
+    async def count_tokens(self, request: web.Request) -> web.StreamResponse:
+        """Answer ``POST /v1/messages/count_tokens``."""
+        with self.admission.admitted():
+            asked = read_count(await read_body(request))
+            with naming_fields(asked):
+                parsed = parse_fields(asked.chat, self.options)
+            self.admission.check_open()
+            try:
+                counted = await self.client.count_tokens(parsed.request)
+            except StreamcoError as error:
+                raise explain(error) from error
+        if counted is None:
+            raise invalid("messages", "expected a prompt that an endpoint here can count, got none", code="cannot_count_tokens")
+        estimated = {"is_estimated": True} if counted.counter == "estimate" else {}
+        return web.json_response({"input_tokens": counted.tokens, **estimated})
+
+    async def _translate(self, request: web.Request, asked: TranslatedRequest) -> web.StreamResponse:
+        """Answer a request of a translated API."""
+        if asked.ends_open:
+            raise invalid("messages", "expected a user's message or a tool's result at the end, got the beginning of an answer")
+        with naming_fields(asked):
+            parsed = parse_fields(asked.chat, self.options)
+            shape = asked.encoder(name=token_hex(16), model=parsed.model or MODEL, created=int(time.time()))
+            return await self._answer(request, parsed, shape)
+
+    async def _answer(self, request: web.Request, parsed: ParsedRequest, shape: ResponseShape) -> web.StreamResponse:
         self.admission.check_open()  # it may have closed while the body was read
-        shape = kind(model=parsed.model or MODEL, wants_usage=parsed.wants_usage, wants_ids=parsed.wants_ids)
         headers = {**parsed.request.headers, **trace_headers(request), REQUEST_ID_HEADER: current_request_id()}
         asked = replace(parsed.request, headers=headers)
         wants_usage = parsed.wants_usage or not parsed.is_streamed
@@ -114,14 +154,20 @@ class Proxy:
             async with answer:  # a client that leaves cancels this handler, and both sides with it
                 unknown = "" if parsed.is_known else parsed.model
                 if parsed.is_streamed:
-                    origins = OriginFields(answer) if parsed.wants_origin else None
-                    return await stream_answer(request, answer, shape, self.options, unknown_model=unknown, origins=origins)
+                    marks = None
+                    if parsed.wants_origin and isinstance(shape, ChatShape | CompletionShape):
+                        marks = OriginMarks(OriginFields(answer), shape)
+                    return await stream_answer(request, answer, shape, self.options, unknown_model=unknown, marks=marks)
                 return await answer_whole(answer, shape, unknown_model=unknown)
         finally:
             self._answers.discard(answer)
 
     def _card(self, name: str) -> dict[str, object]:
         return {"id": name, "object": "model", "created": self.created, "owned_by": "streamco-proxy"}
+
+
+def _shape(parsed: ParsedRequest, kind: type[ChatShape | CompletionShape]) -> ResponseShape:
+    return kind(model=parsed.model or MODEL, wants_usage=parsed.wants_usage, wants_ids=parsed.wants_ids)
 
 
 PROXY: web.AppKey[Proxy] = web.AppKey("proxy", Proxy)
@@ -141,6 +187,7 @@ def make_app(client: Client, options: ProxyOptions | None = None) -> web.Applica
     app = make_application(proxy, options, logger=logging.getLogger("streamco.proxy"), registry=registry, deferred=open_paths)
     if registry is not None:
         _follow(app, client, AnswerMetrics(registry))
+    add_translated_apis(app, proxy)
     app.router.add_get("/streamco/totals", proxy.totals)
     if options.page:
         add_page(app, options.cors)

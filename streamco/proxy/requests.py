@@ -14,8 +14,9 @@ from streamco.errors import MAX_NAME, ConfigError, shorten
 from streamco.proxy.config import MODEL, ProxyOptions
 from streamco.proxy.origins import ORIGIN_OPTION
 from streamco.server.http.errors import RequestError, invalid, unsupported
+from streamco.wire.request_fields import name_of
 
-__all__ = ["ParsedRequest", "parse_chat", "parse_completion", "refuse_setting", "unknown_model"]
+__all__ = ["ParsedRequest", "parse_chat", "parse_completion", "parse_fields", "refuse_setting", "unknown_model"]
 
 _KNOWN = frozenset({"temperature", "top_p", "top_k", "min_p", "seed", "max_tokens", "max_completion_tokens", "stop"})
 _CONSUMED = frozenset({"model", "messages", "prompt", "stream", "stream_options"})
@@ -50,11 +51,19 @@ def parse_chat(body: bytes, options: ProxyOptions) -> ParsedRequest:
     Raises:
         RequestError: 400, naming the field if one is at fault.
     """
-    fields = _decode(body)
+    return parse_fields(_decode(body), options)
+
+
+def parse_fields(fields: Mapping[str, Any], options: ProxyOptions) -> ParsedRequest:
+    """Return the request in the decoded fields of a chat request.
+
+    Raises:
+        RequestError: 400, naming the field if one is at fault.
+    """
     if "messages" not in fields:
         raise invalid("messages", "expected a list of messages, got none")
     if not isinstance(fields["messages"], list):
-        raise invalid("messages", f"expected a list of messages, got {_name_of(fields['messages'])}")
+        raise invalid("messages", f"expected a list of messages, got {name_of(fields['messages'])}")
     return _parse(fields, fields["messages"], options)
 
 
@@ -83,18 +92,18 @@ def _decode(body: bytes) -> dict[str, Any]:
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise invalid(None, f"body: expected JSON, got {error}") from error
     if not isinstance(value, dict):
-        raise invalid(None, f"body: expected an object, got {_name_of(value)}")
+        raise invalid(None, f"body: expected an object, got {name_of(value)}")
     return {name: each for name, each in value.items() if each is not None}
 
 
 def _parse(fields: Mapping[str, Any], messages: list[Any], options: ProxyOptions) -> ParsedRequest:
     model = fields.get("model", "")
     if not isinstance(model, str):
-        raise invalid("model", f"expected a name, got {_name_of(model)}")
+        raise invalid("model", f"expected a name, got {name_of(model)}")
     is_streamed = _flag(fields, "stream")
     stream_options = fields.get("stream_options", {})
     if not isinstance(stream_options, dict):
-        raise invalid("stream_options", f"expected an object, got {_name_of(stream_options)}")
+        raise invalid("stream_options", f"expected an object, got {name_of(stream_options)}")
     wants_origin = _flag(stream_options, ORIGIN_OPTION)
     if wants_origin and not is_streamed:
         raise invalid(f"stream_options.{ORIGIN_OPTION}", "expected stream beside it, got a request for a whole answer")
@@ -150,27 +159,11 @@ def _single_prompt(prompt: Any) -> str:
             raise invalid("prompt", "expected a text, got token ids: endpoints have vocabularies of their own")
         case [*texts]:
             raise invalid("prompt", f"expected one text, got {len(texts)}")
-    raise invalid("prompt", f"expected a text, got {_name_of(prompt)}")
+    raise invalid("prompt", f"expected a text, got {name_of(prompt)}")
 
 
 def _flag(fields: Mapping[str, Any], name: str) -> bool:
     value = fields.get(name, False)
     if not isinstance(value, bool):
-        raise invalid(name, f"expected true or false, got {_name_of(value)}")
+        raise invalid(name, f"expected true or false, got {name_of(value)}")
     return value
-
-
-def _name_of(value: Any) -> str:
-    """Return JSON's name of the value's type. The value is not quoted, because it may be long or private."""
-    match value:
-        case None:
-            return "null"
-        case bool():
-            return "true or false"
-        case int() | float():
-            return "a number"
-        case str():
-            return "a text"
-        case list():
-            return "a list"
-    return "an object"

@@ -23,33 +23,43 @@ from streamco.openai_types import (
     further_fields,
 )
 from streamco.proxy.origins import EXTENSION
-from streamco.server.http.encoding import CHAT, COMPLETION, Json, ObjectNames, encode, event, make_choice
+from streamco.server.http.encoding import CHAT, COMPLETION, DONE, Json, ObjectNames, encode, event, make_choice
+from streamco.server.http.errors import RequestError, error_event
+from streamco.server.http.event_stream import KEEPALIVE
 
 __all__ = ["ChatShape", "CompletionShape", "ResponseShape"]
 
 
 class ResponseShape(Protocol):
-    """Encodes one answer in the shape of one API."""
+    """Encodes one answer in the shape of one API; the encoders of translated APIs (``AnswerEncoder``) are such shapes, too."""
 
-    def event(self, chunk: ChatCompletionChunk, origin: Json | None = None) -> bytes:
-        """Return the chunk as a server-sent event; b"" if this shape has nothing for it.
-
-        Args:
-            chunk: the chunk.
-            origin: the value of its field ``streamco``; None: it has no such field.
-        """
+    @property
+    def keepalive(self) -> bytes:
+        """Bytes that mean nothing, for a reader that waits."""
         ...
 
-    def report(self, report: Report) -> bytes:
-        """Return the event with the final report: a chunk without choices."""
+    def event(self, chunk: ChatCompletionChunk) -> bytes:
+        """Return the chunk as a server-sent event; b"" if this shape has nothing for it."""
         ...
 
     def ending(self, reason: str | None) -> bytes:
         """Return the event with a finish reason that no chunk had; b"" if the chunks had it."""
         ...
 
+    def done(self) -> bytes:
+        """Return what ends the stream, after ``ending``."""
+        ...
+
+    def failing(self, failure: RequestError) -> bytes:
+        """Return what ends a stream that failed after it had begun."""
+        ...
+
     def whole(self, answer: ChatCompletion, reason: str | None) -> bytes:
-        """Return a whole answer as one JSON object; choices without a finish reason get ``reason``."""
+        """Return a whole answer as one JSON object; choices without a finish reason get ``reason``.
+
+        Raises:
+            AnswerFormError: the API has no form for it.
+        """
         ...
 
 
@@ -81,6 +91,7 @@ class _Shape:
     """
 
     objects: ObjectNames
+    keepalive = KEEPALIVE
 
     def __init__(self, *, model: str, wants_usage: bool = False, wants_ids: bool = False) -> None:
         self._model = model
@@ -91,6 +102,12 @@ class _Shape:
         self._finished: set[int] = set()
 
     def event(self, chunk: ChatCompletionChunk, origin: Json | None = None) -> bytes:
+        """Return the chunk as a server-sent event; b"" if this shape has nothing for it.
+
+        Args:
+            chunk: the chunk.
+            origin: the value of its field ``streamco``; None: it has no such field.
+        """
         choices = [shaped for choice in chunk.choices if (shaped := self._take(choice)) is not None]
         if not choices and chunk.usage is None:
             return b""
@@ -106,6 +123,7 @@ class _Shape:
         return event(body)
 
     def report(self, report: Report) -> bytes:
+        """Return the event with the final report: a chunk without choices."""
         head = self._begin(ChatCompletionChunk(choices=[])) if self._head is None else self._head
         usage = {"usage": None} if self._wants_usage else {}
         return event({**head, "choices": [], **usage, EXTENSION: {"report": report}})
@@ -115,6 +133,12 @@ class _Shape:
         if reason is None or not missing:
             return b""
         return self.event(ChatCompletionChunk(choices=[ChunkChoice(index=index, finish_reason=reason) for index in missing]))
+
+    def done(self) -> bytes:
+        return DONE
+
+    def failing(self, failure: RequestError) -> bytes:
+        return error_event(failure)
 
     def _take(self, choice: ChunkChoice) -> Json | None:
         if choice.finish_reason is not None:

@@ -11,26 +11,28 @@ from aiohttp import web
 
 from streamco.client.stream import ChatStream
 from streamco.errors import StreamcoError
+from streamco.openai_types import ChatCompletionChunk
 from streamco.proxy.config import ProxyOptions
 from streamco.proxy.error_responses import explain
 from streamco.proxy.origins import OriginFields
 from streamco.proxy.report_headers import comment, headers, model_header, opening_headers
-from streamco.proxy.response_shapes import ResponseShape
-from streamco.server.http.encoding import DONE
-from streamco.server.http.errors import RequestError, error_event
-from streamco.server.http.event_stream import KEEPALIVE, EventStream
+from streamco.proxy.response_shapes import ChatShape, CompletionShape, ResponseShape
+from streamco.server.http.errors import RequestError
+from streamco.server.http.event_stream import EventStream
+from streamco.wire.answer_encoder import AnswerFormError
 from streamco.wire.openai.assembler import CompletionAssembler
 
-__all__ = ["answer_whole", "stream_answer"]
+__all__ = ["OriginMarks", "answer_whole", "stream_answer"]
 
 logger = logging.getLogger("streamco.proxy")
 
 
 class _Sender:
-    """Writes events and, during silence, comments to one response: two tasks write, one at a time."""
+    """Writes events and, during silence, keep-alives to one response: two tasks write, one at a time."""
 
-    def __init__(self, request: web.Request, options: ProxyOptions) -> None:
+    def __init__(self, request: web.Request, shape: ResponseShape, options: ProxyOptions) -> None:
         self.events = EventStream(request, options.reader_timeout)
+        self._shape = shape
         self._keepalive = options.keepalive
         self._loop = asyncio.get_running_loop()
         self._lock = asyncio.Lock()
@@ -55,9 +57,31 @@ class _Sender:
             while True:
                 silence = self._loop.time() - self._quiet_since
                 if silence >= self._keepalive:
-                    await self.write(KEEPALIVE)
+                    await self.write(self._shape.keepalive)
                 else:
                     await asyncio.sleep(self._keepalive - silence)
+
+
+class OriginMarks:
+    """Encodes the chunks of one answer with what made them, and its final report.
+
+    Args:
+        fields: makes the field of each chunk.
+        shape: encodes the chunks.
+    """
+
+    def __init__(self, fields: OriginFields, shape: ChatShape | CompletionShape) -> None:
+        self._fields = fields
+        self._shape = shape
+
+    def event(self, chunk: ChatCompletionChunk) -> bytes:
+        """Return the chunk as an event, with its origin."""
+        return self._shape.event(chunk, self._fields.describe(chunk))
+
+    async def last_report(self) -> bytes:
+        """Return the event with the final report, when all work has ended; b"": there is none."""
+        report = await self._fields.finish()
+        return b"" if report is None else self._shape.report(report)
 
 
 async def stream_answer(
@@ -67,7 +91,7 @@ async def stream_answer(
     options: ProxyOptions,
     *,
     unknown_model: str = "",
-    origins: OriginFields | None = None,
+    marks: OriginMarks | None = None,
 ) -> web.StreamResponse:
     """Send an answer while it is made; the caller closes it.
 
@@ -77,21 +101,20 @@ async def stream_answer(
         shape: encodes it.
         options: the proxy's limits.
         unknown_model: a name that the proxy doesn't have, as the caller used it; "": it has the name.
-        origins: makes the field of each chunk that says what made it; None: chunks don't say it.
+        marks: encodes chunks with what made them; None: chunks don't say it.
 
     Raises:
         RequestError: it failed before anything was sent.
         ConnectionError: the reader left.
     """
-    sender = _Sender(request, options)
+    sender = _Sender(request, shape, options)
     async with sender.keeping_alive():
         try:
             await answer.first()
             if not sender.events.has_begun:
                 sender.events.response.headers.update(opening_headers(answer.report) | model_header(answer.report, unknown_model))
             async for chunk in answer:
-                data = shape.event(chunk) if origins is None else shape.event(chunk, origins.describe(chunk))
-                if data:
+                if data := shape.event(chunk) if marks is None else marks.event(chunk):
                     await sender.write(data)
         except ConnectionError:
             raise
@@ -99,15 +122,16 @@ async def stream_answer(
             failure = _failure_of(error, request)
             if not sender.events.has_begun:
                 raise failure from error
-            await sender.write(await _last_report(origins, shape) + error_event(failure))  # too late for a status
+            last = b"" if marks is None else await marks.last_report()
+            await sender.write(last + shape.failing(failure))  # too late for a status
         else:
             report = answer.report
             ending = shape.ending(report.finish_reason)
-            if origins is not None:
+            if marks is not None:
                 if ending:
                     await sender.write(ending)  # its reader need not wait for the end of all work
-                ending, report = await _last_report(origins, shape), answer.report
-            await sender.write(ending + comment(report) + DONE)
+                ending, report = await marks.last_report(), answer.report
+            await sender.write(ending + comment(report) + shape.done())
     await sender.events.close()
     return sender.events.response
 
@@ -125,14 +149,11 @@ async def answer_whole(answer: ChatStream, shape: ResponseShape, *, unknown_mode
     except StreamcoError as error:
         raise explain(error) from error
     report = answer.report
-    body = shape.whole(assembler.completion(), report.finish_reason)
+    try:
+        body = shape.whole(assembler.completion(), report.finish_reason)
+    except AnswerFormError as error:
+        raise RequestError(502, str(error), code="endpoint_failed") from error
     return web.Response(body=body, content_type="application/json", headers=headers(report) | model_header(report, unknown_model))
-
-
-async def _last_report(origins: OriginFields | None, shape: ResponseShape) -> bytes:
-    """Return the event with the final report, when all work has ended; b"": it was not asked for, or there is none."""
-    report = None if origins is None else await origins.finish()
-    return b"" if report is None else shape.report(report)
 
 
 def _failure_of(error: Exception, request: web.Request) -> RequestError:

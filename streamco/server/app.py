@@ -1,4 +1,4 @@
-"""The OpenAI-compatible HTTP server over one engine.
+"""The HTTP server with OpenAI's and Anthropic's APIs over one engine.
 
 ``make_app`` returns the aiohttp application, and ``serving`` runs it on a port of this process. The caller opens and closes the
 engine.
@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from random import Random
+from secrets import token_hex
 from typing import cast
 
 from aiohttp import web
@@ -26,19 +27,22 @@ from streamco.server.http.errors import RequestError
 from streamco.server.http.listening import listening, make_runner
 from streamco.server.http.middleware import JSON, RequestAdmission, read_body
 from streamco.server.http.prometheus import FiguresCollector, make_registry
+from streamco.server.http.translated_apis import add_translated_apis, naming_fields, read_count, read_message, read_response
 from streamco.server.latency_replay import LatencyReplay
 from streamco.server.metrics import ServerMetrics
 from streamco.server.options import ServeOptions
 from streamco.server.packed_response import PackedStream, wants_packed
-from streamco.server.prompts import ApiRequest, build_generation
-from streamco.server.requests import ChatRequest, CompletionRequest, parse
+from streamco.server.prompts import ApiRequest, build_generation, request_tokens
+from streamco.server.requests import ChatRequest, CompletionRequest, convert, parse
 from streamco.server.responses import ChatResponse, CompletionResponse, ResponseFormat
 from streamco.server.streaming import answer_whole, stream_answer
+from streamco.server.translated_response import TranslatedResponse
 from streamco.server.verify.service import PATH, STATS_PATH, VerifyService
 from streamco.server.verify.stats import VERIFY_METRICS
 from streamco.server.wakeup import Clock, GenerationReader, LoopClock, WakeCoalescer
 from streamco.wire.openai.msgpack_body import MSGPACK
 from streamco.wire.token_frames import TokenCodec
+from streamco.wire.translated_request import TranslatedRequest
 
 __all__ = ["SERVICE", "VERIFY", "Service", "ServeOptions", "make_app", "make_runner", "serving"]
 
@@ -105,21 +109,56 @@ class Service:
         with self.admission.admitted():
             return await self._receive(request, CompletionRequest)
 
+    async def responses(self, request: web.Request) -> web.StreamResponse:
+        """Answer ``POST /v1/responses``."""
+        with self.admission.admitted():
+            return await self._translate(request, read_response)
+
+    async def messages(self, request: web.Request) -> web.StreamResponse:
+        """Answer ``POST /v1/messages``."""
+        with self.admission.admitted():
+            return await self._translate(request, read_message)
+
+    async def count_tokens(self, request: web.Request) -> web.StreamResponse:
+        """Answer ``POST /v1/messages/count_tokens``."""
+        with self.admission.admitted():
+            body = await read_body(request)
+            asked = read_count(body)
+            with naming_fields(asked):
+                parsed = _chat_request(asked)
+                self._check_model(parsed.model or self.model)
+                tokens = await request_tokens(self.engine, parsed, len(body))
+        return web.json_response({"input_tokens": len(tokens)})
+
+    async def _translate(self, request: web.Request, read: Callable[[bytes], TranslatedRequest]) -> web.StreamResponse:
+        """Answer a request of a translated API."""
+        arrived = self.clock.now()
+        body = await read_body(request)
+        asked = read(body)
+        encoder = asked.encoder(name=token_hex(16), model=self.model, created=int(time.time()))
+        with naming_fields(asked):
+            parsed = _chat_request(asked)
+            sampling = parsed.sampling(1)
+            shape = TranslatedResponse(encoder, detokenize=self.engine.detokenize, top=parsed.wanted_top, stops=sampling.stop)
+            return await self._answer(request, parsed, len(body), arrived, shape)
+
     async def _receive(self, request: web.Request, shape: type[ChatRequest | CompletionRequest]) -> web.StreamResponse:
         arrived = self.clock.now()
         body = await read_body(request, MEDIA_TYPES)
         return await self._answer(request, parse(body, shape, request.content_type), len(body), arrived)
 
-    async def _answer(self, request: web.Request, parsed: ApiRequest, body_bytes: int, arrived: float) -> web.StreamResponse:
+    async def _answer(
+        self, request: web.Request, parsed: ApiRequest, body_bytes: int, arrived: float, translated: ResponseFormat | None = None
+    ) -> web.StreamResponse:
         if parsed.model:
             self._check_model(parsed.model)
         replay = self._start_replay(arrived)
         generation = await build_generation(self.engine, parsed, self.options, body_bytes, owner=request.get(KEY_NAME))
         work = self._start(generation, replay)
         try:
-            if wants_packed(request.headers.get("Accept", ""), parsed):
+            if translated is None and wants_packed(request.headers.get("Accept", ""), parsed):
                 return await stream_answer(request, work, self._pack(parsed), self.options, self.clock)
-            answer = self._shape(parsed, generation)
+            answer = translated or self._shape(parsed, generation)
             respond = stream_answer if parsed.is_streamed else answer_whole
             return await respond(request, work, answer, self.options, self.clock)
         finally:
@@ -188,6 +227,12 @@ class Service:
         }
 
 
+def _chat_request(asked: TranslatedRequest) -> ChatRequest:
+    """Return the chat request of a translated one; the beginning of an answer is continued."""
+    open_end = {"continue_final_message": True, "add_generation_prompt": False} if asked.ends_open else {}
+    return convert({**asked.chat, **open_end}, ChatRequest)
+
+
 SERVICE: web.AppKey[Service] = web.AppKey("service", Service)
 VERIFY: web.AppKey[VerifyService] = web.AppKey("verify", VerifyService)
 
@@ -204,6 +249,7 @@ def make_app(engine: Engine, options: ServeOptions | None = None, *, clock: Cloc
     service = Service(engine, options, clock)
     logger = logging.getLogger("streamco.server")
     app = make_application(service, options, logger=logger, deferred=frozenset({PATH}), registry=service.registry)
+    add_translated_apis(app, service)
     app[SERVICE] = service
     if options.verify is not None and getattr(engine, "held_sequences", 0) > 0:
         verify = VerifyService(cast(HoldingEngine, engine), options.verify, options, model=service.model)

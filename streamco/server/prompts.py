@@ -15,7 +15,7 @@ from streamco.server.options import ServeOptions
 from streamco.server.requests import TOP_LOGPROBS, ChatRequest, CompletionRequest
 from streamco.wire.token_frames import TokenCodec, TokenFrameError, TokenVocabularyError
 
-__all__ = ["build_generation", "prompt_ids", "render", "unpack_ids"]
+__all__ = ["build_generation", "prompt_ids", "render", "request_tokens", "unpack_ids"]
 
 _MARK = "\ue000"  # replaces the text of a message to be continued while the template runs; a private-use character
 # Long prompts wait for each other and for no short one; a sender that leaves takes a waiting one out of the queue.
@@ -33,10 +33,7 @@ async def build_generation(
     Raises:
         RequestError: 400, naming the field that can't be served.
     """
-    if body_bytes <= INLINE_BYTES:
-        ids = tokenize_request(engine, request)
-    else:
-        ids = await asyncio.get_running_loop().run_in_executor(_tokenizers, tokenize_request, engine, request)
+    ids = await request_tokens(engine, request, body_bytes)
     field = "messages" if isinstance(request, ChatRequest) else "prompt"
     top = request.wanted_top
     for token in request.logit_bias or ():
@@ -51,6 +48,17 @@ async def build_generation(
         owner=owner,
         pending_bytes=pending_bytes(engine, ids),
     )
+
+
+async def request_tokens(engine: Engine, request: ApiRequest, body_bytes: int) -> list[int]:
+    """Return ``tokenize_request`` of a request, in a thread if its body is long.
+
+    Raises:
+        RequestError: 400, as there.
+    """
+    if body_bytes <= INLINE_BYTES:
+        return tokenize_request(engine, request)
+    return await asyncio.get_running_loop().run_in_executor(_tokenizers, tokenize_request, engine, request)
 
 
 def _limit(engine: Engine, request: ApiRequest, options: ServeOptions, field: str, length: int) -> int:

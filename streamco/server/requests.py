@@ -20,7 +20,7 @@ from streamco.server.http.middleware import JSON
 from streamco.wire.openai.logprobs import MAX_TOP_LOGPROBS
 from streamco.wire.openai.msgpack_body import MSGPACK, MsgpackSizeError, decode_msgpack
 
-__all__ = ["TOP_LOGPROBS", "ChatRequest", "CompletionRequest", "GenerateRequest", "StreamOptions", "parse"]
+__all__ = ["TOP_LOGPROBS", "ChatRequest", "CompletionRequest", "GenerateRequest", "StreamOptions", "convert", "parse"]
 
 TOP_LOGPROBS = MAX_TOP_LOGPROBS
 MAX_STOPS = 16  # OpenAI takes 4
@@ -232,15 +232,28 @@ def parse(body: bytes, shape: type[T], media_type: str = JSON) -> T:
     Raises:
         RequestError: 400, naming the field if one is at fault; 413, MessagePack with too many elements.
     """
+    if media_type == MSGPACK:
+        return convert(_unpack(body), shape)
     try:
-        if media_type == MSGPACK:
-            request = msgspec.convert(_unpack(body), type=shape, str_keys=True)
-        else:
-            request = msgspec.json.decode(body, type=shape)
+        request = msgspec.json.decode(body, type=shape)
     except msgspec.ValidationError as error:
         raise _explain(str(error)) from error
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise invalid(None, f"body: expected JSON, got {error}") from error
+    request.check()
+    return request
+
+
+def convert(fields: dict[str, Any], shape: type[T]) -> T:
+    """Return decoded fields as a request's, checked.
+
+    Raises:
+        RequestError: 400, naming the field if one is at fault.
+    """
+    try:
+        request = msgspec.convert(fields, type=shape, str_keys=True)
+    except msgspec.ValidationError as error:
+        raise _explain(str(error)) from error
     request.check()
     return request
 

@@ -7,9 +7,11 @@ from typing import Any
 import pytest
 
 from streamco.client.arguments import build_request
-from streamco.client.request_facts import describe_request, takes_long
+from streamco.client.request_facts import count_prompt, describe_request, takes_long
 from streamco.endpoints.base import Capabilities, Request
-from tests.client.helpers import device, server
+from streamco.events import TextCount
+from streamco.testing.endpoint import ScriptedEndpoint
+from tests.client.helpers import device, opened, server
 
 
 def facts_of(messages: Any = "hello", **options: Any) -> Any:
@@ -104,3 +106,37 @@ def test_a_bias_is_for_one_vocabulary() -> None:
     assert describe_request(request, device(capabilities=own), [server(capabilities=same)]).server_fields == ()
     (reason,) = describe_request(request, device(capabilities=own), [server(capabilities=other)]).server_fields
     assert reason.startswith("logit_bias")
+
+
+class Counting(ScriptedEndpoint):
+    """A scripted endpoint that knows its model's vocabulary."""
+
+    def count_text(self, _text: str) -> TextCount:
+        return TextCount(0, "engine")
+
+
+def test_a_prompt_is_counted_by_the_device_and_else_by_the_first_server_that_can() -> None:
+    near = Counting("device", [], kind="device", tokens=7)
+    far, farther = server(tokens=None), server(tokens=9, name="farther")
+    assert count_prompt(request("Hi"), near, [far]) == TextCount(7, "engine")
+    assert count_prompt(request("Hi"), None, [far, farther]) == TextCount(9, "estimate")
+    assert count_prompt(request("Hi"), device(tokens=None), [farther]) == TextCount(9, "estimate")
+    assert count_prompt(request("Hi"), None, [far]) is None
+
+
+def test_a_device_counts_no_tools_that_it_cannot_use() -> None:
+    near, able = Counting("device", [], kind="device", tokens=7), Capabilities(tools=True)
+    tools = [{"type": "function", "function": {"name": "f"}}]
+    assert count_prompt(request("Hi", tools=tools), near, [server(tokens=9)]) == TextCount(9, "estimate")
+    assert count_prompt(request("Hi", tools=tools), near, []) is None
+    assert count_prompt(request("Hi", tools=tools), device(tokens=8, capabilities=able), []) == TextCount(8, "estimate")
+
+
+async def test_a_client_counts_with_its_endpoints_however_long_the_prompt_is() -> None:
+    async with opened(device(tokens=7)) as client:
+        assert await client.count_tokens(request("Hi")) == TextCount(7, "estimate")
+        assert await client.count_tokens(request("Hi " * 5000)) == TextCount(7, "estimate")
+
+
+def request(text: str, **options: Any) -> Request:
+    return build_request(text, **options)

@@ -17,6 +17,7 @@ from aiohttp import web
 from aiohttp.typedefs import Handler, Middleware
 
 from streamco.server.http.api_keys import KEY_NAME
+from streamco.server.http.errors import is_messages_path
 
 __all__ = ["access_log", "current_request_id", "send_request_id"]
 
@@ -68,10 +69,15 @@ def current_request_id() -> str:
     return _request_id.get()
 
 
-async def send_request_id(_request: web.Request, response: web.StreamResponse) -> None:
-    """Put the request's id into the response's headers as ``x-request-id``; for ``on_response_prepare``."""
+async def send_request_id(request: web.Request, response: web.StreamResponse) -> None:
+    """Put the request's id into the response's headers; for ``on_response_prepare``.
+
+    It is ``x-request-id``, and on the paths of Anthropic's API also ``request-id``, where that API's clients look for it.
+    """
     if request_id := current_request_id():
         response.headers["x-request-id"] = request_id
+        if is_messages_path(request.path):
+            response.headers["request-id"] = request_id
 
 
 def _given_id(request: web.Request) -> str | None:

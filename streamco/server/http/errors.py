@@ -1,4 +1,4 @@
-"""Errors of a request: OpenAI's error object, and the exception that carries one from a handler to the middleware."""
+"""Errors of a request: OpenAI's and Anthropic's error objects, and the exception that carries one from a handler to the middleware."""
 
 from __future__ import annotations
 
@@ -9,8 +9,24 @@ from aiohttp import web
 
 from streamco.errors import MAX_NAME, shorten
 from streamco.server.http.encoding import Json, encode, event
+from streamco.wire.messages_api.errors import message_error
 
-__all__ = ["RequestError", "error_body", "error_event", "error_object", "error_response", "invalid", "overloaded", "unsupported"]
+__all__ = [
+    "COUNT_PATH",
+    "MESSAGES_PATH",
+    "RequestError",
+    "error_body",
+    "error_event",
+    "error_object",
+    "error_response",
+    "invalid",
+    "is_messages_path",
+    "overloaded",
+    "unsupported",
+]
+
+MESSAGES_PATH = "/v1/messages"
+COUNT_PATH = "/v1/messages/count_tokens"
 
 TYPES = {401: "authentication_error", 403: "permission_error", 429: "rate_limit_error"}
 
@@ -71,7 +87,15 @@ def error_event(failure: RequestError) -> bytes:
     return event({"error": error_object(failure)})
 
 
-def error_response(refusal: RequestError) -> web.Response:
-    """Return the HTTP response of an error."""
-    body = error_body(refusal.status, str(refusal), param=refusal.param, code=refusal.code)
+def is_messages_path(path: str) -> bool:
+    """Return True if a path is one of Anthropic's Messages API, which has other errors and another header for its key."""
+    return path == MESSAGES_PATH or path.startswith(f"{MESSAGES_PATH}/")
+
+
+def error_response(refusal: RequestError, path: str = "") -> web.Response:
+    """Return the HTTP response of an error. ``path``: the request's; its API gives the form. "": OpenAI's."""
+    if is_messages_path(path):
+        body = encode(message_error(refusal.status, str(refusal)))
+    else:
+        body = error_body(refusal.status, str(refusal), param=refusal.param, code=refusal.code)
     return web.Response(status=refusal.status, body=body, content_type="application/json", headers=refusal.headers)

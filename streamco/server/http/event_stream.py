@@ -7,6 +7,8 @@ from collections.abc import Mapping
 
 from aiohttp import web
 
+from streamco.wire.answer_encoder import KEEPALIVE
+
 __all__ = ["HEADERS", "KEEPALIVE", "EventStream"]
 
 HEADERS = {
@@ -14,8 +16,6 @@ HEADERS = {
     "Cache-Control": "no-cache",
     "X-Accel-Buffering": "no",  # nginx would gather events into bursts
 }
-
-KEEPALIVE = b": keep-alive\n\n"
 
 _NEVER_WAITS = 1 << 14  # bytes; asyncio's transports pause their writer at 64 KiB
 

@@ -14,7 +14,7 @@ from aiohttp.typedefs import Handler, Middleware
 from streamco.endpoints.address import is_loopback
 from streamco.server.http.api_keys import KEY_NAME, find_key
 from streamco.server.http.body_bounds import has_more_elements
-from streamco.server.http.errors import RequestError, error_response, overloaded
+from streamco.server.http.errors import RequestError, error_response, is_messages_path, overloaded
 from streamco.server.http.options import ListenOptions
 
 __all__ = ["JSON", "RequestAdmission", "authorize", "check_key", "means_loopback", "read_body", "trace_headers", "translate_errors"]
@@ -33,20 +33,20 @@ REASONS = {404: "path: expected a path of the API, got {path}", 405: "method: ex
 
 @web.middleware
 async def translate_errors(request: web.Request, handler: Handler) -> web.StreamResponse:
-    """Answer each error in OpenAI's form; unexpected ones are logged, and answered without details."""
+    """Answer each error in the form of the path's API; unexpected ones are logged, and answered without details."""
     try:
         return await handler(request)
     except RequestError as refusal:
-        return error_response(refusal)
+        return error_response(refusal, request.path)
     except web.HTTPException as error:
         if error.status < 400:
             raise
-        return error_response(_refusal_of(request, error))
+        return error_response(_refusal_of(request, error), request.path)
     except ConnectionError:
         return web.Response(status=499, reason="Client Closed Request")  # for the record: the client is gone
     except Exception:
         logger.exception("%s %s failed", request.method, request.path)
-        return error_response(RequestError(500, "server: expected to answer, got an internal error"))
+        return error_response(RequestError(500, "server: expected to answer, got an internal error"), request.path)
 
 
 def _refusal_of(request: web.Request, error: web.HTTPException) -> RequestError:
@@ -85,6 +85,8 @@ def authorize(options: ListenOptions, *, deferred: frozenset[str] = frozenset())
 def check_key(options: ListenOptions, request: web.Request) -> None:
     """Check the key in the request's header, if the server has one; if it has several, ``KEY_NAME`` is set.
 
+    Anthropic's clients send it as ``x-api-key``, which counts on their paths beside the usual header.
+
     Raises:
         RequestError: 401 the key is missing or wrong.
     """
@@ -92,9 +94,14 @@ def check_key(options: ListenOptions, request: web.Request) -> None:
     if not keys:
         return
     scheme, _, given = request.headers.get("Authorization", "").partition(" ")
-    key = find_key(keys, given.strip())
-    if key is None or scheme.lower() != "bearer":
-        message = "api key: expected a valid key, got " + ("another" if given else "none: send it as Authorization: Bearer KEY")
+    key = find_key(keys, given.strip()) if scheme.lower() == "bearer" else None
+    headers = "Authorization: Bearer KEY"
+    if key is None and is_messages_path(request.path):
+        headers = f"x-api-key: KEY or {headers}"
+        given = request.headers.get("x-api-key", "") or given
+        key = find_key(keys, request.headers.get("x-api-key", "").strip())
+    if key is None:
+        message = "api key: expected a valid key, got " + ("another" if given else f"none: send it as {headers}")
         raise RequestError(401, message, code="invalid_api_key", headers={"WWW-Authenticate": "Bearer"})
     if len(keys) > 1:
         request[KEY_NAME] = key.name

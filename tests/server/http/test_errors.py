@@ -6,7 +6,16 @@ import json
 
 import pytest
 
-from streamco.server.http.errors import RequestError, error_body, error_event, error_response, invalid, overloaded, unsupported
+from streamco.server.http.errors import (
+    RequestError,
+    error_body,
+    error_event,
+    error_response,
+    invalid,
+    is_messages_path,
+    overloaded,
+    unsupported,
+)
 
 
 @pytest.mark.parametrize(
@@ -57,3 +66,22 @@ def test_a_response_has_the_error_s_status_headers_and_body() -> None:
     assert (response.status, response.content_type, response.headers["Retry-After"]) == (429, "application/json", "3")
     assert isinstance(response.body, bytes)
     assert json.loads(response.body)["error"]["message"] == "requests: expected fewer"
+
+
+@pytest.mark.parametrize(
+    ("path", "is_anthropics"),
+    [
+        ("/v1/messages", True),
+        ("/v1/messages/count_tokens", True),
+        ("/v1/messages/x", True),
+        ("/v1/messagesx", False),
+        ("/v1/responses", False),
+    ],
+)
+def test_the_path_gives_an_error_its_form(path: str, is_anthropics: bool) -> None:
+    assert is_messages_path(path) == is_anthropics
+    body = error_response(RequestError(404, "gone", param="x", code="y"), path).body
+    assert isinstance(body, bytes)
+    error = {"type": "not_found_error", "message": "gone"} if is_anthropics else None
+    found = json.loads(body)
+    assert found == ({"type": "error", "error": error} if error else json.loads(error_body(404, "gone", param="x", code="y")))
