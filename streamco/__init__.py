@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from streamco.core.totals import EndpointTotals, Totals
     from streamco.endpoints.base import Capabilities, Endpoint, EndpointStream, Request, TokenPrices
     from streamco.endpoints.device import DeviceEndpoint
+    from streamco.endpoints.known_servers.anthropic import AnthropicEndpoint
     from streamco.endpoints.local_server import LocalServerEndpoint
     from streamco.endpoints.openai import OpenAIEndpoint
     from streamco.endpoints.verifiers.pool import VerifierPool
@@ -80,6 +81,7 @@ _HOMES = {
     "streamco.endpoints.base": ("Capabilities", "Endpoint", "EndpointStream", "Request", "TokenPrices"),
     "streamco.endpoints.device": ("DeviceEndpoint",),
     "streamco.endpoints.local_server": ("LocalServerEndpoint",),
+    "streamco.endpoints.known_servers.anthropic": ("AnthropicEndpoint",),
     "streamco.endpoints.openai": ("OpenAIEndpoint",),
     "streamco.endpoints.verifiers.pool": ("VerifierPool",),
     "streamco.endpoints.verifiers.sglang": ("SGLangVerifier",),
@@ -120,6 +122,7 @@ __all__ = [
     "AnswerObserver",
     "AnswerSpans",
     "AnswerUsage",
+    "AnthropicEndpoint",
     "Capabilities",
     "ChatCompletion",
     "ChatCompletionChunk",

@@ -1,4 +1,4 @@
-"""Any server that speaks OpenAI's chat or completions API, as an endpoint.
+"""Any server that speaks OpenAI's chat, completions or Responses API, as an endpoint.
 
 Providers differ in details (``providers``). What is known about them is data, what a server refuses is recorded, and a local server can be
 probed.
@@ -9,22 +9,22 @@ from __future__ import annotations
 import asyncio
 import random
 import re
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Literal
 from weakref import WeakSet
 
 import msgspec
 
 from streamco.config import Limits, RetryPolicy, Timeouts, check_instance
 from streamco.endpoints.address import Address, find_address
-from streamco.endpoints.base import Capabilities, Kind, Request, TokenPrices
+from streamco.endpoints.base import Capabilities, Kind, Message, Request, TokenPrices
 from streamco.endpoints.continuation import PREFILL_FIELD, hand_over, prefill_request, split_trailing_whitespace
 from streamco.endpoints.device import DeviceEndpoint
 from streamco.endpoints.http import HttpClient
 from streamco.endpoints.known_servers.prices import find_prices
 from streamco.endpoints.known_servers.probe import PROBED_PATHS, STREAMCO, ServerInfo, identify
 from streamco.endpoints.known_servers.providers import GENERIC, Dialect, find_provider
-from streamco.endpoints.openai_stream import OpenAIStream, StreamCall
+from streamco.endpoints.openai_stream import CallApi, OpenAIStream, StreamCall
 from streamco.endpoints.retry import Retries
 from streamco.endpoints.shared_tokenizer import SharedTokenizer
 from streamco.endpoints.token_counter import TokenCounter
@@ -36,14 +36,16 @@ from streamco.partial import Partial
 from streamco.wire.openai.errors import status_error
 from streamco.wire.openai.msgpack_body import MSGPACK, encode_msgpack
 from streamco.wire.openai.requests import build_chat_request, build_completion_request, encode_request
-from streamco.wire.openai.stream import Api
+from streamco.wire.responses_api.response_body import build_response_body
 from streamco.wire.token_frames import TokenCodec
 
 if TYPE_CHECKING:
     import aiohttp
     from yarl import URL
 
-__all__ = ["OpenAIEndpoint"]
+__all__ = ["OpenAIEndpoint", "ServerApi"]
+
+ServerApi = Literal["chat", "completions", "responses"]
 
 _SCOPE = re.compile("scope|permission", re.IGNORECASE)  # OpenAI's restricted keys: 401, "insufficient permissions ... Missing scopes"
 _DEFAULTS = Timeouts(), RetryPolicy(), Limits()
@@ -60,7 +62,7 @@ class OpenAIEndpoint:
             ``AZURE_OPENAI_API_KEY`` ...). Servers on the loopback need none.
         name: a name that is unique within a client. None: provider and model.
         provider: a name in ``streamco.endpoints.known_servers.providers``. None: it is found by the host.
-        api: "chat", or "completions" for base models: text in, text out.
+        api: "chat"; "completions" for base models: text in, text out; or "responses", with which no other endpoint's answer is continued.
         timeouts: limits by phase, in seconds.
         retry: retries before the first token.
         limits: largest sizes that are accepted from the server.
@@ -86,7 +88,7 @@ class OpenAIEndpoint:
         api_key: str | None = None,
         name: str | None = None,
         provider: str | None = None,
-        api: Api = "chat",
+        api: ServerApi = "chat",
         timeouts: Timeouts = _DEFAULTS[0],
         retry: RetryPolicy = _DEFAULTS[1],
         limits: Limits = _DEFAULTS[2],
@@ -99,8 +101,8 @@ class OpenAIEndpoint:
     ) -> None:
         if not model:
             raise ConfigError("model: expected the name of a model, got an empty text")
-        if api not in {"chat", "completions"}:
-            raise ConfigError(f'api: expected "chat" or "completions", got {api!r}')
+        if api not in {"chat", "completions", "responses"}:
+            raise ConfigError(f'api: expected "chat", "completions" or "responses", got {api!r}')
         for setting, value, expected in (("timeouts", timeouts, Timeouts), ("retry", retry, RetryPolicy), ("limits", limits, Limits)):
             check_instance(setting, value, expected)
         check_instance("prices", prices, TokenPrices, or_none=True)
@@ -108,13 +110,13 @@ class OpenAIEndpoint:
         self.model = model
         self._address, key = find_address(base_url, api_key, provider)
         self._name = name or f"{self._address.label}/{model}"
-        self.api: Api = api
+        self.api: ServerApi = api
         self._timeouts = timeouts
         self._retry = retry
         self._limits = limits
         self._prices = find_prices(self._address.provider.name, model) if prices is None else prices
         self._declared = capabilities
-        self._capabilities = self._address.provider.capabilities if capabilities is None else capabilities
+        self._capabilities = self._usual_capabilities
         self._dialect = Dialect(self._address.provider)
         self._transfer: TokenTransfer | None = None  # to a server that takes packed ids
         self._tokenizer = None if tokenizer is None else SharedTokenizer(tokenizer)
@@ -261,9 +263,17 @@ class OpenAIEndpoint:
         await asyncio.gather(*(stream.cancel() for stream in list(self._streams)))
         await self._client.aclose()
 
+    @property
+    def _usual_capabilities(self) -> Capabilities:
+        """Abilities as declared, else the provider's; with the Responses API without those that continue an answer."""
+        usual = self._declared or self._address.provider.capabilities
+        if self.api != "responses" or self._declared is not None:
+            return usual
+        return msgspec.structs.replace(usual, continuation="none", pre_copy="none", takes_token_ids=False, choices=False)
+
     async def _compare_tokenizers(self, tokenizer: SharedTokenizer, info: ServerInfo) -> ServerInfo:
         """Let the server and the local model read the same sample; what an earlier probe found is forgotten."""
-        default = self._declared or self._address.provider.capabilities
+        default = self._usual_capabilities
         self._capabilities = msgspec.structs.replace(self._capabilities, vocabulary=default.vocabulary, continuation=default.continuation)
         tokenize_api = self._address.provider.tokenize_api
         if tokenize_api is None or not self._capabilities.takes_token_ids:
@@ -285,10 +295,10 @@ class OpenAIEndpoint:
             self._address = msgspec.structs.replace(self._address, provider=provider)
             self._dialect = Dialect(provider)
             if self._declared is None:
-                self._capabilities = provider.capabilities
+                self._capabilities = self._usual_capabilities
         if self._capabilities.context_tokens is None:
             self._capabilities = msgspec.structs.replace(self._capabilities, context_tokens=info.context_tokens)
-        if info.vocabulary is None or info.vocabulary_size is None:
+        if info.vocabulary is None or info.vocabulary_size is None or self.api == "responses":
             return
         self._capabilities = msgspec.structs.replace(self._capabilities, vocabulary=info.vocabulary, continuation="token_ids")
         if info.kind == STREAMCO:
@@ -392,7 +402,7 @@ class OpenAIEndpoint:
 
         return URL(self._address.url(path, model=model, base_url=base_url), encoded=True)
 
-    def _build_body(self, request: Request, model: str, extra: Mapping[str, Any]) -> tuple[Api, str, dict[str, Any]]:
+    def _build_body(self, request: Request, model: str, extra: Mapping[str, Any]) -> tuple[CallApi, str, dict[str, Any]]:
         dialect = self._dialect
         prompt = request.prompt_ids if request.prompt_ids is not None else request.prompt
         if request.messages is None and (self.api == "completions" or request.prompt_ids is not None):
@@ -404,8 +414,24 @@ class OpenAIEndpoint:
             text = "expected a prompt for the completions API, got chat messages"
             raise EndpointError(f"{text}; client.stream() with a text sends one if every server has this API", endpoint=self._name)
         messages = [{"role": "user", "content": request.prompt or ""}] if request.messages is None else request.messages
+        try:
+            return self._build_chat(dialect.accepted(messages), request, model, extra)
+        except ValueError as exc:
+            raise EndpointError(str(exc), endpoint=self._name) from exc
+
+    def _build_chat(
+        self, messages: Sequence[Message], request: Request, model: str, extra: Mapping[str, Any]
+    ) -> tuple[CallApi, str, dict[str, Any]]:
+        """Return the API, its path and the body of a chat.
+
+        Raises:
+            ValueError: the API has no form for a message.
+        """
+        if self.api == "responses":
+            return self.api, "/responses", build_response_body(messages, model=model, sampling=request.sampling, extra=extra)
+        dialect = self._dialect
         body = build_chat_request(
-            dialect.accepted(messages),
+            messages,
             model=model,
             sampling=request.sampling,
             extra=extra,

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Awaitable, Callable, Mapping
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from msgspec import Struct
 
@@ -31,17 +31,23 @@ from streamco.errors import (
 )
 from streamco.events import StreamEnded, TokensReceived, Written
 from streamco.openai_types import ChatCompletionChunk
+from streamco.wire.event_stream_parser import EventStreamParser
+from streamco.wire.messages_api.message_stream import MessageStreamParser
 from streamco.wire.openai.errors import status_error
 from streamco.wire.openai.msgpack_body import MSGPACK
 from streamco.wire.openai.msgpack_stream import MsgpackStreamParser
-from streamco.wire.openai.stream import Api, ChatStreamParser
+from streamco.wire.openai.stream import ChatStreamParser
+from streamco.wire.responses_api.response_stream import ResponseStreamParser
 from streamco.wire.token_frames import TokenCodec
 
 if TYPE_CHECKING:
     import aiohttp
     from yarl import URL
 
-__all__ = ["StreamCall", "OpenAIStream"]
+__all__ = ["CallApi", "StreamCall", "OpenAIStream"]
+
+CallApi = Literal["chat", "completions", "responses", "messages"]
+Parser = ChatStreamParser | MsgpackStreamParser | EventStreamParser
 
 _MAX_HELD = 16_384  # chunks before the first content: keep-alives of an hour, and some MB
 _ERROR_BYTES = 64 << 10  # read of an error's body
@@ -65,7 +71,7 @@ class StreamCall(Struct, frozen=True):
     url: URL
     headers: Mapping[str, str]
     body: bytes
-    api: Api
+    api: CallApi
     held_whitespace: str = ""
     codec: TokenCodec | None = None
 
@@ -225,7 +231,7 @@ class OpenAIStream:
         self._cancelling: asyncio.Task[None] | None = None
         self._response: aiohttp.ClientResponse | None = None
         self._content: aiohttp.StreamReader | None = None
-        self._parser: ChatStreamParser | MsgpackStreamParser = ChatStreamParser(endpoint=name, limits=limits)
+        self._parser: Parser = ChatStreamParser(endpoint=name, limits=limits)
         self._boundary = BoundaryWhitespace()
         self._held: list[ChatCompletionChunk] | None = []  # chunks before the first content; None: it has come
         self._is_complete = False
@@ -338,7 +344,11 @@ class OpenAIStream:
         self._response = response
         self._content = response.content
 
-    def _make_parser(self, call: StreamCall, media_type: str) -> ChatStreamParser | MsgpackStreamParser:
+    def _make_parser(self, call: StreamCall, media_type: str) -> Parser:
+        if call.api == "responses":
+            return ResponseStreamParser(endpoint=self._name, limits=self._limits)
+        if call.api == "messages":
+            return MessageStreamParser(endpoint=self._name, limits=self._limits)
         if call.codec is not None and media_type.partition(";")[0].strip().lower() == MSGPACK:
             return MsgpackStreamParser(call.codec, endpoint=self._name, limits=self._limits, api=call.api)
         return ChatStreamParser(endpoint=self._name, limits=self._limits, api=call.api)

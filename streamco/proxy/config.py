@@ -113,7 +113,7 @@ class ServerSection(Struct, frozen=True, kw_only=True):
     api_key_env: str | None = None  # None: the provider's variable
     name: str | None = None
     provider: str | None = None
-    api: Literal["chat", "completions"] = "chat"
+    api: Literal["chat", "completions", "responses", "messages"] = "chat"
     prices: PriceTable | None = None
     timeouts: Timeouts = Timeouts()
     capabilities: Capabilities | None = None

@@ -18,6 +18,7 @@ from streamco.client.speculation.options import SpeculationOptions
 from streamco.client.speculation.verifier_binding import drafting_engine_options
 from streamco.endpoints.address import read_key
 from streamco.endpoints.base import Endpoint, TokenPrices
+from streamco.endpoints.known_servers.anthropic import AnthropicEndpoint
 from streamco.endpoints.local_server import LocalServerEndpoint
 from streamco.endpoints.model_files import path_of
 from streamco.endpoints.openai import OpenAIEndpoint
@@ -223,6 +224,19 @@ def _build_local_server(section: DeviceSection, url: str, speculate: SpeculateSe
 
 def _build_server(section: ServerSection, index: int, environ: Mapping[str, str], device: DeviceEndpoint | None) -> Endpoint:
     where = f"server[{index}].api_key_env"
+    if section.api == "messages":
+        for field in ("provider", "probe"):
+            if getattr(section, field):
+                raise ConfigError(f'server[{index}].{field}: expected none with api = "messages", got it')
+        return AnthropicEndpoint(
+            section.model,
+            base_url=section.base_url,
+            api_key=None if section.api_key_env is None else read_key(section.api_key_env, setting=where, environ=environ),
+            name=section.name,
+            timeouts=section.timeouts,
+            prices=None if section.prices is None else _per_token(section.prices),
+            capabilities=section.capabilities,
+        )
     kind = ProbedEndpoint if section.probe else OpenAIEndpoint
     return kind(
         section.model,

@@ -51,7 +51,7 @@ def test_a_name_prices_and_capabilities_come_from_the_provider_or_the_caller() -
     ("arguments", "text"),
     [
         ({"model": ""}, "model: expected the name of a model"),
-        ({"model": "m", "api": "responses"}, 'api: expected "chat" or "completions"'),
+        ({"model": "m", "api": "assistants"}, 'api: expected "chat", "completions" or "responses", got .assistants.'),
         ({"model": "m", "provider": "openia"}, "provider: expected one of"),
         ({"model": "m", "base_url": "nonsense"}, "base_url: expected"),
     ],

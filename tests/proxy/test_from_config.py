@@ -13,7 +13,9 @@ from streamco.client.race.migration import MigrationOptions
 from streamco.config import RetryPolicy, Timeouts
 from streamco.endpoints.base import Capabilities
 from streamco.endpoints.device import DeviceEndpoint
+from streamco.endpoints.known_servers.anthropic import AnthropicEndpoint
 from streamco.endpoints.local_server import LocalServerEndpoint
+from streamco.endpoints.openai import OpenAIEndpoint
 from streamco.endpoints.verifiers.pool import VerifierPool
 from streamco.endpoints.verifiers.split import SplitEndpoint
 from streamco.endpoints.verifiers.streamco import VerifierEndpoint
@@ -52,6 +54,24 @@ def test_each_section_becomes_an_endpoint() -> None:
     assert (first.prices.prompt, first.prices.completion, first.prices.cached_prompt) == (2e-6, 8e-6, None)
     assert first.capabilities.tools
     assert client._settings.endpoints.device is None
+
+
+def test_a_server_may_have_another_api() -> None:
+    text = f'[[server]]\nmodel = "a"\nbase_url = "{LOCAL}"\napi = "responses"\n'
+    text += f'[[server]]\nmodel = "b"\nbase_url = "{LOCAL}"\napi = "messages"\n'
+    text += 'api_key_env = "MY_KEY"\nname = "claude"\nprices = { prompt = 3 }\n'
+    first, second = build_client(parse_config(text), {"MY_KEY": "sk-1"})._settings.endpoints.servers
+    assert isinstance(first, OpenAIEndpoint)
+    assert first.api == "responses"
+    assert isinstance(second, AnthropicEndpoint)
+    assert (second.name, second.base_url, second.prices.prompt) == ("claude", LOCAL, 3e-6)
+
+
+@pytest.mark.parametrize(("field", "value"), [("probe", "true"), ("provider", '"vllm"')])
+def test_a_server_with_the_messages_api_is_neither_probed_nor_a_known_provider(field: str, value: str) -> None:
+    text = f'[[server]]\nmodel = "b"\nbase_url = "{LOCAL}"\napi = "messages"\n{field} = {value}\n'
+    with pytest.raises(ConfigError, match=rf'^server\[0\]\.{field}: expected none with api = "messages", got it$'):
+        build_client(parse_config(text), {})
 
 
 def test_a_device_may_be_a_server_at_a_url() -> None:

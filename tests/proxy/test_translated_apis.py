@@ -10,6 +10,8 @@ import pytest
 
 from streamco.endpoints.base import Capabilities
 from streamco.endpoints.device import DeviceEndpoint
+from streamco.endpoints.known_servers.anthropic import AnthropicEndpoint
+from streamco.endpoints.openai import OpenAIEndpoint
 from streamco.errors import EndpointConnectError, EndpointError, EndpointProtocolError, EndpointStatusError, EngineError, PromptError
 from streamco.openai_types import ChatCompletionChunk, ChoiceDelta, ChunkChoice, CompletionUsage, FunctionDelta, ToolCallDelta
 from streamco.testing.endpoint import text_chunk
@@ -267,6 +269,29 @@ async def test_an_answer_that_changes_hands_is_one_message() -> None:
         events = read_named(await response.read())
     assert build_message(events).parts == [("text", "w0 w1 w2 w3 ")]
     assert events[-2][1]["usage"]["is_estimated"] is True
+
+
+@pytest.mark.parametrize("path", [RESPONSES, MESSAGES])
+async def test_an_answer_keeps_its_parts_through_two_proxies(path: str) -> None:
+    side = server(calling(), usage=USAGE)
+    tools = [{"type": "function", "name": "weather", "parameters": SCHEMA}]
+    async with proxying(server=side) as first:
+        url = str(first.client._base_url)
+        kind = OpenAIEndpoint("streamco", base_url=url, api_key="", api="responses", name="far")
+        endpoint = kind if path == RESPONSES else AnthropicEndpoint("streamco", base_url=url, api_key="", name="far")
+        async with (
+            proxying(server=endpoint) as second,
+            second.client.post(RESPONSES, json={"input": "Hi", "tools": tools, "stream": True}) as response,
+        ):
+            events = read_named(await response.read())
+    built = build_response(events)
+    assert built.parts == [("reasoning", "hm")]
+    assert built.calls == [("weather", '{"city":"Oslo"}'), ("time", "{}")]
+    final = events[-1][1]["response"]
+    assert [item.get("call_id") for item in final["output"]] == [None, "call_1", "call_2"]
+    assert (final["usage"]["input_tokens"], final["usage"]["output_tokens"]) == (10, 3)
+    sent = side.streams[0].request
+    assert sent.extra["tools"] == [{"type": "function", "function": {"name": "weather", "parameters": SCHEMA}}]
 
 
 # Counting

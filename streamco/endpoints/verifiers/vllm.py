@@ -15,9 +15,9 @@ from typing import Any
 
 from streamco.endpoints.base import Request
 from streamco.endpoints.openai import OpenAIEndpoint
+from streamco.endpoints.openai_stream import CallApi
 from streamco.endpoints.verifiers.logprob import LogprobVerifier
 from streamco.errors import EndpointStatusError
-from streamco.wire.openai.stream import Api
 from streamco.wire.prompt_logprobs import PromptLogprobs, read_vllm, vllm_request
 
 __all__ = ["VLLMVerifier"]
@@ -30,7 +30,7 @@ class _SaltedEndpoint(OpenAIEndpoint):
         super().__init__(model, **options)
         self._salt = salt
 
-    def _build_body(self, request: Request, model: str, extra: Mapping[str, Any]) -> tuple[Api, str, dict[str, Any]]:
+    def _build_body(self, request: Request, model: str, extra: Mapping[str, Any]) -> tuple[CallApi, str, dict[str, Any]]:
         salt = self._salt()
         return super()._build_body(request, model, extra if salt is None else {"cache_salt": salt, **extra})
 

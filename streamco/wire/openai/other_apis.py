@@ -30,10 +30,11 @@ class OtherApi(Struct, frozen=True):
 
 
 _BASE_URL = "use an OpenAI-compatible base_url"
-_ANTHROPIC = f"{_BASE_URL}, such as https://api.anthropic.com/v1"
+_ANTHROPIC = f"{_BASE_URL}, such as https://api.anthropic.com/v1, or AnthropicEndpoint"
 _GEMINI = f"{_BASE_URL}, such as https://generativelanguage.googleapis.com/v1beta/openai"
 _OLLAMA = f"{_BASE_URL}, such as http://127.0.0.1:11434/v1"
 _OPENAI = "use a base_url that ends before /chat/completions, such as https://api.openai.com/v1"
+_RESPONSES = f'{_OPENAI}, or api="responses"'
 _COHERE = f"{_BASE_URL}, such as https://api.cohere.ai/compatibility/v1"
 _ANTHROPIC_EVENTS = ("message_start", "content_block_start", "content_block_delta", "message_delta")
 
@@ -56,9 +57,9 @@ def _find_by_type(value: dict[str, Any]) -> OtherApi | None:
     if kind == "message" and isinstance(value.get("content"), list):
         return OtherApi("Anthropic's messages API", 'type "message"', _ANTHROPIC)
     if kind.startswith("response.") and len(kind) < 80:
-        return OtherApi("OpenAI's Responses API", f"event: {kind}", _OPENAI)
+        return OtherApi("OpenAI's Responses API", f"event: {kind}", _RESPONSES)
     if named == "response" or isinstance(value.get("response"), dict):
-        return OtherApi("OpenAI's Responses API", 'object "response"', _OPENAI)
+        return OtherApi("OpenAI's Responses API", 'object "response"', _RESPONSES)
     if named.startswith("thread.") and len(named) < 80:
         return OtherApi("OpenAI's Assistants API", f'object "{named}"', _OPENAI)
     if kind in {"message-start", "content-start", "content-delta"}:

@@ -1,0 +1,165 @@
+"""Request bodies of Anthropic's Messages API, from chat messages and the fields of a chat request.
+
+Fields that this API names otherwise get its names. All others are passed on as they are: the server refuses what it doesn't know.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import msgspec
+
+from streamco.config import SamplingOptions
+
+__all__ = ["build_message_body"]
+
+Json = dict[str, Any]
+
+_SAMPLING = ("temperature", "top_p", "top_k", "min_p", "seed", "frequency_penalty", "presence_penalty")
+_DROPPED = ("stream", "stream_options")  # a stream always ends with usage here
+_CHOICES = {"auto": "auto", "none": "none", "required": "any"}
+
+
+def build_message_body(
+    messages: Sequence[Mapping[str, Any]],
+    *,
+    model: str,
+    sampling: SamplingOptions,
+    max_tokens: int,
+    extra: Mapping[str, Any] | None = None,
+) -> Json:
+    """Build the body of a streamed ``POST /v1/messages``, a new dict; the caller's objects are not changed.
+
+    Args:
+        messages: the conversation in chat's form.
+        model: the model's name.
+        sampling: sampling options; those that are None are left out.
+        max_tokens: the limit if ``sampling`` has none, because this API needs one.
+        extra: further fields of a chat request.
+
+    Raises:
+        ValueError: a message has a part that this API has no form for, or a call's arguments are no JSON object; the text says which.
+    """
+    system, conversation = _read_messages(messages)
+    limit = max_tokens if sampling.max_tokens is None else sampling.max_tokens
+    body: Json = {"model": model, "messages": conversation, "max_tokens": limit, "stream": True}
+    if system:
+        body["system"] = "\n".join(system)
+    body |= {name: value for name in _SAMPLING if (value := getattr(sampling, name)) is not None}
+    if sampling.stop:
+        body["stop_sequences"] = list(sampling.stop)
+    if sampling.logit_bias:
+        body["logit_bias"] = {str(token): bias for token, bias in sampling.logit_bias}
+    further = {name: value for name, value in (extra or {}).items() if value is not None and name not in _DROPPED}
+    if output := _output_settings(further):
+        body["output_config"] = output
+    if (tools := further.pop("tools", None)) is not None:
+        body["tools"] = [_tool(tool) for tool in tools]
+    if choice := _choice(further.pop("tool_choice", None), further.pop("parallel_tool_calls", None)):
+        body["tool_choice"] = choice
+    if (user := further.pop("user", None)) is not None:
+        body["metadata"] = {"user_id": user}
+    return body | further
+
+
+def _output_settings(further: Json) -> Json:
+    """Return the field ``output_config``; its chat fields are taken out."""
+    output: Json = {}
+    if (effort := further.pop("reasoning_effort", None)) is not None:
+        output["effort"] = effort
+    shape = further.pop("response_format", None)
+    if isinstance(shape, Mapping) and shape.get("type") != "text":
+        schema = shape.get("json_schema")
+        output["format"] = {"type": shape.get("type"), "schema": schema.get("schema") if isinstance(schema, Mapping) else None}
+    return output
+
+
+def _tool(tool: Any) -> Any:
+    function = tool.get("function") if isinstance(tool, Mapping) else None
+    if not isinstance(function, Mapping):
+        return tool
+    made = {"name": function.get("name"), "input_schema": function.get("parameters") or {"type": "object", "properties": {}}}
+    return made | {name: function[name] for name in ("description", "strict") if function.get(name) is not None}
+
+
+def _choice(choice: Any, parallel: Any) -> Json:
+    made: Json = {}
+    match choice:
+        case {"function": {"name": name}}:
+            made = {"type": "tool", "name": name}
+        case str() if choice in _CHOICES:
+            made = {"type": _CHOICES[choice]}
+    if parallel is False and made.get("type") != "none":
+        made = {"type": "auto", **made, "disable_parallel_tool_use": True}
+    return made
+
+
+def _read_messages(messages: Sequence[Mapping[str, Any]]) -> tuple[list[str], list[Json]]:
+    """Return the system prompt's texts and the other messages; results of tools that follow each other are one message."""
+    system: list[str] = []
+    conversation: list[Json] = []
+    for message in messages:
+        role, content = message.get("role"), message.get("content")
+        if role in {"system", "developer"}:
+            system.append(_joined(content))
+        elif role == "tool":
+            result = {"type": "tool_result", "tool_use_id": message.get("tool_call_id"), "content": _joined(content)}
+            last = conversation[-1] if conversation else {}
+            if last.get("role") == "user" and isinstance(last["content"], list) and last["content"][-1]["type"] == "tool_result":
+                last["content"].append(result)
+            else:
+                conversation.append({"role": "user", "content": [result]})
+        elif role == "assistant":
+            conversation.append({"role": role, "content": _answer(message, _joined(content))})
+        else:
+            conversation.append(
+                {"role": role, "content": content if isinstance(content, str) else [_block(part) for part in content or ()]}
+            )
+    return system, conversation
+
+
+def _answer(message: Mapping[str, Any], text: str) -> Any:
+    text = text or message.get("refusal") or ""
+    calls = [_use(call) for call in message.get("tool_calls") or ()]
+    return ([{"type": "text", "text": text}] if text else []) + calls if calls else text
+
+
+def _use(call: Mapping[str, Any]) -> Json:
+    function = call.get("function") or {}
+    name, arguments = function.get("name"), function.get("arguments") or "{}"
+    try:
+        given = msgspec.json.decode(arguments)
+    except (msgspec.DecodeError, ValueError, RecursionError):
+        given = None
+    if not isinstance(given, dict):
+        raise ValueError(f"messages: expected arguments of the call of {name!r} that are a JSON object, got other text")
+    return {"type": "tool_use", "id": call.get("id"), "name": name, "input": given}
+
+
+def _joined(content: Any) -> str:
+    """Return the text of a content that may be parts."""
+    if isinstance(content, str) or content is None:
+        return content or ""
+    texts = []
+    for part in content:
+        if part.get("type") != "text":
+            raise ValueError(f"messages: expected parts of type text in this message, got {part.get('type')!r}")
+        texts.append(str(part.get("text", "")))
+    return "".join(texts)
+
+
+def _block(part: Mapping[str, Any]) -> Json:
+    match part:
+        case {"type": "text", "text": text}:
+            return {"type": "text", "text": text}
+        case {"type": "image_url", "image_url": {"url": str(url)}}:
+            return {"type": "image", "source": _source(url)}
+    raise ValueError(f"messages: expected parts of type text or image_url, got {part.get('type')!r}")
+
+
+def _source(url: str) -> Json:
+    media_type, separator, data = url.removeprefix("data:").partition(";base64,")
+    if url.startswith("data:") and separator:
+        return {"type": "base64", "media_type": media_type, "data": data}
+    return {"type": "url", "url": url}

@@ -1,0 +1,115 @@
+"""Request bodies of the Responses API, from chat messages and the fields of a chat request.
+
+Fields that this API names otherwise get its names. All others are passed on as they are: the server refuses what it doesn't know.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from streamco.config import SamplingOptions
+
+__all__ = ["build_response_body"]
+
+Json = dict[str, Any]
+
+_SAMPLING = ("temperature", "top_p", "top_k", "min_p", "seed", "frequency_penalty", "presence_penalty")
+_DROPPED = ("stream", "stream_options")  # a stream always ends with usage here
+
+
+def build_response_body(
+    messages: Sequence[Mapping[str, Any]], *, model: str, sampling: SamplingOptions, extra: Mapping[str, Any] | None = None
+) -> Json:
+    """Build the body of a streamed ``POST /v1/responses``, a new dict; the caller's objects are not changed.
+
+    Args:
+        messages: the conversation in chat's form.
+        model: the model's name.
+        sampling: sampling options; those that are None are left out.
+        extra: further fields of a chat request. ``store`` is false unless it is given.
+
+    Raises:
+        ValueError: a message has a part that this API has no form for; the text says which.
+    """
+    body: Json = {"model": model, "input": [item for message in messages for item in _items(message)], "stream": True, "store": False}
+    body |= {name: value for name in _SAMPLING if (value := getattr(sampling, name)) is not None}
+    if sampling.max_tokens is not None:
+        body["max_output_tokens"] = sampling.max_tokens
+    if sampling.stop:
+        body["stop"] = list(sampling.stop)
+    if sampling.logit_bias:
+        body["logit_bias"] = {str(token): bias for token, bias in sampling.logit_bias}
+    further = {name: value for name, value in (extra or {}).items() if value is not None and name not in _DROPPED}
+    text = _text_settings(further)
+    if text:
+        body["text"] = text
+    if (effort := further.pop("reasoning_effort", None)) is not None:
+        body["reasoning"] = {"effort": effort}
+    if further.pop("logprobs", None):
+        body["include"] = ["message.output_text.logprobs"]
+    if (tools := further.pop("tools", None)) is not None:
+        body["tools"] = [_flat(tool) for tool in tools]
+    if (choice := further.pop("tool_choice", None)) is not None:
+        body["tool_choice"] = _flat(choice)
+    return body | further
+
+
+def _text_settings(further: Json) -> Json:
+    """Return the field ``text``; its chat fields are taken out."""
+    text: Json = {}
+    shape = further.pop("response_format", None)
+    if isinstance(shape, Mapping):
+        schema = shape.get("json_schema")
+        text["format"] = {"type": shape.get("type"), **(schema if isinstance(schema, Mapping) else {})}
+    if (verbosity := further.pop("verbosity", None)) is not None:
+        text["verbosity"] = verbosity
+    return text
+
+
+def _flat(tool: Any) -> Any:
+    """Return a function, or the choice of one, without the object that chat puts around its fields; anything else as it is."""
+    function = tool.get("function") if isinstance(tool, Mapping) else None
+    return {"type": "function", **function} if isinstance(function, Mapping) else tool
+
+
+def _items(message: Mapping[str, Any]) -> Iterator[Json]:
+    role, content = message.get("role"), message.get("content")
+    if role == "tool":
+        yield {"type": "function_call_output", "call_id": message.get("tool_call_id"), "output": _joined(content)}
+        return
+    if role == "assistant":
+        if text := _joined(content) or message.get("refusal"):
+            yield {"role": role, "content": text}
+    else:
+        yield {"role": role, "content": content if isinstance(content, str) else [_part(part) for part in content or ()]}
+    for call in message.get("tool_calls") or ():
+        function = call.get("function") or {}
+        arguments = function.get("arguments") or "{}"
+        yield {"type": "function_call", "call_id": call.get("id"), "name": function.get("name"), "arguments": arguments}
+
+
+def _joined(content: Any) -> str:
+    """Return the text of a content that may be parts."""
+    if isinstance(content, str) or content is None:
+        return content or ""
+    return "".join([_text(part) for part in content])
+
+
+def _text(part: Mapping[str, Any]) -> str:
+    if part.get("type") != "text":
+        raise ValueError(f"messages: expected parts of type text in this message, got {part.get('type')!r}")
+    return str(part.get("text", ""))
+
+
+def _part(part: Mapping[str, Any]) -> Json:
+    match part:
+        case {"type": "text", "text": text}:
+            return {"type": "input_text", "text": text}
+        case {"type": "image_url", "image_url": {"url": url, **rest}}:
+            return {"type": "input_image", "image_url": url, "detail": rest.get("detail", "auto")}
+        case {"type": "file", "file": Mapping() as file}:
+            return {"type": "input_file", **file}
+        case {"type": "input_audio", "input_audio": audio}:
+            return {"type": "input_audio", "input_audio": audio}
+    raise ValueError(f"messages: expected parts of type text, image_url, file or input_audio, got {part.get('type')!r}")
