@@ -18,7 +18,7 @@ from streamco.core.speculation.estimates import SpeculationEstimates
 from streamco.core.speculation.options import SpeculationMachineOptions
 from streamco.core.verifier.events import SendVerdict
 from streamco.core.verifier.options import SchedulerOptions
-from streamco.partial import common_prefix_length
+from streamco.events import common_prefix_length
 from streamco.policies.serving.batching import CHUNK, Alternating
 from streamco.policies.serving.routing import routing_policy
 from streamco.profiles import PairProfile

@@ -28,8 +28,7 @@ from streamco.endpoints.openai import OpenAIEndpoint
 from streamco.engines.base import EngineOptions, GenerationRequest
 from streamco.engines.llama import LlamaEngine
 from streamco.engines.llamacpp.bundled_model import packaged_model
-from streamco.events import StreamEnded
-from streamco.partial import Partial
+from streamco.events import Partial, StreamEnded
 from streamco.server.app import ServeOptions, serving
 from streamco.testing.engine import FakeEngine, FakeVocabulary
 from streamco.testing.link_proxy import LinkProxy

@@ -28,7 +28,7 @@ from streamco.core.speculation.averages import Ewma
 from streamco.core.speculation.events import ConnectVerifier, SendDraft, VerdictReceived, VerifierConnected, VerifierFailed
 from streamco.endpoints.verifiers.base import VerifierEvent
 from streamco.endpoints.verifiers.streamco import VerifierEndpoint
-from streamco.partial import common_prefix_length
+from streamco.events import common_prefix_length
 from streamco.policies.acceptance import Rule
 from streamco.profiles.row_costs import RowCosts
 

@@ -15,9 +15,8 @@ import simpy
 from streamco.core.race.commands import OpenStream, PrepareStream
 from streamco.endpoints.continuation import BoundaryWhitespace, split_trailing_whitespace
 from streamco.errors import EndpointConnectError
-from streamco.events import Event, StreamEnded, StreamFailed, TokensReceived
+from streamco.events import Event, Partial, StreamEnded, StreamFailed, TokensReceived
 from streamco.openai_types import ChatCompletionChunk, ChoiceDelta, ChunkChoice
-from streamco.partial import Partial
 from streamco.sim.driver import call_at
 from streamco.sim.race.session import Opening, SimulatedStream
 

@@ -26,8 +26,7 @@ from streamco.engines.llama import LlamaEngine
 from streamco.engines.llamacpp.bundled_model import packaged_model
 from streamco.engines.llamacpp.gguf import derived
 from streamco.engines.prompt_ids import answer_ids, chat_ids, pending_bytes
-from streamco.events import StreamEnded
-from streamco.partial import Partial
+from streamco.events import Partial, StreamEnded
 from tools.fetch_models import fetched
 
 __all__ = ["MODELS", "Writer", "begins_with", "begun", "likelihood", "model_path", "write_block"]

@@ -10,8 +10,7 @@ from msgspec import Struct, field
 
 from streamco.config import SamplingOptions, Timeouts
 from streamco.core.report import SplitFigures
-from streamco.events import StreamEnded, TextCount, TokensReceived, Written
-from streamco.partial import Partial, PreCopy
+from streamco.events import Partial, PreCopy, StreamEnded, TextCount, TokensReceived, Written
 
 __all__ = [
     "Capabilities",

@@ -19,9 +19,8 @@ import msgspec
 
 from streamco.endpoints.base import Capabilities, Continuation, PreCopy, Request
 from streamco.errors import UsageError
-from streamco.events import TokensReceived
+from streamco.events import Partial, TokensReceived, common_prefix_length
 from streamco.openai_types import ChunkChoice
-from streamco.partial import Partial, common_prefix_length
 
 __all__ = [
     "PREFILL_FIELD",

@@ -22,7 +22,7 @@ from streamco.config import SamplingOptions
 from streamco.core.speculation.events import AdoptBranch, DeviceFailed, DraftBranch, DraftToken, DraftTokens, DropDrafts, TokensDrafted
 from streamco.engines.base import HoldingEngine, Prediction, SequenceTask, TaskEnd, TokenSequence
 from streamco.errors import EngineError, UsageError
-from streamco.partial import common_prefix_length
+from streamco.events import common_prefix_length
 from streamco.policies.rejection import ALTERNATIVES
 
 __all__ = ["DeviceDrafter", "DrafterCommand", "DrafterEvent"]

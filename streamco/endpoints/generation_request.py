@@ -15,7 +15,7 @@ from streamco.engines.base import Engine, GenerationRequest
 from streamco.engines.llamacpp.json_schema import grammar_of
 from streamco.engines.prompt_ids import answer_ids, chat_ids, pending_bytes, prompt_ids
 from streamco.errors import ConfigError, UsageError
-from streamco.partial import Partial
+from streamco.events import Partial
 
 __all__ = ["boundary_whitespace", "generation_request", "is_short", "request_ids", "takes_grammars"]
 

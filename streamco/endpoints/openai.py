@@ -31,8 +31,7 @@ from streamco.endpoints.token_counter import TokenCounter
 from streamco.endpoints.token_transfer import PACKED_FIELD, TokenTransfer, is_client_error, is_refused_form, smaller
 from streamco.engines.base import Engine
 from streamco.errors import ConfigError, EndpointError, EndpointProtocolError, EndpointStatusError, EngineError, UsageError
-from streamco.events import TextCount
-from streamco.partial import Partial
+from streamco.events import Partial, TextCount
 from streamco.wire.openai.errors import status_error
 from streamco.wire.openai.msgpack_body import MSGPACK, encode_msgpack
 from streamco.wire.openai.requests import build_chat_request, build_completion_request, encode_request

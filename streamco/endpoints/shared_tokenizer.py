@@ -20,7 +20,7 @@ from streamco.endpoints.known_servers.providers import TokenizeApi
 from streamco.engines.base import Engine
 from streamco.engines.prompt_ids import pending_bytes
 from streamco.errors import EndpointProtocolError, EngineError
-from streamco.partial import Partial
+from streamco.events import Partial
 
 __all__ = ["SAMPLE", "SharedTokenizer"]
 

@@ -11,7 +11,7 @@ from msgspec.structs import replace
 
 from streamco.endpoints.base import Request
 from streamco.endpoints.openai_stream import StreamCall
-from streamco.partial import Partial
+from streamco.events import Partial
 from streamco.wire.openai.msgpack_body import MSGPACK
 from streamco.wire.token_frames import TokenCodec
 

@@ -16,7 +16,7 @@ from collections.abc import Collection, Sequence
 from itertools import chain
 from typing import Protocol
 
-from streamco.partial import common_prefix_length
+from streamco.events import common_prefix_length
 
 __all__ = ["Memory", "Slot", "SlotTable"]
 

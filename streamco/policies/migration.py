@@ -21,7 +21,7 @@ from typing import Literal
 
 from msgspec import Struct
 
-from streamco.partial import PreCopy
+from streamco.events import PreCopy
 
 __all__ = [
     "BarredMove",

@@ -7,9 +7,8 @@ from collections.abc import Sequence
 
 from streamco.endpoints.base import Capabilities, Kind, Request, TokenPrices
 from streamco.errors import EndpointError, UsageError
-from streamco.events import StreamEnded, TokensReceived
+from streamco.events import Partial, StreamEnded, TokensReceived
 from streamco.openai_types import ChatCompletionChunk, ChoiceDelta, ChunkChoice, CompletionUsage, PromptTokensDetails
-from streamco.partial import Partial
 
 __all__ = ["ScriptItem", "ScriptedEndpoint", "ScriptedStream", "text_chunk"]
 

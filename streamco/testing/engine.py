@@ -21,7 +21,7 @@ from streamco.engines.base import (
 from streamco.engines.llamacpp.control_tokens import ControlTokens
 from streamco.engines.sequence import HeldSequence
 from streamco.errors import ConfigError, EngineError
-from streamco.partial import common_prefix_length
+from streamco.events import common_prefix_length
 from streamco.sim.workload.token_models import TokenModel
 from streamco.testing.sequences import FakeSequenceEngine
 

@@ -11,7 +11,7 @@ import ssl
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from streamco.partial import common_prefix_length
+from streamco.events import common_prefix_length
 from streamco.sim.workload.token_models import TokenModel
 from streamco.testing.responses import DONE, RecordedRequest, ScriptedResponse, json_answer, sse_event
 from streamco.testing.server import ScriptedServer

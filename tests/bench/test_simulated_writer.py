@@ -9,8 +9,7 @@ import simpy
 
 from bench.simulated_writer import Piece, SimulatedWriter, Spelling
 from streamco.core.race.commands import ContinueStream, OpenStream, PrepareStream
-from streamco.events import Event, StreamEnded, StreamFailed, TokensReceived
-from streamco.partial import Partial
+from streamco.events import Event, Partial, StreamEnded, StreamFailed, TokensReceived
 from streamco.sim.race.session import Opening
 
 ANSWER = Spelling("one", [("Hel", (1,)), ("lo", (2,)), (" wor", (3,)), ("ld ", (4,)), ("🦎", (5, 6, 7)), ("!", (8,))])

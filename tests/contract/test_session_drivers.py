@@ -16,9 +16,8 @@ from streamco.core.race.machine import RaceMachine, RacePlan
 from streamco.core.race.migration import MigrationPlan
 from streamco.endpoints.base import Capabilities, Request
 from streamco.errors import EndpointConnectError, EndpointError, StreamcoError
-from streamco.events import Event, StreamEnded, StreamFailed, TokensReceived
+from streamco.events import Event, PreCopy, StreamEnded, StreamFailed, TokensReceived
 from streamco.openai_types import ChatCompletionChunk
-from streamco.partial import PreCopy
 from streamco.policies.migration import Terms
 from streamco.profiles import RemainingLength
 from streamco.sim.race.session import Opening, ScriptedSource, SimulatedRace, SimulatedSource, SimulatedStream

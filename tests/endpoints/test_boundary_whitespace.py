@@ -27,9 +27,8 @@ from streamco.engines.llama import LlamaEngine
 from streamco.engines.llamacpp.bundled_model import packaged_model
 from streamco.engines.prompt_ids import answer_ids
 from streamco.errors import EngineError
-from streamco.events import StreamEnded, TokensReceived
+from streamco.events import Partial, StreamEnded, TokensReceived
 from streamco.openai_types import ChatCompletionChunk, ChoiceDelta, ChunkChoice
-from streamco.partial import Partial
 
 pytestmark = pytest.mark.model
 

@@ -24,9 +24,8 @@ from streamco.endpoints.continuation import (
 from streamco.endpoints.device import DeviceEndpoint
 from streamco.endpoints.token_transfer import PACKED_FIELD, TokenTransfer
 from streamco.errors import UsageError
-from streamco.events import StreamEnded, TokensReceived
+from streamco.events import Partial, StreamEnded, TokensReceived
 from streamco.openai_types import ChatCompletionChunk
-from streamco.partial import Partial
 from streamco.server.app import serving
 from streamco.testing import FakeEngine, ScriptedServer, json_answer, stream_answer, text_chunk
 from streamco.testing.engine import FakeVocabulary

@@ -21,9 +21,8 @@ from streamco.endpoints.generation_request import request_ids
 from streamco.engines.base import Engine, EngineOptions
 from streamco.engines.llamacpp.bundled_model import packaged_model
 from streamco.errors import EndpointTimeoutError, EngineError, StreamClosed, StreamConsumed, UsageError
-from streamco.events import StreamEnded, TokensReceived
+from streamco.events import Partial, StreamEnded, TokensReceived
 from streamco.openai_types import ChatCompletionChunk
-from streamco.partial import Partial
 from streamco.testing.engine import FakeEngine
 
 HELLO = Request(messages=[{"role": "user", "content": "hello"}])

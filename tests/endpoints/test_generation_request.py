@@ -18,8 +18,7 @@ from streamco.engines.base import EngineOptions
 from streamco.engines.llama import LlamaEngine
 from streamco.engines.llamacpp.bundled_model import packaged_model
 from streamco.errors import AllEndpointsFailed, ConfigError, EndpointError, EngineError
-from streamco.events import TokensReceived
-from streamco.partial import Partial
+from streamco.events import Partial, TokensReceived
 from streamco.testing.engine import FakeEngine
 
 OBJECT = {"type": "json_object"}

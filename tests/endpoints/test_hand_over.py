@@ -28,9 +28,8 @@ from streamco.endpoints.openai import OpenAIEndpoint
 from streamco.engines.base import EngineOptions
 from streamco.engines.llama import LlamaEngine
 from streamco.engines.llamacpp.bundled_model import packaged_model
-from streamco.events import StreamEnded
+from streamco.events import Partial, StreamEnded
 from streamco.openai_types import ChatCompletionChunk
-from streamco.partial import Partial
 from streamco.server.app import ServeOptions, serving
 from streamco.testing import FaultProxy, Faults
 from tests.endpoints.helpers import NO_RETRIES, QUICK_RETRIES

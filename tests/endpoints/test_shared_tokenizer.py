@@ -17,7 +17,7 @@ from streamco.endpoints.openai import OpenAIEndpoint
 from streamco.endpoints.shared_tokenizer import SAMPLE
 from streamco.engines.base import Engine
 from streamco.errors import EngineError
-from streamco.partial import Partial
+from streamco.events import Partial
 from streamco.server.app import serving
 from streamco.testing import DONE, FakeEngine, RecordedRequest, ScriptedResponse, ScriptedServer, json_answer, sse_event, stream_answer
 from streamco.testing.engine import FakeVocabulary

@@ -17,7 +17,7 @@ from streamco.endpoints.openai import OpenAIEndpoint
 from streamco.endpoints.openai_stream import StreamCall
 from streamco.endpoints.token_transfer import PACKED_FIELD, TokenTransfer
 from streamco.errors import EndpointStatusError
-from streamco.partial import Partial
+from streamco.events import Partial
 from streamco.server.app import serving
 from streamco.testing import FakeEngine, ScriptedServer
 from streamco.testing.responses import ScriptedResponse, json_answer, stream_answer

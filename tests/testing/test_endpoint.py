@@ -8,9 +8,8 @@ import pytest
 
 from streamco.endpoints.base import Capabilities, Endpoint, EndpointStream, Request, TokenPrices
 from streamco.errors import EndpointConnectError, EndpointError, EndpointProtocolError, UsageError
-from streamco.events import StreamEnded, TokensReceived
+from streamco.events import Partial, StreamEnded, TokensReceived
 from streamco.openai_types import CompletionUsage, PromptTokensDetails
-from streamco.partial import Partial
 from streamco.testing.endpoint import ScriptedEndpoint, ScriptedStream, text_chunk
 from streamco.testing.virtual_clock import run_in_virtual_time
 

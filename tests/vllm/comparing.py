@@ -19,7 +19,7 @@ from streamco.endpoints.openai import OpenAIEndpoint
 from streamco.endpoints.verifiers.base import VerifierEvent
 from streamco.endpoints.verifiers.logprob import LogprobVerifier
 from streamco.engines.base import HoldingEngine, TokenSequence
-from streamco.partial import common_prefix_length
+from streamco.events import common_prefix_length
 from streamco.policies.acceptance import Rule
 
 __all__ = ["Comparison", "Difference", "Drafts", "OwnText", "compare", "write_alone"]

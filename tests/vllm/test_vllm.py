@@ -26,7 +26,7 @@ from streamco.endpoints.openai import OpenAIEndpoint
 from streamco.engines.llama import LlamaEngine
 from streamco.engines.llamacpp.bundled_model import packaged_model
 from streamco.errors import EndpointError
-from streamco.partial import Partial
+from streamco.events import Partial
 from tests.endpoints.helpers import NO_RETRIES
 from tests.endpoints.test_hand_over import ASKED, TOKENS, Answer, answer, check_seam, go_on, load, places
 from tests.support.leaks import holding_nothing_new, settled

@@ -35,9 +35,8 @@ from streamco.core.report import AnswerUsage, Report
 from streamco.core.totals import AnswerCost
 from streamco.endpoints.base import Endpoint, EndpointStream, Request, TextCounter, WrittenStream, changes_of, idle_of, split_figures_of
 from streamco.errors import EngineError, StreamcoError
-from streamco.events import Event, ReaderLeft, StreamCancelled, StreamEnded, StreamFailed, TextCount, TokensReceived
+from streamco.events import Event, Partial, ReaderLeft, StreamCancelled, StreamEnded, StreamFailed, TextCount, TokensReceived
 from streamco.machine_driver import Deadlines, StepLog, TaskDriver
-from streamco.partial import Partial
 
 __all__ = ["OnOpen", "RaceDriver"]
 

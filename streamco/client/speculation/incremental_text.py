@@ -15,7 +15,7 @@ from msgspec import Struct
 from streamco.core.speculation.events import Origin
 from streamco.engines.base import TextPiece
 from streamco.engines.detokenizer import StopMatcher, TextAssembler
-from streamco.partial import common_prefix_length
+from streamco.events import common_prefix_length
 
 __all__ = ["IncrementalText", "TextAdded", "TextCommitted", "TextEvent", "TextRetracted"]
 

@@ -20,9 +20,8 @@ from msgspec import Struct
 
 from streamco.core.race.restart import Diverged, RestartFilter
 from streamco.errors import EndpointError
-from streamco.events import TokensReceived
+from streamco.events import Partial, TokensReceived
 from streamco.openai_types import ChatCompletionChunk, CompletionUsage
-from streamco.partial import Partial
 
 __all__ = ["Attempt", "AttemptState", "AttemptPlan", "ReadAhead"]
 

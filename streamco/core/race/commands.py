@@ -5,8 +5,8 @@ from __future__ import annotations
 from msgspec import Struct
 
 from streamco.errors import StreamcoError
+from streamco.events import Partial
 from streamco.openai_types import ChatCompletionChunk
-from streamco.partial import Partial
 
 __all__ = ["CancelStream", "Command", "ContinueStream", "DeliverTokens", "FailDelivery", "FinishDelivery", "OpenStream", "PrepareStream"]
 

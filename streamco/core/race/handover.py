@@ -13,8 +13,8 @@ from streamco.core.race.attempt import Attempt, AttemptState
 from streamco.core.race.migration import MigrationController, MigrationPlan, MigrationState, Prepare, Release, Switch
 from streamco.core.race.transcript import Transcript
 from streamco.core.report import HandOver
+from streamco.events import Partial
 from streamco.openai_types import ChatCompletionChunk
-from streamco.partial import Partial
 
 __all__ = ["Handover", "OnFailure", "make_handover"]
 

@@ -20,9 +20,8 @@ import math
 from msgspec import Struct
 from msgspec.structs import replace
 
-from streamco.events import TokensReceived
+from streamco.events import Partial, TokensReceived, common_prefix_length
 from streamco.openai_types import ChatCompletionChunk, ChoiceDelta, ChunkChoice
-from streamco.partial import Partial, common_prefix_length
 
 __all__ = ["Diverged", "RestartFilter"]
 

@@ -12,8 +12,8 @@ Reasoning is not part of the answer and is not handed over.
 
 from __future__ import annotations
 
+from streamco.events import Partial
 from streamco.openai_types import ChatCompletionChunk, ChoiceDelta, ChunkChoice
-from streamco.partial import Partial
 
 __all__ = ["Transcript"]
 

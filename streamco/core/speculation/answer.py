@@ -19,7 +19,7 @@ from streamco.core.speculation.events import (
     VerdictReceived,
 )
 from streamco.errors import StreamcoError
-from streamco.partial import common_prefix_length
+from streamco.events import common_prefix_length
 
 __all__ = ["Emit", "PeerPrefix", "SpeculativeAnswer"]
 

@@ -18,7 +18,7 @@ from collections.abc import Sequence
 from streamco.core.speculation.draft import DraftSequence
 from streamco.core.speculation.draft_state import DraftState
 from streamco.core.speculation.estimates import SpeculationEstimates
-from streamco.partial import common_prefix_length
+from streamco.events import common_prefix_length
 
 __all__ = ["ShadowDrafter"]
 

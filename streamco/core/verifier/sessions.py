@@ -15,7 +15,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from streamco.core.verifier.events import DraftReceived, RunBatch
-from streamco.partial import common_prefix_length
+from streamco.events import common_prefix_length
 from streamco.policies.drafts.tree_acceptance import longest_path, path_to
 from streamco.policies.serving.batching import Waiting
 

@@ -19,9 +19,8 @@ from msgspec import Struct
 
 from streamco.core.race.commands import ContinueStream, OpenStream, PrepareStream
 from streamco.errors import ConfigError
-from streamco.events import Event, StreamEnded, TokensReceived
+from streamco.events import Event, PreCopy, StreamEnded, TokensReceived
 from streamco.openai_types import ChatCompletionChunk, ChoiceDelta, ChunkChoice, CompletionUsage, PromptTokensDetails
-from streamco.partial import PreCopy
 from streamco.profiles import DeviceSpeed, TTFTDistribution
 from streamco.sim.driver import call_at
 from streamco.sim.race.session import Opening, SimulatedStream

@@ -26,7 +26,7 @@ from streamco.core.speculation.events import (
     VerifierLost,
 )
 from streamco.errors import EndpointConnectError, VerifierError
-from streamco.partial import common_prefix_length
+from streamco.events import common_prefix_length
 from streamco.policies.acceptance import Distribution, Rule, RuleKind, Verdict, verify
 from streamco.sim.driver import call_at
 from streamco.sim.workload.token_models import TokenModel, choose_token

@@ -11,8 +11,7 @@ from streamco.core.race.attempt import AttemptPlan, AttemptState
 from streamco.core.race.commands import CancelStream, Command, ContinueStream, DeliverTokens, FailDelivery, FinishDelivery, OpenStream
 from streamco.core.race.machine import RaceMachine, RacePlan
 from streamco.errors import AllEndpointsFailed, EndpointConnectError, EndpointTimeoutError
-from streamco.events import ReaderLeft, StreamCancelled, StreamEnded, StreamFailed, TokensReceived
-from streamco.partial import Partial
+from streamco.events import Partial, ReaderLeft, StreamCancelled, StreamEnded, StreamFailed, TokensReceived
 from streamco.testing import text_chunk
 
 CUT = EndpointConnectError("cut", endpoint="server", partial="ab")

@@ -8,8 +8,8 @@ from streamco.core.race.attempt import Attempt, AttemptPlan, AttemptState, ReadA
 from streamco.core.race.handover import Handover
 from streamco.core.race.migration import MigrationController, MigrationPlan, Prepare, Switch
 from streamco.errors import EndpointConnectError
+from streamco.events import Partial
 from streamco.openai_types import ChatCompletionChunk, ChoiceDelta, ChunkChoice, ToolCallDelta
-from streamco.partial import Partial
 from streamco.policies.migration import Terms
 from streamco.profiles import RemainingLength
 from streamco.testing import text_chunk

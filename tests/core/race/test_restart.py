@@ -11,9 +11,8 @@ from hypothesis import strategies as st
 
 from streamco.core.race.restart import Diverged, RestartFilter
 from streamco.core.race.transcript import Transcript
-from streamco.events import TokensReceived
+from streamco.events import Partial, TokensReceived
 from streamco.openai_types import ChatCompletionChunk, ChoiceDelta, ChunkChoice, CompletionUsage, FunctionDelta, ToolCallDelta
-from streamco.partial import Partial
 
 VOCABULARY = "300:0123456789abcdef"
 

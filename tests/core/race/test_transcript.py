@@ -6,8 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from streamco.core.race.transcript import Transcript
+from streamco.events import Partial
 from streamco.openai_types import ChatCompletionChunk, ChoiceDelta, ChunkChoice, FunctionDelta, ToolCallDelta
-from streamco.partial import Partial
 from streamco.testing import text_chunk
 
 

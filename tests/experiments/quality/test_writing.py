@@ -20,7 +20,7 @@ from experiments.tasks import Question
 from streamco.engines.base import EngineOptions
 from streamco.engines.llama import LlamaEngine
 from streamco.engines.llamacpp.bundled_model import packaged_model
-from streamco.partial import Partial
+from streamco.events import Partial
 
 pytestmark = pytest.mark.model
 TOKENS = 20

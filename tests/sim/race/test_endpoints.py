@@ -15,8 +15,7 @@ from streamco.core.race.commands import ContinueStream, OpenStream, PrepareStrea
 from streamco.core.race.machine import RaceMachine, RacePlan
 from streamco.core.race.migration import MigrationPlan
 from streamco.errors import ConfigError
-from streamco.events import Event, StreamEnded, TokensReceived
-from streamco.partial import Partial
+from streamco.events import Event, Partial, StreamEnded, TokensReceived
 from streamco.policies.migration import Terms
 from streamco.profiles import DeviceSpeed, RemainingLength, TTFTDistribution
 from streamco.sim.race.endpoints import SimulatedAnswer, SimulatedDevice, SimulatedServer

@@ -7,7 +7,7 @@ from itertools import takewhile
 from hypothesis import given
 from hypothesis import strategies as st
 
-from streamco.partial import common_prefix_length
+from streamco.events import common_prefix_length
 
 IDS = st.lists(st.integers(0, 2))
 
