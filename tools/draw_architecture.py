@@ -30,6 +30,7 @@ GROUND = "shared definitions"
 SAYS: Mapping[str, str] = {
     "cli": "commands",
     "testing": "public fakes",
+    "integrations": "a client for frameworks",
     "proxy": "OpenAI API over a client",
     "sim": "the machines in virtual time",
     "client": "the SDK",
