@@ -32,6 +32,7 @@ PRINTS = {
     ],
     "paced": [r"^median gap 0\.\d{3} s, \d+ tokens late, score [01]\.\d\d$"],
     "proxy_client": [r"^device won$"],
+    "pydantic_agent": [r"^name='(ant|cat|hen)' legs=[246]$", r"^device won, [1-9]\d* tokens$"],
     "quickstart": [r"^device won, first token after \d+\.\d\d s, \d+ tokens$"],
     "reasoning": [
         r"^\[reasoning\] 9\.11 has 11 hundredths, 9\.8 has 80\.$",
