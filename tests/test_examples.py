@@ -22,6 +22,7 @@ PRINTS = {
     ],
     "fastapi_chat": [r'^data: ".*"$'],
     "failover": [r"^The connection is cut here\.$", r"^second took over from first after token \d+: EndpointProtocolError$"],
+    "langchain_chain": [r"\w{3}", r"^device won, [1-9]\d* tokens$"],
     "many": [r"^What is rain\? \w", r"^What is snow\? \w", r"^What is wind\? \w"],
     "migration": [
         r"^server: The sea \w",
