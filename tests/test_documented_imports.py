@@ -23,6 +23,7 @@ SUBMODULES = {
     "streamco.engines.llamacpp.gguf": "docs/speculation.md",
     "streamco.engines.llamacpp.model_parts": "docs/split.md",
     "streamco.engines.split.layers": "docs/split-measured.md",
+    "streamco.integrations.ai_sdk": "docs/integrations.md",
     "streamco.integrations.langchain": "docs/integrations.md",
     "streamco.integrations.pydantic_ai": "docs/integrations.md",
     "streamco.policies.budget_control": "docs/dispatch.md",

@@ -15,6 +15,7 @@ ROOT = Path(__file__).resolve().parents[1]
 EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
 
 PRINTS = {
+    "ai_sdk_chat": [r'^data: {"type":"start"}$', r'^data: {"type":"text-delta","id":"text-1","delta":"\w'],
     "errors": [
         r"^device: won $",
         r"^127\.0\.0\.1:9/gpt-4o-mini: failed .*expected a connection to 127\.0\.0\.1:9",
