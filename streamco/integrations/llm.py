@@ -21,6 +21,7 @@ from streamco.errors import ConfigError
 
 if TYPE_CHECKING:
     from streamco.client.client import Client
+    from streamco.core.report import Report
     from streamco.integrations.llm_clients import PluginSettings
     from streamco.openai_types import ChatCompletion
 
@@ -161,6 +162,7 @@ def answering(
     options = _build_options(prompt)
 
     async def ask(client: Client) -> AsyncGenerator[StreamEvent, None]:
+        from streamco.integrations.chunk_parts import thinking_of
         from streamco.wire.openai.assembler import CompletionAssembler
 
         pace: dict[str, Any] = {} if is_streamed else {"pace": None}
@@ -170,7 +172,7 @@ def answering(
             async for chunk in stream:
                 assembler.add(chunk)
                 for choice in chunk.choices[:1]:
-                    if thinking := choice.delta.reasoning_content or choice.delta.reasoning:
+                    if thinking := thinking_of(choice.delta):
                         yield StreamEvent(type="reasoning", chunk=thinking)
                     if choice.delta.content:
                         yield StreamEvent(type="text", chunk=choice.delta.content)
@@ -179,9 +181,9 @@ def answering(
     return ask
 
 
-def _finish(response: llm.Response | llm.AsyncResponse, whole: ChatCompletion, report: Any) -> None:
+def _finish(response: llm.Response | llm.AsyncResponse, whole: ChatCompletion, report: Report) -> None:
     """Add to the response what is known at the answer's end."""
-    import msgspec
+    from streamco.integrations.chunk_parts import report_fields
 
     choice = whole.choices[0] if whole.choices else None
     for call in (choice and choice.message.tool_calls) or ():
@@ -196,7 +198,7 @@ def _finish(response: llm.Response | llm.AsyncResponse, whole: ChatCompletion, r
         "id": whole.id,
         "model": whole.model,
         "finish_reason": report.finish_reason,
-        "report": msgspec.to_builtins(report),
+        "report": report_fields(report),
     }
 
 

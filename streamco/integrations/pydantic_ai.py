@@ -11,7 +11,6 @@ from contextlib import contextmanager
 from types import TracebackType
 from typing import Any, Self, cast
 
-import msgspec
 from openai import AsyncOpenAI
 from openai.types.chat import ChatCompletion, ChatCompletionChunk
 from pydantic_ai.exceptions import ModelAPIError, ModelConnectionError, ModelHTTPError, ModelTimeoutError
@@ -23,7 +22,6 @@ from pydantic_ai.settings import ModelSettings
 
 from streamco.client.client import Client
 from streamco.client.stream import ChatStream
-from streamco.core.report import Report
 from streamco.errors import (
     AllEndpointsFailed,
     DegradedError,
@@ -33,6 +31,7 @@ from streamco.errors import (
     EndpointTimeoutError,
     StreamClosed,
 )
+from streamco.integrations.chunk_parts import report_fields
 
 __all__ = ["ClientProvider", "StreamcoModel", "StreamcoStreamedResponse"]
 
@@ -120,10 +119,6 @@ def _report_of(response: ChatCompletion | ChatCompletionChunk) -> dict[str, Any]
     return {DETAIL: further[DETAIL]} if DETAIL in further else {}
 
 
-def _shown(report: Report | None) -> Any:
-    return msgspec.to_builtins(report)
-
-
 class _OpenAIForm:
     """The part of OpenAI's SDK that pydantic-ai uses, over a client."""
 
@@ -153,7 +148,7 @@ class _OpenAIForm:
                     await self._client.chat.completions.create(messages=messages, model=self._model, stream=True, **options), model
                 )
             whole = await self._client.chat.completions.create(messages=messages, model=self._model, **options)
-            return ChatCompletion.construct(**{**whole.model_dump(), DETAIL: _shown(whole.report)})
+            return ChatCompletion.construct(**{**whole.model_dump(), DETAIL: report_fields(whole.report)})
 
 
 class _Chunks:
@@ -168,7 +163,8 @@ class _Chunks:
             async for chunk in self._stream:
                 yield ChatCompletionChunk.construct(**chunk.model_dump())
         last: dict[str, Any] = {"id": "", "object": "chat.completion.chunk", "created": 0, "model": "", "choices": [], "usage": None}
-        yield ChatCompletionChunk.construct(**last, **{DETAIL: _shown(self._stream.report)})
+        last[DETAIL] = report_fields(self._stream.report)
+        yield ChatCompletionChunk.construct(**last)
 
     async def close(self) -> None:
         await self._stream.close()
