@@ -29,6 +29,7 @@ from streamco.proxy.page.routes import PAGE_PATHS, add_page
 from streamco.proxy.requests import ParsedRequest, parse_chat, parse_completion, parse_fields, unknown_model
 from streamco.proxy.response_shapes import ChatShape, CompletionShape, ResponseShape
 from streamco.proxy.streaming import OriginMarks, answer_whole, stream_answer
+from streamco.proxy.tasks import TaskRules
 from streamco.server.http.access_log import current_request_id
 from streamco.server.http.api import make_application
 from streamco.server.http.errors import invalid
@@ -55,6 +56,8 @@ class Proxy:
         self.admission = RequestAdmission(options)
         self.created = int(time.time())
         self._answers: set[ChatStream] = set()
+        self._tasks = TaskRules(options.task_patterns, takes_header=options.takes_tasks)
+        self._device_alone = client.with_options(policy="device-only") if options.task_patterns or options.takes_tasks else client
 
     @property
     def active(self) -> int:
@@ -148,7 +151,8 @@ class Proxy:
         headers = {**parsed.request.headers, **trace_headers(request), REQUEST_ID_HEADER: current_request_id()}
         asked = replace(parsed.request, headers=headers)
         wants_usage = parsed.wants_usage or not parsed.is_streamed
-        answer = self.client.open_chat(asked, includes_usage=wants_usage, is_streamed=parsed.is_streamed)
+        client = self._device_alone if self._tasks.name_of(parsed.request, request.headers) else self.client
+        answer = client.open_chat(asked, includes_usage=wants_usage, is_streamed=parsed.is_streamed)
         self._answers.add(answer)
         try:
             async with answer:  # a client that leaves cancels this handler, and both sides with it

@@ -22,6 +22,7 @@ from streamco.endpoints.model_files import is_hub_name
 from streamco.errors import ConfigError
 from streamco.policies.cost import RATE_SERVER_CONSTRAINED
 from streamco.policies.migration import TransferRule
+from streamco.proxy.tasks import check_patterns
 from streamco.server.http.options import ListenOptions
 from streamco.wire.tensors import StateFormat
 
@@ -38,6 +39,7 @@ __all__ = [
     "ServerSection",
     "SpeculateSection",
     "SplitSection",
+    "TasksSection",
     "format_config",
     "load_config",
     "parse_config",
@@ -57,6 +59,12 @@ class ProxyOptions(ListenOptions, frozen=True, kw_only=True):
     raw_prompts: bool = False  # /v1/completions: pass the prompt as it is; False: as a user's message, which suits every endpoint
     max_body_bytes: int = 16 << 20  # images travel inside requests
     page: bool = False  # serve a chat for browsers at "/"; then POST requests of other origins are refused, unless ``cors`` names them
+    task_patterns: tuple[str, ...] = ()  # beginnings of messages that the device answers alone, as regular expressions; see ``TaskRules``
+    takes_tasks: bool = False  # callers may name such a request by the header ``x-streamco-task``
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_patterns(self.task_patterns)
 
 
 PACKAGED = "packaged"  # [device] model: the one that is installed from the package index
@@ -178,6 +186,14 @@ class SplitSection(Struct, frozen=True, kw_only=True):
     sequences: int = 4  # answers at a time
 
 
+class TasksSection(Struct, frozen=True, kw_only=True):
+    """Section ``[tasks]``: requests of a front end for titles, tags and the like, which the device answers alone; see ``TaskRules``."""
+
+    header: bool = True  # callers may name such a request by the header ``x-streamco-task``
+    open_webui: bool = False  # recognise those of Open WebUI
+    patterns: tuple[str, ...] = ()  # further beginnings of messages, as regular expressions
+
+
 class ProxyConfig(Struct, frozen=True, kw_only=True):
     """The whole configuration file."""
 
@@ -188,6 +204,7 @@ class ProxyConfig(Struct, frozen=True, kw_only=True):
     migration: MigrationSection = MigrationSection()
     speculate: SpeculateSection = SpeculateSection()
     split: SplitSection | None = None
+    tasks: TasksSection | None = None
 
 
 def load_config(path: Path) -> ProxyConfig:
@@ -289,6 +306,8 @@ def format_config(config: ProxyConfig) -> str:
     parts += [_table("[dispatch]", config.dispatch), _table("[migration]", config.migration), _table("[speculate]", config.speculate)]
     if config.split is not None:
         parts.append(_table("[split]", config.split))
+    if config.tasks is not None:
+        parts.append(_table("[tasks]", config.tasks))
     return "\n".join(parts)
 
 

@@ -37,6 +37,7 @@ from streamco.proxy.config import (
     SpeculateSection,
     SplitSection,
 )
+from streamco.proxy.tasks import OPEN_WEBUI
 
 if TYPE_CHECKING:
     from streamco.endpoints.device import DeviceEndpoint
@@ -157,12 +158,18 @@ def build_options(config: ProxyConfig, api_key: str | None = None, environ: Mapp
     section = config.proxy
     given = environ.get(section.api_key_env) or None
     names = (name for server in config.server for name in (server.model, server.name) if name)
+    tasks = config.tasks
+    patterns = () if tasks is None else (*((OPEN_WEBUI,) if tasks.open_webui else ()), *tasks.patterns)
+    if tasks is not None and config.device is None:
+        raise ConfigError("tasks: expected a [device], which answers them alone, got none")
     listening = {name: value for name, value in asdict(section).items() if name not in {"api_key_env", "otel"}}
     return ProxyOptions(
         **listening,
         api_key=given if api_key is None else api_key,
         models=tuple(dict.fromkeys(names)),
         raw_prompts=all(server.api == "completions" for server in config.server),
+        task_patterns=patterns,
+        takes_tasks=tasks is not None and tasks.header,
     )
 
 

@@ -8,7 +8,11 @@ import pytest
 
 from streamco.endpoints.base import Request
 from streamco.errors import ConfigError
+from streamco.proxy.config import ProxyOptions, format_config, parse_config
+from streamco.proxy.from_config import build_options
 from streamco.proxy.tasks import OPEN_WEBUI, TASK_HEADER, TaskRules, check_patterns
+from tests.client.helpers import device, server
+from tests.proxy.support import CHAT, HELLO, proxying
 
 TITLE = "### Task:\nGenerate a concise, 3-5 word title with an emoji summarizing the chat history.\n### Guidelines:\n- ..."
 
@@ -48,3 +52,45 @@ def test_a_callers_header_names_a_task_if_that_is_allowed() -> None:
 def test_a_pattern_that_is_none_is_refused(pattern: str) -> None:
     with pytest.raises(ConfigError, match=r"tasks\.patterns: expected"):
         check_patterns([pattern])
+
+
+async def test_the_device_answers_a_task_alone_and_everything_else_goes_on_as_before() -> None:
+    sides = device(), server()
+    options: dict[str, Any] = {"policy": "server-only", "task_patterns": (OPEN_WEBUI,), "takes_tasks": True}
+    async with proxying(*sides, **options) as proxy:
+        for body, headers, winner in (
+            (HELLO, {}, "server"),
+            ({"messages": [{"role": "user", "content": TITLE}]}, {}, "device"),
+            (HELLO, {TASK_HEADER: "tags"}, "device"),
+        ):
+            async with proxy.client.post(CHAT, json=body, headers=headers) as response:
+                assert response.status == 200
+                assert response.headers["x-streamco-winner"] == winner
+        async with proxy.client.post(CHAT, json={**HELLO, "stream": True}, headers={TASK_HEADER: "title"}) as response:
+            assert b"D" in await response.read()
+    assert len(sides[1].streams) == 1
+
+
+async def test_without_the_section_the_header_means_nothing() -> None:
+    async with (
+        proxying(device(), server(), policy="server-only") as proxy,
+        proxy.client.post(CHAT, json=HELLO, headers={TASK_HEADER: "title"}) as response,
+    ):
+        assert response.headers["x-streamco-winner"] == "server"
+
+
+def test_the_section_of_the_file_sets_the_rules() -> None:
+    config = parse_config('[device]\nmodel = "packaged"\n[tasks]\nopen_webui = true\npatterns = ["Title:"]\n')
+    options = build_options(config, environ={})
+    assert options.task_patterns == (OPEN_WEBUI, "Title:")
+    assert options.takes_tasks
+    assert parse_config(format_config(config)) == config
+    assert not build_options(parse_config('[device]\nmodel = "packaged"\n'), environ={}).takes_tasks
+
+
+def test_tasks_need_a_device() -> None:
+    config = parse_config('[tasks]\n[[server]]\nmodel = "large"\nbase_url = "http://127.0.0.1:9/v1"\n')
+    with pytest.raises(ConfigError, match=r"tasks: expected a \[device\]"):
+        build_options(config, environ={})
+    with pytest.raises(ConfigError, match="regular expressions"):
+        ProxyOptions(task_patterns=("(",))
