@@ -15,8 +15,8 @@ from tools import tabulate_limits as limits
 
 PACKAGE = Path(__file__).resolve().parents[2] / "streamco"
 
-OTHERWISE = {"port", "latency_seed", "late_stretch", "late_grace", "draft_stretch", "allow_open"}
-"""Numbers that limit nothing, or only when a verdict counts as late."""
+OTHERWISE = {"port", "latency_seed", "late_stretch", "late_grace", "draft_stretch", "allow_open", "metrics"}
+"""Numbers and switches that limit nothing, or only when a verdict counts as late."""
 
 
 def test_the_page_has_the_present_table() -> None:

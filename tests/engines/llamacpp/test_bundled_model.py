@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import subprocess
 import sys
 from pathlib import Path
 
@@ -44,4 +45,11 @@ def test_none_or_several_files_are_an_error(tmp_path: Path, monkeypatch: pytest.
 def test_the_real_package_is_a_gguf_file() -> None:
     with packaged_model().open("rb") as file:
         assert file.read(4) == b"GGUF"
-    assert "llm" not in sys.modules
+
+
+@pytest.mark.model
+def test_finding_the_real_package_does_not_import_llm() -> None:
+    program = (
+        "import sys; from streamco.engines.llamacpp.bundled_model import packaged_model; packaged_model(); sys.exit('llm' in sys.modules)"
+    )
+    assert subprocess.run([sys.executable, "-c", program], check=False, timeout=60).returncode == 0  # other tests here may import it
