@@ -20,7 +20,7 @@ __all__ = ["PAGE", "QUESTIONS", "Question", "main", "render"]
 PAGE = Path(__file__).resolve().parents[1] / "docs" / "benchmarks.md"
 HEAD = """# Benchmarks
 
-One question each, a sentence and a table each, the losing rows too; lower is better where nothing else is said. `python -m bench NAME` measures again, `python -m bench.page NAME` prints all rows of a kept run in [bench/results](../bench/results), and `python -m bench.page` makes this page of them. The machines are small virtual ones with two shared, noisy cores: contenders take turns within one run, and ratios hold better than figures. What the papers measured, on their terms: [DSD](results.md), [DiSCo](results_disco.md), [Synera](results_synera.md), [HAT](results_hat.md), [quality after a move](quality.md).
+Fourteen questions, a sentence and a table each, the losing rows too; lower is better where nothing else is said. `python -m bench NAME` measures again, `python -m bench.page NAME` prints all rows of a kept run in [bench/results](../bench/results), and `python -m bench.page` makes this page of them. The machines are small virtual ones with two shared, noisy cores: contenders take turns within one run, and ratios hold better than figures. What the papers measured, on their terms: [DSD](results.md), [DiSCo](results_disco.md), [Synera](results_synera.md), [HAT](results_hat.md), [quality after a move](quality.md).
 """
 
 
@@ -85,8 +85,7 @@ def observers() -> Question:
     rows += [[who, *(f"{shares[case][who]} x" for case in cases)] for who in ("metrics", "metrics and spans")]
     return Question(
         "What do metrics and traces cost?",
-        "CPU an event of answers that come as fast as the socket gives them. Observers are called a few times an answer and never for a token, so only "
-        "short answers show them.",
+        f"CPU an event of answers that come as fast as the socket gives them. With metrics an event of 200 takes {figure(run.value(cases[1], cpu, 'metrics') - run.value(cases[1], cpu, 'no observer'))} us more; events of real answers, with a wake-up each, take {figure(load('stream').value('one event a wake-up', 'CPU an event [us]'))} us (`stream`).",
         ("observing",),
         ("", "20 events", "200 events", "1,000 events"),
         rows,
@@ -114,23 +113,30 @@ def pace() -> Question:
     )
 
 
-def engine() -> Question:
-    run = load("engine")
-    decode, outside, together = "decode, 2 threads", "outside llama_decode, a token [ms]", "together, 2 threads"
-    stop = "cancel in prefill of 512, 2 threads, 100 times"
-    return Question(
-        "What does the engine add to llama.cpp?",
-        f"{figure(run.value(decode, outside))} ms a token beside llama-cpp-python's {figure(run.value(decode, outside, 'llama-cpp-python stream'))}. A lost race "
-        f"stops a prefill within {figure(run.value(stop, 'median [ms]'))} ms at the median. Eight answers at once make {figure(run.value(together, 'all [tokens/s]', 'streamco x8'))} tokens/s, one alone {figure(run.value(together, 'all [tokens/s]', 'streamco x1'))}.",
-        ("engine",),
-        ("", "streamco", "llama-cpp-python stream"),
+def proxy() -> Question:
+    run = load("proxy")
+    contenders = [who for who in ("streamco", "aiohttp relay", "litellm") if ("1000 streams at once", "CPU an event [us]", who) in run.rows]
+    many, share = (
+        "1000 streams at once",
+        [run.value("1000 streams at once", "streams a core [streams]", who) for who in ("streamco", "litellm")],
+    )
+    rows = [
         [
-            [
-                "outside llama_decode, a token",
-                *(f"{figure(run.value(decode, outside, who))} ms" for who in ("streamco", "llama-cpp-python stream")),
-            ],
-            ["a token", *(f"{figure(run.value(decode, 'time a token [ms]', who))} ms" for who in ("streamco", "llama-cpp-python stream"))],
-        ],
+            f"**{who}**" if who == "streamco" else who,
+            f"{run.value('one stream at a time', 'added to the first content [ms]', who):.2f} ms",
+            *(f"{figure(run.value(f'{count} streams at once', 'CPU an event [us]', who))} us" for count in (1, 100, 1000)),
+            figure(run.value(many, "streams a core [streams]", who)),
+            figure(run.value(many, "streams that did not end whole [streams]", who)),
+        ]
+        for who in contenders
+    ]
+    return Question(
+        "What does the proxy add, and how many streams does a core carry?",
+        f"Against a bare relay that only passes bytes on, and litellm's proxy. A core carries {share[0] / share[1]:.1f} times litellm's streams of 20 events a second, "
+        "by the processor time of an event with a thousand streams at once.",
+        ("proxy",),
+        ("", "added to the first token", "an event, 1 stream", "100 streams", "1,000 streams", "streams a core", "broken of 5,000"),
+        rows,
     )
 
 
@@ -321,8 +327,9 @@ def price_list() -> Question:
 
 QUESTIONS = (
     streamed_event,
+    observers,
+    proxy,
     pace,
-    engine,
     failures,
     losses,
     bytes_of_a_move,

@@ -1,7 +1,7 @@
 """The interface of observers, and the list of them that a client keeps.
 
 An observer sees an answer begin, each request that is sent for it, and its final report. It is called in the event loop's thread and must
-not block. It sees nothing of single tokens, so a long answer costs it no more than a short one.
+not block. It is not called for single tokens; the final report, which has figures over all of them, takes about a microsecond a token.
 """
 
 from __future__ import annotations

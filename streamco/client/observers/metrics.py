@@ -1,6 +1,6 @@
 """Figures of a client's answers for Prometheus, by ``prometheus_client``.
 
-Each answer is counted once, from its final report; a token costs nothing. Names and units follow Prometheus' conventions: seconds, US
+Each answer is counted once, from its final report. Names and units follow Prometheus' conventions: seconds, US
 dollars, ``_total`` for what only grows. The buckets are those of OpenTelemetry's GenAI conventions, so that both can be compared.
 """
 
