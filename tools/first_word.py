@@ -15,6 +15,7 @@ import argparse
 import asyncio
 import io
 import os
+import re
 import shutil
 import sys
 import tempfile
@@ -74,7 +75,8 @@ class Terminal:
         console = Console(record=True, width=110, file=io.StringIO())
         for second, line in self.lines:
             console.print(Text(f"{second:6.1f} s  {line}"))
-        console.save_svg(str(path), title=title)
+        picture = re.sub(r"@font-face \{.*?\}", "", console.export_svg(title=title), flags=re.DOTALL)  # no font of another site
+        path.write_text(picture, encoding="utf-8")
 
 
 async def beside_a_server(folder: Path) -> tuple[Terminal, float]:
