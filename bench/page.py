@@ -54,7 +54,7 @@ def _line(cells: Sequence[str]) -> str:
 
 
 def _over(run: Run, case: str, metric: str, ours: str = "streamco") -> dict[str, str]:
-    """Return each contender's share of ours, two digits behind the point."""
+    """Return each contender's share of ours, two digits after the point."""
     mine = run.value(case, metric, ours)
     return {who: f"{row.median / mine:.2f}" for (at, what, who), row in run.rows.items() if (at, what) == (case, metric)}
 

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from copy import copy
+from functools import cache
 
 from msgspec.structs import replace
 
@@ -175,8 +176,9 @@ class PendingAnswer:
             settings.dispatcher.record_prompt(prompt_tokens)
             settings.totals.record(driver.cost())
             note_speculation(settings.degradations, notes, driver, driver.report(), absence=settings.planner.absence(driver))
-            log.ended(driver.report)
-            observed.end(lambda: replace(driver.report(), request_id=log.request_id, notes=list(notes)))
+            report = _final_report(driver, log.request_id, notes)
+            log.ended(report)
+            observed.end(report)
 
         driver = settings.planner.make_driver(
             prepared,
@@ -222,8 +224,9 @@ class PendingAnswer:
             )
             settings.check_access(driver.machine)
             settings.totals.record(driver.cost())
-            log.ended(driver.report)
-            observed.end(lambda: replace(driver.report(), request_id=log.request_id, notes=list(notes)))
+            report = _final_report(driver, log.request_id, notes)
+            log.ended(report)
+            observed.end(report)
 
         observed = settings.observers.begin(request)
         driver = RaceDriver(
@@ -310,6 +313,11 @@ class PendingAnswer:
             capacity=settings.limits.unread_tokens if max_ahead is None else max_ahead,
             limit=self._request.sampling.max_tokens,
         )
+
+
+def _final_report(driver: AnswerDriver, request_id: str, notes: list[str]) -> Callable[[], Report]:
+    """Return a function that makes the report of an answer that is over, the first time it is called."""
+    return cache(lambda: replace(driver.report(), request_id=request_id, notes=list(notes)))
 
 
 def _named_id(headers: Mapping[str, str]) -> str:

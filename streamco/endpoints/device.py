@@ -28,7 +28,7 @@ from streamco.engines.base import (
 )
 from streamco.errors import ConfigError, EndpointError, EndpointTimeoutError, EngineError, StreamClosed, StreamConsumed, UsageError
 from streamco.events import StreamEnded, TextCount, TokensReceived
-from streamco.openai_types import ChatCompletionChunk, ChoiceDelta, ChunkChoice, CompletionUsage, PromptTokensDetails
+from streamco.openai_types import ChatCompletionChunk, ChoiceDelta, ChunkChoice
 from streamco.wire.openai.logprobs import MAX_TOP_LOGPROBS, chat_logprobs, token_logprobs
 
 if TYPE_CHECKING:
@@ -404,7 +404,7 @@ class DeviceStream:
         self._has_ended = True
         self._close()
         if end.reason in FINISHED:
-            return StreamEnded(self._endpoint.name, None if self._request.prefill_only else end.reason, _usage(end.timings))
+            return StreamEnded(self._endpoint.name, None if self._request.prefill_only else end.reason, end.timings.usage())
         if end.reason == "cancelled":  # by the engine's close and not by this stream
             raise self._translate(end.error or EngineError("engine: expected the end of the answer, got closed"))
         raise self._translate(end.error or EngineError(f"engine: expected an end with stop or length, got {end.reason}"))
@@ -430,15 +430,6 @@ def _holding(engine: Engine) -> HoldingEngine:
     if not hasattr(engine, "hold"):
         raise EngineError(f"engine: expected one that holds sequences, got {type(engine).__name__}")
     return cast("HoldingEngine", engine)
-
-
-def _usage(timings: GenerationTimings) -> CompletionUsage:
-    return CompletionUsage(
-        prompt_tokens=timings.prompt_tokens,
-        completion_tokens=timings.completion_tokens,
-        total_tokens=timings.prompt_tokens + timings.completion_tokens,
-        prompt_tokens_details=PromptTokensDetails(cached_tokens=timings.reused_tokens),
-    )
 
 
 def _retrieve_exception(task: asyncio.Task[Engine]) -> None:

@@ -18,6 +18,7 @@ from msgspec import Struct
 from streamco.config import SamplingOptions
 from streamco.engines.llamacpp.control_tokens import ControlTokens
 from streamco.errors import ConfigError
+from streamco.openai_types import CompletionUsage, PromptTokensDetails
 from streamco.wire.verify.topk import TopK
 
 if TYPE_CHECKING:
@@ -87,6 +88,15 @@ class GenerationTimings(Struct, frozen=True, kw_only=True):
     prefill_s: float
     decode_s: float
     queued_s: float = 0.0  # from submit until it was among the running sequences
+
+    def usage(self) -> CompletionUsage:
+        """Return the tokens as OpenAI's usage; cached ones are those found in the KV cache."""
+        return CompletionUsage(
+            prompt_tokens=self.prompt_tokens,
+            completion_tokens=self.completion_tokens,
+            total_tokens=self.prompt_tokens + self.completion_tokens,
+            prompt_tokens_details=PromptTokensDetails(cached_tokens=self.reused_tokens),
+        )
 
 
 class GenerationEnd(Struct, frozen=True):

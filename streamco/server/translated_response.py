@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 
 from streamco.engines.base import GenerationTimings, TextPiece
-from streamco.openai_types import ChatCompletionChunk, ChoiceDelta, ChunkChoice, CompletionUsage, PromptTokensDetails
+from streamco.openai_types import ChatCompletionChunk, ChoiceDelta, ChunkChoice
 from streamco.server.http.errors import RequestError
 from streamco.server.http.event_stream import HEADERS
 from streamco.wire.answer_encoder import AnswerEncoder
@@ -51,7 +51,7 @@ class TranslatedResponse:
 
     def closing(self, finish_reason: str, timings: GenerationTimings) -> bytes:
         """Return the events that end the answer, the usage among them."""
-        usage = self._encoder.event(ChatCompletionChunk(usage=_usage(timings)))
+        usage = self._encoder.event(ChatCompletionChunk(usage=timings.usage()))
         return usage + self._encoder.ending(finish_reason) + self._encoder.done()
 
     def failing(self, refusal: RequestError) -> bytes:
@@ -65,7 +65,7 @@ class TranslatedResponse:
 
     def whole(self, finish_reason: str, timings: GenerationTimings) -> bytes:
         """Return the answer as one JSON object."""
-        self._whole.add(ChatCompletionChunk(usage=_usage(timings)))
+        self._whole.add(ChatCompletionChunk(usage=timings.usage()))
         return self._encoder.whole(self._whole.completion(), finish_reason)
 
     def _chunk(self, piece: TextPiece) -> ChatCompletionChunk:
@@ -82,12 +82,3 @@ class TranslatedResponse:
             return self._stops[0]
         cut = self._detokenize(piece.ids).decode("utf-8", "replace").removeprefix(piece.text)
         return next((stop for stop in self._stops if cut.startswith(stop)), None)
-
-
-def _usage(timings: GenerationTimings) -> CompletionUsage:
-    return CompletionUsage(
-        prompt_tokens=timings.prompt_tokens,
-        completion_tokens=timings.completion_tokens,
-        total_tokens=timings.prompt_tokens + timings.completion_tokens,
-        prompt_tokens_details=PromptTokensDetails(cached_tokens=timings.reused_tokens),
-    )

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from typing import Any
 
 from streamco.config import Limits
 from streamco.errors import EndpointError, EndpointProtocolError
 from streamco.openai_types import ChatCompletionChunk, ChoiceDelta, ChunkChoice, CompletionUsage
+from streamco.wire.answer_parser import AnswerParser
 from streamco.wire.openai.errors import stream_error
 from streamco.wire.openai.json_body import excerpt
 from streamco.wire.openai.lenient_decode import decode_object, is_plausible
@@ -20,10 +21,8 @@ _LIMITS = Limits()
 _LATEST = 1e12  # seconds since the epoch; no server's clock is later
 
 
-class EventStreamParser(ABC):
-    """Turns the body of one streamed answer into chat chunks; attributes and methods are those of ``ChatStreamParser``.
-
-    Nothing that the server sends makes ``feed`` raise. A failure ends the stream and is stored in ``error``.
+class EventStreamParser(AnswerParser):
+    """Turns the events of one streamed answer into chat chunks.
 
     Args:
         endpoint: the endpoint's name in errors.
@@ -34,19 +33,8 @@ class EventStreamParser(ABC):
     """Type of the event that an answer begins with, for errors."""
 
     def __init__(self, *, endpoint: str = "", limits: Limits = _LIMITS) -> None:
-        self.endpoint = endpoint
-        self.limits = limits
-        self.tokens = 0
-        self.finish_reason: str | None = None
-        self.usage: CompletionUsage | None = None
-        self.is_done = False
-        self.error: EndpointError | None = None
-        self.is_estimated = False
-        self.has_only_text = True
-        self.has_dropped_fields = False
+        super().__init__(endpoint=endpoint, limits=limits)
         self._sse = SSEParser(limit_bytes=limits.event_bytes)
-        self._answer_bytes = limits.answer_bytes  # bytes left of the limit
-        self._text: list[str] = []
         self._has_begun = False
         self._head: dict[str, Any] = {}  # id, created and model of all chunks
 
@@ -54,26 +42,6 @@ class EventStreamParser(ABC):
     def is_complete(self) -> bool:
         """True if the answer is whole: its finish reason or its end has come."""
         return self.is_done or self.finish_reason is not None
-
-    def partial_text(self) -> str:
-        """Return the text in all chunks returned so far, without reasoning."""
-        return "".join(self._text)
-
-    def feed(self, data: bytes) -> list[ChatCompletionChunk]:
-        """Take bytes of the body and return the chunks that they complete. Check ``error`` and ``is_done`` afterwards."""
-        self.tokens = 0
-        if self.is_done or self.error is not None:
-            return []
-        self._answer_bytes -= len(data)
-        if self._answer_bytes < 0:
-            self._fail(EndpointProtocolError(f"expected an answer of at most {self.limits.answer_bytes} bytes, got more"))
-            return []
-        try:
-            payloads = self._sse.feed_data(data)
-        except EndpointProtocolError as error:
-            self._fail(error)
-            return []
-        return self._read(payloads)
 
     def close(self) -> list[ChatCompletionChunk]:
         """Take the end of the body, and return the chunks of a last event without its blank line.
@@ -85,8 +53,8 @@ class EventStreamParser(ABC):
         chunks: list[ChatCompletionChunk] = []
         if self.error is None and not self.is_done:
             try:
-                chunks = self._read([event.data for event in self._sse.close()])
-            except EndpointProtocolError as error:
+                self._read([event.data for event in self._sse.close()], chunks)
+            except EndpointError as error:
                 self._fail(error)
             if self.error is None and not self.is_complete:
                 got = f"a truncated answer: {self._sse.events} events, {len(self.partial_text())} characters"
@@ -95,28 +63,24 @@ class EventStreamParser(ABC):
             raise self.error
         return chunks
 
-    def _read(self, payloads: list[bytes]) -> list[ChatCompletionChunk]:
-        chunks: list[ChatCompletionChunk] = []
+    def _take(self, data: bytes, chunks: list[ChatCompletionChunk]) -> None:
+        self._read(self._sse.feed_data(data), chunks)
+
+    def _read(self, payloads: list[bytes], chunks: list[ChatCompletionChunk]) -> None:
         for payload in payloads:
             if self.is_done or self.error is not None:
-                break
+                return
             try:
                 value = decode_object(payload)
             except ValueError:
-                self._fail(EndpointProtocolError(f"expected JSON in an event, got {excerpt(payload)}"))
-                break
+                raise EndpointProtocolError(f"expected JSON in an event, got {excerpt(payload)}") from None
             if not isinstance(value, dict) or not isinstance(kind := value.get("type"), str):
-                self._fail(EndpointProtocolError(f"expected an event with a type, got {excerpt(payload)}"))
-                break
+                raise EndpointProtocolError(f"expected an event with a type, got {excerpt(payload)}")
             if not self._has_begun and kind not in {self.first_event, "error", "ping"}:
-                self._fail(
-                    EndpointProtocolError(f"expected {self.first_event} as the first event, got {excerpt(payload)}", is_lasting=True)
-                )
-                break
+                raise EndpointProtocolError(f"expected {self.first_event} as the first event, got {excerpt(payload)}", is_lasting=True)
             if (chunk := self._decode(kind, value)) is not None:
                 self._count(chunk)
                 chunks.append(chunk)
-        return chunks
 
     @abstractmethod
     def _decode(self, kind: str, value: dict[str, Any]) -> ChatCompletionChunk | None:
@@ -157,11 +121,6 @@ class EventStreamParser(ABC):
             elif tokens:
                 self.has_only_text = False
             self.finish_reason = choice.finish_reason or self.finish_reason
-
-    def _fail(self, error: EndpointError) -> None:
-        error.endpoint = self.endpoint
-        error.partial = self.partial_text()
-        self.error = error
 
 
 def text_of(value: Any) -> str:

@@ -6,6 +6,11 @@ import json
 from dataclasses import dataclass, field
 from typing import Any
 
+from hypothesis import strategies as st
+
+from streamco.openai_types import ChatCompletionChunk
+from streamco.wire.answer_encoder import AnswerEncoder
+from streamco.wire.openai.stream import ChatStreamParser
 from streamco.wire.sse import SSEParser
 
 Json = dict[str, Any]
@@ -96,3 +101,23 @@ def build_message(events: list[tuple[str, Json]]) -> Built:
         else:
             built.parts.append((block["type"], texts[index]))
     return built
+
+
+def chunks_of(pieces: list[bytes]) -> list[ChatCompletionChunk]:
+    """The chunks of a recorded chat stream that arrives in these pieces."""
+    parser = ChatStreamParser()
+    return [each for piece in pieces for each in parser.feed(piece)]
+
+
+def encode_recording(encoder: AnswerEncoder, pieces: list[bytes]) -> bytes:
+    """A recorded chat stream in the form of another API."""
+    return b"".join([*[encoder.event(each) for each in chunks_of(pieces)], encoder.ending(None), encoder.done()])
+
+
+def any_json(words: st.SearchStrategy[str]) -> st.SearchStrategy[Any]:
+    """JSON values, some of them made of these words."""
+    return st.recursive(
+        st.none() | st.booleans() | st.integers(-1, 5) | st.floats(allow_nan=False, allow_infinity=False) | st.text(max_size=3) | words,
+        lambda inner: st.lists(inner, max_size=3) | st.dictionaries(words, inner, max_size=5),
+        max_leaves=25,
+    )

@@ -21,7 +21,8 @@ from typing import Any
 
 from streamco.config import Limits
 from streamco.errors import EndpointError, EndpointProtocolError
-from streamco.openai_types import ChatCompletionChunk, ChoiceDelta, ChunkChoice, CompletionUsage
+from streamco.openai_types import ChatCompletionChunk, ChoiceDelta, ChunkChoice
+from streamco.wire.answer_parser import AnswerParser
 from streamco.wire.openai.errors import find_error, stream_error
 from streamco.wire.openai.fast_decode import Api
 from streamco.wire.openai.lenient_decode import build_usage
@@ -63,7 +64,7 @@ def encode_error(error: Mapping[str, Any]) -> bytes:
     return encoded
 
 
-class MsgpackStreamParser:
+class MsgpackStreamParser(AnswerParser):
     """Turns the body of one streamed answer in MessagePack into chunks; attributes and methods are those of ``ChatStreamParser``.
 
     Args:
@@ -74,16 +75,7 @@ class MsgpackStreamParser:
     """
 
     def __init__(self, codec: TokenCodec, *, endpoint: str = "", limits: Limits = _LIMITS, api: Api = "chat") -> None:
-        self.endpoint = endpoint
-        self.limits = limits
-        self.tokens = 0
-        self.finish_reason: str | None = None
-        self.usage: CompletionUsage | None = None
-        self.is_done = False
-        self.error: EndpointError | None = None
-        self.is_estimated = False
-        self.has_only_text = True
-        self.has_dropped_fields = False
+        super().__init__(endpoint=endpoint, limits=limits)
         self._codec = codec
         self._api = api
         self._unpacker: Any = _msgpack.Unpacker(
@@ -92,8 +84,6 @@ class MsgpackStreamParser:
             max_map_len=_MAX_LENGTH,
             max_ext_len=0,
         )
-        self._answer_bytes = limits.answer_bytes  # bytes left of the limit
-        self._text: list[str] = []
         self._opening: tuple[str, int, str] | None = None  # id, created, model
         self._has_ids = False
 
@@ -101,25 +91,6 @@ class MsgpackStreamParser:
     def is_complete(self) -> bool:
         """True if the answer is whole: its end has come."""
         return self.is_done
-
-    def partial_text(self) -> str:
-        """Return the text in all chunks returned so far."""
-        return "".join(self._text)
-
-    def feed(self, data: bytes) -> list[ChatCompletionChunk]:
-        """Take bytes of the body and return the chunks that they complete. Check ``error`` and ``is_done`` afterwards."""
-        self.tokens = 0
-        chunks: list[ChatCompletionChunk] = []
-        if self.is_done or self.error is not None:
-            return chunks
-        self._answer_bytes -= len(data)
-        try:
-            if self._answer_bytes < 0:
-                raise EndpointProtocolError(f"expected an answer of at most {self.limits.answer_bytes} bytes, got more")
-            self._unpack(data, chunks)
-        except EndpointError as error:
-            self._fail(error)
-        return chunks
 
     def close(self) -> list[ChatCompletionChunk]:
         """Take the end of the body; there is never a chunk left.
@@ -135,7 +106,7 @@ class MsgpackStreamParser:
             raise self.error
         return []
 
-    def _unpack(self, data: bytes, chunks: list[ChatCompletionChunk]) -> None:
+    def _take(self, data: bytes, chunks: list[ChatCompletionChunk]) -> None:
         """Append the chunks of the objects that the bytes complete.
 
         Raises:
@@ -214,8 +185,3 @@ class MsgpackStreamParser:
         name, created, model = self._opening or ("", 0, "")
         choices = [] if delta is None else [ChunkChoice(delta, 0, reason, None, ids)]
         return ChatCompletionChunk(name, choices, created, model, usage=self.usage if delta is None else None)
-
-    def _fail(self, error: EndpointError) -> None:
-        error.endpoint = self.endpoint
-        error.partial = self.partial_text()
-        self.error = error

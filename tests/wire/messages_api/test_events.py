@@ -21,8 +21,7 @@ from streamco.openai_types import (
 from streamco.wire.answer_encoder import KEEPALIVE, AnswerFormError
 from streamco.wire.messages_api.events import MessageEvents, message_usage
 from streamco.wire.openai.assembler import assemble
-from streamco.wire.openai.stream import ChatStreamParser
-from tests.support.named_events import build_message, read_named
+from tests.support.named_events import build_message, chunks_of, encode_recording, read_named
 from tests.wire.recorded import random_cuts, recordings
 
 USAGE = CompletionUsage(10, 4, 14, PromptTokensDetails(cached_tokens=6))
@@ -189,8 +188,8 @@ def test_usage_counts_cached_tokens_apart_and_says_whether_it_is_an_estimate() -
 def test_recorded_chat_answers_come_out_whole_however_they_are_cut() -> None:
     rng = random.Random(6)
     for recording in recordings(apis=("chat",)):
-        whole = encode_recording([recording.body])
-        assert encode_recording(list(random_cuts(recording.body, rng, 300))) == whole, str(recording)
+        whole = encode_recording(encoder(), [recording.body])
+        assert encode_recording(encoder(), list(random_cuts(recording.body, rng, 300))) == whole, str(recording)
         built = build_message(read_named(whole))
         choices = [choice for choice in assemble(chunks_of([recording.body])).choices if choice.index == 0]
         message = choices[0].message if choices else None
@@ -198,13 +197,3 @@ def test_recorded_chat_answers_come_out_whole_however_they_are_cut() -> None:
         assert built.text("thinking") == ((message and message.reasoning_content) or ""), str(recording)
         calls = [(each.function.name, each.function.arguments) for each in (message and message.tool_calls) or []]
         assert built.calls == calls, str(recording)
-
-
-def chunks_of(pieces: list[bytes]) -> list[ChatCompletionChunk]:
-    parser = ChatStreamParser()
-    return [each for piece in pieces for each in parser.feed(piece)]
-
-
-def encode_recording(pieces: list[bytes]) -> bytes:
-    events = encoder()
-    return b"".join([*[events.event(each) for each in chunks_of(pieces)], events.ending(None), events.done()])

@@ -13,6 +13,7 @@ from streamco.openai_types import ChatCompletionChunk, ChoiceDelta, ChunkChoice
 from streamco.wire.messages_api.message_request import read_count_request, read_message_request
 from streamco.wire.request_fields import FieldError
 from streamco.wire.translated_request import TranslatedRequest
+from tests.support.named_events import any_json
 
 HI = {"role": "user", "content": "Hi"}
 SCHEMA = {"type": "object", "properties": {"x": {"type": "integer"}}}
@@ -143,11 +144,7 @@ NAMES = (
     "enabled budget_tokens any tool is_error"
 )
 WORDS = st.sampled_from(NAMES.split())
-VALUES = st.recursive(
-    st.none() | st.booleans() | st.integers(-1, 5) | st.floats(allow_nan=False, allow_infinity=False) | st.text(max_size=3) | WORDS,
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(WORDS, inner, max_size=5),
-    max_leaves=25,
-)
+VALUES = any_json(WORDS)
 
 
 @given(st.dictionaries(WORDS, VALUES, max_size=8))

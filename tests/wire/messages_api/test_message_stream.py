@@ -11,7 +11,8 @@ from streamco.openai_types import ChatCompletionChunk, CompletionUsage, PromptTo
 from streamco.wire.messages_api.events import MessageEvents
 from streamco.wire.messages_api.message_stream import MessageStreamParser
 from streamco.wire.openai.assembler import assemble
-from tests.wire.messages_api.test_events import USAGE, call, chunk, chunks_of
+from tests.support.named_events import chunks_of
+from tests.wire.messages_api.test_events import USAGE, call, chunk
 from tests.wire.recorded import recordings
 from tests.wire.test_event_stream_parser import START, STOP, delta, event
 

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from streamco.wire.request_fields import FieldError
 from streamco.wire.responses_api.response_request import read_response_request
 from streamco.wire.translated_request import TranslatedRequest
+from tests.support.named_events import any_json
 
 SCHEMA = {"type": "object", "properties": {"x": {"type": "integer"}}}
 TOOL = {"type": "function", "name": "f", "description": "does it", "parameters": SCHEMA, "strict": True}
@@ -151,11 +152,7 @@ NAMES = (
     "function_call function_call_output input_text output_text refusal input_image json_schema summary"
 )
 WORDS = st.sampled_from(NAMES.split())
-VALUES = st.recursive(
-    st.none() | st.booleans() | st.integers(-1, 5) | st.floats(allow_nan=False, allow_infinity=False) | st.text(max_size=3) | WORDS,
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(WORDS, inner, max_size=5),
-    max_leaves=25,
-)
+VALUES = any_json(WORDS)
 
 
 @given(st.dictionaries(WORDS, VALUES, max_size=8))

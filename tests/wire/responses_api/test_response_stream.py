@@ -11,8 +11,9 @@ from streamco.openai_types import ChatCompletionChunk, CompletionTokensDetails, 
 from streamco.wire.openai.assembler import assemble
 from streamco.wire.responses_api.events import ResponseEvents
 from streamco.wire.responses_api.response_stream import ResponseStreamParser
+from tests.support.named_events import chunks_of
 from tests.wire.recorded import recordings
-from tests.wire.responses_api.test_events import USAGE, call, chunk, chunks_of
+from tests.wire.responses_api.test_events import USAGE, call, chunk
 from tests.wire.test_event_stream_parser import event
 
 CREATED = event("response.created", response={"id": "resp_1", "model": "m", "created_at": 5.0})
