@@ -105,6 +105,7 @@ class GenerationEnd(Struct, frozen=True):
     reason: str
     timings: GenerationTimings
     error: Exception | None = None
+    stop: str | None = None  # the stop string that ended it; None: something else did
 
 
 class GenerationRequest(Struct, frozen=True, kw_only=True):

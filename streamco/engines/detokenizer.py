@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import codecs
 from collections.abc import Callable
+from operator import itemgetter
 
 from streamco.engines.base import TextPiece
 
@@ -72,6 +73,7 @@ class StopMatcher:
         self._stops = tuple(stop for stop in stops if stop)
         self._held: list[TextPiece] = []
         self._text = ""
+        self.found: str | None = None  # the stop string that was found
 
     def add(self, piece: TextPiece) -> tuple[list[TextPiece], bool]:
         """Return the pieces that can be shown now, and True if a stop string was found."""
@@ -79,8 +81,9 @@ class StopMatcher:
             return [piece], False
         self._held.append(piece)
         self._text += piece.text
-        position = min((found for found in map(self._text.find, self._stops) if found >= 0), default=-1)
-        if position >= 0:
+        first = min(((at, stop) for stop in self._stops if (at := self._text.find(stop)) >= 0), key=itemgetter(0), default=None)
+        if first is not None:
+            position, self.found = first
             return self._cut(position), True
         return self._release(len(self._text) - self._open_length()), False
 
@@ -136,6 +139,11 @@ class IncrementalDetokenizer:
     def __init__(self, token_bytes: Callable[[int], bytes], stops: tuple[str, ...], pending_bytes: bytes = b"") -> None:
         self._assembler = TextAssembler(token_bytes, pending_bytes)
         self._stops = StopMatcher(stops) if stops else None
+
+    @property
+    def found_stop(self) -> str | None:
+        """The stop string that was found; None: none yet."""
+        return None if self._stops is None else self._stops.found
 
     def add(self, token: int, top: Top = None) -> tuple[list[TextPiece], bool] | None:
         """Return the pieces that can be shown now, and True if a stop string was found; None if the token completes no piece."""

@@ -228,7 +228,8 @@ class RunningGeneration:
         if pieces is None:
             pieces = self._text.flush() if reason in _WHOLE else []
         self._tail = self._backlog + pieces
-        self._end = GenerationEnd(reason, self._timings(), error or self._consumer.failure)
+        stop = self._text.found_stop if reason == "stop" else None
+        self._end = GenerationEnd(reason, self._timings(), error or self._consumer.failure, stop)
         if self._ring.finish() & WAKE and not self._consumer.wake():
             self.is_cancelled = True
 

@@ -138,8 +138,7 @@ class Service:
         encoder = asked.encoder(name=token_hex(16), model=self.model, created=int(time.time()))
         with naming_fields(asked):
             parsed = _chat_request(asked)
-            sampling = parsed.sampling(1)
-            shape = TranslatedResponse(encoder, detokenize=self.engine.detokenize, top=parsed.wanted_top, stops=sampling.stop)
+            shape = TranslatedResponse(encoder, detokenize=self.engine.detokenize, top=parsed.wanted_top)
             return await self._answer(request, parsed, len(body), arrived, shape)
 
     async def _receive(self, request: web.Request, shape: type[ChatRequest | CompletionRequest]) -> web.StreamResponse:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 
-from streamco.engines.base import GenerationTimings, TextPiece
+from streamco.engines.base import GenerationEnd, TextPiece
 from streamco.server.http.encoding import Json
 from streamco.server.http.errors import RequestError, error_object
 from streamco.server.http.event_stream import HEADERS
@@ -66,10 +66,10 @@ class PackedStream:
         """Return an array for each piece."""
         return b"".join([self._encode(piece) for piece in pieces])
 
-    def closing(self, finish_reason: str, timings: GenerationTimings) -> bytes:
+    def closing(self, end: GenerationEnd) -> bytes:
         """Return the map that ends the answer."""
-        usage: Json | None = usage_of(timings) if self._wants_usage else None
-        return encode_ending(finish_reason, usage)
+        usage: Json | None = usage_of(end.timings) if self._wants_usage else None
+        return encode_ending(end.reason, usage)
 
     def failing(self, refusal: RequestError) -> bytes:
         """Return the map that ends an answer which failed."""

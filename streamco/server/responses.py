@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 
-from streamco.engines.base import GenerationTimings, TextPiece
+from streamco.engines.base import GenerationEnd, GenerationTimings, TextPiece
 from streamco.server.http.encoding import CHAT, COMPLETION, DONE, Json, ObjectNames, encode, event, make_choice
 from streamco.server.http.errors import RequestError, error_event
 from streamco.server.http.event_stream import HEADERS, KEEPALIVE
@@ -47,7 +47,7 @@ class StreamFormat(Protocol):
         """Return the pieces, each by itself."""
         ...
 
-    def closing(self, finish_reason: str, timings: GenerationTimings) -> bytes:
+    def closing(self, end: GenerationEnd) -> bytes:
         """Return the end: finish reason, usage if requested."""
         ...
 
@@ -63,7 +63,7 @@ class ResponseFormat(StreamFormat, Protocol):
         """Keep pieces for ``whole``."""
         ...
 
-    def whole(self, finish_reason: str, timings: GenerationTimings) -> bytes:
+    def whole(self, end: GenerationEnd) -> bytes:
         """Return the answer as one JSON object."""
         ...
 
@@ -114,21 +114,21 @@ class _Answer:
     def events(self, pieces: Sequence[TextPiece]) -> bytes:
         return b"".join([event(self._chunk([self._piece_choice(piece)])) for piece in pieces])
 
-    def closing(self, finish_reason: str, timings: GenerationTimings) -> bytes:
-        last = b"" if self._has_stopped else event(self._chunk([self._final_choice(finish_reason)]))
+    def closing(self, end: GenerationEnd) -> bytes:
+        last = b"" if self._has_stopped else event(self._chunk([self._final_choice(end.reason)]))
         if self._wants_usage:
-            last += event({**self._chunk([]), "usage": usage_of(timings)})
+            last += event({**self._chunk([]), "usage": usage_of(end.timings)})
         return last + DONE
 
     def failing(self, refusal: RequestError) -> bytes:
         return error_event(refusal)
 
-    def whole(self, finish_reason: str, timings: GenerationTimings) -> bytes:
-        choice = self._whole_choice(None if self._top is None else self._logprobs(self._pieces), finish_reason)
+    def whole(self, end: GenerationEnd) -> bytes:
+        choice = self._whole_choice(None if self._top is None else self._logprobs(self._pieces), end.reason)
         if self._wants_ids:
             choice["token_ids"] = [token for piece in self._pieces for token in piece.ids]
             choice["prompt_token_ids"] = self._prompt_ids
-        return encode({**self._head, "object": self.objects.whole, "choices": [choice], "usage": usage_of(timings)})
+        return encode({**self._head, "object": self.objects.whole, "choices": [choice], "usage": usage_of(end.timings)})
 
     def _text(self) -> str:
         return "".join([piece.text for piece in self._pieces])

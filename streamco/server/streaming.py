@@ -59,7 +59,7 @@ async def _send(stream: EventStream, work: GenerationReader, answer: StreamForma
         if failure is not None:
             data += answer.failing(failure)
         elif end is not None:
-            data += answer.closing(end.reason, end.timings)
+            data += answer.closing(end)
         await stream.write(data)
         if failure is not None or end is not None:
             await stream.close()
@@ -86,7 +86,7 @@ async def answer_whole(
             raise failure
         answer.add(pieces)
         if end is not None:
-            return web.Response(body=answer.whole(end.reason, end.timings), content_type="application/json")
+            return web.Response(body=answer.whole(end), content_type="application/json")
 
 
 def _failure(work: GenerationReader, end: GenerationEnd | None) -> RequestError | None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 
-from streamco.engines.base import GenerationTimings, TextPiece
+from streamco.engines.base import GenerationEnd, TextPiece
 from streamco.openai_types import ChatCompletionChunk, ChoiceDelta, ChunkChoice
 from streamco.server.http.errors import RequestError
 from streamco.server.http.event_stream import HEADERS
@@ -22,18 +22,14 @@ class TranslatedResponse:
         encoder: the API's encoder.
         detokenize: the engine's method.
         top: number of alternatives sent with each token; None: no log-probabilities.
-        stops: the request's stop strings, of which the one that ended an answer is named.
     """
 
     headers: Mapping[str, str] = HEADERS
 
-    def __init__(
-        self, encoder: AnswerEncoder, *, detokenize: Callable[[Sequence[int]], bytes], top: int | None, stops: Sequence[str]
-    ) -> None:
+    def __init__(self, encoder: AnswerEncoder, *, detokenize: Callable[[Sequence[int]], bytes], top: int | None) -> None:
         self._encoder = encoder
         self._detokenize = detokenize
         self._top = top
-        self._stops = stops
         self._whole = CompletionAssembler()
 
     @property
@@ -49,10 +45,9 @@ class TranslatedResponse:
         """Return the events of the pieces."""
         return b"".join([self._encoder.event(self._chunk(piece)) for piece in pieces])
 
-    def closing(self, finish_reason: str, timings: GenerationTimings) -> bytes:
-        """Return the events that end the answer, the usage among them."""
-        usage = self._encoder.event(ChatCompletionChunk(usage=timings.usage()))
-        return usage + self._encoder.ending(finish_reason) + self._encoder.done()
+    def closing(self, end: GenerationEnd) -> bytes:
+        """Return the events that end the answer, the usage and the stop string among them."""
+        return self._encoder.event(_last_chunk(end)) + self._encoder.ending(end.reason) + self._encoder.done()
 
     def failing(self, refusal: RequestError) -> bytes:
         """Return the events of a failure."""
@@ -63,22 +58,18 @@ class TranslatedResponse:
         for piece in pieces:
             self._whole.add(self._chunk(piece))
 
-    def whole(self, finish_reason: str, timings: GenerationTimings) -> bytes:
+    def whole(self, end: GenerationEnd) -> bytes:
         """Return the answer as one JSON object."""
-        self._whole.add(ChatCompletionChunk(usage=timings.usage()))
-        return self._encoder.whole(self._whole.completion(), finish_reason)
+        self._whole.add(_last_chunk(end))
+        return self._encoder.whole(self._whole.completion(), end.reason)
 
     def _chunk(self, piece: TextPiece) -> ChatCompletionChunk:
         choice = ChunkChoice(delta=ChoiceDelta(content=piece.text))
         if self._top is not None:
             choice.logprobs = chat_logprobs(token_logprobs(piece.ids, piece.top, self._top), self._detokenize)
-        if piece.is_cut:
-            choice.finish_reason, choice.stop_reason = "stop", self._matched_stop(piece)
         return ChatCompletionChunk(choices=[choice])
 
-    def _matched_stop(self, piece: TextPiece) -> str | None:
-        """Return the stop string that cut a piece: the piece's tokens go on with it after the text. None: it isn't certain."""
-        if len(self._stops) == 1:
-            return self._stops[0]
-        cut = self._detokenize(piece.ids).decode("utf-8", "replace").removeprefix(piece.text)
-        return next((stop for stop in self._stops if cut.startswith(stop)), None)
+
+def _last_chunk(end: GenerationEnd) -> ChatCompletionChunk:
+    choices = [] if end.stop is None else [ChunkChoice(delta=ChoiceDelta(), finish_reason="stop", stop_reason=end.stop)]
+    return ChatCompletionChunk(choices=choices, usage=end.timings.usage())

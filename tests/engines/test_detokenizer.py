@@ -163,6 +163,23 @@ def test_tokens_become_pieces_without_a_stop_string() -> None:
     assert text.flush() == []
 
 
+@pytest.mark.parametrize(
+    ("stops", "words", "found"),
+    [
+        (("world", "lo w"), ["hel", "lo", " wor", "ld"], "lo w"),
+        (("b", "END"), ["one", "END"], "END"),
+        (("END", "END!"), ["one END!"], "END"),
+        (("END",), ["one"], None),
+        ((), ["END"], None),
+    ],
+)
+def test_the_stop_string_that_was_found_is_known(stops: tuple[str, ...], words: list[str], found: str | None) -> None:
+    text = IncrementalDetokenizer([word.encode() for word in words].__getitem__, stops)
+    for token in range(len(words)):
+        text.add(token)
+    assert text.found_stop == found
+
+
 def test_a_stop_string_ends_the_pieces() -> None:
     text = IncrementalDetokenizer([b"one", b" E", b"ND"].__getitem__, ("END",))
     assert text.add(0) == ([TextPiece("one", (0,))], False)

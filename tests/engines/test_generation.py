@@ -328,6 +328,16 @@ def test_a_broken_answer_shows_no_half_code_point_and_no_half_stop_string(reason
     assert bench.taken() == "ab"
 
 
+@pytest.mark.parametrize(("stop", "reason", "named"), [(("X", "cd"), "stop", "cd"), (("cd!",), "length", None), ((), "length", None)])
+def test_the_end_names_the_stop_string(stop: tuple[str, ...], reason: str, named: str | None) -> None:
+    bench = Bench(stop=stop)
+    bench.write("abcd")
+    bench.generation.finish("length")
+    _, end = bench.generation.take()
+    assert end is not None
+    assert (end.reason, end.stop) == (reason, named)
+
+
 def test_a_code_point_that_the_prompt_opens_is_shown_whole() -> None:
     bench = Bench(pending_bytes="🐈".encode()[:3])
     bench.write("🐈".encode()[3:])

@@ -9,7 +9,7 @@ import pytest
 from msgspec.structs import replace
 
 from streamco.endpoints.base import Request
-from streamco.engines.base import GenerationTimings, TextPiece
+from streamco.engines.base import GenerationEnd, GenerationTimings, TextPiece
 from streamco.errors import EndpointStatusError
 from streamco.openai_types import ChatCompletionChunk
 from streamco.server.app import serving
@@ -91,7 +91,7 @@ def test_a_piece_that_a_stop_string_cuts_has_the_end_and_no_ids() -> None:
     stream = PackedStream(name="a", model="m", created=1, codec=codec, wants_usage=False)
     parser = MsgpackStreamParser(codec)
     chunks = parser.feed(stream.opening() + stream.events([TextPiece(" thr", (5, 6), is_cut=True)]))
-    chunks += parser.feed(stream.closing("stop", TIMINGS))
+    chunks += parser.feed(stream.closing(GenerationEnd("stop", TIMINGS)))
     (choice,) = [choice for chunk in chunks[1:] for choice in chunk.choices]
     assert (choice.delta.content, choice.finish_reason, choice.token_ids, parser.is_done) == (" thr", "stop", None, True)
 

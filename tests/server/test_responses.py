@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from streamco.engines.base import GenerationTimings, TextPiece
+from streamco.engines.base import GenerationEnd, GenerationTimings, TextPiece
 from streamco.server.responses import ChatResponse, CompletionResponse, usage_of
 from streamco.wire.openai.logprobs import UNLIKELY
 from streamco.wire.openai.stream import Api, ChatStreamParser
@@ -44,7 +44,7 @@ def events(data: bytes) -> list[dict[str, Any]]:
 def test_a_stream_reads_back_as_text_finish_and_usage(shape: type[ChatResponse], api: Api) -> None:
     made = answer(shape, wants_usage=True, wants_ids=True)
     parser = ChatStreamParser(api=api)
-    chunks = parser.feed(made.opening() + made.events(PIECES) + made.closing("stop", TIMINGS))
+    chunks = parser.feed(made.opening() + made.events(PIECES) + made.closing(GenerationEnd("stop", TIMINGS)))
     assert parser.error is None
     assert parser.is_done
     assert parser.partial_text() == "one twoé"
@@ -57,7 +57,7 @@ def test_a_stream_reads_back_as_text_finish_and_usage(shape: type[ChatResponse],
 
 
 def test_the_stream_ends_with_done() -> None:
-    assert answer(ChatResponse).closing("length", TIMINGS).endswith(b"data: [DONE]\n\n")
+    assert answer(ChatResponse).closing(GenerationEnd("length", TIMINGS)).endswith(b"data: [DONE]\n\n")
 
 
 def test_chat_opens_with_the_role_as_openai_does() -> None:
@@ -81,7 +81,7 @@ def test_every_piece_is_one_event() -> None:
 def test_chunks_say_usage_null_only_when_usage_will_come() -> None:
     assert events(answer(ChatResponse, wants_usage=True).events(PIECES))[0]["usage"] is None
     assert "usage" not in events(answer(ChatResponse).events(PIECES))[0]
-    *_, usage = events(answer(ChatResponse, wants_usage=True).closing("stop", TIMINGS))
+    *_, usage = events(answer(ChatResponse, wants_usage=True).closing(GenerationEnd("stop", TIMINGS)))
     assert usage["choices"] == []
     assert usage["usage"] == usage_of(TIMINGS)
 
@@ -90,7 +90,7 @@ def test_a_whole_chat_answer() -> None:
     made = answer(ChatResponse)
     made.add(PIECES[:1])
     made.add(PIECES[1:])
-    whole = json.loads(made.whole("length", TIMINGS))
+    whole = json.loads(made.whole(GenerationEnd("length", TIMINGS)))
     assert whole["object"] == "chat.completion"
     assert whole["choices"] == [
         {"index": 0, "finish_reason": "length", "logprobs": None, "message": {"role": "assistant", "content": "one twoé", "refusal": None}}
@@ -101,7 +101,7 @@ def test_a_whole_chat_answer() -> None:
 def test_a_whole_text_answer_with_ids() -> None:
     made = answer(CompletionResponse, wants_ids=True)
     made.add(PIECES)
-    (choice,) = json.loads(made.whole("stop", TIMINGS))["choices"]
+    (choice,) = json.loads(made.whole(GenerationEnd("stop", TIMINGS)))["choices"]
     assert choice["text"] == "one twoé"
     assert choice["token_ids"] == [1, 2, 3, 4]
     assert choice["prompt_token_ids"] == [9, 8]
@@ -156,4 +156,4 @@ def test_a_piece_cut_by_a_stop_string_has_no_ids_and_is_told_with_the_end(shape:
     chunks = parser.feed(data)
     assert (parser.partial_text(), parser.finish_reason, parser.is_complete) == ("one t", "stop", True)
     assert [token for chunk in chunks for choice in chunk.choices for token in choice.token_ids or ()] == [1]
-    assert made.closing("stop", TIMINGS) == b"data: [DONE]\n\n"
+    assert made.closing(GenerationEnd("stop", TIMINGS)) == b"data: [DONE]\n\n"

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Sequence
 from typing import Any
 
 import pytest
 
-from streamco.engines.base import GenerationTimings, TextPiece
+from streamco.engines.base import GenerationEnd, GenerationTimings, TextPiece
 from streamco.server.translated_response import TranslatedResponse
 from streamco.testing.engine import FakeEngine
 from streamco.wire.messages_api.events import MessageEvents
@@ -174,30 +173,27 @@ async def test_a_key_is_asked_for_and_taken_from_either_header() -> None:
 # The format itself
 
 
-def response_of(stops: Sequence[str], engine: FakeEngine) -> TranslatedResponse:
-    encoder = MessageEvents(name="1", model="m", created=0)
-    return TranslatedResponse(encoder, detokenize=engine.detokenize, top=None, stops=stops)
+def response_of(engine: FakeEngine) -> TranslatedResponse:
+    return TranslatedResponse(MessageEvents(name="1", model="m", created=0), detokenize=engine.detokenize, top=None)
 
 
-@pytest.mark.parametrize(
-    ("stops", "expected"),
-    [(["END"], "END"), (["STOP", "END"], "END"), (["STOP", "HALT"], None)],
-)
-def test_the_stop_string_that_cut_the_text_is_named_if_it_is_certain(stops: list[str], expected: str | None) -> None:
+@pytest.mark.parametrize("is_cut", [True, False])
+@pytest.mark.parametrize("expected", ["END", None])
+def test_the_stop_string_that_ended_the_text_is_named(expected: str | None, *, is_cut: bool) -> None:
     engine = FakeEngine()
-    cut = TextPiece("one", tuple(engine.tokenize("oneEND")), is_cut=True)
-    response = response_of(stops, engine)
-    events = read_named(response.opening() + response.events([cut]) + response.closing("stop", TIMINGS))
+    piece = TextPiece("one", tuple(engine.tokenize("oneEND" if is_cut else "one")), is_cut=is_cut)
+    response, end = response_of(engine), GenerationEnd("stop", TIMINGS, stop=expected)
+    events = read_named(response.opening() + response.events([piece]) + response.closing(end))
     reason = "end_turn" if expected is None else "stop_sequence"
     assert events[-2][1]["delta"] == {"stop_reason": reason, "stop_sequence": expected}
-    whole = response_of(stops, engine)
-    whole.add([cut])
-    assert json.loads(whole.whole("stop", TIMINGS))["stop_sequence"] == expected
+    whole = response_of(engine)
+    whole.add([piece])
+    assert json.loads(whole.whole(end))["stop_sequence"] == expected
 
 
 def test_usage_tells_tokens_in_memory_apart() -> None:
     engine = FakeEngine()
-    response = response_of((), engine)
+    response = response_of(engine)
     response.add([TextPiece("one", (1,))])
-    usage = json.loads(response.whole("stop", TIMINGS))["usage"]
+    usage = json.loads(response.whole(GenerationEnd("stop", TIMINGS)))["usage"]
     assert (usage["input_tokens"], usage["cache_read_input_tokens"], usage["output_tokens"]) == (5, 2, 3)
