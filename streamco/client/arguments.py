@@ -144,8 +144,8 @@ def build_request(messages: Messages, *, model: str | NotGiven | None = None, **
     for name in _SAMPLING:
         if body.get(name) is not None:
             given[name] = body.pop(name)
-    fields = {name: _as_plain(list(value) if name in _LISTS else value) for name, value in given.items() if name not in _CLIENTS}
-    fields.update(_as_plain(body))
+    fields = {name: _as_plain(name, list(value) if name in _LISTS else value) for name, value in given.items() if name not in _CLIENTS}
+    fields.update(_as_plain("extra_body", body))
     _check_integer("n", fields.get("n"), 1)
     if fields.get("logprobs"):
         _check_integer("top_logprobs", fields.get("top_logprobs"), 0)
@@ -245,7 +245,7 @@ def _check_bias(value: object) -> tuple[tuple[int, float], ...]:
 def _check_messages(messages: Iterable[Any]) -> list[Message]:
     if isinstance(messages, Mapping) or not isinstance(messages, Iterable):
         raise ConfigError(f"messages: expected a text or a list of messages, got {type(messages).__name__}")
-    conversation = [_as_plain(message) for message in messages]
+    conversation = [_as_plain(f"messages[{index}]", message) for index, message in enumerate(messages)]
     if not conversation:
         raise ConfigError("messages: expected at least one message, got none")
     for index, message in enumerate(conversation):
@@ -256,13 +256,25 @@ def _check_messages(messages: Iterable[Any]) -> list[Message]:
     return conversation
 
 
-def _as_plain(value: Any) -> Any:
+def _as_plain(name: str, value: Any) -> Any:
+    """Return an argument with response objects as dicts.
+
+    Raises:
+        ConfigError: it is nested too deep.
+    """
+    try:
+        return _plain(value)
+    except RecursionError as error:
+        raise ConfigError(f"{name}: expected fewer levels of nesting, got more") from error
+
+
+def _plain(value: Any) -> Any:
     """Return the value with response objects, of this package or of OpenAI's SDK, as dicts. What holds none is returned as it is."""
     if isinstance(value, Mapping):
-        changed = {name: plain for name, item in value.items() if (plain := _as_plain(item)) is not item}
+        changed = {name: plain for name, item in value.items() if (plain := _plain(item)) is not item}
         return {**value, **changed} if changed else value
     if isinstance(value, list | tuple):
-        items = [_as_plain(item) for item in value]
+        items = [_plain(item) for item in value]
         return items if any(new is not old for new, old in zip(items, value, strict=True)) else value
     if callable(dump := getattr(value, "model_dump", None)) and not isinstance(value, type):
         return dump(mode="json", exclude_unset=True)

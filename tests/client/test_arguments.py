@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import re
+from collections.abc import Callable
 from typing import Any, Literal
 
 import pytest
@@ -93,6 +94,23 @@ def test_a_wrong_argument_says_what_was_expected_what_was_got_and_where(argument
     with pytest.raises(ConfigError) as caught:
         build_request(**{"messages": "hi", **arguments})
     assert str(caught.value) == text
+
+
+@pytest.mark.parametrize(
+    ("arguments", "name"),
+    [
+        (lambda deep: {"messages": [{"role": "user", "content": deep}]}, "messages[0]"),
+        (lambda deep: {"messages": "Hi", "tools": deep}, "tools"),
+        (lambda deep: {"messages": "Hi", "extra_body": {"other": deep}}, "extra_body"),
+    ],
+)
+def test_what_is_nested_too_deep_is_an_error(arguments: Callable[[object], dict[str, Any]], name: str) -> None:
+    deep: list[Any] = []
+    for _ in range(5000):
+        deep = [deep]
+    with pytest.raises(ConfigError) as caught:
+        build_request(**arguments(deep))
+    assert str(caught.value) == f"{name}: expected fewer levels of nesting, got more"
 
 
 def test_no_mapping_is_an_empty_one() -> None:

@@ -2,7 +2,8 @@
 
 Names and attributes follow the GenAI semantic conventions; what they have no name for begins with ``streamco.``. The span of a request to
 a server is a CLIENT span. That of a model in this process is INTERNAL. The loser of a race is no error: its span has
-``streamco.outcome`` "lost" and no ``error.type``. No prompt and no text is in a span.
+``streamco.outcome`` "lost" and no ``error.type``. No prompt and no text is in a span. But the reason of a dispatch and notes may quote,
+shortened, what keeps an endpoint from a request, such as a part of its JSON schema.
 
 The answer's span continues the trace of the caller: the one that is current in the caller's task, or that of the request's
 ``traceparent`` header. Servers get the ``traceparent`` of their own request's span.
@@ -82,7 +83,7 @@ class _Observation:
         span.set_attributes(_facts(attempt))
         self._open[attempt.endpoint].append(span)
         headers: dict[str, str] = {}
-        propagate.inject(headers, context=trace.set_span_in_context(span))
+        propagate.inject(headers, context=trace.set_span_in_context(span, Context()))  # without the caller's baggage
         return headers
 
     def ended(self, report: Report) -> None:

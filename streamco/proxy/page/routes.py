@@ -82,7 +82,8 @@ def _refuse_other_origins(allowed: frozenset[str]) -> Middleware:
         origin = request.headers.get("Origin")
         if origin is not None and request.method not in _SAFE_METHODS and origin not in allowed and ANY_ORIGIN not in allowed:
             host = request.headers.get("Host", "")
-            if not _is_same(origin, host):
+            # a proxy in front may have changed the host; Sec-Fetch-Site is the browser's word, which no page can set
+            if not _is_same(origin, host) and request.headers.get("Sec-Fetch-Site") != "same-origin":
                 expected = f"the page's own, {shorten(host, MAX_NAME)}"
                 raise RequestError(403, f"origin: expected {expected}, or none, got {shorten(origin, MAX_NAME)}")
         return await handler(request)

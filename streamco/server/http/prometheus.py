@@ -76,7 +76,10 @@ def metrics_handler(registry: CollectorRegistry) -> Handler:
     """Return the handler of ``GET /metrics``, in the form that the request accepts: Prometheus' text or OpenMetrics."""
 
     async def handle(request: web.Request) -> web.StreamResponse:
-        encode, media_type = choose_encoder(request.headers.get("Accept", ""))
+        try:
+            encode, media_type = choose_encoder(request.headers.get("Accept", ""))
+        except TypeError:  # it accepts a version that is no number
+            encode, media_type = choose_encoder("")
         return web.Response(body=encode(registry), headers={"Content-Type": media_type})
 
     return handle

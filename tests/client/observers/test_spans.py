@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import pytest
+from opentelemetry import baggage, context
 from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
@@ -102,6 +103,19 @@ async def test_a_callers_trace_goes_on_and_the_server_continues_that_of_its_own_
     assert own is not None
     sent = dict(side.streams[0].request.headers)["traceparent"]
     assert sent.split("-")[1:3] == [f"{own.trace_id:032x}", f"{own.span_id:016x}"]
+
+
+async def test_a_server_does_not_get_the_callers_baggage(traces: Traces) -> None:
+    side = server()
+    token = context.attach(baggage.set_baggage("customer", "secret"))
+    try:
+        async with opened(server=side, observers=[traces.spans]) as client:
+            await ask(client)
+    finally:
+        context.detach(token)
+    sent = dict(side.streams[0].request.headers)
+    assert "traceparent" in sent
+    assert "baggage" not in sent
 
 
 async def test_the_current_span_of_the_task_is_the_parent(traces: Traces) -> None:

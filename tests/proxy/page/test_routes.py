@@ -94,6 +94,9 @@ async def test_the_page_itself_programs_and_named_origins_can_make_work() -> Non
         assert (await proxy.post(CHAT, HELLO, Origin=own.replace("http:", "https:")))[0] == 200, "a proxy may add TLS"
         assert (await proxy.post(CHAT, HELLO, Origin="https://app.example"))[0] == 200
         assert (await proxy.post(CHAT, HELLO, Origin="https://app.example.org"))[0] == 403
+        changed = {"Origin": "https://chat.example", "Sec-Fetch-Site": "same-origin"}
+        assert (await proxy.post(CHAT, HELLO, **changed))[0] == 200, "a proxy may change the host"
+        assert (await proxy.post(CHAT, HELLO, **changed | {"Sec-Fetch-Site": "same-site"}))[0] == 403
     async with proxying(server=server(), page=True, cors=("*",), api_key="k") as proxy:
         assert (await proxy.post(CHAT, HELLO, Origin="https://any.example", Authorization="Bearer k"))[0] == 200
 

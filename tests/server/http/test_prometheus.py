@@ -41,7 +41,11 @@ def test_figures_are_counters_gauges_and_tables() -> None:
 
 @pytest.mark.parametrize(
     ("accept", "media_type", "end"),
-    [("", "text/plain", "\n"), ("application/openmetrics-text; version=1.0.0", "application/openmetrics-text", "# EOF\n")],
+    [
+        ("", "text/plain", "\n"),
+        ("application/openmetrics-text; version=1.0.0", "application/openmetrics-text", "# EOF\n"),
+        ("application/openmetrics-text; version=new", "text/plain", "\n"),
+    ],
 )
 async def test_the_form_is_what_the_request_accepts(accept: str, media_type: str, end: str) -> None:
     registry, options = make_registry(), ListenOptions()
