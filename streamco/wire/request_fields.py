@@ -152,6 +152,28 @@ class Fields:
         value = self.take(name)
         return None if value is None else Fields(value, self.where(name))
 
+    def json_object(self, name: str) -> dict[str, Any] | None:
+        """Return an object as it was decoded, with its nulls; None: not given.
+
+        Raises:
+            FieldError: it is no object.
+        """
+        value = self.take(name)
+        if value is not None and not isinstance(value, dict):
+            raise FieldError(self.where(name), f"expected an object, got {name_of(value)}")
+        return value
+
+    def needed_object(self, name: str) -> dict[str, Any]:
+        """Return an object that must be given, as it was decoded.
+
+        Raises:
+            FieldError: it isn't given, or is no object.
+        """
+        value = self.json_object(name)
+        if value is None:
+            raise FieldError(self.where(name), "expected an object, got none")
+        return value
+
     def skip(self, *names: str) -> None:
         """Take fields that change nothing here."""
         for name in names:

@@ -11,7 +11,7 @@ from streamco.client.arguments import build_request
 from streamco.endpoints.base import Capabilities, TokenPrices
 from streamco.errors import EndpointConnectError
 from streamco.proxy.app import serving
-from streamco.proxy.origins import OriginFields
+from streamco.proxy.origins import OriginFields, report_interval
 from streamco.testing.endpoint import text_chunk
 from tests.client.helpers import ShapedDevice, device, opened, server, words
 from tests.client.speculating import PROMPT, World
@@ -174,6 +174,10 @@ async def test_reports_come_with_the_first_chunk_and_then_at_most_four_times_a_s
     assert ["report" in field for field in described] == [True, False, False, True, False, True]
     assert last is not None
     assert last.is_final
+
+
+def test_a_long_answers_reports_are_less_frequent() -> None:
+    assert [report_interval(tokens) for tokens in (0, 10_000, 20_000, 200_000)] == [0.25, 0.25, 0.5, 5.0]
 
 
 async def test_an_answer_that_never_began_has_no_report() -> None:

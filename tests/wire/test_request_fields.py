@@ -28,6 +28,8 @@ def test_a_value_is_called_by_its_type_in_json(value: Any, name: str) -> None:
         ("count", 0, "expected an integer >= 1, got 0"),
         ("items", {}, "expected a list, got an object"),
         ("inner", [], "expected an object, got a list"),
+        ("json_object", 1, "expected an object, got a number"),
+        ("needed_object", None, "expected an object, got none"),
     ],
 )
 def test_a_wrong_type_is_refused_with_its_path(read: str, value: Any, message: str) -> None:
@@ -46,9 +48,14 @@ def test_right_types_are_given_and_null_counts_as_not_given() -> None:
     (each,) = fields.objects("objects")
     assert (each.path, each.needed_text("y")) == ("objects[0]", "z")
     assert fields.rest() == {}
-    for read in (fields.text, fields.flag, fields.count, fields.items, fields.inner):
+    for read in (fields.text, fields.flag, fields.count, fields.items, fields.inner, fields.json_object):
         assert read("null") is None
     assert fields.objects("null") == []
+
+
+def test_an_object_that_is_read_whole_keeps_its_nulls() -> None:
+    assert Fields({"x": {"default": None}}).json_object("x") == {"default": None}
+    assert Fields({"x": {"default": None}}).needed_object("x") == {"default": None}
 
 
 def test_an_item_that_is_no_object_is_named_by_its_place() -> None:

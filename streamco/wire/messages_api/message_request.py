@@ -12,7 +12,7 @@ from typing import Any
 
 from streamco.wire.messages_api.content_blocks import read_conversation
 from streamco.wire.messages_api.events import MessageEvents
-from streamco.wire.request_fields import FieldError, Fields, decode_fields, name_of, unoffered
+from streamco.wire.request_fields import FieldError, Fields, decode_fields, unoffered
 from streamco.wire.translated_request import TranslatedRequest, function_tool, refuse_chat_names, stream_fields
 
 __all__ = ["read_count_request", "read_message_request"]
@@ -106,9 +106,7 @@ def _tool(tool: Fields) -> Json:
     kind = tool.text("type")
     if kind not in {None, "custom"}:
         raise FieldError(tool.where("type"), f"expected custom, got {(kind or '')[:100]}", code="unsupported_parameter")
-    schema = tool.take("input_schema")
-    if not isinstance(schema, dict):
-        raise FieldError(tool.where("input_schema"), f"expected an object, got {'none' if schema is None else name_of(schema)}")
+    schema = tool.needed_object("input_schema")
     made = function_tool(tool.needed_text("name"), tool.text("description"), schema, tool.flag("strict"))
     if tool.take("allowed_callers") not in (None, ["direct"]):
         raise unoffered(tool.where("allowed_callers"))

@@ -147,6 +147,8 @@ class AnswerParts:
             return
         if part.index < 0:
             self._begin_waiting(events, until=part)
+        elif not part.is_open and piece.isspace():  # after the event of its end
+            return
         part.pieces.append(piece)
         events.append(PartGrew(part, piece, []))
 

@@ -157,13 +157,20 @@ class ResponseEvents:
     def _item(self, part: AnswerPart, status: str, *, is_new: bool = False) -> Json:
         item: Json = {"id": self._item_id(part), "status": status}
         if part.call is not None:
-            call_id = self._call_ids.setdefault(part.index, part.call.id or f"call_{self._name}_{part.index}")
+            call_id = self._call_id(part.index, part.call.id)
             arguments = "" if is_new else part.text
             return item | {"type": "function_call", "call_id": call_id, "name": part.call.name, "arguments": arguments}
         content = [] if is_new else [_content(part)]
         if part.kind == "reasoning":
             return item | {"type": "reasoning", "summary": [], "content": content}
         return item | {"type": "message", "role": "assistant", "content": content}
+
+    def _call_id(self, index: int, given: str) -> str:
+        """Return the server's id of a call, or one of our own if it has none or gave it to another call."""
+        if index not in self._call_ids:
+            is_new = given and given not in self._call_ids.values()
+            self._call_ids[index] = given if is_new else f"call_{self._name}_{index}"
+        return self._call_ids[index]
 
     def _emit(self, kind: str, **fields: Any) -> bytes:
         data = {"type": kind, "sequence_number": self._sequence, **fields}

@@ -1,7 +1,8 @@
 """The input of a request to the Responses API as chat messages.
 
-Neighbouring function calls, and a message of the assistant before them, are one chat message, as chat servers expect it. ``developer``
-becomes ``system``, which every chat template knows. Reasoning goes back with the calls of the last turn (``keep_open_reasoning``).
+Neighbouring function calls, and a message of the assistant before or between them, are one chat message, because chat servers want the
+outputs right after it. ``developer`` becomes ``system``, which every chat template knows. Reasoning goes back with the calls of the last
+turn (``keep_open_reasoning``).
 """
 
 from __future__ import annotations
@@ -76,6 +77,9 @@ class _Conversation:
         message: Json = {"role": role}
         if role == "assistant":
             message |= _answer_content(content, where)
+            if self.messages and "tool_calls" in self.messages[-1]:
+                _join(self.messages[-1], message)
+                message = self.messages.pop()
             self._give_reasoning(message)
         else:
             message["content"] = _content(content, where)
@@ -103,6 +107,13 @@ class _Conversation:
             self._reasoning = ""
 
 
+def _join(earlier: Json, later: Json) -> None:
+    """Add the texts of a message to an earlier one."""
+    for name in ("content", "refusal"):
+        if (text := later.get(name)) is not None:
+            earlier[name] = (earlier.get(name) or "") + text
+
+
 def _parts(value: Any, where: str) -> list[Fields]:
     if not isinstance(value, list):
         raise FieldError(where, f"expected a text or a list of parts, got {'none' if value is None else name_of(value)}")
@@ -127,7 +138,7 @@ def _part(part: Fields) -> Json:
         case "input_file":
             return {"type": "file", "file": _file(part)}
         case "input_audio":
-            return {"type": "input_audio", "input_audio": part.take("input_audio")}
+            return {"type": "input_audio", "input_audio": part.needed_object("input_audio")}
     raise FieldError(part.where("type"), f"expected {_PARTS}, got {kind[:100]}", code="unsupported_parameter")
 
 

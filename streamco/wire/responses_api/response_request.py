@@ -143,7 +143,7 @@ def _tool(tool: Fields) -> Json:
     kind = tool.needed_text("type")
     if kind != "function":
         raise FieldError(tool.where("type"), f"expected function, got {kind[:100]}", code="unsupported_parameter")
-    made = function_tool(tool.needed_text("name"), tool.text("description"), tool.take("parameters"), tool.flag("strict"))
+    made = function_tool(tool.needed_text("name"), tool.text("description"), tool.json_object("parameters"), tool.flag("strict"))
     if tool.take("allowed_callers") not in (None, ["direct"]):
         raise unoffered(tool.where("allowed_callers"))
     tool.refuse_rest()

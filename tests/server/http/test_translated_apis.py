@@ -145,6 +145,9 @@ def test_errors_about_chat_fields_get_the_names_of_the_request() -> None:
     with pytest.raises(RequestError, match=r"^server: it refused$") as caught, naming_fields(asked):
         raise RequestError(400, "server: it refused", param="messages")
     assert caught.value.param == "input"
+    with pytest.raises(RequestError, match=r"^input: expected less$") as caught, naming_fields(asked):
+        raise RequestError(400, "messages[3].content: expected less", param="messages[3].content")
+    assert caught.value.param == "input"
     kept = RequestError(400, "temperature: expected less", param="temperature")
     with pytest.raises(RequestError) as caught, naming_fields(asked):
         raise kept

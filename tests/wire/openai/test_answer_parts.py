@@ -84,6 +84,12 @@ def test_calls_in_turn_stay_open_to_the_end() -> None:
     assert read(*chunks) == ["+0 call", "+1 call", "1:[", "0:{", "1:]", "0:}", "-0 call", "-1 call"]
 
 
+def test_white_space_after_a_calls_end_is_left_out() -> None:
+    assert read(call(0, "{}", "f"), call(1, "{", "g"), call(0, " \n"), call(1, "}")) == [
+        *("+0 call", "0:{}", "-0 call", "+1 call", "1:{", "1:}", "-1 call"),
+    ]
+
+
 def test_a_call_without_arguments_begins_when_another_part_does_or_at_the_end() -> None:
     assert read(call(0, name="f"), chunk(content="a"), call(1, name="g")) == [
         *("+0 call", "+1 text", "1:a", "-1 text", "+2 call", "-0 call", "-2 call"),

@@ -138,6 +138,17 @@ def test_a_call_without_an_id_gets_one_and_keeps_it() -> None:
     assert {data["item"]["call_id"] for _, data in events if "item" in data} == {"call_ab_0"}
 
 
+def test_of_two_calls_with_one_id_the_second_gets_another() -> None:
+    pieces = [ToolCallDelta(index=index, id="same", function=FunctionDelta(name="f", arguments="{}")) for index in (0, 1)]
+    chunks = [chunk(tool_calls=[piece]) for piece in pieces]
+    events = stream(*chunks)
+    assert build_response(events).calls == [("f", "{}"), ("f", "{}")]
+    output = events[-1][1]["response"]["output"]
+    assert [item["call_id"] for item in output] == ["same", "call_ab_1"]
+    whole = json.loads(encoder().whole(assemble(chunks), None))
+    assert [item["call_id"] for item in whole["output"]] == ["same", "call_ab_1"]
+
+
 @pytest.mark.parametrize(
     ("finish_reason", "why"), [("length", "max_output_tokens"), ("content_filter", "content_filter"), ("stop", None), (None, None)]
 )

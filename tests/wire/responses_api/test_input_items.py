@@ -69,6 +69,18 @@ def test_an_answer_that_comes_back_is_the_assistants_message_with_its_calls() ->
     ]
 
 
+def test_a_message_after_a_call_comes_before_the_calls_output() -> None:
+    said = {"role": "assistant", "content": "One moment."}
+    output = {"type": "function_call_output", "call_id": "c1", "output": "one"}
+    answered = {"role": "tool", "tool_call_id": "c1", "content": "one"}
+    expected = {"role": "assistant", "content": "One moment.", "tool_calls": [CALLED]}
+    assert read_input([CALL, said, output], None) == [expected, answered]
+    assert read_input([CALL, output, said], None) == [{**expected, "content": None}, answered, said]
+    assert read_input([said, CALL, said, output], None)[0] == {**expected, "content": "One moment.One moment."}
+    refused = {"role": "assistant", "content": [{"type": "refusal", "refusal": "No."}]}
+    assert read_input([CALL, refused], None) == [{**expected, "content": None, "refusal": "No."}]
+
+
 def test_a_refusal_that_comes_back_is_one() -> None:
     (message,) = read_input([{"role": "assistant", "content": [{"type": "refusal", "refusal": "No."}]}], None)
     assert message == {"role": "assistant", "content": None, "refusal": "No."}
