@@ -20,7 +20,7 @@ __all__ = ["PAGE", "QUESTIONS", "Question", "main", "render"]
 PAGE = Path(__file__).resolve().parents[1] / "docs" / "benchmarks.md"
 HEAD = """# Benchmarks
 
-Fourteen questions, a sentence and a table each, the losing rows too; lower is better where nothing else is said. `python -m bench NAME` measures again, `python -m bench.page NAME` prints all rows of a kept run in [bench/results](../bench/results), and `python -m bench.page` makes this page of them. The machines are small virtual ones with two shared, noisy cores: contenders take turns within one run, and ratios hold better than figures. What the papers measured, on their terms: [DSD](results.md), [DiSCo](results_disco.md), [Synera](results_synera.md), [HAT](results_hat.md), [quality after a move](quality.md).
+Fourteen questions, a sentence and a table each, the losing rows too; lower is better where nothing else is said. `python -m bench NAME` measures again, `python -m bench.page NAME` prints all rows of a kept run in [bench/results](../bench/results), and `python -m bench.page` makes this page of them. The machines are small virtual ones with two shared, noisy cores: contenders take turns within one run, and ratios hold better than figures. What the papers measured, on their terms: [DSD](research/dsd.md), [DiSCo](research/disco.md), [Synera](research/synera.md), [HAT](research/hat.md), [quality after a move](research/quality.md).
 """
 
 

@@ -25,9 +25,10 @@ napoleon_use_param = False
 napoleon_use_rtype = False
 
 
-def link_to_repository(_app: Sphinx, _page: str, source: list[str]) -> None:
+def link_to_repository(_app: Sphinx, page: str, source: list[str]) -> None:
     """Let links to files outside of docs/ lead into the repository."""
-    source[0] = re.sub(r"\]\(\.\./([^)#]*)(#[^)]*)?\)", rf"]({REPOSITORY}/blob/main/\1\2)", source[0])
+    to_root = "../" * (page.count("/") + 1)
+    source[0] = re.sub(rf"\]\({re.escape(to_root)}([^)#]*)(#[^)]*)?\)", rf"]({REPOSITORY}/blob/main/\1\2)", source[0])
 
 
 def setup(app: Sphinx) -> None:

@@ -11,7 +11,7 @@
     python -m experiments.disco lengths                             # the table in streamco.sim.race.lengths
 
 All but ``loading``, ``planning`` and ``speed`` print the same bytes every time, whatever the machine: Markdown, the tables of
-docs/results_disco.md.
+docs/research/disco.md.
 ``--quick`` takes fewer of everything. ``ttft``, ``correlation`` and ``lengths`` need the recorded data ($STREAMCO_DATA). ``cost`` and
 ``moves`` are the packaged services with the live client (``kind: race``): each of the paper's four models at its price of Table 8, with the
 times of a service of about its speed, as ``bench/cost.py`` has them. Their intervals are of the bootstrap over requests, which are the same

@@ -1,7 +1,7 @@
 """DSD's Table 2 beside ours: every cell, with intervals over the seeds.
 
     streamco simulate experiments/dsd_table2.yaml --jobs 2
-    python -m experiments.dsd results/dsd_table2 --write docs/results.md
+    python -m experiments.dsd results/dsd_table2 --write docs/research/dsd.md
 
 The second command prints the tables; with ``--write`` it puts them between two marks of a page. The paper's numbers are those of its
 Table 2, whose latencies the text has in pieces; a cell that no piece fits is None.

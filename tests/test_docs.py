@@ -17,8 +17,13 @@ PAGES = [
     ROOT / "README.md",
     ROOT / "CHANGELOG.md",
     ROOT / "CONTRIBUTING.md",
-    *sorted((ROOT / "docs").glob("*.md")),
+    *sorted((ROOT / "docs").rglob("*.md")),
 ]
+
+
+def name_of(page: Path) -> str:
+    """The page's path within the repository."""
+    return str(page.relative_to(ROOT))
 
 
 def resolve(dotted: str) -> object:
@@ -35,20 +40,20 @@ def resolve(dotted: str) -> object:
     raise ModuleNotFoundError(dotted)
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda path: path.name)
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
 def test_every_link_to_a_file_leads_somewhere(page: Path) -> None:
     for target in re.findall(r"\]\(([^)#]+)(?:#[^)]*)?\)", page.read_text()):
         if not target.startswith(("http://", "https://")):
             assert (page.parent / target).exists(), f"{page.name} links to {target}"
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda path: path.name)
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
 def test_nothing_is_left_to_be_filled_in(page: Path) -> None:
     found = re.findall(r"@@\w+|\b(?:TODO|FIXME|TBD|XXX)\b", page.read_text(encoding="utf-8"))
     assert not found, f"{page.name}: expected a finished page, got {found}"
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda path: path.name)
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
 def test_every_dotted_name_and_file_exists(page: Path) -> None:
     text = page.read_text()
     for name in re.findall(r"`(streamco(?:\.[A-Za-z_]\w*)+)`", text):
@@ -64,7 +69,7 @@ def test_every_file_that_a_map_of_the_code_names_is_there(page: Path) -> None:
         assert inside, f"{page.name}: expected a file or folder {path}, got none"
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda path: path.name)
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
 def test_every_python_block_parses_and_uses_public_names(page: Path) -> None:
     for block in re.findall(r"```python\n(.*?)```", page.read_text(), flags=re.DOTALL):
         source = re.sub(r"=\[\.\.\.\]", "=[]", block)
@@ -90,7 +95,7 @@ def test_the_sequence_diagrams_name_events_and_commands_that_exist() -> None:
 
 
 def test_every_paper_names_functions_that_exist() -> None:
-    names = re.findall(r"`(streamco\.[\w.]+)`", (ROOT / "docs" / "papers.md").read_text())
+    names = re.findall(r"`(streamco\.[\w.]+)`", (ROOT / "docs" / "research" / "papers.md").read_text())
     assert len(names) > 15
     for name in names:
         assert resolve(name) is not None

@@ -14,7 +14,7 @@ import streamco
 import streamco.testing
 
 ROOT = Path(__file__).resolve().parents[1]
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
 
 SUBMODULES = {
@@ -22,7 +22,7 @@ SUBMODULES = {
     "streamco.core.race.learner": "docs/dispatch.md",
     "streamco.engines.llamacpp.gguf": "docs/speculation.md",
     "streamco.engines.llamacpp.model_parts": "docs/split.md",
-    "streamco.engines.split.layers": "docs/split-measured.md",
+    "streamco.engines.split.layers": "docs/research/split.md",
     "streamco.integrations.ai_sdk": "docs/integrations.md",
     "streamco.integrations.langchain": "docs/integrations.md",
     "streamco.integrations.pydantic_ai": "docs/integrations.md",

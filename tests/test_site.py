@@ -11,8 +11,8 @@ DOCS = Path(__file__).resolve().parents[1] / "docs"
 
 
 def test_every_page_is_in_the_index() -> None:
-    listed = re.findall(r"^([\w-]+)$", (DOCS / "index.md").read_text(encoding="utf-8"), flags=re.MULTILINE)
-    assert sorted(listed) == sorted(page.stem for page in DOCS.glob("*.md") if page.stem != "index")
+    listed = re.findall(r"^([\w/-]+)$", (DOCS / "index.md").read_text(encoding="utf-8"), flags=re.MULTILINE)
+    assert sorted(listed) == sorted(name for page in DOCS.rglob("*.md") if (name := str(page.relative_to(DOCS).with_suffix(""))) != "index")
 
 
 def test_every_public_name_is_in_the_reference() -> None:

@@ -2,7 +2,7 @@
 
     python -m experiments.quality run FOLDER [--tasks gsm8k ...] [--items 100]    # hours; may be stopped at any time, and goes on later
     python -m experiments.quality package FOLDER                                  # adds their scores to recorded.jsonl, without texts
-    python -m experiments.quality table [--json] [--update docs/quality.md]       # the table, in Markdown
+    python -m experiments.quality table [--json] [--update docs/research/quality.md]       # the table, in Markdown
     python -m experiments.quality plot FILE.png                                   # the same as a picture
     python -m experiments.quality profile                                         # qualities by model, for MigrationOptions
 

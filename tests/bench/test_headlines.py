@@ -19,8 +19,8 @@ import pytest
 from bench.runs import load, names
 from tests.support.data import ROOT
 
-DISCO, FIDELITY, MIGRATION = "docs/results_disco.md", "docs/fidelity.md", "docs/migration.md"
-SPLIT = "docs/split-measured.md"
+DISCO, FIDELITY, MIGRATION = "docs/research/disco.md", "docs/research/fidelity.md", "docs/migration.md"
+SPLIT = "docs/research/split.md"
 IMPOSED = ("streamco", "streamco, chains", "always drafts, trees", "always drafts, chains")
 PHONES = {
     "pixel7-bloom-1.1b": "Pixel 7, BLOOM-1.1B",
@@ -155,7 +155,7 @@ def split_headlines() -> Iterator[Headline]:
 
 @cache
 def disco_rows() -> list[dict[str, str]]:
-    with (ROOT / "docs" / "results_disco.csv").open(newline="", encoding="utf-8") as file:
+    with (ROOT / "docs" / "research" / "disco.csv").open(newline="", encoding="utf-8") as file:
         return list(csv.DictReader(file))
 
 

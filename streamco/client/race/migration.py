@@ -38,7 +38,7 @@ class MigrationOptions(Struct, frozen=True, kw_only=True):
             as fast as they come would notice that the cheaper endpoint is slower, so by default only paced answers move.
         min_quality: share of the quality of each endpoint that has written the answer so far which the next one needs, 0 to 1. 0: any
             endpoint. None: an answer doesn't move to an endpoint that is known to be worse; where qualities aren't known, it does.
-        quality: measured quality by endpoint name, 0 or more, all on one scale (docs/quality.md). None: that of the client's profile.
+        quality: measured quality by endpoint name, 0 or more, all on one scale (docs/research/quality.md). None: as in the profile.
 
     Raises:
         ConfigError: an unknown rule, a number out of range.

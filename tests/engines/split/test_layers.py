@@ -229,10 +229,10 @@ def test_another_part_is_refused(files: PartFiles, part: type[LayerPart]) -> Non
 
 
 def test_the_lines_in_the_documentation_write_a_sentence(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    page = (Path(__file__).parents[3] / "docs" / "split-measured.md").read_text()
+    page = (Path(__file__).parents[3] / "docs" / "research" / "split.md").read_text()
     lines = next(re.finditer(r"## The parts by hand.*?```python\n(.*?)```", page, flags=re.DOTALL))[1]
     files = split_model(packaged_model(), tmp_path)
     for part in (files.input, files.middle, files.head):
         lines = lines.replace(f'"model.{part.suffixes[-2][1:]}.gguf"', repr(str(part)))
-    exec(compile(lines, "docs/split-measured.md", "exec"), {})  # the page is part of this repository
+    exec(compile(lines, "docs/research/split.md", "exec"), {})  # the page is part of this repository
     assert capsys.readouterr().out.startswith(" Paris.")
