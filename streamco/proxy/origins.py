@@ -65,6 +65,10 @@ class OriginFields:
         origin = self._origin_of(chunk, source)
         return field if origin is None else {**field, "origin": origin}
 
+    def describe_end(self) -> Json:
+        """Return the field of a chunk that has nothing but finish reasons, which no endpoint sent."""
+        return {"endpoint": self._answer.source}
+
     def _origin_of(self, chunk: ChatCompletionChunk, source: str | None) -> str | None:
         """Return what made the chunk's text; None: a speculated answer's chunk has none."""
         if isinstance(chunk, SpeculatedChunk):

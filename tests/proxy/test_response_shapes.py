@@ -115,7 +115,14 @@ def test_choices_without_a_finish_reason_get_one_at_the_end(kind: type[ChatShape
     shape.event(chunk(index=1, finish="length"))
     ending = decode(shape.ending("stop"))
     assert [(choice["index"], choice["finish_reason"]) for choice in ending["choices"]] == [(0, "stop")]
+    assert "streamco" not in ending
     assert shape.ending("stop") == b""
+
+
+def test_a_finish_reason_of_its_own_has_an_origin_if_the_chunks_have_one() -> None:
+    shape = ChatShape(model="m")
+    shape.event(text("a"), {"endpoint": "server"})
+    assert decode(shape.ending("stop", {"endpoint": "server"}))["streamco"] == {"endpoint": "server"}
 
 
 def test_an_end_that_nobody_knows_is_not_made_up() -> None:

@@ -62,6 +62,7 @@ class MessageEvents:
         self._parts = AnswerParts(skips_reasoning=skips_reasoning)
         self._reason: str | None = None
         self._has_begun = False
+        self._call_ids: dict[int, str] = {}  # as the blocks began, by their index
 
     @property
     def keepalive(self) -> bytes:
@@ -141,11 +142,17 @@ class MessageEvents:
     def _block(self, part: AnswerPart, given: Json, *, is_new: bool = False) -> Json:
         text = "" if is_new else part.text
         if part.call is not None:
-            call_id = part.call.id or f"toolu_{self._name}_{part.index}"
-            return {"type": "tool_use", "id": call_id, "name": part.call.name, "input": given}
+            return {"type": "tool_use", "id": self._call_id(part.index, part.call.id), "name": part.call.name, "input": given}
         if part.kind == "reasoning":
             return {"type": "thinking", "thinking": text, "signature": ""}
         return {"type": "text", "text": text}
+
+    def _call_id(self, index: int, given: str) -> str:
+        """Return the id of a call: the server's, unless it gave none or the same one to an earlier call."""
+        if index not in self._call_ids:
+            is_new = given and given not in self._call_ids.values()
+            self._call_ids[index] = given if is_new else f"toolu_{self._name}_{index}"
+        return self._call_ids[index]
 
 
 _DELTAS = {

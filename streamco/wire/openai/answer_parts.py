@@ -103,8 +103,11 @@ class AnswerParts:
     def end(self) -> list[PartEvent]:
         """Return the events that end the answer's open parts."""
         events: list[PartEvent] = []
-        self._begin_waiting(events)
         for part in (*self._unfinished, *([] if self._last is None else [self._last])):
+            _end(part, events)
+        while self._waiting:  # calls without arguments, of which each ends before the next begins
+            part = self._waiting.popleft()
+            self._begin(part, events)
             _end(part, events)
         return events
 

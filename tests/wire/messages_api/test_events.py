@@ -108,6 +108,13 @@ def test_reasons_have_this_apis_names(finish_reason: str | None, stop_reason: st
     assert json.loads(encoder().whole(assemble([chunk(content="a")]), finish_reason))["stop_reason"] == stop_reason
 
 
+def test_calls_with_one_id_get_ids_of_their_own() -> None:
+    events = stream(call(0, "{}", "f", "same"), call(1, "{}", "g", "same"), call(2, "{}", "h", "same"))
+    ids = [data["content_block"]["id"] for name, data in events if name == "content_block_start"]
+    assert ids[0] == "same"
+    assert len(set(ids)) == 3
+
+
 def test_calls_that_end_with_stop_are_tool_use() -> None:
     chunks = [call(0, "{}", "f"), chunk("stop")]
     assert stream(*chunks)[-2][1]["delta"]["stop_reason"] == "tool_use"

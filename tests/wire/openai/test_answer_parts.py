@@ -92,8 +92,13 @@ def test_white_space_after_a_calls_end_is_left_out() -> None:
 
 def test_a_call_without_arguments_begins_when_another_part_does_or_at_the_end() -> None:
     assert read(call(0, name="f"), chunk(content="a"), call(1, name="g")) == [
-        *("+0 call", "+1 text", "1:a", "-1 text", "+2 call", "-0 call", "-2 call"),
+        *("+0 call", "+1 text", "1:a", "-0 call", "-1 text", "+2 call", "-2 call"),
     ]
+
+
+def test_calls_without_arguments_end_one_by_one_at_the_end() -> None:
+    chunks = [call(0, "{", name="f"), call(1, name="g"), call(2, name="h")]
+    assert read(*chunks) == ["+0 call", "0:{", "-0 call", "+1 call", "-1 call", "+2 call", "-2 call"]
 
 
 def test_the_form_before_tools_is_a_call_too() -> None:
