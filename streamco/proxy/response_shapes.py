@@ -8,6 +8,7 @@ token ids only on request.
 from __future__ import annotations
 
 import time
+from operator import attrgetter
 from typing import Protocol
 
 from msgspec.structs import replace
@@ -66,6 +67,8 @@ class ResponseShape(Protocol):
 _CHUNK_FIELDS = ("provider", "obfuscation", "p", "stream_options", "moderation")
 _CHOICE_FIELDS = ("native_finish_reason", "content_filter_results", "stop_reason", "matched_stop")
 _ANSWER_FIELDS = ("provider",)
+_chunk_fields, _NO_CHUNK_FIELDS = attrgetter(*_CHUNK_FIELDS), (None,) * len(_CHUNK_FIELDS)  # for each event: one call, not one a field
+_choice_fields, _NO_CHOICE_FIELDS = attrgetter(*_CHOICE_FIELDS), (None,) * len(_CHOICE_FIELDS)
 
 
 def _provided(model: ResponseModel, names: tuple[str, ...]) -> Json:
@@ -114,7 +117,7 @@ class _Shape:
         if self._head is None:
             self._head = self._begin(chunk)
         body = {**self._head, "choices": choices}
-        if type(chunk) is not ChatCompletionChunk or any(getattr(chunk, name) is not None for name in _CHUNK_FIELDS):
+        if type(chunk) is not ChatCompletionChunk or _chunk_fields(chunk) != _NO_CHUNK_FIELDS:
             body = _provided(chunk, _CHUNK_FIELDS) | body
         if self._wants_usage:
             body["usage"] = _shaped_usage(chunk.usage)
@@ -128,11 +131,12 @@ class _Shape:
         usage = {"usage": None} if self._wants_usage else {}
         return event({**head, "choices": [], **usage, EXTENSION: {"report": report}})
 
-    def ending(self, reason: str | None) -> bytes:
+    def ending(self, reason: str | None, origin: Json | None = None) -> bytes:
+        """Return the event with a finish reason that no chunk had; b"" if the chunks had it. ``origin``: see ``event``."""
         missing = sorted(self._begun - self._finished)
         if reason is None or not missing:
             return b""
-        return self.event(ChatCompletionChunk(choices=[ChunkChoice(index=index, finish_reason=reason) for index in missing]))
+        return self.event(ChatCompletionChunk(choices=[ChunkChoice(index=index, finish_reason=reason) for index in missing]), origin)
 
     def done(self) -> bytes:
         return DONE
@@ -146,9 +150,8 @@ class _Shape:
         shaped = self._choice(choice)
         self._begun.add(choice.index)
         if shaped is not None:
-            for name in _CHOICE_FIELDS:
-                if (value := getattr(choice, name)) is not None:
-                    shaped[name] = value
+            if _choice_fields(choice) != _NO_CHOICE_FIELDS:
+                shaped.update((name, value) for name in _CHOICE_FIELDS if (value := getattr(choice, name)) is not None)
             if type(choice) is not ChunkChoice:
                 shaped = further_fields(choice) | shaped
         if shaped is not None and self._wants_ids and choice.token_ids is not None:

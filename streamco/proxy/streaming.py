@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager
 
 from aiohttp import web
 
@@ -28,38 +28,66 @@ logger = logging.getLogger("streamco.proxy")
 
 
 class _Sender:
-    """Writes events and, during silence, keep-alives to one response: two tasks write, one at a time."""
+    """Writes events and, during silence, keep-alives to one response, one write at a time.
+
+    A timer watches for silence, and only a keep-alive takes a task: most answers never need one.
+    """
 
     def __init__(self, request: web.Request, shape: ResponseShape, options: ProxyOptions) -> None:
         self.events = EventStream(request, options.reader_timeout)
         self._shape = shape
         self._keepalive = options.keepalive
         self._loop = asyncio.get_running_loop()
-        self._lock = asyncio.Lock()
         self._quiet_since = self._loop.time()
+        self._is_writing = False
+        self._keepalive_task: asyncio.Task[None] | None = None
+        self._timer: asyncio.TimerHandle | None = None
 
     async def write(self, data: bytes) -> None:
-        async with self._lock:
+        if self._keepalive_task is not None:
+            await asyncio.wait([self._keepalive_task])
+        self._is_writing = True
+        try:
             await self.events.write(data)
+        finally:
+            self._is_writing = False
         self._quiet_since = self._loop.time()
 
     @asynccontextmanager
     async def keeping_alive(self) -> AsyncIterator[None]:
-        task = asyncio.create_task(self._keep_alive(), name="streamco proxy keep-alive")
+        self._watch(self._keepalive)
         try:
             yield
         finally:
-            task.cancel()
-            await asyncio.wait([task])
+            if self._timer is not None:
+                self._timer.cancel()
+            if self._keepalive_task is not None:
+                self._keepalive_task.cancel()
+                await asyncio.wait([self._keepalive_task])
 
-    async def _keep_alive(self) -> None:
-        with suppress(ConnectionError):  # the reader left, which cancels the handler: nothing to do here
-            while True:
-                silence = self._loop.time() - self._quiet_since
-                if silence >= self._keepalive:
-                    await self.write(self._shape.keepalive)
-                else:
-                    await asyncio.sleep(self._keepalive - silence)
+    def _watch(self, seconds: float) -> None:
+        self._timer = self._loop.call_later(seconds, self._on_timer)
+
+    def _on_timer(self) -> None:
+        """Send a keep-alive if nothing was written for as long, and the reader does not let another write wait."""
+        silence = self._loop.time() - self._quiet_since
+        if silence < self._keepalive:
+            self._watch(self._keepalive - silence)
+        elif self._is_writing:
+            self._watch(self._keepalive)
+        else:
+            self._timer = None
+            self._keepalive_task = self._loop.create_task(self._send_keepalive(), name="streamco proxy keep-alive")
+
+    async def _send_keepalive(self) -> None:
+        try:
+            await self.events.write(self._shape.keepalive)
+        except ConnectionError:
+            return  # the reader left, which cancels the handler: nothing to do here
+        finally:
+            self._keepalive_task = None
+        self._quiet_since = self._loop.time()
+        self._watch(self._keepalive)
 
 
 class OriginMarks:
@@ -77,6 +105,10 @@ class OriginMarks:
     def event(self, chunk: ChatCompletionChunk) -> bytes:
         """Return the chunk as an event, with its origin."""
         return self._shape.event(chunk, self._fields.describe(chunk))
+
+    def ending(self, reason: str | None) -> bytes:
+        """Return the event with a finish reason that no chunk had; b"" if the chunks had it."""
+        return self._shape.ending(reason, self._fields.describe_end())
 
     async def last_report(self) -> bytes:
         """Return the event with the final report, when all work has ended; b"": there is none."""
@@ -112,7 +144,8 @@ async def stream_answer(
         try:
             await answer.first()
             if not sender.events.has_begun:
-                sender.events.response.headers.update(opening_headers(answer.report) | model_header(answer.report, unknown_model))
+                report = answer.report
+                sender.events.response.headers.update(opening_headers(report) | model_header(report, unknown_model))
             async for chunk in answer:
                 if data := shape.event(chunk) if marks is None else marks.event(chunk):
                     await sender.write(data)
@@ -126,9 +159,10 @@ async def stream_answer(
             await sender.write(last + shape.failing(failure))  # too late for a status
         else:
             report = answer.report
-            ending = shape.ending(report.finish_reason)
-            if marks is not None:
-                if ending:
+            if marks is None:
+                ending = shape.ending(report.finish_reason)
+            else:
+                if ending := marks.ending(report.finish_reason):
                     await sender.write(ending)  # its reader need not wait for the end of all work
                 ending, report = await marks.last_report(), answer.report
             await sender.write(ending + comment(report) + shape.done())

@@ -354,6 +354,16 @@ async def test_reading_on_after_aclose_is_refused_even_where_text_was_waiting() 
 # Afterwards
 
 
+async def test_a_final_report_is_made_once() -> None:
+    async with opened(server=server([(0.0, "a"), (0.01, "b")])) as client:
+        stream = client.stream("hello")
+        await anext(stream)
+        assert stream.report.quality is not stream.report.quality
+        await tokens_text(stream)
+        assert stream.report.is_final
+        assert stream.report.quality is stream.report.quality
+
+
 async def test_the_report_grows_with_the_answer_and_is_final_at_its_end() -> None:
     async with opened(server=server([(0.0, "a"), (0.01, "b"), (0.02, "c")])) as client:
         stream = client.stream("hello")

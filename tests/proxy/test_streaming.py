@@ -14,7 +14,9 @@ import pytest
 from streamco.endpoints.base import Capabilities, TokenPrices
 from streamco.errors import EndpointConnectError, EndpointProtocolError, EndpointStatusError
 from streamco.openai_types import ChatCompletionChunk, ChoiceDelta, ChunkChoice, CompletionUsage
+from streamco.proxy import streaming
 from streamco.proxy.response_shapes import ChatShape
+from streamco.server.http.event_stream import EventStream
 from streamco.testing.endpoint import text_chunk
 from tests.client.helpers import ShapedDevice, device, server, words
 from tests.proxy.support import CHAT, HELLO, TEXT, RunningProxy, proxying
@@ -244,6 +246,26 @@ async def test_a_reader_that_does_not_read_is_dropped_in_the_end() -> None:
         await until(lambda: side.active == 0)
         await until(lambda: proxy.proxy.active == 0)
         response.close()
+
+
+async def test_comments_and_events_are_written_one_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    class SlowStream(EventStream):
+        is_busy = False
+        most = 0
+
+        async def write(self, data: bytes) -> None:
+            SlowStream.most += self.is_busy
+            self.is_busy = True
+            await asyncio.sleep(0.02)
+            await super().write(data)
+            self.is_busy = False
+
+    monkeypatch.setattr(streaming, "EventStream", SlowStream)
+    async with proxying(server=server(words(0.05, 0.06, 0.07, 0.2, 0.21)), keepalive=0.01) as proxy:
+        events = await proxy.events(CHAT, HELLO)
+    assert SlowStream.most == 0
+    assert events[0] == ": keep-alive"
+    assert contents(events) == ["w0 ", "w1 ", "w2 ", "w3 ", "w4 "]
 
 
 async def test_a_shutdown_ends_streams_with_an_error_their_readers_can_tell() -> None:

@@ -89,6 +89,7 @@ class RaceDriver(TaskDriver[Event, Command]):
         self._direct: tuple[str, EndpointStream] | None = None  # what the reader's own task reads
         self._paused: asyncio.Future[None] | None = None  # done when endpoints may be read on
         self._counts: dict[Attempt, TextCount] = {}
+        self._final: Report | None = None
         self._idle: dict[EndpointStream, float] = {}  # of streams that have ended, seconds that they waited for the reader
         self.unlimited: str | None = None
         """The endpoint that continued with the whole of ``max_tokens``, because the answer's tokens so far are an estimate."""
@@ -169,10 +170,15 @@ class RaceDriver(TaskDriver[Event, Command]):
     # Figures
 
     def report(self) -> Report:
-        """Return the answer's figures so far; final when ``is_over``."""
+        """Return the answer's figures so far; final when ``is_over``, and then made once."""
+        if self._final is not None:
+            return self._final
         record = self._dispatched()
         report = build_report(self.machine, record, self._endpoints, now=self.now, was_left=self.was_broken_off, counts=self._counts)
-        return with_split_figures(report, [split_figures_of(stream) for _, stream in self._running.values()])
+        report = with_split_figures(report, [split_figures_of(stream) for _, stream in self._running.values()])
+        if self._is_over and report.is_final:
+            self._final = report
+        return report
 
     def usage(self) -> AnswerUsage:
         """Return the token counts of the answer as it was delivered."""
