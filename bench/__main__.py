@@ -20,7 +20,6 @@ BENCHES += (
     "packing",
     "verifier",
     "aborted_batches",
-    "windows",
     "windows_recorded",
     "windows_simulated",
 )

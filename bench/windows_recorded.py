@@ -1,12 +1,15 @@
 """How good are the windows that policies choose, with enough rounds to distinguish one window from the next?
 
-This is ``bench.windows`` with a recorded draft model. Clients, protocol, server, sockets, links and time are real, as there. But the draft
-model is a recording of the real one, on which step times are imposed as on the server, those of SmolLM2 in 4 bits on one core of an AMD
-EPYC (``--measured``: those that it has here), and the target is SmolLM2 with two of its layers (``bench.fidelity_records``). So neither
-needs a core for itself, some clients run side by side, each with a server of its own, and a cell has some thousand rounds in place of two
-hundred. How much of a draft is accepted is the real pair's, token by token. After its first wrong token a draft continues with the model's
-tokens after the right one, confidences included. That matters to policies that end drafts by confidence. ``bench/windows_simulated.py`` has
-the same in virtual time.
+Clients, protocol, server, sockets, links and time are real. The step times of Llama-2-70B on two A100 are imposed on the server. The draft
+model is a recording of the real one, with the step times of SmolLM2 in 4 bits on one core of an AMD EPYC (``--measured``: those that it has
+here). The target is SmolLM2 with two of its layers (``bench.fidelity_records``). So neither needs a core for itself, some clients run side
+by side, each with a server of its own, and a cell has some thousand rounds. Fewer would not do: windows next to one another differ by one
+or two per cent, and the tokens of some hundred rounds by five by chance alone.
+
+How much of a draft is accepted is the real pair's, token by token. After its first wrong token a draft continues with the model's tokens
+after the right one, confidences included. That matters to policies that end drafts by confidence. All contenders draft on while the verdict
+is out, and leave the rest to the server if drafting doesn't pay. The learned window decides that by itself; arithmetic does for the others.
+``bench/windows_simulated.py`` has the same in virtual time.
 
 What a client has learned by an answer steers the next ones, so that one client says little of its settings: each contender is several new
 clients. They begin in turns, one of each contender, so that all have the same company.
@@ -16,6 +19,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import statistics
 import sys
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor
@@ -35,10 +39,9 @@ from bench.fidelity_figures import MeasuredAnswer
 from bench.fidelity_live import CONTEXT, CORE_LAW, READING, DeviceLaw, RecordedEngine, measure_answer
 from bench.fidelity_records import Record, load_records, served_model
 from bench.pairs import model_file
-from bench.report import add_arguments, emit
+from bench.report import Row, add_arguments, emit, summarise
 from bench.speculate import LARGE, PROMPTS, WARM_TOKENS, WIDE, Link, Section, Tally, read_stats
-from bench.windows import ALONE, CHOSEN, FIXED, rows_of
-from streamco import SpeculationOptions
+from streamco import SpeculationOptions, SpeculationTuning
 from streamco.calibration.measure import measure_step_times
 from streamco.cli.server_process import running_server
 from streamco.client.speculation.verifier_binding import HELD_SEQUENCES
@@ -46,9 +49,19 @@ from streamco.engines.base import EngineOptions
 from streamco.engines.llama import LlamaEngine
 from streamco.testing import LinkProxy
 
-__all__ = ["RecordedClient", "main", "run_recorded"]
+__all__ = ["ALONE", "CHOSEN", "FIXED", "RecordedClient", "main", "rows_of", "run_recorded"]
 
+FIXED: dict[str, SpeculationOptions | None] = {f"window {window}": SpeculationOptions(window=window) for window in (2, 3, 4, 5, 6, 8)}
+CHOSEN: dict[str, SpeculationOptions | None] = {
+    "adaptive": SpeculationOptions(window="adaptive"),
+    "adaptive, mode smoothed": SpeculationOptions(window="adaptive", tuning=SpeculationTuning(smooths_mode=True)),
+    "dynamic": SpeculationOptions(window="dynamic"),
+    "predicted": SpeculationOptions(window="predicted"),
+    "confident": SpeculationOptions(window="confident"),
+}
+ALONE: dict[str, SpeculationOptions | None] = {"server alone": None}
 BENCH = "windows_recorded"
+METRIC = "tokens/s relative to"
 DRAFT = "Q4_0"
 SECTION = Section("windows, recorded drafts", FIXED | CHOSEN | ALONE, links=WIDE, prompts=72, tokens=64)
 QUICK = replace(SECTION, links=WIDE[1:2], prompts=2, tokens=12)
@@ -56,6 +69,8 @@ CLIENTS = 6  # of each contender
 SIDE_BY_SIDE = 6
 PATIENCE = 60.0  # seconds, for a verifier that starts beside others
 WARM_UPS = 2  # answers of each client before those that count
+
+Cells = Sequence[tuple[str, Mapping[str, Tally]]]
 
 
 class RecordedClient(Struct, frozen=True, kw_only=True):
@@ -103,8 +118,45 @@ def main() -> int:
     ):
         cells.append((section.case(DRAFT, link), tallies))
         print(cells[-1][0], file=sys.stderr, flush=True)
-    emit((replace(row, bench=BENCH) for row in rows_of(cells)), options.json)
+    emit(rows_of(cells), options.json)
     return 0
+
+
+def rows_of(cells: Cells) -> Iterator[Row]:
+    """Each link, then all of them together."""
+    for case, tallies in cells:
+        best = max(FIXED, key=lambda name: tallies[name].rate)
+        yield from compared(case, tallies, best, f"the best fixed one there, {best}")
+        for name, tally in tallies.items():
+            yield summarise(tally.rates, bench=BENCH, case=case, contender=name, metric="tokens a second", unit="tokens/s")
+            if tally.figures:
+                rounds = sum(each.rounds for each in tally.figures)
+                given = sum(each.accepted + each.corrected + each.bonus for each in tally.figures)
+                yield one(case, name, "by the server alone", "tokens", float(sum(each.remote for each in tally.figures)))
+                if rounds:
+                    yield one(case, name, "tokens a round", "tokens", given / rounds)
+            if tally.verdicts:
+                yield one(case, name, "rounds that took longer than imposed", "share", tally.late / tally.verdicts)
+    if len(cells) > 1:
+        together = {name: [tallies[name].rate / tallies["server alone"].rate for _, tallies in cells] for name in (*FIXED, *CHOSEN)}
+        means = {name: statistics.fmean(values) for name, values in together.items()}
+        best = max(FIXED, key=means.__getitem__)
+        case = f"{cells[0][0].partition(':')[0]}: {len(cells)} links together"
+        for name, mean in means.items():
+            yield one(case, name, "mean of tokens/s relative to the server alone", "times", mean)
+        for name in CHOSEN:
+            yield one(case, name, f"{METRIC} the best single fixed one, {best}", "times", means[name] / means[best])
+
+
+def compared(case: str, tallies: Mapping[str, Tally], best: str, said: str) -> Iterator[Row]:
+    """What the policies give of the best fixed window's rate."""
+    for name in CHOSEN:
+        yield one(case, name, f"{METRIC} {said}", "times", tallies[name].rate / tallies[best].rate)
+
+
+def one(case: str, name: str, metric: str, unit: str, value: float) -> Row:
+    """A row of a single figure."""
+    return Row(BENCH, case, name, metric, unit, value, value, value)
 
 
 def run_recorded(

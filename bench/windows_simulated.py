@@ -27,8 +27,7 @@ from bench.fidelity_records import Record, load_records
 from bench.fidelity_simulated import SERVE_EXACTLY, common_tokens, machine_options, recorded_device, scheduler_options
 from bench.report import Row, add_arguments, emit
 from bench.speculate import LARGE, WARM_TOKENS, Link, Section, Tally
-from bench.windows import rows_of
-from bench.windows_recorded import CLIENTS, DRAFT, QUICK, SECTION, WARM_UPS
+from bench.windows_recorded import CLIENTS, DRAFT, QUICK, SECTION, WARM_UPS, rows_of
 from streamco import SpeculationOptions
 from streamco.client.speculation.report import speculation_figures
 from streamco.policies.serving.batching import Alternating
