@@ -14,7 +14,6 @@ BENCHES += (
     "importance",
     "selective",
     "early_exit",
-    "overhead",
     "observing",
     "proxy",
     "packing",

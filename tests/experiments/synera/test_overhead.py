@@ -1,4 +1,4 @@
-"""What decisions cost: that the bench decides and verifies what it says."""
+"""What decisions cost: that the measurement decides and verifies what it says."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ import json
 
 import pytest
 
-from bench import overhead
-from bench.overhead import CHUNK, Server, decide_chunks, main
+from experiments.synera import overhead
+from experiments.synera.overhead import CHUNK, Server, decide_chunks, main
 
 
 def test_chunks_are_decided_at_the_budget() -> None:
