@@ -9,7 +9,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 BENCHES: tuple[str, ...] = ("stream", "wire", "handoff", "tokenpack", "topk", "verify_wire", "pacing", "dispatch", "failover", "cost")
-BENCHES += ("dssd", "moves", "gate", "engine", "migration", "hand_over_bytes", "lossless", "speculate", "speculate_simulated")
+BENCHES += ("moves", "gate", "engine", "migration", "hand_over_bytes", "lossless", "speculate", "speculate_simulated")
 BENCHES += (
     "importance",
     "selective",

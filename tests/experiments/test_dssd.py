@@ -8,7 +8,7 @@ from random import Random
 import pytest
 import simpy
 
-from bench.dssd import (
+from experiments.dssd import (
     CONTENDERS,
     VERIFY,
     Cell,
