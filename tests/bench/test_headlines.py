@@ -1,14 +1,14 @@
 """The same number everywhere: sentences and tables of the pages say what the recorded results say.
 
-A headline is a text of a page in which each figure is a place to fill. The figures come from the tables that ``bench.record`` kept, or
-from the file that an experiment wrote. To have a figure checked, add it here.
+A headline is a text of a page in which each figure is a place to fill. Of a table row the numbers are compared, up to their rounding. The
+figures come from the tables that ``bench.record`` kept, or from the file that an experiment wrote. To have a figure checked, add it here.
 """
 
 from __future__ import annotations
 
 import csv
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import cache
 from itertools import product
 from statistics import fmean
@@ -20,7 +20,7 @@ from bench.runs import load, names
 from tests.support.data import ROOT
 
 DISCO, FIDELITY, MIGRATION = "docs/research/disco.md", "docs/research/fidelity.md", "docs/migration.md"
-SPLIT = "docs/research/split.md"
+PAPERS, SPLIT, WINDOWS = "docs/research/papers.md", "docs/research/split.md", "docs/research/windows.md"
 IMPOSED = ("streamco", "streamco, chains", "always drafts, trees", "always drafts, chains")
 PHONES = {
     "pixel7-bloom-1.1b": "Pixel 7, BLOOM-1.1B",
@@ -42,6 +42,16 @@ class Headline(NamedTuple):
 
     page: str
     text: str
+
+
+class TableRow(NamedTuple):
+    """The first line that begins with ``start`` after a text of a page: its numbers from there on are the values, up to their rounding."""
+
+    page: str
+    after: str
+    start: str
+    values: Sequence[float]
+    rounding: float = 0.0051
 
 
 @cache
@@ -168,6 +178,70 @@ def disco_headlines() -> Iterator[Headline]:
         yield Headline(DISCO, f"| {side} | {label} | {mean_of('mean_cut', constrained=side, phone=phone):.1f} (")
 
 
+def relative_rates(bench: str, case: str, contender: str) -> list[float]:
+    """Rates over the best fixed window of the same link, by round trip."""
+    found = {
+        key[1]: figure.median
+        for key, figure in recorded().items()
+        if key[0] == bench and case in key[1] and key[3] == contender and key[2].startswith("tokens/s relative to the best fixed one there")
+    }
+    return [next(share for name, share in found.items() if f"RTT {rtt} ms" in name) for rtt in (10, 30, 60, 120)]
+
+
+def window_rows() -> Iterator[TableRow]:
+    for step in (6.1, 12.2, 24.4):
+        label = f"| draft step {step} ms: adaptive |"
+        case = f"draft step {step} ms:"
+        yield TableRow(WINDOWS, "In virtual time:", label, relative_rates("windows_simulated", case, "adaptive"))
+        yield TableRow(WINDOWS, label, "| confident |", relative_rates("windows_simulated", case, "confident"))
+    for contender in ("adaptive", "confident", "predicted", "dynamic"):
+        yield TableRow(WINDOWS, "Live, over an emulated link", f"| {contender} |", relative_rates("windows_recorded", "", contender))
+
+
+def plan_rows() -> Iterator[TableRow]:
+    for side, paper in {"server": "0.128 / 0.969 / 9.082 ms", "device": "0.486 / 1.741 / 14.856 ms"}.items():
+        times = [value("dispatch", f"plan, {side}-constrained, {count} samples", "time [ms]") for count in ("1,000", "10,000", "100,000")]
+        start = f"| {side} spared | 1,000 / 10,000 / 100,000 | {paper} |"
+        yield TableRow(DISCO, "## Making a plan", start, times, 0.00051)
+    for policy, label in {"auto": "`auto`, device-constrained", "disco": "`disco` (Algorithm 2)"}.items():
+        again = [
+            value("dispatch", f"plan made again, device-constrained, {count} learned samples", "processor time [ms]", policy)
+            for count in ("30", "100", "300", "1,000")
+        ]
+        yield TableRow(DISCO, "A client makes its plan again", f"| {label} |", again)
+
+
+def split_rows() -> Iterator[TableRow]:
+    kinds = ("gsm8k", "Spec-Bench", "HumanEval (absent)", "Alpaca (absent)")
+    rounds = [value("draft_layer", kind, "tokens a round [tokens]", "window 4") for kind in kinds]
+    yield TableRow(SPLIT, "## Tokens a round", "| first 64 tokens, llama.cpp |", rounds)
+    for server, size in (("7B", 128), ("7B", 512), ("7B", 1000), ("7B", 2000), ("own", 128), ("own", 512)):
+        case, over = f"{server}, {size} tokens", "time to first token [of U-shape]"
+        shares = [value("split_ttft", case, over, cut) for cut in ("whole", "fixed 128", "fixed 256", "balanced", "fastest")]
+        alone = value("split_ttft", case, "time to first token [ms]", "U-shape")
+        yield TableRow(SPLIT, "## Time to the first token", f"| {server}, {size:,} tokens | {alone:,.0f} ms |", shares)
+    labels = {"none (U-shape)": "none (U-shape)", "SD, PC, PD (HAT)": "SD, PC, PD (HAT)", "default": "default (lookups, confident)"}
+    for contender, label in labels.items():
+        first = [
+            value("split_ablation", "7B, RTT 30 ms", f"time to first token [{unit}]", contender) for unit in ("ms", "of the U-shape's")
+        ]
+        yield TableRow(SPLIT, "## HAT's Table V, live", f"| {label} |", first)
+    texts = [value("split_texts", "200 prompts", "equal texts", states) for states in ("f32", "f16", "i8")]
+    yield TableRow(SPLIT, "`python -m bench.split_texts` compares", "| 200 |", texts)
+
+
+def paper_rows() -> Iterator[TableRow]:
+    for rule in ("importance", "confidence"):
+        shares = [
+            figure.median
+            for key, figure in recorded().items()
+            if key[0] == "importance" and key[2] == "loss left at 0.2, by rule [share]" and key[3] == rule
+        ]
+        yield TableRow(PAPERS, "### Importance as a filter", f"| {rule} |", [min(shares), max(shares)])
+
+
+TABLE_ROWS = [*window_rows(), *plan_rows(), *split_rows(), *paper_rows()]
+
 HEADLINES = [
     *hand_over_headlines(),
     *moves_headlines(),
@@ -188,6 +262,15 @@ def words_of(page: str) -> str:
 @pytest.mark.parametrize("headline", HEADLINES, ids=lambda headline: headline.text[:60])
 def test_a_page_says_what_was_recorded(headline: Headline) -> None:
     assert headline.text in words_of(headline.page), f"{headline.page}: expected {headline.text!r}"
+
+
+@pytest.mark.parametrize("row", TABLE_ROWS, ids=lambda row: f"{row.page[14:-3]} {row.start[:50]}")
+def test_a_row_of_a_table_has_the_recorded_values(row: TableRow) -> None:
+    _, found, rest = (ROOT / row.page).read_text(encoding="utf-8").partition(row.after)
+    assert found, f"{row.page}: expected {row.after!r}"
+    line = next(line for line in rest.splitlines() if line.startswith(row.start))
+    shown = [float(number.replace(",", "")) for number in re.findall(r"-?\d[\d,]*(?:\.\d+)?", line.removeprefix(row.start))]
+    assert shown[: len(row.values)] == pytest.approx(row.values, abs=row.rounding), line
 
 
 @pytest.mark.parametrize("budget", [f"0.{tenth}" for tenth in range(1, 10)])
