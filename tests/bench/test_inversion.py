@@ -12,7 +12,7 @@ DOCS = Path(__file__).parents[2] / "docs"
 
 
 def test_every_depth_that_the_documentation_speaks_of_is_measured() -> None:
-    pages = "\n".join(page.read_text(encoding="utf-8") for page in DOCS.glob("split*.md"))
+    pages = "\n".join(page.read_text(encoding="utf-8") for page in DOCS.rglob("split*.md"))
     rows = {int(depth) for depth in re.findall(r"^\| (\d+), (?:none|0\.\d) \|", pages, flags=re.MULTILINE)}
     words = {WORDS[word] for word in re.findall(rf"[Aa]fter ({'|'.join(WORDS)}) layers", pages)}
     assert rows >= {1, 2, 3, 5}
