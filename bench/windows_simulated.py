@@ -85,8 +85,8 @@ def _tally(answers: Sequence[AnswerOutcome], tokens: int) -> Tally:
         tally.tokens.append(tokens)
         report, traffic = outcome.report, outcome.traffic
         if report is not None:
-            sent = {"bytes_up": traffic.bytes_up, "bytes_down": traffic.bytes_down}
-            tally.figures.append(speculation_figures(report, budget=1.0, **sent, retracted=report.retracted, is_exact=True))
+            up, down, back = traffic.bytes_up, traffic.bytes_down, report.retracted
+            tally.figures.append(speculation_figures(report, budget=1.0, bytes_up=up, bytes_down=down, retracted=back, is_exact=True))
     return tally
 
 
