@@ -124,7 +124,6 @@ class SpeculationDriver(TaskDriver[SpeculationEvent, SpeculationCommand]):
         self.began = 0.0
         self.finished: float | None = None
         self.finish_reason: str | None = None
-        self._final: Report | None = None
         self.dropped = 0
         self.failures: dict[Literal["verifier", "device", "remote"], StreamcoError] = {}
         self.unconnected = 0.0
@@ -185,13 +184,8 @@ class SpeculationDriver(TaskDriver[SpeculationEvent, SpeculationCommand]):
     # Figures
 
     def report(self) -> Report:
-        """Return the answer's figures so far; final when ``is_over``, and then made once."""
-        if self._final is not None:
-            return self._final
-        report = speculation_report(self, self._recorded(), now=self.now)
-        if self._is_over and report.is_final:
-            self._final = report
-        return report
+        """Return the answer's figures so far; final when ``is_over``."""
+        return speculation_report(self, self._recorded(), now=self.now)
 
     def usage(self) -> AnswerUsage:
         """Return the token counts of the answer as it was delivered."""
