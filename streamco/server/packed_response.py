@@ -12,7 +12,7 @@ from streamco.server.http.event_stream import HEADERS
 from streamco.server.requests import GenerateRequest
 from streamco.server.responses import usage_of
 from streamco.wire.openai.msgpack_body import MSGPACK
-from streamco.wire.openai.msgpack_stream import KEEPALIVE, encode_ending, encode_error, encode_opening, encode_piece
+from streamco.wire.openai.msgpack_stream import KEEPALIVE, PieceEncoder, encode_ending, encode_error, encode_opening
 from streamco.wire.token_frames import TokenCodec
 
 __all__ = ["PackedStream", "wants_packed"]
@@ -57,6 +57,7 @@ class PackedStream:
         self._head = name, created, model, codec.vocabulary
         self._codec = codec
         self._wants_usage = wants_usage
+        self._pieces = PieceEncoder()
 
     def opening(self) -> bytes:
         """Return the map that begins the answer."""
@@ -77,5 +78,5 @@ class PackedStream:
 
     def _encode(self, piece: TextPiece) -> bytes:
         if piece.is_cut:  # the end comes with it, as in a stream of events
-            return encode_piece(piece.text, b"", "stop")
-        return encode_piece(piece.text, self._codec.pack_bare(piece.ids))
+            return self._pieces.encode(piece.text, b"", "stop")
+        return self._pieces.encode(piece.text, self._codec.pack_bare(piece.ids))

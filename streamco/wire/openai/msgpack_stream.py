@@ -5,16 +5,22 @@ type has one meaning:
 
 =======  ===========================================================================================================================
 map      the beginning, once: ``id``, ``created``, ``model``, ``vocabulary`` (the fingerprint, which all ids belong to)
-array    ``[text, ids]`` or ``[text, ids, finish_reason]``: a piece of the answer; ids as ``TokenCodec.pack_bare`` packs them
+array    ``[text, ids]`` or ``[text, ids, finish_reason]``: a piece of the answer; ids as ``TokenCodec.pack_bare`` packs them, and 2 bytes
+         of a checksum
 nil      nothing: the server is alive
 map      the end: ``finish_reason``, ``usage``; or ``error``, OpenAI's error object
 =======  ===========================================================================================================================
 
 A third element is sent with the piece that a stop string begins in. No ids come with it, because they hold more than its text.
+
+The checksum is the low half, little-endian, of the CRC-32 of all pieces so far: of each its text in UTF-8, its packed ids, its finish
+reason. A connection can break inside an object with other bytes after it, which may read as a piece with other ids. An answer that is
+continued from these would be another one.
 """
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Mapping, Sequence
 from importlib import import_module
 from typing import Any
@@ -29,9 +35,10 @@ from streamco.wire.openai.lenient_decode import build_usage
 from streamco.wire.openai.stream import estimate_tokens
 from streamco.wire.token_frames import TokenCodec
 
-__all__ = ["KEEPALIVE", "MsgpackStreamParser", "encode_error", "encode_opening", "encode_ending", "encode_piece"]
+__all__ = ["KEEPALIVE", "MsgpackStreamParser", "PieceEncoder", "encode_ending", "encode_error", "encode_opening"]
 
 KEEPALIVE = b"\xc0"
+_CHECKSUM_BYTES = 2
 _FED = 64 << 10  # bytes; the unpacker's buffer holds so much beside an unfinished object
 _MAX_LENGTH = 64  # elements of an array or map
 
@@ -46,10 +53,30 @@ def encode_opening(name: str, created: int, model: str, vocabulary: str) -> byte
     return encoded
 
 
-def encode_piece(text: str, ids: bytes, finish_reason: str | None = None) -> bytes:
-    """Return a piece of the answer; ``ids`` are packed."""
-    encoded: bytes = _pack([text, ids] if finish_reason is None else [text, ids, finish_reason])
-    return encoded
+class _Checksum:
+    """The checksum of the pieces of one answer."""
+
+    def __init__(self) -> None:
+        self._crc = 0
+
+    def add(self, text: str, ids: bytes, finish_reason: str | None) -> bytes:
+        """Add a piece, and return the bytes that belong after its packed ids."""
+        crc = zlib.crc32(ids, zlib.crc32(text.encode(), self._crc))
+        self._crc = crc = crc if finish_reason is None else zlib.crc32(finish_reason.encode(), crc)
+        return (crc & 0xFFFF).to_bytes(_CHECKSUM_BYTES, "little")
+
+
+class PieceEncoder:
+    """Encodes the pieces of one answer, in order."""
+
+    def __init__(self) -> None:
+        self._checksum = _Checksum()
+
+    def encode(self, text: str, ids: bytes, finish_reason: str | None = None) -> bytes:
+        """Return the next piece of the answer; ``ids`` are packed."""
+        checked = ids + self._checksum.add(text, ids, finish_reason)
+        encoded: bytes = _pack([text, checked] if finish_reason is None else [text, checked, finish_reason])
+        return encoded
 
 
 def encode_ending(finish_reason: str, usage: Mapping[str, Any] | None) -> bytes:
@@ -86,6 +113,7 @@ class MsgpackStreamParser(AnswerParser):
         )
         self._opening: tuple[str, int, str] | None = None  # id, created, model
         self._has_ids = False
+        self._checksum = _Checksum()
 
     @property
     def is_complete(self) -> bool:
@@ -149,12 +177,17 @@ class MsgpackStreamParser(AnswerParser):
         return (self._chunk(ChoiceDelta("", "assistant")),) if self._api == "chat" else ()
 
     def _read_piece(self, piece: list[Any]) -> ChatCompletionChunk | None:
-        """Return the chunk of a piece of the answer; None: it is empty, because 4 bytes must not become a chunk of half a kilobyte."""
-        text, packed, reason = piece if len(piece) == 3 else (*piece, None) if len(piece) == 2 else (None, None, None)
-        if type(text) is not str or type(packed) is not bytes or not (reason is None or type(reason) is str):
+        """Return the chunk of a piece of the answer; None: it is empty, because 6 bytes must not become a chunk of half a kilobyte."""
+        text, checked, reason = piece if len(piece) == 3 else (*piece, None) if len(piece) == 2 else (None, None, None)
+        if type(text) is not str or type(checked) is not bytes or not (reason is None or type(reason) is str):
             raise EndpointProtocolError(f"expected a piece of text and ids, got {str(piece)[:200]}")
         if self._opening is None:
             raise EndpointProtocolError("expected id, created, model and vocabulary first, got a piece of text")
+        packed = checked[:-_CHECKSUM_BYTES]
+        if self._checksum.add(text, packed, reason) != checked[-_CHECKSUM_BYTES:]:
+            raise EndpointProtocolError(
+                "expected a piece with the checksum of its text and ids, got another: bytes were changed on the way"
+            )
         if not (text or packed or reason is not None):
             return None
         ids = self._codec.unpack_bare(packed) if self._has_ids and packed else None

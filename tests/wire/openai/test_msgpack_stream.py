@@ -18,10 +18,10 @@ from streamco.openai_types import ChatCompletionChunk
 from streamco.wire.openai.msgpack_stream import (
     KEEPALIVE,
     MsgpackStreamParser,
+    PieceEncoder,
     encode_ending,
     encode_error,
     encode_opening,
-    encode_piece,
 )
 from streamco.wire.token_frames import TokenCodec
 
@@ -35,7 +35,13 @@ PIECES = [(" one", [500]), (" é", [40_000, 7]), ("🦎", [1, 2, 3])]
 
 
 def pieces(*parts: tuple[str, Sequence[int]]) -> bytes:
-    return b"".join(encode_piece(text, CODEC.pack_bare(ids)) for text, ids in parts)
+    encoder = PieceEncoder()
+    return b"".join(encoder.encode(text, CODEC.pack_bare(ids)) for text, ids in parts)
+
+
+def packed(text: str, ids: bytes) -> bytes:
+    """One piece whose ids needn't be right."""
+    return PieceEncoder().encode(text, ids)
 
 
 WHOLE = OPENING + KEEPALIVE + pieces(*PIECES) + KEEPALIVE + encode_ending("stop", USAGE)
@@ -89,7 +95,7 @@ def test_a_completion_has_no_role() -> None:
 
 
 def test_a_piece_that_a_stop_string_cuts_ends_the_answer_and_has_no_ids() -> None:
-    cut = OPENING + encode_piece(" on", b"", "stop")
+    cut = OPENING + PieceEncoder().encode(" on", b"", "stop")
     _, chunks, tokens = read(cut + encode_ending("stop", None))
     assert [(chunk.choices[0].finish_reason, chunk.choices[0].token_ids) for chunk in chunks[1:]] == [("stop", None)]
     assert tokens == 1
@@ -134,8 +140,10 @@ def test_an_error_object_is_the_servers_error_and_keeps_the_text() -> None:
         (OPENING + msgpack.packb(["text"]), "expected a piece of text and ids"),
         (OPENING + msgpack.packb([b"text", b""]), "expected a piece of text and ids"),
         (OPENING + msgpack.packb(["text", [5]]), "expected a piece of text and ids"),
-        (OPENING + msgpack.packb(["text", b"\1\2\3"]), "token frame: expected 2 bytes"),
-        (OPENING + msgpack.packb(["text", b"\xff\xff"]), "expected one of the vocabulary's 49152 ids, got 65535"),
+        (OPENING + msgpack.packb(["text", b""]), "expected a piece with the checksum of its text and ids"),
+        (OPENING + msgpack.packb(["text", b"\1\2\3"]), "expected a piece with the checksum of its text and ids"),
+        (OPENING + packed("text", b"\1\2\3"), "token frame: expected 2 bytes"),
+        (OPENING + packed("text", b"\xff\xff"), "expected one of the vocabulary's 49152 ids, got 65535"),
         (OPENING + msgpack.packb({"usage": USAGE}), "expected a finish_reason at the end"),
         (pieces((" one", [5])), "expected id, created, model and vocabulary first, got a piece"),
         (msgpack.packb({"id": "x"}), "expected id, created, model and vocabulary first"),
@@ -153,7 +161,7 @@ def test_an_object_and_an_answer_beyond_the_limit_are_refused() -> None:
     huge = OPENING + msgpack.packb(["x" * 300_000, b""])
     assert "expected an object of at most 1000 bytes" in str(refused(huge, limits=Limits(event_bytes=1000)))
     assert "expected an answer of at most 1000 bytes" in str(refused(huge, limits=Limits(answer_bytes=1000)))
-    many = OPENING + pieces((" one", [5])) * 50_000 + encode_ending("stop", None)
+    many = OPENING + pieces(*[(" one", [5])] * 50_000) + encode_ending("stop", None)
     assert read(many, limits=Limits(event_bytes=1000))[2] == 50_000
 
 
@@ -179,8 +187,26 @@ def test_a_damaged_answer_is_chunks_or_an_error(rng: random.Random) -> None:
     assert all(0 <= token < 49152 for chunk in chunks for choice in chunk.choices for token in choice.token_ids or ())
 
 
+def test_no_byte_of_a_piece_can_be_changed_unnoticed() -> None:
+    """A connection that breaks may have other bytes after the break, and an answer must not be continued from these."""
+    body = pieces(*PIECES)
+    for place in range(len(body)):
+        for value in range(256):
+            damaged = bytearray(body)
+            damaged[place] = value
+            found = [(choice.delta.content, choice.token_ids) for chunk in read(OPENING + damaged)[1][1:] for choice in chunk.choices]
+            assert found == PIECES[: len(found)], f"byte {place} is {value}"
+
+
+def test_pieces_count_in_their_order() -> None:
+    first, second = PieceEncoder().encode("a", b"\1\0"), PieceEncoder().encode("b", b"\2\0")
+    assert "expected a piece with the checksum" in str(refused(OPENING + first + second))
+
+
 def test_an_empty_piece_is_no_chunk() -> None:
-    """Four bytes would become half a kilobyte."""
-    parser, chunks, tokens = read(OPENING + encode_piece("", b"") * 1000 + pieces(("Hi", [5])) + encode_piece("", b"", "stop"))
+    """Six bytes would become half a kilobyte."""
+    encoder = PieceEncoder()
+    empty = b"".join(encoder.encode("", b"") for _ in range(1000))
+    parser, chunks, tokens = read(OPENING + empty + encoder.encode("Hi", CODEC.pack_bare([5])) + encoder.encode("", b"", "stop"))
     assert (len(chunks), tokens, parser.error) == (3, 1, None)  # the role, the text, the reason
     assert chunks[-1].choices[0].finish_reason == "stop"
