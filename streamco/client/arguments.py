@@ -7,7 +7,7 @@ from difflib import get_close_matches
 from typing import Any, Literal, Protocol, TypeAlias, TypedDict, TypeVar, Unpack
 
 from streamco.config import SamplingOptions, Timeouts
-from streamco.endpoints.base import Message, Request
+from streamco.endpoints.base import TASK_HEADER, Message, Request
 from streamco.engines.sampling import MAX_TOP_K, MIN_TOP_P
 from streamco.errors import ConfigError
 
@@ -150,16 +150,29 @@ def build_request(messages: Messages, *, model: str | NotGiven | None = None, **
     if fields.get("logprobs"):
         _check_integer("top_logprobs", fields.get("top_logprobs"), 0)
     timeout = options.get("timeout", UNSET)
+    task, headers = _take_task(check_mapping("extra_headers", given.get("extra_headers")))
     return Request(
         messages=_check_messages([{"role": "user", "content": messages}] if isinstance(messages, str) else messages),
         model=model or None,
         sampling=_sampling(given),
         extra=fields,
-        headers=check_mapping("extra_headers", given.get("extra_headers")),
+        headers=headers,
         query=_check_query(given.get("extra_query")),
         timeouts=None if isinstance(timeout, Unset) else parse_timeout(timeout),
         max_retries=check_retries(given.get("max_retries")),
+        task=task,
     )
+
+
+def _take_task(headers: Mapping[str, Any]) -> tuple[str | None, Mapping[str, Any]]:
+    """Return the task that the headers name, and the headers without it, because it is no server's concern."""
+    named = {name: value for name, value in headers.items() if isinstance(name, str) and name.lower() == TASK_HEADER}
+    if not named:
+        return None, headers
+    task = next(iter(named.values()))
+    if not isinstance(task, str):
+        raise ConfigError(f"extra_headers: {TASK_HEADER}: expected text, got {type(task).__name__}")
+    return task or None, {name: value for name, value in headers.items() if name not in named}
 
 
 def check_names(options: Mapping[str, Any], where: str = "create()") -> None:

@@ -55,6 +55,7 @@ def describe_request(request: Request, device: Endpoint | None, servers: Sequenc
         prompt_tokens=_count_tokens(request, device, servers, text),
         max_tokens=request.sampling.max_tokens,
         prompt_chars=len(text),
+        task=request.task,
         has_images=has_images,
         has_tools=bool(request.extra.get("tools") or request.extra.get("functions")),
         has_json_schema=isinstance(shape, Mapping) and shape.get("type") not in {None, "text"},

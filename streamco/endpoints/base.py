@@ -13,6 +13,7 @@ from streamco.core.report import SplitFigures
 from streamco.events import Partial, PreCopy, StreamEnded, TextCount, TokensReceived, Written
 
 __all__ = [
+    "TASK_HEADER",
     "Capabilities",
     "Continuation",
     "Endpoint",
@@ -30,6 +31,8 @@ __all__ = [
 
 Message = Mapping[str, Any]
 Kind = Literal["device", "server"]
+TASK_HEADER = "x-streamco-task"
+"""The header by which a caller names the kind of a request's task; no server gets it."""
 Continuation = Literal["token_ids", "continue_final_message", "prefix", "none"]
 
 
@@ -79,6 +82,7 @@ class Request(Struct, frozen=True, kw_only=True):
             with ``Capabilities.pre_copy`` "append" reads only what it has not kept yet and makes no token. One with "warm" has to make a
             token, and bills for all it reads. Nothing that comes before ``StreamEnded`` is part of the answer.
         max_buffered: tokens that a device may keep for a reader that is slower; then its sequence is parked. None: the engine's own limit.
+        task: the caller's name for the kind of task, which a quality gate may ask for; None: none given. It is not sent.
     """
 
     messages: Sequence[Message] | None = None
@@ -95,6 +99,7 @@ class Request(Struct, frozen=True, kw_only=True):
     partial: Partial | None = None
     prefill_only: bool = False
     max_buffered: int | None = None
+    task: str | None = None
 
 
 class EndpointStream(Protocol):

@@ -9,12 +9,11 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 
-from streamco.endpoints.base import Message, Request
+from streamco.endpoints.base import TASK_HEADER, Message, Request
 from streamco.errors import ConfigError
 
 __all__ = ["OPEN_WEBUI", "TASK_HEADER", "TaskRules", "check_patterns"]
 
-TASK_HEADER = "x-streamco-task"
 OPEN_WEBUI = r"### Task:\n"
 """Beginning of the messages by which Open WebUI asks for titles, tags, follow-up questions and search terms."""
 

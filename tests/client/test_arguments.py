@@ -83,6 +83,7 @@ def test_max_completion_tokens_goes_before_max_tokens() -> None:
         ({"n": "two"}, "n: expected an integer >= 1, got 'two'"),
         ({"extra_body": [1]}, "extra_body: expected a mapping, got list"),
         ({"extra_headers": "A: b"}, "extra_headers: expected a mapping, got str"),
+        ({"extra_headers": {"x-streamco-task": 5}}, "extra_headers: x-streamco-task: expected text, got int"),
         ({"timeout": 0}, "timeout: expected seconds above 0, None, Timeouts or httpx.Timeout, got 0"),
         ({"timeout": "soon"}, "timeout: expected seconds above 0, None, Timeouts or httpx.Timeout, got 'soon'"),
         ({"max_retries": -1}, "max_retries: expected an integer >= 0, got -1"),
@@ -275,3 +276,9 @@ def test_a_wrong_penalty_or_bias_is_named(arguments: dict[str, Any], text: str) 
     with pytest.raises(ConfigError) as caught:
         build_request("hi", **arguments)
     assert str(caught.value) == text
+
+
+def test_the_header_of_a_task_is_not_sent() -> None:
+    request = build_request("hello", extra_headers={"A": "b", "X-Streamco-Task": "title"})
+    assert (request.task, request.headers) == ("title", {"A": "b"})
+    assert build_request("hello", extra_headers={"x-streamco-task": ""}).task is None

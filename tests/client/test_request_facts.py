@@ -57,6 +57,11 @@ def test_the_length_is_the_devices_count_else_the_servers_else_an_estimate() -> 
     assert describe_request(Request(prompt="y" * 40), None, []).prompt_tokens == 11
 
 
+def test_the_task_is_the_one_that_the_caller_named() -> None:
+    assert facts_of("hello").task is None
+    assert facts_of("hello", extra_headers={"X-Streamco-Task": "title"}).task == "title"
+
+
 def test_messages_without_content_count_as_messages() -> None:
     assert facts_of([{"role": "assistant", "content": None, "tool_calls": []}]).prompt_tokens == 5
 

@@ -13,7 +13,7 @@ from msgspec import Struct
 from streamco.cli.ui.history import Conversation, Turn, state_path
 from streamco.engines.llamacpp.cache_dir import write_whole
 
-__all__ = ["NO_SAVE_VARIABLE", "ConversationStore", "conversation_folder", "read_conversation", "write_conversation"]
+__all__ = ["NO_SAVE_VARIABLE", "ConversationStore", "conversation_folder", "may_save", "read_conversation", "write_conversation"]
 
 NO_SAVE_VARIABLE = "STREAMCO_NO_SAVE"
 MAX_KEPT = 200  # conversations; the oldest go first
@@ -24,9 +24,14 @@ class _Kept(Struct):
     turns: list[Turn]
 
 
+def may_save() -> bool:
+    """Return True unless ``STREAMCO_NO_SAVE`` is set."""
+    return os.environ.get(NO_SAVE_VARIABLE, "") in {"", "0"}
+
+
 def conversation_folder() -> Path | None:
     """Return the folder of kept conversations; None: ``STREAMCO_NO_SAVE`` is set, or there is no place to write."""
-    if os.environ.get(NO_SAVE_VARIABLE, "") not in {"", "0"}:
+    if not may_save():
         return None
     try:
         folder = state_path("conversations")

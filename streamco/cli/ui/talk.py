@@ -16,7 +16,7 @@ from msgspec import Struct
 from streamco.cli.options import budget_of
 from streamco.cli.ui.answer import AnswerSettings, read_answer
 from streamco.cli.ui.control_characters import escaped, print_plain
-from streamco.cli.ui.conversation_store import ConversationStore, conversation_folder, read_conversation
+from streamco.cli.ui.conversation_store import ConversationStore, conversation_folder, may_save, read_conversation
 from streamco.cli.ui.history import Conversation, state_path
 from streamco.cli.ui.interrupt import quiet_keyboard
 from streamco.cli.ui.log_handler import log_to_view
@@ -167,7 +167,7 @@ async def converse(client: Client, args: argparse.Namespace, view: View, kept: O
     if kept.conversation.turns:
         view.note(f"going on after {len(kept.conversation.turns)} turns; the last prompt was: {last_prompt(kept.conversation)}")
     if is_interactive(args):
-        await _talk_to_person(dialogue, view, color=not args.no_color and args.theme != "mono")
+        await _talk_to_person(dialogue, view, args, color=not args.no_color and args.theme != "mono")
         return 0
     async for line in lines_of():
         if not await dialogue.handle(line):
@@ -177,12 +177,12 @@ async def converse(client: Client, args: argparse.Namespace, view: View, kept: O
     return 1 if dialogue.has_failed else 0
 
 
-async def _talk_to_person(dialogue: Dialogue, view: View, *, color: bool) -> None:
+async def _talk_to_person(dialogue: Dialogue, view: View, args: argparse.Namespace, *, color: bool) -> None:
     try:
         from streamco.cli.ui.line_editor import Editor
     except ImportError as error:
         raise _missing(error) from error
-    editor = Editor(_history_path(), lambda: dialogue.settings_line, color=color)
+    editor = Editor(None if args.no_save else _history_path(), lambda: dialogue.settings_line, color=color)
     view.note(f"{KEYS}\n")
     with quiet_keyboard():  # between two prompts too: an Enter typed ahead must arrive as an Enter
         await _talk(dialogue, view, editor)
@@ -202,6 +202,9 @@ async def _talk(dialogue: Dialogue, view: View, editor: Editor) -> None:
 
 
 def _history_path() -> Path | None:
+    """Return the file of typed prompts; None: they are remembered for this run, as ``STREAMCO_NO_SAVE`` asks."""
+    if not may_save():
+        return None
     try:
         return state_path("history")
     except OSError:  # no home to write to: prompts are remembered for this run

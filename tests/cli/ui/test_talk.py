@@ -99,6 +99,14 @@ def test_without_a_writable_home_prompts_are_remembered_for_this_run_only(tmp_pa
     assert talk._history_path() is None
 
 
+def test_prompts_are_in_no_file_if_nothing_may_be_saved(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    monkeypatch.setenv("STREAMCO_NO_SAVE", "0")
+    assert talk._history_path() == tmp_path / "streamco" / "history"
+    monkeypatch.setenv("STREAMCO_NO_SAVE", "1")
+    assert talk._history_path() is None
+
+
 def test_the_keys_fit_a_terminal_of_eighty_cells() -> None:
     assert len(talk.KEYS) < 80
 
