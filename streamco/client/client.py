@@ -320,6 +320,11 @@ class Client:
         return self._settings.observers
 
     @property
+    def endpoint_names(self) -> tuple[str, ...]:
+        """Names of the endpoints, as reports have them: the device's, then those of the servers in the order of their use."""
+        return tuple(self._settings.endpoints.endpoints)
+
+    @property
     def unspeculated(self) -> str:
         """Reason why no answer can be speculated now, whatever its request; "" if some can, and in mode "race". Known after the start."""
         planner = self._settings.planner

@@ -74,7 +74,7 @@ class ChatStreamco(BaseChatModel):
     def _identifying_params(self) -> dict[str, Any]:
         """Return what an answer depends on: LangChain's cache keeps answers of different endpoints apart by it."""
         settings = {name: value for name in _SETTINGS if (value := getattr(self, name)) is not None}
-        return {"model": self.model, "endpoints": sorted(self.client._settings.endpoints.endpoints), **settings, **self.model_kwargs}
+        return {"model": self.model, "endpoints": sorted(self.client.endpoint_names), **settings, **self.model_kwargs}
 
     def _get_ls_params(self, stop: list[str] | None = None, **kwargs: Any) -> LangSmithParams:
         params = super()._get_ls_params(stop=stop or self.stop, **kwargs)

@@ -511,6 +511,14 @@ async def test_with_options_changes_what_is_named_and_nothing_else() -> None:
         assert await ask(client) == "w0 w1 w2 "
 
 
+@virtual
+async def test_a_client_names_its_endpoints_as_reports_do() -> None:
+    async with opened(device(), [server(), server(name="spare")]) as client:
+        assert client.endpoint_names == ("device", "server", "spare")
+        assert client.with_options(pace=10).endpoint_names == client.endpoint_names
+        assert {each.name for each in (await report_of(client)).endpoints} <= {*client.endpoint_names}
+
+
 async def test_clients_from_with_options_end_with_their_owner() -> None:
     remote = server([(0.0, "a"), (0.0, None)])
     async with opened(server=remote) as client:
