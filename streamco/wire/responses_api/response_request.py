@@ -33,6 +33,7 @@ _ABSENT = ("n", "functions", "function_call", "modalities", "audio", "prediction
 _STORED = ("previous_response_id", "conversation", "background", "background_options", "prompt")  # need responses that are kept
 _OTHERS = ("context_management", "moderation", "access_programs", "image")
 _LOGPROBS = "message.output_text.logprobs"
+_ENCRYPTED = "reasoning.encrypted_content"  # without effect: reasoning is plain here, and can be sent back as it is
 _ECHOED = ("temperature", "top_p", "service_tier", "user", "safety_identifier", "prompt_cache_key")
 
 
@@ -164,10 +165,11 @@ def _choice(choice: Any) -> Any:
 def _read_include(fields: Fields, chat: Json, echo: Json) -> None:
     top = fields.take("top_logprobs")
     for index, value in enumerate(fields.items("include") or []):
-        if value != _LOGPROBS:
+        if value == _LOGPROBS:
+            chat["logprobs"] = True
+        elif value != _ENCRYPTED:
             shown = value[:100] if isinstance(value, str) else name_of(value)
-            raise FieldError(f"include[{index}]", f"expected {_LOGPROBS}, got {shown}", code="unsupported_parameter")
-        chat["logprobs"] = True
+            raise FieldError(f"include[{index}]", f"expected {_LOGPROBS} or {_ENCRYPTED}, got {shown}", code="unsupported_parameter")
     echo["top_logprobs"] = top or 0
     if top:
         if "logprobs" not in chat:
