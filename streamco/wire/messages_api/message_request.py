@@ -28,7 +28,7 @@ _NAMES: Mapping[str, str] = {  # this API's names of chat fields
 }
 
 _ABSENT = ("n", "functions", "function_call", "modalities", "audio", "prediction", "web_search_options", "logprobs", "top_logprobs")
-_REFUSED = ("container", "mcp_servers", "context_management", "inference_geo", "diagnostics", "user_profile_id", "workspace_id")
+_REFUSED = ("container", "mcp_servers", "inference_geo", "diagnostics", "user_profile_id", "workspace_id")
 _EFFORTS = ((4_000, "low"), (16_000, "medium"))  # by the budget of thinking tokens; a larger one is "high"
 
 
@@ -66,6 +66,7 @@ def _read(fields: Fields, chat: Json) -> TranslatedRequest:
     chat["messages"] = messages = read_conversation(fields)
     if stops := fields.items("stop_sequences"):
         chat["stop"] = stops
+    _read_edits(fields)
     _read_tools(fields, chat)
     _read_output(fields, chat)
     has_effort = "reasoning_effort" in chat
@@ -79,6 +80,18 @@ def _read(fields: Fields, chat: Json) -> TranslatedRequest:
         is_streamed=is_streamed,
         ends_open=messages[-1]["role"] == "assistant",
     )
+
+
+def _read_edits(fields: Fields) -> None:
+    """Take edits that clear parts of the prompt, without effect: the model reads what would be cleared. Refuse all others."""
+    management = fields.inner("context_management")
+    if management is None:
+        return
+    for edit in management.objects("edits"):
+        kind = edit.needed_text("type")
+        if not kind.startswith("clear_"):
+            raise FieldError(edit.where("type"), f"expected an edit that clears, got {kind[:100]}", code="unsupported_parameter")
+    management.refuse_rest()
 
 
 def _read_tools(fields: Fields, chat: Json) -> None:

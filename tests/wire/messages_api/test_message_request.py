@@ -67,6 +67,8 @@ def test_a_short_request_is_short() -> None:
         ),
         ({"metadata": {"user_id": "u"}, "service_tier": "auto", "speed": "standard", "cache_control": {"type": "ephemeral"}}, {}),
         ({"container": None, "mcp_servers": []}, {}),
+        ({"context_management": {"edits": [{"type": "clear_thinking_20251015", "keep": "all"}]}}, {}),
+        ({"context_management": {"edits": [{"type": "clear_tool_uses_20250919", "trigger": {"type": "input_tokens", "value": 9}}]}}, {}),
         ({"min_p": 0.1, "seed": 3}, {"min_p": 0.1, "seed": 3}),
     ],
 )
@@ -98,7 +100,13 @@ def test_an_assistants_message_at_the_end_is_to_be_continued(role: str, is_open:
         ({"messages": "Hi"}, "messages", "expected a list, got a text"),
         ({"container": "c"}, "container", "expected none, got some"),
         ({"mcp_servers": [{}]}, "mcp_servers", "expected none, got some"),
-        ({"context_management": {"edits": []}}, "context_management", "expected none, got some"),
+        ({"context_management": []}, "context_management", "expected an object, got a list"),
+        (
+            {"context_management": {"edits": [{"type": "clear_thinking_20251015"}, {"type": "compact_20260112"}]}},
+            "context_management.edits[1].type",
+            "expected an edit that clears, got compact_20260112",
+        ),
+        ({"context_management": {"other": 1}}, "context_management.other", "expected none, got some"),
         ({"speed": "fast"}, "speed", "expected standard, got fast"),
         ({"tools": [{"type": "web_search_20250305", "name": "web_search"}]}, "tools[0].type", "expected custom, got web_search_20250305"),
         ({"tools": [{"name": "f"}]}, "tools[0].input_schema", "expected an object, got none"),
