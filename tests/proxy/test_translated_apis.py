@@ -179,7 +179,7 @@ async def test_a_failure_before_the_first_token_has_a_status(
     [
         (RESPONSES, {"input": "Hi", "temperature": 9}, "temperature: expected 0 to 2, got 9"),
         (RESPONSES, {"input": "Hi", "previous_response_id": "resp_1"}, "previous_response_id: expected none, got some"),
-        (RESPONSES, {"input": "Hi", "tools": [{"type": "web_search"}]}, "tools[0].type: expected function, got web_search"),
+        (RESPONSES, {"input": "Hi", "tools": [{"type": "web_search"}]}, "tools[0].type: expected function or namespace, got web_search"),
         (RESPONSES, {"input": "Hi", "model": 5}, "model: expected a name, got a number"),
         (MESSAGES, {**ASKED, "stop_sequences": [""]}, "stop_sequences: expected a text or a list of texts that are not empty"),
         (MESSAGES, {**ASKED, "messages": [*HI, {"role": "assistant", "content": "It"}]}, "messages: expected a user's message or a tool's"),

@@ -13,6 +13,7 @@ from typing import Any
 from streamco.openai_types import ChatCompletion, ChatCompletionChunk, CompletionUsage
 from streamco.wire.answer_encoder import KEEPALIVE, Failure, encode, named_event
 from streamco.wire.openai.answer_parts import AnswerPart, AnswerParts, PartBegan, PartEnded, PartEvent, message_parts
+from streamco.wire.responses_api.namespaces import NamespacedNames
 
 __all__ = ["ResponseEvents", "response_usage"]
 
@@ -46,12 +47,14 @@ class ResponseEvents:
         model: name of the model, if no chunk has one.
         created: seconds since the epoch.
         echo: fields of the request that the response repeats.
+        names: the request's functions in namespaces; None: it has none.
     """
 
     keepalive = KEEPALIVE
 
-    def __init__(self, *, name: str, model: str, created: int, echo: Mapping[str, Any]) -> None:
+    def __init__(self, *, name: str, model: str, created: int, echo: Mapping[str, Any], names: NamespacedNames | None = None) -> None:
         self._name = name
+        self._names = names or NamespacedNames()
         self._head: Json = {"id": f"resp_{name}", "object": "response", "created_at": created, **echo, "model": model}
         self._parts = AnswerParts()
         self._reason: str | None = None
@@ -159,7 +162,7 @@ class ResponseEvents:
         if part.call is not None:
             call_id = self._call_id(part.index, part.call.id)
             arguments = "" if is_new else part.text
-            return item | {"type": "function_call", "call_id": call_id, "name": part.call.name, "arguments": arguments}
+            return item | {"type": "function_call", "call_id": call_id, **self._names.fields(part.call.name), "arguments": arguments}
         content = [] if is_new else [_content(part)]
         if part.kind == "reasoning":
             return item | {"type": "reasoning", "summary": [], "content": content}

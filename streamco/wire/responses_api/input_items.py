@@ -10,6 +10,7 @@ from __future__ import annotations
 from typing import Any
 
 from streamco.wire.request_fields import FieldError, Fields, name_of, unoffered
+from streamco.wire.responses_api.namespaces import join_name
 from streamco.wire.translated_request import keep_open_reasoning
 
 __all__ = ["read_input"]
@@ -87,7 +88,8 @@ class _Conversation:
         self.messages.append(message)
 
     def _add_call(self, item: Fields) -> None:
-        function = {"name": item.needed_text("name"), "arguments": item.needed_text("arguments")}
+        name, namespace = item.needed_text("name"), item.text("namespace")
+        function = {"name": join_name(namespace, name) if namespace else name, "arguments": item.needed_text("arguments")}
         call = {"id": item.needed_text("call_id"), "type": "function", "function": function}
         if not self.messages or self.messages[-1]["role"] != "assistant":
             self.messages.append({"role": "assistant", "content": None})

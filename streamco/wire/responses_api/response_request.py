@@ -13,6 +13,7 @@ from typing import Any
 from streamco.wire.request_fields import FieldError, Fields, decode_fields, name_of, unoffered
 from streamco.wire.responses_api.events import ResponseEvents
 from streamco.wire.responses_api.input_items import read_input
+from streamco.wire.responses_api.namespaces import NamespacedNames, join_name
 from streamco.wire.translated_request import TranslatedRequest, function_tool, refuse_chat_names, stream_fields
 
 __all__ = ["read_response_request"]
@@ -63,17 +64,19 @@ def read_response_request(body: bytes) -> TranslatedRequest:
     }
     if limit is not None:
         chat["max_completion_tokens"] = limit
-    for read in (_read_reasoning, _read_text, _read_tools, _read_include):
+    for read in (_read_reasoning, _read_text, _read_include):
         read(fields, chat, echo)
+    names = _read_tools(fields, chat, echo)
     fields.flag("store")
-    fields.skip("stream_options", "max_tool_calls")  # padding of events; calls of hosted tools, of which there are none
+    # padding of events; calls of hosted tools, of which there are none; what Codex says of itself, which chat servers don't know
+    fields.skip("stream_options", "max_tool_calls", "client_metadata")
     is_streamed = fields.flag("stream") or False
     refuse_chat_names(fields, {**_NAMES, **dict.fromkeys(_ABSENT, "")})
     rest = fields.rest()
     echo |= {name: rest.get(name) for name in _ECHOED}
     return TranslatedRequest(
         chat={**rest, **chat, **stream_fields(is_streamed)},
-        encoder=partial(ResponseEvents, echo=echo),
+        encoder=partial(ResponseEvents, echo=echo, names=names),
         names=_NAMES,
         is_streamed=is_streamed,
     )
@@ -126,11 +129,13 @@ def _read_text(fields: Fields, chat: Json, echo: Json) -> None:
     echo["text"] = {"format": given} | ({} if verbosity is None else {"verbosity": verbosity})
 
 
-def _read_tools(fields: Fields, chat: Json, echo: Json) -> None:
+def _read_tools(fields: Fields, chat: Json, echo: Json) -> NamespacedNames:
+    """Read the tools, and return those that are in namespaces."""
+    names = NamespacedNames()
     tools = fields.objects("tools")
     echo["tools"] = [tool.rest() for tool in tools]
-    if tools:
-        chat["tools"] = [_tool(tool) for tool in tools]
+    if made := [each for tool in tools for each in _functions(tool, names)]:
+        chat["tools"] = made
     choice = fields.take("tool_choice", "auto")
     parallel = fields.flag("parallel_tool_calls")
     echo |= {"tool_choice": choice, "parallel_tool_calls": parallel is not False}
@@ -138,13 +143,29 @@ def _read_tools(fields: Fields, chat: Json, echo: Json) -> None:
         chat["tool_choice"] = _choice(choice)
     if parallel is not None:
         chat["parallel_tool_calls"] = parallel
+    return names
 
 
-def _tool(tool: Fields) -> Json:
+def _functions(tool: Fields, names: NamespacedNames) -> list[Json]:
+    """Return a tool as chat has it: one function, or those of a namespace, the first of which gets the namespace's description, too."""
     kind = tool.needed_text("type")
-    if kind != "function":
-        raise FieldError(tool.where("type"), f"expected function, got {kind[:100]}", code="unsupported_parameter")
-    made = function_tool(tool.needed_text("name"), tool.text("description"), tool.json_object("parameters"), tool.flag("strict"))
+    if kind == "function":
+        return [_function(tool, tool.needed_text("name"), tool.text("description"))]
+    if kind != "namespace":
+        raise FieldError(tool.where("type"), f"expected function or namespace, got {kind[:100]}", code="unsupported_parameter")
+    namespace, about = tool.needed_text("name"), tool.text("description")
+    made: list[Json] = []
+    for inner in tool.objects("tools"):
+        if (kind := inner.needed_text("type")) != "function":
+            raise FieldError(inner.where("type"), f"expected function, got {kind[:100]}", code="unsupported_parameter")
+        texts = [text for text in (None if made else about, inner.text("description")) if text]
+        made.append(_function(inner, names.add(namespace, inner.needed_text("name")), "\n\n".join(texts) or None))
+    tool.refuse_rest()
+    return made
+
+
+def _function(tool: Fields, name: str, description: str | None) -> Json:
+    made = function_tool(name, description, tool.json_object("parameters"), tool.flag("strict"))
     if tool.take("allowed_callers") not in (None, ["direct"]):
         raise unoffered(tool.where("allowed_callers"))
     tool.refuse_rest()
@@ -155,6 +176,8 @@ def _choice(choice: Any) -> Any:
     match choice:
         case "none" | "required":
             return choice
+        case {"type": "function", "name": str(name), "namespace": str(namespace)}:
+            return {"type": "function", "function": {"name": join_name(namespace, name)}}
         case {"type": "function", "name": str(name)}:
             return {"type": "function", "function": {"name": name}}
     got = choice.get("type") if isinstance(choice, dict) else choice

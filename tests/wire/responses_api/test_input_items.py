@@ -96,6 +96,11 @@ def test_reasoning_goes_back_with_the_calls_of_the_last_turn() -> None:
     assert "reasoning_content" not in read_input([encrypted, CALL], None)[0]
 
 
+def test_a_call_of_a_function_in_a_namespace_has_the_name_that_it_is_offered_under() -> None:
+    (message,) = read_input([{**CALL, "namespace": "files"}], None)
+    assert message["tool_calls"][0]["function"]["name"] == f"files__{CALL['name']}"
+
+
 def test_reasoning_between_a_message_and_its_call_is_the_calls() -> None:
     reasoning = {"type": "reasoning", "content": [{"type": "reasoning_text", "text": "hm"}]}
     items = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "a"}, reasoning, CALL]

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from streamco.openai_types import ChatCompletionChunk, ChoiceDelta, ChunkChoice, FunctionDelta, ToolCallDelta
 from streamco.wire.request_fields import FieldError
 from streamco.wire.responses_api.response_request import read_response_request
 from streamco.wire.translated_request import TranslatedRequest
@@ -16,6 +17,7 @@ from tests.support.named_events import any_json
 
 SCHEMA = {"type": "object", "properties": {"x": {"type": "integer"}}}
 TOOL = {"type": "function", "name": "f", "description": "does it", "parameters": SCHEMA, "strict": True}
+SPACE = {"type": "namespace", "name": "files", "description": "a disk", "tools": [TOOL, {"type": "function", "name": "g"}]}
 
 
 def read(**fields: Any) -> TranslatedRequest:
@@ -69,6 +71,20 @@ def test_a_stream_ends_with_usage_and_its_padding_is_left_out() -> None:
         ),
         ({"tool_choice": {"type": "function", "name": "f"}}, {"tool_choice": {"type": "function", "function": {"name": "f"}}}),
         ({"tools": [], "tool_choice": "auto"}, {}),
+        (
+            {"tools": [SPACE], "tool_choice": {"type": "function", "name": "g", "namespace": "files"}},
+            {
+                "tools": [
+                    {
+                        "type": "function",
+                        "function": {"name": "files__f", "description": "a disk\n\ndoes it", "parameters": SCHEMA, "strict": True},
+                    },
+                    {"type": "function", "function": {"name": "files__g"}},
+                ],
+                "tool_choice": {"type": "function", "function": {"name": "files__g"}},
+            },
+        ),
+        ({"client_metadata": {"turn_id": "1"}}, {}),
         ({"include": ["message.output_text.logprobs"], "top_logprobs": 3}, {"logprobs": True, "top_logprobs": 3}),
         ({"include": [], "store": True, "truncation": "disabled", "background": False, "max_tool_calls": 3}, {}),
         ({"include": ["reasoning.encrypted_content"]}, {}),
@@ -123,8 +139,15 @@ def test_the_response_repeats_what_was_asked_for() -> None:
             "expected message.output_text.logprobs or reasoning.encrypted_content",
         ),
         ({"top_logprobs": 3}, "top_logprobs", "expected message.output_text.logprobs in include with it, got none"),
-        ({"tools": [TOOL, {"type": "web_search"}]}, "tools[1].type", "expected function, got web_search"),
-        ({"tools": [{"type": "file_search"}]}, "tools[0].type", "expected function, got file_search"),
+        ({"tools": [TOOL, {"type": "web_search"}]}, "tools[1].type", "expected function or namespace, got web_search"),
+        ({"tools": [{"type": "file_search"}]}, "tools[0].type", "expected function or namespace, got file_search"),
+        ({"tools": [{"type": "namespace", "tools": []}]}, "tools[0].name", "expected a text, got none"),
+        (
+            {"tools": [{"type": "namespace", "name": "s", "tools": [{"type": "custom"}]}]},
+            "tools[0].tools[0].type",
+            "expected function, got custom",
+        ),
+        ({"tools": [{**SPACE, "defer_loading": True}]}, "tools[0].defer_loading", "expected none, got some"),
         ({"tools": [{"type": "function"}]}, "tools[0].name", "expected a text, got none"),
         ({"tools": [{**TOOL, "defer_loading": True}]}, "tools[0].defer_loading", "expected none, got some"),
         ({"tools": [{**TOOL, "allowed_callers": ["programmatic"]}]}, "tools[0].allowed_callers", "expected none, got some"),
@@ -149,6 +172,17 @@ def test_what_cannot_be_had_is_refused_by_name(fields: dict[str, Any], field: st
         read(**fields)
     assert caught.value.field == field
     assert caught.value.message.startswith(message)
+
+
+def test_a_call_of_a_function_in_a_namespace_is_named_as_it_was_offered() -> None:
+    encoder = read(tools=[SPACE, TOOL]).encoder(name="1", model="m", created=0)
+    deltas = [ToolCallDelta(index=index, function=FunctionDelta(name=name)) for index, name in enumerate(("files__g", "f"))]
+    encoder.event(ChatCompletionChunk(choices=[ChunkChoice(delta=ChoiceDelta(tool_calls=deltas))]))
+    encoder.ending("tool_calls")
+    inside, outside = json.loads(encoder.done().split(b"data: ")[1])["response"]["output"]
+    assert (inside["name"], inside["namespace"]) == ("g", "files")
+    assert outside["name"] == "f"
+    assert "namespace" not in outside
 
 
 def test_errors_of_chat_fields_have_names_of_this_api() -> None:
