@@ -14,7 +14,7 @@ CASES ?= 10000000
 # What the tests cover of the optional parts.
 EXTRAS := demo,models,tokens,otel,cluster
 
-.PHONY: demo models draft-layer test thorough picture fuzz attack pure style types imports sanitize bench docs site first-word vllm native sources wheels clean
+.PHONY: demo models draft-layer test thorough picture fuzz attack pure style types imports sanitize bench docs site first-word vllm recipes native sources wheels clean
 .DEFAULT_GOAL := test
 
 # What `make demo` needs: the package, llama.cpp, the terminal parts and the packaged model.
@@ -106,6 +106,11 @@ $(VLLM)/.ready: tests/vllm/prepare.py $(VENV)/.dev
 
 vllm: $(VLLM)/.ready
 	STREAMCO_VLLM=$(abspath $(VLLM)) $(PYTEST) -q tests/vllm
+
+# The front ends of docs/frontends.md at pinned versions, in the user's cache folder, and the tests that drive them: some 2 GB.
+recipes: $(VENV)/.dev
+	PYTHONPATH=. $(BIN)/python -m tests.support.programs
+	$(PYTEST) -q tests/recipes
 
 docs: $(VENV)/.dev
 	$(PYTEST) -q tests/test_docs.py tests/test_examples.py

@@ -21,8 +21,8 @@ from streamco.integrations.ai_sdk import UI_STREAM_HEADERS, UIMessageEncoder, en
 from streamco.openai_types import ChatCompletionChunk, ChoiceDelta, ChunkChoice, FunctionDelta, ToolCallDelta
 from streamco.testing import DONE, ScriptedResponse, ScriptedServer, chunk_event, stream_answer
 from tests.client.helpers import HELLO, opened, server
+from tests.support.programs import AI_SDK, install
 
-VERSION = "6.0.326"  # of the npm package
 HERE = Path(__file__).parent
 
 
@@ -257,21 +257,16 @@ def test_a_malformed_message_is_refused_without_quoting_it(messages: Any, compla
 
 
 @pytest.fixture(scope="session")
-def package(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with the npm package: ``STREAMCO_AI_SDK`` names it, else it is installed, which takes some seconds and the registry."""
+def package() -> Path:
+    """A folder with the npm package: ``STREAMCO_AI_SDK`` names it, else it is in the cache, into which it is installed once."""
     if shutil.which("node") is None:
         pytest.skip("needs node")
     if given := os.environ.get("STREAMCO_AI_SDK"):
         return Path(given)
-    if (npm := shutil.which("npm")) is None:
-        pytest.skip("needs npm")
-    folder = tmp_path_factory.mktemp("ai_sdk")
-    words = ["install", "--prefix", str(folder), "--ignore-scripts", "--prefer-offline", "--no-audit", "--no-fund", f"ai@{VERSION}"]
     try:
-        subprocess.run([npm, *words], check=True, capture_output=True, timeout=60)
-    except (subprocess.CalledProcessError, subprocess.TimeoutExpired) as error:
-        pytest.skip(f"needs the npm package ai {VERSION}, which npm could not install: {type(error).__name__}")
-    return folder
+        return install(AI_SDK, limit=60)
+    except (OSError, subprocess.CalledProcessError, subprocess.TimeoutExpired) as error:
+        pytest.skip(f"needs the npm package ai {AI_SDK.version}, which npm could not install: {type(error).__name__}")
 
 
 @asynccontextmanager
