@@ -107,9 +107,13 @@ $(VLLM)/.ready: tests/vllm/prepare.py $(VENV)/.dev
 vllm: $(VLLM)/.ready
 	STREAMCO_VLLM=$(abspath $(VLLM)) $(PYTEST) -q tests/vllm
 
-# The front ends of docs/frontends.md at pinned versions, in the user's cache folder, and the tests that drive them: some 2 GB.
+# The front ends of docs/frontends.md at pinned versions, in the user's cache folder (1 GB), and the tests that drive them. LARGE=1: Open WebUI,
+# too (2.9 GB).
 recipes: $(VENV)/.dev
 	PYTHONPATH=. $(BIN)/python -m tests.support.programs
+ifneq ($(filter-out 0 no,$(LARGE)),)
+	PYTHONPATH=. $(BIN)/python -m tests.support.programs "Open WebUI"
+endif
 	$(PYTEST) -q tests/recipes
 
 docs: $(VENV)/.dev

@@ -34,12 +34,16 @@ class Program(Struct, frozen=True):
         package: its name there.
         version: its version.
         command: words that run it; paths are relative to its folder.
+        beside: what is installed with it, at versions that keep it small.
+        is_large: it is installed only if it is named.
     """
 
     index: Literal["npm", "pip"]
     package: str
     version: str
     command: tuple[str, ...] = ()
+    beside: tuple[str, ...] = ()
+    is_large: bool = False
 
 
 AI_SDK = Program("npm", "ai", "6.0.326")
@@ -48,7 +52,10 @@ PROGRAMS = {
     "aider": Program("pip", "aider-chat", "0.86.2", ("bin/python", "-m", "aider")),
     "Continue": Program("npm", "@continuedev/cli", "1.5.47", ("node_modules/.bin/cn",)),
     "Codex CLI": Program("npm", "@openai/codex", "0.169.0", ("node_modules/.bin/codex",)),
-    "Claude Code": Program("npm", "@anthropic-ai/claude-code", "2.1.328", ("node", "node_modules/@anthropic-ai/claude-code/cli-wrapper.cjs")),
+    "Claude Code": Program(
+        "npm", "@anthropic-ai/claude-code", "2.1.328", ("node", "node_modules/@anthropic-ai/claude-code/cli-wrapper.cjs")
+    ),
+    "Open WebUI": Program("pip", "open-webui", "0.12.4", ("bin/open-webui",), beside=("torch==2.13.0",), is_large=True),  # 2.9 GB
     "LibreChat": Program("npm", "librechat-data-provider", "0.8.524"),  # its settings' schema alone
 }
 """The programs of docs/frontends.md, by the names of its sections."""
@@ -67,7 +74,8 @@ def command_of(name: str) -> list[str]:
     if program.index == "npm" and shutil.which("node") is None:
         pytest.skip("needs node")
     if not (folder / READY).is_file():
-        pytest.skip(f"{program.package} {program.version} is not in {folder.parent}: `make recipes` installs it")
+        how = "make recipes LARGE=1" if program.is_large else "make recipes"
+        pytest.skip(f"{program.package} {program.version} is not in {folder.parent}: `{how}` installs it")
     return [str(folder / word) if (folder / word).exists() else word for word in program.command]
 
 
@@ -89,7 +97,10 @@ def install(program: Program, *, limit: float | None = None) -> Path:
     if program.index == "pip":  # an environment can't be moved
         shutil.rmtree(target, ignore_errors=True)
         _run([sys.executable, "-m", "venv", str(target)], limit)
-        _run([str(target / "bin" / "python"), "-m", "pip", "install", "--quiet", f"{program.package}=={program.version}"], limit)
+        _run(
+            [str(target / "bin" / "python"), "-m", "pip", "install", "--quiet", *program.beside, f"{program.package}=={program.version}"],
+            limit,
+        )
         (target / READY).touch()
         return target
     with tempfile.TemporaryDirectory(dir=target.parent, prefix=".new-") as made:
@@ -110,10 +121,10 @@ def _run(words: Sequence[str], limit: float | None) -> None:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Install the programs, or those that are named."""
+    """Install the programs that aren't large, or those that are named."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("names", nargs="*", choices=[*PROGRAMS, []], help="these (default: all)")
-    for name in parser.parse_args(arguments).names or PROGRAMS:
+    parser.add_argument("names", nargs="*", choices=[*PROGRAMS, []], help="these (default: all that aren't large)")
+    for name in parser.parse_args(arguments).names or [name for name, program in PROGRAMS.items() if not program.is_large]:
         try:
             print(f"{name}: {install(PROGRAMS[name])}", flush=True)
         except subprocess.CalledProcessError as error:

@@ -74,9 +74,20 @@ def test_a_python_program_has_an_environment_of_its_own(cache: Path, monkeypatch
             target.mkdir()
 
     monkeypatch.setattr("tests.support.programs._run", run)
-    program = Program("pip", "tool", "1.0", ("bin/python", "-m", "tool"))
+    program = Program("pip", "tool", "1.0", ("bin/python", "-m", "tool"), beside=("part==2",))
     assert install(program) == install(program) == target
     assert not (target / "half").exists()
     venv, pip = asked
     assert venv[1:] == ["-m", "venv", str(target)]
-    assert (pip[0], pip[-1]) == (str(target / "bin" / "python"), "tool==1.0")
+    assert (pip[0], pip[-2:]) == (str(target / "bin" / "python"), ["part==2", "tool==1.0"])
+
+
+def test_large_programs_are_installed_only_if_they_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    installed: list[str] = []
+    monkeypatch.setattr("tests.support.programs.install", lambda program: installed.append(program.package))
+    main([])
+    assert installed == [program.package for program in PROGRAMS.values() if not program.is_large]
+    main(["Open WebUI"])
+    assert installed[-1] == "open-webui"
+    with pytest.raises(pytest.skip.Exception, match="`make recipes LARGE=1` installs it"):
+        command_of("Open WebUI")
