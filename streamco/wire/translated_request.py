@@ -10,7 +10,17 @@ from msgspec import Struct
 from streamco.wire.answer_encoder import NewEncoder
 from streamco.wire.request_fields import FieldError, Fields, unoffered
 
-__all__ = ["TranslatedRequest", "function_tool", "keep_open_reasoning", "refuse_chat_names", "stream_fields"]
+__all__ = [
+    "TranslatedRequest",
+    "function_tool",
+    "keep_open_reasoning",
+    "place_images",
+    "refuse_chat_names",
+    "stream_fields",
+    "tool_message",
+]
+
+_IMAGES = "images"  # a tool's message has its image parts here, until they are placed
 
 
 class TranslatedRequest(Struct, frozen=True, kw_only=True):
@@ -45,6 +55,43 @@ def keep_open_reasoning(messages: Sequence[dict[str, Any]]) -> None:
     for index, message in enumerate(messages):
         if index < last or "tool_calls" not in message:
             message.pop("reasoning_content", None)
+
+
+def tool_message(call_id: str, result: str | Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Return the message of a tool.
+
+    Args:
+        call_id: id of its call.
+        result: a text, or chat parts of text and images; ``place_images`` must be called if there are images.
+    """
+    message: dict[str, Any] = {"role": "tool", "tool_call_id": call_id}
+    if isinstance(result, str):
+        return message | {"content": result}
+    images = [part for part in result if part["type"] == "image_url"]
+    text = "\n".join([part.get("text", "[image]") for part in result])
+    return message | {"content": text} | ({_IMAGES: images} if images else {})
+
+
+def place_images(messages: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return the messages with the images of tools' results in a user's message, because a tool's message has text alone.
+
+    It comes after all results of a turn, because servers want these right after their calls; if a user's message follows, it is that one.
+    """
+    placed: list[dict[str, Any]] = []
+    waiting: list[Any] = []
+    for message in messages:
+        if waiting and message["role"] == "user":
+            content = message["content"]
+            message["content"] = [*waiting, *([{"type": "text", "text": content}] if isinstance(content, str) else content)]
+            waiting = []
+        if waiting and message["role"] != "tool":
+            placed.append({"role": "user", "content": waiting})
+            waiting = []
+        if images := message.pop(_IMAGES, None):
+            waiting.append({"type": "text", "text": f"Images in the result of {message['tool_call_id']}:"})
+            waiting.extend(images)
+        placed.append(message)
+    return [*placed, {"role": "user", "content": waiting}] if waiting else placed
 
 
 def function_tool(name: str, description: str | None, parameters: Any, strict: bool | None) -> dict[str, Any]:

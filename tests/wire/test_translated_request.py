@@ -7,7 +7,14 @@ from typing import Any
 import pytest
 
 from streamco.wire.request_fields import FieldError, Fields
-from streamco.wire.translated_request import function_tool, keep_open_reasoning, refuse_chat_names, stream_fields
+from streamco.wire.translated_request import (
+    function_tool,
+    keep_open_reasoning,
+    place_images,
+    refuse_chat_names,
+    stream_fields,
+    tool_message,
+)
 
 CALL = [{"id": "1", "type": "function", "function": {"name": "f", "arguments": "{}"}}]
 
@@ -30,6 +37,33 @@ def test_reasoning_is_kept_with_the_calls_of_the_last_turn_alone() -> None:
     ]
     keep_open_reasoning(messages)
     assert [message.get("reasoning_content") for message in messages] == [None, None, None, None, None, "kept", None, None]
+
+
+IMAGE = {"type": "image_url", "image_url": {"url": "data:image/png;base64,AA=="}}
+SHOWN = [{"type": "text", "text": "Images in the result of 1:"}, IMAGE]
+
+
+@pytest.mark.parametrize(
+    ("after", "expected"),
+    [
+        ([], [{"role": "user", "content": SHOWN}]),
+        ([tool_message("2", "x")], [tool_message("2", "x"), {"role": "user", "content": SHOWN}]),
+        ([{"role": "user", "content": "x"}], [{"role": "user", "content": [*SHOWN, {"type": "text", "text": "x"}]}]),
+        ([{"role": "user", "content": [IMAGE]}], [{"role": "user", "content": [*SHOWN, IMAGE]}]),
+        ([{"role": "assistant", "content": "x"}], [{"role": "user", "content": SHOWN}, {"role": "assistant", "content": "x"}]),
+        (
+            [tool_message("2", [IMAGE, {"type": "text", "text": "x"}]), {"role": "system", "content": "y"}],
+            [
+                {"role": "tool", "tool_call_id": "2", "content": "[image]\nx"},
+                {"role": "user", "content": [*SHOWN, {"type": "text", "text": "Images in the result of 2:"}, IMAGE]},
+                {"role": "system", "content": "y"},
+            ],
+        ),
+    ],
+)
+def test_images_of_results_are_a_users_after_all_results_of_a_turn(after: list[dict[str, Any]], expected: list[dict[str, Any]]) -> None:
+    placed = place_images([dict(message) for message in (tool_message("1", [IMAGE]), *after)])
+    assert placed == [{"role": "tool", "tool_call_id": "1", "content": "[image]"}, *expected]
 
 
 def test_a_tool_has_only_what_was_given() -> None:

@@ -2,7 +2,8 @@
 
 A user's message with tool results is several chat messages: one of a tool for each result, then the user's. Text blocks next to each other
 are a message's parts; an assistant's, a system prompt's and a tool result's are joined. Thinking goes back with the tool calls of the last
-turn (``keep_open_reasoning``), because servers refuse it elsewhere; its signature means nothing to them.
+turn (``keep_open_reasoning``), because servers refuse it elsewhere; its signature means nothing to them. Images in results are the user's
+(``place_images``).
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from typing import Any
 import msgspec
 
 from streamco.wire.request_fields import FieldError, Fields, name_of, unoffered
-from streamco.wire.translated_request import keep_open_reasoning
+from streamco.wire.translated_request import keep_open_reasoning, place_images, tool_message
 
 __all__ = ["read_conversation"]
 
@@ -51,7 +52,7 @@ def read_conversation(fields: Fields) -> list[Json]:
             case _:
                 raise FieldError(message.where("role"), f"expected {', '.join(_ROLES)}, got {role[:100]}")
     keep_open_reasoning(messages)
-    return messages
+    return place_images(messages)
 
 
 def _blocks(value: Any, where: str) -> list[Fields]:
@@ -112,11 +113,23 @@ def _image_url(block: Fields) -> str:
 
 def _tool_result(block: Fields) -> Json:
     """Return a tool's message. Chat has no mark for a failed call, so the text says it, unless it does already."""
-    content = block.take("content", "")
-    text = content if isinstance(content, str) else "\n".join(_texts(content, block.where("content")))
-    if block.flag("is_error") and "error" not in text.lower():
-        text = f"Error: {text}"
-    return {"role": "tool", "tool_call_id": block.needed_text("tool_use_id"), "content": text}
+    content, where = block.take("content", ""), block.where("content")
+    result = content if isinstance(content, str) else [_result_part(each) for each in _blocks(content, where)]
+    message = tool_message(block.needed_text("tool_use_id"), result)
+    if block.flag("is_error") and "error" not in message["content"].lower():
+        message["content"] = f"Error: {message['content']}"
+    return message
+
+
+def _result_part(block: Fields) -> Json:
+    """Return a block of a tool's result as a chat part."""
+    kind = block.needed_text("type")
+    match kind:
+        case "text":
+            return {"type": "text", "text": block.needed_text("text")}
+        case "image":
+            return {"type": "image_url", "image_url": {"url": _image_url(block)}}
+    raise _unknown_block(block, kind, "text or image")
 
 
 def _answer(content: Any, where: str) -> Json:

@@ -2,7 +2,7 @@
 
 Neighbouring function calls, and a message of the assistant before or between them, are one chat message, because chat servers want the
 outputs right after it. ``developer`` becomes ``system``, which every chat template knows. Reasoning goes back with the calls of the last
-turn (``keep_open_reasoning``).
+turn (``keep_open_reasoning``). Images in outputs are a user's (``place_images``).
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import Any
 
 from streamco.wire.request_fields import FieldError, Fields, name_of, unoffered
 from streamco.wire.responses_api.namespaces import join_name
-from streamco.wire.translated_request import keep_open_reasoning
+from streamco.wire.translated_request import keep_open_reasoning, place_images, tool_message
 
 __all__ = ["read_input"]
 
@@ -46,7 +46,7 @@ def read_input(value: Any, instructions: str | None) -> list[Json]:
         case _:
             raise FieldError("input", f"expected a text or a list of items, got {'none' if value is None else name_of(value)}")
     keep_open_reasoning(conversation.messages)
-    return conversation.messages
+    return place_images(conversation.messages)
 
 
 class _Conversation:
@@ -100,8 +100,8 @@ class _Conversation:
     def _add_output(self, item: Fields) -> None:
         output = item.take("output")
         where = item.where("output")
-        content = output if isinstance(output, str) else "\n".join(_texts(output, where))
-        self.messages.append({"role": "tool", "tool_call_id": item.needed_text("call_id"), "content": content})
+        result = output if isinstance(output, str) else [_result_part(part) for part in _parts(output, where)]
+        self.messages.append(tool_message(item.needed_text("call_id"), result))
 
     def _give_reasoning(self, message: Json) -> None:
         if self._reasoning:
@@ -176,12 +176,12 @@ def _answer_content(value: Any, where: str) -> Json:
     return {"content": content} | ({"refusal": "".join(refusals)} if refusals else {})
 
 
-def _texts(value: Any, where: str) -> list[str]:
-    """Return the texts of a function's output; a chat message of a tool holds nothing else."""
-    texts = []
-    for part in _parts(value, where):
-        kind = part.needed_text("type")
-        if kind not in {"input_text", "output_text"}:
-            raise FieldError(part.where("type"), f"expected input_text, got {kind[:100]}", code="unsupported_parameter")
-        texts.append(part.needed_text("text"))
-    return texts
+def _result_part(part: Fields) -> Json:
+    """Return a part of a function's output."""
+    kind = part.needed_text("type")
+    match kind:
+        case "input_text" | "output_text":
+            return {"type": "text", "text": part.needed_text("text")}
+        case "input_image":
+            return {"type": "image_url", "image_url": _image(part)}
+    raise FieldError(part.where("type"), f"expected input_text or input_image, got {kind[:100]}", code="unsupported_parameter")

@@ -108,9 +108,9 @@ def test_messages_without_blocks_are_empty_texts() -> None:
         (user({"type": "image", "source": {"type": "file"}}), "messages[0].content[0].source.type", "expected base64 or url, got file"),
         (user({"type": "tool_result"}), "messages[0].content[0].tool_use_id", "expected a text, got none"),
         (
-            user({**RESULT, "content": [{"type": "image"}]}),
+            user({**RESULT, "content": [{"type": "document"}]}),
             "messages[0].content[0].content[0].type",
-            "expected text, got image",
+            "expected text or image, got document",
         ),
         (assistant({"type": "server_tool_use"}), "messages[0].content[0].type", "expected text, thinking, redacted_thinking or tool_use"),
         (assistant({**USE, "input": "x"}), "messages[0].content[0].input", "expected an object, got a text"),

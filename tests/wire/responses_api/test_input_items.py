@@ -69,6 +69,27 @@ def test_an_answer_that_comes_back_is_the_assistants_message_with_its_calls() ->
     ]
 
 
+def test_an_image_in_an_output_is_a_users_after_all_outputs() -> None:
+    reasoning = {"type": "reasoning", "content": [{"type": "reasoning_text", "text": "hm"}]}
+    image = {"type": "input_image", "image_url": "data:image/png;base64,AA==", "detail": "high"}
+    outputs = [
+        {"type": "function_call_output", "call_id": "c1", "output": [image]},
+        {"type": "function_call_output", "call_id": "c2", "output": "two"},
+    ]
+    assert read_input([reasoning, CALL, {**CALL, "call_id": "c2"}, *outputs], None) == [
+        {"role": "assistant", "content": None, "reasoning_content": "hm", "tool_calls": [CALLED, {**CALLED, "id": "c2"}]},
+        {"role": "tool", "tool_call_id": "c1", "content": "[image]"},
+        {"role": "tool", "tool_call_id": "c2", "content": "two"},
+        {
+            "role": "user",
+            "content": [
+                {"type": "text", "text": "Images in the result of c1:"},
+                {"type": "image_url", "image_url": {"url": "data:image/png;base64,AA==", "detail": "high"}},
+            ],
+        },
+    ]
+
+
 def test_a_message_after_a_call_comes_before_the_calls_output() -> None:
     said = {"role": "assistant", "content": "One moment."}
     output = {"type": "function_call_output", "call_id": "c1", "output": "one"}
@@ -135,9 +156,9 @@ def test_reasoning_between_a_message_and_its_call_is_the_calls() -> None:
         ([{"type": "function_call_output", "output": "x"}], "input[0].call_id", "expected a text, got none"),
         ([{"type": "function_call_output", "call_id": "c", "output": 1}], "input[0].output", "expected a text or a list of parts, got a"),
         (
-            [{"type": "function_call_output", "call_id": "c", "output": [{"type": "input_image"}]}],
+            [{"type": "function_call_output", "call_id": "c", "output": [{"type": "input_file"}]}],
             "input[0].output[0].type",
-            "expected input_text, got input_image",
+            "expected input_text or input_image, got input_file",
         ),
         ([{"role": "user", "content": "x"}, {"type": "item_reference", "id": "i"}], "input[1].type", "expected message, function_call, "),
         ([{"type": "web_search_call"}], "input[0].type", "expected message, function_call, function_call_output or reasoning, got web_"),
