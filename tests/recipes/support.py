@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import base64
 import contextlib
 import json
 import os
@@ -25,9 +26,26 @@ from streamco.server.http.listening import make_runner
 from streamco.testing import DONE, RecordedRequest, ScriptedResponse, ScriptedServer, chunk_event, stream_answer
 from streamco.testing.responses import Responder
 
-__all__ = ["RUN_LIMIT", "USAGE", "Asked", "Finished", "RecordedProxy", "calling", "recorded_proxy", "run", "started", "text", "tool_names"]
+__all__ = [
+    "PIXEL",
+    "RUN_LIMIT",
+    "USAGE",
+    "Asked",
+    "Finished",
+    "RecordedProxy",
+    "calling",
+    "image_urls",
+    "recorded_proxy",
+    "run",
+    "started",
+    "text",
+    "tool_names",
+]
 
 USAGE = {"prompt_tokens": 20, "completion_tokens": 5, "total_tokens": 25}
+PIXEL = base64.b64decode(  # a picture of one point
+    "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mNk+M9QDwADhgGAWjR9awAAAABJRU5ErkJggg=="
+)
 RUN_LIMIT = 100.0  # seconds: these programs take ten to begin where two cores are busy
 NOWHERE = "http://127.0.0.1:9"  # nothing listens there: what a program sends to other machines ends here
 
@@ -59,7 +77,7 @@ class RecordedProxy(Struct):
         address: http://HOST:PORT.
         asked: what it was asked for so far.
         remote: the model that answers.
-        changed: set when a request has been answered.
+        changed: set when an answer begins.
     """
 
     address: str
@@ -68,7 +86,7 @@ class RecordedProxy(Struct):
     changed: asyncio.Event
 
     async def wait_for(self, count: int) -> None:
-        """Wait until this number of requests for answers have been answered.
+        """Wait until the answers to this number of requests have begun.
 
         Raises:
             TimeoutError: they were not, for a long time.
@@ -112,7 +130,8 @@ async def recorded_proxy(
         server = OpenAIEndpoint("large", base_url=remote.url, name="server")
         async with Client(device, server, policy=policy, max_retries=0, seed=1) as client:
             app = make_app(client, chosen)
-            app.middlewares.insert(0, _recording(asked, changed))
+            app.middlewares.insert(0, _recording(asked))
+            app.on_response_prepare.append(_noting(changed))
             runner = make_runner(app, chosen)
             await runner.setup()
             try:
@@ -122,21 +141,30 @@ async def recorded_proxy(
                 await runner.cleanup()
 
 
-def _recording(asked: list[Asked], changed: asyncio.Event) -> Any:
+ENTRY: web.RequestKey[Asked] = web.RequestKey("entry", Asked)
+
+
+def _recording(asked: list[Asked]) -> Any:
     @web.middleware
     async def record(request: web.Request, handler: Handler) -> web.StreamResponse:
         data = await request.read()
         headers = {name.lower(): value for name, value in request.headers.items()}
-        entry = Asked(request.method, request.path_qs, headers, json.loads(data) if data else {})
-        asked.append(entry)
-        response = await handler(request)
-        entry.status = response.status
+        request[ENTRY] = Asked(request.method, request.path_qs, headers, json.loads(data) if data else {})
+        asked.append(request[ENTRY])
+        return await handler(request)
+
+    return record
+
+
+def _noting(changed: asyncio.Event) -> Any:
+    async def note(request: web.Request, response: web.StreamResponse) -> None:
+        entry = request[ENTRY]
+        entry.status = response.status  # when it begins: programs may leave when they have read what they want
         if response.status >= 400 and isinstance(response, web.Response):
             entry.refusal = response.text or ""
         changed.set()
-        return response
 
-    return record
+    return note
 
 
 def text(*pieces: str) -> ScriptedResponse:
@@ -165,6 +193,12 @@ def calling(name: str, arguments: Mapping[str, Any], *, before: str = "") -> Scr
 def tool_names(request: RecordedRequest) -> list[str]:
     """Names of the tools that the model was offered."""
     return [tool["function"]["name"] for tool in request.json().get("tools", [])]
+
+
+def image_urls(request: RecordedRequest) -> list[str]:
+    """The images that the model was given."""
+    contents = [message["content"] for message in request.json()["messages"] if isinstance(message["content"], list)]
+    return [part["image_url"]["url"] for content in contents for part in content if part["type"] == "image_url"]
 
 
 class Finished(Struct):

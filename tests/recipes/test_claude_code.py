@@ -8,7 +8,7 @@ import pytest
 
 from streamco.testing import RecordedRequest, ScriptedResponse, chunk_event
 from tests.recipes.page import block, exports, typed
-from tests.recipes.support import Finished, RecordedProxy, calling, recorded_proxy, run, text, tool_names
+from tests.recipes.support import PIXEL, Finished, RecordedProxy, calling, image_urls, recorded_proxy, run, text, tool_names
 from tests.support.programs import command_of
 
 pytestmark = pytest.mark.peer
@@ -69,3 +69,15 @@ async def test_with_its_search_for_tools_it_goes_on_after_three_refusals(folder:
     assert (done.status, done.out.strip()) == (0, "It is swordfish."), done.err
     assert len(proxy.refused) == 3
     assert all("defer_loading" in refusal for refusal in proxy.refused)
+
+
+async def test_it_shows_the_model_a_picture(folder: Path) -> None:
+    command_of("Claude Code")
+    (folder / "point.png").write_bytes(PIXEL)
+
+    def answer(request: RecordedRequest) -> ScriptedResponse:
+        return text("A point.") if image_urls(request) else calling("Read", {"file_path": str(folder / "point.png")})
+
+    async with recorded_proxy(answer) as proxy:
+        done = await ask(proxy, folder)
+    assert (done.status, done.out.strip(), proxy.refused) == (0, "A point.", []), done.err

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from streamco.testing import RecordedRequest, ScriptedResponse
+from streamco.testing import RecordedRequest, ScriptedResponse, chunk_event
 from tests.recipes.page import block, typed
-from tests.recipes.support import Finished, RecordedProxy, calling, recorded_proxy, run, text, tool_names
+from tests.recipes.support import PIXEL, Finished, RecordedProxy, calling, image_urls, recorded_proxy, run, text, tool_names
 from tests.support.programs import command_of
 
 pytestmark = pytest.mark.peer
@@ -29,10 +29,10 @@ SENT = {
 }
 
 
-async def ask(proxy: RecordedProxy, folder: Path) -> Finished:
+async def ask(proxy: RecordedProxy, folder: Path, further: str = "") -> Finished:
     settings = folder / ".codex" / "config.toml"
     settings.parent.mkdir()
-    settings.write_text(proxy.filled(block("Codex CLI", "~/.codex/config.toml")))
+    settings.write_text(proxy.filled(block("Codex CLI", "~/.codex/config.toml")) + further)
     command, *rest = typed(block("Codex CLI", "bash"), "codex")
     free = ("--skip-git-repo-check", "--dangerously-bypass-approvals-and-sandbox")  # its sandbox needs rights that tests may lack
     return await run(*command_of("Codex CLI"), command, *free, *rest, home=folder, folder=folder)
@@ -64,24 +64,39 @@ async def test_it_runs_a_command(tmp_path: Path) -> None:
     assert proxy.remote.requests[0].json().keys() <= sent
 
 
-async def test_it_knows_a_call_in_a_namespace_as_its_own(tmp_path: Path) -> None:
+async def test_it_runs_a_tool_of_an_mcp_server_which_is_in_a_namespace(tmp_path: Path) -> None:
     command_of("Codex CLI")
-    seen: list[Any] = []
 
     def answer(request: RecordedRequest) -> ScriptedResponse:
-        if given := outputs(request):
-            seen.extend(given)
-            return text("No such agent.")
-        (name,) = [name for name in tool_names(request) if name.endswith("__close_agent")]
-        return calling(name, {"target": "nobody"})
+        if any("notes: swordfish" in output for output in outputs(request)):
+            return text("It is ", "swordfish.")
+        assert "mcp__disk__read" in tool_names(request)
+        return calling("mcp__disk__read", {"name": "notes"})
+
+    server = f"\n[mcp_servers.disk]\ncommand = {sys.executable!r}\nargs = [{str(Path(__file__).parent / 'mcp_server.py')!r}]\n"
+    async with recorded_proxy(answer) as proxy:
+        done = await ask(proxy, tmp_path, server)
+    assert (done.status, done.out.strip(), proxy.refused) == (0, "It is swordfish.", []), done.err
+    (call,) = [item for item in proxy.asked[1].body["input"] if item["type"] == "function_call"]
+    assert (call["name"], call["namespace"]) == ("read", "mcp__disk")
+
+
+async def test_it_shows_the_model_a_picture_and_its_own_reasoning(tmp_path: Path) -> None:
+    command_of("Codex CLI")
+    (tmp_path / "point.png").write_bytes(PIXEL)
+
+    def answer(request: RecordedRequest) -> ScriptedResponse:
+        if image_urls(request):
+            return text("A point.")
+        call = calling("view_image", {"path": str(tmp_path / "point.png")})
+        return ScriptedResponse(headers=call.headers, steps=[chunk_event(reasoning_content="A picture."), *call.steps])
 
     async with recorded_proxy(answer) as proxy:
         done = await ask(proxy, tmp_path)
-    assert (done.status, done.out.strip(), proxy.refused) == (0, "No such agent.", []), done.err
-    assert "nobody" in seen[0]
-    assert "unsupported" not in seen[0]
-    (call,) = [item for item in proxy.asked[1].body["input"] if item["type"] == "function_call"]
-    assert (call["name"], call["namespace"]) == ("close_agent", "multi_agent_v1")
+    assert (done.status, done.out.strip(), proxy.refused) == (0, "A point.", []), done.err
+    sent = proxy.remote.requests[1].json()["messages"]
+    assert [message["role"] for message in sent[-3:]] == ["assistant", "tool", "user"]
+    assert sent[-3]["reasoning_content"] == "A picture."
 
 
 async def test_a_server_that_fails_is_named_in_its_error(tmp_path: Path) -> None:
