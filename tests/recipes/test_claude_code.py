@@ -27,9 +27,9 @@ SENT = {
 }
 
 
-async def ask(proxy: RecordedProxy, folder: Path, **environ: str) -> Finished:
+async def ask(proxy: RecordedProxy, folder: Path) -> Finished:
     shown = proxy.filled(block("Claude Code", "bash"))
-    return await run(*command_of("Claude Code"), *typed(shown, "claude"), home=folder, folder=folder, **{**exports(shown), **environ})
+    return await run(*command_of("Claude Code"), *typed(shown, "claude"), home=folder, folder=folder, **exports(shown))
 
 
 def reading(folder: Path, request: RecordedRequest) -> ScriptedResponse:
@@ -62,13 +62,20 @@ async def test_it_reads_a_file_by_a_tool(folder: Path) -> None:
     assert not [each for each in proxy.asked if each not in proxy.answers and each.method == "POST"]
 
 
-async def test_with_its_search_for_tools_it_goes_on_after_three_refusals(folder: Path) -> None:
+async def test_it_searches_for_a_tool_that_is_offered_from_then_on(folder: Path) -> None:
     command_of("Claude Code")
-    async with recorded_proxy(lambda request: reading(folder, request)) as proxy:
-        done = await ask(proxy, folder, ENABLE_TOOL_SEARCH="")
-    assert (done.status, done.out.strip()) == (0, "It is swordfish."), done.err
-    assert len(proxy.refused) == 3
-    assert all("defer_loading" in refusal for refusal in proxy.refused)
+
+    def answer(request: RecordedRequest) -> ScriptedResponse:
+        names = tool_names(request)
+        if "WebFetch" in names:
+            return text("Found.")
+        assert "ToolSearch" in names
+        return calling("ToolSearch", {"query": "select:WebFetch", "max_results": 1})
+
+    async with recorded_proxy(answer) as proxy:
+        done = await ask(proxy, folder)
+    assert (done.status, done.out.strip(), proxy.refused) == (0, "Found.", []), done.err
+    assert len(proxy.answers) == 2
 
 
 async def test_it_shows_the_model_a_picture(folder: Path) -> None:

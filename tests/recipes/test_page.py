@@ -26,7 +26,7 @@ KNOWN = {
     "aider": {"OPENAI_API_BASE", "OPENAI_API_KEY", "name", "edit_format", "weak_model_name", "extra_params", "extra_headers"},
     "Continue": {"name", "version", "schema", "models", "provider", "model", "apiBase", "apiKey", "roles", "capabilities"},
     "Codex CLI": {"model", "model_provider", "model_context_window", "web_search", "model_providers", "name", "base_url", "wire_api"},
-    "Claude Code": {"ANTHROPIC_BASE_URL", "ANTHROPIC_AUTH_TOKEN", "ANTHROPIC_MODEL", "ANTHROPIC_DEFAULT_HAIKU_MODEL", "ENABLE_TOOL_SEARCH"}
+    "Claude Code": {"ANTHROPIC_BASE_URL", "ANTHROPIC_AUTH_TOKEN", "ANTHROPIC_MODEL", "ANTHROPIC_DEFAULT_HAIKU_MODEL"}
     | {"CLAUDE_CODE_MAX_CONTEXT_TOKENS", "CLAUDE_CODE_MAX_OUTPUT_TOKENS", "CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC"},
 }
 """The options that the programs have and the page names, by section."""

@@ -15,7 +15,7 @@ import msgspec
 from streamco.wire.request_fields import FieldError, Fields, name_of, unoffered
 from streamco.wire.translated_request import keep_open_reasoning, place_images, tool_message
 
-__all__ = ["read_conversation"]
+__all__ = ["read_conversation", "referenced_tools"]
 
 Json = dict[str, Any]
 
@@ -53,6 +53,22 @@ def read_conversation(fields: Fields) -> list[Json]:
                 raise FieldError(message.where("role"), f"expected {', '.join(_ROLES)}, got {role[:100]}")
     keep_open_reasoning(messages)
     return place_images(messages)
+
+
+def referenced_tools(messages: Any) -> set[str]:
+    """Return the names of the tools that results of a search for tools refer to.
+
+    Args:
+        messages: the request's field as it was decoded; what is malformed refers to none, and is refused when it is read.
+    """
+    contents = [message.get("content") for message in _objects(messages)]
+    results = [block.get("content") for content in contents for block in _objects(content) if block.get("type") == "tool_result"]
+    blocks = [block for result in results for block in _objects(result) if block.get("type") == "tool_reference"]
+    return {name for block in blocks if isinstance(name := block.get("tool_name"), str)}
+
+
+def _objects(value: Any) -> list[Json]:
+    return [each for each in value if isinstance(each, dict)] if isinstance(value, list) else []
 
 
 def _blocks(value: Any, where: str) -> list[Fields]:
@@ -129,7 +145,9 @@ def _result_part(block: Fields) -> Json:
             return {"type": "text", "text": block.needed_text("text")}
         case "image":
             return {"type": "image_url", "image_url": {"url": _image_url(block)}}
-    raise _unknown_block(block, kind, "text or image")
+        case "tool_reference":
+            return {"type": "text", "text": f"The tool {block.needed_text('tool_name')} can be called from now on."}
+    raise _unknown_block(block, kind, "text, image or tool_reference")
 
 
 def _answer(content: Any, where: str) -> Json:

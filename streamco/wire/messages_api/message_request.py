@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
-from streamco.wire.messages_api.content_blocks import read_conversation
+from streamco.wire.messages_api.content_blocks import read_conversation, referenced_tools
 from streamco.wire.messages_api.events import MessageEvents
 from streamco.wire.request_fields import FieldError, Fields, decode_fields, unoffered
 from streamco.wire.translated_request import TranslatedRequest, function_tool, refuse_chat_names, stream_fields
@@ -63,11 +63,12 @@ def _read(fields: Fields, chat: Json) -> TranslatedRequest:
     if (speed := fields.text("speed")) not in {None, "standard"}:
         raise FieldError("speed", f"expected standard, got {speed}", code="unsupported_parameter")
     fields.skip("cache_control", "metadata", "service_tier")  # hints and bills at Anthropic: the answer is the same without them
+    found = referenced_tools(fields.rest().get("messages"))
     chat["messages"] = messages = read_conversation(fields)
     if stops := fields.items("stop_sequences"):
         chat["stop"] = stops
     _read_edits(fields)
-    _read_tools(fields, chat)
+    _read_tools(fields, chat, found)
     _read_output(fields, chat)
     has_effort = "reasoning_effort" in chat
     skips_reasoning = _read_thinking(fields, chat)
@@ -94,9 +95,11 @@ def _read_edits(fields: Fields) -> None:
     management.refuse_rest()
 
 
-def _read_tools(fields: Fields, chat: Json) -> None:
-    if tools := [_tool(tool) for tool in fields.objects("tools")]:
-        chat["tools"] = tools
+def _read_tools(fields: Fields, chat: Json, found: set[str]) -> None:
+    """Read the tools. Deferred ones are left out, as from the model's prompt at Anthropic, until a search for tools has found them."""
+    tools = [(tool.flag("defer_loading"), _tool(tool)) for tool in fields.objects("tools")]
+    if offered := [tool for is_deferred, tool in tools if not is_deferred or tool["function"]["name"] in found]:
+        chat["tools"] = offered
     choice = fields.inner("tool_choice")
     if choice is None:
         return

@@ -110,7 +110,7 @@ def test_messages_without_blocks_are_empty_texts() -> None:
         (
             user({**RESULT, "content": [{"type": "document"}]}),
             "messages[0].content[0].content[0].type",
-            "expected text or image, got document",
+            "expected text, image or tool_reference, got document",
         ),
         (assistant({"type": "server_tool_use"}), "messages[0].content[0].type", "expected text, thinking, redacted_thinking or tool_use"),
         (assistant({**USE, "input": "x"}), "messages[0].content[0].input", "expected an object, got a text"),

@@ -110,7 +110,7 @@ def test_an_assistants_message_at_the_end_is_to_be_continued(role: str, is_open:
         ({"speed": "fast"}, "speed", "expected standard, got fast"),
         ({"tools": [{"type": "web_search_20250305", "name": "web_search"}]}, "tools[0].type", "expected custom, got web_search_20250305"),
         ({"tools": [{"name": "f"}]}, "tools[0].input_schema", "expected an object, got none"),
-        ({"tools": [{**TOOL, "defer_loading": True}]}, "tools[0].defer_loading", "expected none, got some"),
+        ({"tools": [{**TOOL, "defer_loading": 1}]}, "tools[0].defer_loading", "expected true or false, got a number"),
         ({"tools": [{**TOOL, "allowed_callers": ["code"]}]}, "tools[0].allowed_callers", "expected none, got some"),
         ({"tool_choice": {"type": "some"}}, "tool_choice.type", "expected auto, any, tool or none, got some"),
         ({"tool_choice": {"type": "tool"}}, "tool_choice.name", "expected a text, got none"),
@@ -132,6 +132,18 @@ def test_what_cannot_be_had_is_refused_by_name(fields: dict[str, Any], field: st
     assert caught.value.message.startswith(message)
 
 
+def test_a_deferred_tool_is_offered_once_a_search_has_found_it() -> None:
+    tools = [{**TOOL, "name": name, "defer_loading": is_deferred} for name, is_deferred in (("search", False), ("f", True), ("g", True))]
+    search = {"role": "assistant", "content": [{"type": "tool_use", "id": "1", "name": "search", "input": {}}]}
+    references = [{"type": "tool_reference", "tool_name": "f"}]
+    found = {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "1", "content": references}]}
+    assert [tool["function"]["name"] for tool in read(tools=tools).chat["tools"]] == ["search"]
+    asked = read(tools=tools, messages=[HI, search, found]).chat
+    assert [tool["function"]["name"] for tool in asked["tools"]] == ["search", "f"]
+    assert asked["messages"][-1] == {"role": "tool", "tool_call_id": "1", "content": "The tool f can be called from now on."}
+    assert "tools" not in read(tools=tools[1:]).chat
+
+
 def test_errors_of_chat_fields_have_the_names_of_this_request() -> None:
     assert read().names["max_completion_tokens"] == "max_tokens"
     assert read(thinking={"type": "enabled", "budget_tokens": 1024}).names["reasoning_effort"] == "thinking"
@@ -149,7 +161,7 @@ def test_a_request_that_is_only_counted_needs_no_limit() -> None:
 NAMES = (
     "system messages max_tokens model tools tool_choice thinking output_config format stop_sequences stream role content "
     "type name input_schema id input tool_use_id source user assistant text image base64 url tool_use tool_result "
-    "enabled budget_tokens any tool is_error"
+    "enabled budget_tokens any tool is_error defer_loading tool_reference tool_name"
 )
 WORDS = st.sampled_from(NAMES.split())
 VALUES = any_json(WORDS)
