@@ -10,6 +10,7 @@ import os
 import signal
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -47,6 +48,7 @@ PIXEL = base64.b64decode(  # a picture of one point
     "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mNk+M9QDwADhgGAWjR9awAAAABJRU5ErkJggg=="
 )
 RUN_LIMIT = 100.0  # seconds: these programs take ten to begin where two cores are busy
+_CALLS = count(1)  # programs take two calls with one id for the same call, also in different answers
 NOWHERE = "http://127.0.0.1:9"  # nothing listens there: what a program sends to other machines ends here
 
 
@@ -182,7 +184,7 @@ def calling(name: str, arguments: Mapping[str, Any], *, before: str = "") -> Scr
     """
     whole = json.dumps(arguments)
     middle = len(whole) // 2
-    first = {"index": 0, "id": "call_1", "type": "function", "function": {"name": name, "arguments": ""}}
+    first = {"index": 0, "id": f"call_{next(_CALLS)}", "type": "function", "function": {"name": name, "arguments": ""}}
     pieces = [{"index": 0, "function": {"arguments": piece}} for piece in (whole[:middle], whole[middle:])]
     steps = [chunk_event(before, role="assistant")]
     steps += [chunk_event(tool_calls=[piece]) for piece in (first, *pieces)]
