@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from copy import copy
 from pathlib import Path
 from types import TracebackType
@@ -41,7 +41,7 @@ from streamco.config import Limits, Pace, parse_pace
 from streamco.core.race.machine import OnFailure
 from streamco.core.speculation.answer import Emit
 from streamco.core.totals import Totals, TotalsRecorder
-from streamco.endpoints.base import Request
+from streamco.endpoints.base import Kind, Request, TokenPrices
 from streamco.endpoints.engine_health import check_engine
 from streamco.errors import ConfigError
 from streamco.events import TextCount
@@ -325,6 +325,25 @@ class Client:
         return tuple(self._settings.endpoints.endpoints)
 
     @property
+    def sides(self) -> frozenset[Kind]:
+        """The sides that answers may come from; one that policy or budget keeps out is not among them."""
+        settings = self._settings
+        return frozenset(each.kind for each in settings.endpoints.endpoints.values() if each.kind != settings.dispatcher.kept_out)
+
+    @property
+    def server_prices(self) -> Mapping[str, TokenPrices]:
+        """Prices of the servers that may be asked, by name; {}: none may be.
+
+        If drafts are verified and there is no server, they are those of the verifier, which are not known.
+        """
+        settings = self._settings
+        if settings.dispatcher.kept_out == "server":
+            return {}
+        if settings.planner.mode != "race" and not settings.endpoints.servers:
+            return {"verifier": TokenPrices()}
+        return {each.name: each.prices for each in settings.endpoints.servers}
+
+    @property
     def unspeculated(self) -> str:
         """Reason why no answer can be speculated now, whatever its request; "" if some can, and in mode "race". Known after the start."""
         planner = self._settings.planner
@@ -378,7 +397,13 @@ class Client:
         return TokenStream(self._answer(request, pace, shows_drafts=True))
 
     def open_chat(
-        self, request: Request, *, pace: Pace | Unset = UNSET, includes_usage: bool = False, is_streamed: bool = True
+        self,
+        request: Request,
+        *,
+        pace: Pace | Unset = UNSET,
+        includes_usage: bool = False,
+        is_streamed: bool = True,
+        notes: Sequence[str] = (),
     ) -> ChatStream:
         """Ask for an answer as chunks, from a request already built; nothing happens before the first read.
 
@@ -387,17 +412,20 @@ class Client:
             pace: overrides the client's pace.
             includes_usage: the last chunk has the usage.
             is_streamed: False: the chunks become a whole answer, which has no pace.
+            notes: sentences that the report's notes begin with.
         """
-        answer = self._answer(request, pace if is_streamed else None, is_streamed=is_streamed)
+        answer = self._answer(request, pace if is_streamed else None, is_streamed=is_streamed, notes=notes)
         return ChatStream(answer, includes_usage=includes_usage)
 
-    def _answer(self, request: Request, pace: Pace | Unset, *, shows_drafts: bool = False, is_streamed: bool = True) -> PendingAnswer:
+    def _answer(
+        self, request: Request, pace: Pace | Unset, *, shows_drafts: bool = False, is_streamed: bool = True, notes: Sequence[str] = ()
+    ) -> PendingAnswer:
         settings = self._settings
         if settings.is_split:
             check_split({"max_retries": request.max_retries})
         rate = settings.pace if isinstance(pace, Unset) else parse_pace(pace)
         request = settings.with_limits(request)
-        return PendingAnswer(request, settings, pace=rate, shows_drafts=shows_drafts, is_streamed=is_streamed)
+        return PendingAnswer(request, settings, pace=rate, shows_drafts=shows_drafts, is_streamed=is_streamed, notes=notes)
 
 
 def _read_profile(setting: bytes | str | Path) -> Profile:

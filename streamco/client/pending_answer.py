@@ -43,6 +43,7 @@ class PendingAnswer:
         pace: tokens per second at the reader; "smooth": as they come, but evenly; None: as fast as they come.
         shows_drafts: True if the reader can take text back.
         is_streamed: False: the reader gets the answer whole, and then ``pace`` is None.
+        notes: sentences that the report's notes begin with.
 
     Attributes:
         driver: runs the answer; None: it has not started.
@@ -51,12 +52,19 @@ class PendingAnswer:
     """
 
     def __init__(
-        self, request: Request, settings: ClientSettings, *, pace: ReaderPace, shows_drafts: bool = False, is_streamed: bool = True
+        self,
+        request: Request,
+        settings: ClientSettings,
+        *,
+        pace: ReaderPace,
+        shows_drafts: bool = False,
+        is_streamed: bool = True,
+        notes: Sequence[str] = (),
     ) -> None:
         self.driver: AnswerDriver | None = None
         self.is_closed = False
         self.source: str | None = None
-        self._notes: list[str] = []
+        self._notes = list(notes)
         self._log = AnswerLog(_named_id(request.headers))
         self._request = replace(request, headers={**request.headers, REQUEST_ID_HEADER: self._log.request_id})
         self._settings = settings

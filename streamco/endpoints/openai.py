@@ -177,6 +177,7 @@ class OpenAIEndpoint:
 
     def open(self, request: Request) -> OpenAIStream:
         """Begin an answer; the request goes out with the first ``receive``."""
+        request = _with_limit(request, self.kind)
         changes: dict[str, str] = {}
         stream = OpenAIStream(
             self._name,
@@ -466,6 +467,13 @@ class OpenAIEndpoint:
             return msgspec.json.decode(answer)
         except msgspec.DecodeError as exc:
             raise EndpointProtocolError(f"expected JSON from {url}, got {answer[:80]!r}", endpoint=self._name) from exc
+
+
+def _with_limit(request: Request, kind: Kind) -> Request:
+    """Return the request with its limit for servers as the limit of the answer, if it has no other."""
+    if request.server_limit is None or request.sampling.max_tokens is not None or kind != "server":
+        return request
+    return msgspec.structs.replace(request, sampling=msgspec.structs.replace(request.sampling, max_tokens=request.server_limit))
 
 
 def _retry_policy(policy: RetryPolicy, request: Request) -> RetryPolicy:

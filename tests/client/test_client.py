@@ -519,6 +519,26 @@ async def test_a_client_names_its_endpoints_as_reports_do() -> None:
         assert {each.name for each in (await report_of(client)).endpoints} <= {*client.endpoint_names}
 
 
+def test_sides_and_prices_are_those_that_answers_may_use() -> None:
+    price = TokenPrices(prompt=1e-6, completion=2e-6)
+    both = Client(device(), [server(prices=price), server(name="second")])
+    assert both.sides == {"device", "server"}
+    assert dict(both.server_prices) == {"server": price, "second": TokenPrices()}
+    assert both.with_options(policy="device-only").sides == {"device"}
+    assert both.with_options(policy="server-only").sides == {"server"}
+    assert both.with_options(budget=0.0).server_prices == both.with_options(policy="device-only").server_prices == {}
+    assert Client(device()).sides == {"device"}
+    assert Client(device()).server_prices == {}
+    assert Client(device(), mode="speculate", verifier="ws://127.0.0.1:9").server_prices == {"verifier": TokenPrices()}
+
+
+async def test_notes_that_an_answer_begins_with_are_in_its_report() -> None:
+    async with opened(device()) as client:
+        stream = client.open_chat(Request(messages=HELLO), notes=["the server was left out"])
+        assert await chunks_text(stream) == "D"
+        assert stream.report.notes == ["the server was left out"]
+
+
 async def test_clients_from_with_options_end_with_their_owner() -> None:
     remote = server([(0.0, "a"), (0.0, None)])
     async with opened(server=remote) as client:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 import streamco
 from streamco.endpoints.base import Capabilities, Request
@@ -39,6 +40,15 @@ async def test_it_answers_with_its_own_model_whatever_a_request_names(offered: t
         asked = [request for request in server.requests if request.path == "/v1/chat/completions"]
         assert [request.json()["model"] for request in asked] == [used]
         assert "authorization" not in asked[0].headers
+
+
+async def test_a_limit_for_servers_is_none_for_a_device() -> None:
+    async with ScriptedServer() as server:
+        server.route("/v1/models", offering("m"))
+        device = LocalServerEndpoint(server.url, "m")
+        await read_all(device.open(replace(HELLO, server_limit=77)))
+        await device.aclose()
+        assert "max_tokens" not in server.requests[-1].json()
 
 
 @pytest.mark.parametrize(

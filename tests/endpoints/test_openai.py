@@ -90,6 +90,13 @@ async def test_a_chat_request_goes_to_chat_completions() -> None:
         assert sent.headers["content-type"] == "application/json"
 
 
+@pytest.mark.parametrize(("own", "sent"), [(None, 77), (5, 5)])
+async def test_the_limit_for_servers_counts_if_a_request_has_no_other(own: int | None, sent: int) -> None:
+    async with ScriptedServer() as server, opened(server.url) as endpoint:
+        await ask(endpoint, Request(messages=[], sampling=SamplingOptions(max_tokens=own), server_limit=77))
+        assert server.requests[-1].json()["max_tokens"] == sent
+
+
 async def test_a_request_may_name_another_model() -> None:
     async with ScriptedServer() as server, opened(server.url) as endpoint:
         await ask(endpoint, Request(messages=[], model="other"))

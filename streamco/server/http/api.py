@@ -10,7 +10,7 @@ from prometheus_client import CollectorRegistry
 
 from streamco.server.http.access_log import access_log, send_request_id
 from streamco.server.http.cors import allow_origins
-from streamco.server.http.middleware import authorize, translate_errors
+from streamco.server.http.middleware import KeyCheck, authorize, translate_errors
 from streamco.server.http.options import ListenOptions
 from streamco.server.http.prometheus import PATH, metrics_handler
 
@@ -52,6 +52,7 @@ def make_application(
     logger: logging.Logger,
     deferred: frozenset[str] = frozenset(),
     registry: CollectorRegistry | None = None,
+    key_check: KeyCheck | None = None,
 ) -> web.Application:
     """Return the application: paths, the access log, the check of the key or of the host's name, and errors in OpenAI's form.
 
@@ -61,8 +62,9 @@ def make_application(
         logger: gets a line for each request.
         deferred: paths with handlers that check the key themselves, or need none.
         registry: the figures of ``GET /metrics``; None: there is no such path.
+        key_check: as in ``authorize``.
     """
-    middlewares = [access_log(logger), translate_errors, authorize(options, deferred=deferred)]
+    middlewares = [access_log(logger), translate_errors, authorize(options, deferred=deferred, key_check=key_check)]
     app = web.Application(middlewares=middlewares, client_max_size=options.max_body_bytes)
     app.on_response_prepare.append(send_request_id)
     app.add_routes(

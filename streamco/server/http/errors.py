@@ -14,6 +14,7 @@ from streamco.wire.messages_api.errors import message_error
 __all__ = [
     "COUNT_PATH",
     "MESSAGES_PATH",
+    "QUOTA",
     "RequestError",
     "error_body",
     "error_event",
@@ -28,6 +29,7 @@ __all__ = [
 MESSAGES_PATH = "/v1/messages"
 COUNT_PATH = "/v1/messages/count_tokens"
 
+QUOTA = "insufficient_quota"  # OpenAI's code for a budget that is used up, which is the error's type, too
 TYPES = {401: "authentication_error", 403: "permission_error", 429: "rate_limit_error"}
 
 
@@ -78,7 +80,7 @@ def error_body(status: int, message: str, *, param: str | None = None, code: str
 
 
 def _describe(status: int, message: str, param: str | None, code: str | None) -> Json:
-    kind = TYPES.get(status, "invalid_request_error" if status < 500 else "server_error")
+    kind = QUOTA if code == QUOTA else TYPES.get(status, "invalid_request_error" if status < 500 else "server_error")
     return {"message": message, "type": kind, "param": param, "code": code}
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import re
-from collections.abc import Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 
 from aiohttp import web
@@ -17,7 +17,21 @@ from streamco.server.http.body_bounds import has_more_elements
 from streamco.server.http.errors import RequestError, error_response, is_messages_path, overloaded
 from streamco.server.http.options import ListenOptions
 
-__all__ = ["JSON", "RequestAdmission", "authorize", "check_key", "means_loopback", "read_body", "trace_headers", "translate_errors"]
+__all__ = [
+    "JSON",
+    "KeyCheck",
+    "RequestAdmission",
+    "authorize",
+    "check_key",
+    "given_keys",
+    "key_refusal",
+    "means_loopback",
+    "read_body",
+    "trace_headers",
+    "translate_errors",
+]
+
+KeyCheck = Callable[[web.Request], Awaitable[None]]
 
 logger = logging.getLogger("streamco.server")
 
@@ -56,7 +70,7 @@ def _refusal_of(request: web.Request, error: web.HTTPException) -> RequestError:
     return RequestError(error.status, text.format(path=request.path, method=request.method, allowed=allowed), headers=headers)
 
 
-def authorize(options: ListenOptions, *, deferred: frozenset[str] = frozenset()) -> Middleware:
+def authorize(options: ListenOptions, *, deferred: frozenset[str] = frozenset(), key_check: KeyCheck | None = None) -> Middleware:
     """Return a middleware that checks the key. If there is none, it answers only requests with a loopback name in their Host header.
 
     Web pages can make a browser send requests to a loopback port under a name of their own (DNS rebinding). The Host header shows that
@@ -65,7 +79,10 @@ def authorize(options: ListenOptions, *, deferred: frozenset[str] = frozenset())
     Args:
         options: the key, or permission to do without.
         deferred: paths with handlers that check the key themselves, or need none.
+        key_check: checks the key in place of ``check_key``; raises ``RequestError``. None: the options have all keys.
     """
+    if key_check is None and options.has_key and not options.keys:
+        raise AssertionError("keys that the options don't have need a check of their own")
     is_guarded = not options.has_key and not options.allow_open
     open_paths = OPEN_PATHS | deferred
 
@@ -74,7 +91,10 @@ def authorize(options: ListenOptions, *, deferred: frozenset[str] = frozenset())
         if (request.content_length or 0) > request.client_max_size:
             raise _too_large(request.client_max_size)
         if request.path not in open_paths:
-            check_key(options, request)
+            if key_check is None:
+                check_key(options, request)
+            else:
+                await key_check(request)
         if is_guarded and not means_loopback(request.headers.get("Host", "")):
             raise RequestError(403, "host: expected a loopback name or address while the server has no api key")
         return await handler(request)
@@ -93,18 +113,31 @@ def check_key(options: ListenOptions, request: web.Request) -> None:
     keys = options.keys
     if not keys:
         return
-    scheme, _, given = request.headers.get("Authorization", "").partition(" ")
-    key = find_key(keys, given.strip()) if scheme.lower() == "bearer" else None
-    headers = "Authorization: Bearer KEY"
-    if key is None and is_messages_path(request.path):
-        headers = f"x-api-key: KEY or {headers}"
-        given = request.headers.get("x-api-key", "") or given
-        key = find_key(keys, request.headers.get("x-api-key", "").strip())
+    key = next((found for given in given_keys(request) if (found := find_key(keys, given)) is not None), None)
     if key is None:
-        message = "api key: expected a valid key, got " + ("another" if given else f"none: send it as {headers}")
-        raise RequestError(401, message, code="invalid_api_key", headers={"WWW-Authenticate": "Bearer"})
+        raise key_refusal(request)
     if len(keys) > 1:
         request[KEY_NAME] = key.name
+
+
+def given_keys(request: web.Request) -> list[str]:
+    """Return the keys that a request has in the headers of its API; any of them may be the right one."""
+    scheme, _, given = request.headers.get("Authorization", "").partition(" ")
+    keys = [given.strip()] if scheme.lower() == "bearer" else []
+    if is_messages_path(request.path):
+        keys.append(request.headers.get("x-api-key", "").strip())
+    return [key for key in keys if key]
+
+
+def key_refusal(request: web.Request) -> RequestError:
+    """Return the 401 of a request without a right key."""
+    given = request.headers.get("Authorization", "").partition(" ")[2]
+    headers = "Authorization: Bearer KEY"
+    if is_messages_path(request.path):
+        headers = f"x-api-key: KEY or {headers}"
+        given = request.headers.get("x-api-key", "") or given
+    message = "api key: expected a valid key, got " + ("another" if given else f"none: send it as {headers}")
+    return RequestError(401, message, code="invalid_api_key", headers={"WWW-Authenticate": "Bearer"})
 
 
 def means_loopback(host: str) -> bool:

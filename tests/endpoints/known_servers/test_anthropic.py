@@ -48,6 +48,12 @@ def test_it_is_an_endpoint() -> None:
     assert KEY not in repr(endpoint)
 
 
+async def test_the_limit_for_servers_takes_the_place_of_its_own() -> None:
+    async with ScriptedServer(streamed(START, delta("Hi"), STOP)) as server, opened(server.url) as endpoint:
+        await ask(endpoint, Request(messages=[{"role": "user", "content": "Hi"}], server_limit=77))
+        assert server.requests[0].json()["max_tokens"] == 77
+
+
 def test_address_and_key_come_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("ANTHROPIC_API_KEY", raising=False)
     monkeypatch.delenv("ANTHROPIC_BASE_URL", raising=False)

@@ -7,6 +7,7 @@ import json
 import pytest
 
 from streamco.server.http.errors import (
+    QUOTA,
     RequestError,
     error_body,
     error_event,
@@ -34,6 +35,10 @@ def test_the_type_follows_the_status(status: int, kind: str) -> None:
     assert json.loads(error_body(status, "no", param="n", code="odd")) == {
         "error": {"message": "no", "type": kind, "param": "n", "code": "odd"}
     }
+
+
+def test_a_budget_that_is_used_up_has_its_own_type() -> None:
+    assert json.loads(error_body(429, "no", code=QUOTA))["error"]["type"] == "insufficient_quota"
 
 
 def test_an_invalid_field_is_named_in_the_text_too() -> None:

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from streamco.server.http.errors import RequestError
-from streamco.server.http.middleware import RequestAdmission, means_loopback
+from streamco.server.http.middleware import RequestAdmission, authorize, means_loopback
 from streamco.server.options import ServeOptions
 from streamco.testing.engine import FakeEngine
 from tests.server.support import CHAT, HELLO, TEXT, Running, running, until
@@ -42,6 +42,16 @@ async def test_the_right_key_is_let_in(scheme: str) -> None:
     async with running(api_key="sk-right") as server:
         status, _ = await server.post(CHAT, HELLO, Authorization=f"{scheme} sk-right")
         assert status == 200
+
+
+async def test_keys_that_the_options_do_not_have_need_a_check_of_their_own() -> None:
+    class Elsewhere(ServeOptions, frozen=True, kw_only=True):
+        @property
+        def has_key(self) -> bool:
+            return True
+
+    with pytest.raises(AssertionError, match="need a check of their own"):
+        authorize(Elsewhere())
 
 
 WRONG = [None, "", "Bearer", "Bearer ", "Bearer sk-wrong", "Bearer sk-right-not", "Basic sk-right", "sk-right", "Bearer schlüssel"]
