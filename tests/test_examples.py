@@ -16,6 +16,7 @@ EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
 
 PRINTS = {
     "ai_sdk_chat": [r'^data: {"type":"start"}$', r'^data: {"type":"text-delta","id":"text-1","delta":"\w'],
+    "callers": [r"^alice: server won, budget not used up$", r"^bob: device won, budget used up$"],
     "errors": [
         r"^device: won $",
         r"^127\.0\.0\.1:9/gpt-4o-mini: failed .*expected a connection to 127\.0\.0\.1:9",

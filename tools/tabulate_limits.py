@@ -20,6 +20,8 @@ from streamco.endpoints import http, openai_stream
 from streamco.endpoints.verifiers import streamco as verifier_endpoint
 from streamco.engines import chat_template, sampling
 from streamco.engines.llamacpp import template_sandbox
+from streamco.proxy.callers import accounts as callers_accounts
+from streamco.proxy.callers import base as callers_base
 from streamco.proxy.config import ProxyOptions
 from streamco.server import profiles, requests
 from streamco.server.http import access_log, api_keys, middleware
@@ -89,6 +91,13 @@ GROUPS = (
     )),
     _Group(CALLER, ProxyOptions(), "`[proxy] {name}`", (
         ("max_body_bytes", "size of a request's body at `proxy`", "bytes", "server/http/api.py"),
+    )),
+    _Group(CALLER, ProxyOptions(), "`[callers] {name}`", (
+        ("answer_tokens", "tokens of a server's answer to a caller with a budget that sets no limit", "", "proxy/callers/access.py"),
+    )),
+    _Group(CALLER, callers_base, "", (("MAX_CALLERS", "callers of a proxy", "", "proxy/callers/store.py"),)),
+    _Group(CALLER, callers_accounts, "", (
+        ("LONGEST_WAIT", "time that a request waits for the callers' file", "s", "proxy/callers/accounts.py"),
     )),
     _Group(CALLER, middleware, "", (
         ("MAX_ELEMENTS", "commas and opening brackets of a JSON body, outside of texts", "", "server/http/middleware.py"),

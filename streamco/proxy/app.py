@@ -11,6 +11,7 @@ import logging
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from pathlib import Path
 from secrets import token_hex
 
 import msgspec
@@ -22,6 +23,7 @@ from streamco.client.client import Client
 from streamco.client.observers.metrics import AnswerMetrics
 from streamco.client.stream import ChatStream
 from streamco.errors import StreamcoError
+from streamco.proxy.callers.access import TOTALS_PATH, USAGE_PATH, AnswerGrant, CallerAccess
 from streamco.proxy.config import MODEL, ProxyOptions
 from streamco.proxy.error_responses import explain
 from streamco.proxy.origins import OriginFields
@@ -48,13 +50,15 @@ class Proxy:
     Args:
         client: makes the answers; the caller closes it.
         options: limits, key, names.
+        access: what each caller may do; None: there is one key or none, and whatever has it may do everything.
     """
 
-    def __init__(self, client: Client, options: ProxyOptions) -> None:
+    def __init__(self, client: Client, options: ProxyOptions, access: CallerAccess | None = None) -> None:
         self.client = client
         self.options = options
         self.admission = RequestAdmission(options)
         self.created = int(time.time())
+        self.access = access
         self._answers: set[ChatStream] = set()
         self._tasks = TaskRules(options.task_patterns, takes_header=options.takes_tasks)
         self._device_alone = client.with_options(policy="device-only") if options.task_patterns or options.takes_tasks else client
@@ -74,9 +78,12 @@ class Proxy:
 
         ``status`` is "degraded", still with 200, if an endpoint failed or could not start and has not answered since: the proxy serves
         requests all the same, and a restart would not help. ``degraded`` names each such endpoint, what happened, and since when.
+        A callers' file that can't be used is 503, because no request is admitted then.
         """
         failure = await self.client.check_device(seconds=self.options.health_timeout)
         figures = {"model": MODEL, "requests": self.admission.present}
+        if failure is None and self.access is not None:
+            failure = await self.access.problem() or None
         if failure is not None:
             return web.json_response({"status": "error", "reason": failure, **figures}, status=503)
         if degraded := self.client.degraded:
@@ -150,9 +157,19 @@ class Proxy:
         self.admission.check_open()  # it may have closed while the body was read
         headers = {**parsed.request.headers, **trace_headers(request), REQUEST_ID_HEADER: current_request_id()}
         asked = replace(parsed.request, headers=headers)
+        is_task = bool(self._tasks.name_of(parsed.request, request.headers))
+        if self.access is None:
+            client = self._device_alone if is_task else self.client
+            return await self._make(request, parsed, shape, AnswerGrant(client=client, request=asked))
+        grant = await self.access.grant(request, asked, is_task=is_task)
+        async with self.access.settling(grant):
+            return await self._make(request, parsed, shape, grant)
+
+    async def _make(self, request: web.Request, parsed: ParsedRequest, shape: ResponseShape, grant: AnswerGrant) -> web.StreamResponse:
+        """Make an answer as it is granted, and send it."""
         wants_usage = parsed.wants_usage or not parsed.is_streamed
-        client = self._device_alone if self._tasks.name_of(parsed.request, request.headers) else self.client
-        answer = client.open_chat(asked, includes_usage=wants_usage, is_streamed=parsed.is_streamed)
+        answer = grant.client.open_chat(grant.request, includes_usage=wants_usage, is_streamed=parsed.is_streamed, notes=grant.notes)
+        grant.answer = answer
         self._answers.add(answer)
         try:
             async with answer:  # a client that leaves cancels this handler, and both sides with it
@@ -161,8 +178,10 @@ class Proxy:
                     marks = None
                     if parsed.wants_origin and isinstance(shape, ChatShape | CompletionShape):
                         marks = OriginMarks(OriginFields(answer), shape)
-                    return await stream_answer(request, answer, shape, self.options, unknown_model=unknown, marks=marks)
-                return await answer_whole(answer, shape, unknown_model=unknown)
+                    return await stream_answer(
+                        request, answer, shape, self.options, unknown_model=unknown, marks=marks, more_headers=grant.headers
+                    )
+                return await answer_whole(answer, shape, unknown_model=unknown, more_headers=grant.headers)
         finally:
             self._answers.discard(answer)
 
@@ -183,16 +202,32 @@ def make_app(client: Client, options: ProxyOptions | None = None) -> web.Applica
     Args:
         client: makes the answers; the caller closes it.
         options: limits, key, names; ``serving`` alone uses host and port. None: the defaults.
+
+    Raises:
+        ConfigError: there are callers, and a server has no known price. When the application starts: their file can't be used.
     """
     options = options or ProxyOptions()
-    proxy = Proxy(client, options)
     registry = make_registry() if options.metrics else None
-    open_paths = PAGE_PATHS if options.page else frozenset[str]()
-    app = make_application(proxy, options, logger=logging.getLogger("streamco.proxy"), registry=registry, deferred=open_paths)
+    access = None
+    if options.callers is not None:
+        access = CallerAccess(client, Path(options.callers), answer_tokens=options.answer_tokens, registry=registry)
+    proxy = Proxy(client, options, access)
+    app = make_application(
+        proxy,
+        options,
+        logger=logging.getLogger("streamco.proxy"),
+        registry=registry,
+        deferred=PAGE_PATHS if options.page else frozenset[str](),
+        key_check=None if access is None else access.check_key,
+    )
     if registry is not None:
         _follow(app, client, AnswerMetrics(registry))
     add_translated_apis(app, proxy)
-    app.router.add_get("/streamco/totals", proxy.totals)
+    app.router.add_get(TOTALS_PATH, proxy.totals)
+    if access is not None:
+        app.router.add_get(USAGE_PATH, access.usage)
+        app.on_startup.append(access.start)
+        app.on_cleanup.append(access.stop)
     if options.page:
         add_page(app, options.cors)
     app[PROXY] = proxy
@@ -217,7 +252,7 @@ async def serving(client: Client, options: ProxyOptions | None = None) -> AsyncI
     On leaving, running streams end with an error event; the client stays open.
 
     Raises:
-        ConfigError: other machines can reach the host and there is no key.
+        ConfigError: other machines can reach the host and there is no key, or the callers' file can't be used.
         OSError: the port is taken.
     """
     options = options or ProxyOptions()

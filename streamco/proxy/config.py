@@ -27,6 +27,7 @@ from streamco.server.http.options import ListenOptions
 from streamco.wire.tensors import StateFormat
 
 __all__ = [
+    "CallersSection",
     "DeviceSection",
     "DispatchSection",
     "MODEL",
@@ -61,10 +62,26 @@ class ProxyOptions(ListenOptions, frozen=True, kw_only=True):
     page: bool = False  # serve a chat for browsers at "/"; then POST requests of other origins are refused, unless ``cors`` names them
     task_patterns: tuple[str, ...] = ()  # beginnings of messages that the device answers alone, as regular expressions; see ``TaskRules``
     takes_tasks: bool = False  # callers may name such a request by the header ``x-streamco-task``
+    callers: str | Path | None = None  # file of the callers' keys and budgets, in place of ``api_key``; unknown models are refused then
+    answer_tokens: int = 4096  # longest answer of a server to a request without a limit, of a caller with a budget
 
     def __post_init__(self) -> None:
         super().__post_init__()
         check_patterns(self.task_patterns)
+        if self.callers is not None and self.api_key is not None:
+            raise ConfigError("callers: expected no api key beside them, because each has a key, got one")
+        if self.answer_tokens < 1:
+            raise ConfigError(f"answer_tokens: expected at least 1, got {self.answer_tokens}")
+
+    @property
+    def has_key(self) -> bool:
+        """True if clients need a key."""
+        return self.callers is not None or bool(self.keys)
+
+    @property
+    def refuses_unknown_models(self) -> bool:
+        """True if a request for a model that isn't configured gets 404. With callers it does: such a model's price isn't known."""
+        return self.callers is not None or self.unknown_models == "refuse"
 
 
 PACKAGED = "packaged"  # [device] model: the one that is installed from the package index
@@ -194,6 +211,13 @@ class TasksSection(Struct, frozen=True, kw_only=True):
     patterns: tuple[str, ...] = ()  # further beginnings of messages, as regular expressions
 
 
+class CallersSection(Struct, frozen=True, kw_only=True):
+    """Section ``[callers]``: several keys, each with a budget, a rate and allowed sides; see ``streamco callers``."""
+
+    file: str  # the SQLite file that ``streamco callers add`` makes
+    answer_tokens: int = 4096  # longest answer of a server to a request without a limit, of a caller with a budget
+
+
 class ProxyConfig(Struct, frozen=True, kw_only=True):
     """The whole configuration file."""
 
@@ -205,6 +229,7 @@ class ProxyConfig(Struct, frozen=True, kw_only=True):
     speculate: SpeculateSection = SpeculateSection()
     split: SplitSection | None = None
     tasks: TasksSection | None = None
+    callers: CallersSection | None = None
 
 
 def load_config(path: Path) -> ProxyConfig:
@@ -279,14 +304,16 @@ def _explain(text: str) -> str:
 
 
 def _resolve(config: ProxyConfig, folder: Path) -> ProxyConfig:
-    device, dispatch, split = config.device, config.dispatch, config.split
+    device, dispatch, split, callers = config.device, config.dispatch, config.split, config.callers
     if device is not None and device.base_url is None and device.model is not None and not _is_name(device.model):
         device = msgspec.structs.replace(device, model=_absolute(device.model, folder))
     if dispatch.profile is not None:
         dispatch = msgspec.structs.replace(dispatch, profile=_absolute(dispatch.profile, folder))
     if split is not None:
         split = msgspec.structs.replace(split, parts=_absolute(split.parts, folder))
-    return msgspec.structs.replace(config, device=device, dispatch=dispatch, split=split)
+    if callers is not None:
+        callers = msgspec.structs.replace(callers, file=_absolute(callers.file, folder))
+    return msgspec.structs.replace(config, device=device, dispatch=dispatch, split=split, callers=callers)
 
 
 def _is_name(model: str) -> bool:
@@ -308,6 +335,8 @@ def format_config(config: ProxyConfig) -> str:
         parts.append(_table("[split]", config.split))
     if config.tasks is not None:
         parts.append(_table("[tasks]", config.tasks))
+    if config.callers is not None:
+        parts.append(_table("[callers]", config.callers))
     return "\n".join(parts)
 
 

@@ -162,6 +162,11 @@ def build_options(config: ProxyConfig, api_key: str | None = None, environ: Mapp
     patterns = () if tasks is None else (*((OPEN_WEBUI,) if tasks.open_webui else ()), *tasks.patterns)
     if tasks is not None and config.device is None:
         raise ConfigError("tasks: expected a [device], which answers them alone, got none")
+    callers = config.callers
+    if callers is not None and config.split is not None:
+        raise ConfigError("callers: expected none beside [split], because a split model's work has no price, got some")
+    if callers is not None and given is not None and api_key is None:
+        raise ConfigError(f"callers: expected no api key beside them, because each has a key, got one in {section.api_key_env}")
     listening = {name: value for name, value in asdict(section).items() if name not in {"api_key_env", "otel"}}
     return ProxyOptions(
         **listening,
@@ -170,6 +175,8 @@ def build_options(config: ProxyConfig, api_key: str | None = None, environ: Mapp
         raw_prompts=all(server.api == "completions" for server in config.server),
         task_patterns=patterns,
         takes_tasks=tasks is not None and tasks.header,
+        callers=None if callers is None else callers.file,
+        answer_tokens=ProxyOptions().answer_tokens if callers is None else callers.answer_tokens,
     )
 
 

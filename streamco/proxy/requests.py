@@ -124,7 +124,7 @@ def _build(fields: Mapping[str, Any], messages: list[Any], model: str, stream_op
     if rest := {name: value for name, value in stream_options.items() if name not in _OWN_STREAM_OPTIONS}:
         extra["stream_options"] = rest
     is_known = _is_known(model, options)
-    if not is_known and options.unknown_models == "refuse":
+    if not is_known and options.refuses_unknown_models:
         raise unknown_model(model, options)
     try:
         return build_request(messages, model=None if is_known else model, extra_body=extra, **known)

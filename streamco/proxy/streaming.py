@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
+from types import MappingProxyType
 
 from aiohttp import web
 
@@ -25,6 +26,8 @@ from streamco.wire.openai.assembler import CompletionAssembler
 __all__ = ["OriginMarks", "answer_whole", "stream_answer"]
 
 logger = logging.getLogger("streamco.proxy")
+
+NO_HEADERS: Mapping[str, str] = MappingProxyType({})
 
 
 class _Sender:
@@ -124,6 +127,7 @@ async def stream_answer(
     *,
     unknown_model: str = "",
     marks: OriginMarks | None = None,
+    more_headers: Mapping[str, str] = NO_HEADERS,
 ) -> web.StreamResponse:
     """Send an answer while it is made; the caller closes it.
 
@@ -134,12 +138,14 @@ async def stream_answer(
         options: the proxy's limits.
         unknown_model: a name that the proxy doesn't have, as the caller used it; "": it has the name.
         marks: encodes chunks with what made them; None: chunks don't say it.
+        more_headers: further headers of the response.
 
     Raises:
         RequestError: it failed before anything was sent.
         ConnectionError: the reader left.
     """
     sender = _Sender(request, shape, options)
+    sender.events.response.headers.update(more_headers)
     async with sender.keeping_alive():
         try:
             await answer.first()
@@ -170,8 +176,10 @@ async def stream_answer(
     return sender.events.response
 
 
-async def answer_whole(answer: ChatStream, shape: ResponseShape, *, unknown_model: str = "") -> web.Response:
-    """Collect an answer and return it as one object; the caller closes it. ``unknown_model``: see ``stream_answer``.
+async def answer_whole(
+    answer: ChatStream, shape: ResponseShape, *, unknown_model: str = "", more_headers: Mapping[str, str] = NO_HEADERS
+) -> web.Response:
+    """Collect an answer and return it as one object; the caller closes it. The options are those of ``stream_answer``.
 
     Raises:
         RequestError: it failed.
@@ -187,7 +195,8 @@ async def answer_whole(answer: ChatStream, shape: ResponseShape, *, unknown_mode
         body = shape.whole(assembler.completion(), report.finish_reason)
     except AnswerFormError as error:
         raise RequestError(502, str(error), code="endpoint_failed") from error
-    return web.Response(body=body, content_type="application/json", headers=headers(report) | model_header(report, unknown_model))
+    found = {**headers(report), **model_header(report, unknown_model), **more_headers}
+    return web.Response(body=body, content_type="application/json", headers=found)
 
 
 def _failure_of(error: Exception, request: web.Request) -> RequestError:

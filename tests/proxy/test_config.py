@@ -15,6 +15,7 @@ from streamco.config import Timeouts
 from streamco.endpoints.base import Capabilities
 from streamco.errors import ConfigError
 from streamco.proxy.config import (
+    CallersSection,
     DeviceSection,
     DispatchSection,
     MigrationSection,
@@ -94,7 +95,7 @@ def test_every_section_is_understood() -> None:
     [
         (
             "[proxi]\n",
-            r"proxi: expected one of proxy, device, .*, split, tasks, got a key that is unknown",
+            r"proxi: expected one of proxy, device, .*, split, tasks, callers, got a key that is unknown",
         ),
         ('[proxy]\nhots = "x"\n', r"proxy\.hots: expected one of host, port, .*, got a key that is unknown"),
         ('[[server]]\nmodel = "m"\n[[server]]\nmodel = "n"\napi_key = "sk-1"\n', r"server\[1\]\.api_key: expected one of model, base_url"),
@@ -127,8 +128,9 @@ def test_a_key_written_into_the_file_is_not_repeated() -> None:
 
 def test_paths_are_relative_to_the_file_and_know_the_home(tmp_path: Path) -> None:
     path = tmp_path / "proxy.toml"
-    path.write_text('[device]\nmodel = "models/small.gguf"\n[dispatch]\nprofile = "~/learned.json"\n')
+    path.write_text('[device]\nmodel = "models/small.gguf"\n[dispatch]\nprofile = "~/learned.json"\n[callers]\nfile = "callers.sqlite"\n')
     config = load_config(path)
+    assert config.callers == CallersSection(file=str(tmp_path / "callers.sqlite"))
     assert config.device is not None
     assert config.device.model == str(tmp_path / "models" / "small.gguf")
     assert config.dispatch.profile == str(Path.home() / "learned.json")
@@ -198,6 +200,7 @@ CONFIGS = st.builds(
         min_quality=st.none() | NUMBERS,
         quality=st.none() | st.dictionaries(TEXTS, NUMBERS),
     ),
+    callers=st.none() | st.builds(CallersSection, file=TEXTS, answer_tokens=st.integers(1, 10**6)),
 )
 
 
@@ -210,6 +213,10 @@ def test_the_files_defaults_are_the_options_own() -> None:
     section, options = ProxySection(), ProxyOptions()
     for name in ("host", "allow_open", "page", "max_body_bytes", "max_streams", "keepalive", "idle_timeout", "reader_timeout"):
         assert getattr(section, name) == getattr(options, name), name
+
+
+def test_the_files_callers_have_the_options_own_limit() -> None:
+    assert CallersSection(file="callers.sqlite").answer_tokens == ProxyOptions().answer_tokens
 
 
 def test_the_files_migration_is_the_clients_own() -> None:

@@ -211,6 +211,21 @@ def test_the_key_is_the_given_one_else_the_environments() -> None:
         build_options(ProxyConfig(), "", {})
 
 
+def test_callers_take_the_place_of_the_key() -> None:
+    config = parse_config('[callers]\nfile = "callers.sqlite"\nanswer_tokens = 9\n[device]\nmodel = "packaged"\n')
+    options = build_options(config, environ={})
+    assert (options.callers, options.answer_tokens, options.api_key, options.has_key) == ("callers.sqlite", 9, None, True)
+    assert options.refuses_unknown_models
+    with pytest.raises(ConfigError, match=r"callers: expected no api key beside them, .* got one in STREAMCO_PROXY_KEY"):
+        build_options(config, environ={"STREAMCO_PROXY_KEY": "sk-1"})
+    with pytest.raises(ConfigError, match="callers: expected no api key beside them"):
+        build_options(config, "sk-1", environ={})
+    split = parse_config('[callers]\nfile = "c"\n[split]\nparts = "p"\nservers = ["http://127.0.0.1:9"]\n')
+    with pytest.raises(ConfigError, match=r"callers: expected none beside \[split\]"):
+        build_options(split, environ={})
+    assert build_options(ProxyConfig(), environ={}).callers is None
+
+
 def test_options_have_the_files_settings_and_the_servers_names() -> None:
     text = '[proxy]\nport = 9\nmax_streams = 3\nkeepalive = 1\n[[server]]\nmodel = "a"\nname = "cloud"\n[[server]]\nmodel = "a"\n'
     options = build_options(parse_config(text), environ={})

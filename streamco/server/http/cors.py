@@ -16,7 +16,7 @@ PREFLIGHT_SECONDS = 600  # for which a browser remembers the answer; Chrome take
 METHODS = "GET, POST"
 EXPOSED = (
     "X-Request-ID, Retry-After, x-streamco-mode, x-streamco-winner, x-streamco-ttft-ms, x-streamco-cost-usd, x-streamco-policy, "
-    "x-streamco-reason, x-streamco-model-note, x-streamco-notes"
+    "x-streamco-reason, x-streamco-model-note, x-streamco-notes, x-streamco-budget"
 )
 
 

@@ -1,0 +1,364 @@
+"""What callers may do at the proxy: which caller has a key, which sides its answers may come from, and what becomes of their cost.
+
+If the callers' file can't be used, every request is refused with 503. The middleware checks key and rate before a body is read. The budget
+is reserved when the request is known, and settled when all work for its answer has ended, however it ended.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from contextlib import asynccontextmanager
+from pathlib import Path
+from secrets import token_hex
+from typing import ParamSpec, TypeVar
+
+from aiohttp import web
+from msgspec import Struct, field
+from msgspec.structs import replace
+from prometheus_client import CollectorRegistry
+
+from streamco.client.client import Client
+from streamco.client.stream import ChatStream
+from streamco.endpoints.base import Request, TokenPrices
+from streamco.errors import ConfigError, StreamConsumed
+from streamco.proxy.callers.accounts import CallerAccounts
+from streamco.proxy.callers.base import Caller, DayFigures, from_nanos
+from streamco.proxy.callers.budget import DayBudget, day_of, seconds_left
+from streamco.proxy.callers.caller_metrics import CallerMetrics
+from streamco.proxy.callers.estimate import RequestSize, charge, measure_request
+from streamco.proxy.callers.keys import hash_key
+from streamco.proxy.callers.store import ReservedCost, SettledCost
+from streamco.server.http.access_log import current_request_id
+from streamco.server.http.api_keys import KEY_NAME
+from streamco.server.http.errors import QUOTA, RequestError, overloaded
+from streamco.server.http.middleware import given_keys, key_refusal
+from streamco.server.http.prometheus import PATH as METRICS_PATH
+
+__all__ = ["BUDGET_HEADER", "TOTALS_PATH", "USAGE_PATH", "AnswerGrant", "CallerAccess", "check_prices"]
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+logger = logging.getLogger("streamco.proxy")
+
+BUDGET_HEADER = "x-streamco-budget"
+TOTALS_PATH = "/streamco/totals"
+USAGE_PATH = "/streamco/usage"
+_OPERATORS = frozenset({METRICS_PATH, TOTALS_PATH})  # figures of all callers
+_SMALL = 1 << 16  # bytes of a body that is measured in the event loop
+_UNUSABLE = "callers: expected a file that can be read and written, got an error: no request is admitted"
+_CALLER: web.RequestKey[Caller] = getattr(web, "RequestKey", lambda name, _: name)("streamco_caller", Caller)
+
+
+class AnswerGrant(Struct, kw_only=True):
+    """One answer that may be made.
+
+    Args:
+        client: makes it.
+        request: the request, with what was set for it.
+        notes: sentences for its report.
+        headers: further headers of the response.
+        caller: name of the caller; "": the proxy has none.
+        reservation: name of its reservation.
+        reserved: nanodollars that are reserved.
+        size: the request's size; None: it was not measured, because the caller has no budget, or no server costs anything.
+        refusal: the response if the device can't answer either; None: its own error.
+        answer: the answer, as soon as there is one.
+    """
+
+    client: Client
+    request: Request
+    notes: tuple[str, ...] = ()
+    headers: Mapping[str, str] = field(default_factory=dict)
+    caller: str = ""
+    reservation: str = ""
+    reserved: int = 0
+    size: RequestSize | None = None
+    refusal: RequestError | None = None
+    answer: ChatStream | None = None
+
+
+class CallerAccess:
+    """The callers of one proxy.
+
+    Args:
+        client: makes the answers.
+        path: the callers' file.
+        answer_tokens: limit of a server's answer to a request without one, of a caller with a budget.
+        registry: gets the metrics; None: there are none.
+
+    Raises:
+        ConfigError: a server has no known price, or the client's model is split.
+    """
+
+    def __init__(self, client: Client, path: Path, *, answer_tokens: int, registry: CollectorRegistry | None) -> None:
+        self._prices = client.server_prices
+        check_prices(self._prices)
+        self._accounts = CallerAccounts(path)
+        self._client = client
+        has_device = "device" in client.sides
+        self._device_alone = client.with_options(policy="device-only") if has_device else None
+        self._server_alone = client.with_options(policy="server-only") if has_device and self._prices else client
+        self._answer_tokens = answer_tokens
+        self._metrics = None if registry is None else CallerMetrics(registry)
+        self._settling: set[asyncio.Task[None]] = set()
+        self._warned: dict[str, str] = {}  # the day of the last warning about a caller's budget
+        self._problem = ""  # why the file can't be used; "": it could, when it was used last
+
+    async def start(self, _app: web.Application | None = None) -> None:
+        """Open the file.
+
+        Raises:
+            ConfigError: it can't be used.
+        """
+        await self._accounts.start()
+
+    async def stop(self, _app: web.Application | None = None) -> None:
+        """Settle what has ended and close the file."""
+        await asyncio.gather(*self._settling)
+        try:
+            await self._accounts.aclose()
+        except ConfigError as error:
+            self._record_failure(error)
+
+    async def problem(self) -> str:
+        """Return why requests are refused; "": they aren't."""
+        if self._problem:
+            try:
+                await self._accounts.check()
+            except ConfigError:
+                return self._problem
+            self._problem = ""
+        return ""
+
+    # Before a body is read
+
+    async def check_key(self, request: web.Request) -> None:
+        """Find the caller of a request and count it against the rate; for the middleware.
+
+        Raises:
+            RequestError: 401 no key or another, 403 figures of other callers, 429 too many requests, 503 the file can't be used.
+        """
+        caller = await self._find(request)
+        if caller is None:
+            raise key_refusal(request)
+        request[KEY_NAME] = caller.name
+        request[_CALLER] = caller
+        if request.path in _OPERATORS and not caller.is_operator:
+            raise RequestError(403, f"{request.path}: expected the key of an operator, because it has the figures of all callers")
+        if request.method == "POST":
+            wait = await self._carried_out(self._accounts.take, caller.name)
+            if wait:
+                self._count(caller.name, "rate exceeded")
+                raise overloaded(f"requests: expected at most {caller.rate} a minute, got one more", wait)
+
+    async def usage(self, request: web.Request) -> web.Response:
+        """Answer ``GET /streamco/usage``: the caller's own figures of this day."""
+        caller, figures = await self._carried_out(self._accounts.figures, request[_CALLER].name)
+        return web.json_response(_shown(caller, figures, seconds_left(self._accounts.clock())))
+
+    # An answer
+
+    async def grant(self, request: web.Request, asked: Request, *, is_task: bool) -> AnswerGrant:
+        """Return how a request is answered; its reservation is made, and ``settling`` must follow.
+
+        Args:
+            request: the HTTP request.
+            asked: the client's request.
+            is_task: it is a background task, which the device answers alone if the caller may use it.
+
+        Raises:
+            RequestError: 400 its cost has no limit, 403 the caller may use no side that there is, 429 its budget is used up, 503 the file
+                can't be used.
+        """
+        caller = request[_CALLER]
+        may_use_device = "device" in caller.sides and self._device_alone is not None
+        may_use_server = "server" in caller.sides and bool(self._prices) and not (is_task and may_use_device)
+        if not may_use_device and not may_use_server:
+            raise RequestError(403, f"caller: expected a side that this proxy has, got {' and '.join(caller.sides)}", code="no_side")
+        grant = AnswerGrant(client=self._client, request=asked, caller=caller.name, reservation=token_hex(16))
+        if may_use_server and caller.budget is not None:
+            grant.size = size = await self._measured(request, asked)
+            grant.reserved = 1 if size is None else max(1, size.cost_at_most(self._prices.values()))  # 1: what is used up stays used up
+        found = await self._reserved(grant, may_fall_back=may_use_device)
+        if not found.is_covered:
+            return self._without_server(grant, found, may_use_device=may_use_device)
+        self._count(caller.name, "admitted")
+        if grant.size is not None:
+            grant.request = replace(asked, server_limit=self._answer_tokens)
+        if not may_use_server and self._device_alone is not None:
+            grant.client = self._device_alone
+        elif not may_use_device:
+            grant.client = self._server_alone
+        return grant
+
+    @asynccontextmanager
+    async def settling(self, grant: AnswerGrant) -> AsyncIterator[None]:
+        """Make an answer inside the block; on leaving, its cost is settled, which goes on if the handler is cancelled.
+
+        Raises:
+            RequestError: 429 the budget doesn't cover a server, and the device can't serve the request.
+        """
+        try:
+            yield
+        except RequestError as error:
+            if grant.refusal is not None and isinstance(error.__cause__, ConfigError):
+                raise grant.refusal from error
+            raise
+        finally:
+            await asyncio.shield(self._begin_settling(grant))
+
+    # Inside
+
+    async def _find(self, request: web.Request) -> Caller | None:
+        for key in given_keys(request):
+            key_hash = hash_key(key)
+            if key_hash is not None and (caller := await self._carried_out(self._accounts.find, key_hash)) is not None:
+                return caller
+        return None
+
+    async def _measured(self, request: web.Request, asked: Request) -> RequestSize | None:
+        """Return a request's size; None: no server costs anything."""
+        if not any(each.prompt or each.completion for each in self._prices.values()):
+            return None
+        if (request.content_length or _SMALL) < _SMALL:
+            return measure_request(asked, answer_tokens=self._answer_tokens)
+        return await asyncio.to_thread(measure_request, asked, answer_tokens=self._answer_tokens)
+
+    async def _reserved(self, grant: AnswerGrant, *, may_fall_back: bool) -> ReservedCost:
+        try:
+            found = await self._carried_out(
+                self._accounts.reserve, grant.reservation, grant.caller, grant.reserved, may_fall_back=may_fall_back
+            )
+        except BaseException:  # it may be carried out yet
+            self._begin_settling(grant)
+            raise
+        if found is None:
+            raise RequestError(401, "api key: expected a valid key, got one that was removed", code="invalid_api_key")
+        return found
+
+    def _without_server(self, grant: AnswerGrant, found: ReservedCost, *, may_use_device: bool) -> AnswerGrant:
+        """Return how a request is answered that the budget doesn't cover.
+
+        Raises:
+            RequestError: 429 no device may answer it.
+        """
+        until = seconds_left(self._accounts.clock())
+        needed, left = from_nanos(grant.reserved), from_nanos(found.left or 0)
+        text = f"expected a request that today's budget covers, got one that may cost {needed:.6f} $ while {left:.6f} $ are left"
+        refusal = RequestError(
+            429,
+            f"budget: {text}; the next day begins at midnight UTC",
+            code=QUOTA,
+            headers={"Retry-After": str(until), "x-should-retry": "false"},  # the SDKs of OpenAI and Anthropic try again otherwise
+        )
+        today = day_of(self._accounts.clock())
+        is_new, self._warned[grant.caller] = self._warned.get(grant.caller) != today, today
+        what = "the device alone answers" if may_use_device else "refused"
+        logger.log(
+            logging.WARNING if is_new else logging.INFO,
+            "%s: the budget of %s doesn't cover a request: %s (%.6f $ left, at most %.6f $ needed)",
+            *(current_request_id(), grant.caller, what, left, needed),
+        )
+        self._count(grant.caller, "device only" if may_use_device else "no budget")
+        if self._device_alone is None or not may_use_device:
+            raise refusal
+        grant.client, grant.size, grant.reserved, grant.refusal = self._device_alone, None, 0, refusal
+        grant.notes = (f"the device alone answers: today's budget of {grant.caller} doesn't cover a server",)
+        grant.headers = {BUDGET_HEADER: "used up"}
+        return grant
+
+    def _begin_settling(self, grant: AnswerGrant) -> asyncio.Task[None]:
+        task = asyncio.create_task(self._settle(grant), name="streamco proxy settling")
+        self._settling.add(task)
+        task.add_done_callback(self._settling.discard)
+        return task
+
+    async def _settle(self, grant: AnswerGrant) -> None:
+        settled = None if grant.answer is None else await self._cost_of(grant, grant.answer)
+        try:
+            if settled is None:
+                await self._accounts.withdraw(grant.reservation)
+            else:
+                await self._accounts.settle(grant.reservation, settled)
+        except ConfigError as error:  # the reservation stays, and a cost is written as soon as that is possible
+            self._record_failure(error)
+        if self._metrics is not None and settled is not None:
+            self._metrics.record_cost(grant.caller, settled)
+
+    async def _cost_of(self, grant: AnswerGrant, answer: ChatStream) -> SettledCost:
+        try:
+            await answer.aclose()
+            parts = answer.report.endpoints
+        except StreamConsumed:  # no endpoint was asked
+            return SettledCost()
+        except Exception:
+            logger.exception("an answer of %s has no report; it is charged what was reserved for it", grant.caller)
+            return SettledCost(cost=grant.reserved)
+        return SettledCost(
+            cost=charge(parts, grant.size, self._prices, reserved=grant.reserved),
+            prompt_tokens=sum(part.prompt_tokens for part in parts),
+            completion_tokens=sum(part.completion_tokens for part in parts),
+        )
+
+    async def _carried_out(self, call: Callable[P, Awaitable[T]], *args: P.args, **options: P.kwargs) -> T:
+        """Return what a call of the accounts returns.
+
+        Raises:
+            RequestError: 503 the file can't be used.
+        """
+        try:
+            result = await call(*args, **options)
+        except ConfigError as error:
+            self._record_failure(error)
+            raise RequestError(503, _UNUSABLE, code="callers_unavailable", headers={"Retry-After": "5"}) from error
+        self._problem = ""
+        return result
+
+    def _record_failure(self, error: ConfigError) -> None:
+        """Record that the file can't be used; logged once, until it can."""
+        if not self._problem:
+            logger.error("%s; requests are refused until then", error)
+        self._problem = _UNUSABLE
+        if self._metrics is not None:
+            self._metrics.record_failure()
+
+    def _count(self, name: str, outcome: str) -> None:
+        if self._metrics is not None:
+            self._metrics.record_request(name, outcome)
+
+
+def check_prices(prices: Mapping[str, TokenPrices]) -> None:
+    """Check that all servers have known prices: without them no budget can be kept.
+
+    Raises:
+        ConfigError: one has none.
+    """
+    for name, each in prices.items():
+        if each.prompt is None or each.completion is None:
+            raise ConfigError(
+                f"callers: expected known prices of each server, because budgets can't be kept without them, got none of {name}: "
+                "prices = { prompt = ..., completion = ... } of its [[server]] has them, US dollars per million tokens, 0 if it is free"
+            )
+
+
+def _shown(caller: Caller, figures: DayFigures, until: int) -> dict[str, object]:
+    budget = DayBudget(limit=caller.budget, spent=figures.spent, reserved=figures.reserved)
+    return {
+        "caller": caller.name,
+        "day": figures.day,
+        "seconds_left": until,
+        "budget_usd": None if caller.budget is None else from_nanos(caller.budget),
+        "spent_usd": from_nanos(figures.spent),
+        "reserved_usd": from_nanos(figures.reserved),
+        "left_usd": None if budget.left is None else from_nanos(budget.left),
+        "rate": caller.rate,
+        "sides": list(caller.sides),
+        "requests": figures.requests,
+        "device_only": figures.spared,
+        "refused": figures.refused,
+        "prompt_tokens": figures.prompt_tokens,
+        "completion_tokens": figures.completion_tokens,
+    }

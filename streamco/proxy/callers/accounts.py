@@ -1,0 +1,119 @@
+"""The callers' file for an event loop: each call runs in one thread of its own, so that no answer waits for the disk."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import ParamSpec, TypeVar
+
+from streamco.errors import ConfigError
+from streamco.proxy.callers.base import Caller, DayFigures
+from streamco.proxy.callers.store import CallerStore, ReservedCost, SettledCost
+
+__all__ = ["CallerAccounts"]
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+LONGEST_WAIT = 5.0  # seconds that a request waits for the file, calls before it included; then it is refused
+
+
+class CallerAccounts:
+    """Keys, rates and budgets of a proxy's callers. Every method raises ``ConfigError`` if the file can't be used.
+
+    Calls are carried out in their order, also those that are no longer waited for.
+
+    Args:
+        path: the file.
+        clock: Unix time.
+        patience: seconds that one call may wait for another process.
+    """
+
+    def __init__(self, path: Path, *, clock: Callable[[], float] = time.time, patience: float = 1.0) -> None:
+        self.clock = clock
+        self._store = CallerStore(path, patience=patience)
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="streamco callers")
+        self._is_closed = False
+
+    async def start(self) -> None:
+        """Open the file.
+
+        Raises:
+            ConfigError: it isn't there, is damaged or another one, or can't be read.
+        """
+        try:
+            await self.check()
+        except ConfigError:
+            self._thread.shutdown(wait=False)
+            raise
+
+    async def check(self) -> None:
+        """Check that the file can be used; see ``start``."""
+        await self.run(self._store.open)
+
+    async def aclose(self) -> None:
+        """Write what is not written yet, close the file and end the thread; idempotent.
+
+        Raises:
+            ConfigError: it can't be written; what was reserved stays reserved.
+        """
+        if self._is_closed:
+            return
+        self._is_closed = True
+        try:
+            await self.run(self._store.write_settled)
+        finally:
+            self._thread.submit(self._store.close)
+            self._thread.shutdown(wait=False)
+
+    async def find(self, key_hash: bytes) -> Caller | None:
+        """Return the caller with this key; None: there is none."""
+        return await self.run(self._store.find, key_hash)
+
+    async def take(self, name: str) -> float:
+        """Count a request against a caller's rate; return the seconds that it comes too early, 0: it is admitted."""
+        return await self.run(self._store.take, name, self.clock())
+
+    async def reserve(self, reservation: str, name: str, cost: int, *, may_fall_back: bool) -> ReservedCost | None:
+        """Reserve the most that a request may cost; see ``CallerStore.reserve``.
+
+        If it fails or is cancelled, it may be carried out all the same. So ``settle`` or ``withdraw`` must follow.
+        """
+        return await self.run(self._store.reserve, reservation, name, cost, self.clock(), may_fall_back=may_fall_back)
+
+    async def settle(self, reservation: str, settled: SettledCost) -> None:
+        """Replace a reservation by the real cost; see ``CallerStore.settle``."""
+        await self.run(self._store.settle, reservation, settled)
+
+    async def withdraw(self, reservation: str) -> None:
+        """Take a reservation back, if it was made; see ``CallerStore.withdraw``."""
+        await self.run(self._store.withdraw, reservation)
+
+    async def figures(self, name: str) -> tuple[Caller, DayFigures]:
+        """Return a caller's limits, and its figures of this day."""
+        return await self.run(self._store.figures, name, self.clock())
+
+    async def run(self, function: Callable[P, T], *args: P.args, **options: P.kwargs) -> T:
+        """Call a function in the thread, after the calls before it.
+
+        Raises:
+            ConfigError: it raised this, or the calls before it took too long.
+        """
+        waiting = asyncio.wrap_future(self._thread.submit(function, *args, **options))
+        try:
+            async with asyncio.timeout(LONGEST_WAIT):
+                return await asyncio.shield(waiting)
+        except TimeoutError as error:
+            raise ConfigError(f"callers: expected an answer of {self._store.path} within {LONGEST_WAIT:g} s, got none") from error
+        finally:
+            if not waiting.done():
+                waiting.add_done_callback(_take_exception)
+
+
+def _take_exception(waiting: asyncio.Future[T]) -> None:
+    """Take the exception of a call that is no longer waited for: what it was for has failed already."""
+    if not waiting.cancelled():
+        waiting.exception()

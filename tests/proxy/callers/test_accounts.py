@@ -1,0 +1,103 @@
+"""The callers' file in a thread of its own: order, cancelling, time limits, its end."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+from blockbuster import blockbuster_ctx
+
+from streamco.errors import ConfigError
+from streamco.proxy.callers import accounts as module
+from streamco.proxy.callers.accounts import CallerAccounts
+from streamco.proxy.callers.keys import hash_key
+from streamco.proxy.callers.store import SettledCost
+from tests.proxy.callers.support import NOON, add_caller, new_store
+from tests.support.leaks import holding_nothing_new
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    store = new_store(tmp_path / "callers.sqlite")
+    add_caller(store, budget=1e-6, rate=1)
+    store.close()
+    return store.path
+
+
+@asynccontextmanager
+async def opened(path: Path) -> AsyncIterator[CallerAccounts]:
+    async with holding_nothing_new():
+        accounts = CallerAccounts(path, clock=lambda: NOON)
+        await accounts.start()
+        yield accounts
+        await accounts.aclose()
+
+
+async def test_all_calls_leave_the_event_loop_free(path: Path) -> None:
+    with blockbuster_ctx("streamco"):
+        async with opened(path) as accounts:
+            reserved = await accounts.reserve("a", "alice", 600, may_fall_back=False)
+            assert reserved is not None
+            assert reserved.is_covered
+            await accounts.settle("a", SettledCost(cost=10))
+            await accounts.reserve("b", "alice", 600, may_fall_back=False)
+            await accounts.withdraw("b")
+            assert await accounts.take("alice") == 0
+            assert await accounts.take("alice") == 60
+            assert await accounts.find(hash_key("sk-streamco-" + "A" * 43) or b"") is None
+            caller, figures = await accounts.figures("alice")
+    assert (caller.name, figures.day, figures.spent, figures.reserved) == ("alice", "2026-11-27", 10, 0)
+
+
+async def test_a_reservation_that_was_cancelled_can_be_taken_back_whenever_it_is_made(path: Path) -> None:
+    async with opened(path) as accounts:
+        gate = threading.Event()
+        blocked = asyncio.create_task(accounts.run(gate.wait))
+        reserving = asyncio.create_task(accounts.reserve("a", "alice", 600, may_fall_back=False))
+        await asyncio.sleep(0)
+        reserving.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await reserving
+        withdrawing = asyncio.create_task(accounts.withdraw("a"))
+        await asyncio.sleep(0)
+        gate.set()
+        await asyncio.gather(blocked, withdrawing)
+        _, figures = await accounts.figures("alice")
+        assert (figures.requests, figures.reserved) == (1, 0), "it was made after its caller had left, and then taken back"
+
+
+async def test_a_call_that_takes_too_long_fails_and_its_own_error_is_taken(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "LONGEST_WAIT", 0.01)
+    async with opened(path) as accounts:
+        gate = threading.Event()
+
+        def fail() -> None:
+            gate.wait()
+            raise ConfigError("too late")
+
+        with pytest.raises(ConfigError, match=r"expected an answer of .* within 0\.01 s, got none"):
+            await accounts.run(fail)
+        gate.set()
+        monkeypatch.setattr(module, "LONGEST_WAIT", 10.0)
+        await accounts.check()
+
+
+async def test_accounts_that_could_not_start_leave_nothing(tmp_path: Path) -> None:
+    async with holding_nothing_new():
+        with pytest.raises(ConfigError, match="No such file"):
+            await CallerAccounts(tmp_path / "none.sqlite").start()
+
+
+async def test_what_is_not_written_is_written_at_the_end(path: Path) -> None:
+    accounts = CallerAccounts(path, clock=lambda: NOON)
+    await accounts.start()
+    await accounts.reserve("a", "alice", 600, may_fall_back=False)
+    accounts._store._unsettled["a"] = SettledCost(cost=3)
+    await accounts.aclose()
+    store = new_store(path)
+    assert store.figures("alice", NOON)[1].spent == 3
+    store.close()
