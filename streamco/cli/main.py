@@ -15,6 +15,7 @@ __all__ = ["COMMANDS", "build_parser", "main"]
 
 COMMANDS = {
     "calibrate": "measure a draft model and its verifier, for a profile",
+    "callers": "keys of the proxy's callers, with budgets, rates and what was spent",
     "chat": "talk to the model on this device and to a server at once",
     "completion": "print a script that completes this command in a shell",
     "demo": "see it work: device and server on this machine, no key, no download",

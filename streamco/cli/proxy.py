@@ -32,7 +32,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--config",
         type=Path,
         metavar="FILE",
-        help="TOML file with [proxy], [device], [[server]], [dispatch], [migration], [speculate], [split]",
+        help="TOML file with [proxy], [device], [[server]], [dispatch], [migration], [speculate], [split], [tasks], [callers]",
     )
     parser.add_argument("--print-config", action="store_true", help="print the effective configuration as TOML and leave")
     endpoints = parser.add_argument_group("endpoints")
@@ -91,6 +91,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     listen.add_argument("--host", default=argparse.SUPPRESS, help="address to listen on (127.0.0.1)")
     listen.add_argument("--port", default=argparse.SUPPRESS, type=int, help="0: any free one (8080)")
     listen.add_argument("--api-key", metavar="KEY", help="what clients must send as bearer token ($STREAMCO_PROXY_KEY)")
+    listen.add_argument(
+        "--callers", metavar="FILE", help="several keys with budgets and rates, in the place of one: the file of streamco callers"
+    )
     listen.add_argument("--no-auth", action="store_true", help="serve other machines without a key")
     listen.add_argument(
         "--cors",
@@ -150,7 +153,7 @@ def effective_config(args: argparse.Namespace) -> ProxyConfig:
     """
     from msgspec.structs import replace
 
-    from streamco.proxy.config import ProxyConfig, ServerSection, load_config
+    from streamco.proxy.config import CallersSection, ProxyConfig, ServerSection, load_config
 
     config = ProxyConfig() if args.config is None else load_config(args.config)
     device, servers, split = config.device, config.server, _split_section(args, config)
@@ -173,6 +176,9 @@ def effective_config(args: argparse.Namespace) -> ProxyConfig:
         proxy["metrics"] = False
     if args.otel:
         proxy["otel"] = True
+    callers = config.callers
+    if args.callers is not None:
+        callers = CallersSection(file=args.callers) if callers is None else replace(callers, file=args.callers)
     dispatch = _given(args, "budget", "policy", "pace", "profile")
     speculate = _given(args, "mode", "verifier", "routing")
     if "verifier" in args:
@@ -185,6 +191,7 @@ def effective_config(args: argparse.Namespace) -> ProxyConfig:
         split=split,
         dispatch=replace(config.dispatch, **dispatch),
         speculate=replace(config.speculate, **speculate),
+        callers=callers,
     )
 
 

@@ -16,7 +16,7 @@ from streamco.calibration.profile_store import load_profile
 from streamco.cli import proxy
 from streamco.cli.main import main
 from streamco.errors import ConfigError
-from streamco.proxy.config import DeviceSection, ServerSection, SplitSection, parse_config
+from streamco.proxy.config import CallersSection, DeviceSection, ServerSection, SplitSection, parse_config
 from tests.cli.test_serve import address_of, ask, process
 
 FAKE = """
@@ -29,6 +29,11 @@ script = [(0.0, "one"), ({second}, " two")]
 build.build_client = lambda config: Client(server=ScriptedEndpoint("server", script), policy="server-only")
 sys.exit(main(["proxy", *sys.argv[1:]]))
 """
+PRICED = (
+    FAKE.format(second=0.0)
+    .replace('ScriptedEndpoint("server", script)', 'ScriptedEndpoint("server", script, prices=TokenPrices(prompt=1e-6, completion=1e-6))')
+    .replace("import sys\n", "import sys\nfrom streamco.endpoints.base import TokenPrices\n")
+)
 CONFIG = """
 [proxy]
 port = 9000
@@ -134,6 +139,45 @@ def test_the_page_is_served_if_it_is_asked_for(tmp_path: Path) -> None:
             assert b"page.js" in response.read()
         running.terminate()
         assert running.wait(timeout=30) == 0
+
+
+def test_the_callers_file_of_the_command_line_goes_before_the_files(tmp_path: Path) -> None:
+    assert proxy.effective_config(parse()).callers is None
+    assert proxy.effective_config(parse("--callers", "a.sqlite")).callers == CallersSection(file="a.sqlite")
+    file = tmp_path / "proxy.toml"
+    file.write_text('[callers]\nfile = "b.sqlite"\nanswer_tokens = 9\n')
+    assert proxy.effective_config(parse("--config", str(file), "--callers", "a.sqlite")).callers == CallersSection(
+        file="a.sqlite", answer_tokens=9
+    )
+
+
+def test_callers_that_cannot_be_used_end_it_before_it_listens(tmp_path: Path) -> None:
+    with process(PRICED, "--port", "0", "--callers", str(tmp_path / "none.sqlite")) as running:
+        out, errors = running.communicate(timeout=30)
+    assert (running.returncode, out) == (2, "")
+    assert "callers: expected a file that can be read and written" in errors
+    with process(FAKE.format(second=0.0), "--port", "0", "--callers", str(tmp_path / "none.sqlite")) as running:
+        out, errors = running.communicate(timeout=30)
+    assert (running.returncode, out) == (2, "")
+    assert "callers: expected known prices of each server" in errors
+
+
+def test_a_caller_of_the_file_is_answered_and_nothing_of_its_key_is_shown(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = str(tmp_path / "callers.sqlite")
+    assert main(["callers", "add", "alice", "--budget", "0.5", "--file", file]) == 0
+    key = capsys.readouterr().out.strip()
+    with process(PRICED, "-vv", "--port", "0", "--callers", file) as running:
+        address = address_of(running)
+        with pytest.raises(urllib.error.HTTPError, match="401"):
+            ask(address)
+        assert ask(address, Authorization=f"Bearer {key}")["object"] == "chat.completion"
+        running.terminate()
+        said = "".join(running.communicate(timeout=30))
+    assert running.returncode == 0
+    assert "alice" in said
+    assert key not in said
+    assert main(["callers", "usage", "alice", "--file", file]) == 0
+    assert capsys.readouterr().out.splitlines()[1].split()[1] == "1"
 
 
 def test_who_drafts_and_who_verifies_can_be_said_on_the_command_line() -> None:
