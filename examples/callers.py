@@ -8,18 +8,12 @@ import openai
 
 import streamco
 from streamco.proxy.app import serving
-from streamco.proxy.callers.base import Caller, to_nanos
-from streamco.proxy.callers.keys import make_key
-from streamco.proxy.callers.store import CallerStore
+from streamco.proxy.callers.store import add_caller
 from streamco.testing import ScriptedServer, stream_answer
 
 
 async def main(file: Path) -> None:
-    store, keys = CallerStore(file), {name: make_key() for name in ("alice", "bob")}
-    store.create()  # what `streamco callers add` does
-    store.add(Caller(name="alice", budget=to_nanos(0.50), rate=60), keys["alice"][1])
-    store.add(Caller(name="bob", budget=0), keys["bob"][1])
-    store.close()
+    keys = {name: add_caller(file, name, budget=dollars, rate=60) for name, dollars in (("alice", 0.50), ("bob", 0.0))}
     async with ScriptedServer(stream_answer(["Clipping", " paper", "."])) as remote:
         prices = streamco.TokenPrices(prompt=1e-6, completion=2e-6)
         server = streamco.OpenAIEndpoint("large", base_url=remote.url, api_key="", name="server", prices=prices)
@@ -27,7 +21,7 @@ async def main(file: Path) -> None:
             streamco.Client(streamco.packaged_model(), server, policy="server-first") as client,
             serving(client, streamco.ProxyOptions(callers=file)) as base_url,
         ):
-            for name, (key, _) in keys.items():
+            for name, key in keys.items():
                 async with openai.AsyncOpenAI(base_url=base_url, api_key=key) as caller:
                     create = caller.chat.completions.with_raw_response.create
                     answer = await create(model="streamco", messages=[{"role": "user", "content": "What is a clip for?"}], max_tokens=20)

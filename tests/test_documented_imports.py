@@ -28,6 +28,7 @@ SUBMODULES = {
     "streamco.integrations.pydantic_ai": "docs/integrations.md",
     "streamco.policies.budget_control": "docs/dispatch.md",
     "streamco.proxy.app": "docs/proxy.md",
+    "streamco.proxy.callers.store": "docs/proxy.md",
     "streamco.server.app": "docs/serve.md",
     "streamco.sim.hardware.forward_pass_times": "docs/hardware.md",
     "streamco.wire.openai.msgpack_body": "docs/serve.md",

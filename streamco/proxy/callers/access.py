@@ -141,18 +141,17 @@ class CallerAccess:
         Raises:
             RequestError: 401 no key or another, 403 figures of other callers, 429 too many requests, 503 the file can't be used.
         """
-        caller = await self._find(request)
-        if caller is None:
+        found = await self._find(request)
+        if found is None:
             raise key_refusal(request)
+        caller, wait = found
         request[KEY_NAME] = caller.name
         request[_CALLER] = caller
         if request.path in _OPERATORS and not caller.is_operator:
             raise RequestError(403, f"{request.path}: expected the key of an operator, because it has the figures of all callers")
-        if request.method == "POST":
-            wait = await self._carried_out(self._accounts.take, caller.name)
-            if wait:
-                self._count(caller.name, "rate exceeded")
-                raise overloaded(f"requests: expected at most {caller.rate} a minute, got one more", wait)
+        if wait:
+            self._count(caller.name, "rate exceeded")
+            raise overloaded(f"requests: expected at most {caller.rate} a minute, got one more", wait)
 
     async def usage(self, request: web.Request) -> web.Response:
         """Answer ``GET /streamco/usage``: the caller's own figures of this day."""
@@ -212,11 +211,16 @@ class CallerAccess:
 
     # Inside
 
-    async def _find(self, request: web.Request) -> Caller | None:
-        for key in given_keys(request):
-            key_hash = hash_key(key)
-            if key_hash is not None and (caller := await self._carried_out(self._accounts.find, key_hash)) is not None:
-                return caller
+    async def _find(self, request: web.Request) -> tuple[Caller, float] | None:
+        """Return the caller of a request, and the seconds that it comes too early for its rate, which counts what makes work (POST)."""
+        for key_hash in filter(None, map(hash_key, given_keys(request))):
+            if request.method == "POST":
+                admitted = await self._carried_out(self._accounts.admit, key_hash)
+            else:
+                caller = await self._carried_out(self._accounts.find, key_hash)
+                admitted = None if caller is None else (caller, 0.0)
+            if admitted is not None:
+                return admitted
         return None
 
     async def _measured(self, request: web.Request, asked: Request) -> RequestSize | None:

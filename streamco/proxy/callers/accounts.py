@@ -73,9 +73,9 @@ class CallerAccounts:
         """Return the caller with this key; None: there is none."""
         return await self.run(self._store.find, key_hash)
 
-    async def take(self, name: str) -> float:
-        """Count a request against a caller's rate; return the seconds that it comes too early, 0: it is admitted."""
-        return await self.run(self._store.take, name, self.clock())
+    async def admit(self, key_hash: bytes) -> tuple[Caller, float] | None:
+        """Find the caller with this key and count a request against its rate; see ``CallerStore.admit``."""
+        return await self.run(self._store.admit, key_hash, self.clock())
 
     async def reserve(self, reservation: str, name: str, cost: int, *, may_fall_back: bool) -> ReservedCost | None:
         """Reserve the most that a request may cost; see ``CallerStore.reserve``.

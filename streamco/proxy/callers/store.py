@@ -11,20 +11,22 @@ A file that was removed or replaced is noticed at the next call, which opens wha
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from msgspec import Struct
 
+from streamco.endpoints.base import Kind
 from streamco.errors import ConfigError
-from streamco.proxy.callers.base import MAX_CALLERS, SIDES, Caller, DayFigures
+from streamco.proxy.callers.base import MAX_CALLERS, SIDES, Caller, DayFigures, to_nanos
 from streamco.proxy.callers.budget import DayBudget, day_before, day_of
+from streamco.proxy.callers.keys import make_key
 from streamco.proxy.callers.rates import TokenBucket
 from streamco.proxy.callers.schema import check_schema, connect, create_file
 
-__all__ = ["CallerStore", "ReservedCost", "SettledCost"]
+__all__ = ["CallerStore", "ReservedCost", "SettledCost", "add_caller"]
 
 _CALLER = "name, budget, rate, device, server, operator"
 _KEPT_DAYS = 400  # of figures
@@ -165,6 +167,11 @@ class CallerStore:
         with self._using() as connection:
             row = _row(connection, f"SELECT {_CALLER} FROM callers WHERE key_hash = ?", key_hash)  # noqa: S608
         return None if row is None else _caller(row)
+
+    def admit(self, key_hash: bytes, now: float) -> tuple[Caller, float] | None:
+        """Find the caller with this key, and count a request against its rate; None: there is none. The number is that of ``take``."""
+        caller = self.find(key_hash)
+        return None if caller is None else (caller, self.take(caller.name, now))
 
     def take(self, name: str, now: float) -> float:
         """Count a request against a caller's rate; return the seconds that it comes too early, 0: it is admitted.
@@ -341,6 +348,40 @@ class CallerStore:
                 self._connection = None
             reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
             raise ConfigError(f"callers: expected a file that can be read and written at {self.path}, got: {reason}") from error
+
+
+def add_caller(
+    path: Path,
+    name: str,
+    *,
+    budget: float | None,
+    rate: int | None = None,
+    sides: Sequence[Kind] = SIDES,
+    is_operator: bool = False,
+) -> str:
+    """Add a caller to a callers' file, which is made if it isn't there; return the key, which is nowhere else. It blocks for milliseconds.
+
+    Args:
+        path: the file.
+        name: name in logs, metrics and figures.
+        budget: US dollars that it may spend a day (UTC); None: no limit.
+        rate: requests a minute; None: no limit.
+        sides: sides that its answers may come from.
+        is_operator: it may read the figures of all callers.
+
+    Raises:
+        ConfigError: there is one of this name, a value is out of range, or the file can't be used.
+    """
+    nanos = None if budget is None else to_nanos(budget)
+    caller = Caller(name=name, budget=nanos, rate=rate, sides=tuple(sides), is_operator=is_operator)
+    key, key_hash = make_key()
+    store = CallerStore(path)
+    try:
+        store.create()
+        store.add(caller, key_hash)
+    finally:
+        store.close()
+    return key
 
 
 def _row(connection: sqlite3.Connection, query: str, *values: object) -> tuple[Any, ...] | None:

@@ -23,7 +23,7 @@ from tests.support.leaks import holding_nothing_new
 @pytest.fixture
 def path(tmp_path: Path) -> Path:
     store = new_store(tmp_path / "callers.sqlite")
-    add_caller(store, budget=1e-6, rate=1)
+    (tmp_path / "key").write_text(add_caller(store, budget=1e-6, rate=1))
     store.close()
     return store.path
 
@@ -46,9 +46,11 @@ async def test_all_calls_leave_the_event_loop_free(path: Path) -> None:
             await accounts.settle("a", SettledCost(cost=10))
             await accounts.reserve("b", "alice", 600, may_fall_back=False)
             await accounts.withdraw("b")
-            assert await accounts.take("alice") == 0
-            assert await accounts.take("alice") == 60
-            assert await accounts.find(hash_key("sk-streamco-" + "A" * 43) or b"") is None
+            key_hash = hash_key((path.parent / "key").read_text()) or b""
+            admitted = [await accounts.admit(key_hash) for _ in range(2)]
+            assert [each and (each[0].name, each[1]) for each in admitted] == [("alice", 0.0), ("alice", 60.0)]
+            assert await accounts.find(b"another") is None
+            assert await accounts.admit(b"another") is None
             caller, figures = await accounts.figures("alice")
     assert (caller.name, figures.day, figures.spent, figures.reserved) == ("alice", "2026-11-27", 10, 0)
 

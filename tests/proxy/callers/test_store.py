@@ -20,6 +20,7 @@ from streamco.errors import ConfigError
 from streamco.proxy.callers.base import MAX_CALLERS, Caller, to_nanos
 from streamco.proxy.callers.keys import hash_key, make_key
 from streamco.proxy.callers.store import CallerStore, SettledCost
+from streamco.proxy.callers.store import add_caller as add_dollars
 from tests.proxy.callers.support import DAY, NOON, add_caller, new_store
 
 
@@ -109,6 +110,18 @@ def test_names_are_unique_and_callers_not_too_many(store: CallerStore, monkeypat
     with pytest.raises(ConfigError, match="expected at most 1, got one more"):
         add_caller(store, "bob")
     assert MAX_CALLERS > 1
+
+
+def test_a_program_adds_a_caller_with_dollars(path: Path) -> None:
+    key = add_dollars(path.with_name("new.sqlite"), "alice", budget=0.5, rate=60, sides=["server"])
+    store = CallerStore(path.with_name("new.sqlite"))
+    assert found(store, key) == Caller(name="alice", budget=500_000_000, rate=60, sides=("server",))
+    store.close()
+    with pytest.raises(ConfigError, match="expected a name of its own"):
+        add_dollars(path.with_name("new.sqlite"), "alice", budget=None)
+    with pytest.raises(ConfigError, match="expected US dollars >= 0"):
+        add_dollars(path.with_name("other.sqlite"), "alice", budget=-1.0)
+    assert not path.with_name("other.sqlite").exists()
 
 
 # Budgets
