@@ -402,6 +402,7 @@ def _opener(
         prompt = [*prepared.drafter.prompt_ids, *ids]
         seed = continuation_seed(prepared.request.sampling.seed, len(ids))
         sampling = replace(prepared.request.sampling, stop=(), max_tokens=max_tokens, seed=seed)  # the client looks for stop strings
-        return remote.open(Request(prompt_ids=prompt, sampling=sampling, headers=prepared.request.headers))
+        asked = prepared.request
+        return remote.open(Request(prompt_ids=prompt, sampling=sampling, headers=asked.headers, server_limit=asked.server_limit))
 
     return open_stream
