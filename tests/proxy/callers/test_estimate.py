@@ -13,6 +13,8 @@ from streamco.core.report import EndpointReport
 from streamco.endpoints.base import Request, TokenPrices
 from streamco.endpoints.token_counter import TokenCounter
 from streamco.proxy.callers.estimate import IMAGE_TOKENS, RequestSize, charge, measure_request
+from streamco.proxy.config import ProxyOptions
+from streamco.proxy.requests import parse_fields
 from streamco.server.http.errors import RequestError
 
 PRICES = {"server": TokenPrices(prompt=1e-6, completion=2e-6)}
@@ -169,3 +171,46 @@ def test_a_cost_that_is_not_known_is_what_was_reserved() -> None:
     parts = [part(cost_usd=None), part(name="second", cost_usd=2e-6)]
     assert charge(parts, None, PRICES, reserved=9_000) == 9_000
     assert charge(parts, None, PRICES, reserved=1_000) == 2_000
+
+
+NAMES = st.sampled_from(
+    [
+        "role",
+        "content",
+        "type",
+        "text",
+        "image_url",
+        "tool_calls",
+        "n",
+        "max_tokens",
+        "tools",
+        "service_tier",
+        "modalities",
+        "model",
+        "stop",
+    ]
+)
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(max_size=9),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(NAMES | st.text(max_size=9), inner, max_size=4),
+    max_leaves=20,
+)
+
+
+@given(
+    messages=st.lists(st.dictionaries(NAMES, JSON, max_size=4), max_size=3),
+    fields=st.dictionaries(NAMES | st.text(max_size=9), JSON, max_size=4),
+)
+def test_whatever_a_caller_sends_is_measured_or_refused(messages: list[dict[str, Any]], fields: dict[str, Any]) -> None:
+    size, status = None, 0
+    try:
+        parsed = parse_fields({**fields, "messages": [{"role": "user", **message} for message in messages]}, ProxyOptions())
+        size = measure_request(parsed.request, answer_tokens=4096)
+    except RequestError as refusal:
+        status = refusal.status
+    if size is None:
+        assert status in {400, 404}
+        return
+    assert size.prompt >= size.least_prompt
+    assert size.answer >= 1
+    assert size.cost_at_most([TokenPrices(prompt=1e-6, completion=1e-6)]) > 0
