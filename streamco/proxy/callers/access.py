@@ -47,7 +47,7 @@ BUDGET_HEADER = "x-streamco-budget"
 TOTALS_PATH = "/streamco/totals"
 USAGE_PATH = "/streamco/usage"
 _OPERATORS = frozenset({METRICS_PATH, TOTALS_PATH})  # figures of all callers
-_SMALL = 1 << 16  # bytes of a body that is measured in the event loop
+_SMALL = 1 << 14  # bytes of a body that is measured in the event loop, which takes three milliseconds at most
 _UNUSABLE = "callers: expected a file that can be read and written, got an error: no request is admitted"
 _CALLER: web.RequestKey[Caller] = getattr(web, "RequestKey", lambda name, _: name)("streamco_caller", Caller)
 

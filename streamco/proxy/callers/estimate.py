@@ -167,7 +167,7 @@ def _count_images(message: Message) -> int:
 def _without_images(message: Message) -> Message:
     """Return the message without the data and addresses of its images, which are no text to the server."""
     content = message.get("content")
-    return {**message, "content": [_without_image(part) for part in content]} if isinstance(content, list) else message
+    return {**message, "content": [_without_image(part) for part in content]} if isinstance(content, list) else dict(message)
 
 
 def _without_image(part: Any) -> Any:
@@ -176,17 +176,16 @@ def _without_image(part: Any) -> Any:
 
 
 def _count_bytes(values: Sequence[Any]) -> int:
-    """Return the bytes of all texts, names and numbers in JSON values."""
+    """Return the bytes of all texts, names and numbers in JSON values: dicts and lists."""
     size, pending = 0, list(values)
     while pending:
         value = pending.pop()
-        match value:
-            case str():
-                size += len(value) if value.isascii() else len(value.encode("utf-8", "surrogatepass"))
-            case Mapping():
-                pending += [*value.keys(), *value.values()]
-            case list() | tuple():
-                pending += value
-            case _:
-                size += len(repr(value))  # as a template may show it
+        if isinstance(value, str):
+            size += len(value) if value.isascii() else len(value.encode("utf-8", "surrogatepass"))
+        elif isinstance(value, list | tuple):
+            pending += value
+        elif isinstance(value, dict):
+            pending += [*value.keys(), *value.values()]
+        else:
+            size += len(repr(value))  # as a template may show it
     return size

@@ -347,6 +347,7 @@ class CallerStore:
             except sqlite3.Error:
                 self._connection = None
             reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
+            reason += " (streamco callers add makes one)" if isinstance(error, FileNotFoundError) else ""
             raise ConfigError(f"callers: expected a file that can be read and written at {self.path}, got: {reason}") from error
 
 
