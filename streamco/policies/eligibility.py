@@ -12,7 +12,7 @@ from collections.abc import Callable
 from msgspec import Struct
 
 from streamco.errors import ConfigError
-from streamco.policies.dispatch import Decision, one_side
+from streamco.policies.dispatch import Decision, Side, one_side
 
 __all__ = ["Eligibility", "Gate", "QualityGate", "RequestFacts", "SideFacts", "check_eligibility", "restrict"]
 
@@ -106,7 +106,13 @@ class Eligibility(Struct, frozen=True, kw_only=True):
 
 
 def check_eligibility(
-    request: RequestFacts, *, device: SideFacts | None, server: SideFacts | None, gate: Gate | None = None, hedge_tools: bool = False
+    request: RequestFacts,
+    *,
+    device: SideFacts | None,
+    server: SideFacts | None,
+    gate: Gate | None = None,
+    hedge_tools: bool = False,
+    kept_out_by: str = "",
 ) -> Eligibility:
     """Return which sides can serve a request.
 
@@ -116,11 +122,12 @@ def check_eligibility(
         server: capabilities of the server; None: there is no server.
         gate: the quality gate; None: the device model is good enough for every request.
         hedge_tools: allow both sides at once even for requests with tools, though their calls may have side effects.
+        kept_out_by: the setting that keeps out the side that is None; "": there is no such side.
     """
-    from_device = "no device" if device is None else _why_not(request, device)
+    from_device = _absence("device", kept_out_by) if device is None else _why_not(request, device)
     if not from_device and gate is not None and not gate(request):
         from_device = "quality gate"
-    from_server = "no server" if server is None else _why_not(request, server)
+    from_server = _absence("server", kept_out_by) if server is None else _why_not(request, server)
     held_back = request.has_tools and not hedge_tools
     reasons = [f"device: {from_device}"] if from_device else []
     reasons += [f"server: {from_server}"] if from_server else []
@@ -128,6 +135,10 @@ def check_eligibility(
         reasons.append("tools are not hedged")
     can_hedge = not (from_device or from_server or held_back)
     return Eligibility(device=not from_device, server=not from_server, hedge=can_hedge, reason="; ".join(reasons))
+
+
+def _absence(side: Side, kept_out_by: str) -> str:
+    return f"kept out by {kept_out_by}" if kept_out_by else f"no {side}"
 
 
 def restrict(decision: Decision, eligibility: Eligibility) -> Decision:

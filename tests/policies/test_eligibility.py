@@ -58,6 +58,10 @@ def test_a_side_that_is_not_there_can_not_serve() -> None:
     )
 
 
+def test_a_side_that_is_kept_out_has_the_settings_name() -> None:
+    assert check_eligibility(PLAIN, device=DEVICE, server=None, kept_out_by="budget=0").reason == "server: kept out by budget=0"
+
+
 def test_tools_are_hedged_only_when_asked_for() -> None:
     capable = SideFacts(context_tokens=2048, tools=True)
     request = RequestFacts(prompt_tokens=4, has_tools=True)

@@ -238,6 +238,12 @@ class Dispatcher:
         return self.spared
 
     @property
+    def _keeping_out(self) -> str:
+        """The setting that keeps a side out, for reports."""
+        policy = self._learner.policy
+        return f'policy="{policy}"' if policy in {"device-only", "server-only"} else "budget=0"
+
+    @property
     def needed(self) -> tuple[Side, str] | None:
         """The side that has to exist, because the policy or a budget of 0 asks for it, and that setting; None: neither does."""
         policy = self._learner.policy
@@ -276,7 +282,10 @@ class Dispatcher:
         """
         self._update_costs(device, servers)
         without_effect = "" if self.kept_out is not None else why_without_effect(self._learner.policy, device, servers)
+        kept_out_by = ""
         if (kept_out := self.kept_out) is not None:
+            is_there = bool(servers) if kept_out == "server" else device is not None
+            kept_out_by = self._keeping_out if is_there else ""
             device, servers = (device, ()) if kept_out == "server" else (None, servers)
             _check_startable([*servers, *([device] if device is not None else [])], unavailable)
         device = None if device is not None and device.name in unavailable else device
@@ -289,6 +298,7 @@ class Dispatcher:
             server=side_facts(next(iter(able or servers), None)),
             gate=self._options.gate,
             hedge_tools=self._options.hedge_tools,
+            kept_out_by=kept_out_by,
         )
         if not eligibility.device and not eligibility.server:
             if kept_out is not None:

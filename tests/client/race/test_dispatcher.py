@@ -148,6 +148,20 @@ def test_a_request_nobody_can_serve_is_refused_with_each_ones_reason() -> None:
     assert str(caught.value) == expected
 
 
+@pytest.mark.parametrize(
+    ("settings", "reason"),
+    [
+        ({"policy": "device-only"}, 'server: kept out by policy="device-only"'),
+        ({"policy": "server-only"}, 'device: kept out by policy="server-only"'),
+        ({"budget": 0.0}, "server: kept out by budget=0"),
+    ],
+)
+def test_a_side_that_is_kept_out_is_not_said_to_be_missing(settings: dict[str, Any], reason: str) -> None:
+    assert decide(make(**settings), local=device(), remote=server()).report().reason == reason
+    alone = {"local": device()} if reason.startswith("server") else {"remote": server()}
+    assert "kept out" not in decide(make(**settings), **alone).report().reason
+
+
 def test_the_prompts_length_is_the_devices_count_else_the_servers_else_an_estimate() -> None:
     dispatcher = make()
     assert decide(dispatcher, local=device(tokens=33), remote=server(tokens=44)).prompt_tokens == 33
