@@ -223,10 +223,17 @@ def _shown(row: Row) -> str:
     if row.value is None:
         return "none"
     if row.unit == "bytes":
-        size = int(row.value)
-        return f"{size >> 20} MiB" if size >= 1 << 20 and not size % (1 << 20) else f"{size >> 10} KiB"
+        return _shown_size(int(row.value))
     number = f"{row.value:,}" if isinstance(row.value, int) else f"{row.value:g}"
     return f"{number} {row.unit}".strip()
+
+
+def _shown_size(size: int) -> str:
+    """Return a number of bytes in the largest unit that it is a whole number of."""
+    for unit, name in ((1 << 20, "MiB"), (1 << 10, "KiB")):
+        if size >= unit and not size % unit:
+            return f"{size // unit:,} {name}"
+    return f"{size:,} bytes"
 
 
 def render(page: str) -> str:

@@ -49,6 +49,14 @@ def test_values_are_shown_with_their_units() -> None:
     ]
 
 
+@pytest.mark.parametrize(
+    ("size", "text"),
+    [(32, "32 bytes"), (1023, "1,023 bytes"), (1024, "1 KiB"), (1500, "1,500 bytes"), (3 << 19, "1,536 KiB"), (1 << 20, "1 MiB")],
+)
+def test_sizes_are_shown_without_rounding(size: int, text: str) -> None:
+    assert limits._shown_size(size) == text
+
+
 def test_a_page_without_the_marks_is_refused() -> None:
     with pytest.raises(AssertionError, match="expected the marks"):
         limits.render("# Security")
