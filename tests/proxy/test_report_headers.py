@@ -10,8 +10,10 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from streamco.core.meter import Quality
-from streamco.core.report import DispatchReport, Report, SpeculationFigures, SplitFigures
-from streamco.proxy.report_headers import comment, headers, opening_headers
+from streamco.core.report import DispatchReport, EndpointReport, Report, SpeculationFigures, SplitFigures
+from streamco.proxy.callers.access import BUDGET_HEADER
+from streamco.proxy.report_headers import comment, headers, model_header, opening_headers
+from streamco.server.http.cors import EXPOSED
 
 DISPATCH = DispatchReport(
     policy="both",
@@ -114,6 +116,14 @@ def test_the_headers_of_a_split_models_answer_say_what_went_over_the_wire() -> N
     figures = {"trips": "24", "tokens-per-trip": "1.2500", "bytes-up": "345854", "bytes-down": "265359", "sessions": "2", "exact": "false"}
     assert {f"x-streamco-{name}": value for name, value in {"mode": "split", **figures}.items()}.items() <= told.items()
     assert "x-streamco-tokens-per-trip" not in headers(replace(make_report(), split=replace(TRIPS, trips=0, tokens_per_trip=None)))
+
+
+def test_a_web_page_of_another_origin_may_read_every_header() -> None:
+    report = replace(make_report(), notes=["a note"], speculation=replace(FIGURES, hit_rate=0.5), split=TRIPS)
+    device = EndpointReport(name="device", kind="device", outcome="won")
+    sent = {**headers(report), **model_header(replace(report, endpoints=[device]), "gpt-4o")}
+    exposed = {name for name in EXPOSED.split(", ") if name.startswith("x-streamco-")}
+    assert {*sent, BUDGET_HEADER} == exposed
 
 
 @pytest.mark.parametrize(

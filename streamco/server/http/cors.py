@@ -14,10 +14,16 @@ __all__ = ["ANY_ORIGIN", "allow_origins", "check_origin"]
 ANY_ORIGIN = "*"
 PREFLIGHT_SECONDS = 600  # for which a browser remembers the answer; Chrome takes at most 7200
 METHODS = "GET, POST"
-EXPOSED = (
-    "X-Request-ID, Retry-After, x-streamco-mode, x-streamco-winner, x-streamco-ttft-ms, x-streamco-cost-usd, x-streamco-policy, "
-    "x-streamco-reason, x-streamco-model-note, x-streamco-notes, x-streamco-budget"
+EXPOSED = ", ".join(
+    [
+        *("X-Request-ID", "Retry-After"),
+        *("x-streamco-mode", "x-streamco-winner", "x-streamco-ttft-ms", "x-streamco-cost-usd", "x-streamco-model-note"),
+        *("x-streamco-policy", "x-streamco-reason", "x-streamco-notes", "x-streamco-budget"),
+        *("x-streamco-acceptance", "x-streamco-offloaded-share", "x-streamco-hit-rate", "x-streamco-rounds", "x-streamco-exact"),
+        *("x-streamco-trips", "x-streamco-tokens-per-trip", "x-streamco-sessions", "x-streamco-bytes-up", "x-streamco-bytes-down"),
+    ]
 )
+"""Headers that a page may read: without this list browsers hide them."""
 
 
 def check_origin(origin: str) -> None:
