@@ -245,7 +245,8 @@ class Report(Struct, frozen=True, kw_only=True):
     """The figures of one answer; times in seconds.
 
     Args:
-        winner: the endpoint that the reader's tokens came from; None while undecided. For a speculated answer: all such endpoints.
+        winner: the endpoint that began the answer, also after a hand-over; None while undecided. Of a speculated answer: all that wrote a
+            part of it.
         ttft: time from the request to the first token at the reader; None: there was none.
         duration: time from the request to the end of the delivery.
         tokens: tokens delivered to the reader.
