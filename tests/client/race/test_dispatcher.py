@@ -158,8 +158,8 @@ def test_a_request_nobody_can_serve_is_refused_with_each_ones_reason() -> None:
 )
 def test_a_side_that_is_kept_out_is_not_said_to_be_missing(settings: dict[str, Any], reason: str) -> None:
     assert decide(make(**settings), local=device(), remote=server()).report().reason == reason
-    alone = {"local": device()} if reason.startswith("server") else {"remote": server()}
-    assert "kept out" not in decide(make(**settings), **alone).report().reason
+    local, remote = (device(), None) if reason.startswith("server") else (None, server())
+    assert "kept out" not in decide(make(**settings), local=local, remote=remote).report().reason
 
 
 def test_the_prompts_length_is_the_devices_count_else_the_servers_else_an_estimate() -> None:
