@@ -24,7 +24,7 @@ from opentelemetry.util.types import AttributeValue
 from streamco.client.answer_log import describe_error
 from streamco.client.observers.base import PACKAGE_VERSION, ObservedAttempt
 from streamco.core.report import EndpointReport, HandOver, Report
-from streamco.endpoints.base import Request
+from streamco.endpoints.base import Kind, Request
 
 __all__ = ["AnswerSpans"]
 
@@ -76,12 +76,14 @@ class _Observation:
         self._began = time.time_ns()
         self._context = trace.set_span_in_context(span)
         self._open: defaultdict[str, list[Span]] = defaultdict(list)  # by endpoint, in the order of their start
+        self._kinds: dict[str, Kind] = {}  # of these endpoints
 
     def opened(self, attempt: ObservedAttempt) -> Mapping[str, str]:
         """Start the span of a request; return the headers that let the server continue the trace."""
         span = self._start(attempt.endpoint, attempt.model, is_local=attempt.kind == "device" and attempt.base_url is None)
         span.set_attributes(_facts(attempt))
         self._open[attempt.endpoint].append(span)
+        self._kinds[attempt.endpoint] = attempt.kind
         headers: dict[str, str] = {}
         propagate.inject(headers, context=trace.set_span_in_context(span, Context()))  # without the caller's baggage
         return headers
@@ -91,9 +93,8 @@ class _Observation:
         for part in report.endpoints:
             if part.opened is None:
                 continue
-            waiting = self._open[part.name]
             opened = self._began + round(part.opened * _NANOSECONDS)
-            span = waiting.pop(0) if waiting else self._start(part.name, None, is_local=part.kind == "device", at=opened)
+            span = self._take(part, report) or self._start(part.name, None, is_local=part.kind == "device", at=opened)
             _describe_part(span, part, report)
             stopped = report.duration if part.stopped is None else part.stopped
             span.end(self._began + round(stopped * _NANOSECONDS))
@@ -101,6 +102,21 @@ class _Observation:
             span.end()
         _describe_answer(self._span, report, self._began)
         self._span.end(self._began + round(report.duration * _NANOSECONDS))
+
+    def _take(self, part: EndpointReport, report: Report) -> Span | None:
+        """Return the span that belongs to a part of the report; None: none was started for it.
+
+        A speculated answer can move from one verifier to another. The report has the last one, and the span that of the first.
+        """
+        if waiting := self._open[part.name]:
+            return waiting.pop(0)
+        named = {each.name for each in report.endpoints}
+        moved = [spans for name, spans in self._open.items() if spans and name not in named and self._kinds[name] == part.kind]
+        if not moved:
+            return None
+        span = moved[0].pop(0)
+        span.set_attribute("streamco.endpoint", part.name)
+        return span
 
     def _start(self, endpoint: str, model: str | None, *, is_local: bool, at: int | None = None) -> Span:
         operation = _operation(self._request)

@@ -11,8 +11,9 @@ from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from opentelemetry.trace import SpanKind, StatusCode
 
+from streamco.client.observers.base import ObservedAttempt
 from streamco.client.observers.spans import AnswerSpans
-from streamco.endpoints.base import Capabilities
+from streamco.endpoints.base import Capabilities, Request
 from streamco.endpoints.openai import OpenAIEndpoint
 from streamco.errors import AllEndpointsFailed, ConfigError, EndpointConnectError, EndpointError
 from streamco.openai_types import CompletionUsage
@@ -195,6 +196,27 @@ async def test_a_speculated_answer_has_spans_of_device_and_verifier(traces: Trac
     assert found["streamco.mode"] == "speculate"
     assert isinstance(found["streamco.speculation.rounds"], int)
     assert found["streamco.speculation.rounds"] > 0
+
+
+async def test_a_speculated_answer_that_moves_to_another_verifier_has_one_span_of_both(traces: Traces) -> None:
+    world = World()
+    async with world.scripted() as verifier, world.speculating(verifier) as client:
+        stream = client.stream(PROMPT, temperature=0)
+        await tokens_text(stream)
+        await stream.aclose()
+        report = stream.report
+    world.close()
+    observed = traces.spans.began(Request(messages=[]))
+    for part in report.endpoints:
+        name = "first" if part.kind == "server" else part.name
+        asked = Request(messages=[])
+        attempt = ObservedAttempt(endpoint=name, kind=part.kind, model="m", provider=None, base_url=None, request=asked)
+        assert observed.opened(attempt)
+    observed.ended(report)
+    _, below = traces.tree()
+    assert below.keys() == {part.name for part in report.endpoints}
+    (verifying,) = [span for name, span in below.items() if attributes(span).get("streamco.outcome") == "verified"]
+    assert attributes(verifying)["gen_ai.usage.output_tokens"]
 
 
 async def test_without_a_provider_the_global_one_is_used_and_costs_no_error() -> None:
