@@ -229,7 +229,7 @@ async def _chat(args: argparse.Namespace) -> int:
             return await answer_prompt(client, args, view, kept)
         if is_interactive(args):
             view.legend({name: _describe(args, name, kind) for name, kind in kinds.items()})
-        return await converse(client, args, view, kept)
+        return await converse(client, args, view, kept, saves_prompts=not args.no_save)
     finally:
         await client.aclose()
 

@@ -172,6 +172,17 @@ def test_a_prompt_typed_while_an_answer_is_written_is_the_next_one(chat: Termina
     chat.expect("You said 'typed ahead' in 3 messages.")
 
 
+def test_prompts_are_remembered_for_this_run_alone_if_nothing_is_to_be_kept(tmp_path: Path) -> None:
+    with terminal(*PROGRAM, "--no-save", env={"XDG_STATE_HOME": str(tmp_path)}) as chat:
+        chat.expect("pace off")
+        ask(chat, "forget me", "You said 'forget me'")
+        chat.type("\x1b[A\r")
+        chat.expect("You said 'forget me' in 3 messages.")
+        chat.type("\x04")
+        chat.wait()
+    assert not [path for path in tmp_path.rglob("*") if path.is_file()]
+
+
 def test_prompts_are_remembered_from_one_run_to_the_next(tmp_path: Path) -> None:
     env = {"XDG_STATE_HOME": str(tmp_path)}
     with terminal(*PROGRAM, env=env) as first:

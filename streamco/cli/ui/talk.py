@@ -151,8 +151,18 @@ async def answer_prompt(client: Client, args: argparse.Namespace, view: View, ke
     return answer.exit_code
 
 
-async def converse(client: Client, args: argparse.Namespace, view: View, kept: OpenConversation | None = None) -> int:
-    """Answer prompts until the user leaves or the lines end; return 1 if an answer to a line failed, else 0."""
+async def converse(
+    client: Client, args: argparse.Namespace, view: View, kept: OpenConversation | None = None, *, saves_prompts: bool = True
+) -> int:
+    """Answer prompts until the user leaves or the lines end; return 1 if an answer to a line failed, else 0.
+
+    Args:
+        client: makes the answers.
+        args: the options of the command.
+        view: shows them.
+        kept: the conversation to go on with; None: a new one that isn't kept.
+        saves_prompts: keep typed prompts in a file, for the key Up.
+    """
     kept = kept or OpenConversation(Conversation(args.system), ConversationStore(None))
     dialogue = Dialogue(
         client,
@@ -167,7 +177,8 @@ async def converse(client: Client, args: argparse.Namespace, view: View, kept: O
     if kept.conversation.turns:
         view.note(f"going on after {len(kept.conversation.turns)} turns; the last prompt was: {last_prompt(kept.conversation)}")
     if is_interactive(args):
-        await _talk_to_person(dialogue, view, args, color=not args.no_color and args.theme != "mono")
+        history = _history_path() if saves_prompts else None
+        await _talk_to_person(dialogue, view, history, color=not args.no_color and args.theme != "mono")
         return 0
     async for line in lines_of():
         if not await dialogue.handle(line):
@@ -177,12 +188,12 @@ async def converse(client: Client, args: argparse.Namespace, view: View, kept: O
     return 1 if dialogue.has_failed else 0
 
 
-async def _talk_to_person(dialogue: Dialogue, view: View, args: argparse.Namespace, *, color: bool) -> None:
+async def _talk_to_person(dialogue: Dialogue, view: View, history: Path | None, *, color: bool) -> None:
     try:
         from streamco.cli.ui.line_editor import Editor
     except ImportError as error:
         raise _missing(error) from error
-    editor = Editor(None if args.no_save else _history_path(), lambda: dialogue.settings_line, color=color)
+    editor = Editor(history, lambda: dialogue.settings_line, color=color)
     view.note(f"{KEYS}\n")
     with quiet_keyboard():  # between two prompts too: an Enter typed ahead must arrive as an Enter
         await _talk(dialogue, view, editor)

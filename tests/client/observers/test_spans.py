@@ -13,7 +13,7 @@ from opentelemetry.trace import SpanKind, StatusCode
 
 from streamco.client.observers.base import ObservedAttempt
 from streamco.client.observers.spans import AnswerSpans
-from streamco.endpoints.base import Capabilities, Request
+from streamco.endpoints.base import Capabilities, Kind, Request
 from streamco.endpoints.openai import OpenAIEndpoint
 from streamco.errors import AllEndpointsFailed, ConfigError, EndpointConnectError, EndpointError
 from streamco.openai_types import CompletionUsage
@@ -210,7 +210,8 @@ async def test_a_speculated_answer_that_moves_to_another_verifier_has_one_span_o
     for part in report.endpoints:
         name = "first" if part.kind == "server" else part.name
         asked = Request(messages=[])
-        attempt = ObservedAttempt(endpoint=name, kind=part.kind, model="m", provider=None, base_url=None, request=asked)
+        kind: Kind = "server" if part.kind == "server" else "device"
+        attempt = ObservedAttempt(endpoint=name, kind=kind, model="m", provider=None, base_url=None, request=asked)
         assert observed.opened(attempt)
     observed.ended(report)
     _, below = traces.tree()
