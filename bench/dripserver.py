@@ -1,7 +1,8 @@
-"""The other end of bench/stream.py and bench/proxy.py: a bare HTTP server in a process of its own that sends recorded-looking chat chunks.
+"""The other end of bench/stream.py, bench/proxy.py and bench/load_tool.py: a bare HTTP server in a process of its own.
 
-The model name says how: ``bulk-2000`` sends 2,000 events as fast as the socket takes them, ``drip-500`` one event a write, a millisecond
-apart, ``slow-20`` the same a fifth of a second apart.
+It sends recorded-looking chat chunks, and the model name says how: ``bulk-2000`` sends 2,000 events as fast as the socket takes them,
+``drip-500`` one event a write, a millisecond apart, ``slow-20`` the same a fifth of a second apart, and ``model-50`` the same 20 ms apart,
+after the 100 ms that a prompt takes. A request without a body, such as ``GET /health``, gets an empty object.
 """
 
 from __future__ import annotations
@@ -10,6 +11,8 @@ import asyncio
 import json
 import sys
 
+GAPS = {"drip": 0.001, "slow": 0.2}  # seconds after each event
+PROMPT_S, STEP_S = 0.1, 0.02  # of "model"
 WORDS = ["The", " quick", " brown", " fox", " jumps", " over", " the", " lazy", " dog", "."]
 
 
@@ -40,10 +43,15 @@ def frame(data: bytes) -> bytes:
 
 async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
     """Serve one connection until it closes."""
+    loop = asyncio.get_running_loop()
     try:
         while True:
             head = await reader.readuntil(b"\r\n\r\n")
+            begun = loop.time()
             length = next((int(line.split(b":")[1]) for line in head.split(b"\r\n") if line.lower().startswith(b"content-length:")), 0)
+            if not length:
+                writer.write(b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: 2\r\n\r\n{}")
+                continue
             mode, _, count = json.loads(await reader.readexactly(length))["model"].rpartition("/")[2].partition("-")
             writer.write(b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n")
             events = make_events(int(count))
@@ -52,10 +60,14 @@ async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> 
                     writer.write(frame(b"".join(events[start : start + 256])))
                     await writer.drain()
             else:
-                gap = 0.2 if mode == "slow" else 0.001
-                for event in events:
+                for number, event in enumerate(events):
+                    if mode == "model":  # due at a fixed time: a late wake-up delays no later event
+                        await asyncio.sleep(begun + PROMPT_S + number * STEP_S - loop.time())
+                    if writer.is_closing():
+                        return
                     writer.write(frame(event))
-                    await asyncio.sleep(gap)
+                    if mode != "model":
+                        await asyncio.sleep(GAPS[mode])
             writer.write(b"0\r\n\r\n")
             await writer.drain()
     except (asyncio.IncompleteReadError, ConnectionError, asyncio.CancelledError):

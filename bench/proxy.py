@@ -51,7 +51,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     with ExitStack() as stack:
         port = stack.enter_context(server())
         upstream = f"http://127.0.0.1:{port}/v1"
-        running: dict[str, tuple[int, str]] = {"streamco": stack.enter_context(_streamco(upstream))}
+        running: dict[str, tuple[int, str]] = {"streamco": stack.enter_context(running_proxy(upstream))}
         running["aiohttp relay"] = stack.enter_context(_relay(upstream))
         if options.litellm:
             running["litellm"] = stack.enter_context(_litellm(options.litellm, upstream))
@@ -63,18 +63,18 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 @contextmanager
 def _process(words: Sequence[str], **environment: str) -> Iterator[subprocess.Popen[str]]:
-    process = subprocess.Popen(
+    with subprocess.Popen(
         words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, env={**os.environ, **environment}
-    )
-    try:
-        yield process
-    finally:
-        process.terminate()
-        process.wait()
+    ) as process:
+        try:
+            yield process
+        finally:
+            process.terminate()
 
 
 @contextmanager
-def _streamco(upstream: str) -> Iterator[tuple[int, str]]:
+def running_proxy(upstream: str) -> Iterator[tuple[int, str]]:
+    """Run ``streamco proxy`` with the server alone: its process's id, and its base URL."""
     words = (sys.executable, "-m", "streamco", "proxy", "--no-device", "--server", "bench", "--base-url", upstream)
     with _process((*words, "--policy", "server-only", "--port", "0", "--max-streams", "2000")) as process:
         assert process.stdout is not None

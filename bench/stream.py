@@ -29,14 +29,10 @@ MESSAGES: Any = [{"role": "user", "content": "Say something."}]
 
 @contextlib.contextmanager
 def server() -> Iterator[int]:
-    process = subprocess.Popen([sys.executable, "-m", "bench.dripserver"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-    assert process.stdout is not None
-    assert process.stdin is not None
-    try:
-        yield int(process.stdout.readline())
-    finally:
-        process.stdin.close()
-        process.wait()
+    command = [sys.executable, "-m", "bench.dripserver"]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        yield int(process.stdout.readline())  # it stops when its standard input closes
 
 
 def chunk_reader(create: Callable[..., Any]) -> Read:
