@@ -96,26 +96,39 @@ def _read_edits(fields: Fields) -> None:
 
 
 def _read_tools(fields: Fields, chat: Json, found: set[str]) -> None:
-    """Read the tools. Deferred ones are left out, as from the model's prompt at Anthropic, until a search for tools has found them."""
+    """Read the tools. Deferred ones are left out, as from the model's prompt at Anthropic, until a search for tools has found them.
+
+    A choice that names a tool offers it. Without a tool there is nothing to choose, and servers refuse a choice.
+    """
     tools = [(tool.flag("defer_loading"), _tool(tool)) for tool in fields.objects("tools")]
+    choice = _read_choice(fields)
+    match choice.get("tool_choice"):
+        case {"function": {"name": named}}:
+            found = {*found, named}
     if offered := [tool for is_deferred, tool in tools if not is_deferred or tool["function"]["name"] in found]:
-        chat["tools"] = offered
+        chat |= {"tools": offered, **choice}
+
+
+def _read_choice(fields: Fields) -> Json:
+    """Return the chat fields of the choice of tools."""
     choice = fields.inner("tool_choice")
     if choice is None:
-        return
+        return {}
     kind = choice.needed_text("type")
+    made: Json = {}
     match kind:
         case "auto" | "none":
-            chat["tool_choice"] = kind
+            made["tool_choice"] = kind
         case "any":
-            chat["tool_choice"] = "required"
+            made["tool_choice"] = "required"
         case "tool":
-            chat["tool_choice"] = {"type": "function", "function": {"name": choice.needed_text("name")}}
+            made["tool_choice"] = {"type": "function", "function": {"name": choice.needed_text("name")}}
         case _:
             raise FieldError("tool_choice.type", f"expected auto, any, tool or none, got {kind[:100]}")
     if choice.flag("disable_parallel_tool_use"):
-        chat["parallel_tool_calls"] = False
+        made["parallel_tool_calls"] = False
     choice.refuse_rest()
+    return made
 
 
 def _tool(tool: Fields) -> Json:

@@ -130,19 +130,19 @@ def _read_text(fields: Fields, chat: Json, echo: Json) -> None:
 
 
 def _read_tools(fields: Fields, chat: Json, echo: Json) -> NamespacedNames:
-    """Read the tools, and return those that are in namespaces."""
+    """Read the tools, and return those that are in namespaces. Without a tool there is nothing to choose, and servers refuse a choice."""
     names = NamespacedNames()
     tools = fields.objects("tools")
     echo["tools"] = [tool.rest() for tool in tools]
-    if made := [each for tool in tools for each in _functions(tool, names)]:
-        chat["tools"] = made
+    made = [each for tool in tools for each in _functions(tool, names)]
     choice = fields.take("tool_choice", "auto")
     parallel = fields.flag("parallel_tool_calls")
     echo |= {"tool_choice": choice, "parallel_tool_calls": parallel is not False}
-    if choice != "auto":
-        chat["tool_choice"] = _choice(choice)
+    chosen: Json = {} if choice == "auto" else {"tool_choice": _choice(choice)}
     if parallel is not None:
-        chat["parallel_tool_calls"] = parallel
+        chosen["parallel_tool_calls"] = parallel
+    if made:
+        chat |= {"tools": made, **chosen}
     return names
 
 

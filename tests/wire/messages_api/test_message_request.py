@@ -51,10 +51,6 @@ def test_a_short_request_is_short() -> None:
                 ]
             },
         ),
-        ({"tool_choice": {"type": "auto"}}, {"tool_choice": "auto"}),
-        ({"tool_choice": {"type": "none"}}, {"tool_choice": "none"}),
-        ({"tool_choice": {"type": "any", "disable_parallel_tool_use": True}}, {"tool_choice": "required", "parallel_tool_calls": False}),
-        ({"tool_choice": {"type": "tool", "name": "f"}}, {"tool_choice": {"type": "function", "function": {"name": "f"}}}),
         ({"thinking": {"type": "enabled", "budget_tokens": 1024}}, {"reasoning_effort": "low"}),
         ({"thinking": {"type": "enabled", "budget_tokens": 4000}}, {"reasoning_effort": "medium"}),
         ({"thinking": {"type": "enabled", "budget_tokens": 32_000}}, {"reasoning_effort": "high"}),
@@ -142,6 +138,29 @@ def test_a_deferred_tool_is_offered_once_a_search_has_found_it() -> None:
     assert [tool["function"]["name"] for tool in asked["tools"]] == ["search", "f"]
     assert asked["messages"][-1] == {"role": "tool", "tool_call_id": "1", "content": "The tool f can be called from now on."}
     assert "tools" not in read(tools=tools[1:]).chat
+
+
+@pytest.mark.parametrize(
+    ("choice", "expected"),
+    [
+        ({"type": "auto"}, {"tool_choice": "auto"}),
+        ({"type": "none"}, {"tool_choice": "none"}),
+        ({"type": "any", "disable_parallel_tool_use": True}, {"tool_choice": "required", "parallel_tool_calls": False}),
+        ({"type": "tool", "name": "f"}, {"tool_choice": {"type": "function", "function": {"name": "f"}}}),
+    ],
+)
+def test_a_choice_of_tools_goes_out_only_with_tools(choice: dict[str, Any], expected: dict[str, Any]) -> None:
+    """Servers refuse ``tool_choice`` and ``parallel_tool_calls`` without ``tools``."""
+    assert chat(tools=[TOOL], tool_choice=choice) == {**chat(tools=[TOOL]), **expected}
+    for tools in (None, [], [{**TOOL, "name": "other", "defer_loading": True}]):
+        assert chat(tools=tools, tool_choice=choice) == {}
+
+
+def test_a_deferred_tool_is_offered_if_the_choice_names_it() -> None:
+    tools = [{**TOOL, "name": name, "defer_loading": True} for name in ("f", "g")]
+    asked = chat(tools=tools, tool_choice={"type": "tool", "name": "g"})
+    assert [tool["function"]["name"] for tool in asked["tools"]] == ["g"]
+    assert asked["tool_choice"] == {"type": "function", "function": {"name": "g"}}
 
 
 def test_errors_of_chat_fields_have_the_names_of_this_request() -> None:

@@ -69,7 +69,6 @@ def test_a_stream_ends_with_usage_and_its_padding_is_left_out() -> None:
                 "parallel_tool_calls": False,
             },
         ),
-        ({"tool_choice": {"type": "function", "name": "f"}}, {"tool_choice": {"type": "function", "function": {"name": "f"}}}),
         ({"tools": [], "tool_choice": "auto"}, {}),
         (
             {"tools": [SPACE], "tool_choice": {"type": "function", "name": "g", "namespace": "files"}},
@@ -95,6 +94,20 @@ def test_a_stream_ends_with_usage_and_its_padding_is_left_out() -> None:
 )
 def test_fields_go_where_chat_has_them(fields: dict[str, Any], expected: dict[str, Any]) -> None:
     assert chat(**fields) == expected
+
+
+@pytest.mark.parametrize("tools", [None, [], [{**SPACE, "tools": []}]])
+@pytest.mark.parametrize("choice", ["auto", "none", "required", {"type": "function", "name": "f"}])
+def test_a_choice_of_tools_goes_out_only_with_tools(tools: Any, choice: Any) -> None:
+    """Servers refuse ``tool_choice`` and ``parallel_tool_calls`` without ``tools``."""
+    assert chat(tools=tools, tool_choice=choice, parallel_tool_calls=True) == {}
+    shown = response(tools=tools, tool_choice=choice, parallel_tool_calls=False)
+    assert (shown["tool_choice"], shown["parallel_tool_calls"]) == (choice, False)
+
+
+def test_a_choice_names_the_function_as_chat_does() -> None:
+    asked = chat(tools=[TOOL], tool_choice={"type": "function", "name": "f"})
+    assert asked["tool_choice"] == {"type": "function", "function": {"name": "f"}}
 
 
 def test_the_response_repeats_what_was_asked_for() -> None:
