@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import Any
 
 from streamco.wire.request_fields import FieldError, Fields, name_of, unoffered
-from streamco.wire.responses_api.namespaces import join_name
+from streamco.wire.responses_api.namespaces import NamespacedNames
 from streamco.wire.translated_request import keep_open_reasoning, place_images, tool_message
 
 __all__ = ["read_input"]
@@ -22,17 +22,18 @@ _ITEMS = "message, function_call, function_call_output or reasoning"
 _PARTS = "input_text, output_text, refusal, input_image, input_file or input_audio"
 
 
-def read_input(value: Any, instructions: str | None) -> list[Json]:
+def read_input(value: Any, instructions: str | None, names: NamespacedNames | None = None) -> list[Json]:
     """Return the messages of a request.
 
     Args:
         value: ``input`` as it was decoded; None: not given.
         instructions: text of a system message before them; None: none.
+        names: the request's functions in namespaces; None: it has none.
 
     Raises:
         FieldError: an item that can't be served.
     """
-    conversation = _Conversation()
+    conversation = _Conversation(names or NamespacedNames())
     if instructions is not None:
         conversation.messages.append({"role": "system", "content": instructions})
     match value:
@@ -50,8 +51,9 @@ def read_input(value: Any, instructions: str | None) -> list[Json]:
 
 
 class _Conversation:
-    def __init__(self) -> None:
+    def __init__(self, names: NamespacedNames) -> None:
         self.messages: list[Json] = []
+        self._names = names
         self._reasoning = ""  # of the items before the assistant's next one
 
     def add(self, item: Fields) -> None:
@@ -88,8 +90,8 @@ class _Conversation:
         self.messages.append(message)
 
     def _add_call(self, item: Fields) -> None:
-        name, namespace = item.needed_text("name"), item.text("namespace")
-        function = {"name": join_name(namespace, name) if namespace else name, "arguments": item.needed_text("arguments")}
+        name = self._names.chat_name(item.text("namespace"), item.needed_text("name"))
+        function = {"name": name, "arguments": item.needed_text("arguments")}
         call = {"id": item.needed_text("call_id"), "type": "function", "function": function}
         if not self.messages or self.messages[-1]["role"] != "assistant":
             self.messages.append({"role": "assistant", "content": None})

@@ -2,36 +2,93 @@
 
 A namespace groups functions, such as those of one MCP server (OpenAI API reference, tools of type ``namespace``). A call has the name and
 the namespace in fields of their own.
+
+Servers take names of at most 64 letters, digits, ``_`` and ``-``. If a joined name is another one, or several functions would have it, it
+gets a checksum at its end. The same tools have the same names in each request, whatever their order.
 """
 
 from __future__ import annotations
 
+import re
+from collections import Counter
+from collections.abc import Mapping
+from itertools import count
+from typing import Any
 from zlib import crc32
 
-__all__ = ["NamespacedNames", "join_name"]
+__all__ = ["NamespacedNames"]
 
 _MOST = 64  # characters of a function's name, at OpenAI
+_LEGAL = re.compile(rf"[A-Za-z0-9_-]{{1,{_MOST}}}")
+_ILLEGAL = re.compile(r"[^A-Za-z0-9_-]")
 
-
-def join_name(namespace: str, name: str) -> str:
-    """Return the name in chat of a function in a namespace: the same one each time, and short enough for servers."""
-    joined = f"{namespace}__{name}"
-    return joined if len(joined) <= _MOST else f"{joined[: _MOST - 9]}_{crc32(joined.encode()):08x}"
+_Pair = tuple[str, str]  # namespace, name
 
 
 class NamespacedNames:
-    """The functions in namespaces that a request has, by their names in chat."""
+    """The names in chat of one request's functions in namespaces.
 
-    def __init__(self) -> None:
-        self._found: dict[str, tuple[str, str]] = {}
+    Args:
+        tools: the request's field as it was decoded. Functions in no namespace keep their names. What is malformed has no name here, and is
+            refused when it is read.
+    """
 
-    def add(self, namespace: str, name: str) -> str:
-        """Return the name in chat of one more function."""
-        joined = join_name(namespace, name)
-        self._found[joined] = namespace, name
-        return joined
+    def __init__(self, tools: Any = None) -> None:
+        pairs, plain = _offered(tools)
+        uses = Counter([*map("__".join, pairs), *plain])
+        self._taken = plain
+        self._names: dict[_Pair, str] = {}
+        self._pairs: dict[str, _Pair] = {}
+        kept = {pair for pair in pairs if uses[name := "__".join(pair)] == 1 and _LEGAL.fullmatch(name)}
+        for pair in (*kept, *sorted(pairs - kept)):  # a name with a checksum must not be one that is kept
+            self._add(pair, is_kept=pair in kept)
 
-    def fields(self, name: str) -> dict[str, str]:
+    def chat_name(self, namespace: str | None, name: str) -> str:
+        """Return a function's name in chat; one that isn't offered, such as that of an earlier call, gets one too.
+
+        Args:
+            namespace: None or "": the function is in none.
+            name: its own name.
+        """
+        if not namespace:
+            return name
+        pair = namespace, name
+        return self._names[pair] if pair in self._names else self._add(pair, is_kept=True)
+
+    def fields(self, name: str) -> Mapping[str, str]:
         """Return the fields ``name`` and ``namespace`` of a call; a function that is in no namespace has the former alone."""
-        found = self._found.get(name)
-        return {"name": name} if found is None else {"name": found[1], "namespace": found[0]}
+        pair = self._pairs.get(name)
+        return {"name": name} if pair is None else {"name": pair[1], "namespace": pair[0]}
+
+    def _add(self, pair: _Pair, *, is_kept: bool) -> str:
+        """Name one more function; ``is_kept``: with the joined name, if it is legal and not taken."""
+        name = "__".join(pair)
+        if not is_kept or name in self._taken or not _LEGAL.fullmatch(name):
+            name = next(each for tried in count() if (each := _checked(pair, tried)) not in self._taken)
+        self._taken.add(name)
+        self._names[pair], self._pairs[name] = name, pair
+        return name
+
+
+def _checked(pair: _Pair, tried: int) -> str:
+    """Return a legal name with a checksum of the pair; ``tried`` names before had been taken."""
+    namespace, name = pair
+    checksum = crc32(f"{tried}:{len(namespace)}:{namespace}{name}".encode())
+    return f"{_ILLEGAL.sub('_', f'{namespace}__{name}')[: _MOST - 9]}_{checksum:08x}"
+
+
+def _offered(tools: Any) -> tuple[set[_Pair], set[str]]:
+    """Return the functions in namespaces, and the names of those in none."""
+    pairs: set[_Pair] = set()
+    plain: set[str] = set()
+    for tool in _objects(tools):
+        match tool:
+            case {"type": "namespace", "name": str(namespace), "tools": inner}:
+                pairs |= {(namespace, name) for each in _objects(inner) if isinstance(name := each.get("name"), str)}
+            case {"type": "function", "name": str(name)}:
+                plain.add(name)
+    return pairs, plain
+
+
+def _objects(value: Any) -> list[dict[str, Any]]:
+    return [each for each in value if isinstance(each, dict)] if isinstance(value, list) else []

@@ -13,7 +13,7 @@ from typing import Any
 from streamco.wire.request_fields import FieldError, Fields, decode_fields, name_of, unoffered
 from streamco.wire.responses_api.events import ResponseEvents
 from streamco.wire.responses_api.input_items import read_input
-from streamco.wire.responses_api.namespaces import NamespacedNames, join_name
+from streamco.wire.responses_api.namespaces import NamespacedNames
 from streamco.wire.translated_request import TranslatedRequest, function_tool, refuse_chat_names, stream_fields
 
 __all__ = ["read_response_request"]
@@ -52,7 +52,8 @@ def read_response_request(body: bytes) -> TranslatedRequest:
         raise FieldError("truncation", f"expected disabled, got {truncation}", code="unsupported_parameter")
     instructions = fields.text("instructions")
     limit = fields.count("max_output_tokens")
-    chat: Json = {"messages": read_input(fields.take("input"), instructions)}
+    names = NamespacedNames(fields.rest().get("tools"))
+    chat: Json = {"messages": read_input(fields.take("input"), instructions, names)}
     echo: Json = {
         "background": False,
         "instructions": instructions,
@@ -66,7 +67,7 @@ def read_response_request(body: bytes) -> TranslatedRequest:
         chat["max_completion_tokens"] = limit
     for read in (_read_reasoning, _read_text, _read_include):
         read(fields, chat, echo)
-    names = _read_tools(fields, chat, echo)
+    _read_tools(fields, chat, echo, names)
     fields.flag("store")
     # padding of events; calls of hosted tools, of which there are none; what Codex says of itself, which chat servers don't know
     fields.skip("stream_options", "max_tool_calls", "client_metadata")
@@ -129,21 +130,19 @@ def _read_text(fields: Fields, chat: Json, echo: Json) -> None:
     echo["text"] = {"format": given} | ({} if verbosity is None else {"verbosity": verbosity})
 
 
-def _read_tools(fields: Fields, chat: Json, echo: Json) -> NamespacedNames:
-    """Read the tools, and return those that are in namespaces. Without a tool there is nothing to choose, and servers refuse a choice."""
-    names = NamespacedNames()
+def _read_tools(fields: Fields, chat: Json, echo: Json, names: NamespacedNames) -> None:
+    """Read the tools. Without a tool there is nothing to choose, and servers refuse a choice."""
     tools = fields.objects("tools")
     echo["tools"] = [tool.rest() for tool in tools]
     made = [each for tool in tools for each in _functions(tool, names)]
     choice = fields.take("tool_choice", "auto")
     parallel = fields.flag("parallel_tool_calls")
     echo |= {"tool_choice": choice, "parallel_tool_calls": parallel is not False}
-    chosen: Json = {} if choice == "auto" else {"tool_choice": _choice(choice)}
+    chosen: Json = {} if choice == "auto" else {"tool_choice": _choice(choice, names)}
     if parallel is not None:
         chosen["parallel_tool_calls"] = parallel
     if made:
         chat |= {"tools": made, **chosen}
-    return names
 
 
 def _functions(tool: Fields, names: NamespacedNames) -> list[Json]:
@@ -154,12 +153,14 @@ def _functions(tool: Fields, names: NamespacedNames) -> list[Json]:
     if kind != "namespace":
         raise FieldError(tool.where("type"), f"expected function or namespace, got {kind[:100]}", code="unsupported_parameter")
     namespace, about = tool.needed_text("name"), tool.text("description")
+    if not namespace:
+        raise FieldError(tool.where("name"), "expected the namespace's name, got an empty text")
     made: list[Json] = []
     for inner in tool.objects("tools"):
         if (kind := inner.needed_text("type")) != "function":
             raise FieldError(inner.where("type"), f"expected function, got {kind[:100]}", code="unsupported_parameter")
         texts = [text for text in (None if made else about, inner.text("description")) if text]
-        made.append(_function(inner, names.add(namespace, inner.needed_text("name")), "\n\n".join(texts) or None))
+        made.append(_function(inner, names.chat_name(namespace, inner.needed_text("name")), "\n\n".join(texts) or None))
     tool.refuse_rest()
     return made
 
@@ -172,12 +173,12 @@ def _function(tool: Fields, name: str, description: str | None) -> Json:
     return made
 
 
-def _choice(choice: Any) -> Any:
+def _choice(choice: Any, names: NamespacedNames) -> Any:
     match choice:
         case "none" | "required":
             return choice
         case {"type": "function", "name": str(name), "namespace": str(namespace)}:
-            return {"type": "function", "function": {"name": join_name(namespace, name)}}
+            return {"type": "function", "function": {"name": names.chat_name(namespace, name)}}
         case {"type": "function", "name": str(name)}:
             return {"type": "function", "function": {"name": name}}
     got = choice.get("type") if isinstance(choice, dict) else choice

@@ -155,6 +155,7 @@ def test_the_response_repeats_what_was_asked_for() -> None:
         ({"tools": [TOOL, {"type": "web_search"}]}, "tools[1].type", "expected function or namespace, got web_search"),
         ({"tools": [{"type": "file_search"}]}, "tools[0].type", "expected function or namespace, got file_search"),
         ({"tools": [{"type": "namespace", "tools": []}]}, "tools[0].name", "expected a text, got none"),
+        ({"tools": [{**SPACE, "name": ""}]}, "tools[0].name", "expected the namespace's name, got an empty text"),
         (
             {"tools": [{"type": "namespace", "name": "s", "tools": [{"type": "custom"}]}]},
             "tools[0].tools[0].type",
@@ -196,6 +197,29 @@ def test_a_call_of_a_function_in_a_namespace_is_named_as_it_was_offered() -> Non
     assert (inside["name"], inside["namespace"]) == ("g", "files")
     assert outside["name"] == "f"
     assert "namespace" not in outside
+
+
+def test_functions_whose_joined_names_are_one_stay_apart_in_tools_choice_history_and_answer() -> None:
+    pairs = [("a", "b__c"), ("a__b", "c")]
+    spaces = [{"type": "namespace", "name": space, "tools": [{"type": "function", "name": name}]} for space, name in pairs]
+    earlier = [{"type": "function_call", "call_id": name, "name": name, "namespace": space, "arguments": "{}"} for space, name in pairs]
+    plain = {"type": "function_call", "call_id": "p", "name": "a__b__c", "arguments": "{}"}
+    asked = read(
+        tools=[*spaces, {"type": "function", "name": "a__b__c"}],
+        tool_choice={"type": "function", "namespace": "a__b", "name": "c"},
+        input=[{"role": "user", "content": "Hi"}, *earlier, plain],
+    )
+    names = [tool["function"]["name"] for tool in asked.chat["tools"]]
+    assert len(set(names)) == 3
+    assert names[2] == "a__b__c"
+    assert asked.chat["tool_choice"]["function"]["name"] == names[1]
+    assert [call["function"]["name"] for call in asked.chat["messages"][-1]["tool_calls"]] == names
+    encoder = asked.encoder(name="1", model="m", created=0)
+    deltas = [ToolCallDelta(index=index, function=FunctionDelta(name=name)) for index, name in enumerate(names)]
+    encoder.event(ChatCompletionChunk(choices=[ChunkChoice(delta=ChoiceDelta(tool_calls=deltas))]))
+    encoder.ending("tool_calls")
+    output = json.loads(encoder.done().split(b"data: ")[1])["response"]["output"]
+    assert [(item.get("namespace"), item["name"]) for item in output] == [*pairs, (None, "a__b__c")]
 
 
 def test_errors_of_chat_fields_have_names_of_this_api() -> None:
