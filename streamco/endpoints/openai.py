@@ -34,6 +34,7 @@ from streamco.errors import ConfigError, EndpointError, EndpointProtocolError, E
 from streamco.events import Partial, TextCount
 from streamco.wire.openai.errors import status_error
 from streamco.wire.openai.msgpack_body import MSGPACK, encode_msgpack
+from streamco.wire.openai.msgpack_stream import ACCEPTED
 from streamco.wire.openai.requests import build_chat_request, build_completion_request, encode_request
 from streamco.wire.responses_api.response_body import build_response_body
 from streamco.wire.token_frames import TokenCodec
@@ -373,7 +374,7 @@ class OpenAIEndpoint:
             types = {} if encoded is None else {"Content-Type": MSGPACK}
             codec = None
             if self._transfer is not None and self._transfer.is_binary:
-                codec, types["Accept"] = self._transfer.codec, f"{MSGPACK}, */*"
+                codec, types["Accept"] = self._transfer.codec, f"{ACCEPTED}, */*"
             headers = {**self._headers, **types, **request.headers}
             sent = encode_request(body) if encoded is None else encoded
             return StreamCall(url, headers, sent, api, held_whitespace if is_answer else "", codec)

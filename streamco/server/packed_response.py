@@ -12,11 +12,12 @@ from streamco.server.http.event_stream import HEADERS
 from streamco.server.requests import GenerateRequest
 from streamco.server.responses import usage_of
 from streamco.wire.openai.msgpack_body import MSGPACK
-from streamco.wire.openai.msgpack_stream import KEEPALIVE, PieceEncoder, encode_ending, encode_error, encode_opening
+from streamco.wire.openai.msgpack_stream import FORMAT, KEEPALIVE, PieceEncoder, encode_ending, encode_error, encode_opening
 from streamco.wire.token_frames import TokenCodec
 
 __all__ = ["PackedStream", "wants_packed"]
 
+_FORMAT = re.compile(rf'v=("?){FORMAT}\1')
 _ZERO = re.compile(r"q\s*=\s*0(\.0*)?")
 
 
@@ -24,17 +25,17 @@ def wants_packed(accepted: str, request: GenerateRequest) -> bool:
     """Return True if the answer can be a stream in MessagePack.
 
     Args:
-        accepted: the request's Accept header.
+        accepted: the request's Accept header. A client that names no format reads another one.
         request: its fields. Log-probabilities have no form in MessagePack, and if ids are refused there is nothing to pack.
     """
-    return _accepts(accepted, MSGPACK) and request.is_streamed and request.return_token_ids is not False and request.wanted_top is None
+    return _accepts(accepted) and request.is_streamed and request.return_token_ids is not False and request.wanted_top is None
 
 
-def _accepts(accepted: str, media_type: str) -> bool:
-    """Return True if an Accept header names the type, and not with a weight of 0 (RFC 9110, section 12.4.2: "not acceptable")."""
+def _accepts(accepted: str) -> bool:
+    """Return True if an Accept header names the format, and not with a weight of 0 (RFC 9110, section 12.4.2: "not acceptable")."""
     for each in accepted.lower().split(","):
         name, *parameters = (part.strip() for part in each.split(";"))
-        if name == media_type:
+        if name == MSGPACK and any(_FORMAT.fullmatch(parameter) for parameter in parameters):
             return not any(_ZERO.fullmatch(parameter) for parameter in parameters)
     return False
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from importlib import import_module
 from typing import Any
 
 import pytest
@@ -22,8 +23,11 @@ from streamco.server.app import serving
 from streamco.testing import FakeEngine, ScriptedServer
 from streamco.testing.responses import ScriptedResponse, json_answer, stream_answer
 from streamco.wire.openai.msgpack_body import MSGPACK, decode_msgpack
+from streamco.wire.openai.msgpack_stream import encode_ending
 from streamco.wire.token_frames import TokenCodec
 from tests.endpoints.helpers import ask, opened, read_all
+
+msgpack: Any = import_module("msgpack")  # it has no types
 
 VOCABULARY = "49152:0123456789abcdef"
 CODEC = TokenCodec(VOCABULARY, 49152)
@@ -129,6 +133,18 @@ async def test_ids_that_are_refused_become_text_and_the_stream_says_so() -> None
         assert (await read_all(stream)).text == " three"
     assert server.requests[-1].json()["messages"][-1]["content"] == " one two"
     assert stream.changes == {"ids": "begun answers go as text, because packed token ids were refused (400)"}
+
+
+async def test_the_format_is_asked_for_and_an_older_server_may_answer_in_its_own() -> None:
+    opening = {"id": "chatcmpl-1", "created": 5, "model": "m", "vocabulary": VOCABULARY}
+    pieces = [msgpack.packb([text, CODEC.pack_bare(ids)]) for text, ids in ((" three", [7]), (" four", [8, 9]))]
+    older = ScriptedResponse(headers={"Content-Type": MSGPACK}, steps=[msgpack.packb(opening), *pieces, encode_ending("stop", None)])
+    async with probed(older, media_types=[MSGPACK]) as (server, endpoint):
+        answered = await ask(endpoint, replace(ASKED, partial=BEGUN))
+        (sent,) = server.requests
+    assert sent.headers["accept"] == f"{MSGPACK};v=2, */*"
+    assert (answered.text, answered.error) == (" three four", None)
+    assert not any(choice.token_ids for chunk in answered.chunks for choice in chunk.choices)
 
 
 @pytest.mark.parametrize(("logprobs", "asks"), [(0, True), (2, True), (True, True), (None, False), (False, False)])

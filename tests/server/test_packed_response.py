@@ -17,15 +17,14 @@ from streamco.server.packed_response import PackedStream, wants_packed
 from streamco.server.requests import ChatRequest
 from streamco.testing.engine import FakeEngine
 from streamco.wire.openai.msgpack_body import MSGPACK
-from streamco.wire.openai.msgpack_stream import KEEPALIVE, MsgpackStreamParser
+from streamco.wire.openai.msgpack_stream import ACCEPTED, KEEPALIVE, MsgpackStreamParser
 from streamco.wire.token_frames import TokenCodec
 from tests.endpoints.helpers import ask, opened, read_all
 from tests.server.support import CHAT, HELLO, TEXT, ManualClock, Running, running, until
 
 ASKED = ChatRequest(messages=HELLO["messages"], stream=True, return_token_ids=True)
 WANTED = {**HELLO, "stream": True, "return_token_ids": True, "stream_options": {"include_usage": True}}
-ACCEPTS = {"Accept": f"{MSGPACK}, */*"}
-
+ACCEPTS = {"Accept": f"{ACCEPTED}, */*"}
 
 TIMINGS = GenerationTimings(prompt_tokens=1, reused_tokens=0, completion_tokens=2, prefill_s=0.0, decode_s=0.0)
 
@@ -46,17 +45,21 @@ async def packed(server: Running, path: str, body: dict[str, Any], engine: FakeE
 @pytest.mark.parametrize(
     ("accepted", "request_", "expected"),
     [
-        (MSGPACK, ASKED, True),
-        (f"text/html, {MSGPACK};q=0.5", ASKED, True),
-        (f"{MSGPACK};q=0", ASKED, False),
-        (f"{MSGPACK.title()} ; Q=0.000, */*", ASKED, False),
-        (f"{MSGPACK};q=0.001", ASKED, True),
+        (ACCEPTED, ASKED, True),
+        (f"text/html, {ACCEPTED};q=0.5", ASKED, True),
+        (f"{ACCEPTED};q=0", ASKED, False),
+        (f"{ACCEPTED.title()} ; Q=0.000, */*", ASKED, False),
+        (f"{ACCEPTED};q=0.001", ASKED, True),
+        (f'{MSGPACK}; q=1 ; V="2"', ASKED, True),
+        (f"{MSGPACK};q=0, {ACCEPTED}", ASKED, True),
+        (f"{MSGPACK}, */*", ASKED, False),
+        (f"{MSGPACK};v=1, {MSGPACK};v=3, {MSGPACK};v=22", ASKED, False),
         ("*/*", ASKED, False),
         ("", ASKED, False),
-        (MSGPACK, replace(ASKED, stream=None), False),
-        (MSGPACK, replace(ASKED, return_token_ids=None), True),
-        (MSGPACK, replace(ASKED, return_token_ids=False), False),
-        (MSGPACK, replace(ASKED, logprobs=True), False),
+        (ACCEPTED, replace(ASKED, stream=None), False),
+        (ACCEPTED, replace(ASKED, return_token_ids=None), True),
+        (ACCEPTED, replace(ASKED, return_token_ids=False), False),
+        (ACCEPTED, replace(ASKED, logprobs=True), False),
     ],
 )
 def test_it_goes_only_to_clients_that_accept_it_and_do_not_refuse_ids(accepted: str, request_: ChatRequest, expected: bool) -> None:
@@ -77,6 +80,15 @@ async def test_it_holds_text_ids_end_and_usage_in_a_fraction_of_the_bytes(path: 
     assert chunks[-1].usage is not None
     assert chunks[-1].usage.completion_tokens == len(ids)
     assert size * 10 < events
+
+
+async def test_a_client_of_an_older_format_gets_events() -> None:
+    """It would read checksums as ids."""
+    accepts = {"Accept": f"{MSGPACK}, */*"}
+    async with running(FakeEngine("one two")) as server, server.client.post(CHAT, json=WANTED, headers=accepts) as response:
+        data = await response.read()
+    assert (response.status, response.content_type) == (200, "text/event-stream")
+    assert b'"token_ids"' in data
 
 
 async def test_usage_comes_only_where_it_is_asked_for() -> None:

@@ -1,10 +1,10 @@
 """A streamed answer in MessagePack: text with packed token ids, in fewer bytes than server-sent events.
 
-``streamco serve`` sends it to a client that accepts it. The body is a sequence of MessagePack objects, and each
-type has one meaning:
+``streamco serve`` sends it to a client that accepts it in this format, which has the number 2. The body is a sequence of MessagePack
+objects, and each type has one meaning:
 
 =======  ===========================================================================================================================
-map      the beginning, once: ``id``, ``created``, ``model``, ``vocabulary`` (the fingerprint, which all ids belong to)
+map      the beginning, once: ``id``, ``created``, ``model``, ``vocabulary`` (the fingerprint, which all ids belong to), ``format``: 2
 array    ``[text, ids]`` or ``[text, ids, finish_reason]``: a piece of the answer; ids as ``TokenCodec.pack_bare`` packs them, and 2 bytes
          of a checksum
 nil      nothing: the server is alive
@@ -16,6 +16,9 @@ A third element is sent with the piece that a stop string begins in. No ids come
 The checksum is the low half, little-endian, of the CRC-32 of all pieces so far: of each its text in UTF-8, its packed ids, its finish
 reason. A connection can break inside an object with other bytes after it, which may read as a piece with other ids. An answer that is
 continued from these would be another one.
+
+A beginning without ``format`` is that of an older server, which has no checksums. Of such an answer only the text is read, because an
+answer must not be continued from ids that nothing checks.
 """
 
 from __future__ import annotations
@@ -32,11 +35,14 @@ from streamco.wire.answer_parser import AnswerParser
 from streamco.wire.openai.errors import find_error, stream_error
 from streamco.wire.openai.fast_decode import Api
 from streamco.wire.openai.lenient_decode import build_usage
+from streamco.wire.openai.msgpack_body import MSGPACK
 from streamco.wire.openai.stream import estimate_tokens
 from streamco.wire.token_frames import TokenCodec
 
-__all__ = ["KEEPALIVE", "MsgpackStreamParser", "PieceEncoder", "encode_ending", "encode_error", "encode_opening"]
+__all__ = ["ACCEPTED", "FORMAT", "KEEPALIVE", "MsgpackStreamParser", "PieceEncoder", "encode_ending", "encode_error", "encode_opening"]
 
+FORMAT = 2  # of an answer; 1 had no checksums
+ACCEPTED = f"{MSGPACK};v={FORMAT}"  # what a client names in ``Accept``: short, because a hand-over must not be larger than its text
 KEEPALIVE = b"\xc0"
 _CHECKSUM_BYTES = 2
 _FED = 64 << 10  # bytes; the unpacker's buffer holds so much beside an unfinished object
@@ -49,7 +55,7 @@ _pack: Any = _msgpack.packb
 
 def encode_opening(name: str, created: int, model: str, vocabulary: str) -> bytes:
     """Return the object that begins an answer: its id, seconds since 1970, the model's name and the fingerprint of its vocabulary."""
-    encoded: bytes = _pack({"id": name, "created": created, "model": model, "vocabulary": vocabulary})
+    encoded: bytes = _pack({"id": name, "created": created, "model": model, "vocabulary": vocabulary, "format": FORMAT})
     return encoded
 
 
@@ -95,7 +101,7 @@ class MsgpackStreamParser(AnswerParser):
     """Turns the body of one streamed answer in MessagePack into chunks; attributes and methods are those of ``ChatStreamParser``.
 
     Args:
-        codec: unpacks ids. If the server's vocabulary is another one by now, chunks have no ids.
+        codec: unpacks ids. If the server's vocabulary is another one by now, or its format an older one, chunks have no ids.
         endpoint: the endpoint's name in errors.
         limits: ``event_bytes`` and ``answer_bytes``.
         api: "chat" begins with the role.
@@ -113,7 +119,7 @@ class MsgpackStreamParser(AnswerParser):
         )
         self._opening: tuple[str, int, str] | None = None  # id, created, model
         self._has_ids = False
-        self._checksum = _Checksum()
+        self._checksum: _Checksum | None = _Checksum()  # None: pieces have none
 
     @property
     def is_complete(self) -> bool:
@@ -171,9 +177,15 @@ class MsgpackStreamParser(AnswerParser):
         match fields:
             case {"id": str(name), "created": int(created), "model": str(model), "vocabulary": str(vocabulary)}:
                 self._opening = name, created, model
-                self._has_ids = vocabulary == self._codec.vocabulary
             case _:
                 raise EndpointProtocolError(f"expected id, created, model and vocabulary first, got {str(fields)[:200]}")
+        match fields.get("format"):
+            case None:
+                self._checksum = None
+            case number if number == FORMAT:
+                self._has_ids = vocabulary == self._codec.vocabulary
+            case other:
+                raise EndpointProtocolError(f"expected an answer in format {FORMAT}, got {str(other)[:100]}")
         return (self._chunk(ChoiceDelta("", "assistant")),) if self._api == "chat" else ()
 
     def _read_piece(self, piece: list[Any]) -> ChatCompletionChunk | None:
@@ -183,8 +195,8 @@ class MsgpackStreamParser(AnswerParser):
             raise EndpointProtocolError(f"expected a piece of text and ids, got {str(piece)[:200]}")
         if self._opening is None:
             raise EndpointProtocolError("expected id, created, model and vocabulary first, got a piece of text")
-        packed = checked[:-_CHECKSUM_BYTES]
-        if self._checksum.add(text, packed, reason) != checked[-_CHECKSUM_BYTES:]:
+        packed = b"" if self._checksum is None else checked[:-_CHECKSUM_BYTES]
+        if self._checksum is not None and self._checksum.add(text, packed, reason) != checked[-_CHECKSUM_BYTES:]:
             raise EndpointProtocolError(
                 "expected a piece with the checksum of its text and ids, got another: bytes were changed on the way"
             )

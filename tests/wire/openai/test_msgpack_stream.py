@@ -107,6 +107,27 @@ def test_ids_of_a_vocabulary_that_changed_meanwhile_are_left_out() -> None:
     assert tokens == 3
 
 
+def older(fields: dict[str, Any]) -> bytes:
+    """The beginning of an answer by a server of another format."""
+    return bytes(msgpack.packb({"id": "chatcmpl-1", "created": 5, "model": "m", "vocabulary": VOCABULARY, **fields}))
+
+
+@given(st.lists(st.integers(0, 80), max_size=4))
+def test_an_older_servers_answer_is_its_text_without_ids(cuts: list[int]) -> None:
+    """Its pieces have no checksum, and an answer must not be continued from ids that nothing checks."""
+    bare = b"".join(msgpack.packb([text, CODEC.pack_bare(ids)]) for text, ids in PIECES) + msgpack.packb(["", b"", "stop"])
+    parser, chunks, tokens = read(older({}) + KEEPALIVE + bare + encode_ending("stop", USAGE), cuts)
+    assert [(chunk.choices[0].delta.content, chunk.choices[0].token_ids) for chunk in chunks[1:4]] == [(text, None) for text, _ in PIECES]
+    assert (parser.error, parser.finish_reason, parser.is_complete, tokens) == (None, "stop", True, 3)
+    assert parser.partial_text() == " one é🦎"
+
+
+@pytest.mark.parametrize("other", [1, 3, "2", []])
+def test_an_answer_of_another_format_is_refused(other: Any) -> None:
+    assert older({"format": 2}) == OPENING
+    assert "expected an answer in format 2, got" in str(refused(older({"format": other}) + pieces(*PIECES)))
+
+
 def test_bytes_after_the_end_mean_nothing() -> None:
     parser, chunks, _ = read(WHOLE + b"\xc1" + WHOLE, [len(WHOLE) + 1])
     assert (parser.error, len(chunks)) == (None, 6)
