@@ -127,6 +127,7 @@ _PENALTIES = ("frequency_penalty", "presence_penalty")
 _SAMPLING = ("temperature", "top_p", "top_k", "min_p", "seed", "stop", "logit_bias", *_LIMITS, *_PENALTIES)
 _CLIENTS = frozenset({*_SAMPLING, "extra_headers", "extra_query", "extra_body", "timeout", "max_retries"})  # no fields of the body
 _LISTS = ("tools", "functions")
+_MAX_ID_DIGITS = 18  # of a token's id; Python refuses to read very long numbers
 
 
 def build_request(messages: Messages, *, model: str | NotGiven | None = None, **options: Unpack[ChatOptions]) -> Request:
@@ -247,7 +248,7 @@ def _is_penalty(value: float) -> bool:
 def _check_bias(value: object) -> tuple[tuple[int, float], ...]:
     biases = []
     for token, bias in check_mapping("logit_bias", value).items():
-        if not str(token).isdecimal():
+        if not str(token).isdecimal() or len(str(token)) > _MAX_ID_DIGITS:
             raise ConfigError(f"logit_bias: expected token ids as keys, got {token!r}")
         if isinstance(bias, bool) or not isinstance(bias, int | float) or not -100 <= bias <= 100:
             raise ConfigError(f"logit_bias: expected -100 to 100 for token {token}, got {bias!r}")

@@ -58,7 +58,7 @@ def describe_request(request: Request, device: Endpoint | None, servers: Sequenc
         task=request.task,
         has_images=has_images,
         has_tools=bool(request.extra.get("tools") or request.extra.get("functions")),
-        has_json_schema=isinstance(shape, Mapping) and shape.get("type") not in {None, "text"},
+        has_json_schema=isinstance(shape, Mapping) and shape.get("type") not in (None, "text"),  # a type may be any JSON value
         choices=int(request.extra.get("n") or 1),
         server_fields=tuple(_server_fields(request, device, servers)),
     )

@@ -268,6 +268,7 @@ def test_penalties_and_biases_are_sampling() -> None:
         ({"frequency_penalty": 3}, "frequency_penalty: expected -2 to 2, got 3"),
         ({"presence_penalty": "much"}, "presence_penalty: expected -2 to 2, got 'much'"),
         ({"logit_bias": {"word": 1}}, "logit_bias: expected token ids as keys, got 'word'"),
+        ({"logit_bias": {"9" * 5000: 1}}, str(ConfigError(f"logit_bias: expected token ids as keys, got '{'9' * 5000}'"))),
         ({"logit_bias": {5: 101}}, "logit_bias: expected -100 to 100 for token 5, got 101"),
         ({"logit_bias": [5]}, "logit_bias: expected a mapping, got list"),
     ],

@@ -31,6 +31,7 @@ def test_plain_text_needs_nothing_special() -> None:
         ({"functions": [{"name": "f"}]}, "has_tools"),
         ({"response_format": {"type": "json_schema"}}, "has_json_schema"),
         ({"response_format": {"type": "json_object"}}, "has_json_schema"),
+        ({"response_format": {"type": ["text"]}}, "has_json_schema"),
     ],
 )
 def test_what_only_some_endpoints_can_do_is_found(options: dict[str, Any], name: str) -> None:
