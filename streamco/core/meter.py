@@ -8,6 +8,7 @@ is expected.
 from __future__ import annotations
 
 from bisect import bisect_left
+from math import ceil
 
 from msgspec import Struct
 
@@ -74,8 +75,8 @@ class Meter:
         """Return how many tokens from position ``start`` on, up to ``stop``, were delivered later than expected."""
         count = position = 0
         for time, tokens in zip(self._times, self._counts, strict=True):
-            for index in range(max(position, start), position + tokens if stop is None else min(position + tokens, stop)):
-                count += time > self._times[0] + index / self.rate + FRAME
+            begin, end = max(position, start), position + tokens if stop is None else min(position + tokens, stop)
+            count += max(0, self._passed(time, begin, end, slack=FRAME) - begin)
             position += tokens
         return count
 
@@ -95,17 +96,23 @@ class Meter:
             if count > 1:
                 measured[0.0] = measured.get(0.0, 0) + count - 1
             before = time if count else before
-            for _ in range(count):
-                expected = first + position * period
-                is_late, moment = time > expected + FRAME, max(time, expected)
-                if position:
-                    gap = round(moment - seen, 9)
-                    gaps[gap] = gaps.get(gap, 0) + 1
-                if is_late:
-                    delayed += 1
-                    lost += time - expected
-                    stalls += not was_late
-                was_late, seen, position = is_late, moment, position + 1
+            if not count:
+                continue
+            expected, end, late, at_once = first + position * period, position + count, position, position
+            if time > expected:  # those before ``at_once`` are seen as soon as they come, and those before ``late`` are late
+                late, at_once = self._passed(time, position, end, slack=FRAME), self._passed(time, position, end)
+            if position:
+                _add_gap(gaps, max(time, expected) - seen)
+            if count > 1:
+                _add_gap(gaps, 0.0, at_once - position - 1)
+                if position < at_once < end:
+                    _add_gap(gaps, first + at_once * period - time)
+                _add_gap(gaps, period, end - max(at_once, position) - 1)
+            if late > position:
+                delayed += late - position
+                lost += (late - position) * (time - first) - period * (position + late - 1) * (late - position) / 2
+                stalls += not was_late
+            was_late, seen, position = late == end, max(time, first + (end - 1) * period), end
         # Andes: the area between the expected and the actual reading curve, over the area under the expected one up to the same end.
         whole = lost + period * position * (position - 1) / 2
         score = 1.0 - lost / whole if whole else 1.0
@@ -118,6 +125,26 @@ class Meter:
             gap_p50=_quantile(measured, 0.5),
             gap_p99=_quantile(measured, 0.99),
         )
+
+    def _passed(self, time: float, start: int, stop: int, *, slack: float = 0.0) -> int:
+        """Return the first position from ``start`` on that is not expected ``slack`` seconds before ``time``; ``stop``: all are."""
+        first, period = self._times[0], 1.0 / self.rate
+        if first + start * period + slack >= time:
+            return start
+        if start < stop and first + (stop - 1) * period + slack < time:
+            return stop
+        index = max(start, min(stop, ceil((time - slack - first) / period)))
+        while index > start and first + (index - 1) * period + slack >= time:  # the division is rounded
+            index -= 1
+        while index < stop and first + index * period + slack < time:
+            index += 1
+        return index
+
+
+def _add_gap(gaps: dict[float, int], gap: float, count: int = 1) -> None:
+    if count > 0:
+        gap = round(gap, 9)
+        gaps[gap] = gaps.get(gap, 0) + count
 
 
 def _quantile(gaps: dict[float, int], share: float) -> float | None:

@@ -72,6 +72,17 @@ def test_an_answer_that_is_always_late_scores_low() -> None:
     assert slower.quality().score < slow.quality().score < 0.6
 
 
+@pytest.mark.timeout(20)
+def test_a_batch_of_any_size_is_measured_at_once() -> None:
+    meter = Meter(10.0)
+    meter.record(10**12, now=0.0)
+    meter.record(10**12, now=2e11)  # those for 1e11 to 2e11 are late, and the first of them waited longest
+    quality = meter.quality()
+    assert quality.delayed_tokens == meter.delayed(0) == pytest.approx(10**12, abs=2)
+    assert (quality.stalls, quality.gap_p50) == (1, 0.0)
+    assert 0.7 < quality.score < 0.9
+
+
 @given(st.lists(st.tuples(st.floats(0, 3), st.integers(1, 5)), min_size=1, max_size=60), st.floats(0.5, 50))
 def test_the_figures_agree_with_a_plain_reading_of_the_definition(arrivals: list[tuple[float, int]], rate: float) -> None:
     meter, now, times = Meter(rate), 0.0, []
