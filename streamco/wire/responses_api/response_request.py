@@ -10,6 +10,9 @@ from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
+from msgspec import Raw
+
+from streamco.wire.answer_encoder import encode
 from streamco.wire.request_fields import FieldError, Fields, decode_fields, name_of, unoffered
 from streamco.wire.responses_api.events import ResponseEvents
 from streamco.wire.responses_api.input_items import read_input
@@ -77,7 +80,7 @@ def read_response_request(body: bytes) -> TranslatedRequest:
     echo |= {name: rest.get(name) for name in _ECHOED}
     return TranslatedRequest(
         chat={**rest, **chat, **stream_fields(is_streamed)},
-        encoder=partial(ResponseEvents, echo=echo, names=names),
+        encoder=partial(ResponseEvents, echo={name: Raw(encode(value)) for name, value in echo.items()}, names=names),
         names=_NAMES,
         is_streamed=is_streamed,
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -247,3 +248,22 @@ def test_whatever_is_sent_is_translated_or_refused_by_name(fields: dict[str, Any
     assert all(isinstance(message["role"], str) for message in asked.chat["messages"])
     json.dumps(asked.chat)
     json.loads(asked.encoder(name="1", model="m", created=0).ending(None).split(b"data: ")[1].split(b"\n\n")[0])
+
+
+@pytest.mark.parametrize("name", ["user", "service_tier", "top_p"])
+def test_what_is_nested_too_deep_to_be_repeated_is_refused_when_it_is_read(name: str) -> None:
+    repeated = 0
+    for depth in range(900, 1000):
+        body = f'{{"input":"Hi","{name}":{"[" * depth}{"]" * depth}}}'.encode()
+        try:
+            asked = read_response_request(body)
+        except (FieldError, RecursionError):
+            continue
+        repeated += 1
+        assert _inside(100, lambda: asked.encoder(name="1", model="m", created=0).opening())  # noqa: B023
+    assert repeated
+
+
+def _inside(calls: int, function: Callable[[], bytes]) -> bytes:
+    """Return what a function returns, called from further inside than a request is read."""
+    return _inside(calls - 1, function) if calls else function()
