@@ -15,8 +15,11 @@ __all__ = ["listening", "make_runner"]
 
 
 def _quotes_no_client(record: logging.LogRecord) -> bool:
-    """Return False for errors of malformed HTTP, which the client gets: aiohttp quotes header lines in them, keys included."""
-    return not (record.exc_info and isinstance(record.exc_info[1], HttpProcessingError))
+    """Return False for errors of malformed HTTP, which the client gets: aiohttp quotes header lines in them, keys included.
+
+    So are bodies that can't be unpacked: aiohttp reads what is left of them after the answer.
+    """
+    return not (record.exc_info and isinstance(record.exc_info[1], HttpProcessingError | web.RequestPayloadError))
 
 
 _logger = logging.getLogger("streamco.server.http")

@@ -74,3 +74,15 @@ async def test_malformed_requests_are_not_logged_with_their_lines() -> None:
     assert not logger.filter(record)
     assert logger.filter(logger.makeRecord(logger.name, logging.ERROR, __file__, 1, "failed", (), None))
     await runner.cleanup()
+
+
+async def test_a_body_that_cannot_be_unpacked_leaves_nothing_in_the_log(caplog: pytest.LogCaptureFixture) -> None:
+    app = make_app()
+    app.router.add_post("/", hello)  # the rest of the body is read after its answer
+    async with (
+        listening(app, ListenOptions()) as address,
+        aiohttp.ClientSession() as client,
+        client.post(address, data=b"no such bytes", headers={"Content-Encoding": "deflate"}) as response,
+    ):
+        assert response.status == 200
+    assert not caplog.records
