@@ -67,7 +67,7 @@ fuzz: $(VENV)/.dev
 	PYTHONPATH=. $(BIN)/python -m tests.fuzz.verify --cases $(CASES)
 	PYTHONPATH=. $(BIN)/python -m tests.fuzz.split --cases $(CASES)
 
-# Attacks on real processes of serve, verifier, proxy and client: some three minutes, a table, and exit status 1 if one does harm.
+# Attacks on real processes of serve, verifier, split server, proxy, its callers and client: some eight minutes, a table, and exit status 1 if one does harm.
 attack: $(VENV)/.dev
 	PYTHONPATH=. $(BIN)/python -m tests.attack
 

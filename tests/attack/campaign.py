@@ -8,8 +8,9 @@ from pathlib import Path
 
 from streamco.engines.llamacpp.bundled_model import packaged_model
 from streamco.engines.llamacpp.model_parts import split_model
+from streamco.proxy.callers.store import add_caller
 from streamco.testing import ScriptedServer
-from tests.attack import on_client, on_proxy, on_serve, on_split, on_verifier
+from tests.attack import on_apis, on_callers, on_client, on_proxy, on_serve, on_split, on_verifier
 from tests.attack.attack import Outcome, Register, Victim, carry_out
 from tests.attack.processes import running
 
@@ -63,6 +64,32 @@ async def proxy(size: int) -> AsyncIterator[Outcome]:
                     yield outcome
 
 
+async def apis(size: int) -> AsyncIterator[Outcome]:
+    """Attack the APIs that ``streamco serve`` and ``streamco proxy`` have in common."""
+    with tempfile.TemporaryDirectory() as folder:
+        async with ScriptedServer(on_apis.answered) as upstream:
+            config = on_proxy.proxy_config(Path(folder), upstream.port, policy="server-constrained")
+            proxied = ("proxy", "--config", str(config), "--device", "packaged", "--threads", "1")
+            for words, key in ((on_serve.SERVE, "sk-right"), (proxied, "")):
+                async with running(*words, key=key, env={"OPENAI_API_KEY": "sk-upstream"}) as program:
+                    victim = on_apis.ApiVictim(program)
+                    for each in on_apis.attack.attacks:
+                        yield await carry_out(f"apis of {words[0]}", each, victim, size)
+
+
+async def callers(size: int) -> AsyncIterator[Outcome]:
+    """Attack a proxy that has callers and a page."""
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        async with ScriptedServer() as upstream:
+            config, file = on_proxy.proxy_config(folder, upstream.port), folder / "callers.sqlite"
+            key = add_caller(file, "ordinary", budget=None)
+            words = ("proxy", "--config", str(config), "--callers", str(file), "--page")
+            async with running(*words, key=key, env={"OPENAI_API_KEY": "sk-upstream"}) as program:
+                async for outcome in on(on_callers.attack, on_callers.CallersVictim(program, upstream, folder), size):
+                    yield outcome
+
+
 async def client(size: int) -> AsyncIterator[Outcome]:
     """Attack clients."""
     async for outcome in on(on_client.attack, on_client.ClientVictim(), size):
@@ -74,5 +101,7 @@ CAMPAIGNS: dict[str, Callable[[int], AsyncIterator[Outcome]]] = {
     "verifier": verifier,
     "split": split,
     "proxy": proxy,
+    "apis": apis,
+    "callers": callers,
     "client": client,
 }

@@ -30,14 +30,14 @@ ORDINARY = {
 }
 
 
-def proxy_config(folder: Path, port: int) -> Path:
+def proxy_config(folder: Path, port: int, policy: str = "server-only") -> Path:
     """Write the configuration of a proxy in front of a scripted server, which also has the name of an Azure deployment."""
     file = folder / "proxy.toml"
     file.write_text(
         f'[proxy]\nmax_streams = 16\n\n[[server]]\nmodel = "m"\nbase_url = "http://127.0.0.1:{port}/v1"\nname = "upstream"\n'
         "prices = { prompt = 1.0, completion = 2.0 }\n"
         "timeouts = { connect = 3.0, first_token = 4.0, next_token = 3.0, socket = 5.0 }\n\n"
-        '[dispatch]\npolicy = "server-only"\n'
+        f'[dispatch]\npolicy = "{policy}"\n'
     )
     return file
 

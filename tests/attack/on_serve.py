@@ -10,6 +10,9 @@ from urllib.parse import urlsplit
 
 import aiohttp
 
+from streamco.wire.openai.msgpack_body import MSGPACK
+from streamco.wire.openai.msgpack_stream import MsgpackStreamParser
+from streamco.wire.token_frames import TokenCodec
 from tests.attack.attack import Harm, Register
 from tests.attack.processes import CHAT, HELLO, TEXT, Program
 
@@ -135,6 +138,48 @@ async def odd_msgpack(program: Program, size: int) -> str:
     if grown > 200:
         raise Harm(f"{grown} MB more in memory")
     return f"{', '.join(map(str, sorted(seen)))}; {grown} MB more in memory"
+
+
+@attack("streams in MessagePack: odd Accept headers, odd fields, left and never read", "whole ones pass their checksum; no 500")
+async def packed_streams(program: Program, size: int) -> str:
+    body = {**HELLO, "stream": True, "max_tokens": 20, "ignore_eos": True}
+    changes: list[dict[str, Any]] = [
+        {},
+        {"stop": ["a"]},
+        {"logprobs": True},
+        {"return_token_ids": False},
+        {"stream_options": {"include_usage": True}},
+    ]
+    whole = 0
+    async with program.http.get("/v1/models", headers=program.headers) as response:
+        card = (await response.json())["data"][0]
+    codec = TokenCodec(card["vocabulary"], card["vocabulary_size"])
+    for accept in (MSGPACK, f"{MSGPACK};q=x", f"{MSGPACK};" * 300, f"x,{MSGPACK.upper()};q=1", f"{MSGPACK};q=0, */*", "\xff", ",;" * 3000):
+        for change in changes:
+            async with program.http.post(CHAT, json=body | change, headers={**program.headers, "Accept": accept}) as response:
+                data = await response.read()
+            if response.status >= 500:
+                raise Harm(f"Accept {accept[:40]!r}: {response.status}")
+            if response.status == 200 and response.content_type == MSGPACK:
+                parser = MsgpackStreamParser(codec)
+                parser.feed(data)
+                parser.close()
+                whole += 1
+    parts = urlsplit(program.url)
+    head = f"POST {CHAT} HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer sk-right\r\nContent-Type: application/json\r\nAccept: {MSGPACK}\r\n"
+    text = json.dumps(body | {"max_tokens": 200})
+    pairs = [await asyncio.open_connection(parts.hostname, parts.port, limit=64) for _ in range(8 * (1 + size))]
+    for index, (_, writer) in enumerate(pairs):
+        writer.write(f"{head}Content-Length: {len(text)}\r\n\r\n{text}".encode())
+        if index % 2:
+            await asyncio.sleep(0.02)
+            writer.transport.abort()
+    problem = await program.check()
+    for _, writer in pairs:
+        writer.transport.abort()
+    if problem or not whole:
+        raise Harm(f"{whole} whole streams; {problem}")
+    return f"{whole} whole streams, {len(pairs)} left or never read"
 
 
 @attack("a model name of 900 kB", "404 with a short message")
