@@ -71,7 +71,7 @@ async def odd_fields(victim: ApiVictim, size: int) -> str:
     statuses: dict[int, int] = {}
     for bodies in (FULL, PLAIN):
         for path, body in bodies.items():
-            for what, each in list(changed(body))[:: 5 if size else 101]:
+            for what, each in list(changed(body))[:: 23 if size else 101]:
                 status, text = await victim.program.post(path, each)
                 if status >= 500 or (status != 200 and len(text) > LONGEST):
                     raise Harm(f"{path} {what}: {status} with {len(text)} characters: {text[:100]}")
