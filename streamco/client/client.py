@@ -344,6 +344,11 @@ class Client:
         return {each.name: each.prices for each in settings.endpoints.servers}
 
     @property
+    def may_speculate(self) -> bool:
+        """True if the mode lets a verifier check drafts; then a server may compute more tokens than an answer has."""
+        return self._settings.planner.mode != "race"
+
+    @property
     def unspeculated(self) -> str:
         """Reason why no answer can be speculated now, whatever its request; "" if some can, and in mode "race". Known after the start."""
         planner = self._settings.planner

@@ -529,7 +529,9 @@ def test_sides_and_prices_are_those_that_answers_may_use() -> None:
     assert both.with_options(budget=0.0).server_prices == both.with_options(policy="device-only").server_prices == {}
     assert Client(device()).sides == {"device"}
     assert Client(device()).server_prices == {}
-    assert Client(device(), mode="speculate", verifier="ws://127.0.0.1:9").server_prices == {"verifier": TokenPrices()}
+    speculating = Client(device(), mode="speculate", verifier="ws://127.0.0.1:9")
+    assert speculating.server_prices == {"verifier": TokenPrices()}
+    assert (speculating.may_speculate, both.may_speculate) == (True, False)
 
 
 async def test_notes_that_an_answer_begins_with_are_in_its_report() -> None:

@@ -158,6 +158,8 @@ class SpeculationPlanner:
         if binding.verifier is not None:
             self._expect(self.estimates, binding.verifier)
         sampling = resolve_sampling(request.sampling)
+        if sampling.max_tokens is None:  # a server's part in the answer is not known before, so that its limit is that of the whole
+            sampling = replace(sampling, max_tokens=request.server_limit)
         rule = acceptance_rule(sampling, self.budget, self.options)
         context_tokens = binding.device.capabilities.context_tokens or 0
         if problem := why_not_speculable(request, facts, rule, binding.facts, context_tokens=context_tokens, models=binding.models):

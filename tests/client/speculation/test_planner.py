@@ -6,6 +6,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from streamco.client.client import Client
 from streamco.client.speculation.driver import SpeculationDriver
@@ -18,7 +19,7 @@ from streamco.endpoints.openai import OpenAIEndpoint
 from streamco.endpoints.verifiers.base import continuation_seed
 from streamco.policies.acceptance import Rule
 from streamco.testing import ScriptedVerifier, Stall
-from tests.client.helpers import server, tokens_text
+from tests.client.helpers import chunks_text, server, tokens_text
 from tests.client.speculating import ALWAYS, PROMPT, World
 from tests.support.leaks import settled
 
@@ -99,6 +100,16 @@ async def test_an_answer_without_a_limit_ends_where_the_context_is_full(has_remo
     assert report.speculation.is_exact
     assert report.speculation.fallbacks == 0
     world.close()
+
+
+async def test_a_limit_for_servers_limits_a_speculated_answer_that_has_no_other(world: World) -> None:
+    asked = Request(messages=[{"role": "user", "content": PROMPT}], sampling=SamplingOptions(temperature=0), server_limit=5)
+    limited = replace(asked, sampling=SamplingOptions(temperature=0, max_tokens=9))
+    async with world.scripted() as verifier, world.speculating(verifier) as client:
+        for request, tokens in ((asked, 5), (limited, 9)):
+            stream = client.open_chat(request)
+            assert await chunks_text(stream) == world.text(most=tokens)
+            assert (stream.report.mode, stream.report.tokens, stream.report.finish_reason) == ("speculate", tokens, "length")
 
 
 async def test_a_client_waits_for_verdicts_as_long_as_it_is_told(world: World) -> None:
