@@ -1,14 +1,16 @@
 """The most that a request may cost at a server, known before it is sent, and what it is charged when its answer has ended.
 
-Prompts are estimated from above: a token has at least one byte of the prompt's text. Answers have a limit: the request's own, or one that
-is set for it. Fields are refused if nothing here bounds their cost. So the sum of what is spent and reserved keeps below a budget, with
-three exceptions. A request that fails over to another server is billed by both. A server may bill more than its prices. The work on an
-answer that its reader broke off is an estimate.
+Prompts are estimated from above: a token has at least one byte of the prompt's text. Tools and other objects count as the text that a chat
+template may make of them: indented JSON, with everything escaped. Answers have a limit: the request's own, or one that is set for it.
+Fields are refused if nothing here bounds their cost. So the sum of what is spent and reserved keeps below a budget, with the exceptions
+that docs/proxy.md lists.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+import json
+from collections.abc import Callable, Iterable, Mapping
+from json.encoder import encode_basestring_ascii
 from typing import Any
 
 from msgspec import Struct
@@ -22,10 +24,15 @@ from streamco.server.http.errors import RequestError, invalid
 __all__ = ["RequestSize", "charge", "measure_request"]
 
 IMAGE_TOKENS = 50_000  # of one image at its most: gpt-4o-mini bills up to 48,169 for eight tiles
+LEAST_IMAGE_TOKENS = 85  # of one image at its least: gpt-4o's price of a small one
+PREAMBLE_TOKENS = 500  # of the sentences that a server puts around tools, schemas or documents
 _FRAME = 32  # tokens of a chat template around a message, and around all of them
 _BYTES_A_TOKEN = 5  # of text in a prompt that no server has counted, so that the count is rather too low
 _MOST_TOKENS = 10**15  # of a limit that a request may name; beyond any budget, and exact in a float
 _PARTS = ("text", "input_text", "refusal", "thinking", "image_url")
+_MEMBER = 8  # tokens of the tags that a chat template may put around a member of an object
+_IMAGE_ADDRESSES = ("data:image/", "http://", "https://")
+_WITH_PREAMBLE = frozenset({"documents", "functions", "guided_json", "json_schema", "response_format", "structured_outputs", "tools"})
 _TOOLS = (None, "function", "custom")
 _TIERS = (None, "auto", "default", "flex", "standard", "standard_only")  # "priority" costs twice as much
 
@@ -50,6 +57,22 @@ _MESSAGE_FIELDS = frozenset(
         *("refusal", "role", "tool_call_id", "tool_calls"),
     }
 )
+# Fields of parts, tools and calls. Not among them: ``cache_control``, because some gateways bill twice the price for it.
+_PART_FIELDS = frozenset({"type", "text", "refusal", "thinking", "signature", "image_url"})
+_IMAGE_FIELDS = frozenset({"url", "detail"})
+_TOOL_FIELDS = frozenset({"type", "function", "custom"})
+_FUNCTION_FIELDS = frozenset({"name", "description", "parameters", "strict", "format"})
+_CALL_FIELDS = frozenset({"id", "type", "index", "function", "custom", "extra_content"})
+_CALLED_FIELDS = frozenset({"name", "arguments", "input"})
+
+# Switches of chat templates. Not among them: arguments of the function that fills a template, such as ``chat_template`` itself.
+_SWITCHES = frozenset(
+    {
+        *("add_generation_prompt", "add_vision_id", "clear_thinking", "continue_final_message", "current_date", "date_string"),
+        *("enable_thinking", "keep_all_reasoning", "model_identity", "preserve_thinking", "reasoning_effort", "thinking"),
+        *("thinking_budget", "thinking_mode", "tools_in_user_message", "truncate_history_thinking"),
+    }
+)
 
 
 class RequestSize(Struct, frozen=True, kw_only=True):
@@ -70,25 +93,29 @@ class RequestSize(Struct, frozen=True, kw_only=True):
         return max((to_nanos(self.prompt * (each.prompt or 0.0) + self.answer * (each.completion or 0.0)) for each in prices), default=0)
 
 
-def measure_request(request: Request, *, answer_tokens: int) -> RequestSize:
+def measure_request(request: Request, *, answer_tokens: int, computed: int = 1) -> RequestSize:
     """Return the size of a request.
 
     Args:
         request: the request.
         answer_tokens: limit of an answer to a request without its own.
+        computed: tokens that a server computes at most for each token of the answer.
 
     Raises:
         RequestError: 400 nothing bounds the cost of a field or a content.
     """
     _check_fields(request.extra)
-    images = sum(_count_images(message) for message in request.messages or ())
-    size = _count_bytes([request.prompt or "", *map(_without_images, request.messages or ()), dict(request.extra)])
+    measured = _Measured()
+    measured.add_text(request.prompt or "")
+    images = sum(_measure_message(message, measured) for message in request.messages or ())
+    measured.add(dict(request.extra))
     frames = _FRAME * (len(request.messages or ()) + 1) + len(request.prompt_ids or ())
+    frames += 0 if request.extra.keys().isdisjoint(_WITH_PREAMBLE) else PREAMBLE_TOKENS
     limit = answer_tokens if request.sampling.max_tokens is None else request.sampling.max_tokens
     return RequestSize(
-        prompt=size + images * IMAGE_TOKENS + frames,
-        answer=min(limit * int(request.extra.get("n") or 1), _MOST_TOKENS),
-        least_prompt=size // _BYTES_A_TOKEN + images * IMAGE_TOKENS,
+        prompt=measured.most + images * IMAGE_TOKENS + frames,
+        answer=min(limit * int(request.extra.get("n") or 1) * computed, _MOST_TOKENS),
+        least_prompt=measured.least // _BYTES_A_TOKEN + images * LEAST_IMAGE_TOKENS,
     )
 
 
@@ -132,6 +159,30 @@ def _check_fields(extra: Mapping[str, Any]) -> None:
     tools = extra.get("tools") or []
     if not isinstance(tools, list) or any(not isinstance(tool, Mapping) or tool.get("type") not in _TOOLS for tool in tools):
         raise _unbounded("tools", "functions alone")
+    for tool in tools:
+        _check_names(tool, _TOOL_FIELDS, "tools")
+        for kind in ("function", "custom"):
+            _check_names(tool.get(kind), _FUNCTION_FIELDS, "tools")
+    functions = extra.get("functions") or []
+    if not isinstance(functions, list):
+        raise _unbounded("functions", "a list of functions")
+    for function in functions:
+        _check_names(function, _FUNCTION_FIELDS, "functions")
+    switches = extra.get("chat_template_kwargs") or {}
+    if not isinstance(switches, Mapping) or any(isinstance(value, list | dict) for value in switches.values()):
+        raise _unbounded("chat_template_kwargs", "names with texts, numbers or booleans")
+    _check_names(switches, _SWITCHES, "chat_template_kwargs")
+
+
+def _check_names(value: Any, known: frozenset[str], field: str) -> None:
+    """Check that an object has known fields alone; a value of another kind counts as it is.
+
+    Raises:
+        RequestError: 400.
+    """
+    if isinstance(value, Mapping):
+        for name in sorted(value.keys() - known):
+            raise _unbounded(field, f"no {shorten(name, MAX_NAME)} in it")
 
 
 def _unbounded(field: str, expected: str) -> RequestError:
@@ -140,52 +191,122 @@ def _unbounded(field: str, expected: str) -> RequestError:
     return invalid(field, text, code="unsupported_parameter")
 
 
-def _parts(message: Message) -> Sequence[Any]:
-    """Return the parts of a message's content that are no plain text."""
-    content = message.get("content")
-    if isinstance(content, list):
-        return [part for part in content if not isinstance(part, str)]
-    return () if content is None or isinstance(content, str) else (content,)
-
-
-def _count_images(message: Message) -> int:
-    """Return the number of images in a message.
+def _measure_message(message: Message, measured: _Measured) -> int:
+    """Measure a message; return the number of its images.
 
     Raises:
         RequestError: 400 it has fields or parts of another kind.
     """
-    images = 0
     if not message.keys() <= _MESSAGE_FIELDS:
         raise _unbounded("messages", "text, images and tool calls")
-    for part in _parts(message):
-        if not isinstance(part, Mapping) or part.get("type") not in _PARTS:
-            raise _unbounded("messages", "text, images and tool calls")
-        images += part.get("type") == "image_url"
+    calls = message.get("tool_calls") or []
+    for call in calls if isinstance(calls, list) else ():
+        _check_names(call, _CALL_FIELDS, "messages")
+        if isinstance(call, Mapping):
+            for kind in ("function", "custom"):
+                _check_names(call.get(kind), _CALLED_FIELDS, "messages")
+    add = measured.add if message.get("role") in ("tool", "function") else measured.add_field  # templates may show results as JSON
+    content, images = message.get("content"), 0
+    for part in content if isinstance(content, list) else [content]:
+        if part is None or isinstance(part, str):
+            add(part)
+        else:
+            images += _measure_part(part, add)
+    for name, value in message.items():
+        if name != "content":
+            add(value)
     return images
 
 
-def _without_images(message: Message) -> Message:
-    """Return the message without the data and addresses of its images, which are no text to the server."""
-    content = message.get("content")
-    return {**message, "content": [_without_image(part) for part in content]} if isinstance(content, list) else dict(message)
+def _measure_part(part: Any, add: Callable[[Any], None]) -> int:
+    """Measure a part of a message's content that is no plain text; return the number of its images. ``add``: measures a field.
+
+    Raises:
+        RequestError: 400 it is of another kind.
+    """
+    if not isinstance(part, Mapping) or part.get("type") not in _PARTS:
+        raise _unbounded("messages", "text, images and tool calls")
+    _check_names(part, _PART_FIELDS, "messages")
+    for name, value in part.items():
+        if name != "image_url":
+            add(value)
+    if "image_url" not in part:
+        return int(part["type"] == "image_url")
+    image = part["image_url"]
+    _check_names(image, _IMAGE_FIELDS, "messages")
+    address = image.get("url") if isinstance(image, Mapping) else image
+    if not isinstance(address, str) or not address[:16].lower().startswith(_IMAGE_ADDRESSES):
+        raise _unbounded("messages", "images whose address begins with data:image/, http:// or https://")
+    return 1
 
 
-def _without_image(part: Any) -> Any:
-    is_image = isinstance(part, Mapping) and part.get("type") == "image_url"
-    return {name: value for name, value in part.items() if name != "image_url"} if is_image else part
+class _Measured:
+    """Lengths of texts and JSON values, summed up.
 
+    Args:
+        least: bytes of the texts, names and numbers alone.
+        most: bytes of the longest text that a server may make of them: indented by at most four spaces a level, which are a token, and with
+            all characters escaped that may be.
+    """
 
-def _count_bytes(values: Sequence[Any]) -> int:
-    """Return the bytes of all texts, names and numbers in JSON values: dicts and lists."""
-    size, pending = 0, list(values)
-    while pending:
-        value = pending.pop()
+    def __init__(self, least: int = 0, most: int = 0) -> None:
+        self.least = least
+        self.most = most
+
+    def add_text(self, text: str) -> None:
+        """Add a text that is shown as it is."""
+        size = _bytes_of(text)
+        self.least += size
+        self.most += size + 1  # and a line's end
+
+    def add_field(self, value: Any) -> None:
+        """Add a field of a message: a text as it is, another value as JSON."""
         if isinstance(value, str):
-            size += len(value) if value.isascii() else len(value.encode("utf-8", "surrogatepass"))
-        elif isinstance(value, list | tuple):
-            pending += value
-        elif isinstance(value, dict):
-            pending += [*value.keys(), *value.values()]
+            self.add_text(value)
         else:
-            size += len(repr(value))  # as a template may show it
-    return size
+            self.add(value)
+
+    def add(self, value: Any, *, decodes: bool = True) -> None:
+        """Add a JSON value. ``decodes``: arguments of tool calls may be JSON in a text, and count as the longer of both."""
+        pending = [(value, 0)]
+        while pending:
+            value, depth = pending.pop()
+            self.most += 2 + depth  # its comma, and the line on which it stands
+            if isinstance(value, str):
+                self.least += _bytes_of(value)
+                self.most += len(encode_basestring_ascii(value))
+            elif isinstance(value, list | tuple):
+                self.most += 3 + depth
+                pending += [(each, depth + 1) for each in value]
+            elif isinstance(value, dict):
+                self.most += 3 + depth
+                for name, each in value.items():
+                    self.least += _bytes_of(name)
+                    self.most += len(encode_basestring_ascii(name)) + 2 + _MEMBER
+                    if decodes and name == "arguments" and isinstance(each, str):
+                        self._add_arguments(each)
+                    else:
+                        pending.append((each, depth + 1))
+            else:
+                size = len(repr(value))  # as a template may show it
+                self.least += size
+                self.most += size
+
+    def _add_arguments(self, text: str) -> None:
+        plain, decoded = _Measured(), _Measured()
+        plain.add(text)
+        decoded.add(_decoded(text), decodes=False)
+        self.least += plain.least
+        self.most += max(plain.most, decoded.most)
+
+
+def _decoded(text: str) -> Any:
+    """Return the JSON value in a text, as servers decode it for their templates; a text that is none is itself."""
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError):
+        return text
+
+
+def _bytes_of(text: str) -> int:
+    return len(text) if text.isascii() else len(text.encode("utf-8", "surrogatepass"))

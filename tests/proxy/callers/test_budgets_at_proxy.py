@@ -5,18 +5,26 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import time
 from pathlib import Path
 from typing import Any
 
 import anthropic
 import openai
 import pytest
+from aiohttp import ClientSession
 
 from streamco.endpoints.openai import OpenAIEndpoint
 from streamco.errors import EndpointConnectError
 from streamco.openai_types import CompletionUsage
+from streamco.proxy.app import PROXY, make_app
+from streamco.proxy.callers.base import to_nanos
+from streamco.proxy.callers.store import CallerStore, ReservedCost
+from streamco.proxy.config import ProxyOptions
+from streamco.server.http.listening import listening
 from streamco.testing import ScriptedServer, stream_answer
 from tests.client.helpers import device, recorded_log
+from tests.client.speculating import PROMPT, World
 from tests.proxy.callers.support import (
     FREE,
     MESSAGES,
@@ -192,6 +200,41 @@ async def test_a_real_server_is_sent_the_limit(path: Path) -> None:
     assert all(headers["Authorization"] not in str(each.headers) for each in remote.requests)
 
 
+@pytest.mark.parametrize(("limit", "tokens"), [({}, 40), ({"max_tokens": 30}, 30)])
+async def test_a_speculated_answer_has_the_limit_too_and_what_its_verifier_computes_is_reserved(
+    path: Path, monkeypatch: pytest.MonkeyPatch, limit: dict[str, Any], tokens: int
+) -> None:
+    headers = caller(path)
+    world = World(noise=30.0, length=200)  # no draft is accepted
+    async with (
+        world.scripted() as verifier,
+        world.speculating(verifier, server=paid()) as client,
+        ClientSession() as http,
+    ):
+        app = make_app(client, ProxyOptions(callers=path, answer_tokens=40))
+        access, reserved = app[PROXY].access, []
+        assert access is not None
+        reserve = access._accounts.reserve
+
+        async def reserving(reservation: str, name: str, cost: int, *, may_fall_back: bool) -> ReservedCost | None:
+            reserved.append(cost)
+            return await reserve(reservation, name, cost, may_fall_back=may_fall_back)
+
+        monkeypatch.setattr(access._accounts, "reserve", reserving)
+        async with listening(app, ProxyOptions(callers=path)) as address:
+            body = {"messages": [{"role": "user", "content": PROMPT}], "temperature": 0, **limit}
+            async with http.post(f"{address}{CHAT}", json=body, headers=headers) as response:
+                answer = await response.json()
+                assert response.headers["x-streamco-mode"] == "speculate"
+        assert (answer["usage"]["completion_tokens"], answer["choices"][0]["finish_reason"]) == (tokens, "length")
+        store = CallerStore(path)
+        _, figures = store.figures("alice", time.time())
+        store.close()
+        assert figures.spent > tokens * to_nanos(2 * 2e-6), "more was computed than delivered"
+        assert figures.spent <= reserved[0]
+    world.close()
+
+
 @pytest.mark.parametrize("trick", [{"n": 1000}, {"max_tokens": 10**9}, {"max_completion_tokens": 10**9}, {"max_tokens": 1, "n": 10**6}])
 async def test_large_limits_and_many_choices_are_reserved_and_not_covered(path: Path, trick: dict[str, Any]) -> None:
     headers = caller(path, budget=1e-3)
@@ -233,7 +276,30 @@ async def test_a_large_body_is_measured_in_a_thread(path: Path) -> None:
         assert status == 429, "750,000 bytes may be as many tokens"
 
 
+async def test_parallel_requests_with_many_empty_lists_in_a_tool_spend_no_more_than_the_budget(path: Path) -> None:
+    headers = caller(path, budget=0.02)
+    far = paid()
+    tool = {"type": "function", "function": {"name": "f", "parameters": {"type": "object", "x": [[]] * 50_000}}}
+    async with serving(path, far=far) as proxy:
+        answers = await asyncio.gather(*(proxy.post(CHAT, {**SMALL, "tools": [tool]}, **headers) for _ in range(4)))
+    assert {status for status, _ in answers} == {429}
+    assert not far.streams
+
+
 # However an answer ends
+
+
+async def test_a_stream_with_an_image_that_is_dropped_costs_a_small_images_prompt_at_least(path: Path) -> None:
+    headers = caller(path)
+    far = paid([(0.0, "one"), (60.0, "two")], tokens=1)
+    image = {"type": "image_url", "image_url": {"url": "data:image/png;base64,AAAA"}}
+    body = {"messages": [{"role": "user", "content": [{"type": "text", "text": "hi"}, image]}], "max_tokens": 50, "stream": True}
+    async with serving(path, far=far) as proxy:
+        async with proxy.client.post(CHAT, json=body, headers=headers) as response:
+            assert response.status == 200
+            await response.content.readline()
+        await until(lambda: not far.active and not today(proxy, path).reserved)
+        assert 85_000 <= today(proxy, path).spent < 120_000
 
 
 async def test_a_failed_answer_is_settled(path: Path) -> None:
