@@ -49,6 +49,7 @@ USAGE_PATH = "/streamco/usage"
 _OPERATORS = frozenset({METRICS_PATH, TOTALS_PATH})  # figures of all callers
 _SMALL = 1 << 13  # bytes of a body that is measured in the event loop, which takes five milliseconds at most
 _COMPUTED = 8  # tokens that a verifier computes for each token of an answer: four if it accepts no draft, and as much again for bad luck
+_SETTLING = 0.25  # seconds that an answer waits until its cost is settled, so that the next request finds the whole budget
 _UNUSABLE = "callers: expected a file that can be read and written, got an error: no request is admitted"
 _CALLER: web.RequestKey[Caller] = getattr(web, "RequestKey", lambda name, _: name)("streamco_caller", Caller)
 
@@ -155,8 +156,17 @@ class CallerAccess:
             raise overloaded(f"requests: expected at most {caller.rate} a minute, got one more", wait)
 
     async def usage(self, request: web.Request) -> web.Response:
-        """Answer ``GET /streamco/usage``: the caller's own figures of this day."""
-        caller, figures = await self._carried_out(self._accounts.figures, request[_CALLER].name)
+        """Answer ``GET /streamco/usage``: the caller's own figures of this day.
+
+        Raises:
+            RequestError: 401 the caller was removed meanwhile, 503 the file can't be used.
+        """
+        try:
+            caller, figures = await self._accounts.figures(request[_CALLER].name)
+        except ConfigError as error:
+            if await self._find(request) is None:
+                raise _removed() from error
+            raise self._unusable(error) from error
         return web.json_response(_shown(caller, figures, seconds_left(self._accounts.clock())))
 
     # An answer
@@ -196,7 +206,10 @@ class CallerAccess:
 
     @asynccontextmanager
     async def settling(self, grant: AnswerGrant) -> AsyncIterator[None]:
-        """Make an answer inside the block; on leaving, its cost is settled, which goes on if the handler is cancelled.
+        """Make an answer inside the block; on leaving, its cost is settled.
+
+        That goes on if the handler is cancelled, or if it takes long, as while another process has the file. Until then the cost stays
+        reserved.
 
         Raises:
             RequestError: 429 the budget doesn't cover a server, and the device can't serve the request.
@@ -208,7 +221,9 @@ class CallerAccess:
                 raise grant.refusal from error
             raise
         finally:
-            await asyncio.shield(self._begin_settling(grant))
+            settled, _ = await asyncio.wait([self._begin_settling(grant)], timeout=_SETTLING)
+            for task in settled:
+                task.result()
 
     # Inside
 
@@ -242,7 +257,7 @@ class CallerAccess:
             self._begin_settling(grant)
             raise
         if found is None:
-            raise RequestError(401, "api key: expected a valid key, got one that was removed", code="invalid_api_key")
+            raise _removed()
         return found
 
     def _without_server(self, grant: AnswerGrant, found: ReservedCost, *, may_use_device: bool) -> AnswerGrant:
@@ -318,10 +333,14 @@ class CallerAccess:
         try:
             result = await call(*args, **options)
         except ConfigError as error:
-            self._record_failure(error)
-            raise RequestError(503, _UNUSABLE, code="callers_unavailable", headers={"Retry-After": "5"}) from error
+            raise self._unusable(error) from error
         self._problem = ""
         return result
+
+    def _unusable(self, error: ConfigError) -> RequestError:
+        """Record that the file can't be used; return the refusal."""
+        self._record_failure(error)
+        return RequestError(503, _UNUSABLE, code="callers_unavailable", headers={"Retry-After": "5"})
 
     def _record_failure(self, error: ConfigError) -> None:
         """Record that the file can't be used; logged once, until it can."""
@@ -348,6 +367,13 @@ def check_prices(prices: Mapping[str, TokenPrices]) -> None:
                 f"callers: expected known prices of each server, because budgets can't be kept without them, got none of {name}: "
                 "prices = { prompt = ..., completion = ... } of its [[server]] has them, US dollars per million tokens, 0 if it is free"
             )
+
+
+def _removed() -> RequestError:
+    """Return the refusal of a request of a caller that was removed after its key was checked."""
+    return RequestError(
+        401, "api key: expected a valid key, got one that was removed", code="invalid_api_key", headers={"WWW-Authenticate": "Bearer"}
+    )
 
 
 def _shown(caller: Caller, figures: DayFigures, until: int) -> dict[str, object]:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import gzip
+import json
 import logging
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +13,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from streamco.proxy.callers.base import Caller
+from streamco.proxy.callers.estimate import measure_request
 from streamco.proxy.callers.store import CallerStore
 from streamco.proxy.tasks import TASK_HEADER
 from tests.client.helpers import device, recorded_log
@@ -19,6 +23,7 @@ from tests.proxy.callers.support import (
     PAID,
     SMALL,
     USED,
+    access_of,
     asking,
     caller,
     paid,
@@ -246,6 +251,49 @@ async def test_counting_tokens_costs_nothing(path: Path) -> None:
         status, body = await proxy.post(COUNT, asking(COUNT), **headers)
         assert (status, body["input_tokens"]) == (200, 10)
         assert today(proxy, path).requests == 0
+
+
+async def test_a_caller_that_is_removed_after_its_key_was_checked_gets_401(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    headers = caller(path)
+    with recorded_log() as records:
+        async with serving(path, far=paid()) as proxy:
+            accounts = access_of(proxy)._accounts
+            look_up = accounts.figures
+
+            async def removing(name: str) -> Any:
+                store = CallerStore(path)
+                store.remove(name)
+                store.close()
+                return await look_up(name)
+
+            monkeypatch.setattr(accounts, "figures", removing)
+            async with proxy.client.get(USED, headers=headers) as response:
+                assert (response.status, response.headers["WWW-Authenticate"]) == (401, "Bearer")
+                assert (await response.json())["error"]["code"] == "invalid_api_key"
+            assert await access_of(proxy).problem() == ""
+    assert not [record for record in records if record.levelname == "ERROR"], "the file is as it should be"
+
+
+# Where a request is measured
+
+
+@pytest.mark.parametrize(("words", "is_in_a_thread"), [(10, False), (40_000, True)])
+async def test_a_body_is_measured_in_a_thread_if_it_is_large_unpacked(
+    path: Path, monkeypatch: pytest.MonkeyPatch, words: int, is_in_a_thread: bool
+) -> None:
+    headers = {**caller(path), "Content-Type": "application/json", "Content-Encoding": "gzip"}
+    threads = []
+
+    def measuring(*args: Any, **options: Any) -> Any:
+        threads.append(threading.current_thread())
+        return measure_request(*args, **options)
+
+    monkeypatch.setattr("streamco.proxy.callers.access.measure_request", measuring)
+    body = gzip.compress(json.dumps({**SMALL, "messages": [{"role": "user", "content": "word " * words}]}).encode())
+    assert len(body) < 2000
+    async with serving(path, far=paid()) as proxy:
+        assert (await proxy.post(CHAT, body, **headers))[0] == 200
+    assert [thread is not threading.current_thread() for thread in threads] == [is_in_a_thread]
 
 
 # Metrics, the page

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import sqlite3
 from collections.abc import Mapping
 from pathlib import Path
@@ -12,6 +13,7 @@ from streamco.client.client import Client
 from streamco.endpoints.base import TokenPrices
 from streamco.errors import ConfigError
 from streamco.proxy.app import make_app
+from streamco.proxy.callers.store import SettledCost
 from streamco.proxy.config import ProxyOptions
 from streamco.server.http.listening import make_runner
 from tests.client.helpers import device, recorded_log, server
@@ -111,6 +113,28 @@ async def test_a_cost_that_cannot_be_written_leaves_the_reservation_until_it_can
         figures = today(proxy, path)
     assert figures.reserved == 0
     assert figures.spent >= 100_000 + 16_000
+
+
+async def test_an_answer_does_not_wait_for_a_file_that_is_locked(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("streamco.proxy.callers.access._SETTLING", 0.01)
+    headers = caller(path)
+    async with serving(path, far=paid()) as proxy:
+        accounts = access_of(proxy)._accounts
+        settle, is_free = accounts.settle, asyncio.Event()
+
+        async def waiting(reservation: str, settled: SettledCost) -> None:
+            await is_free.wait()
+            await settle(reservation, settled)
+
+        monkeypatch.setattr(accounts, "settle", waiting)
+        statuses = await asyncio.gather(*(proxy.post(CHAT, SMALL, **headers) for _ in range(10)))
+        assert [status for status, _ in statuses] == [200] * 10
+        figures = today(proxy, path)
+        assert figures.spent == 0
+        assert figures.reserved > 10 * 16_000, "what isn't settled stays reserved"
+        is_free.set()
+        await until(lambda: not today(proxy, path).reserved)
+        assert today(proxy, path).spent == 10 * 16_000
 
 
 # At the start
