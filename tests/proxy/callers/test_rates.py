@@ -35,6 +35,20 @@ def test_if_the_clock_was_set_back_no_time_has_passed() -> None:
     assert bucket.take(60, 11.0)[1] == 0, "and from then on it passes again"
 
 
+def test_a_clock_that_swings_admits_no_more_than_one_that_goes_on() -> None:
+    bucket, admitted = TokenBucket.full(60, 100.0), 0
+    for number in range(600):
+        bucket, wait = bucket.take(60, 100.0 + number % 2)
+        admitted += not wait
+    assert admitted == 61
+
+
+def test_after_a_short_step_back_the_wait_ends_when_the_clock_has_caught_up_and_a_request_fits() -> None:
+    bucket, wait = TokenBucket(0.0, 100.0).take(60, 95.0)
+    assert wait == pytest.approx(6.0)
+    assert bucket.take(60, 101.0)[1] == 0
+
+
 @given(rate=st.integers(1, 500), gaps=st.lists(st.floats(0, 30), max_size=200))
 def test_no_minute_sees_more_than_twice_the_rate_and_the_long_run_no_more_than_the_rate(rate: int, gaps: list[float]) -> None:
     bucket, now, admitted = TokenBucket.full(rate, 0.0), 0.0, []
