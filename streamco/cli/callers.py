@@ -46,8 +46,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     listing = actions.add_parser("list", help="all callers, with what they have spent today")
     usage = actions.add_parser("usage", help="a caller's requests, tokens and costs, day by day")
     _add_name(usage)
-    usage.add_argument("--days", type=option(whole_number), default=7, metavar="N", help="days, today's included (7)")
-    for each in (add, change, rotate, remove, listing, usage):
+    usage.add_argument("--days", type=option(_days), default=7, metavar="N", help="days, today's included: 1 to 400 (7)")
+    backup = actions.add_parser("backup", help="write a copy of the file, also while a proxy uses it")
+    backup.add_argument("copy", type=Path, metavar="COPY", help="the copy, a new file")
+    for each in (add, change, rotate, remove, listing, usage, backup):
         each.add_argument("--file", type=Path, default=FILE, metavar="FILE", help=f"the callers' file ({FILE})")
 
 
@@ -96,6 +98,7 @@ def run(args: argparse.Namespace) -> int:
         "rm": _remove,
         "list": _list,
         "usage": _usage,
+        "backup": _back_up,
     }
     try:
         actions[args.action](store, args)
@@ -161,6 +164,12 @@ def _usage(store: CallerStore, args: argparse.Namespace) -> None:
     _print_table([heads, *map(_row_of, days)])
 
 
+def _back_up(store: CallerStore, args: argparse.Namespace) -> None:
+    copy = args.copy.expanduser()
+    store.copy(copy)
+    print_plain(f"wrote {copy}")
+
+
 def _row_of(day: DayFigures) -> tuple[str, ...]:
     counts = (day.requests, day.spared, day.refused, day.prompt_tokens, day.completion_tokens)
     return (day.day, *map(str, counts), _dollars(day.spent), _dollars(day.reserved))
@@ -210,6 +219,15 @@ def _budget(text: str) -> int | None:
 
 def _rate(text: str) -> int | None:
     return None if text == NONE else whole_number(text)
+
+
+def _days(text: str) -> int:
+    from streamco.proxy.callers.store import KEPT_DAYS
+
+    days = whole_number(text)
+    if days > KEPT_DAYS:
+        raise ConfigError(f"expected at most {KEPT_DAYS} days, because no more are kept, got {days}")
+    return days
 
 
 def _sides(text: str) -> tuple[Kind, ...]:

@@ -100,6 +100,25 @@ def test_callers_are_listed_and_their_days(capsys: pytest.CaptureFixture[str], m
     assert run(capsys, "usage", "bob") == (0, "", "no requests of bob in 7 days\n")
 
 
+def test_more_days_than_are_kept_are_a_usage_error(capsys: pytest.CaptureFixture[str]) -> None:
+    run(capsys, "add", "alice", "--budget", "1")
+    assert run(capsys, "usage", "alice", "--days", "400")[0] == 0
+    for days, text in (("401", "expected at most 400 days, because no more are kept, got 401"), ("0", "expected a whole number above 0")):
+        with pytest.raises(SystemExit):
+            main(["callers", "usage", "alice", "--days", days])
+        assert text in capsys.readouterr().err
+
+
+def test_a_copy_is_a_callers_file_and_takes_the_place_of_none(capsys: pytest.CaptureFixture[str], folder: Path) -> None:
+    key = run(capsys, "add", "alice", "--budget", "1")[1].strip()
+    assert run(capsys, "backup", "copy.sqlite") == (0, "wrote copy.sqlite\n", "")
+    assert found(key, folder / "copy.sqlite") == Caller(name="alice", budget=to_nanos(1))
+    assert stat.S_IMODE((folder / "copy.sqlite").stat().st_mode) == 0o600
+    code, _, err = run(capsys, "backup", "copy.sqlite")
+    assert (code, "expected a new file for the copy, got copy.sqlite: File exists" in err) == (2, True)
+    assert run(capsys, "list")[0] == 0, "the file itself goes on"
+
+
 def test_an_empty_list_says_what_to_do(capsys: pytest.CaptureFixture[str]) -> None:
     run(capsys, "add", "alice", "--budget", "1")
     run(capsys, "rm", "alice")

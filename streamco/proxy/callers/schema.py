@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import os
 import sqlite3
+from contextlib import suppress
 from pathlib import Path
+from secrets import randbits
 
 from streamco.errors import ConfigError
+from streamco.proxy.callers.write_ahead_log import foreign_log, has_log
 
-__all__ = ["check_schema", "connect", "create_file"]
+__all__ = ["begin_log", "check_schema", "connect", "copy_file", "count_version", "create_file", "use_log"]
 
-_APPLICATION = 0x53434C52  # "SCLR"
-_VERSION = 1
+_APPLICATION = 0x53434C00  # "SCL", and the version
+_VERSION = 2
+_LARGEST = (1 << 31) - 1  # of a version number in SQLite, which is signed
 _TABLES = (
     """CREATE TABLE callers (
         name TEXT PRIMARY KEY,
@@ -46,26 +50,36 @@ _TABLES = (
 
 
 def create_file(path: Path, patience: float) -> None:
-    """Make the file, readable and writable by its owner alone; one that is there is left as it is.
+    """Make the file, readable and writable by its owner alone; one that is there is left as it is, unless it is empty.
+
+    The tables are made in one transaction. So of several processes one makes them, and what a dead process began is made again.
 
     Raises:
+        ConfigError: the log of a file that was removed is there.
         OSError, sqlite3.Error: it can't be made.
     """
-    try:
+    if has_log(path) and not path.exists():
+        raise foreign_log(path)
+    with suppress(FileExistsError):
         os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_RDWR, 0o600))
-    except FileExistsError:
-        if path.stat().st_size:
-            return
-    connection = connect(path, patience)
     try:
-        connection.execute("PRAGMA journal_mode = WAL")
+        connection = connect(path, patience)
+    except sqlite3.DatabaseError as error:
+        if error.sqlite_errorcode == sqlite3.SQLITE_NOTADB:
+            return  # it is another file, which opening it says
+        raise
+    try:
         connection.execute("BEGIN IMMEDIATE")
-        if not connection.execute("SELECT 1 FROM sqlite_master").fetchone():  # another process may have been faster
+        (application,) = connection.execute("PRAGMA application_id").fetchone()
+        is_empty = not application and not connection.execute("SELECT 1 FROM sqlite_master").fetchone()
+        if is_empty:
             for table in _TABLES:
                 connection.execute(table)
-            connection.execute(f"PRAGMA application_id = {_APPLICATION}")
-            connection.execute(f"PRAGMA user_version = {_VERSION}")
+            connection.execute(f"PRAGMA application_id = {_APPLICATION | _VERSION}")
+            connection.execute(f"PRAGMA user_version = {_random_version()}")
         connection.execute("COMMIT")
+        if is_empty:
+            use_log(connection)
     finally:
         connection.close()
 
@@ -90,6 +104,65 @@ def connect(path: Path, patience: float) -> sqlite3.Connection:
     return connection
 
 
+def use_log(connection: sqlite3.Connection) -> None:
+    """Keep changes in a write-ahead log from now on.
+
+    Raises:
+        sqlite3.Error: another process uses the file without one.
+    """
+    (mode,) = connection.execute("PRAGMA journal_mode").fetchone()
+    if mode != "wal":
+        connection.execute("PRAGMA journal_mode = WAL")
+
+
+def count_version(connection: sqlite3.Connection) -> None:
+    """Add one to the file's version number, in each transaction that changes something; see ``write_ahead_log``."""
+    (version,) = connection.execute("PRAGMA user_version").fetchone()
+    connection.execute(f"PRAGMA user_version = {version + 1 if version < _LARGEST else -_LARGEST - 1}")
+
+
+def begin_log(connection: sqlite3.Connection) -> None:
+    """Give the file a number that no copy made before has, so that what is written from now on continues none of them.
+
+    If another process writes, or the file can't be written, nothing happens: the process that began the log has done it.
+
+    Raises:
+        sqlite3.Error: the file can't be used.
+    """
+    (patience,) = connection.execute("PRAGMA busy_timeout").fetchone()
+    connection.execute("PRAGMA busy_timeout = 0")
+    try:
+        connection.execute("BEGIN IMMEDIATE")
+        count_version(connection)
+        connection.execute("COMMIT")
+        connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
+    except sqlite3.OperationalError as error:
+        if error.sqlite_errorcode & 0xFF not in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_READONLY):
+            raise
+    finally:
+        connection.execute(f"PRAGMA busy_timeout = {patience}")
+
+
+def copy_file(connection: sqlite3.Connection, copy: Path) -> None:
+    """Write a copy of an open file, at one moment between two transactions, which is its owner's alone.
+
+    Raises:
+        FileExistsError: there is a file of this name.
+        OSError, sqlite3.Error: it can't be written.
+    """
+    os.close(os.open(copy, os.O_CREAT | os.O_EXCL | os.O_RDWR, 0o600))
+    try:
+        connection.execute("VACUUM INTO ?", (str(copy),))
+        copied = sqlite3.connect(copy, isolation_level=None)
+        try:
+            copied.execute(f"PRAGMA user_version = {_random_version()}")  # so that no log of the original continues it
+        finally:
+            copied.close()
+    except BaseException:
+        copy.unlink()
+        raise
+
+
 def check_schema(connection: sqlite3.Connection, path: Path) -> None:
     """Check that a file is one of callers, of this version, and whole.
 
@@ -98,11 +171,14 @@ def check_schema(connection: sqlite3.Connection, path: Path) -> None:
         sqlite3.Error: it is damaged, or no database.
     """
     (application,) = connection.execute("PRAGMA application_id").fetchone()
-    (version,) = connection.execute("PRAGMA user_version").fetchone()
-    if application != _APPLICATION:
+    if application & ~0xFF != _APPLICATION:
         raise ConfigError(f"callers: expected a file that `streamco callers add` has made, got another one at {path}")
-    if version != _VERSION:
-        raise ConfigError(f"callers: expected a file of version {_VERSION}, got version {version} at {path}")
-    (state,) = connection.execute("PRAGMA quick_check(1)").fetchone()
+    if application & 0xFF != _VERSION:
+        raise ConfigError(f"callers: expected a file of version {_VERSION}, got version {application & 0xFF} at {path}")
+    (state,) = connection.execute("PRAGMA integrity_check(1)").fetchone()
     if state != "ok":
         raise sqlite3.DatabaseError(f"a damaged file: {state}")
+
+
+def _random_version() -> int:
+    return randbits(32) - _LARGEST - 1

@@ -212,12 +212,28 @@ def test_what_a_dead_process_has_reserved_counts_until_its_day_has_ended_and_is_
     assert (first.day, first.spent, first.reserved) == ("2026-11-27", 900, 0)
 
 
-def test_old_figures_are_forgotten(store: CallerStore) -> None:
+def test_figures_of_the_last_400_days_with_requests_are_kept(store: CallerStore) -> None:
     add_caller(store)
-    store.reserve("a", "alice", 5, NOON, may_fall_back=False)
-    store.settle("a", SettledCost(cost=5))
-    store.reserve("b", "alice", 5, NOON + 500 * DAY, may_fall_back=False)
-    assert [each.spent for each in store.history("alice", NOON + 500 * DAY, 1000)] == [0]
+    add_caller(store, "bob")
+    store.reserve("bob", "bob", 5, NOON, may_fall_back=False)
+    for number in range(401):
+        store.reserve(str(number), "alice", 5, NOON + number * DAY, may_fall_back=False)
+        store.settle(str(number), SettledCost(cost=number))
+    store.reserve("last", "alice", 5, NOON + 401 * DAY, may_fall_back=False)
+    days = [each.spent for each in store.history("alice", NOON + 401 * DAY, 1000)]
+    assert days == [0, *range(400, 0, -1)]
+    assert store.figures("bob", NOON)[1].requests == 1, "each caller has its own"
+
+
+def test_a_clock_that_jumps_ahead_and_back_forgets_nothing(store: CallerStore) -> None:
+    add_caller(store, budget=1e-6)
+    for name in ("a", "b"):
+        store.reserve(name, "alice", 500, NOON, may_fall_back=False)
+    store.settle("a", SettledCost(cost=500))
+    store.reserve("ahead", "alice", 500, NOON + 500 * DAY, may_fall_back=False)
+    back = store.reserve("back", "alice", 1, NOON + 1, may_fall_back=False)
+    assert back is not None
+    assert (back.is_covered, back.left) == (False, 0)
 
 
 class Budgets(RuleBasedStateMachine):
