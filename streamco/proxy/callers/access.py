@@ -127,13 +127,15 @@ class CallerAccess:
 
     async def problem(self) -> str:
         """Return why requests are refused; "": they aren't."""
-        if self._problem:
-            try:
-                await self._accounts.check()
-            except ConfigError:
-                return self._problem
+        try:
+            await self._accounts.check()
+        except ConfigError as error:
+            self._record_failure(error)
+        else:
+            if self._problem:
+                logger.warning("callers: the file can be used again; requests are admitted")
             self._problem = ""
-        return ""
+        return self._problem
 
     # Before a body is read
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -19,6 +20,7 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 LONGEST_WAIT = 5.0  # seconds that a request waits for the file, calls before it included; then it is refused
+CHECK_INTERVAL = 1.0  # seconds
 
 
 class CallerAccounts:
@@ -37,22 +39,32 @@ class CallerAccounts:
         self._store = CallerStore(path, patience=patience)
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="streamco callers")
         self._is_closed = False
+        self._checking: asyncio.Task[None] | None = None  # the last check of the file
+        self._checked_until = -math.inf  # when a check that succeeded is repeated; on the event loop's clock
 
     async def start(self) -> None:
         """Open the file.
 
         Raises:
-            ConfigError: it isn't there, is damaged or another one, or can't be read.
+            ConfigError: it isn't there, is damaged or another one, or can't be read and written.
         """
         try:
-            await self.check()
+            await self.run(self._store.check)
         except ConfigError:
             self._thread.shutdown(wait=False)
             raise
 
     async def check(self) -> None:
-        """Check that the file can be used; see ``start``."""
-        await self.run(self._store.open)
+        """Check that the file can be read and written; see ``start``. All that ask at once share one check.
+
+        One that succeeds counts for a second, unless a call fails.
+        """
+        now = asyncio.get_running_loop().time()
+        if self._checking is None or (self._checking.done() and now >= self._checked_until):
+            self._checked_until = now + CHECK_INTERVAL
+            self._checking = asyncio.create_task(self.run(self._store.check))
+            self._checking.add_done_callback(_take_exception)
+        await asyncio.shield(self._checking)
 
     async def aclose(self) -> None:
         """Write what is not written yet, close the file and end the thread; idempotent.
@@ -106,7 +118,11 @@ class CallerAccounts:
         try:
             async with asyncio.timeout(LONGEST_WAIT):
                 return await asyncio.shield(waiting)
+        except ConfigError:
+            self._checked_until = -math.inf
+            raise
         except TimeoutError as error:
+            self._checked_until = -math.inf
             raise ConfigError(f"callers: expected an answer of {self._store.path} within {LONGEST_WAIT:g} s, got none") from error
         finally:
             if not waiting.done():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import sqlite3
 import threading
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -73,8 +74,8 @@ async def test_a_reservation_that_was_cancelled_can_be_taken_back_whenever_it_is
 
 
 async def test_a_call_that_takes_too_long_fails_and_its_own_error_is_taken(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "LONGEST_WAIT", 0.01)
     async with opened(path) as accounts:
+        monkeypatch.setattr(module, "LONGEST_WAIT", 0.01)
         gate = threading.Event()
 
         def fail() -> None:
@@ -85,6 +86,42 @@ async def test_a_call_that_takes_too_long_fails_and_its_own_error_is_taken(path:
             await accounts.run(fail)
         gate.set()
         monkeypatch.setattr(module, "LONGEST_WAIT", 10.0)
+        await accounts.check()
+
+
+async def test_a_check_that_succeeded_counts_for_a_second_unless_a_call_fails(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async with opened(path) as accounts:
+        checked, real = 0, accounts._store.check
+
+        def count() -> None:
+            nonlocal checked
+            checked += 1
+            real()
+
+        monkeypatch.setattr(accounts._store, "check", count)
+        monkeypatch.setattr(module, "CHECK_INTERVAL", 1e6)
+        accounts._checked_until = 0.0
+        await asyncio.gather(*(accounts.check() for _ in range(5)))
+        await accounts.check()
+        assert checked == 1
+        with pytest.raises(ConfigError, match="got 'bob'"):
+            await accounts.figures("bob")
+        await accounts.check()
+        assert checked == 2
+
+
+async def test_a_check_finds_a_file_that_is_locked(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "CHECK_INTERVAL", 0.0)
+    async with opened(path) as accounts:
+        monkeypatch.setattr(accounts._store, "_patience", 0.01)
+        await accounts.run(accounts._store.close)
+        other = sqlite3.connect(path, isolation_level=None)
+        other.execute("BEGIN IMMEDIATE")
+        for _ in range(2):
+            with pytest.raises(ConfigError, match="database is locked"):
+                await accounts.check()
+        other.execute("ROLLBACK")
+        other.close()
         await accounts.check()
 
 

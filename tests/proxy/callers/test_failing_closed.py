@@ -17,7 +17,7 @@ from streamco.proxy.callers.store import SettledCost
 from streamco.proxy.config import ProxyOptions
 from streamco.server.http.listening import make_runner
 from tests.client.helpers import device, recorded_log, server
-from tests.proxy.callers.support import COUNT, PAID, SMALL, USED, access_of, asking, caller, paid, serving, today
+from tests.proxy.callers.support import COUNT, PAID, SMALL, USED, access_of, asking, caller, new_store, paid, serving, today
 from tests.proxy.support import CHAT, RunningProxy
 from tests.server.support import until
 
@@ -90,6 +90,46 @@ async def test_a_file_that_is_locked_or_may_only_be_read_admits_no_answer(path: 
         other.execute("ROLLBACK")
         other.close()
         assert (await proxy.post(CHAT, SMALL, **headers))[0] == 200
+
+
+async def health_of(proxy: RunningProxy) -> int:
+    async with proxy.client.get("/health") as response:
+        return response.status
+
+
+async def test_health_says_that_the_file_is_locked_or_gone_before_any_request_does(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("streamco.proxy.callers.accounts.CHECK_INTERVAL", 0.0)
+    caller(path)
+    with recorded_log() as records:
+        async with serving(path, far=paid()) as proxy:
+            assert await health_of(proxy) == 200
+            accounts = access_of(proxy)._accounts
+            accounts._store._patience = 0.01
+            await accounts.run(accounts._store.close)
+            other = sqlite3.connect(path, isolation_level=None)
+            other.execute("BEGIN IMMEDIATE")
+            assert [await health_of(proxy) for _ in range(3)] == [503] * 3
+            other.execute("ROLLBACK")
+            other.close()
+            assert [await health_of(proxy) for _ in range(2)] == [200] * 2
+            path.unlink()
+            assert await health_of(proxy) == 503
+    said = [record.levelname for record in records if record.getMessage().startswith("callers: ")]
+    assert said == ["ERROR", "WARNING", "ERROR"], "each change is said once"
+
+
+async def test_a_file_that_was_replaced_while_the_proxy_ran_lets_nothing_through(path: Path) -> None:
+    headers = caller(path)
+    near, far = device(), paid()
+    async with serving(path, near, far) as proxy:
+        assert (await proxy.post(CHAT, SMALL, **headers))[0] == 200
+        made = len(near.streams) + len(far.streams)
+        other = path.with_name("other.sqlite")
+        mine = caller(new_store(other).path, "bob")
+        other.replace(path)
+        for each in (headers, mine):
+            await refused(proxy, each)
+        assert len(near.streams) + len(far.streams) == made
 
 
 async def test_a_cost_that_cannot_be_written_leaves_the_reservation_until_it_can(path: Path) -> None:
