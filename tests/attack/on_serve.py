@@ -11,7 +11,7 @@ from urllib.parse import urlsplit
 import aiohttp
 
 from streamco.wire.openai.msgpack_body import MSGPACK
-from streamco.wire.openai.msgpack_stream import MsgpackStreamParser
+from streamco.wire.openai.msgpack_stream import ACCEPTED, MsgpackStreamParser
 from streamco.wire.token_frames import TokenCodec
 from tests.attack.attack import Harm, Register
 from tests.attack.processes import CHAT, HELLO, TEXT, Program
@@ -154,7 +154,16 @@ async def packed_streams(program: Program, size: int) -> str:
     async with program.http.get("/v1/models", headers=program.headers) as response:
         card = (await response.json())["data"][0]
     codec = TokenCodec(card["vocabulary"], card["vocabulary_size"])
-    for accept in (MSGPACK, f"{MSGPACK};q=x", f"{MSGPACK};" * 300, f"x,{MSGPACK.upper()};q=1", f"{MSGPACK};q=0, */*", "\xff", ",;" * 3000):
+    odd = (
+        f"{ACCEPTED};q=x",
+        f"{MSGPACK};" * 300,
+        f"x,{ACCEPTED.upper()};q=1",
+        f"{ACCEPTED};q=0, */*",
+        f"{MSGPACK};v=x",
+        "\xff",
+        ",;" * 3000,
+    )
+    for accept in (ACCEPTED, MSGPACK, *odd):
         for change in changes:
             async with program.http.post(CHAT, json=body | change, headers={**program.headers, "Accept": accept}) as response:
                 data = await response.read()
@@ -166,7 +175,7 @@ async def packed_streams(program: Program, size: int) -> str:
                 parser.close()
                 whole += 1
     parts = urlsplit(program.url)
-    head = f"POST {CHAT} HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer sk-right\r\nContent-Type: application/json\r\nAccept: {MSGPACK}\r\n"
+    head = f"POST {CHAT} HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer sk-right\r\nContent-Type: application/json\r\nAccept: {ACCEPTED}\r\n"
     text = json.dumps(body | {"max_tokens": 200})
     pairs = [await asyncio.open_connection(parts.hostname, parts.port, limit=64) for _ in range(8 * (1 + size))]
     for index, (_, writer) in enumerate(pairs):

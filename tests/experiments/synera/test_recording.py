@@ -16,6 +16,7 @@ from experiments.synera.recording import Recording, read_results, record
 from experiments.synera.rules import Cell
 from streamco.engines.llamacpp.bundled_model import packaged_model
 from streamco.engines.llamacpp.gguf import derived
+from tests.support.data import data_path
 
 pytestmark = [pytest.mark.model, pytest.mark.timeout(180)]
 
@@ -36,6 +37,7 @@ def few_questions(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def run(folder: Path, models: Pair, items: int, *, ends: float = math.inf) -> list[tuple[str, int]]:
+    data_path("prompts")
     return list(record(folder, {"sst2": items, "csqa": items}, CELLS, models, max_tokens=8, ends=ends))
 
 
