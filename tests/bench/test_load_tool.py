@@ -1,10 +1,11 @@
-"""A load tool's report gives the figures that the tool itself prints, whole or trimmed."""
+"""A load tool's report gives the figures that the tool itself prints, whole or trimmed, and the page has those of the kept run."""
 
 from __future__ import annotations
 
 import copy
 import json
 import stat
+import statistics
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -12,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from bench.load_tool import COLUMNS, LOADS, case_of, figures, kept_version, main, page_with, section, trimmed
+from bench.load_tool import COLUMNS, LOADS, PAGE, REPORTS, case_of, figures, kept_version, main, page_with, section, trimmed
 from bench.report import Row
 from bench.runs import load, save
 
@@ -147,3 +148,27 @@ def test_a_section_takes_the_place_of_the_one_with_its_heading() -> None:
     assert page_with(page, "## Two\n\nnew\n") == "# A page\n\n## One\n\nold\n\n## Two\n\nnew\n"
     with pytest.raises(SystemExit, match="expected one section '## Three' in the page, got 0"):
         page_with(page, "## Three\n")
+
+
+# The kept run
+
+
+def test_the_kept_rows_are_those_of_the_kept_reports() -> None:
+    found: dict[tuple[str, str, str, str], list[float]] = {}
+    for path in sorted(REPORTS.glob("guidellm-*/*.json")):
+        name = path.stem.partition("-")[0]
+        for key, value in figures(json.loads(path.read_text(encoding="utf-8"))).items():
+            found.setdefault((*key, name), []).append(value)
+    rows = load("load_tool").rows
+    assert len(rows) == len(found) > 0
+    for (case, metric, unit, name), values in found.items():
+        assert rows[case, f"{metric} [{unit}]", name].median == pytest.approx(statistics.median(values))
+
+
+def test_the_kept_reports_are_small() -> None:
+    assert sum(path.stat().st_size for path in REPORTS.rglob("*.json")) < 100_000
+
+
+def test_the_page_has_the_kept_run() -> None:
+    page = PAGE.read_text(encoding="utf-8")
+    assert page == page_with(page, section(load("load_tool"), kept_version())), "python -m bench.load_tool --page"
