@@ -7,7 +7,7 @@ BIN := $(VENV)/bin
 PYTEST := $(BIN)/python -m pytest
 # One worker more than cores, because many tests wait; at most five. The tests of a file share a worker and its fixtures.
 WORKERS := $(shell $(PYTHON) -c 'import os; print(min(5, 1 + len(os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else range(os.cpu_count() or 1))))')
-PARALLEL := -n $(WORKERS) --dist=loadfile
+PARALLEL := -n $(WORKERS) --dist=loadfile --no-loadscope-reorder
 export PIP_DISABLE_PIP_VERSION_CHECK = 1
 
 CASES ?= 10000000
@@ -55,8 +55,11 @@ draft-layer: models
 native: $(VENV)/.dev
 	$(BIN)/python setup.py --quiet build_ext --inplace
 
+# Without what has a target of its own: the longest campaigns of `make attack`, and the programs of `make recipes`.
+APART = $(addprefix --ignore=tests/,attack/test_on_apis.py attack/test_on_callers.py \
+	$(addprefix recipes/test_,aider.py claude_code.py codex.py continue.py open_webui.py))
 test: $(VENV)/.dev
-	$(PYTEST) -q $(PARALLEL)
+	$(PYTEST) -q $(PARALLEL) $(APART)
 
 # The same with many more random examples.
 thorough: $(VENV)/.dev
