@@ -9,7 +9,7 @@ import msgspec
 
 from streamco.openai_types import ChatCompletion, ChatCompletionChunk
 
-__all__ = ["KEEPALIVE", "AnswerEncoder", "AnswerFormError", "Failure", "NewEncoder", "encode", "named_event"]
+__all__ = ["KEEPALIVE", "AnswerEncoder", "AnswerFormError", "CallIds", "Failure", "NewEncoder", "encode", "named_event"]
 
 KEEPALIVE = b": keep-alive\n\n"
 
@@ -88,6 +88,25 @@ class NewEncoder(Protocol):
             created: seconds since the epoch.
         """
         ...
+
+
+class CallIds:
+    """Ids of one answer's tool calls, all different: some servers give none, or one id to several calls.
+
+    Args:
+        prefix: the beginning of the ids that are made here.
+    """
+
+    def __init__(self, prefix: str) -> None:
+        self._prefix = prefix
+        self._ids: dict[int, str] = {}  # by the number of the part
+
+    def of(self, index: int, given: str) -> str:
+        """Return the id of the call that is part ``index`` of the answer; ``given``: the server's, "": it gave none."""
+        if index not in self._ids:
+            is_new = given and given not in self._ids.values()
+            self._ids[index] = given if is_new else f"{self._prefix}_{index}"
+        return self._ids[index]
 
 
 def named_event(name: str, data: Mapping[str, Any]) -> bytes:

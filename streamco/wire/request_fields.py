@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 
-__all__ = ["BODY", "FieldError", "Fields", "decode_fields", "name_of", "unoffered"]
+__all__ = ["BODY", "FieldError", "Fields", "decode_fields", "name_of", "objects_of", "unoffered"]
+
+T = TypeVar("T")
 
 BODY = "body"  # the field of an error that is about the body as a whole
 
@@ -48,6 +50,11 @@ def name_of(value: Any) -> str:
     return "an object"
 
 
+def objects_of(value: Any) -> list[dict[str, Any]]:
+    """Return the objects of a decoded list; []: it is no list. What is malformed is left out, and refused when it is read."""
+    return [each for each in value if isinstance(each, dict)] if isinstance(value, list) else []
+
+
 class Fields:
     """One JSON object of a body, read field by field; null counts as not given.
 
@@ -81,10 +88,7 @@ class Fields:
         Raises:
             FieldError: it is no text.
         """
-        value = self.take(name)
-        if value is not None and not isinstance(value, str):
-            raise FieldError(self.where(name), f"expected a text, got {name_of(value)}")
-        return value
+        return self._typed(name, str, "a text")
 
     def needed_text(self, name: str) -> str:
         """Return a text that must be given.
@@ -92,10 +96,7 @@ class Fields:
         Raises:
             FieldError: it isn't given, or is no text.
         """
-        value = self.text(name)
-        if value is None:
-            raise FieldError(self.where(name), "expected a text, got none")
-        return value
+        return self._needed(name, str, "a text")
 
     def flag(self, name: str) -> bool | None:
         """Return true or false; None: not given.
@@ -103,10 +104,7 @@ class Fields:
         Raises:
             FieldError: it is neither.
         """
-        value = self.take(name)
-        if value is not None and not isinstance(value, bool):
-            raise FieldError(self.where(name), f"expected true or false, got {name_of(value)}")
-        return value
+        return self._typed(name, bool, "true or false")
 
     def count(self, name: str) -> int | None:
         """Return a whole number of at least 1; None: not given.
@@ -129,10 +127,7 @@ class Fields:
         Raises:
             FieldError: it is no list.
         """
-        value = self.take(name)
-        if value is not None and not isinstance(value, list):
-            raise FieldError(self.where(name), f"expected a list, got {name_of(value)}")
-        return value
+        return self._typed(name, list, "a list")
 
     def objects(self, name: str) -> list[Fields]:
         """Return the objects of a list; []: not given.
@@ -158,10 +153,7 @@ class Fields:
         Raises:
             FieldError: it is no object.
         """
-        value = self.take(name)
-        if value is not None and not isinstance(value, dict):
-            raise FieldError(self.where(name), f"expected an object, got {name_of(value)}")
-        return value
+        return self._typed(name, dict, "an object")
 
     def needed_object(self, name: str) -> dict[str, Any]:
         """Return an object that must be given, as it was decoded.
@@ -169,9 +161,19 @@ class Fields:
         Raises:
             FieldError: it isn't given, or is no object.
         """
-        value = self.json_object(name)
+        return self._needed(name, dict, "an object")
+
+    def _typed(self, name: str, kind: type[T], what: str) -> T | None:
+        """Return a value of this type; None: not given. ``what``: JSON's name of the type."""
+        value = self.take(name)
+        if value is not None and not isinstance(value, kind):
+            raise FieldError(self.where(name), f"expected {what}, got {name_of(value)}")
+        return value
+
+    def _needed(self, name: str, kind: type[T], what: str) -> T:
+        value = self._typed(name, kind, what)
         if value is None:
-            raise FieldError(self.where(name), "expected an object, got none")
+            raise FieldError(self.where(name), f"expected {what}, got none")
         return value
 
     def skip(self, *names: str) -> None:

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from streamco.wire.request_fields import BODY, FieldError, Fields, decode_fields, name_of, unoffered
+from streamco.wire.request_fields import BODY, FieldError, Fields, decode_fields, name_of, objects_of, unoffered
 
 
 @pytest.mark.parametrize(
@@ -94,3 +94,8 @@ def test_a_field_that_is_not_offered_says_so() -> None:
     error = unoffered("background")
     assert str(error) == "background: expected none, got some: this server doesn't offer it"
     assert error.code == "unsupported_parameter"
+
+
+def test_the_objects_of_a_list_are_those_that_it_has() -> None:
+    assert objects_of([{"a": 1}, 5, None, {}]) == [{"a": 1}, {}]
+    assert objects_of({"a": 1}) == objects_of(None) == []

@@ -232,16 +232,16 @@ class Dispatcher:
         A budget of 0 keeps the server out, unless the caller names the device as the constrained side. It doesn't follow the costs,
         because a change of prices must not send prompts to a server.
         """
-        policy = self._learner.policy
-        if policy in {"device-only", "server-only"}:
-            return "server" if policy == "device-only" else "device"
-        return self.spared
+        restriction = self._restriction
+        return None if restriction is None else restriction[0]
 
     @property
-    def _keeping_out(self) -> str:
-        """The setting that keeps a side out, for reports."""
+    def _restriction(self) -> tuple[Side, str] | None:
+        """The side that is kept out, and the setting that does it; None: no side."""
         policy = self._learner.policy
-        return f'policy="{policy}"' if policy in {"device-only", "server-only"} else "budget=0"
+        if policy in {"device-only", "server-only"}:
+            return "server" if policy == "device-only" else "device", f'policy="{policy}"'
+        return None if self.spared is None else (self.spared, "budget=0")
 
     @property
     def needed(self) -> tuple[Side, str] | None:
@@ -281,11 +281,12 @@ class Dispatcher:
             EndpointError: one side is kept out, and the other could not start.
         """
         self._update_costs(device, servers)
-        without_effect = "" if self.kept_out is not None else why_without_effect(self._learner.policy, device, servers)
+        kept_out, setting = self._restriction or (None, "")
+        without_effect = "" if kept_out is not None else why_without_effect(self._learner.policy, device, servers)
         kept_out_by = ""
-        if (kept_out := self.kept_out) is not None:
+        if kept_out is not None:
             is_there = bool(servers) if kept_out == "server" else device is not None
-            kept_out_by = self._keeping_out if is_there else ""
+            kept_out_by = setting if is_there else ""
             device, servers = (device, ()) if kept_out == "server" else (None, servers)
             _check_startable([*servers, *([device] if device is not None else [])], unavailable)
         device = None if device is not None and device.name in unavailable else device

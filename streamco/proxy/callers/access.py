@@ -33,7 +33,7 @@ from streamco.proxy.callers.store import ReservedCost, SettledCost
 from streamco.server.http.access_log import current_request_id
 from streamco.server.http.api_keys import KEY_NAME
 from streamco.server.http.errors import QUOTA, RequestError, overloaded
-from streamco.server.http.middleware import given_keys, key_refusal
+from streamco.server.http.middleware import given_keys, invalid_key, key_refusal
 from streamco.server.http.prometheus import PATH as METRICS_PATH
 
 __all__ = ["BUDGET_HEADER", "TOTALS_PATH", "USAGE_PATH", "AnswerGrant", "CallerAccess", "check_prices"]
@@ -50,6 +50,7 @@ _OPERATORS = frozenset({METRICS_PATH, TOTALS_PATH})  # figures of all callers
 _SMALL = 1 << 13  # bytes of a body that is measured in the event loop, which takes five milliseconds at most
 _COMPUTED = 8  # tokens that a verifier computes for each token of an answer: four if it accepts no draft, and as much again for bad luck
 _SETTLING = 0.25  # seconds that an answer waits until its cost is settled, so that the next request finds the whole budget
+_REMOVED = "one that was removed"  # after it was checked
 _UNUSABLE = "callers: expected a file that can be read and written, got an error: no request is admitted"
 _CALLER: web.RequestKey[Caller] = getattr(web, "RequestKey", lambda name, _: name)("streamco_caller", Caller)
 
@@ -167,7 +168,7 @@ class CallerAccess:
             caller, figures = await self._accounts.figures(request[_CALLER].name)
         except ConfigError as error:
             if await self._find(request) is None:
-                raise _removed() from error
+                raise invalid_key(_REMOVED) from error
             raise self._unusable(error) from error
         return web.json_response(_shown(caller, figures, seconds_left(self._accounts.clock())))
 
@@ -259,7 +260,7 @@ class CallerAccess:
             self._begin_settling(grant)
             raise
         if found is None:
-            raise _removed()
+            raise invalid_key(_REMOVED)
         return found
 
     def _without_server(self, grant: AnswerGrant, found: ReservedCost, *, may_use_device: bool) -> AnswerGrant:
@@ -369,13 +370,6 @@ def check_prices(prices: Mapping[str, TokenPrices]) -> None:
                 f"callers: expected known prices of each server, because budgets can't be kept without them, got none of {name}: "
                 "prices = { prompt = ..., completion = ... } of its [[server]] has them, US dollars per million tokens, 0 if it is free"
             )
-
-
-def _removed() -> RequestError:
-    """Return the refusal of a request of a caller that was removed after its key was checked."""
-    return RequestError(
-        401, "api key: expected a valid key, got one that was removed", code="invalid_api_key", headers={"WWW-Authenticate": "Bearer"}
-    )
 
 
 def _shown(caller: Caller, figures: DayFigures, until: int) -> dict[str, object]:

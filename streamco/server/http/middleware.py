@@ -24,6 +24,7 @@ __all__ = [
     "authorize",
     "check_key",
     "given_keys",
+    "invalid_key",
     "key_refusal",
     "means_loopback",
     "read_body",
@@ -136,7 +137,12 @@ def key_refusal(request: web.Request) -> RequestError:
     if is_messages_path(request.path):
         headers = f"x-api-key: KEY or {headers}"
         given = request.headers.get("x-api-key", "") or given
-    message = "api key: expected a valid key, got " + ("another" if given else f"none: send it as {headers}")
+    return invalid_key("another" if given else f"none: send it as {headers}")
+
+
+def invalid_key(got: str) -> RequestError:
+    """Return the 401 of a request with another key than a valid one; ``got`` says what it had."""
+    message = f"api key: expected a valid key, got {got}"
     return RequestError(401, message, code="invalid_api_key", headers={"WWW-Authenticate": "Bearer"})
 
 

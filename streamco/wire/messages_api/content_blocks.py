@@ -12,7 +12,7 @@ from typing import Any
 
 import msgspec
 
-from streamco.wire.request_fields import FieldError, Fields, name_of, unoffered
+from streamco.wire.request_fields import FieldError, Fields, name_of, objects_of, unoffered
 from streamco.wire.translated_request import keep_open_reasoning, place_images, tool_message
 
 __all__ = ["read_conversation", "referenced_tools"]
@@ -61,14 +61,10 @@ def referenced_tools(messages: Any) -> set[str]:
     Args:
         messages: the request's field as it was decoded; what is malformed refers to none, and is refused when it is read.
     """
-    contents = [message.get("content") for message in _objects(messages)]
-    results = [block.get("content") for content in contents for block in _objects(content) if block.get("type") == "tool_result"]
-    blocks = [block for result in results for block in _objects(result) if block.get("type") == "tool_reference"]
+    contents = [message.get("content") for message in objects_of(messages)]
+    results = [block.get("content") for content in contents for block in objects_of(content) if block.get("type") == "tool_result"]
+    blocks = [block for result in results for block in objects_of(result) if block.get("type") == "tool_reference"]
     return {name for block in blocks if isinstance(name := block.get("tool_name"), str)}
-
-
-def _objects(value: Any) -> list[Json]:
-    return [each for each in value if isinstance(each, dict)] if isinstance(value, list) else []
 
 
 def _blocks(value: Any, where: str) -> list[Fields]:

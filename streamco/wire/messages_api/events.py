@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 
 from streamco.openai_types import ChatCompletion, ChatCompletionChunk, CompletionUsage
-from streamco.wire.answer_encoder import KEEPALIVE, AnswerFormError, Failure, encode, named_event
+from streamco.wire.answer_encoder import KEEPALIVE, AnswerFormError, CallIds, Failure, encode, named_event
 from streamco.wire.messages_api.errors import message_error
 from streamco.wire.openai.answer_parts import AnswerPart, AnswerParts, PartBegan, PartEnded, PartEvent, message_parts
 
@@ -62,7 +62,7 @@ class MessageEvents:
         self._parts = AnswerParts(skips_reasoning=skips_reasoning)
         self._reason: str | None = None
         self._has_begun = False
-        self._call_ids: dict[int, str] = {}  # as the blocks began, by their index
+        self._call_ids = CallIds(f"toolu_{name}")
 
     @property
     def keepalive(self) -> bytes:
@@ -142,17 +142,10 @@ class MessageEvents:
     def _block(self, part: AnswerPart, given: Json, *, is_new: bool = False) -> Json:
         text = "" if is_new else part.text
         if part.call is not None:
-            return {"type": "tool_use", "id": self._call_id(part.index, part.call.id), "name": part.call.name, "input": given}
+            return {"type": "tool_use", "id": self._call_ids.of(part.index, part.call.id), "name": part.call.name, "input": given}
         if part.kind == "reasoning":
             return {"type": "thinking", "thinking": text, "signature": ""}
         return {"type": "text", "text": text}
-
-    def _call_id(self, index: int, given: str) -> str:
-        """Return the id of a call: the server's, unless it gave none or the same one to an earlier call."""
-        if index not in self._call_ids:
-            is_new = given and given not in self._call_ids.values()
-            self._call_ids[index] = given if is_new else f"toolu_{self._name}_{index}"
-        return self._call_ids[index]
 
 
 _DELTAS = {

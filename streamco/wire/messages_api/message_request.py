@@ -63,12 +63,12 @@ def _read(fields: Fields, chat: Json) -> TranslatedRequest:
     if (speed := fields.text("speed")) not in {None, "standard"}:
         raise FieldError("speed", f"expected standard, got {speed}", code="unsupported_parameter")
     fields.skip("cache_control", "metadata", "service_tier")  # hints and bills at Anthropic: the answer is the same without them
-    found = referenced_tools(fields.rest().get("messages"))
+    given = fields.rest().get("messages")
     chat["messages"] = messages = read_conversation(fields)
     if stops := fields.items("stop_sequences"):
         chat["stop"] = stops
     _read_edits(fields)
-    _read_tools(fields, chat, found)
+    _read_tools(fields, chat, given)
     _read_output(fields, chat)
     has_effort = "reasoning_effort" in chat
     skips_reasoning = _read_thinking(fields, chat)
@@ -95,16 +95,17 @@ def _read_edits(fields: Fields) -> None:
     management.refuse_rest()
 
 
-def _read_tools(fields: Fields, chat: Json, found: set[str]) -> None:
+def _read_tools(fields: Fields, chat: Json, messages: Any) -> None:
     """Read the tools. Deferred ones are left out, as from the model's prompt at Anthropic, until a search for tools has found them.
 
     A choice that names a tool offers it. Without a tool there is nothing to choose, and servers refuse a choice.
     """
     tools = [(tool.flag("defer_loading"), _tool(tool)) for tool in fields.objects("tools")]
     choice = _read_choice(fields)
+    found = referenced_tools(messages) if any(is_deferred for is_deferred, _ in tools) else set()
     match choice.get("tool_choice"):
-        case {"function": {"name": named}}:
-            found = {*found, named}
+        case {"function": {"name": str(named)}}:
+            found.add(named)
     if offered := [tool for is_deferred, tool in tools if not is_deferred or tool["function"]["name"] in found]:
         chat |= {"tools": offered, **choice}
 

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from streamco.openai_types import ChatCompletion, ChatCompletionChunk, CompletionUsage
-from streamco.wire.answer_encoder import KEEPALIVE, Failure, encode, named_event
+from streamco.wire.answer_encoder import KEEPALIVE, CallIds, Failure, encode, named_event
 from streamco.wire.openai.answer_parts import AnswerPart, AnswerParts, PartBegan, PartEnded, PartEvent, message_parts
 from streamco.wire.responses_api.namespaces import NamespacedNames
 
@@ -58,7 +58,7 @@ class ResponseEvents:
         self._head: Json = {"id": f"resp_{name}", "object": "response", "created_at": created, **echo, "model": model}
         self._parts = AnswerParts()
         self._reason: str | None = None
-        self._call_ids: dict[int, str] = {}  # as the items began, by their index
+        self._call_ids = CallIds(f"call_{name}")
         self._sequence = 0
         self._has_begun = False
 
@@ -160,20 +160,13 @@ class ResponseEvents:
     def _item(self, part: AnswerPart, status: str, *, is_new: bool = False) -> Json:
         item: Json = {"id": self._item_id(part), "status": status}
         if part.call is not None:
-            call_id = self._call_id(part.index, part.call.id)
+            call_id = self._call_ids.of(part.index, part.call.id)
             arguments = "" if is_new else part.text
             return item | {"type": "function_call", "call_id": call_id, **self._names.fields(part.call.name), "arguments": arguments}
         content = [] if is_new else [_content(part)]
         if part.kind == "reasoning":
             return item | {"type": "reasoning", "summary": [], "content": content}
         return item | {"type": "message", "role": "assistant", "content": content}
-
-    def _call_id(self, index: int, given: str) -> str:
-        """Return the server's id of a call, or one of our own if it has none or gave it to another call."""
-        if index not in self._call_ids:
-            is_new = given and given not in self._call_ids.values()
-            self._call_ids[index] = given if is_new else f"call_{self._name}_{index}"
-        return self._call_ids[index]
 
     def _emit(self, kind: str, **fields: Any) -> bytes:
         data = {"type": kind, "sequence_number": self._sequence, **fields}

@@ -102,7 +102,7 @@ class _Conversation:
     def _add_output(self, item: Fields) -> None:
         output = item.take("output")
         where = item.where("output")
-        result = output if isinstance(output, str) else [_result_part(part) for part in _parts(output, where)]
+        result = output if isinstance(output, str) else [_part(part, is_result=True) for part in _parts(output, where)]
         self.messages.append(tool_message(item.needed_text("call_id"), result))
 
     def _give_reasoning(self, message: Json) -> None:
@@ -132,18 +132,20 @@ def _content(value: Any, where: str) -> Any:
     return parts[0]["text"] if len(parts) == 1 and parts[0]["type"] == "text" else parts
 
 
-def _part(part: Fields) -> Json:
+def _part(part: Fields, *, is_result: bool = False) -> Json:
+    """Return a part of a message, or of a function's output, which has texts and images alone."""
     kind = part.needed_text("type")
     match kind:
         case "input_text" | "output_text":
             return {"type": "text", "text": part.needed_text("text")}
         case "input_image":
             return {"type": "image_url", "image_url": _image(part)}
-        case "input_file":
+        case "input_file" if not is_result:
             return {"type": "file", "file": _file(part)}
-        case "input_audio":
+        case "input_audio" if not is_result:
             return {"type": "input_audio", "input_audio": part.needed_object("input_audio")}
-    raise FieldError(part.where("type"), f"expected {_PARTS}, got {kind[:100]}", code="unsupported_parameter")
+    expected = "input_text or input_image" if is_result else _PARTS
+    raise FieldError(part.where("type"), f"expected {expected}, got {kind[:100]}", code="unsupported_parameter")
 
 
 def _image(part: Fields) -> Json:
@@ -176,14 +178,3 @@ def _answer_content(value: Any, where: str) -> Json:
             raise FieldError(part.where("type"), f"expected output_text or refusal, got {kind[:100]}", code="unsupported_parameter")
     content = "".join(texts) if texts or not refusals else None
     return {"content": content} | ({"refusal": "".join(refusals)} if refusals else {})
-
-
-def _result_part(part: Fields) -> Json:
-    """Return a part of a function's output."""
-    kind = part.needed_text("type")
-    match kind:
-        case "input_text" | "output_text":
-            return {"type": "text", "text": part.needed_text("text")}
-        case "input_image":
-            return {"type": "image_url", "image_url": _image(part)}
-    raise FieldError(part.where("type"), f"expected input_text or input_image, got {kind[:100]}", code="unsupported_parameter")

@@ -16,6 +16,8 @@ from itertools import count
 from typing import Any
 from zlib import crc32
 
+from streamco.wire.request_fields import objects_of
+
 __all__ = ["NamespacedNames"]
 
 _MOST = 64  # characters of a function's name, at OpenAI
@@ -81,14 +83,10 @@ def _offered(tools: Any) -> tuple[set[_Pair], set[str]]:
     """Return the functions in namespaces, and the names of those in none."""
     pairs: set[_Pair] = set()
     plain: set[str] = set()
-    for tool in _objects(tools):
+    for tool in objects_of(tools):
         match tool:
             case {"type": "namespace", "name": str(namespace), "tools": inner}:
-                pairs |= {(namespace, name) for each in _objects(inner) if isinstance(name := each.get("name"), str)}
+                pairs |= {(namespace, name) for each in objects_of(inner) if isinstance(name := each.get("name"), str)}
             case {"type": "function", "name": str(name)}:
                 plain.add(name)
     return pairs, plain
-
-
-def _objects(value: Any) -> list[dict[str, Any]]:
-    return [each for each in value if isinstance(each, dict)] if isinstance(value, list) else []
