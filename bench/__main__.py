@@ -37,7 +37,7 @@ BENCHES += (
     "inversion",
     "draft_layer",
 )
-ON_REQUEST = ("lossless_vllm", "pair", "row_costs", "load_tool")  # need an environment of their own, or the models of `make models`
+ON_REQUEST = ("lossless_vllm", "pair", "row_costs", "load_tool", "gpu_rows")  # need an environment of their own, models or a GPU
 
 
 def main() -> int:
