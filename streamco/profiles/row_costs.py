@@ -1,7 +1,8 @@
 """Row costs: what a batch costs by its number of rows, the price list that windows, chunks and batches are planned with.
 
-On a GPU a few rows more cost nothing. On a CPU the costs are a staircase: kernels work in tiles of several rows, so four rows may cost less
-than three. A batch is then padded up to the next cheaper size (``padded``), and its rows beyond what was asked for are free.
+On a GPU a few rows more cost almost nothing (docs/hardware.md). On a CPU the costs are a staircase: kernels work in tiles of several rows,
+so four rows may cost less than three. A batch is then padded up to the next cheaper size (``padded``), and its rows beyond what was asked
+for are free.
 """
 
 from __future__ import annotations

@@ -16,10 +16,11 @@ from typing import NamedTuple
 
 import pytest
 
+from bench.gpu_rows import SHAPES
 from bench.runs import load, names
 from tests.support.data import ROOT
 
-DISCO, FIDELITY, MIGRATION = "docs/research/disco.md", "docs/research/fidelity.md", "docs/migration.md"
+DISCO, FIDELITY, HARDWARE, MIGRATION = "docs/research/disco.md", "docs/research/fidelity.md", "docs/hardware.md", "docs/migration.md"
 PAPERS, SPLIT, WINDOWS = "docs/research/papers.md", "docs/research/split.md", "docs/research/windows.md"
 IMPOSED = ("streamco", "streamco, chains", "always drafts, trees", "always drafts, chains")
 PHONES = {
@@ -240,7 +241,26 @@ def paper_rows() -> Iterator[TableRow]:
         yield TableRow(PAPERS, "### Importance as a filter", f"| {rule} |", [min(shares), max(shares)])
 
 
-TABLE_ROWS = [*window_rows(), *plan_rows(), *split_rows(), *paper_rows()]
+def gpu_rows() -> Iterator[TableRow]:
+    of_rows = [("one sequence", f"{count} rows") for count in (4, 16, 64, 256)]
+    of_sequences = [(f"{rows} of each sequence", f"{count} sequences") for rows in ("1 row", "4 rows") for count in (8, 64)]
+    prompts = [("prompt", f"{count} tokens") for count in (512, 2048)]
+
+    def values(model: str, metric: str, points: Sequence[tuple[str, str]]) -> list[float]:
+        cases = [(f"{model}, {what}" + ", context 512" * (what != "prompt"), contender) for what, contender in points]
+        return [value("gpu_rows", case, metric, contender) for case, contender in cases]
+
+    for model in SHAPES:
+        shares = values(model, "time over that of one row [x]", of_rows) + values(model, "time over that of one sequence [x]", of_sequences)
+        one = values(model, "time [ms]", [("one sequence", "1 row")])
+        yield TableRow(HARDWARE, "## What further rows cost", f"| `{model}` |", one + shares)
+    for model, (label, forecast) in product(("llama2-7b", "llama3-8b"), {"": "graphs", ", without gaps": "graphs without gaps"}.items()):
+        points = [("one sequence", "1 row"), *of_rows[1:], *of_sequences, *prompts]
+        shares = values(model, f"forecast ({forecast}) over time [x]", points)
+        yield TableRow(HARDWARE, "**The forecast with graphs", f"| `{model}`{label} |", shares)
+
+
+TABLE_ROWS = [*gpu_rows(), *window_rows(), *plan_rows(), *split_rows(), *paper_rows()]
 
 HEADLINES = [
     *hand_over_headlines(),
