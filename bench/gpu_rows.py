@@ -21,6 +21,7 @@ import re
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict
+from importlib.util import find_spec
 from itertools import pairwise
 from pathlib import Path
 from statistics import fmean
@@ -239,7 +240,7 @@ def main() -> int:
     add_arguments(parser)
     parser.add_argument("--models", nargs="+", choices=list(SHAPES), default=list(SHAPES), metavar="MODEL", help=", ".join(SHAPES))
     parser.add_argument("--save", type=Path, metavar="FILE", help="also write the measured rows to this file")
-    parser.add_argument("--keep", type=Path, metavar="FILE", help="don't measure: add forecasts to what was saved, and keep the run")
+    parser.add_argument("--keep", type=Path, metavar="FILE", help="don't measure: keep what this commit saved, with forecasts")
     options = parser.parse_args()
     if options.keep is not None:
         from bench.record import commit
@@ -248,6 +249,8 @@ def main() -> int:
         save(BENCH, rows, head)
         print(f"kept {len(rows)} rows in {RUNS / BENCH}.jsonl", file=sys.stderr)
         return 0
+    if find_spec("torch") is None:
+        parser.error("expected PyTorch, got no package torch")
     from bench.gpu_decoder import torch
 
     if not torch.cuda.is_available():

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import json
 from dataclasses import asdict
+from pathlib import Path
+from typing import Any
 
 import pytest
 
-from bench.gpu_rows import FORECASTS, SHAPES, TIME, Point, compared, forecasts, kept, launched_plan, plan, predicted
+from bench import gpu_rows
+from bench.gpu_rows import FORECASTS, SHAPES, TIME, Point, compared, forecasts, kept, launched_plan, main, plan, predicted
 from bench.report import Row
 from streamco.sim.hardware.forward_pass_times import Hardware, predictor
 from streamco.sim.hardware.operators import MODELS
@@ -111,3 +114,32 @@ def test_what_was_saved_elsewhere_is_kept_with_commit_and_forecasts() -> None:
     assert head == {**saved, "commit": "1dc1f62"}
     assert rows[0] == measured[0]
     assert {row.metric for row in rows[1:]} >= {f"forecast ({name}) over time" for name in FORECASTS if FORECASTS[name] == TIME}
+
+
+def test_a_saved_run_is_kept_without_a_gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    measured = timed("llama2-13b, prompt", {"512 tokens": 25.0})
+    file = tmp_path / "saved.jsonl"
+    file.write_text("".join(f"{json.dumps(line)}\n" for line in ({"machine": H100}, asdict(measured[0]))))
+    written: list[Any] = []
+    monkeypatch.setattr(gpu_rows, "save", lambda *values: written.extend(values))
+    monkeypatch.setattr("bench.record.commit", lambda: "1dc1f62")
+    monkeypatch.setattr("sys.argv", ["gpu_rows", "--keep", str(file)])
+    assert main() == 0
+    assert written == ["gpu_rows", measured, {"machine": H100, "commit": "1dc1f62"}]
+
+
+def test_without_pytorch_the_bench_says_what_it_needs(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr(gpu_rows, "find_spec", lambda name: None)
+    monkeypatch.setattr("sys.argv", ["gpu_rows"])
+    with pytest.raises(SystemExit):
+        main()
+    assert "expected PyTorch, got no package torch" in capsys.readouterr().err
+
+
+def test_without_a_gpu_the_bench_says_what_it_needs(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    torch = pytest.importorskip("torch")
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr("sys.argv", ["gpu_rows"])
+    with pytest.raises(SystemExit):
+        main()
+    assert "expected a GPU that PyTorch can use by CUDA, got none" in capsys.readouterr().err
