@@ -7,6 +7,7 @@ import re
 import subprocess
 from importlib import import_module
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -77,6 +78,18 @@ def test_every_python_block_parses_and_uses_public_names(page: Path) -> None:
         for node in ast.walk(tree):
             if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == "streamco":
                 assert hasattr(streamco, node.attr), f"{page.name} uses streamco.{node.attr}"
+
+
+def test_the_tests_that_the_page_on_testing_shows_pass() -> None:
+    blocks = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "testing.md").read_text(), flags=re.DOTALL)
+    shown: dict[str, Any] = {}
+    for block in blocks:
+        if "def test_" in block:
+            exec(block, shown)
+    tests = [value for name, value in shown.items() if name.startswith("test_")]
+    assert len(tests) >= 2
+    for test in tests:
+        test()
 
 
 def indent(source: str) -> str:
