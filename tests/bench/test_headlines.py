@@ -137,10 +137,10 @@ def pair_headlines() -> Iterator[Headline]:
         times = [f"{value('imposed', case, ratio, name):.2f}" for name in IMPOSED]
         rate = f"{value('imposed', case, 'rate [tokens/s]', 'stream'):.3g}"
         yield Headline("docs/speculation.md", f"| {label}, {rtt} ms | {rate} | **{times[0]}** | {' | '.join(times[1:])} |")
-    large = [f"{value('imposed', f'{kind}, 25 prompts, RTT 30 ms', ratio):.2f}" for kind in ("humaneval", "alpaca")]
-    small = [f"{value('pair', f'{kind}, 50 prompts, Q4_0, loopback', ratio):.2f}" for kind in ("code", "prose")]
-    yield Headline("README.md", "code came {} times as fast as the server's own stream, and prose {} times".format(*large))
-    yield Headline("README.md", "on the machine's other core it was {} and {} times".format(*small))
+    large = [f"{value('imposed', f'{kind}, 25 prompts, RTT 30 ms', ratio):.1f}" for kind in ("humaneval", "alpaca")]
+    code, prose = (value("pair", f"{kind}, 50 prompts, Q4_0, loopback", ratio) for kind in ("code", "prose"))
+    yield Headline("README.md", "code came {} times and prose {} times as fast as from the server alone".format(*large))
+    yield Headline("README.md", f"code came {code:.1f} times as fast and prose {100 * (1 - prose):.0f} % slower")
 
 
 def row_cost_headlines() -> Iterator[Headline]:
