@@ -154,7 +154,7 @@ def at_serve(name: str, value: Any) -> str:
 
 
 async def rows() -> list[str]:
-    found = ["| argument | at a server | on the device | at `streamco serve` |", "|---|---|---|---|"]
+    found = ["| argument | at a server | on the device (a model in this process) | at `streamco serve` |", "|---|---|---|---|"]
     for name, value in ARGUMENTS.items():
         found.append(f"| `{name}` | {await at_a_server(name, value)} | {await on_the_device(name, value)} | {at_serve(name, value)} |")
     return found
