@@ -240,17 +240,19 @@ def masses_of(attention: Floats) -> list[int]:
     return [round(255 * float(share)) for share in np.pad(shares, (0, DEPTH - len(shares)), mode="edge")]
 
 
-def record(folder: Path, counts: dict[str, int], *, target: str, drafts: Sequence[str], most: int, minutes: float) -> None:
-    """Everything that isn't there yet, the tasks in turns, until so many minutes are over."""
+def record(
+    folder: Path, counts: dict[str, int], *, target: str, drafts: Sequence[str], most: int, minutes: float, quantisation: str | None = None
+) -> None:
+    """Everything that isn't there yet, the tasks in turns, until so many minutes are over; ``quantisation`` as in ``model_file``."""
     ends = time.monotonic() + 60.0 * minutes
     folder.mkdir(parents=True, exist_ok=True)
     recordings = {(task, draft): Recording(folder, task, draft) for task in counts for draft in drafts}
     options = EngineOptions(threads=1, context_tokens=CONTEXT, max_sequences=1, held_sequences=SIDE_BY_SIDE, exact=True)
-    with closing(LlamaEngine(model_file(target), options)) as engine:
+    with closing(LlamaEngine(model_file(target, quantisation), options)) as engine:
         columns = [list(prompts_of(task, count, engine)) for task, count in counts.items()]
         asked = [prompt for row in zip_longest(*columns) for prompt in row if prompt is not None]
         missing = [p for p in asked if any(p.source not in recordings[p.task, draft].sources for draft in drafts)]
-        readers = {draft: DraftReader(model_file(draft), most) for draft in drafts}
+        readers = {draft: DraftReader(model_file(draft, quantisation), most) for draft in drafts}
         done, left = len(asked) - len(missing), iter(missing)
         while group := list(islice(left, SIDE_BY_SIDE)):
             if time.monotonic() >= ends:
@@ -292,21 +294,22 @@ def read_written(folder: Path, written: Path, counts: dict[str, int], *, target:
                 sys.stderr.flush()
 
 
-def package(folder: Path, target: str, most: int, quantisation: str | None = None) -> None:
-    """A trace of each recording: under the task's name and the draft model's suffix."""
+def package(folder: Path, target: str, most: int, quantisation: str | None = None, *, reads_answers: bool = False) -> None:
+    """A trace of each recording: under the task's name and the draft model's suffix; ``reads_answers``: of experiments.quality."""
     for path in sorted(folder.glob("*.jsonl")):
         task, _, draft = path.name.removesuffix(".jsonl").partition(".")
         rows = read_rows(path)
         if not rows:
             continue
         recorded = dt.datetime.fromtimestamp(path.stat().st_mtime, tz=dt.UTC).date()
-        asked = f"questions of {TASKS[task].name}, as experiments/tasks asks them" if quantisation else TASKS[task].about
+        asked = f"questions of {TASKS[task].name}, as experiments/tasks asks them" if reads_answers else TASKS[task].about
+        length = LENGTH if reads_answers else most
         about = {
-            "about": f"{len(rows)} {asked}: what a draft model says after the target's greedy answers of up to {most} tokens",
+            "about": f"{len(rows)} {asked}: what a draft model says after the target's greedy answers of up to {length} tokens",
             "target": describe_model(target, quantisation),
             "draft": describe_model(draft, quantisation),
             "recorded": str(recorded),
-            "how": f"tools/record_acceptance.py: llama.cpp{'' if quantisation else ', exact mode'}; no prompt and no text is in here",
+            "how": f"tools/record_acceptance.py: llama.cpp{'' if reads_answers else ', exact mode'}; no prompt and no text is in here",
         }
         kept = [{name: value for name, value in row.items() if name != "likeliest"} for row in rows]
         data = "".join(json.dumps(line, separators=(",", ":")) + "\n" for line in (about, *kept)).encode("ascii")
@@ -355,6 +358,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--target", default=TARGET, help="the model that answers (default: %(default)s)")
     parser.add_argument("--drafts", nargs="*", default=["Q4_0"], help="quantisations, pruned or 0.5B (default: Q4_0)")
     parser.add_argument("--tokens", type=int, default=128, help="of an answer at most (default: %(default)s)")
+    parser.add_argument("--format", metavar="NAME", help="derive the fetched pair in it, as Q4_0 (default: as they were fetched)")
     parser.add_argument("--minutes", type=float, default=math.inf, help="begin nothing more after so many (default: any number)")
     parser.add_argument(
         "--answers", type=Path, metavar="FOLDER", help="read these answers of experiments.quality in place of asking for new ones"
@@ -365,9 +369,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     )
     options = parser.parse_args(arguments)
     counts = {task: int(count) for task, _, count in (each.partition(":") for each in options.tasks)}
-    quantisation = FORMAT_OF_ANSWERS if options.answers else None
+    quantisation = FORMAT_OF_ANSWERS if options.answers else options.format
     if options.package:
-        package(options.folder, options.target, LENGTH if options.answers else options.tokens, quantisation)
+        package(options.folder, options.target, options.tokens, quantisation, reads_answers=options.answers is not None)
     elif options.package_ranks:
         package_ranks(options.folder, RANKS, counts, target=options.target, draft=options.drafts[0], quantisation=quantisation)
     elif options.answers:
@@ -380,7 +384,15 @@ def main(arguments: Sequence[str] | None = None) -> None:
             minutes=options.minutes,
         )
     else:
-        record(options.folder, counts, target=options.target, drafts=options.drafts, most=options.tokens, minutes=options.minutes)
+        record(
+            folder=options.folder,
+            counts=counts,
+            target=options.target,
+            drafts=options.drafts,
+            most=options.tokens,
+            minutes=options.minutes,
+            quantisation=quantisation,
+        )
 
 
 if __name__ == "__main__":
