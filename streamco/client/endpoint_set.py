@@ -74,6 +74,8 @@ class EndpointSet:
 
     def is_started(self, kept_out: Kind | None = None) -> bool:
         """Return True if every endpoint was started that is not on the side that is kept out."""
+        if len(self._started) == len(self.endpoints):  # each answer asks
+            return True
         return all(name in self._started or endpoint.kind == kept_out for name, endpoint in self.endpoints.items())
 
     async def start(self, kept_out: Kind | None = None) -> None:

@@ -22,7 +22,7 @@ from streamco.client.speculation.planner import DOES_NOT_PAY, PreparedSpeculatio
 from streamco.config import ReaderPace, fixed_rate
 from streamco.core.race.machine import Fatal, RaceMachine, RacePlan
 from streamco.core.race.migration import MigrationPlan
-from streamco.core.report import AnswerUsage, Report
+from streamco.core.report import AnswerUsage, Opening, Report, opening_of
 from streamco.endpoints.base import Endpoint, Request
 from streamco.errors import StreamClosed, StreamcoError, StreamConsumed, UsageError
 from streamco.policies.eligibility import RequestFacts
@@ -123,6 +123,19 @@ class PendingAnswer:
         elif isinstance(self.driver, SpeculationDriver):
             note_speculation(degradations, self._notes, self.driver, report, absence=self._settings.planner.absence(self.driver))
         return replace(report, request_id=self._log.request_id, notes=list(self._notes))
+
+    def opening(self) -> Opening:
+        """Return the part of the report that is known at the first token.
+
+        Raises:
+            StreamConsumed: the answer has not started.
+        """
+        if self.driver is None:
+            raise StreamConsumed("expected a stream that has begun, got its opening asked for before the first read")
+        if isinstance(self.driver, RaceDriver):
+            note_race(self._settings.degradations, self._notes, self.driver)
+            return replace(self.driver.opening(), notes=list(self._notes))
+        return opening_of(self.report())
 
     def usage(self) -> AnswerUsage:
         """Return the answer's token counts so far.

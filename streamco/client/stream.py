@@ -14,7 +14,7 @@ from msgspec.structs import replace
 from streamco.client.driver import AnswerDriver, Batch
 from streamco.client.pending_answer import PendingAnswer
 from streamco.client.speculation.output import SpeculatedChunk
-from streamco.core.report import AnswerUsage, Report
+from streamco.core.report import AnswerUsage, Opening, Report
 from streamco.core.speculation.events import Origin
 from streamco.errors import ConcurrentRead, StreamClosed, StreamConsumed
 from streamco.openai_types import ChatCompletionChunk, ChunkChoice, CompletionUsage, further_fields
@@ -168,6 +168,15 @@ class ChatStream(AnswerStream[ChatCompletionChunk]):
             StreamcoError: no endpoint could give the answer.
         """
         await (await self._answer.start()).peek()
+
+    @property
+    def opening(self) -> Opening:
+        """The part of the report that is known at the first token, for headers that leave before the answer: far cheaper than ``report``.
+
+        Raises:
+            StreamConsumed: the answer has not started: await ``first`` first.
+        """
+        return self._answer.opening()
 
     @property
     def source(self) -> str | None:

@@ -22,6 +22,7 @@ __all__ = [
     "Ending",
     "EndpointReport",
     "HandOver",
+    "Opening",
     "Outcome",
     "Report",
     "SpeculationFigures",
@@ -29,6 +30,7 @@ __all__ = [
     "SplitFigures",
     "StatesName",
     "WhyRemote",
+    "opening_of",
 ]
 
 AnswerMode = Literal["race", "speculate", "split"]
@@ -295,6 +297,28 @@ class Report(Struct, frozen=True, kw_only=True):
         from streamco.core.report_text import report_sections, sections_to_text
 
         return sections_to_text(report_sections(self))
+
+
+class Opening(Struct, frozen=True, kw_only=True):
+    """The part of a report that is known at the first token, which takes a tenth of the time to make.
+
+    Args:
+        winner, ttft, dispatch, mode, notes: as in ``Report``.
+        winner_kind: "device" or "server"; None: there is no winner yet, or several wrote the answer.
+    """
+
+    winner: str | None
+    winner_kind: str | None
+    ttft: float | None
+    dispatch: DispatchReport
+    mode: AnswerMode = "race"
+    notes: list[str] = field(default_factory=list)
+
+
+def opening_of(report: Report) -> Opening:
+    """Return the part of a report that is known at the first token."""
+    kind = next((part.kind for part in report.endpoints if part.name == report.winner), None)
+    return Opening(winner=report.winner, winner_kind=kind, ttft=report.ttft, dispatch=report.dispatch, mode=report.mode, notes=report.notes)
 
 
 class SpeculationReport(Struct, kw_only=True):

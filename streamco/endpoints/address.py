@@ -6,6 +6,7 @@ import ipaddress
 import os
 import re
 from collections.abc import Mapping
+from functools import lru_cache
 from urllib.parse import SplitResult, quote, urlsplit, urlunsplit
 
 from msgspec import Struct
@@ -19,6 +20,7 @@ _AZURE_VERSION = "2024-10-21"  # the first stable version with stream_options
 _LOOPBACK = (ipaddress.ip_network("127.0.0.0/8"), ipaddress.ip_network("::1/128"))
 
 
+@lru_cache(maxsize=64)  # servers ask it for each request
 def is_loopback(host: str) -> bool:
     """Return True if this host is certainly the machine itself: "localhost", 127.0.0.0/8 or ::1, with or without brackets.
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from streamco.core.report import Report, SpeculationFigures, SplitFigures
+from streamco.core.report import Opening, Report, SpeculationFigures, SplitFigures, opening_of
 
 __all__ = ["comment", "headers", "model_header", "opening_headers"]
 
@@ -14,7 +14,7 @@ _MAX_LENGTH = 500  # characters of one header; reasons don't quote prompts, but 
 def headers(report: Report) -> dict[str, str]:
     """Return the ``x-streamco-*`` headers of a whole answer; unknown values are left out."""
     cost = {} if report.cost_usd is None else {"x-streamco-cost-usd": f"{report.cost_usd:.9f}"}
-    return opening_headers(report) | cost | _draft_headers(report.speculation) | _split_headers(report.split)
+    return opening_headers(opening_of(report)) | cost | _draft_headers(report.speculation) | _split_headers(report.split)
 
 
 def _draft_headers(figures: SpeculationFigures | None) -> dict[str, str]:
@@ -34,29 +34,29 @@ def _split_headers(figures: SplitFigures | None) -> dict[str, str]:
     return {f"x-streamco-{name}": str(value) for name, value in values.items()} | per_trip | exact
 
 
-def opening_headers(report: Report) -> dict[str, str]:
+def opening_headers(opening: Opening) -> dict[str, str]:
     """Return the headers that are known at the first token."""
     values = {
-        "mode": report.mode,
-        "winner": report.winner,
-        "ttft-ms": None if report.ttft is None else f"{report.ttft * 1000:.1f}",
-        "policy": report.dispatch.policy,
-        "reason": report.dispatch.reason,
-        "notes": "; ".join(report.notes),
+        "mode": opening.mode,
+        "winner": opening.winner,
+        "ttft-ms": None if opening.ttft is None else f"{opening.ttft * 1000:.1f}",
+        "policy": opening.dispatch.policy,
+        "reason": opening.dispatch.reason,
+        "notes": "; ".join(opening.notes),
     }
     return {f"x-streamco-{name}": _plain(text) for name, text in values.items() if text}
 
 
-def model_header(report: Report, unknown: str) -> dict[str, str]:
+def model_header(opening: Opening, unknown: str) -> dict[str, str]:
     """Return the header that says that the device answered a request for another model; {} if it didn't.
 
     Args:
-        report: the answer's report, after its first token.
+        opening: what is known of the answer at its first token.
         unknown: the model that was asked for, if it is none of the proxy's; "": it is.
     """
-    if not unknown or not any(part.kind == "device" and part.name == report.winner for part in report.endpoints):
+    if not unknown or opening.winner_kind != "device":
         return {}
-    return {"x-streamco-model-note": _plain(f"{report.winner} answered with its own model, not with {unknown}")}
+    return {"x-streamco-model-note": _plain(f"{opening.winner} answered with its own model, not with {unknown}")}
 
 
 def comment(report: Report) -> bytes:
@@ -66,5 +66,7 @@ def comment(report: Report) -> bytes:
 
 def _plain(text: str) -> str:
     """Return the text as a header can carry it: printable ASCII, and everything else escaped."""
+    if text.isascii() and text.isprintable():
+        return text[:_MAX_LENGTH]
     shown = "".join([character if character.isprintable() else f"\\u{ord(character):04x}" for character in text])
     return shown.encode("ascii", "backslashreplace").decode()[:_MAX_LENGTH]

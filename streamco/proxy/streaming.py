@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Mapping
-from contextlib import asynccontextmanager
-from types import MappingProxyType
+from collections.abc import Mapping
+from types import MappingProxyType, TracebackType
+from typing import Self
 
 from aiohttp import web
 
 from streamco.client.stream import ChatStream
+from streamco.core.report import opening_of
 from streamco.errors import StreamcoError
 from streamco.openai_types import ChatCompletionChunk
 from streamco.proxy.config import ProxyOptions
@@ -31,7 +32,7 @@ NO_HEADERS: Mapping[str, str] = MappingProxyType({})
 
 
 class _Sender:
-    """Writes events and, during silence, keep-alives to one response, one write at a time.
+    """Writes events and, during silence, keep-alives to one response, one write at a time. It sends keep-alives while it is entered.
 
     A timer watches for silence, and only a keep-alive takes a task: most answers never need one.
     """
@@ -56,17 +57,23 @@ class _Sender:
             self._is_writing = False
         self._quiet_since = self._loop.time()
 
-    @asynccontextmanager
-    async def keeping_alive(self) -> AsyncIterator[None]:
+    async def finish(self, data: bytes) -> None:
+        """Send the last bytes and end the response."""
+        if self._keepalive_task is not None:
+            await asyncio.wait([self._keepalive_task])
+        self._is_writing = True
+        await self.events.close(data)
+
+    async def __aenter__(self) -> Self:
         self._watch(self._keepalive)
-        try:
-            yield
-        finally:
-            if self._timer is not None:
-                self._timer.cancel()
-            if self._keepalive_task is not None:
-                self._keepalive_task.cancel()
-                await asyncio.wait([self._keepalive_task])
+        return self
+
+    async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        if self._keepalive_task is not None:
+            self._keepalive_task.cancel()
+            await asyncio.wait([self._keepalive_task])
 
     def _watch(self, seconds: float) -> None:
         self._timer = self._loop.call_later(seconds, self._on_timer)
@@ -146,12 +153,12 @@ async def stream_answer(
     """
     sender = _Sender(request, shape, options)
     sender.events.response.headers.update(more_headers)
-    async with sender.keeping_alive():
+    async with sender:
         try:
             await answer.first()
             if not sender.events.has_begun:
-                report = answer.report
-                sender.events.response.headers.update(opening_headers(report) | model_header(report, unknown_model))
+                opening = answer.opening
+                sender.events.response.headers.update(opening_headers(opening) | model_header(opening, unknown_model))
             async for chunk in answer:
                 if data := shape.event(chunk) if marks is None else marks.event(chunk):
                     await sender.write(data)
@@ -162,7 +169,7 @@ async def stream_answer(
             if not sender.events.has_begun:
                 raise failure from error
             last = b"" if marks is None else await marks.last_report()
-            await sender.write(last + shape.failing(failure))  # too late for a status
+            await sender.finish(last + shape.failing(failure))  # too late for a status
         else:
             report = answer.report
             if marks is None:
@@ -171,8 +178,7 @@ async def stream_answer(
                 if ending := marks.ending(report.finish_reason):
                     await sender.write(ending)  # its reader need not wait for the end of all work
                 ending, report = await marks.last_report(), answer.report
-            await sender.write(ending + comment(report) + shape.done())
-    await sender.events.close()
+            await sender.finish(ending + comment(report) + shape.done())
     return sender.events.response
 
 
@@ -195,7 +201,7 @@ async def answer_whole(
         body = shape.whole(assembler.completion(), report.finish_reason)
     except AnswerFormError as error:
         raise RequestError(502, str(error), code="endpoint_failed") from error
-    found = {**headers(report), **model_header(report, unknown_model), **more_headers}
+    found = {**headers(report), **model_header(opening_of(report), unknown_model), **more_headers}
     return web.Response(body=body, content_type="application/json", headers=found)
 
 

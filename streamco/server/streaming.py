@@ -37,8 +37,7 @@ async def stream_answer(
             raise
         # too late for a status: another response inside this one would be no HTTP
         logger.exception("%s %s failed in mid-stream", request.method, request.path)
-        await stream.write(answer.failing(RequestError(500, "server: expected to finish the answer, got an internal error")))
-        await stream.close()
+        await stream.close(answer.failing(RequestError(500, "server: expected to finish the answer, got an internal error")))
     return stream.response
 
 
@@ -60,10 +59,10 @@ async def _send(stream: EventStream, work: GenerationReader, answer: StreamForma
             data += answer.failing(failure)
         elif end is not None:
             data += answer.closing(end)
-        await stream.write(data)
         if failure is not None or end is not None:
-            await stream.close()
+            await stream.close(data)
             return
+        await stream.write(data)
 
 
 async def answer_whole(

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from streamco.core.meter import Quality
-from streamco.core.report import DispatchReport, EndpointReport, Report, SpeculationFigures, SplitFigures
+from streamco.core.report import DispatchReport, EndpointReport, Report, SpeculationFigures, SplitFigures, opening_of
 from streamco.proxy.callers.access import BUDGET_HEADER
 from streamco.proxy.report_headers import comment, headers, model_header, opening_headers
 from streamco.server.http.cors import EXPOSED
@@ -98,7 +98,11 @@ def test_the_headers_say_who_when_what_it_cost_and_why() -> None:
 
 
 def test_what_is_not_known_yet_is_left_out() -> None:
-    assert set(opening_headers(make_report(winner=None, ttft=None))) == {"x-streamco-mode", "x-streamco-policy", "x-streamco-reason"}
+    assert set(opening_headers(opening_of(make_report(winner=None, ttft=None)))) == {
+        "x-streamco-mode",
+        "x-streamco-policy",
+        "x-streamco-reason",
+    }
 
 
 def test_the_headers_of_a_speculated_answer_say_what_became_of_its_drafts() -> None:
@@ -121,7 +125,7 @@ def test_the_headers_of_a_split_models_answer_say_what_went_over_the_wire() -> N
 def test_a_web_page_of_another_origin_may_read_every_header() -> None:
     report = replace(make_report(), notes=["a note"], speculation=replace(FIGURES, hit_rate=0.5), split=TRIPS)
     device = EndpointReport(name="device", kind="device", outcome="won")
-    sent = {**headers(report), **model_header(replace(report, endpoints=[device]), "gpt-4o")}
+    sent = {**headers(report), **model_header(opening_of(replace(report, endpoints=[device])), "gpt-4o")}
     exposed = {name for name in EXPOSED.split(", ") if name.startswith("x-streamco-")}
     assert {*sent, BUDGET_HEADER} == exposed
 

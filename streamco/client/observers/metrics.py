@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING
+from functools import cache
+from typing import TYPE_CHECKING, TypeVar
 
 from prometheus_client import REGISTRY, CollectorRegistry, Counter, Gauge, Histogram
 
@@ -22,6 +23,8 @@ if TYPE_CHECKING:
     from streamco.client.client import Client
 
 __all__ = ["AnswerMetrics"]
+
+Family = TypeVar("Family", Counter, Histogram)
 
 
 class AnswerMetrics:
@@ -60,7 +63,7 @@ class AnswerMetrics:
 
     def refused(self, request: Request, error: Exception) -> None:
         """Count a request that no endpoint was asked for."""
-        self._answers.refusals.labels(describe_error(error)).inc()
+        self._answers.refusals(describe_error(error)).inc()
 
     def _record(self, report: Report) -> None:
         self._present.dec()
@@ -70,6 +73,11 @@ class AnswerMetrics:
                 self._endpoints.record(part)
         if report.speculation is not None:
             self._speculation.record(report.speculation)
+
+
+def _labelled(family: Family) -> Callable[..., Family]:
+    """Return the function that gives the family's metric with these label values; each is made once, and asked for by every answer."""
+    return cache(family.labels)
 
 
 class _Observation:
@@ -91,33 +99,43 @@ class _AnswerFamilies:
     """Metrics of whole answers."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
-        self.first_token = Histogram(
-            "streamco_time_to_first_token_seconds",
-            "Seconds from the request to the first token at the reader.",
-            ["winner"],
-            buckets=FIRST_TOKEN_BUCKETS,
-            registry=registry,
+        self.first_token = _labelled(
+            Histogram(
+                "streamco_time_to_first_token_seconds",
+                "Seconds from the request to the first token at the reader.",
+                ["winner"],
+                buckets=FIRST_TOKEN_BUCKETS,
+                registry=registry,
+            )
         )
-        self.per_token = Histogram(
-            "streamco_time_per_output_token_seconds",
-            "Seconds for each token after the first, a mean over one answer.",
-            ["winner"],
-            buckets=TOKEN_BUCKETS,
-            registry=registry,
+        self.per_token = _labelled(
+            Histogram(
+                "streamco_time_per_output_token_seconds",
+                "Seconds for each token after the first, a mean over one answer.",
+                ["winner"],
+                buckets=TOKEN_BUCKETS,
+                registry=registry,
+            )
         )
-        self.duration = Histogram(
-            "streamco_request_duration_seconds",
-            "Seconds from the request to the end of the delivery.",
-            ["outcome"],
-            buckets=DURATION_BUCKETS,
-            registry=registry,
+        self.duration = _labelled(
+            Histogram(
+                "streamco_request_duration_seconds",
+                "Seconds from the request to the end of the delivery.",
+                ["outcome"],
+                buckets=DURATION_BUCKETS,
+                registry=registry,
+            )
         )
-        self.requests = Counter(
-            "streamco_requests", "Answers, by how they ended and how they were generated.", ["outcome", "mode"], registry=registry
+        self.requests = _labelled(
+            Counter("streamco_requests", "Answers, by how they ended and how they were generated.", ["outcome", "mode"], registry=registry)
         )
-        self.refusals = Counter("streamco_refusals", "Requests that no endpoint was asked for.", ["error"], registry=registry)
-        self.races = Counter("streamco_races", "Answers that raced, by the endpoint that won.", ["winner", "policy"], registry=registry)
-        self.moves = Counter("streamco_hand_overs", "Changes from one endpoint to another within an answer.", ["reason"], registry=registry)
+        self.refusals = _labelled(Counter("streamco_refusals", "Requests that no endpoint was asked for.", ["error"], registry=registry))
+        self.races = _labelled(
+            Counter("streamco_races", "Answers that raced, by the endpoint that won.", ["winner", "policy"], registry=registry)
+        )
+        self.moves = _labelled(
+            Counter("streamco_hand_overs", "Changes from one endpoint to another within an answer.", ["reason"], registry=registry)
+        )
         self.late = Counter("streamco_late_tokens", "Tokens that a reader waited for because of a hand-over.", registry=registry)
         self.notes = Counter("streamco_degraded_answers", "Answers that came otherwise than asked for.", registry=registry)
 
@@ -125,15 +143,15 @@ class _AnswerFamilies:
         """Add an answer."""
         winner, outcome = report.winner or "none", report.ending or "unfinished"
         if report.ttft is not None:
-            self.first_token.labels(winner).observe(report.ttft)
+            self.first_token(winner).observe(report.ttft)
         if report.tokens_per_second:
-            self.per_token.labels(winner).observe(1.0 / report.tokens_per_second)
-        self.duration.labels(outcome).observe(report.duration)
-        self.requests.labels(outcome, report.mode).inc()
+            self.per_token(winner).observe(1.0 / report.tokens_per_second)
+        self.duration(outcome).observe(report.duration)
+        self.requests(outcome, report.mode).inc()
         if report.mode == "race":
-            self.races.labels(winner, report.dispatch.policy).inc()
+            self.races(winner, report.dispatch.policy).inc()
         for change in report.hand_overs:
-            self.moves.labels(change.reason).inc()
+            self.moves(change.reason).inc()
             self.late.inc(change.delayed_tokens)
         if report.notes:
             self.notes.inc()
@@ -143,25 +161,31 @@ class _EndpointFamilies:
     """Metrics of the requests to endpoints."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
-        self.requests = Counter(
-            "streamco_endpoint_requests", "Requests, by what became of them.", ["endpoint", "outcome"], registry=registry
+        self.requests = _labelled(
+            Counter("streamco_endpoint_requests", "Requests, by what became of them.", ["endpoint", "outcome"], registry=registry)
         )
-        self.errors = Counter("streamco_endpoint_errors", "Requests that ended in an error.", ["endpoint", "error"], registry=registry)
-        self.tokens = Counter(
-            "streamco_endpoint_tokens",
-            "Tokens read (prompt) and generated (completion), and those in vain among them.",
-            ["endpoint", "kind"],
-            registry=registry,
+        self.errors = _labelled(
+            Counter("streamco_endpoint_errors", "Requests that ended in an error.", ["endpoint", "error"], registry=registry)
         )
-        self.cost = Counter("streamco_cost_usd", "Money, where prices are known.", ["endpoint"], registry=registry)
-        self.energy = Counter("streamco_energy_joules", "Energy of devices, by the FLOPs model.", ["endpoint"], registry=registry)
-        self.unpriced = Counter("streamco_unpriced_requests", "Requests without a known price.", ["endpoint"], registry=registry)
+        self.tokens = _labelled(
+            Counter(
+                "streamco_endpoint_tokens",
+                "Tokens read (prompt) and generated (completion), and those in vain among them.",
+                ["endpoint", "kind"],
+                registry=registry,
+            )
+        )
+        self.cost = _labelled(Counter("streamco_cost_usd", "Money, where prices are known.", ["endpoint"], registry=registry))
+        self.energy = _labelled(
+            Counter("streamco_energy_joules", "Energy of devices, by the FLOPs model.", ["endpoint"], registry=registry)
+        )
+        self.unpriced = _labelled(Counter("streamco_unpriced_requests", "Requests without a known price.", ["endpoint"], registry=registry))
 
     def record(self, part: EndpointReport) -> None:
         """Add one endpoint's part in an answer."""
-        self.requests.labels(part.name, part.outcome).inc()
+        self.requests(part.name, part.outcome).inc()
         if part.error_kind is not None:
-            self.errors.labels(part.name, part.error_kind).inc()
+            self.errors(part.name, part.error_kind).inc()
         counts = {
             "prompt": part.prompt_tokens,
             "completion": part.completion_tokens,
@@ -169,13 +193,13 @@ class _EndpointFamilies:
             "wasted": part.wasted_tokens,
         }
         for kind, count in counts.items():
-            self.tokens.labels(part.name, kind).inc(count)
+            self.tokens(part.name, kind).inc(count)
         if part.cost_usd is None:
-            self.unpriced.labels(part.name).inc()
+            self.unpriced(part.name).inc()
         else:
-            self.cost.labels(part.name).inc(part.cost_usd)
+            self.cost(part.name).inc(part.cost_usd)
         if part.energy_j is not None:
-            self.energy.labels(part.name).inc(part.energy_j)
+            self.energy(part.name).inc(part.energy_j)
 
 
 class _SpeculationFamilies:

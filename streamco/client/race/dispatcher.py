@@ -38,7 +38,7 @@ from streamco.profiles import ModelShape, Prices, Profile
 
 __all__ = ["DispatchOptions", "DispatchRecord", "Dispatcher"]
 
-
+_NEVER_DRAWN = Random(0)  # policies that have one side draw nothing
 _NAMED_SIDES: Mapping[str, Side] = {"device-only": "device", "device-first": "device", "server-only": "server", "server-first": "server"}
 
 
@@ -308,8 +308,9 @@ class Dispatcher:
             raise ConfigError(f"request: expected one that some endpoint can serve, got {eligibility.reason}{_note(unavailable)}{cure}")
         plan, length = self._learner.plan, facts.prompt_tokens
         self._count += 1
-        decision = restrict(plan.decide(length, Random(f"{self._seed}/{self._count}")), eligibility)
         is_one_sided = isinstance(plan.policy, DeviceOnly | ServerOnly)  # asked for by name: no budget limits it
+        rng = _NEVER_DRAWN if is_one_sided else Random(f"{self._seed}/{self._count}")  # to seed one costs more than the decision
+        decision = restrict(plan.decide(length, rng), eligibility)
         is_exempt = is_one_sided or (kept_out is None and not (eligibility.device and eligibility.server))
         is_wanted = not is_exempt and decision.wait(plan.constrained) is not None
         reservation = self._steering.reserve(length, wanted=is_wanted)

@@ -17,7 +17,7 @@ from streamco.client.delivery_queue import DeliveryQueue
 from streamco.client.driver import Batch
 from streamco.client.error_translation import FailedStream, FinishedStream, translate
 from streamco.client.race.dispatcher import DispatchRecord
-from streamco.client.race.report import build_cost, build_report, describe_usage, with_split_figures
+from streamco.client.race.report import build_cost, build_opening, build_report, describe_usage, with_split_figures
 from streamco.client.release_timer import share_timer
 from streamco.core.race.attempt import Attempt
 from streamco.core.race.commands import (
@@ -31,7 +31,7 @@ from streamco.core.race.commands import (
     PrepareStream,
 )
 from streamco.core.race.machine import RaceMachine
-from streamco.core.report import AnswerUsage, Report
+from streamco.core.report import AnswerUsage, Opening, Report, SplitFigures, opening_of
 from streamco.core.totals import AnswerCost
 from streamco.endpoints.base import Endpoint, EndpointStream, Request, TextCounter, WrittenStream, changes_of, idle_of, split_figures_of
 from streamco.errors import EngineError, StreamcoError
@@ -90,6 +90,7 @@ class RaceDriver(TaskDriver[Event, Command]):
         self._paused: asyncio.Future[None] | None = None  # done when endpoints may be read on
         self._counts: dict[Attempt, TextCount] = {}
         self._final: Report | None = None
+        self._final_cost: AnswerCost | None = None
         self._idle: dict[EndpointStream, float] = {}  # of streams that have ended, seconds that they waited for the reader
         self.unlimited: str | None = None
         """The endpoint that continued with the whole of ``max_tokens``, because the answer's tokens so far are an estimate."""
@@ -173,20 +174,33 @@ class RaceDriver(TaskDriver[Event, Command]):
         """Return the answer's figures so far; final when ``is_over``, and then made once."""
         if self._final is not None:
             return self._final
-        record = self._dispatched()
-        report = build_report(self.machine, record, self._endpoints, now=self.now, was_left=self.was_broken_off, counts=self._counts)
-        report = with_split_figures(report, [split_figures_of(stream) for _, stream in self._running.values()])
+        report = build_report(self.machine, self._dispatched(), self._endpoints, self.cost(), now=self.now)
+        report = with_split_figures(report, self._split_figures())
         if self._is_over and report.is_final:
             self._final = report
         return report
+
+    def opening(self) -> Opening:
+        """Return the part of the report that is known at the first token."""
+        if any(self._split_figures()):
+            return opening_of(self.report())
+        return build_opening(self.machine, self._dispatched(), self._endpoints)
+
+    def _split_figures(self) -> list[SplitFigures | None]:
+        return [split_figures_of(stream) for _, stream in self._running.values()]
 
     def usage(self) -> AnswerUsage:
         """Return the token counts of the answer as it was delivered."""
         return describe_usage(self.machine, self._dispatched().prompt_tokens)
 
     def cost(self) -> AnswerCost:
-        """Return the cost of the answer so far."""
-        return build_cost(self.machine, self._dispatched(), self._endpoints, was_left=self.was_broken_off, counts=self._counts)
+        """Return the cost of the answer so far; final when ``is_over``, and then made once."""
+        if self._final_cost is not None:
+            return self._final_cost
+        cost = build_cost(self.machine, self._dispatched(), self._endpoints, was_left=self.was_broken_off, counts=self._counts)
+        if self._is_over and self.machine.is_over:
+            self._final_cost = cost
+        return cost
 
     def _dispatched(self) -> DispatchRecord:
         if self._record is None:

@@ -13,7 +13,7 @@ from streamco.client.race.bill import billed_completion, own_bill
 from streamco.client.race.dispatcher import DispatchRecord
 from streamco.core.race.attempt import Attempt, AttemptState
 from streamco.core.race.machine import RaceMachine
-from streamco.core.report import AnswerUsage, EndpointReport, HandOver, Outcome, Report, SplitFigures
+from streamco.core.report import AnswerUsage, EndpointReport, HandOver, Opening, Outcome, Report, SplitFigures
 from streamco.core.totals import AnswerCost
 from streamco.endpoints.base import Endpoint
 from streamco.errors import EndpointConnectError, EndpointStatusError
@@ -21,7 +21,7 @@ from streamco.events import TextCount
 from streamco.openai_types import CompletionUsage, without_further
 from streamco.policies.cost import RequestCost
 
-__all__ = ["build_cost", "build_report", "describe_hand_overs", "describe_attempt", "describe_usage", "with_split_figures"]
+__all__ = ["build_cost", "build_opening", "build_report", "describe_hand_overs", "describe_usage", "with_split_figures"]
 
 Counts = Mapping[Attempt, TextCount]
 _NO_COUNTS: Counts = {}
@@ -31,10 +31,9 @@ def build_report(
     machine: RaceMachine,
     dispatched: DispatchRecord,
     endpoints: Mapping[str, Endpoint],
+    cost: AnswerCost,
     *,
     now: float,
-    was_left: bool = False,
-    counts: Counts = _NO_COUNTS,
 ) -> Report:
     """Return the report of an answer, finished or not.
 
@@ -42,16 +41,14 @@ def build_report(
         machine: the race.
         dispatched: the decision for the answer.
         endpoints: all endpoints, by name.
+        cost: what the answer cost so far, by ``build_cost``.
         now: seconds on the machine's clock.
-        was_left: True if the reader left before the end.
-        counts: tokens that attempts without usage have made, if they could be counted.
     """
     meter = machine.meter
-    cost = build_cost(machine, dispatched, endpoints, was_left=was_left, counts=counts)
     span = (meter.last - meter.first) if meter.first is not None and meter.last is not None else 0.0
     return Report(
         winner=machine.winner,
-        ttft=None if meter.first is None else meter.first - machine.began,
+        ttft=_first_token_time(machine),
         duration=(now if machine.finished is None else machine.finished) - machine.began,
         tokens=cost.tokens,
         tokens_per_second=(meter.tokens - 1) / span if meter.tokens > 1 and span > 0 else None,
@@ -69,6 +66,17 @@ def build_report(
         ending=cost.ending,
         is_final=machine.is_over,
     )
+
+
+def build_opening(machine: RaceMachine, dispatched: DispatchRecord, endpoints: Mapping[str, Endpoint]) -> Opening:
+    """Return what is known of an answer at its first token; the arguments are those of ``build_report``."""
+    winner = machine.winner
+    kind = None if winner is None else endpoints[winner].kind
+    return Opening(winner=winner, winner_kind=kind, ttft=_first_token_time(machine), dispatch=dispatched.report())
+
+
+def _first_token_time(machine: RaceMachine) -> float | None:
+    return None if machine.meter.first is None else machine.meter.first - machine.began
 
 
 def with_split_figures(report: Report, streams: Sequence[SplitFigures | None]) -> Report:
@@ -97,12 +105,19 @@ def build_cost(
     was_left: bool = False,
     counts: Counts = _NO_COUNTS,
 ) -> AnswerCost:
-    """Return the cost of the answer so far. This is cheap for long answers, unlike a report, which has the quality."""
-    attempts = _all_attempts(machine)
-    waste = _waste(machine, attempts, dispatched.prompt_tokens, counts)
+    """Return the cost of the answer so far. This is cheap for long answers, unlike a report, which has the quality.
+
+    Args:
+        machine: the race.
+        dispatched: the decision for the answer.
+        endpoints: all endpoints, by name.
+        was_left: True if the reader left before the end.
+        counts: tokens that attempts without usage have made, if they could be counted.
+    """
+    work = {attempt: _count(attempt, dispatched.prompt_tokens, counts) for attempt in _all_attempts(machine)}
     parts = [
-        describe_attempt(attempt, endpoints[attempt.source], dispatched, *wasted, counts=counts)
-        for attempt, wasted in zip(attempts, waste, strict=True)
+        _describe_attempt(attempt, endpoints[attempt.source], dispatched, work[attempt], wasted, counts=counts)
+        for attempt, wasted in _waste(machine, work).items()
     ]
     for name, error in machine.plan.missing:
         kind = endpoints[name].kind
@@ -211,26 +226,19 @@ def _as_reported(usage: CompletionUsage) -> AnswerUsage:
     )
 
 
-def describe_attempt(
-    attempt: Attempt,
-    endpoint: Endpoint,
-    dispatched: DispatchRecord,
-    wasted_prompt: int = 0,
-    wasted: int = 0,
-    *,
-    counts: Counts = _NO_COUNTS,
+def _describe_attempt(
+    attempt: Attempt, endpoint: Endpoint, dispatched: DispatchRecord, count: _Count, wasted: _Waste, *, counts: Counts
 ) -> EndpointReport:
-    """Return one attempt's part in the report; missing usage is estimated from the prompt's length and the tokens that came.
+    """Return one attempt's part in the report.
 
     Args:
         attempt: the attempt.
         endpoint: its endpoint.
         dispatched: the decision for the answer.
-        wasted_prompt: prompt tokens that were read for nothing.
-        wasted: tokens it made that the reader did not get.
-        counts: as in ``build_report``.
+        count: its tokens.
+        wasted: those of them that were in vain.
+        counts: as in ``build_cost``.
     """
-    count = _count(attempt, dispatched.prompt_tokens, counts)
     cost = dispatched.cost(endpoint, count.prompt, count.completion, count.cached)
     if (bill := own_bill(attempt.usage)) is not None:  # more than the price list knows: discounts, tiers, fees
         cost = RequestCost(server=bill, device_joules=cost.device_joules, device=0.0, total=bill)
@@ -243,8 +251,8 @@ def describe_attempt(
         ttft=attempt.ttft,
         prompt_tokens=count.prompt,
         completion_tokens=count.completion,
-        wasted_prompt_tokens=wasted_prompt,
-        wasted_tokens=wasted,
+        wasted_prompt_tokens=wasted.prompt,
+        wasted_tokens=wasted.completion,
         is_estimated=attempt.usage is None and _has_worked(attempt),
         counted_by=_counted_by(attempt, endpoint, counts),
         cost_usd=cost.server,
@@ -272,6 +280,13 @@ class _Count(NamedTuple):
 
     prompt: int
     cached: int
+    completion: int
+
+
+class _Waste(NamedTuple):
+    """Tokens of one attempt that were in vain: prompt tokens that were read for nothing, and tokens that the reader did not get."""
+
+    prompt: int
     completion: int
 
 
@@ -311,28 +326,29 @@ def _has_written(attempt: Attempt) -> bool:
     return _outcome(attempt) in {"won", "took over"}
 
 
-def _waste(machine: RaceMachine, attempts: Sequence[Attempt], prompt_tokens: int, counts: Counts) -> list[tuple[int, int]]:
-    """Return what each attempt read and made for nothing: (prompt tokens, completion tokens)."""
-    writers = {attempt.source for attempt in attempts if _has_written(attempt)}
-    unread = _unread(machine, [attempt for attempt in attempts if _has_written(attempt)], prompt_tokens, counts)
-    waste = []
-    for attempt in attempts:
-        count = _count(attempt, prompt_tokens, counts)
+def _waste(machine: RaceMachine, work: Mapping[Attempt, _Count]) -> dict[Attempt, _Waste]:
+    """Return what each attempt read and made for nothing; ``work``: the tokens of all attempts."""
+    written = {attempt: count for attempt, count in work.items() if _has_written(attempt)}
+    writers = {attempt.source for attempt in written}
+    unread = _unread(machine, written)
+    waste = {}
+    for attempt, count in work.items():
         if attempt in unread:
-            waste.append((0, unread[attempt]))
+            waste[attempt] = _Waste(0, unread[attempt])
         else:  # what was read ahead was of use if its endpoint took over
-            waste.append((0 if attempt.read_ahead is not None and attempt.source in writers else count.prompt, count.completion))
+            is_used = attempt.read_ahead is not None and attempt.source in writers
+            waste[attempt] = _Waste(0 if is_used else count.prompt, count.completion)
     return waste
 
 
-def _unread(machine: RaceMachine, attempts: Sequence[Attempt], prompt_tokens: int, counts: Counts) -> dict[Attempt, int]:
+def _unread(machine: RaceMachine, written: Mapping[Attempt, _Count]) -> dict[Attempt, int]:
     """Return how many tokens of each attempt that wrote never reached the reader."""
-    made = {attempt: _count(attempt, prompt_tokens, counts).completion for attempt in attempts}
-    unread = {attempt: _late(attempt, _count(attempt, prompt_tokens, counts)) for attempt in attempts}
+    unread = {attempt: _late(attempt, count) for attempt, count in written.items()}
     if machine.dropped:  # tokens held when the reader left: the newest ones
-        held = round((sum(made.values()) - sum(unread.values())) * machine.dropped / (machine.meter.tokens + machine.dropped))
-        for attempt in sorted(attempts, key=lambda attempt: attempt.takeover_position or 0, reverse=True):
-            more = min(held, made[attempt] - unread[attempt])
+        made = sum(count.completion for count in written.values())
+        held = round((made - sum(unread.values())) * machine.dropped / (machine.meter.tokens + machine.dropped))
+        for attempt in sorted(written, key=lambda attempt: attempt.takeover_position or 0, reverse=True):
+            more = min(held, written[attempt].completion - unread[attempt])
             unread[attempt] += more
             held -= more
     return unread

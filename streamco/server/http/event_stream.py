@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Awaitable, Mapping
 
 from aiohttp import web
 
@@ -20,6 +20,12 @@ HEADERS = {
 _NEVER_WAITS = 1 << 14  # bytes; asyncio's transports pause their writer at 64 KiB
 
 
+class _Response(web.StreamResponse):
+    """A response that sends its headers with its first bytes, in one write."""
+
+    _send_headers_immediately = False  # aiohttp's own switch, which it sets for whole responses
+
+
 class EventStream:
     """The response to a streamed request. Its headers leave with its first bytes, so that an early failure can still have a status.
 
@@ -32,7 +38,7 @@ class EventStream:
     def __init__(self, request: web.Request, reader_timeout: float | None, headers: Mapping[str, str] = HEADERS) -> None:
         self.request = request
         self._timeout = reader_timeout
-        self._response = web.StreamResponse(headers=headers)
+        self._response: web.StreamResponse = _Response(headers=headers)
 
     @property
     def response(self) -> web.StreamResponse:
@@ -52,18 +58,34 @@ class EventStream:
         """
         if not self._response.prepared:
             await self._response.prepare(self.request)
+        if self._needs_no_wait(data):
+            await self._response.write(data)
+        else:
+            await self._wait(self._response.write(data))
+
+    async def close(self, data: bytes = b"") -> None:
+        """Send the last bytes, if there are some, and end the response properly, in one write.
+
+        Raises:
+            ConnectionError: as for ``write``.
+        """
+        if not self._response.prepared:
+            await self._response.prepare(self.request)
+        if self._needs_no_wait(data):
+            await self._response.write_eof(data)
+        else:
+            await self._wait(self._response.write_eof(data))
+
+    def _needs_no_wait(self, data: bytes) -> bool:
+        """Return True if no limit is needed: a timeout for each event costs a tenth of it."""
         transport = self.request.transport
-        if len(data) <= _NEVER_WAITS and transport is not None and transport.get_write_buffer_size() == 0:
-            await self._response.write(data)  # no limit is needed, and a timeout for each event costs a tenth of it
-            return
+        return len(data) <= _NEVER_WAITS and transport is not None and transport.get_write_buffer_size() == 0
+
+    async def _wait(self, writing: Awaitable[None]) -> None:
         try:
             async with asyncio.timeout(self._timeout):
-                await self._response.write(data)
+                await writing
         except TimeoutError as error:
             if self.request.transport is not None:
                 self.request.transport.abort()
             raise ConnectionAbortedError(f"reader: expected it to read within {self._timeout:g} s") from error
-
-    async def close(self) -> None:
-        """End the response properly."""
-        await self._response.write_eof()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import random
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -14,10 +15,10 @@ from msgspec.structs import replace
 from streamco.client.arguments import build_request
 from streamco.client.client import Client
 from streamco.client.race.dispatcher import Dispatcher, DispatchOptions, DispatchRecord
-from streamco.client.race.report import build_cost, build_report, describe_attempt, describe_usage, with_split_figures
+from streamco.client.race.report import build_cost, build_opening, build_report, describe_usage, with_split_figures
 from streamco.core.race.attempt import AttemptPlan, AttemptState, ReadAhead
 from streamco.core.race.machine import OnFailure, RaceMachine, RacePlan
-from streamco.core.report import AnswerUsage, EndpointReport, Report
+from streamco.core.report import AnswerUsage, EndpointReport, Report, opening_of
 from streamco.core.split.machine import SplitCounts
 from streamco.endpoints.base import Capabilities, Endpoint, TokenPrices
 from streamco.engines.split.tally import SplitTally, SplitTraffic
@@ -59,8 +60,9 @@ def dispatched() -> DispatchRecord:
     return dispatcher.decide(build_request("hello"), SIDES["device"], [SIDES["server"]], {})
 
 
-def report_on(machine: RaceMachine, now: float = 200.0) -> Report:
-    return build_report(machine, dispatched(), SIDES, now=now)
+def report_on(machine: RaceMachine, now: float = 200.0, *, endpoints: Mapping[str, Endpoint] = SIDES, was_left: bool = False) -> Report:
+    decision = dispatched()
+    return build_report(machine, decision, endpoints, build_cost(machine, decision, endpoints, was_left=was_left), now=now)
 
 
 def part(report: Report, name: str) -> EndpointReport:
@@ -192,7 +194,7 @@ def test_an_answer_that_was_read_whole_has_no_waste_however_its_tokens_were_esti
 
 def test_a_leg_that_never_opened_costs_nothing() -> None:
     machine = run((0.1, tokens("server")), attempts=(AttemptPlan("server", 0.0), AttemptPlan("device", 9.0)))
-    described = describe_attempt(machine.attempts["device"], SIDES["device"], dispatched())
+    described = part(report_on(machine), "device")
     assert (described.prompt_tokens, described.completion_tokens, described.cost_usd) == (0, 0, 0.0)
     assert not described.is_estimated
 
@@ -245,7 +247,13 @@ def test_an_answer_ends_complete_failed_or_left() -> None:
     assert report_on(run(*WON, (1.0, StreamEnded("server", "stop")))).ending == "complete"
     assert report_on(run(*WON, (1.0, StreamFailed("server", EndpointConnectError("cut"))))).ending == "failed"
     left = run(*WON, (1.0, ReaderLeft()))
-    assert build_report(left, dispatched(), SIDES, now=200.0, was_left=True).ending == "left"
+    assert report_on(left, was_left=True).ending == "left"
+
+
+@pytest.mark.parametrize("steps", [(), (WON[0],), WON, (*WON, (1.0, StreamEnded("server", "stop")))])
+def test_the_opening_is_the_part_of_the_report_that_it_says(steps: Sequence[tuple[float, Event]]) -> None:
+    machine = run(*steps)
+    assert build_opening(machine, dispatched(), SIDES) == opening_of(report_on(machine))
 
 
 # Usage of the answer
@@ -377,7 +385,7 @@ def test_what_a_hand_over_saved_is_not_known_where_a_price_is_not() -> None:
     machine = handed_over()
     call_it_planned(machine)
     endpoints = SIDES | {"server": server()}
-    (planned,) = build_report(machine, dispatched(), endpoints, now=200.0).hand_overs
+    (planned,) = report_on(machine, endpoints=endpoints).hand_overs
     assert planned.saved_usd is None
 
 

@@ -70,3 +70,68 @@ async def test_a_reader_that_does_not_read_is_dropped() -> None:
         with pytest.raises(ConnectionAbortedError, match=r"reader: expected it to read within 0\.05 s"):
             raise await asyncio.wait_for(dropped, 20)
         writer.close()
+
+
+async def answer_of(handler: Handler) -> bytes:
+    """Everything that the server writes in answer to one request."""
+    async with listening(make_app(handler), ListenOptions()) as address:
+        host, port = address.removeprefix("http://").split(":")
+        reader, writer = await asyncio.open_connection(host, int(port))
+        writer.write(b"GET / HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n")
+        answer = await reader.read()
+        writer.close()
+    return answer
+
+
+async def test_the_last_bytes_leave_with_the_end() -> None:
+    written: list[bytes] = []
+
+    async def handler(request: web.Request) -> web.StreamResponse:
+        transport = request.transport
+        assert transport is not None
+        write = transport.write
+
+        def count_and_write(data: bytes) -> None:
+            written.append(bytes(data))
+            write(data)
+
+        transport.write = count_and_write  # type: ignore[method-assign,assignment]
+        stream = EventStream(request, None)
+        await stream.write(b"data: 1\n\n")
+        await stream.close(b"data: 2\n\n")
+        return stream.response
+
+    answer = await answer_of(handler)
+    assert answer.endswith(b"9\r\ndata: 1\n\n\r\n9\r\ndata: 2\n\n\r\n0\r\n\r\n")
+    assert len(written) == 2  # the headers with the first bytes, the end with the last ones
+    assert written[0].startswith(b"HTTP/1.1 200")
+
+
+async def test_a_response_may_be_its_last_bytes_alone() -> None:
+    async def handler(request: web.Request) -> web.StreamResponse:
+        stream = EventStream(request, None)
+        await stream.close(b"data: 1\n\n")
+        return stream.response
+
+    assert (await answer_of(handler)).endswith(b"\r\n\r\n9\r\ndata: 1\n\n\r\n0\r\n\r\n")
+
+
+async def test_a_reader_that_does_not_read_the_last_bytes_is_dropped() -> None:
+    dropped = asyncio.get_running_loop().create_future()
+
+    async def handler(request: web.Request) -> web.StreamResponse:
+        stream = EventStream(request, 0.05)
+        try:
+            await stream.close(b"x" * (1 << 26))
+        except ConnectionError as error:
+            dropped.set_result(error)
+            raise
+        return stream.response
+
+    async with listening(make_app(handler), ListenOptions()) as address:
+        host, port = address.removeprefix("http://").split(":")
+        _, writer = await asyncio.open_connection(host, int(port), limit=1024)
+        writer.write(b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n")
+        with pytest.raises(ConnectionAbortedError, match=r"reader: expected it to read within 0\.05 s"):
+            raise await asyncio.wait_for(dropped, 20)
+        writer.close()
