@@ -10,6 +10,9 @@ from streamco.policies.budget_control import BudgetSteering
 
 __all__ = ["AnswerCost", "EndpointTotals", "TotalsRecorder", "Totals"]
 
+_COUNTS = ("answers", "complete", "failed", "left", "hand_overs", "tokens", "wasted_tokens", "wasted_prompt_tokens")  # of all answers
+_COSTS = ("cost_usd", "energy_j", "unified_cost_usd")  # of one endpoint: None as soon as it is not known of one request
+
 
 class AnswerCost(Struct, frozen=True, kw_only=True):
     """The cost of one answer at all endpoints: the part of its report that adds up.
@@ -89,6 +92,11 @@ class EndpointTotals(Struct, frozen=True, kw_only=True):
             unified_cost_usd=_sum(self.unified_cost_usd, part.unified_cost_usd),
         )
 
+    def joined(self, other: EndpointTotals) -> EndpointTotals:
+        """Return the totals of both together; they are of one endpoint."""
+        counts = {name: getattr(self, name) + getattr(other, name) for name in self.__struct_fields__ if name not in {"kind", *_COSTS}}
+        return replace(self, **counts, **{name: _sum(getattr(self, name), getattr(other, name)) for name in _COSTS})
+
 
 class Totals(Struct, frozen=True, kw_only=True):
     """The figures of a client's answers so far; an answer counts when all work for it has ended.
@@ -141,6 +149,20 @@ class Totals(Struct, frozen=True, kw_only=True):
             cost_usd=_sum(self.cost_usd, cost.cost_usd),
             energy_j=self.energy_j if cost.energy_j is None else (self.energy_j or 0.0) + cost.energy_j,
             unified_cost_usd=_sum(self.unified_cost_usd, cost.unified_cost_usd),
+            endpoints=endpoints,
+        )
+
+    def joined(self, other: Totals) -> Totals:
+        """Return the totals of both together, with the budget and its share as they are here."""
+        endpoints = dict(self.endpoints)
+        for name, each in other.endpoints.items():
+            endpoints[name] = endpoints[name].joined(each) if name in endpoints else each
+        return replace(
+            self,
+            **{name: getattr(self, name) + getattr(other, name) for name in _COUNTS},
+            cost_usd=_sum(self.cost_usd, other.cost_usd),
+            energy_j=self.energy_j if other.energy_j is None else (self.energy_j or 0.0) + other.energy_j,
+            unified_cost_usd=_sum(self.unified_cost_usd, other.unified_cost_usd),
             endpoints=endpoints,
         )
 

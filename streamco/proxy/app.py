@@ -11,6 +11,7 @@ import logging
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from functools import reduce
 from pathlib import Path
 from secrets import token_hex
 
@@ -22,6 +23,7 @@ from streamco.client.answer_log import REQUEST_ID_HEADER
 from streamco.client.client import Client
 from streamco.client.observers.metrics import AnswerMetrics
 from streamco.client.stream import ChatStream
+from streamco.core.totals import Totals
 from streamco.errors import StreamcoError
 from streamco.proxy.callers.access import TOTALS_PATH, USAGE_PATH, AnswerGrant, CallerAccess
 from streamco.proxy.config import MODEL, ProxyOptions
@@ -103,8 +105,15 @@ class Proxy:
         return web.json_response(self._card(name))
 
     async def totals(self, _request: web.Request) -> web.Response:
-        """Answer ``GET /streamco/totals``: time, tokens and cost of all answers so far."""
-        return web.Response(body=msgspec.json.encode(self.client.totals), content_type="application/json")
+        """Answer ``GET /streamco/totals``: time, tokens and cost of all answers so far, also of those that one side alone could give.
+
+        The budget's share is that of the answers that both sides could give.
+        """
+        one_sided = [] if self.access is None else [*self.access.one_sided]
+        if self._device_alone is not self.client:
+            one_sided.append(self._device_alone)
+        totals = reduce(Totals.joined, (each.totals for each in one_sided), self.client.totals)
+        return web.Response(body=msgspec.json.encode(totals), content_type="application/json")
 
     async def chat_completions(self, request: web.Request) -> web.StreamResponse:
         """Answer ``POST /v1/chat/completions``."""

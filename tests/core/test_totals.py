@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from streamco.core.report import Ending, EndpointReport
-from streamco.core.totals import AnswerCost, EndpointTotals, Totals, TotalsRecorder
+from streamco.core.totals import _COSTS, _COUNTS, AnswerCost, EndpointTotals, Totals, TotalsRecorder
 from streamco.policies.budget_control import BudgetSteering
 
 
@@ -49,6 +49,31 @@ def test_figures_of_answers_add_up() -> None:
     totals = Totals().plus(one).plus(one)
     assert (totals.hand_overs, totals.tokens, totals.wasted_tokens, totals.wasted_prompt_tokens) == (2, 10, 6, 20)
     assert (totals.cost_usd, totals.energy_j, totals.unified_cost_usd) == (0.5, 4.0, 1.0)
+
+
+def test_the_totals_of_two_accounts_join_to_those_of_all_their_answers() -> None:
+    bills = [
+        cost(part(prompt_tokens=3, completion_tokens=2, cost_usd=0.25), hand_overs=1, tokens=5, cost_usd=0.25, wasted_tokens=3),
+        cost(part("device", energy_j=2.0, error="x"), part(outcome="lost", is_estimated=True, prompt_tokens=7), energy_j=2.0),
+        cost(part("device", outcome="drafted", energy_j=1.0), ending=None, energy_j=1.0, wasted_prompt_tokens=4),
+        cost(part("other", cost_usd=None), cost_usd=None, unified_cost_usd=None, ending="failed"),
+    ]
+    whole = Totals()
+    for bill in bills:
+        whole = whole.plus(bill)
+    for at in range(len(bills) + 1):
+        first, second = Totals(), Totals()
+        for bill in bills[:at]:
+            first = first.plus(bill)
+        for bill in bills[at:]:
+            second = second.plus(bill)
+        assert first.joined(second) == second.joined(first) == whole
+    assert set(Totals.__struct_fields__) == {*_COUNTS, *_COSTS, "budget", "budget_share", "endpoints"}, "none is left out"
+
+
+def test_joined_totals_keep_the_budget_of_the_first_account() -> None:
+    first, second = Totals(budget=0.3, budget_share=0.25), Totals(budget=1.0, budget_share=1.0)
+    assert first.joined(second) == first
 
 
 def test_a_cost_that_is_not_known_stays_unknown_while_energy_is_of_those_it_is_known_of() -> None:

@@ -163,6 +163,16 @@ async def test_totals_are_those_of_the_client_behind_the_same_key() -> None:
     assert told["endpoints"]["server"]["completion_tokens"] == 6
 
 
+async def test_totals_have_the_answers_that_one_side_alone_may_give() -> None:
+    async with proxying(device(), server(), policy="server-only", takes_tasks=True) as proxy:
+        for task in ({}, {"x-streamco-task": "title"}, {"x-streamco-task": "tags"}):
+            await proxy.post(CHAT, HELLO, **task)
+        async with proxy.client.get("/streamco/totals") as response:
+            told = await response.json()
+    assert (told["answers"], told["complete"]) == (3, 3)
+    assert {name: each["won"] for name, each in told["endpoints"].items()} == {"server": 1, "device": 2}
+
+
 async def test_without_a_key_only_those_who_mean_this_machine_are_answered() -> None:
     async with proxying(server=server()) as proxy:
         status, body = await proxy.post(CHAT, HELLO, Host="attacker.example")

@@ -110,6 +110,11 @@ class CallerAccess:
         self._warned: dict[str, str] = {}  # the day of the last warning about a caller's budget
         self._problem = ""  # why the file can't be used; "": it could, when it was used last
 
+    @property
+    def one_sided(self) -> tuple[Client, ...]:
+        """The clients of answers that one side alone may give, each with totals of its own."""
+        return tuple(each for each in (self._device_alone, self._server_alone) if each is not None and each is not self._client)
+
     async def start(self, _app: web.Application | None = None) -> None:
         """Open the file.
 

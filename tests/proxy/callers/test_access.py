@@ -186,6 +186,18 @@ async def test_a_caller_of_one_side_never_uses_the_other(path: Path, sides: tupl
     assert (len(near.streams), len(far.streams)) == ((1, 0) if winner == "device" else (0, 1))
 
 
+async def test_totals_add_up_the_answers_of_callers_of_any_sides(path: Path) -> None:
+    keys = [caller(path, "both"), caller(path, "near", sides=("device",)), caller(path, "far", sides=("server",))]
+    boss = caller(path, "boss", is_operator=True)
+    async with proxying(device(), paid(), callers=path, policy="server-first") as proxy:
+        for headers in (*keys, keys[1]):
+            assert (await proxy.post(CHAT, SMALL, **headers))[0] == 200
+        async with proxy.client.get("/streamco/totals", headers=boss) as response:
+            told = await response.json()
+    assert told["answers"] == 4
+    assert {name: each["won"] for name, each in told["endpoints"].items()} == {"server": 2, "device": 2}
+
+
 @pytest.mark.parametrize(("sides", "near", "far"), [(("device",), None, paid()), (("server",), device(), None)])
 async def test_a_caller_of_a_side_that_is_not_there_gets_403(path: Path, sides: Any, near: Any, far: Any) -> None:
     headers = caller(path, sides=sides)
