@@ -404,6 +404,13 @@ def test_one_prompt_streams_its_text_and_nothing_else_to_stdout() -> None:
     assert (done.returncode, done.stdout) == (0, "You said 'hello' in 2 messages.\n")
 
 
+def test_notes_begin_on_a_line_of_their_own_after_the_answer() -> None:
+    words = [sys.executable, *PROGRAM, "--prompt", "hello", "-v"]
+    merged = subprocess.check_output(words, stdin=subprocess.DEVNULL, stderr=subprocess.STDOUT, text=True, cwd=ROOT, timeout=60)
+    assert re.search(r"^You said 'hello' in 1 messages\.\n.* INFO streamco: .*\n\[device answered", merged, re.MULTILINE)
+    assert run("--prompt", "hello", "-v").stdout == "You said 'hello' in 1 messages.\n"
+
+
 def test_json_is_one_object_with_the_text_and_the_whole_report() -> None:
     done = run("--prompt", "hello", "--json")
     assert done.returncode == 0

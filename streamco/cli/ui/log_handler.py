@@ -1,8 +1,9 @@
-"""Log records on a terminal that is drawn live."""
+"""Log records where answers are shown."""
 
 from __future__ import annotations
 
 import logging
+import os
 import sys
 from collections.abc import Callable
 
@@ -29,11 +30,12 @@ class ViewLogHandler(logging.Handler):
 
 
 def log_to_view(show: Callable[[str], None]) -> None:
-    """Show records with ``show`` instead of writing them to stderr, if stderr is the terminal that a view draws on.
+    """Show records with ``show`` instead of writing them to stderr, if they would come between the words of an answer.
 
-    The root logger's handlers for stderr are replaced; others, and a stderr that is a file, stay as they are.
+    They would if stderr is a terminal, or goes to the same place as stdout (``2>&1``). The root logger's handlers for stderr are replaced;
+    others, and a stderr with a place of its own, stay as they are.
     """
-    if not sys.stderr.isatty():
+    if not sys.stderr.isatty() and not _is_shared():
         return
     root = logging.getLogger()
     for handler in root.handlers[:]:
@@ -43,3 +45,11 @@ def log_to_view(show: Callable[[str], None]) -> None:
             shown.setLevel(handler.level)
             root.removeHandler(handler)
             root.addHandler(shown)
+
+
+def _is_shared() -> bool:
+    """Return True if stdout and stderr go to one file or pipe."""
+    try:
+        return os.path.sameopenfile(sys.stdout.fileno(), sys.stderr.fileno())
+    except (OSError, ValueError):  # a stream that is no file, or a closed one
+        return False

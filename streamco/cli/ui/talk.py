@@ -78,7 +78,9 @@ def make_view(args: argparse.Namespace, kinds: Mapping[str, str], *, notes: Text
         ConfigError: stdout is a terminal and rich is not installed.
     """
     if args.json or not _is_live():
-        return PlainView(err=notes, is_silent=args.json)
+        plain = PlainView(err=notes, is_silent=args.json)
+        log_to_view(plain.log)
+        return plain
     try:
         from streamco.cli.ui.render import make_console
         from streamco.cli.ui.terminal import TerminalView

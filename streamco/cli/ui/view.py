@@ -61,6 +61,7 @@ class PlainView:
         self._err = err or sys.stderr
         self._is_silent = is_silent  # collect, but print no answer text
         self._at_line_start = True
+        self._notices: list[str] = []  # log records that came inside a line of an answer; other threads append
 
     def legend(self, endpoints: Mapping[str, str]) -> None:
         """Print each endpoint and its description on ``err``."""
@@ -74,16 +75,19 @@ class PlainView:
 
     @asynccontextmanager
     async def answering(self, report: Callable[[], Report | None]) -> AsyncIterator[None]:
-        """Show no progress: plain text has none."""
-        yield
+        """Show no progress, because plain text has none; the answer's last line ends with the block."""
+        try:
+            yield
+        finally:
+            self._end_line()
 
     def feed(self, token: Token) -> None:
         """Write the answer's own text at once; reasoning is left out."""
         if token.kind == "content" and not self._is_silent:
             text = printable(token.text) if self._out.isatty() else token.text  # a file gets every character
+            self._at_line_start = text.endswith("\n") if text else self._at_line_start
             self._out.write(text)
             self._out.flush()
-            self._at_line_start = text.endswith("\n") if text else self._at_line_start
 
     def end(self, report: Report | None, *, ending: str = "") -> None:
         """End the line, and print the summary on ``err``; on a terminal the figures that fit a line, and the first note on another."""
@@ -105,6 +109,12 @@ class PlainView:
         """Print the text on ``err``, after the word "error"."""
         self.note(f"error: {text}")
 
+    def log(self, text: str) -> None:
+        """Print a log record on stderr: at once, or after the line of an answer that is open."""
+        self._notices.append(text)
+        if self._at_line_start:
+            self._print_notices()
+
     def tables(self, sections: Sequence[Section]) -> None:
         """Print the sections on ``err``, as plain text with aligned columns."""
         self.note(sections_to_text(sections))
@@ -114,6 +124,12 @@ class PlainView:
             self._out.write("\n")
             self._out.flush()
             self._at_line_start = True
+        self._print_notices()
+
+    def _print_notices(self) -> None:
+        notices, self._notices = self._notices, []
+        for text in notices:
+            print_plain(text, sys.stderr)
 
 
 def _columns(stream: TextIO) -> int | None:

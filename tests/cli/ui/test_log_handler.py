@@ -6,6 +6,7 @@ import io
 import logging
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -43,6 +44,20 @@ def test_records_for_a_terminal_go_to_the_view_and_those_for_a_file_stay(
     logging.getLogger("streamco").warning("%s is gone", "verifier")
     line = "streamco: verifier is gone"
     assert (shown, stderr.getvalue()) == (([line], "") if is_terminal else ([], f"{line}\n"))
+
+
+@pytest.mark.parametrize("is_shared", [True, False])
+def test_records_for_the_place_of_the_answers_go_to_the_view(
+    root: logging.Logger, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, *, is_shared: bool
+) -> None:
+    with (tmp_path / "out").open("a") as out, (tmp_path / ("out" if is_shared else "err")).open("a") as err:
+        monkeypatch.setattr(sys, "stdout", out)
+        monkeypatch.setattr(sys, "stderr", err)
+        root.addHandler(logging.StreamHandler(err))
+        shown: list[str] = []
+        log_to_view(shown.append)
+        logging.getLogger("streamco").warning("gone")
+    assert shown == (["gone"] if is_shared else [])
 
 
 def test_a_record_that_can_not_be_shown_ends_nothing(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -54,6 +54,35 @@ def test_a_message_never_lands_in_the_middle_of_an_answer() -> None:
     assert err.getvalue() == "error: it broke\n"
 
 
+def test_a_log_record_waits_for_the_end_of_an_open_line(capsys: pytest.CaptureFixture[str]) -> None:
+    view, out, err = make()
+    view.log("before")
+    view.feed(Token("Half", None, "device", 0.0))
+    view.log("inside")
+    view.log("inside, too")
+    assert capsys.readouterr().err == "before\n"
+    view.feed(Token(" a line\nand", None, "device", 0.0))
+    assert capsys.readouterr().err == ""
+    view.end(None)
+    assert (out.getvalue(), err.getvalue()) == ("Half a line\nand\n", "")
+    view.log("after")
+    assert capsys.readouterr().err == "inside\ninside, too\nafter\n"
+
+
+async def test_an_answer_that_breaks_off_ends_its_line_and_shows_the_log(capsys: pytest.CaptureFixture[str]) -> None:
+    view, out, _ = make()
+
+    async def break_off() -> None:
+        async with view.answering(lambda: None):
+            view.feed(Token("Half", None, "device", 0.0))
+            view.log("inside")
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        await break_off()
+    assert (out.getvalue(), capsys.readouterr().err) == ("Half\n", "inside\n")
+
+
 def test_a_silent_view_prints_no_answer() -> None:
     out, err = io.StringIO(), io.StringIO()
     view = PlainView(out, err, is_silent=True)
