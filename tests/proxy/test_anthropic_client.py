@@ -11,12 +11,12 @@ import pytest
 
 from streamco.client.client import Client
 from streamco.errors import EndpointConnectError, EndpointError, EndpointProtocolError, EndpointStatusError, EndpointTimeoutError
-from streamco.openai_types import CompletionUsage
+from streamco.openai_types import CompletionUsage, FunctionDelta, ToolCallDelta
 from streamco.proxy.app import serving
 from streamco.proxy.config import ProxyOptions
-from streamco.testing.endpoint import ScriptedEndpoint
+from streamco.testing.endpoint import ScriptedEndpoint, text_chunk
 from tests.client.helpers import device, server, words
-from tests.proxy.test_translated_apis import calling
+from tests.proxy.test_translated_apis import calling, piece
 from tests.server.support import until
 
 pytestmark = [pytest.mark.peer, pytest.mark.usefixtures("no_blocked_loop")]
@@ -82,6 +82,23 @@ async def test_its_stream_helper_accumulates_thinking_and_tools_which_can_be_sen
     sent = list(side.streams[2].request.messages or ())
     assert [each["role"] for each in sent] == ["user", "assistant", "tool", "tool"]
     assert sent[1]["reasoning_content"] == "hm"
+
+
+async def test_its_stream_helper_gets_each_block_whole_before_the_next_one() -> None:
+    calls = [ToolCallDelta(index=at, id=f"call_{at}", function=FunctionDelta(name=name, arguments="")) for at, name in enumerate("fg")]
+    chunks = [*(piece(tool_calls=[each]) for each in calls), piece(content="Wait"), text_chunk(".", finish_reason="tool_calls")]
+    side = server([(0.0, each) for each in chunks], usage=USAGE)
+    async with client_of(server=side) as client, client.messages.stream(**ASKED, tools=[TOOL]) as stream:
+        events = [event async for event in stream]
+        message = await stream.get_final_message()
+    blocks = [(event.type, event.index) for event in events if event.type in {"content_block_start", "content_block_stop"}]
+    assert blocks == [(kind, index) for index in range(3) for kind in ("content_block_start", "content_block_stop")]
+    assert [event.content_block.type for event in events if event.type == "content_block_stop"] == ["tool_use", "tool_use", "text"]
+    assert [block.to_dict() for block in message.content] == [
+        {"type": "tool_use", "id": "call_0", "name": "f", "input": {}},
+        {"type": "tool_use", "id": "call_1", "name": "g", "input": {}},
+        {"type": "text", "text": "Wait."},
+    ]
 
 
 async def test_tokens_are_counted() -> None:

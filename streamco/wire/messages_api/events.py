@@ -59,7 +59,7 @@ class MessageEvents:
         self._name = name
         self._model = model
         self._skips_reasoning = skips_reasoning
-        self._parts = AnswerParts(skips_reasoning=skips_reasoning)
+        self._parts = AnswerParts(skips_reasoning=skips_reasoning, is_sequential=True)
         self._reason: str | None = None
         self._has_begun = False
         self._call_ids = CallIds(f"toolu_{name}")

@@ -3,6 +3,9 @@
 Chat chunks don't say where a part begins and ends; the events of other APIs do. A run ends when another part begins. A call begins with its
 first arguments, when its name is whole. It ends when another part begins, if its arguments are whole by then, because servers may send the
 pieces of parallel calls in turn. What is open at the end ends there.
+
+In the events of the Messages API each part has to end before the next one begins. So there calls without arguments end when text
+follows, and what follows a call with incomplete arguments is held until the end of the answer.
 """
 
 from __future__ import annotations
@@ -74,9 +77,10 @@ class AnswerParts:
 
     Args:
         skips_reasoning: leave reasoning out.
+        is_sequential: each part ends before the next one begins.
     """
 
-    def __init__(self, *, skips_reasoning: bool = False) -> None:
+    def __init__(self, *, skips_reasoning: bool = False, is_sequential: bool = False) -> None:
         self.begun: list[AnswerPart] = []
         """The parts that have begun, in that order."""
         self.usage: CompletionUsage | None = None
@@ -84,9 +88,11 @@ class AnswerParts:
         self.matched_stop: str | None = None
         """The stop string that ended the answer; None: another reason, or the server didn't say."""
         self._skips_reasoning = skips_reasoning
+        self._is_sequential = is_sequential
+        self._is_held = False  # the last part is a call that has to end before the waiting parts begin
         self._calls = ToolCalls()
         self._by_call: dict[int, AnswerPart] = {}
-        self._waiting: deque[AnswerPart] = deque()  # calls without arguments so far
+        self._waiting: deque[AnswerPart] = deque()  # calls without arguments so far, and parts that are held
         self._unfinished: list[AnswerPart] = []  # calls that were open when another part began, and wait for the end of the answer
         self._last: AnswerPart | None = None  # the part that began last
 
@@ -105,7 +111,7 @@ class AnswerParts:
         events: list[PartEvent] = []
         for part in (*self._unfinished, *([] if self._last is None else [self._last])):
             _end(part, events)
-        while self._waiting:  # calls without arguments, of which each ends before the next begins
+        while self._waiting:  # each ends before the next begins
             part = self._waiting.popleft()
             self._begin(part, events)
             _end(part, events)
@@ -132,9 +138,11 @@ class AnswerParts:
     def _grow(self, kind: PartKind, text: str, logprobs: list[Any], events: list[PartEvent]) -> None:
         run = self._last
         if run is None or run.kind != kind or self._waiting:
-            self._begin_waiting(events)
-            run = AnswerPart(kind)
-            self._begin(run, events)
+            run = self._begin_run(kind, events)
+            if run.index < 0:
+                run.pieces.append(text)
+                run.logprobs += logprobs
+                return
         run.pieces.append(text)
         run.logprobs += logprobs
         events.append(PartGrew(run, text, logprobs))
@@ -150,23 +158,50 @@ class AnswerParts:
             return
         if part.index < 0:
             self._begin_waiting(events, until=part)
+            if part.index < 0:
+                part.pieces.append(piece)
+                return
         elif not part.is_open and piece.isspace():  # after the event of its end
             return
         part.pieces.append(piece)
         events.append(PartGrew(part, piece, []))
 
-    def _begin_waiting(self, events: list[PartEvent], until: AnswerPart | None = None) -> None:
-        while self._waiting:
-            part = self._waiting.popleft()
-            self._begin(part, events)
+    def _begin_run(self, kind: PartKind, events: list[PartEvent]) -> AnswerPart:
+        """Return a new run of text; one that has not begun is held."""
+        last = self._last
+        if self._is_sequential and last is not None and last.call is not None and not last.pieces:
+            _end(last, events)
+            self._is_held = False
+        self._begin_waiting(events, ends_empty=self._is_sequential)
+        held = self._waiting[-1] if self._waiting else None
+        if held is not None and held.kind == kind:
+            return held
+        run = AnswerPart(kind)
+        if held is not None or not self._begin(run, events):
+            self._waiting.append(run)
+        return run
+
+    def _begin_waiting(self, events: list[PartEvent], *, until: AnswerPart | None = None, ends_empty: bool = False) -> None:
+        """Begin the waiting parts in their order, unless they are held; ``ends_empty``: calls without arguments end at once."""
+        while self._waiting and not self._is_held:
+            part = self._waiting[0]
+            if not self._begin(part, events):
+                return
+            self._waiting.popleft()
+            if ends_empty and part.call is not None and not part.pieces:
+                _end(part, events)
             if part is until:
                 return
 
-    def _begin(self, part: AnswerPart, events: list[PartEvent]) -> None:
+    def _begin(self, part: AnswerPart, events: list[PartEvent]) -> bool:
+        """Begin a part and return True; False: it is held, because the last one is a call that has not ended."""
         last = self._last
-        if last is not None:
+        if last is not None and last.is_open:
             if last.call is None or is_json(last.text):
                 _end(last, events)
+            elif self._is_sequential:
+                self._is_held = True
+                return False
             else:
                 self._unfinished.append(last)
         self._last = part
@@ -174,6 +209,9 @@ class AnswerParts:
         part.is_open = True
         self.begun.append(part)
         events.append(PartBegan(part))
+        if part.pieces:  # it was held
+            events.append(PartGrew(part, part.text, part.logprobs))
+        return True
 
 
 def _end(part: AnswerPart, events: list[PartEvent]) -> None:

@@ -24,6 +24,7 @@ from streamco.wire.openai.assembler import assemble
 from tests.support.named_events import build_message, chunks_of, encode_recording, read_named
 from tests.wire.recorded import random_cuts, recordings
 
+BLOCK_START, BLOCK_STOP = "content_block_start", "content_block_stop"
 USAGE = CompletionUsage(10, 4, 14, PromptTokensDetails(cached_tokens=6))
 SHOWN_USAGE = {"input_tokens": 4, "cache_creation_input_tokens": 0, "cache_read_input_tokens": 6, "output_tokens": 4}
 
@@ -89,6 +90,15 @@ def test_calls_are_blocks_with_their_input_as_json_text() -> None:
         {"type": "tool_use", "id": "toolu_ab_2", "name": "g", "input": {}},
     ]
     assert events[-2][1]["delta"]["stop_reason"] == "tool_use"
+
+
+def test_each_block_stops_before_the_next_one_starts() -> None:
+    chunks = [call(0, "", "f", "1"), call(1, "", "g", "2"), chunk(content="a"), call(2, "{", "h", "3"), chunk(content="b"), call(2, "}")]
+    events = stream(*chunks, chunk("tool_calls"))
+    blocks = [(name.removeprefix("content_block_"), data["index"]) for name, data in events if name in {BLOCK_START, BLOCK_STOP}]
+    assert blocks == [(what, index) for index in range(5) for what in ("start", "stop")]
+    built = build_message(events)
+    assert (built.parts, built.calls) == ([("text", "a"), ("text", "b")], [("f", ""), ("g", ""), ("h", "{}")])
 
 
 @pytest.mark.parametrize(

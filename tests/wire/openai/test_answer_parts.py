@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from typing import Any
 
 import pytest
@@ -17,7 +18,7 @@ from streamco.openai_types import (
     ToolCall,
     ToolCallDelta,
 )
-from streamco.wire.openai.answer_parts import AnswerParts, PartBegan, PartEvent, PartGrew, is_json, message_parts
+from streamco.wire.openai.answer_parts import AnswerPart, AnswerParts, PartBegan, PartEnded, PartEvent, PartGrew, is_json, message_parts
 from streamco.wire.openai.assembler import assemble
 from streamco.wire.openai.stream import ChatStreamParser
 from tests.wire.recorded import recordings
@@ -43,8 +44,8 @@ def shown(events: list[PartEvent]) -> list[str]:
     return found
 
 
-def read(*chunks: ChatCompletionChunk) -> list[str]:
-    parts = AnswerParts()
+def read(*chunks: ChatCompletionChunk, is_sequential: bool = False) -> list[str]:
+    parts = AnswerParts(is_sequential=is_sequential)
     return shown([event for each in chunks for event in parts.add(each)] + parts.end())
 
 
@@ -99,6 +100,80 @@ def test_a_call_without_arguments_begins_when_another_part_does_or_at_the_end() 
 def test_calls_without_arguments_end_one_by_one_at_the_end() -> None:
     chunks = [call(0, "{", name="f"), call(1, name="g"), call(2, name="h")]
     assert read(*chunks) == ["+0 call", "0:{", "-0 call", "+1 call", "-1 call", "+2 call", "-2 call"]
+
+
+@pytest.mark.parametrize(
+    ("chunks", "expected"),
+    [
+        (
+            [call(0, name="f"), call(1, name="g"), chunk(content="a"), chunk(content="b"), call(2, "{}", "h")],
+            ["+0 call", "-0 call", "+1 call", "-1 call", "+2 text", "2:a", "2:b", "-2 text", "+3 call", "3:{}", "-3 call"],
+        ),
+        (
+            [call(0, name="f"), call(1, '{"x":', "g"), call(1, "1}"), chunk(content="a"), chunk(content="b")],
+            ["+0 call", "-0 call", "+1 call", '1:{"x":1}', "-1 call", "+2 text", "2:a", "2:b", "-2 text"],
+        ),
+        (
+            [call(0, name="f"), call(1, name="g"), call(1, "["), call(0, "{"), call(1, "]"), call(0, "}")],
+            ["+0 call", "0:{", "0:}", "-0 call", "+1 call", "1:[]", "-1 call"],
+        ),
+        (
+            [call(0, "{", "f"), chunk(content="a"), call(1, "{}", "g"), chunk(content="b"), chunk(content="c"), call(0, "}")],
+            ["+0 call", "0:{", "0:}", "-0 call", "+1 text", "1:a", "-1 text", "+2 call", "2:{}", "-2 call", "+3 text", "3:bc", "-3 text"],
+        ),
+        (
+            [call(0, name="f"), call(1, "{", "g"), chunk(content="a"), call(2, name="h"), chunk(reasoning="b"), call(1, "}")],
+            [
+                *("+0 call", "-0 call", "+1 call", "1:{", "1:}", "-1 call", "+2 text", "2:a", "-2 text"),
+                *("+3 call", "-3 call", "+4 reasoning", "4:b", "-4 reasoning"),
+            ],
+        ),
+    ],
+)
+def test_sequential_parts_end_before_the_next_begins(chunks: list[ChatCompletionChunk], expected: list[str]) -> None:
+    assert read(*chunks, is_sequential=True) == expected
+
+
+@pytest.mark.parametrize("seed", range(300))
+def test_sequential_parts_have_what_the_others_have_and_are_never_open_together(seed: int) -> None:
+    rng = random.Random(seed)
+    names: dict[int, int] = {}
+    chunks = []
+    for _ in range(rng.randrange(1, 12)):
+        kind = rng.choice(["content", "reasoning", "refusal", "call", "call", "new"])
+        if kind == "new" or (kind == "call" and not names):
+            names[len(names)] = rng.choice([0, 0, 1, 2])
+            chunks.append(call(len(names) - 1, rng.choice([None, "", "{}", "{"]), f"f{len(names)}"))
+        elif kind == "call":
+            chunks.append(call(rng.choice(list(names)), rng.choice(["{", "}", '"x":1', "{}"])))
+        else:
+            chunks.append(chunk(**{kind: rng.choice("abc")}))
+    plain, parts = AnswerParts(), AnswerParts(is_sequential=True)
+    for each in chunks:
+        plain.add(each)
+    plain.end()
+    events = [event for each in chunks for event in parts.add(each)] + parts.end()
+    opened: AnswerPart | None = None
+    texts: dict[int, str] = {}
+    for event in events:
+        match event:
+            case PartBegan(part):
+                assert (opened, part.index) == (None, len(texts)), seed
+                opened, texts[part.index] = part, ""
+            case PartGrew(part, text):
+                assert part is opened or part.call is not None, seed  # arguments after whole ones
+                texts[part.index] += text
+            case PartEnded(part):
+                assert part is opened, seed
+                opened = None
+    assert opened is None
+    assert sorted((part.kind, part.text) for part in parts.begun if part.call) == sorted((p.kind, p.text) for p in plain.begun if p.call), (
+        seed
+    )
+    for kind in ("text", "reasoning", "refusal"):
+        whole = ["".join(part.text for part in each.begun if part.kind == kind) for each in (parts, plain)]
+        assert whole[0] == whole[1], seed
+    assert [texts[part.index] for part in parts.begun] == [part.text for part in parts.begun], seed
 
 
 def test_the_form_before_tools_is_a_call_too() -> None:
