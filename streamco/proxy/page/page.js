@@ -19,6 +19,14 @@ const OUTCOMES = {
   "drafted": "drafted",
   "verified": "verified the drafts",
 };
+// The parts of a speculated answer: field of its figures, tint, words
+const MADE = [
+  ["accepted", "accepted", "accepted"],
+  ["corrected", "corrected", "corrected"],
+  ["bonus", "bonus", "bonus"],
+  ["device", "device", "by the device alone"],
+  ["remote", "server", "by the server alone"],
+];
 const KEY = "streamco-key"; // in sessionStorage
 const NEAR_END = 120; // pixels from the page's end, within which it follows the text
 
@@ -44,6 +52,7 @@ function formatUsd(value) {
 }
 
 const formatShare = (share) => `${Math.round(share * 100)} %`;
+const formatTokens = (count) => `${count} token${count === 1 ? "" : "s"}`;
 
 function budgetText({ dispatch, speculation }) {
   if (speculation) return `budget: ${formatShare(speculation.budget)} of the drafts may be verified`;
@@ -153,6 +162,10 @@ class AnswerView {
 
 // leftAt: seconds after which the user stopped the answer, which no report says; null: it was not stopped
 function drawRace(figure, report, leftAt = null) {
+  if (report.speculation) {
+    drawSpeculation(figure, report, leftAt);
+    return;
+  }
   const sides = [...report.endpoints].sort((a, b) => (a.opened ?? Infinity) - (b.opened ?? Infinity));
   const isAtWork = sides.some((side) => side.opened !== null && side.stopped === null);
   const last = Math.max(isAtWork ? (leftAt ?? report.duration) : 0, 0.001, ...sides.map((side) => side.stopped ?? 0));
@@ -165,10 +178,55 @@ function drawRace(figure, report, leftAt = null) {
   if (report.ending !== null && report.duration > last * 1.05) {
     list.append(make("li", "", `the text was shown until ${formatSeconds(report.duration)}, at its pace`));
   }
-  for (const note of report.notes) list.append(make("li", "", `note: ${note}`));
+  addNotes(list, report);
   const caption = make("figcaption", "", "When each side was asked, had its first token (thick mark), and stopped");
   figure.replaceChildren(caption, ...sides.map((side) => drawSide(side, report, last, leftAt)), scale, list);
   figure.hidden = false;
+}
+
+function addNotes(list, report) {
+  for (const note of report.notes) list.append(make("li", "", `note: ${note}`));
+}
+
+// Both sides of a speculated answer work from its beginning to its end, so times would say nothing: shares of tokens do.
+function drawSpeculation(figure, report, leftAt) {
+  const made = report.speculation;
+  const parts = MADE.map(([field, tint, words]) => ({ count: made[field], tint, words }));
+  const kept = Math.max(0, made.drafted - made.wasted);
+  const drafts = [
+    { count: kept, tint: "accepted", words: "in the answer" },
+    { count: made.drafted - kept, tint: "waiting device", words: "not in it" },
+  ];
+  const sides = report.endpoints.map((side) => {
+    const row = make("div", "side");
+    row.append(make("span", "name", side.name), make("span", "words", sideWords(side, report, leftAt)));
+    return row;
+  });
+  const list = make("ul");
+  addNotes(list, report);
+  const caption = make("figcaption", "", "What the answer's tokens are, and what became of the drafts");
+  figure.replaceChildren(caption, drawShares("answer", "", parts), drawShares("drafts", " drafted", drafts), ...sides, list);
+  figure.hidden = false;
+}
+
+function drawShares(name, what, parts) {
+  const row = make("div", "side");
+  const track = make("div", "track");
+  const total = parts.reduce((sum, { count }) => sum + count, 0);
+  const words = [];
+  let before = 0;
+  for (const part of parts.filter(({ count }) => count > 0)) {
+    const bar = make("div", `bar ${part.tint}`);
+    bar.style.left = `${(100 * before) / total}%`;
+    bar.style.width = `${(100 * part.count) / total}%`;
+    track.append(bar);
+    before += part.count;
+    words.push(`${part.count} ${part.words} (${formatShare(part.count / total)})`);
+  }
+  const text = [`${formatTokens(total)}${what}`, words.join(", ")].filter(Boolean).join(": ");
+  track.setAttribute("aria-hidden", "true"); // the words say the same
+  row.append(make("span", "name", name), track, make("span", "words", text));
+  return row;
 }
 
 function drawSide(side, report, last, leftAt) {
@@ -184,8 +242,7 @@ function drawSide(side, report, last, leftAt) {
   if (side.opened !== null) {
     const kind = side.kind === "device" ? "device" : "server";
     const end = side.stopped ?? last;
-    const works = side.outcome === "drafted" || side.outcome === "verified";
-    const first = side.ttft === null ? (works ? side.opened : end) : side.opened + side.ttft;
+    const first = side.ttft === null ? end : side.opened + side.ttft;
     if (first > side.opened) put(`bar waiting ${kind}`, side.opened, Math.min(first, end));
     if (first < end) put(`bar ${kind}`, first, end);
     if (side.ttft !== null) put("first", first);
@@ -201,7 +258,7 @@ function sideWords(side, report, leftAt) {
   if (side.ttft !== null) words.push(`first token ${formatSeconds(side.ttft)} later`);
   if (side.stopped !== null) words.push(`stopped at ${formatSeconds(side.stopped)}`);
   else words.push(leftAt === null ? "at work" : `at work when you stopped it at ${formatSeconds(leftAt)}`);
-  words.push(`${side.completion_tokens} token${side.completion_tokens === 1 ? "" : "s"}`);
+  words.push(formatTokens(side.completion_tokens));
   const isBeginning = side.outcome === "won" && (report.hand_overs.length > 0 || report.ending !== "complete");
   const outcome = isBeginning ? "began the answer" : (OUTCOMES[side.outcome] ?? side.outcome);
   return `${words.join(", ")}: ${outcome}${side.error ? ` (${side.error})` : ""}`;

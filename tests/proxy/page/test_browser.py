@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import AsyncIterator, Sequence
 from typing import Any, Literal
 from urllib.parse import urlsplit
@@ -102,11 +103,28 @@ async def test_a_speculated_answer_is_tinted_by_what_became_of_its_drafts(visit:
         await visit.ended()
         runs = await visit.runs()
         words = await visit.texts(".race .words")
+        bars = [str(await bar.get_attribute("class")) for bar in await visit.page.locator(".race .track .bar").all()]
+        boxes = [await bar.bounding_box() for bar in await visit.page.locator(".race .track").first.locator(".bar").all()]
+        track = await visit.page.locator(".race .track").first.bounding_box()
+        hidden = [await each.get_attribute("aria-hidden") for each in await visit.page.locator(".race .track").all()]
     world.close()
     assert len("".join(text for _, text in runs).split()) == len(world.own(world.prompt_ids())), "sampled, but of the same length"
     assert {"tint accepted", "tint corrected"} <= {name for name, _ in runs} <= {"tint accepted", "tint corrected", "tint bonus"}
     assert any("drafted" in text for text in words)
     assert any("verified the drafts" in text for text in words)
+    answer, drafts = words[:2]
+    shares = [(int(count), int(share)) for count, share in re.findall(r"(\d+) (?:accepted|corrected|bonus) \((\d+) %\)", answer)]
+    total = sum(count for count, _ in shares)
+    assert answer.startswith(f"{total} tokens: ")
+    assert all(abs(share - 100 * count / total) <= 0.5 for count, share in shares)
+    assert re.fullmatch(r"\d+ tokens drafted: \d+ in the answer \(\d+ %\), \d+ not in it \(\d+ %\)", drafts)
+    assert bars[: len(shares)] == [f"bar {name}" for name in ("accepted", "corrected", "bonus") if f"{name} (" in answer]
+    assert bars[len(shares) :] == ["bar accepted", "bar waiting device"]
+    assert track is not None
+    for box, (count, _) in zip(boxes, shares, strict=True):
+        assert box is not None
+        assert box["width"] == pytest.approx(track["width"] * count / total, abs=2)
+    assert hidden == ["true", "true"], "the words say the same"
 
 
 async def test_figures_come_while_the_answer_does_and_the_race_is_seen(visit: Visit) -> None:

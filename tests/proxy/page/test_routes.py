@@ -6,6 +6,7 @@ import re
 
 import pytest
 
+from streamco.core.report import SpeculationFigures
 from streamco.proxy.page.routes import FILES, HEADERS, PageFile
 from tests.client.helpers import server
 from tests.proxy.support import CHAT, HELLO, proxying
@@ -170,6 +171,20 @@ def test_text_can_be_read_on_every_tint_in_both_looks() -> None:
         assert contrast(colors["quiet"], colors["raised"]) >= 4.5
         assert contrast(colors["accent"], colors["on-accent"]) >= 4.5
     assert contrast("#000000", "#ffffff") == pytest.approx(21)
+
+
+def test_bars_have_the_colour_of_their_tint() -> None:
+    assert re.findall(r"^\.bar\.(\w+) \{ color: var\(--(\w+)-line\); \}", source("page.css"), re.MULTILINE) == [
+        (tint, tint) for tint in TINTS
+    ]
+
+
+def test_the_shares_of_a_speculated_answer_are_all_that_its_report_has() -> None:
+    table = re.search(r"const MADE = \[(.*?)\n\];", source("page.js"), re.DOTALL)
+    assert table is not None
+    rows = re.findall(r'\["(\w+)", "(\w+)", "[\w ]+"\]', table[1])
+    assert {field for field, _ in rows} <= set(SpeculationFigures.__struct_fields__)
+    assert sorted(tint for _, tint in rows) == sorted(TINTS)
 
 
 def test_tints_differ_by_more_than_their_colour() -> None:
