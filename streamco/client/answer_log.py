@@ -63,10 +63,16 @@ class AnswerLog:
             f"spent {_share(decision.budget_share)}: {decision.reason}"
         )
 
-    def ended(self, report: Callable[[], Report]) -> None:
-        """Log the answer in one line; the report is made only if the line is wanted."""
+    def ended(self, report: Callable[[], Report], *, reason: str | None = None) -> None:
+        """Log the answer in one line.
+
+        Args:
+            report: makes its report; called only if the line is wanted.
+            reason: the dispatch decision's reason without words of the caller's; None: the report's has none.
+        """
         if _logger.isEnabledFor(logging.INFO):
-            _logger.info("%s: %s", self.request_id, _summary(report()))
+            made = report()
+            _logger.info("%s: %s", self.request_id, _summary(made, made.dispatch.reason if reason is None else reason))
 
     def race_steps(self) -> StepLog[Event, Command] | None:
         """Return what logs the steps of a race; None: they are not logged."""
@@ -157,14 +163,14 @@ def describe_error(error: BaseException) -> str:
     return f"{kind} {error.phase}" if isinstance(error, EndpointTimeoutError) else kind
 
 
-def _summary(report: Report) -> str:
+def _summary(report: Report, reason: str) -> str:
     endings = {"complete": report.finish_reason or "complete", "failed": "failed", "left": "its reader left"}
     how = endings.get(report.ending or "", "unfinished")
     first = "no token" if report.ttft is None else f"first token {report.ttft:.3f} s"
     cost = "cost unknown" if report.cost_usd is None else f"${report.cost_usd:.6f}"
     moves = "".join(f", {_hand_over(each)}" for each in report.hand_overs)
     return (
-        f"{report.winner or 'no endpoint'} answered ({report.mode}: {report.dispatch.reason}){moves}; {first}, {_tokens(report.tokens)} in "
+        f"{report.winner or 'no endpoint'} answered ({report.mode}: {reason}){moves}; {first}, {_tokens(report.tokens)} in "
         f"{report.duration:.3f} s, {how}, {cost}"
     )
 

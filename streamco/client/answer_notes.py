@@ -6,8 +6,9 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 
 from streamco.client.degradation import Degradations
-from streamco.client.race.dispatcher import DispatchRecord
+from streamco.client.race.dispatch_record import DispatchRecord
 from streamco.client.race.driver import RaceDriver
+from streamco.client.race.obstacles import Obstacle
 from streamco.client.speculation.driver import SpeculationDriver
 from streamco.core.report import HandOver, Report, WhyRemote
 from streamco.endpoints.verifiers.pool_session import AssignedVerifier, PooledSession
@@ -35,8 +36,9 @@ def note_dispatch(
         degradations.record_start_failure(notes, error, endpoint=name)
     device = dispatched.device or "device"
     for name, obstacle in dispatched.obstacles.items():
-        sentence = f"{name} left out: {obstacle}; {_instead(dispatched, name)}"
-        degradations.record(notes, kind=f"left out: {_without_figures(obstacle)}", endpoint=name, sentence=sentence)
+        text, logged = (f"{name} left out: {each}; {_instead(dispatched, name)}" for each in obstacle)
+        kind = f"left out: {_without_figures(obstacle.logged)}"
+        degradations.record(notes, kind=kind, endpoint=name, sentence=text, logged=logged)
     if dispatched.without_effect:
         degradations.record(notes, kind="no effect", endpoint="policy", sentence=dispatched.without_effect)
     if dispatched.shortened_to is not None:
@@ -45,14 +47,14 @@ def note_dispatch(
         degradations.record(notes, kind="shortened", endpoint=device, sentence=sentence)
 
 
-def note_obstacle(degradations: Degradations, notes: list[str], obstacle: str, *, is_logged: bool) -> None:
+def note_obstacle(degradations: Degradations, notes: list[str], obstacle: Obstacle, *, is_logged: bool) -> None:
     """Record why an answer is not speculated; ``is_logged``: it is in the log already, because it holds for all answers.
 
     Raises:
         DegradedError: by the client's rule.
     """
-    sentence = f"not speculated: {obstacle}"
-    degradations.record(notes, kind=_without_figures(sentence), endpoint="verifier", sentence=sentence, may_log=not is_logged)
+    text, logged = (f"not speculated: {each}" for each in obstacle)
+    degradations.record(notes, kind=_without_figures(logged), endpoint="verifier", sentence=text, logged=logged, may_log=not is_logged)
 
 
 def note_settings(

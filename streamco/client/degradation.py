@@ -72,14 +72,25 @@ class Degradations:
         """The endpoints that failed or were left out, and have not worked since."""
         return tuple(self._present.values())
 
-    def record(self, notes: list[str], *, kind: str, endpoint: str, sentence: str, may_raise: bool = True, may_log: bool = True) -> None:
+    def record(
+        self,
+        notes: list[str],
+        *,
+        kind: str,
+        endpoint: str,
+        sentence: str,
+        logged: str | None = None,
+        may_raise: bool = True,
+        may_log: bool = True,
+    ) -> None:
         """Add a degradation to an answer's notes, and warn of it once, or raise.
 
         Args:
             notes: the answer's notes; the same sentence is added once.
-            kind: what happened, without figures, so that it is logged once.
+            kind: what happened, without figures and without words of the caller's, so that it is logged once.
             endpoint: name of the endpoint that is not used as was asked for.
             sentence: what was asked for, what happens instead, and the cure if there is one.
+            logged: the sentence without words of the caller's; None: it has none.
             may_raise: False: the reader has the answer already.
             may_log: False: it is in the log already.
 
@@ -93,7 +104,7 @@ class Degradations:
         if may_log and not is_full and (endpoint, kind) not in self._logged:
             self._logged.add((endpoint, kind))
             if self.rule != "ignore":
-                _logger.warning("%s (logged once)", sentence)
+                _logger.warning("%s (logged once)", sentence if logged is None else shorten(logged))
         if self.rule == "raise" and may_raise:
             raise DegradedError(sentence, kind=kind, endpoint=endpoint)
 

@@ -13,8 +13,9 @@ from streamco.client.answer_log import REQUEST_ID_HEADER, AnswerLog, describe_er
 from streamco.client.answer_notes import note_dispatch, note_moves, note_obstacle, note_race, note_settings, note_speculation
 from streamco.client.degradation import OnDegraded
 from streamco.client.driver import AnswerDriver
-from streamco.client.race.dispatcher import DispatchRecord
+from streamco.client.race.dispatch_record import DispatchRecord
 from streamco.client.race.driver import RaceDriver
+from streamco.client.race.obstacles import NO_OBSTACLE, Obstacle
 from streamco.client.request_facts import describe_request, takes_long
 from streamco.client.settings import ClientSettings
 from streamco.client.speculation.driver import SpeculationDriver
@@ -73,7 +74,7 @@ class PendingAnswer:
         self._is_streamed = is_streamed
         self._facts: RequestFacts | None = None  # None: found when the answer is dispatched, because that takes no time
         self._prepared: PreparedSpeculation | None = None  # None: the answer races
-        self._obstacle = ""  # why it is not speculated; "": that was not asked for
+        self._obstacle = NO_OBSTACLE  # why it is not speculated; none: that was not asked for
         self._lock = asyncio.Lock()  # two tasks may wait for the start of one stream
         self._is_prepared = False
 
@@ -160,8 +161,8 @@ class PendingAnswer:
         if not settings.is_started:
             await settings.start()
         if settings.planner.mode != "race" and settings.dispatcher.kept_out is not None:
-            self._obstacle = f"the {settings.dispatcher.kept_out} is kept out"
-        may_speculate = settings.planner.mode != "race" and not self._obstacle
+            self._obstacle = Obstacle.of_settings(f"the {settings.dispatcher.kept_out} is kept out")
+        may_speculate = settings.planner.mode != "race" and not self._obstacle.text
         if not may_speculate and not takes_long(self._request):
             return
         async with self._lock:
@@ -233,7 +234,7 @@ class PendingAnswer:
             settings.dispatcher.abandon(dispatched)
             raise
         if log.is_detailed:
-            log.dispatched(dispatched.report())
+            log.dispatched(dispatched.logged_report())
 
         def record(driver: RaceDriver) -> None:
             endpoints.active.discard(driver)
@@ -246,7 +247,7 @@ class PendingAnswer:
             settings.check_access(driver.machine)
             settings.totals.record(driver.cost())
             report = _final_report(driver, log.request_id, notes)
-            log.ended(report)
+            log.ended(report, reason=dispatched.logged_reason())
             observed.end(report)
 
         observed = settings.observers.begin(request)
@@ -282,10 +283,10 @@ class PendingAnswer:
             sentence = f"{attempt.source} can't take over: it has refused another request ({kind})"
             degradations.record(notes, kind=kind, endpoint=attempt.source, sentence=sentence, may_raise=False)
         note_dispatch(degradations, notes, dispatched, settings.endpoints.missing(settings.dispatcher.kept_out))
-        if obstacle := self._obstacle:
-            dispatched.add_note(f"not speculated: {obstacle}")
-            if obstacle != DOES_NOT_PAY:  # mode "auto" asked for the faster way
-                note_obstacle(degradations, notes, obstacle, is_logged=obstacle == settings.planner.binding.problem)
+        if (obstacle := self._obstacle).text:
+            dispatched.add_note(f"not speculated: {obstacle.text}", logged=f"not speculated: {obstacle.logged}")
+            if obstacle.text != DOES_NOT_PAY:  # mode "auto" asked for the faster way
+                note_obstacle(degradations, notes, obstacle, is_logged=obstacle.text == settings.planner.binding.problem)
 
     def _note_settings(self, *, speculates: bool = False, dispatched: DispatchRecord | None = None) -> None:
         """Record the client's settings that have no effect on this answer.

@@ -6,13 +6,16 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from msgspec.structs import replace
+
+from streamco.client.arguments import ChatOptions
 from streamco.endpoints.base import Endpoint, Request, TextCounter
 from streamco.engines.llamacpp.json_schema import grammar_of
 from streamco.errors import MAX_NAME, ConfigError, shorten
 from streamco.events import TextCount
 from streamco.policies.eligibility import RequestFacts
 
-__all__ = ["FIELDS_WITHOUT_EFFECT", "NEUTRAL_VALUES", "count_prompt", "describe_request", "takes_long"]
+__all__ = ["FIELDS_WITHOUT_EFFECT", "NEUTRAL_VALUES", "count_prompt", "describe_request", "facts_for_log", "logged_field", "takes_long"]
 
 _CHARACTERS_A_TOKEN = 4  # OpenAI's rule of thumb for English, if there is no tokenizer
 _MESSAGE_OVERHEAD = 4  # tokens a chat template adds to a message
@@ -35,6 +38,15 @@ NEUTRAL_VALUES: Mapping[str, tuple[Any, ...]] = {
     "reasoning_effort": ("none",),
     "repetition_penalty": (1,),
     "tool_choice": ("auto", "none"),
+}
+_OTHER_VOCABULARY = "logit_bias (its token ids are another vocabulary's)"
+_FORMAT = "response_format"  # what is said of one begins with it
+# Names that may be logged: those of OpenAI's API and of common servers. Others are the caller's own words.
+_LOGGED_FIELDS = FIELDS_WITHOUT_EFFECT | {
+    *ChatOptions.__annotations__,
+    *("chat_template_kwargs", "enable_thinking", "grammar", "guided_choice", "guided_grammar", "guided_json", "guided_regex", "ignore_eos"),
+    *("json_schema", "min_tokens", "reasoning", "repeat_penalty", "repetition_penalty", "stop_token_ids", "structured_outputs", "thinking"),
+    _OTHER_VOCABULARY,
 }
 _SHORT = 4096  # characters; tokenising more takes over a millisecond
 
@@ -64,6 +76,19 @@ def describe_request(request: Request, device: Endpoint | None, servers: Sequenc
     )
 
 
+def facts_for_log(facts: RequestFacts) -> RequestFacts:
+    """Return the facts without the caller's words, from which reasons are made that may be logged."""
+    fields = tuple(dict.fromkeys(map(logged_field, facts.server_fields)))
+    return facts if fields == facts.server_fields else replace(facts, server_fields=fields)
+
+
+def logged_field(name: str) -> str:
+    """Return a field's name as it may be logged: what is no known name is described, because it may be private."""
+    if name in _LOGGED_FIELDS:
+        return name
+    return "a response_format that it can't follow" if name.startswith(_FORMAT) else "a field that isn't known"
+
+
 def count_prompt(request: Request, device: Endpoint | None, servers: Sequence[Endpoint]) -> TextCount | None:
     """Return the prompt's length and what counted it; None: no endpoint can count it, such as one with images. Thread-safe.
 
@@ -85,7 +110,7 @@ def _server_fields(request: Request, device: Endpoint | None, servers: Sequence[
     set_names = (name for name in extra.keys() - _DEVICE_FIELDS if extra[name] not in (None, *NEUTRAL_VALUES.get(name, ())))
     found = sorted(shorten(name, MAX_NAME) for name in set_names)
     if request.sampling.logit_bias and device is not None and any(not _is_same_vocabulary(device, server) for server in servers):
-        found.append("logit_bias (its token ids are another vocabulary's)")
+        found.append(_OTHER_VOCABULARY)
     if device is not None and device.capabilities.json_schema:
         found += _unkept_format(extra.get("response_format"))
     return found

@@ -23,6 +23,12 @@ from tests.client.speculating import PROMPT, World
 KEY, SECRET = "sk-marked-key-7f3a", "marked private words"
 
 
+def schema_with(name: str) -> dict[str, Any]:
+    """A response format that no device can hold to, because of this property."""
+    schema = {"type": "object", "properties": {name: {"not": {}}}, "required": [name], "additionalProperties": False}
+    return {"type": "json_schema", "json_schema": {"name": "x", "schema": schema}}
+
+
 def lines(caplog: pytest.LogCaptureFixture, level: int) -> list[str]:
     """What the client logged at this level."""
     return [each.getMessage() for each in caplog.records if each.name == "streamco" and each.levelno == level]
@@ -156,6 +162,53 @@ async def test_no_log_at_any_level_has_a_key_or_a_prompt(status: int, caplog: py
     assert told
     assert KEY not in told
     assert SECRET not in told
+
+
+@pytest.mark.parametrize(
+    ("field", "kind"),
+    [
+        ({SECRET: 1}, "a field that isn't known"),
+        ({"response_format": schema_with(SECRET)}, "a response_format that it can't follow"),
+        ({"reasoning_effort": "high"}, "reasoning_effort"),
+    ],
+)
+async def test_a_line_says_the_kind_of_reason_that_leaves_the_device_out_and_the_caller_gets_the_rest(
+    field: dict[str, Any], kind: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.DEBUG)
+    near = device(capabilities=Capabilities(json_schema=True))
+    far = server(capabilities=Capabilities(json_schema=True))
+    async with opened(near, far) as client, serving_proxy(client) as url, aiohttp.ClientSession() as http:
+        body = {"messages": [{"role": "user", "content": "Hello"}], **field}
+        async with http.post(f"{url}/chat/completions", json=body) as response:
+            assert response.status == 200
+            reason, notes = (response.headers[f"x-streamco-{name}"] for name in ("reason", "notes"))
+    words = kind if kind == "reasoning_effort" else SECRET
+    assert words in reason
+    assert words in notes
+    told = [each.getMessage() for each in caplog.records]
+    assert SECRET not in " ".join(told)
+    assert any(f"server answered (race: device: {kind})" in line for line in told)
+    assert any(line.endswith(f": device: {kind}") for line in told), "the decision"
+    assert f"device left out: {kind}; the server alone answers (logged once)" in told
+
+
+@pytest.mark.parametrize("options", [{"extra_body": {SECRET: 1}}, {"model": SECRET}])
+async def test_why_an_answer_is_not_speculated_is_logged_without_the_callers_words(
+    options: dict[str, Any], caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.DEBUG)
+    world = World()
+    async with world.scripted() as verifier, world.speculating(verifier, server=server()) as client:
+        stream = client.stream(PROMPT, **options)
+        await tokens_text(stream)
+        assert any(SECRET in note for note in stream.report.notes)
+        assert SECRET in stream.report.dispatch.reason
+    told = [each.getMessage() for each in caplog.records]
+    assert SECRET not in " ".join(told)
+    assert [line for line in told if line.startswith("not speculated: ") and line.endswith(" (logged once)")]
+    assert [line for line in told if " answered (race: " in line and "; not speculated: " in line]
+    world.close()
 
 
 async def test_speculation_logs_neither_key_nor_prompt(caplog: pytest.LogCaptureFixture) -> None:

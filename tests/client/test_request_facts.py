@@ -7,9 +7,10 @@ from typing import Any
 import pytest
 
 from streamco.client.arguments import build_request
-from streamco.client.request_facts import count_prompt, describe_request, takes_long
+from streamco.client.request_facts import count_prompt, describe_request, facts_for_log, logged_field, takes_long
 from streamco.endpoints.base import Capabilities, Request
 from streamco.events import TextCount
+from streamco.policies.eligibility import RequestFacts
 from streamco.testing.endpoint import ScriptedEndpoint
 from tests.client.helpers import device, opened, server
 
@@ -103,6 +104,28 @@ def test_fields_that_only_a_server_keeps_to_are_found(options: dict[str, Any]) -
 )
 def test_fields_that_a_device_keeps_to_or_may_ignore_are_none(options: dict[str, Any]) -> None:
     assert facts_of(**options).server_fields == ()
+
+
+@pytest.mark.parametrize(
+    ("field", "logged"),
+    [
+        ("reasoning_effort", "reasoning_effort"),
+        ("guided_regex", "guided_regex"),
+        ("logit_bias (its token ids are another vocabulary's)", "logit_bias (its token ids are another vocabulary's)"),
+        ("response_format: schema: #/properties/wage: expected none, got not", "a response_format that it can't follow"),
+        ("my_diary", "a field that isn't known"),
+        ("reasoning_effort\n", "a field that isn't known"),
+    ],
+)
+def test_only_known_names_of_fields_may_be_logged(field: str, logged: str) -> None:
+    assert logged_field(field) == logged
+    facts = RequestFacts(prompt_tokens=1, server_fields=(field, field))
+    assert facts_for_log(facts).server_fields == (logged,)
+
+
+def test_facts_that_quote_nothing_are_logged_as_they_are() -> None:
+    facts = RequestFacts(prompt_tokens=1, server_fields=("audio", "verbosity"))
+    assert facts_for_log(facts) is facts
 
 
 def test_a_bias_is_for_one_vocabulary() -> None:

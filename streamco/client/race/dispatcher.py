@@ -10,33 +10,32 @@ from collections.abc import Iterable, Mapping, Sequence
 from copy import copy
 from functools import partial
 from random import Random, SystemRandom
-from types import MappingProxyType
 from typing import Literal
 
 from msgspec import Struct
 from msgspec.structs import replace
 
+from streamco.client.race.dispatch_record import DispatchRecord, endpoint_cost, known_prices
 from streamco.client.race.migration import CostOf, MigrationOptions, MigrationPlanner
 from streamco.client.race.obstacles import find_obstacles, shortened_length, side_facts, why_without_effect
-from streamco.client.request_facts import describe_request
+from streamco.client.request_facts import describe_request, facts_for_log
 from streamco.config import READING
 from streamco.core.race.attempt import Attempt, AttemptPlan, AttemptState
 from streamco.core.race.estimators import is_burst
-from streamco.core.race.learner import DeviceTTFT, Learner, Plan, PromptLength, ServerTTFT
+from streamco.core.race.learner import DeviceTTFT, Learner, PromptLength, ServerTTFT
 from streamco.core.race.machine import RaceMachine
 from streamco.core.race.migration import MigrationPlan
-from streamco.core.report import DispatchReport, HandOver
-from streamco.endpoints.base import Endpoint, Kind, Request
-from streamco.errors import ConfigError, EndpointError, shorten
-from streamco.policies.budget_control import BudgetSteering, Reservation, steer
-from streamco.policies.cost import RATE_SERVER_CONSTRAINED, DeviceCosts, RequestCost, Usage, device_costs, request_cost
+from streamco.core.report import HandOver
+from streamco.endpoints.base import Endpoint, Request
+from streamco.errors import ConfigError, EndpointError
+from streamco.policies.budget_control import BudgetSteering, steer
+from streamco.policies.cost import RATE_SERVER_CONSTRAINED, DeviceCosts, device_costs
 from streamco.policies.device_constrained import TAIL
 from streamco.policies.dispatch import Decision, DeviceOnly, ServerOnly, Side
 from streamco.policies.eligibility import Eligibility, Gate, RequestFacts, check_eligibility, restrict
-from streamco.policies.migration import BarredMove
 from streamco.profiles import ModelShape, Prices, Profile
 
-__all__ = ["DispatchOptions", "DispatchRecord", "Dispatcher"]
+__all__ = ["DispatchOptions", "Dispatcher"]
 
 _NEVER_DRAWN = Random(0)  # policies that have one side draw nothing
 _NAMED_SIDES: Mapping[str, Side] = {"device-only": "device", "device-first": "device", "server-only": "server", "server-first": "server"}
@@ -74,93 +73,6 @@ class DispatchOptions(Struct, frozen=True, kw_only=True):
             raise ConfigError(f"dispatch: gate: expected a function of RequestFacts or None, got {type(self.gate).__name__}")
         if not isinstance(self.reader_rate, int | float) or not self.reader_rate > 0:
             raise ConfigError(f"dispatch: reader_rate: expected tokens per second above 0, got {self.reader_rate!r}")
-
-
-class DispatchRecord:
-    """The dispatch decision for one request, and its reservation in the budget's account.
-
-    Attributes:
-        attempts: planned attempts of the race.
-        device: name of the device endpoint.
-        facts: facts of the request that decide which endpoints can serve it.
-        prompt_tokens: the prompt's length; the device's count, if it can count.
-        obstacles: why endpoints can't serve the request though others can, by name. A device that the quality gate keeps out isn't in it.
-        without_effect: why the policy has no effect, as a sentence; "": it has.
-        shortened_to: the longest answer that fits into the device's context, if the request allows a longer one; None: it doesn't.
-        unpriced: endpoints that keep the answer from moving, because their costs are not known; found by ``Dispatcher.plan_moves``.
-        barred: moves that would save money and must not happen, because the target is not good enough; found there, too.
-    """
-
-    def __init__(
-        self,
-        decision: Decision,
-        attempts: tuple[AttemptPlan, ...],
-        *,
-        device: str | None,
-        plan: Plan,
-        facts: RequestFacts,
-        steering: BudgetSteering,
-        reservation: Reservation,
-        is_exempt: bool,
-        is_named: bool,
-        costs: DeviceCosts | None,
-        note: str,
-        obstacles: Mapping[str, str] = MappingProxyType({}),
-        without_effect: str = "",
-        shortened_to: int | None = None,
-    ) -> None:
-        self.obstacles = obstacles
-        self.without_effect = without_effect
-        self.shortened_to = shortened_to
-        self.unpriced: Sequence[str] = ()
-        self.barred: Sequence[BarredMove] = ()
-        self.attempts = attempts
-        self.device = device
-        self.explore = decision.explore
-        self.facts = facts
-        self.prompt_tokens = facts.prompt_tokens
-        self.steering = steering  # the request's account; a client that learns what its sides cost may open another one
-        self.reservation = reservation
-        self.is_exempt = is_exempt
-        self.is_named = is_named  # one side was asked for by name
-        self.plan = plan
-        self._decision = decision
-        self._share = steering.share if steering.requests else None
-        self._costs = costs
-        self._note = note
-
-    def report(self) -> DispatchReport:
-        """Return the decision for the answer's report."""
-        reason = self._decision.reason or ", ".join(each.source for each in self.attempts)
-        return DispatchReport(
-            policy=self._decision.policy,
-            constraint=self.plan.constrained,
-            device_wait=self._decision.device_wait,
-            server_wait=self._decision.server_wait,
-            reason=shorten(reason + self._note),
-            prompt_tokens=self.prompt_tokens,
-            budget=self.plan.budget,
-            budget_share=self._share,
-        )
-
-    def may_write(self, kind: Kind) -> bool:
-        """Return True if a planned hand-over may give the answer to this side. The constrained side may be left out by the budget."""
-        return kind != self.plan.constrained or self._decision.wait(kind) is not None
-
-    def cost(self, endpoint: Endpoint, prompt: int, completion: int, cached: int) -> RequestCost:
-        """Return the cost of tokens at an endpoint; its parts are None if prices or the model's shape are not known.
-
-        Args:
-            endpoint: the endpoint.
-            prompt: prompt tokens, cached ones included.
-            completion: generated tokens.
-            cached: prompt tokens that the endpoint had in its cache.
-        """
-        return _cost(self._costs, endpoint, prompt, completion, cached)
-
-    def add_note(self, text: str) -> None:
-        """Add a text to the reason in the report."""
-        self._note += f"; {text}"
 
 
 class Dispatcher:
@@ -293,14 +205,15 @@ class Dispatcher:
         servers = [server for server in servers if server.name not in unavailable]
         facts = facts or describe_request(request, device, servers)
         able = [server for server in servers if check_eligibility(facts, device=None, server=side_facts(server)).server]
-        eligibility = check_eligibility(
-            facts,
+        check = partial(
+            check_eligibility,
             device=side_facts(device, shortens=not servers),
             server=side_facts(next(iter(able or servers), None)),
             gate=self._options.gate,
             hedge_tools=self._options.hedge_tools,
             kept_out_by=kept_out_by,
         )
+        eligibility = check(facts)
         if not eligibility.device and not eligibility.server:
             if kept_out is not None:
                 raise ConfigError(f"request: expected one that can be served without the {kept_out}, got {eligibility.reason}")
@@ -316,6 +229,9 @@ class Dispatcher:
         reservation = self._steering.reserve(length, wanted=is_wanted)
         if is_wanted:
             decision = steer(decision, plan.constrained, is_allowed=reservation.is_allowed)
+        logged_reason = ""
+        if decision.reason == eligibility.reason and (loggable := facts_for_log(facts)) is not facts:
+            logged_reason = check(loggable).reason
         attempts = _attempts(decision, eligibility, device, able)
         return DispatchRecord(
             decision,
@@ -328,6 +244,7 @@ class Dispatcher:
             is_exempt=is_exempt,
             is_named=is_one_sided,
             costs=self._costs,
+            logged_reason=logged_reason,
             obstacles=find_obstacles(facts, device, servers, gate=self._options.gate),
             without_effect=without_effect,
             shortened_to=shortened_length(facts, device) if eligibility.device else None,
@@ -342,14 +259,14 @@ class Dispatcher:
     def costs(self, device: Endpoint | None, servers: Sequence[Endpoint]) -> CostOf:
         """Return the function that gives the cost of tokens at these endpoints, for answers that are not dispatched."""
         self._update_costs(device, servers)
-        return partial(_cost, self._costs)
+        return partial(endpoint_cost, self._costs)
 
     def record_prompt(self, tokens: int) -> None:
         """Record the prompt length of an answer that was not dispatched, in tokens."""
         self._learner.observe(PromptLength(tokens))
 
     def _update_costs(self, device: Endpoint | None, servers: Sequence[Endpoint]) -> None:
-        known = (_prices(servers[0]) if servers else None, _shape(device))
+        known = (known_prices(servers[0]) if servers else None, _shape(device))
         if known == self._known:
             return
         self._known = known
@@ -434,13 +351,6 @@ class Dispatcher:
             self._learner.observe(ServerTTFT(attempt.stopped - attempt.opened, is_censored=True))
 
 
-def _cost(costs: DeviceCosts | None, endpoint: Endpoint, prompt: int, completion: int, cached: int) -> RequestCost:
-    if endpoint.kind == "device":
-        return request_cost(Usage(device_prompt=prompt - cached, device_completion=completion), None, costs)
-    usage = Usage(server_prompt=prompt, server_completion=completion, server_cached=cached)
-    return request_cost(usage, _prices(endpoint), None)
-
-
 def _device_sample(attempt: Attempt, ttft: float, dispatched: DispatchRecord) -> DeviceTTFT:
     details = attempt.usage.prompt_tokens_details if attempt.usage else None
     fresh = dispatched.prompt_tokens - ((details.cached_tokens or 0) if details else 0)
@@ -478,13 +388,6 @@ def _check_startable(endpoints: Sequence[Endpoint], unavailable: Mapping[str, En
     errors = [unavailable[each.name] for each in endpoints if each.name in unavailable]
     if errors and len(errors) == len(endpoints):
         raise copy(errors[0])
-
-
-def _prices(endpoint: Endpoint) -> Prices | None:
-    prices = endpoint.prices
-    if prices.prompt is None or prices.completion is None:
-        return None
-    return Prices(prompt=prices.prompt, completion=prices.completion, cached_prompt=prices.cached_prompt)
 
 
 def _shape(device: Endpoint | None) -> ModelShape | None:

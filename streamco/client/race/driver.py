@@ -16,7 +16,7 @@ from msgspec.structs import replace
 from streamco.client.delivery_queue import DeliveryQueue
 from streamco.client.driver import Batch
 from streamco.client.error_translation import FailedStream, FinishedStream, translate
-from streamco.client.race.dispatcher import DispatchRecord
+from streamco.client.race.dispatch_record import DispatchRecord
 from streamco.client.race.report import build_cost, build_opening, build_report, describe_usage, with_split_figures
 from streamco.client.release_timer import share_timer
 from streamco.core.race.attempt import Attempt

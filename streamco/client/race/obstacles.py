@@ -3,13 +3,33 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import NamedTuple
 
+from streamco.client.request_facts import facts_for_log
 from streamco.endpoints.base import Endpoint
 from streamco.policies.eligibility import Gate, RequestFacts, SideFacts, check_eligibility
 
-__all__ = ["find_obstacles", "shortened_length", "side_facts", "why_without_effect"]
+__all__ = ["NO_OBSTACLE", "Obstacle", "find_obstacles", "shortened_length", "side_facts", "why_without_effect"]
 
 _ONE_SIDED = frozenset({"auto", "device-only", "server-only", "device-first", "server-first"})  # policies that one endpoint can keep to
+
+
+class Obstacle(NamedTuple):
+    """The reason why an endpoint can't serve a request, or why an answer isn't speculated; both texts are "" if nothing keeps it from that.
+
+    ``text`` is for the caller. ``logged`` has the kind of reason alone, without words of the caller's.
+    """
+
+    text: str
+    logged: str
+
+    @classmethod
+    def of_settings(cls, text: str) -> Obstacle:
+        """Return a reason that quotes nothing of a request."""
+        return cls(text, text)
+
+
+NO_OBSTACLE = Obstacle("", "")
 
 
 def side_facts(endpoint: Endpoint | None, *, shortens: bool = False) -> SideFacts | None:
@@ -28,7 +48,9 @@ def side_facts(endpoint: Endpoint | None, *, shortens: bool = False) -> SideFact
     )
 
 
-def find_obstacles(facts: RequestFacts, device: Endpoint | None, servers: Sequence[Endpoint], *, gate: Gate | None) -> Mapping[str, str]:
+def find_obstacles(
+    facts: RequestFacts, device: Endpoint | None, servers: Sequence[Endpoint], *, gate: Gate | None
+) -> Mapping[str, Obstacle]:
     """Return why endpoints can't serve a request that others would have to serve in their place, by name.
 
     A device that the quality gate keeps out isn't in it, because that was asked for, nor are fallbacks of a server that can serve it.
@@ -39,14 +61,14 @@ def find_obstacles(facts: RequestFacts, device: Endpoint | None, servers: Sequen
         servers: the servers, in the order of their use.
         gate: the quality gate; None: there is none.
     """
-    found: dict[str, str] = {}
+    found: dict[str, Obstacle] = {}
     if device is not None and (gate is None or gate(facts)):
         found[device.name] = _obstacle(facts, device, shortens=not servers)
     for server in servers:
         found[server.name] = _obstacle(facts, server)
-        if not found[server.name]:
+        if not found[server.name].text:
             break
-    return {name: obstacle for name, obstacle in found.items() if obstacle}
+    return {name: obstacle for name, obstacle in found.items() if obstacle.text}
 
 
 def shortened_length(facts: RequestFacts, device: Endpoint | None) -> int | None:
@@ -64,7 +86,12 @@ def why_without_effect(policy: str, device: Endpoint | None, servers: Sequence[E
     return f'policy "{policy}" has no effect, because there is no {"server" if device is not None else "device"}'
 
 
-def _obstacle(facts: RequestFacts, endpoint: Endpoint, *, shortens: bool = False) -> str:
+def _obstacle(facts: RequestFacts, endpoint: Endpoint, *, shortens: bool = False) -> Obstacle:
+    text, loggable = _why_not(facts, endpoint, shortens=shortens), facts_for_log(facts)
+    return Obstacle(text, text if loggable is facts else _why_not(loggable, endpoint, shortens=shortens))
+
+
+def _why_not(facts: RequestFacts, endpoint: Endpoint, *, shortens: bool) -> str:
     if endpoint.kind == "device":
         found = check_eligibility(facts, device=side_facts(endpoint, shortens=shortens), server=None)
         return "" if found.device else found.reason.removeprefix("device: ").removesuffix("; server: no server")

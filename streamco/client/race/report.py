@@ -10,7 +10,7 @@ from msgspec.structs import replace
 from streamco.client.answer_log import describe_error
 from streamco.client.cost_totals import answer_ending, total_cost
 from streamco.client.race.bill import billed_completion, own_bill
-from streamco.client.race.dispatcher import DispatchRecord
+from streamco.client.race.dispatch_record import DispatchRecord
 from streamco.core.race.attempt import Attempt, AttemptState
 from streamco.core.race.machine import RaceMachine
 from streamco.core.report import AnswerUsage, EndpointReport, HandOver, Opening, Outcome, Report, SplitFigures

@@ -7,7 +7,7 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from streamco.client.request_facts import FIELDS_WITHOUT_EFFECT, NEUTRAL_VALUES
+from streamco.client.request_facts import FIELDS_WITHOUT_EFFECT, NEUTRAL_VALUES, logged_field
 from streamco.client.speculation.options import SpeculationOptions
 from streamco.config import SamplingOptions
 from streamco.endpoints.base import Request
@@ -63,7 +63,14 @@ def acceptance_rule(sampling: SamplingOptions, budget: float, options: Speculati
 
 
 def why_not_speculable(
-    request: Request, facts: RequestFacts, rule: Rule, verifier: VerifierFacts, *, context_tokens: int, models: frozenset[str]
+    request: Request,
+    facts: RequestFacts,
+    rule: Rule,
+    verifier: VerifierFacts,
+    *,
+    context_tokens: int,
+    models: frozenset[str],
+    is_logged: bool = False,
 ) -> str:
     """Return why a request can't be speculated; "": it can.
 
@@ -74,6 +81,7 @@ def why_not_speculable(
         verifier: what the verifier can do.
         context_tokens: tokens that the device can hold, prompt and answer together.
         models: all names of the verifier's model.
+        is_logged: the reason has no words of the caller's.
     """
     extra: Mapping[str, Any] = {name: value for name, value in request.extra.items() if value not in (None, *_NEUTRAL.get(name, ()))}
     if facts.has_tools:
@@ -85,9 +93,10 @@ def why_not_speculable(
     if facts.choices > 1:
         return f"{facts.choices} choices"
     if unknown := [*request.sampling.adjustments(), *sorted(extra.keys() - _SUPPORTED)]:
-        return f"{shorten(unknown[0], MAX_NAME)} can't be kept to"
+        return f"{logged_field(unknown[0]) if is_logged else shorten(unknown[0], MAX_NAME)} can't be kept to"
     if request.model is not None and request.model not in models:
-        return f"model {shorten(request.model, MAX_NAME)} is another one than the verifier's"
+        name = "that was asked for" if is_logged else shorten(request.model, MAX_NAME)
+        return f"model {name} is another one than the verifier's"
     if rule.kind not in verifier.rules:
         return f"the verifier doesn't verify by {rule.kind.name.lower()}"
     max_length = min(context_tokens, verifier.context_tokens or context_tokens)

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from itertools import count
 from random import Random, SystemRandom
 
 from msgspec import Struct
 from msgspec.structs import replace
 
+from streamco.client.answer_log import describe_error
 from streamco.client.race.migration import CostOf
+from streamco.client.race.obstacles import NO_OBSTACLE, Obstacle
 from streamco.client.speculation.driver import EmitEvent, SpeculationDriver
 from streamco.client.speculation.eligibility import acceptance_rule, resolve_sampling, why_not_speculable
 from streamco.client.speculation.incremental_text import IncrementalText
@@ -143,18 +146,18 @@ class SpeculationPlanner:
 
     # Before an answer
 
-    async def prepare(self, request: Request, facts: RequestFacts) -> PreparedSpeculation | str:
-        """Return the inputs of a speculated answer, or the reason why the answer races; "": the client's mode is "race"."""
+    async def prepare(self, request: Request, facts: RequestFacts) -> PreparedSpeculation | Obstacle:
+        """Return the inputs of a speculated answer, or the reason why the answer races; none: the client's mode is "race"."""
         if self.mode == "race":
-            return ""
+            return NO_OBSTACLE
         binding = self.binding
         await binding.start()
         if binding.problem:
             binding.probe_again()
-            return binding.problem
+            return Obstacle.of_settings(binding.problem)
         limits = (request.timeouts, None if binding.verifier is None else binding.verifier.timeouts)
         if any(each is not None and each.total is not None for each in limits):
-            return "a limit on the whole answer's time"
+            return Obstacle.of_settings("a limit on the whole answer's time")
         if binding.verifier is not None:
             self._expect(self.estimates, binding.verifier)
         sampling = resolve_sampling(request.sampling)
@@ -162,17 +165,18 @@ class SpeculationPlanner:
             sampling = replace(sampling, max_tokens=request.server_limit)
         rule = acceptance_rule(sampling, self.budget, self.options)
         context_tokens = binding.device.capabilities.context_tokens or 0
-        if problem := why_not_speculable(request, facts, rule, binding.facts, context_tokens=context_tokens, models=binding.models):
-            return problem
+        check = partial(why_not_speculable, request, facts, rule, binding.facts, context_tokens=context_tokens, models=binding.models)
+        if problem := check():
+            return Obstacle(problem, check(is_logged=True))
         self.estimates.expect_rounds(branches=self.options.max_branches if self.options.is_parallel else 0, ahead=self._max_ahead)
         if self.mode == "auto" and not self._pays():
-            return DOES_NOT_PAY
+            return Obstacle.of_settings(DOES_NOT_PAY)
         events, request = _EventBuffer(), replace(request, sampling=sampling)
         row_ids = self.options.tuning.row_tokens if rule.kind is RuleKind.SAMPLE else 0
         try:
             drafter = await binding.device.drafter(request, emit=events, row_ids=row_ids)
         except EngineError as error:
-            return str(error)
+            return Obstacle(str(error), describe_error(error))  # a chat template's own error may quote the prompt
         return PreparedSpeculation(request, drafter, events, rule, binding.facts.is_exact(rule))
 
     @property

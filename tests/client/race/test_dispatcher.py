@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 from streamco.client.arguments import build_request
-from streamco.client.race.dispatcher import Dispatcher, DispatchOptions, DispatchRecord
+from streamco.client.race.dispatch_record import DispatchRecord
+from streamco.client.race.dispatcher import Dispatcher, DispatchOptions
 from streamco.core.race.answer_lengths import TYPICAL
 from streamco.core.race.attempt import AttemptPlan
 from streamco.core.race.machine import RaceMachine, RacePlan

@@ -14,7 +14,8 @@ from msgspec.structs import replace
 
 from streamco.client.arguments import build_request
 from streamco.client.client import Client
-from streamco.client.race.dispatcher import Dispatcher, DispatchOptions, DispatchRecord
+from streamco.client.race.dispatch_record import DispatchRecord
+from streamco.client.race.dispatcher import Dispatcher, DispatchOptions
 from streamco.client.race.report import build_cost, build_opening, build_report, describe_usage, with_split_figures
 from streamco.core.race.attempt import AttemptPlan, AttemptState, ReadAhead
 from streamco.core.race.machine import OnFailure, RaceMachine, RacePlan

@@ -18,11 +18,12 @@ FACTS = VerifierFacts(model="large", rules=frozenset(RuleKind), draft_tokens=31,
 OPTIONS = SpeculationOptions(threshold=0.4)
 
 
-def why_not(prompt: Any = "Why?", *, facts: VerifierFacts = FACTS, rule: Rule | None = None, **options: Any) -> str:
+def why_not(
+    prompt: Any = "Why?", *, facts: VerifierFacts = FACTS, rule: Rule | None = None, is_logged: bool = False, **options: Any
+) -> str:
     request = build_request(prompt, **options)
-    return why_not_speculable(
-        request, describe_request(request, None, []), rule or Rule(), facts, context_tokens=800, models=frozenset({"large", "alias"})
-    )
+    described, models = describe_request(request, None, []), frozenset({"large", "alias"})
+    return why_not_speculable(request, described, rule or Rule(), facts, context_tokens=800, models=models, is_logged=is_logged)
 
 
 @pytest.mark.parametrize(
@@ -71,6 +72,19 @@ def test_what_drafts_cant_keep_to_is_told(options: dict[str, Any], reason: str) 
     found = why_not(**options)
     assert found.endswith(reason)
     assert bool(found) == bool(reason)
+
+
+@pytest.mark.parametrize(
+    ("options", "reason"),
+    [
+        ({"extra_body": {"my_diary": 1}}, "a field that isn't known can't be kept to"),
+        ({"reasoning_effort": "low"}, "reasoning_effort can't be kept to"),
+        ({"model": "my_model"}, "model that was asked for is another one than the verifier's"),
+        ({"n": 2}, "2 choices"),
+    ],
+)
+def test_a_reason_for_the_log_has_no_words_of_the_callers(options: dict[str, Any], reason: str) -> None:
+    assert why_not(**options, is_logged=True) == reason
 
 
 def test_images_another_rule_and_a_smaller_context_there_are_told() -> None:
