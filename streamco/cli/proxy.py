@@ -216,7 +216,7 @@ def _device_section(args: argparse.Namespace, section: DeviceSection | None, *, 
     elif args.device is not None and is_url(args.device):
         section = _local_server(args.device, section or DeviceSection())
     elif args.device is not None or (section is None and is_alone):
-        section = replace(section or DeviceSection(), model=args.device or PACKAGED, base_url=None, api_key_env=None)
+        section = replace(section or DeviceSection(), model=args.device or PACKAGED, base_url=None, api_key_env=None, capabilities=None)
     if args.device_model is not None:
         if section is None or section.base_url is None:
             raise ConfigError("--device-model: expected --device URL beside it, or device.base_url in the file, got neither")
@@ -225,7 +225,9 @@ def _device_section(args: argparse.Namespace, section: DeviceSection | None, *, 
 
 
 def _local_server(url: str, section: DeviceSection) -> DeviceSection:
-    """Return the section of a device at a URL, with name and context of the file's device, and its model and key if the URL is the same.
+    """Return the section of a device at a URL, with name and context of the file's device.
+
+    If the URL is the same, the file's model, key and capabilities hold, too.
 
     Raises:
         ConfigError: the file has a key for another URL.
@@ -240,6 +242,7 @@ def _local_server(url: str, section: DeviceSection) -> DeviceSection:
         api_key_env=section.api_key_env,
         name=section.name,
         context=section.context,
+        capabilities=section.capabilities if section.base_url == url else None,
     )
 
 

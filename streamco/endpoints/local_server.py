@@ -11,6 +11,7 @@ import msgspec
 from streamco.config import Limits, RetryPolicy, Timeouts
 from streamco.endpoints.address import is_loopback
 from streamco.endpoints.base import Capabilities, Kind, Request
+from streamco.endpoints.known_servers.declared import CapabilityChanges
 from streamco.endpoints.known_servers.prices import UNKNOWN
 from streamco.endpoints.openai import OpenAIEndpoint
 from streamco.endpoints.openai_stream import OpenAIStream, StreamCall
@@ -40,7 +41,7 @@ class LocalServerEndpoint(OpenAIEndpoint):
         context_tokens: tokens that prompt and answer may have together. None: what the server says, and if it says nothing, prompts of
             any length are sent. Ollama says nothing and cuts prompts without a word: give what its ``num_ctx`` or
             ``OLLAMA_CONTEXT_LENGTH`` is.
-        capabilities: the model's abilities. None: what is known of such servers.
+        capabilities: all abilities of the model, or single ones as a dict, beside which those of such servers stay. None: these alone.
         timeouts: limits by phase, in seconds.
         retry: retries before the first token.
         limits: largest sizes that are accepted from the server.
@@ -59,7 +60,7 @@ class LocalServerEndpoint(OpenAIEndpoint):
         name: str = "device",
         api_key: str | None = None,
         context_tokens: int | None = None,
-        capabilities: Capabilities | None = None,
+        capabilities: Capabilities | CapabilityChanges | None = None,
         timeouts: Timeouts = _DEFAULTS[0],
         retry: RetryPolicy = _DEFAULTS[1],
         limits: Limits = _DEFAULTS[2],

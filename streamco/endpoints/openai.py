@@ -21,6 +21,7 @@ from streamco.endpoints.base import Capabilities, Kind, Message, Request, TokenP
 from streamco.endpoints.continuation import PREFILL_FIELD, hand_over, prefill_request, split_trailing_whitespace
 from streamco.endpoints.device import DeviceEndpoint
 from streamco.endpoints.http import HttpClient
+from streamco.endpoints.known_servers.declared import CapabilityChanges, check_declared, with_declared
 from streamco.endpoints.known_servers.prices import find_prices
 from streamco.endpoints.known_servers.probe import PROBED_PATHS, STREAMCO, ServerInfo, identify
 from streamco.endpoints.known_servers.providers import GENERIC, Dialect, find_provider
@@ -67,7 +68,7 @@ class OpenAIEndpoint:
         retry: retries before the first token.
         limits: largest sizes that are accepted from the server.
         prices: US dollars per token. None: known prices of common models.
-        capabilities: the model's abilities. None: the provider's usual ones.
+        capabilities: all abilities of the model, or single ones as a dict, beside which the provider's usual ones stay. None: these alone.
         tokenizer: a local model that may have the same vocabulary, usually the client's device. ``probe`` compares how both read a sample.
             If they agree, answers are handed over by token ids both ways. None: answers are handed over by text.
         session: an aiohttp session to use and leave open, with its proxies and certificates. None: the endpoint makes its own.
@@ -93,7 +94,7 @@ class OpenAIEndpoint:
         retry: RetryPolicy = _DEFAULTS[1],
         limits: Limits = _DEFAULTS[2],
         prices: TokenPrices | None = None,
-        capabilities: Capabilities | None = None,
+        capabilities: Capabilities | CapabilityChanges | None = None,
         tokenizer: DeviceEndpoint | Engine | None = None,
         session: aiohttp.ClientSession | None = None,
         headers: Mapping[str, str] | None = None,
@@ -106,7 +107,7 @@ class OpenAIEndpoint:
         for setting, value, expected in (("timeouts", timeouts, Timeouts), ("retry", retry, RetryPolicy), ("limits", limits, Limits)):
             check_instance(setting, value, expected)
         check_instance("prices", prices, TokenPrices, or_none=True)
-        check_instance("capabilities", capabilities, Capabilities, or_none=True)
+        check_declared(capabilities)
         self.model = model
         self._address, key = find_address(base_url, api_key, provider)
         self._name = name or f"{self._address.label}/{model}"
@@ -267,10 +268,10 @@ class OpenAIEndpoint:
     @property
     def _usual_capabilities(self) -> Capabilities:
         """Abilities as declared, else the provider's; with the Responses API without those that continue an answer."""
-        usual = self._declared or self._address.provider.capabilities
-        if self.api != "responses" or self._declared is not None:
-            return usual
-        return msgspec.structs.replace(usual, continuation="none", pre_copy="none", takes_token_ids=False, choices=False)
+        usual = self._address.provider.capabilities
+        if self.api == "responses":
+            usual = msgspec.structs.replace(usual, continuation="none", pre_copy="none", takes_token_ids=False, choices=False)
+        return with_declared(usual, self._declared)
 
     async def _compare_tokenizers(self, tokenizer: SharedTokenizer, info: ServerInfo) -> ServerInfo:
         """Let the server and the local model read the same sample; what an earlier probe found is forgotten."""
@@ -295,8 +296,7 @@ class OpenAIEndpoint:
             provider = find_provider(info.kind)
             self._address = msgspec.structs.replace(self._address, provider=provider)
             self._dialect = Dialect(provider)
-            if self._declared is None:
-                self._capabilities = self._usual_capabilities
+            self._capabilities = self._usual_capabilities
         if self._capabilities.context_tokens is None:
             self._capabilities = msgspec.structs.replace(self._capabilities, context_tokens=info.context_tokens)
         if info.vocabulary is None or info.vocabulary_size is None or self.api == "responses":

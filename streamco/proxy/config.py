@@ -17,9 +17,11 @@ from msgspec import Struct, field
 
 from streamco.client.speculation.options import SpeculationOptions
 from streamco.config import READING, Timeouts
-from streamco.endpoints.base import Capabilities
+from streamco.endpoints.base import Continuation
+from streamco.endpoints.known_servers.declared import CapabilityChanges
 from streamco.endpoints.model_files import is_hub_name
 from streamco.errors import ConfigError
+from streamco.events import PreCopy
 from streamco.policies.cost import RATE_SERVER_CONSTRAINED
 from streamco.policies.migration import TransferRule
 from streamco.proxy.tasks import check_patterns
@@ -28,6 +30,7 @@ from streamco.wire.tensors import StateFormat
 
 __all__ = [
     "CallersSection",
+    "CapabilityTable",
     "DeviceSection",
     "DispatchSection",
     "MODEL",
@@ -109,6 +112,24 @@ class ProxySection(Struct, frozen=True, kw_only=True):
     otel: bool = False  # export spans by OTLP; OTEL_EXPORTER_OTLP_ENDPOINT says where to
 
 
+class CapabilityTable(Struct, frozen=True, kw_only=True):
+    """Table ``capabilities`` of an endpoint: fields of ``Capabilities``. Those that are not set stay as they are known of such servers."""
+
+    vocabulary: str | None = None
+    takes_token_ids: bool | None = None
+    continuation: Continuation | None = None
+    pre_copy: PreCopy | None = None
+    tools: bool | None = None
+    json_schema: bool | None = None
+    images: bool | None = None
+    choices: bool | None = None
+    context_tokens: int | None = None
+
+    def changes(self) -> CapabilityChanges:
+        """Return the fields that are set."""
+        return msgspec.convert(dict(_settings(self)), CapabilityChanges)
+
+
 class DeviceSection(Struct, frozen=True, kw_only=True):
     """Section ``[device]``: the model on this machine, in this process, or at ``base_url``; see ``LocalServerEndpoint``."""
 
@@ -119,6 +140,7 @@ class DeviceSection(Struct, frozen=True, kw_only=True):
     threads: int | None = None  # None: a fair share of the cores
     context: int | None = None  # tokens of a sequence, prompt and answer; None: 2048, with base_url what the server says
     sequences: int = 4  # answers decoded together
+    capabilities: CapabilityTable | None = None  # with base_url; None: what is known of such servers
     drafts: int = 2  # answers drafted at a time with full branches, if [speculate] asks for drafts
 
 
@@ -141,7 +163,7 @@ class ServerSection(Struct, frozen=True, kw_only=True):
     api: Literal["chat", "completions", "responses", "messages"] = "chat"
     prices: PriceTable | None = None
     timeouts: Timeouts = Timeouts()
-    capabilities: Capabilities | None = None
+    capabilities: CapabilityTable | None = None  # None: the provider's usual ones
     probe: bool = False  # ask the server at the start for its kind and limits
 
 

@@ -195,8 +195,9 @@ def _build_device(section: DeviceSection, speculate: SpeculateSection, environ: 
         return _build_local_server(section, section.base_url, speculate, environ)
     if section.model is None:
         raise ConfigError(f'device.model: expected a GGUF file or "{PACKAGED}", or device.base_url beside it, got none')
-    if section.api_key_env is not None:
-        raise ConfigError("device.api_key_env: expected device.base_url beside it, got none")
+    for name in ("api_key_env", "capabilities"):
+        if getattr(section, name) is not None:
+            raise ConfigError(f"device.{name}: expected device.base_url beside it, got none")
     from streamco.endpoints.device import DeviceEndpoint
     from streamco.engines.base import EngineOptions
     from streamco.engines.llamacpp.bundled_model import packaged_model
@@ -233,11 +234,13 @@ def _build_local_server(section: DeviceSection, url: str, speculate: SpeculateSe
         name=section.name,
         api_key=None if section.api_key_env is None else read_key(section.api_key_env, setting="device.api_key_env", environ=environ),
         context_tokens=section.context,
+        capabilities=None if section.capabilities is None else section.capabilities.changes(),
     )
 
 
 def _build_server(section: ServerSection, index: int, environ: Mapping[str, str], device: DeviceEndpoint | None) -> Endpoint:
     where = f"server[{index}].api_key_env"
+    capabilities = None if section.capabilities is None else section.capabilities.changes()
     if section.api == "messages":
         for field in ("provider", "probe"):
             if getattr(section, field):
@@ -249,7 +252,7 @@ def _build_server(section: ServerSection, index: int, environ: Mapping[str, str]
             name=section.name,
             timeouts=section.timeouts,
             prices=None if section.prices is None else _per_token(section.prices),
-            capabilities=section.capabilities,
+            capabilities=capabilities,
         )
     kind = ProbedEndpoint if section.probe else OpenAIEndpoint
     return kind(
@@ -261,7 +264,7 @@ def _build_server(section: ServerSection, index: int, environ: Mapping[str, str]
         api=section.api,
         timeouts=section.timeouts,
         prices=None if section.prices is None else _per_token(section.prices),
-        capabilities=section.capabilities,
+        capabilities=capabilities,
         tokenizer=device if section.probe else None,
     )
 

@@ -16,7 +16,7 @@ from streamco.calibration.profile_store import load_profile
 from streamco.cli import proxy
 from streamco.cli.main import main
 from streamco.errors import ConfigError
-from streamco.proxy.config import CallersSection, DeviceSection, ServerSection, SplitSection, parse_config
+from streamco.proxy.config import CallersSection, CapabilityTable, DeviceSection, ServerSection, SplitSection, parse_config
 from tests.cli.test_serve import address_of, ask, process
 
 FAKE = """
@@ -217,6 +217,20 @@ def test_a_device_can_be_a_url(config: str, tmp_path: Path) -> None:
     file.write_text('[device]\nbase_url = "http://127.0.0.1:1"\nmodel = "a"\nname = "mine"\ncontext = 4096\n')
     other = proxy.effective_config(parse("--config", str(file), "--device", "http://127.0.0.1:2")).device
     assert other == DeviceSection(base_url="http://127.0.0.1:2", name="mine", context=4096)
+
+
+def test_capabilities_of_a_files_device_are_those_of_its_url_alone(tmp_path: Path) -> None:
+    file = tmp_path / "proxy.toml"
+    file.write_text('[device]\nbase_url = "http://127.0.0.1:1"\ncapabilities = { tools = true }\n')
+    for words, expected in (
+        ((), CapabilityTable(tools=True)),
+        (("--device", "http://127.0.0.1:1"), CapabilityTable(tools=True)),
+        (("--device", "http://127.0.0.1:2"), None),
+        (("--device", "small.gguf"), None),
+    ):
+        device = proxy.effective_config(parse("--config", str(file), *words)).device
+        assert device is not None
+        assert device.capabilities == expected, words
 
 
 def test_a_device_can_be_named_and_left_out(config: str) -> None:

@@ -104,6 +104,10 @@ async def test_the_context_is_what_was_given_or_what_the_server_says() -> None:
             assert device.capabilities.context_tokens == expected
             assert device.capabilities.tools, "as vLLM"
             await device.aclose()
+        changed = LocalServerEndpoint(server.url, capabilities={"images": False})
+        await changed.start()
+        assert (changed.capabilities.tools, changed.capabilities.images, changed.capabilities.context_tokens) == (True, False, 2048)
+        await changed.aclose()
         declared = LocalServerEndpoint(server.url, capabilities=Capabilities(json_schema=True))
         await declared.start()
         assert (declared.capabilities.tools, declared.capabilities.json_schema) == (False, True)

@@ -325,6 +325,18 @@ async def test_probing_llama_cpp_pythons_server_drops_the_field_it_does_not_know
         assert "stream_options" not in server.requests[-1].json()
 
 
+async def test_single_abilities_change_what_is_known_before_and_after_a_probe() -> None:
+    async with ScriptedServer(json_answer({}, status=404)) as server, opened(server.url, capabilities={"tools": False}) as endpoint:
+        assert endpoint.capabilities == Capabilities(json_schema=True, images=True, choices=True)
+        server.route("/v1/models", json_answer({"data": [{"id": "m", "owned_by": "vllm", "max_model_len": 2048}]}))
+        await endpoint.probe()
+        assert (endpoint.capabilities.tools, endpoint.capabilities.images, endpoint.capabilities.context_tokens) == (False, True, 2048)
+        assert endpoint.capabilities.continuation == "continue_final_message"
+    responses = OpenAIEndpoint("m", base_url="http://127.0.0.1:1/v1", api="responses", provider="vllm", capabilities={"choices": True})
+    assert responses.capabilities.choices
+    assert responses.capabilities.continuation == "none"
+
+
 async def test_what_was_declared_is_not_overruled_by_a_probe() -> None:
     declared = Capabilities(tools=True, context_tokens=100)
     async with ScriptedServer(json_answer({}, status=404)) as server, opened(server.url, capabilities=declared) as endpoint:

@@ -13,9 +13,11 @@ from msgspec.structs import asdict
 from streamco.client.race.migration import MigrationOptions
 from streamco.config import Timeouts
 from streamco.endpoints.base import Capabilities
+from streamco.endpoints.known_servers.declared import CapabilityChanges
 from streamco.errors import ConfigError
 from streamco.proxy.config import (
     CallersSection,
+    CapabilityTable,
     DeviceSection,
     DispatchSection,
     MigrationSection,
@@ -81,7 +83,7 @@ def test_every_section_is_understood() -> None:
             base_url="https://api.deepseek.com",
             name="deepseek",
             timeouts=Timeouts(first_token=20.0, total=300.0),
-            capabilities=Capabilities(tools=True),
+            capabilities=CapabilityTable(tools=True),
         ),
     )
     assert config.dispatch == DispatchSection(budget=1.0, policy="both", pace="reading", profile="learned.json")
@@ -185,7 +187,7 @@ CONFIGS = st.builds(
             model=TEXTS,
             name=st.none() | TEXTS,
             prices=st.none() | st.builds(PriceTable, prompt=st.none() | NUMBERS),
-            capabilities=st.none() | st.builds(Capabilities, tools=st.booleans(), vocabulary=st.none() | TEXTS),
+            capabilities=st.none() | st.builds(CapabilityTable, tools=st.none() | st.booleans(), vocabulary=st.none() | TEXTS),
         ),
         max_size=3,
     ).map(tuple),
@@ -213,6 +215,27 @@ def test_the_files_defaults_are_the_options_own() -> None:
     section, options = ProxySection(), ProxyOptions()
     for name in ("host", "allow_open", "page", "max_body_bytes", "max_streams", "keepalive", "idle_timeout", "reader_timeout"):
         assert getattr(section, name) == getattr(options, name), name
+
+
+def test_the_files_capabilities_are_those_of_an_endpoint() -> None:
+    assert CapabilityTable.__struct_fields__ == Capabilities.__struct_fields__ == tuple(CapabilityChanges.__annotations__)
+    assert CapabilityTable().changes() == {}
+    assert CapabilityTable(tools=False, continuation="none").changes() == {"tools": False, "continuation": "none"}
+
+
+@pytest.mark.parametrize("section", ['[device]\nbase_url = "http://127.0.0.1:1"\n', '[[server]]\nmodel = "m"\n'])
+def test_capabilities_are_checked_key_by_key(section: str) -> None:
+    config = parse_config(section + 'capabilities = { tools = true, images = false, pre_copy = "warm" }\n')
+    (found,) = [each.capabilities for each in (config.device, *config.server) if each is not None]
+    assert found == CapabilityTable(tools=True, images=False, pre_copy="warm")
+    assert parse_config(format_config(config)) == config
+    for table, message in (
+        ("{ tool = true }", r"capabilities\.tool: expected one of vocabulary, .*, got a key that is unknown"),
+        ("{ tools = 1 }", r"capabilities\.tools: expected bool"),
+        ('{ continuation = "some" }', r"capabilities\.continuation: invalid enum value"),
+    ):
+        with pytest.raises(ConfigError, match=message):
+            parse_config(f"{section}capabilities = {table}\n")
 
 
 def test_the_files_callers_have_the_options_own_limit() -> None:

@@ -6,6 +6,7 @@ import logging
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from streamco.calibration.profile_store import load_profile
 from streamco.client.client import Client
@@ -88,6 +89,7 @@ def test_a_device_may_be_a_server_at_a_url() -> None:
     [
         ("[device]\n", "device.model: expected a value, got none"),
         ('[device]\nmodel = "packaged"\napi_key_env = "K"\n', "device.api_key_env: expected device.base_url beside it"),
+        ('[device]\nmodel = "packaged"\ncapabilities = { tools = true }\n', "device.capabilities: expected device.base_url beside it"),
         (f'[device]\nbase_url = "{LOCAL}"\nthreads = 2\n', "device.threads: expected none beside device.base_url"),
         (f'[device]\nbase_url = "{LOCAL}"\nsequences = 2\n', "device.sequences: expected none beside device.base_url"),
         (f'[device]\nbase_url = "{LOCAL}"\n[speculate]\nmode = "auto"\n', "speculate.mode: expected .race. with device.base_url"),
@@ -282,6 +284,28 @@ async def test_what_a_server_says_of_itself_is_known_after_the_start() -> None:
             assert await ask(client) == "one two"
     assert (before.context_tokens, after.context_tokens) == (None, 99)
     assert (before.continuation, after.continuation != "none") == ("none", True)
+
+
+async def test_keys_that_a_table_of_capabilities_leaves_out_stay_as_they_are_known() -> None:
+    text = '[[server]]\nmodel = "m"\nprovider = "vllm"\n[[server]]\nmodel = "m"\nname = "n"\nprovider = "vllm"\n'
+    text = text.replace('provider = "vllm"', f'provider = "vllm"\nbase_url = "{LOCAL}"')
+    client = build_client(parse_config(f"{text}capabilities = {{ images = false, context_tokens = 50 }}\n"))
+    known, changed = (each.capabilities for each in client._settings.endpoints.servers)
+    assert known.images
+    assert changed == replace(known, images=False, context_tokens=50)
+    claude = f'[[server]]\nmodel = "m"\napi = "messages"\nbase_url = "{LOCAL}"\ncapabilities = {{ images = false }}\n'
+    (third,) = build_client(parse_config(claude))._settings.endpoints.servers
+    assert third.capabilities == Capabilities(tools=True, json_schema=True)
+
+
+def test_a_device_at_a_url_takes_the_same_table() -> None:
+    text = f'[device]\nbase_url = "{LOCAL}"\n'
+    usual = build_client(parse_config(text))._settings.endpoints.device
+    changed = build_client(parse_config(f"{text}capabilities = {{ tools = false, continuation = 'prefix' }}\n"))._settings.endpoints.device
+    assert usual is not None
+    assert changed is not None
+    assert usual.capabilities.tools
+    assert changed.capabilities == replace(usual.capabilities, tools=False, continuation="prefix")
 
 
 async def test_what_was_declared_goes_before() -> None:

@@ -11,6 +11,7 @@ from urllib.parse import urlsplit
 from streamco.config import Limits, RetryPolicy, Timeouts
 from streamco.endpoints.address import is_loopback
 from streamco.endpoints.base import Capabilities, Message, Request, TokenPrices
+from streamco.endpoints.known_servers.declared import CapabilityChanges, check_declared, with_declared
 from streamco.endpoints.openai import OpenAIEndpoint
 from streamco.endpoints.openai_stream import CallApi
 from streamco.errors import ConfigError
@@ -42,7 +43,7 @@ class AnthropicEndpoint(OpenAIEndpoint):
         retry: retries before the first token.
         limits: largest sizes that are accepted from the server.
         prices: US dollars per token. None: not known.
-        capabilities: the model's abilities. None: tools, JSON schemas and images.
+        capabilities: all abilities of the model, or single ones as a dict. None: tools, JSON schemas and images.
         session: an aiohttp session to use and leave open. None: the endpoint makes its own.
         headers: sent with every request.
         rng: draws the jitter of retries. None: one with a random seed.
@@ -63,11 +64,12 @@ class AnthropicEndpoint(OpenAIEndpoint):
         retry: RetryPolicy = _DEFAULTS[1],
         limits: Limits = _DEFAULTS[2],
         prices: TokenPrices | None = None,
-        capabilities: Capabilities | None = None,
+        capabilities: Capabilities | CapabilityChanges | None = None,
         session: aiohttp.ClientSession | None = None,
         headers: Mapping[str, str] | None = None,
         rng: random.Random | None = None,
     ) -> None:
+        check_declared(capabilities)
         if max_tokens < 1:
             raise ConfigError(f"max_tokens: expected an integer >= 1, got {max_tokens}")
         key = api_key
@@ -85,7 +87,7 @@ class AnthropicEndpoint(OpenAIEndpoint):
             retry=retry,
             limits=limits,
             prices=prices,
-            capabilities=capabilities or Capabilities(tools=True, json_schema=True, images=True),
+            capabilities=with_declared(Capabilities(tools=True, json_schema=True, images=True), capabilities),
             session=session,
             headers={"anthropic-version": _VERSION, **({"x-api-key": key} if key else {}), **(headers or {})},
             rng=rng,
