@@ -141,7 +141,7 @@ def test_a_header_is_printable_ascii(reason: str, shown: str) -> None:
 def test_no_text_breaks_out_of_its_header_or_comment(words: str) -> None:
     device = EndpointReport(name="device", kind="device", outcome="won")
     report = replace(make_report(words), endpoints=[device], notes=[words, words])
-    for value in (headers(report) | model_header(report, words)).values():
+    for value in (headers(report) | model_header(opening_of(report), words)).values():
         assert value.isascii()
         assert value.isprintable()
         assert len(value) <= 500
