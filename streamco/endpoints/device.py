@@ -336,6 +336,7 @@ class DeviceStream:
             return []
         pieces, self._end = self._generation.take()
         if self._end is not None:
+            self._generation = None  # it holds this stream: two that the garbage collector would have to find
             self._notify()
         return pieces
 

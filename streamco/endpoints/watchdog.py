@@ -21,6 +21,10 @@ from streamco.errors import EndpointTimeoutError
 __all__ = ["Watchdog"]
 
 
+def _ignore(_error: EndpointTimeoutError) -> None:
+    """Do nothing: the stream is over."""
+
+
 class Watchdog:
     """Limits the waits of one stream, which owns it.
 
@@ -131,6 +135,7 @@ class Watchdog:
     def stop(self) -> None:
         """Stop watching; idempotent."""
         self._is_stopped = True
+        self._on_expired = _ignore  # it holds the stream, which holds this: two that the garbage collector would have to find
         if self._handle is not None:
             self._handle.cancel()
             self._handle = None

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import re
 import threading
+import weakref
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -103,6 +105,21 @@ async def test_the_end_has_the_engines_own_count() -> None:
     assert (end.usage.prompt_tokens, end.usage.completion_tokens, end.usage.total_tokens) == (4, 2, 6)
     assert stream.timings is not None
     assert stream.timings.completion_tokens == 2
+
+
+async def test_an_answer_of_a_model_leaves_no_cycles() -> None:
+    async with device(packaged_model(), options=EngineOptions(threads=1, context_tokens=256)) as endpoint:
+        stream = endpoint.open(replace(HELLO, sampling=SamplingOptions(max_tokens=3)))
+        await read(stream)
+        is_freed = weakref.ref(stream)
+        gc.disable()
+        try:
+            del stream
+            async with asyncio.timeout(20):  # until the engine's thread lets go of it
+                while is_freed() is not None:
+                    await asyncio.sleep(0.01)
+        finally:
+            gc.enable()
 
 
 async def test_an_answer_without_words_still_ends_properly() -> None:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import gzip
 import json
+import weakref
 from pathlib import Path
 from typing import Any
 
@@ -88,6 +90,20 @@ async def test_sequential_answers_share_one_connection() -> None:
         for _ in range(5):
             assert (await ask(endpoint)).text == "Hello world"
         assert server.connections_total == 1
+
+
+async def test_a_stream_that_has_ended_leaves_no_cycles() -> None:
+    async with ScriptedServer(stream_answer(["Hel", "lo"])) as server, opened(server.url) as endpoint:
+        stream = endpoint.open(HELLO)
+        while not isinstance(await stream.receive(), StreamEnded):
+            pass
+        is_freed = weakref.ref(stream)
+        gc.disable()
+        try:
+            del stream
+            assert is_freed() is None
+        finally:
+            gc.enable()
 
 
 async def test_an_answer_without_content_is_an_answer() -> None:

@@ -85,7 +85,8 @@ class RaceDriver(TaskDriver[Event, Command]):
         self._max_unread = max_unread
         self._max_ahead = max_unread if max_ahead is None else min(max_ahead, max_unread)
         self._queue = DeliveryQueue()
-        self._running: dict[str, tuple[asyncio.Task[None], EndpointStream]] = {}  # by endpoint
+        self._streams: dict[str, EndpointStream] = {}  # by endpoint
+        self._readers: dict[str, asyncio.Task[None]] = {}  # the tasks that read them, without those that were cancelled
         self._direct: tuple[str, EndpointStream] | None = None  # what the reader's own task reads
         self._paused: asyncio.Future[None] | None = None  # done when endpoints may be read on
         self._counts: dict[Attempt, TextCount] = {}
@@ -129,7 +130,7 @@ class RaceDriver(TaskDriver[Event, Command]):
 
     def changes(self) -> list[tuple[str, str, str]]:
         """Return which requests were sent again in another form, after a refusal: endpoint, short name of the form, sentence."""
-        return [(source, *change) for source, (_, stream) in self._running.items() for change in changes_of(stream).items()]
+        return [(source, *change) for source, stream in self._streams.items() for change in changes_of(stream).items()]
 
     def leave(self) -> None:
         """Stop all work of this answer without waiting; drop what was not read. Must be called in the loop's thread."""
@@ -187,7 +188,7 @@ class RaceDriver(TaskDriver[Event, Command]):
         return build_opening(self.machine, self._dispatched(), self._endpoints)
 
     def _split_figures(self) -> list[SplitFigures | None]:
-        return [split_figures_of(stream) for _, stream in self._running.values()]
+        return [split_figures_of(stream) for stream in self._streams.values()]
 
     def usage(self) -> AnswerUsage:
         """Return the token counts of the answer as it was delivered."""
@@ -292,11 +293,12 @@ class RaceDriver(TaskDriver[Event, Command]):
         """Return how many seconds of the limit on the whole answer are used up: those since its start without the reader's pauses."""
         if self.request.timeouts is None or self.request.timeouts.total is None:
             return 0.0
-        idle = sum(self._idle.values()) + sum(idle_of(stream) for _, stream in self._running.values() if stream not in self._idle)
+        idle = sum(self._idle.values()) + sum(idle_of(stream) for stream in self._streams.values() if stream not in self._idle)
         return max(0.0, self.now - self.machine.began - idle)
 
     def _start_reading(self, source: str, stream: EndpointStream) -> None:
-        self._running[source] = self._spawn(self._read_stream(source, stream), f"streamco read {source}"), stream
+        self._streams[source] = stream
+        self._readers[source] = self._spawn(self._read_stream(source, stream), f"streamco read {source}")
 
     async def _read_stream(self, source: str, stream: EndpointStream) -> None:
         """Read one endpoint until it ends, or until the reader's own task can read it."""
@@ -321,12 +323,13 @@ class RaceDriver(TaskDriver[Event, Command]):
             return StreamFailed(source, translate(error, source))
 
     def _cancel_soon(self, source: str) -> None:
-        self._spawn(self._cancel(source, *self._running[source]), f"streamco cancel {source}")
+        reader = self._readers.pop(source, None)  # a cancelled task holds its frame, and that this object
+        self._spawn(self._cancel(source, reader, self._streams[source]), f"streamco cancel {source}")
 
-    async def _cancel(self, source: str, task: asyncio.Task[None], stream: EndpointStream) -> None:
-        if not task.done():
-            task.cancel()
-            await asyncio.wait([task])
+    async def _cancel(self, source: str, reader: asyncio.Task[None] | None, stream: EndpointStream) -> None:
+        if reader is not None and not reader.done():
+            reader.cancel()
+            await asyncio.wait([reader])
         self._keep_figures(source, stream)
         try:
             await stream.cancel()
@@ -375,7 +378,7 @@ class RaceDriver(TaskDriver[Event, Command]):
             failure = StreamcoError(f"race: expected events it can handle, got {error!r}")
             failure.__cause__ = error
             self._queue.finish(failure)
-        for source in self._running:
+        for source in self._streams:
             self._cancel_soon(source)
         self._end_if_idle()
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import time
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -65,6 +66,23 @@ def test_the_faster_endpoint_gives_the_answer_and_the_other_is_released() -> Non
         assert driver.is_over
         assert (server.active, device.active) == (0, 0)
         assert server.streams[0].is_cancelled
+
+    run_in_virtual_time(main())
+
+
+def test_a_race_that_is_over_leaves_no_cycles() -> None:
+    async def main() -> None:
+        driver = begin(ScriptedEndpoint("server", words(0.5, 0.6)), ScriptedEndpoint("device", words(0.2, 0.4), cancel_takes=0.1))
+        assert await read_all(driver) == "w0 w1 "
+        await driver.aclose()
+        await asyncio.sleep(1)  # callbacks of the last tasks
+        is_freed = weakref.ref(driver)
+        gc.disable()
+        try:
+            del driver
+            assert is_freed() is None
+        finally:
+            gc.enable()
 
     run_in_virtual_time(main())
 
