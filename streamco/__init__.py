@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from streamco.client.speculation.options import SpeculationOptions, SpeculationTuning
     from streamco.client.stream import ChatStream, Retracted, Settled, Token, TokenStream
     from streamco.config import Limits, RetryPolicy, SamplingOptions, Timeouts
-    from streamco.core.report import AnswerUsage, DispatchReport, EndpointReport, Report, SpeculationFigures, SplitFigures
+    from streamco.core.report import AnswerUsage, DispatchReport, EndpointReport, Opening, Report, SpeculationFigures, SplitFigures
     from streamco.core.totals import EndpointTotals, Totals
     from streamco.endpoints.base import Capabilities, Endpoint, EndpointStream, Request, TokenPrices
     from streamco.endpoints.device import DeviceEndpoint
@@ -76,7 +76,7 @@ _HOMES = {
     "streamco.client.speculation.options": ("SpeculationOptions", "SpeculationTuning"),
     "streamco.client.stream": ("ChatStream", "Retracted", "Settled", "Token", "TokenStream"),
     "streamco.config": ("Limits", "RetryPolicy", "SamplingOptions", "Timeouts"),
-    "streamco.core.report": ("AnswerUsage", "DispatchReport", "EndpointReport", "Report", "SpeculationFigures", "SplitFigures"),
+    "streamco.core.report": ("AnswerUsage", "DispatchReport", "EndpointReport", "Opening", "Report", "SpeculationFigures", "SplitFigures"),
     "streamco.core.totals": ("EndpointTotals", "Totals"),
     "streamco.endpoints.base": ("Capabilities", "Endpoint", "EndpointStream", "Request", "TokenPrices"),
     "streamco.endpoints.device": ("DeviceEndpoint",),
@@ -152,6 +152,7 @@ __all__ = [
     "MigrationOptions",
     "ObservedAttempt",
     "OpenAIEndpoint",
+    "Opening",
     "PromptError",
     "ProxyOptions",
     "QualityGate",

@@ -20,12 +20,14 @@ import shutil
 import sys
 import tempfile
 import time
+from collections import deque
 from pathlib import Path
 
 from streamco.testing import ScriptedServer, json_answer, stream_answer
 
 ROOT = Path(__file__).resolve().parents[1]
 MODEL = "qwen2.5:1.5b"
+SHOWN = 12  # last lines of a command
 ANSWER = ["The sky is blue because air scatters short waves", " more than long ones."]
 
 
@@ -51,19 +53,24 @@ class Terminal:
             *words, cwd=cwd, env=kept | environment, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.STDOUT
         )
         assert process.stdout is not None
-        text, seen = "", None
+        last: deque[tuple[float, str]] = deque(maxlen=SHOWN)
+        line, seen = "", None
         while data := await process.stdout.read(4096):
-            text += data.decode(errors="replace")
-            if until and seen is None and until in text:
-                seen = time.monotonic() - self.began
-        for line in text.strip().splitlines()[-12:]:
-            self._print(line)
+            second = time.monotonic() - self.began
+            *whole, line = (line + data.decode(errors="replace")).split("\n")
+            if until and seen is None and any(until in each for each in (*whole, line)):
+                seen = second
+            last.extend((second, each) for each in whole if each.strip())
+        if line.strip():
+            last.append((time.monotonic() - self.began, line))
+        for second, each in last:
+            self._print(each, second)
         if await process.wait():
             raise SystemExit(f"{' '.join(words)}: expected it to succeed, got status {process.returncode}")
         return seen
 
-    def _print(self, line: str) -> None:
-        second = time.monotonic() - self.began
+    def _print(self, line: str, second: float | None = None) -> None:
+        second = time.monotonic() - self.began if second is None else second
         self.lines.append((second, line))
         print(f"{second:6.1f} s  {line}", file=sys.stderr)
 

@@ -6,6 +6,7 @@ import asyncio
 from collections import deque
 
 from streamco.client.driver import Batch
+from streamco.client.error_translation import raisable
 from streamco.errors import ConcurrentRead, StreamClosed, StreamcoError
 
 __all__ = ["DeliveryQueue"]
@@ -118,7 +119,7 @@ class DeliveryQueue:
             StreamClosed: the reader had left.
         """
         if self.error is not None:
-            raise self.error
+            raise raisable(self.error)
         if self.has_left:
             raise StreamClosed("expected an open stream, got a read after it was closed")
 

@@ -8,18 +8,37 @@ from streamco.errors import AllEndpointsFailed, EndpointError, EndpointProtocolE
 from streamco.events import StreamEnded, TokensReceived
 from streamco.openai_types import CompletionUsage
 
-__all__ = ["FailedStream", "FinishedStream", "translate", "with_partial"]
+__all__ = ["FailedStream", "FinishedStream", "raisable", "translate", "with_partial"]
 
 
 def translate(error: Exception, source: str) -> EndpointError:
-    """Return an endpoint's error with the endpoint's name; any other error becomes the cause of a protocol error."""
+    """Return an endpoint's error with the endpoint's name; any other error becomes the cause of a protocol error.
+
+    An endpoint's error and its causes lose their tracebacks. The frames there hold the request and what holds the error, and such a circle
+    stays in memory until the garbage collector finds it. Other errors are defects, and keep theirs.
+    """
     if isinstance(error, EndpointError):
         error.endpoint = error.endpoint or source
+        _drop_tracebacks(error)
         return error
     text = str(error) if isinstance(error, StreamcoError) else f"expected an event or an EndpointError, got {error!r}"
     failure = EndpointProtocolError(text, endpoint=source)
     failure.__cause__ = error
     return failure
+
+
+def _drop_tracebacks(error: BaseException) -> None:
+    each: BaseException | None = error
+    while each is not None:
+        each.__traceback__ = None
+        each = each.__cause__ or each.__context__
+
+
+def raisable(error: StreamcoError) -> StreamcoError:
+    """Return a copy of a kept error, to be raised: frames are added to what is raised, and these hold what keeps the error."""
+    raised = copy(error)
+    raised.__cause__ = error.__cause__
+    return raised
 
 
 def with_partial(error: StreamcoError, text: str, source: str) -> StreamcoError:

@@ -299,12 +299,13 @@ class OpenAIEndpoint:
             self._capabilities = self._usual_capabilities
         if self._capabilities.context_tokens is None:
             self._capabilities = msgspec.structs.replace(self._capabilities, context_tokens=info.context_tokens)
-        if info.vocabulary is None or info.vocabulary_size is None or self.api == "responses":
-            return
-        self._capabilities = msgspec.structs.replace(self._capabilities, vocabulary=info.vocabulary, continuation="token_ids")
-        if info.kind == STREAMCO:
-            self._transfer = TokenTransfer(TokenCodec(info.vocabulary, info.vocabulary_size), MSGPACK in info.media_types)
-            self._capabilities = msgspec.structs.replace(self._capabilities, pre_copy="append")
+        if info.vocabulary is not None and info.vocabulary_size is not None and self.api != "responses":
+            self._capabilities = msgspec.structs.replace(self._capabilities, vocabulary=info.vocabulary, continuation="token_ids")
+            if info.kind == STREAMCO:
+                self._transfer = TokenTransfer(TokenCodec(info.vocabulary, info.vocabulary_size), MSGPACK in info.media_types)
+                self._capabilities = msgspec.structs.replace(self._capabilities, pre_copy="append")
+        if not isinstance(self._declared, Capabilities):  # single abilities stay as they were declared
+            self._capabilities = with_declared(self._capabilities, self._declared)
 
     def _record_refusal(self, error: EndpointStatusError, call: StreamCall, changes: dict[str, str]) -> bool:
         """Record what a refusal is about; return True if the request should be sent again in another form.

@@ -165,9 +165,9 @@ async def stream_answer(
         except ConnectionError:
             raise
         except Exception as error:
-            failure = _failure_of(error, request)
             if not sender.events.has_begun:
-                raise failure from error
+                raise _failure_of(error, request) from error  # no name here holds it: its frames hold the request
+            failure = _failure_of(error, request)
             last = b"" if marks is None else await marks.last_report()
             await sender.finish(last + shape.failing(failure))  # too late for a status
         else:

@@ -6,16 +6,22 @@ import asyncio
 import gc
 import random
 from collections import Counter
+from contextlib import AsyncExitStack, suppress
 from typing import Any
 
 import pytest
 
 from streamco.client.client import Client
-from streamco.client.stream import TokenStream
+from streamco.client.pending_answer import PendingAnswer
+from streamco.client.race.driver import RaceDriver
+from streamco.client.stream import ChatStream, TokenStream
+from streamco.config import RetryPolicy
+from streamco.endpoints.base import Capabilities
 from streamco.endpoints.openai import OpenAIEndpoint
-from streamco.errors import StreamClosed
+from streamco.endpoints.openai_stream import OpenAIStream
+from streamco.errors import AllEndpointsFailed, EndpointError, StreamClosed
 from streamco.server.app import ServeOptions, serving
-from streamco.testing import ScriptedServer, Stall, chunk_event, stream_answer
+from streamco.testing import Cut, ScriptedServer, Stall, chunk_event, json_answer, stream_answer
 from streamco.testing.engine import FakeEngine
 from streamco.testing.responses import RecordedRequest, ScriptedResponse
 from tests.client.helpers import device
@@ -192,3 +198,41 @@ async def test_many_streams_leave_a_real_engine_without_a_sequence() -> None:
             assert not any(slot.is_busy for slot in engine._slots._slots)
     finally:
         await asyncio.to_thread(engine.close)
+
+
+CUT = ScriptedResponse(headers={"Content-Type": "text/event-stream"}, steps=[chunk_event("half"), Cut()])
+ENDS = {
+    "whole": [stream_answer(TEXT)],
+    "refused": [json_answer({"error": {"message": "no"}}, status=400)],
+    "cut": [CUT],
+    "taken over": [json_answer({"error": {"message": "no"}}, status=400), stream_answer(TEXT)],
+    "continued": [CUT, stream_answer(TEXT)],
+}
+
+
+@pytest.mark.parametrize("is_streamed", [True, False])
+@pytest.mark.parametrize("end", ENDS)
+async def test_an_answer_that_has_ended_is_freed_without_the_collector(end: str, *, is_streamed: bool) -> None:
+    async def ask(client: Client) -> None:
+        with suppress(EndpointError, AllEndpointsFailed):
+            answer = await client.chat.completions.create(messages=[{"role": "user", "content": "Hi"}], stream=is_streamed)
+            if isinstance(answer, ChatStream):
+                async with answer:
+                    assert [chunk async for chunk in answer]
+
+    can = Capabilities(continuation="continue_final_message")
+    async with AsyncExitStack() as stack:
+        servers = [await stack.enter_async_context(ScriptedServer(each)) for each in ENDS[end]]
+        endpoints = [
+            OpenAIEndpoint("m", base_url=each.url, api_key="", name=f"s{at}", capabilities=can, retry=RetryPolicy(attempts=0))
+            for at, each in enumerate(servers)
+        ]
+        client = await stack.enter_async_context(Client(server=endpoints, on_degraded="ignore"))
+        gc.collect()
+        gc.disable()
+        try:
+            await ask(client)
+            await asyncio.sleep(0.05)
+            assert not [each for each in gc.get_objects() if isinstance(each, RaceDriver | OpenAIStream | PendingAnswer)]
+        finally:
+            gc.enable()

@@ -16,6 +16,7 @@ import pytest
 
 from streamco.config import SamplingOptions
 from streamco.endpoints.base import Capabilities, Endpoint, EndpointStream, Request, TokenPrices
+from streamco.endpoints.known_servers.declared import CapabilityChanges
 from streamco.endpoints.known_servers.probe import ServerInfo
 from streamco.endpoints.openai import OpenAIEndpoint
 from streamco.errors import ConfigError, EndpointConnectError, EndpointError, EndpointStatusError, StreamClosed, UsageError
@@ -335,6 +336,14 @@ async def test_single_abilities_change_what_is_known_before_and_after_a_probe() 
     responses = OpenAIEndpoint("m", base_url="http://127.0.0.1:1/v1", api="responses", provider="vllm", capabilities={"choices": True})
     assert responses.capabilities.choices
     assert responses.capabilities.continuation == "none"
+
+
+async def test_single_abilities_are_not_overruled_by_a_probe() -> None:
+    declared: CapabilityChanges = {"continuation": "none", "vocabulary": None}
+    async with ScriptedServer(json_answer({}, status=404)) as server, opened(server.url, capabilities=declared) as endpoint:
+        endpoint._apply(ServerInfo(kind="streamco", vocabulary="abc", vocabulary_size=9, context_tokens=64))
+        assert (endpoint.capabilities.continuation, endpoint.capabilities.vocabulary) == ("none", None)
+        assert (endpoint.capabilities.pre_copy, endpoint.capabilities.context_tokens) == ("append", 64)
 
 
 async def test_what_was_declared_is_not_overruled_by_a_probe() -> None:

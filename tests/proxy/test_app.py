@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import logging
 from typing import Any
 
@@ -11,6 +12,7 @@ import msgspec
 import pytest
 
 from streamco.client.client import Client
+from streamco.client.pending_answer import PendingAnswer
 from streamco.config import Timeouts
 from streamco.endpoints.base import Capabilities, TokenPrices
 from streamco.endpoints.device import DeviceEndpoint
@@ -19,7 +21,7 @@ from streamco.errors import ConfigError, EndpointConnectError
 from streamco.openai_types import ChatCompletionChunk, ChoiceDelta, ChunkChoice, CompletionUsage, FunctionDelta, ToolCallDelta
 from streamco.proxy.app import serving
 from streamco.proxy.config import ProxyOptions
-from streamco.testing import DONE, Pause, ScriptedResponse, ScriptedServer, chunk_event, sse_event, stream_answer
+from streamco.testing import DONE, Pause, ScriptedResponse, ScriptedServer, chunk_event, json_answer, sse_event, stream_answer
 from streamco.testing.engine import FakeEngine
 from tests.client.helpers import device, server, words
 from tests.proxy.support import CHAT, HELLO, TEXT, proxying
@@ -366,3 +368,23 @@ async def test_a_limit_on_the_whole_answer_is_a_gateway_timeout() -> None:
         remote = OpenAIEndpoint("m", base_url=upstream.url, timeouts=Timeouts(total=0.3))
         async with proxying(server=remote) as proxy, proxy.client.post(CHAT, json=HELLO) as response:
             assert (response.status, (await response.json())["error"]["code"]) == (504, "total_timeout")
+
+
+@pytest.mark.parametrize("fields", [{}, {"stream": True}, {"n": 3}, {"stream": True, "n": 3}])
+async def test_a_failed_request_is_freed_without_the_collector(fields: dict[str, Any]) -> None:
+    refusal = json_answer({"error": {"message": "no"}}, status=400)
+    async with ScriptedServer(refusal) as upstream:
+        endpoint = OpenAIEndpoint("m", base_url=upstream.url, api_key="", capabilities={"choices": False})
+        async with proxying(server=endpoint) as proxy:
+            gc.collect()
+            gc.disable()
+            try:
+                for _ in range(3):
+                    async with proxy.client.post(CHAT, json={**HELLO, **fields}) as response:
+                        assert response.status >= 400
+                        await response.read()
+                await asyncio.sleep(0.05)
+                left = [each for each in gc.get_objects() if isinstance(each, PendingAnswer)]
+                assert len(left) <= 1, "the connection may hold its last request"
+            finally:
+                gc.enable()

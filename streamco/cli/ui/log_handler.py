@@ -29,13 +29,17 @@ class ViewLogHandler(logging.Handler):
             self.handleError(record)
 
 
-def log_to_view(show: Callable[[str], None]) -> None:
+def log_to_view(show: Callable[[str], None], *, is_live: bool) -> None:
     """Show records with ``show`` instead of writing them to stderr, if they would come between the words of an answer.
 
-    They would if stderr is a terminal, or goes to the same place as stdout (``2>&1``). The root logger's handlers for stderr are replaced;
-    others, and a stderr with a place of its own, stay as they are.
+    They would if stderr goes to the same place as stdout (``2>&1``). The root logger's handlers for stderr are replaced; others, and a
+    stderr with a place of its own, stay as they are.
+
+    Args:
+        show: takes a formatted record.
+        is_live: the view draws on a terminal, where any other text on a terminal would break its picture.
     """
-    if not sys.stderr.isatty() and not _is_shared():
+    if not _is_shared() and not (is_live and sys.stderr.isatty()):
         return
     root = logging.getLogger()
     for handler in root.handlers[:]:

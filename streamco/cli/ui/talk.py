@@ -79,7 +79,7 @@ def make_view(args: argparse.Namespace, kinds: Mapping[str, str], *, notes: Text
     """
     if args.json or not _is_live():
         plain = PlainView(err=notes, is_silent=args.json)
-        log_to_view(plain.log)
+        log_to_view(plain.log, is_live=False)
         return plain
     try:
         from streamco.cli.ui.render import make_console
@@ -90,7 +90,7 @@ def make_view(args: argparse.Namespace, kinds: Mapping[str, str], *, notes: Text
     theme = pick_theme(args.theme)
     console = make_console(theme, color=not args.no_color)
     view = TerminalView(console, theme.fit(console.color_system), kinds)
-    log_to_view(view.log)
+    log_to_view(view.log, is_live=True)
     return view
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from collections import deque
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from typing import Protocol, TextIO
@@ -61,7 +62,7 @@ class PlainView:
         self._err = err or sys.stderr
         self._is_silent = is_silent  # collect, but print no answer text
         self._at_line_start = True
-        self._notices: list[str] = []  # log records that came inside a line of an answer; other threads append
+        self._notices: deque[str] = deque()  # log records that came inside a line of an answer; other threads append
 
     def legend(self, endpoints: Mapping[str, str]) -> None:
         """Print each endpoint and its description on ``err``."""
@@ -127,9 +128,8 @@ class PlainView:
         self._print_notices()
 
     def _print_notices(self) -> None:
-        notices, self._notices = self._notices, []
-        for text in notices:
-            print_plain(text, sys.stderr)
+        while self._notices:  # other threads add some
+            print_plain(self._notices.popleft(), sys.stderr)
 
 
 def _columns(stream: TextIO) -> int | None:

@@ -236,7 +236,7 @@ def _describe_attempt(
         endpoint: its endpoint.
         dispatched: the decision for the answer.
         count: its tokens.
-        wasted: those of them that were in vain.
+        wasted: those of them that were wasted.
         counts: as in ``build_cost``.
     """
     cost = dispatched.cost(endpoint, count.prompt, count.completion, count.cached)
@@ -284,7 +284,7 @@ class _Count(NamedTuple):
 
 
 class _Waste(NamedTuple):
-    """Tokens of one attempt that were in vain: prompt tokens that were read for nothing, and tokens that the reader did not get."""
+    """Wasted tokens of one attempt: prompt tokens of no use to the answer, and completion tokens that the reader did not get."""
 
     prompt: int
     completion: int
@@ -327,7 +327,7 @@ def _has_written(attempt: Attempt) -> bool:
 
 
 def _waste(machine: RaceMachine, work: Mapping[Attempt, _Count]) -> dict[Attempt, _Waste]:
-    """Return what each attempt read and made for nothing; ``work``: the tokens of all attempts."""
+    """Return the wasted tokens of each attempt; ``work``: the tokens of all attempts."""
     written = {attempt: count for attempt, count in work.items() if _has_written(attempt)}
     writers = {attempt.source for attempt in written}
     unread = _unread(machine, written)

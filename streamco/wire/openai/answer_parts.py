@@ -4,8 +4,8 @@ Chat chunks don't say where a part begins and ends; the events of other APIs do.
 first arguments, when its name is whole. It ends when another part begins, if its arguments are whole by then, because servers may send the
 pieces of parallel calls in turn. What is open at the end ends there.
 
-In the events of the Messages API each part has to end before the next one begins. So there calls without arguments end when text
-follows, and what follows a call with incomplete arguments is held until the end of the answer.
+In the events of the Messages API each part has to end before the next one begins. So there what follows a call is held until the call's
+arguments are whole, or the answer ends.
 """
 
 from __future__ import annotations
@@ -89,7 +89,8 @@ class AnswerParts:
         """The stop string that ended the answer; None: another reason, or the server didn't say."""
         self._skips_reasoning = skips_reasoning
         self._is_sequential = is_sequential
-        self._is_held = False  # the last part is a call that has to end before the waiting parts begin
+        self.is_held = False
+        """True if parts wait for the end of a call, so that they are not lost if the answer fails."""
         self._calls = ToolCalls()
         self._by_call: dict[int, AnswerPart] = {}
         self._waiting: deque[AnswerPart] = deque()  # calls without arguments so far, and parts that are held
@@ -165,14 +166,12 @@ class AnswerParts:
             return
         part.pieces.append(piece)
         events.append(PartGrew(part, piece, []))
+        if self.is_held and part is self._last and is_json(part.text):
+            self._release(part, events)
 
     def _begin_run(self, kind: PartKind, events: list[PartEvent]) -> AnswerPart:
         """Return a new run of text; one that has not begun is held."""
-        last = self._last
-        if self._is_sequential and last is not None and last.call is not None and not last.pieces:
-            _end(last, events)
-            self._is_held = False
-        self._begin_waiting(events, ends_empty=self._is_sequential)
+        self._begin_waiting(events)
         held = self._waiting[-1] if self._waiting else None
         if held is not None and held.kind == kind:
             return held
@@ -181,15 +180,21 @@ class AnswerParts:
             self._waiting.append(run)
         return run
 
-    def _begin_waiting(self, events: list[PartEvent], *, until: AnswerPart | None = None, ends_empty: bool = False) -> None:
-        """Begin the waiting parts in their order, unless they are held; ``ends_empty``: calls without arguments end at once."""
-        while self._waiting and not self._is_held:
+    def _release(self, call: AnswerPart, events: list[PartEvent]) -> None:
+        """End a call that is whole, and begin the parts that were held for it, but no call of which the name may not be whole."""
+        _end(call, events)
+        self.is_held = False
+        begun = [part for part in self._waiting if part.pieces]
+        if begun:
+            self._begin_waiting(events, until=begun[-1])
+
+    def _begin_waiting(self, events: list[PartEvent], *, until: AnswerPart | None = None) -> None:
+        """Begin the waiting parts in their order, unless they are held."""
+        while self._waiting and not self.is_held:
             part = self._waiting[0]
             if not self._begin(part, events):
                 return
             self._waiting.popleft()
-            if ends_empty and part.call is not None and not part.pieces:
-                _end(part, events)
             if part is until:
                 return
 
@@ -200,7 +205,7 @@ class AnswerParts:
             if last.call is None or is_json(last.text):
                 _end(last, events)
             elif self._is_sequential:
-                self._is_held = True
+                self.is_held = True
                 return False
             else:
                 self._unfinished.append(last)

@@ -30,9 +30,9 @@ def root() -> Iterator[logging.Logger]:
     logger.handlers[:] = before
 
 
-@pytest.mark.parametrize("is_terminal", [True, False])
-def test_records_for_a_terminal_go_to_the_view_and_those_for_a_file_stay(
-    root: logging.Logger, monkeypatch: pytest.MonkeyPatch, *, is_terminal: bool
+@pytest.mark.parametrize(("is_terminal", "is_live"), [(True, True), (False, True), (True, False)])
+def test_records_for_a_terminal_go_to_a_live_view_and_others_stay(
+    root: logging.Logger, monkeypatch: pytest.MonkeyPatch, *, is_terminal: bool, is_live: bool
 ) -> None:
     stderr = Stderr(is_terminal=is_terminal)
     monkeypatch.setattr(sys, "stderr", stderr)
@@ -40,10 +40,10 @@ def test_records_for_a_terminal_go_to_the_view_and_those_for_a_file_stay(
     handler.setFormatter(logging.Formatter("%(name)s: %(message)s"))
     root.addHandler(handler)
     shown: list[str] = []
-    log_to_view(shown.append)
+    log_to_view(shown.append, is_live=is_live)
     logging.getLogger("streamco").warning("%s is gone", "verifier")
     line = "streamco: verifier is gone"
-    assert (shown, stderr.getvalue()) == (([line], "") if is_terminal else ([], f"{line}\n"))
+    assert (shown, stderr.getvalue()) == (([line], "") if is_terminal and is_live else ([], f"{line}\n"))
 
 
 @pytest.mark.parametrize("is_shared", [True, False])
@@ -55,7 +55,7 @@ def test_records_for_the_place_of_the_answers_go_to_the_view(
         monkeypatch.setattr(sys, "stderr", err)
         root.addHandler(logging.StreamHandler(err))
         shown: list[str] = []
-        log_to_view(shown.append)
+        log_to_view(shown.append, is_live=False)
         logging.getLogger("streamco").warning("gone")
     assert shown == (["gone"] if is_shared else [])
 

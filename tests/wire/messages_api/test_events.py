@@ -214,3 +214,10 @@ def test_recorded_chat_answers_come_out_whole_however_they_are_cut() -> None:
         assert built.text("thinking") == ((message and message.reasoning_content) or ""), str(recording)
         calls = [(each.function.name, each.function.arguments) for each in (message and message.tool_calls) or []]
         assert built.calls == calls, str(recording)
+
+
+def test_what_is_held_for_a_call_is_not_lost_if_the_answer_fails() -> None:
+    events = encoder()
+    assert b"kept" not in events.event(call(0, "{", "f")) + events.event(chunk(content="kept"))
+    failed = events.failing(Refused("server: cut"))
+    assert failed.index(b"kept") < failed.index(b"event: error")
