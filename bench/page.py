@@ -259,7 +259,7 @@ def large_server() -> Question:
 def load_of_drafts() -> Question:
     run, metric = load("verifier"), "verdict p95, x alone"
     cases = [case for case in dict.fromkeys(case for case, what, _ in run.rows if what == metric) if "alternating" in case]
-    devices = [f"{count} devices" for count in (2, 8, 64)]
+    devices = [f"{count} devices" for count in (8, 32, 64)]
     rows = []
     for case in [each for each in cases if each.startswith("large")][:3]:
         cells = [figure(row.median) if (row := run.rows.get((case, metric, who))) else "" for who in devices]

@@ -7,9 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from bench.record import commit, keep, split_options
+import bench.record
+from bench.record import commit, keep, split_options, wanted_for_page
 from bench.report import Row
-from bench.runs import load
+from bench.runs import RUNS, load
 
 
 def git(folder: Path, *words: str) -> str:
@@ -75,3 +76,13 @@ def test_a_run_is_kept_with_machine_date_commit_and_options(tmp_path: Path) -> N
 def test_a_benchs_own_options_come_after_two_dashes() -> None:
     assert split_options(["pair", "--", "--prompts", "8"]) == (["pair"], ["--prompts", "8"])
     assert split_options(["--quick", "topk"]) == (["--quick", "topk"], [])
+
+
+def test_what_the_page_shows_is_run_again_as_it_was_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    wanted = {name: (bench_name, options) for name, bench_name, options in wanted_for_page("another commit")}
+    assert wanted["stream"] == ("stream", ())
+    assert wanted["pair"] == ("pair", tuple(load("pair").head["options"]))
+    assert wanted.keys() <= {path.stem for path in RUNS.glob("*.jsonl")}
+    kept = load("stream").head
+    monkeypatch.setattr(bench.record, "machine", lambda: kept["machine"])
+    assert "stream" not in {name for name, _, _ in wanted_for_page(kept["commit"])}
