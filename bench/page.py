@@ -294,22 +294,39 @@ def split() -> Question:
 
 
 def simulator() -> Question:
-    run = load("fidelity")
-    off: dict[str, list[float]] = {}
-    for (_, what, who), row in run.rows.items():
-        if "off by" in what and who == "simulated":
-            off.setdefault(what.partition(":")[0], []).append(abs(row.median))
-    every = [share for shares in off.values() for share in shares]
+    unseen, seen = errors_of("fidelity_unseen"), errors_of("fidelity")
+    every = [share for shares in unseen.values() for share in shares]
     rows = [
-        [name, f"{sum(share <= 0.1 for share in shares)} of {len(shares)}", f"{100 * max(shares):.0f} %"] for name, shares in off.items()
+        [name, within_a_tenth(unseen[name]), percent(max(unseen[name])), within_a_tenth(seen[name])] for name in unseen if name in SHOWN
     ]
     return Question(
         "Does the simulator say what the live system does?",
-        f"{sum(share <= 0.1 for share in every)} of {len(every)} figures are within a tenth. The loads were looked at while the simulator was mended.",
-        ("fidelity",),
-        ("", "within a tenth", "farthest off"),
-        [row for row in rows if row[0] in {"TTFT", "TBT, mean", "throughput"}],
+        f"On loads, prompts and a draft model that it was not built with, {within_a_tenth(every)} figures are within a tenth. "
+        "The others are first tokens of a full server, where refusals make no two live runs alike.",
+        ("fidelity_unseen", "fidelity"),
+        ("", "within a tenth", "farthest off", "loads looked at while it was built: within a tenth"),
+        rows,
     )
+
+
+SHOWN = ("TTFT", "TBT, mean", "throughput")
+
+
+def errors_of(name: str) -> dict[str, list[float]]:
+    """How far the simulator is off in each load of a kept run, by figure."""
+    off: dict[str, list[float]] = {}
+    for (_, what, who), row in load(name).rows.items():
+        if "off by" in what and who == "simulated":
+            off.setdefault(what.partition(":")[0], []).append(abs(row.median))
+    return off
+
+
+def within_a_tenth(shares: Sequence[float]) -> str:
+    return f"{sum(share <= 0.1 for share in shares)} of {len(shares)}"
+
+
+def percent(share: float) -> str:
+    return f"{100 * share:.0f} %"
 
 
 def price_list() -> Question:

@@ -110,9 +110,10 @@ def learned_headlines() -> Iterator[Headline]:
 
 
 def fidelity_headlines() -> Iterator[Headline]:
-    off = [figure.median for key, figure in recorded().items() if key[0] == "fidelity" and "off by" in key[2] and key[3] == "simulated"]
-    within = f"{sum(abs(share) <= 0.1 for share in off)} of {len(off)} figures are within a tenth"
-    yield Headline(FIDELITY, within)
+    for run in ("fidelity_unseen", "fidelity"):
+        off = [figure.median for key, figure in recorded().items() if key[0] == run and "off by" in key[2] and key[3] == "simulated"]
+        within = f"{sum(abs(share) <= 0.1 for share in off)} of {len(off)} figures are within a tenth"
+        yield Headline(FIDELITY, within)
 
 
 def pair_headlines() -> Iterator[Headline]:
