@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import gc
 import re
 import threading
 import weakref
@@ -26,6 +25,7 @@ from streamco.errors import EndpointTimeoutError, EngineError, StreamClosed, Str
 from streamco.events import Partial, StreamEnded, TokensReceived
 from streamco.openai_types import ChatCompletionChunk
 from streamco.testing.engine import FakeEngine
+from tests.support.leaks import without_collector
 
 HELLO = Request(messages=[{"role": "user", "content": "hello"}])
 
@@ -112,14 +112,11 @@ async def test_an_answer_of_a_model_leaves_no_cycles() -> None:
         stream = endpoint.open(replace(HELLO, sampling=SamplingOptions(max_tokens=3)))
         await read(stream)
         is_freed = weakref.ref(stream)
-        gc.disable()
-        try:
+        with without_collector():
             del stream
             async with asyncio.timeout(20):  # until the engine's thread lets go of it
                 while is_freed() is not None:
                     await asyncio.sleep(0.01)
-        finally:
-            gc.enable()
 
 
 async def test_an_answer_without_words_still_ends_properly() -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import gc
 import gzip
 import json
 import weakref
@@ -45,6 +44,7 @@ from streamco.testing import (
 )
 from tests.endpoints.helpers import HELLO, NO_RETRIES, USAGE, ask, opened, read_all
 from tests.support.certificates import client_context, server_context
+from tests.support.leaks import without_collector
 
 SSE = {"Content-Type": "text/event-stream"}
 ERROR = {"error": {"message": "busy", "type": "server_error", "code": 503}}
@@ -98,12 +98,9 @@ async def test_a_stream_that_has_ended_leaves_no_cycles() -> None:
         while not isinstance(await stream.receive(), StreamEnded):
             pass
         is_freed = weakref.ref(stream)
-        gc.disable()
-        try:
+        with without_collector():
             del stream
             assert is_freed() is None
-        finally:
-            gc.enable()
 
 
 async def test_an_answer_without_content_is_an_answer() -> None:

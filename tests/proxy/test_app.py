@@ -26,6 +26,7 @@ from streamco.testing.engine import FakeEngine
 from tests.client.helpers import device, server, words
 from tests.proxy.support import CHAT, HELLO, TEXT, proxying
 from tests.server.support import until
+from tests.support.leaks import without_collector
 
 pytestmark = pytest.mark.usefixtures("no_blocked_loop")
 
@@ -376,9 +377,7 @@ async def test_a_failed_request_is_freed_without_the_collector(fields: dict[str,
     async with ScriptedServer(refusal) as upstream:
         endpoint = OpenAIEndpoint("m", base_url=upstream.url, api_key="", capabilities={"choices": False})
         async with proxying(server=endpoint) as proxy:
-            gc.collect()
-            gc.disable()
-            try:
+            with without_collector():
                 for _ in range(3):
                     async with proxy.client.post(CHAT, json={**HELLO, **fields}) as response:
                         assert response.status >= 400
@@ -386,5 +385,3 @@ async def test_a_failed_request_is_freed_without_the_collector(fields: dict[str,
                 await asyncio.sleep(0.05)
                 left = [each for each in gc.get_objects() if isinstance(each, PendingAnswer)]
                 assert len(left) <= 1, "the connection may hold its last request"
-            finally:
-                gc.enable()

@@ -6,12 +6,12 @@ import asyncio
 import gc
 import os
 import threading
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 from typing import Any
 
-__all__ = ["Holdings", "holding_nothing_new", "resident_bytes", "settled", "watched_loop"]
+__all__ = ["Holdings", "holding_nothing_new", "resident_bytes", "settled", "watched_loop", "without_collector"]
 
 
 class Holdings:
@@ -84,3 +84,14 @@ async def holding_nothing_new(*, limit: float = 10.0) -> AsyncIterator[None]:
         await settled(lambda: not Holdings().beyond(before), limit=limit)
     except TimeoutError:
         raise AssertionError(f"left behind: {Holdings().beyond(before)}") from None
+
+
+@contextmanager
+def without_collector() -> Iterator[None]:
+    """Let nothing look for cycles: what is freed in here was held by no cycle."""
+    gc.collect()
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.enable()

@@ -22,6 +22,7 @@ from streamco.policies.migration import Terms
 from streamco.profiles import RemainingLength
 from streamco.testing.endpoint import ScriptedEndpoint, ScriptedStream, text_chunk
 from streamco.testing.virtual_clock import run_in_virtual_time
+from tests.support.leaks import without_collector
 
 
 def begin(
@@ -77,12 +78,9 @@ def test_a_race_that_is_over_leaves_no_cycles() -> None:
         await driver.aclose()
         await asyncio.sleep(1)  # callbacks of the last tasks
         is_freed = weakref.ref(driver)
-        gc.disable()
-        try:
+        with without_collector():
             del driver
             assert is_freed() is None
-        finally:
-            gc.enable()
 
     run_in_virtual_time(main())
 
