@@ -11,7 +11,7 @@ from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 from typing import Any
 
-__all__ = ["Holdings", "holding_nothing_new", "resident_bytes", "settled", "watched_loop", "without_collector"]
+__all__ = ["Holdings", "alive", "holding_nothing_new", "resident_bytes", "settled", "watched_loop", "without_collector"]
 
 
 class Holdings:
@@ -84,6 +84,11 @@ async def holding_nothing_new(*, limit: float = 10.0) -> AsyncIterator[None]:
         await settled(lambda: not Holdings().beyond(before), limit=limit)
     except TimeoutError:
         raise AssertionError(f"left behind: {Holdings().beyond(before)}") from None
+
+
+def alive(*kinds: type) -> list[object]:
+    """Objects of these classes that something holds."""
+    return [each for each in gc.get_objects() if isinstance(each, kinds)]
 
 
 @contextmanager
