@@ -5,7 +5,8 @@ docs/benchmarks.md of all kept runs. Options after ``--`` are the bench's own, a
 with other options beside its usual one.
 
 ``--page`` runs each bench of docs/benchmarks.md with the options of its kept run, so that the whole page is of one commit and one machine:
-hours on a machine that does nothing else. Runs that this machine has kept of this commit stay, so it may be broken off and goes on.
+hours on a machine that does nothing else. Runs that this machine has kept of this commit stay, so it may be broken off and goes on; commit
+the results at the end.
 
 Results must be of a commit that others can check out, so it records none of a tree with changes, and none of a commit that the branch
 upstream doesn't have.

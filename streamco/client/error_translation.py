@@ -14,8 +14,8 @@ __all__ = ["FailedStream", "FinishedStream", "raisable", "translate", "with_part
 def translate(error: Exception, source: str) -> EndpointError:
     """Return an endpoint's error with the endpoint's name; any other error becomes the cause of a protocol error.
 
-    An endpoint's error and its causes lose their tracebacks. The frames there hold the request and what holds the error, and such a circle
-    stays in memory until the garbage collector finds it. Other errors are defects, and keep theirs.
+    An endpoint's error and the network's errors that caused it lose their tracebacks: the frames there hold the request and what holds the
+    error, a cycle that only the garbage collector would free. Other causes are defects, and keep theirs.
     """
     if isinstance(error, EndpointError):
         error.endpoint = error.endpoint or source
@@ -28,16 +28,31 @@ def translate(error: Exception, source: str) -> EndpointError:
 
 
 def _drop_tracebacks(error: BaseException) -> None:
-    each: BaseException | None = error
-    while each is not None:
-        each.__traceback__ = None
-        each = each.__cause__ or each.__context__
+    waiting: list[BaseException | None] = [error]
+    seen: set[int] = set()
+    while waiting:
+        each = waiting.pop()
+        if each is None or id(each) in seen:
+            continue
+        seen.add(id(each))
+        if isinstance(each, StreamcoError | OSError) or type(each).__module__.partition(".")[0] == "aiohttp":
+            each.__traceback__ = None
+        waiting += (each.__cause__, each.__context__)
 
 
 def raisable(error: StreamcoError) -> StreamcoError:
-    """Return a copy of a kept error, to be raised: frames are added to what is raised, and these hold what keeps the error."""
+    """Return a copy of a kept error, to be raised, because an error that is raised holds frames, and the frames hold what keeps the error.
+
+    An error of a class that a caller made is returned as it is: it may have a state that no copy has.
+    """
+    if type(error).__module__ != StreamcoError.__module__:
+        return error
     raised = copy(error)
+    raised.__context__ = error.__context__
     raised.__cause__ = error.__cause__
+    raised.__suppress_context__ = error.__suppress_context__
+    if notes := getattr(error, "__notes__", None):
+        raised.__notes__ = list(notes)
     return raised
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from streamco.client.error_translation import FailedStream, FinishedStream, translate, with_partial
+from streamco.client.error_translation import FailedStream, FinishedStream, raisable, translate, with_partial
 from streamco.errors import AllEndpointsFailed, EndpointError, EndpointProtocolError, EndpointStatusError, UsageError, VerifierError
 from streamco.events import StreamEnded
 from streamco.openai_types import CompletionUsage
@@ -30,6 +30,49 @@ def test_anything_else_is_the_endpoints_fault() -> None:
     assert isinstance(error, EndpointProtocolError)
     assert str(error) == "server: expected an event or an EndpointError, got KeyError('oops')"
     assert error.__cause__ is bug
+
+
+def raised(error: BaseException, cause: BaseException | None = None) -> BaseException:
+    """The error after it was raised, with its traceback."""
+    try:
+        raise error from cause
+    except type(error):
+        return error
+
+
+def test_an_endpoints_error_and_those_of_its_network_lose_their_frames_and_defects_keep_theirs() -> None:
+    lost, bug = raised(OSError("reset")), raised(KeyError("oops"))
+    error = translate(raised(EndpointError("no end"), lost), "server")  # type: ignore[arg-type]
+    assert (error.__traceback__, error.__cause__, lost.__traceback__) == (None, lost, None)
+    translate(raised(EndpointError("no end"), bug), "server")  # type: ignore[arg-type]
+    assert bug.__traceback__ is not None
+
+
+def test_errors_that_cause_one_another_are_translated_once_each() -> None:
+    first, second = EndpointError("first"), EndpointError("second")
+    first.__cause__, second.__cause__ = second, first
+    assert translate(first, "server") is first
+
+
+def test_a_copy_that_is_raised_has_all_of_the_kept_error() -> None:
+    kept = EndpointStatusError("busy", status=503, endpoint="server", partial="so far")
+    kept.__context__ = KeyError("before")
+    kept.add_note("asked twice")
+    copy = raisable(kept)
+    assert copy is not kept
+    assert isinstance(copy, EndpointStatusError)
+    assert (str(copy), copy.status, copy.partial, copy.__context__) == (str(kept), 503, "so far", kept.__context__)
+    assert (copy.__cause__, copy.__suppress_context__) == (None, False)
+    copy.add_note("once more")
+    assert kept.__notes__ == ["asked twice"]
+
+
+def test_an_error_of_a_callers_own_class_is_raised_itself() -> None:
+    class OwnError(EndpointError):
+        """Has a state that no copy has."""
+
+    kept = OwnError("no")
+    assert raisable(kept) is kept
 
 
 def test_every_answer_that_fails_keeps_its_own_text() -> None:

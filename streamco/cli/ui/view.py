@@ -6,7 +6,7 @@ import os
 import sys
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
 from typing import Protocol, TextIO
 
 from streamco.cli.ui.control_characters import print_plain, printable
@@ -128,8 +128,9 @@ class PlainView:
         self._print_notices()
 
     def _print_notices(self) -> None:
-        while self._notices:  # other threads add some
-            print_plain(self._notices.popleft(), sys.stderr)
+        with suppress(IndexError):  # other threads take some, and add some
+            while True:
+                print_plain(self._notices.popleft(), sys.stderr)
 
 
 def _columns(stream: TextIO) -> int | None:

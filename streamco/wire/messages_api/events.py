@@ -94,9 +94,8 @@ class MessageEvents:
         return _emit("message_delta", delta=delta, usage=message_usage(self._parts.usage)) + _emit("message_stop")
 
     def failing(self, failure: Failure) -> bytes:
-        """Return the event of a failure, after what was held."""
-        held = self._encode(self._parts.end()) if self._parts.is_held else b""
-        return held + named_event("error", message_error(failure.status, str(failure)))
+        """Return the event of a failure, after text and whole calls that waited for the end of another call."""
+        return self._encode(self._parts.fail()) + named_event("error", message_error(failure.status, str(failure)))
 
     def whole(self, answer: ChatCompletion, reason: str | None) -> bytes:
         """Return the message as one object.

@@ -90,7 +90,7 @@ class AnswerParts:
         self._skips_reasoning = skips_reasoning
         self._is_sequential = is_sequential
         self.is_held = False
-        """True if parts wait for the end of a call, so that they are not lost if the answer fails."""
+        """True if parts wait for the end of a call."""
         self._calls = ToolCalls()
         self._by_call: dict[int, AnswerPart] = {}
         self._waiting: deque[AnswerPart] = deque()  # calls without arguments so far, and parts that are held
@@ -116,6 +116,19 @@ class AnswerParts:
             part = self._waiting.popleft()
             self._begin(part, events)
             _end(part, events)
+        return events
+
+    def fail(self) -> list[PartEvent]:
+        """Return the events of parts that wait for the end of a call, if the answer fails: runs of text, and calls that are whole."""
+        events: list[PartEvent] = []
+        if not self.is_held or self._last is None:
+            return events
+        _end(self._last, events)
+        for part in self._waiting:
+            if part.call is None or is_json(part.text):
+                self._begin(part, events)
+                _end(part, events)
+        self._waiting.clear()
         return events
 
     def _add_choice(self, choice: ChunkChoice, events: list[PartEvent]) -> None:
@@ -166,7 +179,7 @@ class AnswerParts:
             return
         part.pieces.append(piece)
         events.append(PartGrew(part, piece, []))
-        if self.is_held and part is self._last and is_json(part.text):
+        if self.is_held and part is self._last and piece.rstrip().endswith(("}", "]")) and is_json(part.text):
             self._release(part, events)
 
     def _begin_run(self, kind: PartKind, events: list[PartEvent]) -> AnswerPart:
@@ -181,7 +194,7 @@ class AnswerParts:
         return run
 
     def _release(self, call: AnswerPart, events: list[PartEvent]) -> None:
-        """End a call that is whole, and begin the parts that were held for it, but no call of which the name may not be whole."""
+        """End a call that is whole, and begin the parts that waited for it, except calls that have no arguments yet."""
         _end(call, events)
         self.is_held = False
         begun = [part for part in self._waiting if part.pieces]

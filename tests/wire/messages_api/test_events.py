@@ -221,3 +221,14 @@ def test_what_is_held_for_a_call_is_not_lost_if_the_answer_fails() -> None:
     assert b"kept" not in events.event(call(0, "{", "f")) + events.event(chunk(content="kept"))
     failed = events.failing(Refused("server: cut"))
     assert failed.index(b"kept") < failed.index(b"event: error")
+
+
+def test_calls_that_are_not_whole_do_not_go_out_if_the_answer_fails() -> None:
+    events = encoder()
+    for each in (call(0, "{", "f"), call(1, "{}", "g", "toolu_2"), call(2, "[", "h", "toolu_3"), chunk(content="kept")):
+        events.event(each)
+    sent = read_named(events.failing(Refused("server: cut")))
+    begun = [data["content_block"].get("name", data["content_block"]["type"]) for name, data in sent if name == BLOCK_START]
+    assert begun == ["g", "text"]
+    assert [name for name, _ in sent if name == BLOCK_STOP] == [BLOCK_STOP] * 3, "that of the call that was open, too"
+    assert sent[-1][0] == "error"
