@@ -336,9 +336,13 @@ class DeviceStream:
             return []
         pieces, self._end = self._generation.take()
         if self._end is not None:
-            self._generation = None  # it holds this stream: two that the garbage collector would have to find
+            self._drop_generation()
             self._notify()
         return pieces
+
+    def _drop_generation(self) -> None:
+        """Let go of the generation, which has ended: it holds this stream, and only the garbage collector would free the two."""
+        self._generation = None
 
     def _wake(self) -> None:
         """Wake the loop; called from the engine's thread."""

@@ -247,7 +247,7 @@ async def test_an_image_goes_to_a_server_that_takes_images() -> None:
 
 async def test_an_image_is_refused_if_no_endpoint_takes_images(folder: Path) -> None:
     async with serving() as server:
-        section = f'[[server]]\nmodel = "large"\nbase_url = "{server.url}"\ncapabilities = {{ tools = true }}\n'
+        section = f'[[server]]\nmodel = "large"\nbase_url = "{server.url}"\ncapabilities = {{ images = false }}\n'
         (folder / "streamco.toml").write_text(section)
         attachment = llm.Attachment(content=PIXEL, type="image/png")
         response = llm.get_async_model("streamco").prompt("What is it?", attachments=[attachment])

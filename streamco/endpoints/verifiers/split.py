@@ -174,14 +174,21 @@ class SplitEndpoint(DeviceEndpoint):
 class SplitStream(DeviceStream):
     """One answer of a split model."""
 
+    _tally: SplitTally | None = None  # of a generation that has ended
+    _made = 0
+
     @property
     def split_figures(self) -> SplitFigures:
         """What the answer has sent and received so far."""
         endpoint, generation = self._endpoint, self._generation
         assert isinstance(endpoint, SplitEndpoint), "a split model's endpoint made this stream"
-        found = generation if isinstance(generation, SplitGeneration) else None
-        tally = SplitTally() if found is None or found.tally is None else found.tally
-        return tally.figures(tokens=found.made if found else 0, input_layers=endpoint.input_layers, states=endpoint.states)
+        tally, made = (generation.tally, generation.made) if isinstance(generation, SplitGeneration) else (self._tally, self._made)
+        return (tally or SplitTally()).figures(tokens=made, input_layers=endpoint.input_layers, states=endpoint.states)
+
+    def _drop_generation(self) -> None:
+        if isinstance(self._generation, SplitGeneration):
+            self._tally, self._made = self._generation.tally, self._generation.made
+        super()._drop_generation()
 
 
 def _address(url: str, token: str | None, tls: ssl.SSLContext | None, *, is_plain: bool) -> VerifierAddress:
