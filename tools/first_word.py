@@ -27,7 +27,7 @@ from streamco.testing import ScriptedServer, json_answer, stream_answer
 
 ROOT = Path(__file__).resolve().parents[1]
 MODEL = "qwen2.5:1.5b"
-SHOWN = 48  # last lines of a command: all answers of the demo
+SHOWN = 38  # last lines of a command: all answers of the demo
 ANSWER = ["The sky is blue because air scatters short waves", " more than long ones."]
 
 
