@@ -303,9 +303,8 @@ def package(folder: Path, target: str, most: int, quantisation: str | None = Non
             continue
         recorded = dt.datetime.fromtimestamp(path.stat().st_mtime, tz=dt.UTC).date()
         asked = f"questions of {TASKS[task].name}, as experiments/tasks asks them" if reads_answers else TASKS[task].about
-        length = LENGTH if reads_answers else most
         about = {
-            "about": f"{len(rows)} {asked}: what a draft model says after the target's greedy answers of up to {length} tokens",
+            "about": f"{len(rows)} {asked}: what a draft model says after the target's greedy answers of up to {most} tokens",
             "target": describe_model(target, quantisation),
             "draft": describe_model(draft, quantisation),
             "recorded": str(recorded),
@@ -371,7 +370,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     counts = {task: int(count) for task, _, count in (each.partition(":") for each in options.tasks)}
     quantisation = FORMAT_OF_ANSWERS if options.answers else options.format
     if options.package:
-        package(options.folder, options.target, options.tokens, quantisation, reads_answers=options.answers is not None)
+        reads_answers = options.answers is not None
+        package(options.folder, options.target, LENGTH if reads_answers else options.tokens, quantisation, reads_answers=reads_answers)
     elif options.package_ranks:
         package_ranks(options.folder, RANKS, counts, target=options.target, draft=options.drafts[0], quantisation=quantisation)
     elif options.answers:

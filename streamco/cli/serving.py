@@ -30,11 +30,11 @@ def check_descriptor(number: int | None) -> None:
 
 
 def tune_collector() -> None:
-    """Let the garbage collector work less in a process that does nothing but serve: a tenth of a request's processor time.
+    """Let the garbage collector work less in a process that does nothing but serve.
 
     What was made before is not looked at again. The young objects are those of answers under way, because an answer that has ended is freed
-    without the collector. To look at them finds nothing, and takes some 5 ms for each 10,000, in which no answer goes on. Cycles that other
-    code leaves are found later than usual.
+    without the collector. To look at them finds nothing, and no answer goes on meanwhile. Cycles that other code leaves are found
+    later than usual.
     """
     gc.collect()
     gc.freeze()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Protocol
 
-from streamco.core.report import AnswerUsage, Opening, Report
+from streamco.core.report import AnswerUsage, Report
 from streamco.openai_types import ChatCompletionChunk
 
 __all__ = ["AnswerDriver", "Batch"]
@@ -33,10 +33,6 @@ class AnswerDriver(Protocol):
 
     def report(self) -> Report:
         """Return the answer's figures so far."""
-        ...
-
-    def opening(self) -> Opening:
-        """Return the part of the report that is known at the first token."""
         ...
 
     def usage(self) -> AnswerUsage:

@@ -300,7 +300,7 @@ class Report(Struct, frozen=True, kw_only=True):
 
 
 class Opening(Struct, frozen=True, kw_only=True):
-    """The part of a report that is known at the first token, which takes a tenth of the time to make.
+    """The part of a report that is known at the first token, which takes far less time to make.
 
     Args:
         winner, ttft, dispatch, mode, notes: as in ``Report``.

@@ -87,8 +87,10 @@ def why_without_effect(policy: str, device: Endpoint | None, servers: Sequence[E
 
 
 def _obstacle(facts: RequestFacts, endpoint: Endpoint, *, shortens: bool = False) -> Obstacle:
-    text, loggable = _why_not(facts, endpoint, shortens=shortens), facts_for_log(facts)
-    return Obstacle(text, text if loggable is facts else _why_not(loggable, endpoint, shortens=shortens))
+    text = _why_not(facts, endpoint, shortens=shortens)
+    if not text or (loggable := facts_for_log(facts)) is facts:
+        return Obstacle.of_settings(text)
+    return Obstacle(text, _why_not(loggable, endpoint, shortens=shortens))
 
 
 def _why_not(facts: RequestFacts, endpoint: Endpoint, *, shortens: bool) -> str:

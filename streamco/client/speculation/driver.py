@@ -17,7 +17,7 @@ from streamco.client.release_timer import share_timer
 from streamco.client.speculation.output import SpeculativeOutput
 from streamco.client.speculation.remote_stream import OpenRemoteStream, RemoteStreamReader
 from streamco.client.speculation.report import SpeculationRecord, speculation_cost, speculation_report, speculation_usage
-from streamco.core.report import AnswerUsage, Opening, Report, opening_of
+from streamco.core.report import AnswerUsage, Report
 from streamco.core.speculation.events import (
     AdoptBranch,
     CloseRemote,
@@ -186,10 +186,6 @@ class SpeculationDriver(TaskDriver[SpeculationEvent, SpeculationCommand]):
     def report(self) -> Report:
         """Return the answer's figures so far; final when ``is_over``."""
         return speculation_report(self, self._recorded(), now=self.now)
-
-    def opening(self) -> Opening:
-        """Return the part of the report that is known at the first token."""
-        return opening_of(self.report())
 
     def usage(self) -> AnswerUsage:
         """Return the token counts of the answer as it was delivered."""

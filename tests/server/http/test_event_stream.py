@@ -51,25 +51,41 @@ async def test_a_failure_before_the_first_bytes_still_has_a_status() -> None:
         assert response.status == 418
 
 
-async def test_a_reader_that_does_not_read_is_dropped() -> None:
-    dropped = asyncio.get_running_loop().create_future()
+async def drop_of(write: Callable[[EventStream], Awaitable[None]]) -> ConnectionError:
+    """The error of a handler that writes to a reader that does not read."""
+    dropped: asyncio.Future[ConnectionError] = asyncio.get_running_loop().create_future()
 
     async def handler(request: web.Request) -> web.StreamResponse:
         stream = EventStream(request, 0.05)
         try:
-            while True:
-                await stream.write(b"x" * (1 << 20))
+            await write(stream)
         except ConnectionError as error:
             dropped.set_result(error)
             raise
+        return stream.response
 
     async with listening(make_app(handler), ListenOptions()) as address:
         host, port = address.removeprefix("http://").split(":")
         _, writer = await asyncio.open_connection(host, int(port), limit=1024)
         writer.write(b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n")
-        with pytest.raises(ConnectionAbortedError, match=r"reader: expected it to read within 0\.05 s"):
-            raise await asyncio.wait_for(dropped, 20)
+        error = await asyncio.wait_for(dropped, 20)
         writer.close()
+    return error
+
+
+async def write_without_end(stream: EventStream) -> None:
+    while True:
+        await stream.write(b"x" * (1 << 20))
+
+
+async def close_with_much(stream: EventStream) -> None:
+    await stream.close(b"x" * (1 << 26))
+
+
+@pytest.mark.parametrize("write", [write_without_end, close_with_much])
+async def test_a_reader_that_does_not_read_is_dropped(write: Callable[[EventStream], Awaitable[None]]) -> None:
+    with pytest.raises(ConnectionAbortedError, match=r"reader: expected it to read within 0\.05 s"):
+        raise await drop_of(write)
 
 
 async def answer_of(handler: Handler) -> bytes:
@@ -114,24 +130,3 @@ async def test_a_response_may_be_its_last_bytes_alone() -> None:
         return stream.response
 
     assert (await answer_of(handler)).endswith(b"\r\n\r\n9\r\ndata: 1\n\n\r\n0\r\n\r\n")
-
-
-async def test_a_reader_that_does_not_read_the_last_bytes_is_dropped() -> None:
-    dropped = asyncio.get_running_loop().create_future()
-
-    async def handler(request: web.Request) -> web.StreamResponse:
-        stream = EventStream(request, 0.05)
-        try:
-            await stream.close(b"x" * (1 << 26))
-        except ConnectionError as error:
-            dropped.set_result(error)
-            raise
-        return stream.response
-
-    async with listening(make_app(handler), ListenOptions()) as address:
-        host, port = address.removeprefix("http://").split(":")
-        _, writer = await asyncio.open_connection(host, int(port), limit=1024)
-        writer.write(b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n")
-        with pytest.raises(ConnectionAbortedError, match=r"reader: expected it to read within 0\.05 s"):
-            raise await asyncio.wait_for(dropped, 20)
-        writer.close()
