@@ -129,8 +129,8 @@ class HandOver(Struct, frozen=True, kw_only=True):
         pause: seconds until the target's first token; None: there was none.
         delayed_tokens: tokens of the target that the reader had to wait for (``delay_num`` of Table 3).
         saved_usd: US dollars that a planned hand-over saved, by the unified cost: the cost of the target's tokens at the source, less
-            the cost of all that the target read and wrote and that the source generated after the change. None: not planned, or a
-            cost is not known.
+            the cost of all that the target read and wrote and that the source generated after the change. A device's energy counts
+            as nothing if it isn't known. None: not planned, or a price is not known.
     """
 
     source: str

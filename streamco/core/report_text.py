@@ -138,9 +138,10 @@ def _change(report: Report, change: HandOver) -> str:
 
 def saved_share(report: Report, change: HandOver) -> float | None:
     """Return the share of the cost that a planned hand-over saved, compared with the answer without it; None if not known."""
-    if change.saved_usd is None or report.unified_cost_usd is None:
+    cost = report.cost_usd if report.unified_cost_usd is None else report.unified_cost_usd  # money alone if the energy isn't known
+    if change.saved_usd is None or cost is None:
         return None
-    without = report.unified_cost_usd + sum(each.saved_usd or 0.0 for each in report.hand_overs)
+    without = cost + sum(each.saved_usd or 0.0 for each in report.hand_overs)
     return change.saved_usd / without if without > 0 else None
 
 
@@ -179,7 +180,9 @@ def _change_rows(report: Report, change: HandOver) -> list[tuple[str, str]]:
     ]
     if change.is_planned:
         share = saved_share(report, change)
-        rows.append(("saved by it, energy included", format_saving(change.saved_usd) + ("" if share is None else f" ({share:.0%})")))
+        is_whole = change.saved_usd is None or report.unified_cost_usd is not None
+        label = "saved by it, energy included" if is_whole else "saved by it, energy not known"
+        rows.append((label, format_saving(change.saved_usd) + ("" if share is None else f" ({share:.0%})")))
     return rows
 
 

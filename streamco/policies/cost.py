@@ -68,6 +68,11 @@ class RequestCost(Struct, frozen=True, kw_only=True):
     device: float | None
     total: float | None
 
+    @property
+    def known(self) -> float | None:
+        """US dollars that are known: ``total``, or the money alone if only the device's energy isn't known. None: a price isn't known."""
+        return self.server if self.total is None else self.total
+
 
 def prefill_flops(shape: ModelShape, length: int) -> float:
     """Return the FLOPs per token of a prompt of ``length`` tokens: equations 9 and 10, as Table 6 has them.

@@ -299,14 +299,14 @@ async def test_settings_without_effect_are_said(caplog: pytest.LogCaptureFixture
         stream = client.stream("hello")
         await tokens_text(stream)
         assert stream.report.notes == [
-            "the answer moves to no cheaper endpoint, because the cost of tokens at server and device is not known"
+            "the answer moves to no cheaper endpoint, because the cost of tokens at server is not known"
         ]
     assert len(warnings(caplog)) == 3
     async with opened(device(), server(), pace=5.0, policy="both", budget=1.0) as client:
         stream = client.stream("hello")
         await tokens_text(stream)
         assert stream.report.notes == [], "hand-overs were not asked for"
-        assert stream.report.dispatch.reason.endswith("no planned hand-over: the cost of tokens at server and device is not known")
+        assert stream.report.dispatch.reason.endswith("no planned hand-over: the cost of tokens at server is not known")
 
 
 # Speculation

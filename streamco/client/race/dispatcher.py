@@ -306,7 +306,7 @@ class Dispatcher:
         dispatched.barred = self._migration.barred(options, writers, dispatched.cost, pace=pace)
         for move in dispatched.barred:
             dispatched.add_note(f"no planned hand-over from {move.source} to {move.target}: {move.reason}")
-        return self._migration.plan(
+        plan = self._migration.plan(
             options,
             writers,
             dispatched.cost,
@@ -317,6 +317,10 @@ class Dispatcher:
             limit=limit,
             constrained=dispatched.plan.constrained,
         )
+        if plan is not None:
+            for name in self._migration.unmetered(writers, dispatched.cost):
+                dispatched.add_note(f"for hand-overs tokens at {name} count as free, because its energy is not known")
+        return plan
 
     def unknown_quality_moves(self, options: MigrationOptions, hand_overs: Iterable[HandOver]) -> list[HandOver]:
         """Return the planned hand-overs between endpoints of unknown quality, if the caller has set nothing about it."""

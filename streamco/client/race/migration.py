@@ -149,6 +149,10 @@ class MigrationPlanner:
         unknown = [endpoint.name for endpoint in endpoints if self._terms(endpoint, cost) is None]
         return unknown if len(endpoints) - len(unknown) < 2 else []
 
+    def unmetered(self, endpoints: Iterable[Endpoint], cost: CostOf) -> list[str]:
+        """Return the devices whose energy is not known, by name: their tokens count as free."""
+        return [endpoint.name for endpoint in endpoints if endpoint.kind == "device" and cost(endpoint, 0, 1, 0).total is None]
+
     def barred(self, options: MigrationOptions, endpoints: Iterable[Endpoint], cost: CostOf, *, pace: float | None) -> list[BarredMove]:
         """Return the moves that would save money and must not happen, because the target is not good enough.
 
@@ -177,8 +181,8 @@ class MigrationPlanner:
             self._lengths.observe(tokens, is_censored=machine.finish_reason != "stop")
 
     def _terms(self, endpoint: Endpoint, cost: CostOf) -> Terms | None:
-        """Return an endpoint's terms; None: the cost of its tokens is not known."""
-        prompt, completion, cached = (cost(endpoint, *tokens).total for tokens in ((1, 0, 0), (0, 1, 0), (1, 0, 1)))
+        """Return an endpoint's terms; None: a price is not known. A device whose energy isn't known costs nothing."""
+        prompt, completion, cached = (cost(endpoint, *tokens).known for tokens in ((1, 0, 0), (0, 1, 0), (1, 0, 1)))
         if prompt is None or completion is None:
             return None
         timing = self._switching.timing(endpoint.name, is_device=endpoint.kind == "device")

@@ -185,9 +185,9 @@ def _saved(
     counts = [_count(attempt, dispatched.prompt_tokens) for attempt in parts]
     written = counts[-1].completion - _late(parts[-1], counts[-1])
     late = _late(source, _count(source, dispatched.prompt_tokens))
-    without = dispatched.cost(endpoints[source.source], 0, written - late, 0).total
+    without = dispatched.cost(endpoints[source.source], 0, written - late, 0).known
     target = endpoints[parts[-1].source]
-    taken = total_cost([dispatched.cost(target, count.prompt, count.completion, count.cached).total for count in counts])
+    taken = total_cost([dispatched.cost(target, count.prompt, count.completion, count.cached).known for count in counts])
     return None if without is None or taken is None else without - taken
 
 

@@ -12,6 +12,7 @@ from streamco.client.client import Client
 from streamco.client.race.dispatcher import DispatchOptions
 from streamco.client.race.migration import MigrationOptions
 from streamco.core.report import Report
+from streamco.core.report_text import report_sections
 from streamco.endpoints.base import Capabilities, TokenPrices
 from streamco.errors import ConfigError, EndpointConnectError
 from streamco.profiles import Profile
@@ -80,6 +81,25 @@ def test_the_papers_rule_waits_until_it_knows_the_device_and_then_covers_all_it_
                 assert text == "".join(WORDS)
         check_unnoticed_move(report)
         assert "read ahead" not in [part.outcome for part in report.endpoints]
+
+    run(main())
+
+
+def test_a_device_of_unknown_energy_takes_over_and_the_report_says_that_it_counts_as_free() -> None:
+    async def main() -> None:
+        unshaped = ScriptedEndpoint("device", script(2.0, 0.05), kind="device", tokens=10, capabilities=ABLE, prefill_s=0.01)
+        async with Client(unshaped, server(), budget=1.0, **settings(dispatch=DispatchOptions(explore=0.0))) as client:
+            text, report = await answer(client)
+        assert text == "".join(WORDS)
+        (hand_over,) = report.hand_overs
+        assert (hand_over.target, hand_over.reason, hand_over.delayed_tokens) == ("device", "cheaper", 0)
+        assert hand_over.saved_usd == pytest.approx((len(WORDS) - hand_over.position) * DEAR.completion, rel=0.3)
+        assert (report.unified_cost_usd, report.energy_j) == (None, None)
+        assert report.cost_usd is not None
+        note = "for hand-overs tokens at device count as free, because its energy is not known"
+        assert note in report.dispatch.reason
+        (label,) = [label for label, _ in report_sections(report)[0].rows if label.startswith("saved by it")]
+        assert label == "saved by it, energy not known"
 
     run(main())
 
