@@ -11,7 +11,8 @@ batches are counted, and the simulator uses the times of the idle core for them.
 nothing there is imposed on the device. Its pace is the machine's at that time, so it is calibrated before each of its runs.
 
 These loads were looked at while the simulator was mended. ``--unseen 1`` has others: 3, 5 and 7 devices, other round trips, prompts and
-rests; ``--draft Q2_K`` has another draft model.
+rests; ``--draft Q2_K`` has another draft model. ``--pair 1`` has another pair: Qwen2.5-Coder 1.5B is served whole in its own time, on one
+core, where each row of a batch costs, and the 0.5B drafts.
 """
 
 from __future__ import annotations
@@ -31,8 +32,8 @@ from msgspec.structs import replace
 
 from bench.fidelity_figures import FIGURES, Run, figures_of
 from bench.fidelity_live import CONTEXT, CORE_LAW, DeviceLaw, LiveCell, calibrate, run_live
-from bench.fidelity_paces import Looks, Pace
-from bench.fidelity_records import Record, load_records, served_model
+from bench.fidelity_paces import FEW, MANY, Looks, Pace, Points
+from bench.fidelity_records import Record, load_pair_records, load_records, pair_model, served_model
 from bench.fidelity_simulated import SERVE_EXACTLY, SimulatedCell, serve_pass, simulate
 from bench.pairs import TARGET, model_file
 from bench.report import Row, add_arguments, emit
@@ -43,7 +44,7 @@ from streamco.engines.llama import LlamaEngine
 from streamco.policies.acceptance import expected_tokens
 from streamco.profiles import PairProfile
 from streamco.server.profiles import load_step_times
-from streamco.sim.fleet.target_server import SERVE
+from streamco.sim.fleet.target_server import SERVE, PassLimits
 
 __all__ = ["Load", "main", "measure"]
 
@@ -52,6 +53,7 @@ LARGE = "llama2-70b-a100x2"
 DRAFT = "Q4_0"
 BEARABLE = 0.1  # off
 PHONE = CORE_LAW.slower(0.042 / CORE_LAW.step_times[0])  # some 24 tokens a second
+PAIR_CORE = CORE_LAW.slower(0.0142 / CORE_LAW.step_times[0])  # the 0.5B on one core of an AMD EPYC, by bench.pair
 RUNS = 3  # of each load
 MORE = 4  # times as many where answers are refused
 SIMULATED = 4  # runs for each live one; where answers are refused no two are alike
@@ -69,30 +71,67 @@ class Load(Struct, frozen=True, kw_only=True):
         rtt: of each link, seconds.
         drafts: they do; False: the target writes alone.
         is_real: the target is whole, and the draft model computes.
+        is_pair: the fetched pair's larger model is served, in its own time.
     """
 
     devices: int
     rtt: float
     drafts: bool
     is_real: bool = False
+    is_pair: bool = False
 
     @property
     def case(self) -> str:
         """As rows name it."""
         who = "1 device" if self.devices == 1 else f"{self.devices} devices"
         what = "drafting" if self.drafts else "the target alone"
-        return f"{who}, {what}, {LARGE}, RTT {1000 * self.rtt:g} ms" + (", real draft model" if self.is_real else "")
+        target = "Qwen2.5-Coder 1.5B" if self.is_pair else LARGE
+        return f"{who}, {what}, {target}, RTT {1000 * self.rtt:g} ms" + (", real draft model" if self.is_real else "")
+
+    @property
+    def target(self) -> Path:
+        """The served model."""
+        if self.is_pair:
+            return pair_model("1.5B")
+        return model_file(TARGET) if self.is_real else served_model()
+
+    @property
+    def is_exact(self) -> bool:
+        """It is served in exact mode."""
+        return not (self.is_real or self.is_pair)
+
+    @property
+    def limits(self) -> PassLimits:
+        """Of the server's passes."""
+        return SERVE_EXACTLY if self.is_exact else SERVE
+
+    @property
+    def law(self) -> DeviceLaw:
+        """Imposed on the devices, unless the draft model computes."""
+        return PAIR_CORE if self.is_pair else PHONE
+
+    @property
+    def step_times(self) -> str | None:
+        """Imposed on the server; None: none are."""
+        return None if self.is_pair else LARGE
 
 
-def grid(devices: Sequence[int], rtts: Sequence[float]) -> tuple[Load, ...]:
+def grid(devices: Sequence[int], rtts: Sequence[float], *, is_pair: bool = False) -> tuple[Load, ...]:
     """Drafting and not, of each number and round trip."""
-    return tuple(Load(devices=count, rtt=rtt, drafts=drafts) for rtt in rtts for count in devices for drafts in (True, False))
+    return tuple(
+        Load(devices=count, rtt=rtt, drafts=drafts, is_pair=is_pair) for rtt in rtts for count in devices for drafts in (True, False)
+    )
 
 
 REAL = Load(devices=1, rtt=0.03, drafts=True, is_real=True)
 FULL = (*grid([2, 4, 8], [0.01, 0.03, 0.06]), REAL)
 QUICK = grid([2], [0.03])
 UNSEEN = grid([3, 5, 7], [0.02, 0.045])  # loads that the simulator was never mended by
+PAIR = (
+    *grid([2, 3, 4], [0.02, 0.045], is_pair=True),
+    Load(devices=1, rtt=0.03, drafts=True, is_real=True, is_pair=True),
+    Load(devices=1, rtt=0.03, drafts=False, is_pair=True),
+)  # nothing of the simulator was mended by these, either
 USED = 32  # prompts of ``FULL``, the first ones that are fit
 
 
@@ -145,28 +184,26 @@ class Site(Struct, frozen=True, kw_only=True):
         return Known(profile=profile, law=replace(law, step_times=profile.step_times), pace=pace)
 
     def _law(self, load: Load) -> DeviceLaw:
-        return replace(PHONE, seconds_per_token=Looks(self.words, self.records).reading()[1]) if load.is_real else PHONE
+        if not load.is_real:
+            return load.law
+        (few, low), *_, (many, high) = Looks(self.words, self.records).reading()
+        return replace(load.law, seconds_per_token=max(0.0, (high - low) / (many - few)))
 
     def _pace(self, load: Load) -> Pace:
-        with closing(LlamaEngine(self.target(load), replace(_options(), exact=not load.is_real))) as engine:
-            pace = Looks(engine, self.records).taken()
-        judges = " ".join(f"{tokens}: {1000 * seconds:.1f}" for tokens, seconds in pace.judge)
-        others = f"writes in {_ms(pace.write)}, reads in {_ms(pace.read)}, ends a prompt in {_ms(pace.end)}"
-        _log(f"the {'whole' if load.is_real else 'served'} model judges [ms] {judges}; for none, and each, it {others}")
+        with closing(LlamaEngine(load.target, replace(_options(), exact=load.is_exact))) as engine:
+            pace = Looks(engine, self.records, counts=MANY if load.is_pair else FEW).taken()
+        kinds = {"judges": pace.judge, "writes": pace.write, "reads": pace.read, "ends a prompt": pace.end}
+        _log(f"{load.target.name}, tokens and ms: " + "; ".join(f"{kind} {_ms(points)}" for kind, points in kinds.items()))
         return pace
-
-    def target(self, load: Load) -> Path:
-        """The server's model."""
-        return model_file(TARGET) if load.is_real else served_model()
 
     def live(self, load: Load, profile: PairProfile | None, run: int = 0) -> LiveCell:
         """For the live side; without a profile for the calibration."""
         return LiveCell(
-            target=self.target(load),
-            is_exact=not load.is_real,
-            step_times=LARGE,
+            target=load.target,
+            is_exact=load.is_exact,
+            step_times=load.step_times,
             words=self.words,
-            law=None if load.is_real else PHONE,
+            law=None if load.is_real else load.law,
             rtt=load.rtt,
             speculation=DRAFTING.with_profile(profile) if load.drafts else None,
             work=self.work(load),
@@ -177,11 +214,12 @@ class Site(Struct, frozen=True, kw_only=True):
     def simulated(self, load: Load, known: Known, run: int) -> SimulatedCell:
         """For the simulator: what the calibration found, and what was imposed."""
         profile = known.profile
-        forward = serve_pass(load_step_times(LARGE), known.pace, profile, drafts=load.drafts)
+        imposed = (lambda _rows, _tokens: 0.0) if load.step_times is None else load_step_times(load.step_times)
+        forward = serve_pass(imposed, known.pace, profile, drafts=load.drafts)
         verdict = dict(profile.verify_times)[profile.window]
         return SimulatedCell(
             forward=forward,
-            limits=SERVE if load.is_real else SERVE_EXACTLY,
+            limits=load.limits,
             rtt=profile.wait - verdict,
             law=known.law,
             speculation=DRAFTING.with_profile(profile) if load.drafts else None,
@@ -204,46 +242,53 @@ class Site(Struct, frozen=True, kw_only=True):
 
 def main() -> int:
     """Print the rows."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
-    add_arguments(parser)
-    parser.add_argument("--records", type=Path, metavar="FILE", help="keep the prompts and their answers there, for the next time")
-    parser.add_argument("--table", type=Path, metavar="FILE", help="write a table in Markdown there")
-    parser.add_argument("--runs", type=int, default=None, metavar="N", help="of each load")
-    parser.add_argument("--only", metavar="TEXT", help="loads whose case holds this")
-    parser.add_argument(
-        "--unseen",
-        type=int,
-        default=None,
-        metavar="SEED",
-        help="loads, prompts and rests that the simulator was not built with",
-    )
-    parser.add_argument("--draft", default=DRAFT, metavar="KIND", help="draft model: another quantisation of the packaged one, or pruned")
-    options = parser.parse_args()
-    setting = (
-        Setting(loads=QUICK, runs=1, answers=2, tokens=16, rounds=8)
-        if options.quick
-        else Setting(loads=FULL, runs=RUNS, answers=24, tokens=40, rounds=24)
-    )
-    setting = replace(
-        setting,
-        runs=options.runs or setting.runs,
-        loads=tuple(load for load in setting.loads if options.only is None or options.only in load.case),
-    )
-    skipped = 0
-    if options.unseen is not None:
-        if options.quick or options.unseen < 1:
-            parser.error(f"--unseen: expected a seed above 0, and no --quick beside it, got {options.unseen}")
-        loads = tuple(load for load in UNSEEN if options.only is None or options.only in load.case)
-        setting, skipped = replace(setting, loads=loads, seed=options.unseen), USED
-    most = max(load.devices for load in setting.loads)
-    records = load_records(skipped + setting.answers + most, setting.tokens, options.draft, options.records)[skipped:]
-    with closing(LlamaEngine(model_file(options.draft), _options())) as words:
+    options = _parse()
+    setting, skipped = _setting(options)
+    count = skipped + setting.answers + max(load.devices for load in setting.loads)
+    if options.pair is None:
+        drafter, records = model_file(options.draft), load_records(count, setting.tokens, options.draft, options.records)[skipped:]
+    else:
+        drafter, records = pair_model("0.5B"), load_pair_records(count, setting.tokens, options.records)
+    with closing(LlamaEngine(drafter, _options())) as words:
         found = asyncio.run(measure(Site(words=words, records=records, setting=setting)))
     rows = [row for load, runs, simulations in found for row in rows_of(load, runs, simulations)]
     emit(rows, options.json, against="live")
     if options.table is not None:
         options.table.write_text("\n".join(table_of(found)) + "\n", encoding="utf-8")
     return 0
+
+
+def _parse() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    add_arguments(parser)
+    parser.add_argument("--records", type=Path, metavar="FILE", help="keep the prompts and their answers there, for the next time")
+    parser.add_argument("--table", type=Path, metavar="FILE", help="write a table in Markdown there")
+    parser.add_argument("--runs", type=int, default=RUNS, metavar="N", help="of each load")
+    parser.add_argument("--only", default="", metavar="TEXT", help="loads whose case holds this")
+    others = parser.add_mutually_exclusive_group()
+    others.add_argument("--unseen", type=_seed, metavar="SEED", help="loads, prompts and rests that the simulator was not built with")
+    others.add_argument("--pair", type=_seed, metavar="SEED", help="loads of the fetched pair (make models), with such rests")
+    parser.add_argument("--draft", default=DRAFT, metavar="KIND", help="draft model: another quantisation of the packaged one, or pruned")
+    return parser.parse_args()
+
+
+def _seed(text: str) -> int:
+    if (seed := int(text)) < 1:
+        raise argparse.ArgumentTypeError(f"expected a seed above 0, got {seed}")
+    return seed
+
+
+def _setting(options: argparse.Namespace) -> tuple[Setting, int]:
+    """Return what is asked for, and how many prompts are left out, because the simulator was built with them."""
+    loads, seed, skipped = (QUICK if options.quick else FULL), 0, 0
+    if options.unseen is not None:
+        loads, seed, skipped = UNSEEN, options.unseen, USED
+    elif options.pair is not None:
+        loads, seed = PAIR, options.pair
+    chosen = tuple(load for load in loads if options.only in load.case)
+    if options.quick:
+        return Setting(loads=chosen, runs=1, answers=2, tokens=16, rounds=8, seed=seed), skipped
+    return Setting(loads=chosen, runs=options.runs, answers=24, tokens=40, rounds=24, seed=seed), skipped
 
 
 async def measure(site: Site) -> list[Found]:
@@ -283,7 +328,7 @@ def rows_of(load: Load, runs: Sequence[Run], simulations: Sequence[Run]) -> Iter
     if load.drafts:
         late = [run.late for run in runs]
         yield Row(BENCH, load.case, "live", "rounds that took longer than imposed", "share", statistics.median(late), min(late), max(late))
-    if not load.is_real:  # what the whole model says is recorded nowhere
+    if not load.is_real or load.is_pair:  # what all of SmolLM2 says is recorded nowhere
         yield _row(load, "live", "answers other than recorded", "", sum(run.others for run in runs))
     for contender, which in (("live", runs), ("simulated", simulations)):
         yield _row(load, contender, "refused, a run", "", statistics.fmean(run.refusals for run in which))
@@ -350,8 +395,8 @@ def _brief(run: Run) -> str:
     return f"{simulated}; late {run.late:.2f}, {run.others} answers other than recorded, {run.refusals} refused"
 
 
-def _ms(times: Sequence[float]) -> str:
-    return " ".join(f"{1000 * seconds:.1f}" for seconds in times) + " ms"
+def _ms(points: Points) -> str:
+    return " ".join(f"{tokens}: {1000 * seconds:.1f}" for tokens, seconds in points)
 
 
 def _log(text: str) -> None:

@@ -113,7 +113,7 @@ class LiveCell(Struct, frozen=True, kw_only=True):
     """What is run.
 
     Args:
-        target: the model that is served. is_exact: in the exact mode. step_times: name of the times that are imposed on it.
+        target: the model that is served. is_exact: in the exact mode. step_times: name of the times that are imposed on it; None: none are.
         words: an engine with its vocabulary. law: of the devices; None: ``words`` drafts itself.
         rtt: of each device's link, seconds. devices: how many.
         speculation: how they draft; None: they don't, the target writes alone.
@@ -123,7 +123,7 @@ class LiveCell(Struct, frozen=True, kw_only=True):
 
     target: Path
     is_exact: bool
-    step_times: str
+    step_times: str | None
     words: LlamaEngine
     law: DeviceLaw | None
     rtt: float
@@ -184,7 +184,8 @@ async def _serving(cell: LiveCell) -> AsyncIterator[str]:
     sizes = ("--context", str(CONTEXT), "--sequences", str(PLACES), "--verify-places", str(PLACES))
     model = ("--model", str(cell.target), "--model-name", "large", "--threads", "1")
     exact = ("--exact",) if cell.is_exact else ()
-    async with running_server(*model, *sizes, *exact, "--port", "0", "--step-times", cell.step_times) as url:
+    imposed = () if cell.step_times is None else ("--step-times", cell.step_times)
+    async with running_server(*model, *sizes, *exact, *imposed, "--port", "0") as url:
         yield url
 
 

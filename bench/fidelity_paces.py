@@ -7,6 +7,7 @@ import time
 from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from functools import partial
+from itertools import accumulate
 from random import Random
 
 from msgspec import Struct
@@ -17,9 +18,13 @@ from bench.selective import Waiting
 from streamco.engines.base import SequenceTask, TokenSequence
 from streamco.engines.llama import LlamaEngine
 
-__all__ = ["Looks", "Pace"]
+__all__ = ["FEW", "MANY", "Looks", "Pace", "Points", "between"]
 
-Line = tuple[float, float]
+Points = tuple[tuple[int, float], ...]
+"""(Count, seconds), counts ascending, two points or more."""
+
+FEW = ((1, 4), (8, 32), (8, 30))  # counts of writing, reading and ending: a small model's times are straight lines
+MANY = ((1, 2, 3, 4, 6, 8), (8, 16, 32, 64), (8, 16, 30, 60))  # those of a large one on a CPU are stairs
 _PAUSE = 0.05  # seconds before a batch whose time is taken: what an imposed step leaves free
 _DRAFTS = (1, 2, 3, 4, 6, 8, 12)  # tokens of drafts that are judged alone
 _SIDE_BY_SIDE = (4, 8)  # drafts
@@ -30,29 +35,43 @@ class Pace(Struct, frozen=True, kw_only=True):
     """How long the real model takes on this machine, seconds: where that is more than what is imposed, it is late.
 
     Args:
-        write, read, end: (of a batch, of each token more) that streams write, that are only read, with which a stream's prompt ends.
-        judge: (tokens, of the batch) of drafts, the row before each included.
+        write, read, end: of tokens that streams write, that are only read, with which a stream's prompt ends.
+        judge: of tokens of drafts, the row before each included.
     """
 
-    write: Line
-    judge: tuple[tuple[int, float], ...]
-    read: Line
-    end: Line
+    write: Points
+    judge: Points
+    read: Points
+    end: Points
 
-    def judging(self, tokens: int) -> float:
-        """Seconds of a batch of drafts: between those that were looked at, and beyond them as between the last two."""
-        at = min(max(1, bisect_left(self.judge, tokens, key=lambda point: point[0])), len(self.judge) - 1)
-        (few, low), (many, high) = self.judge[at - 1], self.judge[at]
-        return low + (high - low) * (tokens - few) / (many - few)
+
+def between(points: Points, count: int) -> float:
+    """Seconds between the points, and beyond them as between the nearest two; at least 0."""
+    at = min(max(1, bisect_left(points, count, key=lambda point: point[0])), len(points) - 1)
+    (few, low), (many, high) = points[at - 1], points[at]
+    return max(0.0, low + (high - low) * (count - few) / (many - few))
 
 
 class Looks:
-    """How long an engine takes, each time behind a rest, as imposed steps leave one: (of a batch, of each row more) seconds.
+    """How long an engine takes, in seconds.
 
-    One behind the other they take half as long, for the core still has the weights at hand.
+    Args:
+        engine: it. records: prompts and answers.
+        pause: seconds of rest before each time that is taken, as imposed steps leave one. A small model takes half as long without it,
+            because the core still has the weights at hand.
+        counts: tokens of which the times of writing, reading and ending are taken.
     """
 
-    def __init__(self, engine: LlamaEngine, records: Sequence[Record]) -> None:
+    def __init__(
+        self,
+        engine: LlamaEngine,
+        records: Sequence[Record],
+        *,
+        pause: float = _PAUSE,
+        counts: tuple[Sequence[int], Sequence[int], Sequence[int]] = FEW,
+    ) -> None:
+        self._pause = pause
+        self._counts = counts
         self._engine = engine
         self._records = records
         self._waiting = Waiting()
@@ -63,22 +82,22 @@ class Looks:
         """All of them."""
         return Pace(write=self.writing(), judge=self.judging(), read=self.reading(), end=self.ending())
 
-    def writing(self) -> Line:
+    def writing(self) -> Points:
         """A token of each sequence."""
-        return _line(self._write, 1, 4)
+        return _points(self._write, self._counts[0])
 
-    def judging(self) -> tuple[tuple[int, float], ...]:
+    def judging(self) -> Points:
         """Single drafts, and drafts of four tokens side by side: a batch's time isn't linear in its rows."""
         kinds = [*((1, tokens) for tokens in _DRAFTS), *((drafts, 4) for drafts in _SIDE_BY_SIDE)]
         return tuple((drafts * (tokens + 1), _median(partial(self._judge, drafts), tokens)) for drafts, tokens in kinds)
 
-    def reading(self) -> Line:
+    def reading(self) -> Points:
         """Tokens behind which nothing is to be said."""
-        return _line(self._read, 8, 32)
+        return _points(self._read, self._counts[1])
 
-    def ending(self) -> Line:
+    def ending(self) -> Points:
         """Tokens with which a prompt ends, behind which the answer's first is chosen."""
-        return _line(self._answer, 8, 30)
+        return _points(self._answer, self._counts[2])
 
     def _write(self, rows: int) -> float:
         held = self._hold(rows)
@@ -101,13 +120,13 @@ class Looks:
 
     def _answer(self, count: int) -> float:
         text = self._text(count)
-        time.sleep(_PAUSE)
+        time.sleep(self._pause)
         began = time.perf_counter()
         generate(self._engine, text, 1)
         return time.perf_counter() - began
 
     def _timed(self, ask: Callable[[Callable[[], None]], list[SequenceTask]]) -> float:
-        time.sleep(_PAUSE)
+        time.sleep(self._pause)
         began = time.perf_counter()
         with self._engine.together():
             tasks = ask(self._waiting.wake)
@@ -133,8 +152,6 @@ def _median(measure: Callable[[int], float], count: int) -> float:
     return statistics.median(measure(count) for _ in range(_TURNS))
 
 
-def _line(measure: Callable[[int], float], few: int, many: int) -> Line:
-    """Seconds of none, and of each one more."""
-    low, high = _median(measure, few), _median(measure, many)
-    each = max(0.0, (high - low) / (many - few))
-    return max(0.0, low - few * each), each
+def _points(measure: Callable[[int], float], counts: Sequence[int]) -> Points:
+    """Seconds of each count; of more tokens not fewer than of less."""
+    return tuple(zip(counts, accumulate((_median(measure, count) for count in counts), max), strict=True))

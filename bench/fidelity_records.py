@@ -4,13 +4,14 @@ The served model is SmolLM2 with few of its layers, so that one core keeps to th
 and its time is what counts. The fate of the drafts is the real pair's, for the same prompts: where the whole model, in Q8_0, and its draft
 model, in Q4_0, agree, the draft has the served model's token, and where not, another, with the confidences and ranks that were recorded.
 
-The served model runs in its exact mode here and there: where it doesn't, a batch of another shape may say another token.
+The served model runs in its exact mode here and there: where it doesn't, a batch of another shape may say another token. Of the fetched
+pair's models nothing is translated: the larger one is served whole, and not in exact mode.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import closing
+from contextlib import ExitStack, closing
 from itertools import islice
 from pathlib import Path
 
@@ -27,9 +28,10 @@ from streamco.engines.llamacpp.bundled_model import packaged_model
 from streamco.engines.llamacpp.gguf import derived
 from streamco.sim.workload.workload import SimulatedRequest
 
-__all__ = ["Record", "load_records", "served_model"]
+__all__ = ["Record", "load_pair_records", "load_records", "pair_model", "served_model"]
 
 LEFT_OUT = tuple(range(1, 29))  # layers, of 30
+PAIR_FORMAT = "Q4_0"  # four rows of it cost twice one on a CPU
 PROMPT_TOKENS = (18, 60)
 SPARE = 12  # tokens of an answer beyond those that are asked for: drafts reach so far
 TOP = 8  # choices of the draft model that are kept
@@ -82,17 +84,34 @@ def load_records(count: int, tokens: int, draft: str, kept: Path | None = None) 
     Raises:
         SystemExit: the recorded prompts aren't there, or too few of them are fit.
     """
+    return _load(count, tokens, kept, served=served_model(), target=model_file(TARGET), drafter=model_file(draft))
+
+
+def pair_model(name: str) -> Path:
+    """Return the file of a model of the fetched pair, 0.5B or 1.5B.
+
+    Raises:
+        SystemExit: it was not fetched.
+    """
+    return model_file(name, PAIR_FORMAT)
+
+
+def load_pair_records(count: int, tokens: int, kept: Path | None = None) -> list[Record]:
+    """The same of the fetched pair: the answers are the served model's own, and so is the fate of the drafts."""
+    served = pair_model("1.5B")
+    return _load(count, tokens, kept, served=served, target=served, drafter=pair_model("0.5B"))
+
+
+def _load(count: int, tokens: int, kept: Path | None, *, served: Path, target: Path, drafter: Path) -> list[Record]:
     if kept is not None and kept.exists():
         records = msgspec.json.decode(kept.read_bytes(), type=list[Record])
         if len(records) >= count and len(records[0].answer) >= tokens + SPARE:
             return records[:count]
     options = EngineOptions(threads=1, context_tokens=512, max_sequences=1, held_sequences=SIDE_BY_SIDE)
-    with (
-        closing(LlamaEngine(served_model(), replace(options, exact=True))) as served,
-        closing(LlamaEngine(model_file(TARGET), options)) as target,
-        closing(LlamaEngine(model_file(draft), options)) as drafter,
-    ):
-        records = list(islice(_record(served, target, drafter, tokens + SPARE), count))
+    with ExitStack() as stack:
+        whole, drafting = (stack.enter_context(closing(LlamaEngine(path, options))) for path in (target, drafter))
+        serving = whole if served == target else stack.enter_context(closing(LlamaEngine(served, replace(options, exact=True))))
+        records = list(islice(_record(serving, whole, drafting, tokens + SPARE), count))
     if len(records) < count:
         raise SystemExit(f"prompts: expected {count} that are fit, got {len(records)}")
     if kept is not None:
@@ -104,9 +123,9 @@ def _record(served: LlamaEngine, target: LlamaEngine, drafter: LlamaEngine, toke
     asked = _short_prompts(served)
     while group := list(islice(asked, SIDE_BY_SIDE)):
         prompts = [prompt for _, prompt in group]
-        for (messages, prompt), answer, whole in zip(
-            group, _answer(served, prompts, tokens), _answer(target, prompts, tokens), strict=True
-        ):
+        answers = _answer(served, prompts, tokens)
+        wholes = answers if served is target else _answer(target, prompts, tokens)
+        for (messages, prompt), answer, whole in zip(group, answers, wholes, strict=True):
             if len(answer) == len(whole) == tokens:
                 choices = zip(_choose(drafter, prompt, whole), whole, answer, strict=True)
                 mapped = [_mapped(each, right, served_right) for each, right, served_right in choices]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from random import Random
 
 import simpy
@@ -11,7 +11,7 @@ from msgspec.structs import asdict
 
 from bench.fidelity_figures import MeasuredAnswer, Run, Verdict
 from bench.fidelity_live import CONTEXT, PLACES, WARM_TOKENS, DeviceLaw
-from bench.fidelity_paces import Pace
+from bench.fidelity_paces import Pace, between
 from bench.fidelity_records import Record
 from streamco.client.speculation.options import SpeculationOptions
 from streamco.core.speculation.estimates import SpeculationEstimates
@@ -22,7 +22,6 @@ from streamco.events import common_prefix_length
 from streamco.policies.serving.batching import CHUNK, Alternating
 from streamco.policies.serving.routing import routing_policy
 from streamco.profiles import PairProfile
-from streamco.server.step_times import StepTimes
 from streamco.server.verify.options import VerifyOptions
 from streamco.sim.driver import call_at
 from streamco.sim.fleet.fleet import AnswerOutcome, DeviceModel, Fleet, FleetDevice
@@ -66,24 +65,24 @@ class SimulatedCell(Struct, frozen=True, kw_only=True):
     rests: Sequence[Sequence[float]]
 
 
-def serve_pass(times: StepTimes, pace: Pace, profile: PairProfile, *, drafts: bool) -> ForwardPass:
+def serve_pass(times: Callable[[int, int], float], pace: Pace, profile: PairProfile, *, drafts: bool) -> ForwardPass:
     """What a pass of ``streamco serve`` takes: imposed or real, whichever is longer, and what the calibration found beyond that.
 
     Streams write first, for as long as that is imposed to take; what else is in the pass is computed behind them (engines/loop.py). What
     a batch takes beyond the table is the server's, which hands it to the engine and hears of its end: a stream's prompt has none of that.
 
     Args:
-        times: imposed. pace: real. profile: as calibrated.
+        times: imposed, by rows that write and other tokens. pace: real. profile: as calibrated.
         drafts: prompts are read for sessions; False: for streams, whose last piece has the answer's first token behind it.
     """
 
     def real(tokens: int, sequences: int, *, drafts: bool) -> float:
         if drafts and tokens <= _DRAFT * sequences:
-            return pace.judging(tokens)
-        return _line(pace.read if drafts or tokens == CHUNK else pace.end, tokens)
+            return between(pace.judge, tokens)
+        return between(pace.read if drafts or tokens == CHUNK else pace.end, tokens)
 
     def alone(rows: int, tokens: int, sequences: int, *, drafts: bool) -> float:
-        written = max(times(rows, 0), _line(pace.write, rows)) if rows else 0.0
+        written = max(times(rows, 0), between(pace.write, rows)) if rows else 0.0
         return written + (max(times(rows, tokens) - times(rows, 0), real(tokens, sequences, drafts=drafts)) if tokens else 0.0)
 
     judged = sorted(seconds - alone(0, size + 1, 1, drafts=True) for size, seconds in profile.verify_times if size > 1)
@@ -94,10 +93,6 @@ def serve_pass(times: StepTimes, pace: Pace, profile: PairProfile, *, drafts: bo
         return alone(rows, tokens, sequences, drafts=drafts) + (batch if drafts and tokens and not rows else step)
 
     return forward
-
-
-def _line(pace: tuple[float, float], count: int) -> float:
-    return pace[0] + pace[1] * count
 
 
 _DRAFT = 12  # tokens: more of each sequence are a prompt's

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from bench.fidelity import FULL, UNSEEN, USED, Load, Setting, Site
+from bench.fidelity import FULL, PAIR, UNSEEN, USED, Load, Setting, Site
 
 LOAD = Load(devices=3, rtt=0.02, drafts=True)
 
@@ -28,3 +28,12 @@ def test_rests_depend_on_seed_and_run() -> None:
     assert rests(0) != rests(1)
     assert rests(1, 0) != rests(1, 1)
     assert [len(each) for each in rests(1)] == [9, 9, 9]
+
+
+def test_nothing_is_imposed_on_the_server_of_the_fetched_pair() -> None:
+    assert {(load.step_times, load.is_exact) for load in PAIR} == {(None, False)}
+    assert None not in {load.step_times for load in (*FULL, *UNSEEN)}
+    assert [load.case for load in PAIR if load.devices == 1] == [
+        "1 device, drafting, Qwen2.5-Coder 1.5B, RTT 30 ms, real draft model",
+        "1 device, the target alone, Qwen2.5-Coder 1.5B, RTT 30 ms",
+    ]
