@@ -32,13 +32,14 @@ from msgspec.structs import replace
 
 from bench.fidelity_figures import FIGURES, Run, figures_of
 from bench.fidelity_live import CONTEXT, CORE_LAW, DeviceLaw, LiveCell, calibrate, run_live
-from bench.fidelity_paces import FEW, MANY, Looks, Pace, Points
+from bench.fidelity_paces import MANY, Looks, Pace, Points
 from bench.fidelity_records import Record, load_pair_records, load_records, pair_model, served_model
 from bench.fidelity_simulated import SERVE_EXACTLY, SimulatedCell, serve_pass, simulate
 from bench.pairs import TARGET, model_file
 from bench.report import Row, add_arguments, emit
 from streamco.client.speculation.options import SpeculationOptions, SpeculationTuning
 from streamco.client.speculation.verifier_binding import HELD_SEQUENCES
+from streamco.endpoints.verifiers.base import VerifierFacts
 from streamco.engines.base import EngineOptions
 from streamco.engines.llama import LlamaEngine
 from streamco.policies.acceptance import expected_tokens
@@ -157,11 +158,13 @@ class Known(Struct, frozen=True, kw_only=True):
         profile: as calibrated with one device.
         law: how long a device's draft model takes.
         pace: how long the server's model takes where nothing is imposed.
+        facts: what the server says of itself.
     """
 
     profile: PairProfile
     law: DeviceLaw
     pace: Pace
+    facts: VerifierFacts
 
 
 class Site(Struct, frozen=True, kw_only=True):
@@ -179,9 +182,9 @@ class Site(Struct, frozen=True, kw_only=True):
     async def look(self, load: Load) -> Known:
         """Calibrate with one device, and how long the models take at this time."""
         pace, law = self._pace(load), self._law(load)
-        profile = await calibrate(self.live(load, None), rounds=self.setting.rounds)
+        profile, facts = await calibrate(self.live(load, None), rounds=self.setting.rounds)
         _log(f"calibrated for {load.case}: {_describe(profile)}")
-        return Known(profile=profile, law=replace(law, step_times=profile.step_times), pace=pace)
+        return Known(profile=profile, law=replace(law, step_times=profile.step_times), pace=pace, facts=facts)
 
     def _law(self, load: Load) -> DeviceLaw:
         if not load.is_real:
@@ -190,8 +193,10 @@ class Site(Struct, frozen=True, kw_only=True):
         return replace(load.law, seconds_per_token=max(0.0, (high - low) / (many - few)))
 
     def _pace(self, load: Load) -> Pace:
-        with closing(LlamaEngine(load.target, replace(_options(), exact=load.is_exact))) as engine:
-            pace = Looks(engine, self.records, counts=MANY if load.is_pair else FEW).taken()
+        options = replace(_options(), exact=load.is_exact, measure_rows=load.is_pair)  # so that it pads batches as the server does
+        with closing(LlamaEngine(load.target, options)) as engine:
+            looks = Looks(engine, self.records, pause=0.0, counts=MANY) if load.is_pair else Looks(engine, self.records)
+            pace = looks.taken()
         kinds = {"judges": pace.judge, "writes": pace.write, "reads": pace.read, "ends a prompt": pace.end}
         _log(f"{load.target.name}, tokens and ms: " + "; ".join(f"{kind} {_ms(points)}" for kind, points in kinds.items()))
         return pace
@@ -214,7 +219,7 @@ class Site(Struct, frozen=True, kw_only=True):
     def simulated(self, load: Load, known: Known, run: int) -> SimulatedCell:
         """For the simulator: what the calibration found, and what was imposed."""
         profile = known.profile
-        imposed = (lambda _rows, _tokens: 0.0) if load.step_times is None else load_step_times(load.step_times)
+        imposed = _nothing if load.step_times is None else load_step_times(load.step_times)
         forward = serve_pass(imposed, known.pace, profile, drafts=load.drafts)
         verdict = dict(profile.verify_times)[profile.window]
         return SimulatedCell(
@@ -226,6 +231,7 @@ class Site(Struct, frozen=True, kw_only=True):
             work=self.work(load),
             tokens=self.setting.tokens,
             rests=self.rests(load, run),
+            facts=known.facts,
         )
 
     def work(self, load: Load) -> list[list[Record]]:
@@ -246,7 +252,8 @@ def main() -> int:
     setting, skipped = _setting(options)
     count = skipped + setting.answers + max(load.devices for load in setting.loads)
     if options.pair is None:
-        drafter, records = model_file(options.draft), load_records(count, setting.tokens, options.draft, options.records)[skipped:]
+        kind = options.draft or DRAFT
+        drafter, records = model_file(kind), load_records(count, setting.tokens, kind, options.records)[skipped:]
     else:
         drafter, records = pair_model("0.5B"), load_pair_records(count, setting.tokens, options.records)
     with closing(LlamaEngine(drafter, _options())) as words:
@@ -263,13 +270,16 @@ def _parse() -> argparse.Namespace:
     add_arguments(parser)
     parser.add_argument("--records", type=Path, metavar="FILE", help="keep the prompts and their answers there, for the next time")
     parser.add_argument("--table", type=Path, metavar="FILE", help="write a table in Markdown there")
-    parser.add_argument("--runs", type=int, default=RUNS, metavar="N", help="of each load")
+    parser.add_argument("--runs", type=int, default=None, metavar="N", help="of each load")
     parser.add_argument("--only", default="", metavar="TEXT", help="loads whose case holds this")
     others = parser.add_mutually_exclusive_group()
     others.add_argument("--unseen", type=_seed, metavar="SEED", help="loads, prompts and rests that the simulator was not built with")
     others.add_argument("--pair", type=_seed, metavar="SEED", help="loads of the fetched pair (make models), with such rests")
-    parser.add_argument("--draft", default=DRAFT, metavar="KIND", help="draft model: another quantisation of the packaged one, or pruned")
-    return parser.parse_args()
+    parser.add_argument("--draft", metavar="KIND", help="draft model: another quantisation of the packaged one, or pruned")
+    options = parser.parse_args()
+    if options.pair is not None and options.draft is not None:
+        parser.error(f"--draft: expected none beside --pair, whose draft model is the 0.5B, got {options.draft}")
+    return options
 
 
 def _seed(text: str) -> int:
@@ -281,14 +291,15 @@ def _seed(text: str) -> int:
 def _setting(options: argparse.Namespace) -> tuple[Setting, int]:
     """Return what is asked for, and how many prompts are left out, because the simulator was built with them."""
     loads, seed, skipped = (QUICK if options.quick else FULL), 0, 0
-    if options.unseen is not None:
-        loads, seed, skipped = UNSEEN, options.unseen, USED
-    elif options.pair is not None:
+    if options.pair is not None:
         loads, seed = PAIR, options.pair
+    elif options.unseen is not None:
+        loads, seed, skipped = UNSEEN, options.unseen, USED
     chosen = tuple(load for load in loads if options.only in load.case)
-    if options.quick:
-        return Setting(loads=chosen, runs=1, answers=2, tokens=16, rounds=8, seed=seed), skipped
-    return Setting(loads=chosen, runs=options.runs, answers=24, tokens=40, rounds=24, seed=seed), skipped
+    if not options.quick:
+        return Setting(loads=chosen, runs=options.runs or RUNS, answers=24, tokens=40, rounds=24, seed=seed), skipped
+    most = max(load.devices for load in chosen)
+    return Setting(loads=chosen, runs=options.runs or 1, answers=most, tokens=16, rounds=8, seed=seed), skipped
 
 
 async def measure(site: Site) -> list[Found]:
@@ -325,7 +336,7 @@ def rows_of(load: Load, runs: Sequence[Run], simulations: Sequence[Run]) -> Iter
             yield Row(BENCH, load.case, contender, name, FIGURES[name], statistics.median(values), min(values), max(values))
         yield _row(load, "simulated", f"{name}: off by", "share", off(live, simulated))
         yield _row(load, "live", f"{name}: off by", "share", spread(live))
-    if load.drafts:
+    if load.drafts and load.step_times is not None:
         late = [run.late for run in runs]
         yield Row(BENCH, load.case, "live", "rounds that took longer than imposed", "share", statistics.median(late), min(late), max(late))
     if not load.is_real or load.is_pair:  # what all of SmolLM2 says is recorded nowhere
@@ -397,6 +408,11 @@ def _brief(run: Run) -> str:
 
 def _ms(points: Points) -> str:
     return " ".join(f"{tokens}: {1000 * seconds:.1f}" for tokens, seconds in points)
+
+
+def _nothing(_rows: int, _tokens: int) -> float:
+    """Seconds that are imposed where none are."""
+    return 0.0
 
 
 def _log(text: str) -> None:

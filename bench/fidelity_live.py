@@ -30,7 +30,7 @@ from streamco.client.speculation.verifier_binding import HELD_SEQUENCES
 from streamco.config import SamplingOptions
 from streamco.core.speculation.events import SendDraft, VerdictReceived
 from streamco.endpoints.base import Request
-from streamco.endpoints.verifiers.base import Emit, VerifierCommand, VerifierEvent
+from streamco.endpoints.verifiers.base import Emit, VerifierCommand, VerifierEvent, VerifierFacts
 from streamco.endpoints.verifiers.session import RemoteVerifierSession
 from streamco.endpoints.verifiers.streamco import VerifierEndpoint
 from streamco.engines.base import Engine
@@ -164,15 +164,16 @@ async def run_live(cell: LiveCell) -> Run:
     return run
 
 
-async def calibrate(cell: LiveCell, *, rounds: int) -> PairProfile:
-    """What ``streamco calibrate --pair`` finds, with one device and nobody beside it."""
+async def calibrate(cell: LiveCell, *, rounds: int) -> tuple[PairProfile, VerifierFacts]:
+    """What ``streamco calibrate --pair`` finds, with one device and nobody beside it, and what the server says of itself."""
     records = cell.work[0]
     requests = [Request(messages=list(record.messages)) for record in records]
     async with _serving(cell) as url, LinkProxy(urlsplit(url).port or 0, rtt=cell.rtt) as proxy:
         device = streamco.DeviceEndpoint(_engine(cell, records))
         verifier = VerifierEndpoint(f"ws://127.0.0.1:{proxy.port}")
         try:
-            return await calibrate_pair(device, verifier, requests, rounds=rounds, sequences=6, answer_tokens=cell.tokens)
+            profile = await calibrate_pair(device, verifier, requests, rounds=rounds, sequences=6, answer_tokens=cell.tokens)
+            return profile, await verifier.probe()
         finally:
             await verifier.aclose()
             await device.aclose()

@@ -7,7 +7,7 @@ import time
 from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from functools import partial
-from itertools import accumulate
+from itertools import accumulate, cycle
 from random import Random
 
 from msgspec import Struct
@@ -18,17 +18,28 @@ from bench.selective import Waiting
 from streamco.engines.base import SequenceTask, TokenSequence
 from streamco.engines.llama import LlamaEngine
 
-__all__ = ["FEW", "MANY", "Looks", "Pace", "Points", "between"]
+__all__ = ["FEW", "MANY", "PAUSE", "Counts", "Looks", "Pace", "Points", "between"]
 
 Points = tuple[tuple[int, float], ...]
 """(Count, seconds), counts ascending, two points or more."""
 
-FEW = ((1, 4), (8, 32), (8, 30))  # counts of writing, reading and ending: a small model's times are straight lines
-MANY = ((1, 2, 3, 4, 6, 8), (8, 16, 32, 64), (8, 16, 30, 60))  # those of a large one on a CPU are stairs
-_PAUSE = 0.05  # seconds before a batch whose time is taken: what an imposed step leaves free
-_DRAFTS = (1, 2, 3, 4, 6, 8, 12)  # tokens of drafts that are judged alone
+PAUSE = 0.05  # seconds before a batch whose time is taken: what an imposed step leaves free
 _SIDE_BY_SIDE = (4, 8)  # drafts
 _TURNS = 9  # of each time, the median counts
+
+
+class Counts(Struct, frozen=True, kw_only=True):
+    """The tokens of which times are taken: ``judge`` are those of a draft that is judged alone."""
+
+    write: tuple[int, ...]
+    judge: tuple[int, ...]
+    read: tuple[int, ...]
+    end: tuple[int, ...]
+
+
+FEW = Counts(write=(1, 4), judge=(1, 2, 3, 4, 6, 8, 12), read=(8, 32), end=(8, 30))  # a small model's times are straight lines
+MANY = Counts(write=(1, 2, 3, 4, 6, 8), judge=(1, 2, 3, 4, 5, 7, 9, 11, 15), read=(8, 16, 32), end=(8, 16, 30, 60))
+"""Those of a large model on a CPU are stairs. A pass reads at most 32 tokens of a session."""
 
 
 class Pace(Struct, frozen=True, kw_only=True):
@@ -57,9 +68,9 @@ class Looks:
 
     Args:
         engine: it. records: prompts and answers.
-        pause: seconds of rest before each time that is taken, as imposed steps leave one. A small model takes half as long without it,
-            because the core still has the weights at hand.
-        counts: tokens of which the times of writing, reading and ending are taken.
+        pause: seconds of rest before each time that is taken, as imposed steps leave one; 0: none. A small model takes half as long
+            without it, because the core still has the weights at hand.
+        counts: tokens of which times are taken.
     """
 
     def __init__(
@@ -67,8 +78,8 @@ class Looks:
         engine: LlamaEngine,
         records: Sequence[Record],
         *,
-        pause: float = _PAUSE,
-        counts: tuple[Sequence[int], Sequence[int], Sequence[int]] = FEW,
+        pause: float = PAUSE,
+        counts: Counts = FEW,
     ) -> None:
         self._pause = pause
         self._counts = counts
@@ -84,20 +95,20 @@ class Looks:
 
     def writing(self) -> Points:
         """A token of each sequence."""
-        return _points(self._write, self._counts[0])
+        return _points(self._write, self._counts.write)
 
     def judging(self) -> Points:
         """Single drafts, and drafts of four tokens side by side: a batch's time isn't linear in its rows."""
-        kinds = [*((1, tokens) for tokens in _DRAFTS), *((drafts, 4) for drafts in _SIDE_BY_SIDE)]
+        kinds = [*((1, tokens) for tokens in self._counts.judge), *((drafts, 4) for drafts in _SIDE_BY_SIDE)]
         return tuple((drafts * (tokens + 1), _median(partial(self._judge, drafts), tokens)) for drafts, tokens in kinds)
 
     def reading(self) -> Points:
         """Tokens behind which nothing is to be said."""
-        return _points(self._read, self._counts[1])
+        return _points(self._read, self._counts.read)
 
     def ending(self) -> Points:
         """Tokens with which a prompt ends, behind which the answer's first is chosen."""
-        return _points(self._answer, self._counts[2])
+        return _points(self._answer, self._counts.end)
 
     def _write(self, rows: int) -> float:
         held = self._hold(rows)
@@ -107,7 +118,7 @@ class Looks:
 
     def _judge(self, drafts: int, tokens: int) -> float:
         held = self._hold(drafts)
-        texts = [record.answer[:tokens] for record in self._records]
+        texts = cycle([record.answer[:tokens] for record in self._records])
         seconds = self._timed(lambda wake: [each.verify(text, wake) for each, text in zip(held, texts, strict=False)])
         self._release(held)
         return seconds
@@ -135,7 +146,7 @@ class Looks:
 
     def _hold(self, count: int) -> list[TokenSequence]:
         held = [self._engine.hold() for _ in range(count)]
-        for each, record in zip(held, self._records, strict=False):
+        for each, record in zip(held, cycle(self._records), strict=False):
             self._waiting.gather([each.extend(record.prompt, self._waiting.wake)])
         return held
 

@@ -18,6 +18,7 @@ from streamco.core.speculation.estimates import SpeculationEstimates
 from streamco.core.speculation.options import SpeculationMachineOptions
 from streamco.core.verifier.events import SendVerdict
 from streamco.core.verifier.options import SchedulerOptions
+from streamco.endpoints.verifiers.base import VerifierFacts
 from streamco.events import common_prefix_length
 from streamco.policies.serving.batching import CHUNK, Alternating
 from streamco.policies.serving.routing import routing_policy
@@ -53,6 +54,7 @@ class SimulatedCell(Struct, frozen=True, kw_only=True):
     Args:
         forward: seconds of the server's passes. limits: of a pass. rtt: of the links, with what sending and hearing take at both ends.
         law: of the devices. speculation, work, tokens, rests: as ``LiveCell`` has them.
+        facts: what the server says of itself; None: nothing.
     """
 
     forward: ForwardPass
@@ -63,6 +65,7 @@ class SimulatedCell(Struct, frozen=True, kw_only=True):
     work: Sequence[Sequence[Record]]
     tokens: int
     rests: Sequence[Sequence[float]]
+    facts: VerifierFacts | None = None
 
 
 def serve_pass(times: Callable[[int, int], float], pace: Pace, profile: PairProfile, *, drafts: bool) -> ForwardPass:
@@ -160,7 +163,7 @@ class _World:
             servers=[self._server],
             routing=routing_policy("round-robin"),
             execution="fused" if self._cell.speculation is None else "distributed",
-            options=machine_options(self._cell.speculation or SpeculationOptions(), tokens),
+            options=machine_options(self._cell.speculation or SpeculationOptions(), tokens, self._cell.facts),
             rng=Random(0),
             on_outcome=answer_next,
             on_verdict=self._on_verdict,
@@ -191,7 +194,9 @@ class _World:
         self._seen_sessions.add(verdict.session)
 
     def _device(self, number: int) -> FleetDevice:
-        return recorded_device(number, self._cell.law, self._cell.rtt, (self._cell.speculation or SpeculationOptions()).estimates(1.0))
+        pair = (self._cell.speculation or SpeculationOptions()).estimates(1.0)
+        pair.expect_row_costs(None if self._cell.facts is None else self._cell.facts.row_costs)
+        return recorded_device(number, self._cell.law, self._cell.rtt, pair)
 
 
 def common_tokens(records: Sequence[Record]) -> int:
@@ -214,8 +219,8 @@ def recorded_device(number: int, law: DeviceLaw, rtt: float, pair: SpeculationEs
     return FleetDevice(number, model, ConstantLink(rtt), pair)
 
 
-def machine_options(speculation: SpeculationOptions, tokens: int) -> SpeculationMachineOptions:
-    """Return the options that the client makes of its settings, for an answer of at most this many tokens."""
+def machine_options(speculation: SpeculationOptions, tokens: int, facts: VerifierFacts | None = None) -> SpeculationMachineOptions:
+    """Return the options that the client makes of its settings and of what the server says, for an answer of at most so many tokens."""
     return SpeculationMachineOptions(
         end_ids=frozenset({END}),
         max_tokens=tokens,
@@ -224,6 +229,7 @@ def machine_options(speculation: SpeculationOptions, tokens: int) -> Speculation
         is_parallel=speculation.is_parallel,
         max_branches=speculation.max_branches,
         max_ahead=speculation.tuning.max_ahead,
+        max_siblings=facts.max_paths - 1 if facts is not None and speculation.tuning.has_trees else 0,
         branch_kinds=speculation.tuning.branch_kinds,
         max_draft=VerifyOptions().draft_tokens,
         verdict_timeout=speculation.verdict_timeout,

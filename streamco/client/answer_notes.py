@@ -64,7 +64,7 @@ def note_settings(
     hides_drafts: str,
     offload: str,
     is_unpaced: bool,
-    unpriced: Sequence[str],
+    unmoved: str,
     barred: Sequence[BarredMove] = (),
     inexact: str = "",
 ) -> None:
@@ -76,7 +76,7 @@ def note_settings(
         hides_drafts: why the reader gets no drafts, though the client's ``emit`` is "draft"; "": it gets them, or didn't ask for them.
         offload: the filter that needs the importance of drafts, if the device doesn't read it; "": none does.
         is_unpaced: the client has a pace, and the answer is not streamed.
-        unpriced: endpoints that keep the answer from moving, because their costs are not known, though ``migration`` was given.
+        unmoved: why the answer moves to no cheaper endpoint, though ``migration`` was given; "": it may move.
         barred: moves that would save money and must not happen, because of the target's quality; those that the caller asked to bar are
             left out.
         inexact: name of the split model that sends states in a format which changes tokens; "": none does.
@@ -97,8 +97,8 @@ def note_settings(
     if is_unpaced:
         sentence = "the client's pace has no effect on an answer that is not streamed"
         degradations.record(notes, kind="no effect", endpoint="pace", sentence=sentence, may_raise=False)
-    if unpriced:
-        sentence = f"the answer moves to no cheaper endpoint, because the cost of tokens at {' and '.join(unpriced)} is not known"
+    if unmoved:
+        sentence = f"the answer moves to no cheaper endpoint, because {unmoved}"
         degradations.record(notes, kind="no effect", endpoint="migration", sentence=sentence)
     for move in barred:
         if not move.is_asked:

@@ -304,7 +304,7 @@ class PendingAnswer:
             hides_drafts=hides_drafts,
             offload=settings.planner.options.offload if speculates and settings.planner.misses_attention else "",
             is_unpaced=settings.pace is not None and not self._is_streamed,
-            unpriced=dispatched.unpriced if dispatched is not None and settings.is_migration_given else (),
+            unmoved=dispatched.unmoved if dispatched is not None and settings.is_migration_given else "",
             barred=() if dispatched is None else dispatched.barred,
             inexact="" if getattr(settings.endpoints.device, "is_exact", True) else getattr(settings.endpoints.device, "name", ""),
         )

@@ -180,7 +180,7 @@ def _change_rows(report: Report, change: HandOver) -> list[tuple[str, str]]:
     ]
     if change.is_planned:
         share = saved_share(report, change)
-        is_whole = change.saved_usd is None or report.unified_cost_usd is not None
+        is_whole = change.saved_usd is None or report.unified_cost_usd is not None or report.energy_j is not None
         label = "saved by it, energy included" if is_whole else "saved by it, energy not known"
         rows.append((label, format_saving(change.saved_usd) + ("" if share is None else f" ({share:.0%})")))
     return rows

@@ -266,13 +266,13 @@ def add_abilities(world: World, must: dict[str, str], may: dict[str, str]) -> No
             (must if is_before else may)[f"{side.name} can't"] = rf"^{side.name} left out: "
         elif side.kind == "device" and side.context and world.max_tokens and 10 + world.max_tokens > side.context:
             must["shortened"] = "^D can give at most 90 of 4096 tokens"
-    # the cost of the device's tokens isn't known, because these devices have no model
-    if (
-        world.migration
-        and world.pace is not None
-        and world.form != "whole"
-        and sum(side.is_priced for side in started if side.can_serve(world)) < 2
-    ):
+    # the energy of the device's tokens isn't known, because these devices have no model, so they count as free
+    able = [side for side in started if side.can_serve(world)]
+    device = next((side for side in able if side.kind == "device"), None)
+    stays = sum(side.is_priced or side is device for side in able) < 2 or (device is not None and device.continuation == "none")
+    if world.pace is not None and device is not None and device.continuation != "none":
+        may["moved"] = "^D went on for [AB], because it is cheaper"
+    if world.migration and world.pace is not None and world.form != "whole" and stays:
         races = world.policy == "both" and world.budget == 1.0 and world.field in {None, "penalty", "neutral"}
         moves = world.on_failure != "raise" and world.on_degraded != "raise"
         is_sure = races and moves and len(started) > 1 and all(side.can_serve(world) for side in started)

@@ -298,9 +298,7 @@ async def test_settings_without_effect_are_said(caplog: pytest.LogCaptureFixture
         assert answer.report.notes == ["the client's pace has no effect on an answer that is not streamed"]
         stream = client.stream("hello")
         await tokens_text(stream)
-        assert stream.report.notes == [
-            "the answer moves to no cheaper endpoint, because the cost of tokens at server is not known"
-        ]
+        assert stream.report.notes == ["the answer moves to no cheaper endpoint, because the cost of tokens at server is not known"]
     assert len(warnings(caplog)) == 3
     async with opened(device(), server(), pace=5.0, policy="both", budget=1.0) as client:
         stream = client.stream("hello")

@@ -33,7 +33,7 @@ class DispatchRecord:
         obstacles: why endpoints can't serve the request though others can, by name. A device that the quality gate keeps out isn't in it.
         without_effect: why the policy has no effect, as a sentence; "": it has.
         shortened_to: the longest answer that fits into the device's context, if the request allows a longer one; None: it doesn't.
-        unpriced: endpoints that keep the answer from moving, because their costs are not known; found by ``Dispatcher.plan_moves``.
+        unmoved: why the answer moves to no cheaper endpoint, as a clause; "": it may; found by ``Dispatcher.plan_moves``.
         barred: moves that would save money and must not happen, because the target is not good enough; found there, too.
     """
 
@@ -59,7 +59,7 @@ class DispatchRecord:
         self.obstacles = obstacles
         self.without_effect = without_effect
         self.shortened_to = shortened_to
-        self.unpriced: Sequence[str] = ()
+        self.unmoved = ""
         self.barred: Sequence[BarredMove] = ()
         self.attempts = attempts
         self.device = device

@@ -300,9 +300,9 @@ class Dispatcher:
         if dispatched.is_named:
             return None
         writers = [endpoints[each.source] for each in dispatched.attempts if dispatched.may_write(endpoints[each.source].kind)]
-        dispatched.unpriced = self._migration.unpriced(options, writers, dispatched.cost, pace=pace)
-        if dispatched.unpriced:
-            dispatched.add_note(f"no planned hand-over: the cost of tokens at {' and '.join(dispatched.unpriced)} is not known")
+        dispatched.unmoved = self._migration.obstacle(options, writers, dispatched.cost, pace=pace)
+        if dispatched.unmoved:
+            dispatched.add_note(f"no planned hand-over: {dispatched.unmoved}")
         dispatched.barred = self._migration.barred(options, writers, dispatched.cost, pace=pace)
         for move in dispatched.barred:
             dispatched.add_note(f"no planned hand-over from {move.source} to {move.target}: {move.reason}")

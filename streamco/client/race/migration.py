@@ -114,12 +114,11 @@ class MigrationPlanner:
         if not options.max_migrations or (pace is None and not options.unpaced):
             return None
         endpoints = list(endpoints)
-        found = ((endpoint.name, self._terms(endpoint, cost)) for endpoint in endpoints)
-        terms = {name: known for name, known in found if known is not None}
+        terms = self._known_terms(endpoints, cost)
         pairs = permutations((endpoint.name for endpoint in endpoints), 2)  # a writer of any price counts, after a failure
         moves = barred_moves(pairs, self._qualities(options), options.min_quality)
         barred = frozenset((move.source, move.target) for move in moves)
-        if barred.issuperset(_saving_moves(terms)):  # no endpoint is cheaper than another, or none that is is good enough
+        if barred.issuperset(_possible_moves(endpoints, terms)):  # none is cheaper than another, or none that is goes on well enough
             return None
         return MigrationPlan(
             terms=terms,
@@ -134,8 +133,8 @@ class MigrationPlanner:
             barred=barred,
         )
 
-    def unpriced(self, options: MigrationOptions, endpoints: Iterable[Endpoint], cost: CostOf, *, pace: float | None) -> list[str]:
-        """Return the endpoints with unknown costs that keep an answer from moving, by name; empty: it may move, or must not by the options.
+    def obstacle(self, options: MigrationOptions, endpoints: Iterable[Endpoint], cost: CostOf, *, pace: float | None) -> str:
+        """Return why an answer moves to no cheaper endpoint, as a clause; "": it may, none is cheaper, or it must not by the options.
 
         Args:
             options: whether and how answers move.
@@ -145,25 +144,29 @@ class MigrationPlanner:
         """
         endpoints = list(endpoints)
         if not options.max_migrations or (pace is None and not options.unpaced) or len(endpoints) < 2:
-            return []
-        unknown = [endpoint.name for endpoint in endpoints if self._terms(endpoint, cost) is None]
-        return unknown if len(endpoints) - len(unknown) < 2 else []
+            return ""
+        terms = self._known_terms(endpoints, cost)
+        if len(terms) < 2:
+            return f"the cost of tokens at {' and '.join(each.name for each in endpoints if each.name not in terms)} is not known"
+        if _possible_moves(endpoints, terms):
+            return ""
+        targets = dict.fromkeys(target for _, target in _saving_moves(terms))
+        return f"{' and '.join(targets)} can't continue an answer" if targets else ""
 
     def unmetered(self, endpoints: Iterable[Endpoint], cost: CostOf) -> list[str]:
-        """Return the devices whose energy is not known, by name: their tokens count as free."""
-        return [endpoint.name for endpoint in endpoints if endpoint.kind == "device" and cost(endpoint, 0, 1, 0).total is None]
+        """Return the devices that can continue an answer and whose energy is not known, by name: their tokens count as free."""
+        devices = [endpoint for endpoint in endpoints if endpoint.kind == "device" and endpoint.capabilities.continuation != "none"]
+        return [device.name for device in devices if cost(device, 0, 1, 0).total is None]
 
     def barred(self, options: MigrationOptions, endpoints: Iterable[Endpoint], cost: CostOf, *, pace: float | None) -> list[BarredMove]:
         """Return the moves that would save money and must not happen, because the target is not good enough.
 
-        The arguments are those of ``unpriced``.
+        The arguments are those of ``obstacle``.
         """
         if not options.max_migrations or (pace is None and not options.unpaced):
             return []
         endpoints = list(endpoints)
-        able = {endpoint.name for endpoint in endpoints if endpoint.capabilities.continuation != "none"}
-        terms = {endpoint.name: known for endpoint in endpoints if (known := self._terms(endpoint, cost)) is not None}
-        moves = [(source, target) for source, target in _saving_moves(terms) if target in able]
+        moves = _possible_moves(endpoints, self._known_terms(endpoints, cost))
         return barred_moves(moves, self._qualities(options), options.min_quality)
 
     def is_unknown(self, options: MigrationOptions, source: str, target: str) -> bool:
@@ -179,6 +182,10 @@ class MigrationPlanner:
         tokens = machine.meter.tokens + machine.dropped
         if tokens and machine.finish_reason in {"stop", "length", None}:
             self._lengths.observe(tokens, is_censored=machine.finish_reason != "stop")
+
+    def _known_terms(self, endpoints: Iterable[Endpoint], cost: CostOf) -> dict[str, Terms]:
+        """Return the terms of the endpoints whose prices are known, by name."""
+        return {endpoint.name: known for endpoint in endpoints if (known := self._terms(endpoint, cost)) is not None}
 
     def _terms(self, endpoint: Endpoint, cost: CostOf) -> Terms | None:
         """Return an endpoint's terms; None: a price is not known. A device whose energy isn't known costs nothing."""
@@ -202,3 +209,9 @@ class MigrationPlanner:
 def _saving_moves(terms: Mapping[str, Terms]) -> list[tuple[str, str]]:
     """Return source and target of all moves to an endpoint with cheaper tokens."""
     return [(source, target) for source, dear in terms.items() for target, cheap in terms.items() if cheap.completion < dear.completion]
+
+
+def _possible_moves(endpoints: Iterable[Endpoint], terms: Mapping[str, Terms]) -> list[tuple[str, str]]:
+    """Return those of these moves whose target can continue an answer."""
+    able = {endpoint.name for endpoint in endpoints if endpoint.capabilities.continuation != "none"}
+    return [(source, target) for source, target in _saving_moves(terms) if target in able]

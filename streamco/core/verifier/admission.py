@@ -65,6 +65,11 @@ class Admission:
         """Let a device that has a place wait no more."""
         self._turns.pop(device, None)
 
+    def leave(self, device: str) -> None:
+        """Let a device that is gone wait no more."""
+        self.end_turn(device)
+        self.limit.leave(device)
+
     def due(self, tokens: int, context: int, *, now: float) -> float:
         """Return the time from which the verdict on ``tokens`` after ``context`` cached tokens is late."""
         return now + self._options.late_stretch * self._step.alone(tokens, context) + self._grace
@@ -95,7 +100,7 @@ class Admission:
         share = self.limit.limit / len(in_use.keys() | {device})
         full = None
         if in_use[device] + 1 > share:
-            full = self.limit.wait(in_use.total(), now=now, max_wait=self._options.max_retry)
+            full = self.limit.wait(in_use.total(), device=device, now=now, max_wait=self._options.max_retry)
         return full if full is not None else self.until_prefilled(waiting, tokens, device=device)
 
     def until_prefilled(self, waiting: Sequence[Waiting], tokens: int, *, device: str) -> float | None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from heapq import heappop, heappush
+from heapq import heapify, heappop, heappush
 from statistics import median
 
 from streamco.policies.serving.batching import CHUNK, StepSeconds
@@ -14,6 +14,7 @@ __all__ = ["MeasuredStep", "PrefillPace", "SessionLimit"]
 _RATIOS = 33  # recent batches; their times correct the model
 _DECAY = 0.9  # a prefill step's weight against the next one's
 _VERDICTS = 128  # in a period: a share of them may be late, and after it one session more is tried
+_FLAWLESS = 32  # verdicts without a late one, after which it is tried already
 _BACK_OFF = 0.9
 _ENDS = 9  # last sessions that ended; their spacing estimates when the next one ends
 _UNKNOWN_GAP = 1.0  # seconds
@@ -86,6 +87,9 @@ class PrefillPace:
 class SessionLimit:
     """Limit on the sessions in use, by additive increase and multiplicative decrease: one more while verdicts are in time, 0.9 when late.
 
+    Late verdicts lower it only if no more sessions are in use than it allows. A lower limit ends no session, so until enough have ended
+    late verdicts say nothing about it; otherwise the answers of many devices that come at once would lower it to 1.
+
     Args:
         late_share: share of late verdicts that is tolerated, 0..1.
     """
@@ -94,7 +98,7 @@ class SessionLimit:
         self._max_late = late_share * _VERDICTS + math.sqrt(late_share * _VERDICTS)  # one standard deviation: late verdicts cluster
         self._limit = math.inf
         self._verdicts = self._late = 0
-        self._retries: list[float] = []  # times at which refused sessions ask again, a heap
+        self._retries: list[tuple[float, str]] = []  # times at which refused sessions ask again, and their devices, a heap
         self._ended: deque[float] = deque(maxlen=_ENDS)
 
     @property
@@ -107,8 +111,9 @@ class SessionLimit:
         self._verdicts += 1
         self._late += is_late
         if self._late > self._max_late:
-            self._limit = max(1.0, _BACK_OFF * min(self._limit, present))
-        elif self._verdicts < _VERDICTS:
+            if present <= self._limit:
+                self._limit = max(1.0, _BACK_OFF * present)
+        elif self._verdicts < (_VERDICTS if self._late else _FLAWLESS):
             return
         elif present + 1 >= self._limit:
             self._limit += 1
@@ -118,13 +123,18 @@ class SessionLimit:
         """Record the end of a session."""
         self._ended.append(now)
 
-    def wait(self, present: int, *, now: float, max_wait: float = math.inf) -> float | None:
-        """Return the seconds until one more session may come, at most ``max_wait``; None: it may come now.
+    def leave(self, device: str) -> None:
+        """Count the sessions of a device that is gone no more among those that wait."""
+        self._retries = [retry for retry in self._retries if retry[1] != device]
+        heapify(self._retries)
+
+    def wait(self, present: int, *, device: str, now: float, max_wait: float = math.inf) -> float | None:
+        """Return the seconds until one more session of this device may come, at most ``max_wait``; None: it may come now.
 
         That is the time in which all refused sessions that still wait are expected to be admitted. A session that asks again in time no
         longer counts as waiting, so it is counted once.
         """
-        while self._retries and self._retries[0] <= now + _EARLY:
+        while self._retries and self._retries[0][0] <= now + _EARLY:
             heappop(self._retries)
         if present < self._limit:
             return None
@@ -132,5 +142,5 @@ class SessionLimit:
         gap = (self._ended[-1] - self._ended[0]) / gaps if gaps > 0 else _UNKNOWN_GAP
         seconds = min(max_wait, gap * (len(self._retries) + 1))
         if len(self._retries) < _MAX_WAITING:
-            heappush(self._retries, now + seconds)
+            heappush(self._retries, (now + seconds, device))
         return seconds

@@ -137,7 +137,7 @@ class VerificationScheduler:
 
     def leave(self, device: str) -> None:
         """Let a device that is gone wait for no place any more; its sessions stay."""
-        self._admission.end_turn(device)
+        self._admission.leave(device)
 
     # What a driver may ask
 

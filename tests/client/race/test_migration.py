@@ -104,6 +104,36 @@ def test_a_device_of_unknown_energy_takes_over_and_the_report_says_that_it_count
     run(main())
 
 
+def test_a_device_that_must_read_again_takes_over_when_its_time_is_known() -> None:
+    warm = Capabilities(continuation="continue_final_message", pre_copy="warm")
+
+    async def main() -> None:
+        unshaped = ScriptedEndpoint("device", script(0.3, 0.05), kind="device", tokens=10, capabilities=warm, prefill_s=0.01)
+        async with Client(unshaped, server(step=0.04), **settings(dispatch=DispatchOptions(explore=1.0))) as client:
+            _, first = await answer(client)
+            assert first.hand_overs == []
+            for _ in range(12):
+                text, report = await answer(client)
+                assert text == "".join(WORDS)
+        (hand_over,) = report.hand_overs
+        assert (hand_over.target, hand_over.reason, hand_over.delayed_tokens) == ("device", "cheaper", 0)
+
+    run(main())
+
+
+def test_a_device_that_can_not_continue_is_said_and_counts_as_nothing() -> None:
+    async def main() -> None:
+        other = ScriptedEndpoint("device", script(2.0, 0.05), kind="device", tokens=10, capabilities=Capabilities())
+        options = settings(migration=MigrationOptions(), budget=1.0, dispatch=DispatchOptions(explore=0.0))
+        async with Client(other, server(), **options) as client:
+            _, report = await answer(client)
+        assert report.hand_overs == []
+        assert report.notes == ["the answer moves to no cheaper endpoint, because device can't continue an answer"]
+        assert report.dispatch.reason.endswith("; no planned hand-over: device can't continue an answer")
+
+    run(main())
+
+
 def check_unnoticed_move(report: Report) -> None:
     (hand_over,) = report.hand_overs
     assert (hand_over.source, hand_over.target, hand_over.reason) == ("server", "device", "cheaper")
@@ -328,13 +358,15 @@ def test_an_endpoint_that_dies_is_replaced_by_a_worse_one() -> None:
     run(main())
 
 
-def test_nothing_is_said_of_an_endpoint_that_could_not_take_over_anyway() -> None:
+def test_nothing_is_said_of_the_quality_of_an_endpoint_that_could_not_take_over_anyway() -> None:
     async def main() -> None:
         unable = Capabilities(continuation="none", pre_copy="none")
         options = settings(migration=MigrationOptions(quality=BAD_SPARE))
         async with Client(server=[server(), server("spare", prices=CHEAP, capabilities=unable)], **options) as client:
             _, report = await answer(client)
-        assert (report.hand_overs, [each for each in report.notes if "spare" in each]) == ([], [])
+        assert report.hand_overs == []
+        said = [each for each in report.notes if "spare" in each]
+        assert said == ["the answer moves to no cheaper endpoint, because spare can't continue an answer"]
 
     run(main())
 

@@ -71,7 +71,7 @@ def test_while_verdicts_are_in_time_anybody_may_come() -> None:
     limit = SessionLimit(0.05)
     observe(limit, 1000, late=0, present=500)
     assert limit.limit == math.inf
-    assert limit.wait(500, now=0.0) is None
+    assert limit.wait(500, device="a", now=0.0) is None
 
 
 def test_a_twentieth_and_what_chance_adds_to_it_may_be_late() -> None:
@@ -87,8 +87,27 @@ def test_more_late_verdicts_take_the_limit_below_what_is_there() -> None:
     assert limit.limit == pytest.approx(45.0)
     observe(limit, 9, late=9, present=44)
     assert limit.limit == pytest.approx(39.6)
-    assert limit.wait(39, now=0.0) is None
-    assert limit.wait(40, now=0.0) is not None
+    assert limit.wait(39, device="a", now=0.0) is None
+    assert limit.wait(40, device="a", now=0.0) is not None
+
+
+def test_while_more_are_there_than_the_limit_allows_late_verdicts_do_not_lower_it() -> None:
+    limit = SessionLimit(0.05)
+    observe(limit, 900, late=900, present=50)
+    assert limit.limit == pytest.approx(45.0), "no session ends by it"
+    observe(limit, 9, late=9, present=45)
+    assert limit.limit == pytest.approx(40.5)
+
+
+def test_without_a_late_verdict_it_rises_sooner() -> None:
+    limit = SessionLimit(0.05)
+    observe(limit, 9, late=9, present=50)
+    observe(limit, 32, late=0, present=45)
+    assert limit.limit == pytest.approx(46.0)
+    observe(limit, 127, late=1, present=46)
+    assert limit.limit == pytest.approx(46.0)
+    observe(limit, 1, late=0, present=46)
+    assert limit.limit == pytest.approx(47.0)
 
 
 def test_the_limit_rises_only_where_it_is_what_keeps_sessions_out() -> None:
@@ -103,39 +122,48 @@ def test_the_limit_rises_only_where_it_is_what_keeps_sessions_out() -> None:
 def test_somebody_may_always_come_when_nobody_is_there() -> None:
     limit = SessionLimit(0.05)
     observe(limit, 1000, late=1000, present=1)
-    assert limit.wait(0, now=0.0) is None
+    assert limit.wait(0, device="a", now=0.0) is None
 
 
 def test_who_is_told_to_wait_is_told_longer_the_more_wait_already() -> None:
     limit = SessionLimit(0.05)
     observe(limit, 9, late=9, present=10)
-    assert limit.wait(10, now=4.5) == 1.0
+    assert limit.wait(10, device="a", now=4.5) == 1.0
     for end in (1.0, 3.0, 5.0):
         limit.record_end(now=end)
-    assert [limit.wait(10, now=5.0) for _ in range(3)] == [4.0, 6.0, 8.0]
-    assert limit.wait(1, now=5.0) is None
-    assert limit.wait(10, now=13.0) == 2.0, "all of them have asked again by then"
+    assert [limit.wait(10, device="a", now=5.0) for _ in range(3)] == [4.0, 6.0, 8.0]
+    assert limit.wait(1, device="a", now=5.0) is None
+    assert limit.wait(10, device="a", now=13.0) == 2.0, "all of them have asked again by then"
 
 
 def test_who_asks_again_in_time_is_counted_once() -> None:
     limit = SessionLimit(0.05)
     observe(limit, 9, late=9, present=10)
-    told = {name: limit.wait(10, now=0.0) for name in "abc"}
+    told = {name: limit.wait(10, device="a", now=0.0) for name in "abc"}
     assert list(told.values()) == [1.0, 2.0, 3.0]
     asks = {name: seconds for name, seconds in told.items() if seconds is not None}
     waits = []
     for _ in range(30):
         name = min(asks, key=asks.__getitem__)
         now = asks[name]
-        seconds = limit.wait(10, now=now)
+        seconds = limit.wait(10, device="a", now=now)
         assert seconds is not None
         waits.append(seconds)
         asks[name] = now + seconds
     assert waits == [3.0] * 30, "as long as three take, however often they were told"
 
 
+def test_who_is_gone_keeps_nobody_waiting() -> None:
+    limit = SessionLimit(0.05)
+    observe(limit, 9, late=9, present=10)
+    assert [limit.wait(10, device=device, now=0.0) for device in "aabc"] == [1.0, 2.0, 3.0, 4.0]
+    limit.leave("a")
+    assert limit.wait(10, device="d", now=0.0) == 3.0
+    limit.leave("nobody")
+
+
 def test_nobody_is_told_to_wait_for_longer_than_is_borne_however_many_ask() -> None:
     limit = SessionLimit(0.05)
     observe(limit, 9, late=9, present=10)
-    assert [limit.wait(10, now=0.0, max_wait=30.0) for _ in range(2000)][-1] == 30.0
-    assert limit.wait(10, now=31.0, max_wait=30.0) == 1.0
+    assert [limit.wait(10, device="a", now=0.0, max_wait=30.0) for _ in range(2000)][-1] == 30.0
+    assert limit.wait(10, device="a", now=31.0, max_wait=30.0) == 1.0
