@@ -93,7 +93,7 @@ def test_a_device_of_unknown_energy_takes_over_and_the_report_says_that_it_count
         assert text == "".join(WORDS)
         (hand_over,) = report.hand_overs
         assert (hand_over.target, hand_over.reason, hand_over.delayed_tokens) == ("device", "cheaper", 0)
-        assert hand_over.saved_usd == pytest.approx((len(WORDS) - hand_over.position) * DEAR.completion, rel=0.3)
+        assert hand_over.saved_usd == pytest.approx((len(WORDS) - hand_over.position) * 60e-6, rel=0.3)
         assert (report.unified_cost_usd, report.energy_j) == (None, None)
         assert report.cost_usd is not None
         note = "for hand-overs tokens at device count as free, because its energy is not known"
