@@ -154,7 +154,7 @@ class MigrationPlanner:
         return f"{' and '.join(targets)} can't continue an answer" if targets else ""
 
     def unmetered(self, endpoints: Iterable[Endpoint], cost: CostOf) -> list[str]:
-        """Return the devices that can continue an answer and whose energy is not known, by name: their tokens count as free."""
+        """Return the devices of unknown energy that can continue an answer, by name: their tokens count as free."""
         devices = [endpoint for endpoint in endpoints if endpoint.kind == "device" and endpoint.capabilities.continuation != "none"]
         return [device.name for device in devices if cost(device, 0, 1, 0).total is None]
 
@@ -184,11 +184,11 @@ class MigrationPlanner:
             self._lengths.observe(tokens, is_censored=machine.finish_reason != "stop")
 
     def _known_terms(self, endpoints: Iterable[Endpoint], cost: CostOf) -> dict[str, Terms]:
-        """Return the terms of the endpoints whose prices are known, by name."""
+        """Return the terms of the endpoints with known prices, by name."""
         return {endpoint.name: known for endpoint in endpoints if (known := self._terms(endpoint, cost)) is not None}
 
     def _terms(self, endpoint: Endpoint, cost: CostOf) -> Terms | None:
-        """Return an endpoint's terms; None: a price is not known. A device whose energy isn't known costs nothing."""
+        """Return an endpoint's terms; None: a price is not known. A device of unknown energy costs nothing."""
         prompt, completion, cached = (cost(endpoint, *tokens).known for tokens in ((1, 0, 0), (0, 1, 0), (1, 0, 1)))
         if prompt is None or completion is None:
             return None
@@ -212,6 +212,6 @@ def _saving_moves(terms: Mapping[str, Terms]) -> list[tuple[str, str]]:
 
 
 def _possible_moves(endpoints: Iterable[Endpoint], terms: Mapping[str, Terms]) -> list[tuple[str, str]]:
-    """Return those of these moves whose target can continue an answer."""
+    """Return those of these moves that have a target which can continue an answer."""
     able = {endpoint.name for endpoint in endpoints if endpoint.capabilities.continuation != "none"}
     return [(source, target) for source, target in _saving_moves(terms) if target in able]
