@@ -292,7 +292,9 @@ async def test_settings_without_effect_are_said(caplog: pytest.LogCaptureFixture
         stream = client.stream("hello")
         await tokens_text(stream)
         assert stream.report.notes == ['policy "both" has no effect, because there is no server']
-    async with opened(device(), server(), pace=5.0, migration=MigrationOptions(), policy="both", budget=1.0) as client:
+    able = Capabilities(continuation="prefix")
+    goes_on = device(capabilities=able)
+    async with opened(goes_on, server(), pace=5.0, migration=MigrationOptions(), policy="both", budget=1.0) as client:
         answer = await client.chat.completions.create(messages=HELLO)
         assert answer.report is not None
         assert answer.report.notes == ["the client's pace has no effect on an answer that is not streamed"]
@@ -300,7 +302,7 @@ async def test_settings_without_effect_are_said(caplog: pytest.LogCaptureFixture
         await tokens_text(stream)
         assert stream.report.notes == ["the answer moves to no cheaper endpoint, because the cost of tokens at server is not known"]
     assert len(warnings(caplog)) == 3
-    async with opened(device(), server(), pace=5.0, policy="both", budget=1.0) as client:
+    async with opened(device(capabilities=able), server(), pace=5.0, policy="both", budget=1.0) as client:
         stream = client.stream("hello")
         await tokens_text(stream)
         assert stream.report.notes == [], "hand-overs were not asked for"

@@ -146,12 +146,15 @@ class MigrationPlanner:
         if not options.max_migrations or (pace is None and not options.unpaced) or len(endpoints) < 2:
             return ""
         terms = self._known_terms(endpoints, cost)
-        if len(terms) < 2:
-            return f"the cost of tokens at {' and '.join(each.name for each in endpoints if each.name not in terms)} is not known"
         if _possible_moves(endpoints, terms):
             return ""
-        targets = dict.fromkeys(target for _, target in _saving_moves(terms))
-        return f"{' and '.join(targets)} can't continue an answer" if targets else ""
+        names = [each.name for each in endpoints]
+        unknown = [name for name in names if name not in terms] if len(terms) < 2 else []
+        unable = list(dict.fromkeys(target for _, target in _saving_moves(terms)))  # else the move would be possible
+        if unknown and all(each.capabilities.continuation == "none" for each in endpoints):
+            unknown, unable = [], names
+        reasons = [f"the cost of tokens at {' and '.join(unknown)} is not known"] if unknown else []
+        return " and ".join([*reasons, f"{' and '.join(unable)} can't continue an answer"] if unable else reasons)
 
     def unmetered(self, endpoints: Iterable[Endpoint], cost: CostOf) -> list[str]:
         """Return the devices of unknown energy that can continue an answer, by name: their tokens count as free."""

@@ -14,12 +14,16 @@ __all__ = ["MeasuredStep", "PrefillPace", "SessionLimit"]
 _RATIOS = 33  # recent batches; their times correct the model
 _DECAY = 0.9  # a prefill step's weight against the next one's
 _VERDICTS = 128  # in a period: a share of them may be late, and after it one session more is tried
-_FLAWLESS = 32  # verdicts without a late one, after which it is tried already
+_FLAWLESS = 32  # verdicts without a late one, after which it is tried already, if these are
+_EACH = 2  # for each session in use
+_PATIENCE = 10.0  # seconds after which the limit may be lowered again even if sessions have not ended until it was kept
 _BACK_OFF = 0.9
 _ENDS = 9  # last sessions that ended; their spacing estimates when the next one ends
 _UNKNOWN_GAP = 1.0  # seconds
 _EARLY = 0.01  # seconds by which a retry may come too soon: clocks differ, and frames have milliseconds
-_MAX_WAITING = 1024  # refused sessions that are remembered
+_RECENT = 60.0  # seconds in which ends count
+_MAX_WAITING = 1024  # refused sessions that are remembered,
+_MAX_EACH = 64  # and those of one device
 
 
 class MeasuredStep:
@@ -87,8 +91,8 @@ class PrefillPace:
 class SessionLimit:
     """Limit on the sessions in use, by additive increase and multiplicative decrease: one more while verdicts are in time, 0.9 when late.
 
-    Late verdicts lower it only if no more sessions are in use than it allows. A lower limit ends no session, so until enough have ended
-    late verdicts say nothing about it; otherwise the answers of many devices that come at once would lower it to 1.
+    A lower limit ends no session, so only drafts count that came after it was kept. Otherwise the late verdicts of many devices that came
+    at once would lower it to 1.
 
     Args:
         late_share: share of late verdicts that is tolerated, 0..1.
@@ -97,7 +101,9 @@ class SessionLimit:
     def __init__(self, late_share: float) -> None:
         self._max_late = late_share * _VERDICTS + math.sqrt(late_share * _VERDICTS)  # one standard deviation: late verdicts cluster
         self._limit = math.inf
-        self._verdicts = self._late = 0
+        self._verdicts = self._late = self._most = 0  # verdicts that count, late ones among them, and the most sessions in use
+        self._changed = -math.inf
+        self._kept_since: float | None = -math.inf  # drafts that came before don't count; None: more sessions are in use than the limit
         self._retries: list[tuple[float, str]] = []  # times at which refused sessions ask again, and their devices, a heap
         self._ended: deque[float] = deque(maxlen=_ENDS)
 
@@ -106,18 +112,23 @@ class SessionLimit:
         """Number of sessions; inf until verdicts were late."""
         return self._limit
 
-    def observe(self, *, is_late: bool, present: int) -> None:
-        """Record a verdict sent while ``present`` sessions were in use."""
+    def observe(self, *, is_late: bool, present: int, asked: float, now: float) -> None:
+        """Record a verdict on a draft that came at ``asked``, sent while ``present`` sessions were in use."""
+        if self._kept_since is None:
+            if present > self._limit and now < self._changed + _PATIENCE:
+                return
+            self._kept_since = now
+        if asked < self._kept_since:
+            return
         self._verdicts += 1
         self._late += is_late
+        self._most = max(self._most, present)
         if self._late > self._max_late:
-            if present <= self._limit:
-                self._limit = max(1.0, _BACK_OFF * present)
-        elif self._verdicts < (_VERDICTS if self._late else _FLAWLESS):
-            return
-        elif present + 1 >= self._limit:
-            self._limit += 1
-        self._verdicts = self._late = 0
+            self._back_off(now)
+        elif self._verdicts >= (_VERDICTS if self._late else max(_FLAWLESS, _EACH * present)):
+            if present + 1 >= self._limit:
+                self._limit += 1
+            self._begin(kept_since=now)
 
     def record_end(self, *, now: float) -> None:
         """Record the end of a session."""
@@ -138,9 +149,28 @@ class SessionLimit:
             heappop(self._retries)
         if present < self._limit:
             return None
-        gaps = len(self._ended) - 1
-        gap = (self._ended[-1] - self._ended[0]) / gaps if gaps > 0 else _UNKNOWN_GAP
-        seconds = min(max_wait, gap * (len(self._retries) + 1))
-        if len(self._retries) < _MAX_WAITING:
+        seconds = min(max_wait, self._gap(now) * (len(self._retries) + 1))
+        if len(self._retries) < _MAX_WAITING and sum(each == device for _, each in self._retries) < _MAX_EACH:
             heappush(self._retries, (now + seconds, device))
         return seconds
+
+    def _back_off(self, now: float) -> None:
+        """Lower the limit. A single session is late by itself, and keeping others out would not help it."""
+        if self._most > 1:
+            self._limit = max(1, math.floor(_BACK_OFF * min(self._limit, self._most)))
+            self._changed = now
+            self._begin(kept_since=None)
+        else:
+            self._begin(kept_since=now)
+
+    def _begin(self, *, kept_since: float | None) -> None:
+        """Count verdicts anew."""
+        self._verdicts = self._late = self._most = 0
+        self._kept_since = kept_since
+
+    def _gap(self, now: float) -> float:
+        """Return the seconds between two ends of sessions, by the recent ones."""
+        while self._ended and self._ended[0] < now - _RECENT:
+            self._ended.popleft()
+        gaps = len(self._ended) - 1
+        return (self._ended[-1] - self._ended[0]) / gaps if gaps > 0 else _UNKNOWN_GAP

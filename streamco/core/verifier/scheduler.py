@@ -431,7 +431,8 @@ class VerificationScheduler:
         session.prompt_end = min(session.prompt_end, kept)
         self._sessions.shrink(session)
         if session.due < math.inf:
-            self._admission.limit.observe(is_late=now > session.due, present=self._sessions.in_use(now=now))
+            present = self._sessions.in_use(now=now)
+            self._admission.limit.observe(is_late=now > session.due, present=present, asked=session.asked, now=now)
         self._commands.append(
             SendVerdict(
                 session=session.name,

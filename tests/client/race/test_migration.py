@@ -9,12 +9,14 @@ import pytest
 
 import streamco
 from streamco.client.client import Client
+from streamco.client.race.dispatch_record import endpoint_cost
 from streamco.client.race.dispatcher import DispatchOptions
-from streamco.client.race.migration import MigrationOptions
+from streamco.client.race.migration import MigrationOptions, MigrationPlanner
 from streamco.core.report import Report
 from streamco.core.report_text import report_sections
-from streamco.endpoints.base import Capabilities, TokenPrices
+from streamco.endpoints.base import Capabilities, Endpoint, TokenPrices
 from streamco.errors import ConfigError, EndpointConnectError
+from streamco.policies.cost import RequestCost
 from streamco.profiles import Profile
 from streamco.testing import ScriptedEndpoint, run_in_virtual_time
 from streamco.testing.endpoint import ScriptItem
@@ -132,6 +134,29 @@ def test_a_device_that_can_not_continue_is_said_and_counts_as_nothing() -> None:
         assert report.dispatch.reason.endswith("; no planned hand-over: device can't continue an answer")
 
     run(main())
+
+
+@pytest.mark.parametrize(
+    ("prices", "continuation", "clause"),
+    [
+        (None, "none", "server and device can't continue an answer"),
+        (None, "continue_final_message", "the cost of tokens at server is not known"),
+        (DEAR, "none", "device can't continue an answer"),
+        (DEAR, "continue_final_message", ""),
+    ],
+)
+def test_a_client_says_why_no_answer_moves(prices: TokenPrices | None, continuation: Any, clause: str) -> None:
+    free = ScriptedEndpoint("device", [], kind="device", capabilities=Capabilities(continuation=continuation))
+    dear = ScriptedEndpoint("server", [], prices=prices, capabilities=Capabilities())
+
+    def cost(endpoint: Endpoint, prompt: int, completion: int, cached: int) -> RequestCost:
+        return endpoint_cost(None, endpoint, prompt, completion, cached)
+
+    planner, options = MigrationPlanner(), MigrationOptions()
+    assert planner.obstacle(options, [dear, free], cost, pace=PACE) == clause
+    assert planner.obstacle(options, [dear, free], cost, pace=None) == ""
+    assert planner.obstacle(options, [dear], cost, pace=PACE) == ""
+    assert planner.unmetered([dear, free], cost) == ([] if continuation == "none" else ["device"])
 
 
 def check_unnoticed_move(report: Report) -> None:

@@ -130,7 +130,7 @@ def test_late_verdicts_keep_no_device_below_its_share_of_the_sessions() -> None:
     for number in range(10):
         table.add(HeldSession(f"greedy{number}", "greedy", (1,), now=0.0))
     for _ in range(18):
-        admission.limit.observe(is_late=True, present=10)
+        admission.limit.observe(is_late=True, present=10, asked=0.0, now=0.0)
     assert 2 <= admission.limit.limit < 10
     for now in (1.0, 4.0, 8.0):
         for session in list(table):
@@ -145,8 +145,17 @@ def test_late_verdicts_keep_no_device_below_its_share_of_the_sessions() -> None:
 
 def test_late_verdicts_keep_new_sessions_out_while_as_many_are_in_use() -> None:
     desk = Desk()
-    desk.residency.add(HeldSession("a", "a", (1,), now=0.0))
+    for name in "ab":
+        desk.residency.add(HeldSession(name, name, (1,), now=0.0))
     for _ in range(9):
-        desk.admission.limit.observe(is_late=True, present=1)
+        desk.admission.limit.observe(is_late=True, present=2, asked=0.0, now=0.0)
     assert desk.admission.until_open([], 10, device="new", now=1.0) is not None
     assert desk.admission.until_open([], 10, device="new", now=6.0) is None
+
+
+def test_a_session_that_is_late_by_itself_keeps_nobody_out() -> None:
+    desk = Desk()
+    desk.residency.add(HeldSession("a", "a", (1,), now=0.0))
+    for _ in range(90):
+        desk.admission.limit.observe(is_late=True, present=1, asked=0.0, now=0.0)
+    assert desk.admission.until_open([], 10, device="new", now=1.0) is None

@@ -62,9 +62,17 @@ def test_time_without_prompts_does_not_count() -> None:
 # Sessions
 
 
-def observe(limit: SessionLimit, verdicts: int, *, late: int, present: int) -> None:
+def observe(limit: SessionLimit, verdicts: int, *, late: int, present: int, asked: float = 0.0, now: float = 0.0) -> None:
     for number in range(verdicts):
-        limit.observe(is_late=number < late, present=present)
+        limit.observe(is_late=number < late, present=present, asked=asked, now=now)
+
+
+def lowered(present: int) -> SessionLimit:
+    """A limit nine tenths of this, which is kept."""
+    limit = SessionLimit(0.05)
+    observe(limit, 9, late=9, present=present)
+    observe(limit, 1, late=0, present=0, asked=-1.0)
+    return limit
 
 
 def test_while_verdicts_are_in_time_anybody_may_come() -> None:
@@ -81,42 +89,82 @@ def test_a_twentieth_and_what_chance_adds_to_it_may_be_late() -> None:
     assert limit.limit == math.inf
 
 
-def test_more_late_verdicts_take_the_limit_below_what_is_there() -> None:
-    limit = SessionLimit(0.05)
-    observe(limit, 9, late=9, present=50)
-    assert limit.limit == pytest.approx(45.0)
+def test_more_late_verdicts_take_the_limit_to_nine_tenths_of_what_is_there() -> None:
+    limit = lowered(50)
+    assert limit.limit == 45
     observe(limit, 9, late=9, present=44)
-    assert limit.limit == pytest.approx(39.6)
-    assert limit.wait(39, device="a", now=0.0) is None
-    assert limit.wait(40, device="a", now=0.0) is not None
+    assert limit.limit == 39
+    assert limit.wait(38, device="a", now=0.0) is None
+    assert limit.wait(39, device="a", now=0.0) is not None
 
 
-def test_while_more_are_there_than_the_limit_allows_late_verdicts_do_not_lower_it() -> None:
+def test_the_most_that_were_there_count_and_not_those_at_the_last_late_verdict() -> None:
+    limit = SessionLimit(0.05)
+    observe(limit, 8, late=8, present=50)
+    observe(limit, 1, late=1, present=3)
+    assert limit.limit == 45
+
+
+def test_drafts_from_before_a_lower_limit_was_kept_do_not_lower_it_again() -> None:
     limit = SessionLimit(0.05)
     observe(limit, 900, late=900, present=50)
-    assert limit.limit == pytest.approx(45.0), "no session ends by it"
-    observe(limit, 9, late=9, present=45)
-    assert limit.limit == pytest.approx(40.5)
+    assert limit.limit == 45, "no session ends by it"
+    observe(limit, 900, late=900, present=46, asked=1.0, now=2.0)
+    assert limit.limit == 45
+    observe(limit, 900, late=900, present=45, asked=2.0, now=3.0)
+    assert limit.limit == 45, "they came while there were more"
+    observe(limit, 9, late=9, present=45, asked=3.0, now=4.0)
+    assert limit.limit == 40
+
+
+def test_sessions_that_do_not_end_put_off_a_lower_limit_and_do_not_prevent_it() -> None:
+    limit = SessionLimit(0.05)
+    observe(limit, 9, late=9, present=50)
+    for number in range(100):
+        observe(limit, 9, late=9, present=50, asked=number / 2 - 0.1, now=number / 2)
+    assert 45 * 0.9**6 < limit.limit < 45 * 0.9**3, "once in ten seconds"
+
+
+def test_the_limit_is_a_whole_number_or_devices_would_keep_it_exceeded() -> None:
+    limit = lowered(47)
+    assert limit.limit == 42
+    present = 42
+    assert limit.wait(present, device="a", now=0.0) is not None
+    observe(limit, 9, late=9, present=present)
+    assert limit.limit == 37
 
 
 def test_without_a_late_verdict_it_rises_sooner() -> None:
-    limit = SessionLimit(0.05)
-    observe(limit, 9, late=9, present=50)
-    observe(limit, 32, late=0, present=45)
-    assert limit.limit == pytest.approx(46.0)
+    limit = lowered(50)
+    observe(limit, 89, late=0, present=45)
+    assert limit.limit == 45
+    observe(limit, 1, late=0, present=45)
+    assert limit.limit == 46
     observe(limit, 127, late=1, present=46)
-    assert limit.limit == pytest.approx(46.0)
+    assert limit.limit == 46
     observe(limit, 1, late=0, present=46)
-    assert limit.limit == pytest.approx(47.0)
+    assert limit.limit == 47
+    few = lowered(10)
+    observe(few, 31, late=0, present=9)
+    assert few.limit == 9
+    observe(few, 1, late=0, present=9)
+    assert few.limit == 10
+
+
+def test_a_rise_is_judged_by_drafts_that_came_after_it() -> None:
+    limit = lowered(10)
+    observe(limit, 32, late=0, present=9, asked=5.0, now=5.5)
+    assert limit.limit == 10
+    observe(limit, 500, late=0, present=10, asked=5.4, now=6.0)
+    assert limit.limit == 10
 
 
 def test_the_limit_rises_only_where_it_is_what_keeps_sessions_out() -> None:
-    limit = SessionLimit(0.05)
-    observe(limit, 9, late=9, present=50)
+    limit = lowered(50)
     observe(limit, 1280, late=0, present=20)
-    assert limit.limit == pytest.approx(45.0)
+    assert limit.limit == 45
     observe(limit, 1280, late=0, present=45)
-    assert limit.limit > 45.0
+    assert limit.limit > 45
 
 
 def test_somebody_may_always_come_when_nobody_is_there() -> None:
@@ -160,6 +208,22 @@ def test_who_is_gone_keeps_nobody_waiting() -> None:
     limit.leave("a")
     assert limit.wait(10, device="d", now=0.0) == 3.0
     limit.leave("nobody")
+
+
+def test_one_device_does_not_make_all_others_wait_however_often_it_asks() -> None:
+    limit = SessionLimit(0.05)
+    observe(limit, 9, late=9, present=10)
+    for _ in range(500):
+        limit.wait(10, device="greedy", now=0.0)
+    assert limit.wait(10, device="a", now=0.0) == 65.0
+
+
+def test_ends_of_long_ago_say_nothing_about_the_next_one() -> None:
+    limit = SessionLimit(0.05)
+    observe(limit, 9, late=9, present=10)
+    for end in (0.0, 900.0, 1800.0):
+        limit.record_end(now=end)
+    assert limit.wait(10, device="a", now=1800.0) == 1.0
 
 
 def test_nobody_is_told_to_wait_for_longer_than_is_borne_however_many_ask() -> None:
