@@ -164,7 +164,7 @@ class SessionLimit:
             self._begin(kept_since=now)
 
     def _begin(self, *, kept_since: float | None) -> None:
-        """Count verdicts anew."""
+        """Count verdicts from here on."""
         self._verdicts = self._late = self._most = 0
         self._kept_since = kept_since
 
