@@ -151,6 +151,12 @@ class VerificationScheduler:
         """Number of reserved tokens in the cache."""
         return self._sessions.reserved
 
+    @property
+    def session_limit(self) -> int | None:
+        """Number of sessions in use beyond which new ones are refused; None: none, because verdicts were in time so far."""
+        limit = self._admission.limit.limit
+        return None if limit == math.inf else int(limit)
+
     def text(self, name: str) -> tuple[int, ...] | None:
         """Return a session's committed ids, to compare them when a device resumes; None: the session is not known."""
         session = self._sessions.get(name)

@@ -40,7 +40,7 @@ class FiguresCollector:
     """Shows figures that are kept already as metrics; they are read when Prometheus asks.
 
     Args:
-        figures: returns the figures, numbers and tables of numbers by key.
+        figures: returns the figures, numbers and tables of numbers by key; None: it has no value at present.
         metrics: which of them are shown, and how.
     """
 
@@ -58,6 +58,8 @@ class FiguresCollector:
                 case dict() as table:
                     for key, number in table.items():
                         shown.add_metric([str(key)], float(number))
+                case None:
+                    pass
                 case int() | float() as number:
                     shown.add_metric([], float(number))
                 case other:

@@ -135,6 +135,7 @@ class SessionManager(HostedSessions[_TokenSession, Connection]):
         """Return counters and sizes as a JSON object."""
         return {
             **self._counts(),
+            "session_limit": self.machine.session_limit,
             "waiting_rounds": self.machine.depth,
             "cached_tokens": self.machine.reserved,
             **self.stats.figures(),

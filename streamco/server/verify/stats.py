@@ -13,6 +13,7 @@ __all__ = ["VERIFY_METRICS", "VerifyStats"]
 VERIFY_METRICS = (
     FigureMetric("connections", "streamco_verify_connections", "Devices that are connected.", "gauge"),
     FigureMetric("sessions", "streamco_verify_sessions", "Sessions that are remembered.", "gauge"),
+    FigureMetric("session_limit", "streamco_verify_session_limit", "Sessions in use, beyond which new ones are refused.", "gauge"),
     FigureMetric("waiting_rounds", "streamco_verify_waiting_rounds", "Rounds that wait for a batch.", "gauge"),
     FigureMetric("cached_tokens", "streamco_verify_reserved_tokens", "Tokens that sessions keep in memory.", "gauge"),
     FigureMetric("opened", "streamco_verify_opened_sessions", "Sessions opened."),

@@ -37,6 +37,8 @@ def test_figures_are_counters_gauges_and_tables() -> None:
         ("it_refusals_total", "full"): 1,
     }
     assert "not shown" not in text
+    figures["waiting"] = None
+    assert "\nit_waiting " not in generate_latest(registry).decode()
 
 
 @pytest.mark.parametrize(

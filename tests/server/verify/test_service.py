@@ -137,6 +137,7 @@ async def test_a_closed_session_frees_its_place_for_another() -> None:
         device.client.close(session)
         await device.open()
         assert server.figures["sessions"] == 1
+        assert server.figures["session_limit"] is None
 
 
 async def test_an_idle_sessions_place_is_taken_and_its_context_read_again() -> None:
