@@ -165,7 +165,7 @@ async def run_live(cell: LiveCell) -> Run:
 
 
 async def calibrate(cell: LiveCell, *, rounds: int) -> tuple[PairProfile, VerifierFacts]:
-    """What ``streamco calibrate --pair`` finds, with one device and nobody beside it, and what the server says of itself."""
+    """Return what ``streamco calibrate --pair`` finds for one device alone, and what the server says of itself."""
     records = cell.work[0]
     requests = [Request(messages=list(record.messages)) for record in records]
     async with _serving(cell) as url, LinkProxy(urlsplit(url).port or 0, rtt=cell.rtt) as proxy:

@@ -18,12 +18,12 @@ from bench.selective import Waiting
 from streamco.engines.base import SequenceTask, TokenSequence
 from streamco.engines.llama import LlamaEngine
 
-__all__ = ["FEW", "MANY", "PAUSE", "Counts", "Looks", "Pace", "Points", "between"]
+__all__ = ["MANY", "Counts", "Looks", "Pace", "Points", "between"]
 
 Points = tuple[tuple[int, float], ...]
 """(Count, seconds), counts ascending, two points or more."""
 
-PAUSE = 0.05  # seconds before a batch whose time is taken: what an imposed step leaves free
+_PAUSE = 0.05  # seconds before a batch whose time is taken: what an imposed step leaves free
 _SIDE_BY_SIDE = (4, 8)  # drafts
 _TURNS = 9  # of each time, the median counts
 
@@ -67,7 +67,7 @@ class Looks:
     """How long an engine takes, in seconds.
 
     Args:
-        engine: it. records: prompts and answers.
+        engine: the engine. records: prompts and answers.
         pause: seconds of rest before each time that is taken, as imposed steps leave one; 0: none. A small model takes half as long
             without it, because the core still has the weights at hand.
         counts: tokens of which times are taken.
@@ -78,7 +78,7 @@ class Looks:
         engine: LlamaEngine,
         records: Sequence[Record],
         *,
-        pause: float = PAUSE,
+        pause: float = _PAUSE,
         counts: Counts = FEW,
     ) -> None:
         self._pause = pause

@@ -111,14 +111,14 @@ class MigrationPlanner:
             limit: maximum of the answer's tokens; None: not known.
             constrained: the side that the budget limits; None: no side.
         """
-        if not options.max_migrations or (pace is None and not options.unpaced):
+        if not _wants_moves(options, pace):
             return None
         endpoints = list(endpoints)
         terms = self._known_terms(endpoints, cost)
         pairs = permutations((endpoint.name for endpoint in endpoints), 2)  # a writer of any price counts, after a failure
         moves = barred_moves(pairs, self._qualities(options), options.min_quality)
         barred = frozenset((move.source, move.target) for move in moves)
-        if barred.issuperset(_possible_moves(endpoints, terms)):  # none is cheaper than another, or none that is goes on well enough
+        if barred.issuperset(_possible_moves(endpoints, terms)):  # no endpoint that can continue is cheaper and good enough
             return None
         return MigrationPlan(
             terms=terms,
@@ -143,7 +143,7 @@ class MigrationPlanner:
             pace: tokens per second at the reader; None: unpaced.
         """
         endpoints = list(endpoints)
-        if not options.max_migrations or (pace is None and not options.unpaced) or len(endpoints) < 2:
+        if not _wants_moves(options, pace) or len(endpoints) < 2:
             return ""
         terms = self._known_terms(endpoints, cost)
         if _possible_moves(endpoints, terms):
@@ -151,14 +151,14 @@ class MigrationPlanner:
         names = [each.name for each in endpoints]
         unknown = [name for name in names if name not in terms] if len(terms) < 2 else []
         unable = list(dict.fromkeys(target for _, target in _saving_moves(terms)))  # else the move would be possible
-        if unknown and all(each.capabilities.continuation == "none" for each in endpoints):
+        if unknown and not any(_can_continue(each) for each in endpoints):
             unknown, unable = [], names
         reasons = [f"the cost of tokens at {' and '.join(unknown)} is not known"] if unknown else []
         return " and ".join([*reasons, f"{' and '.join(unable)} can't continue an answer"] if unable else reasons)
 
     def unmetered(self, endpoints: Iterable[Endpoint], cost: CostOf) -> list[str]:
         """Return the devices of unknown energy that can continue an answer, by name: their tokens count as free."""
-        devices = [endpoint for endpoint in endpoints if endpoint.kind == "device" and endpoint.capabilities.continuation != "none"]
+        devices = [endpoint for endpoint in endpoints if endpoint.kind == "device" and _can_continue(endpoint)]
         return [device.name for device in devices if cost(device, 0, 1, 0).total is None]
 
     def barred(self, options: MigrationOptions, endpoints: Iterable[Endpoint], cost: CostOf, *, pace: float | None) -> list[BarredMove]:
@@ -166,7 +166,7 @@ class MigrationPlanner:
 
         The arguments are those of ``obstacle``.
         """
-        if not options.max_migrations or (pace is None and not options.unpaced):
+        if not _wants_moves(options, pace):
             return []
         endpoints = list(endpoints)
         moves = _possible_moves(endpoints, self._known_terms(endpoints, cost))
@@ -209,12 +209,21 @@ class MigrationPlanner:
         )
 
 
+def _wants_moves(options: MigrationOptions, pace: float | None) -> bool:
+    """Return True if an answer with this pace is to move by the options."""
+    return options.max_migrations > 0 and (pace is not None or options.unpaced)
+
+
+def _can_continue(endpoint: Endpoint) -> bool:
+    return endpoint.capabilities.continuation != "none"
+
+
 def _saving_moves(terms: Mapping[str, Terms]) -> list[tuple[str, str]]:
     """Return source and target of all moves to an endpoint with cheaper tokens."""
     return [(source, target) for source, dear in terms.items() for target, cheap in terms.items() if cheap.completion < dear.completion]
 
 
 def _possible_moves(endpoints: Iterable[Endpoint], terms: Mapping[str, Terms]) -> list[tuple[str, str]]:
-    """Return those of these moves that have a target which can continue an answer."""
-    able = {endpoint.name for endpoint in endpoints if endpoint.capabilities.continuation != "none"}
+    """Return source and target of the saving moves to an endpoint that can continue an answer."""
+    able = {endpoint.name for endpoint in endpoints if _can_continue(endpoint)}
     return [(source, target) for source, target in _saving_moves(terms) if target in able]

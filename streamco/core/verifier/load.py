@@ -14,9 +14,9 @@ __all__ = ["MeasuredStep", "PrefillPace", "SessionLimit"]
 _RATIOS = 33  # recent batches; their times correct the model
 _DECAY = 0.9  # a prefill step's weight against the next one's
 _VERDICTS = 128  # in a period: a share of them may be late, and after it one session more is tried
-_FLAWLESS = 32  # verdicts without a late one, after which it is tried already, if these are
-_EACH = 2  # for each session in use
-_PATIENCE = 10.0  # seconds after which the limit may be lowered again even if sessions have not ended until it was kept
+_FLAWLESS = 32  # verdicts; if none of so many is late, and none of
+_EACH = 2  # verdicts for each session in use, one session more is tried sooner
+_PATIENCE = 10.0  # seconds after which the limit may be lowered again, though more sessions are still in use
 _BACK_OFF = 0.9
 _ENDS = 9  # last sessions that ended; their spacing estimates when the next one ends
 _UNKNOWN_GAP = 1.0  # seconds
@@ -103,7 +103,7 @@ class SessionLimit:
         self._limit = math.inf
         self._verdicts = self._late = self._most = 0  # verdicts that count, late ones among them, and the most sessions in use
         self._changed = -math.inf
-        self._kept_since: float | None = -math.inf  # drafts that came before don't count; None: more sessions are in use than the limit
+        self._kept_since: float | None = -math.inf  # drafts that came before don't count; None: the limit is not kept yet
         self._retries: list[tuple[float, str]] = []  # times at which refused sessions ask again, and their devices, a heap
         self._ended: deque[float] = deque(maxlen=_ENDS)
 
@@ -135,7 +135,7 @@ class SessionLimit:
         self._ended.append(now)
 
     def leave(self, device: str) -> None:
-        """Count the sessions of a device that is gone no more among those that wait."""
+        """Stop counting the sessions of a device that is gone among those that wait."""
         self._retries = [retry for retry in self._retries if retry[1] != device]
         heapify(self._retries)
 
@@ -155,13 +155,12 @@ class SessionLimit:
         return seconds
 
     def _back_off(self, now: float) -> None:
-        """Lower the limit. A single session is late by itself, and keeping others out would not help it."""
-        if self._most > 1:
+        """Lower the limit, except for a single session: it is late by itself, and keeping others out would not help it."""
+        is_lowered = self._most > 1
+        if is_lowered:
             self._limit = max(1, math.floor(_BACK_OFF * min(self._limit, self._most)))
             self._changed = now
-            self._begin(kept_since=None)
-        else:
-            self._begin(kept_since=now)
+        self._begin(kept_since=None if is_lowered else now)
 
     def _begin(self, *, kept_since: float | None) -> None:
         """Count verdicts from here on."""

@@ -174,8 +174,7 @@ def test_somebody_may_always_come_when_nobody_is_there() -> None:
 
 
 def test_who_is_told_to_wait_is_told_longer_the_more_wait_already() -> None:
-    limit = SessionLimit(0.05)
-    observe(limit, 9, late=9, present=10)
+    limit = lowered(10)
     assert limit.wait(10, device="a", now=4.5) == 1.0
     for end in (1.0, 3.0, 5.0):
         limit.record_end(now=end)
@@ -185,8 +184,7 @@ def test_who_is_told_to_wait_is_told_longer_the_more_wait_already() -> None:
 
 
 def test_who_asks_again_in_time_is_counted_once() -> None:
-    limit = SessionLimit(0.05)
-    observe(limit, 9, late=9, present=10)
+    limit = lowered(10)
     told = {name: limit.wait(10, device="a", now=0.0) for name in "abc"}
     assert list(told.values()) == [1.0, 2.0, 3.0]
     asks = {name: seconds for name, seconds in told.items() if seconds is not None}
@@ -202,32 +200,28 @@ def test_who_asks_again_in_time_is_counted_once() -> None:
 
 
 def test_who_is_gone_keeps_nobody_waiting() -> None:
-    limit = SessionLimit(0.05)
-    observe(limit, 9, late=9, present=10)
+    limit = lowered(10)
     assert [limit.wait(10, device=device, now=0.0) for device in "aabc"] == [1.0, 2.0, 3.0, 4.0]
     limit.leave("a")
     assert limit.wait(10, device="d", now=0.0) == 3.0
-    limit.leave("nobody")
+    limit.leave("unknown")
 
 
 def test_one_device_does_not_make_all_others_wait_however_often_it_asks() -> None:
-    limit = SessionLimit(0.05)
-    observe(limit, 9, late=9, present=10)
+    limit = lowered(10)
     for _ in range(500):
         limit.wait(10, device="greedy", now=0.0)
     assert limit.wait(10, device="a", now=0.0) == 65.0
 
 
 def test_ends_of_long_ago_say_nothing_about_the_next_one() -> None:
-    limit = SessionLimit(0.05)
-    observe(limit, 9, late=9, present=10)
+    limit = lowered(10)
     for end in (0.0, 900.0, 1800.0):
         limit.record_end(now=end)
     assert limit.wait(10, device="a", now=1800.0) == 1.0
 
 
 def test_nobody_is_told_to_wait_for_longer_than_is_borne_however_many_ask() -> None:
-    limit = SessionLimit(0.05)
-    observe(limit, 9, late=9, present=10)
+    limit = lowered(10)
     assert [limit.wait(10, device="a", now=0.0, max_wait=30.0) for _ in range(2000)][-1] == 30.0
     assert limit.wait(10, device="a", now=31.0, max_wait=30.0) == 1.0
