@@ -8,10 +8,11 @@ the rounds begin with the draft steps that were made while the last verdict was 
 can't be measured while the target generates alone. So a time account limits the loss, which is not in the paper. Each round is compared
 with the time in which the plain remote stream would have given the same tokens:
 
-- Drafting goes on only while a further round that gives a single token, and the return to the stream, would leave the loss within 2 % of
-  the total time. At the start the loss of up to three such rounds is allowed, because two of the first rounds may well be bad luck.
-- If the model speaks against drafting, one round is tried as soon as its loss would stay within 1 %. So drafting is found again. What
-  drafting saved before then counts no more: it is for rounds that fail although the model speaks for them.
+- Losses are a debt, of which 2 % of the time is paid back. Drafting goes on only while a further round that gives a single token, and the
+  return to the stream, would leave the debt within three such rounds: two of the first rounds may well be bad luck.
+- If the model speaks against drafting, 1 % is paid back, and one round is tried as soon as that has paid for it in advance. So drafting
+  is found again. What drafting saved before then counts no more: it is for rounds that fail although the model speaks for them.
+- More than ten rounds are never paid in advance. So an hour of code, on which drafting saves time, doesn't pay for a minute of prose.
 
 In this account the rate is never below 0.98 of the plain remote stream in the long run, whatever the link and the models do. In the first
 256 tokens of a pair of models it is not below 0.95.
@@ -48,11 +49,11 @@ __all__ = [
 Mode = Literal["device", "remote", "speculate"]
 
 _LOSS = 0.02  # share of the time that drafting may lose against the plain stream; 0.05 is promised, the rest is for uncounted losses
-_PROBE_LOSS = 0.01  # share of the time for rounds that are tried against the forecast
+_PROBE_LOSS = 0.01  # the same while the model speaks against drafting, for rounds that are tried
 _TRIED = 3.0  # rounds that may fail entirely at the start, if with the return to the stream they take at most
 _TRIED_STEPS = 8.0  # remote steps (3 % of an answer of 256 tokens), or one round and the return
 _STAY = 0.5  # further rounds that must be allowed to fail before drafting begins again, because changes are expensive
-_SAVINGS = 10  # rounds; larger gains are not set off against later losses
+_SAVINGS = 10  # rounds that may be paid for in advance, by what drafting saved or by time
 _PATIENCE = 2  # k of DSD section 4.4: consecutive proposals of another mode until it is taken
 
 
@@ -206,7 +207,7 @@ class ModeSwitch:
     Attributes:
         mode: the present mode.
         seconds: total time recorded.
-        lost_seconds: time that drafting took longer than the plain remote stream; below 0: time that it saved lately.
+        lost_seconds: time that drafting took longer than the plain remote stream; below 0: it took less.
         probes: number of rounds tried against the forecast.
     """
 
@@ -221,6 +222,8 @@ class ModeSwitch:
         self._is_probe = False
         self._is_drafting = False
         self._worst = 0.0  # seconds that a round loses if it gives a single token
+        self._debt = 0.0  # seconds of loss that are not paid back; below 0: paid in advance
+        self._most_paid = math.inf  # seconds that may be paid in advance
 
     def choose(
         self,
@@ -249,22 +252,24 @@ class ModeSwitch:
             return self._vote("remote", at_once=True)
         self._worst = max(0.0, round_seconds(conditions, is_parallel=False) - conditions.remote_step)
         pays = (policy_decides or rates.speculative > rates.remote) and not is_fused(conditions.window if window is None else window)
+        was_drafting = self.mode == "speculate" and not self._is_new
         mode = self._vote("speculate" if pays else "remote")
         self._is_drafting = mode == "speculate" and self._has_credit(conditions, opening)
-        if mode == "remote" and not pays:
-            self.lost_seconds = max(0.0, self.lost_seconds)
-            self._is_probe = self.lost_seconds + self._worst + opening + return_time <= _PROBE_LOSS * self.seconds
+        probe = self._worst + opening + return_time
+        self._most_paid = max(_SAVINGS * self._worst, probe)
+        if mode == "remote" and was_drafting:
+            self._debt = max(0.0, self._debt)
+        self._is_probe = mode == "remote" and not pays and self._debt + probe <= 0.0
         return "speculate" if self._is_drafting or self._is_probe else "remote"
 
     def _has_credit(self, conditions: RoundConditions, opening: float) -> bool:
         """Return True if the loss stays allowed even if a round fails and the stream is opened after it."""
         way_back = max(0.0, conditions.wait - conditions.remote_step)  # until a stream's first token
-        lost = self.lost_seconds + self._worst
+        debt = self._debt + self._worst
         if not self._is_drafting and self.seconds:
-            lost += _STAY * self._worst
-        allowed = _LOSS * self.seconds
-        may_fail = lost <= allowed + _TRIED * self._worst
-        return may_fail and lost + opening + way_back <= allowed + max(_TRIED_STEPS * conditions.remote_step, self._worst + way_back)
+            debt += _STAY * self._worst
+        may_fail = debt <= _TRIED * self._worst
+        return may_fail and debt + opening + way_back <= max(_TRIED_STEPS * conditions.remote_step, self._worst + way_back)
 
     def record(self, mode: Mode, *, seconds: float, tokens: int, remote_step: float) -> None:
         """Record a round, or some tokens that one side generated alone.
@@ -276,10 +281,13 @@ class ModeSwitch:
             remote_step: seconds between two tokens of a plain remote stream in that time.
         """
         self.seconds += seconds
+        lost = 0.0
         if mode == "speculate":
             self.probes += self._is_probe and tokens > 0
-            lost = self.lost_seconds + seconds - tokens * remote_step
-            self.lost_seconds = max(-_SAVINGS * self._worst, lost)
+            lost = seconds - tokens * remote_step
+        paid = seconds * (_LOSS if self.mode == "speculate" else _PROBE_LOSS)
+        self.lost_seconds += lost
+        self._debt = max(-self._most_paid, self._debt + lost - paid)
 
     def _vote(self, mode: Mode, *, at_once: bool = False) -> Mode:
         """Return the present mode until another is proposed twice in a row; the very first proposal is taken at once."""

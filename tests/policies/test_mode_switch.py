@@ -325,6 +325,23 @@ def test_savings_are_not_spent_on_rounds_against_the_forecast() -> None:
     assert tried <= 3, "two until the mode changes, and what fits into 1 % of the time"
 
 
+def test_what_went_well_for_an_hour_does_not_pay_for_what_goes_badly() -> None:
+    lost = []
+    for good in (0, 36000):
+        switch = ModeSwitch(is_lossless=True)
+        for _ in range(good):
+            switch.choose(LARGE)
+            switch.record("speculate", seconds=0.1, tokens=3, remote_step=0.06)
+        before, began = switch.lost_seconds, switch.seconds
+        while switch.seconds < began + 60.0:  # the model speaks for rounds that lose a tenth
+            mode = switch.choose(LARGE)
+            switch.record(mode, seconds=0.2, tokens=3, remote_step=0.06)
+        lost.append(switch.lost_seconds - before)
+    worst = round_seconds(LARGE, is_parallel=False) - LARGE.remote_step
+    assert lost[0] <= 0.02 * 60.0 + 3 * worst
+    assert lost[1] - lost[0] <= 10 * worst + 0.02, "ten rounds are paid for in advance"
+
+
 def test_a_round_against_the_forecast_costs_the_way_back_too() -> None:
     for return_time, mode in ((0.0, "speculate"), (2.0, "remote")):
         switch = ModeSwitch(is_lossless=True)

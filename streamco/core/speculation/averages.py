@@ -5,6 +5,7 @@ Each has one way in, ``record``, and answers at any time. Seconds and tokens are
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Sequence
 
 from streamco.profiles.row_costs import RowCosts
@@ -13,9 +14,12 @@ __all__ = ["DecayedRatio", "Ewma", "RemoteStepTime", "RoundTrip", "DraftStepTime
 
 WEIGHT = 0.15  # of a new time
 _MOST_LEFT_OUT = 16  # times beside other work that are left out in a row; then they are all that there is
+_MOST_LEFT_OUT_OF_STREAMS = 48  # the same for times of a stream, of which each is a token
 _CLEARLY_LESS = 0.8  # of a known time: what takes less beside other work has become faster
 _UNKNOWN_REMOTE_STEP = 0.05  # seconds, until it is measured
-_SAMPLE = 3  # tokens of a stream that are enough to measure its pace again
+_TIMES = 32  # times of a stream that count, so that one token that takes twice its time changes the mean by 3 % only
+_PRIOR_TIMES = 7  # that a stream's prior counts for
+_SAMPLE = 15  # tokens of a stream after its first that are enough to measure its pace again; earlier times then count no more than they do
 _STALE_PER_TOKEN, _MAX_STALE = 64, 2048  # drafted tokens after which a pace is stale: for each streamed token that was measured; at most
 
 
@@ -238,7 +242,7 @@ class RemoteStepTime:
         prior: seconds; None: not known, so it is measured before anything is drafted.
 
     Attributes:
-        seconds: the mean.
+        seconds: the mean of the last ones.
         is_known: it was measured or given.
         since_verdict: tokens that streams gave since a draft was last compared or verified.
     """
@@ -247,7 +251,7 @@ class RemoteStepTime:
         self.since_verdict = 0
         self.seconds = _UNKNOWN_REMOTE_STEP if prior is None else prior
         self.is_known = prior is not None
-        self._events = round(1.0 / WEIGHT) if self.is_known else 0
+        self._times = deque([] if prior is None else [prior] * _PRIOR_TIMES, _TIMES)
         self._is_beside_draft = prior is None  # no other time is known, or has come lately
         self._left_out = 0  # times since the last one that counted
         self._streamed = _MAX_STALE if self.is_known else 0  # tokens of streams that were measured
@@ -258,15 +262,20 @@ class RemoteStepTime:
         """Record that ``tokens`` of a stream came in ``seconds``; ``is_beside_draft``: while the device drafted."""
         if is_beside_draft and not self._is_beside_draft:
             self._left_out += 1
-            self._is_beside_draft = self._left_out > _MOST_LEFT_OUT * _SAMPLE
+            if self._left_out > _MOST_LEFT_OUT_OF_STREAMS:
+                self._is_beside_draft = True
+                self._times.clear()
             return
         if tokens and seconds > 0.0:
             if not is_beside_draft and self._is_beside_draft:
-                self._is_beside_draft, self._events = False, 0
+                self._is_beside_draft = False
+                self._times.clear()
             if not is_beside_draft:
                 self._left_out = 0
-            self._events += 1  # the first tokens may come together, however slow the stream, so the first events have equal weights
-            self.seconds += max(WEIGHT, 1.0 / self._events) * (seconds / tokens - self.seconds)
+            if self.is_stale and not self._streamed_lately:
+                self._times = deque(list(self._times)[-_SAMPLE:], self._times.maxlen)
+            self._times.append(seconds / tokens)
+            self.seconds = sum(self._times) / len(self._times)
             self.is_known = True
             self._streamed += tokens
             self._streamed_lately += tokens

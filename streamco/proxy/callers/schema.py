@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sqlite3
+import time
 from contextlib import suppress
 from pathlib import Path
 from secrets import randbits
@@ -15,6 +16,7 @@ __all__ = ["begin_log", "check_schema", "connect", "copy_file", "count_version",
 
 _APPLICATION = 0x53434C00  # "SCL", and the version
 _VERSION = 2
+_RETRY = 0.01  # seconds
 _LARGEST = (1 << 31) - 1  # of a version number in SQLite, which is signed
 _TABLES = (
     """CREATE TABLE callers (
@@ -107,12 +109,22 @@ def connect(path: Path, patience: float) -> sqlite3.Connection:
 def use_log(connection: sqlite3.Connection) -> None:
     """Keep changes in a write-ahead log from now on.
 
+    This needs the file for itself alone. SQLite gives up at once if another process has it, so the waiting is done here.
+
     Raises:
-        sqlite3.Error: another process uses the file without one.
+        sqlite3.Error: another process uses the file without one for longer than this connection waits.
     """
-    (mode,) = connection.execute("PRAGMA journal_mode").fetchone()
-    if mode != "wal":
-        connection.execute("PRAGMA journal_mode = WAL")
+    (patience,) = connection.execute("PRAGMA busy_timeout").fetchone()
+    gives_up_at = time.monotonic() + patience / 1e3
+    while True:
+        try:
+            connection.execute("PRAGMA journal_mode = WAL").fetchone()
+        except sqlite3.OperationalError as error:
+            if error.sqlite_errorcode & 0xFF != sqlite3.SQLITE_BUSY or time.monotonic() >= gives_up_at:
+                raise
+            time.sleep(_RETRY)
+        else:
+            return
 
 
 def count_version(connection: sqlite3.Connection) -> None:

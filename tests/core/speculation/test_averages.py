@@ -153,9 +153,36 @@ def test_a_step_is_stale_after_64_drafted_tokens_for_each_measured_one_but_2048_
     stale = [step.is_stale]
     step.record_drafted(1)
     stale.append(step.is_stale)
-    step.record(3, 0.3)
+    step.record(14, 1.4)
+    stale.append(step.is_stale and limit == 2048)
+    step.record(1, 0.1)
     stale.append(step.is_stale)
-    assert stale == [False, True, False]
+    assert stale == [False, True, limit == 2048, False]
+
+
+def test_one_late_token_hardly_changes_the_pace_of_a_stream() -> None:
+    step = RemoteStepTime(None)
+    for place in range(64):
+        step.record(1, 0.08 if place % 32 == 31 else 0.04)
+    assert step.seconds == pytest.approx(0.04, rel=0.04)
+    step.record_drafted(2048)
+    for place in range(15):
+        step.record(1, 0.08 if place == 14 else 0.04)
+    assert not step.is_stale
+    assert step.seconds == pytest.approx(0.04 + 2 * 0.04 / 30), "15 known ones count, and one of them was late, too"
+
+
+def test_a_new_sample_counts_as_much_as_what_was_known() -> None:
+    step = RemoteStepTime(None)
+    for _ in range(64):
+        step.record(1, 0.04)
+    step.record_drafted(2048)
+    for _ in range(15):
+        step.record(1, 0.06)
+    assert step.seconds == pytest.approx(0.05)
+    for _ in range(17):
+        step.record(1, 0.06)
+    assert step.seconds == pytest.approx(0.06)
 
 
 def test_a_stream_that_gave_nothing_says_nothing() -> None:

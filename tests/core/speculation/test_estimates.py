@@ -146,16 +146,16 @@ def test_a_remote_step_is_looked_at_again_the_sooner_the_less_was_seen_of_it() -
     estimates = SpeculationEstimates(prior=prior())
     estimates.record_remote(3, 1.5)
     waits: list[int] = []
-    for _ in range(5):
+    for _ in range(4):
         drafted = 0
         while not estimates.is_remote_step_stale:
             estimates.record_drafted(1)
             drafted += 1
         waits.append(drafted)
-        for _ in range(7):
+        for _ in range(15):
             estimates.record_remote(1, 0.05)
         assert not estimates.is_remote_step_stale
-    assert waits == [192, 640, 1088, 1536, 1984]
+    assert waits == [192, 1152, 2048, 2048]
     assert estimates.remote_step == pytest.approx(0.05, rel=0.05), "what was wrong at first is right behind some looks"
 
 
@@ -165,9 +165,9 @@ def test_a_remote_step_that_was_told_is_looked_at_after_many_tokens() -> None:
     seen = [estimates.is_remote_step_stale]
     estimates.record_drafted(1)
     seen.append(estimates.is_remote_step_stale)
-    estimates.record_remote(2, 0.1)
+    estimates.record_remote(14, 0.7)
     estimates.record_drafted(4)
-    estimates.record_remote(2, 0.1)
+    estimates.record_remote(14, 0.7)
     seen.append(estimates.is_remote_step_stale)
     assert seen == [False, True, True], "two short looks with rounds between are not one"
 

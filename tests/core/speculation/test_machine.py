@@ -419,7 +419,7 @@ def test_an_answer_begins_with_the_stream_where_its_pace_was_seen_long_ago() -> 
     second = SpeculationMachine(answer.estimates, SpeculationMachineOptions(is_parallel=False), Random(1))
     second.start(now=0.0)
     assert second.take_commands() == [OpenRemote(1, (), None)]
-    for place in range(4):
+    for place in range(16):
         second.receive(RemoteTokensReceived(1, (place,)), now=10.0 * (place + 1))
     assert has(second.take_commands(), ConnectVerifier), "it was seen, and drafting still pays"
 

@@ -7,12 +7,13 @@ import sqlite3
 import stat
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import pytest
 
 from streamco.errors import ConfigError
-from streamco.proxy.callers.schema import check_schema, connect, copy_file, count_version, create_file
+from streamco.proxy.callers.schema import check_schema, connect, copy_file, count_version, create_file, use_log
 from streamco.proxy.callers.store import CallerStore
 
 
@@ -70,6 +71,7 @@ def test_another_programs_tables_are_left(tmp_path: Path) -> None:
 
 ADD = """
 import sys
+import threading
 from pathlib import Path
 from streamco.proxy.callers.store import add_caller
 print("ready", flush=True)
@@ -96,6 +98,37 @@ def test_processes_that_make_a_file_at_once_make_one(tmp_path: Path) -> None:
         store = CallerStore(path)
         assert [each.name for each in store.listed()] == names
         store.close()
+
+
+def plain_file(path: Path) -> sqlite3.Connection:
+    """Make a file without a log, and return a connection that reads it."""
+    create_file(path, 1.0)
+    reader = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
+    assert reader.execute("PRAGMA journal_mode = DELETE").fetchone() == ("delete",)
+    reader.execute("BEGIN")
+    reader.execute("SELECT * FROM callers").fetchall()
+    return reader
+
+
+def test_a_log_is_begun_when_others_have_done_with_the_file(tmp_path: Path) -> None:
+    path = tmp_path / "callers.sqlite"
+    reader, connection = plain_file(path), connect(path, 60.0)
+    closing = threading.Timer(0.1, reader.close)
+    closing.start()
+    use_log(connection)
+    closing.join()
+    assert connection.execute("PRAGMA journal_mode").fetchone() == ("wal",)
+    use_log(connection)
+    connection.close()
+
+
+def test_a_file_that_others_keep_has_no_log(tmp_path: Path) -> None:
+    path = tmp_path / "callers.sqlite"
+    reader, connection = plain_file(path), connect(path, 0.05)
+    with pytest.raises(sqlite3.OperationalError, match="database is locked"):
+        use_log(connection)
+    reader.close()
+    connection.close()
 
 
 def test_the_version_number_grows_and_begins_again_below(tmp_path: Path) -> None:
