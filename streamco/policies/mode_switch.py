@@ -12,10 +12,12 @@ with the time in which the plain remote stream would have given the same tokens:
   return to the stream, would leave the debt within three such rounds: two of the first rounds may well be bad luck.
 - If the model speaks against drafting, 1 % is paid back, and one round is tried as soon as that has paid for it in advance. So drafting
   is found again. What drafting saved before then counts no more: it is for rounds that fail although the model speaks for them.
-- More than ten rounds are never paid in advance. So an hour of code, on which drafting saves time, doesn't pay for a minute of prose.
+- Ten rounds that give a single token are the most that is paid in advance, or one and its changes of mode if they cost more. So an hour
+  of code, on which drafting saves time, doesn't pay for a minute of prose. Ten are also the most that is owed: a connection that stalls
+  doesn't keep a pair from drafting for minutes.
 
-In this account the rate is never below 0.98 of the plain remote stream in the long run, whatever the link and the models do. In the first
-256 tokens of a pair of models it is not below 0.95.
+In this account the rate is never below 0.98 of the plain remote stream in the long run, whatever the models do, without stalls. In the
+first 256 tokens of a pair of models it is not below 0.95.
 
 The paper defines fused mode twice (DSD sections 3.3 and 4.4); here it is the target alone, the remote stream.
 """
@@ -50,10 +52,10 @@ Mode = Literal["device", "remote", "speculate"]
 
 _LOSS = 0.02  # share of the time that drafting may lose against the plain stream; 0.05 is promised, the rest is for uncounted losses
 _PROBE_LOSS = 0.01  # the same while the model speaks against drafting, for rounds that are tried
-_TRIED = 3.0  # rounds that may fail entirely at the start, if with the return to the stream they take at most
+_TRIED = 3.0  # rounds that may fail entirely, if with the return to the stream they take at most
 _TRIED_STEPS = 8.0  # remote steps (3 % of an answer of 256 tokens), or one round and the return
 _STAY = 0.5  # further rounds that must be allowed to fail before drafting begins again, because changes are expensive
-_SAVINGS = 10  # rounds that may be paid for in advance, by what drafting saved or by time
+_MOST_ROUNDS = 10  # that may be paid for in advance, by what drafting saved or by time, or be owed
 _PATIENCE = 2  # k of DSD section 4.4: consecutive proposals of another mode until it is taken
 
 
@@ -223,7 +225,7 @@ class ModeSwitch:
         self._is_drafting = False
         self._worst = 0.0  # seconds that a round loses if it gives a single token
         self._debt = 0.0  # seconds of loss that are not paid back; below 0: paid in advance
-        self._most_paid = math.inf  # seconds that may be paid in advance
+        self._most_paid = math.inf  # seconds that may be paid in advance, or be owed
 
     def choose(
         self,
@@ -256,7 +258,7 @@ class ModeSwitch:
         mode = self._vote("speculate" if pays else "remote")
         self._is_drafting = mode == "speculate" and self._has_credit(conditions, opening)
         probe = self._worst + opening + return_time
-        self._most_paid = max(_SAVINGS * self._worst, probe)
+        self._most_paid = max(_MOST_ROUNDS * self._worst, probe)
         if mode == "remote" and was_drafting:
             self._debt = max(0.0, self._debt)
         self._is_probe = mode == "remote" and not pays and self._debt + probe <= 0.0
@@ -287,7 +289,7 @@ class ModeSwitch:
             lost = seconds - tokens * remote_step
         paid = seconds * (_LOSS if self.mode == "speculate" else _PROBE_LOSS)
         self.lost_seconds += lost
-        self._debt = max(-self._most_paid, self._debt + lost - paid)
+        self._debt = min(max(-self._most_paid, self._debt + lost - paid), self._most_paid)
 
     def _vote(self, mode: Mode, *, at_once: bool = False) -> Mode:
         """Return the present mode until another is proposed twice in a row; the very first proposal is taken at once."""

@@ -342,6 +342,18 @@ def test_what_went_well_for_an_hour_does_not_pay_for_what_goes_badly() -> None:
     assert lost[1] - lost[0] <= 10 * worst + 0.02, "ten rounds are paid for in advance"
 
 
+def test_a_connection_that_stalled_does_not_end_drafting_for_minutes() -> None:
+    switch = ModeSwitch(is_lossless=True)
+    switch.choose(LARGE)
+    switch.record("speculate", seconds=30.0, tokens=1, remote_step=0.06)
+    began = switch.seconds
+    while switch.choose(LARGE) == "remote":
+        switch.record("remote", seconds=0.24, tokens=4, remote_step=0.06)
+    worst = round_seconds(LARGE, is_parallel=False) - LARGE.remote_step
+    assert switch.seconds - began <= 10 * worst / 0.02
+    assert switch.lost_seconds == pytest.approx(30.0 - 0.06)
+
+
 def test_a_round_against_the_forecast_costs_the_way_back_too() -> None:
     for return_time, mode in ((0.0, "speculate"), (2.0, "remote")):
         switch = ModeSwitch(is_lossless=True)

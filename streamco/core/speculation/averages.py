@@ -17,8 +17,8 @@ _MOST_LEFT_OUT = 16  # times beside other work that are left out in a row; then 
 _MOST_LEFT_OUT_OF_STREAMS = 48  # the same for times of a stream, of which each is a token
 _CLEARLY_LESS = 0.8  # of a known time: what takes less beside other work has become faster
 _UNKNOWN_REMOTE_STEP = 0.05  # seconds, until it is measured
-_TIMES = 32  # times of a stream that count, so that one token that takes twice its time changes the mean by 3 % only
-_PRIOR_TIMES = 7  # that a stream's prior counts for
+_PACE_TOKENS = 32  # of a stream that count: a token that takes twice its time changes the mean by 3 % only
+_PRIOR_TOKENS = 7  # that a stream's prior counts for
 _SAMPLE = 15  # tokens of a stream after its first that are enough to measure its pace again; earlier times then count no more than they do
 _STALE_PER_TOKEN, _MAX_STALE = 64, 2048  # drafted tokens after which a pace is stale: for each streamed token that was measured; at most
 
@@ -232,6 +232,34 @@ class RoundTrip:
         return self._rtt.value if self._wait.is_measured else self._expected_rtt or 0.0
 
 
+class _RecentPace:
+    """Mean seconds for a token over the last tokens, about as many as ``_PACE_TOKENS``."""
+
+    def __init__(self) -> None:
+        self._times: deque[tuple[int, float]] = deque()  # tokens that came together, and the seconds that they took
+        self._tokens = 0
+        self._seconds = 0.0
+
+    @property
+    def seconds(self) -> float:
+        """Mean seconds for a token; there must be one."""
+        return self._seconds / self._tokens
+
+    def record(self, tokens: int, seconds: float) -> None:
+        """Record that ``tokens`` took ``seconds``."""
+        self._times.append((tokens, seconds))
+        self._tokens += tokens
+        self._seconds += seconds
+        self.forget(_PACE_TOKENS)
+
+    def forget(self, kept: int) -> None:
+        """Forget all but the last ``kept`` tokens, and those that came together with the first of these."""
+        while self._times and self._tokens - self._times[0][0] >= kept:
+            tokens, seconds = self._times.popleft()
+            self._tokens -= tokens
+            self._seconds -= seconds
+
+
 class RemoteStepTime:
     """Seconds between two tokens of the remote stream, and whether they should be measured again.
 
@@ -251,43 +279,52 @@ class RemoteStepTime:
         self.since_verdict = 0
         self.seconds = _UNKNOWN_REMOTE_STEP if prior is None else prior
         self.is_known = prior is not None
-        self._times = deque([] if prior is None else [prior] * _PRIOR_TIMES, _TIMES)
+        self._pace = _RecentPace()
+        if prior is not None:
+            self._pace.record(_PRIOR_TOKENS, _PRIOR_TOKENS * prior)
         self._is_beside_draft = prior is None  # no other time is known, or has come lately
-        self._left_out = 0  # times since the last one that counted
+        self._left_out = _RecentPace()  # times beside a draft
+        self._left_out_events = 0  # of those, since the last one that counted
         self._streamed = _MAX_STALE if self.is_known else 0  # tokens of streams that were measured
-        self._streamed_lately = 0  # of those, since drafts gave the last tokens
-        self._drafted = 0  # tokens that drafts gave since the pace was last measured
+        self._sampled = 0  # of those, since the pace was last known well
+        self._drafted = 0  # tokens that drafts gave since then
 
     def record(self, tokens: int, seconds: float, *, is_beside_draft: bool = False) -> None:
         """Record that ``tokens`` of a stream came in ``seconds``; ``is_beside_draft``: while the device drafted."""
-        if is_beside_draft and not self._is_beside_draft:
-            self._left_out += 1
-            if self._left_out > _MOST_LEFT_OUT_OF_STREAMS:
-                self._is_beside_draft = True
-                self._times.clear()
+        if not tokens or seconds <= 0.0:
             return
-        if tokens and seconds > 0.0:
-            if not is_beside_draft and self._is_beside_draft:
-                self._is_beside_draft = False
-                self._times.clear()
-            if not is_beside_draft:
-                self._left_out = 0
-            if self.is_stale and not self._streamed_lately:
-                self._times = deque(list(self._times)[-_SAMPLE:], self._times.maxlen)
-            self._times.append(seconds / tokens)
-            self.seconds = sum(self._times) / len(self._times)
-            self.is_known = True
-            self._streamed += tokens
-            self._streamed_lately += tokens
-            if self._streamed_lately >= _SAMPLE:
-                self._drafted = 0
+        if is_beside_draft and not self._is_beside_draft:
+            self._leave_out(tokens, seconds)
+            return
+        if not is_beside_draft:
+            if self._is_beside_draft:
+                self._is_beside_draft, self._pace = False, _RecentPace()
+            self._left_out, self._left_out_events = _RecentPace(), 0
+        self._pace.record(tokens, seconds)
+        self.seconds, self.is_known = self._pace.seconds, True
+        self._streamed += tokens
+        self._sampled += tokens
+        if self._sampled >= _SAMPLE:
+            self._drafted = self._sampled = 0
+
+    def _leave_out(self, tokens: int, seconds: float) -> None:
+        """Record a time beside a draft. After many it is taken that there are no others."""
+        self._left_out.record(tokens, seconds)
+        self._left_out_events += 1
+        if self._left_out_events > _MOST_LEFT_OUT_OF_STREAMS:
+            self._is_beside_draft, self._pace = True, self._left_out
+            self.seconds = self._pace.seconds
+            self._left_out = _RecentPace()
 
     def record_drafted(self, tokens: int) -> None:
         """Record that drafts gave ``tokens``, during which the stream's pace can't be measured."""
+        was_stale = self.is_stale
         self._drafted += tokens
-        self._streamed_lately = 0
+        if self.is_stale and not was_stale:
+            self._sampled = 0
+            self._pace.forget(_SAMPLE)
 
     @property
     def is_stale(self) -> bool:
-        """True if the pace should be measured again, by a few tokens of a stream; sooner if few tokens have been measured."""
+        """True if the pace should be measured again, by some tokens of a stream; sooner if few tokens have been measured."""
         return self._drafted >= min(_STALE_PER_TOKEN * self._streamed, _MAX_STALE)

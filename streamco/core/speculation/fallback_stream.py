@@ -90,6 +90,7 @@ class TimeAccount:
         self.started_at = self.prompt_time = 0.0
         self._counted_until = self._opened_at = 0.0
         self._has_begun = False
+        self._is_one_piece = True  # all of the stream that has come, came together
         self._is_charged = True  # the wait for the stream's first token is drafting's
 
     @property
@@ -107,14 +108,15 @@ class TimeAccount:
 
     def record_opened(self, *, is_charged: bool = True, now: float) -> None:
         """Record that the remote stream was opened. ``is_charged``: an answer that has begun waits for it because of drafting."""
-        self._opened_at, self._is_charged = now, is_charged
+        self._opened_at, self._is_charged, self._is_one_piece = now, is_charged, True
 
     def record_ended(self, tokens: int, *, now: float) -> None:
         """Record that the remote stream has ended after ``tokens``.
 
         If all came in one piece, the whole time is all that is known of its pace. For a few tokens most of that time is no pace at all.
         """
-        if not self._estimates.has_remote_step and tokens >= _WHOLE_ANSWER:
+        is_wanted = not self._estimates.has_remote_step or self._estimates.is_remote_step_stale
+        if is_wanted and self._is_one_piece and tokens >= _WHOLE_ANSWER:
             self._estimates.record_remote(tokens, now - self._opened_at)
 
     def record_round(self, tokens: int, *, now: float) -> None:
@@ -150,6 +152,7 @@ class TimeAccount:
                 self._estimates.record_prompt(self.prompt_time)
             seconds -= change
         else:
+            self._is_one_piece = False
             self._estimates.record_remote(tokens, seconds, is_beside_draft=is_beside_draft)
         self._estimates.switch.record("remote", seconds=seconds, tokens=tokens, remote_step=step)
         self._has_begun = True

@@ -185,6 +185,33 @@ def test_a_new_sample_counts_as_much_as_what_was_known() -> None:
     assert step.seconds == pytest.approx(0.06)
 
 
+def test_drafts_of_another_answer_do_not_end_a_sample() -> None:
+    step = RemoteStepTime(0.05)
+    step.record_drafted(2048)
+    for _ in range(5):
+        assert step.is_stale
+        step.record(3, 0.12)
+        step.record_drafted(3)
+    assert not step.is_stale
+
+
+def test_a_piece_of_many_tokens_counts_as_many() -> None:
+    step = RemoteStepTime(None)
+    for _ in range(40):
+        step.record(1, 0.04)
+    step.record(16, 16 * 0.08)
+    assert step.seconds == pytest.approx(0.06)
+    step.record(300, 300 * 0.02)
+    assert step.seconds == pytest.approx(0.02)
+
+
+def test_after_many_times_beside_a_draft_their_mean_counts_and_not_the_next_one() -> None:
+    step = RemoteStepTime(0.04)
+    for place in range(49):
+        step.record(1, 0.06 if place % 2 else 0.1, is_beside_draft=True)
+    assert step.seconds == pytest.approx(0.08, rel=0.02)
+
+
 def test_a_stream_that_gave_nothing_says_nothing() -> None:
     step = RemoteStepTime(0.05)
     step.record(0, 1.0)

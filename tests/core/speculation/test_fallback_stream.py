@@ -91,6 +91,28 @@ def test_a_few_tokens_in_one_piece_say_nothing_of_the_remote_sides_pace() -> Non
     assert estimates.remote_step == pytest.approx(0.5)
 
 
+def test_answers_in_one_piece_renew_an_old_pace() -> None:
+    account, estimates = time_account()
+    estimates.record_drafted(2048)
+    stale = [estimates.is_remote_step_stale]
+    account.record_opened(now=10.0)
+    account.record_stream(20, is_first=True, now=14.0)
+    account.record_ended(20, now=14.0)
+    stale.append(estimates.is_remote_step_stale)
+    assert stale == [True, False]
+    assert estimates.remote_step == pytest.approx((7 * 0.05 + 4.0) / 27)
+
+
+def test_a_pace_that_was_seen_token_by_token_is_not_measured_again_at_the_end() -> None:
+    account, estimates = time_account()
+    estimates.record_drafted(2048)
+    account.record_opened(now=10.0)
+    for place in range(8):
+        account.record_stream(1, is_first=not place, now=13.0 + 0.05 * place)
+    account.record_ended(8, now=13.4)
+    assert estimates.remote_step == pytest.approx(0.05)
+
+
 def test_the_stream_says_how_long_its_tokens_take() -> None:
     account, estimates = time_account()
     for place in range(60):

@@ -71,7 +71,6 @@ def test_another_programs_tables_are_left(tmp_path: Path) -> None:
 
 ADD = """
 import sys
-import threading
 from pathlib import Path
 from streamco.proxy.callers.store import add_caller
 print("ready", flush=True)
