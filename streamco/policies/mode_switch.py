@@ -13,8 +13,8 @@ with the time in which the plain remote stream would have given the same tokens:
 - If the model speaks against drafting, 1 % is paid back, and one round is tried as soon as that has paid for it in advance. So drafting
   is found again. What drafting saved before then counts no more: it is for rounds that fail although the model speaks for them.
 - Ten rounds that give a single token are the most that is paid in advance, or one and its changes of mode if they cost more. So an hour
-  of code, on which drafting saves time, doesn't pay for a minute of prose. Ten are also the most that is owed: a connection that stalls
-  doesn't keep a pair from drafting for minutes.
+  of code, on which drafting saves time, doesn't pay for a minute of prose.
+- A round in which the connection stalls counts as ten that give a single token, so that it doesn't keep a pair from drafting for minutes.
 
 In this account the rate is never below 0.98 of the plain remote stream in the long run, whatever the models do, without stalls. In the
 first 256 tokens of a pair of models it is not below 0.95.
@@ -55,7 +55,7 @@ _PROBE_LOSS = 0.01  # the same while the model speaks against drafting, for roun
 _TRIED = 3.0  # rounds that may fail entirely, if with the return to the stream they take at most
 _TRIED_STEPS = 8.0  # remote steps (3 % of an answer of 256 tokens), or one round and the return
 _STAY = 0.5  # further rounds that must be allowed to fail before drafting begins again, because changes are expensive
-_MOST_ROUNDS = 10  # that may be paid for in advance, by what drafting saved or by time, or be owed
+_MOST_ROUNDS = 10  # that may be paid for in advance, by what drafting saved or by time; and as which a stall counts
 _PATIENCE = 2  # k of DSD section 4.4: consecutive proposals of another mode until it is taken
 
 
@@ -225,7 +225,7 @@ class ModeSwitch:
         self._is_drafting = False
         self._worst = 0.0  # seconds that a round loses if it gives a single token
         self._debt = 0.0  # seconds of loss that are not paid back; below 0: paid in advance
-        self._most_paid = math.inf  # seconds that may be paid in advance, or be owed
+        self._most_paid = math.inf  # seconds that may be paid in advance
 
     def choose(
         self,
@@ -287,9 +287,10 @@ class ModeSwitch:
         if mode == "speculate":
             self.probes += self._is_probe and tokens > 0
             lost = seconds - tokens * remote_step
+        counted = min(lost, _MOST_ROUNDS * max(self._worst, remote_step)) if tokens else lost
         paid = seconds * (_LOSS if self.mode == "speculate" else _PROBE_LOSS)
         self.lost_seconds += lost
-        self._debt = min(max(-self._most_paid, self._debt + lost - paid), self._most_paid)
+        self._debt = max(-self._most_paid, self._debt + counted - paid)
 
     def _vote(self, mode: Mode, *, at_once: bool = False) -> Mode:
         """Return the present mode until another is proposed twice in a row; the very first proposal is taken at once."""

@@ -233,7 +233,7 @@ class RoundTrip:
 
 
 class _RecentPace:
-    """Mean seconds for a token over the last tokens, about as many as ``_PACE_TOKENS``."""
+    """Mean seconds for a token over the last ``_PACE_TOKENS`` tokens."""
 
     def __init__(self) -> None:
         self._times: deque[tuple[int, float]] = deque()  # tokens that came together, and the seconds that they took
@@ -253,11 +253,14 @@ class _RecentPace:
         self.forget(_PACE_TOKENS)
 
     def forget(self, kept: int) -> None:
-        """Forget all but the last ``kept`` tokens, and those that came together with the first of these."""
-        while self._times and self._tokens - self._times[0][0] >= kept:
+        """Forget all but the last ``kept`` tokens. Of those that came together a part may stay."""
+        while self._tokens > kept:
             tokens, seconds = self._times.popleft()
-            self._tokens -= tokens
-            self._seconds -= seconds
+            surplus = min(tokens, self._tokens - kept)
+            if surplus < tokens:
+                self._times.appendleft((tokens - surplus, seconds * (1.0 - surplus / tokens)))
+            self._tokens -= surplus
+            self._seconds -= seconds * surplus / tokens
 
 
 class RemoteStepTime:
@@ -318,13 +321,19 @@ class RemoteStepTime:
 
     def record_drafted(self, tokens: int) -> None:
         """Record that drafts gave ``tokens``, during which the stream's pace can't be measured."""
-        was_stale = self.is_stale
+        if self._drafted >= self._lifetime:  # other answers draft during the measurement
+            return
+        self._sampled = 0
         self._drafted += tokens
-        if self.is_stale and not was_stale:
-            self._sampled = 0
+        if self._drafted >= self._lifetime:
             self._pace.forget(_SAMPLE)
 
     @property
     def is_stale(self) -> bool:
         """True if the pace should be measured again, by some tokens of a stream; sooner if few tokens have been measured."""
-        return self._drafted >= min(_STALE_PER_TOKEN * self._streamed, _MAX_STALE)
+        return self._drafted >= self._lifetime
+
+    @property
+    def _lifetime(self) -> int:
+        """Drafted tokens after which the pace is stale."""
+        return min(_STALE_PER_TOKEN * self._streamed, _MAX_STALE)

@@ -111,13 +111,17 @@ class TimeAccount:
         self._opened_at, self._is_charged, self._is_one_piece = now, is_charged, True
 
     def record_ended(self, tokens: int, *, now: float) -> None:
-        """Record that the remote stream has ended after ``tokens``.
+        """Record that the remote stream, or the answer in it, has ended after ``tokens``.
 
-        If all came in one piece, the whole time is all that is known of its pace. For a few tokens most of that time is no pace at all.
+        If all came in one piece, the whole time is all that is known of its pace. For a few tokens most of that time is no pace at all. If
+        a pace is known, the rest of the time was for the prompt, so it only shows whether the stream has become faster.
         """
-        is_wanted = not self._estimates.has_remote_step or self._estimates.is_remote_step_stale
-        if is_wanted and self._is_one_piece and tokens >= _WHOLE_ANSWER:
-            self._estimates.record_remote(tokens, now - self._opened_at)
+        if self._is_one_piece and tokens >= _WHOLE_ANSWER:
+            estimates, seconds = self._estimates, now - self._opened_at
+            if not estimates.has_remote_step:
+                estimates.record_remote(tokens, seconds)
+            elif estimates.is_remote_step_stale:
+                estimates.record_remote(tokens, min(seconds, tokens * estimates.remote_step))
 
     def record_round(self, tokens: int, *, now: float) -> None:
         """Record that a verdict committed ``tokens``. The first round counts as an expected one, because prompts are read in it."""

@@ -388,13 +388,12 @@ class SpeculationMachine:
         if self._remote.is_open and self._verifier.round is None:  # the session isn't needed now
             self._verifier.record_lost()
             self._is_returning = False
-            return
-        if retry_after is not None and self._mode_selector.is_refused_too_long(now):
+        elif retry_after is not None and self._mode_selector.is_refused_too_long(now):
             self._verifier.record_lost()
             self._continue_without_verifier(now)
-            return
-        self._verifier.connect(self.answer.ids, now=now)
-        self._check_patience(now)
+        else:
+            self._verifier.connect(self.answer.ids, now=now)
+            self._check_patience(now)
 
     def _on_refused(self, event: DraftRefused, now: float) -> None:
         if not self._verifier.record_refusal(event, now=now):
@@ -438,6 +437,7 @@ class SpeculationMachine:
         is_first = self._remote.record_tokens(len(ids))
         self._time_account.record_stream(len(ids), is_first=is_first, is_beside_draft=self._shadow.is_drafting, now=now)
         if self.answer.ended is not None:
+            self._time_account.record_ended(self._remote.tokens, now=now)
             self._finish(self.answer.ended)
             return
         if self._estimates.is_lossless and self._options.is_adaptive and self._verifier.state != "gone":

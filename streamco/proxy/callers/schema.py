@@ -109,7 +109,7 @@ def connect(path: Path, patience: float) -> sqlite3.Connection:
 def use_log(connection: sqlite3.Connection) -> None:
     """Keep changes in a write-ahead log from now on.
 
-    This needs the file for itself alone. SQLite gives up at once if another process has it, so the waiting is done here.
+    This needs the file for itself alone. SQLite gives up at once if another process is about to write, so the waiting is done here.
 
     Raises:
         sqlite3.Error: another process uses the file without one for longer than this connection waits.

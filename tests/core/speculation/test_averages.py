@@ -203,6 +203,10 @@ def test_a_piece_of_many_tokens_counts_as_many() -> None:
     assert step.seconds == pytest.approx(0.06)
     step.record(300, 300 * 0.02)
     assert step.seconds == pytest.approx(0.02)
+    step.record_drafted(2048)
+    for _ in range(15):
+        step.record(1, 0.04)
+    assert step.seconds == pytest.approx(0.03), "of the piece as many count as of the new ones"
 
 
 def test_after_many_times_beside_a_draft_their_mean_counts_and_not_the_next_one() -> None:

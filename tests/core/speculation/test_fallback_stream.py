@@ -100,7 +100,12 @@ def test_answers_in_one_piece_renew_an_old_pace() -> None:
     account.record_ended(20, now=14.0)
     stale.append(estimates.is_remote_step_stale)
     assert stale == [True, False]
-    assert estimates.remote_step == pytest.approx((7 * 0.05 + 4.0) / 27)
+    assert estimates.remote_step == pytest.approx(0.05), "the rest was for the prompt"
+    estimates.record_drafted(2048)
+    account.record_opened(now=20.0)
+    account.record_stream(25, is_first=True, now=20.5)
+    account.record_ended(25, now=20.5)
+    assert estimates.remote_step == pytest.approx((15 * 0.05 + 25 * 0.02 - 8 * 0.05) / 32)
 
 
 def test_a_pace_that_was_seen_token_by_token_is_not_measured_again_at_the_end() -> None:

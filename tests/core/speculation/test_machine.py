@@ -424,6 +424,16 @@ def test_an_answer_begins_with_the_stream_where_its_pace_was_seen_long_ago() -> 
     assert has(second.take_commands(), ConnectVerifier), "it was seen, and drafting still pays"
 
 
+def test_a_server_that_sends_an_answer_in_one_piece_renews_the_pace_also_at_its_longest() -> None:
+    answer = Answer()
+    answer.estimates.record_drafted(2100)
+    machine = SpeculationMachine(answer.estimates, SpeculationMachineOptions(is_parallel=False, max_tokens=20), Random(1))
+    machine.start(now=0.0)
+    machine.receive(RemoteTokensReceived(1, tuple(range(20))), now=1.0)
+    assert machine.answer.ended == "length"
+    assert not answer.estimates.is_remote_step_stale
+
+
 def test_a_stream_that_comes_in_bunches_is_left_too() -> None:
     answer, commands = Answer(prior=EstimatesPrior(wait=0.1, step_times=(0.02,))), list[SpeculationCommand]()
     answer.commands()

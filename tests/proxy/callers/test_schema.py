@@ -100,19 +100,18 @@ def test_processes_that_make_a_file_at_once_make_one(tmp_path: Path) -> None:
 
 
 def plain_file(path: Path) -> sqlite3.Connection:
-    """Make a file without a log, and return a connection that reads it."""
+    """Make a file without a log, and return a connection that is about to write it."""
     create_file(path, 1.0)
-    reader = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
-    assert reader.execute("PRAGMA journal_mode = DELETE").fetchone() == ("delete",)
-    reader.execute("BEGIN")
-    reader.execute("SELECT * FROM callers").fetchall()
-    return reader
+    writer = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
+    assert writer.execute("PRAGMA journal_mode = DELETE").fetchone() == ("delete",)
+    writer.execute("BEGIN IMMEDIATE")
+    return writer
 
 
 def test_a_log_is_begun_when_others_have_done_with_the_file(tmp_path: Path) -> None:
     path = tmp_path / "callers.sqlite"
-    reader, connection = plain_file(path), connect(path, 60.0)
-    closing = threading.Timer(0.1, reader.close)
+    writer, connection = plain_file(path), connect(path, 60.0)
+    closing = threading.Timer(0.1, writer.close)
     closing.start()
     use_log(connection)
     closing.join()
@@ -123,10 +122,10 @@ def test_a_log_is_begun_when_others_have_done_with_the_file(tmp_path: Path) -> N
 
 def test_a_file_that_others_keep_has_no_log(tmp_path: Path) -> None:
     path = tmp_path / "callers.sqlite"
-    reader, connection = plain_file(path), connect(path, 0.05)
+    writer, connection = plain_file(path), connect(path, 0.05)
     with pytest.raises(sqlite3.OperationalError, match="database is locked"):
         use_log(connection)
-    reader.close()
+    writer.close()
     connection.close()
 
 
