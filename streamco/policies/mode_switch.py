@@ -14,7 +14,8 @@ with the time in which the plain remote stream would have given the same tokens:
   is found again. What drafting saved before then counts no more: it is for rounds that fail although the model speaks for them.
 - Ten rounds that give a single token are the most that is paid in advance, or one and its changes of mode if they cost more. So an hour
   of code, on which drafting saves time, doesn't pay for a minute of prose.
-- A round in which the connection stalls counts as ten that give a single token, so that it doesn't keep a pair from drafting for minutes.
+- A round counts as ten that give a single token at most, or as what was paid for it. So a connection that stalls once doesn't keep a pair
+  from drafting for minutes.
 
 In this account the rate is never below 0.98 of the plain remote stream in the long run, whatever the models do, without stalls. In the
 first 256 tokens of a pair of models it is not below 0.95.
@@ -273,7 +274,7 @@ class ModeSwitch:
         may_fail = debt <= _TRIED * self._worst
         return may_fail and debt + opening + way_back <= max(_TRIED_STEPS * conditions.remote_step, self._worst + way_back)
 
-    def record(self, mode: Mode, *, seconds: float, tokens: int, remote_step: float) -> None:
+    def record(self, mode: Mode, *, seconds: float, tokens: int, remote_step: float, is_return: bool = False) -> None:
         """Record a round, or some tokens that one side generated alone.
 
         Args:
@@ -281,13 +282,14 @@ class ModeSwitch:
             seconds: time that they took, the change of modes included.
             tokens: number of tokens.
             remote_step: seconds between two tokens of a plain remote stream in that time.
+            is_return: it was the wait for the stream after drafting, which is no stall however long it takes.
         """
         self.seconds += seconds
         lost = 0.0
         if mode == "speculate":
             self.probes += self._is_probe and tokens > 0
             lost = seconds - tokens * remote_step
-        counted = min(lost, _MOST_ROUNDS * max(self._worst, remote_step)) if tokens else lost
+        counted = lost if is_return else min(lost, max(self._most_paid, _MOST_ROUNDS * remote_step))
         paid = seconds * (_LOSS if self.mode == "speculate" else _PROBE_LOSS)
         self.lost_seconds += lost
         self._debt = max(-self._most_paid, self._debt + counted - paid)

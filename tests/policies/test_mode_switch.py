@@ -342,16 +342,42 @@ def test_what_went_well_for_an_hour_does_not_pay_for_what_goes_badly() -> None:
     assert lost[1] - lost[0] <= 10 * worst + 0.02, "ten rounds are paid for in advance"
 
 
-def test_a_connection_that_stalled_does_not_end_drafting_for_minutes() -> None:
-    switch = ModeSwitch(is_lossless=True)
-    switch.choose(LARGE)
-    switch.record("speculate", seconds=30.0, tokens=1, remote_step=0.06)
+def streams_until_it_drafts(switch: ModeSwitch) -> float:
+    """Seconds of the stream until drafting begins again."""
     began = switch.seconds
     while switch.choose(LARGE) == "remote":
         switch.record("remote", seconds=0.24, tokens=4, remote_step=0.06)
-    worst = round_seconds(LARGE, is_parallel=False) - LARGE.remote_step
-    assert switch.seconds - began <= 10 * worst / 0.02
-    assert switch.lost_seconds == pytest.approx(30.0 - 0.06)
+    return switch.seconds - began
+
+
+WORST = round_seconds(LARGE, is_parallel=False) - LARGE.remote_step
+
+
+@pytest.mark.parametrize("tokens", [0, 1])
+def test_a_connection_that_stalled_does_not_end_drafting_for_minutes(tokens: int) -> None:
+    switch = ModeSwitch(is_lossless=True)
+    switch.choose(LARGE)
+    switch.record("speculate", seconds=30.0, tokens=tokens, remote_step=0.06)
+    assert switch.lost_seconds == pytest.approx(30.0 - tokens * 0.06)
+    assert 0.0 < streams_until_it_drafts(switch) <= 10 * WORST / 0.02
+
+
+def test_a_long_way_back_to_the_stream_counts_whole() -> None:
+    switch = ModeSwitch(is_lossless=True)
+    switch.choose(LARGE)
+    switch.record("speculate", seconds=5.0, tokens=0, remote_step=0.06, is_return=True)
+    assert streams_until_it_drafts(switch) >= (5.0 - 3 * WORST) / 0.02
+
+
+def test_a_long_way_to_a_verifier_counts_as_what_was_paid_for_it() -> None:
+    switch = ModeSwitch(is_lossless=True)
+    switch.choose(LARGE, opening=5.0)
+    switch.record("remote", seconds=600.0, tokens=10000, remote_step=0.06)
+    assert switch.choose(LARGE, opening=5.0) == "speculate"
+    switch.record("speculate", seconds=5.0 + 0.17, tokens=1, remote_step=0.06)
+    assert switch.choose(LARGE, opening=5.0) == "remote"
+    switch.record("remote", seconds=200.0, tokens=3333, remote_step=0.06)
+    assert switch.choose(LARGE, opening=5.0) == "remote", "four of the five seconds are paid again"
 
 
 def test_a_round_against_the_forecast_costs_the_way_back_too() -> None:

@@ -146,11 +146,14 @@ class TimeAccount:
             is_beside_draft: the device drafted meanwhile.
             now: seconds.
         """
-        seconds, step = self._lap(now), self._estimates.remote_step
+        since, step, switch = self._counted_until, self._estimates.remote_step, self._estimates.switch
+        seconds = self._lap(now)
         if is_first:
             change = max(0.0, seconds - tokens * step)
             if self._has_begun and self._is_charged:
-                self._estimates.switch.record("speculate", seconds=change, tokens=0, remote_step=step)
+                given_up = min(change, max(0.0, self._opened_at - since))  # seconds of a round that brought nothing
+                switch.record("speculate", seconds=given_up, tokens=0, remote_step=step)
+                switch.record("speculate", seconds=change - given_up, tokens=0, remote_step=step, is_return=True)
             elif not self._has_begun:
                 self.prompt_time = max(0.0, now - self._opened_at - tokens * step - self._estimates.rtt)
                 self._estimates.record_prompt(self.prompt_time)
@@ -158,7 +161,7 @@ class TimeAccount:
         else:
             self._is_one_piece = False
             self._estimates.record_remote(tokens, seconds, is_beside_draft=is_beside_draft)
-        self._estimates.switch.record("remote", seconds=seconds, tokens=tokens, remote_step=step)
+        switch.record("remote", seconds=seconds, tokens=tokens, remote_step=step)
         self._has_begun = True
 
     def record_device(self, *, now: float) -> None:

@@ -63,6 +63,22 @@ def test_what_a_change_to_the_stream_takes_is_draftings_loss() -> None:
     assert estimates.remote_step == 0.05, "a first token says nothing about the others"
 
 
+def test_a_round_that_was_given_up_is_a_stall_and_the_way_back_is_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    account, estimates = time_account()
+    account.record_round(1, now=10.1)
+    recorded: list[tuple[float, bool]] = []
+
+    def record(mode: str, *, seconds: float, tokens: int, remote_step: float, is_return: bool = False) -> None:
+        if mode == "speculate":
+            recorded.append((seconds, is_return))
+
+    monkeypatch.setattr(estimates.switch, "record", record)
+    account.record_opened(now=17.1)
+    account.record_stream(1, is_first=True, now=17.55)
+    assert [seconds for seconds, _ in recorded] == pytest.approx([7.0, 0.4])
+    assert [is_return for _, is_return in recorded] == [False, True]
+
+
 def test_an_answer_that_begins_with_the_stream_has_lost_nothing() -> None:
     account, estimates = time_account()
     account.record_stream(1, is_first=True, now=12.0)
