@@ -27,7 +27,7 @@ from dataclasses import dataclass, field
 from hashlib import sha256
 from itertools import product
 from random import Random
-from typing import Any
+from typing import Any, get_args
 
 import aiohttp
 import websockets
@@ -38,7 +38,7 @@ from streamco.policies.acceptance import Rule
 from streamco.server.app import ServeOptions
 from streamco.server.app import serving as serving_app
 from streamco.server.profiles import load_step_times
-from streamco.server.verify.options import VerifyOptions
+from streamco.server.verify.options import VerifyOptions, VerifyPolicy
 from streamco.server.verify.service import STATS_PATH
 from streamco.testing.engine import FakeEngine, FakeVocabulary
 from streamco.wire.verify.client import VerifyClient
@@ -358,7 +358,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     add_arguments(parser)
     parser.add_argument("--engines", nargs="+", default=["packaged", "large"], choices=["packaged", "large"])
-    parser.add_argument("--policies", nargs="+", default=None, choices=["alternating", "strict"])
+    parser.add_argument("--policies", nargs="+", default=None, choices=get_args(VerifyPolicy))
     parser.add_argument("--budgets", nargs="+", type=float, default=None)
     parser.add_argument("--devices", nargs="+", type=int, default=None, help="the first is what the others are compared with")
     parser.add_argument("--seconds", type=float, default=None, help="of each case")

@@ -45,7 +45,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     model.add_argument("--context", type=int, default=2048, metavar="N", help="tokens a sequence, prompt and answer (default: %(default)s)")
     model.add_argument("--sequences", type=int, default=4, metavar="N", help="answers decoded together (default: %(default)s)")
     model.add_argument("--prefill-chunk", type=int, metavar="N", help="prompt tokens a step (default: the engine's)")
-    model.add_argument("--exact", action="store_true", help="batching never changes the arithmetic; a little slower")
+    model.add_argument("--exact", action="store_true", help="batching never changes the arithmetic; rows cost more time and memory")
     listen = parser.add_argument_group("listening")
     listen.add_argument("--host", default="127.0.0.1", help="address to listen on (default: %(default)s)")
     listen.add_argument("--port", type=int, default=8000, help="0: any free one (default: %(default)s)")

@@ -32,10 +32,11 @@ class MigrationOptions(Struct, frozen=True, kw_only=True):
     """How answers move to a cheaper endpoint while they are written (docs/migration.md).
 
     Args:
-        rule: "pre-copy": the target reads ahead while the source goes on; "full-buffer": the source stops first (DiSCo 4.3).
+        rule: "pre-copy": the target reads ahead while the source goes on; "full-buffer": the target begins to read when the source stops,
+            which has then written enough for the reader to wait (DiSCo 4.3).
         max_migrations: maximum of planned hand-overs of one answer; 0: none.
         unpaced: True: answers without a pace move too, for a virtual reader at ``DispatchOptions.reader_rate``. A program that takes tokens
-            as fast as they come would notice that the cheaper endpoint is slower, so by default only paced answers move.
+            as fast as they come would notice that the cheaper endpoint is slower, so by default only answers with a fixed pace move.
         min_quality: share of the quality of each endpoint that has written the answer so far which the next one needs, 0 to 1. 0: any
             endpoint. None: an answer doesn't move to an endpoint that is known to be worse; where qualities aren't known, it does.
         quality: measured quality by endpoint name, 0 or more, all on one scale (docs/research/quality.md). None: as in the profile.

@@ -104,8 +104,9 @@ class SpeculationOptions(Struct, frozen=True, kw_only=True):
             each draft when its next token isn't worth the step. Others: a ``streamco.policies.window.WindowPolicy``. None: "confident"
             if everything is verified, else 4.
         max_branches: branches drafted while the verdict is out, side by side or, if that is no faster, one after the other; 0: none.
-        patience: seconds that trouble with the verifier may last before the server alone or, below budget 1, the device continues. Time
-            limits for the case that neither can, and for verdicts that don't come, derive from it (``SpeculationTuning``).
+        patience: seconds that trouble with the verifier may last before the server alone or, below budget 1, the device continues. Below
+            budget 1 an answer that has begun waits two rounds at most. Time limits for the case that neither can continue, and for verdicts
+            that don't come, derive from it (``SpeculationTuning``).
         offload: which filters choose what is verified if the budget is below 1 (Synera section 4.2): "combined", "confidence",
             "importance" or "random". "combined" and "importance" read attention on the device, which then drafts a sixth slower.
         threshold: used for greedy decoding below budget 1. A drafted token is accepted if its probability at the verifier is at least
