@@ -10,8 +10,11 @@ with the time in which the plain remote stream would have given the same tokens:
 
 - Losses are a debt, of which 2 % of the time is paid back. Drafting goes on only while a further round that gives a single token, and the
   return to the stream, would leave the debt within three such rounds: two of the first rounds may well be bad luck.
-- If the model speaks against drafting, 1 % is paid back, and one round is tried as soon as that has paid for it in advance. So drafting
-  is found again. What drafting saved before then counts no more: it is for rounds that fail although the model speaks for them.
+- If the model speaks against drafting, one round is tried as soon as 1 % of the time since then has paid for the debt and for the round.
+  So drafting is found again. What drafting saved before then counts no more: it is for rounds that fail although the model speaks for
+  them.
+- Drafting begins if the model speaks for it, and ends if the model expects a tenth less than the stream gives, because a few rounds can be
+  bad luck and each change costs a round. Between the two the account decides.
 - Ten rounds that give a single token are the most that is paid in advance, or one and its changes of mode if they cost more. So an hour
   of code, on which drafting saves time, doesn't pay for a minute of prose.
 - A round counts as ten that give a single token at most, or as what was paid for it. So a connection that stalls once doesn't keep a pair
@@ -52,11 +55,12 @@ __all__ = [
 Mode = Literal["device", "remote", "speculate"]
 
 _LOSS = 0.02  # share of the time that drafting may lose against the plain stream; 0.05 is promised, the rest is for uncounted losses
-_PROBE_LOSS = 0.01  # the same while the model speaks against drafting, for rounds that are tried
+_PROBE_LOSS = 0.01  # the same for rounds that are tried while the model speaks against drafting
 _TRIED = 3.0  # rounds that may fail entirely, if with the return to the stream they take at most
 _TRIED_STEPS = 8.0  # remote steps (3 % of an answer of 256 tokens), or one round and the return
 _STAY = 0.5  # further rounds that must be allowed to fail before drafting begins again, because changes are expensive
 _MOST_ROUNDS = 10  # that may be paid for in advance, by what drafting saved or by time; and as which a stall counts
+_DOUBT = 0.1  # of the remote rate that the forecast for drafting must fall short of it, until drafting ends: few rounds say little
 _PATIENCE = 2  # k of DSD section 4.4: consecutive proposals of another mode until it is taken
 
 
@@ -226,6 +230,7 @@ class ModeSwitch:
         self._is_drafting = False
         self._worst = 0.0  # seconds that a round loses if it gives a single token
         self._debt = 0.0  # seconds of loss that are not paid back; below 0: paid in advance
+        self._probe_debt = 0.0  # the same since the model speaks against drafting
         self._most_paid = math.inf  # seconds that may be paid in advance
 
     def choose(
@@ -252,17 +257,19 @@ class ModeSwitch:
             pays = rates.speculative > 0.0 and rates.speculative >= min(self.min_rate, rates.device)
             return self._vote("speculate" if pays else "device", at_once=rates.speculative <= 0.0)
         if rates.speculative <= 0.0:
+            self._is_drafting = False
             return self._vote("remote", at_once=True)
         self._worst = max(0.0, round_seconds(conditions, is_parallel=False) - conditions.remote_step)
-        pays = (policy_decides or rates.speculative > rates.remote) and not is_fused(conditions.window if window is None else window)
         was_drafting = self.mode == "speculate" and not self._is_new
+        least = rates.remote * (1.0 - _DOUBT) if self._is_drafting else rates.remote
+        pays = (policy_decides or rates.speculative > least) and not is_fused(conditions.window if window is None else window)
         mode = self._vote("speculate" if pays else "remote")
         self._is_drafting = mode == "speculate" and self._has_credit(conditions, opening)
         probe = self._worst + opening + return_time
         self._most_paid = max(_MOST_ROUNDS * self._worst, probe)
         if mode == "remote" and was_drafting:
-            self._debt = max(0.0, self._debt)
-        self._is_probe = mode == "remote" and not pays and self._debt + probe <= 0.0
+            self._probe_debt = max(0.0, self._debt)
+        self._is_probe = mode == "remote" and not pays and self._probe_debt + probe <= 0.0
         return "speculate" if self._is_drafting or self._is_probe else "remote"
 
     def _has_credit(self, conditions: RoundConditions, opening: float) -> bool:
@@ -290,9 +297,9 @@ class ModeSwitch:
             self.probes += self._is_probe and tokens > 0
             lost = seconds - tokens * remote_step
         counted = lost if is_return else min(lost, max(self._most_paid, _MOST_ROUNDS * remote_step))
-        paid = seconds * (_LOSS if self.mode == "speculate" else _PROBE_LOSS)
         self.lost_seconds += lost
-        self._debt = max(-self._most_paid, self._debt + counted - paid)
+        self._debt = max(-self._most_paid, self._debt + counted - _LOSS * seconds)
+        self._probe_debt = max(-self._most_paid, self._probe_debt + counted - _PROBE_LOSS * seconds)
 
     def _vote(self, mode: Mode, *, at_once: bool = False) -> Mode:
         """Return the present mode until another is proposed twice in a row; the very first proposal is taken at once."""

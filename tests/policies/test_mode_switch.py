@@ -133,6 +133,21 @@ def test_it_takes_two_rounds_in_a_row_to_change_the_mode() -> None:
     assert [switch.choose(state) for state in (LARGE, LARGE)] == ["remote", "speculate"]
 
 
+def test_a_forecast_a_little_below_the_stream_does_not_end_drafting_and_does_not_begin_it() -> None:
+    near = next(state for share in range(100) if 0.93 < ratio(state := replace(LARGE, acceptance=share / 100)) < 0.99)
+    far = next(state for share in range(100) if 0.8 < ratio(state := replace(LARGE, acceptance=share / 100)) < 0.89)
+    switch = ModeSwitch(is_lossless=True)
+    assert [switch.choose(state) for state in (LARGE, near, near, near)] == ["speculate"] * 4
+    assert [switch.choose(state) for state in (far, far)] == ["speculate", "remote"]
+    assert [switch.choose(state) for state in (near, near, near)] == ["remote"] * 3
+    assert ModeSwitch(is_lossless=True).choose(near) == "remote"
+
+
+def ratio(state: RoundConditions) -> float:
+    rates = predict_rates(state)
+    return rates.speculative / rates.remote
+
+
 def test_a_window_of_1_asks_for_fused_mode() -> None:
     switch = ModeSwitch(is_lossless=True)
     assert [switch.choose(LARGE, window=window) for window in (4, 1, 1, 4, 4)] == [
@@ -340,6 +355,21 @@ def test_what_went_well_for_an_hour_does_not_pay_for_what_goes_badly() -> None:
     worst = round_seconds(LARGE, is_parallel=False) - LARGE.remote_step
     assert lost[0] <= 0.02 * 60.0 + 3 * worst
     assert lost[1] - lost[0] <= 10 * worst + 0.02, "ten rounds are paid for in advance"
+
+
+def test_drafting_that_saved_time_begins_again_at_once_when_the_model_speaks_for_it_again() -> None:
+    far = replace(LARGE, draft_step=0.014, remote_step=0.043, verify=0.09, rtt=0.06, window=3, acceptance=0.9, hit_rate=0.9, ahead=0.05)
+    doubtful = replace(far, acceptance=0.3)
+    switch = ModeSwitch(is_lossless=True)
+    for _ in range(100):
+        assert switch.choose(far) == "speculate"
+        switch.record("speculate", seconds=0.13, tokens=4, remote_step=0.043)
+    for _ in range(3):
+        if switch.choose(doubtful) == "speculate":
+            switch.record("speculate", seconds=0.19, tokens=1, remote_step=0.043)
+    assert switch.mode == "remote"
+    switch.record("remote", seconds=0.172, tokens=4, remote_step=0.043)
+    assert [switch.choose(far) for _ in range(2)] == ["remote", "speculate"], "two proposals in a row, and no longer"
 
 
 def streams_until_it_drafts(switch: ModeSwitch) -> float:
