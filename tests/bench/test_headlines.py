@@ -261,6 +261,13 @@ def gpu_rows() -> Iterator[TableRow]:
         yield TableRow(HARDWARE, "**The forecast with graphs", f"| `{model}`{label} |", shares)
 
 
+def aborted_headlines() -> Iterator[Headline]:
+    for where in ("a prompt", "a round"):
+        case, metric = f"closed in the middle of {where}, 12 times", "the other device's verdict [ms]"
+        aborted, whole = (value("aborted_batches", case, metric, name) for name in ("aborted", "read to the end"))
+        yield Headline("docs/serve.md", f"| {where} | {aborted:.0f} | {whole:.0f} |")
+
+
 TABLE_ROWS = [*gpu_rows(), *window_rows(), *plan_rows(), *split_rows(), *paper_rows()]
 
 HEADLINES = [
@@ -272,6 +279,7 @@ HEADLINES = [
     *row_cost_headlines(),
     *split_headlines(),
     *disco_headlines(),
+    *aborted_headlines(),
 ]
 
 
