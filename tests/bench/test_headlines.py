@@ -268,6 +268,15 @@ def aborted_headlines() -> Iterator[Headline]:
         yield Headline("docs/serve.md", f"| {where} | {aborted:.0f} | {whole:.0f} |")
 
 
+def policy_headlines() -> Iterator[Headline]:
+    for policy in ("alternating", "mixed", "strict", "length-aware"):
+        found = [
+            value("verifier_policies", f"large, {policy}, budget 0.6", metric, f"{devices} devices")
+            for devices, metric in product((16, 64), ("verdicts [1/s]", "verdict p95 [ms]"))
+        ]
+        yield Headline("docs/serve.md", f"| `{policy}` | {' | '.join(f'{each:.0f}' for each in found)} |")
+
+
 TABLE_ROWS = [*gpu_rows(), *window_rows(), *plan_rows(), *split_rows(), *paper_rows()]
 
 HEADLINES = [
@@ -280,6 +289,7 @@ HEADLINES = [
     *split_headlines(),
     *disco_headlines(),
     *aborted_headlines(),
+    *policy_headlines(),
 ]
 
 
