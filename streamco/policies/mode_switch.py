@@ -60,7 +60,7 @@ _TRIED = 3.0  # rounds that may fail entirely, if with the return to the stream 
 _TRIED_STEPS = 8.0  # remote steps (3 % of an answer of 256 tokens), or one round and the return
 _STAY = 0.5  # further rounds that must be allowed to fail before drafting begins again, because changes are expensive
 _MOST_ROUNDS = 10  # that may be paid for in advance, by what drafting saved or by time; and as which a stall counts
-_DOUBT = 0.1  # of the remote rate that the forecast for drafting must fall short of it, until drafting ends: few rounds say little
+_DOUBT = 0.1  # share of the remote rate by which the forecast may be lower and drafting still goes on, because few rounds say little
 _PATIENCE = 2  # k of DSD section 4.4: consecutive proposals of another mode until it is taken
 
 

@@ -33,7 +33,7 @@ class MigrationOptions(Struct, frozen=True, kw_only=True):
 
     Args:
         rule: "pre-copy": the target reads ahead while the source goes on; "full-buffer": the target begins to read when the source stops,
-            which has then written enough for the reader to wait (DiSCo 4.3).
+            which by then has written what the reader reads meanwhile (DiSCo 4.3).
         max_migrations: maximum of planned hand-overs of one answer; 0: none.
         unpaced: True: answers without a pace move too, for a virtual reader at ``DispatchOptions.reader_rate``. A program that takes tokens
             as fast as they come would notice that the cheaper endpoint is slower, so by default only answers with a fixed pace move.
