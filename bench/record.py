@@ -4,9 +4,9 @@ A run is kept as bench/results/NAME.jsonl and takes the place of the one before;
 docs/benchmarks.md of all kept runs. Options after ``--`` are the bench's own, and the file names them. ``--as`` keeps one bench's run
 with other options beside its usual one.
 
-``--page`` runs each bench of docs/benchmarks.md with the options of its kept run, so that the whole page is of one commit and one machine:
-hours on a machine that does nothing else. Runs that this machine has kept of this commit stay, so it may be broken off and goes on; commit
-the results at the end.
+``--page`` runs each bench of docs/benchmarks.md with the options of its kept run, so that the whole page is of one state of the code and
+one kind of machine: hours on a machine that does nothing else. Runs stay that were kept on such a machine, of this commit or of one between
+which and this one neither streamco nor its benches were changed. So it may be broken off, the results may be committed, and it goes on.
 
 Results must be of a commit that others can check out, so it records none of a tree with changes, and none of a commit that the branch
 upstream doesn't have.
@@ -30,9 +30,10 @@ from bench.page import QUESTIONS
 from bench.report import Row
 from bench.runs import RUNS, load, save
 
-__all__ = ["commit", "keep", "machine", "main", "run", "split_options", "wanted_for_page"]
+__all__ = ["commit", "is_same_code", "keep", "machine", "main", "run", "split_options", "wanted_for_page"]
 
 HERE = Path(__file__).resolve().parent
+_CODE = ("streamco", "bench", "setup.py", "pyproject.toml", ":(exclude)bench/results", ":(exclude)bench/page.py")  # what a run depends on
 
 
 def machine() -> str:
@@ -45,11 +46,12 @@ def machine() -> str:
     return f"{cpu}, {os.cpu_count()} cores, {platform.system()}, Python {platform.python_version()}"
 
 
-def commit(root: Path = HERE.parent) -> str:
+def commit(root: Path = HERE.parent, allowed: Sequence[str] = ("docs/benchmarks.md", "bench/results/")) -> str:
     """The checked-out commit, which others can check out, too.
 
     Args:
         root: the checkout.
+        allowed: files that may be changed, and folders, with a slash at the end.
 
     Raises:
         SystemExit: there is no commit, files were changed since, or the branch upstream doesn't have it, so that a rebase may still rename
@@ -63,7 +65,7 @@ def commit(root: Path = HERE.parent) -> str:
     if not short:
         raise SystemExit(f"expected a git checkout, got none at {root}")
     found = [line[3:] for line in git("status", "--porcelain").stdout.splitlines()]
-    changed = [path for path in found if path != "docs/benchmarks.md" and not path.startswith("bench/results/")]
+    changed = [path for path in found if not path.startswith(tuple(allowed))]
     if changed:
         raise SystemExit(f"expected a tree without changes, got some in {', '.join(changed)}: commit them first")
     upstream = git("rev-parse", "--abbrev-ref", "@{upstream}")
@@ -96,8 +98,14 @@ def keep(name: str, rows: Sequence[Row], *, options: Sequence[str] = (), at: str
     save(name, rows, {"bench": bench or name, "machine": machine(), "date": today, "commit": at, "options": list(options)}, folder)
 
 
+def is_same_code(one: str, other: str, root: Path = HERE.parent) -> bool:
+    """Return True if streamco, its benches and its build are the same in both commits; False, too, if one isn't there."""
+    command = ["git", "diff", "--quiet", one, other, "--", *_CODE]
+    return one == other or not subprocess.run(command, cwd=root, check=False, capture_output=True).returncode
+
+
 def wanted_for_page(at: str, folder: Path = RUNS) -> list[tuple[str, str, tuple[str, ...]]]:
-    """Return the runs that the page shows and that are not of this commit and machine: file, bench, options.
+    """Return the runs that the page shows and that are not of this code and kind of machine: file, bench, options.
 
     Args:
         at: the commit.
@@ -107,7 +115,9 @@ def wanted_for_page(at: str, folder: Path = RUNS) -> list[tuple[str, str, tuple[
     heads = {name: load(name, folder).head for name in shown}
     here = machine()
     return [
-        (name, head["bench"], tuple(head["options"])) for name, head in heads.items() if (head["commit"], head["machine"]) != (at, here)
+        (name, head["bench"], tuple(head["options"]))
+        for name, head in heads.items()
+        if head["machine"] != here or not is_same_code(head["commit"], at)
     ]
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 import bench.record
-from bench.record import commit, keep, split_options, wanted_for_page
+from bench.record import commit, is_same_code, keep, split_options, wanted_for_page
 from bench.report import Row
 from bench.runs import RUNS, load
 
@@ -57,6 +57,18 @@ def test_a_checkout_without_an_upstream_records_its_own_commits(checkout: Path) 
     git(checkout, "remote", "remove", "origin")
     git(checkout, "commit", "--quiet", "--allow-empty", "-m", "second")
     assert commit(checkout) == git(checkout, "rev-parse", "--short", "HEAD")
+
+
+def test_commits_of_results_and_texts_are_of_the_same_code(checkout: Path) -> None:
+    commits = [git(checkout, "rev-parse", "HEAD")]
+    for name in ("bench/results/topk.jsonl", "docs/benchmarks.md", "bench/page.py", "bench/topk.py", "streamco/a.py"):
+        (checkout / name).parent.mkdir(exist_ok=True)
+        (checkout / name).write_text(f"changed after {commits[-1]}")
+        git(checkout, "add", ".")
+        git(checkout, "commit", "--quiet", "-m", name)
+        commits.append(git(checkout, "rev-parse", "HEAD"))
+    assert [is_same_code(commits[0], commit, checkout) for commit in commits] == [True] * 4 + [False] * 2
+    assert not is_same_code("1dc1f62", commits[0], checkout), "a commit that isn't there"
 
 
 def test_a_folder_without_a_history_is_refused(tmp_path: Path) -> None:

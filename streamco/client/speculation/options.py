@@ -172,13 +172,13 @@ class SpeculationOptions(Struct, frozen=True, kw_only=True):
         """Return the options with a calibrated profile's measurements in the place of tuning settings that were not set."""
         if profile is None:
             return self
-        usual, tuning = EstimatesPrior(), self.tuning
+        tuning = self.tuning
         prior = EstimatesPrior(
             acceptance=profile.acceptance,
             step_times=profile.step_times,
             wait=profile.wait,
             remote_step=profile.remote_step,
-            hit_rate=usual.hit_rate if profile.hit_rate is None else profile.hit_rate,
+            hit_rate=profile.hit_rate,
             mean_confidence=profile.mean_confidence,
         )
         is_usual = tuning.confidence_threshold == CONFIDENCE_THRESHOLD and profile.confidence_threshold is not None

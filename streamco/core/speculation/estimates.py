@@ -57,7 +57,7 @@ class EstimatesPrior(Struct, frozen=True, kw_only=True):
         step_times: time of the draft model's step on 1, 2, ... sequences in one batch; as many as branches are wanted.
         wait: time from sending a draft to its verdict.
         remote_step: time between two tokens of the remote stream; None: not known, so it is measured before anything is drafted.
-        hit_rate: share of rounds in which a pre-drafted branch is adopted, 0..1.
+        hit_rate: share of rounds in which a pre-drafted branch is adopted, 0..1; None: the acceptance rate, as of real models.
         mean_confidence: mean confidence of draft tokens, 0..1; None: not measured.
 
     Raises:
@@ -68,13 +68,13 @@ class EstimatesPrior(Struct, frozen=True, kw_only=True):
     step_times: tuple[float, ...] = (0.02, 0.021, 0.022, 0.023, 0.024, 0.025)
     wait: float = 0.1
     remote_step: float | None = None
-    hit_rate: float = 0.3
+    hit_rate: float | None = None
     mean_confidence: float | None = None
 
     def __post_init__(self) -> None:
         """Refuse values out of range."""
         check_share("prior acceptance", self.acceptance)
-        check_share("prior hit rate", self.hit_rate)
+        check_share("prior hit rate", self.hit_rate or 0.0)
         times = (*self.step_times, self.wait, *(() if self.remote_step is None else (self.remote_step,)))
         if not self.step_times or min(times) <= 0.0:
             raise ConfigError(
@@ -152,6 +152,7 @@ class SpeculationEstimates:
         self._forecasting = _Forecasting(forecast, rng or Random(0))
         self._is_parallel, self._is_ahead = True, False
         # Times
+        self._hit_rate = prior.hit_rate  # until it is measured; None: as the acceptance rate
         self._step_times = DraftStepTimes(prior.step_times)
         self._round_trips: defaultdict[str, RoundTrip] = defaultdict(partial(RoundTrip, prior.wait))  # by verifier, if there are several
         self._round_trip = RoundTrip(prior.wait)  # the present one
@@ -170,7 +171,7 @@ class SpeculationEstimates:
         self._has_confidence = prior.mean_confidence is not None
         # Rounds
         self._rounds = _RoundAverages(
-            hit_rate=DecayedRatio(_DECAY, prior.hit_rate, _PRIOR_ROUNDS),
+            hit_rate=DecayedRatio(_DECAY),
             adopted=DecayedRatio(_ROUND_DECAY),
             ahead_rate=DecayedRatio(_DECAY),
             gain=DecayedRatio(_ROUND_DECAY, 1.0, _PRIOR_ROUNDS),
@@ -369,6 +370,7 @@ class SpeculationEstimates:
         first, *more = self.step_times
         window = self.usual_window
         ahead, ahead_rounds = self._rounds.ahead_rate.with_prior(_PRIOR_AHEAD, _PRIOR_ROUNDS)
+        hits, rounds = self._rounds.hit_rate.with_prior(self.acceptance if self._hit_rate is None else self._hit_rate, _PRIOR_ROUNDS)
         prices = self._round_trip.prices
         return RoundConditions(
             acceptance=self.acceptance,
@@ -377,7 +379,7 @@ class SpeculationEstimates:
             remote_step=self.remote_step,
             verify=self.wait if prices is None else prices[0],
             row_costs=None if prices is None else prices[1],
-            hit_rate=self._rounds.hit_rate.value if self._is_parallel else 0.0,
+            hit_rate=hits / rounds if self._is_parallel else 0.0,
             ahead=self.rtt * ahead / ahead_rounds if self._is_ahead else 0.0,
             slowdown=(more[-1] if more else first) / first,
             adopted=self._rounds.adopted.value if self._rounds.adopted.events else None,

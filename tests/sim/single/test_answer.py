@@ -12,7 +12,7 @@ from msgspec.structs import replace
 
 from streamco.core.speculation.answer import Emit
 from streamco.core.speculation.estimates import EstimatesPrior, SpeculationEstimates
-from streamco.core.speculation.events import ReaderCaughtUp, ReaderFellBehind, SpeculationEvent
+from streamco.core.speculation.events import CloseRemote, OpenRemote, ReaderCaughtUp, ReaderFellBehind, SpeculationCommand, SpeculationEvent
 from streamco.core.speculation.options import SpeculationMachineOptions
 from streamco.policies.mode_switch import Predicted
 from streamco.policies.window import Dynamic, Static, WindowPolicy
@@ -307,6 +307,37 @@ def test_where_drafting_was_thought_not_to_pay_it_is_found_that_it_does() -> Non
     second = answer_ratio(pair, rtt=0.03, agreement=0.9, step=0.1, draft_step=0.01)
     assert first > 1.2
     assert second > 2.0
+
+
+def share_cores(_: simpy.Environment, run: SimulatedSpeculation) -> None:
+    """Let the device draft half as long again while the server writes a stream, as where both have the same cores."""
+    do, drafts = run._do, run._drafts
+    alone = drafts._device
+    beside = replace(alone, step_times=tuple(1.5 * step for step in alone.step_times))
+
+    def do_and_slow_down(command: SpeculationCommand) -> None:
+        if isinstance(command, OpenRemote | CloseRemote):
+            drafts._device = beside if isinstance(command, OpenRemote) else alone
+        do(command)
+
+    run._do = do_and_slow_down  # type: ignore[method-assign]
+
+
+def test_a_device_that_a_stream_slows_down_drafts_nevertheless() -> None:
+    for repeat in range(3):
+        pair, seconds, streamed = SpeculationEstimates(), 0.0, 0
+        for number in range(25):
+            target, draft = scripted(0.9, 100 * repeat + number)
+            device = DraftingDevice(model=draft, step_times=tuple(0.017 * (1.0 + 0.1 * position) for position in range(6)))
+            server = VerifyingServer(model=target, step=0.044, read_time=0.006, prompt_time=0.2)
+            options = SpeculationMachineOptions(max_tokens=64)
+            outcome = simulate_answer(pair, options, device, server, FaultyLink(rtt=0.06), seed=number, before=share_cores)
+            assert outcome is not None
+            seconds += outcome.seconds
+            streamed += outcome.report.remote
+        plain = 25 * (0.06 + 0.2 + 64 * 0.044)
+        assert plain / seconds > 1.05
+        assert streamed < 0.5 * 25 * 64
 
 
 @pytest.mark.parametrize("seed", range(3))
