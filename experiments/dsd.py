@@ -1,9 +1,9 @@
 """DSD's Table 2 beside ours: every cell, with intervals over the seeds.
 
     streamco simulate experiments/dsd_table2.yaml --jobs 2
-    python -m experiments.dsd results/dsd_table2 --write docs/research/dsd.md
+    python -m experiments.dsd results/dsd_table2
 
-The second command prints the tables; with ``--write`` it puts them between two marks of a page. The paper's numbers are those of its
+The second command prints the tables; ``experiments.kept`` puts them into docs/research/dsd.md. The paper's numbers are those of its
 Table 2, whose latencies the text has in pieces; a cell that no piece fits is None.
 """
 
@@ -19,12 +19,11 @@ from statistics import fmean, stdev
 from typing import Any, NamedTuple
 
 __all__ = ["FIGURES", "PAPER_THROUGHPUT", "PAPER_TPOT", "PAPER_TTFT", "POLICIES", "Interval"]
-__all__ += ["change", "interval", "seeds_of", "tables", "write"]
+__all__ += ["change", "interval", "seeds_of", "tables"]
 
 POLICIES = ("static 4", "dynamic", "adaptive")
 OTHERS = ("the server alone", "fused, drafting 4")
 CASE, WINDOW = "case", "window"  # as dsd_table2.yaml calls the settings that are swept
-BEGIN, END = "<!-- dsd_table2: begin -->", "<!-- dsd_table2: end -->"
 _STUDENT = {2: 12.706, 3: 4.303, 4: 3.182, 5: 2.776, 6: 2.571, 7: 2.447, 8: 2.365, 9: 2.306, 10: 2.262}  # 95 %, by seeds; more: as for ten
 
 Cells = Mapping[str, tuple[float | None, float | None, float | None]]
@@ -176,24 +175,10 @@ def _count(found: Seeds, other: str, figure: Figure) -> str:
     return f"Adaptive against {other}: better in {better} of {len(changes)}, worse in {worse}."
 
 
-def write(page: str, lines: Iterable[str], about: str) -> str:
-    """Return a page with the tables in the place between its two marks.
-
-    Raises:
-        ValueError: the page has no marks.
-    """
-    before, begin, rest = page.partition(BEGIN)
-    _, end, after = rest.partition(END)
-    if not begin or not end:
-        raise ValueError(f"expected the marks {BEGIN} and {END}, got a page without them")
-    return f"{before}{BEGIN}\n\n{about}\n\n{chr(10).join(lines).rstrip()}\n\n{END}{after}"
-
-
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Print the tables, or write them into a page."""
+    """Print the tables."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("folder", type=Path, help="folder of the results")
-    parser.add_argument("--write", type=Path, metavar="PAGE", help="page that gets the tables between its marks")
     options = parser.parse_args(arguments)
     results = json.loads((options.folder / "results.json").read_bytes())
     if WINDOW not in results["sweep"] or CASE not in results["sweep"]:
@@ -201,12 +186,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             f"{options.folder}: expected results of dsd_table2.yaml, which sweeps {CASE!r} and {WINDOW!r}, "
             f"got a sweep of {', '.join(results['sweep'])}"
         )
-    lines = [*tables(results)]
-    if options.write is None:
-        print("\n".join(lines))
-        return 0
-    about = f"{len(results['scenarios'])} runs of `{results['name']}`; `python -m experiments.dsd` makes these tables of their results."
-    options.write.write_text(write(options.write.read_text(), lines, about))
+    print("\n".join(tables(results)))
     return 0
 
 

@@ -10,8 +10,6 @@ from typing import Any
 import pytest
 
 from experiments.dsd import (
-    BEGIN,
-    END,
     FIGURES,
     OTHERS,
     PAPER_THROUGHPUT,
@@ -23,7 +21,6 @@ from experiments.dsd import (
     main,
     seeds_of,
     tables,
-    write,
 )
 from streamco.sim.experiment.experiment import read_experiment
 from streamco.sim.experiment.scenario import run_scenario
@@ -105,19 +102,10 @@ def test_cases_that_miss_a_policy_are_left_out() -> None:
     assert set(seeds_of(some["scenarios"], "tpot_mean")[CASE]["adaptive"]) == {0, 1, 2}
 
 
-def test_the_tables_go_between_the_marks_of_a_page(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_tables_are_printed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "results.json").write_text(json.dumps(results()))
-    page = tmp_path / "page.md"
-    page.write_text(f"before\n{BEGIN}\nold\n{END}\nafter\n")
-    assert main([str(tmp_path), "--write", str(page)]) == 0
-    text = page.read_text()
-    assert text.startswith(f"before\n{BEGIN}\n\n15 runs")
-    assert text.endswith(f"{END}\nafter\n")
-    assert "old" not in text
     assert main([str(tmp_path)]) == 0
     assert "| gsm8k, 600 drafters, 10 ms |" in capsys.readouterr().out
-    with pytest.raises(ValueError, match="expected the marks"):
-        write("nothing", [], "")
 
 
 def test_results_of_another_experiment_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,0 +1,219 @@
+"""Keep the results of simulated experiments, and make the tables of the pages of them.
+
+    python -m experiments.kept run dsd_table2 synera_figure13     # simulates, and keeps the figures as experiments/results/NAME.json
+    python -m experiments.kept pages [--check]                    # makes the marked tables of docs/research/dsd.md and synera.md
+
+A run goes on where it was broken off, and simulates nothing twice. As with benches, it keeps none of a tree with changes. A table of a page
+stands between ``<!-- NAME: begin -->`` and ``<!-- NAME: end -->``. A test runs ``pages --check``.
+"""
+
+from __future__ import annotations
+
+import argparse
+import datetime as dt
+import json
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from bench.record import commit
+from experiments.dsd import tables as table2
+from experiments.synera.costs import FIGURES as COST_FIGURES
+from experiments.synera.costs import HEAD as COST_HEAD
+from experiments.synera.costs import tables_of as costs_of
+from experiments.tables import means_of
+from streamco.cli.main import main as streamco
+
+__all__ = ["KEPT", "TABLES", "Cell", "Results", "Table", "about", "compact", "load", "main", "replace_table"]
+
+ROOT = Path(__file__).resolve().parents[1]
+KEPT = ROOT / "experiments" / "results"
+DIGITS = 6  # significant ones that are kept
+ALLOWED = ("experiments/results/", "bench/results/", "docs/")
+
+Results = Mapping[str, Any]
+"""The content of a ``results.json`` or of a kept file: both have ``scenarios`` with ``point``, ``seed`` and ``system``."""
+
+
+class Cell(NamedTuple):
+    """A figure in a table's cells: its name in the results, factor to the table's unit, and digits after the point."""
+
+    name: str
+    factor: float = 1.0
+    digits: int = 1
+
+    def show(self, value: float) -> str:
+        """Return the figure as text, with three significant digits from 100 on."""
+        value *= self.factor
+        return f"{value:,.{self.digits}f}" if abs(value) < 100 else f"{float(f'{value:.3g}'):,.0f}"
+
+
+class Table(NamedTuple):
+    """A marked table of a page.
+
+    Args:
+        page: name of the page in docs/research, without its ending.
+        figures: names of the figures that are kept of its runs.
+        lines: makes its lines of the results.
+    """
+
+    page: str
+    figures: Sequence[str]
+    lines: Callable[[Results], Iterable[str]]
+
+
+def markdown(head: Sequence[str], rows: Iterable[Sequence[str]]) -> Iterator[str]:
+    """Yield the lines of a table."""
+    yield f"| {' | '.join(head)} |"
+    yield f"|{'---|' * len(head)}"
+    yield from (f"| {' | '.join(row)} |" for row in rows)
+
+
+def crossed(results: Results, column: str, cells: Sequence[Cell], *, corner: str = "") -> Iterator[str]:
+    """Yield a table in which columns are the values of one setting and lines those of the others; a cell has all figures."""
+    found = [means_of(results["scenarios"], column, cell.name) for cell in cells]
+    places = [*dict.fromkeys(place for line in found[0].values() for place in line)]
+
+    def text(case: tuple[Any, ...], place: Any) -> str:
+        return " / ".join(cell.show(by[case][place]) for cell, by in zip(cells, found, strict=True) if place in by[case])
+
+    rows = ([", ".join(map(str, case)), *(text(case, place) for place in places)] for case in found[0])
+    yield from markdown([corner, *map(str, places)], rows)
+
+
+def costs(results: Results) -> Iterator[str]:
+    """Yield Synera's table of contenders, in each cell a figure for each trace."""
+    by_trace = costs_of(results["scenarios"])
+    traces = " / ".join(name.removesuffix("_qwen") for name in by_trace)
+    rows = (
+        [contender[0][0], *map(" / ".join, zip(*(line[1:] for line in contender), strict=True))]
+        for contender in zip(*by_trace.values(), strict=True)
+    )
+    yield from markdown([f"contender ({traces})", *COST_HEAD[1:]], rows)
+
+
+SECONDS = Cell("tpot_mean", 1000.0)
+TABLES: Mapping[str, Table] = {
+    "dsd_table2": Table("dsd", ("finished", "ttft_mean", "tpot_mean"), table2),
+    "dsd_figure5": Table(
+        "dsd",
+        ("throughput", "tpot_mean", "ttft_mean"),
+        lambda found: crossed(
+            found, "workload.trace", (Cell("throughput"), SECONDS, Cell("ttft_mean", 1000.0, 0)), corner="routing, batching, window"
+        ),
+    ),
+    "dsd_figure6": Table("dsd", ("tpot_mean",), lambda found: crossed(found, "who writes", (SECONDS,), corner="round trip [ms]")),
+    "dsd_figure7": Table(
+        "dsd", ("throughput", "tpot_mean"), lambda found: crossed(found, "policy.routing", (Cell("throughput"), SECONDS), corner="drafters")
+    ),
+    "dsd_figure9": Table(
+        "dsd",
+        ("throughput", "tpot_mean"),
+        lambda found: crossed(found, "policy.batching", (Cell("throughput"), SECONDS), corner="trace, drafters"),
+    ),
+    "synera_table4": Table("synera", COST_FIGURES, costs),
+    "synera_figure13": Table("synera", ("tpot_mean",), lambda found: crossed(found, "what is sent", (SECONDS,), corner="Mbit/s")),
+    "synera_figure14": Table("synera", COST_FIGURES, costs),
+    "synera_figure15": Table(
+        "synera",
+        ("verdict_mean", "throughput"),
+        lambda found: crossed(found, "policy.budget", (Cell("verdict_mean", 1000.0, 0), Cell("throughput")), corner="requests a second"),
+    ),
+}
+"""The experiments whose results are kept, by the name of their file."""
+
+
+def compact(results: Results, figures: Sequence[str], head: Mapping[str, Any]) -> str:
+    """Return the kept file's text: a head, and a line for each scenario."""
+    about = {**head, "name": results["name"], "repeats": results["repeats"], "sweep": results["sweep"]}
+    lines = (
+        json.dumps(
+            {
+                "point": each["point"],
+                "seed": each["seed"],
+                "system": {name: float(f"{each['system'][name]:.{DIGITS}g}") for name in figures},
+            }
+        )
+        for each in results["scenarios"]
+    )
+    opening = json.dumps(about, indent=1).removesuffix("\n}")
+    return f'{opening},\n "scenarios": [\n' + ",\n".join(lines) + "\n]}\n"
+
+
+def load(name: str, folder: Path = KEPT) -> Results:
+    """Return the kept results of this experiment."""
+    found: Results = json.loads((folder / f"{name}.json").read_text(encoding="utf-8"))
+    return found
+
+
+def about(name: str, results: Results) -> str:
+    """Return what a table is made of, in a sentence."""
+    seeds = f"{results['repeats']} seeds" if results["repeats"] > 1 else "one seed"
+    source = f"{results['date']}, commit {results['commit']}"
+    return f"`python -m experiments.kept run {name}`: {len(results['scenarios'])} runs, {seeds}; {source}."
+
+
+def replace_table(page: str, name: str, text: str) -> str:
+    """Return a page with a text between the two marks of a table.
+
+    Raises:
+        ValueError: the page has no marks.
+    """
+    begin, end = f"<!-- {name}: begin -->", f"<!-- {name}: end -->"
+    before, found, rest = page.partition(begin)
+    _, closed, after = rest.partition(end)
+    if not found or not closed:
+        raise ValueError(f"expected the marks {begin} and {end}, got a page without them")
+    return f"{before}{begin}\n\n{text.strip()}\n\n{end}{after}"
+
+
+def run(name: str, jobs: int) -> None:
+    """Simulate an experiment and keep its figures."""
+    at = commit(allowed=ALLOWED)
+    folder = ROOT / "results" / name
+    if streamco(["simulate", str(ROOT / "experiments" / f"{name}.yaml"), "--out", str(folder), "--jobs", str(jobs)]):
+        raise SystemExit(f"{name}: expected a whole run, got a part of it: run it again, and it goes on")
+    if commit(allowed=ALLOWED) != at:
+        raise SystemExit(f"{name}: expected commit {at} to stay while it ran, got another")
+    results = json.loads((folder / "results.json").read_bytes())
+    today = dt.datetime.now(tz=dt.UTC).date().isoformat()
+    KEPT.mkdir(exist_ok=True)
+    (KEPT / f"{name}.json").write_text(compact(results, TABLES[name].figures, {"commit": at, "date": today}), encoding="utf-8")
+
+
+def pages() -> Mapping[Path, str]:
+    """Return the pages with the tables of the kept results."""
+    found: dict[Path, str] = {}
+    for name, table in TABLES.items():
+        path = ROOT / "docs" / "research" / f"{table.page}.md"
+        results = load(name)
+        text = f"{about(name, results)}\n\n" + "\n".join(table.lines(results))
+        found[path] = replace_table(found.get(path) or path.read_text(encoding="utf-8"), name, text)
+    return found
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Keep runs, or make or check the pages."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parts = parser.add_subparsers(dest="what", required=True)
+    runs = parts.add_parser("run", help="simulate and keep the figures")
+    runs.add_argument("names", nargs="*", choices=[[], *TABLES], metavar="NAME", help=f"of {', '.join(TABLES)} (default: all)")
+    runs.add_argument("--jobs", type=int, default=2, metavar="N", help="processes (default: %(default)s)")
+    made = parts.add_parser("pages", help="make the tables of docs/research/dsd.md and synera.md")
+    made.add_argument("--check", action="store_true", help="write nothing, and fail if a page is not of the kept results")
+    options = parser.parse_args(arguments)
+    if options.what == "run":
+        for name in options.names or TABLES:
+            run(name, options.jobs)
+        return 0
+    old = [path for path, text in pages().items() if path.read_text(encoding="utf-8") != text]
+    if options.check:
+        return 1 if old else 0
+    for path, text in pages().items():
+        path.write_text(text, encoding="utf-8")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

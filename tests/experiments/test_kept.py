@@ -1,0 +1,60 @@
+"""Results of simulated experiments are kept small, and the pages' tables are made of them."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from experiments.kept import KEPT, TABLES, Cell, compact, crossed, load, main, replace_table
+from streamco.sim.experiment.experiment import read_experiment
+
+
+def results() -> dict[str, Any]:
+    scenarios = [
+        {"point": {"trace": trace, "routing": routing}, "seed": seed, "system": {"tpot_mean": pace + seed / 1000, "throughput": 1234.5}}
+        for trace, routing, pace in (("gsm8k", "random", 0.0401), ("gsm8k", "jsq", 0.03), ("xsum", "jsq", 0.1234))
+        for seed in (1, 2)
+    ]
+    return {"name": "which?", "repeats": 2, "sweep": {"trace": [], "routing": []}, "scenarios": scenarios}
+
+
+def test_a_kept_file_has_the_figures_of_its_tables_only(tmp_path: Path) -> None:
+    text = compact(results(), ("tpot_mean",), {"commit": "1dc1f62", "date": "2026-11-27"})
+    (tmp_path / "dsd_figure7.json").write_text(text)
+    found = load("dsd_figure7", tmp_path)
+    assert (found["commit"], found["repeats"], len(found["scenarios"])) == ("1dc1f62", 2, 6)
+    assert found["scenarios"][0] == {"point": {"trace": "gsm8k", "routing": "random"}, "seed": 1, "system": {"tpot_mean": 0.0411}}
+    assert len(text.splitlines()) == len(json.dumps({**found, "scenarios": []}, indent=1).splitlines()) + 1 + 6
+
+
+def test_a_table_has_the_means_over_seeds_and_an_empty_cell_where_nothing_was_run() -> None:
+    lines = [*crossed(results(), "routing", (Cell("tpot_mean", 1000.0), Cell("throughput")), corner="trace")]
+    assert lines[0] == "| trace | random | jsq |"
+    assert lines[2] == "| gsm8k | 41.6 / 1,230 | 31.5 / 1,230 |"
+    assert lines[3] == "| xsum |  | 125 / 1,230 |"
+
+
+def test_a_table_takes_the_place_of_the_one_between_its_marks() -> None:
+    page = "before\n<!-- a: begin -->\nold\n<!-- a: end -->\nafter\n"
+    assert replace_table(page, "a", "new\n") == "before\n<!-- a: begin -->\n\nnew\n\n<!-- a: end -->\nafter\n"
+    with pytest.raises(ValueError, match="expected the marks <!-- b: begin -->"):
+        replace_table(page, "b", "new")
+
+
+@pytest.mark.parametrize("name", TABLES)
+def test_what_is_kept_is_all_of_an_experiment_as_its_file_has_it(name: str) -> None:
+    experiment, found = read_experiment(Path("experiments") / f"{name}.yaml"), load(name)
+    kept = [(each["point"], each["seed"]) for each in found["scenarios"]]
+    assert kept == [(json.loads(json.dumps(each.point)), each.seed) for each in experiment.scenarios]
+    assert all(set(each["system"]) == set(TABLES[name].figures) for each in found["scenarios"])
+
+
+def test_nothing_is_kept_that_no_page_shows() -> None:
+    assert {path.stem for path in KEPT.glob("*.json")} == set(TABLES)
+
+
+def test_the_pages_are_of_what_is_kept() -> None:
+    assert main(["pages", "--check"]) == 0, "python -m experiments.kept pages"
