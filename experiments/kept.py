@@ -1,7 +1,7 @@
 """Keep the results of simulated experiments, and make the tables of the pages of them.
 
-    python -m experiments.kept run dsd_table2 synera_figure13     # simulates, and keeps the figures as experiments/results/NAME.json
-    python -m experiments.kept pages [--check]                    # makes the marked tables of docs/research/dsd.md and synera.md
+    python -m experiments.kept run dsd_table2 window_regret     # simulates, and keeps the figures as experiments/results/NAME.json
+    python -m experiments.kept pages [--check]                  # makes the marked tables of docs/research
 
 A run goes on where it was broken off, and simulates nothing twice. As with benches, it keeps none of a tree with changes. A table of a page
 stands between ``<!-- NAME: begin -->`` and ``<!-- NAME: end -->``. A test runs ``pages --check``.
@@ -23,12 +23,15 @@ from experiments.synera.costs import FIGURES as COST_FIGURES
 from experiments.synera.costs import HEAD as COST_HEAD
 from experiments.synera.costs import tables_of as costs_of
 from experiments.tables import means_of
+from experiments.window_data import make as make_worlds
+from experiments.window_regret import PARTS, compare
 from streamco.cli.main import main as streamco
 
 __all__ = ["KEPT", "TABLES", "Cell", "Results", "Table", "about", "compact", "load", "main", "replace_table"]
 
 ROOT = Path(__file__).resolve().parents[1]
 KEPT = ROOT / "experiments" / "results"
+REGRET, WORLDS = "window_regret", 2000  # policies in worlds that the learned window hasn't seen: a sixth of so many
 DIGITS = 6  # significant ones that are kept
 ALLOWED = ("experiments/results/", "bench/results/", "docs/")
 
@@ -93,6 +96,25 @@ def costs(results: Results) -> Iterator[str]:
     yield from markdown([f"contender ({traces})", *COST_HEAD[1:]], rows)
 
 
+def regrets(results: Results) -> Iterator[str]:
+    """Yield the table of window policies: mean, median and 5th percentile, with windows alone and with the mode switch."""
+    figures = ("mean", "median", "5th")
+    rows = results["rows"]
+    modes, groups, policies = (dict.fromkeys(row[name] for row in rows) for name in ("mode", "among", "policy"))
+    by = {(row["mode"], row["among"], row["policy"]): row for row in rows}
+    yield from markdown(
+        ["", *(f"{mode}: {figure}" for mode in modes for figure in figures)],
+        (
+            line
+            for among in groups
+            for line in (
+                [f"*{among}*", *[""] * len(figures) * len(modes)],
+                *([policy, *(f"{by[mode, among, policy][figure]:.3f}" for mode in modes for figure in figures)] for policy in policies),
+            )
+        ),
+    )
+
+
 SECONDS = Cell("tpot_mean", 1000.0)
 TABLES: Mapping[str, Table] = {
     "dsd_table2": Table("dsd", ("finished", "ttft_mean", "tpot_mean"), table2),
@@ -120,6 +142,7 @@ TABLES: Mapping[str, Table] = {
         ("verdict_mean", "throughput"),
         lambda found: crossed(found, "policy.budget", (Cell("verdict_mean", 1000.0, 0), Cell("throughput")), corner="requests a second"),
     ),
+    REGRET: Table("windows", (), regrets),
 }
 """The experiments whose results are kept, by the name of their file."""
 
@@ -149,6 +172,8 @@ def load(name: str, folder: Path = KEPT) -> Results:
 
 def about(name: str, results: Results) -> str:
     """Return what a table is made of, in a sentence."""
+    if "rows" in results:
+        return f"`python -m experiments.kept run {name}`; {results['date']}, commit {results['commit']}."
     seeds = f"{results['repeats']} seeds" if results["repeats"] > 1 else "one seed"
     source = f"{results['date']}, commit {results['commit']}"
     return f"`python -m experiments.kept run {name}`: {len(results['scenarios'])} runs, {seeds}; {source}."
@@ -171,15 +196,28 @@ def replace_table(page: str, name: str, text: str) -> str:
 def run(name: str, jobs: int) -> None:
     """Simulate an experiment and keep its figures."""
     at = commit(allowed=ALLOWED)
+    head = {"commit": at, "date": dt.datetime.now(tz=dt.UTC).date().isoformat()}
+    text = _regrets_text(head, jobs) if name == REGRET else _scenarios_text(name, head, jobs)
+    if commit(allowed=ALLOWED) != at:
+        raise SystemExit(f"{name}: expected commit {at} to stay while it ran, got another")
+    KEPT.mkdir(exist_ok=True)
+    (KEPT / f"{name}.json").write_text(text, encoding="utf-8")
+
+
+def _scenarios_text(name: str, head: Mapping[str, Any], jobs: int) -> str:
     folder = ROOT / "results" / name
     if streamco(["simulate", str(ROOT / "experiments" / f"{name}.yaml"), "--out", str(folder), "--jobs", str(jobs)]):
         raise SystemExit(f"{name}: expected a whole run, got a part of it: run it again, and it goes on")
-    if commit(allowed=ALLOWED) != at:
-        raise SystemExit(f"{name}: expected commit {at} to stay while it ran, got another")
-    results = json.loads((folder / "results.json").read_bytes())
-    today = dt.datetime.now(tz=dt.UTC).date().isoformat()
-    KEPT.mkdir(exist_ok=True)
-    (KEPT / f"{name}.json").write_text(compact(results, TABLES[name].figures, {"commit": at, "date": today}), encoding="utf-8")
+    return compact(json.loads((folder / "results.json").read_bytes()), TABLES[name].figures, head)
+
+
+def _regrets_text(head: Mapping[str, Any], jobs: int) -> str:
+    data = ROOT / "results" / REGRET / f"{head['commit']}.jsonl"
+    data.parent.mkdir(parents=True, exist_ok=True)
+    for number in make_worlds(data, seed=1, worlds=WORLDS, every=PARTS, workers=jobs):
+        print(f"world {number} of {WORLDS}", file=sys.stderr)
+    opening = json.dumps(head, indent=1).removesuffix("\n}")
+    return f'{opening},\n "rows": [\n' + ",\n".join(map(json.dumps, compare(data, jobs))) + "\n]}\n"
 
 
 def pages() -> Mapping[Path, str]:
@@ -200,7 +238,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     runs = parts.add_parser("run", help="simulate and keep the figures")
     runs.add_argument("names", nargs="*", choices=[[], *TABLES], metavar="NAME", help=f"of {', '.join(TABLES)} (default: all)")
     runs.add_argument("--jobs", type=int, default=2, metavar="N", help="processes (default: %(default)s)")
-    made = parts.add_parser("pages", help="make the tables of docs/research/dsd.md and synera.md")
+    made = parts.add_parser("pages", help="make the marked tables of docs/research")
     made.add_argument("--check", action="store_true", help="write nothing, and fail if a page is not of the kept results")
     options = parser.parse_args(arguments)
     if options.what == "run":

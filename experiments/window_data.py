@@ -33,7 +33,7 @@ from streamco.errors import ConfigError
 from streamco.policies.learned_window import MIN_DRAFT
 from streamco.policies.window import DEFAULT, SMOOTHING, WindowState
 
-__all__ = ["FIELDS", "FUSED", "WINDOWS", "Watching", "check_world", "examine", "examine_fleet", "settings_of"]
+__all__ = ["FIELDS", "FUSED", "WINDOWS", "Watching", "check_world", "examine", "examine_fleet", "make", "settings_of"]
 
 FUSED = 0.0  # tokens: half-way to the smallest window is 1, below which a policy's proposal means fused mode
 WINDOWS = tuple(range(2, 13))
@@ -138,11 +138,13 @@ def check_world(line: Mapping[str, Any], settings: Mapping[str, Any], where: str
         raise ConfigError(f"window data: {where}: expected worlds as they are drawn now, got those of another version: make them again")
 
 
-def make(out: Path, *, seed: int, worlds: int, is_fleet: bool, workers: int, minutes: float) -> Iterator[int]:
-    """Append the lines that are missing; gives each world's number."""
+def make(
+    out: Path, *, seed: int, worlds: int, every: int = 1, is_fleet: bool = False, workers: int, minutes: float = float("inf")
+) -> Iterator[int]:
+    """Append the lines that are missing, of the worlds whose number ``every`` divides; gives each world's number."""
     until = time.monotonic() + 60.0 * minutes
     kept, look = _kept(out, seed, is_fleet=is_fleet), examine_fleet if is_fleet else examine
-    missing = (number for number in range(worlds) if number not in kept)
+    missing = (number for number in range(0, worlds, every) if number not in kept)
     with out.open("a") as file, ProcessPoolExecutor(workers, mp_context=get_context("spawn"), initializer=partial(os.nice, NICE)) as pool:
         running = {pool.submit(look, seed, number) for number in islice(missing, 2 * workers)}
         while running:
@@ -161,6 +163,9 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--out", type=Path, required=True, help="JSON lines, appended to")
     parser.add_argument("--worlds", type=int, default=2500)
+    parser.add_argument(
+        "--every", type=int, default=1, metavar="N", help="only worlds whose number N divides; 6: those to compare policies in"
+    )
     parser.add_argument("--fleets", action="store_true", help="of many devices each")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--workers", type=int, default=os.cpu_count() or 1)
@@ -170,6 +175,7 @@ def main() -> int:
         options.out,
         seed=options.seed,
         worlds=options.worlds,
+        every=options.every,
         is_fleet=options.fleets,
         workers=options.workers,
         minutes=options.minutes,

@@ -1,5 +1,6 @@
 """What window policies lose against the best window, in worlds that the network has not seen (DSD section 5.2).
 
+    python -m experiments.window_data --out /tmp/windows.jsonl --worlds 2000 --every 6
     python -m experiments.window_regret /tmp/windows.jsonl
 
 A policy's tokens a second, over those of the best window of the same world and text, found by trying all: an oracle that stays with one
@@ -28,7 +29,7 @@ from streamco.policies.learned_window import MIN_DRAFT, Adaptive
 from streamco.policies.mode_switch import Predicted
 from streamco.policies.window import SMOOTHING, Confident, Dynamic, Static, WindowPolicy
 
-__all__ = ["CONTENDERS", "main"]
+__all__ = ["CONTENDERS", "PARTS", "compare", "main"]
 
 PARTS = 6
 CONTENDERS: Mapping[str, Callable[[], WindowPolicy]] = {
@@ -89,6 +90,14 @@ def table(found: Sequence[tuple[bool, dict[str, float]]]) -> list[dict[str, obje
     return sorted(rows, key=lambda row: (str(row["mode"]), str(row["among"])))
 
 
+def compare(data: Path, workers: int, most: int | None = None) -> list[dict[str, object]]:
+    """Return the table of the worlds in a file that are unseen, of at most so many."""
+    lines = [line for line in data.read_text().splitlines() if json.loads(line)["number"] % PARTS == 0]
+    lines = sorted(lines, key=lambda line: int(json.loads(line)["number"]))[:most]
+    with ProcessPoolExecutor(workers, mp_context=get_context("spawn"), initializer=partial(os.nice, NICE)) as pool:
+        return table(list(pool.map(share, lines, chunksize=2)))
+
+
 def main() -> int:
     """Print the table, or with --json its rows as JSON lines."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
@@ -97,11 +106,7 @@ def main() -> int:
     parser.add_argument("--workers", type=int, default=os.cpu_count() or 1)
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
-    lines = [line for line in options.data.read_text().splitlines() if json.loads(line)["number"] % PARTS == 0]
-    lines = sorted(lines, key=lambda line: int(json.loads(line)["number"]))[: options.most]
-    with ProcessPoolExecutor(options.workers, mp_context=get_context("spawn"), initializer=partial(os.nice, NICE)) as pool:
-        found = list(pool.map(share, lines, chunksize=2))
-    for row in table(found):
+    for row in compare(options.data, options.workers, options.most):
         if options.json:
             print(json.dumps(row))
         else:
