@@ -33,7 +33,9 @@ from bench.runs import RUNS, load, save
 __all__ = ["commit", "is_same_code", "keep", "machine", "main", "run", "split_options", "wanted_for_page"]
 
 HERE = Path(__file__).resolve().parent
-_CODE = ("streamco", "bench", "setup.py", "pyproject.toml", ":(exclude)bench/results", ":(exclude)bench/page.py")  # what a run depends on
+_CODE = ("streamco", "bench", "tools/fetch_models.py", "tests/support", "setup.py", "pyproject.toml")  # what the page's runs depend on
+_NOT_CODE = (":(exclude)bench/results", ":(exclude)bench/page.py")
+_RESULTS = ("docs/", "bench/results/", "experiments/results/")  # may change while a bench runs
 
 
 def machine() -> str:
@@ -46,12 +48,11 @@ def machine() -> str:
     return f"{cpu}, {os.cpu_count()} cores, {platform.system()}, Python {platform.python_version()}"
 
 
-def commit(root: Path = HERE.parent, allowed: Sequence[str] = ("docs/benchmarks.md", "bench/results/")) -> str:
-    """The checked-out commit, which others can check out, too.
+def commit(root: Path = HERE.parent) -> str:
+    """The checked-out commit, which others can check out, too. Results and pages may be changed.
 
     Args:
         root: the checkout.
-        allowed: files that may be changed, and folders, with a slash at the end.
 
     Raises:
         SystemExit: there is no commit, files were changed since, or the branch upstream doesn't have it, so that a rebase may still rename
@@ -64,8 +65,8 @@ def commit(root: Path = HERE.parent, allowed: Sequence[str] = ("docs/benchmarks.
     short = git("rev-parse", "--short", "HEAD").stdout.strip()
     if not short:
         raise SystemExit(f"expected a git checkout, got none at {root}")
-    found = [line[3:] for line in git("status", "--porcelain").stdout.splitlines()]
-    changed = [path for path in found if not path.startswith(tuple(allowed))]
+    found = [line[3:] for line in git("status", "--porcelain", "--no-renames").stdout.splitlines()]
+    changed = [path for path in found if not path.startswith(_RESULTS)]
     if changed:
         raise SystemExit(f"expected a tree without changes, got some in {', '.join(changed)}: commit them first")
     upstream = git("rev-parse", "--abbrev-ref", "@{upstream}")
@@ -98,9 +99,15 @@ def keep(name: str, rows: Sequence[Row], *, options: Sequence[str] = (), at: str
     save(name, rows, {"bench": bench or name, "machine": machine(), "date": today, "commit": at, "options": list(options)}, folder)
 
 
-def is_same_code(one: str, other: str, root: Path = HERE.parent) -> bool:
-    """Return True if streamco, its benches and its build are the same in both commits; False, too, if one isn't there."""
-    command = ["git", "diff", "--quiet", one, other, "--", *_CODE]
+def is_same_code(one: str, other: str, root: Path = HERE.parent, code: Sequence[str] = (*_CODE, *_NOT_CODE)) -> bool:
+    """Return True if streamco, its benches and its build are the same in both commits; False, too, if one isn't there.
+
+    Args:
+        one, other: the commits.
+        root: the checkout.
+        code: which files, as ``git diff`` takes them.
+    """
+    command = ["git", "diff", "--quiet", one, other, "--", *code]
     return one == other or not subprocess.run(command, cwd=root, check=False, capture_output=True).returncode
 
 
@@ -146,8 +153,8 @@ def main() -> None:
     for kept_as, name, chosen in wanted_for_page(at) if args.page else asked:
         print(f"== {name} {' '.join(chosen)}", file=sys.stderr)
         rows = run(name, *chosen)
-        if commit() != at:
-            raise SystemExit(f"{name}: expected commit {at} to stay while the bench ran, got {commit()}")
+        if not is_same_code(at, commit()):
+            raise SystemExit(f"{name}: expected the code of {at} to stay while the bench ran, got {commit()}")
         keep(kept_as, rows, options=chosen, at=at, bench=name)
 
 

@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from bench.record import commit
+from bench.record import commit, is_same_code
 from experiments.dsd import tables as table2
 from experiments.synera.costs import FIGURES as COST_FIGURES
 from experiments.synera.costs import HEAD as COST_HEAD
@@ -26,23 +26,25 @@ from experiments.tables import means_of
 from experiments.window_data import make as make_worlds
 from experiments.window_regret import PARTS, compare
 from streamco.cli.main import main as streamco
+from streamco.sim.experiment.result_store import code_digest
 
 __all__ = ["KEPT", "TABLES", "Cell", "Results", "Table", "about", "compact", "load", "main", "replace_table"]
 
 ROOT = Path(__file__).resolve().parents[1]
 KEPT = ROOT / "experiments" / "results"
 REGRET, WORLDS = "window_regret", 2000  # policies in worlds that the learned window hasn't seen: a sixth of so many
+CODE = ("streamco", "experiments", "bench/record.py", ":(exclude)experiments/results")  # what a run depends on
 DIGITS = 6  # significant ones that are kept
-ALLOWED = ("experiments/results/", "bench/results/", "docs/")
 
 Results = Mapping[str, Any]
 """The content of a ``results.json`` or of a kept file: both have ``scenarios`` with ``point``, ``seed`` and ``system``."""
 
 
 class Cell(NamedTuple):
-    """A figure in a table's cells: its name in the results, factor to the table's unit, and digits after the point."""
+    """A figure in a table's cells: its name in the results, what it is called, factor to the table's unit, and digits after the point."""
 
     name: str
+    label: str
     factor: float = 1.0
     digits: int = 1
 
@@ -59,11 +61,13 @@ class Table(NamedTuple):
         page: name of the page in docs/research, without its ending.
         figures: names of the figures that are kept of its runs.
         lines: makes its lines of the results.
+        cells: a sentence on what stands in its cells; "": its head says it.
     """
 
     page: str
     figures: Sequence[str]
     lines: Callable[[Results], Iterable[str]]
+    cells: str = ""
 
 
 def markdown(head: Sequence[str], rows: Iterable[Sequence[str]]) -> Iterator[str]:
@@ -115,33 +119,27 @@ def regrets(results: Results) -> Iterator[str]:
     )
 
 
-SECONDS = Cell("tpot_mean", 1000.0)
+def crossing(page: str, column: str, corner: str, *cells: Cell) -> Table:
+    """Return a table by ``crossed``."""
+    sentence = f"In each cell: {' / '.join(cell.label for cell in cells)}."
+    return Table(page, [cell.name for cell in cells], lambda results: crossed(results, column, cells, corner=corner), sentence)
+
+
+RATE, PACE = Cell("throughput", "requests a second"), Cell("tpot_mean", "milliseconds a token", 1000.0)
+FIRST, VERDICT = (
+    Cell("ttft_mean", "milliseconds to the first token", 1000.0, 0),
+    Cell("verdict_mean", "milliseconds until a verdict", 1000.0, 0),
+)
 TABLES: Mapping[str, Table] = {
     "dsd_table2": Table("dsd", ("finished", "ttft_mean", "tpot_mean"), table2),
-    "dsd_figure5": Table(
-        "dsd",
-        ("throughput", "tpot_mean", "ttft_mean"),
-        lambda found: crossed(
-            found, "workload.trace", (Cell("throughput"), SECONDS, Cell("ttft_mean", 1000.0, 0)), corner="routing, batching, window"
-        ),
-    ),
-    "dsd_figure6": Table("dsd", ("tpot_mean",), lambda found: crossed(found, "who writes", (SECONDS,), corner="round trip [ms]")),
-    "dsd_figure7": Table(
-        "dsd", ("throughput", "tpot_mean"), lambda found: crossed(found, "policy.routing", (Cell("throughput"), SECONDS), corner="drafters")
-    ),
-    "dsd_figure9": Table(
-        "dsd",
-        ("throughput", "tpot_mean"),
-        lambda found: crossed(found, "policy.batching", (Cell("throughput"), SECONDS), corner="trace, drafters"),
-    ),
+    "dsd_figure5": crossing("dsd", "workload.trace", "routing, batching, window", RATE, PACE, FIRST),
+    "dsd_figure6": crossing("dsd", "who writes", "round trip [ms]", PACE),
+    "dsd_figure7": crossing("dsd", "policy.routing", "drafters", RATE, PACE),
+    "dsd_figure9": crossing("dsd", "policy.batching", "trace, drafters", RATE, PACE),
     "synera_table4": Table("synera", COST_FIGURES, costs),
-    "synera_figure13": Table("synera", ("tpot_mean",), lambda found: crossed(found, "what is sent", (SECONDS,), corner="Mbit/s")),
+    "synera_figure13": crossing("synera", "what is sent", "Mbit/s", PACE),
     "synera_figure14": Table("synera", COST_FIGURES, costs),
-    "synera_figure15": Table(
-        "synera",
-        ("verdict_mean", "throughput"),
-        lambda found: crossed(found, "policy.budget", (Cell("verdict_mean", 1000.0, 0), Cell("throughput")), corner="requests a second"),
-    ),
+    "synera_figure15": crossing("synera", "policy.budget", "requests that arrive a second", VERDICT, RATE),
     REGRET: Table("windows", (), regrets),
 }
 """The experiments whose results are kept, by the name of their file."""
@@ -149,7 +147,7 @@ TABLES: Mapping[str, Table] = {
 
 def compact(results: Results, figures: Sequence[str], head: Mapping[str, Any]) -> str:
     """Return the kept file's text: a head, and a line for each scenario."""
-    about = {**head, "name": results["name"], "repeats": results["repeats"], "sweep": results["sweep"]}
+    about = {**head, **{name: results[name] for name in ("name", "seed", "repeats", "settings", "sweep")}}
     lines = (
         json.dumps(
             {
@@ -195,11 +193,11 @@ def replace_table(page: str, name: str, text: str) -> str:
 
 def run(name: str, jobs: int) -> None:
     """Simulate an experiment and keep its figures."""
-    at = commit(allowed=ALLOWED)
+    at = commit()
     head = {"commit": at, "date": dt.datetime.now(tz=dt.UTC).date().isoformat()}
     text = _regrets_text(head, jobs) if name == REGRET else _scenarios_text(name, head, jobs)
-    if commit(allowed=ALLOWED) != at:
-        raise SystemExit(f"{name}: expected commit {at} to stay while it ran, got another")
+    if not is_same_code(at, commit(), code=CODE):
+        raise SystemExit(f"{name}: expected the code of {at} to stay while it ran, got {commit()}")
     KEPT.mkdir(exist_ok=True)
     (KEPT / f"{name}.json").write_text(text, encoding="utf-8")
 
@@ -212,7 +210,7 @@ def _scenarios_text(name: str, head: Mapping[str, Any], jobs: int) -> str:
 
 
 def _regrets_text(head: Mapping[str, Any], jobs: int) -> str:
-    data = ROOT / "results" / REGRET / f"{head['commit']}.jsonl"
+    data = ROOT / "results" / REGRET / f"{code_digest('experiments.window_worlds')}.jsonl"
     data.parent.mkdir(parents=True, exist_ok=True)
     for number in make_worlds(data, seed=1, worlds=WORLDS, every=PARTS, workers=jobs):
         print(f"world {number} of {WORLDS}", file=sys.stderr)
@@ -224,9 +222,11 @@ def pages() -> Mapping[Path, str]:
     """Return the pages with the tables of the kept results."""
     found: dict[Path, str] = {}
     for name, table in TABLES.items():
+        if not (KEPT / f"{name}.json").exists():
+            continue
         path = ROOT / "docs" / "research" / f"{table.page}.md"
         results = load(name)
-        text = f"{about(name, results)}\n\n" + "\n".join(table.lines(results))
+        text = f"{' '.join(filter(None, (table.cells, about(name, results))))}\n\n" + "\n".join(table.lines(results))
         found[path] = replace_table(found.get(path) or path.read_text(encoding="utf-8"), name, text)
     return found
 
@@ -247,6 +247,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 0
     old = [path for path, text in pages().items() if path.read_text(encoding="utf-8") != text]
     if options.check:
+        print(*(f"{path.relative_to(ROOT)}: expected the tables of the kept results" for path in old), sep="\n", end="\n" if old else "")
         return 1 if old else 0
     for path, text in pages().items():
         path.write_text(text, encoding="utf-8")

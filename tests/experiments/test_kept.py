@@ -18,7 +18,7 @@ def results() -> dict[str, Any]:
         for trace, routing, pace in (("gsm8k", "random", 0.0401), ("gsm8k", "jsq", 0.03), ("xsum", "jsq", 0.1234))
         for seed in (1, 2)
     ]
-    return {"name": "which?", "repeats": 2, "sweep": {"trace": [], "routing": []}, "scenarios": scenarios}
+    return {"name": "which?", "seed": 1, "repeats": 2, "settings": {}, "sweep": {"trace": [], "routing": []}, "scenarios": scenarios}
 
 
 def test_a_kept_file_has_the_figures_of_its_tables_only(tmp_path: Path) -> None:
@@ -31,7 +31,7 @@ def test_a_kept_file_has_the_figures_of_its_tables_only(tmp_path: Path) -> None:
 
 
 def test_a_table_has_the_means_over_seeds_and_an_empty_cell_where_nothing_was_run() -> None:
-    lines = [*crossed(results(), "routing", (Cell("tpot_mean", 1000.0), Cell("throughput")), corner="trace")]
+    lines = [*crossed(results(), "routing", (Cell("tpot_mean", "a pace", 1000.0), Cell("throughput", "a rate")), corner="trace")]
     assert lines[0] == "| trace | random | jsq |"
     assert lines[2] == "| gsm8k | 41.6 / 1,230 | 31.5 / 1,230 |"
     assert lines[3] == "| xsum |  | 125 / 1,230 |"
@@ -47,6 +47,9 @@ def test_a_table_takes_the_place_of_the_one_between_its_marks() -> None:
 @pytest.mark.parametrize("name", sorted({*TABLES} - {REGRET}))
 def test_what_is_kept_is_all_of_an_experiment_as_its_file_has_it(name: str) -> None:
     experiment, found = read_experiment(Path("experiments") / f"{name}.yaml"), load(name)
+    file = experiment.file
+    settings = {part: getattr(file, part) for part in found["settings"]}
+    assert json.loads(json.dumps([settings, file.sweep, file.seed])) == [found["settings"], found["sweep"], found["seed"]]
     kept = [(each["point"], each["seed"]) for each in found["scenarios"]]
     assert kept == [(json.loads(json.dumps(each.point)), each.seed) for each in experiment.scenarios]
     assert all(set(each["system"]) == set(TABLES[name].figures) for each in found["scenarios"])

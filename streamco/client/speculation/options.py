@@ -199,13 +199,12 @@ class SpeculationOptions(Struct, frozen=True, kw_only=True):
         """
         prior = self.tuning.prior
         if known is not None:
-            conditions = known.conditions()
             prior = EstimatesPrior(
                 acceptance=known.acceptance,
                 step_times=tuple(known.step_times),
                 wait=known.wait,
                 remote_step=known.remote_step if known.has_remote_step else None,
-                hit_rate=conditions.hit_rate,
+                hit_rate=known.hit_rate,
                 mean_confidence=known.mean_confidence,
             )
         window = _window(self.window, budget, may_fuse=self.is_adaptive)

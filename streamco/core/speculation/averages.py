@@ -87,9 +87,9 @@ class DraftStepTimes:
     """Seconds of the draft model's step, by the number of sequences in its batch.
 
     A draft beside a stream may take longer than others: where device and server share a memory, both read their weights from it at
-    once. So 0.7 of such times count until one of a draft that is to be verified is known: it costs a round at most if a stream hardly
-    slows the device, while a forecast that is too low would keep it from drafting. Then they count if they are clearly shorter, or after
-    many without such a draft, because a device may have become faster or slower.
+    once. Until a draft that is to be verified was timed, such a time counts as the prior's if that is shorter, but as 0.7 of its own at
+    least: a round is tried at most because of it, while a forecast that is too low would keep the device from drafting. Later they count
+    whole if they are clearly shorter, or after many without such a draft, because a device may have become faster or slower.
 
     Args:
         prior: seconds of a step on 1, 2, ... sequences, until they are measured.
@@ -100,6 +100,7 @@ class DraftStepTimes:
         self._times = list(prior)
         self._measured: dict[int, int] = {}  # drafts that were measured, by numbers of sequences
         self._beside_stream: set[int] = set()  # numbers of sequences that were measured beside a stream only
+        self._known_alone: set[int] = set()  # those that were ever measured without one
         self._left_out = 0  # times since the last one that counted
 
     @property
@@ -126,10 +127,12 @@ class DraftStepTimes:
             if self._left_out <= _MOST_LEFT_OUT:
                 return
         if is_beside_stream:
-            seconds *= _ALONE
+            if sequences not in self._known_alone:
+                seconds = min(seconds, max(_ALONE * seconds, tokens * self._prior[sequences - 1]))
             self._beside_stream.add(sequences)
         else:
             self._left_out = 0
+            self._known_alone.add(sequences)
             if sequences in self._beside_stream:
                 self._beside_stream.remove(sequences)
                 known = -1  # it takes the place of those

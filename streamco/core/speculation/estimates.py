@@ -151,15 +151,12 @@ class SpeculationEstimates:
         self._window = DraftWindow(window, stabiliser, mode_stabiliser)
         self._forecasting = _Forecasting(forecast, rng or Random(0))
         self._is_parallel, self._is_ahead = True, False
-        # Times
-        self._hit_rate = prior.hit_rate  # until it is measured; None: as the acceptance rate
         self._step_times = DraftStepTimes(prior.step_times)
         self._round_trips: defaultdict[str, RoundTrip] = defaultdict(partial(RoundTrip, prior.wait))  # by verifier, if there are several
         self._round_trip = RoundTrip(prior.wait)  # the present one
         self._remote_step = RemoteStepTime(prior.remote_step)
         self._prompt_time = Ewma(0.0, first_weight=1.0)
         self._opening_share = Ewma(1.0, _FIRST_WEIGHT)
-        # Draft tokens
         self._acceptance = DecayedRatio(_DECAY, prior.acceptance, _PRIOR_TOKENS)
         self._confidence = (
             Ewma(0.0, _CONFIDENCE_WEIGHT, first_weight=1.0)
@@ -169,9 +166,8 @@ class SpeculationEstimates:
         self._calibration = ConfidenceCalibration(prior.acceptance, prior.mean_confidence)
         self._recent_chance = Ewma(min(prior.acceptance, self._calibration.acceptance(1.0)), 1.0 - _DECAY)
         self._has_confidence = prior.mean_confidence is not None
-        # Rounds
         self._rounds = _RoundAverages(
-            hit_rate=DecayedRatio(_DECAY),
+            hit_rate=DecayedRatio(_DECAY, prior.hit_rate or 0.0, 0.0 if prior.hit_rate is None else _PRIOR_ROUNDS),
             adopted=DecayedRatio(_ROUND_DECAY),
             ahead_rate=DecayedRatio(_DECAY),
             gain=DecayedRatio(_ROUND_DECAY, 1.0, _PRIOR_ROUNDS),
@@ -182,8 +178,7 @@ class SpeculationEstimates:
 
     def at(self, verifier: str) -> SpeculationEstimates:
         """Return the estimates of an answer at one of several verifiers: the times of rounds are that verifier's, all else is shared."""
-        other = copy(self)
-        other.move_to(verifier)
+        (other := copy(self)).move_to(verifier)
         return other
 
     def move_to(self, verifier: str) -> None:
@@ -269,6 +264,11 @@ class SpeculationEstimates:
     def record_streamed(self, tokens: int) -> None:
         """Record tokens of a remote stream, during which nothing is verified."""
         self._remote_step.since_verdict += tokens
+
+    @property
+    def hit_rate(self) -> float | None:
+        """Share of rounds that began with an adopted branch, or what was expected of it; None: nothing was."""
+        return self._rounds.hit_rate.value if self._rounds.hit_rate.events else None
 
     # Windows
 
@@ -370,7 +370,7 @@ class SpeculationEstimates:
         first, *more = self.step_times
         window = self.usual_window
         ahead, ahead_rounds = self._rounds.ahead_rate.with_prior(_PRIOR_AHEAD, _PRIOR_ROUNDS)
-        hits, rounds = self._rounds.hit_rate.with_prior(self.acceptance if self._hit_rate is None else self._hit_rate, _PRIOR_ROUNDS)
+        hits, rounds = self._rounds.hit_rate.with_prior(self.acceptance, max(0.0, _PRIOR_ROUNDS - self._rounds.hit_rate.events))
         prices = self._round_trip.prices
         return RoundConditions(
             acceptance=self.acceptance,

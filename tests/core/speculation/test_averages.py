@@ -53,6 +53,11 @@ def test_a_step_beside_a_stream_counts_until_another_is_known() -> None:
     steps = DraftStepTimes([0.02, 0.03])
     steps.record(1, 10, 0.4, is_beside_stream=True)
     assert steps.times[0] == pytest.approx(0.024), "half of the prior, and half of 0.7 of what it took"
+    for _ in range(50):
+        steps.record(1, 10, 0.25, is_beside_stream=True)
+    assert steps.times[0] == pytest.approx(0.02, rel=0.01), "as long as the prior says"
+    steps.record(2, 10, 0.28, is_beside_stream=True)
+    assert steps.times[1] == pytest.approx(0.029), "shorter than the prior says: half of the prior, and half of what it took"
     steps.record(1, 10, 0.1)
     assert steps.times == pytest.approx([0.01, 0.015]), "the first other time takes their place"
     steps.record(1, 10, 0.4, is_beside_stream=True)
@@ -81,7 +86,7 @@ def test_times_beside_other_work_count_when_there_are_no_others_for_long() -> No
     for _ in range(80):
         steps.record(1, 10, 0.4, is_beside_stream=True)
         stream.record(1, 0.2, is_beside_draft=True)
-    assert steps.times[0] == pytest.approx(0.028, rel=0.01), "the device has become slower, and drafts are never verified"
+    assert steps.times[0] == pytest.approx(0.04, rel=0.01), "the device has become slower, and drafts are never verified"
     assert stream.seconds == pytest.approx(0.2, rel=0.05), "the server has become slower, and the device always drafts"
     steps.record(1, 10, 0.1)
     stream.record(1, 0.05)
