@@ -6,7 +6,7 @@ what there is beside the model's own time is the server's and the scheduler's.
 
 The devices are scripted: four tokens at a time at a phone's rate, the target's own text with errors mixed in, so that a given share is
 accepted. A chunk is sent to be judged with the budget's probability, and given with the next one otherwise; between answers a device rests.
-Each engine, policy and budget has a server of its own, which meets ever more devices.
+Each case has a server of its own: admission control remembers how many devices it could serve in time.
 
 The latency of a verdict is what the device sees, from its draft to its verdict, over a link of 60 ms; those of first rounds, which wait
 for the prompt to be read, are counted by themselves. ``x alone`` divides the 95th percentile by that of a single device with the same
@@ -301,7 +301,8 @@ async def run_case(server: Server, texts: Sequence[Text], budget: float, devices
         for task in done:
             task.result()  # only by an error
         after = await server.figures(session)
-    return seen, {name: after[name] - before[name] for name in ("verdicts", "late_verdicts", "failed_batches")}
+    counts = {name: after[name] - before[name] for name in ("verdicts", "late_verdicts", "failed_batches")}
+    return seen, {**counts, "session_limit": after["session_limit"]}
 
 
 def percentile(samples: Sequence[float], share: float) -> float:
@@ -336,20 +337,23 @@ async def measure(args: argparse.Namespace) -> list[Row]:
     count, tokens = (4, 64) if args.quick else (len(QUESTIONS), 96)
     for engine, policy, budget in product(args.engines, args.policies, args.budgets):
         alone, devices = float("nan"), args.devices or DEVICES[engine, bool(args.quick)]
-        async with serving(engine, policy, imposed) as server:
-            written = written or (await write_texts(server, count, tokens) if engine == "packaged" else [])
-            texts = written if engine == "packaged" else script_texts(count, tokens)
-            for number in devices:
+        for number in devices:
+            async with serving(engine, policy, imposed) as server:
+                written = written or (await write_texts(server, count, tokens) if engine == "packaged" else [])
+                texts = written if engine == "packaged" else script_texts(count, tokens)
                 seen, counts = await run_case(server, texts, budget, number, args.seconds)
-                if number == devices[0]:
-                    alone = percentile(seen.latencies, 0.95)
-                rate = counts["verdicts"] / ((1 - SETTLING) * args.seconds)
-                case, contender = f"{engine}, {policy}, budget {budget}", f"{number} devices"
-                rows += case_rows(case, contender, seen, rate=rate, alone=alone)
-                if imposed:
-                    late = counts["late_verdicts"] / max(1, counts["verdicts"])
-                    rows.append(Row(BENCH, case, contender, "verdicts that took longer than imposed", "share", late, late, late))
-                print(f"{case}, {contender}: {len(seen.latencies)} verdicts", file=sys.stderr)
+            if number == devices[0]:
+                alone = percentile(seen.latencies, 0.95)
+            rate = counts["verdicts"] / ((1 - SETTLING) * args.seconds)
+            case, contender = f"{engine}, {policy}, budget {budget}", f"{number} devices"
+            rows += case_rows(case, contender, seen, rate=rate, alone=alone)
+            if counts["session_limit"] is not None:
+                limit = counts["session_limit"]
+                rows.append(Row(BENCH, case, contender, "sessions admitted at a time, at the end", "", limit, limit, limit))
+            if imposed:
+                late = counts["late_verdicts"] / max(1, counts["verdicts"])
+                rows.append(Row(BENCH, case, contender, "verdicts that took longer than imposed", "share", late, late, late))
+            print(f"{case}, {contender}: {len(seen.latencies)} verdicts", file=sys.stderr)
     return rows
 
 
