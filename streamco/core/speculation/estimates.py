@@ -20,7 +20,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from streamco.config import check_share
-from streamco.core.speculation.averages import DecayedRatio, DraftStepTimes, Ewma, RemoteStepTime, RoundTrip
+from streamco.core.speculation.averages import DecayedRatio, DraftStepTimes, Ewma, HitRate, RemoteStepTime, RoundTrip
 from streamco.core.speculation.draft_window import DraftWindow
 from streamco.core.speculation.events import DraftToken
 from streamco.errors import ConfigError
@@ -100,7 +100,7 @@ class _RoundAverages(NamedTuple):
         verified: counts rounds.
     """
 
-    hit_rate: DecayedRatio
+    hit_rate: HitRate
     adopted: DecayedRatio
     ahead_rate: DecayedRatio
     gain: DecayedRatio
@@ -167,7 +167,7 @@ class SpeculationEstimates:
         self._recent_chance = Ewma(min(prior.acceptance, self._calibration.acceptance(1.0)), 1.0 - _DECAY)
         self._has_confidence = prior.mean_confidence is not None
         self._rounds = _RoundAverages(
-            hit_rate=DecayedRatio(_DECAY, prior.hit_rate or 0.0, 0.0 if prior.hit_rate is None else _PRIOR_ROUNDS),
+            hit_rate=HitRate(prior.hit_rate, prior.acceptance, _PRIOR_ROUNDS),
             adopted=DecayedRatio(_ROUND_DECAY),
             ahead_rate=DecayedRatio(_DECAY),
             gain=DecayedRatio(_ROUND_DECAY, 1.0, _PRIOR_ROUNDS),
@@ -254,7 +254,7 @@ class SpeculationEstimates:
             self._rounds.verified.record(True)
             self._rounds.gain.record(tokens / expected_tokens(expected_acceptance, length))
         if is_hit is not None:
-            self._rounds.hit_rate.record(is_hit)
+            self._rounds.hit_rate.record(is_hit, expected_acceptance)
 
     @property
     def tokens_since_verdict(self) -> int:
@@ -266,9 +266,9 @@ class SpeculationEstimates:
         self._remote_step.since_verdict += tokens
 
     @property
-    def hit_rate(self) -> float | None:
-        """Share of rounds that began with an adopted branch, or what was expected of it; None: nothing was."""
-        return self._rounds.hit_rate.value if self._rounds.hit_rate.events else None
+    def hit_rate(self) -> float:
+        """Share of rounds that are expected to begin with an adopted branch, at the present acceptance rate."""
+        return self._rounds.hit_rate.at(self.acceptance)
 
     # Windows
 
@@ -370,7 +370,6 @@ class SpeculationEstimates:
         first, *more = self.step_times
         window = self.usual_window
         ahead, ahead_rounds = self._rounds.ahead_rate.with_prior(_PRIOR_AHEAD, _PRIOR_ROUNDS)
-        hits, rounds = self._rounds.hit_rate.with_prior(self.acceptance, max(0.0, _PRIOR_ROUNDS - self._rounds.hit_rate.events))
         prices = self._round_trip.prices
         return RoundConditions(
             acceptance=self.acceptance,
@@ -379,7 +378,7 @@ class SpeculationEstimates:
             remote_step=self.remote_step,
             verify=self.wait if prices is None else prices[0],
             row_costs=None if prices is None else prices[1],
-            hit_rate=hits / rounds if self._is_parallel else 0.0,
+            hit_rate=self.hit_rate if self._is_parallel else 0.0,
             ahead=self.rtt * ahead / ahead_rounds if self._is_ahead else 0.0,
             slowdown=(more[-1] if more else first) / first,
             adopted=self._rounds.adopted.value if self._rounds.adopted.events else None,

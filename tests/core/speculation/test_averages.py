@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from streamco.core.speculation.averages import DecayedRatio, DraftStepTimes, Ewma, RemoteStepTime, RoundTrip
+from streamco.core.speculation.averages import DecayedRatio, DraftStepTimes, Ewma, HitRate, RemoteStepTime, RoundTrip
 from streamco.profiles.row_costs import RowCosts
 
 VALUES = st.lists(st.floats(0.0, 1.0), min_size=1, max_size=60)
@@ -56,14 +56,38 @@ def test_a_step_beside_a_stream_counts_until_another_is_known() -> None:
     for _ in range(50):
         steps.record(1, 10, 0.25, is_beside_stream=True)
     assert steps.times[0] == pytest.approx(0.02, rel=0.01), "as long as the prior says"
-    steps.record(2, 10, 0.28, is_beside_stream=True)
-    assert steps.times[1] == pytest.approx(0.029), "shorter than the prior says: half of the prior, and half of what it took"
     steps.record(1, 10, 0.1)
     assert steps.times == pytest.approx([0.01, 0.015]), "the first other time takes their place"
     steps.record(1, 10, 0.4, is_beside_stream=True)
     assert steps.times == pytest.approx([0.01, 0.015])
     steps.record(1, 10, 0.2)
     assert steps.times[0] == pytest.approx(0.015), "the first times have equal weights"
+
+
+def test_a_step_beside_a_stream_counts_whole_if_it_is_shorter_than_expected() -> None:
+    steps = DraftStepTimes([0.02])
+    steps.record(1, 10, 0.1, is_beside_stream=True)
+    assert steps.times[0] == pytest.approx(0.015), "half of the prior, and half of what it took"
+
+
+def test_a_hit_rate_rises_and_falls_with_the_acceptance_rate() -> None:
+    rate = HitRate(None, 0.7, 4.0)
+    assert [rate.at(acceptance) for acceptance in (0.0, 0.5, 1.0)] == [0.0, 0.5, 1.0], "nothing is known, so it is the acceptance rate"
+    for _ in range(40):
+        rate.record(True, 0.6)
+        rate.record(False, 0.6)
+    assert rate.at(0.6) == pytest.approx(0.5, abs=0.02)
+    assert rate.at(0.9) == pytest.approx(0.75, abs=0.03), "the text has changed since those rounds"
+    calibrated = HitRate(0.4, 0.8, 4.0)
+    assert [calibrated.at(0.8), calibrated.at(0.4)] == pytest.approx([0.4, 0.2])
+
+
+@given(st.lists(st.tuples(st.booleans(), st.floats(0.0, 1.0))), st.none() | st.floats(0.0, 1.0), st.floats(0.0, 1.0))
+def test_a_hit_rate_is_a_share_whatever_is_recorded(rounds: list[tuple[bool, float]], prior: float | None, acceptance: float) -> None:
+    rate = HitRate(prior, acceptance, 4.0)
+    for is_hit, expected in rounds:
+        rate.record(is_hit, expected)
+    assert 0.0 <= rate.at(acceptance) <= 1.0
 
 
 def test_a_stream_beside_a_draft_counts_until_another_time_is_known() -> None:
