@@ -19,7 +19,7 @@ from statistics import fmean, stdev
 from typing import Any, NamedTuple
 
 __all__ = ["FIGURES", "PAPER_THROUGHPUT", "PAPER_TPOT", "PAPER_TTFT", "POLICIES", "Interval"]
-__all__ += ["change", "interval", "seeds_of", "tables"]
+__all__ += ["change", "drafting", "interval", "seeds_of", "tables"]
 
 POLICIES = ("static 4", "dynamic", "adaptive")
 OTHERS = ("the server alone", "fused, drafting 4")
@@ -126,7 +126,8 @@ def seeds_of(scenarios: Iterable[Mapping[str, Any]], figure: str) -> Seeds:
     found: dict[str, dict[str, dict[int, float]]] = defaultdict(lambda: defaultdict(dict))
     for scenario in scenarios:
         point = scenario["point"]
-        found[point[CASE]][point[WINDOW]][scenario["seed"]] = scenario["system"][figure]
+        if figure in scenario["system"]:
+            found[point[CASE]][point[WINDOW]][scenario["seed"]] = scenario["system"][figure]
     return found
 
 
@@ -145,6 +146,21 @@ def tables(results: Mapping[str, Any]) -> Iterator[str]:
         yield ""
         yield " ".join(_count(found, other, figure) for other in (*POLICIES[:-1], *OTHERS))
         yield ""
+
+
+def drafting(results: Mapping[str, Any]) -> Iterator[str]:
+    """Yield the lines of a table on how the devices draft: means over the seeds of each case and policy."""
+    found = {name: seeds_of(results["scenarios"], name) for name in ("window_mean", "acceptance", "by_server_alone", "device_wait")}
+    yield f"**How they draft**, {' / '.join(POLICIES)}:"
+    yield ""
+    yield "| | tokens of a draft | accepted share of all drafted tokens | share by the server's stream | seconds until the device is free |"
+    yield "|---|---|---|---|---|"
+    for case in found["window_mean"]:
+        cells = (
+            " / ".join(f"{fmean(by[case][policy].values()):.{digits}f}" if by[case][policy] else "?" for policy in POLICIES)
+            for by, digits in zip(found.values(), (1, 2, 2, 1), strict=True)
+        )
+        yield f"| {case} | {' | '.join(cells)} |"
 
 
 def _line(case: str, policies: Mapping[str, Mapping[int, float]], figure: Figure) -> Iterator[str]:

@@ -18,7 +18,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from bench.record import commit, is_same_code
-from experiments.dsd import tables as table2
+from experiments.dsd import drafting
+from experiments.dsd import tables as paper_tables
 from experiments.synera.costs import FIGURES as COST_FIGURES
 from experiments.synera.costs import HEAD as COST_HEAD
 from experiments.synera.costs import tables_of as costs_of
@@ -125,13 +126,17 @@ def crossing(page: str, column: str, corner: str, *cells: Cell) -> Table:
     return Table(page, [cell.name for cell in cells], lambda results: crossed(results, column, cells, corner=corner), sentence)
 
 
-RATE, PACE = Cell("throughput", "requests a second"), Cell("tpot_mean", "milliseconds a token", 1000.0)
+RATE, PACE = Cell("throughput", "requests answered a second"), Cell("tpot_mean", "milliseconds a token", 1000.0)
 FIRST, VERDICT = (
     Cell("ttft_mean", "milliseconds to the first token", 1000.0, 0),
     Cell("verdict_mean", "milliseconds until a verdict", 1000.0, 0),
 )
 TABLES: Mapping[str, Table] = {
-    "dsd_table2": Table("dsd", ("finished", "ttft_mean", "tpot_mean"), table2),
+    "dsd_table2": Table(
+        "dsd",
+        ("finished", "ttft_mean", "tpot_mean", "window_mean", "acceptance", "by_server_alone", "device_wait"),
+        lambda results: [*paper_tables(results), *drafting(results)],
+    ),
     "dsd_figure5": crossing("dsd", "workload.trace", "routing, batching, window", RATE, PACE, FIRST),
     "dsd_figure6": crossing("dsd", "who writes", "round trip [ms]", PACE),
     "dsd_figure7": crossing("dsd", "policy.routing", "drafters", RATE, PACE),
@@ -139,7 +144,7 @@ TABLES: Mapping[str, Table] = {
     "synera_table4": Table("synera", COST_FIGURES, costs),
     "synera_figure13": crossing("synera", "what is sent", "Mbit/s", PACE),
     "synera_figure14": Table("synera", COST_FIGURES, costs),
-    "synera_figure15": crossing("synera", "policy.budget", "requests that arrive a second", VERDICT, RATE),
+    "synera_figure15": crossing("synera", "policy.budget", "requests that arrive a second; by budget", VERDICT, RATE),
     REGRET: Table("windows", (), regrets),
 }
 """The experiments whose results are kept, by the name of their file."""
@@ -153,7 +158,7 @@ def compact(results: Results, figures: Sequence[str], head: Mapping[str, Any]) -
             {
                 "point": each["point"],
                 "seed": each["seed"],
-                "system": {name: float(f"{each['system'][name]:.{DIGITS}g}") for name in figures},
+                "system": {name: float(f"{each['system'][name]:.{DIGITS}g}") for name in figures if name in each["system"]},
             }
         )
         for each in results["scenarios"]

@@ -27,7 +27,7 @@ def test_a_kept_file_has_the_figures_of_its_tables_only(tmp_path: Path) -> None:
     found = load("dsd_figure7", tmp_path)
     assert (found["commit"], found["repeats"], len(found["scenarios"])) == ("1dc1f62", 2, 6)
     assert found["scenarios"][0] == {"point": {"trace": "gsm8k", "routing": "random"}, "seed": 1, "system": {"tpot_mean": 0.0411}}
-    assert len(text.splitlines()) == len(json.dumps({**found, "scenarios": []}, indent=1).splitlines()) + 1 + 6
+    assert sum(line.startswith('{"point"') for line in text.splitlines()) == 6, "a line for each"
 
 
 def test_a_table_has_the_means_over_seeds_and_an_empty_cell_where_nothing_was_run() -> None:
@@ -52,7 +52,9 @@ def test_what_is_kept_is_all_of_an_experiment_as_its_file_has_it(name: str) -> N
     assert json.loads(json.dumps([settings, file.sweep, file.seed])) == [found["settings"], found["sweep"], found["seed"]]
     kept = [(each["point"], each["seed"]) for each in found["scenarios"]]
     assert kept == [(json.loads(json.dumps(each.point)), each.seed) for each in experiment.scenarios]
-    assert all(set(each["system"]) == set(TABLES[name].figures) for each in found["scenarios"])
+    shown = TABLES[name].figures
+    assert all(set(each["system"]) <= set(shown) for each in found["scenarios"])
+    assert {figure for each in found["scenarios"] for figure in each["system"]} == set(shown)
 
 
 def test_policies_are_compared_in_both_modes() -> None:
