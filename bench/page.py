@@ -234,8 +234,8 @@ def real_pair() -> Question:
             rows.append([f"{text}, {label}", f"**{times[0]}**", times[1], times[2], f"{run.value(case, rate, 'stream'):.1f} tokens/s"])
     return Question(
         "Is speculation faster on one small machine?",
-        "Qwen2.5-Coder 0.5B drafts, 1.5B verifies, one core each; tokens a second over the same server's plain stream. On code it pays, on prose nothing "
-        "can be won by drafts of this model.",
+        "Qwen2.5-Coder 0.5B drafts, 1.5B verifies, one core each; tokens a second over the same server's plain stream. On code it pays, on prose it "
+        "doesn't.",
         ("pair",),
         ("higher is better", "streamco", "drafts alone", "bound", "the stream"),
         rows,

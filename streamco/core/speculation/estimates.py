@@ -266,9 +266,9 @@ class SpeculationEstimates:
         self._remote_step.since_verdict += tokens
 
     @property
-    def hit_rate(self) -> float:
-        """Share of rounds that are expected to begin with an adopted branch, at the present acceptance rate."""
-        return self._rounds.hit_rate.at(self.acceptance)
+    def hit_rate(self) -> float | None:
+        """Share of rounds that are expected to begin with an adopted branch, at the present acceptance rate; None: none was measured."""
+        return self._rounds.hit_rate.at(self.acceptance) if self._rounds.hit_rate.is_measured else None
 
     # Windows
 
@@ -378,7 +378,7 @@ class SpeculationEstimates:
             remote_step=self.remote_step,
             verify=self.wait if prices is None else prices[0],
             row_costs=None if prices is None else prices[1],
-            hit_rate=self.hit_rate if self._is_parallel else 0.0,
+            hit_rate=self._rounds.hit_rate.at(self.acceptance) if self._is_parallel else 0.0,
             ahead=self.rtt * ahead / ahead_rounds if self._is_ahead else 0.0,
             slowdown=(more[-1] if more else first) / first,
             adopted=self._rounds.adopted.value if self._rounds.adopted.events else None,
@@ -394,8 +394,9 @@ class SpeculationEstimates:
         if not self._step_times.is_measured:
             return True
         known = self.conditions()
-        doubt = _STANDARD_ERRORS * sqrt(self.acceptance * (1.0 - self.acceptance) / self._acceptance.events)
-        hopeful = replace(known, acceptance=min(1.0, self.acceptance + doubt), round_tokens=None)
+        best = min(1.0, self.acceptance + _STANDARD_ERRORS * sqrt(self.acceptance * (1.0 - self.acceptance) / self._acceptance.events))
+        hits = self._rounds.hit_rate.at(best) if self._is_parallel else 0.0
+        hopeful = replace(known, acceptance=best, hit_rate=hits, round_tokens=None)
         rates = predict_rates(_best(hopeful))
         return rates.speculative > rates.remote
 

@@ -78,7 +78,9 @@ def test_a_hit_rate_rises_and_falls_with_the_acceptance_rate() -> None:
         rate.record(False, 0.6)
     assert rate.at(0.6) == pytest.approx(0.5, abs=0.02)
     assert rate.at(0.9) == pytest.approx(0.75, abs=0.03), "the text has changed since those rounds"
+    assert HitRate(0.3, 0.0, 4.0).at(0.5) == 0.5, "at an acceptance of 0 a share says nothing"
     calibrated = HitRate(0.4, 0.8, 4.0)
+    assert [rate.is_measured, calibrated.is_measured, HitRate(None, 0.7, 4.0).is_measured] == [True, True, False]
     assert [calibrated.at(0.8), calibrated.at(0.4)] == pytest.approx([0.4, 0.2])
 
 
