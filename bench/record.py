@@ -23,6 +23,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 
 from bench.__main__ import BENCHES
@@ -48,6 +49,10 @@ def machine() -> str:
     return f"{cpu}, {os.cpu_count()} cores, {platform.system()}, Python {platform.python_version()}"
 
 
+def _git(root: Path, *words: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(["git", *words], cwd=root, check=False, capture_output=True, text=True)
+
+
 def commit(root: Path = HERE.parent) -> str:
     """The checked-out commit, which others can check out, too. Results and pages may be changed.
 
@@ -58,10 +63,7 @@ def commit(root: Path = HERE.parent) -> str:
         SystemExit: there is no commit, files were changed since, or the branch upstream doesn't have it, so that a rebase may still rename
             it. Without such a branch any commit will do.
     """
-
-    def git(*words: str) -> subprocess.CompletedProcess[str]:
-        return subprocess.run(["git", *words], cwd=root, check=False, capture_output=True, text=True)
-
+    git = partial(_git, root)
     short = git("rev-parse", "--short", "HEAD").stdout.strip()
     if not short:
         raise SystemExit(f"expected a git checkout, got none at {root}")
@@ -107,8 +109,7 @@ def is_same_code(one: str, other: str, root: Path = HERE.parent, code: Sequence[
         root: the checkout.
         code: which files, as ``git diff`` takes them.
     """
-    command = ["git", "diff", "--quiet", one, other, "--", *code]
-    return one == other or not subprocess.run(command, cwd=root, check=False, capture_output=True).returncode
+    return one == other or not _git(root, "diff", "--quiet", one, other, "--", *code).returncode
 
 
 def wanted_for_page(at: str, folder: Path = RUNS) -> list[tuple[str, str, tuple[str, ...]]]:

@@ -332,16 +332,16 @@ def case_rows(case: str, contender: str, seen: Seen, *, rate: float, alone: floa
 async def measure(args: argparse.Namespace) -> list[Row]:
     """Every case."""
     rows: list[Row] = []
-    written: list[Text] = []
+    texts: dict[str, list[Text]] = {}
     imposed = ["--step-times", args.step_times] if args.step_times else []
     count, tokens = (4, 64) if args.quick else (len(QUESTIONS), 96)
     for engine, policy, budget in product(args.engines, args.policies, args.budgets):
         alone, devices = float("nan"), args.devices or DEVICES[engine, bool(args.quick)]
         for number in devices:
             async with serving(engine, policy, imposed) as server:
-                written = written or (await write_texts(server, count, tokens) if engine == "packaged" else [])
-                texts = written if engine == "packaged" else script_texts(count, tokens)
-                seen, counts = await run_case(server, texts, budget, number, args.seconds)
+                if engine not in texts:
+                    texts[engine] = await write_texts(server, count, tokens) if engine == "packaged" else script_texts(count, tokens)
+                seen, counts = await run_case(server, texts[engine], budget, number, args.seconds)
             if number == devices[0]:
                 alone = percentile(seen.latencies, 0.95)
             rate = counts["verdicts"] / ((1 - SETTLING) * args.seconds)

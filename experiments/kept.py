@@ -23,7 +23,7 @@ from experiments.dsd import tables as paper_tables
 from experiments.synera.costs import FIGURES as COST_FIGURES
 from experiments.synera.costs import HEAD as COST_HEAD
 from experiments.synera.costs import tables_of as costs_of
-from experiments.tables import means_of
+from experiments.tables import means_of, replace_marked, table_lines
 from experiments.window_data import make as make_worlds
 from experiments.window_regret import PARTS, compare
 from streamco.cli.main import main as streamco
@@ -71,13 +71,6 @@ class Table(NamedTuple):
     cells: str = ""
 
 
-def markdown(head: Sequence[str], rows: Iterable[Sequence[str]]) -> Iterator[str]:
-    """Yield the lines of a table."""
-    yield f"| {' | '.join(head)} |"
-    yield f"|{'---|' * len(head)}"
-    yield from (f"| {' | '.join(row)} |" for row in rows)
-
-
 def crossed(results: Results, column: str, cells: Sequence[Cell], *, corner: str = "") -> Iterator[str]:
     """Yield a table in which columns are the values of one setting and lines those of the others; a cell has all figures."""
     found = [means_of(results["scenarios"], column, cell.name) for cell in cells]
@@ -87,7 +80,7 @@ def crossed(results: Results, column: str, cells: Sequence[Cell], *, corner: str
         return " / ".join(cell.show(by[case][place]) for cell, by in zip(cells, found, strict=True) if place in by[case])
 
     rows = ([", ".join(map(str, case)), *(text(case, place) for place in places)] for case in found[0])
-    yield from markdown([corner, *map(str, places)], rows)
+    yield from table_lines([corner, *map(str, places)], rows)
 
 
 def costs(results: Results) -> Iterator[str]:
@@ -98,7 +91,7 @@ def costs(results: Results) -> Iterator[str]:
         [contender[0][0], *map(" / ".join, zip(*(line[1:] for line in contender), strict=True))]
         for contender in zip(*by_trace.values(), strict=True)
     )
-    yield from markdown([f"contender ({traces})", *COST_HEAD[1:]], rows)
+    yield from table_lines([f"contender ({traces})", *COST_HEAD[1:]], rows)
 
 
 def regrets(results: Results) -> Iterator[str]:
@@ -107,7 +100,7 @@ def regrets(results: Results) -> Iterator[str]:
     rows = results["rows"]
     modes, groups, policies = (dict.fromkeys(row[name] for row in rows) for name in ("mode", "among", "policy"))
     by = {(row["mode"], row["among"], row["policy"]): row for row in rows}
-    yield from markdown(
+    yield from table_lines(
         ["", *(f"{mode}: {figure}" for mode in modes for figure in figures)],
         (
             line
@@ -188,12 +181,7 @@ def replace_table(page: str, name: str, text: str) -> str:
     Raises:
         ValueError: the page has no marks.
     """
-    begin, end = f"<!-- {name}: begin -->", f"<!-- {name}: end -->"
-    before, found, rest = page.partition(begin)
-    _, closed, after = rest.partition(end)
-    if not found or not closed:
-        raise ValueError(f"expected the marks {begin} and {end}, got a page without them")
-    return f"{before}{begin}\n\n{text.strip()}\n\n{end}{after}"
+    return replace_marked(page, name, f"\n\n{text.strip()}\n\n")
 
 
 def run(name: str, jobs: int) -> None:

@@ -1,15 +1,15 @@
-"""What experiments share: all cores, and tables in Markdown."""
+"""What experiments share: all cores, and tables in Markdown, printed or in a page."""
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
 from statistics import fmean
 from typing import Any
 
-__all__ = ["Means", "format_table", "means_of", "run_all", "show_table"]
+__all__ = ["Means", "format_table", "means_of", "replace_marked", "run_all", "show_table", "table_lines"]
 
 Means = Mapping[tuple[Any, ...], Mapping[Any, float]]
 """Of one figure: by the values of all swept settings but one, then by that one's."""
@@ -28,8 +28,28 @@ def show_table(title: str, head: Sequence[str], rows: Iterable[Sequence[str]]) -
 
 def format_table(title: str, head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     """Return a table in Markdown, with an empty line before its title."""
-    lines = (f"| {' | '.join(row)} |" for row in rows)
-    return "\n".join((f"\n{title}\n\n| {' | '.join(head)} |\n|{'---|' * len(head)}", *lines))
+    return "\n".join((f"\n{title}\n", *table_lines(head, rows)))
+
+
+def table_lines(head: Sequence[str], rows: Iterable[Sequence[str]]) -> Iterator[str]:
+    """Yield the lines of a table in Markdown."""
+    yield f"| {' | '.join(head)} |"
+    yield f"|{'---|' * len(head)}"
+    yield from (f"| {' | '.join(row)} |" for row in rows)
+
+
+def replace_marked(page: str, name: str, text: str) -> str:
+    """Return a page with a text between its marks ``<!-- NAME: begin -->`` and ``<!-- NAME: end -->``.
+
+    Raises:
+        ValueError: the page has no such marks.
+    """
+    begin, end = f"<!-- {name}: begin -->", f"<!-- {name}: end -->"
+    before, found, rest = page.partition(begin)
+    _, closed, after = rest.partition(end)
+    if not found or not closed:
+        raise ValueError(f"page: expected the marks {begin} and {end}, got none")
+    return f"{before}{begin}{text}{end}{after}"
 
 
 def means_of(scenarios: Iterable[Mapping[str, Any]], column: str, figure: str) -> Means:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -11,11 +10,10 @@ from pathlib import Path
 from experiments.quality.equation import Cell, cells_of
 from experiments.quality.measured import Questions
 from experiments.quality.records import LENGTH, PAIRS
+from experiments.tables import replace_marked
 from experiments.tasks.intervals import Interval, mean_interval
 
 __all__ = ["format_cells", "plot_cells", "show_cells", "show_profile", "update_page"]
-
-_BEGIN, _END = "<!-- table: begin -->", "<!-- table: end -->"
 
 
 def show_cells(questions: Questions, *, json_lines: bool = False, page: Path | None = None) -> None:
@@ -36,10 +34,7 @@ def update_page(text: str, tables: str) -> str:
     Raises:
         ValueError: it has no marks.
     """
-    pattern = re.compile(f"{_BEGIN}.*{_END}", re.DOTALL)
-    if not pattern.search(text):
-        raise ValueError(f"page: expected the marks {_BEGIN} and {_END}, got none")
-    return pattern.sub(lambda _: f"{_BEGIN}\n{tables}\n{_END}", text)
+    return replace_marked(text, "table", f"\n{tables}\n")
 
 
 def format_cells(cells: Sequence[Cell]) -> str:

@@ -12,10 +12,10 @@ from streamco.profiles.row_costs import RowCosts
 
 __all__ = ["DecayedRatio", "Ewma", "HitRate", "RemoteStepTime", "RoundTrip", "DraftStepTimes"]
 
+DECAY = 0.98  # what a draft token or a round counts for after the next one
 WEIGHT = 0.15  # of a new time
 _MOST_LEFT_OUT = 16  # times beside other work that are left out in a row; then they are all that there is
 _MOST_LEFT_OUT_OF_STREAMS = 48  # the same for times of a stream, of which each is a token
-_HIT_DECAY = 0.98  # what a round counts for after the next one
 _CLEARLY_LESS = 0.8  # of a known time: what takes less beside other work has become faster
 _ALONE = 0.7  # of a draft step's time beside a stream that it may take without one: 17 ms beside 23 to 26 where both share two cores
 _UNKNOWN_REMOTE_STEP = 0.05  # seconds, until it is measured
@@ -171,8 +171,8 @@ class HitRate:
     def __init__(self, prior: float | None, acceptance: float, prior_events: float) -> None:
         events = prior_events if prior is not None and acceptance > 0.0 else 0.0  # at an acceptance of 0 no proportion is known
         self._prior_events = prior_events
-        self._hits = DecayedRatio(_HIT_DECAY, prior or 0.0, events)
-        self._acceptance = DecayedRatio(_HIT_DECAY, acceptance, events)
+        self._hits = DecayedRatio(DECAY, prior or 0.0, events)
+        self._acceptance = DecayedRatio(DECAY, acceptance, events)
 
     def record(self, is_hit: bool, acceptance: float) -> None:
         """Record whether a round began with an adopted branch, and the acceptance rate that was expected of it."""

@@ -20,7 +20,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from streamco.config import check_share
-from streamco.core.speculation.averages import DecayedRatio, DraftStepTimes, Ewma, HitRate, RemoteStepTime, RoundTrip
+from streamco.core.speculation.averages import DECAY, DecayedRatio, DraftStepTimes, Ewma, HitRate, RemoteStepTime, RoundTrip
 from streamco.core.speculation.draft_window import DraftWindow
 from streamco.core.speculation.events import DraftToken
 from streamco.errors import ConfigError
@@ -39,7 +39,6 @@ Forecast = Literal["learned", "geometric", "sampled"]
 acceptance rate that confidence bends. "sampled" draws the position and the correction of a single branch from the latter, as the paper
 does; the others rank all branches."""
 
-_DECAY = 0.98  # what a draft token or a round counts for after the next one
 _ROUND_DECAY = 0.9  # what a round counts for after the next one where windows matter, which change soon
 _FIRST_WEIGHT = 0.5  # of a new opening share
 _CONFIDENCE_WEIGHT = 0.05  # of a new token's confidence
@@ -157,28 +156,29 @@ class SpeculationEstimates:
         self._remote_step = RemoteStepTime(prior.remote_step)
         self._prompt_time = Ewma(0.0, first_weight=1.0)
         self._opening_share = Ewma(1.0, _FIRST_WEIGHT)
-        self._acceptance = DecayedRatio(_DECAY, prior.acceptance, _PRIOR_TOKENS)
+        self._acceptance = DecayedRatio(DECAY, prior.acceptance, _PRIOR_TOKENS)
         self._confidence = (
             Ewma(0.0, _CONFIDENCE_WEIGHT, first_weight=1.0)
             if prior.mean_confidence is None
             else Ewma(prior.mean_confidence, _CONFIDENCE_WEIGHT)
         )
         self._calibration = ConfidenceCalibration(prior.acceptance, prior.mean_confidence)
-        self._recent_chance = Ewma(min(prior.acceptance, self._calibration.acceptance(1.0)), 1.0 - _DECAY)
+        self._recent_chance = Ewma(min(prior.acceptance, self._calibration.acceptance(1.0)), 1.0 - DECAY)
         self._has_confidence = prior.mean_confidence is not None
         self._rounds = _RoundAverages(
             hit_rate=HitRate(prior.hit_rate, prior.acceptance, _PRIOR_ROUNDS),
             adopted=DecayedRatio(_ROUND_DECAY),
-            ahead_rate=DecayedRatio(_DECAY),
+            ahead_rate=DecayedRatio(DECAY),
             gain=DecayedRatio(_ROUND_DECAY, 1.0, _PRIOR_ROUNDS),
-            verified=DecayedRatio(_DECAY),
+            verified=DecayedRatio(DECAY),
         )
 
     # Several verifiers
 
     def at(self, verifier: str) -> SpeculationEstimates:
         """Return the estimates of an answer at one of several verifiers: the times of rounds are that verifier's, all else is shared."""
-        (other := copy(self)).move_to(verifier)
+        other = copy(self)
+        other.move_to(verifier)
         return other
 
     def move_to(self, verifier: str) -> None:
