@@ -88,9 +88,11 @@ class DraftStepTimes:
     """Seconds of the draft model's step, by the number of sequences in its batch.
 
     A draft beside a stream may take longer than others: where device and server share a memory, both read their weights from it at
-    once. Until a draft that is to be verified was timed, such a time counts as the prior's if that is shorter, but as 0.7 of its own at
-    least: a round is tried at most because of it, while a forecast that is too low would keep the device from drafting. Later they count
-    whole if they are clearly shorter, or after many without such a draft, because a device may have become faster or slower.
+    once. Until a draft that is to be verified was timed, a time that is longer than the prior counts as the prior, or as 0.7 of itself if
+    that is more. If that is too hopeful, a round is tried in vain. A forecast that is too low would keep the device from drafting.
+
+    Once such a draft was timed, times beside a stream count whole if they are clearly shorter. They also count after many in a row,
+    because a device may have become faster or slower.
 
     Args:
         prior: seconds of a step on 1, 2, ... sequences, until they are measured.
