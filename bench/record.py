@@ -5,8 +5,8 @@ docs/benchmarks.md of all kept runs. Options after ``--`` are the bench's own, a
 with other options beside its usual one.
 
 ``--page`` runs each bench of docs/benchmarks.md with the options of its kept run, so that the whole page is of one state of the code and
-one kind of machine: hours on a machine that does nothing else. A run stays if it was kept on such a machine, and if neither streamco nor its
-benches have changed since its commit. So the command may be stopped and started again, and results may be committed in between.
+one kind of machine: hours on a machine that does nothing else. A run stays if it was kept on such a machine, and if neither streamco nor
+its benches have changed since its commit. So the command may be stopped and started again, and results may be committed in between.
 
 Results must be of a commit that others can check out, so it records none of a tree with changes, and none of a commit that the branch
 upstream doesn't have.
