@@ -7,6 +7,7 @@ import math
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 from typing import ParamSpec, TypeVar
 
@@ -21,6 +22,7 @@ T = TypeVar("T")
 
 LONGEST_WAIT = 5.0  # seconds that a request waits for the file, calls before it included; then it is refused
 CHECK_INTERVAL = 1.0  # seconds
+WRITE_INTERVAL = 1.0  # seconds between attempts to write costs that could not be written
 
 
 class CallerAccounts:
@@ -41,6 +43,7 @@ class CallerAccounts:
         self._is_closed = False
         self._checking: asyncio.Task[None] | None = None  # the last check of the file
         self._checked_until = -math.inf  # when a check that succeeded is repeated; on the event loop's clock
+        self._writing: asyncio.Task[None] | None = None  # attempts to write what could not be written
 
     async def start(self) -> None:
         """Open the file.
@@ -75,6 +78,8 @@ class CallerAccounts:
         if self._is_closed:
             return
         self._is_closed = True
+        if self._writing is not None:
+            self._writing.cancel()
         try:
             await self.run(self._store.write_settled)
         finally:
@@ -97,12 +102,15 @@ class CallerAccounts:
         return await self.run(self._store.reserve, reservation, name, cost, self.clock(), may_fall_back=may_fall_back)
 
     async def settle(self, reservation: str, settled: SettledCost) -> None:
-        """Replace a reservation by the real cost; see ``CallerStore.settle``."""
-        await self.run(self._store.settle, reservation, settled)
+        """Replace a reservation by the real cost; see ``CallerStore.settle``.
+
+        If it fails, it is tried again each second until it is written.
+        """
+        await self._settled(self._store.settle, reservation, settled)
 
     async def withdraw(self, reservation: str) -> None:
-        """Take a reservation back, if it was made; see ``CallerStore.withdraw``."""
-        await self.run(self._store.withdraw, reservation)
+        """Take a reservation back, if it was made; see ``CallerStore.withdraw``. If it fails, it is tried again as in ``settle``."""
+        await self._settled(self._store.withdraw, reservation)
 
     async def figures(self, name: str) -> tuple[Caller, DayFigures]:
         """Return a caller's limits, and its figures of this day."""
@@ -127,6 +135,22 @@ class CallerAccounts:
         finally:
             if not waiting.done():
                 waiting.add_done_callback(_take_exception)
+
+    async def _settled(self, function: Callable[P, None], *args: P.args, **options: P.kwargs) -> None:
+        """Call a function that settles; if it fails, begin to write what it left."""
+        try:
+            await self.run(function, *args, **options)
+        except ConfigError:
+            if not self._is_closed and (self._writing is None or self._writing.done()):
+                self._writing = asyncio.create_task(self._write_later(), name="streamco callers writing")
+            raise
+
+    async def _write_later(self) -> None:
+        """Write the costs that could not be written, as soon as the file allows it."""
+        while True:
+            await asyncio.sleep(WRITE_INTERVAL)
+            with suppress(ConfigError):  # what failed first was reported
+                return await self.run(self._store.write_settled)
 
 
 def _take_exception(waiting: asyncio.Future[T]) -> None:

@@ -257,9 +257,8 @@ class CallerStore:
         self.write_settled()
 
     def withdraw(self, reservation: str) -> None:
-        """Take a reservation back of which no endpoint was asked; one that isn't there is left."""
-        with self._writing() as connection:
-            connection.execute("DELETE FROM reservations WHERE id = ?", (reservation,))
+        """Take a reservation back of which no endpoint was asked; as ``settle``, with no cost."""
+        self.settle(reservation, SettledCost())
 
     def write_settled(self) -> None:
         """Write the costs that could not be written before.

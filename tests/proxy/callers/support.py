@@ -16,6 +16,7 @@ from streamco.proxy.callers.store import CallerStore
 from streamco.testing.endpoint import ScriptedEndpoint
 from tests.client.helpers import server
 from tests.proxy.support import CHAT, HELLO, TEXT, RunningProxy, proxying
+from tests.server.support import until
 
 NOON = 1_795_780_800.0  # 2026-11-27 12:00 UTC
 DAY = 86_400.0
@@ -77,6 +78,15 @@ def today(proxy: RunningProxy, path: Path, name: str = "alice") -> DayFigures:
     _, figures = store.figures(name, access_of(proxy)._accounts.clock())
     store.close()
     return figures
+
+
+async def until_settled(proxy: RunningProxy, path: Path, name: str = "alice") -> None:
+    """Wait until nothing of a caller is reserved. The file is opened once: whoever opens it locks it for a moment."""
+    store = CallerStore(path)
+    try:
+        await until(lambda: not store.figures(name, access_of(proxy)._accounts.clock())[1].reserved)
+    finally:
+        store.close()
 
 
 @asynccontextmanager

@@ -29,9 +29,9 @@ from tests.proxy.callers.support import (
     paid,
     serving,
     today,
+    until_settled,
 )
 from tests.proxy.support import CHAT, HELLO, proxying
-from tests.server.support import until
 
 # Keys
 
@@ -73,7 +73,7 @@ async def test_a_caller_is_answered_and_charged_by_each_api(path: Path, place: s
             async with proxy.client.post(place, json={**asking(place), "stream": is_streamed}, headers=headers) as response:
                 assert response.status == 200, await response.text()
                 await response.read()
-        await until(lambda: not today(proxy, path).reserved)
+        await until_settled(proxy, path)
         figures = today(proxy, path)
     assert (figures.requests, figures.spent, figures.prompt_tokens, figures.completion_tokens) == (2, 32_000, 20, 6)
 

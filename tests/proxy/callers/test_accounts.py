@@ -16,8 +16,9 @@ from streamco.errors import ConfigError
 from streamco.proxy.callers import accounts as module
 from streamco.proxy.callers.accounts import CallerAccounts
 from streamco.proxy.callers.keys import hash_key
-from streamco.proxy.callers.store import SettledCost
+from streamco.proxy.callers.store import CallerStore, SettledCost
 from tests.proxy.callers.support import NOON, add_caller, new_store
+from tests.server.support import until
 from tests.support.leaks import holding_nothing_new
 
 
@@ -123,6 +124,31 @@ async def test_a_check_finds_a_file_that_is_locked(path: Path, monkeypatch: pyte
         other.execute("ROLLBACK")
         other.close()
         await accounts.check()
+
+
+@pytest.mark.parametrize("is_asked", [True, False])
+async def test_what_cannot_be_written_is_written_as_soon_as_the_file_is_free(
+    path: Path, monkeypatch: pytest.MonkeyPatch, is_asked: bool
+) -> None:
+    monkeypatch.setattr(module, "WRITE_INTERVAL", 0.01)
+    reader = CallerStore(path)
+    async with opened(path) as accounts:
+        monkeypatch.setattr(accounts._store, "_patience", 0.01)
+        assert await accounts.reserve("a", "alice", 600, may_fall_back=False)
+        await accounts.run(accounts._store.close)
+        assert reader.figures("alice", NOON)[1].reserved == 600
+        other = sqlite3.connect(path, isolation_level=None)
+        other.execute("BEGIN IMMEDIATE")
+        for _ in range(2):
+            with pytest.raises(ConfigError, match="database is locked"):
+                await (accounts.settle("a", SettledCost(cost=3)) if is_asked else accounts.withdraw("a"))
+        await asyncio.sleep(0.05)
+        assert reader.figures("alice", NOON)[1].reserved == 600
+        other.execute("ROLLBACK")
+        other.close()
+        await until(lambda: not reader.figures("alice", NOON)[1].reserved)
+        assert reader.figures("alice", NOON)[1].spent == (3 if is_asked else 0)
+    reader.close()
 
 
 async def test_accounts_that_could_not_start_leave_nothing(tmp_path: Path) -> None:

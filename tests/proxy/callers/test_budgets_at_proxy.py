@@ -39,6 +39,7 @@ from tests.proxy.callers.support import (
     paid,
     serving,
     today,
+    until_settled,
 )
 from tests.proxy.support import CHAT, HELLO, TEXT
 from tests.server.support import until
@@ -156,7 +157,7 @@ async def test_parallel_requests_cannot_spend_the_same_money(path: Path) -> None
         for task in waiting:
             task.cancel()
         await asyncio.gather(*waiting, return_exceptions=True)
-        await until(lambda: not today(proxy, path).reserved)
+        await until_settled(proxy, path)
 
 
 async def test_two_proxies_with_one_file_share_a_budget_and_a_rate(path: Path) -> None:
@@ -298,7 +299,8 @@ async def test_a_stream_with_an_image_that_is_dropped_costs_a_small_images_promp
         async with proxy.client.post(CHAT, json=body, headers=headers) as response:
             assert response.status == 200
             await response.content.readline()
-        await until(lambda: not far.active and not today(proxy, path).reserved)
+        await until(lambda: not far.active)
+        await until_settled(proxy, path)
         assert 85_000 <= today(proxy, path).spent < 120_000
 
 
@@ -325,7 +327,7 @@ async def test_a_stream_that_is_dropped_at_once_costs_its_prompt_all_the_same(pa
             assert response.status == 200
             await response.content.readline()
         await until(lambda: not far.active)
-        await until(lambda: not today(proxy, path).reserved)
+        await until_settled(proxy, path)
         figures = today(proxy, path)
     assert 8_000_000 < figures.spent < 9_000_000, "40,000 bytes of hidden prompt are 8,000 tokens at least"
 
@@ -339,7 +341,8 @@ async def test_a_caller_that_leaves_before_the_first_token_is_settled(path: Path
             await until(lambda: far.active)
             waiting.cancel()
             await asyncio.gather(waiting, return_exceptions=True)
-            await until(lambda: not far.active and not today(proxy, path).reserved)
+            await until(lambda: not far.active)
+            await until_settled(proxy, path)
         figures = today(proxy, path)
     assert (figures.requests, figures.prompt_tokens) == (2, 200)
     assert figures.spent == 200_000

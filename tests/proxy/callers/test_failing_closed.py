@@ -17,7 +17,7 @@ from streamco.proxy.callers.store import SettledCost
 from streamco.proxy.config import ProxyOptions
 from streamco.server.http.listening import make_runner
 from tests.client.helpers import device, recorded_log, server
-from tests.proxy.callers.support import COUNT, PAID, SMALL, USED, access_of, asking, caller, new_store, paid, serving, today
+from tests.proxy.callers.support import COUNT, PAID, SMALL, USED, access_of, asking, caller, new_store, paid, serving, today, until_settled
 from tests.proxy.support import CHAT, RunningProxy
 from tests.server.support import until
 
@@ -173,7 +173,7 @@ async def test_an_answer_does_not_wait_for_a_file_that_is_locked(path: Path, mon
         assert figures.spent == 0
         assert figures.reserved > 10 * 16_000, "what isn't settled stays reserved"
         is_free.set()
-        await until(lambda: not today(proxy, path).reserved)
+        await until_settled(proxy, path)
         assert today(proxy, path).spent == 10 * 16_000
 
 
