@@ -125,11 +125,13 @@ class CallerAccess:
 
     async def stop(self, _app: web.Application | None = None) -> None:
         """Settle what has ended and close the file."""
-        await asyncio.gather(*self._settling)
         try:
-            await self._accounts.aclose()
-        except ConfigError as error:
-            self._record_failure(error)
+            await asyncio.gather(*self._settling)
+        finally:
+            try:
+                await self._accounts.aclose()
+            except ConfigError as error:
+                self._record_failure(error)
 
     async def problem(self) -> str:
         """Return why requests are refused; "": they aren't."""
@@ -312,7 +314,7 @@ class CallerAccess:
                 await self._accounts.withdraw(grant.reservation)
             else:
                 await self._accounts.settle(grant.reservation, settled)
-        except ConfigError as error:  # the reservation stays, and a cost is written as soon as that is possible
+        except ConfigError as error:  # the reservation stays until it can be settled
             self._record_failure(error)
         if self._metrics is not None and settled is not None:
             self._metrics.record_cost(grant.caller, settled)

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import math
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
 from pathlib import Path
 from typing import ParamSpec, TypeVar
 
@@ -19,6 +19,8 @@ __all__ = ["CallerAccounts"]
 
 P = ParamSpec("P")
 T = TypeVar("T")
+
+logger = logging.getLogger("streamco.proxy")
 
 LONGEST_WAIT = 5.0  # seconds that a request waits for the file, calls before it included; then it is refused
 CHECK_INTERVAL = 1.0  # seconds
@@ -104,7 +106,7 @@ class CallerAccounts:
     async def settle(self, reservation: str, settled: SettledCost) -> None:
         """Replace a reservation by the real cost; see ``CallerStore.settle``.
 
-        If it fails, it is tried again each second until it is written.
+        If it fails, it is tried again until it is written, a second after each attempt.
         """
         await self._settled(self._store.settle, reservation, settled)
 
@@ -137,20 +139,24 @@ class CallerAccounts:
                 waiting.add_done_callback(_take_exception)
 
     async def _settled(self, function: Callable[P, None], *args: P.args, **options: P.kwargs) -> None:
-        """Call a function that settles; if it fails, begin to write what it left."""
+        """Call a function that settles; if it fails, start the task that writes it later."""
         try:
             await self.run(function, *args, **options)
-        except ConfigError:
+        except (ConfigError, asyncio.CancelledError) as error:  # a call that is no longer waited for may fail yet
             if not self._is_closed and (self._writing is None or self._writing.done()):
-                self._writing = asyncio.create_task(self._write_later(), name="streamco callers writing")
+                self._writing = asyncio.create_task(self._write_later(str(error)), name="streamco callers writing")
             raise
 
-    async def _write_later(self) -> None:
-        """Write the costs that could not be written, as soon as the file allows it."""
+    async def _write_later(self, reason: str) -> None:
+        """Write the costs that could not be written, as soon as the file allows it. ``reason``: why it didn't; another one is logged."""
         while True:
             await asyncio.sleep(WRITE_INTERVAL)
-            with suppress(ConfigError):  # what failed first was reported
+            try:
                 return await self.run(self._store.write_settled)
+            except ConfigError as error:
+                if str(error) != reason:
+                    logger.warning("%s; costs are not written until then", error)
+                reason = str(error)
 
 
 def _take_exception(waiting: asyncio.Future[T]) -> None:

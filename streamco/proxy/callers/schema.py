@@ -12,7 +12,7 @@ from secrets import randbits
 from streamco.errors import ConfigError
 from streamco.proxy.callers.write_ahead_log import foreign_log, has_log
 
-__all__ = ["begin_log", "check_schema", "connect", "copy_file", "count_version", "create_file", "use_log"]
+__all__ = ["begin_log", "check_schema", "connect", "copy_file", "count_version", "create_file", "is_busy", "use_log"]
 
 _APPLICATION = 0x53434C00  # "SCL", and the version
 _VERSION = 2
@@ -120,11 +120,16 @@ def use_log(connection: sqlite3.Connection) -> None:
         try:
             connection.execute("PRAGMA journal_mode = WAL").fetchone()
         except sqlite3.OperationalError as error:
-            if error.sqlite_errorcode & 0xFF != sqlite3.SQLITE_BUSY or time.monotonic() >= gives_up_at:
+            if not is_busy(error) or time.monotonic() >= gives_up_at:
                 raise
             time.sleep(_RETRY)
         else:
             return
+
+
+def is_busy(error: Exception) -> bool:
+    """Return True if another process holds the file."""
+    return isinstance(error, sqlite3.OperationalError) and error.sqlite_errorcode & 0xFF == sqlite3.SQLITE_BUSY
 
 
 def count_version(connection: sqlite3.Connection) -> None:
@@ -149,7 +154,7 @@ def begin_log(connection: sqlite3.Connection) -> None:
         connection.execute("COMMIT")
         connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
     except sqlite3.OperationalError as error:
-        if error.sqlite_errorcode & 0xFF not in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_READONLY):
+        if not is_busy(error) and error.sqlite_errorcode & 0xFF != sqlite3.SQLITE_READONLY:
             raise
     finally:
         connection.execute(f"PRAGMA busy_timeout = {patience}")

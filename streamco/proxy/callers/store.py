@@ -30,7 +30,7 @@ from streamco.proxy.callers.base import MAX_CALLERS, SIDES, Caller, DayFigures, 
 from streamco.proxy.callers.budget import DayBudget, day_before, day_of
 from streamco.proxy.callers.keys import make_key
 from streamco.proxy.callers.rates import TokenBucket
-from streamco.proxy.callers.schema import begin_log, check_schema, connect, copy_file, count_version, create_file, use_log
+from streamco.proxy.callers.schema import begin_log, check_schema, connect, copy_file, count_version, create_file, is_busy, use_log
 from streamco.proxy.callers.write_ahead_log import check_log, file_version, has_log
 
 __all__ = ["KEPT_DAYS", "CallerStore", "ReservedCost", "SettledCost", "add_caller"]
@@ -251,7 +251,7 @@ class CallerStore:
     def settle(self, reservation: str, settled: SettledCost) -> None:
         """Replace a reservation by the real cost, on the day of the reservation; one that isn't there is left.
 
-        If the file can't be written now, the reservation stays, and the cost is written by the next call that can.
+        If the file can't be written now, the reservation stays, and the cost is written with the next one, or by ``write_settled``.
         """
         self._unsettled[reservation] = settled
         self.write_settled()
@@ -395,15 +395,20 @@ class CallerStore:
             raise
         return connection
 
+    def _drop(self) -> None:
+        """Close the file, whatever state it is in."""
+        try:
+            self.close()
+        except sqlite3.Error:
+            self._connection = None
+
     @contextmanager
     def _translated(self) -> Iterator[None]:
         try:
             yield
         except (sqlite3.Error, OSError) as error:
-            try:
-                self.close()
-            except sqlite3.Error:
-                self._connection = None
+            if not is_busy(error):  # opening the file again would lock it, just while others wait for it
+                self._drop()
             reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
             reason += " (streamco callers add makes one)" if isinstance(error, FileNotFoundError) else ""
             raise ConfigError(f"callers: expected a file that can be read and written at {self.path}, got: {reason}") from error

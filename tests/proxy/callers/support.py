@@ -73,7 +73,7 @@ def access_of(proxy: RunningProxy) -> CallerAccess:
 
 
 def today(proxy: RunningProxy, path: Path, name: str = "alice") -> DayFigures:
-    """A caller's figures, as another process sees them."""
+    """A caller's figures, as another process sees them. Not for polling: opening the file locks it for a moment."""
     store = CallerStore(path)
     _, figures = store.figures(name, access_of(proxy)._accounts.clock())
     store.close()
@@ -81,7 +81,7 @@ def today(proxy: RunningProxy, path: Path, name: str = "alice") -> DayFigures:
 
 
 async def until_settled(proxy: RunningProxy, path: Path, name: str = "alice") -> None:
-    """Wait until nothing of a caller is reserved. The file is opened once: whoever opens it locks it for a moment."""
+    """Wait until nothing of a caller is reserved."""
     store = CallerStore(path)
     try:
         await until(lambda: not store.figures(name, access_of(proxy)._accounts.clock())[1].reserved)

@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 import sqlite3
 import threading
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Awaitable, Iterator
+from contextlib import asynccontextmanager, closing, contextmanager
 from pathlib import Path
 
 import pytest
@@ -37,6 +37,20 @@ async def opened(path: Path) -> AsyncIterator[CallerAccounts]:
         await accounts.start()
         yield accounts
         await accounts.aclose()
+
+
+@contextmanager
+def locked(path: Path) -> Iterator[None]:
+    """Hold the file's lock for writing, as another process."""
+    with closing(sqlite3.connect(path, isolation_level=None)) as other:
+        other.execute("BEGIN IMMEDIATE")
+        yield
+        other.execute("ROLLBACK")
+
+
+async def fail_to(call: Awaitable[None]) -> None:
+    with pytest.raises(ConfigError, match="database is locked"):
+        await call
 
 
 async def test_all_calls_leave_the_event_loop_free(path: Path) -> None:
@@ -116,39 +130,77 @@ async def test_a_check_finds_a_file_that_is_locked(path: Path, monkeypatch: pyte
     async with opened(path) as accounts:
         monkeypatch.setattr(accounts._store, "_patience", 0.01)
         await accounts.run(accounts._store.close)
-        other = sqlite3.connect(path, isolation_level=None)
-        other.execute("BEGIN IMMEDIATE")
-        for _ in range(2):
-            with pytest.raises(ConfigError, match="database is locked"):
-                await accounts.check()
-        other.execute("ROLLBACK")
-        other.close()
+        with locked(path):
+            for _ in range(2):
+                await fail_to(accounts.check())
         await accounts.check()
 
 
-@pytest.mark.parametrize("is_asked", [True, False])
-async def test_what_cannot_be_written_is_written_as_soon_as_the_file_is_free(
-    path: Path, monkeypatch: pytest.MonkeyPatch, is_asked: bool
-) -> None:
+async def test_what_cannot_be_written_is_written_as_soon_as_the_file_is_free(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "WRITE_INTERVAL", 0.01)
-    reader = CallerStore(path)
     async with opened(path) as accounts:
         monkeypatch.setattr(accounts._store, "_patience", 0.01)
+        await accounts.run(accounts._store.close)  # so that the patience counts
+        with closing(CallerStore(path)) as reader:
+            for reservation, cost in (("a", 3), ("b", 0), ("c", 4)):
+                assert await accounts.reserve(reservation, "alice", 600, may_fall_back=False)
+                with locked(path):
+                    for _ in range(2):
+                        await fail_to(accounts.settle(reservation, SettledCost(cost=cost)) if cost else accounts.withdraw(reservation))
+                    await asyncio.sleep(0.05)
+                    assert reader.figures("alice", NOON)[1].reserved == 600
+                await until(lambda: not reader.figures("alice", NOON)[1].reserved)
+            assert reader.figures("alice", NOON)[1].spent == 7
+
+
+async def test_what_nobody_waits_for_is_written_later_too(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "WRITE_INTERVAL", 0.01)
+    async with opened(path) as accounts:
         assert await accounts.reserve("a", "alice", 600, may_fall_back=False)
+        is_free = threading.Event()
+        accounts._thread.submit(is_free.wait)
+        settling = asyncio.create_task(accounts.settle("a", SettledCost(cost=3)))
+        await asyncio.sleep(0)
+        settling.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await settling
+        assert accounts._writing is not None
+        is_free.set()
+        await accounts._writing
+        assert (await accounts.figures("alice"))[1].spent == 3
+
+
+async def test_accounts_that_are_closed_try_no_longer(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "WRITE_INTERVAL", 1e6)
+    async with opened(path) as accounts:
+        monkeypatch.setattr(accounts._store, "_patience", 0.01)
         await accounts.run(accounts._store.close)
-        assert reader.figures("alice", NOON)[1].reserved == 600
-        other = sqlite3.connect(path, isolation_level=None)
-        other.execute("BEGIN IMMEDIATE")
-        for _ in range(2):
-            with pytest.raises(ConfigError, match="database is locked"):
-                await (accounts.settle("a", SettledCost(cost=3)) if is_asked else accounts.withdraw("a"))
-        await asyncio.sleep(0.05)
-        assert reader.figures("alice", NOON)[1].reserved == 600
-        other.execute("ROLLBACK")
-        other.close()
-        await until(lambda: not reader.figures("alice", NOON)[1].reserved)
-        assert reader.figures("alice", NOON)[1].spent == (3 if is_asked else 0)
-    reader.close()
+        assert await accounts.reserve("a", "alice", 600, may_fall_back=False)
+        with locked(path):
+            await fail_to(accounts.settle("a", SettledCost(cost=3)))
+    assert accounts._writing is not None
+    assert accounts._writing.cancelled()
+    with closing(CallerStore(path)) as reader:
+        assert reader.figures("alice", NOON)[1].spent == 3
+
+
+async def test_another_reason_is_logged_once(path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    monkeypatch.setattr(module, "WRITE_INTERVAL", 0.01)
+    attempts = 0
+
+    def write() -> None:
+        nonlocal attempts
+        attempts += 1
+        if attempts <= 4:
+            raise ConfigError(f"callers: {'locked' if attempts <= 3 else 'read-only'}")
+
+    async with opened(path) as accounts:
+        monkeypatch.setattr(accounts._store, "write_settled", write)
+        with pytest.raises(ConfigError, match="locked"):
+            await accounts.settle("a", SettledCost(cost=3))
+        assert accounts._writing is not None
+        await accounts._writing
+    assert [record.getMessage() for record in caplog.records] == ["callers: read-only; costs are not written until then"]
 
 
 async def test_accounts_that_could_not_start_leave_nothing(tmp_path: Path) -> None:

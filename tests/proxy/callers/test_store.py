@@ -363,12 +363,15 @@ def test_a_folder_and_a_file_in_no_folder_are_refused(tmp_path: Path) -> None:
 def test_a_file_that_is_locked_for_longer_than_a_call_waits_is_refused_and_works_again_later(path: Path) -> None:
     store = new_store(path, patience=0.01)
     key = add_caller(store)
+    connection = store._connection
     other = sqlite3.connect(path, isolation_level=None)
     other.execute("BEGIN IMMEDIATE")
     with pytest.raises(ConfigError, match="database is locked"):
         store.reserve("a", "alice", 5, NOON, may_fall_back=True)
     with pytest.raises(ConfigError, match="database is locked"):
         store.take("alice", NOON)
+    assert connection is not None
+    assert store._connection is connection, "it isn't opened again, because that locks the file"
     other.execute("ROLLBACK")
     other.close()
     assert found(store, key) is not None
