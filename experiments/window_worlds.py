@@ -22,9 +22,10 @@ import simpy
 from msgspec import Struct
 from msgspec.structs import replace as replaced
 
-from streamco.core.speculation.estimates import EstimatesPrior, SpeculationEstimates
+from streamco.core.speculation.estimates import SpeculationEstimates
 from streamco.core.speculation.events import DraftToken, VerdictReceived
 from streamco.core.speculation.options import SpeculationMachineOptions
+from streamco.core.speculation.prior import EstimatesPrior
 from streamco.core.verifier.events import FULL_QUEUE
 from streamco.policies.mode_switch import RoundConditions, best_window, predict_rates
 from streamco.policies.window import Stabiliser, WindowPolicy

@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from streamco.client.speculation.options import SpeculationOptions, SpeculationTuning
-from streamco.core.speculation.estimates import EstimatesPrior
 from streamco.core.speculation.options import SpeculationMachineOptions
+from streamco.core.speculation.prior import EstimatesPrior
 from streamco.errors import ConfigError
 from streamco.policies.learned_window import INPUTS, Adaptive, Layer, WindowNet, WindowWeights, inputs_of, packaged_weights
 from streamco.policies.mode_switch import ModeSwitch, RoundConditions

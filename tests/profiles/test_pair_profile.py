@@ -6,7 +6,7 @@ import pytest
 from msgspec.structs import replace
 
 from streamco.client.speculation.options import SpeculationOptions, SpeculationTuning
-from streamco.core.speculation.estimates import EstimatesPrior
+from streamco.core.speculation.prior import EstimatesPrior
 from streamco.errors import ConfigError
 from streamco.policies.offload import CONFIDENCE_THRESHOLD
 from streamco.profiles import PairProfile, Profile

@@ -7,8 +7,9 @@ from random import Random
 
 import simpy
 
-from streamco.core.speculation.estimates import EstimatesPrior, SpeculationEstimates
+from streamco.core.speculation.estimates import SpeculationEstimates
 from streamco.core.speculation.options import SpeculationMachineOptions
+from streamco.core.speculation.prior import EstimatesPrior
 from streamco.core.verifier.options import SchedulerOptions
 from streamco.policies.serving.routing import routing_policy
 from streamco.policies.window import Static

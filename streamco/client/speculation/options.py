@@ -10,7 +10,8 @@ from msgspec.structs import replace
 
 from streamco.config import Timeouts, check_share
 from streamco.core.speculation.draft import BranchKind
-from streamco.core.speculation.estimates import EstimatesPrior, Forecast, SpeculationEstimates
+from streamco.core.speculation.estimates import Forecast, SpeculationEstimates
+from streamco.core.speculation.prior import EstimatesPrior
 from streamco.endpoints.verifiers.base import Verifier
 from streamco.errors import ConfigError
 from streamco.policies.learned_window import MIN_DRAFT, Adaptive

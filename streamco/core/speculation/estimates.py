@@ -16,14 +16,12 @@ from operator import mul
 from random import Random
 from typing import Literal, NamedTuple
 
-from msgspec import Struct
 from msgspec.structs import replace
 
-from streamco.config import check_share
 from streamco.core.speculation.averages import DECAY, DecayedRatio, DraftStepTimes, Ewma, HitRate, RemoteStepTime, RoundTrip
 from streamco.core.speculation.draft_window import DraftWindow
 from streamco.core.speculation.events import DraftToken
-from streamco.errors import ConfigError
+from streamco.core.speculation.prior import EstimatesPrior
 from streamco.policies.acceptance import expected_tokens
 from streamco.policies.drafts.confidence_calibration import ConfidenceCalibration
 from streamco.policies.mode_switch import ModeSwitch, RoundConditions, best_window, predict_rates
@@ -32,7 +30,7 @@ from streamco.policies.rejection import Branch, RejectionForecast, chain_rejecti
 from streamco.policies.window import Stabiliser, WindowPolicy, WindowState
 from streamco.profiles.row_costs import RowCosts
 
-__all__ = ["EstimatesPrior", "Forecast", "SpeculationEstimates"]
+__all__ = ["Forecast", "SpeculationEstimates"]
 
 Forecast = Literal["learned", "geometric", "sampled"]
 """How rejections are forecast: from each token's acceptance probability, learned by confidence; or as in Synera section 4.4, from one
@@ -46,39 +44,6 @@ _PRIOR_AHEAD = 0.4  # share of rounds in which the next draft is sent ahead, unt
 _STANDARD_ERRORS = 2.0  # by which the acceptance rate may be above its mean
 _PRIOR_TOKENS = 8.0  # draft tokens that the prior acceptance counts for
 _PRIOR_ROUNDS = 4.0  # rounds that the prior hit rate, and the expected tokens of a round, count for
-
-
-class EstimatesPrior(Struct, frozen=True, kw_only=True):
-    """Values that are assumed before anything is measured. A calibrated profile gives better ones. Times in seconds.
-
-    Args:
-        acceptance: probability that a drafted token is accepted (alpha), 0..1.
-        step_times: time of the draft model's step on 1, 2, ... sequences in one batch; as many as branches are wanted.
-        wait: time from sending a draft to its verdict.
-        remote_step: time between two tokens of the remote stream; None: not known, so it is measured before anything is drafted.
-        hit_rate: share of rounds in which a pre-drafted branch is adopted, 0..1; None: the acceptance rate, as of real models.
-        mean_confidence: mean confidence of draft tokens, 0..1; None: not measured.
-
-    Raises:
-        ConfigError: a value out of range.
-    """
-
-    acceptance: float = 0.7
-    step_times: tuple[float, ...] = (0.02, 0.021, 0.022, 0.023, 0.024, 0.025)
-    wait: float = 0.1
-    remote_step: float | None = None
-    hit_rate: float | None = None
-    mean_confidence: float | None = None
-
-    def __post_init__(self) -> None:
-        """Refuse values out of range."""
-        check_share("prior acceptance", self.acceptance)
-        check_share("prior hit rate", self.hit_rate or 0.0)
-        times = (*self.step_times, self.wait, *(() if self.remote_step is None else (self.remote_step,)))
-        if not self.step_times or min(times) <= 0.0:
-            raise ConfigError(
-                f"prior: expected times above 0 s and at least one step time, got {self.step_times}, {self.wait} and {self.remote_step}"
-            )
 
 
 class _Forecasting(NamedTuple):

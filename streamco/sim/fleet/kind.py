@@ -20,8 +20,8 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from streamco.client.speculation.options import SpeculationOptions, SpeculationTuning
-from streamco.core.speculation.estimates import EstimatesPrior
 from streamco.core.speculation.options import SpeculationMachineOptions
+from streamco.core.speculation.prior import EstimatesPrior
 from streamco.core.verifier.options import SchedulerOptions
 from streamco.errors import ConfigError
 from streamco.policies.serving.routing import routing_policy

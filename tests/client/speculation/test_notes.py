@@ -17,7 +17,7 @@ from streamco.client.client import Client
 from streamco.client.speculation.options import SpeculationOptions, SpeculationTuning
 from streamco.client.stream import Retracted
 from streamco.core.report import Report
-from streamco.core.speculation.estimates import EstimatesPrior
+from streamco.core.speculation.prior import EstimatesPrior
 from streamco.endpoints.device import DeviceEndpoint
 from streamco.endpoints.openai import OpenAIEndpoint
 from streamco.endpoints.verifiers.streamco import VerifierEndpoint

@@ -10,8 +10,8 @@ from streamco.client.client import Client
 from streamco.client.speculation.options import SpeculationOptions, SpeculationTuning
 from streamco.config import Timeouts
 from streamco.core.speculation.draft import plan_branches
-from streamco.core.speculation.estimates import EstimatesPrior
 from streamco.core.speculation.events import DraftToken
+from streamco.core.speculation.prior import EstimatesPrior
 from streamco.endpoints.verifiers import logprob as stock
 from streamco.endpoints.verifiers import streamco as verifier
 from streamco.errors import ConfigError

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from streamco.core.speculation.backpressure import Backpressure
-from streamco.core.speculation.estimates import EstimatesPrior, SpeculationEstimates
+from streamco.core.speculation.estimates import SpeculationEstimates
 from streamco.core.speculation.events import (
     DeviceFailed,
     DraftToken,
@@ -25,6 +25,7 @@ from streamco.core.speculation.events import (
 from streamco.core.speculation.fallback_stream import TimeAccount
 from streamco.core.speculation.machine import SpeculationMachine
 from streamco.core.speculation.options import SpeculationMachineOptions
+from streamco.core.speculation.prior import EstimatesPrior
 from streamco.errors import EngineError, VerifierError
 
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 
 from streamco.core.speculation.draft import BranchKind, DraftSequence, Round, plan_branches
-from streamco.core.speculation.estimates import EstimatesPrior, SpeculationEstimates
+from streamco.core.speculation.estimates import SpeculationEstimates
 from streamco.core.speculation.events import DraftToken
+from streamco.core.speculation.prior import EstimatesPrior
 from streamco.policies.rejection import Branch
 
 BOTH: frozenset[BranchKind] = frozenset({"accept all", "reject"})

@@ -8,7 +8,7 @@ import pytest
 
 from streamco.core.report import SpeculationReport
 from streamco.core.speculation.draft_state import DraftState
-from streamco.core.speculation.estimates import EstimatesPrior, SpeculationEstimates
+from streamco.core.speculation.estimates import SpeculationEstimates
 from streamco.core.speculation.events import (
     AdoptBranch,
     DraftBranch,
@@ -18,6 +18,7 @@ from streamco.core.speculation.events import (
     SpeculationCommand,
     TokensDrafted,
 )
+from streamco.core.speculation.prior import EstimatesPrior
 from streamco.policies.rejection import Branch
 
 

@@ -6,9 +6,10 @@ from itertools import count
 
 import pytest
 
-from streamco.core.speculation.estimates import EstimatesPrior, SpeculationEstimates
+from streamco.core.speculation.estimates import SpeculationEstimates
 from streamco.core.speculation.events import CloseRemote, OpenRemote, SpeculationCommand
 from streamco.core.speculation.fallback_stream import RemoteStream, TimeAccount
+from streamco.core.speculation.prior import EstimatesPrior
 from streamco.errors import EndpointConnectError
 
 

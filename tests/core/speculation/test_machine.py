@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from streamco.core.speculation.estimates import EstimatesPrior, SpeculationEstimates
+from streamco.core.speculation.estimates import SpeculationEstimates
 from streamco.core.speculation.events import (
     AdoptBranch,
     CloseRemote,
@@ -41,6 +41,7 @@ from streamco.core.speculation.events import (
 )
 from streamco.core.speculation.machine import SpeculationMachine
 from streamco.core.speculation.options import SpeculationMachineOptions
+from streamco.core.speculation.prior import EstimatesPrior
 from streamco.errors import AllEndpointsFailed, EndpointConnectError, EngineError, VerifierError
 from streamco.events import ReaderLeft
 from streamco.policies.window import Static

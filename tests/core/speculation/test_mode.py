@@ -10,11 +10,12 @@ import pytest
 from streamco.core.report import SpeculationReport
 from streamco.core.speculation.answer import SpeculativeAnswer
 from streamco.core.speculation.draft_state import DraftState
-from streamco.core.speculation.estimates import EstimatesPrior, SpeculationEstimates
+from streamco.core.speculation.estimates import SpeculationEstimates
 from streamco.core.speculation.events import DraftRefused, DraftToken, SpeculationCommand, VerdictReceived, VerifierConnected
 from streamco.core.speculation.fallback_stream import RemoteStream, TimeAccount
 from streamco.core.speculation.mode import ModeSelector
 from streamco.core.speculation.options import SpeculationMachineOptions
+from streamco.core.speculation.prior import EstimatesPrior
 from streamco.core.speculation.verification import VerifierChannel
 from streamco.errors import EngineError, VerifierError
 

@@ -8,8 +8,9 @@ import pytest
 
 from streamco.core.report import SpeculationReport
 from streamco.core.speculation.draft_state import DraftState
-from streamco.core.speculation.estimates import EstimatesPrior, SpeculationEstimates
+from streamco.core.speculation.estimates import SpeculationEstimates
 from streamco.core.speculation.events import DraftToken, DraftTokens, SpeculationCommand, TokensDrafted
+from streamco.core.speculation.prior import EstimatesPrior
 from streamco.core.speculation.shadow import ShadowDrafter
 from streamco.errors import EngineError
 from streamco.policies.window import Static

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from streamco.core.speculation.estimates import EstimatesPrior, SpeculationEstimates
+from streamco.core.speculation.estimates import SpeculationEstimates
 from streamco.core.speculation.events import (
     CloseVerifier,
     ConnectVerifier,
@@ -29,6 +29,7 @@ from streamco.core.speculation.events import (
 )
 from streamco.core.speculation.machine import SpeculationMachine
 from streamco.core.speculation.options import SpeculationMachineOptions
+from streamco.core.speculation.prior import EstimatesPrior
 from streamco.errors import AllEndpointsFailed, EndpointConnectError, EndpointTimeoutError
 from streamco.policies.window import Static
 

@@ -11,9 +11,10 @@ import simpy
 from msgspec.structs import replace
 
 from streamco.core.speculation.answer import Emit
-from streamco.core.speculation.estimates import EstimatesPrior, SpeculationEstimates
+from streamco.core.speculation.estimates import SpeculationEstimates
 from streamco.core.speculation.events import CloseRemote, OpenRemote, ReaderCaughtUp, ReaderFellBehind, SpeculationCommand, SpeculationEvent
 from streamco.core.speculation.options import SpeculationMachineOptions
+from streamco.core.speculation.prior import EstimatesPrior
 from streamco.policies.mode_switch import Predicted
 from streamco.policies.window import Dynamic, Static, WindowPolicy
 from streamco.sim.driver import call_at
