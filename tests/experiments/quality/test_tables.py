@@ -10,7 +10,7 @@ import pytest
 
 from experiments.quality.__main__ import main
 from experiments.quality.equation import cells_of
-from experiments.quality.measured import measured
+from experiments.quality.measured import measured, read_package
 from experiments.quality.records import AnswerFile
 from experiments.quality.tables import format_cells, update_page
 from tests.experiments.quality.answers import make_answers
@@ -33,6 +33,11 @@ def test_a_table_has_all_intervals_and_marks_what_fails() -> None:
     assert "**xsum, Rouge-1** (5 questions)" in text
     row = "| 0.5B → 1.5B | 0.300 (0.300 to 0.300) | 0.700 (0.700 to 0.700) | 4 | 100% | 0.200 (0.200 to 0.200) |"
     assert f"{row} -0.100 (-0.100 to -0.100) | 0.500 (0.500 to 0.500) | **fails below** |" in text
+
+
+def test_the_page_has_the_tables_of_the_packaged_scores() -> None:
+    page = Path("docs/research/quality.md").read_text(encoding="utf-8")
+    assert update_page(page, format_cells(cells_of(read_package()))) == page
 
 
 def test_the_page_is_updated_between_its_marks(folder: Path, tmp_path: Path) -> None:

@@ -66,6 +66,13 @@ def recorded(question: str, cells: dict[str, dict[str, Any]]) -> str:
     return json.dumps({"question": question, "prompt_tokens": 3, "max_tokens": 8, "cells": cells})
 
 
+def test_the_page_has_the_tables_of_the_packaged_scores(tmp_path: Path) -> None:
+    page, copy = Path("docs/research/synera.md").read_text(encoding="utf-8"), tmp_path / "synera.md"
+    copy.write_text(page, encoding="utf-8")
+    main(["table", "--update", str(copy)])
+    assert copy.read_text(encoding="utf-8") == page
+
+
 def test_packaged_answers_are_put_into_a_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     page, path = tmp_path / "page.md", tmp_path / "recorded.jsonl"
     add_to_package("sst2", {f"q{number}": question for number, question in enumerate(QUESTIONS)}, path)
