@@ -131,17 +131,39 @@ def pair_headlines() -> Iterator[Headline]:
         unit = " tokens/s" if (link, kind) == ("loopback", "code, 50 prompts") else ""
         shown = f"| {label}, {length} | {rates[0]}{unit} | {rates[1]}{unit} | **{times[0]}** | {times[1]} | {times[2]} |"
         yield Headline("docs/speculation.md", shown)
-    for rtt, (kind, label) in product(
-        (10, 30, 60), {"humaneval, 25 prompts": "code (HumanEval)", "alpaca, 25 prompts": "prose (Alpaca)"}.items()
-    ):
+    large_kinds = {"humaneval, 25 prompts": "code (HumanEval)", "alpaca, 25 prompts": "prose (Alpaca)", "all": "both"}
+    for rtt, (kind, label) in product((10, 30, 60), large_kinds.items()):
         case = f"{kind}, RTT {rtt} ms"
         times = [f"{value('imposed', case, ratio, name):.2f}" for name in IMPOSED]
         rate = f"{value('imposed', case, 'rate [tokens/s]', 'stream'):.3g}"
         yield Headline("docs/speculation.md", f"| {label}, {rtt} ms | {rate} | **{times[0]}** | {' | '.join(times[1:])} |")
+    late = max(figure.median for key, figure in recorded().items() if key[0] == "imposed" and key[2].startswith("rounds that took longer"))
+    yield Headline("docs/speculation.md", f"At most {100 * late:.1f} % of the rounds were late")
     large = [f"{value('imposed', f'{kind}, 25 prompts, RTT 30 ms', ratio):.1f}" for kind in ("humaneval", "alpaca")]
     code, prose = (value("pair", f"{kind}, 50 prompts, Q4_0, loopback", ratio) for kind in ("code", "prose"))
     yield Headline("README.md", "code came {} times and prose {} times as fast as from the server alone".format(*large))
     yield Headline("README.md", f"code came {code:.1f} times as fast and prose {100 * (1 - prose):.0f} % slower")
+
+
+def pair_cause_headlines() -> Iterator[Headline]:
+    """The sentences beside the table of the pair on one machine."""
+    page, links = "docs/speculation.md", ("loopback", "rtt 30 ms", "rtt 60 ms")
+    code, prose = (
+        [value("pair", f"{kind}, 50 prompts, Q4_0, {link}", "tokens by the stream [share]") for link in links] for kind in ("code", "prose")
+    )
+    yield Headline(page, "{:.2f} on loopback, {:.2f} at 30 ms and {:.2f} at 60 ms".format(*code))
+    yield Headline(page, f"{min(prose):.2f} to {max(prose):.2f} of the prose comes from the stream")
+    texts = value("pair", "all, 100 prompts, Q4_0, loopback", "texts that differ from the stream's [texts]")
+    yield Headline(page, f"In the default mode, {texts:.0f} of the 100 texts on loopback")
+    rounds = [
+        value("pair", f"{kind}, 50 prompts, Q4_0, loopback", f"{metric} [ms]", "drafts alone")
+        for kind, metric in product(("code", "prose"), ("round", "round: computed at the verifier"))
+    ]
+    took = "took {:.0f} ms on code, {:.0f} of them at the verifier; on prose {:.0f}, of which it computed for {:.0f}"
+    yield Headline(page, took.format(*rounds))
+    cases = [f"{kind}, 50 prompts, Q4_0, {link}" for kind, link in product(("code", "prose"), links)]
+    streams = [value("pair", case, "rate [tokens/s]", "stream") for case in cases]
+    yield Headline(page, f"varied from {min(streams):.1f} to {max(streams):.1f} tokens/s")
 
 
 def row_cost_headlines() -> Iterator[Headline]:
@@ -285,6 +307,7 @@ HEADLINES = [
     *learned_headlines(),
     *fidelity_headlines(),
     *pair_headlines(),
+    *pair_cause_headlines(),
     *row_cost_headlines(),
     *split_headlines(),
     *disco_headlines(),
