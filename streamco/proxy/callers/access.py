@@ -124,14 +124,16 @@ class CallerAccess:
         await self._accounts.start()
 
     async def stop(self, _app: web.Application | None = None) -> None:
-        """Settle what has ended and close the file."""
+        """Settle what has ended and close the file, also if a settling fails."""
         try:
-            await asyncio.gather(*self._settling)
+            settled = await asyncio.gather(*self._settling, return_exceptions=True)
         finally:
             try:
                 await self._accounts.aclose()
             except ConfigError as error:
                 self._record_failure(error)
+        if failures := [each for each in settled if isinstance(each, BaseException)]:
+            raise failures[0]
 
     async def problem(self) -> str:
         """Return why requests are refused; "": they aren't."""

@@ -152,7 +152,9 @@ class CallerAccounts:
         while True:
             await asyncio.sleep(WRITE_INTERVAL)
             try:
-                return await self.run(self._store.write_settled)
+                await self.run(self._store.write_settled)
+                if not self._store.has_unsettled:
+                    return
             except ConfigError as error:
                 if str(error) != reason:
                     logger.warning("%s; costs are not written until then", error)

@@ -129,7 +129,8 @@ def use_log(connection: sqlite3.Connection) -> None:
 
 def is_busy(error: Exception) -> bool:
     """Return True if another process holds the file."""
-    return isinstance(error, sqlite3.OperationalError) and error.sqlite_errorcode & 0xFF == sqlite3.SQLITE_BUSY
+    code: int = getattr(error, "sqlite_errorcode", 0)  # an error of Python's module itself has none
+    return code & 0xFF == sqlite3.SQLITE_BUSY
 
 
 def count_version(connection: sqlite3.Connection) -> None:

@@ -251,7 +251,8 @@ class CallerStore:
     def settle(self, reservation: str, settled: SettledCost) -> None:
         """Replace a reservation by the real cost, on the day of the reservation; one that isn't there is left.
 
-        If the file can't be written now, the reservation stays, and the cost is written with the next one, or by ``write_settled``.
+        If the file can't be written now, the reservation stays, and the cost is written with the next reservation or cost, or by
+        ``write_settled``.
         """
         self._unsettled[reservation] = settled
         self.write_settled()
@@ -259,6 +260,11 @@ class CallerStore:
     def withdraw(self, reservation: str) -> None:
         """Take a reservation back of which no endpoint was asked; as ``settle``, with no cost."""
         self.settle(reservation, SettledCost())
+
+    @property
+    def has_unsettled(self) -> bool:
+        """True if there are costs that could not be written."""
+        return bool(self._unsettled)
 
     def write_settled(self) -> None:
         """Write the costs that could not be written before.
@@ -350,7 +356,7 @@ class CallerStore:
 
     @contextmanager
     def _using(self) -> Iterator[sqlite3.Connection]:
-        """Yield the open file. After an error of the file it is closed, and opened again by the next call.
+        """Yield the open file. After an error it is closed, unless another process holds it, and opened again by the next call.
 
         Raises:
             ConfigError: it can't be used.

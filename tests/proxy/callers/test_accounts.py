@@ -157,15 +157,18 @@ async def test_what_nobody_waits_for_is_written_later_too(path: Path, monkeypatc
     monkeypatch.setattr(module, "WRITE_INTERVAL", 0.01)
     async with opened(path) as accounts:
         assert await accounts.reserve("a", "alice", 600, may_fall_back=False)
-        is_free = threading.Event()
-        accounts._thread.submit(is_free.wait)
-        settling = asyncio.create_task(accounts.settle("a", SettledCost(cost=3)))
-        await asyncio.sleep(0)
-        settling.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await settling
-        assert accounts._writing is not None
-        is_free.set()
+        accounts._store._patience = 0.01
+        await accounts.run(accounts._store.close)
+        await accounts.run(accounts._store.check)
+        with locked(path):
+            settling = asyncio.create_task(accounts.settle("a", SettledCost(cost=3)))
+            await asyncio.sleep(0)
+            settling.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await settling
+            await accounts.run(int)  # the calls before it have failed
+            assert accounts._store.has_unsettled
+            assert accounts._writing is not None
         await accounts._writing
         assert (await accounts.figures("alice"))[1].spent == 3
 
@@ -193,6 +196,7 @@ async def test_another_reason_is_logged_once(path: Path, monkeypatch: pytest.Mon
         attempts += 1
         if attempts <= 4:
             raise ConfigError(f"callers: {'locked' if attempts <= 3 else 'read-only'}")
+        accounts._store._unsettled.clear()
 
     async with opened(path) as accounts:
         monkeypatch.setattr(accounts._store, "write_settled", write)

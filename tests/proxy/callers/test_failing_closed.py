@@ -155,6 +155,27 @@ async def test_a_cost_that_cannot_be_written_leaves_the_reservation_until_it_can
     assert figures.spent >= 100_000 + 16_000
 
 
+async def test_a_settling_that_fails_leaves_time_to_the_others_at_the_end(path: Path) -> None:
+    caller(path)
+    async with serving(path, far=paid()) as proxy:
+        access = access_of(proxy)
+        assert await access._accounts.reserve("a", "alice", 600, may_fall_back=False)
+
+        async def fail() -> None:
+            raise RuntimeError("not the file's fault")
+
+        async def settle() -> None:
+            await asyncio.sleep(0.05)
+            await access._accounts.settle("a", SettledCost(cost=3))
+
+        access._settling |= {asyncio.create_task(fail()), asyncio.create_task(settle())}
+        with pytest.raises(RuntimeError, match="not the file's fault"):
+            await access.stop()
+        figures = today(proxy, path)
+        access._settling.clear()
+    assert (figures.spent, figures.reserved) == (3, 0)
+
+
 async def test_an_answer_does_not_wait_for_a_file_that_is_locked(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("streamco.proxy.callers.access._SETTLING", 0.01)
     headers = caller(path)

@@ -9,6 +9,7 @@ import sqlite3
 import subprocess
 import sys
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -376,6 +377,16 @@ def test_a_file_that_is_locked_for_longer_than_a_call_waits_is_refused_and_works
     other.close()
     assert found(store, key) is not None
     assert store.reserve("a", "alice", 5, NOON, may_fall_back=True) is not None
+
+
+def test_an_error_without_a_code_closes_the_file_too(path: Path) -> None:
+    store = new_store(path)
+    add_caller(store)
+    with closing(sqlite3.connect(path, isolation_level=None)) as other:
+        other.execute("UPDATE callers SET name = CAST(x'ff' AS TEXT)")
+    with pytest.raises(ConfigError, match="UTF-8"):
+        store.listed()
+    assert store._connection is None
 
 
 def test_a_cost_that_could_not_be_written_is_written_by_the_next_call_that_can(path: Path) -> None:
