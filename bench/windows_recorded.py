@@ -130,8 +130,9 @@ def rows_of(cells: Cells) -> Iterator[Row]:
     """Each link, then all of them together; of contenders with late rounds the share of these alone."""
     for case, tallies in cells:
         timely = in_time(tallies)
-        best = max(FIXED.keys() & timely.keys(), key=lambda name: timely[name].rate)
-        yield from compared(case, timely, best, f"the best fixed one there, {best}")
+        best = max((name for name in FIXED if name in timely), key=lambda name: timely[name].rate, default=None)
+        if best is not None:
+            yield from compared(case, timely, best, f"the best fixed one there, {best}")
         for name, tally in tallies.items():
             if tally.verdicts:
                 yield one(case, name, "rounds that took longer than imposed", "share", tally.late / tally.verdicts)
@@ -158,10 +159,12 @@ def together(cells: Cells) -> Iterator[Row]:
     timely = [in_time(tallies) for _, tallies in cells]
     names = [name for name in (*FIXED, *CHOSEN) if all(name in each for each in timely)]
     means = {name: statistics.fmean(each[name].rate / each["server alone"].rate for each in timely) for name in names}
-    best = max(FIXED.keys() & means.keys(), key=means.__getitem__)
+    best = max((name for name in FIXED if name in means), key=means.__getitem__, default=None)
     case = f"{cells[0][0].partition(':')[0]}: {len(cells)} links together"
     for name, mean in means.items():
         yield one(case, name, "mean of tokens/s relative to the server alone", "times", mean)
+    if best is None:
+        return
     for name in [name for name in CHOSEN if name in means]:
         yield one(case, name, f"{METRIC} the best single fixed one, {best}", "times", means[name] / means[best])
 

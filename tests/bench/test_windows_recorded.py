@@ -38,6 +38,13 @@ def test_a_contender_with_late_rounds_is_left_out_at_that_link_and_of_all_links_
     assert found["windows: 2 links together", "confident", best] == pytest.approx((2.0 + 5.0) / (2.5 + 2.0))
 
 
+def test_without_a_fixed_window_in_time_nothing_is_compared() -> None:
+    cells = [(case, tallies(dict.fromkeys(FIXED, 50))) for case in ("windows: near", "windows: far")]
+    rows = list(rows_of(cells))
+    assert {row.contender for row in rows if row.metric == "tokens a second"} == {*CHOSEN, "server alone"}
+    assert not any(row.metric.startswith("tokens/s relative to the best") for row in rows)
+
+
 def test_one_link_alone_has_no_row_of_all_together() -> None:
     rows = list(rows_of([("windows: near", tallies({}))]))
     assert {row.case for row in rows} == {"windows: near"}
