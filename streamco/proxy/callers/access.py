@@ -132,7 +132,10 @@ class CallerAccess:
                 await self._accounts.aclose()
             except ConfigError as error:
                 self._record_failure(error)
-        if failures := [each for each in settled if isinstance(each, BaseException)]:
+        failures = [each for each in settled if isinstance(each, Exception)]
+        for failure in failures[1:]:
+            logger.error("callers: a cost was not settled", exc_info=failure)
+        if failures:
             raise failures[0]
 
     async def problem(self) -> str:

@@ -67,7 +67,7 @@ def create_file(path: Path, patience: float) -> None:
     try:
         connection = connect(path, patience)
     except sqlite3.DatabaseError as error:
-        if error.sqlite_errorcode == sqlite3.SQLITE_NOTADB:
+        if _code_of(error) == sqlite3.SQLITE_NOTADB:
             return  # it is another file, which opening it says
         raise
     try:
@@ -129,8 +129,13 @@ def use_log(connection: sqlite3.Connection) -> None:
 
 def is_busy(error: Exception) -> bool:
     """Return True if another process holds the file."""
-    code: int = getattr(error, "sqlite_errorcode", 0)  # an error of Python's module itself has none
-    return code & 0xFF == sqlite3.SQLITE_BUSY
+    return _code_of(error) == sqlite3.SQLITE_BUSY
+
+
+def _code_of(error: Exception) -> int:
+    """Return an error's primary code; 0: it has none, as errors of Python's own module."""
+    code: int = getattr(error, "sqlite_errorcode", 0)
+    return code & 0xFF
 
 
 def count_version(connection: sqlite3.Connection) -> None:
@@ -155,7 +160,7 @@ def begin_log(connection: sqlite3.Connection) -> None:
         connection.execute("COMMIT")
         connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
     except sqlite3.OperationalError as error:
-        if not is_busy(error) and error.sqlite_errorcode & 0xFF != sqlite3.SQLITE_READONLY:
+        if _code_of(error) not in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_READONLY):
             raise
     finally:
         connection.execute(f"PRAGMA busy_timeout = {patience}")

@@ -173,6 +173,29 @@ async def test_what_nobody_waits_for_is_written_later_too(path: Path, monkeypatc
         assert (await accounts.figures("alice"))[1].spent == 3
 
 
+async def test_a_cost_that_came_while_others_were_written_is_written_too(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "WRITE_INTERVAL", 0.01)
+    async with opened(path) as accounts:
+        assert await accounts.reserve("a", "alice", 600, may_fall_back=False)
+        write, attempts = accounts._store.write_settled, 0
+
+        def write_third() -> None:
+            nonlocal attempts
+            attempts += 1
+            if attempts == 1:
+                raise ConfigError("callers: locked")
+            if attempts > 2:
+                write()
+
+        monkeypatch.setattr(accounts._store, "write_settled", write_third)
+        with pytest.raises(ConfigError, match="locked"):
+            await accounts.settle("a", SettledCost(cost=3))
+        assert accounts._writing is not None
+        await accounts._writing
+        assert attempts == 3
+        assert (await accounts.figures("alice"))[1].spent == 3
+
+
 async def test_accounts_that_are_closed_try_no_longer(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "WRITE_INTERVAL", 1e6)
     async with opened(path) as accounts:
