@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterable, Mapping
 from json.encoder import encode_basestring_ascii
+from math import isfinite
 from typing import Any
 
 from msgspec import Struct
@@ -288,7 +289,8 @@ class _Measured:
                     else:
                         pending.append((each, depth + 1))
             else:
-                size = len(repr(value))  # as a template may show it
+                is_finite = not isinstance(value, float) or isfinite(value)
+                size = len(repr(value)) if is_finite else len("-Infinity")  # as a template may show it, or JSON
                 self.least += size
                 self.most += size
 

@@ -6,7 +6,7 @@ import json
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from streamco.config import SamplingOptions
@@ -193,6 +193,7 @@ def test_the_json_that_a_server_makes_of_an_object_is_no_longer_than_what_is_res
         st.none() | st.booleans() | st.floats() | st.text(max_size=9), lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner)
     )
 )
+@example(value=[float("inf"), float("-inf"), float("nan")])
 def test_any_json_is_no_longer_than_what_is_reserved(value: Any) -> None:
     plain = size_of(metadata=None).prompt
     assert size_of(metadata=value).prompt - plain >= len(json.dumps(value, indent=1)) - len("null")
