@@ -130,9 +130,7 @@ def rows_of(cells: Cells) -> Iterator[Row]:
     """Each link, then all of them together; of contenders with late rounds the share of these alone."""
     for case, tallies in cells:
         timely = in_time(tallies)
-        best = max((name for name in FIXED if name in timely), key=lambda name: timely[name].rate, default=None)
-        if best is not None:
-            yield from compared(case, timely, best, f"the best fixed one there, {best}")
+        yield from compared(case, {name: tally.rate for name, tally in timely.items()}, "the best fixed one there")
         for name, tally in tallies.items():
             if tally.verdicts:
                 yield one(case, name, "rounds that took longer than imposed", "share", tally.late / tally.verdicts)
@@ -159,21 +157,18 @@ def together(cells: Cells) -> Iterator[Row]:
     timely = [in_time(tallies) for _, tallies in cells]
     names = [name for name in (*FIXED, *CHOSEN) if all(name in each for each in timely)]
     means = {name: statistics.fmean(each[name].rate / each["server alone"].rate for each in timely) for name in names}
-    best = max((name for name in FIXED if name in means), key=means.__getitem__, default=None)
     case = f"{cells[0][0].partition(':')[0]}: {len(cells)} links together"
     for name, mean in means.items():
         yield one(case, name, "mean of tokens/s relative to the server alone", "times", mean)
-    if best is None:
-        return
-    for name in [name for name in CHOSEN if name in means]:
-        yield one(case, name, f"{METRIC} the best single fixed one, {best}", "times", means[name] / means[best])
+    yield from compared(case, means, "the best single fixed one")
 
 
-def compared(case: str, tallies: Mapping[str, Tally], best: str, said: str) -> Iterator[Row]:
-    """What the policies give of the best fixed window's rate."""
-    for name in CHOSEN:
-        if name in tallies:
-            yield one(case, name, f"{METRIC} {said}", "times", tallies[name].rate / tallies[best].rate)
+def compared(case: str, rates: Mapping[str, float], said: str) -> Iterator[Row]:
+    """What the policies give of the best fixed window's rate; nothing if there is no fixed window. ``said``: how that window is called."""
+    best = max((name for name in FIXED if name in rates), key=rates.__getitem__, default=None)
+    if best is not None:
+        for name in (name for name in CHOSEN if name in rates):
+            yield one(case, name, f"{METRIC} {said}, {best}", "times", rates[name] / rates[best])
 
 
 def one(case: str, name: str, metric: str, unit: str, value: float) -> Row:

@@ -66,6 +66,11 @@ def value(bench: str, case: str, metric: str, contender: str = "streamco") -> fl
     return recorded()[bench, case, metric, contender].median
 
 
+def latest(bench: str) -> float:
+    """The largest share of rounds that took longer than imposed."""
+    return max(figure.median for key, figure in recorded().items() if key[0] == bench and key[2].startswith("rounds that took longer"))
+
+
 def hand_over_headlines() -> Iterator[Headline]:
     sizes, metric = (4, 16, 64, 400), "bytes on the wire, mean [B]"
     lines = {
@@ -138,8 +143,7 @@ def pair_headlines() -> Iterator[Headline]:
         times = [f"{value('imposed', case, ratio, name):.2f}" for name in IMPOSED]
         rate = f"{value('imposed', case, 'rate [tokens/s]', 'stream'):.3g}"
         yield Headline("docs/speculation.md", f"| {label}, {rtt} ms | {rate} | **{times[0]}** | {' | '.join(times[1:])} |")
-    late = max(figure.median for key, figure in recorded().items() if key[0] == "imposed" and key[2].startswith("rounds that took longer"))
-    yield Headline("docs/speculation.md", f"At most {100 * late:.1f} % of the rounds were late")
+    yield Headline("docs/speculation.md", f"At most {100 * latest('imposed'):.1f} % of the rounds were late")
     trees = [
         value("imposed", f"alpaca, 25 prompts, RTT {rtt} ms", ratio, "always drafts, trees")
         / value("imposed", f"alpaca, 25 prompts, RTT {rtt} ms", ratio, "always drafts, chains")
@@ -234,8 +238,7 @@ def window_rows() -> Iterator[TableRow]:
 def windows_recorded_headlines() -> Iterator[Headline]:
     """The sentences below the table of the live links."""
     found = {key[1:]: figure.median for key, figure in recorded().items() if key[0] == "windows_recorded"}
-    late = max(share for (_, metric, _), share in found.items() if metric.startswith("rounds that took longer"))
-    yield Headline(WINDOWS, f"At most {100 * late:.1f} % of a contender's rounds took longer than imposed")
+    yield Headline(WINDOWS, f"At most {100 * latest('windows_recorded'):.1f} % of a contender's rounds took longer than imposed")
     mean = "mean of tokens/s relative to the server alone [times]"
     constant, adaptive, confident = (f"{found[TOGETHER, mean, name]:.2f}" for name in ("window 4", "adaptive", "confident"))
     rates = f"four tokens has {constant} times the rate of the server's stream, adaptive {adaptive} and confident {confident}"

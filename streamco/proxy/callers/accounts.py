@@ -108,11 +108,11 @@ class CallerAccounts:
 
         If it fails, it is tried again until it is written, a second after each attempt.
         """
-        await self._settled(self._store.settle, reservation, settled)
+        await self._run_or_retry(self._store.settle, reservation, settled)
 
     async def withdraw(self, reservation: str) -> None:
         """Take a reservation back, if it was made; see ``CallerStore.withdraw``. If it fails, it is tried again as in ``settle``."""
-        await self._settled(self._store.withdraw, reservation)
+        await self._run_or_retry(self._store.withdraw, reservation)
 
     async def figures(self, name: str) -> tuple[Caller, DayFigures]:
         """Return a caller's limits, and its figures of this day."""
@@ -138,8 +138,8 @@ class CallerAccounts:
             if not waiting.done():
                 waiting.add_done_callback(_take_exception)
 
-    async def _settled(self, function: Callable[P, None], *args: P.args, **options: P.kwargs) -> None:
-        """Call a function that settles; if it fails, start the task that writes it later."""
+    async def _run_or_retry(self, function: Callable[P, None], *args: P.args, **options: P.kwargs) -> None:
+        """Run a function that settles. If it fails, start the task that writes it later."""
         try:
             await self.run(function, *args, **options)
         except (ConfigError, asyncio.CancelledError) as error:  # a call that is no longer waited for may fail yet

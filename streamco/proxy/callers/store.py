@@ -18,7 +18,7 @@ from __future__ import annotations
 import sqlite3
 import sys
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -401,20 +401,14 @@ class CallerStore:
             raise
         return connection
 
-    def _drop(self) -> None:
-        """Close the file, whatever state it is in."""
-        try:
-            self.close()
-        except sqlite3.Error:
-            self._connection = None
-
     @contextmanager
     def _translated(self) -> Iterator[None]:
         try:
             yield
         except (sqlite3.Error, OSError) as error:
             if not is_busy(error):  # opening the file again would lock it, just while others wait for it
-                self._drop()
+                with suppress(sqlite3.Error):
+                    self.close()
             reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
             reason += " (streamco callers add makes one)" if isinstance(error, FileNotFoundError) else ""
             raise ConfigError(f"callers: expected a file that can be read and written at {self.path}, got: {reason}") from error

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+import sqlite3
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, closing, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -40,6 +41,15 @@ def add_caller(store: CallerStore, name: str = "alice", *, budget: float | None 
     key, key_hash = make_key()
     store.add(Caller(name=name, budget=None if budget is None else to_nanos(budget), **limits), key_hash)
     return key
+
+
+@contextmanager
+def locked(path: Path) -> Iterator[None]:
+    """Hold the file's lock for writing, as another process."""
+    with closing(sqlite3.connect(path, isolation_level=None)) as other:
+        other.execute("BEGIN IMMEDIATE")
+        yield
+        other.execute("ROLLBACK")
 
 
 def asking(path: str) -> dict[str, Any]:

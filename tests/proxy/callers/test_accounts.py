@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-import sqlite3
 import threading
-from collections.abc import AsyncIterator, Awaitable, Iterator
-from contextlib import asynccontextmanager, closing, contextmanager
+from collections.abc import AsyncIterator, Awaitable
+from contextlib import asynccontextmanager, closing
 from pathlib import Path
 
 import pytest
@@ -17,7 +16,7 @@ from streamco.proxy.callers import accounts as module
 from streamco.proxy.callers.accounts import CallerAccounts
 from streamco.proxy.callers.keys import hash_key
 from streamco.proxy.callers.store import CallerStore, SettledCost
-from tests.proxy.callers.support import NOON, add_caller, new_store
+from tests.proxy.callers.support import NOON, add_caller, locked, new_store
 from tests.server.support import until
 from tests.support.leaks import holding_nothing_new
 
@@ -37,15 +36,6 @@ async def opened(path: Path) -> AsyncIterator[CallerAccounts]:
         await accounts.start()
         yield accounts
         await accounts.aclose()
-
-
-@contextmanager
-def locked(path: Path) -> Iterator[None]:
-    """Hold the file's lock for writing, as another process."""
-    with closing(sqlite3.connect(path, isolation_level=None)) as other:
-        other.execute("BEGIN IMMEDIATE")
-        yield
-        other.execute("ROLLBACK")
 
 
 async def fail_to(call: Awaitable[None]) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import sqlite3
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -17,7 +16,21 @@ from streamco.proxy.callers.store import SettledCost
 from streamco.proxy.config import ProxyOptions
 from streamco.server.http.listening import make_runner
 from tests.client.helpers import device, recorded_log, server
-from tests.proxy.callers.support import COUNT, PAID, SMALL, USED, access_of, asking, caller, new_store, paid, serving, today, until_settled
+from tests.proxy.callers.support import (
+    COUNT,
+    PAID,
+    SMALL,
+    USED,
+    access_of,
+    asking,
+    caller,
+    locked,
+    new_store,
+    paid,
+    serving,
+    today,
+    until_settled,
+)
 from tests.proxy.support import CHAT, RunningProxy
 from tests.server.support import until
 
@@ -83,12 +96,9 @@ async def test_a_file_that_is_locked_or_may_only_be_read_admits_no_answer(path: 
         await accounts.run(connection.execute, "PRAGMA query_only = ON")
         assert (await proxy.post(CHAT, SMALL, **headers))[0] == 503
         accounts._store._patience = 0.01
-        other = sqlite3.connect(path, isolation_level=None)
-        other.execute("BEGIN IMMEDIATE")
-        assert (await proxy.post(CHAT, SMALL, **headers))[0] == 503
-        assert len(near.streams) + len(far.streams) == made
-        other.execute("ROLLBACK")
-        other.close()
+        with locked(path):
+            assert (await proxy.post(CHAT, SMALL, **headers))[0] == 503
+            assert len(near.streams) + len(far.streams) == made
         assert (await proxy.post(CHAT, SMALL, **headers))[0] == 200
 
 
@@ -106,11 +116,8 @@ async def test_health_says_that_the_file_is_locked_or_gone_before_any_request_do
             accounts = access_of(proxy)._accounts
             accounts._store._patience = 0.01
             await accounts.run(accounts._store.close)
-            other = sqlite3.connect(path, isolation_level=None)
-            other.execute("BEGIN IMMEDIATE")
-            assert [await health_of(proxy) for _ in range(3)] == [503] * 3
-            other.execute("ROLLBACK")
-            other.close()
+            with locked(path):
+                assert [await health_of(proxy) for _ in range(3)] == [503] * 3
             assert [await health_of(proxy) for _ in range(2)] == [200] * 2
             path.unlink()
             assert await health_of(proxy) == 503
@@ -141,13 +148,10 @@ async def test_a_cost_that_cannot_be_written_leaves_the_reservation_until_it_can
         await accounts.run(accounts._store.close)
         response = await proxy.client.post(CHAT, json={**SMALL, "stream": True}, headers=headers)
         await response.content.readline()
-        other = sqlite3.connect(path, isolation_level=None)
-        other.execute("BEGIN IMMEDIATE")
-        response.close()
-        await until(lambda: access_of(proxy)._problem)
-        assert today(proxy, path).reserved > 0
-        other.execute("ROLLBACK")
-        other.close()
+        with locked(path):
+            response.close()
+            await until(lambda: access_of(proxy)._problem)
+            assert today(proxy, path).reserved > 0
         far.script, far.ends_after = [(0.0, "S")], 0.0
         assert (await proxy.post(CHAT, SMALL, **headers))[0] == 200
         figures = today(proxy, path)

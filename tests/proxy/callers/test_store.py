@@ -22,7 +22,7 @@ from streamco.proxy.callers.base import MAX_CALLERS, Caller, to_nanos
 from streamco.proxy.callers.keys import hash_key, make_key
 from streamco.proxy.callers.store import CallerStore, SettledCost
 from streamco.proxy.callers.store import add_caller as add_dollars
-from tests.proxy.callers.support import DAY, NOON, add_caller, new_store
+from tests.proxy.callers.support import DAY, NOON, add_caller, locked, new_store
 
 
 @pytest.fixture
@@ -365,16 +365,13 @@ def test_a_file_that_is_locked_for_longer_than_a_call_waits_is_refused_and_works
     store = new_store(path, patience=0.01)
     key = add_caller(store)
     connection = store._connection
-    other = sqlite3.connect(path, isolation_level=None)
-    other.execute("BEGIN IMMEDIATE")
-    with pytest.raises(ConfigError, match="database is locked"):
-        store.reserve("a", "alice", 5, NOON, may_fall_back=True)
-    with pytest.raises(ConfigError, match="database is locked"):
-        store.take("alice", NOON)
-    assert connection is not None
-    assert store._connection is connection, "it isn't opened again, because that locks the file"
-    other.execute("ROLLBACK")
-    other.close()
+    with locked(path):
+        with pytest.raises(ConfigError, match="database is locked"):
+            store.reserve("a", "alice", 5, NOON, may_fall_back=True)
+        with pytest.raises(ConfigError, match="database is locked"):
+            store.take("alice", NOON)
+        assert connection is not None
+        assert store._connection is connection, "it isn't opened again, because that locks the file"
     assert found(store, key) is not None
     assert store.reserve("a", "alice", 5, NOON, may_fall_back=True) is not None
 
@@ -393,12 +390,8 @@ def test_a_cost_that_could_not_be_written_is_written_by_the_next_call_that_can(p
     store = new_store(path, patience=0.01)
     add_caller(store, budget=1e-6)
     store.reserve("a", "alice", 900, NOON, may_fall_back=False)
-    other = sqlite3.connect(path, isolation_level=None)
-    other.execute("BEGIN IMMEDIATE")
-    with pytest.raises(ConfigError, match="database is locked"):
+    with locked(path), pytest.raises(ConfigError, match="database is locked"):
         store.settle("a", SettledCost(cost=100))
-    other.execute("ROLLBACK")
-    other.close()
     assert store.figures("alice", NOON)[1].reserved == 900, "until then all of it is reserved"
     reserved = store.reserve("b", "alice", 900, NOON, may_fall_back=False)
     assert reserved is not None
