@@ -46,6 +46,7 @@ class CallerAccounts:
         self._checking: asyncio.Task[None] | None = None  # the last check of the file
         self._checked_until = -math.inf  # when a check that succeeded is repeated; on the event loop's clock
         self._writing: asyncio.Task[None] | None = None  # attempts to write what could not be written
+        self._may_be_unwritten = False  # a call has failed, or is no longer waited for, since the last attempt began
 
     async def start(self) -> None:
         """Open the file.
@@ -143,6 +144,7 @@ class CallerAccounts:
         try:
             await self.run(function, *args, **options)
         except (ConfigError, asyncio.CancelledError) as error:  # a call that is no longer waited for may fail yet
+            self._may_be_unwritten = True
             if not self._is_closed and (self._writing is None or self._writing.done()):
                 self._writing = asyncio.create_task(self._write_later(str(error)), name="streamco callers writing")
             raise
@@ -151,9 +153,10 @@ class CallerAccounts:
         """Write the costs that could not be written, as soon as the file allows it. ``reason``: why it didn't; another one is logged."""
         while True:
             await asyncio.sleep(WRITE_INTERVAL)
+            self._may_be_unwritten = False
             try:
                 await self.run(self._store.write_settled)
-                if not self._store.has_unsettled:
+                if not self._store.has_unsettled and not self._may_be_unwritten:
                     return
             except ConfigError as error:
                 if str(error) != reason:

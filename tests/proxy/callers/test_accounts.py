@@ -186,6 +186,50 @@ async def test_a_cost_that_came_while_others_were_written_is_written_too(path: P
         assert (await accounts.figures("alice"))[1].spent == 3
 
 
+async def test_a_cost_that_nobody_waits_for_and_that_fails_after_others_were_written_is_written_too(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "WRITE_INTERVAL", 0.01)
+    async with opened(path) as accounts:
+        monkeypatch.setattr(accounts._store, "_patience", 0.01)
+        await accounts.run(accounts._store.close)  # so that the patience counts
+        for reservation in ("a", "b"):
+            assert await accounts.reserve(reservation, "alice", 300, may_fall_back=False)
+        write, written, may_end, may_settle = accounts._store.write_settled, threading.Event(), threading.Event(), threading.Event()
+
+        def write_and_wait() -> None:
+            write()
+            written.set()
+            may_end.wait()
+
+        with locked(path):
+            await fail_to(accounts.settle("a", SettledCost(cost=3)))
+        monkeypatch.setattr(accounts._store, "write_settled", write_and_wait)
+        try:
+            await until(written.is_set)
+            monkeypatch.setattr(accounts._store, "write_settled", write)
+            with locked(path):
+                holding = asyncio.create_task(accounts.run(may_settle.wait))  # until those who write have looked
+                await asyncio.sleep(0)
+                settling = asyncio.create_task(accounts.settle("b", SettledCost(cost=4)))
+                await asyncio.sleep(0)
+                settling.cancel()
+                with pytest.raises(asyncio.CancelledError):
+                    await settling
+                may_end.set()
+                await asyncio.sleep(0.1)
+                may_settle.set()
+                await holding
+                await accounts.run(int)  # the calls before it have failed
+                assert accounts._store.has_unsettled
+        finally:
+            may_end.set()
+            may_settle.set()
+        assert accounts._writing is not None
+        await accounts._writing
+        assert (await accounts.figures("alice"))[1].spent == 7
+
+
 async def test_accounts_that_are_closed_try_no_longer(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "WRITE_INTERVAL", 1e6)
     async with opened(path) as accounts:
