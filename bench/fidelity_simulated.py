@@ -7,7 +7,7 @@ from random import Random
 
 import simpy
 from msgspec import Struct
-from msgspec.structs import asdict
+from msgspec.structs import asdict, replace
 
 from bench.fidelity_figures import MeasuredAnswer, Run, Verdict
 from bench.fidelity_live import CONTEXT, PLACES, WARM_TOKENS, DeviceLaw
@@ -124,7 +124,8 @@ class _World:
         self._cell = cell
         self._seen_sessions: set[str] = set()
         self._common = common_tokens([record for records in cell.work for record in records])
-        self._server = TargetServer(self.env, cell.forward, scheduler_options(), Alternating(batch_tokens=_BATCH), limits=cell.limits)
+        limits = replace(cell.limits, row_costs=None if cell.facts is None else cell.facts.row_costs)
+        self._server = TargetServer(self.env, cell.forward, scheduler_options(), Alternating(batch_tokens=_BATCH), limits=limits)
         self._devices = [self._device(number) for number in range(len(cell.work))]
 
     def run(self) -> Run:
@@ -195,7 +196,6 @@ class _World:
 
     def _device(self, number: int) -> FleetDevice:
         pair = (self._cell.speculation or SpeculationOptions()).estimates(1.0)
-        pair.expect_row_costs(None if self._cell.facts is None else self._cell.facts.row_costs)
         return recorded_device(number, self._cell.law, self._cell.rtt, pair)
 
 

@@ -17,7 +17,7 @@ from streamco.profiles.row_costs import RowCosts
 from streamco.sim.driver import call_at
 from streamco.sim.fleet.fleet import AnswerOutcome, DeviceModel, Execution, Fleet, FleetDevice
 from streamco.sim.fleet.recorded_answer import END
-from streamco.sim.fleet.target_server import TargetServer
+from streamco.sim.fleet.target_server import PassLimits, TargetServer
 from streamco.sim.hardware.links import ConstantLink
 from streamco.sim.workload.workload import SimulatedRequest
 
@@ -64,7 +64,8 @@ class SmallFleet:
     ) -> None:
         self.env = simpy.Environment()
         self.outcomes: list[AnswerOutcome] = []
-        self.servers = [TargetServer(self.env, flat, options) for _ in range(servers)]
+        limits = PassLimits(row_costs=RowCosts({1: STEP, 32: STEP}) if siblings else None)
+        self.servers = [TargetServer(self.env, flat, options, limits=limits) for _ in range(servers)]
         prior = EstimatesPrior(step_times=(DRAFT_STEP,) * 6)
         model = DeviceModel(name="device", step_times=prior.step_times, seconds_per_token=0.001, token_joules=2.0, prompt_joules=0.5)
         self.devices = [
@@ -73,7 +74,6 @@ class SmallFleet:
         ]
         for each in self.devices if siblings else ():
             each.pair.expect_rtt(RTT)
-            each.pair.expect_row_costs(RowCosts({1: STEP, 32: STEP}))
         self.fleet = Fleet(
             self.env,
             devices=self.devices,

@@ -1,7 +1,8 @@
 """Fleet of drafting devices that share target servers; a live speculation machine makes every answer.
 
-A device answers one request at a time, and its other requests wait. It keeps what it learns about its pair of models. A request goes to the
-server that the routing policy chooses when the request begins.
+A device answers one request at a time, and its other requests wait. It keeps what it learns about its pair of models and the times of rounds,
+whichever server they are of. It plans with the price list of the server that it asks. A request goes to the server that the routing policy
+chooses when the request begins.
 """
 
 from __future__ import annotations
@@ -293,6 +294,7 @@ class Fleet:
         number = self._routing.choose([server.load for server in self._servers], self._rng)
         server = self._servers[number]
         server.load += 1
+        device.pair.expect_row_costs(server.row_costs)
         answer = RecordedAnswer(request)
         outcome = AnswerOutcome(request=request, device=device.number, server=number, began=self._env.now, windows=[], traffic=Traffic())
         routing = device.answer_routing

@@ -282,7 +282,7 @@ class _World:
                 draft_stretch=math.inf,
             )
             batching = batch_policy(policy.batching, **policy.batching_options)
-            limits = PassLimits(drafting=_co_located(server.options, policy))
+            limits = PassLimits(drafting=_co_located(server.options, policy), row_costs=server.options.row_costs)
             servers.append(TargetServer(self._env, forward, options, batching, limits=limits, is_padded=policy.is_padded))
         return servers
 
@@ -311,7 +311,6 @@ class _World:
             routing = AnswerRouting(policy.budget, profile.perplexities) if policy.offload == "answers" else None
             pair = options.estimates(policy.budget if routing is None else 0.0)
             pair.expect_rtt(device.link.rtt_ms / 1000)
-            pair.expect_row_costs(self._options.world.server_pools[0].row_costs)
             devices.append(FleetDevice(device.number, model, link, pair, routing))
         return devices
 

@@ -36,6 +36,7 @@ from streamco.core.verifier.events import (
 from streamco.core.verifier.options import SchedulerOptions
 from streamco.core.verifier.scheduler import VerificationScheduler
 from streamco.policies.serving.batching import CHUNK, BatchPolicy
+from streamco.profiles.row_costs import RowCosts
 from streamco.sim.driver import SimulatedMachine, call_at
 from streamco.sim.fleet.recorded_answer import RecordedAnswer
 from streamco.sim.workload.workload import SimulatedRequest
@@ -70,6 +71,7 @@ class PassLimits(Struct, frozen=True, kw_only=True):
         writes_first: True: a pass is two passes, one that writes and one that reads, and the streams' tokens are emitted between them.
         takes_turns: True: prompts of streams are read in turns, a piece of each; False: one after the other.
         drafting: draft model with which streams are written (DSD section 3.3, fused mode): a pass is a round. None: there is none.
+        row_costs: what a pass costs by its rows, for the devices that plan their drafts with it; None: they don't know it.
     """
 
     max_prompt: int = 512
@@ -78,6 +80,7 @@ class PassLimits(Struct, frozen=True, kw_only=True):
     writes_first: bool = False
     takes_turns: bool = False
     drafting: CoLocatedDraft | None = None
+    row_costs: RowCosts | None = None
 
 
 SERVE = PassLimits(max_prompt=128, max_prompt_beside=32, max_part=32, writes_first=True, takes_turns=True)
@@ -152,6 +155,11 @@ class TargetServer(SimulatedMachine[SchedulerEvent, SchedulerCommand]):
         self._is_busy = False
         self._was_batch = False  # the last pass read a batch of the scheduler
         self.machine.start(now=env.now)
+
+    @property
+    def row_costs(self) -> RowCosts | None:
+        """What a pass costs by its rows, as devices know it; None: they don't."""
+        return self._limits.row_costs
 
     @property
     def sessions(self) -> int:

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 import msgspec
@@ -310,6 +311,21 @@ def test_a_price_list_gives_padded_batches_and_devices_that_fill_them() -> None:
 
     assert 2.0 <= mean_window(stairs) <= 3.2
     assert mean_window([[1, 60.0], [512, 70.0]]) > 3.5
+
+
+def test_devices_plan_with_the_price_list_of_the_server_that_they_ask() -> None:
+    cheap, dear = [[1, 60.0], [512, 70.0]], [[1, 40.0], [2, 90.0], [512, 25_590.0]]
+
+    def windows(order: list[list[list[float]]]) -> tuple[float, float]:
+        pools = [{"row_costs_ms": costs, "count": 1} for costs in order]
+        world = {"devices": 2, "servers": 2, "server_pools": pools, "link": {"rtt_ms": 1}}
+        rows = run(world=world, window="predicted", branches=2, routing="round-robin", workload={"requests": 8}).requests
+        by_server = [[window for row in rows if row.server == server for window in row.windows] for server in (0, 1)]
+        return fmean(by_server[order.index(cheap)]), fmean(by_server[order.index(dear)])
+
+    for order in ([cheap, dear], [dear, cheap]):
+        many, few = windows(order)
+        assert many > few + 1.0
 
 
 def test_nothing_of_the_warm_up_is_measured_and_what_is_finished_counts_until_the_horizon() -> None:
