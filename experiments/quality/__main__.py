@@ -7,8 +7,9 @@
     python -m experiments.quality profile                                         # qualities by model, for MigrationOptions
 
 ``run`` needs the models of ``make models`` and the recorded data ($STREAMCO_DATA). It takes the questions in one order, all tasks in turns,
-so whatever is there at a moment is balanced. Several processes may run on different tasks. Questions that are packaged are not asked again;
-``table``, ``plot`` and ``profile`` read the package, or with ``--folder`` the answers themselves.
+so whatever is there at a moment is balanced. Several processes may run on different tasks. A packaged question is not asked again, unless
+likelihoods are to be measured and one is missing; an empty answer has none. ``table``, ``plot`` and ``profile`` read the package, or with
+``--folder`` the answers themselves.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from contextlib import ExitStack
 from pathlib import Path
 
 from experiments.quality.equation import MEASURES
-from experiments.quality.measured import Questions, add_to_package, measured, read_package
+from experiments.quality.measured import Questions, add_to_package, is_packaged, measured, read_package
 from experiments.quality.records import AnswerFile, read_answers
 from experiments.quality.tables import plot_cells, show_cells, show_profile
 from experiments.tasks import load_questions
@@ -93,13 +94,14 @@ async def run_tasks(options: argparse.Namespace, packaged: Questions) -> None:
             stack.callback(writers[name].engine.close)
         began = time.monotonic()
         for start in range(0, count, block):
+            measures = start < options.likelihoods
             together = [
                 (question, files[task])
                 for task in options.tasks
                 for question in questions[task][start : start + block]
-                if question.id not in packaged.get(task, {})
+                if not is_packaged(packaged, task, question.id, measures=measures)
             ]
-            written = await write_block(writers, together, measures=start < options.likelihoods, moves=not options.own)
+            written = await write_block(writers, together, measures=measures, moves=not options.own)
             seconds = time.monotonic() - began
             print(f"questions up to {min(start + block, count)} of {count}: {written} answers written, {seconds:.0f} s so far", flush=True)
 

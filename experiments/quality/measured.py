@@ -15,7 +15,7 @@ from experiments.quality.records import CUTS, LENGTH, PAIRS, Answer, Key
 from experiments.tasks.scorers import rouge_1
 from streamco.engines.llamacpp.cache_dir import write_whole
 
-__all__ = ["RECORDED", "Measured", "Questions", "add_to_package", "measured", "read_package"]
+__all__ = ["RECORDED", "Measured", "Questions", "add_to_package", "is_packaged", "measured", "read_package"]
 
 RECORDED = Path(__file__).resolve().parent / "recorded.jsonl"
 
@@ -80,6 +80,14 @@ def read_package(path: Path = RECORDED) -> Questions:
         read = decoder.decode(line)
         found.setdefault(read.task, {})[read.item] = {_key_of(name): value for name, value in read.answers.items()}
     return found
+
+
+def is_packaged(questions: Questions, task: str, item: str, *, measures: bool) -> bool:
+    """Return True if a question is packaged, and with ``measures`` also the likelihoods of its answers if it is Alpaca's."""
+    answers = questions.get(task, {}).get(item)
+    if answers is None:
+        return False
+    return task != "alpaca" or not measures or all(each.likelihood is not None for each in answers.values())
 
 
 def add_to_package(questions: Questions, path: Path = RECORDED) -> int:

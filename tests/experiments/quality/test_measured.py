@@ -10,7 +10,7 @@ from msgspec.structs import replace
 
 from experiments.quality import measured as module
 from experiments.quality.__main__ import main
-from experiments.quality.measured import add_to_package, measured, read_package
+from experiments.quality.measured import add_to_package, is_packaged, measured, read_package
 from experiments.quality.records import LENGTH, Answer, AnswerFile
 from tests.experiments.quality.answers import make_answers
 
@@ -44,6 +44,19 @@ def test_answers_to_alpaca_have_their_agreement_with_the_large_models() -> None:
     pytest.importorskip("rouge_score")
     found = measured([replace(answer, likelihood=-1.25) for answer in answers("q1", task="alpaca")])["alpaca"]["q1"]
     assert found["1.5B", None, LENGTH] == module.Measured(0.7, -1.25, 1.0)
+
+
+def test_a_question_of_alpaca_is_asked_again_for_its_likelihoods() -> None:
+    pytest.importorskip("rouge_score")
+    bare, whole = answers("q1", task="alpaca"), [replace(answer, likelihood=-1.0) for answer in answers("q2", task="alpaca")]
+    half = [replace(answer, likelihood=-1.0 if answer.second is None else None) for answer in answers("q3", task="alpaca")]
+    found = {**measured([*bare, *whole, *half]), **measured(answers("q1"))}
+    for item, has_all in (("q1", False), ("q2", True), ("q3", False)):
+        assert is_packaged(found, "alpaca", item, measures=True) is has_all
+        assert is_packaged(found, "alpaca", item, measures=False)
+    assert is_packaged(found, "xsum", "q1", measures=True)
+    assert not is_packaged(found, "xsum", "q2", measures=False)
+    assert not is_packaged(found, "gsm8k", "q1", measures=False)
 
 
 def test_the_command_packages_a_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

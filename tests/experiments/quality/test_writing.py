@@ -38,11 +38,11 @@ def question(name: str, text: str = "Name three rivers.", task: str = "xsum") ->
     return Question(name, task, text, "reference", TOKENS, lambda answer: float(len(answer) > 3))
 
 
-def write(engine: LlamaEngine, path: Path, questions: list[Question], *, moves: bool = True) -> int:
+def write(engine: LlamaEngine, path: Path, questions: list[Question], *, moves: bool = True, measures: bool = True) -> int:
     async def run() -> int:
         writer = Writer(engine)
         with AnswerFile(path) as file:
-            return await write_block(dict.fromkeys(MODELS, writer), [(each, file) for each in questions], moves=moves)
+            return await write_block(dict.fromkeys(MODELS, writer), [(each, file) for each in questions], measures=measures, moves=moves)
 
     return asyncio.run(run())
 
@@ -106,6 +106,17 @@ def test_only_answers_to_alpaca_have_a_likelihood(engine: LlamaEngine, tmp_path:
             own = file.find("q1", ("0.5B", None, LENGTH))
             assert own is not None
             assert (own.likelihood is not None) == has_one
+
+
+def test_a_likelihood_that_is_missing_is_added_to_the_answer(engine: LlamaEngine, tmp_path: Path) -> None:
+    path, questions = tmp_path / "alpaca.jsonl", [question("q1", task="alpaca")]
+    assert write(engine, path, questions, measures=False) == len(MODELS) + 2 * len(PAIRS)
+    bare = {answer.key: answer for answer in read_answers(tmp_path)}
+    assert all(answer.likelihood is None for answer in bare.values())
+    assert write(engine, path, questions) == 0
+    measured = {answer.key: answer for answer in read_answers(tmp_path)}
+    assert all(answer.likelihood is not None for answer in measured.values())
+    assert {key: replace(answer, likelihood=None) for key, answer in measured.items()} == bare
 
 
 def test_a_run_answers_the_first_questions_of_all_tasks_and_then_the_next(
