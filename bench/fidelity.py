@@ -30,7 +30,7 @@ from random import Random
 from msgspec import Struct
 from msgspec.structs import replace
 
-from bench.fidelity_figures import FIGURES, Run, figures_of
+from bench.fidelity_figures import BEARABLE, FIGURES, Run, figures_of
 from bench.fidelity_live import CONTEXT, CORE_LAW, DeviceLaw, LiveCell, calibrate, run_live
 from bench.fidelity_paces import MANY, Looks, Pace, Points
 from bench.fidelity_records import Record, load_pair_records, load_records, pair_model, served_model
@@ -52,7 +52,6 @@ __all__ = ["Load", "main", "measure"]
 BENCH = "fidelity"
 LARGE = "llama2-70b-a100x2"
 DRAFT = "Q4_0"
-BEARABLE = 0.1  # off
 PHONE = CORE_LAW.slower(0.042 / CORE_LAW.step_times[0])  # some 24 tokens a second
 PAIR_CORE = CORE_LAW.slower(0.0142 / CORE_LAW.step_times[0])  # the 0.5B on one core of an AMD EPYC, by bench.pair
 RUNS = 3  # of each load

@@ -9,8 +9,10 @@ from msgspec import Struct
 
 from streamco import SpeculationFigures
 
-__all__ = ["FIGURES", "Run", "MeasuredAnswer", "Verdict", "figures_of"]
+__all__ = ["BEARABLE", "FIGURES", "Run", "MeasuredAnswer", "Verdict", "figures_of"]
 
+BEARABLE = 0.1
+"""Share of the live value by which the simulator may be off."""
 FIGURES = {
     "TTFT": "ms",
     "TBT, mean": "ms",

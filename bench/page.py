@@ -1,6 +1,6 @@
-"""Make docs/benchmarks.md of the kept runs: ``python -m bench.page [--check]``.
+"""Make docs/benchmarks.md and the tables of docs/research/fidelity.md of the kept runs: ``python -m bench.page [--check]``.
 
-The page answers fourteen questions: a sentence and a table of at most seven rows each. Every figure on it is read from bench/results, so page
+The first page answers fourteen questions: a sentence and a table of at most seven rows each. Every figure on it is read from bench/results, so page
 and runs agree; a test runs ``--check``. ``python -m bench.page NAME`` prints all rows of one kept run.
 """
 
@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from bench import fidelity_tables
 from bench.report import emit
 from bench.runs import Run, figure, load, names
 
@@ -369,7 +370,7 @@ def render() -> str:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Write or check the page, or print a run; 1 if the page isn't what the runs say."""
+    """Write or check the pages, or print a run; 1 if a page isn't what the runs say."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("name", nargs="?", choices=[*names(), None], metavar="NAME", help="print this kept run, and write nothing")
     parser.add_argument("--check", action="store_true", help="write nothing; 1 if the page is another one")
@@ -379,9 +380,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"{options.name}: {run.about}")
         emit(run.rows.values(), json_lines=False)
         return 0
+    pages = {PAGE: render(), fidelity_tables.PAGE: fidelity_tables.render()}
     if options.check:
-        return int(PAGE.read_text(encoding="utf-8") != render())
-    PAGE.write_text(render(), encoding="utf-8")
+        return int(any(path.read_text(encoding="utf-8") != text for path, text in pages.items()))
+    for path, text in pages.items():
+        path.write_text(text, encoding="utf-8")
     return 0
 
 
