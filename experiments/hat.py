@@ -5,7 +5,8 @@
     python -m experiments.hat batches
 
 The folder's name says which experiment it is. ``batches`` computes Figures 1c and 1d from the predicted times of a batch, without a
-simulation. The paper's numbers are those of its text and tables; its figures have no others that can be read.
+simulation. ``python -m experiments.kept`` keeps the results, and makes the tables of the page. The paper's numbers are those of its text
+and tables; its figures have no others that can be read.
 """
 
 from __future__ import annotations
@@ -13,15 +14,16 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
+from statistics import fmean
 from typing import Any, NamedTuple
 
-from experiments.tables import Means, means_of, show_table
+from experiments.tables import Means, means_of, show_table, table_lines
 from streamco.sim.split.kind import batch_seconds
 from streamco.sim.split.options import MiddleServerOptions
 
-__all__ = ["TABLES", "Table", "batch_growth", "chunked_steps", "less_than", "main", "tables_of"]
+__all__ = ["FIGURES", "TABLES", "Table", "batch_growth", "batches", "chunked_steps", "less_than", "lines_of", "main", "tables_of"]
 
 FRAMEWORKS = ("U-shape", "U-Medusa", "U-Sarathi", "HAT")
 BASELINES = FRAMEWORKS[:-1]
@@ -76,6 +78,14 @@ def tables_of(name: str, scenarios: Scenarios) -> list[Table]:
     return [*TABLES[name](name, scenarios)]
 
 
+def lines_of(tables: Iterable[Table]) -> Iterator[str]:
+    """Yield the lines of a page: each table under its title."""
+    for number, table in enumerate(tables):
+        yield from [""] if number else []
+        yield from (f"{table.title[0].upper()}{table.title[1:]}:", "")
+        yield from table_lines(table.head, table.lines)
+
+
 def _rates(name: str, scenarios: Scenarios) -> Iterator[Table]:
     """Figures 6 to 8: by request rate."""
     ttft, tbt = (means_of(scenarios, "framework", figure) for figure in ("ttft_mean", "tpot_mean"))
@@ -105,10 +115,9 @@ def _limits(name: str, scenarios: Scenarios) -> Iterator[Table]:
     yield _beside(f"prompts within {limit} ms for 128 tokens, per cent", ours, shares, scale=100.0)
     figure, share, paper = DECODE_LIMIT[name]
     yield _beside(f"limit that {share} keep for 10 tokens [ms]", means_of(scenarios, "framework", figure)[()], paper)
-    names = [f"{phase}_sla_{rank}" for phase in ("prefill", "decode") for rank in ("p50", "p90", "p99")]
-    found = {each: means_of(scenarios, "framework", each)[()] for each in names}
-    lines = [[framework, *(f"{1e3 * found[each][framework]:.0f}" for each in names)] for framework in found[names[0]]]
-    yield Table("ours [ms]: limits that 50, 90 and 99 % keep for 128 prompt tokens, and for 10 tokens", ["", *names], lines)
+    found = {each: means_of(scenarios, "framework", each)[()] for each in _LIMITS}
+    lines = [[framework, *(f"{1e3 * found[each][framework]:.0f}" for each in _LIMITS)] for framework in found[_LIMITS[0]]]
+    yield Table("ours [ms]: limits that 50, 90 and 99 % keep for 128 prompt tokens, and for 10 tokens", ["", *_LIMITS], lines)
 
 
 def _stages(name: str, scenarios: Scenarios) -> Iterator[Table]:
@@ -175,6 +184,27 @@ def _chunks(name: str, scenarios: Scenarios) -> Iterator[Table]:
     yield Table("TTFT [ms] of 1,024 tokens", ["stages", "rows back", "round trip [ms]", "chunks in flight", *sizes], lines)
 
 
+def _split_tbt(name: str, scenarios: Scenarios) -> Iterator[Table]:
+    """Not in the paper: the time between tokens of a live split, by how good its draft layer is."""
+    tbt, tokens = (means_of(scenarios, "drafting", figure) for figure in ("tpot_mean", "round_tokens"))
+    alone, *drafting = next(iter(tbt.values()))
+    mean = [fmean(each[name] for each in tokens.values()) for name in drafting]
+    lines = [["tokens a round", *(f"{value:.2f}" for value in mean)]]
+    lines += [[f"{rtt} ms", *(f"{of[each] / of[alone]:.2f}" for each in drafting)] for (rtt,), of in tbt.items()]
+    yield Table("time between tokens over the U-shape's", ["", *drafting], lines)
+
+
+def _split_ttft(name: str, scenarios: Scenarios) -> Iterator[Table]:
+    """Not in the paper: the time to the first token of a live split, by how the prompt is sent."""
+    found = means_of(scenarios, "prompt", "ttft_mean")
+    whole, *others = next(iter(found.values()))
+    lines = [
+        [f"{tokens:,}, {rtt} ms", f"{1e3 * ttft[whole]:.0f}", *(f"{ttft[each] / ttft[whole]:.2f}" for each in others)]
+        for (tokens, rtt), ttft in found.items()
+    ]
+    yield Table("time to the first token over the U-shape's", ["tokens, round trip", "U-shape [ms]", *others], lines)
+
+
 TABLES: Mapping[str, Callable[[str, Scenarios], Iterator[Table]]] = {
     "hat_figure1": _figure1,
     "hat_figure6": _rates,
@@ -186,8 +216,28 @@ TABLES: Mapping[str, Callable[[str, Scenarios], Iterator[Table]]] = {
     "hat_table4": _table4,
     "hat_table5": _table5,
     "hat_chunks": _chunks,
+    "split_tbt": _split_tbt,
+    "split_ttft": _split_ttft,
 }
 """Tables of each experiment, by the name of its file."""
+
+_PACES, _STAGE = ("ttft_mean", "tpot_mean"), ("stage_mean", "stage_deviation")
+_LIMITS = tuple(f"{phase}_sla_{rank}" for phase in ("prefill", "decode") for rank in ("p50", "p90", "p99"))
+FIGURES: Mapping[str, Sequence[str]] = {
+    "hat_figure1": ("ttft_mean", "prompt_device", "prompt_link", "prompt_server"),
+    "hat_figure6": (*_PACES, *_STAGE),
+    "hat_figure7": (*_PACES, *_STAGE),
+    "hat_figure9": ("prefill_in_time", *_LIMITS),
+    "hat_figure10": ("prefill_in_time", *_LIMITS),
+    "hat_figure11": _PACES,
+    "hat_figure12": _PACES,
+    "hat_table4": ("tpot_mean", "round_tokens"),
+    "hat_table5": _PACES,
+    "hat_chunks": ("ttft_mean",),
+    "split_tbt": ("tpot_mean", "round_tokens"),
+    "split_ttft": ("ttft_mean",),
+}
+"""Figures of the results that these tables show."""
 
 
 def _beside(title: str, ours: Mapping[str, float], paper: Sequence[float], *, scale: float = 1e3) -> Table:
@@ -232,7 +282,8 @@ def chunked_steps(prompt: int, chunk: int, steps: int = 64) -> tuple[float, floa
     return reading + rest, reading
 
 
-def _batches() -> list[Table]:
+def batches() -> list[Table]:
+    """Return Figures 1c and 1d."""
     growth = [[str(rows), "10.1" if rows == 32 else "", f"{batch_growth(rows):.1f}"] for rows in (32, 128, 512, 1024, 2048)]
     total, first = chunked_steps(2048, 2048)
     steps = []
@@ -256,7 +307,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("what", help=f"folder of the results of {', '.join(TABLES)}; or batches")
     what = parser.parse_args(arguments).what
     if what == "batches":
-        tables, note = _batches(), "computed"
+        tables, note = batches(), "computed"
     else:
         folder = Path(what)
         if folder.name not in TABLES:

@@ -3,8 +3,9 @@
     python -m experiments.kept run dsd_table2 window_regret     # simulates, and keeps the figures as experiments/results/NAME.json
     python -m experiments.kept pages [--check]                  # makes the marked tables of docs/research
 
-A run goes on where it was broken off, and simulates nothing twice. As with benches, it keeps none of a tree with changes. A table of a page
-stands between ``<!-- NAME: begin -->`` and ``<!-- NAME: end -->``. A test runs ``pages --check``.
+A run goes on where it was broken off, and simulates nothing twice. As with benches, it keeps none of a tree with changes. A table that is
+computed without a simulation is made anew with the pages. A table of a page stands between ``<!-- NAME: begin -->`` and
+``<!-- NAME: end -->``. A test runs ``pages --check``.
 """
 
 from __future__ import annotations
@@ -20,6 +21,10 @@ from typing import Any, NamedTuple
 from bench.record import commit, is_same_code
 from experiments.dsd import drafting
 from experiments.dsd import tables as paper_tables
+from experiments.hat import FIGURES as SPLIT_FIGURES
+from experiments.hat import batches
+from experiments.hat import lines_of as split_lines
+from experiments.hat import tables_of as split_tables
 from experiments.synera.costs import FIGURES as COST_FIGURES
 from experiments.synera.costs import HEAD as COST_HEAD
 from experiments.synera.costs import tables_of as costs_of
@@ -29,7 +34,7 @@ from experiments.window_regret import PARTS, compare
 from streamco.cli.main import main as streamco
 from streamco.sim.experiment.result_store import code_digest
 
-__all__ = ["KEPT", "TABLES", "Cell", "Results", "Table", "about", "compact", "load", "main", "replace_table"]
+__all__ = ["COMPUTED", "KEPT", "TABLES", "Cell", "Results", "Table", "about", "compact", "load", "main", "replace_table"]
 
 ROOT = Path(__file__).resolve().parents[1]
 KEPT = ROOT / "experiments" / "results"
@@ -113,6 +118,24 @@ def regrets(results: Results) -> Iterator[str]:
     )
 
 
+def windows_by_costs(results: Results) -> Iterator[str]:
+    """Yield milliseconds a token of each window, and the rate over the best fixed one's, by the target's row costs and trace."""
+    found = means_of(results["scenarios"], "window", "tpot_mean")
+    best = {case: min(seconds for window, seconds in each.items() if window.startswith("fixed")) for case, each in found.items()}
+    yield from table_lines(
+        ["window", *(": ".join(case) for case in found)],
+        (
+            [window, *(f"{1000 * each[window]:.1f} ({best[case] / each[window]:.2f})" for case, each in found.items())]
+            for window in next(iter(found.values()))
+        ),
+    )
+
+
+def of_split(name: str) -> Table:
+    """Return HAT's tables of an experiment, or those of a live split."""
+    return Table("hat", SPLIT_FIGURES[name], lambda results: split_lines(split_tables(name, results["scenarios"])))
+
+
 def crossing(page: str, column: str, corner: str, *cells: Cell) -> Table:
     """Return a table by ``crossed``."""
     sentence = f"In each cell: {' / '.join(cell.label for cell in cells)}."
@@ -138,9 +161,17 @@ TABLES: Mapping[str, Table] = {
     "synera_figure13": crossing("synera", "what is sent", "Mbit/s", PACE),
     "synera_figure14": Table("synera", COST_FIGURES, costs),
     "synera_figure15": crossing("synera", "policy.budget", "requests that arrive a second; by budget", VERDICT, RATE),
+    "row_costs": Table(
+        "windows", ("tpot_mean",), windows_by_costs, "In each cell: milliseconds a token, and the best fixed window's over it."
+    ),
     REGRET: Table("windows", (), regrets),
+    **{name: of_split(name) for name in SPLIT_FIGURES},
 }
 """The experiments whose results are kept, by the name of their file."""
+COMPUTED: Mapping[str, tuple[str, str, Callable[[], Iterable[str]]]] = {
+    "hat_batches": ("hat", "python -m experiments.hat batches", lambda: split_lines(batches())),
+}
+"""Tables without results: page, command and lines, by the name of their marks."""
 
 
 def compact(results: Results, figures: Sequence[str], head: Mapping[str, Any]) -> str:
@@ -220,6 +251,10 @@ def pages() -> Mapping[Path, str]:
         path = ROOT / "docs" / "research" / f"{table.page}.md"
         results = load(name)
         text = f"{' '.join(filter(None, (table.cells, about(name, results))))}\n\n" + "\n".join(table.lines(results))
+        found[path] = replace_table(found.get(path) or path.read_text(encoding="utf-8"), name, text)
+    for name, (page, command, lines) in COMPUTED.items():
+        path = ROOT / "docs" / "research" / f"{page}.md"
+        text = f"`{command}`.\n\n" + "\n".join(lines())
         found[path] = replace_table(found.get(path) or path.read_text(encoding="utf-8"), name, text)
     return found
 

@@ -9,7 +9,19 @@ from typing import Any
 
 import pytest
 
-from experiments.hat import FRAMEWORKS, PARTS, TABLES, batch_growth, chunked_steps, less_than, main, tables_of
+from experiments.hat import (
+    FIGURES,
+    FRAMEWORKS,
+    PARTS,
+    TABLES,
+    Table,
+    batch_growth,
+    chunked_steps,
+    less_than,
+    lines_of,
+    main,
+    tables_of,
+)
 
 EXPERIMENTS = Path(__file__).parents[2] / "experiments"
 VALUES = {"U-shape": 0.8, "U-Medusa": 0.6, "U-Sarathi": 0.5, "HAT": 0.4, "HAT, last row only": 0.3}
@@ -74,8 +86,24 @@ def test_a_batch_grows_with_the_prompt_and_chunks_take_longer_for_it() -> None:
     assert less_than({"HAT": 0.5, "U-shape": 2.0}, "U-shape") == 75.0
 
 
+def test_a_live_split_has_shares_of_the_u_shapes_times() -> None:
+    drafting = {"none (U-shape)": 0.1, "acceptance 0.35": 0.08, "acceptance 0.60": 0.05}
+    (pace,) = tables_of("split_tbt", [each for rtt in (10, 80) for each in scenarios({"world.link.rtt_ms": rtt}, "drafting", drafting)])
+    assert pace.head == ["", "acceptance 0.35", "acceptance 0.60"]
+    assert pace.lines == [["tokens a round", "0.08", "0.05"], ["10 ms", "0.80", "0.50"], ["80 ms", "0.80", "0.50"]]
+    ways = {"whole, all rows back": 0.6, "whole, last row": 0.3}
+    (first,) = tables_of("split_ttft", scenarios({"workload.prompt": 1024, "world.link.rtt_ms": 10}, "prompt", ways))
+    assert first.head[1:] == ["U-shape [ms]", "whole, last row"]
+    assert first.lines == [["1,024, 10 ms", "600", "0.50"]]
+
+
+def test_a_page_has_each_table_under_its_title() -> None:
+    lines = [*lines_of([Table("rise of a, per cent", ["", "ours"], [["HAT", "1"]]), Table("B", ["", "paper"], [])])]
+    assert lines == ["Rise of a, per cent:", "", "|  | ours |", "|---|---|", "| HAT | 1 |", "", "B:", "", "|  | paper |", "|---|---|"]
+
+
 def test_each_experiment_has_its_tables() -> None:
-    assert {path.stem for path in EXPERIMENTS.glob("hat_*.yaml")} == {*TABLES}
+    assert {path.stem for kind in ("hat", "split") for path in EXPERIMENTS.glob(f"{kind}_*.yaml")} == {*TABLES} == {*FIGURES}
     assert len(FRAMEWORKS) == 4
 
 

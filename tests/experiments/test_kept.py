@@ -57,6 +57,21 @@ def test_what_is_kept_is_all_of_an_experiment_as_its_file_has_it(name: str) -> N
     assert {figure for each in found["scenarios"] for figure in each["system"]} == set(shown)
 
 
+def test_windows_stand_beside_the_best_fixed_one() -> None:
+    paces = {"the server alone": 0.04, "fixed, 1": 0.05, "fixed, 3": 0.03, "predicted": 0.024}
+    cases = [(rows, trace) for rows in ("stairs", "flat") for trace in ("humaneval", "gsm8k")]
+    scenarios = [
+        {"point": {"rows of the target": rows, "workload.trace": trace, "window": window}, "system": {"tpot_mean": pace + shift}}
+        for rows, trace in cases
+        for window, pace in paces.items()
+        for shift in (-0.001, 0.001)
+    ]
+    lines = [*TABLES["row_costs"].lines({"scenarios": scenarios})]
+    assert lines[0] == "| window | stairs: humaneval | stairs: gsm8k | flat: humaneval | flat: gsm8k |"
+    assert lines[2] == "| the server alone |" + " 40.0 (0.75) |" * 4
+    assert lines[5] == "| predicted |" + " 24.0 (1.25) |" * 4
+
+
 def test_policies_are_compared_in_both_modes() -> None:
     rows = [
         {"mode": mode, "among": among, "policy": policy, "mean": 0.9, "median": 0.91234, "5th": 0.5}
