@@ -1,8 +1,8 @@
 """Fleet of drafting devices that share target servers; a live speculation machine makes every answer.
 
-A device answers one request at a time, and its other requests wait. It keeps what it learns about its pair of models and the times of rounds,
-whichever server they are of. It plans with the price list of the server that it asks. A request goes to the server that the routing policy
-chooses when the request begins.
+A device answers one request at a time, and its other requests wait. It keeps what it learns about its pair of models and the times of
+rounds, whichever server they are of. It plans with the price list of the server that it asks. A request goes to the server that the routing
+policy chooses when the request begins.
 """
 
 from __future__ import annotations
