@@ -268,10 +268,16 @@ def load_of_drafts() -> Question:
         case = f"large, alternating, budget {budget}"
         late = [f"{run.value(case, times, who):.0f} ms" for who in few]
         rows.append([f"budget {budget}", *late, " / ".join(f"{run.value(case, rates, who):.0f}" for who in many)])
+    growth = [
+        run.value(f"large, alternating, budget {budget}", times, "128 devices")
+        / run.value(f"large, alternating, budget {budget}", times, "32 devices")
+        for budget in (0.3, 0.6, 0.9)
+    ]
     return Question(
         "How long do verdicts take as devices are added?",
         "The 95th percentile, over a link of 60 ms, with the step times of Llama-2-70B on four A100 imposed. Past the server's limit new sessions get "
-        '"overloaded, retry after": verdicts stay about as fast, and devices wait for a place.',
+        '"overloaded, retry after": devices wait for a place, and verdicts with 128 devices take '
+        f"{min(growth):.2f} to {max(growth):.2f} times as long as with 32.",
         ("verifier",),
         ("share of drafts that is verified", *(who.replace("1 devices", "1 device") for who in few), "verdicts/s with 32 / 64 / 128"),
         rows,
@@ -306,7 +312,7 @@ def simulator() -> Question:
     return Question(
         "Does the simulator say what the live system does?",
         f"On loads, prompts and a draft model that it was not built with, {within_a_tenth(every)} figures are within a tenth. "
-        "The others are first tokens of a full server, where refusals make no two live runs alike.",
+        "The others are of a full server, where refusals make no two live runs alike.",
         ("fidelity_unseen", "fidelity"),
         ("", "within a tenth", "farthest off", "loads looked at while it was built: within a tenth"),
         rows,
