@@ -30,7 +30,7 @@ from random import Random
 from msgspec import Struct
 from msgspec.structs import replace
 
-from bench.fidelity_figures import BEARABLE, FIGURES, Run, figures_of
+from bench.fidelity_figures import FIGURES, Deviation, Run, figures_of
 from bench.fidelity_live import CONTEXT, CORE_LAW, DeviceLaw, LiveCell, calibrate, run_live
 from bench.fidelity_paces import MANY, Looks, Pace, Points
 from bench.fidelity_records import Record, load_pair_records, load_records, pair_model, served_model
@@ -367,20 +367,16 @@ def _relative(difference: float, whole: float) -> float:
     return difference / whole if whole else math.copysign(math.inf, difference)
 
 
-def is_right(live: Sequence[float], simulated: Sequence[float]) -> bool:
-    """Off by no more than is bearable, or than the runs are."""
-    return abs(off(live, simulated)) <= max(BEARABLE, spread(live))
-
-
 def table_of(found: Sequence[Found]) -> Iterator[str]:
     """A line for each figure of each load."""
     yield "| load | figure | live | runs | simulated | off by | spread | |"
     yield "|---|---|---|---|---|---|---|---|"
     for load, runs, simulations in found:
         for name, (live, simulated) in compare(runs, simulations).items():
-            sign = "yes" if is_right(live, simulated) else "**no**"
+            deviation = Deviation(off(live, simulated), spread(live))
+            sign = "yes" if deviation.is_right else "**no**"
             figures = f"{statistics.median(live):.4g} | {min(live):.4g} to {max(live):.4g} | {statistics.median(simulated):.4g}"
-            errors = f"{100 * off(live, simulated):+.1f} % | {100 * spread(live):.1f} %"
+            errors = f"{100 * deviation.off:+.1f} % | {100 * deviation.spread:.1f} %"
             yield f"| {load.case} | {name} [{FIGURES[name]}] | {figures} | {errors} | {sign} |"
 
 

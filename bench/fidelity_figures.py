@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from statistics import fmean
+from typing import NamedTuple
 
 from msgspec import Struct
 
 from streamco import SpeculationFigures
 
-__all__ = ["BEARABLE", "FIGURES", "Run", "MeasuredAnswer", "Verdict", "figures_of"]
+__all__ = ["BEARABLE", "FIGURES", "Deviation", "MeasuredAnswer", "Run", "Verdict", "figures_of"]
 
 BEARABLE = 0.1
 """Share of the live value by which the simulator may be off."""
@@ -24,6 +25,23 @@ FIGURES = {
     "tokens of a draft": "tokens",
 }
 """Figures and their units. The last four are of answers that were drafted."""
+
+
+class Deviation(NamedTuple):
+    """By how much the simulator says too much, and the live runs differ among themselves: shares of the live median."""
+
+    off: float
+    spread: float
+
+    @property
+    def is_right(self) -> bool:
+        """True if it is off by no more than is bearable, or than the live runs differ."""
+        return abs(self.off) <= max(BEARABLE, self.spread)
+
+    def __str__(self) -> str:
+        """Return both in per cent, bold if it is wrong."""
+        text = f"{_per_cent(self.off)} ({100 * self.spread:.0f})"
+        return text if self.is_right else f"**{text}**"
 
 
 class MeasuredAnswer(Struct, kw_only=True):
@@ -126,3 +144,8 @@ def _percentile(ordered: Sequence[float], share: float) -> float:
     low = int(position)
     high = min(low + 1, len(ordered) - 1)
     return ordered[low] + (position - low) * (ordered[high] - ordered[low])
+
+
+def _per_cent(share: float) -> str:
+    rounded = round(100 * share)
+    return f"{rounded:+d}" if rounded else "0"

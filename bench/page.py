@@ -263,16 +263,14 @@ def large_server() -> Question:
 def load_of_drafts() -> Question:
     run, times, rates = load("verifier"), "verdict p95 [ms]", "verdicts [1/s]"
     few, many = ("1 devices", "32 devices", "128 devices"), ("32 devices", "64 devices", "128 devices")
-    rows = []
+    rows, growth = [], []
     for budget in (0.3, 0.6, 0.9):
         case = f"large, alternating, budget {budget}"
-        late = [f"{run.value(case, times, who):.0f} ms" for who in few]
-        rows.append([f"budget {budget}", *late, " / ".join(f"{run.value(case, rates, who):.0f}" for who in many)])
-    growth = [
-        run.value(f"large, alternating, budget {budget}", times, "128 devices")
-        / run.value(f"large, alternating, budget {budget}", times, "32 devices")
-        for budget in (0.3, 0.6, 0.9)
-    ]
+        late = [run.value(case, times, who) for who in few]
+        growth.append(late[-1] / late[1])
+        rows.append(
+            [f"budget {budget}", *(f"{each:.0f} ms" for each in late), " / ".join(f"{run.value(case, rates, who):.0f}" for who in many)]
+        )
     return Question(
         "How long do verdicts take as devices are added?",
         "The 95th percentile, over a link of 60 ms, with the step times of Llama-2-70B on four A100 imposed. Past the server's limit new sessions get "
@@ -325,9 +323,9 @@ SHOWN = ("TTFT", "TBT, mean", "throughput")
 def errors_of(name: str) -> dict[str, list[float]]:
     """How far the simulator is off in each load of a kept run, by figure."""
     off: dict[str, list[float]] = {}
-    for (_, what, who), row in load(name).rows.items():
-        if "off by" in what and who == "simulated":
-            off.setdefault(what.partition(":")[0], []).append(abs(row.median))
+    for of_load in fidelity_tables.deviations_of(load(name)).values():
+        for figure_name, deviation in of_load.items():
+            off.setdefault(figure_name, []).append(abs(deviation.off))
     return off
 
 

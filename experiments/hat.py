@@ -19,7 +19,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any, NamedTuple
 
-from experiments.tables import Means, means_of, show_table, table_lines
+from experiments.tables import Means, format_table, means_of, show_table
 from streamco.sim.split.kind import batch_seconds
 from streamco.sim.split.options import MiddleServerOptions
 
@@ -78,12 +78,10 @@ def tables_of(name: str, scenarios: Scenarios) -> list[Table]:
     return [*TABLES[name](name, scenarios)]
 
 
-def lines_of(tables: Iterable[Table]) -> Iterator[str]:
-    """Yield the lines of a page: each table under its title."""
-    for number, table in enumerate(tables):
-        yield from [""] if number else []
-        yield from (f"{table.title[0].upper()}{table.title[1:]}:", "")
-        yield from table_lines(table.head, table.lines)
+def lines_of(tables: Iterable[Table]) -> list[str]:
+    """Return the lines of a page: each table under its title."""
+    shown = (format_table(f"{table.title[0].upper()}{table.title[1:]}:", table.head, table.lines) for table in tables)
+    return "\n".join(shown).strip().splitlines()
 
 
 def _rates(name: str, scenarios: Scenarios) -> Iterator[Table]:

@@ -4,7 +4,7 @@
     python -m experiments.kept pages [--check]                  # makes the marked tables of docs/research
 
 A run goes on where it was broken off, and simulates nothing twice. As with benches, it keeps none of a tree with changes. A table that is
-computed without a simulation is made anew with the pages. A table of a page stands between ``<!-- NAME: begin -->`` and
+computed without a simulation is made with the pages. A table of a page stands between ``<!-- NAME: begin -->`` and
 ``<!-- NAME: end -->``. A test runs ``pages --check``.
 """
 
@@ -28,13 +28,13 @@ from experiments.hat import tables_of as split_tables
 from experiments.synera.costs import FIGURES as COST_FIGURES
 from experiments.synera.costs import HEAD as COST_HEAD
 from experiments.synera.costs import tables_of as costs_of
-from experiments.tables import means_of, replace_marked, table_lines
+from experiments.tables import means_of, replace_table, table_lines
 from experiments.window_data import make as make_worlds
 from experiments.window_regret import PARTS, compare
 from streamco.cli.main import main as streamco
 from streamco.sim.experiment.result_store import code_digest
 
-__all__ = ["COMPUTED", "KEPT", "TABLES", "Cell", "Results", "Table", "about", "compact", "load", "main", "replace_table"]
+__all__ = ["COMPUTED", "KEPT", "TABLES", "Cell", "Results", "Table", "about", "compact", "load", "main"]
 
 ROOT = Path(__file__).resolve().parents[1]
 KEPT = ROOT / "experiments" / "results"
@@ -206,15 +206,6 @@ def about(name: str, results: Results) -> str:
     return f"`python -m experiments.kept run {name}`: {len(results['scenarios'])} runs, {seeds}; {source}."
 
 
-def replace_table(page: str, name: str, text: str) -> str:
-    """Return a page with a text between the two marks of a table.
-
-    Raises:
-        ValueError: the page has no marks.
-    """
-    return replace_marked(page, name, f"\n\n{text.strip()}\n\n")
-
-
 def run(name: str, jobs: int) -> None:
     """Simulate an experiment and keep its figures."""
     at = commit()
@@ -245,18 +236,21 @@ def _regrets_text(head: Mapping[str, Any], jobs: int) -> str:
 def pages() -> Mapping[Path, str]:
     """Return the pages with the tables of the kept results."""
     found: dict[Path, str] = {}
-    for name, table in TABLES.items():
-        if not (KEPT / f"{name}.json").exists():
-            continue
-        path = ROOT / "docs" / "research" / f"{table.page}.md"
-        results = load(name)
-        text = f"{' '.join(filter(None, (table.cells, about(name, results))))}\n\n" + "\n".join(table.lines(results))
-        found[path] = replace_table(found.get(path) or path.read_text(encoding="utf-8"), name, text)
-    for name, (page, command, lines) in COMPUTED.items():
+    for page, name, text in _texts():
         path = ROOT / "docs" / "research" / f"{page}.md"
-        text = f"`{command}`.\n\n" + "\n".join(lines())
         found[path] = replace_table(found.get(path) or path.read_text(encoding="utf-8"), name, text)
     return found
+
+
+def _texts() -> Iterator[tuple[str, str, str]]:
+    """Yield each table's page, the name of its marks, and what stands between them."""
+    for name, table in TABLES.items():
+        if (KEPT / f"{name}.json").exists():
+            results = load(name)
+            source = " ".join(filter(None, (table.cells, about(name, results))))
+            yield table.page, name, "\n".join((source, "", *table.lines(results)))
+    for name, (page, command, lines) in COMPUTED.items():
+        yield page, name, "\n".join((f"`{command}`.", "", *lines()))
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

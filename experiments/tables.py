@@ -9,7 +9,7 @@ from multiprocessing import get_context
 from statistics import fmean
 from typing import Any
 
-__all__ = ["Means", "format_table", "means_of", "replace_marked", "run_all", "show_table", "table_lines"]
+__all__ = ["Means", "format_table", "means_of", "replace_marked", "replace_table", "run_all", "show_table", "table_lines"]
 
 Means = Mapping[tuple[Any, ...], Mapping[Any, float]]
 """Of one figure: by the values of all swept settings but one, then by that one's."""
@@ -50,6 +50,15 @@ def replace_marked(page: str, name: str, text: str) -> str:
     if not found or not closed:
         raise ValueError(f"page: expected the marks {begin} and {end}, got none")
     return f"{before}{begin}{text}{end}{after}"
+
+
+def replace_table(page: str, name: str, text: str) -> str:
+    """Return a page with a text between the two marks of a table.
+
+    Raises:
+        ValueError: the page has no marks.
+    """
+    return replace_marked(page, name, f"\n\n{text.strip()}\n\n")
 
 
 def means_of(scenarios: Iterable[Mapping[str, Any]], column: str, figure: str) -> Means:

@@ -141,7 +141,8 @@ async def write_block(
 
 async def _write_own(name: str, writers: Mapping[str, Writer], question: Question, file: AnswerFile, *, measures: bool) -> bool:
     key: Key = (name, None, LENGTH)
-    if await _is_written(key, writers, question, file, measures=measures):
+    if (known := file.find(question.id, key)) is not None:
+        await _complete(known, writers, question, file, measures=measures)
         return False
     text, ids, is_finished = await writers[name].write(question)
     answer = Answer(
@@ -166,8 +167,11 @@ async def _write_moved(
     own = file.find(question.id, (first, None, LENGTH))
     if own is None:
         raise AssertionError("the models' own answers come first")
-    if len(own.ids) <= cut or await _is_written((first, second, cut), writers, question, file, measures=measures):
+    if len(own.ids) <= cut:
         return False  # an answer that has ended before the cut doesn't move
+    if (known := file.find(question.id, (first, second, cut))) is not None:
+        await _complete(known, writers, question, file, measures=measures)
+        return False
     partial = begun(writers[first].engine, own.ids, cut)
     same = file.find(question.id, (second, None, LENGTH))
     if same is not None and begins_with(writers[second].engine, same, partial):
@@ -190,14 +194,12 @@ async def _write_moved(
     return True
 
 
-async def _is_written(key: Key, writers: Mapping[str, Writer], question: Question, file: AnswerFile, *, measures: bool) -> bool:
-    """Return True if the file has an answer. If its likelihood is to be measured and is missing, it is added."""
-    known = file.find(question.id, key)
-    if known is not None and measures and known.likelihood is None:
+async def _complete(known: Answer, writers: Mapping[str, Writer], question: Question, file: AnswerFile, *, measures: bool) -> None:
+    """Add the likelihood of an answer in the file if it is to be measured and is missing."""
+    if measures and known.likelihood is None:
         found = await _measure(writers, question, known.text)
         if found is not None:
             file.add(replace(known, likelihood=found))
-    return known is not None
 
 
 async def _measure(writers: Mapping[str, Writer], question: Question, text: str) -> float | None:

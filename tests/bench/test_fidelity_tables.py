@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from bench.fidelity_figures import FIGURES
-from bench.fidelity_tables import PAGE, Error, lines_of, render
+from bench.fidelity_figures import FIGURES, Deviation
+from bench.fidelity_tables import PAGE, lines_of, render
 from bench.report import Row
 from bench.runs import Run
 
@@ -18,7 +18,7 @@ def test_the_page_has_the_kept_runs() -> None:
 
 
 def test_a_figure_is_wrong_if_it_is_off_by_more_than_a_tenth_and_than_the_live_runs_differ() -> None:
-    assert [str(Error(*each)) for each in ((0.104, 0.06), (-0.4, 1.57), (0.1, 0.0), (-0.004, 0.0))] == [
+    assert [str(Deviation(*each)) for each in ((0.104, 0.06), (-0.4, 1.57), (0.1, 0.0), (-0.004, 0.0))] == [
         "**+10 (6)**",
         "-40 (157)",
         "+10 (0)",

@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from experiments.kept import KEPT, REGRET, TABLES, Cell, compact, crossed, load, main, replace_table
+from experiments.kept import KEPT, REGRET, TABLES, Cell, compact, crossed, load, main
+from experiments.tables import replace_table
 from streamco.sim.experiment.experiment import read_experiment
 
 

@@ -62,7 +62,7 @@ class CoLocatedDraft(Struct, frozen=True):
 
 
 class PassLimits(Struct, frozen=True, kw_only=True):
-    """Limits of one forward pass, and the order in it.
+    """Limits of one forward pass, the order in it, and what devices know of its cost.
 
     Args:
         max_prompt: maximum tokens of a stream's prompt.
