@@ -15,8 +15,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import cache, partial
-from math import ceil
-from typing import Literal, get_args
+from math import ceil, inf
+from typing import Literal, NamedTuple, get_args
 
 from msgspec import Struct
 
@@ -123,6 +123,8 @@ class SplitPath(Struct, frozen=True, kw_only=True):
         costs: seconds that the server computes, by rows.
         row_bytes: bytes of a state on the wire.
         upload_rate: bytes per second from the device to the server.
+        download_rate: bytes per second of the states that come back, if those of all rows do; inf: one row comes back.
+        input_seconds: seconds of a row through the device's own layers; 0: not known.
         round_trip: seconds on the way besides those of the bytes.
         load_rows, steady_rows: rows of the server's batches at present, with and without those of prompts (``ServerLoad``).
         stages: the server's pipeline stages.
@@ -134,6 +136,8 @@ class SplitPath(Struct, frozen=True, kw_only=True):
     costs: RowCosts
     row_bytes: float
     upload_rate: float
+    download_rate: float = inf
+    input_seconds: float = 0.0
     round_trip: float = 0.0
     load_rows: float = 0.0
     steady_rows: float = 0.0
@@ -205,34 +209,40 @@ def fastest_chunk_size(
     largest: int | None = None,
     room: int | None = None,
     is_merged: bool = False,
+    input_seconds: float = 0.0,
+    download_rate: float = inf,
 ) -> ChunkPlan:
     """Return the chunks by which a prompt is read soonest, with enough of them in flight (``chunks_in_flight``); not in the paper.
 
-    The link sends chunk after chunk, and the server computes while the next ones are sent. If several sizes are nearly as fast, the largest
-    is returned. Not all sizes are compared: if costs are a line, the best of all sizes is at most a tenth sooner than the returned one. The
-    download is not counted: one row comes back for a prompt.
+    Device, link and server each take chunk after chunk, so one computes while another sends. If several sizes are nearly as fast, the
+    largest is returned. Not all sizes are compared: if costs are a line, the best of all sizes is at most a tenth sooner than the returned
+    one.
 
     Args:
         prompt, costs, row_bytes, upload_rate, load_rows, stages, smallest, largest: see ``chunk_size``.
         room: most rows of a batch, those of the load included; None: any number.
         is_merged: True if the server computes all chunks that have come in one batch; False: one after the other.
+        input_seconds: seconds of a row through the device's own layers, which it computes chunk after chunk.
+        download_rate: bytes per second of the states that come back; inf: one row comes back, which takes no time.
 
     Raises:
         ValueError: an argument is out of range.
     """
     _check(prompt, stages, smallest, row_bytes, upload_rate)
+    if not input_seconds >= 0 or not download_rate > 0:
+        raise ValueError(f"chunk size: expected seconds from 0 and a rate above 0, got {input_seconds} s a row and {download_rate} bytes/s")
     last = max(1, min(prompt, largest or prompt))
     first = min(smallest, last)
-    sizes = _sizes(prompt, first, last)
     row_seconds = row_bytes / upload_rate
+    ways = _RowSeconds(input_seconds, row_seconds, row_bytes / download_rate)
     each = cache(lambda rows: costs.seconds(load_rows + rows) / stages)
     free = prompt if room is None else max(1, room - ceil(load_rows))
     seconds = {
-        size: _seconds_to_read(prompt, size, row_seconds=row_seconds, seconds=each, stages=stages, room=free, is_merged=is_merged)
-        for size in sizes
+        size: _seconds_to_read(prompt, size, ways=ways, seconds=each, stages=stages, room=free, is_merged=is_merged)
+        for size in _sizes(prompt, first, last)
     }
     limit = NEARLY * min(seconds.values())
-    size = max(size for size in sizes if seconds[size] <= limit)
+    size = max(size for size, taken in seconds.items() if taken <= limit)
     return ChunkPlan(size, is_balanced=row_seconds * size >= costs.seconds(load_rows + size) / stages)
 
 
@@ -265,6 +275,7 @@ def plan_prompt(prompt: int, chunking: Chunking, path: SplitPath) -> PromptPlan:
         upload_rate=path.upload_rate,
         load_rows=load,
         round_trip=path.round_trip,
+        input_seconds=path.input_seconds * size,
     )
     return PromptPlan(size, max(1, min(path.max_rounds, unanswered)))
 
@@ -272,7 +283,11 @@ def plan_prompt(prompt: int, chunking: Chunking, path: SplitPath) -> PromptPlan:
 def _size(prompt: int, chunking: Chunking, path: SplitPath, load: float) -> int:
     if chunking == "whole" or isinstance(chunking, int):
         return min(prompt, path.max_rows, prompt if chunking == "whole" else chunking)
-    choose = chunk_size if chunking == "balanced" else partial(fastest_chunk_size, is_merged=True, room=path.room)
+    choose = chunk_size
+    if chunking == "fastest":
+        choose = partial(
+            fastest_chunk_size, is_merged=True, room=path.room, input_seconds=path.input_seconds, download_rate=path.download_rate
+        )
     return choose(
         prompt,
         costs=path.costs,
@@ -284,24 +299,45 @@ def _size(prompt: int, chunking: Chunking, path: SplitPath, load: float) -> int:
     ).size
 
 
+class _RowSeconds(NamedTuple):
+    """Seconds of a row besides the server's."""
+
+    input: float
+    upload: float
+    download: float
+
+    def arrivals(self, prompt: int, size: int) -> list[float]:
+        """Return when each chunk has come to the server: the device computes one while it sends the one before it."""
+        computed = sent = 0.0
+        found = []
+        for start in range(0, prompt, size):
+            rows = min(size, prompt - start)
+            computed += rows * self.input
+            sent = max(computed, sent) + rows * self.upload
+            found.append(sent)
+        return found
+
+
 def _seconds_to_read(
-    prompt: int, size: int, *, row_seconds: float, seconds: Callable[[int], float], stages: int, room: int, is_merged: bool
+    prompt: int, size: int, *, ways: _RowSeconds, seconds: Callable[[int], float], stages: int, room: int, is_merged: bool
 ) -> float:
-    """Return the seconds until the last chunk of a prompt is computed, without the time on the way."""
+    """Return the seconds until the last chunk of a prompt is computed, and comes back, without the time on the way."""
+    arrivals = ways.arrivals(prompt, size)
     free = [0.0] * stages
-    read = 0
+    read = come = 0  # rows, chunks
+    returned = 0.0
     while read < prompt:
-        arrived = min(prompt, size * (read // size + 1))
-        moment = max(free[0], row_seconds * arrived)
-        if is_merged:  # the first stage computes all that has come
-            arrived = max(arrived, min(prompt, size * int(moment / (row_seconds * size) + 1e-9)))
-            arrived = prompt if moment >= row_seconds * prompt else arrived
-        rows = min(room, arrived - read)
+        moment = max(free[0], arrivals[read // size])
+        come = max(come, read // size + 1)
+        while is_merged and come < len(arrivals) and arrivals[come] <= moment + 1e-9:  # the first stage computes all that has come
+            come += 1
+        rows = min(room, min(prompt, size * come) - read)
         read += rows
         each = seconds(rows)
         for stage in range(stages):
             moment = free[stage] = max(moment, free[stage]) + each
-    return free[-1]
+        returned = max(returned, moment) + rows * ways.download
+    return returned
 
 
 def chunks_in_flight(

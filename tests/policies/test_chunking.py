@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from math import inf
 from typing import Any
 
 import pytest
@@ -159,11 +160,27 @@ def test_chunks_in_flight_need_a_size_and_rates(wrong: dict[str, Any]) -> None:
 
 
 def read_seconds(
-    prompt: int, size: int, *, row: float, costs: RowCosts, stages: int = 1, is_merged: bool = True, room: int = 10_000, load: int = 0
+    prompt: int,
+    size: int,
+    *,
+    row: float,
+    costs: RowCosts,
+    stages: int = 1,
+    is_merged: bool = True,
+    room: int = 10_000,
+    load: int = 0,
+    ends: tuple[float, float] = (0.0, 0.0),
 ) -> float:
-    """Seconds of a prompt's chunks over a link of ``row`` seconds a row, and a server that takes all that have come, or one."""
-    arrivals = [(min(prompt, start + size) * row, min(size, prompt - start)) for start in range(0, prompt, size)]
-    free = [0.0] * stages
+    """Seconds of a prompt's chunks over a link of ``row`` seconds a row, and a server that takes all that have come, or one.
+
+    ``ends`` are the seconds of a row in the device's own layers, and back to the device.
+    """
+    chunks = [min(size, prompt - start) for start in range(0, prompt, size)]
+    sent, arrivals = 0.0, []
+    for index, rows in enumerate(chunks):
+        sent = max(sent, ends[0] * sum(chunks[: index + 1])) + rows * row
+        arrivals.append((sent, rows))
+    free, back = [0.0] * stages, 0.0
     while arrivals:
         moment = max(free[0], arrivals[0][0])
         come = [rows for at, rows in arrivals if at <= moment + 1e-12][: None if is_merged else 1]
@@ -171,25 +188,35 @@ def read_seconds(
         arrivals = [(0.0, kept)] * (kept > 0) + arrivals[len(come) :]
         for stage in range(stages):
             moment = free[stage] = max(moment, free[stage]) + costs.seconds(load + rows) / stages
-    return free[-1]
+        back = max(back, moment) + rows * ends[1]
+    return back
 
 
 @given(
     sizes=st.tuples(st.integers(1, 3000), st.integers(16, 3000)) | st.tuples(st.integers(17, 100), st.integers(16, 100)),
     rate=st.floats(1e6, 1e8),
     times=st.tuples(st.floats(0.0001, 0.05), st.floats(1e-6, 1e-3)),
-    stages=st.integers(1, 4),
-    is_merged=st.booleans(),
+    server=st.tuples(st.integers(1, 4), st.booleans()),
+    ends=st.tuples(st.just(0.0) | st.floats(1e-6, 2e-3), st.just(0.0) | st.floats(1e-6, 2e-3)),
 )
 def test_no_chunks_are_much_faster_than_the_fastest(
-    sizes: tuple[int, int], rate: float, times: tuple[float, float], stages: int, is_merged: bool
+    sizes: tuple[int, int], rate: float, times: tuple[float, float], server: tuple[int, bool], ends: tuple[float, float]
 ) -> None:
-    (prompt, other), (setup, row) = sizes, times
+    (prompt, other), (setup, row), (stages, is_merged) = sizes, times, server
     costs = RowCosts({1: setup + row, 4096: setup + 4096 * row})
-    plan = fastest_chunk_size(prompt, costs=costs, row_bytes=8192.0, upload_rate=rate, stages=stages, is_merged=is_merged)
+    plan = fastest_chunk_size(
+        prompt,
+        costs=costs,
+        row_bytes=8192.0,
+        upload_rate=rate,
+        stages=stages,
+        is_merged=is_merged,
+        input_seconds=ends[0],
+        download_rate=8192.0 / ends[1] if ends[1] else inf,
+    )
     assert 1 <= plan.size <= prompt
     found, *others = (
-        read_seconds(prompt, size, row=8192 / rate, costs=costs, stages=stages, is_merged=is_merged)
+        read_seconds(prompt, size, row=8192 / rate, costs=costs, stages=stages, is_merged=is_merged, ends=ends)
         for size in (plan.size, prompt, other, 16, 32, 64, 128, 256, 512)
     )
     assert found <= 1.1 * min(others)
@@ -225,6 +252,17 @@ def test_the_fastest_chunks_keep_their_bounds() -> None:
     assert fastest_chunk_size(5, **arguments).size == 5
     with pytest.raises(ValueError, match="chunk size: expected a prompt"):
         fastest_chunk_size(0, **arguments)
+    with pytest.raises(ValueError, match="chunk size: expected seconds from 0"):
+        fastest_chunk_size(5, input_seconds=-1.0, **arguments)
+    with pytest.raises(ValueError, match="chunk size: expected seconds from 0"):
+        fastest_chunk_size(5, download_rate=0.0, **arguments)
+
+
+def test_a_slow_device_or_a_download_of_all_rows_makes_the_fastest_chunks_smaller() -> None:
+    arguments: dict[str, Any] = {"costs": GPU, "row_bytes": 8192.0, "upload_rate": 7.5e6, "is_merged": True}
+    size = fastest_chunk_size(1024, **arguments).size
+    assert fastest_chunk_size(1024, input_seconds=0.001, **arguments).size < size
+    assert fastest_chunk_size(1024, download_rate=12.5e6, **arguments).size < size
 
 
 def test_a_prompts_own_rows_are_no_steady_load() -> None:
@@ -247,8 +285,11 @@ def test_a_prompt_is_cut_as_asked() -> None:
     assert plan_prompt(2000, "whole", path_of(max_rows=512)).size == 512
     balanced = chunk_size(2000, costs=GPU, row_bytes=1152, upload_rate=7.5e6, load_rows=90, largest=256)
     assert plan_prompt(2000, "balanced", path).size == balanced.size
-    fastest = fastest_chunk_size(2000, costs=GPU, row_bytes=1152, upload_rate=7.5e6, load_rows=4, largest=2048, room=256, is_merged=True)
-    assert plan_prompt(2000, "fastest", path).size == fastest.size
+    known: dict[str, Any] = {"costs": GPU, "row_bytes": 1152, "upload_rate": 7.5e6, "load_rows": 4, "largest": 2048, "room": 256}
+    assert plan_prompt(2000, "fastest", path).size == fastest_chunk_size(2000, is_merged=True, **known).size
+    ends: dict[str, Any] = {"input_seconds": 2e-4, "download_rate": 1e7}
+    fastest = fastest_chunk_size(2000, is_merged=True, **known, **ends)
+    assert plan_prompt(2000, "fastest", path_of(steady_rows=4, **ends)).size == fastest.size
 
 
 def test_the_chunks_on_the_way_cover_the_round_trip_and_keep_to_the_servers_limit() -> None:

@@ -91,7 +91,7 @@ class ServerLink:
         """Most positions of a session; the server's, once one was reached."""
         return self._limits.context_rows
 
-    def plan(self, rows: int) -> PromptPlan:
+    def plan(self, rows: int, input_seconds: float) -> PromptPlan:
         """Return how a prompt is cut; in one piece while no server has sent its costs. See ``SplitLink.plan``."""
         server, welcome, limits = self._server, self._welcome, self._limits
         costs = server.costs
@@ -101,6 +101,8 @@ class ServerLink:
             costs=costs,
             row_bytes=state_bytes(1, self.mark.width, self.form),
             upload_rate=server.meter.rate,
+            download_rate=server.meter.rate if self.prompt_rows == "all" else inf,
+            input_seconds=input_seconds,
             round_trip=server.round_trip,
             load_rows=server.load_rows,
             steady_rows=server.steady_rows,

@@ -101,8 +101,13 @@ class SplitLink(Protocol):
         """Most positions of a session: prompt and answer together."""
         ...
 
-    def plan(self, rows: int) -> PromptPlan:
-        """Return how a prompt of which ``rows`` are still to be sent is cut."""
+    def plan(self, rows: int, input_seconds: float) -> PromptPlan:
+        """Return how a prompt of which ``rows`` are still to be sent is cut.
+
+        Args:
+            rows: number of rows, at least 1.
+            input_seconds: seconds of a row through the input layers; 0: not known.
+        """
         ...
 
     def row_seconds(self, rows: int) -> float:
@@ -150,7 +155,7 @@ class SplitAnswer:
         self._tokens = list(generation.prompt)
         self._drafts: list[int] = []
         self._shallow: list[States] = []  # one row each
-        self._machine = SplitMachine(plan=link.plan, max_rows=link.max_rows)
+        self._machine = SplitMachine(plan=lambda rows: link.plan(rows, self._input.row_seconds), max_rows=link.max_rows)
         self._session = link.session(emit, reserve)
         self._tally = generation.tally = SplitTally(self._machine.counts, self._session.traffic)
         if drafts is not None:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from time import monotonic
 from typing import TYPE_CHECKING, Self
 
 from msgspec import Struct
@@ -21,6 +22,7 @@ from streamco.engines.llamacpp.model import LlamaModel
 from streamco.engines.llamacpp.model_parts import EmbeddingTable, PartInfo, PartKind, describe_part, open_gguf, read_part
 from streamco.engines.llamacpp.state_context import HeadContext, LayerModel, StateContext
 from streamco.errors import ConfigError, EngineError
+from streamco.policies.chunking import MEMORY, SMALLEST
 
 if TYPE_CHECKING:
     import numpy as np
@@ -201,6 +203,17 @@ class InputPart(LayerPart):
     """The first layers, which run on the device."""
 
     kind = "input"
+    row_seconds = 0.0
+    """Seconds of a row, a moving average of the runs of many rows; 0: there was none."""
+
+    def run(self, states: NDArray[np.float32], position: int, sequence: int = 0) -> NDArray[np.float32]:
+        """Compute the layers; see ``LayerPart.run``."""
+        began = monotonic()
+        found = super().run(states, position, sequence)
+        if len(states) >= SMALLEST:
+            seconds = (monotonic() - began) / len(states)
+            self.row_seconds = MEMORY * self.row_seconds + (1 - MEMORY) * seconds if self.row_seconds else seconds
+        return found
 
 
 class HeadPart:

@@ -7,14 +7,14 @@ chunk's size, the drafts' ends and the steps of parallel drafting are those of t
 from __future__ import annotations
 
 from collections.abc import Callable, Generator
-from functools import partial
+from math import inf
 from random import Random
 from typing import Any
 
 import simpy
 from msgspec import Struct
 
-from streamco.policies.chunking import chunk_size, chunks_in_flight, fastest_chunk_size, parallel_steps
+from streamco.policies.chunking import ChunkPlan, chunk_size, chunks_in_flight, fastest_chunk_size, parallel_steps
 from streamco.policies.serving.batching import Kind
 from streamco.sim.driver import call_at
 from streamco.sim.split.draft_laws import DraftSpan, draft_length, draw_tree, predrafted, tree_probability, verify_draft
@@ -128,7 +128,7 @@ class SimulatedSplitAnswer:
             return min(prompt, chunking)
         load = self._server.load
         is_paper = chunking == "balanced"
-        choose = chunk_size if is_paper else partial(fastest_chunk_size, is_merged=self._policy.is_merged)
+        choose = chunk_size if is_paper else self._choose_fastest
         plan = choose(
             prompt,
             costs=load.costs(),
@@ -139,6 +139,16 @@ class SimulatedSplitAnswer:
             largest=self._policy.room,
         )
         return plan.size
+
+    def _choose_fastest(self, prompt: int, **known: Any) -> ChunkPlan:
+        """Call ``fastest_chunk_size`` with what equation 3 doesn't count."""
+        return fastest_chunk_size(
+            prompt,
+            is_merged=self._policy.is_merged,
+            input_seconds=self._device.input_seconds(prompt) / prompt,
+            download_rate=self._device.download_rate if self._policy.prompt_rows == "all" else inf,
+            **known,
+        )
 
     def _max_in_flight(self, size: int) -> int | None:
         """Return how many chunks of this size may be sent and not answered; None: any number."""

@@ -88,7 +88,7 @@ class LocalLink:
         self.lengths = [0] * sequences
         self.free = list(range(sequences))
 
-    def plan(self, rows: int) -> PromptPlan:
+    def plan(self, rows: int, input_seconds: float) -> PromptPlan:
         return PromptPlan(min(rows, self.size))
 
     def row_seconds(self, rows: int) -> float:

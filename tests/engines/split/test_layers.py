@@ -18,6 +18,7 @@ from streamco.engines.llamacpp.model_parts import PartFiles, split_model
 from streamco.engines.llamacpp.state_context import LayerModel, StateContext
 from streamco.engines.split.layers import EXACT_ROWS, HeadPart, InputPart, LayerPart, MiddlePart, StateRun
 from streamco.errors import ConfigError, EngineError
+from streamco.policies.chunking import MEMORY, SMALLEST
 
 pytest.importorskip("gguf")
 pytest.importorskip("llama_cpp")
@@ -213,6 +214,17 @@ def test_rows_that_do_not_fit_are_refused(files: PartFiles) -> None:
             part.run(np.zeros((2, 5), np.float32), 0)
         with pytest.raises(EngineError, match="expected at most 6 more rows, got 8"):
             part.run(np.zeros((8, 576), np.float32), 250)
+
+
+def test_an_input_part_times_its_longer_runs(files: PartFiles) -> None:
+    with InputPart(files.input, cells=256) as part:
+        part.run(np.zeros((SMALLEST - 1, 576), np.float32), 0)
+        assert part.row_seconds == 0.0
+        part.run(np.zeros((SMALLEST, 576), np.float32), SMALLEST - 1)
+        first = part.row_seconds
+        assert first > 0
+        part.run(np.zeros((64, 576), np.float32), 2 * SMALLEST - 1)
+        assert part.row_seconds >= MEMORY * first
 
 
 def test_a_verdict_needs_a_state_for_each_draft_and_one_more(files: PartFiles) -> None:
