@@ -13,10 +13,10 @@ overlaps with nothing. ``fastest_chunk_size`` therefore compares the predicted t
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from functools import cache, partial
+from collections.abc import Callable, Sequence
+from functools import cache
 from math import ceil, inf
-from typing import Literal, NamedTuple, get_args
+from typing import Any, Literal, NamedTuple, get_args
 
 from msgspec import Struct
 
@@ -229,21 +229,22 @@ def fastest_chunk_size(
         ValueError: an argument is out of range.
     """
     _check(prompt, stages, smallest, row_bytes, upload_rate)
-    if not input_seconds >= 0 or not download_rate > 0:
-        raise ValueError(f"chunk size: expected seconds from 0 and a rate above 0, got {input_seconds} s a row and {download_rate} bytes/s")
+    _check_ends(input_seconds, download_rate)
     last = max(1, min(prompt, largest or prompt))
     first = min(smallest, last)
-    row_seconds = row_bytes / upload_rate
-    ways = _RowSeconds(input_seconds, row_seconds, row_bytes / download_rate)
-    each = cache(lambda rows: costs.seconds(load_rows + rows) / stages)
-    free = prompt if room is None else max(1, room - ceil(load_rows))
-    seconds = {
-        size: _seconds_to_read(prompt, size, ways=ways, seconds=each, stages=stages, room=free, is_merged=is_merged)
-        for size in _sizes(prompt, first, last)
-    }
+    way = _Way(
+        input_seconds=input_seconds,
+        upload_seconds=row_bytes / upload_rate,
+        download_seconds=row_bytes / download_rate,
+        batch_seconds=cache(lambda rows: costs.seconds(load_rows + rows)),
+        stages=stages,
+        room=_room_for(prompt, room, load_rows),
+        is_merged=is_merged,
+    )
+    seconds = {size: way.batches(prompt, way.chunks(prompt, size))[-1].returned for size in _sizes(prompt, first, last)}
     limit = NEARLY * min(seconds.values())
     size = max(size for size, taken in seconds.items() if taken <= limit)
-    return ChunkPlan(size, is_balanced=row_seconds * size >= costs.seconds(load_rows + size) / stages)
+    return ChunkPlan(size, is_balanced=row_bytes / upload_rate * size >= costs.seconds(load_rows + size) / stages)
 
 
 def _sizes(prompt: int, first: int, last: int) -> list[int]:
@@ -267,110 +268,162 @@ def plan_prompt(prompt: int, chunking: Chunking, path: SplitPath) -> PromptPlan:
         chunking: how it is cut.
         path: the server and the way to it. It must compute the chunks that have come together.
     """
-    load = path.load_rows if chunking == "balanced" else path.steady_rows
-    unanswered = chunks_in_flight(
-        size := _size(prompt, chunking, path, load),
-        costs=path.costs,
-        row_bytes=path.row_bytes,
-        upload_rate=path.upload_rate,
-        load_rows=load,
-        round_trip=path.round_trip,
-        input_seconds=path.input_seconds * size,
-    )
+    size = _size(prompt, chunking, path)
+    unanswered = chunks_in_flight(prompt, size, room=path.room, is_merged=True, round_trip=path.round_trip, **_known(chunking, path))
     return PromptPlan(size, max(1, min(path.max_rounds, unanswered)))
 
 
-def _size(prompt: int, chunking: Chunking, path: SplitPath, load: float) -> int:
-    if chunking == "whole" or isinstance(chunking, int):
-        return min(prompt, path.max_rows, prompt if chunking == "whole" else chunking)
-    choose = chunk_size
-    if chunking == "fastest":
-        choose = partial(
-            fastest_chunk_size, is_merged=True, room=path.room, input_seconds=path.input_seconds, download_rate=path.download_rate
-        )
-    return choose(
-        prompt,
-        costs=path.costs,
-        row_bytes=path.row_bytes,
-        upload_rate=path.upload_rate,
-        load_rows=load,
-        stages=path.stages,
-        largest=min(path.room, path.max_rows) if chunking == "balanced" else path.max_rows,
-    ).size
+def _size(prompt: int, chunking: Chunking, path: SplitPath) -> int:
+    known = _known(chunking, path)
+    match chunking:
+        case "whole":
+            return min(prompt, path.max_rows)
+        case "balanced":
+            del known["input_seconds"], known["download_rate"]
+            return chunk_size(prompt, largest=min(path.room, path.max_rows), **known).size
+        case "fastest":
+            return fastest_chunk_size(prompt, is_merged=True, room=path.room, largest=path.max_rows, **known).size
+        case _:
+            return min(prompt, path.max_rows, chunking)
 
 
-class _RowSeconds(NamedTuple):
-    """Seconds of a row besides the server's."""
-
-    input: float
-    upload: float
-    download: float
-
-    def arrivals(self, prompt: int, size: int) -> list[float]:
-        """Return when each chunk has come to the server: the device computes one while it sends the one before it."""
-        computed = sent = 0.0
-        found = []
-        for start in range(0, prompt, size):
-            rows = min(size, prompt - start)
-            computed += rows * self.input
-            sent = max(computed, sent) + rows * self.upload
-            found.append(sent)
-        return found
-
-
-def _seconds_to_read(
-    prompt: int, size: int, *, ways: _RowSeconds, seconds: Callable[[int], float], stages: int, room: int, is_merged: bool
-) -> float:
-    """Return the seconds until the last chunk of a prompt is computed, and comes back, without the time on the way."""
-    arrivals = ways.arrivals(prompt, size)
-    free = [0.0] * stages
-    read = come = 0  # rows, chunks
-    returned = 0.0
-    while read < prompt:
-        moment = max(free[0], arrivals[read // size])
-        come = max(come, read // size + 1)
-        while is_merged and come < len(arrivals) and arrivals[come] <= moment + 1e-9:  # the first stage computes all that has come
-            come += 1
-        rows = min(room, min(prompt, size * come) - read)
-        read += rows
-        each = seconds(rows)
-        for stage in range(stages):
-            moment = free[stage] = max(moment, free[stage]) + each
-        returned = max(returned, moment) + rows * ways.download
-    return returned
+def _known(chunking: Chunking, path: SplitPath) -> dict[str, Any]:
+    """Return what all plans count; equation 3 counts the prompts of others as load, too."""
+    return {
+        "costs": path.costs,
+        "row_bytes": path.row_bytes,
+        "upload_rate": path.upload_rate,
+        "load_rows": path.load_rows if chunking == "balanced" else path.steady_rows,
+        "stages": path.stages,
+        "input_seconds": path.input_seconds,
+        "download_rate": path.download_rate,
+    }
 
 
 def chunks_in_flight(
+    prompt: int,
     size: int,
     *,
     costs: RowCosts,
     row_bytes: float,
     upload_rate: float,
     load_rows: float = 0.0,
-    round_trip: float = 0.0,
+    stages: int = 1,
+    room: int | None = None,
+    is_merged: bool = False,
     input_seconds: float = 0.0,
+    download_rate: float = inf,
+    round_trip: float = 0.0,
 ) -> int:
-    """Return how many chunks may be sent and not answered, at least 2, so that the link never rests while one is computed.
+    """Return how many chunks may be sent and not answered, at least 2, so that neither device nor link waits for an answer.
 
     The paper doesn't say. A device that waits for the answer of the chunk before the last sends two chunks in the time of one answer. Small
-    chunks, which equation 3 gives for servers with several stages, then take longer than the whole prompt in one piece.
+    chunks, which equation 3 gives for servers with several stages, then take longer than the whole prompt in one piece. A server that
+    merges chunks answers them later, because its batches are larger.
 
     Args:
-        size: rows of a chunk.
-        costs: seconds that the server computes, by rows.
-        row_bytes: bytes of a state on the wire.
-        upload_rate: bytes per second from the device to the server.
-        load_rows: rows of the batches that the server computes anyway.
+        prompt: rows of the prompt, at least 1.
+        size: rows of a chunk, at least 1.
+        costs, row_bytes, upload_rate, load_rows, stages, room, is_merged, input_seconds, download_rate: see ``fastest_chunk_size``.
         round_trip: seconds on the way besides those of the bytes.
-        input_seconds: seconds of a chunk through the device's own layers, if it computes the next one only after an answer.
 
     Raises:
-        ValueError: a size below 1, or a rate that isn't above 0.
+        ValueError: an argument is out of range.
     """
-    if size < 1 or not row_bytes > 0 or not upload_rate > 0:
-        raise ValueError(f"chunks in flight: expected a size of at least 1 and rates above 0, got {size}, {row_bytes} and {upload_rate}")
-    answered = costs.seconds(load_rows) + costs.seconds(load_rows + size) + round_trip + input_seconds
-    return max(2, 1 + ceil(answered * upload_rate / (size * row_bytes)))
+    _check(prompt, stages, size, row_bytes, upload_rate)
+    _check_ends(input_seconds, download_rate)
+    way = _Way(
+        input_seconds=input_seconds,
+        upload_seconds=row_bytes / upload_rate,
+        download_seconds=row_bytes / download_rate,
+        batch_seconds=lambda rows: costs.seconds(load_rows + rows),
+        stages=stages,
+        room=_room_for(prompt, room, load_rows),
+        is_merged=is_merged,
+    )
+    chunks = way.chunks(prompt, size)
+    batches = iter(way.batches(prompt, chunks))
+    batch, read = next(batches), 0
+    most = answered = 0
+    late = round_trip + costs.seconds(load_rows)  # the first chunk may come when a batch of the load has just begun
+    for index, chunk in enumerate(chunks):
+        begun = chunk.sent - chunk.rows * input_seconds  # when it must be begun so that it is ready for the link
+        while batch.returned + late <= begun:
+            read += batch.rows
+            answered = read // size
+            batch = next(batches)
+        most = max(most, index + 1 - answered)
+    return max(2, most)
+
+
+def _room_for(prompt: int, room: int | None, load_rows: float) -> int:
+    return prompt if room is None else max(1, room - ceil(load_rows))
+
+
+class _Chunk(NamedTuple):
+    """A chunk of a prompt: its rows, and when the link begins and has ended to send it."""
+
+    rows: int
+    sent: float
+    arrived: float
+
+
+class _Batch(NamedTuple):
+    """A batch of the server: rows of the prompt, and when it is computed and has come back."""
+
+    rows: int
+    returned: float
+
+
+class _Way(Struct, frozen=True, kw_only=True):
+    """The seconds of rows on their way through device, link and server, without the round trip.
+
+    Args:
+        input_seconds, upload_seconds, download_seconds: of a row.
+        batch_seconds: of a batch over all stages, by its rows of this prompt.
+        stages: the server's pipeline stages.
+        room: most rows of a batch.
+        is_merged: True if the server computes all chunks that have come in one batch.
+    """
+
+    input_seconds: float
+    upload_seconds: float
+    download_seconds: float
+    batch_seconds: Callable[[int], float]
+    stages: int
+    room: int
+    is_merged: bool
+
+    def chunks(self, prompt: int, size: int) -> list[_Chunk]:
+        """Return the chunks of a prompt. The device computes one while it sends those before it."""
+        computed = arrived = 0.0
+        found = []
+        for start in range(0, prompt, size):
+            rows = min(size, prompt - start)
+            computed += rows * self.input_seconds
+            sent = max(computed, arrived)
+            arrived = sent + rows * self.upload_seconds
+            found.append(_Chunk(rows, sent, arrived))
+        return found
+
+    def batches(self, prompt: int, chunks: Sequence[_Chunk]) -> list[_Batch]:
+        """Return the batches in which the server computes these chunks, all but the last one of the same size."""
+        size, free = chunks[0].rows, [0.0] * self.stages
+        read = come = 0  # rows, chunks
+        returned, found = 0.0, []
+        while read < prompt:
+            moment = max(free[0], chunks[read // size].arrived)
+            come = max(come, read // size + 1)
+            while self.is_merged and come < len(chunks) and chunks[come].arrived <= moment + 1e-9:  # while the batch before was computed
+                come += 1
+            rows = min(self.room, min(prompt, size * come) - read)
+            read += rows
+            each = self.batch_seconds(rows) / self.stages
+            for stage in range(self.stages):
+                moment = free[stage] = max(moment, free[stage]) + each
+            returned = max(returned, moment) + rows * self.download_seconds
+            found.append(_Batch(rows, returned))
+        return found
 
 
 def parallel_steps(
@@ -408,3 +461,8 @@ def _check(prompt: int, stages: int, smallest: int, row_bytes: float, upload_rat
             f"chunk size: expected a prompt, stages and a smallest size of at least 1 and rates above 0, got {prompt}, {stages}, "
             f"{smallest}, {row_bytes} bytes a row and {upload_rate} bytes/s"
         )
+
+
+def _check_ends(input_seconds: float, download_rate: float) -> None:
+    if not input_seconds >= 0 or not download_rate > 0:
+        raise ValueError(f"chunk size: expected seconds from 0 and a rate above 0, got {input_seconds} s a row and {download_rate} bytes/s")

@@ -145,18 +145,79 @@ def test_steps_need_rates_above_0(name: str) -> None:
 def test_chunks_in_flight_cover_the_answer_of_the_first() -> None:
     costs = RowCosts({1: 0.018, 64: 0.018})
     arguments: dict[str, Any] = {"costs": costs, "row_bytes": 8000.0, "upload_rate": 8e6}
-    assert chunks_in_flight(16, **arguments) == 3  # 18 ms beside 16 ms for each chunk
-    assert chunks_in_flight(16, round_trip=0.08, **arguments) == 8  # 98 ms: seven chunks leave before the first answer
-    assert chunks_in_flight(16, load_rows=10, round_trip=0.08, **arguments) == 9  # after the batch that runs already
-    assert chunks_in_flight(16, input_seconds=0.02, **arguments) == 4
-    assert chunks_in_flight(1000, **arguments) == 2
+    assert chunks_in_flight(1024, 16, **arguments) == 9  # 18 ms at the server, 16 on the link: the 64th is sent after 55 answers
+    merged = {**arguments, "is_merged": True}
+    assert chunks_in_flight(1024, 16, **merged) == 4  # one is sent, one waits, two are computed together
+    assert chunks_in_flight(1024, 16, round_trip=0.08, **merged) == 9  # five more on the way
+    assert chunks_in_flight(1024, 16, load_rows=10, round_trip=0.08, **merged) == 10  # after the batch that runs already
+    assert chunks_in_flight(1024, 16, input_seconds=0.002, **merged) == 3  # the link waits for the device
+    assert chunks_in_flight(1024, 16, download_rate=4e6, **merged) == 34  # half of them have come back
+    assert chunks_in_flight(1024, 1000, **arguments) == 2
 
 
-@pytest.mark.parametrize("wrong", [{"size": 0}, {"row_bytes": 0.0}, {"upload_rate": 0.0}])
+@given(
+    sizes=st.tuples(st.integers(1, 1500), st.integers(1, 400)),
+    times=st.tuples(st.floats(0.0001, 0.05), st.floats(1e-6, 1e-3)),
+    rate=st.floats(1e6, 1e8),
+    server=st.tuples(st.integers(1, 4), st.booleans()),
+    ends=st.tuples(st.just(0.0) | st.floats(1e-6, 2e-3), st.floats(0.0, 0.2)),
+)
+def test_no_more_chunks_in_flight_are_sooner(
+    sizes: tuple[int, int], times: tuple[float, float], rate: float, server: tuple[int, bool], ends: tuple[float, float]
+) -> None:
+    (prompt, size), (setup, each), (stages, is_merged), (input_seconds, round_trip) = sizes, times, server, ends
+    costs = RowCosts({1: setup + each, 4096: setup + 4096 * each})
+    known: dict[str, Any] = {"costs": costs, "stages": stages, "is_merged": is_merged}
+    limit = chunks_in_flight(prompt, size, row_bytes=8192.0, upload_rate=rate, input_seconds=input_seconds, round_trip=round_trip, **known)
+    chunks = -(-prompt // size)
+    assert 2 <= limit <= max(2, chunks)
+    row = 8192.0 / rate
+    free = seconds_with_a_limit(prompt, size, chunks + 1, row=row, ends=(input_seconds, round_trip), **known)
+    assert seconds_with_a_limit(prompt, size, limit, row=row, ends=(input_seconds, round_trip), **known) <= free * (1 + 1e-6)
+
+
+@pytest.mark.parametrize("wrong", [{"size": 0}, {"row_bytes": 0.0}, {"upload_rate": 0.0}, {"input_seconds": -1.0}, {"download_rate": 0.0}])
 def test_chunks_in_flight_need_a_size_and_rates(wrong: dict[str, Any]) -> None:
     arguments: dict[str, Any] = {"size": 16, "row_bytes": 1.0, "upload_rate": 1.0, **wrong}
-    with pytest.raises(ValueError, match="chunks in flight: expected"):
-        chunks_in_flight(costs=RowCosts({1: 1.0}), **arguments)
+    with pytest.raises(ValueError, match="chunk size: expected"):
+        chunks_in_flight(100, costs=RowCosts({1: 1.0}), **arguments)
+
+
+def seconds_with_a_limit(
+    prompt: int,
+    size: int,
+    limit: int,
+    *,
+    row: float,
+    costs: RowCosts,
+    stages: int,
+    is_merged: bool,
+    ends: tuple[float, float],
+) -> float:
+    """Seconds until the last chunk is computed, if at most ``limit`` chunks are computed by the device, sent and not answered.
+
+    ``ends`` are the seconds of a row in the device's own layers, and of a round trip.
+    """
+    waiting = [min(size, prompt - start) for start in range(0, prompt, size)]
+    answers: list[float] = []  # when each chunk is answered
+    arrivals: list[tuple[float, int]] = []  # of chunks that the server has not begun
+    free, computed, sent, begun = [0.0] * stages, 0.0, 0.0, 0
+    while waiting or arrivals:
+        can_begin = computed if begun < limit else answers[begun - limit] if len(answers) > begun - limit else None
+        moment = max(free[0], arrivals[0][0]) if arrivals else None
+        if waiting and can_begin is not None and (moment is None or max(computed, can_begin) <= moment):
+            computed = max(computed, can_begin) + waiting[0] * ends[0]
+            sent = max(sent, computed) + waiting[0] * row
+            arrivals.append((sent, waiting.pop(0)))
+            begun += 1
+            continue
+        assert moment is not None
+        come = [rows for at, rows in arrivals if at <= moment + 1e-9][: None if is_merged else 1]
+        del arrivals[: len(come)]
+        for stage in range(stages):
+            moment = free[stage] = max(moment, free[stage]) + costs.seconds(sum(come)) / stages
+        answers += [moment + ends[1]] * len(come)
+    return free[-1]
 
 
 def read_seconds(
@@ -293,8 +354,9 @@ def test_a_prompt_is_cut_as_asked() -> None:
 
 
 def test_the_chunks_on_the_way_cover_the_round_trip_and_keep_to_the_servers_limit() -> None:
-    assert plan_prompt(2000, 128, path_of()) == PromptPlan(128, 3)
-    assert plan_prompt(2000, 128, path_of(round_trip=0.08)) == PromptPlan(128, 7)
+    assert plan_prompt(2000, 128, path_of(room=2048)) == PromptPlan(128, 8)
+    assert plan_prompt(2000, 128, path_of(room=2048, round_trip=0.08)) == PromptPlan(128, 11)
+    assert plan_prompt(2000, 128, path_of(room=2048, input_seconds=2e-4)) == PromptPlan(128, 5)  # the device is the slowest
     assert plan_prompt(2000, 16, path_of(round_trip=0.08, max_rounds=8)) == PromptPlan(16, 8)
     assert plan_prompt(2000, "whole", path_of(max_rounds=1)).max_unanswered == 1
 

@@ -14,7 +14,7 @@ from typing import Any
 import simpy
 from msgspec import Struct
 
-from streamco.policies.chunking import ChunkPlan, chunk_size, chunks_in_flight, fastest_chunk_size, parallel_steps
+from streamco.policies.chunking import chunk_size, chunks_in_flight, fastest_chunk_size, parallel_steps
 from streamco.policies.serving.batching import Kind
 from streamco.sim.driver import call_at
 from streamco.sim.split.draft_laws import DraftSpan, draft_length, draw_tree, predrafted, tree_probability, verify_draft
@@ -126,44 +126,34 @@ class SimulatedSplitAnswer:
             return prompt
         if isinstance(chunking, int):
             return min(prompt, chunking)
-        load = self._server.load
-        is_paper = chunking == "balanced"
-        choose = chunk_size if is_paper else self._choose_fastest
-        plan = choose(
-            prompt,
-            costs=load.costs(),
-            row_bytes=self._state_bytes,
-            upload_rate=self._device.upload_rate,
-            load_rows=load.rows if is_paper else load.steady_rows,
-            stages=self._server.stages,
-            largest=self._policy.room,
-        )
-        return plan.size
-
-    def _choose_fastest(self, prompt: int, **known: Any) -> ChunkPlan:
-        """Call ``fastest_chunk_size`` with what equation 3 doesn't count."""
-        return fastest_chunk_size(
-            prompt,
-            is_merged=self._policy.is_merged,
-            input_seconds=self._device.input_seconds(prompt) / prompt,
-            download_rate=self._device.download_rate if self._policy.prompt_rows == "all" else inf,
-            **known,
-        )
+        if chunking == "balanced":
+            return chunk_size(prompt, largest=self._policy.room, **self._known()).size
+        return fastest_chunk_size(prompt, largest=self._policy.room, **self._known(), **self._not_in_equation_3()).size
 
     def _max_in_flight(self, size: int) -> int | None:
         """Return how many chunks of this size may be sent and not answered; None: any number."""
-        limit, load = self._policy.chunks_in_flight, self._server.load
-        if limit != "covering":
+        if (limit := self._policy.chunks_in_flight) != "covering":
             return limit
-        return chunks_in_flight(
-            size,
-            costs=load.costs(),
-            row_bytes=self._state_bytes,
-            upload_rate=self._device.upload_rate,
-            load_rows=load.rows if self._policy.chunking == "balanced" else load.steady_rows,
-            round_trip=self._device.link.round_trip,
-            input_seconds=self._device.input_seconds(size),
-        )
+        round_trip = self._device.link.round_trip
+        return chunks_in_flight(self._request.prompt_tokens, size, round_trip=round_trip, **self._known(), **self._not_in_equation_3())
+
+    def _known(self) -> dict[str, Any]:
+        load = self._server.load
+        return {
+            "costs": load.costs(),
+            "row_bytes": self._state_bytes,
+            "upload_rate": self._device.upload_rate,
+            "load_rows": load.rows if self._policy.chunking == "balanced" else load.steady_rows,
+            "stages": self._server.stages,
+        }
+
+    def _not_in_equation_3(self) -> dict[str, Any]:
+        prompt, comes_back = self._request.prompt_tokens, self._policy.prompt_rows == "all"
+        return {
+            "is_merged": self._policy.is_merged,
+            "input_seconds": self._device.input_seconds(prompt) / prompt,
+            "download_rate": self._device.download_rate if comes_back else inf,
+        }
 
     def _read_prompt(self) -> Steps:
         outcome, left, size = self.outcome, self._request.prompt_tokens, self._chunk_rows()
