@@ -177,6 +177,17 @@ def pair_cause_headlines() -> Iterator[Headline]:
     yield Headline(page, f"varied from {min(streams):.1f} to {max(streams):.1f} tokens/s")
 
 
+def exact_headlines() -> Iterator[Headline]:
+    page, run = "docs/speculation.md", "pair_exact"
+    code, prose, both = (f"{kind}, Q4_0, exact mode, loopback" for kind in ("code, 50 prompts", "prose, 50 prompts", "all, 100 prompts"))
+    differ = "texts that differ from the stream's [texts]"
+    assert not any(value(run, both, differ, name) for name in ("streamco", "drafts alone"))
+    rates = [value(run, case, "rate [tokens/s]", name) for case, name in ((both, "stream"), (code, "streamco"), (prose, "streamco"))]
+    yield Headline(page, "the stream has {:.3g} tokens/s, and streamco {:.3g} on code and {:.3g} on prose".format(*rates))
+    times = [value(run, case, "rate over the stream's [x]") for case in (code, prose, both)]
+    yield Headline(page, "{:.2f} and {:.2f} times the stream, {:.2f} on both".format(*times))
+
+
 def row_cost_headlines() -> Iterator[Headline]:
     error, rate = "error of a batch's time [share]", "rate over the best fixed one's, window 3 [x]"
     plain, scaled = (
@@ -343,6 +354,8 @@ HEADLINES = [
     *fidelity_headlines(),
     *pair_headlines(),
     *pair_cause_headlines(),
+    *exact_headlines(),
+        *exact_headlines(),
     *windows_recorded_headlines(),
     *row_cost_headlines(),
     *split_headlines(),
