@@ -355,7 +355,6 @@ HEADLINES = [
     *pair_headlines(),
     *pair_cause_headlines(),
     *exact_headlines(),
-        *exact_headlines(),
     *windows_recorded_headlines(),
     *row_cost_headlines(),
     *split_headlines(),
