@@ -19,6 +19,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from bench.record import commit, is_same_code
+from experiments.disco_live import FIGURES as TTFT_FIGURES
+from experiments.disco_live import cost_lines, cost_rows, move_lines, move_rows, ttft_lines
 from experiments.dsd import drafting
 from experiments.dsd import tables as paper_tables
 from experiments.hat import FIGURES as SPLIT_FIGURES
@@ -34,7 +36,7 @@ from experiments.window_regret import PARTS, compare
 from streamco.cli.main import main as streamco
 from streamco.sim.experiment.result_store import code_digest
 
-__all__ = ["COMPUTED", "KEPT", "TABLES", "Cell", "Results", "Table", "about", "compact", "load", "main"]
+__all__ = ["COMPUTED", "KEPT", "ROWS", "TABLES", "Cell", "Results", "Table", "about", "compact", "load", "main"]
 
 ROOT = Path(__file__).resolve().parents[1]
 KEPT = ROOT / "experiments" / "results"
@@ -165,6 +167,9 @@ TABLES: Mapping[str, Table] = {
         "windows", ("tpot_mean",), windows_by_costs, "In each cell: milliseconds a token, and the best fixed window's over it."
     ),
     REGRET: Table("windows", (), regrets),
+    "disco_ttft": Table("disco", TTFT_FIGURES, ttft_lines),
+    "disco_cost": Table("disco", (), cost_lines),
+    "disco_moves": Table("disco", (), move_lines),
     **{name: of_split(name) for name in SPLIT_FIGURES},
 }
 """The experiments whose results are kept, by the name of their file."""
@@ -210,7 +215,7 @@ def run(name: str, jobs: int) -> None:
     """Simulate an experiment and keep its figures."""
     at = commit()
     head = {"commit": at, "date": dt.datetime.now(tz=dt.UTC).date().isoformat()}
-    text = _regrets_text(head, jobs) if name == REGRET else _scenarios_text(name, head, jobs)
+    text = _rows_text(head, ROWS[name](jobs)) if name in ROWS else _scenarios_text(name, head, jobs)
     if not is_same_code(at, commit(), code=CODE):
         raise SystemExit(f"{name}: expected the code of {at} to stay while it ran, got {commit()}")
     KEPT.mkdir(exist_ok=True)
@@ -224,13 +229,25 @@ def _scenarios_text(name: str, head: Mapping[str, Any], jobs: int) -> str:
     return compact(json.loads((folder / "results.json").read_bytes()), TABLES[name].figures, head)
 
 
-def _regrets_text(head: Mapping[str, Any], jobs: int) -> str:
+def _rows_text(head: Mapping[str, Any], rows: Iterable[Mapping[str, Any]]) -> str:
+    opening = json.dumps(head, indent=1).removesuffix("\n}")
+    return f'{opening},\n "rows": [\n' + ",\n".join(map(json.dumps, rows)) + "\n]}\n"
+
+
+def _regret_rows(jobs: int) -> Iterable[Mapping[str, Any]]:
     data = ROOT / "results" / REGRET / f"{code_digest('experiments.window_worlds')}.jsonl"
     data.parent.mkdir(parents=True, exist_ok=True)
     for number in make_worlds(data, seed=1, worlds=WORLDS, every=PARTS, workers=jobs):
         print(f"world {number} of {WORLDS}", file=sys.stderr)
-    opening = json.dumps(head, indent=1).removesuffix("\n}")
-    return f'{opening},\n "rows": [\n' + ",\n".join(map(json.dumps, compare(data, jobs))) + "\n]}\n"
+    return compare(data, jobs)
+
+
+ROWS: Mapping[str, Callable[[int], Iterable[Mapping[str, Any]]]] = {
+    REGRET: _regret_rows,
+    "disco_cost": cost_rows,
+    "disco_moves": move_rows,
+}
+"""Functions from a number of processes to the rows of those kept results that are no scenarios of a file."""
 
 
 def pages() -> Mapping[Path, str]:
