@@ -111,7 +111,7 @@ def cost_rows(processes: int) -> Rows:
     rows = []
     for at, (side, model, phone, budget) in enumerate(places):
         saved, low, high = interval([cost_cut(*outcomes[2 * at : 2 * at + 2])])
-        ends = {"saved": round(saved, 3), "low": round(low, 3), "high": round(high, 3)}
+        ends = {"saved": round(saved, 6), "low": round(low, 6), "high": round(high, 6)}
         rows.append({"side": side, "model": model, "phone": phone, "budget": budget, **ends})
     return rows
 

@@ -208,7 +208,7 @@ def about(name: str, results: Results) -> str:
         return f"`python -m experiments.kept run {name}`; {results['date']}, commit {results['commit']}."
     seeds = f"{results['repeats']} seeds" if results["repeats"] > 1 else "one seed"
     source = f"{results['date']}, commit {results['commit']}"
-    return f"`python -m experiments.kept run {name}`: {len(results['scenarios'])} runs, {seeds}; {source}."
+    return f"`python -m experiments.kept run {name}`: {len(results['scenarios']):,} runs, {seeds}; {source}."
 
 
 def run(name: str, jobs: int) -> None:
