@@ -19,6 +19,8 @@ BENCHES += (
     "packing",
     "verifier",
     "aborted_batches",
+    "scheduling_overhead",
+    "dssd",
     "windows_recorded",
     "windows_simulated",
 )

@@ -6,8 +6,8 @@ import json
 
 import pytest
 
-from experiments.synera import overhead
-from experiments.synera.overhead import CHUNK, Server, decide_chunks, main
+from bench import scheduling_overhead as overhead
+from bench.scheduling_overhead import CHUNK, Server, decide_chunks, main
 
 
 def test_chunks_are_decided_at_the_budget() -> None:

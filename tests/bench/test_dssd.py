@@ -8,7 +8,7 @@ from random import Random
 import pytest
 import simpy
 
-from experiments.dssd import (
+from bench.dssd import (
     CONTENDERS,
     VERIFY,
     Cell,

@@ -28,7 +28,7 @@ from streamco.server.profiles import load_step_times
 
 __all__ = ["Server", "decide_chunks", "main"]
 
-BENCH = "overhead"
+BENCH = "scheduling_overhead"
 SEED = 6
 CHUNK = 4  # tokens
 RULES: tuple[OffloadRule, ...] = ("combined", "confidence", "importance", "random")
