@@ -78,14 +78,14 @@ def ttft_lines(results: Mapping[str, Any]) -> Iterator[str]:
     later = [f"{sum(cut < 0 for cut in cuts[metric].values())} by {names[metric]}" for metric in cuts]
     over = [each["disco"]["budget_share"] - place[2] for place, each in found.items()]
     yield ""
-    spent = f"Share spent less budget: {min(over):.3f} to {max(over):.3f}."
+    spent = f"Share spent minus the budget: {min(over):.3f} to {max(over):.3f}."
     yield f"Later than random dispatch, of {len(found)} settings: {' and '.join(later)}. {spent}"
 
 
 # Cost and moves: the live client among packaged services
 
 
-def race(model: str, phone: str, pace: str | None, **policy: Any) -> Scenario:
+def make_race(model: str, phone: str, pace: str | None, **policy: Any) -> Scenario:
     """Return a race of one of the paper's models against a phone; each request has a row in its outcome."""
     service, prices = MODELS[model]
     return Scenario(
@@ -103,7 +103,7 @@ def cost_rows(processes: int) -> Rows:
     """Return per cent of the cost that migration saves, with intervals, for each model, phone and budget."""
     places = [*product(SIDES, MODELS, PHONES, COST_BUDGETS)]
     jobs = [
-        (race(model, phone, None, constrained=side, budget=budget, migration=rule),)
+        (make_race(model, phone, None, constrained=side, budget=budget, migration=rule),)
         for side, model, phone, budget in places
         for rule in ("none", "pre-copy")
     ]
@@ -148,7 +148,8 @@ def move_rows(processes: int) -> Rows:
     """Return delayed tokens and seconds between tokens of answers that moved, for each model and spared side."""
     places = [*product(SIDES, MODELS, PHONES, MOVE_BUDGETS)]
     jobs = [
-        (race(model, phone, "reading", constrained=side, budget=budget, migration="pre-copy"),) for side, model, phone, budget in places
+        (make_race(model, phone, "reading", constrained=side, budget=budget, migration="pre-copy"),)
+        for side, model, phone, budget in places
     ]
     outcomes: Mapping[Any, Outcome] = dict(zip(places, run_all(run_scenario, jobs, processes), strict=True))
     cases = product(MODELS, reversed(SIDES))
@@ -159,7 +160,7 @@ def move_rows(processes: int) -> Rows:
 
 
 def move_row(found: Iterable[Outcome]) -> Mapping[str, Any]:
-    """Return the figures of all moves in these outcomes; those of delayed tokens are absent if nothing moved."""
+    """Return the figures of all answers that moved in these outcomes; those of delayed tokens are absent if none did."""
     found = [*found]
     delayed = np.array([row.delayed for outcome in found for row in outcome.requests if row.moves], dtype=np.float64)
     row: dict[str, Any] = {"moved": delayed.size, "between_p99": round(max(outcome.system["tbt_p99"] for outcome in found), 4)}

@@ -41,7 +41,7 @@ __all__ = ["COMPUTED", "KEPT", "ROWS", "TABLES", "Cell", "Results", "Table", "ab
 ROOT = Path(__file__).resolve().parents[1]
 KEPT = ROOT / "experiments" / "results"
 REGRET, WORLDS = "window_regret", 2000  # policies in worlds that the learned window hasn't seen: a sixth of so many
-CODE = ("streamco", "experiments", "bench/record.py", ":(exclude)experiments/results")  # what a run depends on
+CODE = ("streamco", "experiments", "bench/record.py", "bench/dispatch.py", ":(exclude)experiments/results")  # what a run depends on
 DIGITS = 6  # significant ones that are kept
 
 Results = Mapping[str, Any]

@@ -13,14 +13,14 @@ overlaps with nothing. ``fastest_chunk_size`` therefore compares the predicted t
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
 from functools import cache
 from math import ceil, inf
-from typing import Any, Literal, NamedTuple, get_args
+from typing import Any, Literal, get_args
 
 from msgspec import Struct
 
 from streamco.errors import ConfigError
+from streamco.policies.chunk_times import ChunkTimes
 from streamco.profiles.row_costs import RowCosts
 
 __all__ = [
@@ -124,7 +124,7 @@ class SplitPath(Struct, frozen=True, kw_only=True):
         row_bytes: bytes of a state on the wire.
         upload_rate: bytes per second from the device to the server.
         download_rate: bytes per second of the states that come back, if those of all rows do; inf: one row comes back.
-        input_seconds: seconds of a row through the device's own layers; 0: not known.
+        input_costs: seconds of the device's own layers, by rows; None: not known.
         round_trip: seconds on the way besides those of the bytes.
         load_rows, steady_rows: rows of the server's batches at present, with and without those of prompts (``ServerLoad``).
         stages: the server's pipeline stages.
@@ -137,7 +137,7 @@ class SplitPath(Struct, frozen=True, kw_only=True):
     row_bytes: float
     upload_rate: float
     download_rate: float = inf
-    input_seconds: float = 0.0
+    input_costs: RowCosts | None = None
     round_trip: float = 0.0
     load_rows: float = 0.0
     steady_rows: float = 0.0
@@ -209,8 +209,9 @@ def fastest_chunk_size(
     largest: int | None = None,
     room: int | None = None,
     is_merged: bool = False,
-    input_seconds: float = 0.0,
+    input_costs: RowCosts | None = None,
     download_rate: float = inf,
+    computed: int = 0,
 ) -> ChunkPlan:
     """Return the chunks by which a prompt is read soonest, with enough of them in flight (``chunks_in_flight``); not in the paper.
 
@@ -222,26 +223,31 @@ def fastest_chunk_size(
         prompt, costs, row_bytes, upload_rate, load_rows, stages, smallest, largest: see ``chunk_size``.
         room: most rows of a batch, those of the load included; None: any number.
         is_merged: True if the server computes all chunks that have come in one batch; False: one after the other.
-        input_seconds: seconds of a row through the device's own layers, which it computes chunk after chunk.
+        input_costs: seconds of the device's own layers, by rows, which it computes chunk after chunk; None: they take no time.
         download_rate: bytes per second of the states that come back; inf: one row comes back, which takes no time.
+        computed: number of first rows that the device has computed already.
 
     Raises:
         ValueError: an argument is out of range.
     """
     _check(prompt, stages, smallest, row_bytes, upload_rate)
-    _check_ends(input_seconds, download_rate)
     last = max(1, min(prompt, largest or prompt))
     first = min(smallest, last)
-    way = _Way(
-        input_seconds=input_seconds,
-        upload_seconds=row_bytes / upload_rate,
-        download_seconds=row_bytes / download_rate,
-        batch_seconds=cache(lambda rows: costs.seconds(load_rows + rows)),
+    times = _times(
+        prompt,
+        costs=costs,
+        row_bytes=row_bytes,
+        upload_rate=upload_rate,
+        load_rows=load_rows,
         stages=stages,
-        room=_room_for(prompt, room, load_rows),
+        room=room,
         is_merged=is_merged,
+        input_costs=input_costs,
+        download_rate=download_rate,
     )
-    seconds = {size: way.batches(prompt, way.chunks(prompt, size))[-1].returned for size in _sizes(prompt, first, last)}
+    if times.room < first:  # the server cuts the prompt whatever comes
+        return ChunkPlan(last, is_balanced=False)
+    seconds = {size: times.batches(times.chunks(prompt, size, computed))[-1].returns for size in _sizes(prompt, first, last)}
     limit = NEARLY * min(seconds.values())
     size = max(size for size, taken in seconds.items() if taken <= limit)
     return ChunkPlan(size, is_balanced=row_bytes / upload_rate * size >= costs.seconds(load_rows + size) / stages)
@@ -258,8 +264,8 @@ def _sizes(prompt: int, first: int, last: int) -> list[int]:
     return sorted({size for size in (*even, *uneven) if first <= size <= last} | {first, last})
 
 
-def plan_prompt(prompt: int, chunking: Chunking, path: SplitPath) -> PromptPlan:
-    """Return how a prompt is cut, and how many chunks are on the way, so that the link never rests.
+def plan_prompt(prompt: int, chunking: Chunking, path: SplitPath, *, computed: int = 0) -> PromptPlan:
+    """Return how a prompt is cut, and how many chunks are on the way, so that neither device nor link waits for an answer.
 
     ``fastest`` is never predicted to be later than one piece, as far as that fits a frame.
 
@@ -267,37 +273,33 @@ def plan_prompt(prompt: int, chunking: Chunking, path: SplitPath) -> PromptPlan:
         prompt: rows of the prompt, at least 1.
         chunking: how it is cut.
         path: the server and the way to it. It must compute the chunks that have come together.
+        computed: number of first rows that the device has computed already.
     """
-    size = _size(prompt, chunking, path)
-    unanswered = chunks_in_flight(prompt, size, room=path.room, is_merged=True, round_trip=path.round_trip, **_known(chunking, path))
-    return PromptPlan(size, max(1, min(path.max_rounds, unanswered)))
-
-
-def _size(prompt: int, chunking: Chunking, path: SplitPath) -> int:
-    known = _known(chunking, path)
-    match chunking:
-        case "whole":
-            return min(prompt, path.max_rows)
-        case "balanced":
-            del known["input_seconds"], known["download_rate"]
-            return chunk_size(prompt, largest=min(path.room, path.max_rows), **known).size
-        case "fastest":
-            return fastest_chunk_size(prompt, is_merged=True, room=path.room, largest=path.max_rows, **known).size
-        case _:
-            return min(prompt, path.max_rows, chunking)
-
-
-def _known(chunking: Chunking, path: SplitPath) -> dict[str, Any]:
-    """Return what all plans count; equation 3 counts the prompts of others as load, too."""
-    return {
+    server: dict[str, Any] = {
         "costs": path.costs,
         "row_bytes": path.row_bytes,
         "upload_rate": path.upload_rate,
         "load_rows": path.load_rows if chunking == "balanced" else path.steady_rows,
         "stages": path.stages,
-        "input_seconds": path.input_seconds,
-        "download_rate": path.download_rate,
     }
+    more: dict[str, Any] = {  # what equation 3 doesn't count
+        "room": path.room,
+        "is_merged": True,
+        "input_costs": path.input_costs,
+        "download_rate": path.download_rate,
+        "computed": computed,
+    }
+    match chunking:
+        case "whole":
+            size = min(prompt, path.max_rows)
+        case "balanced":
+            size = chunk_size(prompt, largest=min(path.room, path.max_rows), **server).size
+        case "fastest":
+            size = fastest_chunk_size(prompt, largest=path.max_rows, **server, **more).size
+        case _:
+            size = min(prompt, path.max_rows, chunking)
+    unanswered = chunks_in_flight(prompt, size, round_trip=path.round_trip, **server, **more)
+    return PromptPlan(size, max(1, min(path.max_rounds, unanswered)))
 
 
 def chunks_in_flight(
@@ -311,119 +313,73 @@ def chunks_in_flight(
     stages: int = 1,
     room: int | None = None,
     is_merged: bool = False,
-    input_seconds: float = 0.0,
+    input_costs: RowCosts | None = None,
     download_rate: float = inf,
+    computed: int = 0,
     round_trip: float = 0.0,
 ) -> int:
     """Return how many chunks may be sent and not answered, at least 2, so that neither device nor link waits for an answer.
 
     The paper doesn't say. A device that waits for the answer of the chunk before the last sends two chunks in the time of one answer. Small
     chunks, which equation 3 gives for servers with several stages, then take longer than the whole prompt in one piece. A server that
-    merges chunks answers them later, because its batches are larger.
+    merges chunks answers them later, because its batches are larger. There is one more than the prediction needs, for a link that is faster
+    than expected. What else the device sends waits behind these chunks.
 
     Args:
         prompt: rows of the prompt, at least 1.
         size: rows of a chunk, at least 1.
-        costs, row_bytes, upload_rate, load_rows, stages, room, is_merged, input_seconds, download_rate: see ``fastest_chunk_size``.
+        costs, row_bytes, upload_rate, load_rows, stages, room, is_merged, input_costs, download_rate, computed: see ``fastest_chunk_size``.
         round_trip: seconds on the way besides those of the bytes.
 
     Raises:
         ValueError: an argument is out of range.
     """
     _check(prompt, stages, size, row_bytes, upload_rate)
-    _check_ends(input_seconds, download_rate)
-    way = _Way(
-        input_seconds=input_seconds,
+    times = _times(
+        prompt,
+        costs=costs,
+        row_bytes=row_bytes,
+        upload_rate=upload_rate,
+        load_rows=load_rows,
+        stages=stages,
+        room=room,
+        is_merged=is_merged,
+        input_costs=input_costs,
+        download_rate=download_rate,
+    )
+    late = round_trip + costs.seconds(load_rows)  # the first chunk may come when a batch of the load has just begun
+    return 1 + times.most_unanswered(times.chunks(prompt, size, computed), late)
+
+
+def _times(
+    prompt: int,
+    *,
+    costs: RowCosts,
+    row_bytes: float,
+    upload_rate: float,
+    load_rows: float,
+    stages: int,
+    room: int | None,
+    is_merged: bool,
+    input_costs: RowCosts | None,
+    download_rate: float,
+) -> ChunkTimes:
+    """Return the times of a prompt's rows.
+
+    Raises:
+        ValueError: the download's rate isn't above 0.
+    """
+    if not download_rate > 0:
+        raise ValueError(f"chunk size: expected a download of more than 0 bytes/s, got {download_rate}")
+    return ChunkTimes(
+        input_seconds=(lambda _: 0.0) if input_costs is None else cache(input_costs.seconds),
         upload_seconds=row_bytes / upload_rate,
         download_seconds=row_bytes / download_rate,
-        batch_seconds=lambda rows: costs.seconds(load_rows + rows),
+        batch_seconds=cache(lambda rows: costs.seconds(load_rows + rows)),
         stages=stages,
-        room=_room_for(prompt, room, load_rows),
+        room=prompt if room is None else max(1, room - ceil(load_rows)),
         is_merged=is_merged,
     )
-    chunks = way.chunks(prompt, size)
-    batches = iter(way.batches(prompt, chunks))
-    batch, read = next(batches), 0
-    most = answered = 0
-    late = round_trip + costs.seconds(load_rows)  # the first chunk may come when a batch of the load has just begun
-    for index, chunk in enumerate(chunks):
-        begun = chunk.sent - chunk.rows * input_seconds  # when it must be begun so that it is ready for the link
-        while batch.returned + late <= begun:
-            read += batch.rows
-            answered = read // size
-            batch = next(batches)
-        most = max(most, index + 1 - answered)
-    return max(2, most)
-
-
-def _room_for(prompt: int, room: int | None, load_rows: float) -> int:
-    return prompt if room is None else max(1, room - ceil(load_rows))
-
-
-class _Chunk(NamedTuple):
-    """A chunk of a prompt: its rows, and when the link begins and has ended to send it."""
-
-    rows: int
-    sent: float
-    arrived: float
-
-
-class _Batch(NamedTuple):
-    """A batch of the server: rows of the prompt, and when it is computed and has come back."""
-
-    rows: int
-    returned: float
-
-
-class _Way(Struct, frozen=True, kw_only=True):
-    """The seconds of rows on their way through device, link and server, without the round trip.
-
-    Args:
-        input_seconds, upload_seconds, download_seconds: of a row.
-        batch_seconds: of a batch over all stages, by its rows of this prompt.
-        stages: the server's pipeline stages.
-        room: most rows of a batch.
-        is_merged: True if the server computes all chunks that have come in one batch.
-    """
-
-    input_seconds: float
-    upload_seconds: float
-    download_seconds: float
-    batch_seconds: Callable[[int], float]
-    stages: int
-    room: int
-    is_merged: bool
-
-    def chunks(self, prompt: int, size: int) -> list[_Chunk]:
-        """Return the chunks of a prompt. The device computes one while it sends those before it."""
-        computed = arrived = 0.0
-        found = []
-        for start in range(0, prompt, size):
-            rows = min(size, prompt - start)
-            computed += rows * self.input_seconds
-            sent = max(computed, arrived)
-            arrived = sent + rows * self.upload_seconds
-            found.append(_Chunk(rows, sent, arrived))
-        return found
-
-    def batches(self, prompt: int, chunks: Sequence[_Chunk]) -> list[_Batch]:
-        """Return the batches in which the server computes these chunks, all but the last one of the same size."""
-        size, free = chunks[0].rows, [0.0] * self.stages
-        read = come = 0  # rows, chunks
-        returned, found = 0.0, []
-        while read < prompt:
-            moment = max(free[0], chunks[read // size].arrived)
-            come = max(come, read // size + 1)
-            while self.is_merged and come < len(chunks) and chunks[come].arrived <= moment + 1e-9:  # while the batch before was computed
-                come += 1
-            rows = min(self.room, min(prompt, size * come) - read)
-            read += rows
-            each = self.batch_seconds(rows) / self.stages
-            for stage in range(self.stages):
-                moment = free[stage] = max(moment, free[stage]) + each
-            returned = max(returned, moment) + rows * self.download_seconds
-            found.append(_Batch(rows, returned))
-        return found
 
 
 def parallel_steps(
@@ -461,8 +417,3 @@ def _check(prompt: int, stages: int, smallest: int, row_bytes: float, upload_rat
             f"chunk size: expected a prompt, stages and a smallest size of at least 1 and rates above 0, got {prompt}, {stages}, "
             f"{smallest}, {row_bytes} bytes a row and {upload_rate} bytes/s"
         )
-
-
-def _check_ends(input_seconds: float, download_rate: float) -> None:
-    if not input_seconds >= 0 or not download_rate > 0:
-        raise ValueError(f"chunk size: expected seconds from 0 and a rate above 0, got {input_seconds} s a row and {download_rate} bytes/s")

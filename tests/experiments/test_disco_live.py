@@ -28,7 +28,7 @@ def test_first_tokens_are_compared_with_random_dispatch_setting_by_setting() -> 
     assert lines[0] == "| budget | device spared, mean | device spared, P99 | server spared, mean | server spared, P99 |"
     assert lines[2] == "| 0.1 |" + " 20.0 / 20.0 / 20.0 |" * 4
     assert lines[3].replace("-0.0", "0.0") == "| 0.5 |" + " 0.0 / 0.0 / 0.0 |" * 4
-    assert lines[-1] == "Later than random dispatch, of 24 settings: 6 by mean and 6 by P99. Share spent less budget: -0.010 to 0.020."
+    assert lines[-1] == "Later than random dispatch, of 24 settings: 6 by mean and 6 by P99. Share spent minus the budget: -0.010 to 0.020."
 
 
 def test_what_is_saved_is_of_all_requests_together() -> None:

@@ -145,38 +145,61 @@ def test_steps_need_rates_above_0(name: str) -> None:
 def test_chunks_in_flight_cover_the_answer_of_the_first() -> None:
     costs = RowCosts({1: 0.018, 64: 0.018})
     arguments: dict[str, Any] = {"costs": costs, "row_bytes": 8000.0, "upload_rate": 8e6}
-    assert chunks_in_flight(1024, 16, **arguments) == 9  # 18 ms at the server, 16 on the link: the 64th is sent after 55 answers
+    assert chunks_in_flight(1024, 16, **arguments) == 10  # 18 ms at the server, 16 on the link: the 64th is sent after 55 answers
     merged = {**arguments, "is_merged": True}
-    assert chunks_in_flight(1024, 16, **merged) == 4  # one is sent, one waits, two are computed together
-    assert chunks_in_flight(1024, 16, round_trip=0.08, **merged) == 9  # five more on the way
-    assert chunks_in_flight(1024, 16, load_rows=10, round_trip=0.08, **merged) == 10  # after the batch that runs already
-    assert chunks_in_flight(1024, 16, input_seconds=0.002, **merged) == 3  # the link waits for the device
-    assert chunks_in_flight(1024, 16, download_rate=4e6, **merged) == 34  # half of them have come back
-    assert chunks_in_flight(1024, 1000, **arguments) == 2
+    assert chunks_in_flight(1024, 16, **merged) == 5  # one is sent, one waits, two are computed together, and one more
+    assert chunks_in_flight(1024, 16, round_trip=0.08, **merged) == 10  # five more on the way
+    assert chunks_in_flight(1024, 16, load_rows=10, round_trip=0.08, **merged) == 11  # after the batch that runs already
+    assert chunks_in_flight(1024, 16, input_costs=line(0.0, 0.002), **merged) == 4  # the link waits for the device
+    assert chunks_in_flight(1024, 16, input_costs=line(0.0, 0.002), computed=1024, **merged) == 5
+    assert chunks_in_flight(1024, 16, download_rate=4e6, **merged) == 35  # half of them have come back
+    assert chunks_in_flight(1024, 16, room=16, **merged) == 10  # one chunk in a batch
+    assert chunks_in_flight(1024, 1000, **arguments) == 3
+
+
+def line(setup: float, row: float) -> RowCosts:
+    return RowCosts({1: setup + row, 4096: setup + 4096 * row})
 
 
 @given(
     sizes=st.tuples(st.integers(1, 1500), st.integers(1, 400)),
     times=st.tuples(st.floats(0.0001, 0.05), st.floats(1e-6, 1e-3)),
     rate=st.floats(1e6, 1e8),
-    server=st.tuples(st.integers(1, 4), st.booleans()),
-    ends=st.tuples(st.just(0.0) | st.floats(1e-6, 2e-3), st.floats(0.0, 0.2)),
+    server=st.tuples(st.integers(1, 4), st.booleans(), st.integers(1, 600), st.integers(0, 40)),
+    ends=st.tuples(st.floats(0.0, 5e-3), st.floats(1e-6, 2e-3), st.just(0.0) | st.floats(1e-6, 2e-3), st.floats(0.0, 0.2)),
 )
 def test_no_more_chunks_in_flight_are_sooner(
-    sizes: tuple[int, int], times: tuple[float, float], rate: float, server: tuple[int, bool], ends: tuple[float, float]
+    sizes: tuple[int, int],
+    times: tuple[float, float],
+    rate: float,
+    server: tuple[int, bool, int, int],
+    ends: tuple[float, float, float, float],
 ) -> None:
-    (prompt, size), (setup, each), (stages, is_merged), (input_seconds, round_trip) = sizes, times, server, ends
-    costs = RowCosts({1: setup + each, 4096: setup + 4096 * each})
-    known: dict[str, Any] = {"costs": costs, "stages": stages, "is_merged": is_merged}
-    limit = chunks_in_flight(prompt, size, row_bytes=8192.0, upload_rate=rate, input_seconds=input_seconds, round_trip=round_trip, **known)
+    (prompt, size), (stages, is_merged, room, load), (input_setup, input_row, download, round_trip) = sizes, server, ends
     chunks = -(-prompt // size)
-    assert 2 <= limit <= max(2, chunks)
-    row = 8192.0 / rate
-    free = seconds_with_a_limit(prompt, size, chunks + 1, row=row, ends=(input_seconds, round_trip), **known)
-    assert seconds_with_a_limit(prompt, size, limit, row=row, ends=(input_seconds, round_trip), **known) <= free * (1 + 1e-6)
+    known: dict[str, Any] = {"costs": line(*times), "stages": stages, "is_merged": is_merged, "input_costs": line(input_setup, input_row)}
+    limit = chunks_in_flight(
+        prompt,
+        size,
+        row_bytes=8192.0,
+        upload_rate=rate,
+        download_rate=8192.0 / download if download else inf,
+        round_trip=round_trip,
+        room=room,
+        load_rows=load,
+        **known,
+    )
+    assert 2 <= limit <= chunks + 1
+    free, limited = (
+        seconds_with_a_limit(
+            prompt, size, most, row=8192.0 / rate, download=download, round_trip=round_trip, room=max(1, room - load), load=load, **known
+        )
+        for most in (chunks + 1, limit)
+    )
+    assert limited <= free * (1 + 1e-6)
 
 
-@pytest.mark.parametrize("wrong", [{"size": 0}, {"row_bytes": 0.0}, {"upload_rate": 0.0}, {"input_seconds": -1.0}, {"download_rate": 0.0}])
+@pytest.mark.parametrize("wrong", [{"size": 0}, {"row_bytes": 0.0}, {"upload_rate": 0.0}, {"download_rate": 0.0}])
 def test_chunks_in_flight_need_a_size_and_rates(wrong: dict[str, Any]) -> None:
     arguments: dict[str, Any] = {"size": 16, "row_bytes": 1.0, "upload_rate": 1.0, **wrong}
     with pytest.raises(ValueError, match="chunk size: expected"):
@@ -192,32 +215,42 @@ def seconds_with_a_limit(
     costs: RowCosts,
     stages: int,
     is_merged: bool,
-    ends: tuple[float, float],
+    room: int,
+    load: int,
+    input_costs: RowCosts,
+    download: float,
+    round_trip: float,
 ) -> float:
-    """Seconds until the last chunk is computed, if at most ``limit`` chunks are computed by the device, sent and not answered.
-
-    ``ends`` are the seconds of a row in the device's own layers, and of a round trip.
-    """
+    """Seconds until the last chunk comes back, if at most ``limit`` chunks are begun and not answered. A row has ``download`` seconds."""
     waiting = [min(size, prompt - start) for start in range(0, prompt, size)]
     answers: list[float] = []  # when each chunk is answered
-    arrivals: list[tuple[float, int]] = []  # of chunks that the server has not begun
-    free, computed, sent, begun = [0.0] * stages, 0.0, 0.0, 0
+    arrivals: list[tuple[float, int]] = []  # what the server has not read of each chunk that was sent
+    free, ready, sent, back, begun = [0.0] * stages, 0.0, 0.0, 0.0, 0
     while waiting or arrivals:
-        can_begin = computed if begun < limit else answers[begun - limit] if len(answers) > begun - limit else None
+        may_begin = ready if begun < limit else answers[begun - limit] if len(answers) > begun - limit else None
         moment = max(free[0], arrivals[0][0]) if arrivals else None
-        if waiting and can_begin is not None and (moment is None or max(computed, can_begin) <= moment):
-            computed = max(computed, can_begin) + waiting[0] * ends[0]
-            sent = max(sent, computed) + waiting[0] * row
+        if waiting and may_begin is not None and (moment is None or max(ready, may_begin) <= moment):
+            ready = max(ready, may_begin) + input_costs.seconds(waiting[0])
+            sent = max(sent, ready) + waiting[0] * row
             arrivals.append((sent, waiting.pop(0)))
             begun += 1
             continue
         assert moment is not None
         come = [rows for at, rows in arrivals if at <= moment + 1e-9][: None if is_merged else 1]
-        del arrivals[: len(come)]
+        rows = left = min(room, sum(come))
+        ended = 0
+        while left:
+            at, first = arrivals.pop(0)
+            if first > left:
+                arrivals.insert(0, (at, first - left))
+                break
+            left -= first
+            ended += 1
         for stage in range(stages):
-            moment = free[stage] = max(moment, free[stage]) + costs.seconds(sum(come)) / stages
-        answers += [moment + ends[1]] * len(come)
-    return free[-1]
+            moment = free[stage] = max(moment, free[stage]) + costs.seconds(load + rows) / stages
+        back = max(back, moment) + rows * download
+        answers += [back + round_trip] * ended
+    return back
 
 
 def read_seconds(
@@ -230,16 +263,15 @@ def read_seconds(
     is_merged: bool = True,
     room: int = 10_000,
     load: int = 0,
-    ends: tuple[float, float] = (0.0, 0.0),
+    input_costs: RowCosts | None = None,
+    download: float = 0.0,
 ) -> float:
-    """Seconds of a prompt's chunks over a link of ``row`` seconds a row, and a server that takes all that have come, or one.
-
-    ``ends`` are the seconds of a row in the device's own layers, and back to the device.
-    """
+    """Seconds of a prompt's chunks over a link of ``row`` seconds a row, and a server that takes all that have come, or one."""
     chunks = [min(size, prompt - start) for start in range(0, prompt, size)]
-    sent, arrivals = 0.0, []
-    for index, rows in enumerate(chunks):
-        sent = max(sent, ends[0] * sum(chunks[: index + 1])) + rows * row
+    sent, ready, arrivals = 0.0, 0.0, []
+    for rows in chunks:
+        ready += 0.0 if input_costs is None else input_costs.seconds(rows)
+        sent = max(sent, ready) + rows * row
         arrivals.append((sent, rows))
     free, back = [0.0] * stages, 0.0
     while arrivals:
@@ -249,7 +281,7 @@ def read_seconds(
         arrivals = [(0.0, kept)] * (kept > 0) + arrivals[len(come) :]
         for stage in range(stages):
             moment = free[stage] = max(moment, free[stage]) + costs.seconds(load + rows) / stages
-        back = max(back, moment) + rows * ends[1]
+        back = max(back, moment) + rows * download
     return back
 
 
@@ -258,13 +290,12 @@ def read_seconds(
     rate=st.floats(1e6, 1e8),
     times=st.tuples(st.floats(0.0001, 0.05), st.floats(1e-6, 1e-3)),
     server=st.tuples(st.integers(1, 4), st.booleans()),
-    ends=st.tuples(st.just(0.0) | st.floats(1e-6, 2e-3), st.just(0.0) | st.floats(1e-6, 2e-3)),
+    ends=st.tuples(st.none() | st.builds(line, st.floats(0.0, 0.005), st.floats(1e-6, 2e-3)), st.just(0.0) | st.floats(1e-6, 2e-3)),
 )
 def test_no_chunks_are_much_faster_than_the_fastest(
-    sizes: tuple[int, int], rate: float, times: tuple[float, float], server: tuple[int, bool], ends: tuple[float, float]
+    sizes: tuple[int, int], rate: float, times: tuple[float, float], server: tuple[int, bool], ends: tuple[RowCosts | None, float]
 ) -> None:
-    (prompt, other), (setup, row), (stages, is_merged) = sizes, times, server
-    costs = RowCosts({1: setup + row, 4096: setup + 4096 * row})
+    (prompt, other), (stages, is_merged), (input_costs, download), costs = sizes, server, ends, line(*times)
     plan = fastest_chunk_size(
         prompt,
         costs=costs,
@@ -272,13 +303,13 @@ def test_no_chunks_are_much_faster_than_the_fastest(
         upload_rate=rate,
         stages=stages,
         is_merged=is_merged,
-        input_seconds=ends[0],
-        download_rate=8192.0 / ends[1] if ends[1] else inf,
+        input_costs=input_costs,
+        download_rate=8192.0 / download if download else inf,
     )
+    known: dict[str, Any] = {"costs": costs, "stages": stages, "is_merged": is_merged, "input_costs": input_costs, "download": download}
     assert 1 <= plan.size <= prompt
     found, *others = (
-        read_seconds(prompt, size, row=8192 / rate, costs=costs, stages=stages, is_merged=is_merged, ends=ends)
-        for size in (plan.size, prompt, other, 16, 32, 64, 128, 256, 512)
+        read_seconds(prompt, size, row=8192 / rate, **known) for size in (plan.size, prompt, other, 16, 32, 64, 128, 256, 512)
     )
     assert found <= 1.1 * min(others)
 
@@ -313,16 +344,18 @@ def test_the_fastest_chunks_keep_their_bounds() -> None:
     assert fastest_chunk_size(5, **arguments).size == 5
     with pytest.raises(ValueError, match="chunk size: expected a prompt"):
         fastest_chunk_size(0, **arguments)
-    with pytest.raises(ValueError, match="chunk size: expected seconds from 0"):
-        fastest_chunk_size(5, input_seconds=-1.0, **arguments)
-    with pytest.raises(ValueError, match="chunk size: expected seconds from 0"):
+    with pytest.raises(ValueError, match="chunk size: expected a download of more than 0"):
         fastest_chunk_size(5, download_rate=0.0, **arguments)
+    assert fastest_chunk_size(2000, load_rows=250, room=256, **arguments).size == 2000, "each batch has six rows, however it is cut"
 
 
 def test_a_slow_device_or_a_download_of_all_rows_makes_the_fastest_chunks_smaller() -> None:
     arguments: dict[str, Any] = {"costs": GPU, "row_bytes": 8192.0, "upload_rate": 7.5e6, "is_merged": True}
     size = fastest_chunk_size(1024, **arguments).size
-    assert fastest_chunk_size(1024, input_seconds=0.001, **arguments).size < size
+    slow = fastest_chunk_size(1024, input_costs=line(0.004, 0.001), **arguments).size
+    assert slow < size
+    assert fastest_chunk_size(1024, input_costs=line(0.02, 0.001), **arguments).size > slow, "each chunk costs the device time, too"
+    assert fastest_chunk_size(1024, input_costs=line(0.004, 0.001), computed=1024, **arguments).size == size
     assert fastest_chunk_size(1024, download_rate=12.5e6, **arguments).size < size
 
 
@@ -348,15 +381,16 @@ def test_a_prompt_is_cut_as_asked() -> None:
     assert plan_prompt(2000, "balanced", path).size == balanced.size
     known: dict[str, Any] = {"costs": GPU, "row_bytes": 1152, "upload_rate": 7.5e6, "load_rows": 4, "largest": 2048, "room": 256}
     assert plan_prompt(2000, "fastest", path).size == fastest_chunk_size(2000, is_merged=True, **known).size
-    ends: dict[str, Any] = {"input_seconds": 2e-4, "download_rate": 1e7}
-    fastest = fastest_chunk_size(2000, is_merged=True, **known, **ends)
-    assert plan_prompt(2000, "fastest", path_of(steady_rows=4, **ends)).size == fastest.size
+    ends: dict[str, Any] = {"input_costs": line(0.001, 2e-4), "download_rate": 1e7}
+    fastest = fastest_chunk_size(2000, is_merged=True, computed=100, **known, **ends)
+    assert plan_prompt(2000, "fastest", path_of(steady_rows=4, **ends), computed=100).size == fastest.size
 
 
 def test_the_chunks_on_the_way_cover_the_round_trip_and_keep_to_the_servers_limit() -> None:
-    assert plan_prompt(2000, 128, path_of(room=2048)) == PromptPlan(128, 8)
-    assert plan_prompt(2000, 128, path_of(room=2048, round_trip=0.08)) == PromptPlan(128, 11)
-    assert plan_prompt(2000, 128, path_of(room=2048, input_seconds=2e-4)) == PromptPlan(128, 5)  # the device is the slowest
+    assert plan_prompt(2000, 128, path_of()) == PromptPlan(128, 8)
+    assert plan_prompt(2000, 128, path_of(room=2048)) == PromptPlan(128, 9)
+    assert plan_prompt(2000, 128, path_of(room=2048, round_trip=0.08)) == PromptPlan(128, 12)
+    assert plan_prompt(2000, 128, path_of(room=2048, input_costs=line(0.0, 2e-4))) == PromptPlan(128, 6)  # the device is the slowest
     assert plan_prompt(2000, 16, path_of(round_trip=0.08, max_rounds=8)) == PromptPlan(16, 8)
     assert plan_prompt(2000, "whole", path_of(max_rounds=1)).max_unanswered == 1
 

@@ -55,11 +55,12 @@ class SplitMachine:
     """The rows of one answer. Implements ``Machine``; it has no deadlines.
 
     Args:
-        plan: returns how a number of rows that are still to be sent is cut. It is asked once for a prompt, and again after a loss.
+        plan: returns how a number of rows that are still to be sent is cut; its second argument is how many of them are computed. It is
+            asked once for a prompt, and again when its session is open and after a loss.
         max_rows: most rows of a frame.
     """
 
-    def __init__(self, *, plan: Callable[[int], PromptPlan], max_rows: int = 512) -> None:
+    def __init__(self, *, plan: Callable[[int, int], PromptPlan], max_rows: int = 512) -> None:
         self.counts = SplitCounts()
         self._make_plan = plan
         self._max_rows = max_rows
@@ -178,7 +179,7 @@ class SplitMachine:
         if self._next_stop is None:
             left = goal.length - self._sent
             if self._plan is None and left > goal.wanted:
-                self._plan = self._make_plan(left)
+                self._plan = self._make_plan(left, max(0, self._computed - self._sent))
             size = min(left, self._max_rows, left if self._plan is None else max(1, self._plan.size))
             if 0 < left - size < goal.wanted:
                 size = left if left <= self._max_rows else left - goal.wanted

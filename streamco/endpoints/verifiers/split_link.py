@@ -22,6 +22,7 @@ from streamco.engines.split.answer import LinkEvent
 from streamco.engines.split.tally import SplitTraffic, total_traffic
 from streamco.errors import StreamcoError
 from streamco.policies.chunking import Chunking, PromptPlan, SplitPath, plan_prompt
+from streamco.profiles.row_costs import RowCosts
 from streamco.wire.split.client import SplitClient
 from streamco.wire.split.frames import LayersMark, SplitLimits, SplitWelcome
 from streamco.wire.tensors import StateFormat, state_bytes
@@ -91,8 +92,11 @@ class ServerLink:
         """Most positions of a session; the server's, once one was reached."""
         return self._limits.context_rows
 
-    def plan(self, rows: int, input_seconds: float) -> PromptPlan:
-        """Return how a prompt is cut; in one piece while no server has sent its costs. See ``SplitLink.plan``."""
+    def plan(self, rows: int, *, computed: int = 0, input_costs: RowCosts | None = None) -> PromptPlan:
+        """Return how a prompt is cut; in one piece while no server has sent its costs. See ``SplitLink.plan``.
+
+        The download counts as fast as the upload.
+        """
         server, welcome, limits = self._server, self._welcome, self._limits
         costs = server.costs
         if welcome is None or costs is None:
@@ -102,7 +106,7 @@ class ServerLink:
             row_bytes=state_bytes(1, self.mark.width, self.form),
             upload_rate=server.meter.rate,
             download_rate=server.meter.rate if self.prompt_rows == "all" else inf,
-            input_seconds=input_seconds,
+            input_costs=input_costs,
             round_trip=server.round_trip,
             load_rows=server.load_rows,
             steady_rows=server.steady_rows,
@@ -111,7 +115,7 @@ class ServerLink:
             max_rows=limits.rows,
             max_rounds=limits.rounds,
         )
-        return plan_prompt(rows, self._chunking, path)
+        return plan_prompt(rows, self._chunking, path, computed=computed)
 
     def row_seconds(self, rows: int) -> float:
         """Return what the last of so many rows of a trip costs; see ``SplitLink.row_seconds``. Both ways count as fast as the upload."""

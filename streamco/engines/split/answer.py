@@ -31,6 +31,7 @@ from streamco.engines.split.layers import HeadPart, InputPart
 from streamco.engines.split.tally import SplitTally, SplitTraffic
 from streamco.errors import EngineError
 from streamco.policies.chunking import PromptPlan
+from streamco.profiles.row_costs import RowCosts
 
 if TYPE_CHECKING:
     import numpy as np
@@ -101,12 +102,13 @@ class SplitLink(Protocol):
         """Most positions of a session: prompt and answer together."""
         ...
 
-    def plan(self, rows: int, input_seconds: float) -> PromptPlan:
+    def plan(self, rows: int, *, computed: int = 0, input_costs: RowCosts | None = None) -> PromptPlan:
         """Return how a prompt of which ``rows`` are still to be sent is cut.
 
         Args:
             rows: number of rows, at least 1.
-            input_seconds: seconds of a row through the input layers; 0: not known.
+            computed: number of first ones of them that the device has computed.
+            input_costs: seconds of the device's own layers, by rows; None: not known.
         """
         ...
 
@@ -149,13 +151,14 @@ class SplitAnswer:
         self.sequence = sequence
         self.computing: ComputeRows | None = None
         self._input, self._head = parts
+        self._link = link
         self._propose = propose
         self._layer = drafts
         self._most = reserve
         self._tokens = list(generation.prompt)
         self._drafts: list[int] = []
         self._shallow: list[States] = []  # one row each
-        self._machine = SplitMachine(plan=lambda rows: link.plan(rows, self._input.row_seconds), max_rows=link.max_rows)
+        self._machine = SplitMachine(plan=self._plan, max_rows=link.max_rows)
         self._session = link.session(emit, reserve)
         self._tally = generation.tally = SplitTally(self._machine.counts, self._session.traffic)
         if drafts is not None:
@@ -209,6 +212,9 @@ class SplitAnswer:
         if self._layer is not None:
             self._layer.close()
         self._input.truncate(0, self.sequence)
+
+    def _plan(self, rows: int, computed: int) -> PromptPlan:
+        return self._link.plan(rows, computed=computed, input_costs=self._input.costs)
 
     def _put(self, event: SplitEvent) -> None:
         self._machine.receive(event, now=monotonic())

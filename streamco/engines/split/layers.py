@@ -23,6 +23,7 @@ from streamco.engines.llamacpp.model_parts import EmbeddingTable, PartInfo, Part
 from streamco.engines.llamacpp.state_context import HeadContext, LayerModel, StateContext
 from streamco.errors import ConfigError, EngineError
 from streamco.policies.chunking import MEMORY, SMALLEST
+from streamco.profiles.row_costs import RowCosts
 
 if TYPE_CHECKING:
     import numpy as np
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
 __all__ = ["HeadPart", "InputPart", "LayerPart", "MiddlePart", "StateRun"]
 
 MAX_ROWS = 512  # of a decode
+TIMED_ROWS = 64  # for which the seconds of an input part are given, besides those of one row
 EXACT_ROWS = 32  # of a decode of one sequence in exact mode: a larger one saves no time on a CPU
 
 
@@ -122,7 +124,7 @@ class LayerPart:
 
         states = np.random.default_rng(1).standard_normal((max(COMPARED, piece), self.info.width), np.float32)
         self.piece = piece
-        found = self.run(states[: self.cells], 0)[:COMPARED]
+        found = LayerPart.run(self, states[: self.cells], 0)[:COMPARED]  # not timed
         self.truncate(0)
         return [state.tobytes() for state in found]
 
@@ -203,17 +205,31 @@ class InputPart(LayerPart):
     """The first layers, which run on the device."""
 
     kind = "input"
-    row_seconds = 0.0
-    """Seconds of a row, a moving average of the runs of many rows; 0: there was none."""
+
+    _one: float | None = None  # seconds of a row that was run alone
+    _many: float | None = None  # seconds of a row among many
+
+    @property
+    def costs(self) -> RowCosts | None:
+        """Seconds by rows, moving averages of what was run; None: nothing of several rows was."""
+        if self._many is None:
+            return None
+        return RowCosts({1: self._many if self._one is None else self._one, TIMED_ROWS: TIMED_ROWS * self._many})
 
     def run(self, states: NDArray[np.float32], position: int, sequence: int = 0) -> NDArray[np.float32]:
         """Compute the layers; see ``LayerPart.run``."""
         began = monotonic()
         found = super().run(states, position, sequence)
-        if len(states) >= SMALLEST:
-            seconds = (monotonic() - began) / len(states)
-            self.row_seconds = MEMORY * self.row_seconds + (1 - MEMORY) * seconds if self.row_seconds else seconds
+        seconds = monotonic() - began
+        if len(states) == 1:
+            self._one = _average(self._one, seconds)
+        elif len(states) >= SMALLEST:
+            self._many = _average(self._many, seconds / len(states))
         return found
+
+
+def _average(past: float | None, seconds: float) -> float:
+    return seconds if past is None else MEMORY * past + (1 - MEMORY) * seconds
 
 
 class HeadPart:

@@ -16,6 +16,7 @@ from msgspec import Struct
 
 from streamco.policies.chunking import chunk_size, chunks_in_flight, fastest_chunk_size, parallel_steps
 from streamco.policies.serving.batching import Kind
+from streamco.profiles.row_costs import RowCosts
 from streamco.sim.driver import call_at
 from streamco.sim.split.draft_laws import DraftSpan, draft_length, draw_tree, predrafted, tree_probability, verify_draft
 from streamco.sim.split.options import SplitPolicyOptions
@@ -127,17 +128,18 @@ class SimulatedSplitAnswer:
         if isinstance(chunking, int):
             return min(prompt, chunking)
         if chunking == "balanced":
-            return chunk_size(prompt, largest=self._policy.room, **self._known()).size
-        return fastest_chunk_size(prompt, largest=self._policy.room, **self._known(), **self._not_in_equation_3()).size
+            return chunk_size(prompt, largest=self._policy.room, **self._describe_server()).size
+        return fastest_chunk_size(prompt, largest=self._policy.room, **self._describe_server(), **self._describe_rest()).size
 
     def _max_in_flight(self, size: int) -> int | None:
         """Return how many chunks of this size may be sent and not answered; None: any number."""
         if (limit := self._policy.chunks_in_flight) != "covering":
             return limit
-        round_trip = self._device.link.round_trip
-        return chunks_in_flight(self._request.prompt_tokens, size, round_trip=round_trip, **self._known(), **self._not_in_equation_3())
+        known = {**self._describe_server(), **self._describe_rest()}
+        return chunks_in_flight(self._request.prompt_tokens, size, round_trip=self._device.link.round_trip, **known)
 
-    def _known(self) -> dict[str, Any]:
+    def _describe_server(self) -> dict[str, Any]:
+        """Return the arguments that all plans of chunks have."""
         load = self._server.load
         return {
             "costs": load.costs(),
@@ -147,12 +149,13 @@ class SimulatedSplitAnswer:
             "stages": self._server.stages,
         }
 
-    def _not_in_equation_3(self) -> dict[str, Any]:
-        prompt, comes_back = self._request.prompt_tokens, self._policy.prompt_rows == "all"
+    def _describe_rest(self) -> dict[str, Any]:
+        """Return the arguments that equation 3 has not."""
         return {
+            "room": self._policy.room,
             "is_merged": self._policy.is_merged,
-            "input_seconds": self._device.input_seconds(prompt) / prompt,
-            "download_rate": self._device.download_rate if comes_back else inf,
+            "input_costs": RowCosts({rows: self._device.input_seconds(rows) for rows in (1, 4096)}),
+            "download_rate": self._device.download_rate if self._policy.prompt_rows == "all" else inf,
         }
 
     def _read_prompt(self) -> Steps:

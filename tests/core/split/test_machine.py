@@ -26,7 +26,7 @@ from streamco.policies.chunking import PromptPlan
 
 
 def machine(chunk: int = 1000, *, max_unanswered: int = 2, **options: int) -> SplitMachine:
-    made = SplitMachine(plan=lambda _left: PromptPlan(chunk, max_unanswered), **options)
+    made = SplitMachine(plan=lambda _left, _computed: PromptPlan(chunk, max_unanswered), **options)
     made.start(now=0.0)
     return made
 
@@ -70,18 +70,19 @@ def test_as_many_chunks_are_unanswered_as_the_plan_says() -> None:
 def test_a_prompt_is_planned_once_and_again_for_another_server() -> None:
     planned = []
 
-    def plan(left: int) -> PromptPlan:
-        planned.append(left)
+    def plan(left: int, computed: int) -> PromptPlan:
+        planned.append((left, computed))
         return PromptPlan(4)
 
     split = SplitMachine(plan=plan)
     split.start(now=0.0)
-    after(split, RowsAdded(12, 1), SessionReady(0, 0), RowsComputed(12), StatesArrived(0), StatesArrived(0), StatesArrived(0))
-    assert planned[1:] == [12], "after the server's limits have come"
+    after(split, RowsAdded(12, 1), RowsComputed(4), SessionReady(0, 0), RowsComputed(12))
+    after(split, StatesArrived(0), StatesArrived(0), StatesArrived(0))
+    assert planned == [(12, 0), (12, 4)], "again after the server's limits have come"
     after(split, RowsAdded(14, 2), RowsComputed(14), StatesArrived(0))
-    assert planned[1:] == [12], "a draft is one frame whatever the plan"
+    assert len(planned) == 2, "a draft is one frame whatever the plan"
     after(split, RowsAdded(15, 1), SessionLost(0, may_resume=False), SessionReady(1, 0))
-    assert planned[-1] == 15
+    assert planned[-1] == (15, 14)
 
 
 def test_the_last_chunk_holds_all_rows_whose_states_come_back() -> None:

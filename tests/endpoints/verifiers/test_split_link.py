@@ -29,6 +29,7 @@ from streamco.endpoints.verifiers.upload_meter import UPLOAD_RATE, UploadMeter
 from streamco.engines.llamacpp.model_parts import PartInfo
 from streamco.engines.split.answer import DeepStates, LinkEvent
 from streamco.policies.chunking import Chunking, PromptPlan
+from streamco.profiles.row_costs import RowCosts
 from streamco.testing.link_proxy import LinkProxy
 from streamco.wire.split.frames import SplitLimits
 from tests.server.split.layers import WIDTH, SummingLayers, serving_layers
@@ -79,7 +80,7 @@ class Prompt:
         self.most_unanswered = self.unanswered = 0
         self._states = states
         self._session = self.link.session(self._receive, len(states))
-        self.machine = SplitMachine(plan=lambda rows: self.link.plan(rows, 0.0), max_rows=self.link.max_rows)
+        self.machine = SplitMachine(plan=lambda rows, computed: self.link.plan(rows, computed=computed), max_rows=self.link.max_rows)
         self.machine.start(now=0.0)
         self._put(RowsAdded(len(states), 1))
 
@@ -173,11 +174,23 @@ async def test_a_prompt_is_planned_with_what_the_server_says() -> None:
     async with serving_layers(SummingLayers(cells=200), room=64) as server:
         for chunking, size in (("whole", 200), (30, 30)):
             device = Device(server.url, chunking=chunking)  # type: ignore[arg-type]
-            assert device.link.plan(5000, 0.0) == PromptPlan(min(5000, SplitLimits().rows)), "in one piece while no server is known"
+            assert device.link.plan(5000) == PromptPlan(min(5000, SplitLimits().rows)), "in one piece while no server is known"
             await device.end
-            assert device.link.plan(5000, 0.0).size == size
-            assert 2 <= device.link.plan(5000, 0.0).max_unanswered <= 64
+            assert device.link.plan(5000).size == size
+            assert 2 <= device.link.plan(5000).max_unanswered <= 64
             await device.link.aclose()
+
+
+async def test_a_download_of_all_rows_counts_in_the_plan() -> None:
+    await load_websockets()
+    async with serving_layers(SummingLayers(cells=2000), room=256) as server:
+        device = Device(server.url, rows=1)
+        await device.end
+        device.link.servers[0].meter = UploadMeter(2e4)
+        size = device.link.plan(1000).size
+        device.link.prompt_rows = "all"
+        assert device.link.plan(1000).size < size
+        await device.link.aclose()
 
 
 async def test_plans_follow_a_server_that_becomes_slower_on_the_same_connection() -> None:
@@ -188,7 +201,8 @@ async def test_plans_follow_a_server_that_becomes_slower_on_the_same_connection(
         device = Device(server.url, rows=1)
         device.link.servers[0].meter = UploadMeter(4e6)  # a row is sent in 8 us
         await device.end
-        row, prompt = device.link.row_seconds(8), device.link.plan(640, 0.001)  # the device takes 0.64 s
+        costs_of_device = RowCosts({1: 0.001, 640: 0.64})
+        row, prompt = device.link.row_seconds(8), device.link.plan(640, input_costs=costs_of_device)
         layers.seconds = 1.0
         for length in range(1, 9):
             device.end = asyncio.get_running_loop().create_future()
@@ -198,7 +212,7 @@ async def test_plans_follow_a_server_that_becomes_slower_on_the_same_connection(
         assert costs is not None
         assert costs.seconds(1) > 0.7, "nearly the second that each batch takes"
         assert device.link.row_seconds(8) < row, "a row more costs nothing where all of the time is for the batch"
-        assert device.link.plan(640, 0.001).size > prompt.size
+        assert device.link.plan(640, input_costs=costs_of_device).size > prompt.size
         assert device.losses == 0
         await device.link.aclose()
 

@@ -16,6 +16,7 @@ from streamco.engines.split.layers import MiddlePart
 from streamco.engines.split.tally import SplitTraffic
 from streamco.errors import EndpointConnectError
 from streamco.policies.chunking import PromptPlan
+from streamco.profiles.row_costs import RowCosts
 
 CELLS = 256
 
@@ -85,10 +86,12 @@ class LocalLink:
         self.cost = 0.0  # seconds of a row
         self.is_slow: Callable[[], bool] | None = None  # answers wait while this is true
         self.frames: list[tuple[SendRows, NDArray[np.float32]]] = []
+        self.plans: list[tuple[int, int, RowCosts | None]] = []  # what was known
         self.lengths = [0] * sequences
         self.free = list(range(sequences))
 
-    def plan(self, rows: int, input_seconds: float) -> PromptPlan:
+    def plan(self, rows: int, *, computed: int = 0, input_costs: RowCosts | None = None) -> PromptPlan:
+        self.plans.append((rows, computed, input_costs))
         return PromptPlan(min(rows, self.size))
 
     def row_seconds(self, rows: int) -> float:

@@ -103,6 +103,18 @@ def test_answers_are_those_of_the_whole_model(files: PartFiles, whole: LlamaEngi
     split.close()
 
 
+def test_a_prompt_is_planned_with_what_is_known_of_the_device(files: PartFiles) -> None:
+    split = Split(files)
+    for prompt in PROMPTS[:2]:
+        answer(split.engine, prompt)
+    (*_, before), *_, (rows, computed, costs) = split.link.plans
+    assert before is None, "nothing was run before the first prompt"
+    assert computed <= rows
+    assert costs is not None
+    assert 0 < costs.seconds(1) < costs.seconds(100)
+    split.close()
+
+
 def test_drafts_change_no_token_and_save_trips(files: PartFiles, whole: LlamaEngine) -> None:
     _, ids, _ = answer(whole, PROMPTS[0])
     start = len(chat_ids(whole, [{"role": "user", "content": PROMPTS[0]}]))

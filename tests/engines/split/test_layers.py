@@ -16,6 +16,7 @@ from streamco.engines.llamacpp.gguf import derived
 from streamco.engines.llamacpp.model import LlamaModel
 from streamco.engines.llamacpp.model_parts import PartFiles, split_model
 from streamco.engines.llamacpp.state_context import LayerModel, StateContext
+from streamco.engines.split import layers
 from streamco.engines.split.layers import EXACT_ROWS, HeadPart, InputPart, LayerPart, MiddlePart, StateRun
 from streamco.errors import ConfigError, EngineError
 from streamco.policies.chunking import MEMORY, SMALLEST
@@ -216,15 +217,23 @@ def test_rows_that_do_not_fit_are_refused(files: PartFiles) -> None:
             part.run(np.zeros((8, 576), np.float32), 250)
 
 
-def test_an_input_part_times_its_longer_runs(files: PartFiles) -> None:
+def test_an_input_part_times_what_it_runs(files: PartFiles, monkeypatch: pytest.MonkeyPatch) -> None:
+    times = iter([0.0, 0.5, 1.0, 1.1, 2.0, 2.32, 3.0, 3.64, 4.0, 4.05])
+    monkeypatch.setattr(layers, "monotonic", lambda: next(times))
     with InputPart(files.input, cells=256) as part:
-        part.run(np.zeros((SMALLEST - 1, 576), np.float32), 0)
-        assert part.row_seconds == 0.0
-        part.run(np.zeros((SMALLEST, 576), np.float32), SMALLEST - 1)
-        first = part.row_seconds
-        assert first > 0
-        part.run(np.zeros((64, 576), np.float32), 2 * SMALLEST - 1)
-        assert part.row_seconds >= MEMORY * first
+        found = [part.costs]
+        for position, rows in ((0, SMALLEST - 1), (15, 1), (16, SMALLEST), (32, 64), (96, 1)):  # the first is neither one row nor many
+            part.run(np.zeros((rows, 576), np.float32), position)
+            found.append(part.costs)
+    shown = [None if costs is None else (costs.seconds(1), costs.seconds(64) / 64) for costs in found]
+    one, many = MEMORY * 0.1 + (1 - MEMORY) * 0.05, MEMORY * 0.02 + (1 - MEMORY) * 0.01
+    assert shown[:3] == [None, None, None]
+    assert shown[3:] == [pytest.approx(each) for each in ((0.1, 0.02), (0.1, many), (one, many))]
+
+
+def test_what_exact_mode_tries_out_is_not_timed(files: PartFiles) -> None:
+    with InputPart(files.input, cells=256, exact=True) as part:
+        assert part.costs is None
 
 
 def test_a_verdict_needs_a_state_for_each_draft_and_one_more(files: PartFiles) -> None:

@@ -1,0 +1,105 @@
+"""When a prompt's chunks are sent and computed: the device, the link and the stages of a split server each take one after the other."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+from msgspec import Struct
+
+__all__ = ["ChunkTimes", "TimedBatch", "TimedChunk"]
+
+_SAME = 1e-9  # seconds between times that count as one
+
+
+class TimedChunk(NamedTuple):
+    """A chunk of a prompt: its rows, when the device may begin it at the latest, and when the link has sent it, in seconds."""
+
+    rows: int
+    begins: float
+    arrives: float
+
+
+class TimedBatch(NamedTuple):
+    """A batch of the server: its rows of the prompt, and when they are computed and have come back, in seconds."""
+
+    rows: int
+    returns: float
+
+
+class ChunkTimes(Struct, frozen=True, kw_only=True):
+    """The times of rows in device, link and server, without the round trip.
+
+    Args:
+        input_seconds: from a chunk's rows to the seconds of the device's own layers.
+        upload_seconds, download_seconds: of a row.
+        batch_seconds: of a batch over all stages, by its rows of this prompt.
+        stages: the server's pipeline stages.
+        room: most rows of a batch.
+        is_merged: True if the server computes all chunks that have come in one batch; False: one after the other.
+    """
+
+    input_seconds: Callable[[int], float]
+    upload_seconds: float
+    download_seconds: float
+    batch_seconds: Callable[[int], float]
+    stages: int
+    room: int
+    is_merged: bool
+
+    def chunks(self, prompt: int, size: int, computed: int = 0) -> list[TimedChunk]:
+        """Return the chunks of a prompt. The device computes one while it sends those before it.
+
+        Args:
+            prompt: rows of the prompt, at least 1.
+            size: rows of a chunk, at least 1.
+            computed: number of first rows that the device has computed already.
+        """
+        ready = sent = 0.0
+        found = []
+        for start in range(0, prompt, size):
+            stop = min(prompt, start + size)
+            missing = min(stop - start, max(0, stop - computed))
+            seconds = self.input_seconds(missing) if missing else 0.0
+            ready += seconds
+            begins = max(ready, sent)
+            sent = begins + (stop - start) * self.upload_seconds
+            found.append(TimedChunk(stop - start, begins - seconds, sent))
+        return found
+
+    def batches(self, chunks: Sequence[TimedChunk]) -> list[TimedBatch]:
+        """Return the batches in which the server computes these chunks, all but the last one of the same size."""
+        size, prompt, free = chunks[0].rows, sum(chunk.rows for chunk in chunks), [0.0] * self.stages
+        read = come = 0  # rows, chunks
+        returns, found = 0.0, []
+        while read < prompt:
+            moment = max(free[0], chunks[read // size].arrives)
+            come = max(come, read // size + 1)
+            while self.is_merged and come < len(chunks) and chunks[come].arrives <= moment + _SAME:
+                come += 1
+            rows = min(self.room, min(prompt, size * come) - read)
+            read += rows
+            each = self.batch_seconds(rows) / self.stages
+            for stage in range(self.stages):
+                moment = free[stage] = max(moment, free[stage]) + each
+            returns = max(returns, moment) + rows * self.download_seconds
+            found.append(TimedBatch(rows, returns))
+        return found
+
+    def most_unanswered(self, chunks: Sequence[TimedChunk], late: float) -> int:
+        """Return how many chunks are begun and not answered at most, if neither device nor link waits for an answer.
+
+        Args:
+            chunks: the chunks.
+            late: seconds from the end of a batch until the device has its answer, besides the download.
+        """
+        batches = iter(self.batches(chunks))
+        batch, read = next(batches), 0
+        most = answered = 0
+        for index, chunk in enumerate(chunks):
+            while batch.returns + late <= chunk.begins:  # not the last one, which returns after all chunks have begun
+                read += batch.rows
+                answered = read // chunks[0].rows
+                batch = next(batches)
+            most = max(most, index + 1 - answered)
+        return most
