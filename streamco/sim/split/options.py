@@ -129,8 +129,8 @@ class SplitPolicyOptions(Struct, frozen=True, kw_only=True, forbid_unknown_field
         tree_accept: mean tokens of a round with the tree, the server's own included. Each further token has the same probability.
         chunking: ``whole``: a prompt is sent in one piece; ``balanced``: in chunks of the size of equation 3; ``fastest``: in those with
             the shortest predicted time (``fastest_chunk_size``); a number: of so many rows.
-        chunks_in_flight: maximum number of chunks that were sent and not answered; ``covering``: as many as let neither device nor link wait
-            for an answer; None: any.
+        chunks_in_flight: maximum number of chunks that were sent and not answered; ``covering``: as many as let neither device nor link
+            wait for an answer; None: any.
         prompt_rows: deep states of a prompt that come back: ``all``, as in the paper, or the ``last`` one, which is all that is used.
         room: maximum rows of a batch; None: any number.
         is_merged: True if the server reads all chunks of a prompt that have come in one batch; False: one after the other.
