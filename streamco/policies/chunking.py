@@ -323,7 +323,7 @@ def chunks_in_flight(
     The paper doesn't say. A device that waits for the answer of the chunk before the last sends two chunks in the time of one answer. Small
     chunks, which equation 3 gives for servers with several stages, then take longer than the whole prompt in one piece. A server that
     merges chunks answers them later, because its batches are larger. There is one more than the prediction needs, for a link that is faster
-    than expected. What else the device sends waits behind these chunks.
+    than expected. What else the device sends waits for these chunks.
 
     Args:
         prompt: rows of the prompt, at least 1.
