@@ -1,4 +1,4 @@
-"""When a prompt's chunks are sent and computed: the device, the link and the stages of a split server each take one after the other."""
+"""The times at which a prompt's chunks are sent and computed: device, link and the stages of a split server each take one after the other."""
 
 from __future__ import annotations
 
