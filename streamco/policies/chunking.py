@@ -20,7 +20,7 @@ from typing import Any, Literal, get_args
 from msgspec import Struct
 
 from streamco.errors import ConfigError
-from streamco.policies.chunk_times import ChunkTimes
+from streamco.profiles.chunk_times import ChunkTimes
 from streamco.profiles.row_costs import RowCosts
 
 __all__ = [

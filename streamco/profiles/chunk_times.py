@@ -1,4 +1,4 @@
-"""The times at which a prompt's chunks are sent and computed: device, link and the stages of a split server each take one after the other."""
+"""The times of a prompt's chunks in a device, on the link and in the stages of a split server, each of which takes one after the other."""
 
 from __future__ import annotations
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from streamco.policies.chunk_times import ChunkTimes
+from streamco.profiles.chunk_times import ChunkTimes
 
 
 def times(**changes: Any) -> ChunkTimes:
