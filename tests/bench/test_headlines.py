@@ -188,6 +188,25 @@ def exact_headlines() -> Iterator[Headline]:
     yield Headline(page, "{:.2f} and {:.2f} times the stream, {:.2f} on both".format(*times))
 
 
+def dssd_headlines() -> Iterator[Headline]:
+    page, run, rounds = "docs/speculation.md", "dssd", "rounds a second, rows up = 1 [times]"
+    for link in ("0.1", "1", "10"):
+        cells = []
+        for each in (5, 20, 64):
+            cases = (f"arithmetic, {link} Mbps, rows of {each} ids, {turns}" for turns in ("draft, then wait", "draft written meanwhile"))
+            cells.append(" and ".join(f"{value(run, case, rounds, 'row down'):.2f}" for case in cases))
+        whole = recorded()[
+            run,
+            f"virtual time, {link} Mbps, rows of 20 ids, all acceptances and RTTs, 40 answers each",
+            "tokens a second, rows up = 1 [times]",
+            "row down",
+        ]
+        shown = f"{whole.median:.2f} ({whole.low:.2f} to {whole.high:.2f})"
+        yield Headline(page, f"| {link} Mbps | {' | '.join(cells)} | {shown} |")
+    ahead = max(figure.median for key, figure in recorded().items() if key[0] == run and key[2].startswith("rounds sent ahead"))
+    yield Headline(page, f"which happens in up to {100 * ahead:.0f} % of the rounds")
+
+
 def row_cost_headlines() -> Iterator[Headline]:
     error, rate = "error of a batch's time [share]", "rate over the best fixed one's, window 3 [x]"
     plain, scaled = (
@@ -355,6 +374,7 @@ HEADLINES = [
     *pair_headlines(),
     *pair_cause_headlines(),
     *exact_headlines(),
+    *dssd_headlines(),
     *windows_recorded_headlines(),
     *row_cost_headlines(),
     *split_headlines(),
