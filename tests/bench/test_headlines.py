@@ -226,6 +226,33 @@ def split_headlines() -> Iterator[Headline]:
         ours, alone = value("split_live", case, between, "confident"), value("split_live", case, "time between tokens [ms]", "U-shape")
         shown = f"{alone:#.3g}".removesuffix(".")
         yield Headline(SPLIT, f"| {server}, {rtt} ms | {shown} ms | **{ours:.2f}** |")
+    share, run = "time to first token [of U-shape]", "split_ttft_planned"
+    cases = [*(f"7B, {tokens} tokens" for tokens in (128, 512, 1000, 2000)), *(f"own, {tokens} tokens" for tokens in (128, 512))]
+    for contender, name in (("fastest", "planned chunks"), ("fixed 128", "chunks of 128")):
+        *shares, last = (f"{value(run, case, share, contender):.2f}" for case in cases)
+        yield Headline(SPLIT, f"{name} had {', '.join(shares)} and {last}")
+    pause, pace = value(run, "others", "longest pause [s]", "fastest"), "mean time between pieces [of that without the prompt]"
+    rest = f"their time between tokens {value(run, 'others', pace, 'fastest'):.1f} times the usual"
+    yield Headline(SPLIT, f"The longest pause of the others was {pause:.2f} s, and {rest}")
+
+
+def scheduling_headlines() -> Iterator[Headline]:
+    page, run, device = "docs/research/synera.md", "scheduling_overhead", "device, budget 0.2, chunks of 4"
+
+    def shown(case: str, metric: str, contender: str) -> str:
+        return f"{value(run, case, metric, contender) / 1000:.3f}"
+
+    rules = [shown(device, "P_conf, P_imp and steering, a drafted token [us]", rule) for rule in ("combined", "confidence", "importance")]
+    yield Headline(page, f"both filters with their steering, a drafted token | under 0.5 ms | {rules[0]} ms |")
+    yield Headline(page, f"confidence alone; importance alone | | {rules[1]} ms; {rules[2]} ms |")
+    reading = shown(device, "importance of a chunk from its rows, a drafted token [us]", "importance")
+    yield Headline(page, f"importance of a chunk from its rows, a drafted token | | {reading} ms |")
+    metric, cases = "time of a verification [us]", [f"server, budget {budget}, 16 sessions" for budget in (0.2, 0.5, 0.9)]
+    own = " / ".join(shown(case, metric, "scheduler") for case in cases)
+    of_batch = max(value(run, case, metric, "scheduler") / value(run, case, metric, "llama2-70b-a100x4, alone") for case in cases)
+    yield Headline(page, f"{own} ms, {100 * of_batch:.1f} % of a 70B's batch")
+    memory = value(run, "server, 16 sessions", "memory of a session [KiB]", "scheduler")
+    yield Headline(page, f"memory of a session in the scheduler | | {memory:.1f} KiB |")
 
 
 @cache
@@ -375,6 +402,7 @@ HEADLINES = [
     *pair_cause_headlines(),
     *exact_headlines(),
     *dssd_headlines(),
+    *scheduling_headlines(),
     *windows_recorded_headlines(),
     *row_cost_headlines(),
     *split_headlines(),
