@@ -29,7 +29,8 @@ from experiments.synera.quality import Quality, qualities, with_whole_answers
 from experiments.synera.recording import read_results, record
 from experiments.synera.results import Result, add_to_package, read_package
 from experiments.synera.rules import RULES, Cell, cells_of
-from experiments.tables import format_table
+from experiments.synera.summary import summary_lines
+from experiments.tables import format_table, replace_table
 from experiments.tasks.intervals import Interval
 from tools.fetch_models import MODELS
 
@@ -46,7 +47,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("action", choices=["run", "package", "table"])
     parser.add_argument("folder", type=Path, nargs="?", help="of the recordings")
-    parser.add_argument("--update", type=Path, metavar="PAGE", help="put the tables between the marks of this page")
+    parser.add_argument("--update", type=Path, metavar="PAGE", help="put the tables between the marks of this page, and short ones")
     parser.add_argument("--again", action="store_true", help="ask the packaged questions, too")
     parser.add_argument("--exact", action="store_true", help="run the target in exact mode, as a server for lossless answers does")
     parser.add_argument("--format", default="Q4_0", help="of both models (default: %(default)s)")
@@ -97,7 +98,8 @@ def _show(options: argparse.Namespace) -> None:
     text = "\n".join(_format_task(task, recorded, options) for task, recorded in found.items())
     if options.update:
         page = options.update.read_text(encoding="utf-8")
-        options.update.write_text(update_page(page, text.strip()), encoding="utf-8")
+        page = replace_table(update_page(page, text.strip()), "scores", "\n".join(summary_lines(found, options.budgets)))
+        options.update.write_text(page, encoding="utf-8")
     elif text:
         print(text)
 
