@@ -1,15 +1,13 @@
 """DiSCo's evaluation again: which side has the first token sooner, and what that rests on.
 
     python -m experiments.disco ttft [--csv FILE] [--plot FILE]     # Table 2, Figure 6: recorded services, with intervals
-    python -m experiments.disco correlation                         # Table 1: prompt length and time to first token
-    python -m experiments.disco loading                             # Table 4: from a file to the first token
     python -m experiments.disco planning                            # Figure 9: time to make a plan
     python -m experiments.disco speed                               # of the simulator itself
     python -m experiments.disco lengths                             # the table in streamco.sim.race.lengths
 
-All but ``loading``, ``planning`` and ``speed`` print the same bytes every time, whatever the machine: Markdown, the tables of
-docs/research/disco.md. ``--quick`` takes fewer of everything. ``ttft``, ``correlation`` and ``lengths`` need the recorded data
-($STREAMCO_DATA). ``disco_live.py`` has what the live client does in virtual time: Table 2 once more, Figure 7 and Table 3.
+All but ``planning`` and ``speed`` print the same bytes every time, whatever the machine: Markdown, the tables of docs/research/disco.md.
+``--quick`` takes fewer of everything. ``ttft`` and ``lengths`` need the recorded data ($STREAMCO_DATA). ``experiments.kept`` has Tables 1
+and 4, and what the live client does in virtual time (``disco_live.py``): Table 2 once more, Figure 7 and Table 3.
 """
 
 from __future__ import annotations
@@ -25,8 +23,6 @@ import numpy as np
 from bench.dispatch import bench_planning
 from bench.report import emit
 from bench.worlds import recorded_lengths
-from experiments.disco_correlation import show_correlation
-from experiments.disco_loading import show_loading
 from experiments.disco_ttft import show_ttft
 from experiments.tables import show_table
 from streamco.sim.experiment.scenario import KINDS, Scenario
@@ -44,8 +40,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parts: Mapping[str, Callable[[argparse.Namespace], None]] = {
         "ttft": show_ttft,
-        "correlation": show_correlation,
-        "loading": show_loading,
         "planning": lambda options: emit(bench_planning(5 if options.quick else 15), json_lines=False),
         "speed": show_speed,
         "lengths": show_lengths,

@@ -2,32 +2,45 @@
 
 from __future__ import annotations
 
-import argparse
 import gzip
 import json
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 
 from bench.traces import data_folder
-from experiments.tables import show_table
+from experiments.tables import table_lines
 
-__all__ = ["pearson", "show_correlation"]
+__all__ = ["correlation_lines", "correlation_rows", "pearson"]
 
 LEAST = 30  # requests of a service
 NORMAL_95 = 1.96
 
+Rows = Sequence[Mapping[str, Any]]
 
-def show_correlation(_: argparse.Namespace) -> None:
-    """One row a service. LLMPerf sent 550 tokens each time and thefastest.ai one prompt, so they can't say."""
+
+def correlation_rows(_: int) -> Rows:
+    """Return the coefficient of each service, with its interval and without the slowest request.
+
+    LLMPerf sent 550 tokens each time and thefastest.ai one prompt, so they can't say.
+    """
     rows = []
     for name, (lengths, times) in sorted(requests_by_service().items()):
-        coefficient, low, high = pearson(lengths, times)
-        without = pearson(*_without_slowest(lengths, times))[0]
-        rows.append([name, str(len(times)), f"{coefficient:.3f} ({low:.3f} to {high:.3f})", f"{without:.3f}"])
-    head = ("service", "requests", "Pearson coefficient, 95 % interval", "without the slowest request")
-    show_table("Prompt length and time to first token, LatencyLab", head, rows)
+        coefficient, low, high = (round(value, 6) for value in pearson(lengths, times))
+        without = round(pearson(*_without_slowest(lengths, times))[0], 6)
+        rows.append({"service": name, "requests": len(times), "coefficient": coefficient, "low": low, "high": high, "without": without})
+    return rows
+
+
+def correlation_lines(results: Mapping[str, Any]) -> Iterator[str]:
+    """Yield a line for each service."""
+    rows = (
+        [row["service"], f"{row['requests']}", f"{row['coefficient']:.3f} ({row['low']:.3f} to {row['high']:.3f})", f"{row['without']:.3f}"]
+        for row in results["rows"]
+    )
+    yield from table_lines(["service", "requests", "coefficient", "without the slowest request"], rows)
 
 
 def requests_by_service() -> dict[str, tuple[list[float], list[float]]]:

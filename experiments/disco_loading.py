@@ -6,36 +6,55 @@ the disk again (Linux; the paper cleared the graphics card's cache alone). One t
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import os
 import statistics
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
-from experiments.tables import run_all, show_table
+from experiments.tables import run_all, table_lines
 from streamco import Client, DeviceEndpoint, EngineOptions
 from streamco.engines.llama import LlamaEngine
 from streamco.engines.llamacpp.bundled_model import packaged_model
 from tools.fetch_models import MODELS, fetched
 
-__all__ = ["drop_from_cache", "load_once", "show_loading"]
+__all__ = ["drop_from_cache", "load_once", "loading_lines", "loading_rows"]
 
 PROMPT = "How to use GitHub?"
 RUNS = 10
 OPTIONS = EngineOptions(threads=1, context_tokens=512)
 
+Rows = Sequence[Mapping[str, Any]]
 
-def show_loading(options: argparse.Namespace) -> None:
-    """One row a model: the packaged one, and those that ``make models`` fetched."""
-    models = [packaged_model(), *filter(None, map(fetched, MODELS))]
+
+def loading_rows(_: int = 1, *, models: Iterable[Path] | None = None, runs: int = RUNS) -> Rows:
+    """Return the seconds of each model from a cold and a cached file.
+
+    Args:
+        models: their files; None: the packaged one, and those that ``make models`` fetched.
+        runs: loads of each, at least 1.
+    """
     rows = []
-    for path in models[:1] if options.quick else models:
+    for path in models or (packaged_model(), *filter(None, map(fetched, MODELS))):
         for is_cold in (True, False):
-            found = [_in_a_process(path, is_cold=is_cold) for _ in range(2 if options.quick else RUNS)]
-            cells = [f"{statistics.median(column):.2f} ({min(column):.2f} to {max(column):.2f})" for column in zip(*found, strict=True)]
-            rows.append([path.stem, f"{path.stat().st_size / 1e6:,.0f}", "cold" if is_cold else "cached", *cells])
-    head = ("model", "MB", "file", "load [s]", "first token after that [s]")
-    show_table("From a file to the first token; median (lowest to highest)", head, rows)
+            found = [_in_a_process(path, is_cold=is_cold) for _ in range(runs)]
+            load, first = ([round(seconds, 4) for seconds in column] for column in zip(*found, strict=True))
+            rows.append({"model": path.stem, "bytes": path.stat().st_size, "is_cold": is_cold, "load": load, "first_token": first})
+    return rows
+
+
+def loading_lines(results: Mapping[str, Any]) -> Iterator[str]:
+    """Yield a line for each model and file: medians, with the lowest and the highest."""
+    rows = (
+        [row["model"], f"{row['bytes'] / 1e6:,.0f}", "cold" if row["is_cold"] else "cached", *map(_span, (row["load"], row["first_token"]))]
+        for row in results["rows"]
+    )
+    yield from table_lines(["model", "MB", "file", "load [s]", "first token after that [s]"], rows)
+
+
+def _span(seconds: Sequence[float]) -> str:
+    return f"{statistics.median(seconds):.2f} ({min(seconds):.2f} to {max(seconds):.2f})"
 
 
 def _in_a_process(path: Path, *, is_cold: bool) -> tuple[float, float]:

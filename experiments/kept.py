@@ -18,9 +18,11 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from bench.record import commit, is_same_code
+from bench.record import commit, is_same_code, machine
+from experiments.disco_correlation import correlation_lines, correlation_rows
 from experiments.disco_live import FIGURES as TTFT_FIGURES
 from experiments.disco_live import cost_lines, cost_rows, move_lines, move_rows, ttft_lines
+from experiments.disco_loading import loading_lines, loading_rows
 from experiments.dsd import drafting
 from experiments.dsd import tables as paper_tables
 from experiments.hat import FIGURES as SPLIT_FIGURES
@@ -167,6 +169,8 @@ TABLES: Mapping[str, Table] = {
         "windows", ("tpot_mean",), windows_by_costs, "In each cell: milliseconds a token, and the best fixed window's over it."
     ),
     REGRET: Table("windows", (), regrets),
+    "disco_correlation": Table("disco", (), correlation_lines),
+    "disco_loading": Table("disco", (), loading_lines),
     "disco_ttft": Table("disco", TTFT_FIGURES, ttft_lines),
     "disco_cost": Table("disco", (), cost_lines),
     "disco_moves": Table("disco", (), move_lines),
@@ -205,7 +209,8 @@ def load(name: str, folder: Path = KEPT) -> Results:
 def about(name: str, results: Results) -> str:
     """Return what a table is made of, in a sentence."""
     if "rows" in results:
-        return f"`python -m experiments.kept run {name}`; {results['date']}, commit {results['commit']}."
+        where = f"{results['machine']}; " if "machine" in results else ""
+        return f"`python -m experiments.kept run {name}`; {where}{results['date']}, commit {results['commit']}."
     seeds = f"{results['repeats']} seeds" if results["repeats"] > 1 else "one seed"
     source = f"{results['date']}, commit {results['commit']}"
     return f"`python -m experiments.kept run {name}`: {len(results['scenarios']):,} runs, {seeds}; {source}."
@@ -214,7 +219,7 @@ def about(name: str, results: Results) -> str:
 def run(name: str, jobs: int) -> None:
     """Simulate an experiment and keep its figures."""
     at = commit()
-    head = {"commit": at, "date": dt.datetime.now(tz=dt.UTC).date().isoformat()}
+    head = {"commit": at, "date": dt.datetime.now(tz=dt.UTC).date().isoformat(), **({"machine": machine()} if name in TIMED else {})}
     text = _rows_text(head, ROWS[name](jobs)) if name in ROWS else _scenarios_text(name, head, jobs)
     if not is_same_code(at, commit(), code=CODE):
         raise SystemExit(f"{name}: expected the code of {at} to stay while it ran, got {commit()}")
@@ -244,10 +249,14 @@ def _regret_rows(jobs: int) -> Iterable[Mapping[str, Any]]:
 
 ROWS: Mapping[str, Callable[[int], Iterable[Mapping[str, Any]]]] = {
     REGRET: _regret_rows,
+    "disco_correlation": correlation_rows,
     "disco_cost": cost_rows,
+    "disco_loading": loading_rows,
     "disco_moves": move_rows,
 }
 """Functions from a number of processes to the rows of those kept results that are no scenarios of a file."""
+TIMED = frozenset({"disco_loading"})
+"""Results that depend on the machine, which must do nothing else."""
 
 
 def pages() -> Mapping[Path, str]:

@@ -1,11 +1,9 @@
 from __future__ import annotations
 
-import argparse
-
 import numpy as np
 import pytest
 
-from experiments.disco_correlation import pearson, show_correlation
+from experiments.disco_correlation import correlation_lines, correlation_rows, pearson
 from tests.support.data import data_path
 
 
@@ -31,7 +29,8 @@ def test_prompts_of_one_length_are_refused() -> None:
         pearson([550.0] * 5, [0.1, 0.2, 0.3, 0.4, 0.5])
 
 
-def test_each_recorded_service_with_prompts_of_several_lengths_has_a_row(capsys: pytest.CaptureFixture[str]) -> None:
+def test_each_recorded_service_with_prompts_of_several_lengths_has_a_row() -> None:
     data_path("ttft", "latencylab_stream_gaps.jsonl.gz")
-    show_correlation(argparse.Namespace())
-    assert capsys.readouterr().out.count(" | 34 | ") >= 5
+    rows = correlation_rows(1)
+    assert sum(row["requests"] == 34 for row in rows) >= 5
+    assert len([*correlation_lines({"rows": rows})]) == 2 + len(rows)
