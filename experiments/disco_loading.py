@@ -32,16 +32,27 @@ def loading_rows(_: int = 1, *, models: Iterable[Path] | None = None, runs: int 
     """Return the seconds of each model from a cold and a cached file.
 
     Args:
-        models: their files; None: the packaged one, and those that ``make models`` fetched.
+        models: their files; None: the packaged one and the pair of ``make models``.
         runs: loads of each, at least 1.
     """
     rows = []
-    for path in models or (packaged_model(), *filter(None, map(fetched, MODELS))):
+    for path in models or _all_models():
         for is_cold in (True, False):
             found = [_in_a_process(path, is_cold=is_cold) for _ in range(runs)]
             load, first = ([round(seconds, 4) for seconds in column] for column in zip(*found, strict=True))
             rows.append({"model": path.stem, "bytes": path.stat().st_size, "is_cold": is_cold, "load": load, "first_token": first})
     return rows
+
+
+def _all_models() -> list[Path]:
+    """Return the packaged model and the fetched pair.
+
+    Raises:
+        SystemExit: the pair was not fetched.
+    """
+    if missing := [name for name in MODELS if fetched(name) is None]:
+        raise SystemExit(f"loading: expected the models of `make models`, got no {' and no '.join(missing)}")
+    return [packaged_model(), *filter(None, map(fetched, MODELS))]
 
 
 def loading_lines(results: Mapping[str, Any]) -> Iterator[str]:

@@ -1,6 +1,6 @@
-"""Keep the results of simulated experiments, and make the tables of the pages of them.
+"""Keep the results of experiments, most of them simulated, and make the tables of the pages of them.
 
-    python -m experiments.kept run dsd_table2 window_regret     # simulates, and keeps the figures as experiments/results/NAME.json
+    python -m experiments.kept run dsd_table2 window_regret     # and keeps the figures as experiments/results/NAME.json
     python -m experiments.kept pages [--check]                  # makes the marked tables of docs/research
 
 A run goes on where it was broken off, and simulates nothing twice. As with benches, it keeps none of a tree with changes. A table that is
@@ -43,7 +43,8 @@ __all__ = ["COMPUTED", "KEPT", "ROWS", "TABLES", "Cell", "Results", "Table", "ab
 ROOT = Path(__file__).resolve().parents[1]
 KEPT = ROOT / "experiments" / "results"
 REGRET, WORLDS = "window_regret", 2000  # policies in worlds that the learned window hasn't seen: a sixth of so many
-CODE = ("streamco", "experiments", "bench/record.py", "bench/dispatch.py", ":(exclude)experiments/results")  # what a run depends on
+CODE = ("streamco", "experiments", *(f"bench/{name}.py" for name in ("record", "dispatch", "traces")), "tools/fetch_models.py")
+CODE += (":(exclude)experiments/results",)  # what a run depends on
 DIGITS = 6  # significant ones that are kept
 
 Results = Mapping[str, Any]
@@ -217,7 +218,7 @@ def about(name: str, results: Results) -> str:
 
 
 def run(name: str, jobs: int) -> None:
-    """Simulate an experiment and keep its figures."""
+    """Run an experiment and keep its figures."""
     at = commit()
     head = {"commit": at, "date": dt.datetime.now(tz=dt.UTC).date().isoformat(), **({"machine": machine()} if name in TIMED else {})}
     text = _rows_text(head, ROWS[name](jobs)) if name in ROWS else _scenarios_text(name, head, jobs)
@@ -283,14 +284,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Keep runs, or make or check the pages."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parts = parser.add_subparsers(dest="what", required=True)
-    runs = parts.add_parser("run", help="simulate and keep the figures")
-    runs.add_argument("names", nargs="*", choices=[[], *TABLES], metavar="NAME", help=f"of {', '.join(TABLES)} (default: all)")
+    runs = parts.add_parser("run", help="run experiments and keep the figures")
+    runs.add_argument(
+        "names", nargs="*", choices=[[], *TABLES], metavar="NAME", help=f"of {', '.join(TABLES)} (default: all but {', '.join(TIMED)})"
+    )
     runs.add_argument("--jobs", type=int, default=2, metavar="N", help="processes (default: %(default)s)")
     made = parts.add_parser("pages", help="make the marked tables of docs/research")
     made.add_argument("--check", action="store_true", help="write nothing, and fail if a page is not of the kept results")
     options = parser.parse_args(arguments)
     if options.what == "run":
-        for name in options.names or TABLES:
+        for name in options.names or [each for each in TABLES if each not in TIMED]:
             run(name, options.jobs)
         return 0
     old = [path for path, text in pages().items() if path.read_text(encoding="utf-8") != text]

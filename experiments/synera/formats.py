@@ -82,6 +82,8 @@ def lines_of(packaged: Mapping[str, Mapping[str, Mapping[str, Result]]]) -> Iter
     common = sorted(set.intersection(*map(set, found.values()))) if found else []
     rows = []
     for kind, questions in found.items():
+        if not common:
+            break
         device, combined = qualities([questions[each] for each in common], [cell.name for cell in CELLS])
         ratio = "" if combined.ratio is None else _text(combined.ratio, 2)
         rows.append([kind, _text(device.score, 3), _text(combined.score, 3), ratio, f"{combined.server_share:.2f}"])

@@ -47,6 +47,7 @@ FLAT = 1.05
 NEARLY = 1.03
 """How much later than with the best chunks a prompt may be read, if larger chunks then do: fewer batches, which other devices share."""
 
+_FEW_PARTS = (1, 4, 16, 64)  # are compared if the load leaves less than the smallest chunk of a batch: then a prompt takes many batches
 _MOST_UNEVEN = 8  # chunks; with more of them the last one matters little
 
 MEMORY = 0.8
@@ -245,9 +246,8 @@ def fastest_chunk_size(
         input_costs=input_costs,
         download_rate=download_rate,
     )
-    if times.room < first:  # the server cuts the prompt whatever comes
-        return ChunkPlan(last, is_balanced=False)
-    seconds = {size: times.batches(times.chunks(prompt, size, computed))[-1].returns for size in _sizes(prompt, first, last)}
+    sizes = _sizes(prompt, first, last) if times.room >= first else {max(first, last // parts) for parts in _FEW_PARTS}
+    seconds = {size: times.batches(times.chunks(prompt, size, computed))[-1].returns for size in sizes}
     limit = NEARLY * min(seconds.values())
     size = max(size for size, taken in seconds.items() if taken <= limit)
     return ChunkPlan(size, is_balanced=row_bytes / upload_rate * size >= costs.seconds(load_rows + size) / stages)

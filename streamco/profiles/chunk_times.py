@@ -55,17 +55,19 @@ class ChunkTimes(Struct, frozen=True, kw_only=True):
             size: rows of a chunk, at least 1.
             computed: number of first rows that the device has computed already.
         """
+        rows = [min(size, prompt - start) for start in range(0, prompt, size)]
+        missing = [min(each, max(0, index * size + each - computed)) for index, each in enumerate(rows)]
+        seconds = [self.input_seconds(each) if each else 0.0 for each in missing]
         ready = sent = 0.0
-        found = []
-        for start in range(0, prompt, size):
-            stop = min(prompt, start + size)
-            missing = min(stop - start, max(0, stop - computed))
-            seconds = self.input_seconds(missing) if missing else 0.0
-            ready += seconds
-            begins = max(ready, sent)
-            sent = begins + (stop - start) * self.upload_seconds
-            found.append(TimedChunk(stop - start, begins - seconds, sent))
-        return found
+        begins, arrives = [], []
+        for each, taken in zip(rows, seconds, strict=True):
+            ready += taken
+            begins.append(max(ready, sent) - taken)
+            sent = max(ready, sent) + each * self.upload_seconds
+            arrives.append(sent)
+        for index in range(len(rows) - 2, -1, -1):  # the next one begins after this one
+            begins[index] = min(begins[index], begins[index + 1] - seconds[index])
+        return [*map(TimedChunk, rows, begins, arrives)]
 
     def batches(self, chunks: Sequence[TimedChunk]) -> list[TimedBatch]:
         """Return the batches in which the server computes these chunks, all but the last one of the same size."""

@@ -24,6 +24,11 @@ def test_rows_that_are_computed_take_the_device_no_time() -> None:
     assert times().chunks(10, 4, 10) == [(4, 0.0, 8.0), (4, 8.0, 16.0), (2, 16.0, 20.0)]
 
 
+def test_a_chunk_begins_early_enough_for_the_next_one() -> None:
+    chunks = times(upload_seconds=1.0, input_seconds=lambda rows: 3.0 * rows).chunks(12, 4, 8)
+    assert chunks == [(4, 0.0, 4.0), (4, 0.0, 8.0), (4, 0.0, 16.0)], "12 seconds of the third, which arrives 4 later"
+
+
 def test_a_server_computes_together_what_has_come() -> None:
     chunks = times().chunks(10, 4)
     assert times().batches(chunks) == [(4, 27.0), (6, 43.0)]

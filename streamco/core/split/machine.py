@@ -55,8 +55,8 @@ class SplitMachine:
     """The rows of one answer. Implements ``Machine``; it has no deadlines.
 
     Args:
-        plan: returns how a number of rows that are still to be sent is cut; its second argument is how many of them are computed. It is
-            asked once for a prompt, and again when its session is open and after a loss.
+        plan: returns how a number of rows that are still to be sent is cut; its second argument is how many of them are computed, or are
+            being computed. It is asked once for a prompt, and again when its session is open and after a loss.
         max_rows: most rows of a frame.
     """
 
@@ -67,7 +67,7 @@ class SplitMachine:
         self._plan: PromptPlan | None = None  # of the rows that are being sent; None: not asked for, or they fit the last frame
         self._goal: RowsAdded | None = None
         self._computed = 0
-        self._is_computing = False
+        self._computing: int | None = None  # where the rows end that are being computed; None: none are
         self._sent = 0
         self._answered = 0
         self._most_sent = 0  # rows up to here were sent before, and not dropped
@@ -94,7 +94,7 @@ class SplitMachine:
             case Truncated():
                 self._truncate(event.length)
             case RowsComputed():
-                self._computed, self._is_computing = event.stop, False
+                self._computed, self._computing = event.stop, None
             case SessionReady():
                 self._handle_opened(event)
             case SessionLost():
@@ -179,7 +179,7 @@ class SplitMachine:
         if self._next_stop is None:
             left = goal.length - self._sent
             if self._plan is None and left > goal.wanted:
-                self._plan = self._make_plan(left, max(0, self._computed - self._sent))
+                self._plan = self._make_plan(left, max(0, (self._computing or self._computed) - self._sent))
             size = min(left, self._max_rows, left if self._plan is None else max(1, self._plan.size))
             if 0 < left - size < goal.wanted:
                 size = left if left <= self._max_rows else left - goal.wanted
@@ -187,8 +187,8 @@ class SplitMachine:
         return self._next_stop
 
     def _compute(self, stop: int) -> None:
-        if not self._is_computing:
-            self._is_computing = True
+        if self._computing is None:
+            self._computing = stop
             self._commands.append(ComputeRows(self._computed, stop))
 
     def _send(self, goal: RowsAdded, stop: int) -> None:

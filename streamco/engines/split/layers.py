@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from time import monotonic
+from time import perf_counter
 from typing import TYPE_CHECKING, Self
 
 from msgspec import Struct
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 __all__ = ["HeadPart", "InputPart", "LayerPart", "MiddlePart", "StateRun"]
 
 MAX_ROWS = 512  # of a decode
-TIMED_ROWS = 64  # for which the seconds of an input part are given, besides those of one row
+_LEAST = 1e-9  # seconds, where a clock is too coarse
 EXACT_ROWS = 32  # of a decode of one sequence in exact mode: a larger one saves no time on a CPU
 
 
@@ -207,24 +207,26 @@ class InputPart(LayerPart):
     kind = "input"
 
     _one: float | None = None  # seconds of a row that was run alone
-    _many: float | None = None  # seconds of a row among many
+    _further: float | None = None  # seconds of each further row
 
     @property
     def costs(self) -> RowCosts | None:
-        """Seconds by rows, moving averages of what was run; None: nothing of several rows was."""
-        if self._many is None:
+        """Seconds by rows, a line through moving averages of what was run; None: nothing of several rows was."""
+        if self._further is None:
             return None
-        return RowCosts({1: self._many if self._one is None else self._one, TIMED_ROWS: TIMED_ROWS * self._many})
+        one = self._further if self._one is None else self._one
+        return RowCosts({1: one, MAX_ROWS: one + (MAX_ROWS - 1) * self._further})
 
     def run(self, states: NDArray[np.float32], position: int, sequence: int = 0) -> NDArray[np.float32]:
         """Compute the layers; see ``LayerPart.run``."""
-        began = monotonic()
+        began = perf_counter()
         found = super().run(states, position, sequence)
-        seconds = monotonic() - began
+        seconds = max(_LEAST, perf_counter() - began)
         if len(states) == 1:
             self._one = _average(self._one, seconds)
         elif len(states) >= SMALLEST:
-            self._many = _average(self._many, seconds / len(states))
+            each = seconds / len(states) if self._one is None else (seconds - self._one) / (len(states) - 1)
+            self._further = _average(self._further, max(_LEAST, each))
         return found
 
 

@@ -154,7 +154,7 @@ class SimulatedSplitAnswer:
         return {
             "room": self._policy.room,
             "is_merged": self._policy.is_merged,
-            "input_costs": RowCosts({rows: self._device.input_seconds(rows) for rows in (1, 4096)}),
+            "input_costs": RowCosts({rows: max(1e-9, self._device.input_seconds(rows)) for rows in (1, 4096)}),
             "download_rate": self._device.download_rate if self._policy.prompt_rows == "all" else inf,
         }
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -19,7 +19,7 @@ from streamco.engines.llamacpp.state_context import LayerModel, StateContext
 from streamco.engines.split import layers
 from streamco.engines.split.layers import EXACT_ROWS, HeadPart, InputPart, LayerPart, MiddlePart, StateRun
 from streamco.errors import ConfigError, EngineError
-from streamco.policies.chunking import MEMORY, SMALLEST
+from streamco.policies.chunking import MEMORY
 
 pytest.importorskip("gguf")
 pytest.importorskip("llama_cpp")
@@ -217,18 +217,38 @@ def test_rows_that_do_not_fit_are_refused(files: PartFiles) -> None:
             part.run(np.zeros((8, 576), np.float32), 250)
 
 
-def test_an_input_part_times_what_it_runs(files: PartFiles, monkeypatch: pytest.MonkeyPatch) -> None:
-    times = iter([0.0, 0.5, 1.0, 1.1, 2.0, 2.32, 3.0, 3.64, 4.0, 4.05])
-    monkeypatch.setattr(layers, "monotonic", lambda: next(times))
-    with InputPart(files.input, cells=256) as part:
-        found = [part.costs]
-        for position, rows in ((0, SMALLEST - 1), (15, 1), (16, SMALLEST), (32, 64), (96, 1)):  # the first is neither one row nor many
+def times_of(files: PartFiles, runs: Sequence[tuple[int, float]]) -> list[tuple[float, float] | None]:
+    """Run an input part for each number of rows and seconds by its clock; return what one row and 65 cost after each."""
+    found, position, moment = [], 0, 0.0
+    with pytest.MonkeyPatch.context() as patch, InputPart(files.input, cells=512) as part:
+        for rows, seconds in runs:
+            clock = iter([moment, moment + seconds])
+            patch.setattr(layers, "perf_counter", lambda clock=clock: next(clock))
             part.run(np.zeros((rows, 576), np.float32), position)
-            found.append(part.costs)
-    shown = [None if costs is None else (costs.seconds(1), costs.seconds(64) / 64) for costs in found]
-    one, many = MEMORY * 0.1 + (1 - MEMORY) * 0.05, MEMORY * 0.02 + (1 - MEMORY) * 0.01
-    assert shown[:3] == [None, None, None]
-    assert shown[3:] == [pytest.approx(each) for each in ((0.1, 0.02), (0.1, many), (one, many))]
+            position, moment = position + rows, moment + seconds
+            costs = part.costs
+            found.append(None if costs is None else (costs.seconds(1), costs.seconds(65)))
+    return found
+
+
+def test_an_input_part_times_one_row_and_further_ones(files: PartFiles) -> None:
+    found = times_of(files, [(15, 9.0), (1, 0.004), (21, 0.005), (221, 0.026), (1, 0.009)])
+    assert found[:2] == [None, None], "15 rows are neither one nor many"
+    further = MEMORY * 0.00005 + (1 - MEMORY) * 0.0001
+    one = MEMORY * 0.004 + (1 - MEMORY) * 0.009
+    assert found[2:] == [
+        pytest.approx((0.004, 0.004 + 64 * 0.00005)),
+        pytest.approx((0.004, 0.004 + 64 * further)),
+        pytest.approx((one, one + 64 * further)),
+    ]
+
+
+def test_before_a_row_was_run_alone_all_rows_cost_alike(files: PartFiles) -> None:
+    assert times_of(files, [(64, 0.64)]) == [pytest.approx((0.01, 0.65))]
+
+
+def test_a_clock_that_stands_still_makes_no_costs_of_nothing(files: PartFiles) -> None:
+    assert all(0 < one < many for one, many in filter(None, times_of(files, [(64, 0.0), (1, 0.0), (64, 0.0)])))
 
 
 def test_what_exact_mode_tries_out_is_not_timed(files: PartFiles) -> None:
