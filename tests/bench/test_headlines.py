@@ -226,14 +226,19 @@ def split_headlines() -> Iterator[Headline]:
         ours, alone = value("split_live", case, between, "confident"), value("split_live", case, "time between tokens [ms]", "U-shape")
         shown = f"{alone:#.3g}".removesuffix(".")
         yield Headline(SPLIT, f"| {server}, {rtt} ms | {shown} ms | **{ours:.2f}** |")
-    share, run = "time to first token [of U-shape]", "split_ttft_planned"
-    cases = [*(f"7B, {tokens} tokens" for tokens in (128, 512, 1000, 2000)), *(f"own, {tokens} tokens" for tokens in (128, 512))]
-    for contender, name in (("fastest", "planned chunks"), ("fixed 128", "chunks of 128")):
-        *shares, last = (f"{value(run, case, share, contender):.2f}" for case in cases)
-        yield Headline(SPLIT, f"{name} had {', '.join(shares)} and {last}")
-    pause, pace = value(run, "others", "longest pause [s]", "fastest"), "mean time between pieces [of that without the prompt]"
-    rest = f"their time between tokens {value(run, 'others', pace, 'fastest'):.1f} times the usual"
-    yield Headline(SPLIT, f"The longest pause of the others was {pause:.2f} s, and {rest}")
+    share, now = "time to first token [of U-shape]", "split_ttft_planned"
+    ways = ("whole", "fixed 128", "fixed 256", "balanced", "fastest")
+    for kind, tokens in (("7B", 128), ("7B", 512), ("7B", 1000), ("7B", 2000), ("own", 128), ("own", 512)):
+        case = f"{kind}, {tokens} tokens"
+        shares = [*(value("split_ttft", case, share, way) for way in ways), value(now, case, share, "fastest")]
+        start = f"| {kind}, {tokens:,} tokens | {value('split_ttft', case, 'time to first token [ms]', 'U-shape'):,.0f} ms |"
+        yield Headline(SPLIT, f"{start} {' | '.join(f'{each:.2f}' for each in shares)} |")
+    others = (("split_ttft", "fastest"), (now, "fastest"), ("split_ttft", "whole"))
+    pauses = [f"{value(run, 'others', 'longest pause [s]', way):.2f} s" for run, way in others]
+    yield Headline(SPLIT, f"| longest pause between tokens | {' | '.join(pauses)} |")
+    pace = "mean time between pieces [of that without the prompt]"
+    paces = [f"{value(run, 'others', pace, way):.1f}" for run, way in others]
+    yield Headline(SPLIT, f"| time between tokens over the usual | {' | '.join(paces)} |")
 
 
 def scheduling_headlines() -> Iterator[Headline]:
