@@ -11,7 +11,7 @@ from experiments.quality.equation import Cell, cells_of
 from experiments.quality.measured import Questions
 from experiments.quality.records import LENGTH, PAIRS
 from experiments.tables import replace_marked
-from experiments.tasks.intervals import Interval, mean_interval
+from experiments.tasks.intervals import mean_interval
 
 __all__ = ["format_cells", "plot_cells", "show_cells", "show_profile", "update_page"]
 
@@ -62,20 +62,16 @@ _LABELS = {
 def _row(cell: Cell) -> str:
     columns = [
         " → ".join(cell.pair),
-        _short(cell.first),
-        _short(cell.second),
+        cell.first.show(),
+        cell.second.show(),
         str(cell.cut),
         f"{cell.moved:.0%}",
-        _short(cell.mean),
-        _short(cell.above_lower),
-        _short(cell.below_upper),
+        cell.mean.show(),
+        cell.above_lower.show(),
+        cell.below_upper.show(),
         f"**{cell.verdict}**" if cell.verdict.startswith("fails") else cell.verdict,
     ]
     return f"| {' | '.join(columns)} |"
-
-
-def _short(interval: Interval) -> str:
-    return "{:.3f} ({:.3f} to {:.3f})".format(*interval)
 
 
 def show_profile(questions: Questions) -> None:

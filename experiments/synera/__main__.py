@@ -120,9 +120,7 @@ def _line(quality: Quality) -> list[str]:
 
 
 def _text(interval: Interval | None, sign: str = "") -> str:
-    if interval is None:
-        return ""
-    return f"{interval.value:{sign}.3f} ({interval.low:{sign}.3f} to {interval.high:{sign}.3f})"
+    return "" if interval is None else interval.show(sign=sign)
 
 
 if __name__ == "__main__":

@@ -27,7 +27,6 @@ from experiments.synera.recording import read_results, record
 from experiments.synera.results import Result, add_to_package, read_package
 from experiments.synera.rules import Cell
 from experiments.tables import replace_table, table_lines
-from experiments.tasks.intervals import Interval
 
 __all__ = ["FORMATS", "PACKAGED", "lines_of", "main"]
 
@@ -85,15 +84,11 @@ def lines_of(packaged: Mapping[str, Mapping[str, Mapping[str, Result]]]) -> Iter
         if not common:
             break
         device, combined = qualities([questions[each] for each in common], [cell.name for cell in CELLS])
-        ratio = "" if combined.ratio is None else _text(combined.ratio, 2)
-        rows.append([kind, _text(device.score, 3), _text(combined.score, 3), ratio, f"{combined.server_share:.2f}"])
+        ratio = "" if combined.ratio is None else combined.ratio.show(2)
+        rows.append([kind, device.score.show(), combined.score.show(), ratio, f"{combined.server_share:.2f}"])
     rows += [[f"*paper, {name}*", device, score, ratio, ""] for name, device, score, ratio in PAPER]
     head = [f"device's model, {len(common)} questions", "device alone", "both filters, budget 0.2", "times the device's", "server's tokens"]
     yield from table_lines(head, rows)
-
-
-def _text(interval: Interval, digits: int) -> str:
-    return f"{interval.value:.{digits}f} ({interval.low:.{digits}f} to {interval.high:.{digits}f})"
 
 
 if __name__ == "__main__":

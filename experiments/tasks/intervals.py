@@ -24,6 +24,11 @@ class Interval(NamedTuple):
     low: float
     high: float
 
+    def show(self, digits: int = 3, *, sign: str = "") -> str:
+        """Return the value with its bounds; ``sign``: "+" for one before each number."""
+        value, low, high = (f"{each:{sign}.{digits}f}" for each in self)
+        return f"{value} ({low} to {high})"
+
 
 def resample(scores: Sequence[Sequence[float]], *, draws: int = DRAWS, seed: int = 1) -> Floats:
     """Return the mean of each contender in each draw.

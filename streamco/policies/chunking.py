@@ -13,14 +13,13 @@ overlaps with nothing. ``fastest_chunk_size`` therefore compares the predicted t
 
 from __future__ import annotations
 
-from functools import cache
 from math import ceil, inf
-from typing import Any, Literal, get_args
+from typing import Literal, get_args
 
 from msgspec import Struct
 
 from streamco.errors import ConfigError
-from streamco.profiles.chunk_times import ChunkTimes
+from streamco.profiles.chunk_times import ChunkTimes, check_rates
 from streamco.profiles.row_costs import RowCosts
 
 __all__ = [
@@ -186,7 +185,8 @@ def chunk_size(
     Raises:
         ValueError: an argument is out of range.
     """
-    _check(prompt, stages, smallest, row_bytes, upload_rate)
+    _check(prompt, smallest)
+    check_rates(stages, row_bytes, upload_rate)
     last = max(1, min(prompt, largest or prompt))
     first = min(smallest, last)
     waiting = costs.seconds(load_rows)
@@ -199,20 +199,7 @@ def chunk_size(
 
 
 def fastest_chunk_size(
-    prompt: int,
-    *,
-    costs: RowCosts,
-    row_bytes: float,
-    upload_rate: float,
-    load_rows: float = 0.0,
-    stages: int = 1,
-    smallest: int = SMALLEST,
-    largest: int | None = None,
-    room: int | None = None,
-    is_merged: bool = False,
-    input_costs: RowCosts | None = None,
-    download_rate: float = inf,
-    computed: int = 0,
+    prompt: int, times: ChunkTimes, *, smallest: int = SMALLEST, largest: int | None = None, computed: int = 0
 ) -> ChunkPlan:
     """Return the chunks by which a prompt is read soonest, with enough of them in flight (``chunks_in_flight``); not in the paper.
 
@@ -221,36 +208,23 @@ def fastest_chunk_size(
     one.
 
     Args:
-        prompt, costs, row_bytes, upload_rate, load_rows, stages, smallest, largest: see ``chunk_size``.
-        room: most rows of a batch, those of the load included; None: any number.
-        is_merged: True if the server computes all chunks that have come in one batch; False: one after the other.
-        input_costs: seconds of the device's own layers, by rows, which it computes chunk after chunk; None: they take no time.
-        download_rate: bytes per second of the states that come back; inf: one row comes back, which takes no time.
+        prompt: rows of the prompt, at least 1.
+        times: times of its rows.
+        smallest: rows of the smallest chunk, at least 1.
+        largest: rows of the largest chunk; None: the prompt.
         computed: number of first rows that the device has computed already.
 
     Raises:
         ValueError: an argument is out of range.
     """
-    _check(prompt, stages, smallest, row_bytes, upload_rate)
+    _check(prompt, smallest)
     last = max(1, min(prompt, largest or prompt))
     first = min(smallest, last)
-    times = _times(
-        prompt,
-        costs=costs,
-        row_bytes=row_bytes,
-        upload_rate=upload_rate,
-        load_rows=load_rows,
-        stages=stages,
-        room=room,
-        is_merged=is_merged,
-        input_costs=input_costs,
-        download_rate=download_rate,
-    )
     sizes = _sizes(prompt, first, last) if times.room >= first else {max(first, last // parts) for parts in _FEW_PARTS}
     seconds = {size: times.batches(times.chunks(prompt, size, computed))[-1].returns for size in sizes}
     limit = NEARLY * min(seconds.values())
     size = max(size for size, taken in seconds.items() if taken <= limit)
-    return ChunkPlan(size, is_balanced=row_bytes / upload_rate * size >= costs.seconds(load_rows + size) / stages)
+    return ChunkPlan(size, is_balanced=times.upload_seconds * size >= times.batch_seconds(size) / times.stages)
 
 
 def _sizes(prompt: int, first: int, last: int) -> list[int]:
@@ -275,49 +249,40 @@ def plan_prompt(prompt: int, chunking: Chunking, path: SplitPath, *, computed: i
         path: the server and the way to it. It must compute the chunks that have come together.
         computed: number of first rows that the device has computed already.
     """
-    server: dict[str, Any] = {
-        "costs": path.costs,
-        "row_bytes": path.row_bytes,
-        "upload_rate": path.upload_rate,
-        "load_rows": path.load_rows if chunking == "balanced" else path.steady_rows,
-        "stages": path.stages,
-    }
-    more: dict[str, Any] = {  # what equation 3 doesn't count
-        "room": path.room,
-        "is_merged": True,
-        "input_costs": path.input_costs,
-        "download_rate": path.download_rate,
-        "computed": computed,
-    }
+    load = path.load_rows if chunking == "balanced" else path.steady_rows
+    times = ChunkTimes.from_costs(
+        costs=path.costs,
+        row_bytes=path.row_bytes,
+        upload_rate=path.upload_rate,
+        load_rows=load,
+        stages=path.stages,
+        room=path.room,
+        is_merged=True,
+        input_costs=path.input_costs,
+        download_rate=path.download_rate,
+    )
     match chunking:
         case "whole":
             size = min(prompt, path.max_rows)
         case "balanced":
-            size = chunk_size(prompt, largest=min(path.room, path.max_rows), **server).size
+            size = chunk_size(
+                prompt,
+                costs=path.costs,
+                row_bytes=path.row_bytes,
+                upload_rate=path.upload_rate,
+                load_rows=load,
+                stages=path.stages,
+                largest=min(path.room, path.max_rows),
+            ).size
         case "fastest":
-            size = fastest_chunk_size(prompt, largest=path.max_rows, **server, **more).size
+            size = fastest_chunk_size(prompt, times, largest=path.max_rows, computed=computed).size
         case _:
             size = min(prompt, path.max_rows, chunking)
-    unanswered = chunks_in_flight(prompt, size, round_trip=path.round_trip, **server, **more)
+    unanswered = chunks_in_flight(prompt, size, times, computed=computed, round_trip=path.round_trip)
     return PromptPlan(size, max(1, min(path.max_rounds, unanswered)))
 
 
-def chunks_in_flight(
-    prompt: int,
-    size: int,
-    *,
-    costs: RowCosts,
-    row_bytes: float,
-    upload_rate: float,
-    load_rows: float = 0.0,
-    stages: int = 1,
-    room: int | None = None,
-    is_merged: bool = False,
-    input_costs: RowCosts | None = None,
-    download_rate: float = inf,
-    computed: int = 0,
-    round_trip: float = 0.0,
-) -> int:
+def chunks_in_flight(prompt: int, size: int, times: ChunkTimes, *, computed: int = 0, round_trip: float = 0.0) -> int:
     """Return how many chunks may be sent and not answered, at least 2, so that neither device nor link waits for an answer.
 
     The paper doesn't say. A device that waits for the answer of the chunk before the last sends two chunks in the time of one answer. Small
@@ -328,58 +293,16 @@ def chunks_in_flight(
     Args:
         prompt: rows of the prompt, at least 1.
         size: rows of a chunk, at least 1.
-        costs, row_bytes, upload_rate, load_rows, stages, room, is_merged, input_costs, download_rate, computed: see ``fastest_chunk_size``.
+        times: times of its rows.
+        computed: number of first rows that the device has computed already.
         round_trip: seconds on the way besides those of the bytes.
 
     Raises:
         ValueError: an argument is out of range.
     """
-    _check(prompt, stages, size, row_bytes, upload_rate)
-    times = _times(
-        prompt,
-        costs=costs,
-        row_bytes=row_bytes,
-        upload_rate=upload_rate,
-        load_rows=load_rows,
-        stages=stages,
-        room=room,
-        is_merged=is_merged,
-        input_costs=input_costs,
-        download_rate=download_rate,
-    )
-    late = round_trip + costs.seconds(load_rows)  # the first chunk may come when a batch of the load has just begun
+    _check(prompt, size)
+    late = round_trip + times.batch_seconds(0)  # the first chunk may come when a batch of the load has just begun
     return 1 + times.most_unanswered(times.chunks(prompt, size, computed), late)
-
-
-def _times(
-    prompt: int,
-    *,
-    costs: RowCosts,
-    row_bytes: float,
-    upload_rate: float,
-    load_rows: float,
-    stages: int,
-    room: int | None,
-    is_merged: bool,
-    input_costs: RowCosts | None,
-    download_rate: float,
-) -> ChunkTimes:
-    """Return the times of a prompt's rows.
-
-    Raises:
-        ValueError: the download's rate isn't above 0.
-    """
-    if not download_rate > 0:
-        raise ValueError(f"chunk size: expected a download of more than 0 bytes/s, got {download_rate}")
-    return ChunkTimes(
-        input_seconds=(lambda _: 0.0) if input_costs is None else cache(input_costs.seconds),
-        upload_seconds=row_bytes / upload_rate,
-        download_seconds=row_bytes / download_rate,
-        batch_seconds=cache(lambda rows: costs.seconds(load_rows + rows)),
-        stages=stages,
-        room=prompt if room is None else max(1, room - ceil(load_rows)),
-        is_merged=is_merged,
-    )
 
 
 def parallel_steps(
@@ -411,9 +334,6 @@ def parallel_steps(
     return int(wait / step_seconds)
 
 
-def _check(prompt: int, stages: int, smallest: int, row_bytes: float, upload_rate: float) -> None:
-    if prompt < 1 or stages < 1 or smallest < 1 or not row_bytes > 0 or not upload_rate > 0:
-        raise ValueError(
-            f"chunk size: expected a prompt, stages and a smallest size of at least 1 and rates above 0, got {prompt}, {stages}, "
-            f"{smallest}, {row_bytes} bytes a row and {upload_rate} bytes/s"
-        )
+def _check(prompt: int, size: int) -> None:
+    if prompt < 1 or size < 1:
+        raise ValueError(f"chunk size: expected a prompt and sizes of at least 1 row, got {prompt} and {size}")

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from functools import cache
+from math import ceil, inf
+from typing import NamedTuple, Self
 
 from msgspec import Struct
 
-__all__ = ["ChunkTimes", "TimedBatch", "TimedChunk"]
+from streamco.profiles.row_costs import RowCosts
+
+__all__ = ["ChunkTimes", "TimedBatch", "TimedChunk", "check_rates"]
 
 _SAME = 1e-9  # seconds between times that count as one
 
@@ -46,6 +51,49 @@ class ChunkTimes(Struct, frozen=True, kw_only=True):
     stages: int
     room: int
     is_merged: bool
+
+    @classmethod
+    def from_costs(
+        cls,
+        *,
+        costs: RowCosts,
+        row_bytes: float,
+        upload_rate: float,
+        load_rows: float = 0.0,
+        stages: int = 1,
+        room: int | None = None,
+        is_merged: bool = False,
+        input_costs: RowCosts | None = None,
+        download_rate: float = inf,
+    ) -> Self:
+        """Return the times of rows that cost so much.
+
+        Args:
+            costs: seconds that the server computes, by rows.
+            row_bytes: bytes of a state on the wire.
+            upload_rate: bytes per second from the device to the server.
+            load_rows: rows of the batches that the server computes anyway.
+            stages: the server's pipeline stages, at least 1.
+            room: most rows of a batch, those of the load included; None: any number.
+            is_merged: True if the server computes all chunks that have come in one batch; False: one after the other.
+            input_costs: seconds of the device's own layers, by rows, which it computes chunk after chunk; None: they take no time.
+            download_rate: bytes per second of the states that come back; inf: one row comes back, which takes no time.
+
+        Raises:
+            ValueError: an argument is out of range.
+        """
+        check_rates(stages, row_bytes, upload_rate)
+        if not download_rate > 0:
+            raise ValueError(f"chunk size: expected a download of more than 0 bytes/s, got {download_rate}")
+        return cls(
+            input_seconds=(lambda _: 0.0) if input_costs is None else cache(input_costs.seconds),
+            upload_seconds=row_bytes / upload_rate,
+            download_seconds=row_bytes / download_rate,
+            batch_seconds=cache(lambda rows: costs.seconds(load_rows + rows)),
+            stages=stages,
+            room=sys.maxsize if room is None else max(1, room - ceil(load_rows)),
+            is_merged=is_merged,
+        )
 
     def chunks(self, prompt: int, size: int, computed: int = 0) -> list[TimedChunk]:
         """Return the chunks of a prompt. The device computes one while it sends those before it.
@@ -105,3 +153,14 @@ class ChunkTimes(Struct, frozen=True, kw_only=True):
                 batch = next(batches)
             most = max(most, index + 1 - answered)
         return most
+
+
+def check_rates(stages: int, row_bytes: float, upload_rate: float) -> None:
+    """Check what all plans of chunks are made of.
+
+    Raises:
+        ValueError: one is out of range.
+    """
+    if stages < 1 or not row_bytes > 0 or not upload_rate > 0:
+        got = f"{stages}, {row_bytes} bytes a row and {upload_rate} bytes/s"
+        raise ValueError(f"chunk size: expected stages of at least 1 and rates above 0, got {got}")

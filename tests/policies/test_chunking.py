@@ -15,6 +15,7 @@ from streamco.policies.chunking import (
     FLAT,
     SMALLEST,
     Chunking,
+    ChunkPlan,
     PromptPlan,
     ServerLoad,
     SplitPath,
@@ -25,6 +26,7 @@ from streamco.policies.chunking import (
     parallel_steps,
     plan_prompt,
 )
+from streamco.profiles.chunk_times import ChunkTimes
 from streamco.profiles.row_costs import RowCosts
 
 GPU = RowCosts({1: 0.018 + 0.00013, 2048: 0.018 + 0.00013 * 2048})
@@ -34,6 +36,15 @@ CPU = RowCosts({1: 0.0037, 4: 0.0078, 16: 0.022, 32: 0.044, 64: 0.063, 128: 0.13
 """SmolLM2's middle layers, Q4_0 repacked, on one core."""
 
 ROW_7B, ROW_SMALL, UPLOAD = 8192, 1152, 7.5e6  # bytes, bytes, bytes per second
+
+
+def fastest(prompt: int, *, smallest: int = SMALLEST, largest: int | None = None, computed: int = 0, **known: Any) -> ChunkPlan:
+    return fastest_chunk_size(prompt, ChunkTimes.from_costs(**known), smallest=smallest, largest=largest, computed=computed)
+
+
+def in_flight(prompt: int, size: int, *, computed: int = 0, round_trip: float = 0.0, **known: Any) -> int:
+    return chunks_in_flight(prompt, size, ChunkTimes.from_costs(**known), computed=computed, round_trip=round_trip)
+
 
 tables = st.dictionaries(st.integers(1, 600), st.floats(1e-5, 1.0), min_size=1, max_size=8)
 
@@ -145,16 +156,16 @@ def test_steps_need_rates_above_0(name: str) -> None:
 def test_chunks_in_flight_cover_the_answer_of_the_first() -> None:
     costs = RowCosts({1: 0.018, 64: 0.018})
     arguments: dict[str, Any] = {"costs": costs, "row_bytes": 8000.0, "upload_rate": 8e6}
-    assert chunks_in_flight(1024, 16, **arguments) == 10  # 18 ms at the server, 16 on the link: the 64th is sent after 55 answers
+    assert in_flight(1024, 16, **arguments) == 10  # 18 ms at the server, 16 on the link: the 64th is sent after 55 answers
     merged = {**arguments, "is_merged": True}
-    assert chunks_in_flight(1024, 16, **merged) == 5  # one is sent, one waits, two are computed together, and one more
-    assert chunks_in_flight(1024, 16, round_trip=0.08, **merged) == 10  # five more on the way
-    assert chunks_in_flight(1024, 16, load_rows=10, round_trip=0.08, **merged) == 11  # after the batch that runs already
-    assert chunks_in_flight(1024, 16, input_costs=line(0.0, 0.002), **merged) == 4  # the link waits for the device
-    assert chunks_in_flight(1024, 16, input_costs=line(0.0, 0.002), computed=1024, **merged) == 5
-    assert chunks_in_flight(1024, 16, download_rate=4e6, **merged) == 35  # half of them have come back
-    assert chunks_in_flight(1024, 16, room=16, **merged) == 10  # one chunk in a batch
-    assert chunks_in_flight(1024, 1000, **arguments) == 3
+    assert in_flight(1024, 16, **merged) == 5  # one is sent, one waits, two are computed together, and one more
+    assert in_flight(1024, 16, round_trip=0.08, **merged) == 10  # five more on the way
+    assert in_flight(1024, 16, load_rows=10, round_trip=0.08, **merged) == 11  # after the batch that runs already
+    assert in_flight(1024, 16, input_costs=line(0.0, 0.002), **merged) == 4  # the link waits for the device
+    assert in_flight(1024, 16, input_costs=line(0.0, 0.002), computed=1024, **merged) == 5
+    assert in_flight(1024, 16, download_rate=4e6, **merged) == 35  # half of them have come back
+    assert in_flight(1024, 16, room=16, **merged) == 10  # one chunk in a batch
+    assert in_flight(1024, 1000, **arguments) == 3
 
 
 def line(setup: float, row: float) -> RowCosts:
@@ -180,7 +191,7 @@ def test_no_more_chunks_in_flight_are_sooner(
     input_costs = line(input_setup, input_row)
     known: dict[str, Any] = {"costs": line(*times), "stages": stages, "is_merged": is_merged}
     known |= {"input_costs": input_costs, "computed": computed}
-    limit = chunks_in_flight(
+    limit = in_flight(
         prompt,
         size,
         row_bytes=8192.0,
@@ -205,7 +216,7 @@ def test_no_more_chunks_in_flight_are_sooner(
 def test_chunks_in_flight_need_a_size_and_rates(wrong: dict[str, Any]) -> None:
     arguments: dict[str, Any] = {"size": 16, "row_bytes": 1.0, "upload_rate": 1.0, **wrong}
     with pytest.raises(ValueError, match="chunk size: expected"):
-        chunks_in_flight(100, costs=RowCosts({1: 1.0}), **arguments)
+        in_flight(100, costs=RowCosts({1: 1.0}), **arguments)
 
 
 def seconds_with_a_limit(
@@ -300,7 +311,7 @@ def test_no_chunks_are_much_faster_than_the_fastest(
     sizes: tuple[int, int], rate: float, times: tuple[float, float], server: tuple[int, bool], ends: tuple[RowCosts | None, float]
 ) -> None:
     (prompt, other), (stages, is_merged), (input_costs, download), costs = sizes, server, ends, line(*times)
-    plan = fastest_chunk_size(
+    plan = fastest(
         prompt,
         costs=costs,
         row_bytes=8192.0,
@@ -325,7 +336,7 @@ def test_no_chunks_are_much_faster_than_the_fastest(
 def test_a_short_last_chunk_may_be_worth_more_than_even_ones(prompt: int, row: float, stages: int) -> None:
     costs = RowCosts({1: 0.0014 + row, 4096: 0.0014 + 4096 * row})
     arguments: dict[str, Any] = {"costs": costs, "stages": stages, "is_merged": True}
-    size = fastest_chunk_size(prompt, row_bytes=8192.0, upload_rate=1.7e7, **arguments).size
+    size = fastest(prompt, row_bytes=8192.0, upload_rate=1.7e7, **arguments).size
     seconds = {size: read_seconds(prompt, size, row=8192 / 1.7e7, **arguments) for size in range(16, prompt + 1)}
     assert seconds[size] <= 1.06 * min(seconds.values())
 
@@ -334,35 +345,35 @@ def test_a_prompt_that_is_sent_hardly_slower_than_it_is_computed_is_cut_all_the_
     costs = RowCosts({1: 0.01813, 2048: 0.2842})  # 0.154 ms a row on the link, 0.130 at the server
     arguments: dict[str, Any] = {"costs": costs, "row_bytes": 1152.0, "upload_rate": 7.5e6}
     assert chunk_size(2000, **arguments).size > 700, "equation 3 waits for 18 ms to be gained at 0.024 ms a row"
-    assert fastest_chunk_size(128, **arguments).size == 128
-    assert 64 <= fastest_chunk_size(512, is_merged=True, **arguments).size <= 300
-    assert 64 <= fastest_chunk_size(2000, is_merged=True, **arguments).size <= 400
-    assert 200 <= fastest_chunk_size(512, **arguments).size <= 300
-    assert 300 <= fastest_chunk_size(2000, **arguments).size <= 700
+    assert fastest(128, **arguments).size == 128
+    assert 64 <= fastest(512, is_merged=True, **arguments).size <= 300
+    assert 64 <= fastest(2000, is_merged=True, **arguments).size <= 400
+    assert 200 <= fastest(512, **arguments).size <= 300
+    assert 300 <= fastest(2000, **arguments).size <= 700
 
 
 def test_the_fastest_chunks_keep_their_bounds() -> None:
     arguments: dict[str, Any] = {"costs": GPU, "row_bytes": 8192.0, "upload_rate": 7.5e6}
-    assert fastest_chunk_size(2000, largest=64, **arguments).size <= 64
-    assert fastest_chunk_size(2000, smallest=200, **arguments).size >= 200
-    assert fastest_chunk_size(5, **arguments).size == 5
+    assert fastest(2000, largest=64, **arguments).size <= 64
+    assert fastest(2000, smallest=200, **arguments).size >= 200
+    assert fastest(5, **arguments).size == 5
     with pytest.raises(ValueError, match="chunk size: expected a prompt"):
-        fastest_chunk_size(0, **arguments)
+        fastest(0, **arguments)
     with pytest.raises(ValueError, match="chunk size: expected a download of more than 0"):
-        fastest_chunk_size(5, download_rate=0.0, **arguments)
+        fastest(5, download_rate=0.0, **arguments)
     whole, few = (read_seconds(2000, size, row=8192 / 7.5e6, costs=GPU, room=256, load=250) for size in (2000, 31))
-    size = fastest_chunk_size(2000, load_rows=250, room=256, is_merged=True, **arguments).size
+    size = fastest(2000, load_rows=250, room=256, is_merged=True, **arguments).size
     assert read_seconds(2000, size, row=8192 / 7.5e6, costs=GPU, room=256, load=250) <= 1.04 * few < whole
 
 
 def test_a_slow_device_or_a_download_of_all_rows_makes_the_fastest_chunks_smaller() -> None:
     arguments: dict[str, Any] = {"costs": GPU, "row_bytes": 8192.0, "upload_rate": 7.5e6, "is_merged": True}
-    size = fastest_chunk_size(1024, **arguments).size
-    slow = fastest_chunk_size(1024, input_costs=line(0.004, 0.001), **arguments).size
+    size = fastest(1024, **arguments).size
+    slow = fastest(1024, input_costs=line(0.004, 0.001), **arguments).size
     assert slow < size
-    assert fastest_chunk_size(1024, input_costs=line(0.02, 0.001), **arguments).size > slow, "each chunk costs the device time, too"
-    assert fastest_chunk_size(1024, input_costs=line(0.004, 0.001), computed=1024, **arguments).size == size
-    assert fastest_chunk_size(1024, download_rate=12.5e6, **arguments).size < size
+    assert fastest(1024, input_costs=line(0.02, 0.001), **arguments).size > slow, "each chunk costs the device time, too"
+    assert fastest(1024, input_costs=line(0.004, 0.001), computed=1024, **arguments).size == size
+    assert fastest(1024, download_rate=12.5e6, **arguments).size < size
 
 
 def test_a_prompts_own_rows_are_no_steady_load() -> None:
@@ -386,10 +397,10 @@ def test_a_prompt_is_cut_as_asked() -> None:
     balanced = chunk_size(2000, costs=GPU, row_bytes=1152, upload_rate=7.5e6, load_rows=90, largest=256)
     assert plan_prompt(2000, "balanced", path).size == balanced.size
     known: dict[str, Any] = {"costs": GPU, "row_bytes": 1152, "upload_rate": 7.5e6, "load_rows": 4, "largest": 2048, "room": 256}
-    assert plan_prompt(2000, "fastest", path).size == fastest_chunk_size(2000, is_merged=True, **known).size
+    assert plan_prompt(2000, "fastest", path).size == fastest(2000, is_merged=True, **known).size
     ends: dict[str, Any] = {"input_costs": line(0.001, 2e-4), "download_rate": 1e7}
-    fastest = fastest_chunk_size(2000, is_merged=True, computed=100, **known, **ends)
-    assert plan_prompt(2000, "fastest", path_of(steady_rows=4, **ends), computed=100).size == fastest.size
+    expected = fastest(2000, is_merged=True, computed=100, **known, **ends)
+    assert plan_prompt(2000, "fastest", path_of(steady_rows=4, **ends), computed=100).size == expected.size
 
 
 def test_the_chunks_on_the_way_cover_the_round_trip_and_keep_to_the_servers_limit() -> None:

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Self
 
 from msgspec import Struct
 
+from streamco.core.speculation.averages import Ewma
 from streamco.engines.llamacpp.batch_invariance import COMPARED, largest_equal_size
 from streamco.engines.llamacpp.context import AbortFlag
 from streamco.engines.llamacpp.model import LlamaModel
@@ -206,16 +207,29 @@ class InputPart(LayerPart):
 
     kind = "input"
 
-    _one: float | None = None  # seconds of a row that was run alone
-    _further: float | None = None  # seconds of each further row
+    def __init__(
+        self,
+        path: str | Path,
+        *,
+        cells: int = 2048,
+        sequences: int = 1,
+        threads: int = 1,
+        repack: bool = False,
+        exact: bool = False,
+    ) -> None:
+        super().__init__(path, cells=cells, sequences=sequences, threads=threads, repack=repack, exact=exact)
+        self._one, self._further = (
+            Ewma(0.0, 1 - MEMORY, first_weight=1.0) for _ in range(2)
+        )  # seconds of a row alone; of each further row
 
     @property
     def costs(self) -> RowCosts | None:
         """Seconds by rows, a line through moving averages of what was run; None: nothing of several rows was."""
-        if self._further is None:
+        if not self._further.is_measured:
             return None
-        one = self._further if self._one is None else self._one
-        return RowCosts({1: one, MAX_ROWS: one + (MAX_ROWS - 1) * self._further})
+        further = self._further.value
+        one = self._one.value if self._one.is_measured else further
+        return RowCosts({1: one, MAX_ROWS: one + (MAX_ROWS - 1) * further})
 
     def run(self, states: NDArray[np.float32], position: int, sequence: int = 0) -> NDArray[np.float32]:
         """Compute the layers; see ``LayerPart.run``."""
@@ -223,15 +237,11 @@ class InputPart(LayerPart):
         found = super().run(states, position, sequence)
         seconds = max(_LEAST, perf_counter() - began)
         if len(states) == 1:
-            self._one = _average(self._one, seconds)
+            self._one.record(seconds)
         elif len(states) >= SMALLEST:
-            each = seconds / len(states) if self._one is None else (seconds - self._one) / (len(states) - 1)
-            self._further = _average(self._further, max(_LEAST, each))
+            one, others = (self._one.value, len(states) - 1) if self._one.is_measured else (0.0, len(states))
+            self._further.record(max(_LEAST, (seconds - one) / others))
         return found
-
-
-def _average(past: float | None, seconds: float) -> float:
-    return seconds if past is None else MEMORY * past + (1 - MEMORY) * seconds
 
 
 class HeadPart:

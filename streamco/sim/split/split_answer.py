@@ -16,6 +16,7 @@ from msgspec import Struct
 
 from streamco.policies.chunking import chunk_size, chunks_in_flight, fastest_chunk_size, parallel_steps
 from streamco.policies.serving.batching import Kind
+from streamco.profiles.chunk_times import ChunkTimes
 from streamco.profiles.row_costs import RowCosts
 from streamco.sim.driver import call_at
 from streamco.sim.split.draft_laws import DraftSpan, draft_length, draw_tree, predrafted, tree_probability, verify_draft
@@ -128,35 +129,40 @@ class SimulatedSplitAnswer:
         if isinstance(chunking, int):
             return min(prompt, chunking)
         if chunking == "balanced":
-            return chunk_size(prompt, largest=self._policy.room, **self._describe_server()).size
-        return fastest_chunk_size(prompt, largest=self._policy.room, **self._describe_server(), **self._describe_rest()).size
+            return chunk_size(
+                prompt,
+                costs=self._server.load.costs(),
+                row_bytes=self._state_bytes,
+                upload_rate=self._device.upload_rate,
+                load_rows=self._load_rows(),
+                stages=self._server.stages,
+                largest=self._policy.room,
+            ).size
+        return fastest_chunk_size(prompt, self._chunk_times(), largest=self._policy.room).size
 
     def _max_in_flight(self, size: int) -> int | None:
         """Return how many chunks of this size may be sent and not answered; None: any number."""
         if (limit := self._policy.chunks_in_flight) != "covering":
             return limit
-        known = {**self._describe_server(), **self._describe_rest()}
-        return chunks_in_flight(self._request.prompt_tokens, size, round_trip=self._device.link.round_trip, **known)
+        return chunks_in_flight(self._request.prompt_tokens, size, self._chunk_times(), round_trip=self._device.link.round_trip)
 
-    def _describe_server(self) -> dict[str, Any]:
-        """Return the arguments that all plans of chunks have."""
+    def _load_rows(self) -> float:
+        """Return the rows that the server computes anyway; equation 3 counts those of prompts, too."""
         load = self._server.load
-        return {
-            "costs": load.costs(),
-            "row_bytes": self._state_bytes,
-            "upload_rate": self._device.upload_rate,
-            "load_rows": load.rows if self._policy.chunking == "balanced" else load.steady_rows,
-            "stages": self._server.stages,
-        }
+        return load.rows if self._policy.chunking == "balanced" else load.steady_rows
 
-    def _describe_rest(self) -> dict[str, Any]:
-        """Return the arguments that equation 3 has not."""
-        return {
-            "room": self._policy.room,
-            "is_merged": self._policy.is_merged,
-            "input_costs": RowCosts({rows: max(1e-9, self._device.input_seconds(rows)) for rows in (1, 4096)}),
-            "download_rate": self._device.download_rate if self._policy.prompt_rows == "all" else inf,
-        }
+    def _chunk_times(self) -> ChunkTimes:
+        return ChunkTimes.from_costs(
+            costs=self._server.load.costs(),
+            row_bytes=self._state_bytes,
+            upload_rate=self._device.upload_rate,
+            load_rows=self._load_rows(),
+            stages=self._server.stages,
+            room=self._policy.room,
+            is_merged=self._policy.is_merged,
+            input_costs=RowCosts({rows: max(1e-9, self._device.input_seconds(rows)) for rows in (1, 4096)}),
+            download_rate=self._device.download_rate if self._policy.prompt_rows == "all" else inf,
+        )
 
     def _read_prompt(self) -> Steps:
         outcome, left, size = self.outcome, self._request.prompt_tokens, self._chunk_rows()

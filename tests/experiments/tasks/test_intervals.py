@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from experiments.tasks.intervals import interval_of, mean_interval, resample
+from experiments.tasks.intervals import Interval, interval_of, mean_interval, resample
 
 
 def test_the_interval_of_equal_scores_is_a_point() -> None:
@@ -46,3 +46,8 @@ def test_the_same_seed_gives_the_same_draws() -> None:
 def test_no_question_has_no_interval(scores: list[list[float]]) -> None:
     with pytest.raises(ValueError, match="expected rows of at least one question"):
         resample(scores)
+
+
+def test_an_interval_shows_its_bounds_beside_its_value() -> None:
+    assert Interval(0.25, -0.5, 1.0).show() == "0.250 (-0.500 to 1.000)"
+    assert Interval(0.25, -0.5, 1.0).show(1, sign="+") == "+0.2 (-0.5 to +1.0)"
