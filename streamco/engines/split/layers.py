@@ -10,6 +10,7 @@ batch is larger than those that give the same bits (``batch_invariance``): a sta
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cached_property
 from pathlib import Path
 from time import perf_counter
 from typing import TYPE_CHECKING, Self
@@ -207,20 +208,15 @@ class InputPart(LayerPart):
 
     kind = "input"
 
-    def __init__(
-        self,
-        path: str | Path,
-        *,
-        cells: int = 2048,
-        sequences: int = 1,
-        threads: int = 1,
-        repack: bool = False,
-        exact: bool = False,
-    ) -> None:
-        super().__init__(path, cells=cells, sequences=sequences, threads=threads, repack=repack, exact=exact)
-        self._one, self._further = (
-            Ewma(0.0, 1 - MEMORY, first_weight=1.0) for _ in range(2)
-        )  # seconds of a row alone; of each further row
+    @cached_property
+    def _one(self) -> Ewma:
+        """Seconds of a row that was run alone."""
+        return Ewma(0.0, 1 - MEMORY, first_weight=1.0)
+
+    @cached_property
+    def _further(self) -> Ewma:
+        """Seconds of each further row."""
+        return Ewma(0.0, 1 - MEMORY, first_weight=1.0)
 
     @property
     def costs(self) -> RowCosts | None:
