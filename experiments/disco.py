@@ -1,13 +1,11 @@
 """DiSCo's evaluation again: which side has the first token sooner, and what that rests on.
 
-    python -m experiments.disco ttft [--csv FILE] [--plot FILE]     # Table 2, Figure 6: recorded services, with intervals
-    python -m experiments.disco planning                            # Figure 9: time to make a plan
-    python -m experiments.disco speed                               # of the simulator itself
-    python -m experiments.disco lengths                             # the table in streamco.sim.race.lengths
+    python -m experiments.disco plot          # Figure 6, docs/research/disco_ttft.png, from the kept results (needs matplotlib)
+    python -m experiments.disco planning      # Figure 9: time to make a plan
+    python -m experiments.disco speed         # of the simulator itself
+    python -m experiments.disco lengths       # the table in streamco.sim.race.lengths; needs the recorded data ($STREAMCO_DATA)
 
-All but ``planning`` and ``speed`` print the same bytes every time, whatever the machine: Markdown, the tables of docs/research/disco.md.
-``--quick`` takes fewer of everything. ``ttft`` and ``lengths`` need the recorded data ($STREAMCO_DATA). ``experiments.kept`` has Tables 1
-and 4, and what the live client does in virtual time (``disco_live.py``): Table 2 once more, Figure 7 and Table 3.
+``--quick`` takes fewer of everything. ``experiments.kept`` has the tables of docs/research/disco.md.
 """
 
 from __future__ import annotations
@@ -23,7 +21,8 @@ import numpy as np
 from bench.dispatch import bench_planning
 from bench.report import emit
 from bench.worlds import recorded_lengths
-from experiments.disco_ttft import show_ttft
+from experiments.disco_planned import plot_planned
+from experiments.kept import load
 from experiments.tables import show_table
 from streamco.sim.experiment.scenario import KINDS, Scenario
 from streamco.sim.race.kind import Race
@@ -33,22 +32,21 @@ from streamco.sim.race.options import RaceOptions, RacePolicy
 __all__ = ["main"]
 
 SEED = 7
+FIGURE = Path("docs/research/disco_ttft.png")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one part."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parts: Mapping[str, Callable[[argparse.Namespace], None]] = {
-        "ttft": show_ttft,
+        "plot": lambda options: plot_planned(options.to, load("disco_planned")),
         "planning": lambda options: emit(bench_planning(5 if options.quick else 15), json_lines=False),
         "speed": show_speed,
         "lengths": show_lengths,
     }
     parser.add_argument("part", choices=parts)
-    parser.add_argument("--quick", action="store_true", help="fewer services, budgets and requests")
-    parser.add_argument("--jobs", type=int, help="processes (all cores)")
-    parser.add_argument("--csv", type=Path, help="ttft: write DiSCo's figures for every service, phone and budget")
-    parser.add_argument("--plot", type=Path, help="ttft: draw Figure 6 (needs matplotlib)")
+    parser.add_argument("--quick", action="store_true", help="fewer repetitions and requests")
+    parser.add_argument("--to", type=Path, default=FIGURE, help="plot: the picture's file (default: %(default)s)")
     options = parser.parse_args(arguments)
     parts[options.part](options)
     return 0

@@ -20,30 +20,34 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bench.dispatch import PHONES, judge, plan_all
-from bench.traces import prompt_lengths, ttft_traces
+from bench.traces import Halves, prompt_lengths, ttft_traces
 from streamco.core.race.learner import Policy
+from streamco.policies.device_constrained import ProportionalWait
 from streamco.policies.dispatch import DeviceOnly, ServerOnly, Side
 from streamco.policies.dispatch_stochastic import Stochastic
-from streamco.profiles import DeviceSpeed, LengthDistribution
+from streamco.profiles import DeviceSpeed, LengthDistribution, TTFTDistribution
 
 __all__ = [
-    "ONE_SIDE",
     "DRAWS",
+    "EQUATIONS",
+    "ONE_SIDE",
     "POLICIES",
     "Cut",
     "Drawn",
     "Judgement",
     "figures_of",
-    "format_cuts",
     "interval",
     "judge_service",
     "median_interval",
+    "plan_equations",
 ]
 
 Floats = NDArray[np.float64]
 
 ONE_SIDE: dict[str, Policy] = {"server only": ServerOnly(), "device only": DeviceOnly()}  # the paper's vLLM and llama.cpp
-POLICIES = ("disco", "equations 1-2", "optimal", *ONE_SIDE, "stochastic")
+EQUATIONS = ("equations 1-2", "equations 1-2, longest l_th", "equations 1-2, l_th = 0")
+"""Equations 1 and 2 by their choice of l_th: by the lowest expected time, as long as the budget allows, and none: every prompt waits."""
+POLICIES = ("disco", *EQUATIONS, "optimal", *ONE_SIDE, "stochastic")
 DRAWS = 400
 TAIL = 0.01
 _HEAD = 0.08  # of the mass, the slowest: where a drawn P99 is looked for first
@@ -108,6 +112,8 @@ def judge_service(phone: str, side: Side, service: str, budgets: Sequence[float]
     found = []
     for budget in budgets:
         planned = plan_all(trace, prompts, device, budget, side) | ONE_SIDE
+        if side == "device":
+            planned |= plan_equations(trace, prompts, budget)
         against = figures_of(planned["stochastic"], trace.judged, lengths, device, drawn)
         for name in POLICIES:
             if name not in planned:
@@ -121,6 +127,13 @@ def judge_service(phone: str, side: Side, service: str, budgets: Sequence[float]
             cuts += [_cut(*pair) for pair in zip(figures, as_dear, strict=True)]
             found.append(Judgement(phone, side, service, budget, name, judged.mean, judged.p99, judged.share, *cuts))
     return found
+
+
+def plan_equations(trace: Halves, prompts: Halves, budget: float) -> dict[str, Policy]:
+    """Return equations 1 and 2 with the two choices of l_th that need no speed of the device."""
+    ttft, lengths = TTFTDistribution.from_samples(trace.planned), LengthDistribution.from_samples(prompts.planned)
+    longest, none = (ProportionalWait.plan(ttft, lengths, budget, threshold=threshold) for threshold in (None, 0))
+    return {EQUATIONS[1]: longest, EQUATIONS[2]: none}
 
 
 def interval(cuts: Iterable[Cut]) -> tuple[float, float, float]:
@@ -137,11 +150,6 @@ def median_interval(groups: Iterable[Iterable[Cut]]) -> tuple[float, float, floa
     middle = np.median([np.mean(group, axis=0) for group in means], axis=0)
     low, high = np.quantile(middle[1:], [0.025, 0.975])
     return float(middle[0]), float(low), float(high)
-
-
-def format_cuts(cuts: Sequence[Cut]) -> str:
-    """The mean and its interval."""
-    return "{:.1f} ({:.1f} to {:.1f})".format(*interval(cuts))
 
 
 def _cut(values: Floats, others: Floats) -> Cut:

@@ -17,7 +17,7 @@ import numpy as np
 
 from bench.dispatch import PHONES
 from experiments.disco_judged import DRAWS, Cut, interval
-from experiments.disco_ttft import BUDGETS, SIDES
+from experiments.disco_planned import BUDGETS, SIDES
 from experiments.tables import run_all, table_lines
 from streamco.sim.experiment.scenario import KINDS, Outcome, Scenario, run_scenario
 

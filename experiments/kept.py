@@ -23,12 +23,14 @@ from experiments.disco_correlation import correlation_lines, correlation_rows
 from experiments.disco_live import FIGURES as TTFT_FIGURES
 from experiments.disco_live import cost_lines, cost_rows, move_lines, move_rows, ttft_lines
 from experiments.disco_loading import loading_lines, loading_rows
+from experiments.disco_planned import PLANNED_TABLES, Planned, planned_rows
 from experiments.dsd import drafting
 from experiments.dsd import tables as paper_tables
 from experiments.hat import FIGURES as SPLIT_FIGURES
 from experiments.hat import batches
 from experiments.hat import lines_of as split_lines
 from experiments.hat import tables_of as split_tables
+from experiments.prediction import choice_lines, prediction_lines, prediction_rows
 from experiments.synera.costs import FIGURES as COST_FIGURES
 from experiments.synera.costs import HEAD as COST_HEAD
 from experiments.synera.costs import tables_of as costs_of
@@ -38,7 +40,7 @@ from experiments.window_regret import PARTS, compare
 from streamco.cli.main import main as streamco
 from streamco.sim.experiment.result_store import code_digest
 
-__all__ = ["COMPUTED", "KEPT", "ROWS", "TABLES", "Cell", "Results", "Table", "about", "compact", "load", "main"]
+__all__ = ["COMPUTED", "KEPT", "ROWS", "RUNS", "TABLES", "Cell", "Results", "Table", "about", "compact", "load", "main"]
 
 ROOT = Path(__file__).resolve().parents[1]
 KEPT = ROOT / "experiments" / "results"
@@ -73,12 +75,14 @@ class Table(NamedTuple):
         figures: names of the figures that are kept of its runs.
         lines: makes its lines of the results.
         cells: a sentence on what stands in its cells; "": its head says it.
+        kept: name of the results, if they are another table's, which says what they are of; "": the table's own name.
     """
 
     page: str
     figures: Sequence[str]
     lines: Callable[[Results], Iterable[str]]
     cells: str = ""
+    kept: str = ""
 
 
 def crossed(results: Results, column: str, cells: Sequence[Cell], *, corner: str = "") -> Iterator[str]:
@@ -141,6 +145,12 @@ def of_split(name: str) -> Table:
     return Table("hat", SPLIT_FIGURES[name], lambda results: split_lines(split_tables(name, results["scenarios"])))
 
 
+def of_plans(name: str) -> Table:
+    """Return a table of DiSCo's plans; all are of one run."""
+    kept = "" if name == "disco_planned" else "disco_planned"
+    return Table("disco", (), lambda results: PLANNED_TABLES[name](Planned.of(results)), kept=kept)
+
+
 def crossing(page: str, column: str, corner: str, *cells: Cell) -> Table:
     """Return a table by ``crossed``."""
     sentence = f"In each cell: {' / '.join(cell.label for cell in cells)}."
@@ -175,8 +185,13 @@ TABLES: Mapping[str, Table] = {
     "disco_ttft": Table("disco", TTFT_FIGURES, ttft_lines),
     "disco_cost": Table("disco", (), cost_lines),
     "disco_moves": Table("disco", (), move_lines),
+    "disco_prediction": Table("disco", (), prediction_lines),
+    "disco_prediction_choices": Table("disco", (), choice_lines, kept="disco_prediction"),
+    **{name: of_plans(name) for name in PLANNED_TABLES},
     **{name: of_split(name) for name in SPLIT_FIGURES},
 }
+"""The tables of kept results, by the name of their marks, most of them also that of their file."""
+RUNS = tuple(name for name, table in TABLES.items() if not table.kept)
 """The experiments whose results are kept, by the name of their file."""
 COMPUTED: Mapping[str, tuple[str, str, Callable[[], Iterable[str]]]] = {
     "hat_batches": ("hat", "python -m experiments.hat batches", lambda: split_lines(batches())),
@@ -254,10 +269,14 @@ ROWS: Mapping[str, Callable[[int], Iterable[Mapping[str, Any]]]] = {
     "disco_cost": cost_rows,
     "disco_loading": loading_rows,
     "disco_moves": move_rows,
+    "disco_planned": planned_rows,
+    "disco_prediction": prediction_rows,
 }
 """Functions from a number of processes to the rows of those kept results that are no scenarios of a file."""
 TIMED = frozenset({"disco_loading"})
 """Results that depend on the machine, which must do nothing else."""
+APART = TIMED | {"disco_prediction"}
+"""Results that are kept only by name; the second needs scikit-learn and XGBoost."""
 
 
 def pages() -> Mapping[Path, str]:
@@ -272,9 +291,10 @@ def pages() -> Mapping[Path, str]:
 def _texts() -> Iterator[tuple[str, str, str]]:
     """Yield each table's page, the name of its marks, and what stands between them."""
     for name, table in TABLES.items():
-        if (KEPT / f"{name}.json").exists():
-            results = load(name)
-            source = " ".join(filter(None, (table.cells, about(name, results))))
+        kept = table.kept or name
+        if (KEPT / f"{kept}.json").exists():
+            results = load(kept)
+            source = " ".join(filter(None, (table.cells, "" if table.kept else about(kept, results))))
             yield table.page, name, "\n".join((source, "", *table.lines(results)))
     for name, (page, command, lines) in COMPUTED.items():
         yield page, name, "\n".join((f"`{command}`.", "", *lines()))
@@ -286,14 +306,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parts = parser.add_subparsers(dest="what", required=True)
     runs = parts.add_parser("run", help="run experiments and keep the figures")
     runs.add_argument(
-        "names", nargs="*", choices=[[], *TABLES], metavar="NAME", help=f"of {', '.join(TABLES)} (default: all but {', '.join(TIMED)})"
+        "names", nargs="*", choices=[[], *RUNS], metavar="NAME", help=f"of {', '.join(RUNS)} (default: all but {', '.join(sorted(APART))})"
     )
     runs.add_argument("--jobs", type=int, default=2, metavar="N", help="processes (default: %(default)s)")
     made = parts.add_parser("pages", help="make the marked tables of docs/research")
     made.add_argument("--check", action="store_true", help="write nothing, and fail if a page is not of the kept results")
     options = parser.parse_args(arguments)
     if options.what == "run":
-        for name in options.names or [each for each in TABLES if each not in TIMED]:
+        for name in options.names or [each for each in RUNS if each not in APART]:
             run(name, options.jobs)
         return 0
     old = [path for path, text in pages().items() if path.read_text(encoding="utf-8") != text]

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from experiments.kept import KEPT, REGRET, ROWS, TABLES, Cell, compact, crossed, load, main
+from experiments.kept import KEPT, REGRET, ROWS, RUNS, TABLES, Cell, compact, crossed, load, main
 from experiments.tables import replace_table
 from streamco.sim.experiment.experiment import read_experiment
 
@@ -45,7 +45,7 @@ def test_a_table_takes_the_place_of_the_one_between_its_marks() -> None:
         replace_table(page, "b", "new")
 
 
-@pytest.mark.parametrize("name", sorted({*TABLES} - {*ROWS}))
+@pytest.mark.parametrize("name", sorted({*RUNS} - {*ROWS}))
 def test_what_is_kept_is_all_of_an_experiment_as_its_file_has_it(name: str) -> None:
     experiment, found = read_experiment(Path("experiments") / f"{name}.yaml"), load(name)
     file = experiment.file
@@ -88,7 +88,7 @@ def test_policies_are_compared_in_both_modes() -> None:
 
 
 def test_nothing_is_kept_that_no_page_shows() -> None:
-    assert {path.stem for path in KEPT.glob("*.json")} == set(TABLES)
+    assert {path.stem for path in KEPT.glob("*.json")} == set(RUNS)
 
 
 def test_the_pages_are_of_what_is_kept() -> None:
