@@ -26,7 +26,7 @@ from experiments.disco_judged import DRAWS, EQUATIONS, ONE_SIDE, Cut, Judgement,
 from experiments.tables import run_all, table_lines
 from streamco.policies.dispatch import Side
 
-__all__ = ["BUDGETS", "PLANNED_TABLES", "SIDES", "Planned", "planned_rows", "plot_planned"]
+__all__ = ["BUDGETS", "PAPER_P99", "PAPER_SERVICES", "PLANNED_TABLES", "SIDES", "Planned", "planned_rows", "plot_planned"]
 
 SIDES: tuple[Side, ...] = ("device", "server")
 BUDGETS = tuple(tenth / 10 for tenth in range(1, 10))

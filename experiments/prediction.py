@@ -170,7 +170,7 @@ def prediction_rows(_: int) -> Rows:
 
 def _service_row(recorded: Sequence[float], in_flight: int, prompts: NDArray[np.int64]) -> Mapping[str, Any]:
     tested, predicted = predict(recorded, in_flight)
-    errors = {method: [round(error, 4) for error in score(each, tested)] for method, each in predicted.items()}
+    errors = {method: [round(error, 6) for error in score(each, tested)] for method, each in predicted.items()}
     chosen = {phone: {method: choose(each, tested, prompts, phone) for method, each in predicted.items()} for phone in PHONES}
     over = {phone: {method: round(one / both, 4) for method, (one, both) in of.items()} for phone, of in chosen.items()}
     return {"tested": tested.size, "errors": errors, "one_side": over}
@@ -200,5 +200,6 @@ def choice_lines(results: Mapping[str, Any]) -> Iterator[str]:
     for source in SOURCES:
         found = [row["one_side"] for row in results["rows"] if row["source"] == source]
         by_phone = [[fmean(row[phone][method] for row in found) - 1.0 for method in FORECASTS] for phone in PHONES]
-        lines.append([source, *(f"{100 * min(shares):.0f} to {100 * max(shares):.0f} %" for shares in by_phone)])
+        ends = [(f"{100 * min(shares):.0f}", f"{100 * max(shares):.0f}") for shares in by_phone]
+        lines.append([source, *(f"{least} to {most} %" if least != most else f"{least} %" for least, most in ends)])
     yield from table_lines(["services", *PHONES], lines)

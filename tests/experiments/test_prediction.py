@@ -77,5 +77,5 @@ def test_errors_stand_beside_the_papers_and_over_the_medians() -> None:
 def test_what_asking_one_side_takes_is_a_mean_over_services() -> None:
     rows = {"rows": [service_row(source, share, 0.1) for source, share in SHARES]}
     lines = [*choice_lines(rows)]
-    assert lines[2] == "| LLMPerf |" + " 15 to 15 % |" * 3
-    assert lines[3] == "| LatencyLab |" + " 3 to 3 % |" * 3
+    assert lines[2] == "| LLMPerf |" + " 15 % |" * 3
+    assert lines[3] == "| LatencyLab |" + " 3 % |" * 3
