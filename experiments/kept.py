@@ -35,17 +35,22 @@ from experiments.synera.costs import FIGURES as COST_FIGURES
 from experiments.synera.costs import HEAD as COST_HEAD
 from experiments.synera.costs import tables_of as costs_of
 from experiments.tables import means_of, replace_table, table_lines
-from experiments.window_data import make as make_worlds
+from experiments.window_inputs import input_lines, input_rows, make_worlds
 from experiments.window_regret import PARTS, compare
 from streamco.cli.main import main as streamco
-from streamco.sim.experiment.result_store import code_digest
 
 __all__ = ["COMPUTED", "KEPT", "ROWS", "RUNS", "TABLES", "Cell", "Results", "Table", "about", "compact", "load", "main"]
 
 ROOT = Path(__file__).resolve().parents[1]
 KEPT = ROOT / "experiments" / "results"
-REGRET, WORLDS = "window_regret", 2000  # policies in worlds that the learned window hasn't seen: a sixth of so many
-CODE = ("streamco", "experiments", *(f"bench/{name}.py" for name in ("record", "dispatch", "traces")), "tools/fetch_models.py")
+REGRET = "window_regret"  # policies in worlds that the learned window hasn't seen
+CODE = (
+    "streamco",
+    "experiments",
+    *(f"bench/{name}.py" for name in ("record", "dispatch", "traces")),
+    "tools/fetch_models.py",
+    "tools/train_window.py",
+)
 CODE += (":(exclude)experiments/results",)  # what a run depends on
 DIGITS = 6  # significant ones that are kept
 
@@ -180,6 +185,7 @@ TABLES: Mapping[str, Table] = {
         "windows", ("tpot_mean",), windows_by_costs, "In each cell: milliseconds a token, and the best fixed window's over it."
     ),
     REGRET: Table("windows", (), regrets),
+    "window_inputs": Table("windows", (), input_lines),
     "disco_correlation": Table("disco", (), correlation_lines),
     "disco_loading": Table("disco", (), loading_lines),
     "disco_ttft": Table("disco", TTFT_FIGURES, ttft_lines),
@@ -256,11 +262,7 @@ def _rows_text(head: Mapping[str, Any], rows: Iterable[Mapping[str, Any]]) -> st
 
 
 def _regret_rows(jobs: int) -> Iterable[Mapping[str, Any]]:
-    data = ROOT / "results" / REGRET / f"{code_digest('experiments.window_worlds')}.jsonl"
-    data.parent.mkdir(parents=True, exist_ok=True)
-    for number in make_worlds(data, seed=1, worlds=WORLDS, every=PARTS, workers=jobs):
-        print(f"world {number} of {WORLDS}", file=sys.stderr)
-    return compare(data, jobs)
+    return compare(make_worlds(jobs, every=PARTS), jobs)
 
 
 ROWS: Mapping[str, Callable[[int], Iterable[Mapping[str, Any]]]] = {
@@ -271,12 +273,13 @@ ROWS: Mapping[str, Callable[[int], Iterable[Mapping[str, Any]]]] = {
     "disco_moves": move_rows,
     "disco_planned": planned_rows,
     "disco_prediction": prediction_rows,
+    "window_inputs": input_rows,
 }
 """Functions from a number of processes to the rows of those kept results that are no scenarios of a file."""
 TIMED = frozenset({"disco_loading"})
 """Results that depend on the machine, which must do nothing else."""
-APART = TIMED | {"disco_prediction"}
-"""Results that are kept only by name; the second needs scikit-learn and XGBoost."""
+APART = TIMED | {"disco_prediction", "window_inputs"}
+"""Results that are kept only by name: these need scikit-learn and XGBoost, or PyTorch."""
 
 
 def pages() -> Mapping[Path, str]:

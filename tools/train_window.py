@@ -1,15 +1,15 @@
 """Train the network that chooses the window, and write its weights (DSD sections 4.1 and 4.3).
 
-    python -m tools.train_window /tmp/windows.jsonl /tmp/fleets.jsonl --compare
     python -m tools.train_window /tmp/windows.jsonl /tmp/fleets.jsonl --write streamco/policies/windownet.json
 
 The paper's network gives one figure, the window, which means fused mode if it is 1 or less. That is the verdict here, and there is a second
 figure: the window if drafting it is. Between worlds that want fused mode and worlds that want ten tokens the first passes through windows
 that are best in neither. And if the server can't continue alone, the first has no meaning.
 
-``--compare`` prints what each choice of inputs is good for, and the paper's loss beside another: the mean error of the window, wrong
-verdicts, and the regret, by how much what is said costs more than what is best. All of it in worlds that the network has not seen, a sixth;
-another sixth is not looked at here, but by ``experiments.window_regret``. Nothing else needs PyTorch (``streamco[train]``).
+``compare`` says what each choice of inputs is good for, and the paper's loss beside another: the mean error of the window, wrong
+verdicts, and the regret, by how much what is said costs more than what is best (``experiments.window_inputs``). All of it in worlds that
+the network has not seen, a sixth; another sixth is not looked at here, but by ``experiments.window_regret``. Nothing else needs PyTorch
+(``streamco[train]``).
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Literal, get_args
 
@@ -30,7 +30,7 @@ from experiments.window_data import WINDOWS
 from experiments.window_rows import CHOICES, Floats, Rows, score, table_of
 from streamco.policies.learned_window import INPUTS, WindowNet, WindowWeights
 
-__all__ = ["main"]
+__all__ = ["compare", "main"]
 
 Loss = Literal["l1", "regret"]
 WIDTH = 32
@@ -109,17 +109,29 @@ def predictions_of(net: nn.Sequential, mean: Floats, deviation: Floats, table: F
         return np.asarray(net(_tensor((table - mean) / deviation)).double())
 
 
-def compare(trained: Rows, checked: Rows, *, seeds: int) -> None:
-    """Print what each choice of inputs is good for, and each loss, over networks that began differently."""
-    print(f"of {seeds} networks each, mean +- half their range")
-    print(f"{'inputs':30} {'loss':7} error, tokens  wrong verdicts  regret            without fused mode")
+def compare(paths: Sequence[Path], *, networks: int) -> Iterator[Mapping[str, object]]:
+    """Yield what each choice of inputs is good for with each loss: means over networks that began differently, and half their range.
+
+    Args:
+        paths: what ``experiments.window_data`` has made.
+        networks: number of networks of each.
+    """
+    trained, checked = read_parts(paths)
+    names = ("error", "wrong", "regret", "without_fused")
     for title, inputs in CHOICES.items():
         for loss in get_args(Loss):
-            nets = (train(inputs, trained, loss=loss, seed=seed) for seed in range(seeds))
+            nets = (train(inputs, trained, loss=loss, seed=seed) for seed in range(networks))
             found = np.array([score(predictions_of(*net, table_of(inputs, checked)), checked) for net in nets])
-            (error, wrong, regret, alone), spread = found.mean(axis=0), np.ptp(found, axis=0) / 2.0
-            figures = f"{error:13.3f}  {wrong:14.1%}  {regret:6.2%} +- {spread[2]:5.2%}  {alone:6.2%} +- {spread[3]:5.2%}"
-            print(f"{title:30} {loss:7} {figures}", flush=True)
+            means = dict(zip(names, _short(found.mean(axis=0)), strict=True))
+            spreads = zip(names, _short(np.ptp(found, axis=0) / 2.0), strict=True)
+            yield {"inputs": title, "loss": loss, **means, **{f"{name}_spread": spread for name, spread in spreads}}
+
+
+def read_parts(paths: Sequence[Path]) -> tuple[Rows, Rows]:
+    """Return the rows to learn from, and those for looking at; PyTorch has one thread then, so that a command gives the same each time."""
+    torch.set_num_threads(1)
+    rows = Rows.read(paths)
+    return rows.where(rows.worlds % PARTS >= 2), rows.where(rows.worlds % PARTS == CHECKED)
 
 
 def write(path: Path, made: Mapping[str, object], trained: Rows, *, loss: Loss, seed: int, checked: Rows) -> None:
@@ -169,28 +181,21 @@ def _short(values: Floats) -> list[float]:
 
 
 def main() -> int:
-    """Compare inputs, or write the network."""
+    """Write the network."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("data", type=Path, nargs="+", help="what experiments.window_data has made")
-    parser.add_argument("--compare", action="store_true", help="print what each choice of inputs is good for")
-    parser.add_argument("--write", type=Path, help="where the network goes")
+    parser.add_argument("--write", type=Path, required=True, help="where the network goes")
     parser.add_argument("--loss", choices=get_args(Loss), default="regret", help="the paper's is l1 (default: %(default)s)")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--seeds", type=int, default=3, help="networks of each choice that is compared (default: %(default)s)")
     options = parser.parse_args()
-    torch.set_num_threads(1)  # so that the same command writes the same weights
-    rows = Rows.read(options.data)
-    trained, checked = rows.where(rows.worlds % PARTS >= 2), rows.where(rows.worlds % PARTS == CHECKED)
-    if options.compare:
-        compare(trained, checked, seeds=options.seeds)
-    if options.write:
-        made = {
-            "by": "python -m tools.train_window DATA --write THIS",
-            "data": "python -m experiments.window_data --out DATA, and with --fleets",
-            "worlds": [len(path.read_bytes().splitlines()) for path in options.data],
-            "rows": len(trained.worlds),
-        }
-        write(options.write, made, trained, loss=options.loss, seed=options.seed, checked=checked)
+    trained, checked = read_parts(options.data)
+    made = {
+        "by": "python -m tools.train_window DATA --write THIS",
+        "data": "python -m experiments.window_data --out DATA, and with --fleets",
+        "worlds": [len(path.read_bytes().splitlines()) for path in options.data],
+        "rows": len(trained.worlds),
+    }
+    write(options.write, made, trained, loss=options.loss, seed=options.seed, checked=checked)
     return 0
 
 
