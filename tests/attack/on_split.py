@@ -86,7 +86,9 @@ class SplitVictim:
         """Connect as a device does, with the key in the hello; the welcome is awaited by the caller."""
         url = f"{self.program.url.replace('http', 'ws', 1)}{PATH}"
         client = SplitClient(SplitCodec(self.mark.width), mark or self.mark, token=token)
-        async with websockets.connect(url, **({"subprotocols": [SUBPROTOCOL], "compression": None, "max_size": None, "close_timeout": 0.5} | options)) as socket:
+        async with websockets.connect(
+            url, **({"subprotocols": [SUBPROTOCOL], "compression": None, "max_size": None, "close_timeout": 0.5} | options)
+        ) as socket:
             device = SplitDevice(socket, client)
             await device.say()
             yield device
