@@ -69,11 +69,15 @@ class SmallFleet:
         prior = EstimatesPrior(step_times=(DRAFT_STEP,) * 6)
         model = DeviceModel(name="device", step_times=prior.step_times, seconds_per_token=0.001, token_joules=2.0, prompt_joules=0.5)
         self.devices = [
-            FleetDevice(number, model, ConstantLink(RTT), SpeculationEstimates(window=Static(window), prior=prior))
+            FleetDevice(
+                number,
+                model,
+                ConstantLink(RTT),
+                SpeculationEstimates(window=Static(window), prior=prior),
+                rtt=RTT if siblings else None,
+            )
             for number in range(devices)
         ]
-        for each in self.devices if siblings else ():
-            each.pair.expect_rtt(RTT)
         self.fleet = Fleet(
             self.env,
             devices=self.devices,

@@ -42,6 +42,7 @@ from streamco.core.speculation.options import SpeculationMachineOptions
 from streamco.core.verifier.events import SendVerdict
 from streamco.errors import StreamcoError
 from streamco.policies.serving.routing import RoutingPolicy
+from streamco.profiles.row_costs import RowCosts
 from streamco.sim.driver import SimulatedMachine, call_at
 from streamco.sim.fleet.answer_routing import PREFIX, AnswerRouting
 from streamco.sim.fleet.drafting_device import DraftingDevice, SimulatedDrafts
@@ -121,14 +122,15 @@ class FleetDevice:
         number: number of the device.
         model: its speed and energy.
         link: its own link.
-        pair: its estimates of the pair of models, which it learns.
+        pair: its estimates of the pair of models, which it learns; the times of rounds are those of each server.
         answer_routing: leaves whole answers to the server; None: nothing does.
+        rtt: round trip to the servers that it expects before the first verdict, seconds; None: it doesn't know.
 
     Attributes:
         has_read: tokens in its cache with which all prompts begin.
     """
 
-    __slots__ = ("answer_routing", "has_read", "is_busy", "link", "model", "number", "pair", "waiting")
+    __slots__ = ("answer_routing", "has_read", "is_busy", "link", "model", "number", "pair", "rtt", "waiting")
 
     def __init__(
         self,
@@ -137,15 +139,26 @@ class FleetDevice:
         link: SimulatedLink,
         pair: SpeculationEstimates,
         answer_routing: AnswerRouting | None = None,
+        *,
+        rtt: float | None = None,
     ) -> None:
         self.number = number
         self.model = model
         self.link = link
         self.pair = pair
         self.answer_routing = answer_routing
+        self.rtt = rtt
         self.has_read = 0
         self.is_busy = False
         self.waiting: deque[SimulatedRequest] = deque()
+
+    def estimates_at(self, server: str, row_costs: RowCosts | None) -> SpeculationEstimates:
+        """Return the estimates of an answer at the server of this name."""
+        estimates = self.pair.at(server)
+        if self.rtt is not None:
+            estimates.expect_rtt(self.rtt)
+        estimates.expect_row_costs(row_costs)
+        return estimates
 
 
 class _SpeculatedAnswer(SimulatedMachine[SpeculationEvent, SpeculationCommand]):
@@ -163,7 +176,8 @@ class _SpeculatedAnswer(SimulatedMachine[SpeculationEvent, SpeculationCommand]):
         options: SpeculationMachineOptions,
     ) -> None:
         seed = answer.request.number
-        speculation = SpeculationMachine(device.pair, options, Random(seed))
+        estimates = device.estimates_at(f"server{outcome.server}", server.row_costs)
+        speculation = SpeculationMachine(estimates, options, Random(seed))
         super().__init__(env, speculation)
         model, request = device.model, answer.request
         self._unread = max(1, request.prompt_tokens - min(device.has_read, request.common_tokens))
@@ -294,7 +308,6 @@ class Fleet:
         number = self._routing.choose([server.load for server in self._servers], self._rng)
         server = self._servers[number]
         server.load += 1
-        device.pair.expect_row_costs(server.row_costs)
         answer = RecordedAnswer(request)
         outcome = AnswerOutcome(request=request, device=device.number, server=number, began=self._env.now, windows=[], traffic=Traffic())
         routing = device.answer_routing

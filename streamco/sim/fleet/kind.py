@@ -310,8 +310,7 @@ class _World:
             link = simulated_link(device.link, Random(f"{seed} link {device.number}"))
             routing = AnswerRouting(policy.budget, profile.perplexities) if policy.offload == "answers" else None
             pair = options.estimates(policy.budget if routing is None else 0.0)
-            pair.expect_rtt(device.link.rtt_ms / 1000)
-            devices.append(FleetDevice(device.number, model, link, pair, routing))
+            devices.append(FleetDevice(device.number, model, link, pair, routing, rtt=device.link.rtt_ms / 1000))
         return devices
 
     def _profile(self) -> OffloadProfile:

@@ -4,8 +4,10 @@ from itertools import pairwise
 import pytest
 from msgspec.structs import replace
 
+from streamco.core.speculation.estimates import SpeculationEstimates
 from streamco.core.verifier.options import SchedulerOptions
-from streamco.sim.fleet.fleet import Execution
+from streamco.sim.fleet.fleet import DeviceModel, Execution, FleetDevice
+from streamco.sim.hardware.links import ConstantLink
 from tests.sim.fleets import DRAFT_STEP, OPEN, RTT, STEP, SmallFleet, requests
 
 
@@ -114,3 +116,14 @@ def test_siblings_save_rounds_where_rows_cost_nothing(branches: int) -> None:
     assert (tree.report.verified + tree.report.siblings) / tree.report.rounds > 5
     assert chain.report.verified / chain.report.rounds <= 4
     assert tree.ended < chain.ended
+
+
+def test_a_device_knows_the_times_of_each_server_apart() -> None:
+    model = DeviceModel(name="device", step_times=(DRAFT_STEP,), seconds_per_token=0.001, token_joules=2.0, prompt_joules=0.5)
+    device = FleetDevice(0, model, ConstantLink(RTT), SpeculationEstimates(), rtt=RTT)
+    near, far = (device.estimates_at(name, None) for name in ("server0", "server1"))
+    far.record_wait(0.5, queue_depth=0.0, server_seconds=0.1)
+    assert device.estimates_at("server1", None).wait == pytest.approx(0.5)
+    assert device.estimates_at("server0", None).wait == near.wait != pytest.approx(0.5)
+    near.record_prompt(0.25)
+    assert device.estimates_at("server1", None).prompt_time == near.prompt_time == 0.25, "all else is shared"
