@@ -39,7 +39,14 @@ BENCHES += (
     "inversion",
     "draft_layer",
 )
-ON_REQUEST = ("lossless_vllm", "pair", "row_costs", "load_tool", "gpu_rows")  # need an environment of their own, models or a GPU
+ON_REQUEST = (  # need an environment of their own, models or a GPU
+    "lossless_vllm",
+    "pair",
+    "row_costs",
+    "row_formats",
+    "load_tool",
+    "gpu_rows",
+)
 
 
 def main() -> int:

@@ -1,4 +1,4 @@
-"""Make docs/benchmarks.md and the tables of docs/research/fidelity.md of the kept runs: ``python -m bench.page [--check]``.
+"""Make docs/benchmarks.md and the marked tables of other pages of the kept runs: ``python -m bench.page [--check]``.
 
 The first page answers fourteen questions: a sentence and a table of at most seven rows each. Every figure on it is read from bench/results, so page
 and runs agree; a test runs ``--check``. ``python -m bench.page NAME`` prints all rows of one kept run.
@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from bench import fidelity_tables
+from bench import fidelity_tables, page_tables
 from bench.report import emit
 from bench.runs import Run, figure, load, names
 
@@ -384,7 +384,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"{options.name}: {run.about}")
         emit(run.rows.values(), json_lines=False)
         return 0
-    pages = {PAGE: render(), fidelity_tables.PAGE: fidelity_tables.render()}
+    pages = {PAGE: render(), fidelity_tables.PAGE: fidelity_tables.render(), **page_tables.render()}
     if options.check:
         return int(any(path.read_text(encoding="utf-8") != text for path, text in pages.items()))
     for path, text in pages.items():
