@@ -60,6 +60,7 @@ POLICIES = {
     "threshold 0.3": Policy(8, 0.3),
     "threshold 0.6": Policy(8, 0.6),
     "window 4, lookup": Policy(4, lookup=True),
+    "window 8": Policy(8),
     "window 8, lookup": Policy(8, lookup=True),
 }
 States = NDArray[np.float32]
