@@ -11,14 +11,16 @@ from itertools import product
 from pathlib import Path
 
 from bench.dispatch import PAPER_MS, SIDES
-from bench.runs import Run, load
+from bench.runs import Run, figure, load
 from experiments.tables import replace_table, table_lines
 
 __all__ = ["TABLES", "PageTable", "render"]
 
 DOCS = Path(__file__).resolve().parents[1] / "docs"
 TREE_RATE, ROUND = "tokens/s [x]", "tokens a round [x]"
+ROUND_TOKENS = "tokens a round [tokens]"
 ERROR = "mean absolute error [%]"
+LEARNED_CASES = {"llmperf and latencylab": "441", "thefastest.ai": "819"}  # of each policy
 BETWEEN, OF_SHAPE, TRIP = "time between tokens [ms]", "time between tokens [of the U-shape's]", "tokens a trip [tokens]"
 
 
@@ -51,14 +53,16 @@ class PageTable:
 
 def hardware(run: Run) -> Iterator[str]:
     """Yield the predictor's mean errors by machine, beside those of kernels alone, and the paper's."""
-    machines = [(gpus, kind, role) for role in ("fitted", "held out") for kind in ("a100", "h100") for gpus in (2, 4, 8)]
-    names = {f"{gpus} {kind.upper()}": f"{kind} x {gpus} ({role})" for gpus, kind, role in machines}
-    names = {name: case for name, case in names.items() if (f"prefill, {case}", ERROR, "streamco") in run.rows}
+    machines = [
+        (f"{gpus} {kind.upper()}", role, f"{kind} x {gpus} ({role})")
+        for role, kind, gpus in product(("fitted", "held out"), ("a100", "h100"), (2, 4, 8))
+    ]
+    machines = [machine for machine in machines if (f"prefill, {machine[2]}", ERROR, "streamco") in run.rows]
     rows = []
-    for name, case in {**names, "all fitted": "all fitted", "all held out": "all held out"}.items():
+    for name, role, case in (*machines, *((f"all {role}", "", f"all {role}") for role in ("fitted", "held out"))):
         ours = [run.value(f"{part}, {case}", ERROR) for part in ("prefill", "prefill of up to 2048 tokens", "decode")]
         kernels = [run.value(f"{part}, {case}", ERROR, "kernels") for part in ("prefill", "decode")]
-        rows.append([name, case.partition("(")[2].removesuffix(")"), *(f"{value:.1f}" for value in (*ours, *kernels))])
+        rows.append([name, role, *(f"{value:.1f}" for value in (*ours, *kernels))])
     rows.append(["the paper's predictor, on its own machines", "", "7.4", "", "5.2", "", ""])
     yield from table_lines(["machine", "", "prefill", "of up to 2048 tokens", "decode", "kernels alone: prefill", "decode"], rows)
 
@@ -69,10 +73,9 @@ def hardware(run: Run) -> Iterator[str]:
 def learned(run: Run) -> Iterator[str]:
     """Yield how clients that learn compare with random dispatch and with the optimum, by side, services and policy."""
     rows = []
-    for side, services in product(("device", "server"), ("llmperf and latencylab", "thefastest.ai")):
+    for side, services in product(("device", "server"), LEARNED_CASES):
         case = f"learned live, {services}, {side}-constrained"
-        later = next(metric for at, metric, _ in run.rows if at == case and metric.startswith("later than chance"))
-        cases = later.removeprefix("later than chance, of ").removesuffix(" [cases]")
+        later = f"later than chance, of {(cases := LEARNED_CASES[services])} [cases]"
         place = [side, services.replace("llmperf and latencylab", "the 21")]
         policies = [who for at, metric, who in run.rows if (at, metric) == (case, later)]
         rows += [[*place, f"`{policy}`", cases, *_learned_cells(run, case, policy, cases)] for policy in policies]
@@ -91,7 +94,8 @@ def _learned_cells(run: Run, case: str, policy: str, cases: str) -> list[str]:
     if policy == "stochastic":
         counts = against = ["", ""]
     middle, over = value("mean ttft above optimum, middle case [%]"), value(f"over 2 % above optimum, of {cases} [cases]")
-    return [*counts, f"{above.median:.2f} / {middle:.2f} / {above.max:.3g} %", f"{over:.0f}", *against]
+    shown = " / ".join(figure(share) for share in (above.median, middle, above.max))
+    return [*counts, f"{shown} %", f"{over:.0f}", *against]
 
 
 def planning(run: Run) -> Iterator[str]:
@@ -138,7 +142,8 @@ def tree_rounds(run: Run) -> Iterator[str]:
     for count in (4, 8, 16):
         cases = [f"{task}, 52 prompts, {count} rows" for task in ("humaneval", "alpaca")]
         of_rounds = [{who: row.median for (at, metric, who), row in run.rows.items() if (at, metric) == (case, ROUND)} for case in cases]
-        rows.append([str(count), *(f"{next(iter(found.values())):.2f}" for found in of_rounds)])
+        ratios = [ratio for found in of_rounds for who, ratio in found.items() if who.endswith("with siblings / chain")]
+        rows.append([str(count), *(f"{ratio:.2f}" for ratio in ratios)])
     yield from table_lines(["rows", "code", "prose"], rows)
 
 
@@ -226,7 +231,7 @@ def split_live(run: Run) -> Iterator[str]:
         kinds = [run.value(case, OF_SHAPE, f"{drafts}, {kind}") for kind in ("gsm8k", "Spec-Bench", "HumanEval (absent)")]
         whole = run.row(case, OF_SHAPE, drafts)
         ratios = (f"**{whole.median:.2f}**", *(f"{kind:.2f}" for kind in kinds), f"{whole.max:.2f}")
-        rows.append([f"{server}, {rtt} ms", f"{alone:.3g} ms", *ratios, f"{run.value(case, TRIP, drafts):.2f}"])
+        rows.append([f"{server}, {rtt} ms", f"{_three(alone)} ms", *ratios, f"{run.value(case, TRIP, drafts):.2f}"])
     head = ["server, round trip", "without drafts", "with drafts", "GSM8K", "Spec-Bench", "HumanEval", "worst answer", "tokens a trip"]
     yield from table_lines(head, rows)
 
@@ -272,6 +277,40 @@ def split_texts(run: Run) -> Iterator[str]:
     """Yield how many of the texts are equal, by what is sent."""
     names = {"exact": "exact mode, 32 bits", "f32": "32 bits", "f16": "16 bits", "i8": "8 bits"}
     yield from table_lines([*names.values()], [[f"{run.value('200 prompts', 'equal texts', name):.0f}" for name in names]])
+
+
+def inversion(run: Run) -> Iterator[str]:
+    """Yield what an attacker recovers of the tokens, by input layers and noise, and what the noise does to the answer."""
+    attacks = ("linear map, its own text", "small network", "search")
+    places = [(layers, "") for layers in (1, 2, 3, 5, 10)] + [(2, noise) for noise in ("0.1", "0.2", "0.4", "0.8")]
+    rows = []
+    for layers, noise in sorted(places, key=lambda place: (bool(place[1]), *place)):
+        case = f"{layers} layers, {f'noise {noise}' if noise else 'f16'}"
+        shares = [f"{100 * run.value(case, 'recovered [share]', attack):.0f} %" for attack in attacks]
+        same = (case, "unchanged [share]", "the answer")
+        rows.append([f"{layers}, {noise or 'none'}", *shares, f"{100 * run.rows[same].median:.0f} %" if same in run.rows else ""])
+    head = ["input layers, noise", "linear map", "small network", "search", "next tokens that stay the same"]
+    yield from table_lines(head, rows)
+
+
+def draft_rounds(run: Run) -> Iterator[str]:
+    """Yield tokens a round of the packaged draft layer by kind of text and length of drafts, with lookups and without."""
+    names = ("window 4", "window 4, lookup", "window 8", "window 8, lookup")
+    drafts = {name.replace("window", "drafts of").replace(", lookup", ", with lookups"): name for name in names}
+    kinds = list(dict.fromkeys(case for case, metric, _ in run.rows if metric == ROUND_TOKENS))
+    rows = ([label, *(f"{run.value(kind, ROUND_TOKENS, name):.2f}" for kind in kinds)] for label, name in drafts.items())
+    yield from table_lines(["", *kinds], rows)
+
+
+# Rows
+
+
+def row_formats(run: Run) -> Iterator[str]:
+    """Yield milliseconds of each number of rows by the format of the weights."""
+    sizes = list(dict.fromkeys(case for case, _, _ in run.rows))
+    formats = dict.fromkeys(name for _, _, name in run.rows)
+    rows = ([name, *(f"{run.value(size, 'time [ms]', name):.0f}" for size in sizes)] for name in formats)
+    yield from table_lines(["format", *(size.removesuffix("s") if size == "1 rows" else size for size in sizes)], rows)
 
 
 def _three(value: float) -> str:

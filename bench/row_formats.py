@@ -11,17 +11,16 @@ import os
 import sys
 from collections.abc import Iterator, Mapping
 from contextlib import closing, contextmanager
-from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from bench.pairs import model_file
-from bench.report import Row, add_arguments, emit, interleave, rows_from
+from bench.report import Row, add_arguments, emit, rows_from
 from streamco.engines.base import EngineOptions
 from streamco.engines.llama import LlamaEngine
 from streamco.engines.llamacpp.gguf import derived
 
-__all__ = ["main", "measured"]
+__all__ = ["main", "measured", "rows_of"]
 
 FORMATS = ("Q4_K_M", "Q4_0", "Q8_0")
 ROWS = (1, 2, 4, 8, 16)
@@ -42,19 +41,11 @@ def main() -> int:
 
 
 def rows_of(files: Mapping[str, Path], turns: int) -> Iterator[Row]:
-    """Yield milliseconds of each number of rows by format, over several loads."""
-    found: dict[tuple[str, int], list[float]] = {}
-
-    def load(name: str) -> float:
-        costs = measured(files[name])
-        for rows in ROWS:
-            found.setdefault((name, rows), []).append(1000.0 * costs[rows])
-        return costs[1]
-
-    interleave({name: partial(load, name) for name in files}, turns)
-    for name in files:
-        for rows in ROWS:
-            yield from rows_from("row_formats", f"{rows} rows", "time", "ms", {name: found[name, rows]})
+    """Yield milliseconds of each number of rows by format, over several loads; the formats take turns."""
+    costs = [(name, measured(path)) for _ in range(turns) for name, path in files.items()]
+    for rows in ROWS:
+        samples = {name: [1000.0 * each[rows] for other, each in costs if other == name] for name in files}
+        yield from rows_from("row_formats", f"{rows} rows", "time", "ms", samples)
 
 
 def measured(path: Path) -> Mapping[int, float]:
@@ -66,7 +57,7 @@ def measured(path: Path) -> Mapping[int, float]:
 
 @contextmanager
 def _own_cache() -> Iterator[None]:
-    """Keep what is measured inside in a folder of its own, so that nothing measured before is taken."""
+    """Use an empty cache folder, so that an engine measures again."""
     name, before = "XDG_CACHE_HOME", os.environ.get("XDG_CACHE_HOME")
     with TemporaryDirectory() as folder:
         os.environ[name] = folder

@@ -46,7 +46,6 @@ PAPER_P99: Mapping[tuple[str, Side], tuple[float, ...]] = {  # Table 2: per cent
     ("Command", "server"): (47.9, 50.9, 52.2),
     ("Command", "device"): (34.8, 31.5, 24.4),
 }
-NOTHING = 1e-9  # per cent
 ALLOWED = 0.01  # share of prompt tokens over the budget
 SHOWN_BUDGET = 0.5
 LINES = {  # of the plot, by policy
@@ -54,6 +53,13 @@ LINES = {  # of the plot, by policy
     "stochastic": ("random dispatch", "#d55e00", "s-"),
     "optimal": ("the best that waits can do", "#009e73", "--"),
     EQUATIONS[0]: ("DiSCo's equations 1 and 2", "#999999", ":"),
+}
+WAITS = {
+    "disco": "Algorithm 2",
+    EQUATIONS[0]: "equations 1 and 2, l_th with the lowest expected time",
+    EQUATIONS[1]: "equations 1 and 2, the longest l_th",
+    EQUATIONS[2]: "equations 1 and 2, l_th = 0",
+    "optimal": "optimum",
 }
 KINDS = ("mean_cut", "p99_cut", "mean_cut_spent", "p99_cut_spent")
 METRICS = {"mean": "mean", "p99": "P99"}
@@ -67,7 +73,7 @@ Place = tuple[Side, str]
 
 
 def planned_rows(processes: int) -> Rows:
-    """Return the rows of all services, of at least some minutes' computing; needs the recorded data ($STREAMCO_DATA)."""
+    """Return the rows of all services, which takes minutes; needs the recorded data ($STREAMCO_DATA)."""
     jobs = [(phone, side, service, BUDGETS, DRAWS) for side in SIDES for phone in PHONES for service in ttft_traces()]
     return rows_of([judgement for part in run_all(judge_service, jobs, processes) for judgement in part])
 
@@ -96,24 +102,29 @@ def _policy_row(part: Sequence[Judgement]) -> Mapping[str, Any]:
         services[each.service].append(each.mean_cut)
     seconds = {"mean": fmean(each.mean for each in shown)}
     seconds |= {"median": median(each.mean for each in shown), "p99": median(each.p99 for each in shown)}
+    counts = {kind: _count([_rounded(interval([getattr(each, kind)])) for each in part]) for kind in ("mean_cut", "mean_cut_spent")}
     return {
         "of": "policy",
         "side": part[0].side,
         "phone": part[0].phone,
         "policy": part[0].policy,
         "settings": len(part),
-        **{kind: _rounded(interval([getattr(each, kind) for each in part])) for kind in KINDS},
+        **{kind: _rounded(interval([getattr(each, kind) for each in part])) for kind in ("mean_cut", "p99_cut", "mean_cut_spent")},
         "median_service": _rounded(median_interval(services.values())),
         "seconds": {name: round(value, 4) for name, value in seconds.items()},
-        "later": {kind: _later([getattr(each, kind) for each in part]) for kind in KINDS},
+        "later": counts,
     }
 
 
-def _later(cuts: Sequence[Cut]) -> Mapping[str, float]:
-    """Return how many are below 0, how many surely (the whole interval), and the lowest, per cent."""
-    lost = [cut for cut in cuts if cut.value < -NOTHING]
-    surely = sum(interval([cut])[2] < 0 for cut in lost)
-    return {"settings": len(lost), "surely": surely, "lowest": round(min(cut.value for cut in cuts), 3)}
+def _count(cuts: Sequence[Sequence[float]]) -> Mapping[str, float]:
+    """Return how many cuts are later, sooner or the same, how many surely (the whole interval), and the lowest cut, per cent."""
+    return {
+        "later": sum(value < 0 for value, _, _ in cuts),
+        "surely later": sum(high < 0 for _, _, high in cuts),
+        "surely sooner": sum(low > 0 for _, low, _ in cuts),
+        "the same time": sum(not value for value, _, _ in cuts),
+        "lowest": min(value for value, _, _ in cuts),
+    }
 
 
 def _line_rows(part: Sequence[Judgement]) -> Iterator[Mapping[str, Any]]:
@@ -126,6 +137,7 @@ def _line_rows(part: Sequence[Judgement]) -> Iterator[Mapping[str, Any]]:
 
 
 def _rounded(values: Iterable[float]) -> list[float]:
+    """Return per cent to a thousandth: less than half of that is the same time."""
     return [round(value, 3) for value in values]
 
 
@@ -206,11 +218,10 @@ def later_lines(planned: Planned) -> Iterator[str]:
     """Yield in how many of DiSCo's settings it is later or surely sooner than random dispatch."""
     rows = []
     for (metric, name), suffix in product(METRICS.items(), ("", "_spent")):
-        cuts = [row[f"{metric}_cut{suffix}"] for row in planned.settings]
-        counts = [sum(value < 0 for value, _, _ in cuts), sum(high < 0 for _, _, high in cuts), sum(low > 0 for _, low, _ in cuts)]
-        same = sum(not value for value, _, _ in cuts)
+        counts = dict(_count([row[f"{metric}_cut{suffix}"] for row in planned.settings]))
+        lowest = counts.pop("lowest")
         case = f"{name}, {'at equal spending' if suffix else 'at the same budget'}"
-        rows.append([case, *(f"{count:,}" for count in (*counts, same)), f"{min(value for value, _, _ in cuts):.1f} %"])
+        rows.append([case, *(f"{count:,}" for count in counts.values()), f"{lowest:.2f} %"])
     head = [f"of {len(planned.settings):,} settings", "later", "surely later", "surely sooner", "the same time", "lowest"]
     yield from table_lines(head, rows)
 
@@ -229,14 +240,14 @@ def spending_lines(planned: Planned) -> Iterator[str]:
 def equation_lines(planned: Planned) -> Iterator[str]:
     """Yield the choices of l_th in equations 1 and 2 beside Algorithm 2, and the optimum; the device is spared."""
     rows = []
-    for policy, label in {"disco": "Algorithm 2", **dict.fromkeys(EQUATIONS), "optimal": "optimum"}.items():
+    for policy, label in WAITS.items():
         found = [planned.policies["device", phone][policy] for phone in PHONES]
         cells = [" / ".join(f"{row['mean_cut'][0]:.1f}" for row in found)]
         for kind in ("mean_cut", "mean_cut_spent"):
             later = [row["later"][kind] for row in found]
-            count, surely = (sum(each[name] for each in later) for name in ("settings", "surely"))
+            count, surely = (sum(each[name] for each in later) for name in ("later", "surely later"))
             cells.append(f"{count}, surely {surely}; {min(each['lowest'] for each in later):.1f} %" if count else "0")
-        rows.append([label or policy, *cells])
+        rows.append([label, *cells])
     settings = sum(planned.policies["device", phone]["disco"]["settings"] for phone in PHONES)
     head = ["waits", "mean", f"later than random dispatch, of {settings}; at worst", "later at equal spending; at worst"]
     yield from table_lines(head, rows)

@@ -80,7 +80,7 @@ class Table(NamedTuple):
         figures: names of the figures that are kept of its runs.
         lines: makes its lines of the results.
         cells: a sentence on what stands in its cells; "": its head says it.
-        kept: name of the results, if they are another table's, which says what they are of; "": the table's own name.
+        kept: name of the kept file, if an earlier table shows the same file and names its source; "": the table's own name.
     """
 
     page: str
@@ -196,7 +196,7 @@ TABLES: Mapping[str, Table] = {
     **{name: of_plans(name) for name in PLANNED_TABLES},
     **{name: of_split(name) for name in SPLIT_FIGURES},
 }
-"""The tables of kept results, by the name of their marks, most of them also that of their file."""
+"""The tables of kept results, by the name of their marks."""
 RUNS = tuple(name for name, table in TABLES.items() if not table.kept)
 """The experiments whose results are kept, by the name of their file."""
 COMPUTED: Mapping[str, tuple[str, str, Callable[[], Iterable[str]]]] = {
@@ -279,7 +279,7 @@ ROWS: Mapping[str, Callable[[int], Iterable[Mapping[str, Any]]]] = {
 TIMED = frozenset({"disco_loading"})
 """Results that depend on the machine, which must do nothing else."""
 APART = TIMED | {"disco_prediction", "window_inputs"}
-"""Results that are kept only by name: these need scikit-learn and XGBoost, or PyTorch."""
+"""Results that are kept only by name: timed ones, and those that need scikit-learn and XGBoost, or PyTorch."""
 
 
 def pages() -> Mapping[Path, str]:

@@ -9,7 +9,7 @@ with the least error in the first half, and both forests see the last five times
 half's median, which predicts nothing. The prompt's length is left out, as in the paper: it says nothing about these times.
 
 LLMPerf sent five requests at a time. The four before one were not answered when it was sent, so a prediction may not use them. (Three of
-its services answered the five one after the other: a pattern that the measuring made, and that trees find.)
+its services answered the five one after the other: a pattern that the measuring made, and that the trees find for one of them.)
 
 What a prediction is for is choosing the side that answers sooner. So each tested time also meets each tested Alpaca prompt at the paper's
 phones. Only the side that is predicted to be sooner is asked. Its mean time to the first token is compared with that of asking both, which
@@ -31,11 +31,11 @@ from bench.traces import data_folder, prompt_lengths
 from experiments.tables import table_lines
 from streamco.sim.race.services import read_services
 
-__all__ = ["FORECASTS", "choice_lines", "choose", "predict", "prediction_lines", "prediction_rows", "score"]
+__all__ = ["METHODS", "choice_lines", "choose", "predict", "prediction_lines", "prediction_rows", "score"]
 
 Floats = NDArray[np.float64]
 Rows = Sequence[Mapping[str, Any]]
-Forecast = Callable[[Floats, int, int], Floats]
+Method = Callable[[Floats, int, int], Floats]
 """All times, how many of them may be learned from, how many are under way at once -> what it predicts of the others."""
 
 LAGS = 5
@@ -56,38 +56,38 @@ PAPER: Mapping[str, Mapping[str, tuple[float, float]]] = {  # Table 5: MAPE [%],
 
 
 def moving_average(times: Floats, known: int, in_flight: int) -> Floats:
-    """The mean of the last few; how many has the least error in what is known."""
+    """Predict the mean of the last few: as many as have the least error in what is known."""
     return _best([_delay(_averages(times, length), in_flight) for length in (3, 5, 10, 20)], times, known)
 
 
 def exponential_smoothing(times: Floats, known: int, in_flight: int) -> Floats:
-    """Simple smoothing; the factor has the least error in what is known."""
+    """Predict by simple smoothing, with the factor that has the least error in what is known."""
     return _best([_delay(_smooth(times, step / 20), in_flight) for step in range(1, 20)], times, known)
 
 
 def random_forest(times: Floats, known: int, in_flight: int) -> Floats:
-    """A hundred trees on the last times."""
+    """Predict by a hundred trees on the last times."""
     model: Any = import_module("sklearn.ensemble").RandomForestRegressor(n_estimators=100, random_state=SEED, n_jobs=1)
     return _learned(model, times, known, in_flight)
 
 
 def xgboost(times: Floats, known: int, in_flight: int) -> Floats:
-    """A hundred shallow trees on the last times, each for what is left by those before."""
+    """Predict by a hundred shallow trees on the last times, each for what is left by those before."""
     model: Any = import_module("xgboost").XGBRegressor(n_estimators=100, max_depth=3, learning_rate=0.1, random_state=SEED, n_jobs=1)
     return _learned(model, times, known, in_flight)
 
 
 def last_time(times: Floats, known: int, in_flight: int) -> Floats:
-    """As it was before."""
+    """Predict the time before."""
     return times[known - in_flight : -in_flight]
 
 
 def first_median(times: Floats, known: int, _: int) -> Floats:
-    """Always the same."""
+    """Predict the median of what is known, always."""
     return np.full(times.size - known, np.median(times[:known]))
 
 
-FORECASTS: Mapping[str, Forecast] = {
+METHODS: Mapping[str, Method] = {
     "moving average": moving_average,
     "exponential smoothing": exponential_smoothing,
     "random forest": random_forest,
@@ -98,13 +98,13 @@ FORECASTS: Mapping[str, Forecast] = {
 
 
 def predict(recorded: Sequence[float], in_flight: int = 1) -> tuple[Floats, dict[str, Floats]]:
-    """The second half of a recording, and what each method predicts of it."""
+    """Return the second half of a recording, and what each method predicts of it."""
     times, known = np.array(recorded), len(recorded) // 2
-    return times[known:], {name: forecast(times, known, in_flight) for name, forecast in FORECASTS.items()}
+    return times[known:], {name: method(times, known, in_flight) for name, method in METHODS.items()}
 
 
 def score(predicted: Floats, tested: Floats) -> tuple[float, float]:
-    """Mean absolute error: per cent of each time, and seconds."""
+    """Return the mean absolute error: per cent of each time, and seconds."""
     errors = np.abs(predicted - tested)
     return float(100.0 * (errors / tested).mean()), float(errors.mean())
 
@@ -115,12 +115,12 @@ def _best(candidates: Sequence[Floats], times: Floats, known: int) -> Floats:
 
 
 def _delay(predicted: Floats, in_flight: int) -> Floats:
-    """What is predicted of each from those before, for one that is sent while the last few are under way."""
+    """Return what is predicted of each from those before, for one that is sent while the last few are under way."""
     return np.concatenate([np.full(in_flight - 1, predicted[0]), predicted])[: predicted.size]
 
 
 def _averages(times: Floats, length: int) -> Floats:
-    """Of the ``length`` times before each; of as many as there are at the beginning."""
+    """Return means of the ``length`` times before each; of as many as there are at the beginning."""
     sums = np.concatenate([[0.0], np.cumsum(times)])
     places = np.arange(times.size)
     first = np.maximum(0, places - length)
@@ -148,7 +148,7 @@ def _learned(model: Any, times: Floats, known: int, in_flight: int) -> Floats:
 
 
 def choose(predicted: Floats, tested: Floats, prompts: NDArray[np.int64], phone: str) -> tuple[float, float]:
-    """Mean seconds to the first token of the side that was predicted to be sooner, and of the one that was."""
+    """Return mean seconds to the first token of the side that was predicted to be sooner, and of the one that was."""
     device = PHONES[phone].seconds_per_token * prompts[:, None]
     chosen = np.where(predicted[None, :] < device, tested[None, :], device)
     return float(chosen.mean()), float(np.minimum(device, tested[None, :]).mean())
@@ -181,25 +181,25 @@ def prediction_lines(results: Mapping[str, Any]) -> Iterator[str]:
     rows: Rows = results["rows"]
     services = {source: [row["errors"] for row in rows if row["source"] == source] for source in SOURCES}
     lines = []
-    for method in FORECASTS:
+    for method in METHODS:
         shares = [f"{median(errors[method][0] for errors in of):.1f} %" for of in services.values()]
         papers = [share for share, _ in PAPER.get(method, {}).values()]
         paper = f"{min(papers):.1f} to {max(papers):.1f} %" if papers else ""
         ratios = [[errors[method][1] / errors[MEDIAN][1] for errors in of] for of in services.values()]
         over = [f"{median(of):.2f} ({sum(ratio < 1 for ratio in of)})" for of in ratios]
         seconds = [f"{median(errors[method][1] for errors in of):.2f}" for of in services.values()]
-        lines.append([method, *shares, paper, " / ".join(seconds), "1" if method == MEDIAN else ", ".join(over)])
-    names = [f"{source} ({len(of)})" for source, of in services.items()]
-    head = ["method", *(f"MAPE: {name}" for name in names), "paper (4)", "MAE [s]", f"MAE over that of {MEDIAN} (services below 1)"]
-    yield from table_lines(head, lines)
+        lines.append([method, *shares, paper, " / ".join(seconds), "1" if method == MEDIAN else " / ".join(over)])
+    names, order = [f"{source} ({len(of)})" for source, of in services.items()], " / ".join(services)
+    head = ["method", *(f"MAPE: {name}" for name in names), "paper (4)", f"MAE [s]: {order}"]
+    yield from table_lines([*head, f"MAE over that of {MEDIAN} (services below 1): {order}"], lines)
 
 
 def choice_lines(results: Mapping[str, Any]) -> Iterator[str]:
-    """Yield by how much asking one side takes longer than asking both: means over services, the least and most of phones and methods."""
+    """Yield by how much asking one side takes longer than asking both, by source and method: means over services."""
     lines = []
     for source in SOURCES:
         found = [row["one_side"] for row in results["rows"] if row["source"] == source]
-        by_phone = [[fmean(row[phone][method] for row in found) - 1.0 for method in FORECASTS] for phone in PHONES]
-        ends = [(f"{100 * min(shares):.0f}", f"{100 * max(shares):.0f}") for shares in by_phone]
-        lines.append([source, *(f"{least} to {most} %" if least != most else f"{least} %" for least, most in ends)])
-    yield from table_lines(["services", *PHONES], lines)
+        for method in METHODS:
+            shares = (fmean(row[phone][method] for row in found) - 1.0 for phone in PHONES)
+            lines.append([source, method, *(f"{100 * share:.1f} %" for share in shares)])
+    yield from table_lines(["services", "method", *PHONES], lines)

@@ -1,7 +1,7 @@
 """The same number everywhere: sentences and tables of the pages say what the recorded results say.
 
 A headline is a text of a page in which each figure is a place to fill. Of a table row the numbers are compared, up to their rounding. The
-figures come from the tables that ``bench.record`` kept, or from the file that an experiment wrote. To have a figure checked, add it here.
+figures come from what ``bench.record`` and ``experiments.kept`` kept. To have a figure checked, add it here.
 """
 
 from __future__ import annotations
@@ -95,11 +95,11 @@ def moves_headlines() -> Iterator[Headline]:
 
 
 def learned_headlines() -> Iterator[Headline]:
-    """The sentences below the table of clients that learn, and the short table of what `auto` is."""
+    """Yield the sentences below the table of clients that learn, and the short table of what `auto` is."""
     groups = {"llmperf and latencylab": 441, "thefastest.ai": 819}
 
     def over_all(side: str, policy: str) -> tuple[float, float]:
-        """Cases that are surely later than chance, and the mean above the optimum, per cent."""
+        """Return cases that are surely later than chance, and the mean above the optimum, per cent."""
         cases = {services: f"learned live, {services}, {side}-constrained" for services in groups}
         surely = sum(value("dispatch", at, f"surely later than chance, of {groups[each]} [cases]", policy) for each, at in cases.items())
         above = sum(groups[each] * value("dispatch", at, "mean ttft above optimum [%]", policy) for each, at in cases.items())
@@ -257,12 +257,21 @@ def scheduling_headlines() -> Iterator[Headline]:
 
 
 def disco_headlines() -> Iterator[Headline]:
-    """The sentences around the tables of DiSCo's planned times."""
+    """Yield the sentences around the tables of DiSCo's planned times."""
     planned = Planned.of(kept_results("disco_planned"))
     counts = [sum(row[kind][0] < 0 for row in planned.settings) for kind in ("mean_cut", "mean_cut_spent")]
     number = f"{len(planned.settings):,}"
     yield Headline(DISCO, f"DiSCo is later than random dispatch in {counts[0] or 'none'} of {number} settings.")
     yield Headline(DISCO, f"may spend what DiSCo really spent, DiSCo is later in {counts[1]}.")
+
+    worse = [row for row in planned.settings if row["mean_cut_spent"][0] < 0]
+    (budget,) = {row["budget"] for row in worse}
+    cuts = [-row["mean_cut_spent"][0] for row in worse]
+    ends = f"by {min(cuts):.0f} to {max(cuts):.0f} %"
+    yield Headline(DISCO, f"DiSCo's mean is later at equal spending are all at budget {budget:g}, {ends}:")
+    best = [policies["optimal"]["later"]["mean_cut"] for place, policies in planned.policies.items() if place[0] == "device"]
+    later = f"in {sum(each['later'] for each in best)} settings, by {-min(each['lowest'] for each in best):.1f} % at worst"
+    yield Headline(DISCO, f"The optimum is later than random dispatch at the same budget {later}")
 
     def span(side: str, figure: str) -> str:
         values = [policies["disco"][figure][0] for place, policies in planned.policies.items() if place[0] == side]
@@ -428,6 +437,7 @@ def test_a_row_of_a_table_has_the_recorded_values(row: TableRow) -> None:
 
 
 STAMPED = {
+    "docs/endpoints.md": ("wire",),
     "docs/hardware.md": ("gpu_rows",),
     "docs/migration.md": ("hand_over_bytes",),
     "docs/serve.md": ("aborted_batches", "verifier_policies"),

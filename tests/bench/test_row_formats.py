@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from pathlib import Path
 
 import pytest
 
@@ -11,10 +12,12 @@ from streamco.engines.llamacpp.bundled_model import packaged_model
 
 
 @pytest.mark.model
-def test_rows_are_measured_apart_from_what_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("XDG_CACHE_HOME", "kept")
-    costs = measured(packaged_model())
-    assert os.environ["XDG_CACHE_HOME"] == "kept"
+def test_rows_are_measured_again_and_not_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = packaged_model()
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    costs = measured(model)
+    assert os.environ["XDG_CACHE_HOME"] == str(tmp_path)
+    assert not [*tmp_path.rglob("*")], "another folder was used"
     assert all(costs[rows] > 0.0 for rows in ROWS)
 
 

@@ -9,28 +9,28 @@ import numpy as np
 import pytest
 
 from bench.dispatch import PHONES
-from experiments.prediction import FORECASTS, choice_lines, choose, predict, prediction_lines, score
+from experiments.prediction import METHODS, choice_lines, choose, predict, prediction_lines, score
 
 needs_forests = pytest.mark.skipif(not (find_spec("sklearn") and find_spec("xgboost")), reason="scikit-learn and XGBoost are not installed")
 FOREST_METHODS = ("random forest", "XGBoost")
-METHODS = [pytest.param(method, marks=needs_forests if method in FOREST_METHODS else ()) for method in FORECASTS]
+PARAMETERS = [pytest.param(method, marks=needs_forests if method in FOREST_METHODS else ()) for method in METHODS]
 TIMES = np.random.default_rng(1).lognormal(0.0, 0.4, 60)
 
 
 @pytest.mark.parametrize("in_flight", [1, 5])
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", PARAMETERS)
 def test_what_comes_later_or_is_under_way_changes_nothing(method: str, in_flight: int) -> None:
     place = 45
     changed = TIMES.copy()
     changed[place - in_flight + 1 :] *= 7.0
-    one, other = (FORECASTS[method](times, 30, in_flight)[place - 30] for times in (TIMES, changed))
+    one, other = (METHODS[method](times, 30, in_flight)[place - 30] for times in (TIMES, changed))
     assert one == other
 
 
-@pytest.mark.parametrize("method", METHODS[:-1])
+@pytest.mark.parametrize("method", PARAMETERS[:-1])
 def test_the_newest_answer_that_is_there_is_used(method: str) -> None:
     steps = np.repeat([1.0, 2.0, 1.0, 2.0, 1.0, 2.0], 10)
-    predicted = FORECASTS[method](steps, 30, 1)
+    predicted = METHODS[method](steps, 30, 1)
     assert predicted[9] == pytest.approx(2.0, abs=0.25)
     assert predicted[19] == pytest.approx(1.0, abs=0.25)
 
@@ -61,15 +61,15 @@ ERRORS = (("LLMPerf", 20.0, 0.1), ("LLMPerf", 30.0, 0.3), ("LLMPerf", 40.0, 0.4)
 
 
 def service_row(source: str, share: float, seconds: float) -> dict[str, Any]:
-    errors = {method: [share, seconds] for method in FORECASTS} | {"the first half's median": [10.0, 0.2]}
-    return {"source": source, "errors": errors, "one_side": {phone: dict.fromkeys(FORECASTS, 1.0 + share / 100) for phone in PHONES}}
+    errors = {method: [share, seconds] for method in METHODS} | {"the first half's median": [10.0, 0.2]}
+    return {"source": source, "errors": errors, "one_side": {phone: dict.fromkeys(METHODS, 1.0 + share / 100) for phone in PHONES}}
 
 
 def test_errors_stand_beside_the_papers_and_over_the_medians() -> None:
     rows = {"rows": [service_row(*each) for each in ERRORS]}
     lines = [*prediction_lines(rows)]
     assert lines[0].startswith("| method | MAPE: LLMPerf (3) | MAPE: LatencyLab (1) | MAPE: thefastest.ai (1) | paper (4) |")
-    expected = "| moving average | 30.0 % | 5.0 % | 6.0 % | 24.6 to 42.2 % | 0.30 / 0.20 / 0.20 | 1.50 (1), 1.00 (0), 1.00 (0) |"
+    expected = "| moving average | 30.0 % | 5.0 % | 6.0 % | 24.6 to 42.2 % | 0.30 / 0.20 / 0.20 | 1.50 (1) / 1.00 (0) / 1.00 (0) |"
     assert lines[2] == expected
     assert lines[-1] == "| the first half's median | 10.0 % | 10.0 % | 10.0 % |  | 0.20 / 0.20 / 0.20 | 1 |"
 
@@ -77,5 +77,5 @@ def test_errors_stand_beside_the_papers_and_over_the_medians() -> None:
 def test_what_asking_one_side_takes_is_a_mean_over_services() -> None:
     rows = {"rows": [service_row(source, share, 0.1) for source, share in SHARES]}
     lines = [*choice_lines(rows)]
-    assert lines[2] == "| LLMPerf |" + " 15 % |" * 3
-    assert lines[3] == "| LatencyLab |" + " 3 % |" * 3
+    assert lines[2] == "| LLMPerf | moving average |" + " 15.0 % |" * 3
+    assert lines[2 + len(METHODS)] == "| LatencyLab | moving average |" + " 3.0 % |" * 3
