@@ -286,9 +286,9 @@ def inversion(run: Run) -> Iterator[str]:
     rows = []
     for layers, noise in sorted(places, key=lambda place: (bool(place[1]), *place)):
         case = f"{layers} layers, {f'noise {noise}' if noise else 'f16'}"
-        shares = [f"{100 * run.value(case, 'recovered [share]', attack):.0f} %" for attack in attacks]
+        shares = [_percent(run.value(case, "recovered [share]", attack)) for attack in attacks]
         same = (case, "unchanged [share]", "the answer")
-        rows.append([f"{layers}, {noise or 'none'}", *shares, f"{100 * run.rows[same].median:.0f} %" if same in run.rows else ""])
+        rows.append([f"{layers}, {noise or 'none'}", *shares, _percent(run.rows[same].median) if same in run.rows else ""])
     head = ["input layers, noise", "linear map", "small network", "search", "next tokens that stay the same"]
     yield from table_lines(head, rows)
 
@@ -313,6 +313,12 @@ def row_formats(run: Run) -> Iterator[str]:
     yield from table_lines(["format", *(size.removesuffix("s") if size == "1 rows" else size for size in sizes)], rows)
 
 
+def _percent(share: float) -> str:
+    """Return a share as per cent; nearly all is not 100 %."""
+    whole = f"{100 * share:.0f}"
+    return f"{100 * share:.1f} %" if whole == "100" and share < 1.0 else f"{whole} %"
+
+
 def _three(value: float) -> str:
     return f"{value:,.0f}" if value >= 100 else f"{value:.1f}"
 
@@ -328,6 +334,7 @@ TABLES: Mapping[str, PageTable] = {
     "forecasts": PageTable("research/papers.md", "speculate_simulated", forecasts),
     "importance": PageTable("research/papers.md", "importance", importance),
     "packing": PageTable("research/synera.md", "packing", packing),
+    "inversion": PageTable("research/split.md", "inversion", inversion),
     "split_live": PageTable("research/split.md", "split_live", split_live),
     "split_drafts": PageTable("research/split.md", "split_live", split_drafts, is_first=False),
     "split_ablation": PageTable("research/split.md", "split_ablation", split_ablation),

@@ -380,6 +380,12 @@ def gpu_rows() -> Iterator[TableRow]:
         yield TableRow(HARDWARE, "**The forecast with graphs", f"| `{model}`{label} |", shares)
 
 
+def inversion_headlines() -> Iterator[Headline]:
+    two, five = (100 * value("inversion", f"{layers} layers, f16", "recovered [share]", "linear map, its own text") for layers in (2, 5))
+    yield Headline(SPLIT, f"A linear map recovers {two:.0f} % of the tokens after two layers")
+    yield Headline("docs/split.md", f"recovers {two:.0f} % of the tokens after two layers, and still {five:.0f} % after five.")
+
+
 def aborted_headlines() -> Iterator[Headline]:
     for where in ("a prompt", "a round"):
         case, metric = f"closed in the middle of {where}, 12 times", "the other device's verdict [ms]"
@@ -413,6 +419,7 @@ HEADLINES = [
     *split_headlines(),
     *disco_headlines(),
     *aborted_headlines(),
+    *inversion_headlines(),
     *policy_headlines(),
 ]
 
