@@ -383,7 +383,7 @@ def gpu_rows() -> Iterator[TableRow]:
 def inversion_headlines() -> Iterator[Headline]:
     two, five = (100 * value("inversion", f"{layers} layers, f16", "recovered [share]", "linear map, its own text") for layers in (2, 5))
     yield Headline(SPLIT, f"A linear map recovers {two:.0f} % of the tokens after two layers")
-    yield Headline("docs/split.md", f"recovers {two:.0f} % of the tokens after two layers, and still {five:.0f} % after five.")
+    yield Headline("docs/split.md", f"recovers {two:.0f} % of the tokens after two layers, and still {five:.0f} % after five layers.")
 
 
 def aborted_headlines() -> Iterator[Headline]:
