@@ -18,6 +18,7 @@ __all__ = ["TABLES", "PageTable", "render"]
 
 DOCS = Path(__file__).resolve().parents[1] / "docs"
 TREE_RATE, ROUND = "tokens/s [x]", "tokens a round [x]"
+RATE_OVER_STREAM = "rate over the stream's [x]"
 ROUND_TOKENS = "tokens a round [tokens]"
 ERROR = "mean absolute error [%]"
 LEARNED_CASES = {"llmperf and latencylab": "441", "thefastest.ai": "819"}  # of each policy
@@ -145,6 +146,16 @@ def tree_rounds(run: Run) -> Iterator[str]:
         ratios = [ratio for found in of_rounds for who, ratio in found.items() if who.endswith("with siblings / chain")]
         rows.append([str(count), *(f"{ratio:.2f}" for ratio in ratios)])
     yield from table_lines(["rows", "code", "prose"], rows)
+
+
+def unread(run: Run) -> Iterator[str]:
+    """Yield the first token and the rate of answers whose prompt neither side has read, with and without the stream's beginning."""
+    case = "all of 600 words, unread, RTT 30 ms"
+    names = {"streamco": "with it", "the stream never begins": "without it", "stream": "the server alone"}
+    firsts = [f"{run.value(case, 'to the first token, median [s]', name):.2g} s" for name in names]
+    rates = [f"{run.value(case, RATE_OVER_STREAM, name):.2f}" for name in names if name != "stream"]
+    rows = [["time to the first token", *firsts], ["rate of answers of 64 tokens, relative to the stream", *rates, "1"]]
+    yield from table_lines(["600 words that neither side has read", *names.values()], rows)
 
 
 def forecasts(run: Run) -> Iterator[str]:
@@ -334,7 +345,10 @@ TABLES: Mapping[str, PageTable] = {
     "forecasts": PageTable("research/papers.md", "speculate_simulated", forecasts),
     "importance": PageTable("research/papers.md", "importance", importance),
     "packing": PageTable("research/synera.md", "packing", packing),
+    "unread": PageTable("speculation.md", "unread", unread),
+    "row_formats": PageTable("serve.md", "row_formats", row_formats),
     "inversion": PageTable("research/split.md", "inversion", inversion),
+    "draft_rounds": PageTable("research/split.md", "draft_layer", draft_rounds),
     "split_live": PageTable("research/split.md", "split_live", split_live),
     "split_drafts": PageTable("research/split.md", "split_live", split_drafts, is_first=False),
     "split_ablation": PageTable("research/split.md", "split_ablation", split_ablation),
