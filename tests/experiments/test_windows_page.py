@@ -133,8 +133,8 @@ def smoothing_sentences() -> Iterator[str]:
         rounds += 1
     yield f"changes its mind from {window} tokens to the server alone is then followed after {NUMBERS[rounds]} rounds."
     alike = [faster("adaptive, mode smoothed", "adaptive", among) for among in ("all worlds", "worlds to draft in")]
-    assert max(abs(each) for pair in alike for each in pair) < 0.2
-    yield "The two are equal"
+    most = max(abs(each) for pair in alike for each in pair)
+    yield f"The means of the two differ by {most:.1f} % at most"
 
 
 def recorded_sentences() -> Iterator[str]:
