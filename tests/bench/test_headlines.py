@@ -10,6 +10,7 @@ import re
 from collections.abc import Iterator, Sequence
 from functools import cache
 from itertools import product
+from statistics import median
 from typing import NamedTuple
 
 import pytest
@@ -115,6 +116,24 @@ def learned_headlines() -> Iterator[Headline]:
     yield Headline(DISCO, f"| device | Algorithm 2 | {above:.1f} % | {surely:.0f} of {count // 2:,} cases, all at a budget equal")
     yield Headline(DISCO, f"| device | `optimal`, which `auto` uses | {by_side[0][1]:.1f} % | none |")
     yield Headline(DISCO, f"| server | Algorithm 3, which `auto` uses | {by_side[1][1]:.1f} % |")
+
+
+def loading_headlines() -> Iterator[Headline]:
+    """Yield what a cold start takes, beside the first token after it."""
+    models = {"0.5B": "Qwen2.5-Coder-0.5B-Instruct.Q4_K_M", "1.5B": "Qwen2.5-Coder-1.5B-Instruct.Q4_K_M"}
+    cold = {row["model"]: row for row in kept_results("disco_loading")["rows"] if row["is_cold"]}
+    times = {name: (median(cold[model]["load"]), median(cold[model]["first_token"])) for name, model in models.items()}
+    small, large = (f"{times[name][0]:.1f} s with the {name}" for name in models)
+    ratios = sorted(load / first for load, first in times.values())
+    yield Headline(DISCO, f"A cold start takes {small} and {large}, {ratios[0]:.1f} to {ratios[1]:.1f} times as long as the first token")
+
+
+def forecast_headlines() -> Iterator[Headline]:
+    drawn = "the paper's forecast, one branch drawn"
+    cases = [f"simulated: forecasts, RTT {rtt} ms, 12 cells, 2 x 3 answers of 256 tokens" for rtt in (10, 30, 60, 120)]
+    metric = "tokens/s relative to the learned forecast, mean [times]"
+    slower = [100 * (1 - value("speculate_simulated", case, metric, drawn)) for case in cases]
+    yield Headline(PAPERS, f"an option; {min(slower):.0f} to {max(slower):.0f} % slower than ranking all branches")
 
 
 def fidelity_headlines() -> Iterator[Headline]:
@@ -420,6 +439,8 @@ HEADLINES = [
     *hand_over_headlines(),
     *moves_headlines(),
     *learned_headlines(),
+    *loading_headlines(),
+    *forecast_headlines(),
     *fidelity_headlines(),
     *pair_headlines(),
     *pair_cause_headlines(),
