@@ -74,9 +74,9 @@ def hardware(run: Run) -> Iterator[str]:
 def learned(run: Run) -> Iterator[str]:
     """Yield how clients that learn compare with random dispatch and with the optimum, by side, services and policy."""
     rows = []
-    for side, services in product(("device", "server"), LEARNED_CASES):
+    for side, (services, cases) in product(("device", "server"), LEARNED_CASES.items()):
         case = f"learned live, {services}, {side}-constrained"
-        later = f"later than chance, of {(cases := LEARNED_CASES[services])} [cases]"
+        later = f"later than chance, of {cases} [cases]"
         place = [side, services.replace("llmperf and latencylab", "the 21")]
         policies = [who for at, metric, who in run.rows if (at, metric) == (case, later)]
         rows += [[*place, f"`{policy}`", cases, *_learned_cells(run, case, policy, cases)] for policy in policies]
@@ -295,7 +295,7 @@ def inversion(run: Run) -> Iterator[str]:
     attacks = ("linear map, its own text", "small network", "search")
     places = [(layers, "") for layers in (1, 2, 3, 5, 10)] + [(2, noise) for noise in ("0.1", "0.2", "0.4", "0.8")]
     rows = []
-    for layers, noise in sorted(places, key=lambda place: (bool(place[1]), *place)):
+    for layers, noise in places:
         case = f"{layers} layers, {f'noise {noise}' if noise else 'f16'}"
         shares = [_percent(run.value(case, "recovered [share]", attack)) for attack in attacks]
         same = (case, "unchanged [share]", "the answer")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from functools import cache
 from math import ceil, exp, floor, log
 from statistics import NormalDist
@@ -324,27 +324,27 @@ def claims() -> Iterator[tuple[str, bool]]:
     yield "Here no other column is sooner.", all(each["fastest, covering"] <= min(each.values()) for each in live.values())
 
 
-SENTENCES = [
-    *short_sentences(),
-    *assumed_sentences(),
-    *figure1_sentences(),
-    *rate_sentences(),
-    *part_sentences(),
-    *chunk_sentences(),
-    *live_sentences(),
-]
+SENTENCES = (
+    short_sentences,
+    assumed_sentences,
+    figure1_sentences,
+    rate_sentences,
+    part_sentences,
+    chunk_sentences,
+    live_sentences,
+)
 
 
 def page() -> str:
     return " ".join((ROOT / "docs" / "research" / "hat.md").read_text(encoding="utf-8").split())
 
 
-@pytest.mark.parametrize("sentence", SENTENCES)
-def test_the_page_says_what_was_simulated(sentence: str) -> None:
-    assert sentence in page()
+@pytest.mark.parametrize("part", SENTENCES)
+def test_the_page_says_what_was_simulated(part: Callable[[], Iterator[str]]) -> None:
+    assert not [sentence for sentence in part() if sentence not in page()]
 
 
-@pytest.mark.parametrize(("sentence", "is_so"), [*claims()])
-def test_what_the_page_compares_is_so(sentence: str, is_so: bool) -> None:
-    assert sentence in page()
-    assert is_so
+def test_what_the_page_compares_is_so() -> None:
+    found = [*claims()]
+    assert not [sentence for sentence, _ in found if sentence not in page()]
+    assert not [sentence for sentence, is_so in found if not is_so]

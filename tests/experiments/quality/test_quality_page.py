@@ -12,6 +12,7 @@ from experiments.quality.equation import Cell, cells_of
 from experiments.quality.measured import read_package
 from tests.support.data import ROOT
 
+NEAR = 0.13  # of a fraction, within which a share is called by it
 FRACTIONS = {1 / 4: "a quarter", 1 / 3: "a third", 1 / 2: "half", 2 / 3: "two thirds", 3 / 4: "three quarters"}
 NAMES = {"gsm8k": "GSM8K", "humaneval": "HumanEval", "xsum": "XSum", "alpaca": "Alpaca"}
 STRONGER_FIRST = ("1.5B", "0.5B")
@@ -36,7 +37,9 @@ def way(task: str, cut: int) -> float:
 
 def fraction(share: float) -> str:
     """Return the nearest fraction in words."""
-    return FRACTIONS[min(FRACTIONS, key=lambda each: abs(each - share))]
+    nearest = min(FRACTIONS, key=lambda each: abs(each - share))
+    assert abs(nearest - share) < NEAR * nearest, share
+    return FRACTIONS[nearest]
 
 
 def equation_sentences() -> Iterator[str]:

@@ -26,6 +26,7 @@ BUDGETS = (0.2, 0.5)
 CELLS = [(task, budget) for task in NAMES for budget in BUDGETS]
 TRACES = {"gsm8k": "GSM8K", "humaneval": "HumanEval", "alpaca": "Alpaca", "xsum": "XSum", "cnn_dailymail": "CNN/DailyMail"}
 NUMBERS = ["no", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten", "eleven", "twelve"]
+NEAR = 0.13  # of a fraction, within which a share is called by it
 SHARES = {1 / 20: "a twentieth", 1 / 6: "a sixth", 1 / 4: "a quarter", 1 / 3: "a third", 1 / 2: "half", 2 / 3: "two thirds", 1: "all"}
 FIGURES = ("tpot_mean", "agreement", "cloud_share", "drafted")
 CHUNKS = ("combined", "confidence", "importance")
@@ -36,7 +37,9 @@ Contenders = Mapping[str, Mapping[str, float]]
 
 def fraction(share: float) -> str:
     """Return the nearest fraction in words."""
-    return SHARES[min(SHARES, key=lambda each: abs(each - share))]
+    nearest = min(SHARES, key=lambda each: abs(each - share))
+    assert abs(nearest - share) < NEAR * nearest, share
+    return SHARES[nearest]
 
 
 def span(values: Iterable[float], digits: int = 2, unit: str = "") -> str:
@@ -210,7 +213,7 @@ def budget_sentences() -> Iterator[str]:
     found = simulated("synera_figure14")
     agreement, cost, seconds = found["agreement"], found["cost"], found["tpot_mean"]
     gained = {name: (by["0.2"] - by["device"]) / (by["server"] - by["device"]) for name, by in agreement.items()}
-    yield f"On HumanEval {fraction(gained['humaneval'])} of the gain come by 0.2."
+    yield f"On HumanEval {fraction(gained['humaneval'])} of the gain comes by 0.2."
     above = [name for name in cost["cnn_dailymail"] if name not in {"server", "device"} and cost["cnn_dailymail"][name] > 1]
     shown = ", then ".join(f"{cost['cnn_dailymail'][name]:.2f}" for name in above)
     yield f"is above the server alone's from {above[0]} on ({shown}), because rejected tokens are computed too."
