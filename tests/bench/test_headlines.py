@@ -21,6 +21,7 @@ from bench.runs import load, names
 from experiments.disco_planned import PAPER_P99, PAPER_SERVICES, Planned
 from experiments.kept import load as kept_results
 from tests.support.data import ROOT
+from tests.support.words import page_words
 
 TOGETHER = "windows, recorded drafts: 4 links together"
 DISCO, FIDELITY, HARDWARE, MIGRATION = "docs/research/disco.md", "docs/research/fidelity.md", "docs/hardware.md", "docs/migration.md"
@@ -460,14 +461,9 @@ HEADLINES = [
 ]
 
 
-@cache
-def words_of(page: str) -> str:
-    return " ".join((ROOT / page).read_text(encoding="utf-8").split())
-
-
 @pytest.mark.parametrize("headline", HEADLINES, ids=lambda headline: headline.text[:60])
 def test_a_page_says_what_was_recorded(headline: Headline) -> None:
-    assert headline.text in words_of(headline.page), f"{headline.page}: expected {headline.text!r}"
+    assert headline.text in page_words(headline.page), f"{headline.page}: expected {headline.text!r}"
 
 
 @pytest.mark.parametrize("row", TABLE_ROWS, ids=lambda row: f"{row.page[14:-3]} {row.start[:50]}")
@@ -495,4 +491,4 @@ STAMPED = {
 
 @pytest.mark.parametrize(("page", "run"), [(page, run) for page, runs in STAMPED.items() for run in runs])
 def test_a_page_names_the_commit_of_a_run(page: str, run: str) -> None:
-    assert load(run).head["commit"][:7] in words_of(page), load(run).about
+    assert load(run).head["commit"][:7] in page_words(page), load(run).about

@@ -12,7 +12,7 @@ import pytest
 from experiments.dsd import OTHERS, change, seeds_of
 from experiments.kept import load
 from experiments.tables import means_of
-from tests.support.data import ROOT
+from tests.support.words import page_words, span
 
 ALONE, FUSED = OTHERS
 TASKS = ("gsm8k", "humaneval", "cnn_dailymail")
@@ -32,11 +32,6 @@ def changes(figure: str, other: str, task: str = "", *, policy: str = "adaptive"
     """Return per cent more than the other policy, by case."""
     cases = seeds_of(table2(), figure).items()
     return [change(by[policy], by[other]).mean for case, by in cases if case.startswith(task) and case.endswith(rtt)]
-
-
-def span(values: list[float], digits: int = 0) -> str:
-    low, high = (f"{each:.{digits}f}" for each in (min(values), max(values)))
-    return low if low == high else f"{low} to {high}"
 
 
 def counts(other: str) -> tuple[int, int]:
@@ -116,8 +111,7 @@ def figure6_sentences() -> Iterator[str]:
 
 @pytest.mark.parametrize("part", [table2_sentences, figure5_sentences, figure6_sentences])
 def test_the_page_says_what_was_simulated(part: Callable[[], Iterator[str]]) -> None:
-    words = " ".join((ROOT / "docs" / "research" / "dsd.md").read_text(encoding="utf-8").split())
-    assert not [sentence for sentence in part() if sentence not in words]
+    assert not [sentence for sentence in part() if sentence not in page_words("docs/research/dsd.md")]
 
 
 def test_calibrated_clients_are_the_fastest_on_short_round_trips() -> None:

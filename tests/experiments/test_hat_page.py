@@ -32,8 +32,9 @@ from experiments.tables import Means, means_of
 from streamco.policies.chunking import NEARLY, SMALLEST, chunk_size
 from streamco.profiles.row_costs import RowCosts
 from streamco.sim.split.kind import batch_seconds
-from tests.support.data import ROOT
+from tests.support.words import page_words, span
 
+PAGE = "docs/research/hat.md"
 TTFT, TBT = "ttft_mean", "tpot_mean"
 SPEC, NEWS = TABLE5
 SHARED = f"{SPEC}, answers share a device"
@@ -60,11 +61,6 @@ def world(name: str) -> Any:
 def whole(value: float) -> str:
     """Return the nearest whole number; a half counts as one, unlike in Python."""
     return f"{floor(value + 0.5):,}"
-
-
-def span(values: list[float], digits: int = 0) -> str:
-    low, high = (f"{each:,.{digits}f}" for each in (min(values), max(values)))
-    return low if low == high else f"{low} to {high}"
 
 
 def both(values: list[float], digits: int = 0) -> str:
@@ -335,16 +331,12 @@ SENTENCES = (
 )
 
 
-def page() -> str:
-    return " ".join((ROOT / "docs" / "research" / "hat.md").read_text(encoding="utf-8").split())
-
-
 @pytest.mark.parametrize("part", SENTENCES)
 def test_the_page_says_what_was_simulated(part: Callable[[], Iterator[str]]) -> None:
-    assert not [sentence for sentence in part() if sentence not in page()]
+    assert not [sentence for sentence in part() if sentence not in page_words(PAGE)]
 
 
 def test_what_the_page_compares_is_so() -> None:
     found = [*claims()]
-    assert not [sentence for sentence, _ in found if sentence not in page()]
+    assert not [sentence for sentence, _ in found if sentence not in page_words(PAGE)]
     assert not [sentence for sentence, is_so in found if not is_so]

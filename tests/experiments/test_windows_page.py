@@ -26,31 +26,12 @@ from experiments.window_worlds import ANSWERS, TOKENS
 from streamco.policies.window import Confident, Stabiliser, is_fused
 from streamco.server.profiles import load_step_times
 from tests.support.data import ROOT
+from tests.support.words import NUMBERS, fraction, page_words, span
 
-NUMBERS = ["no", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten"]
-NEAR = 0.13  # of a fraction, within which a share is called by it
-FRACTIONS = {1 / 6: "a sixth", 1 / 5: "a fifth", 1 / 4: "a quarter", 1 / 3: "a third", 1 / 2: "half"}
+PAGE = "docs/research/windows.md"
 STEPS, LINKS = (6.1, 12.2, 24.4), (10, 30, 60, 120)
 SLOWEST = STEPS[-1]
-EXACT = 1e-9  # kept rates have three digits: a half is rounded up, as in the page's tables
 SINGLE, THERE = "tokens/s relative to the best single fixed one", "tokens/s relative to the best fixed one there"
-
-
-def span(values: list[float], digits: int = 0) -> str:
-    low, high = (f"{each + EXACT:.{digits}f}" for each in (min(values), max(values)))
-    return low if low == high else f"{low} to {high}"
-
-
-def fraction(share: float) -> str:
-    """Return the nearest fraction in words."""
-    nearest = min(FRACTIONS, key=lambda each: abs(each - share))
-    assert abs(nearest - share) < NEAR * nearest, share
-    return FRACTIONS[nearest]
-
-
-@cache
-def page() -> str:
-    return (ROOT / "docs" / "research" / "windows.md").read_text(encoding="utf-8")
 
 
 @cache
@@ -208,13 +189,13 @@ PARTS = (answer_sentences, world_sentences, smoothing_sentences, recorded_senten
 
 @pytest.mark.parametrize("part", PARTS)
 def test_the_page_says_what_was_found(part: Callable[[], Iterator[str]]) -> None:
-    words = " ".join(page().split())
+    words = page_words(PAGE)
     assert not [sentence for sentence in part() if sentence not in words]
 
 
 @pytest.mark.parametrize("step", STEPS)
 def test_the_table_names_the_best_single_window(step: float) -> None:
-    adaptive, confident = page().partition(f"| draft step {step} ms: adaptive |")[2].splitlines()[:2]
+    adaptive, confident = (ROOT / PAGE).read_text(encoding="utf-8").partition(f"| draft step {step} ms: adaptive |")[2].splitlines()[:2]
     ((rate, window),) = rates(step, "adaptive", SINGLE)
     shown, _, named = adaptive.removesuffix(" |").rpartition("| ")[2].partition(" (")
     assert named == f"{window} tokens)"

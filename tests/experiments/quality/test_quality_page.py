@@ -10,10 +10,8 @@ import pytest
 
 from experiments.quality.equation import Cell, cells_of
 from experiments.quality.measured import read_package
-from tests.support.data import ROOT
+from tests.support.words import fraction, page_words
 
-NEAR = 0.13  # of a fraction, within which a share is called by it
-FRACTIONS = {1 / 4: "a quarter", 1 / 3: "a third", 1 / 2: "half", 2 / 3: "two thirds", 3 / 4: "three quarters"}
 NAMES = {"gsm8k": "GSM8K", "humaneval": "HumanEval", "xsum": "XSum", "alpaca": "Alpaca"}
 STRONGER_FIRST = ("1.5B", "0.5B")
 
@@ -33,13 +31,6 @@ def way(task: str, cut: int) -> float:
     return fmean(
         (cell.mean.value - cell.second.value) / (cell.first.value - cell.second.value) for cell in found(task, STRONGER_FIRST, cut)
     )
-
-
-def fraction(share: float) -> str:
-    """Return the nearest fraction in words."""
-    nearest = min(FRACTIONS, key=lambda each: abs(each - share))
-    assert abs(nearest - share) < NEAR * nearest, share
-    return FRACTIONS[nearest]
 
 
 def equation_sentences() -> Iterator[str]:
@@ -96,5 +87,5 @@ PARTS = (equation_sentences, question_sentences, table_lines, move_sentences)
 
 @pytest.mark.parametrize("part", PARTS)
 def test_the_page_says_what_was_scored(part: Callable[[], Iterator[str]]) -> None:
-    words = " ".join((ROOT / "docs" / "research" / "quality.md").read_text(encoding="utf-8").split())
+    words = page_words("docs/research/quality.md")
     assert not [sentence for sentence in part() if sentence not in words]

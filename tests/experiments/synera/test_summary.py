@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 from experiments.synera.quality import qualities
 from experiments.synera.results import Result, read_package
 from experiments.synera.summary import score_lines, summary_lines, token_lines
+from tests.support.words import page_words
 
 TASKS = {
     "gsm8k": [{"device": Result(0.0, 10), "server": Result(1.0, 10), "confidence 0.2": Result(0.5, 10, server_tokens=2)}] * 2,
@@ -36,7 +35,7 @@ def test_a_summary_has_both() -> None:
 
 
 def test_the_pages_answer_is_of_the_packaged_scores() -> None:
-    page = " ".join(Path("docs/research/synera.md").read_text(encoding="utf-8").split())
+    page = page_words("docs/research/synera.md")
     ratios, right = [], {}
     for task, questions in read_package().items():
         device, chunks = (each.score.value for each in qualities([*questions.values()], ["device", "confidence 0.2"]))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from functools import cache
 from statistics import fmean
 
@@ -20,31 +20,16 @@ from experiments.tables import means_of
 from experiments.tasks.intervals import Interval
 from streamco.policies.cost import device_costs
 from streamco.sim.workload.trace_files import read_trace
-from tests.support.data import ROOT
+from tests.support.words import NUMBERS, fraction, page_words, span
 
 BUDGETS = (0.2, 0.5)
 CELLS = [(task, budget) for task in NAMES for budget in BUDGETS]
 TRACES = {"gsm8k": "GSM8K", "humaneval": "HumanEval", "alpaca": "Alpaca", "xsum": "XSum", "cnn_dailymail": "CNN/DailyMail"}
-NUMBERS = ["no", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten", "eleven", "twelve"]
-NEAR = 0.13  # of a fraction, within which a share is called by it
-SHARES = {1 / 20: "a twentieth", 1 / 6: "a sixth", 1 / 4: "a quarter", 1 / 3: "a third", 1 / 2: "half", 2 / 3: "two thirds", 1: "all"}
 FIGURES = ("tpot_mean", "agreement", "cloud_share", "drafted")
 CHUNKS = ("combined", "confidence", "importance")
 
 Contenders = Mapping[str, Mapping[str, float]]
 """Of one figure or ratio: by trace and contender."""
-
-
-def fraction(share: float) -> str:
-    """Return the nearest fraction in words."""
-    nearest = min(SHARES, key=lambda each: abs(each - share))
-    assert abs(nearest - share) < NEAR * nearest, share
-    return SHARES[nearest]
-
-
-def span(values: Iterable[float], digits: int = 2, unit: str = "") -> str:
-    low, *_, high = (f"{each:{unit}.{digits}f}" for each in sorted([*values] * 2))
-    return low if low == high else f"{low} to {high}"
 
 
 @cache
@@ -91,7 +76,7 @@ def answer_sentences() -> Iterator[str]:
     (open_task,) = (task for task, ratio in ratios.items() if ratio is not None and ratio.low < 1 < ratio.high)
     yield f"on {NAMES[open_task].replace('DM', 'DailyMail')} the interval reaches from a loss to a gain."
     cost = [by["confidence 0.2"] for by in simulated("synera_table4")["cost"].values()]
-    yield f"In the simulator that costs {span(cost)} of the server alone ({', '.join(TRACES.values())})."
+    yield f"In the simulator that costs {span(cost, 2)} of the server alone ({', '.join(TRACES.values())})."
     both = over_confidence("combined")
     ((better, at),) = (cell for cell, interval in both.items() if interval.low > 0)
     assert all(interval.high >= 0 for interval in both.values()), "not different in the others"
@@ -123,7 +108,7 @@ def recorded_sentences() -> Iterator[str]:
 
 def score_sentences() -> Iterator[str]:
     both = over_confidence("combined")
-    values = span([interval.value for interval in both.values()], unit="+")
+    values = span([interval.value for interval in both.values()], 2, "+")
     (above,) = (cell for cell, interval in both.items() if interval.low > 0)
     low, high = both[above].low, both[above].high
     yield f"from {values} in the {NUMBERS[len(both)]} cells."
@@ -177,7 +162,7 @@ def hybrid_sentences() -> Iterator[str]:
     assert all(min(each) > 0.001 for name, each in gains.items() if name != equal)
     yield f"brings more agreement at the same budget, except on {TRACES[equal]}, where it is equal."
     longer = [by["hybrid 0.2"] / by["confidence 0.2"] for by in seconds.values()]
-    yield f"A token takes {span(longer)} times as long as with chunks by confidence at 0.2."
+    yield f"A token takes {span(longer, 2)} times as long as with chunks by confidence at 0.2."
     assert min(by["hybrid 0.5"] for by in cost.values()) > 0.95, "about as much as the server alone, or more"
 
 
@@ -186,7 +171,7 @@ def whole_answer_sentences() -> Iterator[str]:
     agreement, cost = found["agreement"], found["cost"]
     chunks = {(name, at): [by[f"{rule} {at}"] for rule in CHUNKS] for name, by in cost.items() for at in BUDGETS}
     ((name, at),) = (cell for cell, others in chunks.items() if cost[cell[0]][f"answers {cell[1]}"] > min(others))
-    shown = f"{cost[name][f'answers {at}']:.2f}; chunks {span(chunks[name, at])}"
+    shown = f"{cost[name][f'answers {at}']:.2f}; chunks {span(chunks[name, at], 2)}"
     yield f"are the cheapest, except on {TRACES[name]} at {at:g} ({shown})."
     near = ("alpaca", "xsum")
     pairs = [span([agreement[name][f"{rule} 0.2"] for rule in ("answers", "confidence")], 3) for name in near]
@@ -195,7 +180,7 @@ def whole_answer_sentences() -> Iterator[str]:
     values = [by[f"{rule} 0.2"] for by in cost.values() for rule in CHUNKS]
     (most,) = {max(TRACES, key=lambda name: cost[name][f"{rule} 0.2"]) for rule in CHUNKS}
     assert most == min(TRACES, key=lambda name: agreement[name]["device"])
-    yield f"**Chunks at 0.2** cost {span(values)} of the server alone, most on {TRACES[most]}"
+    yield f"**Chunks at 0.2** cost {span(values, 2)} of the server alone, most on {TRACES[most]}"
 
 
 def energy_sentences() -> Iterator[str]:
@@ -203,11 +188,11 @@ def energy_sentences() -> Iterator[str]:
     drafted, joules = found["drafted"].values(), device_costs(DEVICE).completion_joules
     branched = [joules * by[f"{rule} 0.2"] for by in drafted for rule in CHUNKS]
     waiting = [joules * by["confidence 0.2, device waits"] for by in drafted]
-    yield f"costs the device {span(branched)} J a token at 0.2. If it waits, it takes {span(waiting)} J."
+    yield f"costs the device {span(branched, 2)} J a token at 0.2. If it waits, it takes {span(waiting, 2)} J."
     ways = {"one branch drawn, as in the paper": "one branch drawn", "the device waits": "device waits"}
     for label, name in ways.items():
         seconds = found["tpot_mean"].values()
-        cells = [span([by[f"confidence {at}, {name}"] / by[f"confidence {at}"] for by in seconds]) for at in BUDGETS]
+        cells = [span([by[f"confidence {at}, {name}"] / by[f"confidence {at}"] for by in seconds], 2) for at in BUDGETS]
         yield f"| {label} | {cells[0]} | {cells[1]} |"
 
 
@@ -290,5 +275,5 @@ PARTS: list[Callable[[], Iterator[str]]] = [
 
 @pytest.mark.parametrize("part", PARTS)
 def test_the_page_says_what_was_found(part: Callable[[], Iterator[str]]) -> None:
-    words = " ".join((ROOT / "docs" / "research" / "synera.md").read_text(encoding="utf-8").split())
+    words = page_words("docs/research/synera.md")
     assert not [sentence for sentence in part() if sentence not in words]
