@@ -1,19 +1,15 @@
-"""The tables of docs/research/fidelity.md, made of the kept runs by ``python -m bench.page``."""
+"""The lines of the tables of docs/research/fidelity.md (see ``bench.page_tables``)."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from pathlib import Path
 
 from bench.fidelity_figures import FIGURES, Deviation
-from bench.runs import Run, load
-from experiments.tables import replace_table, table_lines
+from bench.runs import Run
+from experiments.tables import table_lines
 
-__all__ = ["KEPT", "PAGE", "deviations_of", "lines_of", "render"]
+__all__ = ["deviations_of", "lines_of"]
 
-PAGE = Path(__file__).resolve().parents[1] / "docs" / "research" / "fidelity.md"
-KEPT = ("fidelity", "fidelity_unseen")
-"""Runs whose tables stand between marks of these names."""
 _SERVER = "llama2-70b-a100x2"  # the step times of all loads: a line doesn't name them
 
 
@@ -37,12 +33,3 @@ def lines_of(run: Run) -> Iterator[str]:
     of_figures = ([of_load[name] for of_load in found.values() if name in of_load] for name in FIGURES)
     rows.append(["right", *(f"{sum(each.is_right for each in of_figure)} of {len(of_figure)}" for of_figure in of_figures)])
     yield from table_lines(["load", *FIGURES], rows)
-
-
-def render() -> str:
-    """Return the page with the tables of the kept runs."""
-    page = PAGE.read_text(encoding="utf-8")
-    for name in KEPT:
-        run = load(name)
-        page = replace_table(page, name, "\n".join((f"*`{name}`: {run.about}.*", "", *lines_of(run))))
-    return page

@@ -384,7 +384,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"{options.name}: {run.about}")
         emit(run.rows.values(), json_lines=False)
         return 0
-    pages = {PAGE: render(), fidelity_tables.PAGE: fidelity_tables.render(), **page_tables.render()}
+    pages = {PAGE: render(), **page_tables.render()}
     if options.check:
         return int(any(path.read_text(encoding="utf-8") != text for path, text in pages.items()))
     for path, text in pages.items():

@@ -10,11 +10,12 @@ from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
 
+from bench import fidelity_tables
 from bench.dispatch import PAPER_MS, SIDES
 from bench.runs import Run, figure, load
 from experiments.tables import replace_table, table_lines
 
-__all__ = ["TABLES", "PageTable", "render"]
+__all__ = ["DOCS", "TABLES", "PageTable", "render"]
 
 DOCS = Path(__file__).resolve().parents[1] / "docs"
 TREE_RATE, ROUND = "tokens/s [x]", "tokens a round [x]"
@@ -335,6 +336,7 @@ def _three(value: float) -> str:
 
 
 TABLES: Mapping[str, PageTable] = {
+    **{run: PageTable("research/fidelity.md", run, fidelity_tables.lines_of) for run in ("fidelity", "fidelity_unseen")},
     "hardware": PageTable("hardware.md", "hardware", hardware),
     "learned": PageTable("research/disco.md", "dispatch", learned),
     "planning": PageTable("research/disco.md", "dispatch", planning, is_first=False),

@@ -35,7 +35,7 @@ __all__ = ["commit", "is_same_code", "keep", "machine", "main", "run", "split_op
 
 HERE = Path(__file__).resolve().parent
 _CODE = ("streamco", "bench", "tools/fetch_models.py", "tests/support", "setup.py", "pyproject.toml")  # what the page's runs depend on
-_NOT_CODE = tuple(f":(exclude)bench/{each}" for each in ("results", "page.py", "fidelity_tables.py"))
+_NOT_CODE = tuple(f":(exclude)bench/{each}" for each in ("results", "page.py", "page_tables.py", "fidelity_tables.py"))
 _RESULTS = ("docs/", "bench/results/", "experiments/results/")  # may change while a bench runs
 
 
