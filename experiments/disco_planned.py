@@ -24,6 +24,7 @@ from bench.dispatch import PHONES
 from bench.traces import ttft_traces
 from experiments.disco_judged import DRAWS, EQUATIONS, ONE_SIDE, Cut, Judgement, interval, judge_service, median_interval
 from experiments.tables import run_all, table_lines
+from experiments.tasks.intervals import Interval
 from streamco.policies.dispatch import Side
 
 __all__ = ["BUDGETS", "PAPER_P99", "PAPER_SERVICES", "PLANNED_TABLES", "SIDES", "Planned", "planned_rows", "plot_planned"]
@@ -255,7 +256,7 @@ def equation_lines(planned: Planned) -> Iterator[str]:
 
 def format_interval(values: Sequence[float]) -> str:
     """Return a value with the ends of its interval."""
-    return "{:.1f} ({:.1f} to {:.1f})".format(*values)
+    return Interval(*values).show(1)
 
 
 PLANNED_TABLES: Mapping[str, Callable[[Planned], Iterator[str]]] = {
