@@ -27,6 +27,8 @@ __all__ = [
     "ChunkChoice",
     "CompletionTokensDetails",
     "CompletionUsage",
+    "CustomCall",
+    "CustomDelta",
     "FunctionCall",
     "FunctionDelta",
     "PromptTokensDetails",
@@ -34,6 +36,7 @@ __all__ = [
     "ToolCall",
     "ToolCallDelta",
     "further_fields",
+    "has_output",
     "with_further",
     "without_further",
 ]
@@ -170,8 +173,20 @@ class FunctionDelta(ResponseModel, omit_defaults=True, gc=False, forbid_unknown_
     arguments: str | None = None
 
 
+class CustomDelta(ResponseModel, omit_defaults=True, gc=False, forbid_unknown_fields=True):
+    """A piece of a custom tool's call: the reader concatenates the pieces of ``input``."""
+
+    openai_fields: ClassVar[tuple[str, ...]] = ("input", "name")
+
+    name: str | None = None
+    input: str | None = None
+
+
 class ToolCallDelta(ResponseModel, omit_defaults=True, gc=False, forbid_unknown_fields=True):
-    """A piece of one tool call; ``index`` None: the server left it out."""
+    """A piece of one tool call; ``index``: number of the call in the answer.
+
+    A call of a function has ``function``, a call of a custom tool ``custom``.
+    """
 
     openai_fields: ClassVar[tuple[str, ...]] = ("index", "id", "function", "type")
 
@@ -179,6 +194,7 @@ class ToolCallDelta(ResponseModel, omit_defaults=True, gc=False, forbid_unknown_
     id: str | None = None
     type: str | None = None
     function: FunctionDelta | None = None
+    custom: CustomDelta | None = None
 
 
 class ChoiceDelta(ResponseModel, omit_defaults=True, gc=False, forbid_unknown_fields=True):
@@ -312,14 +328,24 @@ class FunctionCall(ResponseModel):
     arguments: str = ""
 
 
-class ToolCall(ResponseModel):
-    """A finished tool call of a message."""
+class CustomCall(ResponseModel):
+    """A finished call of a custom tool; ``input`` is the text that the model wrote."""
 
-    openai_fields: ClassVar[tuple[str, ...]] = ("id", "function", "type")
+    openai_fields: ClassVar[tuple[str, ...]] = ("input", "name")
+
+    name: str = ""
+    input: str = ""
+
+
+class ToolCall(ResponseModel):
+    """A finished tool call of a message: ``type`` is "function" and ``function`` is set, or "custom" and ``custom`` is set."""
+
+    openai_fields: ClassVar[tuple[str, ...]] = ("id", "type")
 
     id: str = ""
-    function: FunctionCall = field(default_factory=FunctionCall)
+    function: FunctionCall | None = None
     type: str = "function"
+    custom: CustomCall | None = None
 
 
 class ChatCompletionMessage(ResponseModel):
@@ -434,6 +460,13 @@ def with_further(model: _Model, further: dict[str, Any]) -> _Model:
         return msgspec.structs.replace(model, further=before | further)
     extended, read_values = _extended(type(model))
     return cast("_Model", extended(*read_values(model), further))
+
+
+def has_output(delta: ChoiceDelta) -> bool:
+    """Return True if a delta holds anything that was generated: any field beside the role, declared or not, that isn't empty."""
+    if delta.content or delta.reasoning_content or delta.reasoning or delta.tool_calls or delta.refusal or delta.function_call is not None:
+        return True
+    return bool(delta.audio or delta.reasoning_details or delta.channel) or any(further_fields(delta).values())
 
 
 def without_further(model: _Model | None) -> _Model | None:

@@ -20,6 +20,7 @@ from streamco.core.report import Report
 from streamco.errors import ConfigError, StreamcoError
 from streamco.integrations.chunk_parts import ToolCallNumbers, report_fields, thinking_of
 from streamco.openai_types import ChatCompletionChunk, ToolCallDelta
+from streamco.wire.openai.tool_calls import text_of
 
 __all__ = ["UI_STREAM_HEADERS", "UIMessageEncoder", "encode_ui_stream", "public_report", "read_ui_messages"]
 
@@ -179,12 +180,14 @@ class _ToolInput:
         self._id = ""
         self._name = ""
         self._arguments = ""
+        self._is_custom = False
         self._is_begun = False
 
     def add(self, piece: ToolCallDelta) -> list[bytes]:
         self._id = self._id or piece.id or ""
-        function = piece.function
-        added = (function.arguments if function is not None else None) or ""
+        function = piece.custom or piece.function
+        self._is_custom = self._is_custom or piece.custom is not None
+        added = text_of(piece) or ""
         self._arguments += added
         if not self._is_begun:
             self._name += (function.name if function is not None else None) or ""
@@ -200,6 +203,8 @@ class _ToolInput:
         if not self._is_begun:
             return []
         named: dict[str, Any] = {"toolCallId": self._id, "toolName": self._name}
+        if self._is_custom:
+            return [_event({"type": "tool-input-available", **named, "input": self._arguments})]
         try:
             value = json.loads(self._arguments or "{}")
         except json.JSONDecodeError:

@@ -240,6 +240,8 @@ def _without_thinking(message: dict[str, Any]) -> dict[str, Any]:
 def _message(message: ChatCompletionMessage, *, usage: CompletionUsage | None, metadata: dict[str, Any], identity: str) -> AIMessage:
     calls, invalid = [], []
     for call in message.tool_calls or ():
+        if call.custom is not None:
+            continue
         raw = call.to_dict()
         try:
             if (parsed := parse_tool_call(raw)) is not None:
@@ -266,9 +268,10 @@ def _message_chunk(chunk: ChatCompletionChunk, numbers: ToolCallNumbers) -> AIMe
     further = {name: text for name, text in (("refusal", delta.refusal), ("reasoning_content", thinking_of(delta))) if text}
     calls: list[ToolCallChunk] = []
     for piece in delta.tool_calls or ():
-        function = piece.function
-        name, arguments = (None, None) if function is None else (function.name, function.arguments)
-        calls.append(tool_call_chunk(name=name, args=arguments, id=piece.id, index=numbers.number(piece)))
+        if piece.custom is None:  # LangChain has no calls of custom tools
+            function = piece.function
+            name, arguments = (None, None) if function is None else (function.name, function.arguments)
+            calls.append(tool_call_chunk(name=name, args=arguments, id=piece.id, index=numbers.number(piece)))
     if not delta.content and not further and not calls:
         return None
     return AIMessageChunk(content=delta.content or "", additional_kwargs=further, tool_call_chunks=calls, id=chunk.id or None)

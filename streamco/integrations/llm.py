@@ -187,8 +187,9 @@ def _finish(response: llm.Response | llm.AsyncResponse, whole: ChatCompletion, r
 
     choice = whole.choices[0] if whole.choices else None
     for call in (choice and choice.message.tool_calls) or ():
-        arguments = _parse_arguments(call.function.arguments)
-        response.add_tool_call(llm.ToolCall(name=call.function.name, arguments=arguments, tool_call_id=call.id or None))
+        if call.function is not None:  # llm offers no custom tools
+            arguments = _parse_arguments(call.function.arguments)
+            response.add_tool_call(llm.ToolCall(name=call.function.name, arguments=arguments, tool_call_id=call.id or None))
     usage = report.usage.to_dict(mode="json", exclude_none=True)
     counts = {name: usage.pop(name, 0) for name in ("prompt_tokens", "completion_tokens", "total_tokens")}
     response.set_usage(input=counts["prompt_tokens"], output=counts["completion_tokens"], details=usage or None)

@@ -36,6 +36,7 @@ from streamco.testing.endpoint import text_chunk
 from streamco.testing.engine import FakeEngine
 from streamco.testing.responses import Step
 from tests.client.helpers import EVERYTHING, HELLO, chunks_text, device, opened, server, words
+from tests.support.calls import function_of
 
 USAGE = CompletionUsage(prompt_tokens=5, completion_tokens=2, total_tokens=7)
 
@@ -287,7 +288,7 @@ async def test_tool_calls_are_assembled_in_a_whole_answer() -> None:
     (choice,) = answer.choices
     assert choice.finish_reason == "tool_calls"
     assert choice.message.content is None
-    assert [(c.id, c.function.name, c.function.arguments) for c in choice.message.tool_calls or ()] == [
+    assert [(c.id, function_of(c).name, function_of(c).arguments) for c in choice.message.tool_calls or ()] == [
         ("call_1", "weather", '{"city":"Oslo"}'),
         ("call_2", "time", "{}"),
     ]

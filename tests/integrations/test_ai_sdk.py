@@ -18,7 +18,7 @@ from aiohttp import web
 import streamco
 from streamco.errors import ConfigError, EndpointError
 from streamco.integrations.ai_sdk import UI_STREAM_HEADERS, UIMessageEncoder, encode_ui_stream, public_report, read_ui_messages
-from streamco.openai_types import ChatCompletionChunk, ChoiceDelta, ChunkChoice, FunctionDelta, ToolCallDelta
+from streamco.openai_types import ChatCompletionChunk, ChoiceDelta, ChunkChoice, CustomDelta, FunctionDelta, ToolCallDelta
 from streamco.testing import DONE, ScriptedResponse, ScriptedServer, chunk_event, stream_answer
 from tests.client.helpers import HELLO, opened, server
 from tests.support.programs import AI_SDK, install
@@ -49,6 +49,20 @@ def types(data: bytes) -> list[str]:
 def encoded(*chunks: ChatCompletionChunk, finish_reason: str | None = "stop") -> bytes:
     encoder = UIMessageEncoder()
     return b"".join([encoder.begin(), *map(encoder.encode, chunks), encoder.end(finish_reason)])
+
+
+def test_a_custom_tools_input_is_text_as_the_model_wrote_it() -> None:
+    calls = [
+        ToolCallDelta(index=0, id="c1", type="custom", custom=CustomDelta("shell", "ls")),
+        ToolCallDelta(index=0, custom=CustomDelta(None, " -l")),
+    ]
+    found = parts(encoded(*[chunk(tool_calls=[call]) for call in calls], finish_reason="tool_calls"))
+    assert found[2:6] == [
+        {"type": "tool-input-start", "toolCallId": "c1", "toolName": "shell"},
+        {"type": "tool-input-delta", "toolCallId": "c1", "inputTextDelta": "ls"},
+        {"type": "tool-input-delta", "toolCallId": "c1", "inputTextDelta": " -l"},
+        {"type": "tool-input-available", "toolCallId": "c1", "toolName": "shell", "input": "ls -l"},
+    ]
 
 
 def test_text_is_one_block() -> None:

@@ -13,11 +13,10 @@ from __future__ import annotations
 from collections import deque
 from typing import Any, Literal
 
-import msgspec
 from msgspec import Struct
 
-from streamco.openai_types import ChatCompletionChunk, ChatCompletionMessage, ChunkChoice, CompletionUsage, ToolCallDelta
-from streamco.wire.openai.tool_calls import CallParts, ToolCalls
+from streamco.openai_types import ChatCompletionChunk, ChatCompletionMessage, ChunkChoice, CompletionUsage, ToolCall, ToolCallDelta
+from streamco.wire.openai.tool_calls import CallParts, ToolCalls, is_json, text_of
 
 __all__ = ["AnswerPart", "AnswerParts", "PartBegan", "PartEnded", "PartEvent", "PartGrew", "PartKind", "message_parts"]
 
@@ -45,8 +44,13 @@ class AnswerPart:
 
     @property
     def text(self) -> str:
-        """The text so far, of a call its arguments."""
+        """The text so far, of a call its arguments or its input."""
         return "".join(self.pieces)
+
+    @property
+    def is_whole(self) -> bool:
+        """True if the part may end: the arguments of a function's call are JSON, and anything else may end anywhere."""
+        return self.call is None or self.call.is_custom or is_json(self.text)
 
 
 class PartBegan(Struct, frozen=True):
@@ -125,7 +129,7 @@ class AnswerParts:
             return events
         _end(self._last, events)
         for part in self._waiting:
-            if part.call is None or is_json(part.text):
+            if part.is_whole:
                 self._begin(part, events)
                 _end(part, events)
         self._waiting.clear()
@@ -167,7 +171,7 @@ class AnswerParts:
         if part is None:
             part = self._by_call[id(call)] = AnswerPart("call", call)
             self._waiting.append(part)
-        piece = delta.function.arguments if delta.function is not None else None
+        piece = text_of(delta)
         if not piece:
             return
         if part.index < 0:
@@ -179,7 +183,7 @@ class AnswerParts:
             return
         part.pieces.append(piece)
         events.append(PartGrew(part, piece, []))
-        if self.is_held and part is self._last and piece.rstrip().endswith(("}", "]")) and is_json(part.text):
+        if self.is_held and part is self._last and piece.rstrip().endswith(("}", "]")) and part.is_whole:
             self._release(part, events)
 
     def _begin_run(self, kind: PartKind, events: list[PartEvent]) -> AnswerPart:
@@ -215,7 +219,7 @@ class AnswerParts:
         """Begin a part and return True; False: it is held, because the last one is a call that has not ended."""
         last = self._last
         if last is not None and last.is_open:
-            if last.call is None or is_json(last.text):
+            if last.is_whole:
                 _end(last, events)
             elif self._is_sequential:
                 self.is_held = True
@@ -236,15 +240,6 @@ def _end(part: AnswerPart, events: list[PartEvent]) -> None:
     if part.is_open:
         part.is_open = False
         events.append(PartEnded(part))
-
-
-def is_json(text: str) -> bool:
-    """Return True if a text is one whole JSON value."""
-    try:
-        msgspec.json.decode(text)
-    except (msgspec.DecodeError, ValueError, RecursionError):
-        return False
-    return True
 
 
 def content_logprobs(logprobs: Any) -> list[Any]:
@@ -273,14 +268,17 @@ def message_parts(message: ChatCompletionMessage, logprobs: Any = None, *, skips
             part.pieces = [text]
             part.logprobs = content_logprobs(logprobs) if kind == "text" else []
             parts.append(part)
-    functions = [(call.id, call.function) for call in message.tool_calls or ()]
+    calls = list(message.tool_calls or ())
     if message.function_call is not None:
-        functions.append(("", message.function_call))
-    for call_id, function in functions:
+        calls.append(ToolCall(function=message.function_call))
+    for whole in calls:
         call = CallParts()
-        call.id, call.name = call_id, function.name
+        call.id, call.is_custom = whole.id, whole.custom is not None
         part = AnswerPart("call", call)
-        part.pieces = [function.arguments]
+        if whole.custom is not None:
+            call.name, part.pieces = whole.custom.name, [whole.custom.input]
+        elif whole.function is not None:
+            call.name, part.pieces = whole.function.name, [whole.function.arguments]
         parts.append(part)
     for index, part in enumerate(parts):
         part.index = index

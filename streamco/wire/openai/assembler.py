@@ -13,6 +13,7 @@ from streamco.openai_types import (
     ChoiceDelta,
     ChunkChoice,
     CompletionUsage,
+    CustomCall,
     FunctionCall,
     ResponseModel,
     ToolCall,
@@ -182,8 +183,8 @@ class _ChoiceParts:
             self.function.add(ToolCallDelta(index=0, function=delta.function_call))
 
     def choice(self, index: int) -> Choice:
-        calls = _tool_calls(self.calls)
-        functions = [call.function for call in _tool_calls(self.function)]
+        calls = [_tool_call(call, is_whole=self.finish_reason is not None) for call in self.calls.calls]
+        functions = [_tool_call(call, is_whole=False).function for call in self.function.calls]
         content, thinking = "".join(self.content), "".join(self.reasoning) or None
         message = ChatCompletionMessage(
             content=content if content or (self.has_content and not calls and not functions) else None,
@@ -200,11 +201,11 @@ class _ChoiceParts:
         return _complete(_complete(choice, self.provided), self.further, dropping=("text",))
 
 
-def _tool_calls(calls: ToolCalls) -> list[ToolCall]:
-    return [_tool_call(call) for call in calls.calls]
-
-
-def _tool_call(call: CallParts) -> ToolCall:
-    function = FunctionCall(name=call.name, arguments="".join(call.arguments))
-    whole = ToolCall(id=call.id, function=_complete(function, call.function_further), type=call.kind or "function")
-    return _complete(whole, call.further)
+def _tool_call(call: CallParts, *, is_whole: bool) -> ToolCall:
+    """Return a call. A whole one without arguments has an empty object, as in answers that are not streamed."""
+    text = "".join(call.arguments)
+    if call.is_custom:
+        custom = _complete(CustomCall(call.name, text), call.function_further)
+        return _complete(ToolCall(call.id, type=call.kind or "custom", custom=custom), call.further)
+    function = _complete(FunctionCall(call.name, text or ("{}" if is_whole else "")), call.function_further)
+    return _complete(ToolCall(call.id, function, call.kind or "function"), call.further)

@@ -15,6 +15,7 @@ from streamco.openai_types import (
     ChunkChoice,
     CompletionTokensDetails,
     CompletionUsage,
+    CustomDelta,
     FunctionDelta,
     PromptTokensDetails,
     ResponseModel,
@@ -32,7 +33,7 @@ _NESTED: dict[type[Struct], dict[str, type[Struct]]] = {
     ChatCompletionChunk: {"choices": ChunkChoice, "usage": CompletionUsage},
     ChunkChoice: {"delta": ChoiceDelta},
     ChoiceDelta: {"tool_calls": ToolCallDelta, "function_call": FunctionDelta},
-    ToolCallDelta: {"function": FunctionDelta},
+    ToolCallDelta: {"function": FunctionDelta, "custom": CustomDelta},
     CompletionUsage: {"prompt_tokens_details": PromptTokensDetails, "completion_tokens_details": CompletionTokensDetails},
 }
 

@@ -29,7 +29,7 @@ def build_chat_request(
     """Build the body of ``POST /v1/chat/completions``, a new dict; the caller's objects are not changed.
 
     Args:
-        messages: the conversation, passed on unchanged.
+        messages: the conversation, passed on unchanged, but for calls without arguments: servers read these as JSON, so they get ``{}``.
         model: the model's name; None leaves it out.
         stream: ask for a stream of events.
         sampling: sampling options; those that are None are left out.
@@ -37,7 +37,7 @@ def build_chat_request(
         include_usage: ask for a last event with token counts (``stream_options``). Other stream options in ``extra`` are kept.
         max_tokens_field: the server's name for the limit. OpenAI's reasoning models refuse ``max_tokens``.
     """
-    body: dict[str, Any] = {"messages": list(messages)}
+    body: dict[str, Any] = {"messages": [_with_arguments(message) for message in messages]}
     if model is not None:
         body["model"] = model
     _add_sampling(body, sampling, max_tokens_field)
@@ -68,6 +68,22 @@ def encode_request(body: Mapping[str, Any]) -> bytes:
         TypeError: a value has no JSON form.
     """
     return msgspec.json.encode(body)
+
+
+def _with_arguments(message: Mapping[str, Any]) -> Mapping[str, Any]:
+    calls = message.get("tool_calls")
+    if not isinstance(calls, list | tuple) or not any(map(_lacks_arguments, calls)):
+        return message
+    return {**message, "tool_calls": [_with_object(call) if _lacks_arguments(call) else call for call in calls]}
+
+
+def _lacks_arguments(call: Any) -> bool:
+    function = call.get("function") if isinstance(call, Mapping) else None
+    return isinstance(function, Mapping) and function.get("arguments") == ""
+
+
+def _with_object(call: Mapping[str, Any]) -> dict[str, Any]:
+    return {**call, "function": {**call["function"], "arguments": "{}"}}
 
 
 def _add_sampling(body: dict[str, Any], sampling: SamplingOptions, max_tokens_field: MaxTokensField) -> None:

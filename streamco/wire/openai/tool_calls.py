@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
-from streamco.openai_types import ToolCallDelta, further_fields
+import msgspec
+
+from streamco.openai_types import CustomDelta, FunctionDelta, ToolCallDelta, further_fields
 from streamco.wire.openai.further_parts import FurtherParts
 
-__all__ = ["CallParts", "ToolCalls"]
+__all__ = ["CallParts", "ToolCalls", "is_json", "text_of"]
 
 
 class CallParts:
-    """One tool call so far; ``arguments`` are the pieces of its JSON text."""
+    """One tool call so far; ``arguments`` are the pieces of its JSON text, or of a custom tool's input."""
 
-    def __init__(self) -> None:
+    def __init__(self, index: int = 0) -> None:
+        self.index = index
+        """Number of the call in the answer."""
         self.id = ""
         self.kind = ""
         self.name = ""
+        self.is_custom = False
+        """True for the call of a custom tool, whose input is any text."""
         self.arguments: list[str] = []
         self.further = FurtherParts(are_deltas=False)
         self.function_further = FurtherParts(are_deltas=False)
@@ -24,8 +30,10 @@ class ToolCalls:
     """The tool calls in deltas as real servers send them, in the order in which they began.
 
     A delta belongs to the call with its index. Without an index it belongs to the call with its id, without either to the last call.
-    A new call begins with a new id on a known index, because some servers number every parallel call 0. Without index and id a new call
-    begins with a name after arguments.
+
+    A call begins with a new index. Some servers give every parallel call the same index, or none. There, a new call begins with a new id
+    that comes with a name, or, without an id, with a name after arguments that are a whole JSON value. A new id without a name begins
+    none, because some servers make a new id for each delta.
     """
 
     def __init__(self) -> None:
@@ -35,34 +43,84 @@ class ToolCalls:
 
     def add(self, delta: ToolCallDelta) -> CallParts:
         """Add a piece, and return the call that it belongs to."""
-        call = self._find(delta) or self._begin()
+        part = _part_of(delta)
+        call = self._find(delta, part) or self._begin()
         if delta.index is not None:
             self._by_index[delta.index] = call
         if delta.id and not call.id:
             call.id = delta.id
             self._by_id.setdefault(delta.id, call)
         call.kind = delta.type or call.kind
-        call.further.add(further_fields(delta))
-        function = delta.function
-        if function is None:
+        if further := further_fields(delta):
+            call.further.add(further)
+        if part is None:
             return call
-        call.function_further.add(further_fields(function))
-        if function.name and function.name != call.name:  # some servers repeat the name, some split it
-            call.name += function.name
-        if function.arguments:
-            call.arguments.append(function.arguments)
+        if further := further_fields(part):
+            call.function_further.add(further)
+        if part.name and part.name != call.name:  # some servers repeat the name, some split it
+            call.name += part.name
+        call.is_custom = call.is_custom or isinstance(part, CustomDelta)
+        if text := _text_of(part):
+            call.arguments.append(text)
         return call
 
-    def _find(self, delta: ToolCallDelta) -> CallParts | None:
+    def settle(self, delta: ToolCallDelta) -> None:
+        """Add a piece, and make it one that can be joined to the others by its index alone, as those of OpenAI's own servers.
+
+        Its index becomes the call's number. An id or a name that the call has already, and an empty ``custom``, are taken out.
+        """
+        part = _part_of(delta)
+        known = self._find(delta, part)
+        known_id, known_name = (known.id, known.name) if known is not None else ("", "")
+        call = self.add(delta)
+        delta.index = call.index
+        if known_id:
+            delta.id = None
+        if part is not None and part.name == known_name:
+            part.name = None
+        if part is not delta.custom:
+            delta.custom = None
+
+    def _find(self, delta: ToolCallDelta, part: FunctionDelta | CustomDelta | None) -> CallParts | None:
+        name = part.name if part is not None else None
         if delta.index is not None:
             call = self._by_index.get(delta.index)
-            return None if call is not None and delta.id and call.id and delta.id != call.id else call
-        if delta.id:
-            return self._by_id.get(delta.id)
-        last = self.calls[-1] if self.calls else None
-        has_new_name = delta.function is not None and bool(delta.function.name)
-        return None if last is not None and last.arguments and has_new_name else last
+            if call is not None and delta.id and call.id and delta.id != call.id:
+                return self._by_id.get(delta.id) or (None if name else call)
+        elif delta.id:
+            return self._by_id.get(delta.id) or (None if name or not self.calls else self.calls[-1])
+        else:
+            call = self.calls[-1] if self.calls else None
+        if call is None or delta.id or part is None or not name or not call.name:
+            return call
+        is_repeated = name == call.name and not _text_of(part)
+        return call if is_repeated or not call.arguments or not (call.is_custom or is_json("".join(call.arguments))) else None
 
     def _begin(self) -> CallParts:
-        self.calls.append(CallParts())
+        self.calls.append(CallParts(len(self.calls)))
         return self.calls[-1]
+
+
+def is_json(text: str) -> bool:
+    """Return True if a text is one whole JSON value."""
+    try:
+        msgspec.json.decode(text)
+    except (msgspec.DecodeError, ValueError, RecursionError):
+        return False
+    return True
+
+
+def _part_of(delta: ToolCallDelta) -> FunctionDelta | CustomDelta | None:
+    """Return the piece of the function's or the custom tool's call. Some servers send an empty ``custom`` beside each function."""
+    custom = delta.custom
+    return custom if custom is not None and (delta.function is None or custom.name or custom.input) else delta.function
+
+
+def text_of(delta: ToolCallDelta) -> str | None:
+    """Return the piece of the arguments or of the input in a delta; None: it has none."""
+    part = _part_of(delta)
+    return None if part is None else _text_of(part)
+
+
+def _text_of(part: FunctionDelta | CustomDelta) -> str | None:
+    return part.arguments if isinstance(part, FunctionDelta) else part.input

@@ -133,7 +133,7 @@ class ResponseEvents:
         if isinstance(event, PartEnded):
             return self._ended(part, place)
         more = {"logprobs": event.logprobs} if part.kind == "text" else {}
-        return self._emit(f"{_DELTAS[part.kind]}.delta", **place, delta=event.text, **more)
+        return self._emit(f"{_event_of(part)}.delta", **place, delta=event.text, **more)
 
     def _begun(self, part: AnswerPart, place: Json) -> bytes:
         item = self._item(part, "in_progress", is_new=True)
@@ -143,9 +143,9 @@ class ResponseEvents:
         return added + self._emit("response.content_part.added", **place, part=_content(part, is_new=True))
 
     def _ended(self, part: AnswerPart, place: Json) -> bytes:
-        named = f"{_DELTAS[part.kind]}.done"
+        named = f"{_event_of(part)}.done"
         if part.call is not None:
-            done = self._emit(named, **place, arguments=part.text)
+            done = self._emit(named, **place, **{"input" if part.call.is_custom else "arguments": part.text})
         else:
             content = _content(part)
             shown = {"refusal": part.text} if part.kind == "refusal" else {"text": part.text}
@@ -162,6 +162,8 @@ class ResponseEvents:
         if part.call is not None:
             call_id = self._call_ids.of(part.index, part.call.id)
             arguments = "" if is_new else part.text
+            if part.call.is_custom:
+                return item | {"type": "custom_tool_call", "call_id": call_id, "name": part.call.name, "input": arguments}
             return item | {"type": "function_call", "call_id": call_id, **self._names.fields(part.call.name), "arguments": arguments}
         content = [] if is_new else [_content(part)]
         if part.kind == "reasoning":
@@ -180,6 +182,11 @@ _DELTAS = {
     "reasoning": "response.reasoning_text",
     "call": "response.function_call_arguments",
 }
+_CUSTOM = "response.custom_tool_call_input"
+
+
+def _event_of(part: AnswerPart) -> str:
+    return _CUSTOM if part.call is not None and part.call.is_custom else _DELTAS[part.kind]
 
 
 def _content(part: AnswerPart, *, is_new: bool = False) -> Json:

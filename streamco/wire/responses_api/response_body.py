@@ -68,9 +68,11 @@ def _text_settings(further: Json) -> Json:
 
 
 def _flat(tool: Any) -> Any:
-    """Return a function, or the choice of one, without the object that chat puts around its fields; anything else as it is."""
-    function = tool.get("function") if isinstance(tool, Mapping) else None
-    return {"type": "function", **function} if isinstance(function, Mapping) else tool
+    """Return a function or a custom tool, or the choice of one, without the object that chat puts around its fields."""
+    for kind in ("function", "custom"):
+        if isinstance(tool, Mapping) and isinstance(inner := tool.get(kind), Mapping):
+            return {"type": kind, **inner}
+    return tool
 
 
 def _items(message: Mapping[str, Any]) -> Iterator[Json]:
@@ -84,6 +86,9 @@ def _items(message: Mapping[str, Any]) -> Iterator[Json]:
     else:
         yield {"role": role, "content": content if isinstance(content, str) else [_part(part) for part in content or ()]}
     for call in message.get("tool_calls") or ():
+        if isinstance(custom := call.get("custom"), Mapping):
+            yield {"type": "custom_tool_call", "call_id": call.get("id"), "name": custom.get("name"), "input": custom.get("input") or ""}
+            continue
         function = call.get("function") or {}
         arguments = function.get("arguments") or "{}"
         yield {"type": "function_call", "call_id": call.get("id"), "name": function.get("name"), "arguments": arguments}

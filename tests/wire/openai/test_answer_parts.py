@@ -18,9 +18,10 @@ from streamco.openai_types import (
     ToolCall,
     ToolCallDelta,
 )
-from streamco.wire.openai.answer_parts import AnswerPart, AnswerParts, PartBegan, PartEnded, PartEvent, PartGrew, is_json, message_parts
+from streamco.wire.openai.answer_parts import AnswerPart, AnswerParts, PartBegan, PartEnded, PartEvent, PartGrew, message_parts
 from streamco.wire.openai.assembler import assemble
 from streamco.wire.openai.stream import ChatStreamParser
+from streamco.wire.openai.tool_calls import is_json
 from tests.wire.recorded import recordings
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -18,6 +19,7 @@ from streamco.openai_types import (
 )
 from streamco.wire.openai.assembler import CompletionAssembler, assemble
 from streamco.wire.openai.json_body import split_answer
+from tests.support.calls import function_of
 from tests.wire.openai.events import chunk, read, usage_chunk
 
 
@@ -28,7 +30,7 @@ def of(*pieces: bytes) -> ChatCompletion:
 def calls_of(*deltas: ToolCallDelta) -> list[tuple[str, str, str]]:
     chunks = [ChatCompletionChunk(choices=[ChunkChoice(ChoiceDelta(tool_calls=[delta]))]) for delta in deltas]
     message = assemble(chunks).choices[0].message
-    return [(call.id, call.function.name, call.function.arguments) for call in message.tool_calls or []]
+    return [(call.id, function_of(call).name, function_of(call).arguments) for call in message.tool_calls or []]
 
 
 def call(index: int | None = None, call_id: str | None = None, name: str | None = None, arguments: str | None = None) -> ToolCallDelta:
@@ -188,3 +190,14 @@ def test_numbers_of_a_token_are_no_fields_of_the_message() -> None:
     message = assemble(chunks).choices[0].message
     assert message.to_dict() == {"content": "hi you", "role": "assistant", "note": "ab"}
     assert chunks[0].choices[0].delta.model_extra == {"token_id": 5, "special": False, "note": "a"}
+
+
+@pytest.mark.parametrize(("finish", "arguments"), [("tool_calls", "{}"), (None, "")])
+def test_a_call_without_arguments_has_an_empty_object_once_the_answer_is_whole(finish: str | None, arguments: str) -> None:
+    call = ToolCallDelta(index=0, id="a", function=FunctionDelta("f", ""))
+    chunks = [
+        ChatCompletionChunk(choices=[ChunkChoice(ChoiceDelta(tool_calls=[call]))]),
+        ChatCompletionChunk(choices=[ChunkChoice(finish_reason=finish)]),
+    ]
+    (made,) = assemble(chunks).choices[0].message.tool_calls or []
+    assert function_of(made).arguments == arguments

@@ -87,3 +87,17 @@ def test_penalties_and_biases_are_fields_of_their_own() -> None:
     sampling = SamplingOptions(frequency_penalty=0.5, presence_penalty=0, logit_bias=((5, 1), (7, -100)))
     body = build_chat_request(MESSAGES, model="m", sampling=sampling)
     assert (body["frequency_penalty"], body["presence_penalty"], body["logit_bias"]) == (0.5, 0, {"5": 1, "7": -100})
+
+
+@pytest.mark.parametrize("arguments", ["", "{}", '{"a": 1}'])
+def test_a_call_without_arguments_is_sent_back_with_an_empty_object(arguments: str) -> None:
+    calls = [
+        {"id": "a", "type": "function", "function": {"name": "f", "arguments": arguments}},
+        {"id": "b", "type": "custom", "custom": {"name": "g", "input": ""}},
+    ]
+    message = {"role": "assistant", "content": None, "tool_calls": calls}
+    (sent,) = build_chat_request([message], model="m")["messages"]
+    assert [call.get("function", {}).get("arguments") for call in sent["tool_calls"]] == [arguments or "{}", None]
+    assert sent["tool_calls"][1] is calls[1]
+    assert message["tool_calls"] is calls
+    assert calls[0]["function"]["arguments"] == arguments  # type: ignore[index]

@@ -21,6 +21,7 @@ from streamco.openai_types import (
 )
 from streamco.wire.openai.assembler import assemble
 from streamco.wire.responses_api.events import ResponseEvents, response_usage
+from tests.support.calls import function_of
 from tests.support.named_events import build_response, chunks_of, encode_recording, read_named
 from tests.wire.recorded import random_cuts, recordings
 
@@ -237,5 +238,5 @@ def test_recorded_chat_answers_come_out_whole_however_they_are_cut() -> None:
         message = choices[0].message if choices else None
         assert built.text("message") == ("" if message is None else (message.content or "") + (message.refusal or "")), str(recording)
         assert built.text("reasoning") == ((message and message.reasoning_content) or ""), str(recording)
-        calls = [(each.function.name, each.function.arguments) for each in (message and message.tool_calls) or []]
+        calls = [(function_of(each).name, function_of(each).arguments) for each in (message and message.tool_calls) or []]
         assert built.calls == calls, str(recording)
