@@ -11,7 +11,7 @@ from typing import Literal
 from msgspec import Struct
 
 from streamco.errors import EndpointError
-from streamco.openai_types import ChatCompletionChunk, CompletionUsage
+from streamco.openai_types import ChatCompletionChunk, CompletionUsage, has_output
 
 __all__ = [
     "Event",
@@ -43,6 +43,11 @@ class TokensReceived(Struct, frozen=True):
     source: str
     chunks: list[ChatCompletionChunk]
     tokens: int
+
+    @property
+    def has_output(self) -> bool:
+        """True if the chunks hold anything that was generated, also what is no token: media, encrypted reasoning."""
+        return any(has_output(choice.delta) for chunk in self.chunks for choice in chunk.choices)
 
 
 class StreamEnded(Struct, frozen=True):

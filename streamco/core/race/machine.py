@@ -1,9 +1,9 @@
 """One answer from several endpoints: which one starts when, which one wins, what the reader gets (DiSCo 4.2, section "Race").
 
-The first *content* token wins: role deltas, empty choices and usage don't count, but the winner's are delivered in their place. If an
-attempt fails before the race is decided, the next one starts at once, whatever its wait. If no attempt is left, the reader gets the error,
-after all text that came. If the endpoint fails in the middle, or writes at too high a price, another one continues the answer
-(``core.race.handover``).
+The first *content* token wins: role deltas, empty choices and usage don't count, but the winner's are delivered in their place. Output
+without tokens (media, encrypted reasoning) wins only if no other endpoint is about to answer. If an attempt fails before the race is
+decided, the next one starts at once, whatever its wait. If no attempt is left, the reader gets the error, after all text that came. If the
+endpoint fails in the middle, or writes at too high a price, another one continues the answer (``core.race.handover``).
 """
 
 from __future__ import annotations
@@ -141,12 +141,11 @@ class RaceMachine:
 
     def next_deadline(self) -> float | None:
         """Return when the next attempt starts or the next token is due, the earlier of both; None: nothing is timed."""
-        deadline = self._delivery.next_due()
+        due = [each for each in (self._delivery.next_due(),) if each is not None]
         if self.winner is None and self.finished is None:
-            for attempt in self.attempts.values():
-                if attempt.state is AttemptState.WAITING and attempt.plan.wait is not None:
-                    deadline = self.began + attempt.plan.wait if deadline is None else min(deadline, self.began + attempt.plan.wait)
-        return deadline
+            waits = [attempt.plan.wait for attempt in self.attempts.values() if attempt.state is AttemptState.WAITING]
+            due += [self.began + wait for wait in waits if wait is not None]
+        return min(due, default=None)
 
     def handle_deadline(self, *, now: float) -> None:
         """Open the attempts after their wait and release the tokens that are due."""
@@ -211,8 +210,13 @@ class RaceMachine:
                 self._stop(attempt, "explored")
         elif attempt.state is AttemptState.OPEN:
             attempt.hold(event.chunks)
-            if event.tokens and self.finished is None:
+            if self.finished is None and (event.tokens or (event.has_output and self._is_alone(attempt))):
                 self._win(attempt, event.tokens, now)
+
+    def _is_alone(self, attempt: Attempt) -> bool:
+        """Return True if no other attempt is about to write the first token."""
+        others = [other for other in self.attempts.values() if other is not attempt]
+        return not any(each.is_live or (each.state is AttemptState.WAITING and each.plan.wait is not None) for each in others)
 
     def _receive_answer(self, attempt: Attempt, event: TokensReceived, now: float) -> None:
         """Deliver what is new; a restarted answer first repeats what the reader has."""
@@ -463,8 +467,7 @@ class RaceMachine:
 
     def _start_next(self, now: float) -> None:
         """Open the next untried attempt after a failure: the earliest waiting one, else one that has no wait."""
-        waiting = [attempt for attempt in self.attempts.values() if attempt.state is AttemptState.WAITING]
-        if waiting:
+        if waiting := [attempt for attempt in self.attempts.values() if attempt.state is AttemptState.WAITING]:
             self._open(min(waiting, key=lambda attempt: (attempt.plan.wait is None, attempt.plan.wait or 0.0)), now)
 
     def _open(self, attempt: Attempt, now: float) -> None:

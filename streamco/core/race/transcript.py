@@ -38,8 +38,8 @@ class Transcript:
 
     @property
     def has_calls(self) -> bool:
-        """True if a tool call has begun, because half of one can't be handed over."""
-        return any(choice.delta.tool_calls or choice.delta.function_call for _, choice in self._choices())
+        """True if a tool call or media have begun, because half of one can't be handed over."""
+        return any(choice.delta.tool_calls or choice.delta.function_call or choice.delta.audio for _, choice in self._choices())
 
     @property
     def ends_in_text(self) -> bool:

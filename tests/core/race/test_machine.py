@@ -12,7 +12,7 @@ from streamco.core.race.commands import CancelStream, Command, DeliverTokens, Fa
 from streamco.core.race.machine import RaceMachine, RacePlan
 from streamco.errors import AllEndpointsFailed, EndpointConnectError, EndpointProtocolError, EndpointStatusError
 from streamco.events import Event, ReaderLeft, StreamCancelled, StreamEnded, StreamFailed, TokensReceived
-from streamco.openai_types import ChatCompletionChunk, CompletionUsage
+from streamco.openai_types import ChatCompletionChunk, ChoiceDelta, ChunkChoice, CompletionUsage
 from streamco.testing.endpoint import text_chunk
 
 
@@ -75,6 +75,34 @@ def test_a_role_delta_does_not_win_but_is_delivered_before_the_winners_first_tok
     assert machine.winner is None
     machine.receive(tokens("server", "Hi"), now=0.2)
     assert machine.take_commands()[-1] == DeliverTokens("server", [role, text_chunk("Hi")])
+
+
+def image(source: str) -> TokensReceived:
+    chunk = ChatCompletionChunk(choices=[ChunkChoice(ChoiceDelta(audio={"data": "AAAA"}))])
+    return TokensReceived(source, [chunk], 0)
+
+
+def test_output_without_tokens_is_delivered_at_once_if_nothing_else_is_about_to_answer() -> None:
+    machine = make(("server", 0.0), ("reserve", None))
+    machine.start(now=0.0)
+    machine.take_commands()
+    event = image("server")
+    machine.receive(event, now=0.1)
+    assert machine.take_commands() == [DeliverTokens("server", event.chunks)]
+    assert machine.winner == "server"
+
+
+@pytest.mark.parametrize("wait", [0.0, 5.0])
+def test_output_without_tokens_waits_as_long_as_another_endpoint_may_write_a_token(wait: float) -> None:
+    machine = make(("server", 0.0), ("device", wait))
+    machine.start(now=0.0)
+    machine.take_commands()
+    event = image("server")
+    machine.receive(event, now=0.1)
+    assert (machine.winner, machine.take_commands()) == (None, [])
+    machine.receive(tokens("server", "Hi"), now=0.2)
+    assert text_of(commands := machine.take_commands()) == "Hi"
+    assert [command.chunks[0] for command in commands if isinstance(command, DeliverTokens)] == event.chunks
 
 
 def test_an_endpoint_whose_wait_was_not_over_is_spared() -> None:
