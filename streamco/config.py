@@ -103,7 +103,7 @@ _LEAST_AHEAD = 3  # tokens: one in the engine, one on its way and one with the r
 class Limits(Struct, frozen=True, kw_only=True):
     """Sizes beyond which data is refused or a source is paused."""
 
-    event_bytes: int = 1 << 20  # one SSE event; the largest recorded are below 100 kB
+    event_bytes: int = 16 << 20  # one SSE event; text needs less than 100 kB, a generated image several MB
     body_bytes: int = 16 << 20  # one non-streamed answer
     answer_bytes: int = 64 << 20  # one streamed answer, all events
     unread_tokens: int = 4096  # delivered and not read, before the source is paused

@@ -378,7 +378,8 @@ class OpenAIEndpoint:
                 codec, types["Accept"] = self._transfer.codec, f"{ACCEPTED}, */*"
             headers = {**self._headers, **types, **request.headers}
             sent = encode_request(body) if encoded is None else encoded
-            return StreamCall(url, headers, sent, api, held_whitespace if is_answer else "", codec)
+            choices = body.get("n") or 1
+            return StreamCall(url, headers, sent, api, held_whitespace if is_answer else "", codec, choices if type(choices) is int else 1)
         except TypeError as exc:
             raise UsageError(f"request: expected values that have a JSON form, got {exc}") from exc
 

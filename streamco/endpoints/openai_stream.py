@@ -30,7 +30,7 @@ from streamco.errors import (
     StreamConsumed,
 )
 from streamco.events import StreamEnded, TokensReceived, Written
-from streamco.openai_types import ChatCompletionChunk
+from streamco.openai_types import ChatCompletionChunk, has_output
 from streamco.wire.event_stream_parser import EventStreamParser
 from streamco.wire.messages_api.message_stream import MessageStreamParser
 from streamco.wire.openai.errors import status_error
@@ -66,6 +66,7 @@ class StreamCall(Struct, frozen=True):
         api: the API that body and answer belong to.
         held_whitespace: whitespace that the server was not shown and will write again; "": none.
         codec: unpacks the ids of an answer in MessagePack, which the headers accept; None: they don't.
+        choices: number of choices that it asks for.
     """
 
     url: URL
@@ -74,6 +75,7 @@ class StreamCall(Struct, frozen=True):
     api: CallApi
     held_whitespace: str = ""
     codec: TokenCodec | None = None
+    choices: int = 1
 
 
 class _Opener:
@@ -148,14 +150,10 @@ class _Opener:
         return self._retries.next_wait(error) if is_transient(error) else None
 
     async def _check(self, response: aiohttp.ClientResponse) -> None:
-        """Raise unless the status is 200 and the body may be an answer; the parser distinguishes events from JSON."""
-        kind = response.headers.get("Content-Type", "")  # aiohttp's content_type parses it as e-mail, a millisecond the first time
-        if response.status == 200 and not kind.lower().startswith("text/html"):
+        """Raise unless the status is 2xx. Whether the body is a stream, JSON or a page, the parser sees; headers are often wrong."""
+        if 200 <= response.status < 300:
             return
         body = await self._client.read(response, _ERROR_BYTES)
-        if response.status == 200:
-            text = " ".join(body[:200].decode("utf-8", "replace").split())
-            raise EndpointProtocolError(f"expected an event stream, got an HTML page: {text!r}", endpoint=self._name)
         error = status_error(response.status, response.headers, body, now=time.time(), endpoint=self._name)
         if response.headers.get("x-should-retry") == "false":  # OpenAI and Anthropic: the same request will fail again
             self._retries.forbid()
@@ -234,6 +232,7 @@ class OpenAIStream:
         self._parser: Parser = ChatStreamParser(endpoint=name, limits=limits)
         self._boundary = BoundaryWhitespace()
         self._held: list[ChatCompletionChunk] | None = []  # chunks before the first content; None: it has come
+        self._has_length = True
         self._is_complete = False
         self._is_reading = False
         self._is_closed = False
@@ -343,6 +342,8 @@ class OpenAIStream:
         self._boundary = BoundaryWhitespace(call.held_whitespace)
         self._response = response
         self._content = response.content
+        # The length of a body without these is only known when the connection closes, as it does when a server dies.
+        self._has_length = "Content-Length" in response.headers or "chunked" in response.headers.get("Transfer-Encoding", "").lower()
 
     def _make_parser(self, call: StreamCall, media_type: str) -> Parser:
         if call.api == "responses":
@@ -351,7 +352,7 @@ class OpenAIStream:
             return MessageStreamParser(endpoint=self._name, limits=self._limits)
         if call.codec is not None and media_type.partition(";")[0].strip().lower() == MSGPACK:
             return MsgpackStreamParser(call.codec, endpoint=self._name, limits=self._limits, api=call.api)
-        return ChatStreamParser(endpoint=self._name, limits=self._limits, api=call.api)
+        return ChatStreamParser(endpoint=self._name, limits=self._limits, api=call.api, choices=call.choices)
 
     # Reading
 
@@ -360,7 +361,7 @@ class OpenAIStream:
         parser = self._parser
         chunks = parser.feed(data) if data else []
         tokens = parser.tokens if data else 0
-        self._watchdog.feed(has_content=tokens > 0)
+        self._watchdog.feed(has_content=bool(data) and parser.has_progress)
         if parser.is_done:
             self._finish()
         elif parser.error is not None:
@@ -369,9 +370,10 @@ class OpenAIStream:
             self._handle_read_error(failure, tokens)
         elif not data:
             chunks, tokens = self._close_parser()
-        elif parser.finish_reason is not None and not self._is_complete and parser.is_complete:
-            self._is_complete = True
-            self._watchdog.expect_end(_END_GRACE)
+        elif parser.is_complete != self._is_complete:
+            self._is_complete = not self._is_complete  # what comes after a finish reason takes it back
+            if self._is_complete:
+                self._watchdog.expect_end(_END_GRACE)
         return self._release(chunks, tokens)
 
     def _release(self, chunks: list[ChatCompletionChunk], tokens: int) -> TokensReceived | None:
@@ -381,10 +383,11 @@ class OpenAIStream:
                 self._fail(EndpointProtocolError(f"expected content in the first {_MAX_HELD} chunks, got none"))
             if held:
                 chunks = held + chunks
-            if not tokens and (self._end is None or isinstance(self._end.outcome, Exception)):
+            has_begun = tokens > 0 or any(has_output(choice.delta) for chunk in chunks for choice in chunk.choices)
+            if not has_begun and (self._end is None or isinstance(self._end.outcome, Exception)):
                 self._held = [] if self._content is None else chunks  # None: this try has failed
                 return None
-            self._held = None if tokens > 0 else []
+            self._held = None if has_begun else []
         if not chunks:
             return None
         event = TokensReceived(self._name, chunks, tokens)
@@ -392,7 +395,7 @@ class OpenAIStream:
 
     def _close_parser(self) -> tuple[list[ChatCompletionChunk], int]:
         try:
-            chunks = self._parser.close()
+            chunks = self._parser.close(is_proper=self._has_length)
         except EndpointError as error:
             self._handle_answer_error(error, 0)
             return [], 0

@@ -7,6 +7,7 @@ from abc import ABC, abstractmethod
 from streamco.config import Limits
 from streamco.errors import EndpointError, EndpointProtocolError
 from streamco.openai_types import ChatCompletionChunk, CompletionUsage
+from streamco.wire.completeness import Completeness, End
 
 __all__ = ["AnswerParser"]
 
@@ -26,15 +27,26 @@ class AnswerParser(ABC):
         self.endpoint = endpoint
         self.limits = limits
         self.tokens = 0
-        self.finish_reason: str | None = None
+        self.has_progress = False
         self.usage: CompletionUsage | None = None
         self.is_done = False
         self.error: EndpointError | None = None
         self.is_estimated = False
         self.has_only_text = True
         self.has_dropped_fields = False
+        self._ends = Completeness()
         self._answer_bytes = limits.answer_bytes  # bytes left of the limit
         self._text: list[str] = []
+
+    @property
+    def finish_reason(self) -> str | None:
+        """The answer's finish reason; None: none has come."""
+        return self._ends.finish_reason
+
+    @property
+    def is_complete(self) -> bool:
+        """True if the answer is whole; see ``Completeness``."""
+        return self._ends.is_whole
 
     def partial_text(self) -> str:
         """Return the text in all chunks returned so far, without reasoning."""
@@ -43,6 +55,7 @@ class AnswerParser(ABC):
     def feed(self, data: bytes) -> list[ChatCompletionChunk]:
         """Take bytes of the body and return the chunks that they complete. Check ``error`` and ``is_done`` afterwards."""
         self.tokens = 0
+        self.has_progress = False
         chunks: list[ChatCompletionChunk] = []
         if self.is_done or self.error is not None:
             return chunks
@@ -55,6 +68,32 @@ class AnswerParser(ABC):
             self._fail(error)
         return chunks
 
+    def close(self, *, is_proper: bool = True) -> list[ChatCompletionChunk]:
+        """Take the end of the body, and return the chunks of what was left.
+
+        Args:
+            is_proper: see ``Completeness.record_close``.
+
+        Raises:
+            EndpointError: ``error``, or the answer is truncated.
+        """
+        self.tokens = 0
+        self.has_progress = False
+        chunks: list[ChatCompletionChunk] = []
+        returned = len(self._text)
+        if self.error is None and not self.is_done:
+            try:
+                self._take_end(chunks)
+                if not self.is_done and self.error is None:
+                    self._record_end(self._ends.record_close(is_proper=is_proper))
+            except EndpointError as error:
+                self._fail(error)
+        if self.error is not None:
+            del self._text[returned:]  # these chunks are never returned
+            self.error.partial = self.partial_text()
+            raise self.error
+        return chunks
+
     @abstractmethod
     def _take(self, data: bytes, chunks: list[ChatCompletionChunk]) -> None:
         """Append the chunks that the bytes complete.
@@ -63,7 +102,27 @@ class AnswerParser(ABC):
             EndpointError: the answer can't go on; the chunks before are kept.
         """
 
+    def _take_end(self, chunks: list[ChatCompletionChunk]) -> None:  # noqa: B027  nothing is left of most bodies
+        """Append the chunks of what is left at the end of the body. It raises as ``_take``."""
+
+    def _record_end(self, end: End) -> None:
+        """Fail if the end is none of a whole answer.
+
+        Raises:
+            EndpointProtocolError: it is none.
+        """
+        if end == "cut":
+            got = f"a truncated answer: {self._size()}{len(self.partial_text())} characters"
+            raise EndpointProtocolError(f"expected a finish reason before the end of the stream, got {got}")
+        if end == "empty":
+            raise EndpointProtocolError("expected text or calls in the answer, got other fields alone")
+
+    def _size(self) -> str:
+        """Return how much has come, for errors, beside the text."""
+        return ""
+
     def _fail(self, error: EndpointError) -> None:
         error.endpoint = self.endpoint
         error.partial = self.partial_text()
         self.error = error
+        self.is_done = False

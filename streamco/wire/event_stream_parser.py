@@ -6,121 +6,200 @@ from abc import abstractmethod
 from typing import Any
 
 from streamco.config import Limits
-from streamco.errors import EndpointError, EndpointProtocolError
-from streamco.openai_types import ChatCompletionChunk, ChoiceDelta, ChunkChoice, CompletionUsage
+from streamco.errors import EndpointProtocolError
+from streamco.openai_types import ChatCompletionChunk, ChoiceDelta, ChunkChoice, CompletionUsage, has_output
 from streamco.wire.answer_parser import AnswerParser
-from streamco.wire.openai.errors import stream_error
-from streamco.wire.openai.json_body import excerpt
-from streamco.wire.openai.lenient_decode import decode_object, is_plausible
-from streamco.wire.openai.stream import estimate_delta
-from streamco.wire.sse import SSEParser
+from streamco.wire.openai.errors import find_error, is_bare_error, stream_error
+from streamco.wire.openai.json_body import JSONBody, decode_body, excerpt
+from streamco.wire.openai.lenient_decode import decode_object, newer_usage
+from streamco.wire.openai.token_estimate import estimate_delta, is_text
+from streamco.wire.sse import SSEEvent, SSEParser
+from streamco.wire.text_halves import TextHalves
 
 __all__ = ["EventStreamParser"]
 
 _LIMITS = Limits()
 _LATEST = 1e12  # seconds since the epoch; no server's clock is later
+_DONE = b"[DONE]"
+_KEEPALIVES = frozenset({"ping", "keepalive"})
 
 
 class EventStreamParser(AnswerParser):
     """Turns the events of one streamed answer into chat chunks.
 
+    An event's type is in its data, else its name says it. Events of unknown types are skipped. A body that is one JSON object instead of
+    events is the whole answer.
+
     Args:
         endpoint: the endpoint's name in errors.
-        limits: ``event_bytes`` and ``answer_bytes``.
+        limits: ``event_bytes``, ``answer_bytes`` and, for a body of JSON, ``body_bytes``.
     """
 
     first_event = ""
     """Type of the event that an answer begins with, for errors."""
+    foreign_types: tuple[str, ...] = ()
+    """Beginnings of the types of another API's events."""
 
     def __init__(self, *, endpoint: str = "", limits: Limits = _LIMITS) -> None:
         super().__init__(endpoint=endpoint, limits=limits)
         self._sse = SSEParser(limit_bytes=limits.event_bytes)
+        self._halves = TextHalves()
+        self._body: JSONBody | None = None
+        self._is_stream = False
         self._has_begun = False
+        self._skipped: bytes | None = None  # the first event that is none of the API
         self._head: dict[str, Any] = {}  # id, created and model of all chunks
-
-    @property
-    def is_complete(self) -> bool:
-        """True if the answer is whole: its finish reason or its end has come."""
-        return self.is_done or self.finish_reason is not None
-
-    def close(self) -> list[ChatCompletionChunk]:
-        """Take the end of the body, and return the chunks of a last event without its blank line.
-
-        Raises:
-            EndpointError: ``error``, or the answer is truncated.
-        """
-        self.tokens = 0
-        chunks: list[ChatCompletionChunk] = []
-        if self.error is None and not self.is_done:
-            try:
-                self._read([event.data for event in self._sse.close()], chunks)
-            except EndpointError as error:
-                self._fail(error)
-            if self.error is None and not self.is_complete:
-                got = f"a truncated answer: {self._sse.events} events, {len(self.partial_text())} characters"
-                self._fail(EndpointProtocolError(f"expected a finish reason before the end of the stream, got {got}"))
-        if self.error is not None:
-            raise self.error
-        return chunks
+        self._chunks: list[ChatCompletionChunk] = []
 
     def _take(self, data: bytes, chunks: list[ChatCompletionChunk]) -> None:
-        self._read(self._sse.feed_data(data), chunks)
+        self._chunks = chunks
+        if not self._is_stream:
+            data = data if self._body is not None else data.lstrip()
+            if self._body is None and data[:1] in (b"{", b"["):
+                self._body = JSONBody(limit_bytes=self.limits.body_bytes)
+            self._is_stream = self._body is None and bool(data)
+        if self._body is not None:
+            self._body.feed(data)
+        else:
+            self._read(self._sse.feed(data))
 
-    def _read(self, payloads: list[bytes], chunks: list[ChatCompletionChunk]) -> None:
-        for payload in payloads:
+    def _take_end(self, chunks: list[ChatCompletionChunk]) -> None:
+        self._chunks = chunks
+        if self._body is not None:
+            self._read_body(decode_body(self._body.take()))
+            return
+        self._read(self._sse.close())
+        if self.is_done or self.error is not None:
+            return
+        if not self._has_begun and self._skipped is not None:
+            raise EndpointProtocolError(f"expected {self.first_event} as the first event, got {excerpt(self._skipped)}")
+        self._take_rest()
+        if self._ends.has_reason:
+            self._close_parts()
+
+    def _size(self) -> str:
+        return f"{self._sse.events} events, "
+
+    def _read(self, events: list[SSEEvent]) -> None:
+        for event in events:
             if self.is_done or self.error is not None:
                 return
-            try:
-                value = decode_object(payload)
-            except ValueError:
+            self._read_event(event)
+
+    def _read_event(self, event: SSEEvent) -> None:
+        payload = event.data.strip()
+        name = "" if event.event == "message" else event.event
+        if payload == _DONE:
+            if self._ends.has_reason:
+                self._end()
+            return
+        if name in _KEEPALIVES:
+            return
+        try:
+            value = decode_object(payload, self._halves)
+        except ValueError:
+            if payload[:1] in (b"{", b"["):
                 raise EndpointProtocolError(f"expected JSON in an event, got {excerpt(payload)}") from None
-            if not isinstance(value, dict) or not isinstance(kind := value.get("type"), str):
-                raise EndpointProtocolError(f"expected an event with a type, got {excerpt(payload)}")
-            if not self._has_begun and kind not in {self.first_event, "error", "ping"}:
-                raise EndpointProtocolError(f"expected {self.first_event} as the first event, got {excerpt(payload)}", is_lasting=True)
-            if (chunk := self._decode(kind, value)) is not None:
-                self._count(chunk)
-                chunks.append(chunk)
+            value = None
+        if not isinstance(value, dict):
+            self._skipped = self._skipped or payload
+            return
+        kind = value.get("type")
+        self._read_object(kind if isinstance(kind, str) and kind else name, value, payload)
+
+    def _read_object(self, kind: str, value: dict[str, Any], payload: bytes) -> None:
+        if kind in _KEEPALIVES:
+            return
+        if not self._has_begun and ("choices" in value or kind.startswith(self.foreign_types)):
+            raise EndpointProtocolError(f"expected {self.first_event} as the first event, got {excerpt(payload)}", is_lasting=True)
+        if self._decode(kind, value):
+            return
+        if (error := find_error(value)) is not None:
+            self._fail(stream_error({"error": error}))
+        elif is_bare_error(value, is_all=False):
+            self._fail(stream_error(value))
+        else:
+            self._skipped = self._skipped or payload
+
+    def _read_body(self, value: Any) -> None:
+        """Read a whole answer that was not streamed.
+
+        Raises:
+            EndpointError: it is an error, or no answer of this API.
+        """
+        if (error := find_error(value)) is not None:
+            raise stream_error({"error": error})
+        if not isinstance(value, dict) or not self._decode_whole(value):
+            if is_bare_error(value, is_all=True):
+                raise stream_error(value)
+            got = excerpt(b"" if self._body is None else self._body.take())
+            is_lasting = isinstance(value, dict) and "choices" in value
+            raise EndpointProtocolError(f"expected {self.first_event} or a whole answer, got {got}", is_lasting=is_lasting)
 
     @abstractmethod
-    def _decode(self, kind: str, value: dict[str, Any]) -> ChatCompletionChunk | None:
-        """Return the chunk of an event; None: it has none. Sets ``is_done`` at the end and fails at an error event."""
+    def _decode(self, kind: str, value: dict[str, Any]) -> bool:
+        """Emit what an event holds; False: it is none of the API's. Calls ``_end`` at the end and fails at an error event."""
 
-    def _begin(self, name: Any, model: Any, created: Any = 0) -> ChatCompletionChunk:
-        """Return the chunk of an answer that begins."""
+    @abstractmethod
+    def _decode_whole(self, value: dict[str, Any]) -> bool:
+        """Emit a whole answer that was not streamed; False: it is none of the API's."""
+
+    def _close_parts(self) -> None:
+        """Emit what is still held when the answer ends."""
+
+    def _begin(self, name: Any, model: Any, created: Any = 0) -> None:
+        """Begin the answer, and emit its role."""
         self._has_begun = True
         self._head = {
             "id": name if isinstance(name, str) else "",
             "model": model if isinstance(model, str) else "",
             "created": int(created) if isinstance(created, int | float) and 0 <= created < _LATEST else 0,
         }
-        return self._chunk(ChoiceDelta(role="assistant"))
+        self._emit(ChoiceDelta(role="assistant"))
 
-    def _chunk(self, delta: ChoiceDelta, finish_reason: str | None = None, **fields: Any) -> ChatCompletionChunk:
-        return ChatCompletionChunk(**self._head, choices=[ChunkChoice(delta=delta, finish_reason=finish_reason, **fields)])
+    def _emit(self, delta: ChoiceDelta, reason: str | None = None, *, usage: CompletionUsage | None = None, **fields: Any) -> None:
+        """Add a chunk to those that the bytes complete, and count what it holds."""
+        if not self._has_begun:
+            self._begin("", "")
+        chunk = ChatCompletionChunk(**self._head, choices=[ChunkChoice(delta=delta, finish_reason=reason, **fields)])
+        chunk.usage = newer_usage(self.usage, usage)
+        self.usage = chunk.usage or self.usage
+        if has_output(delta):
+            self.has_progress = True
+            self._ends.record_output()
+            tokens = estimate_delta(delta)
+            self.tokens += tokens
+            self.is_estimated = self.is_estimated or bool(tokens)
+            self.has_only_text = self.has_only_text and is_text(delta)
+            if delta.content:
+                self._text.append(delta.content)
+        if reason is not None:
+            self._ends.record_reason(reason)
+        if self._ends.failure is not None:
+            self._fail(stream_error({"error": {"message": f'the answer ended with "{self._ends.failure}"', "code": self._ends.failure}}))
+            return
+        self._chunks.append(chunk)
 
-    def _finish(self, reason: str, usage: CompletionUsage | None, **fields: Any) -> ChatCompletionChunk:
-        """Return the chunk with the finish reason and the usage."""
-        chunk = self._chunk(ChoiceDelta(), reason, **fields)
-        chunk.usage = usage if usage is not None and is_plausible(usage) else None
-        return chunk
+    def _end(self) -> None:
+        """Take the formal end of the answer.
+
+        Raises:
+            EndpointProtocolError: nothing of it was understood.
+        """
+        self._take_rest()
+        self._close_parts()
+        if self.error is None:
+            self._record_end(self._ends.record_end())
+            self.is_done = True
+
+    def _take_rest(self) -> None:
+        """Emit half characters whose other half never came."""
+        for value in self._halves.take_rest():
+            self._decode(value.get("type", ""), value)
 
     def _fail_with(self, value: dict[str, Any]) -> None:
         """Fail with an error that the server sent."""
         self._fail(stream_error(value))
-
-    def _count(self, chunk: ChatCompletionChunk) -> None:
-        self.usage = chunk.usage or self.usage
-        for choice in chunk.choices:
-            delta = choice.delta
-            tokens = estimate_delta(delta)
-            self.tokens += tokens
-            self.is_estimated = self.is_estimated or bool(tokens)
-            if delta.content:
-                self._text.append(delta.content)
-            elif tokens:
-                self.has_only_text = False
-            self.finish_reason = choice.finish_reason or self.finish_reason
 
 
 def text_of(value: Any) -> str:
@@ -131,3 +210,8 @@ def text_of(value: Any) -> str:
 def count_of(value: Any) -> int:
     """Return the value if it is a number of tokens, else 0."""
     return value if isinstance(value, int) and not isinstance(value, bool) and value >= 0 else 0
+
+
+def object_of(value: Any) -> dict[str, Any]:
+    """Return the value if it is an object, else an empty one."""
+    return value if isinstance(value, dict) else {}

@@ -51,7 +51,7 @@ class SSEParser:
         limit_bytes: size of the largest event, in bytes. Leading comments don't count, because they are never kept.
     """
 
-    def __init__(self, *, limit_bytes: int = 1 << 20) -> None:
+    def __init__(self, *, limit_bytes: int = 16 << 20) -> None:
         self.limit_bytes = limit_bytes
         self.events = 0
         """Number of events dispatched so far."""
@@ -216,7 +216,8 @@ class SSEParser:
 
 
 def _too_large(size: int, limit: int) -> EndpointProtocolError:
-    return EndpointProtocolError(f"expected an event of at most {limit} bytes, got {size} bytes and more in the event stream")
+    got = f"{size} bytes and more in the event stream"
+    return EndpointProtocolError(f"expected an event of at most {limit} bytes, got {got}; Limits(event_bytes=...) raises the limit")
 
 
 def _not_events(start: bytes) -> EndpointProtocolError:

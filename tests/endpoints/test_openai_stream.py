@@ -120,11 +120,10 @@ async def test_a_gzipped_stream_is_read() -> None:
         assert server.requests[0].headers["accept-encoding"] == "identity"
 
 
-async def test_an_explicit_zero_in_the_usage_is_kept_and_missing_usage_is_none() -> None:
-    """Pitfall 17: zero is a count, not "missing"; and usage may never arrive."""
+async def test_a_usage_of_nothing_but_zeros_is_none_as_is_one_that_never_arrives() -> None:
     zero = stream_answer(["a"], usage={"prompt_tokens": 0, "completion_tokens": 0, "total_tokens": 0})
     async with ScriptedServer(zero, stream_answer(["a"])) as server, opened(server.url) as endpoint:
-        assert (await ask(endpoint)).usage == CompletionUsage(0, 0, 0)
+        assert (await ask(endpoint)).usage is None
         assert (await ask(endpoint)).usage is None
 
 
@@ -226,7 +225,7 @@ async def test_an_html_page_is_named_as_such() -> None:
     async with ScriptedServer(page) as server, opened(server.url, retry=NO_RETRIES) as endpoint:
         error = (await ask(endpoint)).failure()
         assert isinstance(error, EndpointProtocolError)
-        assert "HTML page" in str(error)
+        assert "got HTML" in str(error)
         assert "Sign in" in str(error)
 
 

@@ -75,11 +75,8 @@ def test_tokens_are_counted_for_each_read_and_are_estimates() -> None:
     ("body", "message"),
     [
         (b"data: {x}\n\n", "expected JSON in an event, got"),
-        (b"data: [1]\n\n", "expected an event with a type, got"),
-        (b'data: {"type": 5}\n\n', "expected an event with a type, got"),
-        (b'data: {"choices": []}\n\n', "expected an event with a type, got"),
+        (b'data: {"choices": []}\n\n', "expected message_start as the first event, got"),
         (event("response.created"), "expected message_start as the first event, got"),
-        (b'{"error": "no stream"}\n\n', "expected server-sent events"),
         (START + b"data: " + b"[" * 100_000 + b"\n\n", "expected JSON in an event, got"),
         (START + delta("x" * 5000), "expected an event of at most 4096 bytes, got"),
     ],
@@ -92,6 +89,18 @@ def test_bytes_that_are_no_such_stream_are_a_protocol_error(body: bytes, message
     with pytest.raises(EndpointProtocolError):
         parser.close()
     assert parser.feed(delta("more")) == []
+
+
+@pytest.mark.parametrize("body", [b"data: [1]\n\n", b'data: {"type": 5}\n\n', b"data: hello\n\n", b'event: x\ndata: {"a": 1}\n\n'])
+def test_events_of_no_known_type_are_skipped_and_named_if_nothing_else_comes(body: bytes) -> None:
+    parser = MessageStreamParser(endpoint="far")
+    assert read(parser, body) == []
+    assert parser.error is None
+    with pytest.raises(EndpointProtocolError, match="expected message_start as the first event, got"):
+        parser.close()
+    parser = MessageStreamParser()
+    assert assemble(read(parser, body, START, delta("Hi"), body, STOP)).choices[0].message.content == "Hi"
+    assert parser.is_done
 
 
 def test_another_apis_stream_is_a_lasting_error() -> None:

@@ -1,7 +1,7 @@
 """The Messages API's streamed answers: bytes in, chat chunks out.
 
-Text, thinking and tool calls become deltas. Signatures, citations and blocks of Anthropic's own tools have no form in a chat chunk and are
-left out.
+Text, thinking and tool calls become deltas. What has no form in a chat chunk (signatures, citations, blocks of Anthropic's own tools) is in
+the further field ``content_blocks`` of the delta: parts of the API's content blocks, each with the ``index`` and the ``type`` of its block.
 """
 
 from __future__ import annotations
@@ -10,8 +10,9 @@ from typing import Any
 
 import msgspec
 
-from streamco.openai_types import ChatCompletionChunk, ChoiceDelta, CompletionUsage, FunctionDelta, PromptTokensDetails, ToolCallDelta
-from streamco.wire.event_stream_parser import EventStreamParser, count_of, text_of
+from streamco.openai_types import ChoiceDelta, CompletionUsage, FunctionDelta, PromptTokensDetails, ToolCallDelta, has_output, with_further
+from streamco.wire.completeness import is_failure, read_reason
+from streamco.wire.event_stream_parser import EventStreamParser, count_of, object_of, text_of
 
 __all__ = ["MessageStreamParser"]
 
@@ -24,74 +25,152 @@ _REASONS = {
 _COUNTS = ("input_tokens", "cache_creation_input_tokens", "cache_read_input_tokens", "output_tokens")
 
 
+class _Block:
+    """A content block that has begun.
+
+    Args:
+        kind: its type.
+        call: number of the tool call that it is; None: it is none.
+        given: the input that came at its start.
+    """
+
+    __slots__ = ("call", "citations", "given", "has_input", "kind", "pieces")
+
+    def __init__(self, kind: str, call: int | None = None, given: Any = None) -> None:
+        self.kind = kind
+        self.call = call
+        self.given = given
+        self.has_input = False
+        self.pieces: list[str] = []  # of the input of a tool of the server's own
+        self.citations: list[Any] = []
+
+
 class MessageStreamParser(EventStreamParser):
     """Turns the body of one streamed message into chunks; see ``EventStreamParser``."""
 
     first_event = "message_start"
+    foreign_types = ("response.",)
 
     def __init__(self, **options: Any) -> None:
         super().__init__(**options)
         self._counts: dict[str, int] = {}  # as the server named them; later ones are sums and replace earlier ones
-        self._calls: dict[int, int] = {}  # number of a call, by the index of its block
+        self._blocks: dict[int, _Block] = {}  # open ones, by their index
+        self._calls = 0
 
-    def _decode(self, kind: str, value: dict[str, Any]) -> ChatCompletionChunk | None:
+    def _decode(self, kind: str, value: dict[str, Any]) -> bool:
         match kind:
             case "content_block_delta":
-                return self._delta(count_of(value.get("index")), value.get("delta"))
+                self._delta(count_of(value.get("index")), object_of(value.get("delta")))
             case "content_block_start":
-                return self._block(count_of(value.get("index")), value.get("content_block"))
+                self._start(count_of(value.get("index")), object_of(value.get("content_block")))
+            case "content_block_stop":
+                self._stop_block(count_of(value.get("index")))
             case "message_start":
-                message = value.get("message")
-                message = message if isinstance(message, dict) else {}
+                message = object_of(value.get("message"))
                 self._take_counts(message.get("usage"))
-                return self._begin(message.get("id"), message.get("model"))
+                self._begin(message.get("id"), message.get("model"))
             case "message_delta":
                 self._take_counts(value.get("usage"))
-                return self._stop(value.get("delta"))
+                self._stop(object_of(value.get("delta")))
             case "message_stop":
-                self.is_done = True
+                self._end()
             case "error":
                 self._fail_with(value)
-        return None
+            case _:
+                return False
+        return True
 
-    def _block(self, index: int, block: Any) -> ChatCompletionChunk | None:
-        match block:
-            case {"type": "tool_use", "id": str(call_id), "name": str(name)}:
-                self._calls[index] = len(self._calls)
-                given = block.get("input")
-                arguments = msgspec.json.encode(given).decode() if given else ""  # whole input is sent by some gateways
-                return self._call(index, arguments, name=name, call_id=call_id)
-            case {"type": "text", "text": str(text)} if text:
-                return self._chunk(ChoiceDelta(content=text))
-            case {"type": "thinking", "thinking": str(text)} if text:
-                return self._chunk(ChoiceDelta(reasoning_content=text))
-        return None
+    def _decode_whole(self, value: dict[str, Any]) -> bool:
+        content = value.get("content")
+        if value.get("type") != "message" or not isinstance(content, list):
+            return False
+        self._decode("message_start", {"message": value})
+        for index, block in enumerate(content):
+            self._start(index, object_of(block))
+        self._decode("message_delta", {"delta": value, "usage": value.get("usage")})
+        if self.error is None:
+            self._end()
+        return True
 
-    def _delta(self, index: int, delta: Any) -> ChatCompletionChunk | None:
+    def _start(self, index: int, block: dict[str, Any]) -> None:
+        self._stop_block(index)
+        kind = text_of(block.get("type"))
+        match kind:
+            case "tool_use":
+                self._blocks[index] = _Block(kind, self._calls, block.get("input"))
+                self._calls += 1
+                self._call(self._calls - 1, "", name=text_of(block.get("name")), call_id=text_of(block.get("id")))
+                return
+            case "text":
+                self._write(ChoiceDelta(content=text_of(block.get("text"))))
+            case "thinking":
+                self._write(ChoiceDelta(reasoning_content=text_of(block.get("thinking"))))
+            case _ if block:
+                self._provide(index, block)
+        self._blocks[index] = _Block(kind)
+
+    def _delta(self, index: int, delta: dict[str, Any]) -> None:
+        block = self._blocks.get(index)
         match delta:
             case {"type": "text_delta", "text": str(text)}:
-                return self._chunk(ChoiceDelta(content=text))
+                self._write(ChoiceDelta(content=text))
             case {"type": "thinking_delta", "thinking": str(text)}:
-                return self._chunk(ChoiceDelta(reasoning_content=text))
-            case {"type": "input_json_delta", "partial_json": str(text)} if index in self._calls:
-                return self._call(index, text)
-        return None
+                self._write(ChoiceDelta(reasoning_content=text))
+            case {"type": "input_json_delta", "partial_json": str(text)} if block is not None:
+                self.has_progress = self.has_progress or bool(text)
+                if block.call is None:
+                    block.pieces.append(text)
+                elif text:
+                    block.has_input = True
+                    self._call(block.call, text)
+            case {"type": "signature_delta", "signature": str(text)}:
+                self._provide(index, {"type": "thinking", "signature": text})
+            case {"type": "citations_delta", "citation": citation}:
+                block = self._blocks.setdefault(index, _Block("text"))
+                block.citations.append(citation)
+                self._provide(index, {"type": block.kind, "citations": list(block.citations)})
+            case _ if delta:
+                self.has_progress = True
 
-    def _call(self, index: int, arguments: str, *, name: str | None = None, call_id: str | None = None) -> ChatCompletionChunk:
+    def _stop_block(self, index: int) -> None:
+        """Emit what was held of a block. Its input at the start counts if none came in pieces."""
+        block = self._blocks.pop(index, None)
+        if block is None:
+            return
+        if block.call is not None:
+            if not block.has_input:
+                self._call(block.call, msgspec.json.encode(block.given or {}).decode())
+        elif block.pieces:
+            self._provide(index, {"type": block.kind, "input": _read_json("".join(block.pieces))})
+
+    def _close_parts(self) -> None:
+        for index in list(self._blocks):
+            self._stop_block(index)
+
+    def _write(self, delta: ChoiceDelta) -> None:
+        if has_output(delta):
+            self._emit(delta)
+
+    def _provide(self, index: int, part: dict[str, Any]) -> None:
+        self._emit(with_further(ChoiceDelta(), {"content_blocks": [{"index": index, **part}]}))
+
+    def _call(self, number: int, arguments: str, *, name: str | None = None, call_id: str | None = None) -> None:
         kind = None if call_id is None else "function"
         function = FunctionDelta(name=name, arguments=arguments)
-        return self._chunk(ChoiceDelta(tool_calls=[ToolCallDelta(index=self._calls[index], id=call_id, type=kind, function=function)]))
+        self._emit(ChoiceDelta(tool_calls=[ToolCallDelta(index=number, id=call_id, type=kind, function=function)]))
 
-    def _stop(self, delta: Any) -> ChatCompletionChunk | None:
-        delta = delta if isinstance(delta, dict) else {}
-        reason = text_of(delta.get("stop_reason"))
-        if not reason:
-            return None
-        return self._finish(_REASONS.get(reason, "stop"), self._usage(), stop_reason=text_of(delta.get("stop_sequence")) or None)
+    def _stop(self, delta: dict[str, Any]) -> None:
+        reason = read_reason(delta.get("stop_reason"))
+        if reason is None:
+            return
+        self._take_rest()
+        self._close_parts()
+        stop = text_of(delta.get("stop_sequence")) or None
+        self._emit(ChoiceDelta(), reason if is_failure(reason) else _REASONS.get(reason, "stop"), usage=self._usage(), stop_reason=stop)
 
     def _take_counts(self, usage: Any) -> None:
-        if isinstance(usage, dict):
-            self._counts.update({name: count_of(usage[name]) for name in _COUNTS if usage.get(name) is not None})
+        counts = {name: count for name in _COUNTS if (count := count_of(object_of(usage).get(name)))}
+        self._counts.update(counts)
 
     def _usage(self) -> CompletionUsage | None:
         counts = self._counts
@@ -101,3 +180,10 @@ class MessageStreamParser(EventStreamParser):
         prompt = counts.get("input_tokens", 0) + counts.get("cache_creation_input_tokens", 0) + cached
         completion = counts.get("output_tokens", 0)
         return CompletionUsage(prompt, completion, prompt + completion, PromptTokensDetails(cached_tokens=cached))
+
+
+def _read_json(text: str) -> Any:
+    try:
+        return msgspec.json.decode(text)
+    except (msgspec.DecodeError, ValueError, RecursionError):
+        return text

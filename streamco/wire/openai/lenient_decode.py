@@ -17,12 +17,15 @@ from streamco.openai_types import (
     ChunkChoice,
     CompletionTokensDetails,
     CompletionUsage,
+    CustomDelta,
     FunctionDelta,
     PromptTokensDetails,
     ToolCallDelta,
     with_further,
 )
+from streamco.wire.completeness import read_reason
 from streamco.wire.openai.further_fields import unknown_fields
+from streamco.wire.text_halves import TextHalves, replace_halves
 
 __all__ = [
     "CumulativeText",
@@ -33,6 +36,7 @@ __all__ = [
     "find_usage",
     "has_many_brackets",
     "is_plausible",
+    "newer_usage",
 ]
 
 _MAX_LEVELS = 100  # real answers have ten; walking a value recurses once a level, on a stack that the caller uses too
@@ -41,18 +45,25 @@ _MAX_DIGITS = 18  # integers of up to 18 digits fit 64 bits
 _Details = TypeVar("_Details", PromptTokensDetails, CompletionTokensDetails)
 
 
-def decode_object(data: bytes) -> Any:
+def decode_object(data: bytes, halves: TextHalves | None = None) -> Any:
     """Decode JSON that may hold invalid UTF-8, lone surrogates, NaN or raw control characters.
+
+    Args:
+        data: the JSON.
+        halves: joins the halves of characters of an answer's events; None: each half is U+FFFD.
 
     Raises:
         ValueError: it is not JSON at all, or it is nested deeper than 100 levels.
     """
     try:
-        value = _decode_strict(data)
+        value = check_depth(_decode_strict(data), data)
         if value is None:
-            value = json.loads(data.decode("utf-8", "replace"), strict=False, parse_int=_read_integer)
-            return _repair_text(check_depth(value, data))
-        return check_depth(value, data)
+            value = check_depth(json.loads(data.decode("utf-8", "replace"), strict=False, parse_int=_read_integer), data)
+            if halves is None or not isinstance(value, dict):
+                return replace_halves(value)
+        elif halves is None or not (halves.is_open and isinstance(value, dict)):
+            return value
+        return halves.join(value)
     except RecursionError as exc:
         raise _too_deep() from exc
 
@@ -96,18 +107,6 @@ def _too_deep() -> ValueError:
     return ValueError(f"expected JSON of at most {_MAX_LEVELS} levels, got more")
 
 
-def _repair_text(value: Any) -> Any:
-    """Replace lone surrogates, because no encoder takes them, and join pairs that escapes had split."""
-    match value:
-        case str():
-            return value.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
-        case dict():
-            return {_repair_text(key): _repair_text(item) for key, item in value.items()}
-        case list():
-            return [_repair_text(item) for item in value]
-    return value
-
-
 def build_chunk(value: dict[str, Any]) -> ChatCompletionChunk:
     """Build a chunk from a decoded object. Chat deltas, whole messages and the ``text`` of legacy completions all become deltas."""
     choices = value.get("choices")
@@ -144,26 +143,50 @@ def is_plausible(usage: CompletionUsage) -> bool:
     return all(0 <= count <= _MAX_COUNT for count in counts if isinstance(count, int | float))
 
 
-def build_usage(value: Any) -> CompletionUsage | None:
-    """Build token counts from a decoded ``usage``; None if it isn't an object, or not plausible.
+def newer_usage(known: CompletionUsage | None, new: CompletionUsage | None) -> CompletionUsage | None:
+    """Return a new usage if it may be true and tells at least as much as the one known so far, else None.
 
-    Counts that are null or of another type are 0.
+    A count of zero after another count is a server that doesn't count, not a correction.
+    """
+    if new is None or not is_plausible(new) or not (new.prompt_tokens or new.completion_tokens):
+        return None
+    if known is not None and (known.prompt_tokens > 0 == new.prompt_tokens or known.completion_tokens > 0 == new.completion_tokens):
+        return None
+    return new
+
+
+def build_usage(value: Any) -> CompletionUsage | None:
+    """Build token counts from a decoded ``usage``; None if it isn't an object, has no counts, or isn't plausible.
+
+    The Responses and Messages APIs call the two counts ``input_tokens`` and ``output_tokens``; so do some servers of the chat API.
     """
     if not isinstance(value, dict):
         return None
     if any(isinstance(count, int | float) and not 0 <= count <= _MAX_COUNT for name, count in value.items() if name.endswith("_tokens")):
         return None
-    prompt = value.get("prompt_tokens_details")
-    completion = value.get("completion_tokens_details")
+    prompt, completion = _first_count(value, "prompt_tokens", "input_tokens"), _first_count(value, "completion_tokens", "output_tokens")
+    if prompt is None and completion is None:
+        return None
     usage = CompletionUsage(
-        prompt_tokens=_count(value.get("prompt_tokens")),
-        completion_tokens=_count(value.get("completion_tokens")),
-        total_tokens=_count(value.get("total_tokens")),
-        prompt_tokens_details=_details(PromptTokensDetails, prompt),
-        completion_tokens_details=_details(CompletionTokensDetails, completion),
+        prompt_tokens=prompt or 0,
+        completion_tokens=completion or 0,
+        total_tokens=_count(value.get("total_tokens")) or (prompt or 0) + (completion or 0),
+        prompt_tokens_details=_details(PromptTokensDetails, value.get("prompt_tokens_details") or value.get("input_tokens_details")),
+        completion_tokens_details=_details(
+            CompletionTokensDetails, value.get("completion_tokens_details") or value.get("output_tokens_details")
+        ),
         cost=value.get("cost"),
     )
-    return with_further(usage, unknown_fields(CompletionUsage, value)) if is_plausible(usage) else None
+    return with_further(usage, unknown_fields(CompletionUsage, value, excluding=_RENAMED)) if is_plausible(usage) else None
+
+
+_RENAMED = ("input_tokens", "output_tokens", "input_tokens_details", "output_tokens_details")
+
+
+def _first_count(value: dict[str, Any], *names: str) -> int | None:
+    """Return the first count of several names that isn't zero; zero, if one of them is; None: there is none."""
+    counts = [_count(count) for name in names if (count := value.get(name)) is not None and isinstance(count, int | float | str)]
+    return next((count for count in counts if count), counts[0] if counts else None)
 
 
 def _details(kind: type[_Details], value: Any) -> _Details | None:
@@ -183,7 +206,7 @@ def _build_choice(value: dict[str, Any]) -> ChunkChoice:
     choice = ChunkChoice(
         delta=_build_delta(delta),
         index=_count(value.get("index")),
-        finish_reason=_text(value.get("finish_reason")),
+        finish_reason=read_reason(value.get("finish_reason")),
         logprobs=value.get("logprobs"),
         token_ids=token_ids if isinstance(token_ids, list) and all(type(token) is int for token in token_ids) else None,
         native_finish_reason=value.get("native_finish_reason"),
@@ -235,10 +258,11 @@ def _split_content(value: Any) -> tuple[str | None, str | None]:
 def _build_call(value: dict[str, Any]) -> ToolCallDelta:
     index = value.get("index")
     call = ToolCallDelta(
-        index=_count(index) if isinstance(index, int | float) else None,
+        index=None if index is None else _count(index),
         id=_text(value.get("id")),
         type=_text(value.get("type")),
         function=_build_function(value.get("function")),
+        custom=_build_custom(value.get("custom")),
     )
     return with_further(call, unknown_fields(ToolCallDelta, value))
 
@@ -246,11 +270,20 @@ def _build_call(value: dict[str, Any]) -> ToolCallDelta:
 def _build_function(value: Any) -> FunctionDelta | None:
     if not isinstance(value, dict):
         return None
-    arguments = value.get("arguments")
-    if isinstance(arguments, dict | list):  # Ollama sends an object in place of a string
-        arguments = msgspec.json.encode(arguments).decode()
-    function = FunctionDelta(name=_text(value.get("name")), arguments=_text(arguments))
+    function = FunctionDelta(name=_text(value.get("name")), arguments=_json_text(value.get("arguments")))
     return with_further(function, unknown_fields(FunctionDelta, value))
+
+
+def _build_custom(value: Any) -> CustomDelta | None:
+    if not isinstance(value, dict):
+        return None
+    custom = CustomDelta(name=_text(value.get("name")), input=_json_text(value.get("input")))
+    return with_further(custom, unknown_fields(CustomDelta, value))
+
+
+def _json_text(value: Any) -> str | None:
+    """Return a string; an object in its place (Ollama's arguments) is written as JSON."""
+    return msgspec.json.encode(value).decode() if isinstance(value, dict | list) else _text(value)
 
 
 def _text(value: Any) -> str | None:
@@ -275,10 +308,12 @@ class CumulativeText:
     """Turns contents that repeat the text so far into increments.
 
     A reader can't take text back. If the server revises its text, nothing is passed on until a content continues the text passed on before.
+    Some servers send increments in the same form. If the second content of an answer doesn't repeat the first one, all are increments.
     """
 
     def __init__(self) -> None:
         self._passed: dict[int, str] = {}  # text passed on so far, by choice
+        self._repeats: bool | None = None  # None: not known yet
 
     @property
     def has_begun(self) -> bool:
@@ -288,6 +323,7 @@ class CumulativeText:
     def begin(self, text: str) -> None:
         """Set the text that the first choice had in proper deltas, before its first repetition."""
         self._passed[0] = text
+        self._repeats = True if text else None
 
     def keep_new(self, chunk: ChatCompletionChunk) -> None:
         """Reduce the contents of a chunk, each the whole text so far, to what is new in them."""
@@ -296,6 +332,10 @@ class CumulativeText:
             if not content:
                 continue
             known = self._passed.get(choice.index, "")
+            if known and self._repeats is None:
+                self._repeats = content.startswith(known)
+            if self._repeats is False:
+                continue
             if content.startswith(known):
                 self._passed[choice.index] = content
                 choice.delta.content = content[len(known) :]

@@ -36,7 +36,7 @@ from streamco.wire.openai.errors import find_error, stream_error
 from streamco.wire.openai.fast_decode import Api
 from streamco.wire.openai.lenient_decode import build_usage
 from streamco.wire.openai.msgpack_body import MSGPACK
-from streamco.wire.openai.stream import estimate_tokens
+from streamco.wire.openai.token_estimate import estimate_tokens
 from streamco.wire.token_frames import TokenCodec
 
 __all__ = ["ACCEPTED", "FORMAT", "KEEPALIVE", "MsgpackStreamParser", "PieceEncoder", "encode_ending", "encode_error", "encode_opening"]
@@ -121,25 +121,6 @@ class MsgpackStreamParser(AnswerParser):
         self._has_ids = False
         self._checksum: _Checksum | None = _Checksum()  # None: pieces have none
 
-    @property
-    def is_complete(self) -> bool:
-        """True if the answer is whole: its end has come."""
-        return self.is_done
-
-    def close(self) -> list[ChatCompletionChunk]:
-        """Take the end of the body; there is never a chunk left.
-
-        Raises:
-            EndpointError: ``error``, or the answer is truncated.
-        """
-        self.tokens = 0
-        if self.error is None and not self.is_done:
-            got = f"a truncated answer: {len(self.partial_text())} characters"
-            self._fail(EndpointProtocolError(f"expected a finish_reason before the end of the stream, got {got}"))
-        if self.error is not None:
-            raise self.error
-        return []
-
     def _take(self, data: bytes, chunks: list[ChatCompletionChunk]) -> None:
         """Append the chunks of the objects that the bytes complete.
 
@@ -209,8 +190,11 @@ class MsgpackStreamParser(AnswerParser):
         elif text:
             self.tokens += estimate_tokens(text)
             self.is_estimated = True
+        if ids or text:
+            self.has_progress = True
+            self._ends.note_output()
         if reason is not None:
-            self.finish_reason = reason
+            self._ends.record_reason(reason)
         name, created, model = self._opening
         return ChatCompletionChunk(name, [ChunkChoice(ChoiceDelta(text), 0, reason, None, ids)], created, model)
 
@@ -218,8 +202,10 @@ class MsgpackStreamParser(AnswerParser):
         reason = fields.get("finish_reason")
         if not isinstance(reason, str):
             raise EndpointProtocolError(f"expected a finish_reason at the end, got {str(fields)[:200]}")
-        has_reason, self.finish_reason = self.finish_reason is not None, reason
+        has_reason = self._ends.has_reason
+        self._ends.record_reason(reason)
         self.usage = build_usage(fields.get("usage"))
+        self._record_end(self._ends.record_end())
         self.is_done = True
         chunks = [] if has_reason else [self._chunk(ChoiceDelta(), reason)]
         if self.usage is not None:

@@ -12,53 +12,25 @@ import msgspec
 
 from streamco.config import Limits
 from streamco.errors import EndpointError, EndpointProtocolError
-from streamco.openai_types import ChatCompletionChunk, ChoiceDelta, CompletionUsage
+from streamco.openai_types import ChatCompletionChunk, CompletionUsage, further_fields, has_output
+from streamco.wire.completeness import Completeness, End, read_reason
 from streamco.wire.openai.errors import find_error, is_bare_error, stream_error
 from streamco.wire.openai.extended_decode import ExtendedDecoder
 from streamco.wire.openai.fast_decode import Api
 from streamco.wire.openai.json_body import JSONBody, decode_body, excerpt, is_json, split_answer
-from streamco.wire.openai.lenient_decode import CumulativeText, build_chunk, decode_object, find_usage, has_many_brackets, is_plausible
+from streamco.wire.openai.lenient_decode import CumulativeText, build_chunk, decode_object, find_usage, has_many_brackets, newer_usage
 from streamco.wire.openai.other_apis import foreign_answer
 from streamco.wire.openai.repeated_events import FEW, RepeatedEvents
+from streamco.wire.openai.token_estimate import ONE_TOKEN, estimate_delta, estimate_tokens, is_text
+from streamco.wire.openai.tool_calls import ToolCalls
 from streamco.wire.sse import SSEParser
+from streamco.wire.text_halves import TextHalves
 
-__all__ = ["Api", "ChatStreamParser", "ONE_TOKEN", "estimate_delta", "estimate_tokens"]
-
-ONE_TOKEN = 10  # characters; a piece up to this length counts as one token
-_BYTES_A_TOKEN = 4  # UTF-8 bytes of a token in longer pieces; OpenAI's rule of thumb, and a CJK character is 3 bytes
-
-
-def estimate_tokens(text: str) -> int:
-    """Estimate the tokens in a piece of streamed text, for servers that don't send token ids.
-
-    The estimate is 0 for no text, 1 for up to 10 characters, else one token for every 4 bytes of UTF-8. Most servers send one token an
-    event. Some bundle tokens (Mistral, Gemini, Anthropic through gateways) and send longer pieces. Over 114 recorded streams with a usage
-    that hides no reasoning, the median error of a whole answer is 16 %. Other lengths (8 to 24) and sizes (3.5 to 5) do no better.
-    """
-    if len(text) <= ONE_TOKEN:
-        return 1 if text else 0
-    size = len(text) if text.isascii() else len(text.encode("utf-8", "replace"))
-    return -(-size // _BYTES_A_TOKEN)
-
-
-def estimate_delta(delta: ChoiceDelta) -> int:
-    """Estimate the tokens in everything a delta holds: content, reasoning (one text under two names), refusal, tool calls."""
-    tokens = estimate_tokens(delta.content or "") + estimate_tokens(delta.reasoning_content or delta.reasoning or "")
-    tokens += estimate_tokens(delta.refusal or "")
-    functions = [call.function for call in delta.tool_calls or ()]
-    for function in (*functions, delta.function_call):
-        if function is not None:
-            tokens += estimate_tokens(function.name or "") + estimate_tokens(function.arguments or "")
-    return tokens
-
-
-def _is_text(delta: ChoiceDelta) -> bool:
-    """Return True if a delta holds text and nothing else that was generated."""
-    return not (delta.reasoning_content or delta.reasoning or delta.refusal or delta.tool_calls or delta.function_call)
-
+__all__ = ["Api", "ChatStreamParser"]
 
 _LIMITS = Limits()
 _DONE = b"[DONE]"
+_JSON_BEGINS = (b"{", b"[", b'"')
 _SHORT = 768  # bytes of an event; too few for so many levels of nesting that walking them overflows the stack
 _WITHOUT_IDS, _NOT_TEXT = 1, 2
 _REMEDY = "if its API is another one, use an OpenAI-compatible base_url"
@@ -77,17 +49,19 @@ class ChatStreamParser:
         endpoint: the endpoint's name in errors.
         limits: ``event_bytes``, ``answer_bytes`` and, for a body that turns out to be JSON instead of events, ``body_bytes``.
         api: "chat" or "completions". Legacy text completions come out as chat chunks with the text as ``delta.content``.
+        choices: number of choices that were asked for. 1: all choices are the first, because some servers count something else in
+            ``index``. None: not known, so each index is a choice.
     """
 
-    def __init__(self, *, endpoint: str = "", limits: Limits = _LIMITS, api: Api = "chat") -> None:
+    def __init__(self, *, endpoint: str = "", limits: Limits = _LIMITS, api: Api = "chat", choices: int | None = None) -> None:
         self.endpoint = endpoint
         self.limits = limits
         self.tokens = 0
         """Content tokens (text, reasoning, tool calls) in the chunks returned last: counted if the server sends ids, else estimated."""
-        self.finish_reason: str | None = None
-        """Finish reason of the first choice; of another choice as long as the first has none."""
+        self.has_progress = False
+        """True if the bytes fed last held anything that was generated, also what is no token: media, encrypted reasoning, labels."""
         self.usage: CompletionUsage | None = None
-        """The last usage that the server sent."""
+        """The last usage that the server sent and that may be true."""
         self.is_done = False
         """True after the server has sent [DONE]: nothing more comes."""
         self.error: EndpointError | None = None
@@ -98,13 +72,17 @@ class ChatStreamParser:
         self._answer_bytes = limits.answer_bytes  # bytes left of the limit
         self._text: list[str] = []  # content of the first choice
         self._kinds = 0  # what has come: _WITHOUT_IDS, _NOT_TEXT
-        self._seen: set[int] = set()  # indexes of choices
-        self._finished: set[int] = set()
+        self._has_one_choice = choices == 1
+        self._is_chat = api == "chat"
+        self._ends = Completeness()
+        self._calls: dict[int, ToolCalls] = {}  # by choice
+        self._halves = TextHalves()
         self._cumulative = CumulativeText()
         self._is_streaming = False  # False before the first event, in a JSON body and after the end
         self._body: JSONBody | None = None
         self._unknown: bytes | None = None  # the first event, if it has neither choices nor usage
         self._has_chunk = False  # an event that has them came
+        self._stray: bytes | None = None  # the first event that is no JSON
 
     @property
     def is_estimated(self) -> bool:
@@ -117,9 +95,14 @@ class ChatStreamParser:
         return not self._kinds & _NOT_TEXT
 
     @property
+    def finish_reason(self) -> str | None:
+        """Finish reason of the first choice; of another choice as long as the first has none."""
+        return self._ends.finish_reason
+
+    @property
     def is_complete(self) -> bool:
-        """True if the answer is whole: every choice has its finish_reason, or the server sent [DONE]."""
-        return self.is_done or (bool(self._finished) and self._seen <= self._finished)
+        """True if the answer is whole; see ``Completeness``."""
+        return self._ends.is_whole
 
     @property
     def has_dropped_fields(self) -> bool:
@@ -143,6 +126,7 @@ class ChatStreamParser:
     def feed(self, data: bytes) -> list[ChatCompletionChunk]:
         """Take bytes of the body and return the chunks that they complete. Check ``error`` and ``is_done`` afterwards."""
         self.tokens = 0
+        self.has_progress = False
         if not self._is_streaming:
             data = self._begin(data)
             if not data:
@@ -158,21 +142,22 @@ class ChatStreamParser:
             return []
         return self._read(payloads) if payloads else []
 
-    def close(self) -> list[ChatCompletionChunk]:
+    def close(self, *, is_proper: bool = True) -> list[ChatCompletionChunk]:
         """Take the end of the body. Return the chunks of a last event without its blank line, or of a body that is one JSON answer.
 
+        Args:
+            is_proper: see ``Completeness.record_close``.
+
         Raises:
-            EndpointError: ``error``, or the answer is truncated: neither a finish_reason nor [DONE] came. An unfinished last event is
-                dropped then.
+            EndpointError: ``error``, or the answer is truncated. An unfinished last event is dropped then.
         """
         self.tokens = 0
-        chunks = self._flush() if self.error is None and not self.is_done else []
-        if self.error is None and self._unknown is not None and not (self._seen or self._has_chunk):
-            self._fail(self._unknown_events(self._unknown))
-        if self.error is None and not self.is_complete:
-            got = f"a truncated answer: {self.events} events, {len(self.partial_text())} characters"
-            self._fail(EndpointProtocolError(f"expected a finish_reason or [DONE] before the end of the stream, got {got}"))
+        self.has_progress = False
+        returned = len(self._text)
+        chunks = self._flush(is_proper) if self.error is None and not self.is_done else []
         if self.error is not None:
+            del self._text[returned:]  # these chunks are never returned
+            self.error.partial = self.partial_text()
             raise self.error
         return chunks
 
@@ -191,8 +176,13 @@ class ChatStreamParser:
             self._fail(exc)
             return []
         for chunk in chunks:
+            self._keep_usage(chunk)
             self._count_chunk(chunk)
+        if self._ends.failure is not None:
+            self._record_error(value, otherwise=f'finish_reason "{self._ends.failure}" without an error object')
+            return []
         self.is_done = True
+        self._record_end(self._ends.record_end())
         if self.tokens and self.usage is not None and self.usage.completion_tokens:
             self.tokens = min(self.usage.completion_tokens, len(body))  # a token of the text is a byte at least
         return chunks
@@ -214,7 +204,7 @@ class ChatStreamParser:
             self._fail(exc)
         return b""
 
-    def _flush(self) -> list[ChatCompletionChunk]:
+    def _flush(self, is_proper: bool) -> list[ChatCompletionChunk]:
         if self._body is not None:
             return self.parse_body(self._body.take())
         try:
@@ -222,13 +212,24 @@ class ChatStreamParser:
         except EndpointProtocolError as exc:
             self._fail(exc)
             return []
-        returned = len(self._text)
         chunks = self._read([payload for payload in payloads if is_json(payload) or payload.strip() == _DONE])
-        if self.error is not None or not self.is_complete:  # close raises, so these chunks are never returned
-            del self._text[returned:]
-        if self.error is not None:
-            self.error.partial = self.partial_text()
+        if self.error is None and not self.is_done:
+            self._take_rest(chunks)
+            if self._unknown is not None and not (self._ends.has_choice or self._has_chunk):
+                self._fail(self._unknown_events(self._unknown))
+            else:
+                self._record_end(self._ends.record_close(is_proper=is_proper))
         return chunks
+
+    def _record_end(self, end: End) -> None:
+        """Fail if the end is none of a whole answer."""
+        if end == "cut":
+            got = f"a truncated answer: {self.events} events, {len(self.partial_text())} characters"
+            if self._stray:
+                got += f", and this text for an event: {excerpt(self._stray)}"
+            self._fail(EndpointProtocolError(f"expected a finish_reason or [DONE] before the end of the stream, got {got}"))
+        elif end == "empty":
+            self._fail(EndpointProtocolError("expected text or calls in the answer, got choices with other fields alone"))
 
     def _read(self, payloads: list[bytes]) -> list[ChatCompletionChunk]:
         """Decode and count events. The branches for plain content or reasoning of the first choice are the hot path."""
@@ -237,16 +238,17 @@ class ChatStreamParser:
         tokens = kinds = at = 0
         end = len(payloads)
         last = end - FEW if end > FEW and self._repeated.is_useful else 0  # after this one too few are left to copy
+        is_open = self._is_open()
         while at < end:
             payload = payloads[at]
             at += 1
             try:
                 chunk = decode(payload) if len(payload) <= _SHORT else self._decode_long(payload)
             except (msgspec.DecodeError, ValueError, RecursionError) as refusal:
-                kept = self._read_untyped(payload, refusal)
+                self._read_untyped(payload, refusal, chunks)
             else:
                 choices = chunk.choices
-                if len(choices) == 1 and chunk.usage is None:
+                if is_open and len(choices) == 1 and chunk.usage is None:
                     choice = choices[0]
                     if choice.finish_reason is None and not choice.index:
                         delta = choice.delta
@@ -263,18 +265,22 @@ class ChatStreamParser:
                             chunks.append(chunk)
                             at += self._copy_repeated(payloads, at, chunks) if at <= last else 0
                             continue
-                kept = self._read_non_content(chunk, payload)
-            if kept is not None:
-                chunks.append(kept)
+                self._read_typed(chunk, payload, chunks)
+            is_open = self._is_open()
             if not self._is_streaming:
                 break
         if tokens:
             self.tokens += tokens
+            self.has_progress = True
             self._kinds |= kinds
-            self._seen.add(0)
-        elif self.is_done:
+            self._ends.note_output()
+        if self.is_done and self.error is None:
             self._check_end()
         return chunks
+
+    def _is_open(self) -> bool:
+        """Return True if nothing needs care before the next text: no finish reason that it takes back, no half of a character."""
+        return not (self._ends.has_reason or self._halves.is_open)
 
     def _copy_repeated(self, payloads: list[bytes], start: int, chunks: list[ChatCompletionChunk]) -> int:
         """Add the chunks of events that repeat an earlier one except for their text; return their number.
@@ -306,10 +312,12 @@ class ChatStreamParser:
 
     def _check_end(self) -> None:
         """Fail at [DONE] without a single choice: it is the stream of another API, or an answer that never began."""
-        if not self._seen:
-            self.is_done = False
-            text = f"expected chunks with choices before [DONE], got {self.events} events without"
-            self._fail(EndpointProtocolError(text) if self._unknown is None or self._has_chunk else self._unknown_events(self._unknown))
+        if self._ends.has_choice:
+            self._record_end(self._ends.record_end())
+        elif self._unknown is None or self._has_chunk:
+            self._fail(EndpointProtocolError(f"expected chunks with choices before [DONE], got {self.events} events without"))
+        else:
+            self._fail(self._unknown_events(self._unknown))
 
     def _unknown_events(self, first: bytes) -> EndpointError:
         """Return the error for a whole stream that wasn't understood. It may be a passing fault, so the request may be sent again."""
@@ -324,7 +332,7 @@ class ChatStreamParser:
         if self.error is not None:
             return
         value = self._decode_lenient(payload)
-        if not (self._has_chunk or self._seen) and self._unknown is None:
+        if not (self._has_chunk or self._ends.has_choice) and self._unknown is None:
             self._unknown = payload
             if (foreign := foreign_answer(value)) is not None:
                 self._fail(foreign)
@@ -332,91 +340,148 @@ class ChatStreamParser:
         if is_bare_error(value, is_all=False):
             self._fail(stream_error(value))
 
-    def _read_untyped(self, payload: bytes, refusal: Exception) -> ChatCompletionChunk | None:
-        """Return the chunk of an event that the typed decoder refused, for a field that it doesn't know or a value of another type.
+    def _read_untyped(self, payload: bytes, refusal: Exception, chunks: list[ChatCompletionChunk]) -> None:
+        """Read an event that the typed decoder refused, for a field that it doesn't know or a value of another type.
 
-        None: it gives no chunk. ``refusal`` says why it was refused.
+        Args:
+            payload: the event's bytes.
+            refusal: why it was refused.
+            chunks: takes its chunk.
         """
         payload = payload.strip()
         if payload == _DONE:
+            self._take_rest(chunks)
             self.is_done = True
             self._is_streaming = False
         if self.is_done or not payload:
-            return None
-        if "unknown field" in str(refusal):
+            return
+        if "unknown field" in str(refusal) and not self._halves.is_open:
             try:
-                return self._read_non_content(self._extended.decode(payload), payload)
+                extended = self._extended.decode(payload)
             except (msgspec.DecodeError, ValueError, RecursionError):
                 pass  # a known field has another type, too, or it is nested too deep
-        value = self._decode_lenient(payload)
-        if not value or self._record_error(value):
-            return None
-        return self._read_non_content(build_chunk(value), payload, is_built=True)
+            else:
+                self._read_typed(extended, payload, chunks)
+                return
+        self._read_lenient(payload, chunks)
 
-    def _read_non_content(self, chunk: ChatCompletionChunk, payload: bytes, *, is_built: bool = False) -> ChatCompletionChunk | None:
-        """Count an event that is not plain content, and return its chunk; None drops it.
+    def _read_lenient(self, payload: bytes, chunks: list[ChatCompletionChunk]) -> None:
+        """Read an event without types."""
+        if payload[:1] not in _JSON_BEGINS:  # a ping of a gateway; if it is more than that, the answer is truncated, and the error shows it
+            self._stray = self._stray or payload
+            return
+        value = self._decode_lenient(payload)
+        if value and not self._record_error(value):
+            self._read_chunk(build_chunk(value), payload, chunks, is_built=True)
+
+    def _read_typed(self, chunk: ChatCompletionChunk, payload: bytes, chunks: list[ChatCompletionChunk]) -> None:
+        """Read an event that is not plain content; one whose choices have no delta is decoded without types."""
+        is_elsewhere = bool(chunk.choices) and b'"delta"' not in payload and self._find_message(payload) is not None
+        if is_elsewhere or self._halves.is_open:
+            self._read_lenient(payload, chunks)
+        else:
+            self._read_chunk(chunk, payload, chunks)
+
+    def _find_message(self, payload: bytes) -> str | None:
+        """Return where an event without deltas has its text; None: nowhere."""
+        if b'"message"' in payload:
+            return "message"
+        return "text" if self._is_chat and b'"text"' in payload else None
+
+    def _read_chunk(self, chunk: ChatCompletionChunk, payload: bytes, chunks: list[ChatCompletionChunk], *, is_built: bool = False) -> None:
+        """Count an event's chunk, and add it to the others unless it says nothing.
 
         A chunk that seems empty is decoded again without types, because it may hold an error or Groq's usage.
 
         Args:
             chunk: the decoded event.
             payload: the event's bytes.
+            chunks: takes the chunk.
             is_built: the chunk comes from ``build_chunk``, not from the typed decoder.
         """
-        is_whole = bool(chunk.choices) and b'"delta"' not in payload and b'"message"' in payload
-        if is_whole:
-            if not is_built:
-                chunk = build_chunk(self._decode_lenient(payload))
+        if is_built and chunk.choices and b'"delta"' not in payload and self._find_message(payload) == "message":
             if not self._cumulative.has_begun:
                 self._cumulative.begin(self.partial_text())
             self._cumulative.keep_new(chunk)
-        elif chunk.usage is not None and not is_built:
-            self._extended.extend_usage(chunk, payload)
+        if self._halves.is_open and any(read_reason(choice.finish_reason) for choice in chunk.choices):
+            self._take_rest(chunks)
+        self._read_usage(chunk, payload, is_built)
         before = self.tokens
+        had_progress, self.has_progress = self.has_progress, False
         self._count_chunk(chunk)
-        is_empty = self.tokens == before
-        if any(choice.finish_reason == "error" for choice in chunk.choices):
-            self._record_error(self._decode_lenient(payload), otherwise='finish_reason "error" without an error object')
+        is_empty = self.tokens == before and not self.has_progress
+        self.has_progress = self.has_progress or had_progress
+        if self._ends.failure is not None:
+            otherwise = f'finish_reason "{self._ends.failure}" without an error object'
+            self._record_error(self._decode_lenient(payload), otherwise=otherwise)
         elif is_empty and b'"error"' in payload:
             self._record_error(self._decode_lenient(payload))
-        elif chunk.usage is None and b'"x_groq"' in payload:
-            chunk.usage = find_usage(self._decode_lenient(payload))
-            self.usage = chunk.usage or self.usage
-        is_known = chunk.choices or chunk.usage is not None or b'"choices"' in payload
+        is_known = bool(chunk.choices) or chunk.usage is not None or b'"choices"' in payload
         if is_known:
             self._has_chunk = True
         else:
             self._check_unknown(payload)
-        return chunk if is_known and not (is_empty and self.error is not None) else None
+        if is_known and not (is_empty and self.error is not None):
+            chunks.append(chunk)
+
+    def _take_rest(self, chunks: list[ChatCompletionChunk]) -> None:
+        """Add the chunks of half characters whose other half never came."""
+        for value in self._halves.take_rest():
+            chunk = build_chunk(value)
+            self._count_chunk(chunk)
+            chunks.append(chunk)
+
+    def _read_usage(self, chunk: ChatCompletionChunk, payload: bytes, is_built: bool) -> None:
+        """Let a chunk have the usage that its event has under any name, if it may be true; keep the newest."""
+        usage = chunk.usage
+        if usage is not None and not is_built:
+            if not (usage.prompt_tokens or usage.completion_tokens):
+                chunk.usage = find_usage(self._decode_lenient(payload))
+            else:
+                self._extended.extend_usage(chunk, payload)
+        elif usage is None and b'"x_groq"' in payload:
+            chunk.usage = find_usage(self._decode_lenient(payload))
+        self._keep_usage(chunk)
+
+    def _keep_usage(self, chunk: ChatCompletionChunk) -> None:
+        chunk.usage = newer_usage(self.usage, chunk.usage)
+        self.usage = chunk.usage or self.usage
 
     def _decode_lenient(self, payload: bytes) -> dict[str, Any]:
         """Decode an event's object without types. Return {} for other JSON values; if it isn't JSON, set ``error`` too."""
         try:
-            value = decode_object(payload)
+            value = decode_object(payload, self._halves)
         except ValueError:
             self._fail(EndpointProtocolError(f"expected a JSON chunk, got {excerpt(payload)}"))
             return {}
         return value if isinstance(value, dict) else {}
 
     def _count_chunk(self, chunk: ChatCompletionChunk) -> None:
-        if chunk.usage is not None and not is_plausible(chunk.usage):
-            chunk.usage = None
-        if chunk.usage is not None:
-            self.usage = chunk.usage
+        ends = self._ends
         for choice in chunk.choices:
-            self._seen.add(choice.index)
-            content = choice.delta.content
-            if content and choice.index == 0:
-                self._text.append(content)
-            tokens = len(choice.token_ids) if choice.token_ids else estimate_delta(choice.delta)
+            if self._has_one_choice:
+                choice.index = 0
+            delta, index = choice.delta, choice.index
+            for call in delta.tool_calls or ():
+                self._calls.setdefault(index, ToolCalls()).settle(call)
+            if delta.content and index == 0:
+                self._text.append(delta.content)
+            tokens = len(choice.token_ids) if choice.token_ids else estimate_delta(delta)
             self.tokens += tokens
+            if has_output(delta):
+                self.has_progress = True
+                ends.record_output(index)
+                self._kinds |= (index != 0 or not is_text(delta)) * _NOT_TEXT
+            else:
+                ends.record_choice(index, has_unread=any(isinstance(item, str | dict | list) for item in further_fields(choice).values()))
             if tokens:
-                is_other = choice.index != 0 or not _is_text(choice.delta)
-                self._kinds |= (not choice.token_ids) * _WITHOUT_IDS | is_other * _NOT_TEXT
+                self._kinds |= (not choice.token_ids) * _WITHOUT_IDS
             if choice.finish_reason is not None:
-                self._finished.add(choice.index)
-                if choice.index == 0 or self.finish_reason is None:
-                    self.finish_reason = choice.finish_reason
+                choice.finish_reason = reason = read_reason(choice.finish_reason)
+                if reason is not None:
+                    ends.record_reason(reason, index)
+                if ends.failure is not None:
+                    choice.finish_reason = None
 
     def _record_error(self, value: Any, *, otherwise: str | None = None) -> bool:
         """Store an in-band error in ``error``; return False if ``value`` holds none and there is no ``otherwise``."""
@@ -431,4 +496,4 @@ class ChatStreamParser:
         error.endpoint = self.endpoint
         error.partial = self.partial_text()
         self.error = error
-        self._is_streaming = False
+        self.is_done = self._is_streaming = False

@@ -11,6 +11,7 @@ from streamco.openai_types import ChatCompletionChunk, CompletionUsage, PromptTo
 from streamco.wire.messages_api.events import MessageEvents
 from streamco.wire.messages_api.message_stream import MessageStreamParser
 from streamco.wire.openai.assembler import assemble
+from tests.support.calls import function_of
 from tests.support.named_events import chunks_of
 from tests.wire.messages_api.test_events import USAGE, call, chunk
 from tests.wire.recorded import recordings
@@ -61,7 +62,7 @@ def test_calls_are_numbered_among_themselves() -> None:
         event("message_delta", delta={"stop_reason": "tool_use"}) + event("message_stop"),
     ]
     choice = assemble(read(*events)).choices[0]
-    calls = [(each.id, each.function.name, each.function.arguments) for each in choice.message.tool_calls or ()]
+    calls = [(each.id, function_of(each).name, function_of(each).arguments) for each in choice.message.tool_calls or ()]
     assert calls == [("t1", "f", '{"x":1}'), ("t2", "g", '{"y":2}')]
     assert choice.finish_reason == "tool_calls"
 
@@ -129,5 +130,8 @@ def test_recorded_chat_answers_survive_the_way_there_and_back() -> None:
         if before:
             assert (after.content or "") == (before[0].content or "") + (before[0].refusal or ""), str(recording)
             assert after.reasoning_content == before[0].reasoning_content, str(recording)
-            calls = [[(each.function.name, each.function.arguments) for each in message.tool_calls or ()] for message in (before[0], after)]
+            calls = [
+                [(function_of(each).name, function_of(each).arguments) for each in message.tool_calls or ()]
+                for message in (before[0], after)
+            ]
             assert calls[0] == calls[1], str(recording)

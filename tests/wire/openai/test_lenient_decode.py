@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from streamco.openai_types import ChatCompletionChunk, ChoiceDelta, ChunkChoice, CompletionUsage
+from streamco.openai_types import ChatCompletionChunk, ChoiceDelta, ChunkChoice
 from streamco.wire.openai.extended_decode import ExtendedDecoder
 from streamco.wire.openai.fast_decode import decode_chat_chunk
 from streamco.wire.openai.lenient_decode import CumulativeText, build_chunk, build_usage, decode_object
@@ -184,10 +184,19 @@ def test_usage_of_odd_shapes() -> None:
     assert usage.prompt_tokens_details is not None
     assert (usage.prompt_tokens, usage.completion_tokens, usage.total_tokens, usage.prompt_tokens_details.cached_tokens) == (3, 0, 5, 1)
     assert build_usage(None) is build_usage(5) is build_usage([]) is None
-    assert build_usage({}) == CompletionUsage()
-    found = build_chunk({"x_groq": {"usage": {"total_tokens": 4}}}).usage
+    assert build_usage({}) is build_usage({"prompt_tokens": None, "total_tokens": 7}) is None
+    found = build_chunk({"x_groq": {"usage": {"completion_tokens": 4}}}).usage
     assert found is not None
     assert found.total_tokens == 4
+
+
+def test_the_counts_of_other_apis_are_the_same_counts() -> None:
+    usage = build_usage({"input_tokens": 30, "output_tokens": 10, "output_tokens_details": {"reasoning_tokens": 4}, "prompt_tokens": 0})
+    assert usage is not None
+    assert usage.completion_tokens_details is not None
+    assert (usage.prompt_tokens, usage.completion_tokens, usage.total_tokens) == (30, 10, 40)
+    assert usage.completion_tokens_details.reasoning_tokens == 4
+    assert usage.model_extra == {}
 
 
 _NAMES = [
@@ -248,7 +257,13 @@ def test_events_without_text_change_nothing() -> None:
 
 def test_revised_text_gives_nothing_until_it_goes_on_from_what_was_given() -> None:
     texts = CumulativeText()
-    assert [keep(texts, content) for content in ("The cat", "A cat sat", "The", "The cat ran")] == ["The cat", None, None, " ran"]
+    contents = ("The", "The cat", "A cat sat", "The", "The cat ran")
+    assert [keep(texts, content) for content in contents] == ["The", " cat", None, None, " ran"]
+
+
+def test_contents_that_repeat_nothing_are_increments() -> None:
+    texts = CumulativeText()
+    assert [keep(texts, content) for content in ("The", " cat", " The", " The end")] == ["The", " cat", " The", " The end"]
 
 
 def test_what_came_as_deltas_before_is_not_repeated() -> None:

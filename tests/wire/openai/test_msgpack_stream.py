@@ -136,7 +136,7 @@ def test_bytes_after_the_end_mean_nothing() -> None:
 def test_an_answer_without_its_end_is_truncated() -> None:
     parser, _, _ = read(OPENING + pieces(*PIECES))
     with pytest.raises(
-        EndpointProtocolError, match="expected a finish_reason before the end of the stream, got a truncated answer"
+        EndpointProtocolError, match="expected a finish reason before the end of the stream, got a truncated answer"
     ) as caught:
         parser.close()
     assert (caught.value.partial, caught.value.endpoint) == (" one é🦎", "remote")

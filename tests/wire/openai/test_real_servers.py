@@ -12,6 +12,7 @@ from streamco.config import Limits
 from streamco.errors import EndpointProtocolError, EndpointStatusError
 from streamco.wire.openai.assembler import assemble
 from streamco.wire.openai.stream import ChatStreamParser
+from tests.support.calls import function_of
 from tests.wire.openai.events import DONE, USAGE, chunk, event, read, text_of, usage_chunk
 from tests.wire.recorded import Recording, answer_slowly, cuts, recordings
 
@@ -299,7 +300,7 @@ def tool_calls(*deltas: dict[str, Any]) -> list[tuple[str, str, str]]:
     parser, chunks = read(b"".join(chunk(tool_calls=[delta]) for delta in deltas) + chunk(finish="tool_calls"))
     assert parser.error is None
     calls = assemble(chunks).choices[0].message.tool_calls or []
-    return [(call.id, call.function.name, call.function.arguments) for call in calls]
+    return [(call.id, function_of(call).name, function_of(call).arguments) for call in calls]
 
 
 def test_tool_calls_with_only_an_index_after_the_first_delta() -> None:
@@ -361,13 +362,18 @@ def test_text_that_grows_in_every_event_is_given_once() -> None:
 # Usage
 
 
-def test_usage_of_zero_is_a_count_and_missing_usage_is_none() -> None:
-    """litellm#37992, #36008."""
-    parser, _ = read(chunk("Hi", finish="stop"))
+NO_COUNTS = [{}, {"prompt_tokens": 0, "completion_tokens": 0, "total_tokens": 0}, {"prompt_tokens": None, "completion_tokens": None}]
+
+
+@pytest.mark.parametrize("usage", NO_COUNTS)
+def test_usage_without_counts_is_none_and_takes_no_count_back(usage: dict[str, Any]) -> None:
+    """LocalAI#9927 (zeros from a server that doesn't count)."""
+    parser, chunks = read(chunk("Hi", finish="stop"), event({"choices": [], "usage": usage}))
     assert parser.usage is None
-    parser, _ = read(chunk("Hi", finish="stop") + usage_chunk(prompt_tokens=0, completion_tokens=0, total_tokens=0))
+    assert all(each.usage is None for each in chunks)
+    parser, chunks = read(chunk("Hi", finish="stop"), usage_chunk(), event({"choices": [], "usage": usage}))
     assert parser.usage is not None
-    assert parser.usage.completion_tokens == 0
+    assert (parser.usage.completion_tokens, chunks[-1].usage) == (7, None)
 
 
 def test_groqs_usage_under_another_name_is_found() -> None:

@@ -16,7 +16,9 @@ from streamco.config import Limits
 from streamco.errors import EndpointProtocolError, EndpointStatusError
 from streamco.openai_types import ChoiceDelta, FunctionDelta, ToolCallDelta
 from streamco.wire.openai.assembler import assemble
-from streamco.wire.openai.stream import ONE_TOKEN, ChatStreamParser, estimate_delta, estimate_tokens
+from streamco.wire.openai.stream import ChatStreamParser
+from streamco.wire.openai.token_estimate import ONE_TOKEN, estimate_delta, estimate_tokens
+from tests.support.calls import function_of
 from tests.wire.openai.events import DONE, USAGE, chunk, event, read, text_of, usage_chunk
 from tests.wire.recorded import OPENAI_APIS, Recording, answer_slowly, cuts, random_cuts, recordings
 
@@ -453,7 +455,7 @@ def test_every_recorded_answer_reads_as_a_straightforward_reader_reads_it(api: s
         whole = assemble(chunks)
         if whole.choices:
             message = whole.choices[0].message
-            calls = [[call.function.name, call.function.arguments] for call in message.tool_calls or []]
+            calls = [[function_of(call).name, function_of(call).arguments] for call in message.tool_calls or []]
             assert calls == list(expected.calls.values()), recording
             assert (message.reasoning_content or "") == expected.reasoning, recording
 

@@ -1,0 +1,144 @@
+"""Whether a streamed answer is whole: the one place that decides it, for all APIs.
+
+Servers end answers in many ways. Some send a finish reason with every chunk, some send one before the text, some say in the finish reason
+that they gave up, and some close the connection without any. An answer that was cut must never count as whole, because then nobody
+continues it. The rules:
+
+- A blank reason (``""``, ``"null"``, ``false``) is none. A reason that means a failure fails the answer.
+- Output after a choice's reason takes the reason back. From then on no reason ends the answer by itself. Only a formal end does:
+  ``[DONE]``, an end event of the API, or a proper end of the HTTP body.
+- An answer without output has no end but a formal one, and fails there if its choices had fields that nobody understood.
+- Before the answer is whole, a lost connection or a silence is a failure.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+__all__ = ["Completeness", "End", "is_failure", "read_reason"]
+
+End = Literal["whole", "cut", "empty"]
+
+_BLANK = frozenset({"", "null", "none"})
+_FAILURES = frozenset({
+    "abort",
+    "aborted",
+    "cancelled",
+    "canceled",
+    "engine_error",
+    "error",
+    "error_finish",
+    "failed",
+    "failure",
+    "insufficient_system_resource",  # DeepSeek
+    "internal_error",
+    "internal_server_error",
+    "network_error",  # GLM
+    "overloaded",
+    "server_error",
+    "service_unavailable",
+    "timeout",
+    "upstream_error",
+})  # fmt: skip
+
+
+def read_reason(value: Any) -> str | None:
+    """Return a finish reason as a server wrote it; None if it is blank, null, false, 0 or no text."""
+    if isinstance(value, str):
+        return None if value.strip().lower() in _BLANK else value
+    return str(value) if value and isinstance(value, int | float) else None
+
+
+def is_failure(reason: str) -> bool:
+    """Return True if a finish reason says that the server gave up."""
+    return reason.strip().lower().replace("-", "_") in _FAILURES
+
+
+class Completeness:
+    """What one answer has shown of its end so far; its parser owns it."""
+
+    __slots__ = ("_finished", "_has_end", "_has_unread", "_seen", "_taken_back", "failure", "has_output")
+
+    def __init__(self) -> None:
+        self.failure: str | None = None
+        """A finish reason that means a failure; None: none came."""
+        self.has_output = False
+        """True if anything of the answer has come: text, reasoning, refusal, a call, media, another field of a delta that isn't empty."""
+        self._seen: set[int] = set()  # choices
+        self._finished: dict[int, str] = {}  # reasons that nothing has taken back
+        self._taken_back: str | None = None  # the reason that was taken back last
+        self._has_end = False
+        self._has_unread = False
+
+    @property
+    def has_reason(self) -> bool:
+        """True if some choice has a finish reason, which output would take back."""
+        return bool(self._finished)
+
+    @property
+    def has_choice(self) -> bool:
+        """True if any choice has come."""
+        return bool(self._seen)
+
+    @property
+    def finish_reason(self) -> str | None:
+        """Finish reason of the first choice; of another choice as long as the first has none.
+
+        At a formal end a reason that was taken back counts again, if no other came.
+        """
+        for reason in (self._finished.get(0), *self._finished.values()):
+            if reason is not None:
+                return reason
+        return self._taken_back if self._has_end else None
+
+    @property
+    def is_whole(self) -> bool:
+        """True if nothing needs to come any more: a lost connection or a silence from now on is the end of a whole answer."""
+        if self._has_end:
+            return True
+        return self.has_output and self._taken_back is None and self._all_finished()
+
+    def record_output(self, choice: int = 0) -> None:
+        """Record that a choice goes on. A reason that it had is void."""
+        self.has_output = True
+        self._seen.add(choice)
+        if self._finished:
+            self._taken_back = self._finished.pop(choice, None) or self._taken_back
+
+    def note_output(self) -> None:
+        """Record output of the first choice while it has no reason; cheaper than ``record_output``."""
+        self.has_output = True
+        self._seen.add(0)
+
+    def record_choice(self, choice: int = 0, *, has_unread: bool = False) -> None:
+        """Record that a choice came without output; ``has_unread``: with fields that mean nothing to us."""
+        self._seen.add(choice)
+        self._has_unread = self._has_unread or has_unread
+
+    def record_reason(self, reason: str, choice: int = 0) -> None:
+        """Record a finish reason that isn't blank, after the output that came with it."""
+        self._seen.add(choice)
+        self._finished[choice] = reason
+        if self.failure is None and is_failure(reason):
+            self.failure = reason
+
+    def record_end(self) -> End:
+        """Record the formal end that the API has (``[DONE]``, ``message_stop`` ...) and return how the answer ended."""
+        if not self.has_output and self._has_unread:
+            return "empty"
+        self._has_end = True
+        return "whole"
+
+    def record_close(self, *, is_proper: bool) -> End:
+        """Record the end of the HTTP body, and return how the answer ended.
+
+        Args:
+            is_proper: the body's length was known, or its last chunk came; False: the server only closed the connection.
+        """
+        if self.is_whole:
+            return "whole"
+        has_reason = self._taken_back is not None or self._all_finished()
+        return self.record_end() if has_reason and is_proper else "cut"
+
+    def _all_finished(self) -> bool:
+        return bool(self._finished) and self._seen <= self._finished.keys()
