@@ -83,7 +83,7 @@ class AnswerParser(ABC):
         returned = len(self._text)
         if self.error is None and not self.is_done:
             try:
-                self._take_end(chunks)
+                is_proper = self._take_end(chunks) and is_proper
                 if not self.is_done and self.error is None:
                     self._record_end(self._ends.record_close(is_proper=is_proper))
             except EndpointError as error:
@@ -102,8 +102,9 @@ class AnswerParser(ABC):
             EndpointError: the answer can't go on; the chunks before are kept.
         """
 
-    def _take_end(self, chunks: list[ChatCompletionChunk]) -> None:  # noqa: B027  nothing is left of most bodies
-        """Append the chunks of what is left at the end of the body. It raises as ``_take``."""
+    def _take_end(self, chunks: list[ChatCompletionChunk]) -> bool:
+        """Append the chunks of what is left at the end of the body. Return False if it ends in half an event. It raises as ``_take``."""
+        return True
 
     def _record_end(self, end: End) -> None:
         """Fail if the end is none of a whole answer.
@@ -115,7 +116,7 @@ class AnswerParser(ABC):
             got = f"a truncated answer: {self._size()}{len(self.partial_text())} characters"
             raise EndpointProtocolError(f"expected a finish reason before the end of the stream, got {got}")
         if end == "empty":
-            raise EndpointProtocolError("expected text or calls in the answer, got other fields alone")
+            raise EndpointProtocolError("expected text, calls or a finish reason in the answer, got other fields alone")
 
     def _size(self) -> str:
         """Return how much has come, for errors, beside the text."""

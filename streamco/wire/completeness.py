@@ -7,7 +7,8 @@ continues it. The rules:
 - A blank reason (``""``, ``"null"``, ``false``) is none. A reason that means a failure fails the answer.
 - Output after a choice's reason takes the reason back. From then on no reason ends the answer by itself. Only a formal end does:
   ``[DONE]``, an end event of the API, or a proper end of the HTTP body.
-- An answer without output has no end but a formal one, and fails there if its choices had fields that nobody understood.
+- An answer without output has no end but a formal one. It fails there if it has no reason, or if its choices had fields that nobody
+  understood.
 - Before the answer is whole, a lost connection or a silence is a failure.
 """
 
@@ -124,7 +125,7 @@ class Completeness:
 
     def record_end(self) -> End:
         """Record the formal end that the API has (``[DONE]``, ``message_stop`` ...) and return how the answer ended."""
-        if not self.has_output and self._has_unread:
+        if not self.has_output and (self._has_unread or not (self._finished or self._taken_back)):
             return "empty"
         self._has_end = True
         return "whole"

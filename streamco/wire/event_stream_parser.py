@@ -10,7 +10,7 @@ from streamco.errors import EndpointProtocolError
 from streamco.openai_types import ChatCompletionChunk, ChoiceDelta, ChunkChoice, CompletionUsage, has_output
 from streamco.wire.answer_parser import AnswerParser
 from streamco.wire.openai.errors import find_error, is_bare_error, stream_error
-from streamco.wire.openai.json_body import JSONBody, decode_body, excerpt
+from streamco.wire.openai.json_body import JSONBody, decode_body, excerpt, is_json
 from streamco.wire.openai.lenient_decode import decode_object, newer_usage
 from streamco.wire.openai.token_estimate import estimate_delta, is_text
 from streamco.wire.sse import SSEEvent, SSEParser
@@ -63,19 +63,22 @@ class EventStreamParser(AnswerParser):
         else:
             self._read(self._sse.feed(data))
 
-    def _take_end(self, chunks: list[ChatCompletionChunk]) -> None:
+    def _take_end(self, chunks: list[ChatCompletionChunk]) -> bool:
         self._chunks = chunks
         if self._body is not None:
             self._read_body(decode_body(self._body.take()))
-            return
-        self._read(self._sse.close())
+            return True
+        events = self._sse.close()
+        readable = [event for event in events if is_json(event.data) or event.data.strip() == _DONE]
+        self._read(readable)
         if self.is_done or self.error is not None:
-            return
+            return True
         if not self._has_begun and self._skipped is not None:
             raise EndpointProtocolError(f"expected {self.first_event} as the first event, got {excerpt(self._skipped)}")
         self._take_rest()
         if self._ends.has_reason:
             self._close_parts()
+        return readable == events
 
     def _size(self) -> str:
         return f"{self._sse.events} events, "

@@ -103,6 +103,8 @@ def test_an_end_without_output_is_none_if_the_choices_had_fields_that_nobody_rea
 def test_an_end_without_output_and_without_other_fields_is_an_empty_answer() -> None:
     ends = Completeness()
     ends.record_choice()
+    assert ends.record_end() == "empty"
+    ends.record_reason("content_filter")
     assert ends.record_end() == "whole"
 
 

@@ -67,7 +67,8 @@ class MessageStreamParser(EventStreamParser):
                 self._stop_block(count_of(value.get("index")))
             case "message_start":
                 message = object_of(value.get("message"))
-                self._take_counts(message.get("usage"))
+                counts = object_of(message.get("usage"))
+                self._take_counts({name: count for name, count in counts.items() if name != "output_tokens"})  # a first guess
                 self._begin(message.get("id"), message.get("model"))
             case "message_delta":
                 self._take_counts(value.get("usage"))
@@ -85,6 +86,7 @@ class MessageStreamParser(EventStreamParser):
         if value.get("type") != "message" or not isinstance(content, list):
             return False
         self._decode("message_start", {"message": value})
+        self._take_counts(value.get("usage"))
         for index, block in enumerate(content):
             self._start(index, object_of(block))
         self._decode("message_delta", {"delta": value, "usage": value.get("usage")})

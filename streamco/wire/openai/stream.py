@@ -212,24 +212,24 @@ class ChatStreamParser:
         except EndpointProtocolError as exc:
             self._fail(exc)
             return []
-        chunks = self._read([payload for payload in payloads if is_json(payload) or payload.strip() == _DONE])
+        readable = [payload for payload in payloads if is_json(payload) or payload.strip() == _DONE]
+        chunks = self._read(readable)
         if self.error is None and not self.is_done:
             self._take_rest(chunks)
             if self._unknown is not None and not (self._ends.has_choice or self._has_chunk):
                 self._fail(self._unknown_events(self._unknown))
             else:
-                self._record_end(self._ends.record_close(is_proper=is_proper))
+                self._record_end(self._ends.record_close(is_proper=is_proper and readable == payloads))  # else it ends in half an event
         return chunks
 
     def _record_end(self, end: End) -> None:
         """Fail if the end is none of a whole answer."""
         if end == "cut":
-            got = f"a truncated answer: {self.events} events, {len(self.partial_text())} characters"
-            if self._stray:
-                got += f", and this text for an event: {excerpt(self._stray)}"
+            stray = f", and {excerpt(self._stray)} for an event" if self._stray else ""
+            got = f"a truncated answer: {self.events} events, {len(self.partial_text())} characters{stray}"
             self._fail(EndpointProtocolError(f"expected a finish_reason or [DONE] before the end of the stream, got {got}"))
         elif end == "empty":
-            self._fail(EndpointProtocolError("expected text or calls in the answer, got choices with other fields alone"))
+            self._fail(EndpointProtocolError("expected text, calls or a finish reason in the answer, got other fields alone"))
 
     def _read(self, payloads: list[bytes]) -> list[ChatCompletionChunk]:
         """Decode and count events. The branches for plain content or reasoning of the first choice are the hot path."""
@@ -349,7 +349,7 @@ class ChatStreamParser:
             chunks: takes its chunk.
         """
         payload = payload.strip()
-        if payload == _DONE:
+        if payload.strip(b'"') == _DONE:
             self._take_rest(chunks)
             self.is_done = True
             self._is_streaming = False
