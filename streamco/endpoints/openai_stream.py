@@ -367,7 +367,7 @@ class OpenAIStream:
         elif parser.error is not None:
             self._handle_answer_error(parser.error, tokens)
         elif failure is not None:
-            self._handle_read_error(failure, tokens)
+            chunks += self._handle_read_error(failure, tokens)
         elif not data:
             chunks, tokens = self._close_parser()
         elif parser.is_complete != self._is_complete:
@@ -402,24 +402,26 @@ class OpenAIStream:
         self._finish()
         return chunks, self._parser.tokens
 
-    def _handle_read_error(self, failure: Exception, tokens: int) -> None:
-        """End the stream after a failed read: the connection was lost or closed, or a time limit is over."""
+    def _handle_read_error(self, failure: Exception, tokens: int) -> list[ChatCompletionChunk]:
+        """End the stream after a failed read: the connection was lost or closed, or a time limit is over. Return what was still held."""
         if self._is_closed:
             raise StreamClosed(f"{self._name}: expected an open stream, got a receive while it was cancelled")
         parser = self._parser
         if parser.is_complete:
+            chunks = parser.finish()
             self._finish()
-            return
+            return chunks
         if self._expired is not None:
             self._expired.partial = parser.partial_text()
             self._fail(self._expired)
-            return
+            return []
         error = translate(failure, self._name, self._timeouts, partial=parser.partial_text())
         if error is None:
             self._fail(failure)
         else:
             error.__cause__ = root_cause(failure)
             self._handle_answer_error(error, tokens)
+        return []
 
     def _handle_answer_error(self, error: EndpointError, tokens: int) -> None:
         """End the stream after a failed answer, or send the request again if the reader has seen nothing."""

@@ -86,6 +86,7 @@ class AnswerParser(ABC):
                 is_proper = self._take_end(chunks) and is_proper
                 if not self.is_done and self.error is None:
                     self._record_end(self._ends.record_close(is_proper=is_proper))
+                    self._finish(chunks)
             except EndpointError as error:
                 self._fail(error)
         if self.error is not None:
@@ -93,6 +94,16 @@ class AnswerParser(ABC):
             self.error.partial = self.partial_text()
             raise self.error
         return chunks
+
+    def finish(self) -> list[ChatCompletionChunk]:
+        """Return what is still held of an answer that is whole, if no end of the body comes: the connection was lost, or is silent."""
+        chunks: list[ChatCompletionChunk] = []
+        self._ends.record_close(is_proper=False)
+        self._finish(chunks)
+        return chunks
+
+    def _finish(self, chunks: list[ChatCompletionChunk]) -> None:  # noqa: B027  most parsers hold nothing
+        """Append what is still held when a whole answer ends."""
 
     @abstractmethod
     def _take(self, data: bytes, chunks: list[ChatCompletionChunk]) -> None:

@@ -137,6 +137,7 @@ class Completeness:
             is_proper: the body's length was known, or its last chunk came; False: the server only closed the connection.
         """
         if self.is_whole:
+            self._has_end = True
             return "whole"
         has_reason = self._taken_back is not None or self._all_finished()
         return self.record_end() if has_reason and is_proper else "cut"

@@ -76,9 +76,12 @@ class EventStreamParser(AnswerParser):
         if not self._has_begun and self._skipped is not None:
             raise EndpointProtocolError(f"expected {self.first_event} as the first event, got {excerpt(self._skipped)}")
         self._take_rest()
-        if self._ends.has_reason:
-            self._close_parts()
         return readable == events
+
+    def _finish(self, chunks: list[ChatCompletionChunk]) -> None:
+        self._chunks = chunks
+        self._take_rest()
+        self._close_parts()
 
     def _size(self) -> str:
         return f"{self._sse.events} events, "
@@ -115,6 +118,8 @@ class EventStreamParser(AnswerParser):
             return
         if not self._has_begun and ("choices" in value or kind.startswith(self.foreign_types)):
             raise EndpointProtocolError(f"expected {self.first_event} as the first event, got {excerpt(payload)}", is_lasting=True)
+        if self._halves.has_taken:
+            self._ends.record_output()
         if self._decode(kind, value):
             return
         if (error := find_error(value)) is not None:
@@ -190,9 +195,9 @@ class EventStreamParser(AnswerParser):
             EndpointProtocolError: nothing of it was understood.
         """
         self._take_rest()
-        self._close_parts()
         if self.error is None:
             self._record_end(self._ends.record_end())
+            self._close_parts()
             self.is_done = True
 
     def _take_rest(self) -> None:
@@ -203,6 +208,13 @@ class EventStreamParser(AnswerParser):
     def _fail_with(self, value: dict[str, Any]) -> None:
         """Fail with an error that the server sent."""
         self._fail(stream_error(value))
+
+
+def number_of(value: Any) -> int | None:
+    """Return an index, also one that is written as a text; None: it is neither."""
+    if isinstance(value, str) and value.isascii() and value.isdigit() and len(value) < 10:
+        return int(value)
+    return value if isinstance(value, int) and not isinstance(value, bool) else None
 
 
 def text_of(value: Any) -> str:

@@ -21,9 +21,11 @@ _PLACES = ("type", "index", "output_index", "content_index", "summary_index")  #
 class TextHalves:
     """Joins the halves in the events of one answer; its parser owns it."""
 
-    __slots__ = ("_held", "_skeletons")
+    __slots__ = ("_held", "_skeletons", "has_taken")
 
     def __init__(self) -> None:
+        self.has_taken = False
+        """True if a half of the event joined last is held, which is output without a text."""
         self._held: dict[_Path, str] = {}  # the first half of a character, by the place of its text
         self._skeletons: dict[_Path, dict[str, Any]] = {}
 
@@ -38,6 +40,7 @@ class TextHalves:
         Args:
             event: the decoded event, which may hold lone surrogates.
         """
+        self.has_taken = False
         return self._join(event, (), [])  # type: ignore[no-any-return]
 
     def take_rest(self) -> list[dict[str, Any]]:
@@ -69,6 +72,7 @@ class TextHalves:
             text = before + text
         text = text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "surrogatepass")
         if text and "\ud800" <= text[-1] <= "\udbff":
+            self.has_taken = True
             self._held[path] = text[-1]
             self._skeletons[path] = _skeleton(way)
             text = text[:-1]

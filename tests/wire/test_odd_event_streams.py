@@ -74,7 +74,7 @@ def test_a_responses_text_comes_once_in_whatever_events(events: list[bytes]) -> 
 def test_a_text_under_another_number_is_the_same_text() -> None:
     elsewhere = event("response.completed", response={"output": [{"type": "reasoning", "summary": []}, ITEM]})
     assert response(CREATED, *DELTAS, elsewhere).choices[0].message.content == "whole text"
-    twice = event("response.completed", response={"output": [ITEM, ITEM]})
+    twice = event("response.completed", response={"output": [ITEM, {**ITEM, "id": "i2"}]})
     assert response(CREATED, *DELTAS, twice).choices[0].message.content == "whole textwhole text"
 
 

@@ -11,18 +11,26 @@ from typing import Any
 import msgspec
 
 from streamco.openai_types import ChoiceDelta, CompletionUsage, FunctionDelta, PromptTokensDetails, ToolCallDelta, has_output, with_further
-from streamco.wire.completeness import is_failure, read_reason
-from streamco.wire.event_stream_parser import EventStreamParser, count_of, object_of, text_of
+from streamco.wire.completeness import read_reason
+from streamco.wire.event_stream_parser import EventStreamParser, count_of, number_of, object_of, text_of
 
 __all__ = ["MessageStreamParser"]
 
 _REASONS = {
+    "end_turn": "stop",
+    "stop_sequence": "stop",
+    "pause_turn": "stop",
     "max_tokens": "length",
     "model_context_window_exceeded": "length",
     "tool_use": "tool_calls",
     "refusal": "content_filter",
 }
-_COUNTS = ("input_tokens", "cache_creation_input_tokens", "cache_read_input_tokens", "output_tokens")
+_COUNTS = {
+    "input_tokens": ("input_tokens", "prompt_tokens"),  # the second name is the chat API's, which some gateways keep
+    "cache_creation_input_tokens": ("cache_creation_input_tokens",),
+    "cache_read_input_tokens": ("cache_read_input_tokens",),
+    "output_tokens": ("output_tokens", "completion_tokens"),
+}
 
 
 class _Block:
@@ -54,25 +62,26 @@ class MessageStreamParser(EventStreamParser):
     def __init__(self, **options: Any) -> None:
         super().__init__(**options)
         self._counts: dict[str, int] = {}  # as the server named them; later ones are sums and replace earlier ones
-        self._blocks: dict[int, _Block] = {}  # open ones, by their index
+        self._given: dict[str, int] = {}  # those that the reader has
+        self._blocks: dict[int | None, _Block] = {}  # open ones in the order of their beginnings, by their index
         self._calls = 0
 
     def _decode(self, kind: str, value: dict[str, Any]) -> bool:
         match kind:
             case "content_block_delta":
-                self._delta(count_of(value.get("index")), object_of(value.get("delta")))
+                self._delta(number_of(value.get("index")), object_of(value.get("delta")))
             case "content_block_start":
-                self._start(count_of(value.get("index")), object_of(value.get("content_block")))
+                self._start(number_of(value.get("index")), object_of(value.get("content_block")))
             case "content_block_stop":
-                self._stop_block(count_of(value.get("index")))
+                self._stop_block(number_of(value.get("index")))
             case "message_start":
                 message = object_of(value.get("message"))
-                counts = object_of(message.get("usage"))
-                self._take_counts({name: count for name, count in counts.items() if name != "output_tokens"})  # a first guess
+                self._take_counts(message.get("usage"), but="output_tokens")  # it is a first guess
                 self._begin(message.get("id"), message.get("model"))
             case "message_delta":
                 self._take_counts(value.get("usage"))
                 self._stop(object_of(value.get("delta")))
+                self._give_usage()
             case "message_stop":
                 self._end()
             case "error":
@@ -94,7 +103,7 @@ class MessageStreamParser(EventStreamParser):
             self._end()
         return True
 
-    def _start(self, index: int, block: dict[str, Any]) -> None:
+    def _start(self, index: int | None, block: dict[str, Any]) -> None:
         self._stop_block(index)
         kind = text_of(block.get("type"))
         match kind:
@@ -111,7 +120,10 @@ class MessageStreamParser(EventStreamParser):
                 self._provide(index, block)
         self._blocks[index] = _Block(kind)
 
-    def _delta(self, index: int, delta: dict[str, Any]) -> None:
+    def _delta(self, index: int | None, delta: dict[str, Any]) -> None:
+        """Emit a piece of the block with its index, or else of the latest block."""
+        if index not in self._blocks and self._blocks:
+            index = next(reversed(self._blocks))
         block = self._blocks.get(index)
         match delta:
             case {"type": "text_delta", "text": str(text)}:
@@ -134,7 +146,7 @@ class MessageStreamParser(EventStreamParser):
             case _ if delta:
                 self.has_progress = True
 
-    def _stop_block(self, index: int) -> None:
+    def _stop_block(self, index: int | None) -> None:
         """Emit what was held of a block. Its input at the start counts if none came in pieces."""
         block = self._blocks.pop(index, None)
         if block is None:
@@ -148,13 +160,19 @@ class MessageStreamParser(EventStreamParser):
     def _close_parts(self) -> None:
         for index in list(self._blocks):
             self._stop_block(index)
+        self._give_usage()
+
+    def _give_usage(self) -> None:
+        """Emit the usage that came without a stop reason, or after it."""
+        if self._counts != self._given and self._has_begun:
+            self._emit(ChoiceDelta(), usage=self._usage())
 
     def _write(self, delta: ChoiceDelta) -> None:
         if has_output(delta):
             self._emit(delta)
 
-    def _provide(self, index: int, part: dict[str, Any]) -> None:
-        self._emit(with_further(ChoiceDelta(), {"content_blocks": [{"index": index, **part}]}))
+    def _provide(self, index: int | None, part: dict[str, Any]) -> None:
+        self._emit(with_further(ChoiceDelta(), {"content_blocks": [{"index": index or 0, **part}]}))
 
     def _call(self, number: int, arguments: str, *, name: str | None = None, call_id: str | None = None) -> None:
         kind = None if call_id is None else "function"
@@ -166,16 +184,19 @@ class MessageStreamParser(EventStreamParser):
         if reason is None:
             return
         self._take_rest()
-        self._close_parts()
         stop = text_of(delta.get("stop_sequence")) or None
-        self._emit(ChoiceDelta(), reason if is_failure(reason) else _REASONS.get(reason, "stop"), usage=self._usage(), stop_reason=stop)
+        self._emit(ChoiceDelta(), _REASONS.get(reason, reason), usage=self._usage(), stop_reason=stop)
 
-    def _take_counts(self, usage: Any) -> None:
-        counts = {name: count for name in _COUNTS if (count := count_of(object_of(usage).get(name)))}
-        self._counts.update(counts)
+    def _take_counts(self, usage: Any, *, but: str = "") -> None:
+        found = object_of(usage)
+        for name, names in _COUNTS.items():
+            if name != but and (count := next((count for each in names if (count := count_of(found.get(each)))), 0)):
+                self._counts[name] = count
 
     def _usage(self) -> CompletionUsage | None:
+        """Return the counts so far, which the next chunk gives to the reader."""
         counts = self._counts
+        self._given = dict(counts)
         if not counts:
             return None
         cached = counts.get("cache_read_input_tokens", 0)

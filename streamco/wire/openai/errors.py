@@ -137,7 +137,7 @@ def is_bare_error(value: Any, *, is_all: bool) -> bool:
     """
     if not isinstance(value, dict) or "choices" in value:
         return False
-    if "error" in (value.get("object"), value.get("type")):
+    if "error" in (value.get("object"), value.get("type")) or (value.get("detail") and "type" not in value):  # the latter: FastAPI
         return True
     return bool(find_message(value)) and (is_all or _find_status(value) is not None)
 

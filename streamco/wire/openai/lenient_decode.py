@@ -131,8 +131,10 @@ _MAX_COUNT = 1 << 24  # tokens; the longest contexts have 10 million
 
 
 def find_usage(value: dict[str, Any]) -> CompletionUsage | None:
-    """Return the token counts of a decoded chunk: its ``usage``, else Groq's under ``x_groq``; None if it has neither."""
-    return build_usage(value.get("usage")) or build_usage(_get(value.get("x_groq"), "usage"))
+    """Return the token counts of a decoded chunk: its ``usage``, that of ``x_groq`` (Groq) or of a choice (Moonshot); None: it has none."""
+    choices = value.get("choices")
+    holders = [value, value.get("x_groq"), *(choices if isinstance(choices, list) else ())]
+    return next((usage for holder in holders if (usage := build_usage(_get(holder, "usage"))) is not None), None)
 
 
 def is_plausible(usage: CompletionUsage) -> bool:

@@ -30,6 +30,7 @@ __all__ = ["Api", "ChatStreamParser"]
 
 _LIMITS = Limits()
 _DONE = b"[DONE]"
+_PLACES = (b'"delta"', b'"message"', b'"text"')
 _JSON_BEGINS = (b"{", b"[", b'"')
 _SHORT = 768  # bytes of an event; too few for so many levels of nesting that walking them overflows the stack
 _WITHOUT_IDS, _NOT_TEXT = 1, 2
@@ -73,7 +74,7 @@ class ChatStreamParser:
         self._text: list[str] = []  # content of the first choice
         self._kinds = 0  # what has come: _WITHOUT_IDS, _NOT_TEXT
         self._has_one_choice = choices == 1
-        self._is_chat = api == "chat"
+        self._place = b'"delta"' if api == "chat" else b'"text"'  # where the API has the text of an event
         self._ends = Completeness()
         self._calls: dict[int, ToolCalls] = {}  # by choice
         self._halves = TextHalves()
@@ -159,6 +160,12 @@ class ChatStreamParser:
             del self._text[returned:]  # these chunks are never returned
             self.error.partial = self.partial_text()
             raise self.error
+        return chunks
+
+    def finish(self) -> list[ChatCompletionChunk]:
+        """Return what is still held of an answer that is whole, if no end of the body comes: the connection was lost, or is silent."""
+        chunks: list[ChatCompletionChunk] = []
+        self._take_rest(chunks)
         return chunks
 
     def parse_body(self, body: bytes) -> list[ChatCompletionChunk]:
@@ -375,18 +382,12 @@ class ChatStreamParser:
             self._read_chunk(build_chunk(value), payload, chunks, is_built=True)
 
     def _read_typed(self, chunk: ChatCompletionChunk, payload: bytes, chunks: list[ChatCompletionChunk]) -> None:
-        """Read an event that is not plain content; one whose choices have no delta is decoded without types."""
-        is_elsewhere = bool(chunk.choices) and b'"delta"' not in payload and self._find_message(payload) is not None
+        """Read an event that is not plain content; one that has its text where the API has none is decoded without types."""
+        is_elsewhere = bool(chunk.choices) and self._place not in payload and any(place in payload for place in _PLACES)
         if is_elsewhere or self._halves.is_open:
             self._read_lenient(payload, chunks)
         else:
             self._read_chunk(chunk, payload, chunks)
-
-    def _find_message(self, payload: bytes) -> str | None:
-        """Return where an event without deltas has its text; None: nowhere."""
-        if b'"message"' in payload:
-            return "message"
-        return "text" if self._is_chat and b'"text"' in payload else None
 
     def _read_chunk(self, chunk: ChatCompletionChunk, payload: bytes, chunks: list[ChatCompletionChunk], *, is_built: bool = False) -> None:
         """Count an event's chunk, and add it to the others unless it says nothing.
@@ -399,10 +400,12 @@ class ChatStreamParser:
             chunks: takes the chunk.
             is_built: the chunk comes from ``build_chunk``, not from the typed decoder.
         """
-        if is_built and chunk.choices and b'"delta"' not in payload and self._find_message(payload) == "message":
+        if is_built and chunk.choices and self._place not in payload and b'"message"' in payload:
             if not self._cumulative.has_begun:
                 self._cumulative.begin(self.partial_text())
             self._cumulative.keep_new(chunk)
+        if self._halves.has_taken:
+            self._ends.record_output()
         if self._halves.is_open and any(read_reason(choice.finish_reason) for choice in chunk.choices):
             self._take_rest(chunks)
         self._read_usage(chunk, payload, is_built)
@@ -439,7 +442,7 @@ class ChatStreamParser:
                 chunk.usage = find_usage(self._decode_lenient(payload))
             else:
                 self._extended.extend_usage(chunk, payload)
-        elif usage is None and b'"x_groq"' in payload:
+        elif usage is None and (b'"x_groq"' in payload or b'"usage"' in payload):
             chunk.usage = find_usage(self._decode_lenient(payload))
         self._keep_usage(chunk)
 

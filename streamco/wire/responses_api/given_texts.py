@@ -10,7 +10,7 @@ from typing import Literal
 
 __all__ = ["GivenTexts", "Place", "TextKind"]
 
-TextKind = Literal["text", "refusal", "reasoning", "summary", "arguments"]
+TextKind = Literal["text", "refusal", "reasoning", "summary"]
 Place = tuple[TextKind, int, int]
 """Kind of a text, number of its item, and number of the part in the item."""
 

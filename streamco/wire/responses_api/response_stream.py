@@ -9,10 +9,13 @@ from __future__ import annotations
 
 from typing import Any
 
+import msgspec
+
 from streamco.openai_types import ChoiceDelta, CustomDelta, FunctionDelta, ToolCallDelta, with_further
-from streamco.wire.event_stream_parser import EventStreamParser, count_of, object_of, text_of
+from streamco.wire.event_stream_parser import EventStreamParser, number_of, object_of, text_of
 from streamco.wire.openai.lenient_decode import build_usage
 from streamco.wire.responses_api.given_texts import GivenTexts, TextKind
+from streamco.wire.responses_api.output_items import OutputItem, OutputItems
 
 __all__ = ["ResponseStreamParser"]
 
@@ -25,18 +28,8 @@ _TEXTS: dict[str, TextKind] = {
     "reasoning_summary_text": "summary",
 }
 _PARTS: dict[str, TextKind] = {"output_text": "text", "refusal": "refusal", "reasoning_text": "reasoning", "summary_text": "summary"}
-_INPUTS = {"function_call": "arguments", "custom_tool_call": "input"}
-
-
-class _Call:
-    """A call: its number among the calls, and whether it is one of a custom tool."""
-
-    __slots__ = ("index", "is_custom", "pieces")
-
-    def __init__(self, index: int, is_custom: bool) -> None:
-        self.index = index
-        self.is_custom = is_custom
-        self.pieces: list[str] = []
+_ITEMS: dict[TextKind, str] = {"text": "message", "refusal": "message", "reasoning": "reasoning", "summary": "reasoning"}
+_INPUTS = {"function_call_arguments": "function_call", "custom_tool_call_input": "custom_tool_call"}
 
 
 class ResponseStreamParser(EventStreamParser):
@@ -48,10 +41,9 @@ class ResponseStreamParser(EventStreamParser):
     def __init__(self, **options: Any) -> None:
         super().__init__(**options)
         self._given = GivenTexts()
-        self._calls: dict[str, _Call] = {}  # by the ids of their items, their own ids and, as text, the numbers of their items
-        self._number = 0  # of calls
+        self._items = OutputItems()
+        self._calls = 0
         self._paragraphs: set[tuple[int, int]] = set()  # parts of a summary before which there is a blank line
-        self._items: set[str] = set()  # those of hosted tools that were given
 
     def _decode(self, kind: str, value: dict[str, Any]) -> bool:
         name = kind.removeprefix("response.")
@@ -67,20 +59,21 @@ class ResponseStreamParser(EventStreamParser):
             case "completed" | "incomplete" | "failed" | "cancelled" | "done":
                 self._end_with(name, object_of(value.get("response")))
             case "output_item.added" | "output_item.done":
-                self._read_item(_place(value, "output_index"), object_of(value.get("item")), is_done=what == "done")
+                self._read_item(number_of(value.get("output_index")), object_of(value.get("item")), is_done=what == "done")
             case "content_part.done" | "reasoning_summary_part.done":
-                place = _place(value, "summary_index" if "summary" in name else "content_index")
-                self._finish_part(_place(value, "output_index"), place, object_of(value.get("part")))
+                part = object_of(value.get("part"))
+                kind = _PARTS.get(text_of(part.get("type")), "text")
+                self._finish_part(self._item_of(_ITEMS[kind], value), _part_of(value), part)
             case "reasoning_summary_part.added":
-                self._begin_paragraph(_place(value, "output_index"), _place(value, "summary_index"))
+                self._begin_paragraph(self._item_of("reasoning", value), _part_of(value))
             case "output_text.annotation.added":
                 self._emit(with_further(ChoiceDelta(), {"annotations": [value.get("annotation")]}))
             case "content_part.added":
                 pass
             case _ if subject in _TEXTS:
                 self._read_text(_TEXTS[subject], what, value)
-            case _ if subject in {"function_call_arguments", "custom_tool_call_input"}:
-                self._read_input(what, value)
+            case _ if subject in _INPUTS:
+                self._read_input(self._item_of(_INPUTS[subject], value), what, value)
             case _:
                 self.has_progress = True
         return True
@@ -96,29 +89,31 @@ class ResponseStreamParser(EventStreamParser):
         if not self._has_begun:
             self._begin(response.get("id"), response.get("model"), response.get("created_at"))
 
+    def _item_of(self, kind: str, event: dict[str, Any]) -> OutputItem:
+        return self._items.find(kind, event.get("item_id"), number_of(event.get("output_index")))
+
     # Texts
 
     def _read_text(self, kind: TextKind, what: str, value: dict[str, Any]) -> None:
-        item, part = _place(value, "output_index"), _place(value, "summary_index" if kind == "summary" else "content_index")
-        logprobs = value.get("logprobs")
+        item, part, logprobs = self._item_of(_ITEMS[kind], value), _part_of(value), value.get("logprobs")
         if what == "delta" and (piece := text_of(value.get("delta"))):
-            self._given.add((kind, item, part), piece)
+            self._given.add((kind, item.number, part), piece)
             self._write(kind, piece, logprobs)
         elif what == "done":
             self._finish_text(kind, item, part, text_of(value.get("refusal" if kind == "refusal" else "text")), logprobs)
 
-    def _finish_text(self, kind: TextKind, item: int, part: int, whole: str, logprobs: Any = None) -> None:
+    def _finish_text(self, kind: TextKind, item: OutputItem, part: int, whole: str, logprobs: Any = None) -> None:
         """Emit what a text that is done has beyond its deltas."""
-        rest = self._given.take_rest((kind, item, part), whole)
+        rest = self._given.take_rest((kind, item.number, part), whole)
         if rest:
             if kind == "summary":
                 self._begin_paragraph(item, part)
             self._write(kind, rest, logprobs if len(rest) == len(whole) else None)
 
-    def _finish_part(self, item: int, place: int, part: dict[str, Any]) -> None:
+    def _finish_part(self, item: OutputItem, number: int, part: dict[str, Any]) -> None:
         kind = _PARTS.get(text_of(part.get("type")))
         if kind is not None:
-            self._finish_text(kind, item, place, text_of(part.get("refusal" if kind == "refusal" else "text")), part.get("logprobs"))
+            self._finish_text(kind, item, number, text_of(part.get("refusal" if kind == "refusal" else "text")), part.get("logprobs"))
 
     def _write(self, kind: TextKind, text: str, logprobs: Any = None) -> None:
         shown: dict[str, Any] = {"logprobs": {"content": logprobs}} if isinstance(logprobs, list) and logprobs else {}
@@ -130,71 +125,71 @@ class ResponseStreamParser(EventStreamParser):
             case _:
                 self._emit(ChoiceDelta(reasoning_content=text))
 
-    def _begin_paragraph(self, item: int, part: int) -> None:
+    def _begin_paragraph(self, item: OutputItem, part: int) -> None:
         """Emit a blank line before each part of a summary but the first."""
-        if part and (item, part) not in self._paragraphs:
-            self._paragraphs.add((item, part))
+        if part and (item.number, part) not in self._paragraphs:
+            self._paragraphs.add((item.number, part))
             self._emit(ChoiceDelta(reasoning_content="\n\n"))
 
     # Items
 
-    def _read_item(self, place: int, item: dict[str, Any], *, is_done: bool) -> None:
-        match item.get("type"):
+    def _read_item(self, place: int | None, fields: dict[str, Any], *, is_done: bool, is_final: bool = False) -> None:
+        kind = text_of(fields.get("type"))
+        item = self._items.finish(kind, fields, place, is_final=is_final) if is_done else self._items.begin(kind, fields, place)
+        match kind:
             case "function_call" | "custom_tool_call":
-                self._finish_call(self._begin_call(place, item), text_of(item.get(_INPUTS[item["type"]])), is_done=is_done)
+                self._name_call(item, fields)
+                self._finish_input(item, fields.get("input" if item.is_custom else "arguments"), is_done=is_done)
             case "message" if is_done:
-                self._finish_parts(place, item.get("content"))
+                self._finish_parts(item, fields.get("content"))
             case "reasoning" if is_done:
-                self._finish_parts(place, item.get("summary"))
-                self._finish_parts(place, item.get("content"))
-            case str(kind) if kind not in {"message", "reasoning"}:
+                self._finish_parts(item, fields.get("summary"))
+                self._finish_parts(item, fields.get("content"))
+                if fields.get("encrypted_content") and not item.name:
+                    item.name = "given"
+                    self._emit(with_further(ChoiceDelta(), {"output_items": [fields]}))
+            case _ if kind not in {"message", "reasoning"}:
                 self.has_progress = True
-                key = text_of(item.get("id")) or f"{kind} {place}"
-                if is_done and key not in self._items:
-                    self._items.add(key)
-                    self._emit(with_further(ChoiceDelta(), {"output_items": [item]}))
+                self._ends.record_output()
+                if is_done and not item.name:
+                    item.name = "given"
+                    self._emit(with_further(ChoiceDelta(), {"output_items": [fields]}))
 
-    def _finish_parts(self, place: int, parts: Any) -> None:
+    def _finish_parts(self, item: OutputItem, parts: Any) -> None:
         for number, part in enumerate(parts if isinstance(parts, list) else ()):
-            self._finish_part(place, number, object_of(part))
+            self._finish_part(item, number, object_of(part))
 
-    def _begin_call(self, place: int, item: dict[str, Any]) -> _Call:
-        """Return the call of an item; a new one is emitted with its name."""
-        own, item_id = text_of(item.get("call_id")), text_of(item.get("id"))
-        call = self._calls.get(own) if own else self._calls.get(item_id) if item_id else self._calls.get(str(place))
-        if call is None:
-            call = _Call(self._number, item.get("type") == "custom_tool_call")
-            self._number += 1
-            self._calls[str(place)] = call
-            self._emit_call(call, "", name=text_of(item.get("name")), call_id=own or item_id)
-        self._calls.update({key: call for key in (own, item_id) if key})
-        return call
+    def _name_call(self, item: OutputItem, fields: dict[str, Any]) -> None:
+        """Emit what of a call's name and id is new."""
+        name = "" if item.name else text_of(fields.get("name"))
+        call_id = "" if item.call_id else text_of(fields.get("call_id")) or text_of(fields.get("id"))
+        if name or call_id:
+            item.name, item.call_id = item.name or name, item.call_id or call_id
+            self._emit_call(item, "", name=name or None, call_id=call_id or None)
 
-    def _read_input(self, what: str, value: dict[str, Any]) -> None:
-        call = self._calls.get(text_of(value.get("item_id"))) or self._calls.get(str(_place(value, "output_index")))
-        if call is None:
-            self.has_progress = True
-        elif what == "delta" and (piece := text_of(value.get("delta"))):
-            call.pieces.append(piece)
-            self._emit_call(call, piece)
+    def _read_input(self, item: OutputItem, what: str, value: dict[str, Any]) -> None:
+        if what == "delta" and (piece := _json_text(value.get("delta"))):
+            item.arguments += piece
+            self._emit_call(item, piece)
         elif what == "done":
-            self._finish_call(call, text_of(value.get("input" if call.is_custom else "arguments")), is_done=True)
+            self._finish_input(item, value.get("input" if item.is_custom else "arguments"), is_done=True)
 
-    def _finish_call(self, call: _Call, whole: str, *, is_done: bool) -> None:
-        """Emit what the whole text of a call's input has beyond its deltas."""
-        before = "".join(call.pieces)
-        if whole and whole.startswith(before) and (is_done or not before):
-            call.pieces = [whole]
-            if rest := whole[len(before) :]:
-                self._emit_call(call, rest)
+    def _finish_input(self, item: OutputItem, given: Any, *, is_done: bool) -> None:
+        """Emit what the whole text of a call's input has beyond its deltas. One that isn't done counts only if nothing has come."""
+        whole, before = _json_text(given), item.arguments
+        if (is_done or not before) and whole.startswith(before) and (rest := whole[len(before) :]):
+            item.arguments = whole
+            self._emit_call(item, rest)
 
-    def _emit_call(self, call: _Call, text: str, *, name: str | None = None, call_id: str | None = None) -> None:
-        delta = ToolCallDelta(index=call.index, id=call_id)
-        if call.is_custom:
-            delta.type = None if call_id is None else "custom"
+    def _emit_call(self, item: OutputItem, text: str, *, name: str | None = None, call_id: str | None = None) -> None:
+        if item.call < 0:
+            item.call, self._calls = self._calls, self._calls + 1
+        delta = ToolCallDelta(index=item.call, id=call_id)
+        if call_id is not None:
+            delta.type = "custom" if item.is_custom else "function"
+        if item.is_custom:
             delta.custom = CustomDelta(name, text)
         else:
-            delta.type = None if call_id is None else "function"
             delta.function = FunctionDelta(name, text)
         self._emit(ChoiceDelta(tool_calls=[delta]))
 
@@ -208,8 +203,8 @@ class ResponseStreamParser(EventStreamParser):
         self._take_rest()
         output = response.get("output")
         for place, item in enumerate(output if isinstance(output, list) else ()):
-            self._read_item(place, object_of(item), is_done=True)
-        reason = "tool_calls" if self._number else "stop"
+            self._read_item(place, object_of(item), is_done=True, is_final=True)
+        reason = "tool_calls" if self._calls else "stop"
         if status == "incomplete" or response.get("status") == "incomplete":
             reason = _REASONS.get(text_of(object_of(response.get("incomplete_details")).get("reason")), "length")
         self._emit(ChoiceDelta(), reason, usage=build_usage(response.get("usage")))
@@ -217,5 +212,11 @@ class ResponseStreamParser(EventStreamParser):
             self._end()
 
 
-def _place(value: dict[str, Any], name: str) -> int:
-    return count_of(value.get(name))
+def _json_text(value: Any) -> str:
+    """Return a text; an object in its place is written as JSON."""
+    return msgspec.json.encode(value).decode() if isinstance(value, dict | list) else text_of(value)
+
+
+def _part_of(event: dict[str, Any]) -> int:
+    """Return the number of the part in its item."""
+    return number_of(event.get("summary_index", event.get("content_index"))) or 0

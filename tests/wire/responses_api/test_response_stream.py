@@ -60,11 +60,12 @@ def test_calls_are_numbered_among_themselves() -> None:
         event("response.output_item.added", output_index=2, item={**item, "call_id": "c2"}),
         event("response.function_call_arguments.done", output_index=2, arguments="[1]"),
         event("response.output_item.done", output_index=3, item={**item, "call_id": "c3", "arguments": "[2]"}),
-        event("response.function_call_arguments.delta", output_index=9, delta="of no call"),
+        event("response.function_call_arguments.delta", output_index=9, delta="[3]"),
+        event("response.output_item.done", output_index=9, item={**item, "call_id": "c4", "arguments": "[3]"}),
     ]
     answer = assemble(read(*events, completed()))
     calls = answer.choices[0].message.tool_calls or []
-    assert [(each.id, function_of(each).arguments) for each in calls] == [("c1", "{}"), ("c2", "[1]"), ("c3", "[2]")]
+    assert [(each.id, function_of(each).arguments) for each in calls] == [("c1", "{}"), ("c2", "[1]"), ("c3", "[2]"), ("c4", "[3]")]
     assert answer.choices[0].finish_reason == "tool_calls"
 
 
