@@ -11,7 +11,7 @@ BYTES
      space after the colon is no part of a value. Data lines are joined by LF. Comments and unknown fields say nothing. An empty line
      ends an event; one without data, or with empty data, is none.
  B4  A clean end of the body also ends the last event, if its data can be read. If it can't be read, the body is torn, which is the same as
-     a cut. A cut or a stall drops an event whose empty line hasn't come.
+     a cut. A cut or a stall drops an event whose empty line hasn't come, and an answer that isn't whole leaves out its texts.
  B5  A JSON body is the whole answer, or the server's error. A part of one is cut.
 
 EVENTS
@@ -89,7 +89,7 @@ USAGE
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from tests.mutants.oracle.chat import ChatOracle
@@ -113,7 +113,15 @@ class SseEvent:
 
 
 def read_answer(body: bytes, api: Api, *, status: int = 200, ends: Ends = "clean") -> Reading:
-    """Return the right reading of a body.
+    """Return the right reading of a body; the arguments are those of ``_read``."""
+    reading = _read(body, api, status, ends)
+    if reading.whole or ends != "clean" or not 200 <= status < 300:
+        return reading
+    return replace(_read(body, api, status, "cut"), whole=False, failure=reading.failure, word=reading.word)
+
+
+def _read(body: bytes, api: Api, status: int, ends: Ends) -> Reading:
+    """Read a body, and its unfinished last event if it ends properly.
 
     Args:
         body: all bytes that came.
