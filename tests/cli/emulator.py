@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-__all__ = ["Emulator", "plain"]
+__all__ = ["Emulator", "painted", "plain"]
 
 _PIECE = re.compile(r"\x1b\[(\??)([0-9;:]*)([A-Za-z])|\r|\n|[^\x1b\r\n]", re.DOTALL)
 
@@ -12,6 +12,19 @@ _PIECE = re.compile(r"\x1b\[(\??)([0-9;:]*)([A-Za-z])|\r|\n|[^\x1b\r\n]", re.DOT
 def plain(text: str) -> str:
     """A text without escape sequences."""
     return re.sub(r"\x1b\[[?0-9;:]*[A-Za-z]", "", text)
+
+
+def painted(text: str) -> list[tuple[str, str]]:
+    """Each character with the style that it is written in: the parameters since the last reset, "" for none."""
+    characters: list[tuple[str, str]] = []
+    style: list[str] = []
+    for match in _PIECE.finditer(text):
+        if match[3] == "m":
+            first, *more = match[2].split(";")
+            style = more if first in {"", "0"} else [*style, first, *more]
+        elif not match[3]:
+            characters.append((match[0], ";".join(style)))
+    return characters
 
 
 class Emulator:

@@ -14,14 +14,13 @@ from pathlib import Path
 
 import pytest
 
+from tests.cli.emulator import painted
 from tests.cli.terminal import ROOT, Terminal, terminal
 
 UTF8 = {"PYTHONIOENCODING": "utf-8:strict"}
 PROGRAM = ("-m", "tests.cli.program")
-FIRST_RACE_ENDS = (
-    "--seed",
-    "1",
-)  # with other seeds the loser of the first race may be left to run to its first token: it could not take over
+# With other seeds the loser of the first race may be left to run to its first token, and could not take over.
+FIRST_RACE_ENDS = ("--seed", "1")
 
 
 @pytest.fixture
@@ -68,8 +67,10 @@ def test_the_line_under_an_answer_tells_who_made_it_and_the_text_has_their_tint(
 
 
 def tint_of(raw: str, text: str) -> str:
-    """The colour that was in force where this was written last."""
-    return str(re.findall(r"38;2;(\d+;\d+;\d+)", raw[: raw.rindex(text)])[-1])
+    """The colour that was in force where this was written last; "" for the terminal's own."""
+    shown = painted(raw)
+    start = "".join(character for character, _ in shown).rindex(text)
+    return shown[start][1].removeprefix("38;2;")
 
 
 def test_an_answer_that_moves_changes_its_tint_and_the_line_under_it_says_where(tmp_path: Path) -> None:

@@ -208,7 +208,7 @@ def make_console(theme: Theme, *, color: bool = True) -> Console:
 def rows_of(console: Console, renderable: RenderableType) -> list[Row]:
     """Return rich's rendering as rows that leave one cell of the terminal free (a full row would wrap), except lines of code."""
     with console.capture() as capture:
-        console.print(renderable, width=_text_width(console), highlight=False, soft_wrap=False, crop=False)
+        console.print(_RowByRow(renderable), width=_text_width(console), highlight=False, soft_wrap=False, crop=False)
     rows = [_row(line) for line in capture.get().split("\n")]
     filled = [index for index, row in enumerate(rows) if row.cells]
     return rows[filled[0] : filled[-1] + 1] if filled else []
@@ -222,6 +222,18 @@ def _row(line: str) -> Row:
     text = _TRAILING.sub("", line)
     cells = cell_len(_ESCAPES.sub("", text))
     return Row(f"{text}\x1b[0m" if "\x1b" in text else text, cells) if cells else Row("", 0)
+
+
+class _RowByRow:
+    """Splits segments at newlines. Rich may give a wrapped paragraph as one segment, and writes a segment's style only at its beginning."""
+
+    def __init__(self, content: RenderableType) -> None:
+        self._content = content
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        for line in Segment.split_lines(console.render(self._content, options)):
+            yield from line
+            yield Segment.line()
 
 
 class _Tinted:

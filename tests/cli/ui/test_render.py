@@ -11,11 +11,11 @@ from rich.console import Console
 from streamco.cli.ui.live_region import Region, Row
 from streamco.cli.ui.render import AnswerRenderer, make_console, markdown_styles, rows_of
 from streamco.cli.ui.theme import THEMES
-from tests.cli.emulator import Emulator, plain
+from tests.cli.emulator import Emulator, painted, plain
 from tests.cli.ui.test_markdown import DOCUMENT
 
 DARK = THEMES["dark"]
-DEVICE, SERVER = "38;2;169;220;182", "38;2;168;199;250"  # the tints as escape sequences
+DEVICE, SERVER, LOCAL = "38;2;169;220;182", "38;2;168;199;250", "38;2;224;197;143"  # the tints as escape sequences
 
 
 def make(width: int = 60) -> tuple[Console, AnswerRenderer]:
@@ -135,6 +135,68 @@ def test_text_is_tinted_by_its_maker_and_the_marks_leave_no_trace() -> None:
     assert rows[0].cells == len("Made here, made there, made here.")
     parts = rows[0].text.split("\x1b[0m")
     assert [part for part in parts if part] == [f"\x1b[{DEVICE}mMade here, ", f"\x1b[{SERVER}mmade there, ", f"\x1b[{DEVICE}mmade here."]
+
+
+LONG = "words that go on for longer than a row of the terminal is wide "
+WRAPPED = {
+    "paragraph": LONG * 4,
+    "emphasis": f"Some **{LONG * 2}** and *{LONG * 2}* and `{LONG * 2}`",
+    "link": f"See [{LONG * 2}](https://example.org/{'a' * 90})",
+    "lines of one paragraph": f"{LONG}\n{LONG}\n{LONG}",
+    "list": f"- {LONG * 2}\n- {LONG * 2}\n  - {LONG * 2}\n\n1. {LONG * 2}\n2. {LONG * 2}\n\n   {LONG * 2}",
+    "quotation": f"> {LONG * 3}\n>\n> - {LONG * 2}\n> > {LONG * 2}",
+    "headings": "\n\n".join(f"{'#' * level} {LONG * 2}" for level in (1, 2)),
+    "struck out": f"~~{LONG * 3}~~",
+    "code": f"```\n{LONG}\n\n    {LONG}\n{'x' * 3000}\n```\n\n- code in a list\n\n  ```\n  {LONG}\n  {LONG}\n  ```",
+    "table": f"| a | b |\n|---|---|\n| {LONG} | {LONG} |",
+    "wide characters": "日本語の文章が続く" * 20 + "\n\n- " + "語" * 99 + "\n\n> " + "文、章" * 40,
+    "one long word": "x" * 300,
+}
+
+
+@pytest.mark.parametrize("width", [20, 37, 200])
+@pytest.mark.parametrize("text", WRAPPED.values(), ids=WRAPPED)
+def test_every_row_of_a_wrapped_block_has_its_tint(text: str, width: int) -> None:
+    for rows in (whole(text, width), stream(text, room=3, width=width)):
+        assert len([row for row in rows if row.cells]) > 1
+        for row in rows:
+            styles = {style for character, style in painted(row.text) if not character.isspace()}
+            assert all(DEVICE in style for style in styles), row
+            assert painted(f"{row.text}.")[-1] == (".", ""), "a row leaves no style behind"
+
+
+def test_every_row_of_wrapped_thoughts_is_dim_and_italic() -> None:
+    _, renderer = make(40)
+    renderer.feed(LONG * 4, "server", "reasoning")
+    rows = renderer.finish()
+    assert len(rows) > 4
+    assert {style for row in rows for character, style in painted(row.text) if not character.isspace()} == {"2;3"}
+
+
+def test_code_in_colours_of_its_own_keeps_them_on_each_row() -> None:
+    rows = whole('```python\ntext = """first\nsecond\n\nthird"""\n```')
+    styles = [{style for character, style in painted(row.text) if character.isalpha()} for row in rows]
+    assert styles[1] == styles[3]
+    assert styles[1] <= styles[0]
+    assert all("" not in style for style in styles)
+
+
+_LETTERS = {"device": ("d", DEVICE), "server": ("s", SERVER), "local": ("l", LOCAL)}
+_PIECES = st.lists(
+    st.tuples(st.sampled_from(list(_LETTERS)), st.lists(st.integers(1, 12), min_size=1, max_size=12)), min_size=1, max_size=12
+)
+
+
+@given(_PIECES, st.sampled_from(["", "- ", "> ", "1. ", "# ", "**", "- > - "]), st.integers(12, 70))
+def test_wherever_rows_break_each_letter_has_the_tint_of_its_maker(pieces: list[tuple[str, list[int]]], opening: str, width: int) -> None:
+    _, renderer = make(width)
+    renderer.feed(opening, pieces[0][0])
+    for maker, words in pieces:
+        renderer.feed("".join(f"{_LETTERS[maker][0] * length} " for length in words), maker)
+    tints = dict(_LETTERS.values())
+    for row in renderer.finish():
+        for character, style in painted(row.text):
+            assert tints.get(character, "") in style, row
 
 
 def test_a_new_maker_at_a_block_border_tints_the_whole_block() -> None:
