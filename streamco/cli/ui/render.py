@@ -15,6 +15,7 @@ import rich.theme
 from msgspec import Struct
 from rich.cells import cell_len
 from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
+from rich.default_styles import DEFAULT_STYLES
 from rich.markdown import CodeBlock, Heading, Markdown, MarkdownElement
 from rich.segment import Segment
 from rich.style import Style
@@ -182,8 +183,9 @@ def _last_maker(source: str, before: str) -> str:
 
 
 def markdown_styles(theme: Theme) -> rich.theme.Theme:
-    """Return the theme's styles for Markdown, under rich's names."""
-    styles = {
+    """Return the theme's styles for Markdown, under rich's names. The others are rich's, without colours: those tell the maker."""
+    colourless = {name: style.without_color for name, style in DEFAULT_STYLES.items() if name.startswith("markdown.")}
+    own = {
         "markdown.h1": f"{theme.title} underline",
         "markdown.h2": theme.title,
         "markdown.code": theme.inline_code,
@@ -197,7 +199,7 @@ def markdown_styles(theme: Theme) -> rich.theme.Theme:
         "markdown.link": "underline",
         "markdown.link_url": theme.quiet,
     }
-    return rich.theme.Theme(styles)
+    return rich.theme.Theme({**colourless, **own})
 
 
 def make_console(theme: Theme, *, color: bool = True) -> Console:

@@ -145,7 +145,7 @@ WRAPPED = {
     "lines of one paragraph": f"{LONG}\n{LONG}\n{LONG}",
     "list": f"- {LONG * 2}\n- {LONG * 2}\n  - {LONG * 2}\n\n1. {LONG * 2}\n2. {LONG * 2}\n\n   {LONG * 2}",
     "quotation": f"> {LONG * 3}\n>\n> - {LONG * 2}\n> > {LONG * 2}",
-    "headings": "\n\n".join(f"{'#' * level} {LONG * 2}" for level in (1, 2)),
+    "headings": "\n\n".join(f"{'#' * level} {LONG * 2}" for level in range(1, 7)),
     "struck out": f"~~{LONG * 3}~~",
     "code": f"```\n{LONG}\n\n    {LONG}\n{'x' * 3000}\n```\n\n- code in a list\n\n  ```\n  {LONG}\n  {LONG}\n  ```",
     "table": f"| a | b |\n|---|---|\n| {LONG} | {LONG} |",
