@@ -162,7 +162,9 @@ class BoundaryWhitespace:
             shared = common_prefix_length(self._pending, text)
             self._pending = "" if shared < len(text) else self._pending[shared:]
             if shared:
-                dropped += 0 if shared < len(text) else len(choice.token_ids or (0,))
+                if shared == len(text):
+                    dropped += len(choice.token_ids or (0,))
+                    choice.logprobs = None  # the reader has those of the tokens that wrote this text first
                 choice.delta.content = text[shared:]
                 choice.token_ids = None
         return dropped

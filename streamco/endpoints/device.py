@@ -399,7 +399,7 @@ class DeviceStream:
 
     def _logprobs(self, piece: TextPiece, count: int) -> object:
         engine = self._endpoint.engine
-        return None if engine is None else chat_logprobs(token_logprobs(piece.ids, piece.top, count), engine.detokenize)
+        return None if engine is None else chat_logprobs(token_logprobs(piece.ids, piece.tops, count), engine.detokenize)
 
     def _chunk(self, choice: ChunkChoice) -> ChatCompletionChunk:
         model = self._endpoint.engine.info.name if self._endpoint.engine is not None else self._endpoint.name

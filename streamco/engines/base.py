@@ -75,7 +75,7 @@ class TextPiece(Struct, frozen=True):
 
     text: str
     ids: tuple[int, ...]
-    top: tuple[tuple[int, float], ...] | None = None  # (id, probability) of the last id's row, best first; None: not asked for
+    tops: tuple[tuple[tuple[int, float], ...], ...] | None = None  # for each id ``top_probabilities`` of its row; None: not asked for
     is_cut: bool = False  # a stop string begins inside: the ids hold more than the text, so no answer can continue after them
 
 
@@ -113,7 +113,7 @@ class GenerationRequest(Struct, frozen=True, kw_only=True):
 
     prompt_ids: Sequence[int]
     sampling: SamplingOptions = SamplingOptions()
-    top: int = 0  # number of most likely tokens that come with each piece
+    top: int = 0  # number of most likely tokens that come with each token, and its own probability beside them; 0: none of both
     ignore_eos: bool = False
     prefill_only: bool = False  # leave the prompt in the KV cache and end with reason length
     max_buffered: int | None = None  # tokens made and not taken before the sequence is parked; at most ``ring_tokens``

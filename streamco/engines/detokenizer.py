@@ -14,7 +14,7 @@ from streamco.engines.base import TextPiece
 
 __all__ = ["IncrementalDetokenizer", "StopMatcher", "TextAssembler"]
 
-Top = tuple[tuple[int, float], ...] | None
+Top = tuple[tuple[int, float], ...]
 
 
 class TextAssembler:
@@ -31,33 +31,41 @@ class TextAssembler:
         self._decoder.decode(pending_bytes)
         self._text = ""
         self._ids: list[int] = []
+        self._tops: list[Top] = []
         self._is_clear = not pending_bytes
 
-    def add(self, token: int, top: Top = None) -> TextPiece | None:
-        """Return the piece that this token completes; None: a code point is incomplete, or the tokens so far have no text."""
+    def add(self, token: int, top: Top | None = None) -> TextPiece | None:
+        """Return the piece that this token completes; None: a code point is incomplete, or the tokens so far have no text.
+
+        Args:
+            token: the token.
+            top: its likeliest alternatives, for each token or for none; None: not asked for.
+        """
         data = self._token_bytes(token)
         if self._is_clear and data.isascii():
             if data:
-                return TextPiece(data.decode("ascii"), (token,), top)
-            self._ids.append(token)
-            self._is_clear = False
+                return TextPiece(data.decode("ascii"), (token,), None if top is None else (top,))
+            self._keep(token, top)
             return None
-        self._is_clear = False
         self._text += self._decoder.decode(data)
+        self._keep(token, top)
+        return self._release() if self._text and not self._decoder.getstate()[0] else None
+
+    def _keep(self, token: int, top: Top | None) -> None:
         self._ids.append(token)
-        if not self._text or self._decoder.getstate()[0]:
-            return None
-        return self._release(top)
+        if top is not None:
+            self._tops.append(top)
+        self._is_clear = False
 
     def flush(self) -> TextPiece | None:
         """Return what is left at the end; an incomplete code point becomes U+FFFD."""
         self._text += self._decoder.decode(b"", final=True)
-        return self._release(None) if self._ids else None
+        return self._release() if self._ids else None
 
-    def _release(self, top: Top) -> TextPiece:
-        piece = TextPiece(self._text, tuple(self._ids), top)
+    def _release(self) -> TextPiece:
+        piece = TextPiece(self._text, tuple(self._ids), tuple(self._tops) or None)
         self._text = ""
-        self._ids = []
+        self._ids, self._tops = [], []
         self._is_clear = True
         return piece
 
@@ -119,7 +127,7 @@ class StopMatcher:
         left = boundary - sum(len(piece.text) for piece in released)
         if left > 0:
             part = self._held[0]
-            released.append(TextPiece(part.text[:left], part.ids, part.top, is_cut=True))
+            released.append(TextPiece(part.text[:left], part.ids, part.tops, is_cut=True))
         self._held = []
         self._text = ""
         return released
@@ -145,7 +153,7 @@ class IncrementalDetokenizer:
         """The stop string that was found; None: none yet."""
         return None if self._stops is None else self._stops.found
 
-    def add(self, token: int, top: Top = None) -> tuple[list[TextPiece], bool] | None:
+    def add(self, token: int, top: Top | None = None) -> tuple[list[TextPiece], bool] | None:
         """Return the pieces that can be shown now, and True if a stop string was found; None if the token completes no piece."""
         piece = self._assembler.add(token, top)
         if piece is None:

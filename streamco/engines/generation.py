@@ -167,7 +167,7 @@ class RunningGeneration:
             return
         self._made += 1
         self.next_token = token
-        top = top_probabilities(logits, self.request.top) if self.request.top else None
+        top = top_probabilities(logits, self.request.top, token) if self.request.top else None
         completed = self._text.add(token, top)
         if completed is not None:
             pieces, has_stopped = completed

@@ -163,8 +163,7 @@ class _Answer:
         raise NotImplementedError
 
     def _tokens(self, pieces: Sequence[TextPiece]) -> list[TokenLogprob]:
-        """Return (id, log-probability, alternatives) of each token; a piece of several tokens has them for its last one only."""
-        return [token for piece in pieces for token in token_logprobs(piece.ids, piece.top, self._top or 0)]
+        return [token for piece in pieces for token in token_logprobs(piece.ids, piece.tops, self._top or 0)]
 
 
 class ChatResponse(_Answer):
@@ -229,4 +228,9 @@ class CompletionResponse(_Answer):
         }
 
     def _name(self, token: int) -> str:
-        return self._detokenize([token]).decode("utf-8", "replace")
+        """Return the token's text; if it's a part of a character its bytes, as at OpenAI: alternatives go by names, which must differ."""
+        data = self._detokenize([token])
+        try:
+            return data.decode()
+        except UnicodeDecodeError:
+            return "bytes:" + "".join(f"\\x{byte:02x}" for byte in data)

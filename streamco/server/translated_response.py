@@ -66,7 +66,7 @@ class TranslatedResponse:
     def _chunk(self, piece: TextPiece) -> ChatCompletionChunk:
         choice = ChunkChoice(delta=ChoiceDelta(content=piece.text))
         if self._top is not None:
-            choice.logprobs = chat_logprobs(token_logprobs(piece.ids, piece.top, self._top), self._detokenize)
+            choice.logprobs = chat_logprobs(token_logprobs(piece.ids, piece.tops, self._top), self._detokenize)
         return ChatCompletionChunk(choices=[choice])
 
 

@@ -346,8 +346,8 @@ class FakeGeneration:
             return
         text = self._script[self._made]
         token = self._engine.vocabulary.id_of(text)
-        top = ((token, 1.0),) if self.request.top else None
-        self._ready.append(TextPiece(text, (token,), top))
+        tops = (((token, 1.0),),) if self.request.top else None
+        self._ready.append(TextPiece(text, (token,), tops))
         self._made += 1
         reason = self._reason()
         if reason in {"stop", "length"}:

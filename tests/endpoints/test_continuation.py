@@ -171,6 +171,14 @@ def test_an_answer_that_writes_it_again_is_whole_however_it_is_cut(answer: str, 
     assert shown == answer
 
 
+def test_log_probabilities_go_with_the_text_that_is_left() -> None:
+    chunks = [text_chunk(piece, ids=[9]) for piece in ("\n", " a")]
+    for chunk in chunks:
+        chunk.choices[0].logprobs = {"content": [{"logprob": -1.0}]}
+    BoundaryWhitespace("\n ").strip(TokensReceived("s", chunks, 2))
+    assert [chunk.choices[0].logprobs for chunk in chunks] == [None, {"content": [{"logprob": -1.0}]}]
+
+
 async def test_a_stream_gives_whitespace_at_the_seam_once() -> None:
     async with ScriptedServer(stream_answer([" ", "three", " four"])) as server, opened(server.url, provider="vllm") as endpoint:
         answered = await ask(endpoint, replace(ASKED, partial=Partial(text="one two ", tokens=3)))

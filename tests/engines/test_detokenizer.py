@@ -48,10 +48,26 @@ def test_tokens_without_text_go_with_the_next_piece() -> None:
     assert assemble([b"", b"a", b"", b""]) == [TextPiece("a", (0, 1)), TextPiece("", (2, 3))]
 
 
-def test_the_likeliest_tokens_are_those_of_the_last_token() -> None:
+def test_each_token_keeps_its_own_table() -> None:
     assembler = TextAssembler([b"\xc3", b"\xa9"].__getitem__)
     assert assembler.add(0, ((0, 0.9),)) is None
-    assert assembler.add(1, ((1, 0.8),)) == TextPiece("é", (0, 1), ((1, 0.8),))
+    assert assembler.add(1, ((1, 0.8),)) == TextPiece("é", (0, 1), (((0, 0.9),), ((1, 0.8),)))
+
+
+@given(st.binary(max_size=40), st.lists(st.integers(0, 80)), st.lists(st.text("ab\ufffd", min_size=1, max_size=3), max_size=2))
+def test_tables_stay_with_their_tokens_at_any_cut_and_any_stop_string(data: bytes, places: list[int], stops: list[str]) -> None:
+    tokens = cut(data, places)
+    text = IncrementalDetokenizer(tokens.__getitem__, tuple(stops))
+    shown: list[TextPiece] = []
+    for token in range(len(tokens)):
+        completed = text.add(token, ((token, 0.5),))
+        shown += completed[0] if completed is not None else []
+        if completed is not None and completed[1]:
+            break
+    else:
+        shown += text.flush()
+    for piece in shown:
+        assert piece.tops == tuple(((token, 0.5),) for token in piece.ids)
 
 
 @given(st.binary(max_size=60), st.lists(st.integers(0, 100)))

@@ -103,10 +103,20 @@ def test_a_cancelled_prefill_leaves_a_working_cache(engine: LlamaEngine) -> None
 def test_the_likeliest_tokens_have_probabilities_in_order(engine: LlamaEngine) -> None:
     reader = complete(engine, chat(engine, "Count to five."), max_tokens=5, top=8)
     for piece in reader.pieces:
-        assert piece.top is not None
-        assert piece.top[0][0] == piece.ids[-1]  # greedy
-        assert all(first[1] >= second[1] for first, second in pairwise(piece.top))
-        assert 0 < sum(share for _, share in piece.top) <= 1.0 + 1e-6
+        for token, top in zip(piece.ids, piece.tops or (), strict=True):
+            assert top[0][0] == token  # greedy
+            assert all(first[1] >= second[1] for first, second in pairwise(top))
+            assert 0 < sum(share for _, share in top) <= 1.0 + 1e-6
+
+
+def test_each_token_of_a_character_has_its_own_probability_also_at_the_end(engine: LlamaEngine) -> None:
+    begun = [*chat(engine, "Draw a fox: 🦊"), *engine.tokenize("🦊🦊🦊🦊🦊🦊🦊🦊")]
+    for max_tokens in (1, 2, 3, 6):
+        reader = complete(engine, begun, max_tokens=max_tokens, top=3)
+        tables = [(token, top) for piece in reader.pieces for token, top in zip(piece.ids, piece.tops or (), strict=True)]
+        assert len(tables) == len(reader.ids) == max_tokens
+        assert all(top[0][0] == token for token, top in tables), "greedy"
+    assert any(len(piece.ids) > 1 for piece in reader.pieces)
 
 
 def test_nothing_is_printed(engine: LlamaEngine, capfd: pytest.CaptureFixture[str]) -> None:
@@ -126,5 +136,5 @@ def test_in_exact_mode_nothing_that_ran_before_or_runs_beside_changes_a_bit() ->
         rest = complete(engine, [*prompt, *whole.ids[:cut]], max_tokens=12 - cut, top=20, ignore_eos=True)
         reader.read(beside)
         assert rest.ids == whole.ids[cut:]
-        assert [piece.top for piece in rest.pieces][-1] == [piece.top for piece in whole.pieces][-1]
+        assert [piece.tops for piece in rest.pieces][-1] == [piece.tops for piece in whole.pieces][-1]
     engine.close()

@@ -70,12 +70,22 @@ def test_a_stop_string_over_several_tokens_never_shows(make_engine: MakeEngine) 
 
 def test_the_likeliest_tokens_come_with_each_piece_when_asked_for(make_engine: MakeEngine) -> None:
     reader = complete(make_engine(), "abc", max_tokens=2, top=3)
-    top = reader.pieces[0].top
-    assert top is not None
+    tops = reader.pieces[0].tops
+    assert tops is not None
+    (top,) = tops
     assert top[0][0] == ord("d")
     assert top[0][1] > 0.98
     assert top[1][1] == top[2][1] < 0.01
-    assert complete(make_engine(), "abc", max_tokens=1).pieces[0].top is None
+    assert complete(make_engine(), "abc", max_tokens=1).pieces[0].tops is None
+
+
+def test_a_token_that_is_not_among_the_likeliest_has_its_own_probability(make_engine: MakeEngine) -> None:
+    reader = complete(make_engine(), "abc", max_tokens=2, top=3, logit_bias=((ord("z"), 100.0),))
+    assert reader.text == "zz"
+    for piece in reader.pieces:
+        ((*_, (token, probability)),) = piece.tops or ()
+        assert token == ord("z")
+        assert 0 < probability < 0.01
 
 
 def test_prefill_only_leaves_the_prompt_in_the_cache(make_engine: MakeEngine) -> None:

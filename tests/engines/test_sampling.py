@@ -149,6 +149,18 @@ def test_the_likeliest_tokens_have_the_models_own_probabilities(size: int, count
 
 
 @pytest.mark.usefixtures("native")
+def test_a_token_has_its_own_probability_beside_the_likeliest() -> None:
+    logits = row(seed=3, size=200)
+    everything = softmax(logits)
+    likeliest = top_probabilities(logits, 5)
+    for token in range(200):
+        top = top_probabilities(logits, 5, token)
+        assert top[:5] == likeliest
+        assert dict(top)[token] == pytest.approx(everything[token], rel=1e-4)
+        assert len(top) == 5 + (token not in dict(likeliest))
+
+
+@pytest.mark.usefixtures("native")
 def test_forbidden_tokens_are_never_among_the_likeliest() -> None:
     logits = row(size=10)
     logits[3:] = -np.inf

@@ -16,9 +16,9 @@ from streamco.wire.openai.stream import Api, ChatStreamParser
 TIMINGS = GenerationTimings(prompt_tokens=7, reused_tokens=3, completion_tokens=2, prefill_s=0.1, decode_s=0.2)
 WORDS = {1: b"one", 2: b" two", 3: "é".encode()[:1], 4: "é".encode()[1:], 5: b"five"}
 PIECES = [
-    TextPiece("one", (1,), ((1, 0.5), (5, 0.25))),
-    TextPiece(" two", (2,), ((5, 0.75), (1, 0.125))),
-    TextPiece("é", (3, 4), ((4, 1.0), (1, 0.0))),
+    TextPiece("one", (1,), (((1, 0.5), (5, 0.25)),)),
+    TextPiece(" two", (2,), (((5, 0.75), (1, 0.125)),)),
+    TextPiece("é", (3, 4), (((3, 0.5), (4, 0.25)), ((4, 1.0), (1, 0.0)))),
 ]
 
 
@@ -126,10 +126,27 @@ def test_a_token_that_is_not_among_the_likely_ones_gets_openais_stand_in() -> No
     assert [other["token"] for other in entry["top_logprobs"]] == ["five", "one"]
 
 
-def test_a_piece_of_two_tokens_knows_the_last_ones_probability() -> None:
+def test_a_piece_of_two_tokens_knows_the_probability_of_each() -> None:
     entries = events(answer(ChatResponse, top=2).events(PIECES))[2]["choices"][0]["logprobs"]["content"]
-    assert [(entry["bytes"], entry["logprob"]) for entry in entries] == [([0xC3], UNLIKELY), ([0xA9], 0.0)]
+    assert [(entry["bytes"], entry["logprob"]) for entry in entries] == [([0xC3], math.log(0.5)), ([0xA9], 0.0)]
+    assert [len(entry["top_logprobs"]) for entry in entries] == [2, 2]
     assert entries[1]["top_logprobs"][1]["logprob"] == UNLIKELY
+
+
+@pytest.mark.parametrize("top", [0, 2])
+def test_a_probability_that_is_not_known_is_null(top: int) -> None:
+    piece = TextPiece("é", (3, 4))
+    chat = events(answer(ChatResponse, top=top).events([piece]))[0]["choices"][0]["logprobs"]["content"]
+    assert [(entry["logprob"], entry["top_logprobs"]) for entry in chat] == [(None, []), (None, [])]
+    text = events(answer(CompletionResponse, top=top).events([piece]))[0]["choices"][0]["logprobs"]
+    assert text["token_logprobs"] == [None, None]
+
+
+def test_parts_of_a_character_have_different_names_in_completions() -> None:
+    found = events(answer(CompletionResponse, top=2).events(PIECES))[2]["choices"][0]["logprobs"]
+    assert found["tokens"] == ["bytes:\\xc3", "bytes:\\xa9"]
+    assert found["token_logprobs"] == [math.log(0.5), 0.0]
+    assert found["top_logprobs"][0] == {"bytes:\\xc3": math.log(0.5), "bytes:\\xa9": math.log(0.25)}
 
 
 def test_without_alternatives_the_tokens_own_logprob_is_told() -> None:

@@ -109,7 +109,7 @@ def test_a_cancelled_prefill_keeps_nothing() -> None:
 def test_the_likeliest_token_is_the_scripted_one() -> None:
     engine = FakeEngine("one")
     pieces, _ = read(engine, request(engine, top=3))
-    assert pieces[0].top == ((pieces[0].ids[0], 1.0),)
+    assert pieces[0].tops == (((pieces[0].ids[0], 1.0),),)
 
 
 def test_manual_steps_write_when_asked_and_wake_once_a_burst() -> None:

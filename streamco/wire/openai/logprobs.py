@@ -12,27 +12,33 @@ MAX_TOP_LOGPROBS = 20  # alternatives of each token that a request may ask for, 
 
 UNLIKELY = -9999.0  # log-probability that OpenAI sends for a token that is not among the most likely ones
 
-TokenLogprob = tuple[int, float, list[tuple[int, float]]]
-"""A token's id, its log-probability, and the likeliest (id, log-probability) in its place."""
+Top = Sequence[tuple[int, float]]
+TokenLogprob = tuple[int, float | None, list[tuple[int, float]]]
+"""A token's id, its log-probability (None: not known), and the likeliest (id, log-probability) in its place."""
 
 
-def token_logprobs(ids: Sequence[int], probabilities: Iterable[tuple[int, float]] | None, count: int) -> list[TokenLogprob]:
+def token_logprobs(ids: Sequence[int], tops: Sequence[Top] | None, count: int) -> list[TokenLogprob]:
     """Return the log-probabilities of a text's tokens.
 
     Args:
         ids: the tokens that make up the text.
-        probabilities: (id, probability) in the place of the last token, best first; None: not known. Those of the others are never known.
+        tops: for each of them (id, probability) in its place, best first. A token that isn't there counts as unlikely. None: not known.
         count: number of alternatives.
     """
-    table = [(token, _log(probability)) for token, probability in probabilities or ()]
-    found: list[TokenLogprob] = [(token, UNLIKELY, []) for token in ids[:-1]]
-    return found + [(token, dict(table).get(token, UNLIKELY), table[:count]) for token in ids[-1:]]
+    if tops is None:
+        return [(token, None, []) for token in ids]
+    return [_token_logprob(token, top, count) for token, top in zip(ids, tops, strict=True)]
+
+
+def _token_logprob(token: int, top: Top, count: int) -> TokenLogprob:
+    table = [(each, _log(probability)) for each, probability in top]
+    return token, dict(table).get(token, UNLIKELY), table[:count]
 
 
 def chat_logprobs(tokens: Iterable[TokenLogprob], detokenize: Callable[[Sequence[int]], bytes]) -> dict[str, Any]:
-    """Return the ``logprobs`` of a choice."""
+    """Return the ``logprobs`` of a choice. A log-probability that isn't known is None."""
 
-    def entry(token: int, logprob: float) -> dict[str, Any]:
+    def entry(token: int, logprob: float | None) -> dict[str, Any]:
         data = detokenize([token])
         return {"token": data.decode("utf-8", "replace"), "logprob": logprob, "bytes": list(data)}
 
