@@ -53,6 +53,12 @@ uuid ::= hex{8} "-" hex{4} "-" hex{4} "-" hex{4} "-" hex{12}
 """
 _FORMATS = {"date": "date", "time": "time", "date-time": 'date "T" time', "uuid": "uuid"}
 
+_FORMAT_KEYS: Mapping[str, Sequence[str]] = {
+    "text": ("type",),
+    "json_object": ("type", "schema"),
+    "json_schema": ("type", "json_schema"),
+}  # of a response_format
+_SCHEMA_KEYS = ("name", "description", "schema", "strict")
 _ANNOTATIONS = frozenset(
     {
         *("$comment", "$id", "$schema", "$defs", "definitions", "default", "deprecated", "description", "discriminator", "example"),
@@ -76,10 +82,11 @@ def grammar_of(response_format: object) -> str | None:
 
     Args:
         response_format: None, or as at OpenAI: ``{"type": "text"}``, ``{"type": "json_object"}``, or ``{"type": "json_schema",
-            "json_schema": {"name": ..., "schema": ...}}``. ``strict`` makes no difference: the schema is always held to.
+            "json_schema": {"name": ..., "schema": ...}}``. ``strict`` makes no difference: the schema is always held to. As at llama.cpp,
+            ``{"type": "json_object", "schema": ...}`` may have a schema, too.
 
     Raises:
-        ConfigError: it is something else, or the schema can't be held to.
+        ConfigError: it is something else or has an unknown key, or the schema can't be held to.
     """
     try:
         return _grammar_of(response_format)
@@ -93,17 +100,28 @@ def _grammar_of(response_format: object) -> str | None:
     if response_format is None:
         return None
     kind = response_format.get("type") if isinstance(response_format, Mapping) else None
+    known = _FORMAT_KEYS.get(kind) if isinstance(kind, str) else None
+    if not isinstance(response_format, Mapping) or known is None:
+        wanted = "None or a type of text, json_object or json_schema"
+        raise ConfigError(f"response_format: expected {wanted}, got {shorten(repr(response_format), MAX_NAME)}")
+    _check_keys("response_format", response_format, known)
     if kind == "text":
         return None
     if kind == "json_object":
-        return "root ::= object" + _BUILTIN
-    if not isinstance(response_format, Mapping) or kind != "json_schema":
-        wanted = "None or a type of text, json_object or json_schema"
-        raise ConfigError(f"response_format: expected {wanted}, got {shorten(repr(response_format), MAX_NAME)}")
+        schema = response_format.get("schema")
+        return "root ::= object" + _BUILTIN if schema in (None, {}) else schema_grammar(schema)
     given = response_format.get("json_schema")
     if not isinstance(given, Mapping) or not isinstance(given.get("schema"), Mapping):
         raise ConfigError(f"response_format: json_schema: expected an object with a schema, got {shorten(repr(given), MAX_NAME)}")
+    _check_keys("response_format: json_schema", given, _SCHEMA_KEYS)
     return schema_grammar(given["schema"])
+
+
+def _check_keys(where: str, given: Mapping[Any, Any], known: Sequence[str]) -> None:
+    """Check that no key but the known ones has a value: it may ask for something that would not be kept to."""
+    unknown = sorted(shorten(str(key), MAX_NAME) for key, value in given.items() if key not in known and value is not None)
+    if unknown:
+        raise ConfigError(f"{where}: expected {', '.join(known)}, got {unknown[0]}")
 
 
 def schema_grammar(schema: object) -> str:

@@ -237,11 +237,46 @@ def test_what_opens_in_another_way_may_hold_itself(vocabulary: SmallVocabulary) 
         {"type": "json_schema"},
         {"type": "json_schema", "json_schema": {"name": "x"}},
         {"type": ["json_object"]},
+        {"type": "json_object", "schema": []},
+        {"type": "json_object", "schema": "object"},
+        {"type": "json_object", "schema": {"type": "string", "pattern": "a+"}},
     ],
 )
 def test_another_format_is_refused(given: Any) -> None:
     with pytest.raises(ConfigError, match="response_format: "):
         grammar_of(given)
+
+
+def test_an_object_may_have_a_schema_as_at_llama_cpp() -> None:
+    as_schema = grammar_of({"type": "json_schema", "json_schema": {"schema": PERSON}})
+    assert grammar_of({"type": "json_object", "schema": PERSON}) == as_schema
+
+
+@pytest.mark.parametrize("schema", [None, {}])
+def test_a_schema_that_says_nothing_leaves_any_object(schema: Any) -> None:
+    assert grammar_of({"type": "json_object", "schema": schema}) == grammar_of({"type": "json_object"})
+
+
+@pytest.mark.parametrize(
+    ("given", "unknown"),
+    [
+        ({"type": "text", "grammar": "root ::= 'a'"}, "grammar"),
+        ({"type": "text", "schema": PERSON}, "schema"),
+        ({"type": "json_object", "json_schema": {"schema": PERSON}}, "json_schema"),
+        ({"type": "json_object", "regex": "a"}, "regex"),
+        ({"type": "json_schema", "json_schema": {"schema": PERSON}, "schema": PERSON}, "schema"),
+        ({"type": "json_schema", "json_schema": {"schema": PERSON, "grammar": "x"}}, "grammar"),
+    ],
+)
+def test_a_key_that_would_not_be_kept_to_is_refused_by_name(given: Any, unknown: str) -> None:
+    with pytest.raises(ConfigError, match=f"^response_format: .*, got {unknown}$"):
+        grammar_of(given)
+
+
+def test_a_key_without_a_value_asks_for_nothing() -> None:
+    assert grammar_of({"type": "text", "json_schema": None}) is None
+    named = {"type": "json_schema", "json_schema": {"schema": PERSON, "name": "p", "strict": None, "description": "x"}, "schema": None}
+    assert grammar_of(named) == grammar_of({"type": "json_object", "schema": PERSON})
 
 
 def nested(levels: int) -> Any:
