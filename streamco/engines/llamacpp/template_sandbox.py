@@ -8,15 +8,19 @@ steps.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, ValuesView
+from collections.abc import Set as AbstractSet
 from contextvars import ContextVar
 from functools import wraps
+from itertools import chain
 from time import perf_counter
 from typing import Any
 
 from jinja2 import nodes
-from jinja2.ext import loopcontrols
+from jinja2.ext import Extension, loopcontrols
+from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
+from jinja2.utils import Namespace
 
 __all__ = ["BoundedEnvironment", "Bounds", "TemplateBoundError"]
 
@@ -26,11 +30,13 @@ MAX_SIZE = 1 << 22  # characters of a text or elements of a list that a template
 MAX_NUMBER = 1 << 63
 MAX_WIDTH = 10_000  # a number given to a filter or a method
 _STEP, _JOIN = "_streamco_step", "_streamco_join"  # names that a template could use too: it would only count or join more
-# Filters of chat templates; all others of Jinja are left out, because some make texts of any size.
+MAX_SLOW = 1 << 16  # characters given to a filter that takes quadratic time
+# Jinja's filters, as transformers has them. A filter that a later Jinja adds is left out until ``_check_filter`` knows what it makes.
 _FILTERS = frozenset({
-    "abs", "attr", "capitalize", "count", "d", "default", "dictsort", "e", "escape", "first", "float", "groupby", "indent", "int", "items",
-    "join", "last", "length", "list", "lower", "map", "max", "min", "reject", "rejectattr", "replace", "reverse", "round", "safe", "select",
-    "selectattr", "sort", "string", "sum", "title", "tojson", "trim", "truncate", "unique", "upper",
+    "abs", "attr", "batch", "capitalize", "center", "count", "d", "default", "dictsort", "e", "escape", "filesizeformat", "first", "float",
+    "forceescape", "format", "groupby", "indent", "int", "items", "join", "last", "length", "list", "lower", "map", "max", "min", "pprint",
+    "random", "reject", "rejectattr", "replace", "reverse", "round", "safe", "select", "selectattr", "slice", "sort", "string", "striptags",
+    "sum", "title", "tojson", "trim", "truncate", "unique", "upper", "urlencode", "urlize", "wordcount", "wordwrap", "xmlattr",
 })  # fmt: skip
 _PADDED = re.compile(r"[*]|\d{5}")  # a width or precision in a format
 
@@ -80,13 +86,25 @@ class Bounds:
 _current: ContextVar[Bounds] = ContextVar("bounds")
 
 
+class _Generation(Extension):
+    """Marks ``{% generation %}`` of what a model is trained to write (``AssistantTracker`` in transformers): the text inside."""
+
+    tags = {"generation"}  # noqa: RUF012  # as Jinja declares it
+
+    def parse(self, parser: Parser) -> nodes.Node:
+        """Return a block in which variables are set for itself alone."""
+        line = next(parser.stream).lineno
+        return nodes.Scope(parser.parse_statements(("name:endgeneration",), drop_needle=True), lineno=line)
+
+
 class BoundedEnvironment(ImmutableSandboxedEnvironment):
     """The environment that chat templates are compiled and run in."""
 
     intercepted_binops = frozenset({"*", "+", "**", "%"})
 
     def __init__(self, filters: Mapping[str, Callable[..., Any]]) -> None:
-        super().__init__(trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols], optimized=False, finalize=_emitted)
+        extensions = [_Generation, loopcontrols]
+        super().__init__(trim_blocks=True, lstrip_blocks=True, extensions=extensions, optimized=False, finalize=_emitted)
         known = {**self.filters, **filters}
         self.filters = {name: _bounded(function) for name, function in known.items() if name in _FILTERS}
         tests: Mapping[str, Any] = self.tests
@@ -141,7 +159,7 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
             if not (_is_small(left) and isinstance(right, int | float) and abs(right) <= 64):
                 raise TemplateBoundError("expected a power of small numbers, got a larger one")
         elif operator == "%" and isinstance(left, str):
-            self._check_format(left, right)
+            _check_format(left, right)
         return super().call_binop(context, operator, left, right)
 
     def call(self, context: Any, function: Any, *arguments: Any, **options: Any) -> Any:
@@ -159,7 +177,7 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
             return None
 
         def checked(*arguments: Any, **options: Any) -> str:
-            self._check_format(value.__self__, [*arguments, *options.values()])
+            _check_format(value.__self__, [*arguments, *options.values()])
             return wrapped(*arguments, **options)
 
         return checked
@@ -173,11 +191,6 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
             raise TemplateBoundError(f"expected no str.{name}, got one")
         else:
             _check_widths(arguments)
-
-    def _check_format(self, text: str, values: Any) -> None:
-        if _PADDED.search(text):
-            raise TemplateBoundError("expected a format without large widths, got one with them")
-        _current.get().check_size(len(text) + (1 + text.count("{") + text.count("%")) * _size_within(values))
 
 
 def _step(written: int) -> str:
@@ -220,24 +233,41 @@ def _bounded(function: Callable[..., Any]) -> Callable[..., Any]:
         bounds.step()
         start = int(hasattr(function, "jinja_pass_arg"))
         value, values = arguments[start], [*arguments[start + 1 :], *options.values()]
-        _check_widths(values, 16 if "json" in name else MAX_WIDTH)
-        if name == "do_replace":
-            _check_replacement(str(value), *values[:2])
-        elif name in {"do_join", "do_sum", "do_list"} and not isinstance(value, str):
-            value = list(value)
-            separators = sum(len(each) for each in values if isinstance(each, str))
-            bounds.check_size(_size_within(value) + separators * len(value))
-        elif name == "do_indent":
-            width = next((len(each) for each in values if isinstance(each, str)), MAX_WIDTH)
-            bounds.check_size((1 + str(value).count("\n")) * width)
-        elif isinstance(value, str | list | tuple | Mapping):
-            bounds.check_size(_size_within(value))
+        if name in {"do_join", "do_sum", "do_list"} and not isinstance(value, str):
+            value = list(value)  # of a generator the size isn't known
+        _check_filter(bounds, name, value, values)
         result = function(*arguments[:start], value, *arguments[start + 1 :], **options)
         if isinstance(result, str):
             bounds.check_size(len(result))
         return result
 
     return bounded
+
+
+def _check_filter(bounds: Bounds, name: str, value: Any, values: list[Any]) -> None:
+    """Check what a filter would make of a value and its arguments, and how long that takes."""
+    is_json = name == "_to_json"
+    _check_widths(values, 16 if is_json else MAX_WIDTH)
+    given = sum(_size_within(each) for each in values if not isinstance(each, int | float) and each is not None)
+    if name == "do_replace":
+        _check_replacement(str(value), *values[:2])
+    elif name == "do_format":
+        _check_format(str(value), values)
+    elif name in {"do_join", "do_sum", "do_list"}:
+        bounds.check_size(_size_within(value) + (given * len(value) if name == "do_join" else given))
+    elif name == "do_indent":
+        width = max(given, 4, *(each for each in values if isinstance(each, int)))
+        bounds.check_size((1 + str(value).count("\n")) * width)
+    elif is_json:
+        indent = max((each for each in values if isinstance(each, int)), default=0)
+        bounds.check_size(_size_within(value, beside=given, level=indent + given))
+    elif name in {"do_pprint", "do_striptags", "do_urlize", "do_wordwrap"}:
+        size = _size_within(value)
+        if size > MAX_SLOW:
+            raise TemplateBoundError(f"expected at most {MAX_SLOW} characters for this filter, got more")
+        bounds.check_size(size * (1 + given))
+    else:
+        bounds.check_size(_size_within(value))
 
 
 def _replace_joins(node: nodes.Node) -> None:
@@ -258,20 +288,40 @@ def _size(value: Any) -> int:
     return len(value) * (1 if isinstance(value, str) else 8) if hasattr(value, "__len__") else 1
 
 
-def _size_within(value: Any, depth: int = 0) -> int:
-    """Return about how many characters a value has as text; shared parts count each time."""
+def _size_within(value: Any, *, beside: int = 0, level: int = 0) -> int:
+    """Return about how many characters a value has as text; shared parts count each time.
+
+    It stops counting where the value is too large.
+
+    Args:
+        value: any value of a template.
+        beside: characters that come with each part.
+        level: characters that come with each part for each level that it is nested.
+    """
     if isinstance(value, str):
         return len(value) + 2
-    if isinstance(value, Mapping) and depth < 20:
-        return sum(_size_within(key) + _size_within(each, depth + 1) for key, each in value.items()) + 2
-    if isinstance(value, list | tuple) and depth < 20:
-        total = 2
-        for each in value:
-            total += _size_within(each, depth + 1)
-            if total > _current.get().max_size:
+    limit = _current.get().max_size
+    total, unread = 0, [iter([value])]  # what is left of the value, of a part of it, of a part of that ...
+    while unread and total <= limit:
+        for part in unread[-1]:
+            total += (len(part) + 2 if isinstance(part, str) else 32) + beside + level * (len(unread) - 1)
+            parts = _parts(part)
+            if parts is not None:
+                unread.append(parts)
+            if parts is not None or total > limit:
                 break
-        return total
-    return 32
+        else:
+            unread.pop()
+    return total
+
+
+def _parts(value: Any) -> Iterator[Any] | None:
+    """Return the values that are written with a value; None: it has no parts."""
+    if isinstance(value, Namespace):
+        value = value._Namespace__attrs
+    if isinstance(value, Mapping):
+        return chain.from_iterable(value.items())
+    return iter(value) if isinstance(value, list | tuple | AbstractSet | ValuesView) else None
 
 
 def _is_small(value: Any) -> bool:
@@ -297,6 +347,12 @@ def _check_replacement(text: Any, old: Any = None, new: Any = None) -> None:
     if isinstance(text, str) and isinstance(old, str) and isinstance(new, str):
         found = text.count(old) if old else len(text) + 1
         _current.get().check_size(len(text) + found * len(new))
+
+
+def _check_format(text: str, values: Any) -> None:
+    if _PADDED.search(text):
+        raise TemplateBoundError("expected a format without large widths, got one with them")
+    _current.get().check_size(len(text) + (1 + text.count("{") + text.count("%")) * _size_within(values))
 
 
 def _check_joined(separator: str, items: Any) -> None:

@@ -41,6 +41,42 @@ BOMBS = {
     "many": "{% set ns = namespace(l=[]) %}{% for i in range(9999) %}{% set ns.l = ns.l + ['a' * 1000000] %}{% endfor %}",
     "escape": "{% set ns = namespace(x='&' * 1000000) %}{% for i in range(9999) %}{% set ns.x = ns.x | e | string | e %}{% endfor %}",
     "sum": "{{ ([range(9999) | list] * 99999) | sum(start=[]) | length }}",
+    "format filter": "{{ '%999999999d' | format(1) }}",
+    "formatting": "{{ ('%s' * 100000) | format(*['a' * 100000] * 100000) }}",
+    "urlize": "{{ ('a.com ' * 9999) | urlize(target='a' * 100000) }}",
+    "wordwrap": "{{ ('a' * 60000) | wordwrap(1, wrapstring='a' * 100000) }}",
+    "comments": "{{ ('<!---->' * 500000) | striptags }}",
+    "wrapped": "{{ ('a' * 4000000) | wordwrap(2) }}",
+    "pprint": "{{ ([[[1]]] * 100000) | pprint }}",
+    "separators": "{{ ([1] * 99999) | tojson(separators=('a' * 100000, ':')) }}",
+    "indented": "{% set ns = namespace(x=[1] * 9999) %}{% for i in range(300) %}{% set ns.x = [ns.x] %}{% endfor %}"
+    "{{ ns.x | tojson(indent=16) }}",
+    "batch": "{% set x = [range(9999) | batch(1, 'a') | list] * 9999 %}{{ x | string | length }}",
+    "slice": "{{ range(9999) | slice(999999999) | list }}",
+    "random": "{{ ['a' * 1000000] | random * 1000 }}",
+    "xmlattr": "{{ {'a': ['a' * 1000000] * 1000} | xmlattr }}",
+}
+# Shared parts that count each time: 2**60 of them, deeper than anybody looks.
+DEEP = (
+    "{% set ns = namespace(x='a') %}{% for i in range(60) %}{% set ns.x = [ns.x, ns.x] %}{% endfor %}"
+    "{% for i in range(30) %}{% set ns.x = [ns.x] %}{% endfor %}"
+)
+BOMBS |= {
+    f"deep {use}": DEEP + use
+    for use in (
+        "{{ ns.x }}",
+        "{{ ns }}",
+        "{{ {'a': ns.x}.values() }}",
+        "{{ {'a': ns.x}.items() | list }}",
+        "{{ ns.x ~ '' }}",
+        "{{ '%s' % ns.x }}",
+        "{{ '{}'.format(ns.x) }}",
+        "{{ ','.join([ns.x]) }}",
+        *(
+            f"{{{{ ns.x | {name} }}}}"
+            for name in ("tojson", "string", "pprint", "upper", "urlencode", "wordcount", "center(9)", "e", "trim")
+        ),
+    )
 }
 
 
@@ -93,6 +129,62 @@ def test_what_templates_of_models_do_goes_on() -> None:
     assert text == (
         '<user1>q|a-3user!<assistant2> c -3assistant!bCuser,assistant["user", "assistant"]1{\n  "a": [\n    1,\n    2\n  ]\n}x\n  yz7---'
     )
+
+
+FILTERS = {
+    "batch(2, 0) | list": "[[1, 2], [3, 0]]",
+    "slice(2) | list": "[[1, 2], [3]]",
+    "join('-') | center(9)": "  1-2-3  ",
+    "length | filesizeformat": "3 Bytes",
+    "first | string | forceescape": "1",
+    "random is number": "True",
+    "pprint": "[1, 2, 3]",
+    "join(' ') | wordcount": "3",
+    "join('&') | urlencode": "1%262%263",
+    "join('</b>') | striptags": "123",
+    "join(' ') | wordwrap(3)": "1 2\n3",
+    "join(' ') | urlize": "1 2 3",
+    "join(' ') | indent(2, true)": "  1 2 3",
+}
+
+
+@pytest.mark.parametrize("used", FILTERS)
+def test_the_filters_of_jinja_are_there(used: str) -> None:
+    assert ChatTemplate(f"{{{{ [1, 2, 3] | {used} }}}}").render(USER) == FILTERS[used]
+
+
+def test_a_format_and_attributes_are_made() -> None:
+    assert ChatTemplate("{{ '%s=%d' | format('a', 5) }}{{ {'a': 'b&'} | xmlattr }}").render(USER) == 'a=5 a="b&amp;"'
+
+
+def test_every_filter_of_this_jinja_is_known() -> None:
+    """A new one is taken in when it is known what it makes of a value."""
+    from jinja2.filters import FILTERS as JINJA
+
+    from streamco.engines.llamacpp.template_sandbox import BoundedEnvironment
+
+    assert set(BoundedEnvironment({}).filters) == set(JINJA)
+
+
+def test_a_long_text_can_be_indented() -> None:
+    text = "line\n" * 2000
+    assert ChatTemplate("{{ messages[0].content | indent(4) }}").render([{"role": "user", "content": text}]).count("\n    line") == 1999
+
+
+def test_marks_of_what_is_trained_are_blocks() -> None:
+    source = (
+        "{% for m in messages %}\n{% generation %}\n{% set x = m.content %}{{ x }}{% endgeneration %}\n"
+        "{{ x | default('-') }}{% if m.content == 'b' %}{% generation %}{% break %}{% endgeneration %}{% endif %}{% endfor %}"
+    )
+    text = ChatTemplate(source).render([{"role": "user", "content": each} for each in "abc"])
+    assert text == "a-b-"
+
+
+def test_loops_inside_the_marks_have_bounds() -> None:
+    with pytest.raises(EngineError, match="TemplateBoundError"):
+        ChatTemplate(
+            "{% generation %}{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}{% endgeneration %}"
+        ).check()
 
 
 def test_a_long_conversation_fits() -> None:
