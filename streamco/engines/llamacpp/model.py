@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import re
+import stat
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -19,7 +20,7 @@ from streamco.engines.llamacpp.library import collected_errors, extra_buffer, lo
 from streamco.errors import EngineError
 from streamco.wire.token_frames import vocabulary_fingerprint
 
-__all__ = ["LlamaModel", "check_file", "load_weights"]
+__all__ = ["LlamaModel", "check_file", "check_regular", "load_weights"]
 
 
 class LlamaModel:
@@ -35,7 +36,7 @@ class LlamaModel:
         repacking: which kernels may have weights in another order.
 
     Raises:
-        EngineError: llama-cpp-python is missing, the file is missing, or llama.cpp can't load it.
+        EngineError: llama-cpp-python is missing, the file is missing or no regular one, llama.cpp can't load it, or it has no vocabulary.
     """
 
     def __init__(self, path: Path, *, on_progress: Callable[[float], None] | None = None, repack: Repacking | None = None) -> None:
@@ -48,9 +49,20 @@ class LlamaModel:
         self._changed = threading.Condition()  # around _readers, and the handle when it is taken away
         self._readers = 0  # calls that use the vocabulary now; ``close`` waits for them
         self._vocab = self.library.llama_model_get_vocab(self.handle)
-        self.vocabulary_size = int(self.library.llama_vocab_n_tokens(self._vocab))
+        try:
+            self._read()
+        except BaseException:
+            self.close()
+            raise
+
+    def _read(self) -> None:
+        """Read what the file says of its vocabulary and itself."""
+        library, vocab = self.library, self._vocab
+        if library.llama_vocab_type(vocab) == library.LLAMA_VOCAB_TYPE_NONE:  # any other question ends the process
+            raise EngineError(f"model {self.path}: expected a file with a vocabulary, got one without (tokenizer.ggml.model is none)")
+        self.vocabulary_size = int(library.llama_vocab_n_tokens(vocab))
         self._bytes: list[bytes | None] = [None] * self.vocabulary_size
-        self.end_ids = frozenset(i for i in range(self.vocabulary_size) if self.library.llama_vocab_is_eog(self._vocab, i))
+        self.end_ids = frozenset(i for i in range(self.vocabulary_size) if library.llama_vocab_is_eog(vocab, i))
         self.info = self._read_info()
         self.control_tokens = self._read_control_tokens()
         self._template = self._read_template()
@@ -263,13 +275,28 @@ def _tile_overrides(library: Any, path: Path) -> ctypes.Array[_Override] | None:
     return (_Override * 2)(_Override(pattern.encode(), buffer), _Override(None, None))
 
 
-def check_file(path: Path) -> None:
-    """Raise unless the file begins as a GGUF file does.
+def check_regular(path: Path) -> None:
+    """Raise if a file is a pipe, a socket or a device: opening or reading one may wait for ever. A missing file is left to the opener.
 
     Raises:
-        EngineError: it doesn't, or it can't be read.
+        EngineError: it is one.
     """
     try:
+        kind = path.stat().st_mode
+    except OSError:
+        return
+    if not (stat.S_ISREG(kind) or stat.S_ISDIR(kind)):
+        raise EngineError(f"model {path}: expected a regular file, got a pipe, a socket or a device")
+
+
+def check_file(path: Path) -> None:
+    """Raise unless the file is a regular one and begins as a GGUF file does.
+
+    Raises:
+        EngineError: it isn't, it doesn't, or it can't be read.
+    """
+    try:
+        check_regular(path)
         with path.open("rb") as file:
             magic = file.read(4)
     except OSError as exc:

@@ -20,6 +20,7 @@ from msgspec import Struct
 
 from streamco.engines.llamacpp.cache_dir import replaced_file
 from streamco.engines.llamacpp.gguf import content_mark
+from streamco.engines.llamacpp.model import check_regular
 from streamco.errors import ConfigError, EngineError
 
 if TYPE_CHECKING:
@@ -333,6 +334,7 @@ def open_gguf(path: Path) -> Any:
         import gguf
     except ImportError as exc:
         raise ConfigError('model parts: expected the package gguf, got none; install "streamco[split]"') from exc
+    check_regular(path)
     try:
         return gguf.GGUFReader(path)
     except OSError as exc:

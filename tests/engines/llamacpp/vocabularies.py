@@ -58,20 +58,28 @@ class SmallVocabulary:
     def _write(path: Path) -> None:
         import gguf
 
-        letters = _byte_letters()
-        pieces = [bytes([byte]) for byte in range(256)] + [word for word in WORDS if len(word) > 1]
-        tokens = ["".join(letters[byte] for byte in piece) for piece in pieces]
         writer = gguf.GGUFWriter(path, "llama")
-        writer.add_tokenizer_model("gpt2")
-        writer.add_tokenizer_pre("gpt-2")
-        writer.add_token_list([*tokens, CONTROL, END])
-        writer.add_token_types([gguf.TokenType.NORMAL] * len(tokens) + [gguf.TokenType.CONTROL] * 2)
-        writer.add_token_merges([f"{letters[ord('a')]} {letters[ord('b')]}"])
-        writer.add_eos_token_id(len(tokens) + 1)
+        add_vocabulary(writer)
         writer.write_header_to_file()
         writer.write_kv_data_to_file()
         writer.write_tensors_to_file()
         writer.close()
+
+
+def add_vocabulary(writer: Any) -> int:
+    """Return the number of its tokens; the last two are the control tokens ``CONTROL`` and ``END``."""
+    import gguf
+
+    letters = _byte_letters()
+    pieces = [bytes([byte]) for byte in range(256)] + [word for word in WORDS if len(word) > 1]
+    tokens = ["".join(letters[byte] for byte in piece) for piece in pieces]
+    writer.add_tokenizer_model("gpt2")
+    writer.add_tokenizer_pre("gpt-2")
+    writer.add_token_list([*tokens, CONTROL, END])
+    writer.add_token_types([gguf.TokenType.NORMAL] * len(tokens) + [gguf.TokenType.CONTROL] * 2)
+    writer.add_token_merges([f"{letters[ord('a')]} {letters[ord('b')]}"])
+    writer.add_eos_token_id(len(tokens) + 1)
+    return len(tokens) + 2
 
 
 def _byte_letters() -> dict[int, str]:

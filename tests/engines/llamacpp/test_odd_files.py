@@ -1,0 +1,72 @@
+"""Model files as they are: what works of them works, and the rest is an error that says why."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from streamco.endpoints.device import DeviceEndpoint
+from streamco.engines.llamacpp.model import LlamaModel
+from streamco.engines.llamacpp.model_parts import split_model
+from streamco.errors import EngineError
+from tests.engines.llamacpp.small_models import write_model
+
+pytest.importorskip("llama_cpp")
+pytest.importorskip("gguf")
+
+LoadModel = Callable[..., LlamaModel]
+TEMPLATE = "tokenizer.chat_template"
+CHATML = (
+    "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|end|>{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+HI = [{"role": "user", "content": "Hi"}]
+
+
+@pytest.fixture
+def load(tmp_path: Path) -> Iterator[LoadModel]:
+    loaded: list[LlamaModel] = []
+
+    def load(metadata: dict[str, Any] | None = None, **changes: Any) -> LlamaModel:
+        path = write_model(tmp_path / f"model{len(loaded)}.gguf", metadata, **changes)
+        loaded.append(LlamaModel(path, repack=False))
+        return loaded[-1]
+
+    yield load
+    for model in loaded:
+        model.close()
+
+
+@pytest.fixture
+def plain_weights(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No child process that tries kernels with each new file."""
+    monkeypatch.setattr("streamco.engines.llamacpp.model.choose_repacking", lambda path, library: False)
+
+
+# What can't be loaded
+
+
+def test_a_file_without_a_vocabulary_is_an_error(load: LoadModel) -> None:
+    with pytest.raises(EngineError, match=r"model0.gguf: expected a file with a vocabulary"):
+        load(has_vocabulary=False)
+
+
+def test_a_template_that_breaks_its_bounds_is_refused_with_the_file(load: LoadModel) -> None:
+    with pytest.raises(EngineError, match="TemplateBoundError"):
+        load({TEMPLATE: "{{ 'a' * 100000000 }}"})
+
+
+async def test_a_pipe_is_refused_at_once(tmp_path: Path) -> None:
+    pipe = tmp_path / "model.gguf"
+    os.mkfifo(pipe)
+    for read in (LlamaModel, lambda path: split_model(path, tmp_path / "parts")):
+        with pytest.raises(EngineError, match="expected a regular file, got a pipe"):
+            read(pipe)
+    device = DeviceEndpoint(pipe)
+    with pytest.raises(EngineError, match="expected a regular file, got a pipe"):
+        await device.start()
+    await device.aclose()
