@@ -64,6 +64,7 @@ class LlamaModel:
         self._bytes: list[bytes | None] = [None] * self.vocabulary_size
         self.end_ids = frozenset(i for i in range(self.vocabulary_size) if library.llama_vocab_is_eog(vocab, i))
         self.info = self._read_info()
+        self._begin_ids = self._read_begin_ids()
         self.control_tokens = self._read_control_tokens()
         self._template = self._read_template()
 
@@ -88,16 +89,16 @@ class LlamaModel:
         Args:
             text: any text; lone surrogates are encoded as bytes.
             special: take the text of control tokens for the tokens.
-            bos: put the model's begin token first, if it has one and wants it.
+            bos: put the model's begin token first, if it has one and wants it; never an end token, which some files want as well.
         """
         data = text.encode("utf-8", "surrogatepass")
         size = len(data) + 2
         ids = (ctypes.c_int32 * size)()
         with self._reading():
-            count = self.library.llama_tokenize(self._vocab, data, len(data), ids, size, bos, special)
+            count = self.library.llama_tokenize(self._vocab, data, len(data), ids, size, False, special)
         if count < 0:
             raise EngineError(f"tokenize: expected at most {size} tokens for {len(data)} bytes, got {-count}")
-        return ids[:count]
+        return [*self._begin_ids, *ids[:count]] if bos else ids[:count]
 
     def token_bytes(self, token: int) -> bytes:
         """Return the bytes of one token id; b"" for control tokens and ids beyond the vocabulary."""
@@ -173,6 +174,11 @@ class LlamaModel:
             left_strips=frozenset(token for token in tokens if attributes[token] & library.LLAMA_TOKEN_ATTR_LSTRIP),
             right_strips=frozenset(token for token in tokens if attributes[token] & library.LLAMA_TOKEN_ATTR_RSTRIP),
         )
+
+    def _read_begin_ids(self) -> list[int]:
+        """Return the begin token, if the file wants texts to begin with it."""
+        begin = int(self.library.llama_vocab_bos(self._vocab))
+        return [begin] if self.library.llama_vocab_get_add_bos(self._vocab) and 0 <= begin < self.vocabulary_size else []
 
     def _read_template(self) -> ChatTemplate | None:
         source = self.library.llama_model_chat_template(self.handle, None)

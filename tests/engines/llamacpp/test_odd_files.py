@@ -12,8 +12,10 @@ import pytest
 from streamco.endpoints.device import DeviceEndpoint
 from streamco.engines.llamacpp.model import LlamaModel
 from streamco.engines.llamacpp.model_parts import split_model
+from streamco.engines.prompt_ids import chat_ids, prompt_ids
 from streamco.errors import EngineError
 from tests.engines.llamacpp.small_models import write_model
+from tests.engines.llamacpp.vocabularies import CONTROL
 
 pytest.importorskip("llama_cpp")
 pytest.importorskip("gguf")
@@ -70,3 +72,30 @@ async def test_a_pipe_is_refused_at_once(tmp_path: Path) -> None:
     with pytest.raises(EngineError, match="expected a regular file, got a pipe"):
         await device.start()
     await device.aclose()
+
+
+# The begin token
+
+
+@pytest.mark.parametrize("adds_end", [False, True])
+@pytest.mark.parametrize("adds_begin", [False, True])
+def test_prompts_begin_as_the_file_says_and_never_end(load: LoadModel, adds_begin: bool, adds_end: bool) -> None:
+    begin = 303  # the control token
+    flags = {"tokenizer.ggml.add_bos_token": adds_begin, "tokenizer.ggml.add_eos_token": adds_end, "tokenizer.ggml.bos_token_id": begin}
+    model = load({**flags, TEMPLATE: "{{ messages[0].content }}"})
+    begun = [begin] if adds_begin else []
+    assert model.tokenize("", bos=True) == begun
+    assert model.tokenize("A", bos=True) == [*begun, 65]
+    assert model.tokenize("A") == [65]
+    engine: Any = model
+    assert prompt_ids(engine, "A", special=True) == [*begun, 65]
+    assert prompt_ids(engine, CONTROL + "A", special=True) == [begin, 65]
+    assert chat_ids(engine, [{"role": "user", "content": "A" * 5000}]) == [*begun, *[65] * 5000]
+    for own in ("{{ bos_token }}{{ messages[0].content }}", CONTROL + "{{ messages[0].content }}"):
+        assert chat_ids(load({**flags, TEMPLATE: own}), HI) == [begin, *b"Hi"]  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("begin", [305, 99_999])
+def test_a_begin_token_beyond_the_vocabulary_is_none(load: LoadModel, begin: int) -> None:
+    model = load({"tokenizer.ggml.add_bos_token": True, "tokenizer.ggml.bos_token_id": begin})
+    assert all(token < 305 for token in model.tokenize("A", bos=True))
