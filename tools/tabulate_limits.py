@@ -24,7 +24,7 @@ from streamco.proxy.callers import accounts as callers_accounts
 from streamco.proxy.callers import base as callers_base
 from streamco.proxy.config import ProxyOptions
 from streamco.server import profiles, requests
-from streamco.server.http import access_log, api_keys, middleware
+from streamco.server.http import access_log, api_keys, listening, middleware
 from streamco.server.options import ServeOptions
 from streamco.server.split import service as split_service
 from streamco.server.verify import address_limits, frame_service
@@ -87,10 +87,10 @@ FILES = "Files"
 
 GROUPS = (
     _Group(CALLER, ServeOptions(), "`ServeOptions({name}=)`", (
-        ("max_body_bytes", "size of a request's body at `serve` (`--max-body`)", "bytes", "server/http/api.py"),
+        ("max_body_bytes", "size of a request's body at `serve`, packed and unpacked (`--max-body`)", "bytes", "server/http/api.py"),
     )),
     _Group(CALLER, ProxyOptions(), "`[proxy] {name}`", (
-        ("max_body_bytes", "size of a request's body at `proxy`", "bytes", "server/http/api.py"),
+        ("max_body_bytes", "size of a request's body at `proxy`, packed and unpacked", "bytes", "server/http/api.py"),
     )),
     _Group(CALLER, ProxyOptions(), "`[callers] {name}`", (
         ("answer_tokens", "tokens of a server's answer to a caller with a budget that sets no limit", "", "proxy/callers/access.py"),
@@ -102,6 +102,9 @@ GROUPS = (
     _Group(CALLER, middleware, "", (
         ("MAX_ELEMENTS", "commas and opening brackets of a JSON body, outside of texts", "", "server/http/middleware.py"),
         ("BODY_SECONDS", "time until a body is complete", "s", "server/http/middleware.py"),
+    )),
+    _Group(CALLER, listening, "", (
+        ("_LINGER", "time in which the rest of a refused body is read and dropped", "s", "server/http/listening.py"),
     )),
     _Group(CALLER, msgpack_body, "", (
         ("_MAX_ELEMENTS", "elements of a msgpack body", "", "wire/openai/msgpack_body.py"),

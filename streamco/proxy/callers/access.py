@@ -33,7 +33,7 @@ from streamco.proxy.callers.store import ReservedCost, SettledCost
 from streamco.server.http.access_log import current_request_id
 from streamco.server.http.api_keys import KEY_NAME
 from streamco.server.http.errors import QUOTA, RequestError, overloaded
-from streamco.server.http.middleware import given_keys, invalid_key, key_refusal
+from streamco.server.http.middleware import BODY_BYTES, given_keys, invalid_key, key_refusal
 from streamco.server.http.prometheus import PATH as METRICS_PATH
 
 __all__ = ["BUDGET_HEADER", "TOTALS_PATH", "USAGE_PATH", "AnswerGrant", "CallerAccess", "check_prices"]
@@ -259,7 +259,7 @@ class CallerAccess:
         if not any(each.prompt or each.completion for each in self._prices.values()):
             return None
         computed = _COMPUTED if self._client.may_speculate else 1
-        if len(await request.read()) < _SMALL:  # it was read and unpacked before
+        if request[BODY_BYTES] < _SMALL:
             return measure_request(asked, answer_tokens=self._answer_tokens, computed=computed)
         return await asyncio.to_thread(measure_request, asked, answer_tokens=self._answer_tokens, computed=computed)
 

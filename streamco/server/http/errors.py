@@ -23,6 +23,7 @@ __all__ = [
     "invalid",
     "is_messages_path",
     "overloaded",
+    "too_large",
     "unsupported",
 ]
 
@@ -67,6 +68,11 @@ def unsupported(field: str) -> RequestError:
 def overloaded(message: str, wait: float) -> RequestError:
     """Return a 429 that asks the client to try again in ``wait`` seconds."""
     return RequestError(429, message, code="rate_limit_exceeded", headers={"Retry-After": str(max(1, math.ceil(wait)))})
+
+
+def too_large(limit: int) -> RequestError:
+    """Return a 413: the body has more than ``limit`` bytes."""
+    return RequestError(413, f"body: expected at most {limit} bytes, got more")
 
 
 def error_object(refusal: RequestError) -> Json:

@@ -14,6 +14,9 @@ from streamco.server.http.options import ListenOptions
 __all__ = ["listening", "make_runner"]
 
 
+_LINGER = 2.0  # seconds in which the rest of a refused body is read and dropped: a client that still sends would miss the answer
+
+
 def _quotes_no_client(record: logging.LogRecord) -> bool:
     """Return False for errors of malformed HTTP, which the client gets: aiohttp quotes header lines in them, keys included.
 
@@ -35,6 +38,8 @@ def make_runner(app: web.Application, options: ListenOptions) -> web.AppRunner:
         logger=_logger,
         keepalive_timeout=options.idle_timeout,
         shutdown_timeout=options.shutdown,
+        auto_decompress=False,  # ``read_body`` unpacks what is asked for
+        lingering_time=_LINGER,
     )
 
 

@@ -14,10 +14,12 @@ from aiohttp.typedefs import Handler, Middleware
 from streamco.endpoints.address import is_loopback
 from streamco.server.http.api_keys import KEY_NAME, find_key
 from streamco.server.http.body_bounds import has_more_elements
-from streamco.server.http.errors import RequestError, error_response, is_messages_path, overloaded
+from streamco.server.http.content_codings import coding_of, unpack
+from streamco.server.http.errors import RequestError, error_response, is_messages_path, overloaded, too_large
 from streamco.server.http.options import ListenOptions
 
 __all__ = [
+    "BODY_BYTES",
     "JSON",
     "KeyCheck",
     "RequestAdmission",
@@ -35,6 +37,9 @@ __all__ = [
 KeyCheck = Callable[[web.Request], Awaitable[None]]
 
 logger = logging.getLogger("streamco.server")
+
+BODY_BYTES: web.RequestKey[int] = getattr(web, "RequestKey", lambda name, _: name)("streamco_body_bytes", int)
+"""Size of a request's body, unpacked, once it was read."""
 
 JSON = "application/json"
 BODY_SECONDS = 30.0  # a megabyte at 280 kbit/s; a slower client would only keep a place occupied
@@ -90,7 +95,7 @@ def authorize(options: ListenOptions, *, deferred: frozenset[str] = frozenset(),
     @web.middleware
     async def middleware(request: web.Request, handler: Handler) -> web.StreamResponse:
         if (request.content_length or 0) > request.client_max_size:
-            raise _too_large(request.client_max_size)
+            raise too_large(request.client_max_size)
         if request.path not in open_paths:
             if key_check is None:
                 check_key(options, request)
@@ -161,28 +166,30 @@ def trace_headers(request: web.Request) -> dict[str, str]:
 
 
 async def read_body(request: web.Request, media_types: tuple[str, ...] = (JSON,)) -> bytes:
-    """Return the body of a request. The middleware has checked its size, if the request says it, and then the key.
+    """Return the body of a request, unpacked. The middleware has checked its size, if the request says it, and then the key.
 
     Args:
         request: the request.
         media_types: content types that are taken. Web pages must not be able to send any of them without asking (CORS).
 
     Raises:
-        RequestError: 415 another content type, 413 too large or too many elements, 408 too slow, 400 broken in transit.
+        RequestError: 415 another content type or encoding, 413 too large or too many elements, 408 too slow, 400 broken in transit.
     """
     if request.content_type not in media_types:  # also if there is none: web pages may send such requests to any address without asking
         got = request.content_type if "Content-Type" in request.headers else "none"
         raise RequestError(415, f"content type: expected {' or '.join(media_types)}, got {got}")
-    limit = request.client_max_size
+    limit, coding = request.client_max_size, coding_of(request)
     try:
         async with asyncio.timeout(BODY_SECONDS):
             body = await request.read()
     except TimeoutError as error:
         raise RequestError(408, f"body: expected all of it within {BODY_SECONDS:g} s") from error
     except web.HTTPRequestEntityTooLarge as error:
-        raise _too_large(limit) from error
+        raise too_large(limit) from error
     except web.RequestPayloadError as error:
         raise RequestError(400, f"body: expected well-formed HTTP, got {error}") from error
+    body = await unpack(body, coding, limit=limit)
+    request[BODY_BYTES] = len(body)
     if request.content_type == JSON:
         _check_elements(body)
     return body
@@ -196,10 +203,6 @@ def _check_elements(body: bytes) -> None:
     """
     if has_more_elements(body, MAX_ELEMENTS):
         raise RequestError(413, f"body: expected at most {MAX_ELEMENTS} commas and opening brackets, got more")
-
-
-def _too_large(limit: int) -> RequestError:
-    return RequestError(413, f"body: expected at most {limit} bytes, got more")
 
 
 class RequestAdmission:
