@@ -10,7 +10,7 @@ from streamco.engines.llamacpp.bundled_model import packaged_model
 from streamco.engines.llamacpp.model_parts import split_model
 from streamco.proxy.callers.store import add_caller
 from streamco.testing import ScriptedServer
-from tests.attack import on_apis, on_callers, on_client, on_proxy, on_serve, on_split, on_verifier
+from tests.attack import on_apis, on_callers, on_client, on_listeners, on_proxy, on_serve, on_split, on_verifier
 from tests.attack.attack import Outcome, Register, Victim, carry_out
 from tests.attack.processes import running
 
@@ -28,6 +28,18 @@ async def serve(size: int) -> AsyncIterator[Outcome]:
     async with running(*on_serve.SERVE, key="sk-right") as program:
         async for outcome in on(on_serve.attack, program, size):
             yield outcome
+
+
+async def listeners(size: int) -> AsyncIterator[Outcome]:
+    """Attack ``streamco serve`` and ``streamco proxy`` without a key."""
+    with tempfile.TemporaryDirectory() as folder:
+        async with ScriptedServer(on_apis.answered) as upstream:
+            config = on_proxy.proxy_config(Path(folder), upstream.port)
+            env = {"OPENAI_API_KEY": "sk-upstream", "STREAMCO_PROXY_KEY": "sk-right"}
+            for words in (on_serve.SERVE, ("proxy", "--config", str(config))):
+                async with running(*words, key="sk-right", env=env) as program:
+                    for each in on_listeners.attack.attacks:
+                        yield await carry_out(f"{words[0]}, without a key", each, program, size)
 
 
 async def verifier(size: int) -> AsyncIterator[Outcome]:
@@ -98,6 +110,7 @@ async def client(size: int) -> AsyncIterator[Outcome]:
 
 CAMPAIGNS: dict[str, Callable[[int], AsyncIterator[Outcome]]] = {
     "serve": serve,
+    "listeners": listeners,
     "verifier": verifier,
     "split": split,
     "proxy": proxy,

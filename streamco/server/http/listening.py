@@ -9,6 +9,7 @@ from contextlib import asynccontextmanager
 from aiohttp import web
 from aiohttp.http_exceptions import HttpProcessingError
 
+from streamco.server.http.connection import Runner
 from streamco.server.http.options import ListenOptions
 
 __all__ = ["listening", "make_runner"]
@@ -31,7 +32,7 @@ _logger.addFilter(_quotes_no_client)
 
 def make_runner(app: web.Application, options: ListenOptions) -> web.AppRunner:
     """Return a runner for the application. A client that leaves is noticed at once, idle connections end, logs quote no requests."""
-    return web.AppRunner(
+    return Runner(
         app,
         handler_cancellation=True,
         access_log=None,

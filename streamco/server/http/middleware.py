@@ -61,6 +61,7 @@ async def translate_errors(request: web.Request, handler: Handler) -> web.Stream
     except web.HTTPException as error:
         if error.status < 400:
             raise
+        error.__traceback__ = None  # the request keeps it, and its frames the request
         return error_response(_refusal_of(request, error), request.path)
     except ConnectionError:
         return web.Response(status=499, reason="Client Closed Request")  # for the record: the client is gone

@@ -1,0 +1,79 @@
+"""One connection of any server here. It keeps nothing of a request that was refused, and says little about it.
+
+Every program that can connect may send requests that are no HTTP, without a key. In aiohttp's own handler each piece that is read after
+the first malformed one makes another error, with the piece and its quoted form. An error's traceback leads to frames that hold the error,
+the request and what was read of its body. Only the garbage collector frees such a cycle, and a server that does nothing but serve has it
+look seldom (``streamco.cli.serving``).
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from aiohttp import web
+from aiohttp.http_exceptions import HttpProcessingError
+
+from streamco.server.http.errors import RequestError, error_response
+
+if TYPE_CHECKING:
+    from aiohttp.web_request import BaseRequest
+
+__all__ = ["Runner"]
+
+
+class _Connection(web.RequestHandler):
+    """Reads nothing after a malformed request, and answers it in a sentence that doesn't quote it."""
+
+    __slots__ = ()
+
+    def data_received(self, data: bytes) -> None:
+        """Parse bytes from the client."""
+        super().data_received(data)
+        self._stop_if_malformed()
+
+    async def finish_response(
+        self, request: BaseRequest, resp: web.StreamResponse, start_time: float | None
+    ) -> tuple[web.StreamResponse, bool]:
+        """Send a response to its end; what the client sent after an upgrade that was refused is parsed here."""
+        try:
+            return await super().finish_response(request, resp, start_time)
+        finally:
+            self._stop_if_malformed()
+            if isinstance(resp, web.HTTPException):
+                resp.__traceback__ = None
+
+    def handle_error(
+        self, request: BaseRequest, status: int = 500, exc: BaseException | None = None, message: str | None = None
+    ) -> web.StreamResponse:
+        """Return the response to a request that failed before or outside of a handler."""
+        if not isinstance(exc, HttpProcessingError):
+            return super().handle_error(request, status, exc, message)
+        exc.__traceback__ = None
+        response = error_response(RequestError(status, "request: expected well-formed HTTP, got something else"))
+        response.force_close()
+        return response
+
+    def _stop_if_malformed(self) -> None:
+        """After bytes that are no HTTP, read no more, and close the connection when the requests before them are answered."""
+        for message, _ in self._messages:
+            error = getattr(message, "exc", None)  # aiohttp queues errors among the requests
+            if isinstance(error, HttpProcessingError):
+                error.__traceback__ = None
+                self.close()
+
+
+class _Server(web.Server):
+    def __call__(self) -> web.RequestHandler:
+        """Return the protocol of a new connection."""
+        return _Connection(self, loop=self._loop, **self._kwargs)
+
+
+class Runner(web.AppRunner):
+    """Runs an application on connections of this kind; it is used like ``aiohttp.web.AppRunner``."""
+
+    __slots__ = ()
+
+    async def _make_server(self) -> web.Server:
+        server = await super()._make_server()
+        server.__class__ = _Server  # aiohttp has no other way to choose the class of the connections
+        return server

@@ -1,0 +1,15 @@
+"""Each attack that needs no key, in short: none does harm."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.attack.attack import table
+from tests.attack.campaign import CAMPAIGNS
+
+
+@pytest.mark.model
+@pytest.mark.timeout(400)
+async def test_no_attack_without_a_key_does_harm() -> None:
+    outcomes = [outcome async for outcome in CAMPAIGNS["listeners"](0)]
+    assert all(outcome.is_harmless for outcome in outcomes), "\n" + table(outcomes)
