@@ -10,6 +10,7 @@ from msgspec import Struct, field
 
 from streamco.config import SamplingOptions, Timeouts
 from streamco.core.report import SplitFigures
+from streamco.errors import ConfigError
 from streamco.events import Partial, PreCopy, StreamEnded, TextCount, TokensReceived, Written
 
 __all__ = [
@@ -25,6 +26,7 @@ __all__ = [
     "TextCounter",
     "TokenPrices",
     "WrittenStream",
+    "check_prices",
     "new_completion_id",
     "split_figures_of",
 ]
@@ -41,12 +43,39 @@ def new_completion_id() -> str:
     return f"chatcmpl-{token_hex(12)}"
 
 
+_MAX_PRICE = 100.0  # US dollars a token; the accounts of a proxy's callers have room for millions of such tokens
+
+
+def check_prices(prices: Struct, *, tokens: int = 1) -> None:
+    """Refuse prices that can't be.
+
+    Args:
+        prices: has US dollars in each of its fields, or None.
+        tokens: number of tokens that such a price is for.
+
+    Raises:
+        ConfigError: a price is no number, NaN, negative, or above 100 dollars a token.
+    """
+    for name in prices.__struct_fields__:
+        value, most = getattr(prices, name), _MAX_PRICE * tokens
+        if value is not None and not (isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value <= most):
+            unit = "a token" if tokens == 1 else f"for {tokens} tokens"
+            raise ConfigError(f"prices: {name}: expected 0 to {most:g} US dollars {unit}, got {value!r}")
+
+
 class TokenPrices(Struct, frozen=True, kw_only=True):
-    """Prices in US dollars per token. None: not known."""
+    """Prices in US dollars per token. None: not known.
+
+    Raises:
+        ConfigError: a price that can't be: negative, NaN, or above 100 dollars.
+    """
 
     prompt: float | None = None
     completion: float | None = None
     cached_prompt: float | None = None
+
+    def __post_init__(self) -> None:
+        check_prices(self)
 
 
 class Capabilities(Struct, frozen=True, kw_only=True):

@@ -10,14 +10,14 @@ import tomllib
 import types
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
 import msgspec
-from msgspec import Struct, field
+from msgspec import Meta, Struct, field
 
 from streamco.client.speculation.options import SpeculationOptions
 from streamco.config import READING, Timeouts
-from streamco.endpoints.base import Continuation
+from streamco.endpoints.base import Continuation, TokenPrices, check_prices
 from streamco.endpoints.known_servers.declared import CapabilityChanges
 from streamco.endpoints.model_files import is_hub_name
 from streamco.errors import ConfigError
@@ -123,7 +123,7 @@ class CapabilityTable(Struct, frozen=True, kw_only=True):
     json_schema: bool | None = None
     images: bool | None = None
     choices: bool | None = None
-    context_tokens: int | None = None
+    context_tokens: Annotated[int, Meta(ge=1)] | None = None
 
     def changes(self) -> CapabilityChanges:
         """Return the fields that are set."""
@@ -144,12 +144,22 @@ class DeviceSection(Struct, frozen=True, kw_only=True):
     drafts: int = 2  # answers drafted at a time with full branches, if [speculate] asks for drafts
 
 
+_MILLION = 1_000_000
+
+
 class PriceTable(Struct, frozen=True, kw_only=True):
     """Table ``prices`` of a server, in US dollars per million tokens."""
 
     prompt: float | None = None
     completion: float | None = None
     cached_prompt: float | None = None
+
+    def __post_init__(self) -> None:
+        check_prices(self, tokens=_MILLION)
+
+    def per_token(self) -> TokenPrices:
+        """Return the prices of one token."""
+        return TokenPrices(**{name: price / _MILLION for name, price in _settings(self)})
 
 
 class ServerSection(Struct, frozen=True, kw_only=True):
@@ -280,7 +290,9 @@ def parse_config(text: str, *, where: str = "config", folder: Path | None = None
     """
     try:
         data = tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
+    except RecursionError as error:
+        raise ConfigError(f"{where}: expected TOML with fewer levels of nesting, got more") from error
+    except ValueError as error:  # its own error is one; a number with thousands of digits is another
         raise ConfigError(f"{where}: expected TOML, got {error}") from error
     _check_keys(data, ProxyConfig, "", where)
     try:

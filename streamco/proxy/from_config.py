@@ -17,7 +17,7 @@ from streamco.client.race.migration import MigrationOptions
 from streamco.client.speculation.options import SpeculationOptions
 from streamco.client.speculation.verifier_binding import drafting_engine_options
 from streamco.endpoints.address import read_key
-from streamco.endpoints.base import Endpoint, TokenPrices
+from streamco.endpoints.base import Endpoint
 from streamco.endpoints.known_servers.anthropic import AnthropicEndpoint
 from streamco.endpoints.local_server import LocalServerEndpoint
 from streamco.endpoints.model_files import path_of
@@ -30,7 +30,6 @@ from streamco.proxy.config import (
     PACKAGED,
     DeviceSection,
     MigrationSection,
-    PriceTable,
     ProxyConfig,
     ProxyOptions,
     ServerSection,
@@ -251,7 +250,7 @@ def _build_server(section: ServerSection, index: int, environ: Mapping[str, str]
             api_key=None if section.api_key_env is None else read_key(section.api_key_env, setting=where, environ=environ),
             name=section.name,
             timeouts=section.timeouts,
-            prices=None if section.prices is None else _per_token(section.prices),
+            prices=None if section.prices is None else section.prices.per_token(),
             capabilities=capabilities,
         )
     kind = ProbedEndpoint if section.probe else OpenAIEndpoint
@@ -263,7 +262,7 @@ def _build_server(section: ServerSection, index: int, environ: Mapping[str, str]
         provider=section.provider,
         api=section.api,
         timeouts=section.timeouts,
-        prices=None if section.prices is None else _per_token(section.prices),
+        prices=None if section.prices is None else section.prices.per_token(),
         capabilities=capabilities,
         tokenizer=device if section.probe else None,
     )
@@ -288,10 +287,3 @@ def _build_verifier(section: SpeculateSection, environ: Mapping[str, str]) -> Ve
 def _refuse_routing(section: SpeculateSection, *, got: str) -> None:
     if section.routing is not None:
         raise ConfigError(f"speculate.routing: expected several verifiers beside it, got {section.routing!r} and {got}")
-
-
-def _per_token(prices: PriceTable) -> TokenPrices:
-    prompt, completion, cached = (
-        None if price is None else price / 1e6 for price in (prices.prompt, prices.completion, prices.cached_prompt)
-    )
-    return TokenPrices(prompt=prompt, completion=completion, cached_prompt=cached)

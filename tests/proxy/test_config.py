@@ -12,7 +12,7 @@ from msgspec.structs import asdict
 
 from streamco.client.race.migration import MigrationOptions
 from streamco.config import Timeouts
-from streamco.endpoints.base import Capabilities
+from streamco.endpoints.base import Capabilities, TokenPrices
 from streamco.endpoints.known_servers.declared import CapabilityChanges
 from streamco.errors import ConfigError
 from streamco.proxy.config import (
@@ -115,6 +115,10 @@ def test_every_section_is_understood() -> None:
         ("proxy = 3\n", r"proxy: expected object, got int"),
         ("[server]\nmodel = 'm'\n", r"server: expected array, got object"),
         ("[proxy\n", r"expected TOML, got .*line 1"),
+        (f"[proxy]\nport = {'9' * 5000}\n", r"expected TOML, got .*4300"),
+        (f"[proxy]\nport = -{'9' * 5000}\n", r"expected TOML, got .*4300"),
+        (f"a = {'[' * 5000}{']' * 5000}\n", r"expected TOML with fewer levels of nesting, got more"),
+        (f"a = {'{ b = ' * 5000}1{' }' * 5000}\n", r"expected TOML with fewer levels of nesting, got more"),
     ],
 )
 def test_what_is_wrong_is_named_with_what_would_be_right(text: str, message: str) -> None:
@@ -186,7 +190,7 @@ CONFIGS = st.builds(
             ServerSection,
             model=TEXTS,
             name=st.none() | TEXTS,
-            prices=st.none() | st.builds(PriceTable, prompt=st.none() | NUMBERS),
+            prices=st.none() | st.builds(PriceTable, prompt=st.none() | st.floats(0, 1e8)),
             capabilities=st.none() | st.builds(CapabilityTable, tools=st.none() | st.booleans(), vocabulary=st.none() | TEXTS),
         ),
         max_size=3,
@@ -223,6 +227,21 @@ def test_the_files_capabilities_are_those_of_an_endpoint() -> None:
     assert CapabilityTable(tools=False, continuation="none").changes() == {"tools": False, "continuation": "none"}
 
 
+@pytest.mark.parametrize("name", ["prompt", "completion", "cached_prompt"])
+@pytest.mark.parametrize("price", ["nan", "-nan", "inf", "-inf", "1e400", "-1.0", "-1", "-1e-9", "1e9"])
+def test_a_price_that_cannot_be_is_refused_when_the_file_is_read(name: str, price: str) -> None:
+    text = f'[[server]]\nmodel = "m"\nprices = {{ {name} = {price} }}\n'
+    with pytest.raises(ConfigError, match=rf"server\[0\]\.prices: prices: {name}: expected 0 to 1e\+08 US dollars for 1000000 tokens, got"):
+        parse_config(text)
+
+
+@pytest.mark.parametrize("price", ["0", "-0.0", "1e-9", "1000", "1e8"])
+def test_a_price_that_can_be_is_taken(price: str) -> None:
+    (server,) = parse_config(f'[[server]]\nmodel = "m"\nprices = {{ prompt = {price} }}\n').server
+    assert server.prices is not None
+    assert server.prices.per_token() == TokenPrices(prompt=float(price) / 1e6)
+
+
 @pytest.mark.parametrize("section", ['[device]\nbase_url = "http://127.0.0.1:1"\n', '[[server]]\nmodel = "m"\n'])
 def test_capabilities_are_checked_key_by_key(section: str) -> None:
     config = parse_config(section + 'capabilities = { tools = true, images = false, pre_copy = "warm" }\n')
@@ -232,6 +251,7 @@ def test_capabilities_are_checked_key_by_key(section: str) -> None:
     for table, message in (
         ("{ tool = true }", r"capabilities\.tool: expected one of vocabulary, .*, got a key that is unknown"),
         ("{ tools = 1 }", r"capabilities\.tools: expected bool"),
+        ("{ context_tokens = 0 }", r"capabilities\.context_tokens: expected int >= 1"),
         ('{ continuation = "some" }', r"capabilities\.continuation: invalid enum value"),
     ):
         with pytest.raises(ConfigError, match=message):
