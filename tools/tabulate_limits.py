@@ -29,6 +29,7 @@ from streamco.server.options import ServeOptions
 from streamco.server.split import service as split_service
 from streamco.server.verify import address_limits, frame_service
 from streamco.server.verify.options import VerifyOptions
+from streamco.sim.experiment import yaml_document
 from streamco.wire.openai import errors as wire_errors
 from streamco.wire.openai import extended_decode, lenient_decode, msgpack_body
 from streamco.wire.split.frames import SplitLimits
@@ -205,6 +206,11 @@ GROUPS = (
         ("MAX_SIZE", "text or elements that a chat template makes", "", "engines/llamacpp/template_sandbox.py"),
     )),
     _Group(FILES, profiles, "", (("MAX_BYTES", "size of a profile of latencies or step times", "bytes", "server/profiles.py"),)),
+    _Group(FILES, yaml_document, "", (
+        ("MAX_CHARACTERS", "size of an experiment", "characters", "sim/experiment/yaml_document.py"),
+        ("MAX_VALUES", "values of an experiment, aliases expanded", "", "sim/experiment/yaml_document.py"),
+        ("MAX_LEVELS", "levels of lists and mappings in an experiment", "", "sim/experiment/yaml_document.py"),
+    )),
 )  # fmt: skip
 
 ROWS: tuple[Row, ...] = tuple(row for group in GROUPS for row in group)

@@ -59,7 +59,7 @@ def _load(name: str, kind: str, shape: type[T]) -> T:
         if found != kind:
             raise ConfigError(f"{kind} profile: expected kind {kind!r}, got {found!r} in {name}")
         return msgspec.json.decode(data, type=shape)
-    except msgspec.DecodeError as error:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise ConfigError(f"{kind} profile: {name}: {error}") from error
 
 

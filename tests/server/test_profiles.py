@@ -51,7 +51,12 @@ def test_a_profile_of_the_other_kind_is_refused(tmp_path: Path) -> None:
         load_step_times("openai-gpt-4-0125-preview")
 
 
-@pytest.mark.parametrize("content", ["", "[1]", "{", {**LATENCY, "ttft": 3}, {**LATENCY, "ttft_s": "fast"}, {**LATENCY, "ttft_s": []}])
+DEEP = '{"kind": "latency", "more": ' + "[" * 100_000 + "]" * 100_000 + "}"
+
+
+@pytest.mark.parametrize(
+    "content", ["", "[1]", "{", DEEP, {**LATENCY, "ttft": 3}, {**LATENCY, "ttft_s": "fast"}, {**LATENCY, "ttft_s": []}]
+)
 def test_a_malformed_file_is_refused_with_a_reason(tmp_path: Path, content: object) -> None:
     with pytest.raises(ConfigError, match="latency profile"):
         load_latency(write(tmp_path, content))

@@ -12,6 +12,8 @@ from streamco.errors import ConfigError
 __all__ = ["Document", "Location", "read_document"]
 
 MAX_CHARACTERS = 4 << 20  # an experiment of a thousand cases has some hundred kB
+MAX_VALUES = 250_000  # with each alias replaced by what it stands for, as PyYAML and the checks of the options do
+MAX_LEVELS = 100  # of lists and mappings in each other
 
 Location = tuple[str | int, ...]
 """Keys and indices that lead to a value of a document."""
@@ -42,15 +44,20 @@ class Document:
             name: name of the value in the error; None: its location.
         """
         known = next(location[:size] for size in range(len(location), -1, -1) if location[:size] in self._lines)
-        called = ".".join(str(part) for part in (location if name is None else name))
-        return f"{self.path}, line {self._lines[known]}{f': {called}' if called else ''}"
+        return _place(self.path, self._lines[known], location if name is None else name)
+
+
+def _place(path: Path, line: int, location: Location) -> str:
+    called = ".".join(map(str, location))
+    return f"{path}, line {line}{f': {called}' if called else ''}"
 
 
 def read_document(path: Path) -> Document:
     """Read a YAML file.
 
     Raises:
-        ConfigError: the file can't be read, is no YAML, or has a key twice, or PyYAML is missing.
+        ConfigError: the file can't be read, is no YAML, has a key twice, an alias to a value that holds it, or too many values or levels,
+            or PyYAML is missing.
     """
     try:
         yaml: Any = import_module("yaml")  # it has no type hints
@@ -66,11 +73,13 @@ def read_document(path: Path) -> Document:
     lines: dict[Location, int] = {(): 1}
     data = None
     try:
-        loader = yaml.SafeLoader(text)
+        loader = _loader_of(yaml)(text)
         node = loader.get_single_node()
         if node is not None:
-            lines = dict(_lines_of(node, (), path))
+            lines = _count_lines(node, path)
             data = loader.construct_document(node)
+    except RecursionError as error:
+        raise ConfigError(f"{path}: expected at most {MAX_LEVELS} levels of lists and mappings, got more") from error
     except yaml.YAMLError as error:
         mark, problem = getattr(error, "problem_mark", None), getattr(error, "problem", None) or str(error)
         location = f", line {mark.line + 1}" if mark is not None else ""
@@ -79,19 +88,60 @@ def read_document(path: Path) -> Document:
     return Document(path, data, lines)
 
 
-def _lines_of(node: Any, location: Location, path: Path) -> Iterator[tuple[Location, int]]:
-    """Yield (location, line) of each value. A key that is there twice is an error, because YAML would drop its first value silently."""
-    yield location, node.start_mark.line + 1
+def _loader_of(yaml: Any) -> Any:
+    """Return PyYAML's safe loader; what Python says of a value, such as a date with a 13th month, becomes an error with its line."""
+
+    class Loader(yaml.SafeLoader):  # type: ignore[misc]
+        def construct_object(self, node: Any, deep: bool = False) -> Any:
+            try:
+                return super().construct_object(node, deep)
+            except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
+                raise yaml.constructor.ConstructorError(None, None, f"a value that can't be: {error}", node.start_mark) from error
+
+    return Loader
+
+
+def _count_lines(node: Any, path: Path) -> dict[Location, int]:
+    """Return the line of each value, by location.
+
+    Raises:
+        ConfigError: the values can't be counted, or are too many: an alias stands for all that its value holds.
+    """
+    lines: dict[Location, int] = {}
+    for location, line in _lines_of(node, (), path, ()):
+        if len(lines) == MAX_VALUES:
+            raise ConfigError(f"{path}, line {line}: expected at most {MAX_VALUES} values, aliases expanded, got more")
+        lines[location] = line
+    return lines
+
+
+def _lines_of(node: Any, location: Location, path: Path, above: tuple[Any, ...]) -> Iterator[tuple[Location, int]]:
+    """Yield (location, line) of each value. A key that is there twice is an error, because YAML would drop its first value silently.
+
+    Args:
+        node: the value.
+        location: its location.
+        path: path of the file.
+        above: the values that hold it.
+    """
+    line = node.start_mark.line + 1
+    if any(node is each for each in above):
+        raise ConfigError(f"{_place(path, line, location)}: expected a value that doesn't hold itself, got an alias to one")
+    if len(above) > MAX_LEVELS:
+        raise ConfigError(f"{path}, line {line}: expected at most {MAX_LEVELS} levels of lists and mappings, got more")
+    yield location, line
     if node.id == "sequence":
         for index, child in enumerate(node.value):
-            yield from _lines_of(child, (*location, index), path)
+            yield from _lines_of(child, (*location, index), path, (*above, node))
     elif node.id == "mapping":
         seen: set[str] = set()
         for key, child in node.value:
+            key_line = key.start_mark.line + 1
+            if key.id != "scalar":
+                raise ConfigError(f"{_place(path, key_line, location)}: expected texts as keys, got a {key.id}")
             name = str(key.value)
             if name in seen:
-                called = ".".join(str(part) for part in (*location, name))
-                raise ConfigError(f"{path}, line {key.start_mark.line + 1}: {called}: expected each key once, got it again")
+                raise ConfigError(f"{_place(path, key_line, (*location, name))}: expected each key once, got it again")
             seen.add(name)
-            for inner, line in _lines_of(child, (*location, name), path):
-                yield inner, key.start_mark.line + 1 if inner == (*location, name) else line
+            for inner, found in _lines_of(child, (*location, name), path, (*above, node)):
+                yield inner, key_line if inner == (*location, name) else found

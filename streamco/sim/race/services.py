@@ -10,6 +10,7 @@ from __future__ import annotations
 import csv
 import gzip
 import json
+import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
 from pathlib import Path
@@ -207,7 +208,7 @@ def read_rows(path: Path) -> Iterator[dict[str, Any]]:
     try:
         with gzip.open(path, "rt", newline="") if path.suffix == ".gz" else path.open(newline="") as file:
             yield from map(json.loads, file) if plain.endswith(".jsonl") else csv.DictReader(file)
-    except (OSError, EOFError, UnicodeDecodeError, json.JSONDecodeError, csv.Error) as error:
+    except (OSError, EOFError, ValueError, RecursionError, csv.Error, zlib.error) as error:
         raise ConfigError(f"{path}: expected rows as CSV or JSON lines, got: {error}") from error
 
 

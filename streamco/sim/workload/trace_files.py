@@ -117,7 +117,7 @@ def read_trace(trace: str) -> Iterator[TraceRow]:
         is_empty = False
         try:
             yield _row(msgspec.json.decode(line, type=_TraceLine))
-        except (msgspec.DecodeError, ValueError) as error:
+        except (ValueError, RecursionError) as error:  # those of msgspec are ValueErrors
             raise ConfigError(f"{trace}, line {number}: {error}") from error
     if is_empty:
         raise ConfigError(f"{trace}: expected rows with prompt_length, output_length and acceptance_seq, got none")
@@ -155,7 +155,7 @@ def _row(line: _TraceLine) -> TraceRow:
 def _decode_about(line: bytes) -> _About | None:
     try:
         return msgspec.json.decode(line, type=_About)
-    except msgspec.DecodeError:
+    except (ValueError, RecursionError):
         return None  # a row or an invalid line, which the reader of rows checks
 
 

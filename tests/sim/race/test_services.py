@@ -93,6 +93,8 @@ def test_services_are_read_from_json_lines_with_a_rate_or_characters(tmp_path: P
         ("t.csv", "ttft\n1\n", r"row 1: expected a recorded answer, got: KeyError\('ttft_s'\)"),
         ("t.csv", "ttft_s,tps\n1,2\nsoon,2\n", "row 2: expected a recorded answer"),
         ("t.jsonl", "{", "expected rows as CSV or JSON lines"),
+        pytest.param("t.jsonl", "[" * 100_000 + "]" * 100_000, "expected rows as CSV or JSON lines", id="levels"),
+        pytest.param("t.jsonl", '{"ttft_s": ' + "9" * 5000 + "}", "expected rows as CSV or JSON lines", id="digits"),
         ("t.csv.gz", "ttft_s,tps\n1,2\n", "expected rows as CSV or JSON lines"),
     ],
 )
@@ -105,3 +107,12 @@ def test_what_is_no_recording_is_refused_with_its_place(tmp_path: Path, name: st
 def test_a_file_that_is_not_there_is_a_setting_that_is_wrong(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"none\.csv: expected rows"):
         list(read_rows(tmp_path / "none.csv"))
+
+
+def test_a_packed_file_that_is_damaged_is_a_setting_that_is_wrong(tmp_path: Path) -> None:
+    path = tmp_path / "t.csv.gz"
+    packed = bytearray(gzip.compress(b"ttft_s,tps\n" + b"1,2\n" * 999))
+    packed[12:] = bytes(len(packed) - 12)
+    path.write_bytes(packed)
+    with pytest.raises(ConfigError, match=r"t\.csv\.gz: expected rows as CSV or JSON lines"):
+        list(read_rows(path))

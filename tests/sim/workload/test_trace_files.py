@@ -81,6 +81,13 @@ def test_a_row_that_contradicts_itself_is_an_error_with_its_line_when_it_is_reac
         list(read_trace(path))
 
 
+@pytest.mark.parametrize("more", ["[" * 100_000 + "]" * 100_000, "9" * 5000 + "x"])
+def test_a_row_that_cannot_be_decoded_is_an_error_with_its_line(tmp_path: Path, more: str) -> None:
+    path = write(tmp_path / "mine.jsonl", LINE, f'{{"more": {more}}}')
+    with pytest.raises(ConfigError, match=r"mine\.jsonl, line 2: "):
+        list(read_trace(path))
+
+
 def test_a_relative_file_is_also_looked_for_in_the_data_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write(tmp_path / "mine.jsonl", LINE)
     monkeypatch.delenv("STREAMCO_DATA", raising=False)
