@@ -136,6 +136,9 @@ class Limits(Struct, frozen=True, kw_only=True):
         return max(1, ahead - 2 * kept), kept
 
 
+_ANY_SEED = (-1, 0xFFFFFFFF)  # llama.cpp's default is -1 in 32 bits; LM Studio, KoboldCpp and their front ends send one of the two
+
+
 class SamplingOptions(Struct, frozen=True, kw_only=True):
     """Sampling settings, in OpenAI's and llama.cpp's names; None: the endpoint's default."""
 
@@ -149,6 +152,11 @@ class SamplingOptions(Struct, frozen=True, kw_only=True):
     frequency_penalty: float | None = None  # taken from a token's logit for each time that the answer has it already
     presence_penalty: float | None = None  # taken from a token's logit if the answer has it already
     logit_bias: tuple[tuple[int, float], ...] = ()  # (token id, what is added to its logit)
+
+    @property
+    def fixed_seed(self) -> int | None:
+        """The seed to draw with; None: draw at random, because none is given, or one that stands for any (-1, and 4294967295)."""
+        return None if self.seed in _ANY_SEED else self.seed
 
     def adjustments(self) -> list[str]:
         """Return the names of the options that change logits and are set."""

@@ -159,7 +159,7 @@ class DeviceDrafter:
         self._context = engine.info.context_tokens
         self._emit = emit
         self._sampling = sampling
-        self._rng = Random(None if sampling.seed is None else f"drafts {sampling.seed}")
+        self._rng = Random(None if sampling.fixed_seed is None else f"drafts {sampling.fixed_seed}")
         self._top = top
         self._row_ids = row_ids
         self._name = name

@@ -232,7 +232,7 @@ class Sampler:
         self._top_k = TOP_K if options.top_k is None else max(0, options.top_k)
         self._top_p = TOP_P if options.top_p is None else options.top_p
         self._min_p = MIN_P if options.min_p is None else options.min_p
-        self._rng = Random(options.seed)
+        self._rng = Random(options.fixed_seed)
         self._adjustments = Adjustments(options) if options.adjustments() else None
         self.is_greedy = self._temperature == 0 or self._top_k == 1
 

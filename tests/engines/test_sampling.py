@@ -50,6 +50,9 @@ def test_the_same_seed_draws_the_same_tokens_and_another_seed_others() -> None:
     assert drawn(3) == drawn(3)
     assert drawn(3) != drawn(4)
     assert drawn(None) != drawn(None)
+    for any_seed in (-1, 0xFFFFFFFF):
+        assert drawn(any_seed) != drawn(any_seed), "what other servers take for a random seed is one here too"
+    assert drawn(-2) == drawn(-2)
 
 
 @pytest.mark.usefixtures("native")

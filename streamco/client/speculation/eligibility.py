@@ -57,7 +57,7 @@ def acceptance_rule(sampling: SamplingOptions, budget: float, options: Speculati
             top_k=sampling.top_k or 0,
             top_p=1.0 if sampling.top_p is None else sampling.top_p,
             min_p=sampling.min_p or 0.0,
-            seed=None if sampling.seed is None else sampling.seed & 0xFFFFFFFF,
+            seed=None if sampling.fixed_seed is None else sampling.fixed_seed & 0xFFFFFFFF,
         )
     return Rule(RuleKind.GREEDY) if budget >= 1.0 else Rule(RuleKind.THRESHOLD, threshold=options.threshold)
 

@@ -406,8 +406,9 @@ def _opener(
         if remote is None:
             raise EndpointError("expected a server that generates alone, got none")
         prompt = [*prepared.drafter.prompt_ids, *ids]
-        seed = continuation_seed(prepared.request.sampling.seed, len(ids))
-        sampling = replace(prepared.request.sampling, stop=(), max_tokens=max_tokens, seed=seed)  # the client looks for stop strings
+        sampling = replace(prepared.request.sampling, stop=(), max_tokens=max_tokens)  # the client looks for stop strings
+        if sampling.fixed_seed is not None:
+            sampling = replace(sampling, seed=continuation_seed(sampling.fixed_seed, len(ids)))
         asked = prepared.request
         return remote.open(Request(prompt_ids=prompt, sampling=sampling, headers=asked.headers, server_limit=asked.server_limit))
 

@@ -35,10 +35,11 @@ def why_not(
         ({}, 1.0, Rule(RuleKind.SAMPLE, 0.8, 40, 0.95, 0.05)),
         ({}, 0.3, Rule(RuleKind.SAMPLE, 0.8, 40, 0.95, 0.05)),
         (
-            {"temperature": 0.5, "top_k": -1, "top_p": 1.0, "min_p": 0.0, "seed": -1},
+            {"temperature": 0.5, "top_k": -1, "top_p": 1.0, "min_p": 0.0, "seed": -2},
             1.0,
-            Rule(RuleKind.SAMPLE, 0.5, 0, 1.0, 0.0, seed=(1 << 32) - 1),
+            Rule(RuleKind.SAMPLE, 0.5, 0, 1.0, 0.0, seed=(1 << 32) - 2),
         ),
+        ({"seed": -1}, 1.0, Rule(RuleKind.SAMPLE, 0.8, 40, 0.95, 0.05, seed=None)),
     ],
 )
 def test_the_rule_follows_from_sampling_and_budget(options: dict[str, Any], budget: float, rule: Rule) -> None:

@@ -132,16 +132,25 @@ async def test_a_client_waits_for_verdicts_as_long_as_it_is_told(world: World) -
 
 
 async def test_a_server_that_goes_on_alone_throws_other_dice_than_at_the_beginning() -> None:
-    request = Request(messages=[], sampling=SamplingOptions(seed=-1, temperature=1.0), server_limit=9)
+    request = Request(messages=[], sampling=SamplingOptions(seed=-2, temperature=1.0), server_limit=9)
     drafter: Any = SimpleNamespace(prompt_ids=(1, 2))
     remote = server()
     open_stream = _opener(lambda: remote, PreparedSpeculation(request, drafter, print, Rule(), True))
     for ids in [(), (5,), (5, 6)]:
         await open_stream(ids, 7).cancel()
     seeds = [stream.request.sampling.seed for stream in remote.streams]
-    assert seeds == [-1, continuation_seed(-1, 1), continuation_seed(-1, 2)]
+    assert seeds == [-2, continuation_seed(-2, 1), continuation_seed(-2, 2)]
     assert len(set(seeds)) == 3
     assert {stream.request.server_limit for stream in remote.streams} == {9}, "the limit for servers is theirs, too"
+
+
+async def test_a_server_that_goes_on_alone_is_sent_the_seed_that_means_any() -> None:
+    request = Request(messages=[], sampling=SamplingOptions(seed=-1, temperature=1.0))
+    drafter: Any = SimpleNamespace(prompt_ids=(1, 2))
+    remote = server()
+    open_stream = _opener(lambda: remote, PreparedSpeculation(request, drafter, print, Rule(), True))
+    await open_stream((5,), 7).cancel()
+    assert remote.streams[0].request.sampling.seed == -1
 
 
 async def test_answers_that_race_show_how_fast_the_server_writes(world: World) -> None:
