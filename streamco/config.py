@@ -12,6 +12,7 @@ from streamco.errors import ConfigError
 __all__ = [
     "LISTENING",
     "Limits",
+    "NO_LIMIT",
     "Pace",
     "READING",
     "ReaderPace",
@@ -136,11 +137,16 @@ class Limits(Struct, frozen=True, kw_only=True):
         return max(1, ahead - 2 * kept), kept
 
 
+NO_LIMIT = -1
+"""The value of ``max_tokens`` by which LM Studio, llama.cpp and Ollama are asked for an answer of any length."""
 _ANY_SEED = (-1, 0xFFFFFFFF)  # llama.cpp's default is -1 in 32 bits; LM Studio, KoboldCpp and their front ends send one of the two
 
 
 class SamplingOptions(Struct, frozen=True, kw_only=True):
-    """Sampling settings, in OpenAI's and llama.cpp's names; None: the endpoint's default."""
+    """Sampling settings, in OpenAI's and llama.cpp's names; None: the endpoint's default.
+
+    ``is_unlimited``: a limit of -1 was asked for, which is none; then ``max_tokens`` is None, and servers that take a -1 get it.
+    """
 
     temperature: float | None = None  # 0: greedy
     top_p: float | None = None
@@ -148,6 +154,7 @@ class SamplingOptions(Struct, frozen=True, kw_only=True):
     min_p: float | None = None
     seed: int | None = None
     max_tokens: int | None = None
+    is_unlimited: bool = False
     stop: tuple[str, ...] = ()
     frequency_penalty: float | None = None  # taken from a token's logit for each time that the answer has it already
     presence_penalty: float | None = None  # taken from a token's logit if the answer has it already

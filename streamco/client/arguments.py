@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from difflib import get_close_matches
 from typing import Any, Literal, Protocol, TypeAlias, TypedDict, TypeVar, Unpack
 
-from streamco.config import SamplingOptions, Timeouts
+from streamco.config import NO_LIMIT, SamplingOptions, Timeouts
 from streamco.endpoints.base import TASK_HEADER, Message, Request
 from streamco.engines.sampling import MAX_TOP_K, MIN_TOP_P
 from streamco.errors import ConfigError
@@ -227,13 +227,15 @@ def check_retries(value: object) -> int | None:
 
 def _sampling(given: Mapping[str, Any]) -> SamplingOptions:
     limit = given.get("max_completion_tokens", given.get("max_tokens"))
+    is_unlimited = isinstance(limit, int) and limit == NO_LIMIT
     return SamplingOptions(
         temperature=_check_number("temperature", given.get("temperature"), "0 to 2", lambda value: 0 <= value <= 2),
         top_p=_check_number("top_p", given.get("top_p"), "more than 0, at most 1", lambda value: MIN_TOP_P <= value <= 1),
         top_k=_check_integer("top_k", given.get("top_k"), -1, MAX_TOP_K),
         min_p=_check_number("min_p", given.get("min_p"), "0 to 1", lambda value: 0 <= value <= 1),
         seed=_check_integer("seed", given.get("seed")),
-        max_tokens=_check_integer("max_tokens", limit, 1),
+        max_tokens=None if is_unlimited else _check_integer("max_tokens", limit, 1),
+        is_unlimited=is_unlimited,
         stop=_check_stop(given.get("stop")),
         frequency_penalty=_check_number("frequency_penalty", given.get("frequency_penalty"), "-2 to 2", _is_penalty),
         presence_penalty=_check_number("presence_penalty", given.get("presence_penalty"), "-2 to 2", _is_penalty),

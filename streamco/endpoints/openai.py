@@ -363,7 +363,7 @@ class OpenAIEndpoint:
 
     def _build_call(self, request: Request, held_whitespace: str = "", *, is_binary: bool = False) -> StreamCall:
         """Return the HTTP request; ``is_binary``: with a body in MessagePack, if its values have a form there."""
-        is_answer = not request.prefill_only
+        is_answer, request = not request.prefill_only, self._dialect.fit(request)
         model = request.model or self.model
         api, path, body = self._build_body(request, model, self._extra(request) if is_answer else request.extra)
         last = request.messages[-1] if request.messages else {}

@@ -13,7 +13,7 @@ from typing import Annotated, Any, TypeVar
 import msgspec
 from msgspec import Meta, Struct
 
-from streamco.config import SamplingOptions
+from streamco.config import NO_LIMIT, SamplingOptions
 from streamco.engines.sampling import MAX_TOP_K, MIN_TOP_P
 from streamco.server.http.errors import RequestError, invalid, unsupported
 from streamco.server.http.middleware import JSON
@@ -41,7 +41,7 @@ _UNSUPPORTED: dict[str, tuple[Any, ...]] = {
 
 T = TypeVar("T", bound="GenerateRequest")
 Share = Annotated[float, Meta(ge=0, le=1)]
-Count = Annotated[int, Meta(ge=1)]
+Limit = Annotated[int, Meta(ge=NO_LIMIT)]  # and not 0
 
 
 class StreamOptions(Struct):
@@ -61,7 +61,7 @@ class GenerateRequest(Struct, kw_only=True):
     top_k: Annotated[int, Meta(ge=-1, le=MAX_TOP_K)] | None = None  # -1 and 0: off
     min_p: Share | None = None
     seed: int | None = None
-    max_tokens: Count | None = None
+    max_tokens: Limit | None = None
     stop: str | list[str] | None = None
     n: int | None = None
     presence_penalty: Annotated[float, Meta(ge=-2, le=2)] | None = None
@@ -84,8 +84,12 @@ class GenerateRequest(Struct, kw_only=True):
 
     @property
     def wanted_tokens(self) -> tuple[str, int | None]:
-        """Name and value of the field that limits the answer."""
-        return "max_tokens", self.max_tokens
+        """Name and value of the field that limits the answer; None: it isn't given, or asks for no limit (-1)."""
+        return self._limit("max_tokens")
+
+    def _limit(self, name: str) -> tuple[str, int | None]:
+        limit = getattr(self, name)
+        return name, None if limit == NO_LIMIT else limit
 
     @property
     def wanted_top(self) -> int | None:
@@ -117,6 +121,9 @@ class GenerateRequest(Struct, kw_only=True):
         """
         if self.n not in {None, 1}:
             raise invalid("n", f"expected 1, got {self.n}: this server gives one choice for each request")
+        for name in ("max_tokens", "max_completion_tokens"):
+            if getattr(self, name, None) == 0:
+                raise invalid(name, "expected int >= 1, or -1 for no limit, got 0")
         if self.stream_options is not None and not self.stream:
             raise invalid("stream_options", "expected none without stream, got some")
         stops = [self.stop] if isinstance(self.stop, str) else self.stop or []
@@ -130,7 +137,7 @@ class ChatRequest(GenerateRequest, kw_only=True):
     """Body of ``/v1/chat/completions``. ``continue_final_message`` (vLLM's) continues the last message instead of answering it."""
 
     messages: list[dict[str, Any]]
-    max_completion_tokens: Count | None = None
+    max_completion_tokens: Limit | None = None
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Meta(ge=0, le=TOP_LOGPROBS)] | None = None
     add_generation_prompt: bool | None = None
@@ -151,9 +158,7 @@ class ChatRequest(GenerateRequest, kw_only=True):
     @property
     def wanted_tokens(self) -> tuple[str, int | None]:
         """Name and value of the limit; ``max_completion_tokens`` is the newer name and takes precedence."""
-        if self.max_completion_tokens is not None:
-            return "max_completion_tokens", self.max_completion_tokens
-        return "max_tokens", self.max_tokens
+        return self._limit("max_tokens" if self.max_completion_tokens is None else "max_completion_tokens")
 
     @property
     def wanted_top(self) -> int | None:

@@ -55,6 +55,12 @@ def test_the_conversation_may_be_any_iterable_and_is_copied() -> None:
 
 def test_max_completion_tokens_goes_before_max_tokens() -> None:
     assert build_request("hi", max_tokens=5, max_completion_tokens=7).sampling.max_tokens == 7
+    assert build_request("hi", max_tokens=-1, max_completion_tokens=7).sampling == SamplingOptions(max_tokens=7)
+
+
+@pytest.mark.parametrize("given", [{"max_tokens": -1}, {"max_completion_tokens": -1}, {"extra_body": {"max_tokens": -1}}])
+def test_a_limit_of_minus_one_is_none(given: dict[str, Any]) -> None:
+    assert build_request("hi", **given).sampling == SamplingOptions(max_tokens=None, is_unlimited=True)
 
 
 @pytest.mark.parametrize(
@@ -76,7 +82,8 @@ def test_max_completion_tokens_goes_before_max_tokens() -> None:
         ({"seed": "x"}, "seed: expected an integer, got 'x'"),
         ({"max_tokens": 0}, "max_tokens: expected an integer >= 1, got 0"),
         ({"max_tokens": True}, "max_tokens: expected an integer >= 1, got True"),
-        ({"max_completion_tokens": -1}, "max_tokens: expected an integer >= 1, got -1"),
+        ({"max_completion_tokens": -2}, "max_tokens: expected an integer >= 1, got -2"),
+        ({"max_tokens": -1.0}, "max_tokens: expected an integer >= 1, got -1.0"),
         ({"stop": 5}, "stop: expected a text or a list of texts that are not empty, got 5"),
         ({"stop": ["a", ""]}, "stop: expected a text or a list of texts that are not empty, got ['a', '']"),
         ({"n": 0}, "n: expected an integer >= 1, got 0"),

@@ -13,6 +13,7 @@ from typing import Any
 
 import aiohttp
 import pytest
+from msgspec.structs import replace
 
 from streamco.config import SamplingOptions
 from streamco.endpoints.base import Capabilities, Endpoint, EndpointStream, Request, TokenPrices
@@ -96,6 +97,22 @@ async def test_the_limit_for_servers_counts_if_a_request_has_no_other(own: int |
     async with ScriptedServer() as server, opened(server.url) as endpoint:
         await ask(endpoint, Request(messages=[], sampling=SamplingOptions(max_tokens=own), server_limit=77))
         assert server.requests[-1].json()["max_tokens"] == sent
+
+
+@pytest.mark.parametrize(
+    ("provider", "sent"),
+    [("llama-server", -1), ("ollama", -1), ("streamco", -1), ("generic", None), ("vllm", None), ("openai", None), ("mistral", None)],
+)
+@pytest.mark.parametrize("asked", [Request(messages=[]), Request(prompt_ids=[1])])
+async def test_a_limit_of_minus_one_goes_to_the_servers_that_take_it(provider: str, sent: int | None, asked: Request) -> None:
+    unlimited = SamplingOptions(is_unlimited=True)
+    async with ScriptedServer() as server, opened(server.url, provider=provider, api_key="k") as endpoint:
+        await ask(endpoint, replace(asked, sampling=unlimited))
+        body = server.requests[-1].json()
+        assert body.get("max_tokens", body.get("max_completion_tokens")) == sent
+        await ask(endpoint, replace(asked, sampling=unlimited, server_limit=77))
+        body = server.requests[-1].json()
+        assert body.get("max_tokens", body.get("max_completion_tokens")) == 77, "a budget's limit holds"
 
 
 async def test_a_request_may_name_another_model() -> None:

@@ -66,6 +66,8 @@ def test_one_stop_string_needs_no_list() -> None:
 def test_the_newer_name_of_the_token_limit_wins() -> None:
     assert chat(max_tokens=5, max_completion_tokens=7).wanted_tokens == ("max_completion_tokens", 7)
     assert chat(max_tokens=5).wanted_tokens == ("max_tokens", 5)
+    assert chat(max_tokens=-1).wanted_tokens == text(max_tokens=-1).wanted_tokens == ("max_tokens", None)
+    assert chat(max_tokens=5, max_completion_tokens=-1).wanted_tokens == ("max_completion_tokens", None)
     assert text(max_tokens=5).wanted_tokens == ("max_tokens", 5)
 
 

@@ -15,7 +15,7 @@ import msgspec
 from msgspec import Struct
 from msgspec.structs import replace
 
-from streamco.endpoints.base import Capabilities
+from streamco.endpoints.base import Capabilities, Request
 from streamco.errors import ConfigError, EndpointStatusError
 from streamco.wire.openai.requests import MaxTokensField
 
@@ -44,6 +44,7 @@ class Provider(Struct, frozen=True, kw_only=True):
         lists_models: ``GET /models`` gives a list to every key.
         has_stream_options: the server takes ``stream_options={"include_usage": true}``.
         max_tokens_field: name of the field that limits the answer's length.
+        takes_no_limit: a limit of -1 is none there; other servers refuse it, and are sent no limit.
         capabilities: abilities of a typical model there; ``Capabilities`` given to the endpoint override them.
         continuation_base_url: base URL for continuations. None: the same as for other requests.
         has_token_ids: the server gives the ids of each text when asked (``return_token_ids``).
@@ -62,6 +63,7 @@ class Provider(Struct, frozen=True, kw_only=True):
     lists_models: bool = True
     has_stream_options: bool = True
     max_tokens_field: MaxTokensField = "max_tokens"
+    takes_no_limit: bool = False
     capabilities: Capabilities = Capabilities()
     continuation_base_url: str | None = None
     has_token_ids: bool = False
@@ -190,9 +192,10 @@ PROVIDERS: tuple[Provider, ...] = (
     ),
     Provider(
         name="llama-server",
+        takes_no_limit=True,
         capabilities=_LOCAL,
         tokenize_api="apply-template",
-        source="llama.cpp tools/server/README.md: prompt as token ids, response_format, apply-template and tokenize; "
+        source="llama.cpp tools/server/README.md: prompt as token ids, response_format, apply-template and tokenize; -1 is no limit; "
         "continue_final_message since llama.cpp#23012, a last assistant message is continued before that too; tools depend on --jinja, "
         "images on --mmproj, and it says so",
     ),
@@ -204,11 +207,14 @@ PROVIDERS: tuple[Provider, ...] = (
     ),
     Provider(
         name="ollama",
+        takes_no_limit=True,
         capabilities=Capabilities(tools=True, json_schema=True),
-        source="docs.ollama.com/openai: stream_options, tools and response_format are supported, n is not",
+        source="docs.ollama.com/openai: stream_options, tools and response_format are supported, n is not; max_tokens is num_predict, "
+        "of which docs.ollama.com/modelfile says that -1 is no limit",
     ),
     Provider(
         name="streamco",
+        takes_no_limit=True,
         capabilities=Capabilities(takes_token_ids=True, continuation="continue_final_message", pre_copy="append"),
         has_token_ids=True,
         source="docs/serve.md",
@@ -226,8 +232,15 @@ class Dialect:
     def __init__(self, provider: Provider) -> None:
         self.has_stream_options = provider.has_stream_options
         self.max_tokens_field: MaxTokensField = provider.max_tokens_field
+        self.takes_no_limit = provider.takes_no_limit
         self.refused_fields: frozenset[str] = frozenset()
         """Fields of assistant messages, such as another server wrote, that this server refuses."""
+
+    def fit(self, request: Request) -> Request:
+        """Return a request as the server takes it: without a limit of -1 if it refuses that."""
+        if self.takes_no_limit or not request.sampling.is_unlimited:
+            return request
+        return replace(request, sampling=replace(request.sampling, is_unlimited=False))
 
     def record_refusal(self, error: EndpointStatusError) -> bool:
         """Record what a refusal is about; return True if it was a field that can be left out or renamed.

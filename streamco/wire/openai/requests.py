@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 import msgspec
 
-from streamco.config import SamplingOptions
+from streamco.config import NO_LIMIT, SamplingOptions
 
 __all__ = ["build_chat_request", "build_completion_request", "encode_request"]
 
@@ -91,8 +91,9 @@ def _add_sampling(body: dict[str, Any], sampling: SamplingOptions, max_tokens_fi
         value = getattr(sampling, name)
         if value is not None:
             body[name] = value
-    if sampling.max_tokens is not None:
-        body[max_tokens_field] = sampling.max_tokens
+    limit = NO_LIMIT if sampling.is_unlimited and sampling.max_tokens is None else sampling.max_tokens
+    if limit is not None:
+        body[max_tokens_field] = limit
     if sampling.stop:
         body["stop"] = list(sampling.stop)
     if sampling.logit_bias:
