@@ -201,9 +201,19 @@ class ChatShape(_Shape):
 
 
 class CompletionShape(_Shape):
-    """Response shape of ``/v1/completions``, which has no fields for reasoning, refusals and tool calls."""
+    """Response shape of ``/v1/completions``, which has no fields for reasoning, refusals and tool calls.
+
+    Endpoints answer by chat completions, so that their names for an answer are a chat's. Here it has an id of this API, and the model's
+    name is the one that the caller used.
+    """
 
     objects = COMPLETION
+
+    def _begin(self, chunk: ChatCompletionChunk | ChatCompletion) -> Json:
+        head = super()._begin(chunk)
+        if not head["id"].startswith(f"{COMPLETION.id_prefix}-"):
+            head["id"] = f"{COMPLETION.id_prefix}-{head['id'].removeprefix(f'{CHAT.id_prefix}-')}"
+        return head | {"model": self._model}
 
     def whole(self, answer: ChatCompletion, reason: str | None) -> bytes:
         """Return a ``text_completion`` object."""

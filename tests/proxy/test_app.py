@@ -98,7 +98,7 @@ async def test_a_completion_has_its_own_shape_and_goes_out_as_a_message() -> Non
     async with proxying(server=side) as proxy:
         status, body = await proxy.post(TEXT, {"prompt": ["Once"], "max_tokens": 7})
     assert status == 200
-    assert (body["object"], body["id"]) == ("text_completion", "chatcmpl-scripted")
+    assert (body["object"], body["id"]) == ("text_completion", "cmpl-scripted")
     assert body["choices"] == [{"index": 0, "text": "one two", "logprobs": None, "finish_reason": "stop"}]
     request = side.streams[0].request
     assert request.messages == [{"role": "user", "content": "Once"}]

@@ -159,6 +159,15 @@ def test_a_whole_completion_is_text() -> None:
     assert body["choices"] == [{"index": 0, "text": "ab", "logprobs": None, "finish_reason": "stop"}]
 
 
+@pytest.mark.parametrize(("given", "shown"), [("chatcmpl-1a", "cmpl-1a"), ("cmpl-1a", "cmpl-1a"), ("gen-7", "cmpl-gen-7")])
+def test_a_completion_has_an_id_of_its_api_and_the_model_that_was_asked_for(given: str, shown: str) -> None:
+    streamed, answered = CompletionShape(model="asked"), CompletionShape(model="asked")
+    bodies = [decode(streamed.event(text(each, id=given, model="its own"))) for each in "ab"]
+    bodies.append(json.loads(answered.whole(whole(text("a", id=given, model="its own", finish="stop")), "stop")))
+    assert {(body["id"], body["model"]) for body in bodies} == {(shown, "asked")}
+    assert decode(CompletionShape(model="asked").event(text("a", id="")))["id"].startswith("cmpl-")
+
+
 def test_the_origin_of_a_chunk_is_a_field_beside_openais_and_only_if_it_is_given() -> None:
     for shape in (ChatShape(model="m"), CompletionShape(model="m")):
         assert "streamco" not in decode(shape.event(text("a")))
