@@ -14,40 +14,20 @@ from streamco.engines.llamacpp.json_schema import grammar_of
 from streamco.errors import MAX_NAME, ConfigError, shorten
 from streamco.events import TextCount
 from streamco.policies.eligibility import RequestFacts
+from streamco.wire.known_fields import FIELDS_WITHOUT_EFFECT, NEUTRAL_VALUES, is_asked
 
-__all__ = ["FIELDS_WITHOUT_EFFECT", "NEUTRAL_VALUES", "count_prompt", "describe_request", "facts_for_log", "logged_field", "takes_long"]
+__all__ = ["count_prompt", "describe_request", "facts_for_log", "logged_field", "takes_long"]
 
 _CHARACTERS_A_TOKEN = 4  # OpenAI's rule of thumb for English, if there is no tokenizer
 _MESSAGE_OVERHEAD = 4  # tokens a chat template adds to a message
-# Fields that leave the text as it is: names, bills, routing, storage
-FIELDS_WITHOUT_EFFECT = frozenset(
-    {
-        *("cache_prompt", "keep_alive", "metadata", "models", "priority", "prompt_cache_key", "prompt_cache_options"),
-        *("prompt_cache_retention", "provider", "request_id", "return_token_ids", "route", "safety_identifier", "service_tier", "store"),
-        *("stream", "stream_options", "usage", "user"),
-    }
-)
 # Fields that a device keeps to, or that are checked by themselves
-_DEVICE_FIELDS = FIELDS_WITHOUT_EFFECT | {
-    *("functions", "ignore_eos", "logprobs", "n", "parallel_tool_calls", "response_format", "tools", "top_logprobs"),
-}
-# Values that ask for nothing beyond what a device does anyway
-NEUTRAL_VALUES: Mapping[str, tuple[Any, ...]] = {
-    "function_call": ("auto", "none"),
-    "modalities": (["text"],),
-    "reasoning_effort": ("none",),
-    "repetition_penalty": (1,),
-    "tool_choice": ("auto", "none"),
-}
+_DEVICE_FIELDS = frozenset(
+    {"functions", "ignore_eos", "logprobs", "n", "parallel_tool_calls", "response_format", "tools", "top_logprobs"},
+)
 _OTHER_VOCABULARY = "logit_bias (its token ids are another vocabulary's)"
 _FORMAT = "response_format"  # what is said of one begins with it
 # Names that may be logged: those of OpenAI's API and of common servers. Others are the caller's own words.
-_LOGGED_FIELDS = FIELDS_WITHOUT_EFFECT | {
-    *ChatOptions.__annotations__,
-    *("chat_template_kwargs", "enable_thinking", "grammar", "guided_choice", "guided_grammar", "guided_json", "guided_regex", "ignore_eos"),
-    *("json_schema", "min_tokens", "reasoning", "repeat_penalty", "repetition_penalty", "stop_token_ids", "structured_outputs", "thinking"),
-    _OTHER_VOCABULARY,
-}
+_LOGGED_FIELDS = {*FIELDS_WITHOUT_EFFECT, *NEUTRAL_VALUES, *ChatOptions.__annotations__, "ignore_eos", _OTHER_VOCABULARY}
 _SHORT = 4096  # characters; tokenising more takes over a millisecond
 
 
@@ -107,8 +87,7 @@ def count_prompt(request: Request, device: Endpoint | None, servers: Sequence[En
 def _server_fields(request: Request, device: Endpoint | None, servers: Sequence[Endpoint]) -> list[str]:
     """Return the fields that a device can't keep to."""
     extra = request.extra
-    set_names = (name for name in extra.keys() - _DEVICE_FIELDS if extra[name] not in (None, *NEUTRAL_VALUES.get(name, ())))
-    found = sorted(shorten(name, MAX_NAME) for name in set_names)
+    found = sorted(shorten(name, MAX_NAME) for name in extra.keys() - _DEVICE_FIELDS if is_asked(name, extra[name]))
     if request.sampling.logit_bias and device is not None and any(not _is_same_vocabulary(device, server) for server in servers):
         found.append(_OTHER_VOCABULARY)
     if device is not None and device.capabilities.json_schema:

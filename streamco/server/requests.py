@@ -2,12 +2,13 @@
 
 Fields that OpenAI doesn't have keep the names other servers gave them: ``top_k``, ``min_p``, ``ignore_eos`` and ``return_token_ids`` are
 vLLM's; ``prompt_tokens_packed``, ``continuation_tokens_packed`` and ``prefill_only`` are this server's own (docs/serve.md). Unknown fields
-are ignored. Known fields that would change the answer and are not supported are refused by name.
+are ignored. Known fields that would change the answer and are not supported (``known_fields``) are refused by name.
 """
 
 from __future__ import annotations
 
 import re
+from collections.abc import Callable, Mapping
 from typing import Annotated, Any, TypeVar
 
 import msgspec
@@ -17,6 +18,7 @@ from streamco.config import NO_LIMIT, SamplingOptions
 from streamco.engines.sampling import MAX_TOP_K, MIN_TOP_P
 from streamco.server.http.errors import RequestError, invalid, unsupported
 from streamco.server.http.middleware import JSON
+from streamco.wire.known_fields import NEUTRAL_VALUES, is_asked
 from streamco.wire.openai.logprobs import MAX_TOP_LOGPROBS
 from streamco.wire.openai.msgpack_body import MSGPACK, MsgpackSizeError, decode_msgpack
 
@@ -24,20 +26,6 @@ __all__ = ["TOP_LOGPROBS", "ChatRequest", "CompletionRequest", "GenerateRequest"
 
 TOP_LOGPROBS = MAX_TOP_LOGPROBS
 MAX_STOPS = 16  # OpenAI takes 4
-
-# Fields of OpenAI's that would change the answer, with the values that ask for nothing
-_UNSUPPORTED: dict[str, tuple[Any, ...]] = {
-    "tools": (None, []),
-    "functions": (None, []),
-    "tool_choice": (None, "none", "auto"),
-    "function_call": (None, "none", "auto"),
-    "audio": (None, {}),
-    "moderation": (None,),
-    "prediction": (None,),
-    "reasoning_effort": (None, "none"),
-    "verbosity": (None,),
-    "web_search_options": (None,),
-}
 
 T = TypeVar("T", bound="GenerateRequest")
 Share = Annotated[float, Meta(ge=0, le=1)]
@@ -142,18 +130,7 @@ class ChatRequest(GenerateRequest, kw_only=True):
     top_logprobs: Annotated[int, Meta(ge=0, le=TOP_LOGPROBS)] | None = None
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
-    tools: list[Any] | None = None
-    functions: list[Any] | None = None
     response_format: dict[str, Any] | None = None
-    audio: Any = None
-    function_call: Any = None
-    moderation: Any = None
-    prediction: Any = None
-    reasoning_effort: str | None = None
-    tool_choice: Any = None
-    verbosity: str | None = None
-    web_search_options: Any = None
-    modalities: list[str] | None = None
 
     @property
     def wanted_tokens(self) -> tuple[str, int | None]:
@@ -172,11 +149,6 @@ class ChatRequest(GenerateRequest, kw_only=True):
             raise invalid("messages", "expected at least one message, got none")
         if self.top_logprobs is not None and not self.logprobs:
             raise invalid("top_logprobs", "expected logprobs to be true with it")
-        for field, harmless in _UNSUPPORTED.items():
-            if getattr(self, field) not in harmless:
-                raise unsupported(field)
-        if self.modalities and self.modalities != ["text"]:
-            raise invalid("modalities", f'expected ["text"], got {self.modalities}')
         if self.response_format and self.response_format.get("type") != "text":
             raise invalid("response_format", f"expected type text, got {self.response_format.get('type')!r}")
         if self.continue_final_message and self.add_generation_prompt:
@@ -241,6 +213,7 @@ def parse(body: bytes, shape: type[T], media_type: str = JSON) -> T:
         return convert(_unpack(body), shape)
     try:
         request = msgspec.json.decode(body, type=shape)
+        _refuse_unkept(msgspec.json.decode(body, type=dict[str, msgspec.Raw]), msgspec.json.decode)
     except msgspec.ValidationError as error:
         raise _explain(str(error)) from error
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
@@ -259,8 +232,24 @@ def convert(fields: dict[str, Any], shape: type[T]) -> T:
         request = msgspec.convert(fields, type=shape, str_keys=True)
     except msgspec.ValidationError as error:
         raise _explain(str(error)) from error
+    _refuse_unkept(fields)
     request.check()
     return request
+
+
+def _refuse_unkept(fields: Mapping[str, Any], decode: Callable[[Any], Any] = lambda value: value) -> None:
+    """Refuse fields that are known to ask for an answer which this server can't give. Others are ignored.
+
+    Args:
+        fields: a body's fields.
+        decode: gives their values.
+
+    Raises:
+        RequestError: 400, naming the field.
+    """
+    for name in sorted(fields.keys() & NEUTRAL_VALUES.keys()):
+        if is_asked(name, decode(fields[name])):
+            raise unsupported(name)
 
 
 def _unpack(body: bytes) -> dict[str, Any]:

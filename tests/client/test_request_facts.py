@@ -12,6 +12,7 @@ from streamco.endpoints.base import Capabilities, Request
 from streamco.events import TextCount
 from streamco.policies.eligibility import RequestFacts
 from streamco.testing.endpoint import ScriptedEndpoint
+from streamco.wire.known_fields import NEUTRAL_VALUES
 from tests.client.helpers import device, opened, server
 
 
@@ -104,6 +105,13 @@ def test_fields_that_only_a_server_keeps_to_are_found(options: dict[str, Any]) -
 )
 def test_fields_that_a_device_keeps_to_or_may_ignore_are_none(options: dict[str, Any]) -> None:
     assert facts_of(**options).server_fields == ()
+
+
+@pytest.mark.parametrize("name", sorted(NEUTRAL_VALUES.keys() - {"tools", "functions"}))
+def test_a_value_that_asks_for_nothing_keeps_no_device_out(name: str) -> None:
+    for value in NEUTRAL_VALUES[name]:
+        assert facts_of(extra_body={name: value}).server_fields == ()
+    assert facts_of(extra_body={name: ["asked"]}).server_fields == (name,)
 
 
 @pytest.mark.parametrize(

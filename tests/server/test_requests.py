@@ -15,7 +15,8 @@ from hypothesis import strategies as st
 from streamco.config import SamplingOptions
 from streamco.server.http.errors import RequestError
 from streamco.server.http.middleware import JSON
-from streamco.server.requests import ChatRequest, CompletionRequest, GenerateRequest, parse
+from streamco.server.requests import ChatRequest, CompletionRequest, GenerateRequest, convert, parse
+from streamco.wire.known_fields import NEUTRAL_VALUES
 from streamco.wire.openai.msgpack_body import MSGPACK, encode_msgpack
 from streamco.wire.openai.requests import build_chat_request, build_completion_request, encode_request
 
@@ -91,7 +92,27 @@ def test_unknown_fields_and_harmless_values_of_unsupported_ones_are_ignored() ->
         modalities=["text"],
         reasoning_effort="none",
         tool_choice="auto",
+        nobody_knows_this=[1, {"a": 2}],
     )
+
+
+@pytest.mark.parametrize("name", sorted(NEUTRAL_VALUES))
+@pytest.mark.parametrize("shape", [ChatRequest, CompletionRequest])
+@pytest.mark.parametrize("media_type", [JSON, MSGPACK, "converted"])
+def test_every_constraint_that_cannot_be_kept_is_refused_and_its_neutral_values_are_not(
+    name: str, shape: type[ChatRequest | CompletionRequest], media_type: str
+) -> None:
+    def parsed(value: Any) -> Any:
+        fields = {("messages" if shape is ChatRequest else "prompt"): MESSAGES if shape is ChatRequest else "Hi", name: value}
+        if media_type == "converted":
+            return convert(fields, shape)
+        return parse(json.dumps(fields).encode() if media_type == JSON else encode_msgpack(fields) or b"", shape, media_type)
+
+    with pytest.raises(RequestError) as caught:
+        parsed(["asked"])
+    assert (caught.value.status, caught.value.param, caught.value.code) == (400, name, "unsupported_parameter")
+    for value in (None, *NEUTRAL_VALUES[name]):
+        parsed(value)
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from streamco.client.request_facts import FIELDS_WITHOUT_EFFECT, NEUTRAL_VALUES, logged_field
+from streamco.client.request_facts import logged_field
 from streamco.client.speculation.options import SpeculationOptions
 from streamco.config import SamplingOptions
 from streamco.endpoints.base import Request
@@ -15,18 +15,11 @@ from streamco.endpoints.verifiers.base import VerifierFacts
 from streamco.errors import MAX_NAME, shorten
 from streamco.policies.acceptance import Rule, RuleKind
 from streamco.policies.eligibility import RequestFacts
+from streamco.wire.known_fields import is_asked
 
 __all__ = ["why_not_speculable", "resolve_sampling", "acceptance_rule"]
 
-_SUPPORTED = FIELDS_WITHOUT_EFFECT | {"response_format"}  # its type is checked by itself
-
-_NEUTRAL: Mapping[str, tuple[Any, ...]] = {
-    **NEUTRAL_VALUES,
-    "n": (1,),
-    "logprobs": (False,),
-    "tools": ([],),
-    "parallel_tool_calls": (True, False),
-}
+_NEUTRAL: Mapping[str, tuple[Any, ...]] = {"n": (1,), "logprobs": (False,), "parallel_tool_calls": (True, False)}  # beside the known ones
 
 
 def resolve_sampling(sampling: SamplingOptions) -> SamplingOptions:
@@ -83,7 +76,7 @@ def why_not_speculable(
         models: all names of the verifier's model.
         is_logged: the reason has no words of the caller's.
     """
-    extra: Mapping[str, Any] = {name: value for name, value in request.extra.items() if value not in (None, *_NEUTRAL.get(name, ()))}
+    asked = (name for name, value in request.extra.items() if is_asked(name, value) and value not in _NEUTRAL.get(name, ()))
     if facts.has_tools:
         return "tools"
     if facts.has_json_schema:
@@ -92,7 +85,7 @@ def why_not_speculable(
         return "images"
     if facts.choices > 1:
         return f"{facts.choices} choices"
-    if unknown := [*request.sampling.adjustments(), *sorted(extra.keys() - _SUPPORTED)]:
+    if unknown := [*request.sampling.adjustments(), *sorted(set(asked) - {"response_format"})]:
         return f"{logged_field(unknown[0]) if is_logged else shorten(unknown[0], MAX_NAME)} can't be kept to"
     if request.model is not None and request.model not in models:
         name = "that was asked for" if is_logged else shorten(request.model, MAX_NAME)
