@@ -10,7 +10,7 @@ them, so that what ``model_dump_json`` wrote can be read again. Chunks hold no c
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterator
 from functools import cache
 from operator import attrgetter
 from typing import Any, ClassVar, Literal, TypeVar, cast
@@ -59,6 +59,13 @@ class ResponseModel(Struct, gc=False):
     """Fields that servers send even if they are null."""
     undumped: ClassVar[frozenset[str]] = frozenset()
     """Fields that are no part of a response."""
+
+    def __iter__(self) -> Iterator[tuple[str, Any]]:
+        """Yield name and value of each field, as pydantic's models do, so that ``dict(answer)`` and FastAPI's encoder can read it.
+
+        The fields are those of ``model_dump``; nested objects stay objects.
+        """
+        return iter(_fields(self).items())
 
     @property
     def model_extra(self) -> dict[str, Any]:
@@ -420,20 +427,25 @@ def _dump(value: Any, keep_nulls: Literal["all", "sent", "none"]) -> Any:
         return {name: _dump(item, keep_nulls) for name, item in value.items() if item is not None or keep_nulls != "none"}
     if not isinstance(value, ResponseModel):
         return value
+    found = {name: _dump(item, keep_nulls) for name, item in _fields(value).items()}
+    if keep_nulls == "all":
+        return found
+    kept = value.sent_nulls | further_fields(value).keys() if keep_nulls == "sent" else ()
+    return {name: item for name, item in found.items() if item is not None or name in kept}
+
+
+def _fields(value: ResponseModel) -> dict[str, Any]:
+    """Return the fields of a response with their values: OpenAI's, those of others that are set, and a server's further ones."""
     found: dict[str, Any] = dict.fromkeys(value.openai_fields)
     own = _own_fields(type(value))
     for name in value.__struct_fields__:
         item = getattr(value, name)
         if name != _FURTHER and name not in value.undumped and (name not in own or item != own[name]):
-            found[name] = _dump(item, keep_nulls)
-    further = further_fields(value)
-    found.update(_dump(further, keep_nulls))
+            found[name] = item
+    found.update(further_fields(value))
     if isinstance(value, ChatCompletionMessage) and value.reasoning is not None:
         found.pop("reasoning_content", None)  # the same text, under the name that the server doesn't use
-    if keep_nulls == "all":
-        return found
-    kept = value.sent_nulls | further.keys() if keep_nulls == "sent" else ()
-    return {name: item for name, item in found.items() if item is not None or name in kept}
+    return found
 
 
 @cache

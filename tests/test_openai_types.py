@@ -120,6 +120,37 @@ def test_a_dict_holds_what_the_server_sent(kind: type[ResponseModel], data: dict
     assert msgspec.convert(data, kind).to_dict() == data
 
 
+@pytest.mark.parametrize(("kind", "data"), DATA)
+def test_an_object_is_read_as_pairs_as_openais_are(kind: type[ResponseModel], data: dict[str, Any]) -> None:
+    ours = msgspec.convert(data, kind)
+    assert dict(ours).keys() == dict(openais(kind, data)).keys() == ours.model_dump().keys()
+    assert all(getattr(ours, name) is value for name, value in ours if hasattr(ours, name)), "nested objects stay what they are"
+
+
+@pytest.mark.parametrize(("kind", "data"), DATA)
+def test_fastapi_encodes_an_object_as_it_encodes_openais(kind: type[ResponseModel], data: dict[str, Any]) -> None:
+    encode = pytest.importorskip("fastapi.encoders").jsonable_encoder
+    assert encode(msgspec.convert(data, kind)) == encode(openais(kind, data))
+
+
+def test_a_view_of_fastapi_returns_an_answer_with_all_that_its_server_sent() -> None:
+    fastapi, client = pytest.importorskip("fastapi"), pytest.importorskip("fastapi.testclient")
+    answer = with_further(msgspec.convert(COMPLETIONS[0], Answer), {"citations": ["https://a.example"]})
+    app = fastapi.FastAPI()
+    app.get("/", response_model=None)(lambda: answer)
+    assert client.TestClient(app).get("/").json() == answer.model_dump(mode="json")
+    assert "report" not in dict(answer)
+
+
+@pytest.mark.parametrize(("kind", "data"), DATA)
+def test_reading_as_pairs_leaves_equality_truth_and_msgspec_alone(kind: type[ResponseModel], data: dict[str, Any]) -> None:
+    ours, same = msgspec.convert(data, kind), msgspec.convert(data, kind)
+    assert ours == same
+    assert ours
+    assert msgspec.json.decode(msgspec.json.encode(ours), type=kind) == ours
+    assert msgspec.structs.asdict(ours).keys() == set(kind.__struct_fields__)
+
+
 def test_fields_of_openai_that_were_not_sent_are_null_in_a_whole_dump() -> None:
     dumped = ChatCompletionMessage(content="x").model_dump()
     assert dumped == {

@@ -259,7 +259,8 @@ def _check_bias(value: object) -> tuple[tuple[int, float], ...]:
 
 
 def _check_messages(messages: Iterable[Any]) -> list[Message]:
-    if isinstance(messages, Mapping) or not isinstance(messages, Iterable):
+    is_one = isinstance(messages, Mapping) or hasattr(messages, "model_dump")
+    if is_one or not isinstance(messages, Iterable):
         raise ConfigError(f"messages: expected a text or a list of messages, got {type(messages).__name__}")
     conversation = [_as_plain(f"messages[{index}]", message) for index, message in enumerate(messages)]
     if not conversation:

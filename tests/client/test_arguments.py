@@ -69,6 +69,7 @@ def test_a_limit_of_minus_one_is_none(given: dict[str, Any]) -> None:
         ({"messages": []}, "messages: expected at least one message, got none"),
         ({"messages": None}, "messages: expected a text or a list of messages, got NoneType"),
         ({"messages": {"role": "user"}}, "messages: expected a text or a list of messages, got dict"),
+        ({"messages": ChatCompletionMessage(content="x")}, "messages: expected a text or a list of messages, got ChatCompletionMessage"),
         ({"messages": ["hi"]}, 'messages[0]: expected a mapping with "role" and "content", got str'),
         ({"messages": [{"role": "user"}, {"content": "x"}]}, 'messages[1]: expected a "role" that is a text, got None'),
         ({"temperature": 3}, "temperature: expected 0 to 2, got 3"),
