@@ -145,6 +145,8 @@ def build_request(messages: Messages, *, model: str | NotGiven | None = None, **
     for name in _SAMPLING:
         if body.get(name) is not None:
             given[name] = body.pop(name)
+    if stream_options := _sent_stream_options(given.pop("stream_options", None)):
+        given["stream_options"] = stream_options
     fields = {name: _as_plain(name, list(value) if name in _LISTS else value) for name, value in given.items() if name not in _CLIENTS}
     fields.update(_as_plain("extra_body", body))
     _check_integer("n", fields.get("n"), 1)
@@ -163,6 +165,11 @@ def build_request(messages: Messages, *, model: str | NotGiven | None = None, **
         max_retries=check_retries(given.get("max_retries")),
         task=task,
     )
+
+
+def _sent_stream_options(value: object) -> Mapping[str, Any]:
+    """Return the options for servers: usage is always asked for, and whether the caller wants it is no server's concern."""
+    return {name: option for name, option in check_mapping("stream_options", value).items() if name != "include_usage"}
 
 
 def _take_task(headers: Mapping[str, Any]) -> tuple[str | None, Mapping[str, Any]]:

@@ -98,9 +98,9 @@ class Completions:
         check_names(options, "create()")
         if not stream and not isinstance(pace, Unset) and pace is not None:
             raise ConfigError(f"pace: expected none without stream=True, because a whole answer has no pace, got {pace!r}")
-        stream_options = options.pop("stream_options", None)
-        wants_usage = bool(check_mapping("stream_options", stream_options if is_given(stream_options) else None).get("include_usage"))
         request = build_request(messages, model=model, **options)
+        stream_options = options.get("stream_options")
+        wants_usage = bool(check_mapping("stream_options", stream_options if is_given(stream_options) else None).get("include_usage"))
         answer = self._open_chat(request, pace=pace, includes_usage=wants_usage or not stream, is_streamed=bool(stream))
         if stream:
             try:

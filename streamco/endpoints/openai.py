@@ -336,7 +336,7 @@ class OpenAIEndpoint:
         if refused := self._dialect.record_refused_fields(error, call.body):
             changes["message fields"] = f"messages go without {', '.join(refused)}, which the server refused ({error.status})"
             return True
-        return self._dialect.record_refusal(error)
+        return self._dialect.record_refusal(error, call.body)
 
     async def _prepare(self, request: Request) -> StreamCall:
         if request.prefill_only:
@@ -431,7 +431,11 @@ class OpenAIEndpoint:
             ValueError: the API has no form for a message.
         """
         if self.api == "responses":
-            return self.api, "/responses", build_response_body(messages, model=model, sampling=request.sampling, extra=extra)
+            body = build_response_body(messages, model=model, sampling=request.sampling, extra=extra)
+            options = extra.get("stream_options") or {}
+            if "include_obfuscation" in options:  # the only one that this API has
+                body["stream_options"] = {"include_obfuscation": options["include_obfuscation"]}
+            return self.api, "/responses", body
         dialect = self._dialect
         body = build_chat_request(
             messages,

@@ -35,7 +35,7 @@ from streamco.testing import ScriptedResponse as HttpAnswer
 from streamco.testing.endpoint import text_chunk
 from streamco.testing.engine import FakeEngine
 from streamco.testing.responses import Step
-from tests.client.helpers import EVERYTHING, HELLO, chunks_text, device, opened, server, words
+from tests.client.helpers import EVERYTHING, HELLO, chunks_text, device, opened, server, tokens_text, words
 from tests.support.calls import function_of
 
 USAGE = CompletionUsage(prompt_tokens=5, completion_tokens=2, total_tokens=7)
@@ -117,6 +117,29 @@ async def test_the_server_gets_openais_request() -> None:
     assert 20 in {body.get("max_tokens"), body.get("max_completion_tokens")}
     assert body["provider"] == {"order": ["x"]}
     assert "logit_bias" not in body, "None means not given, as in OpenAI's SDK"
+
+
+@pytest.mark.parametrize("includes_usage", [{}, {"include_usage": True}, {"include_usage": False}])
+async def test_further_stream_options_reach_the_server_and_usage_is_always_asked_for(includes_usage: dict[str, bool]) -> None:
+    options = {"continuous_usage_stats": True, "include_obfuscation": False, **includes_usage}
+    async with answering() as (client, scripted):
+        await chunks_text(await create(client, stream_options=options))
+        await whole(client, stream_options=options)
+        await tokens_text(client.stream(HELLO, stream_options=options))
+        assert [request.json()["stream_options"] for request in scripted.requests] == [{**options, "include_usage": True}] * 3
+
+
+async def test_without_further_stream_options_only_usage_is_asked_for() -> None:
+    async with answering() as (client, scripted):
+        for given in ({"include_usage": False}, {}, None):
+            await chunks_text(await create(client, stream_options=given))
+        assert [request.json()["stream_options"] for request in scripted.requests] == [{"include_usage": True}] * 3
+
+
+async def test_further_stream_options_keep_no_device_out() -> None:
+    one = device(words(0.0))
+    async with opened(one) as client:
+        assert (await whole(client, stream_options={"include_obfuscation": False})).choices[0].message.content == "w0 "
 
 
 async def test_max_completion_tokens_is_max_tokens_by_its_newer_name() -> None:

@@ -50,6 +50,13 @@ def answered_details(answered: Any) -> tuple[Any, Any]:
     return answered.usage.prompt_tokens_details, answered.usage.completion_tokens_details
 
 
+async def test_of_the_stream_options_this_api_gets_the_one_it_has() -> None:
+    async with ScriptedServer(streamed(CREATED, DELTA, COMPLETED)) as server, opened(server.url, api="responses", api_key="k") as endpoint:
+        for options in ({"include_obfuscation": False, "continuous_usage_stats": True}, {"continuous_usage_stats": True}, None):
+            await ask(endpoint, Request(messages=[], extra={"stream_options": options}))
+    assert [request.json().get("stream_options") for request in server.requests] == [{"include_obfuscation": False}, None, None]
+
+
 async def test_a_prompt_is_a_users_message() -> None:
     async with ScriptedServer(streamed(CREATED, DELTA, COMPLETED)) as server, opened(server.url, api="responses") as endpoint:
         await ask(endpoint, Request(prompt="hello"))

@@ -242,14 +242,19 @@ class Dialect:
             return request
         return replace(request, sampling=replace(request.sampling, is_unlimited=False))
 
-    def record_refusal(self, error: EndpointStatusError) -> bool:
+    def record_refusal(self, error: EndpointStatusError, body: bytes) -> bool:
         """Record what a refusal is about; return True if it was a field that can be left out or renamed.
 
-        Then the request should be sent again at once.
+        Then the request should be sent again at once. Stream options of the caller's are left out by nothing: the refusal may be about
+        them, and the caller gets it.
+
+        Args:
+            error: the refusal.
+            body: the request's body.
         """
         if error.status not in {400, 422} or not _REFUSAL.search(error.body):
             return False
-        if self.has_stream_options and "stream_options" in error.body:
+        if self.has_stream_options and "stream_options" in error.body and not _has_further_stream_options(body):
             self.has_stream_options = False
             return True
         if self.max_tokens_field == "max_tokens" and "max_completion_tokens" in error.body:
@@ -287,11 +292,20 @@ class Dialect:
 _MESSAGE_FIELDS = frozenset({"role", "content", "name", "refusal", "audio", "tool_calls", "function_call", "prefix", "partial"})
 
 
+def _fields_of(body: bytes) -> dict[str, Any]:
+    """Return the fields of a request; {}: its body is MessagePack."""
+    fields: dict[str, Any] = msgspec.json.decode(body) if body.startswith(b"{") else {}
+    return fields
+
+
+def _has_further_stream_options(body: bytes) -> bool:
+    options = _fields_of(body).get("stream_options")
+    return isinstance(options, dict) and bool(options.keys() - {"include_usage"})
+
+
 def _provider_fields(body: bytes) -> set[str]:
     """Return the fields of a request's assistant messages that only some providers have."""
-    if not body.startswith(b"{"):  # MessagePack
-        return set()
-    messages = msgspec.json.decode(body).get("messages")
+    messages = _fields_of(body).get("messages")
     found = [each for each in messages if isinstance(each, dict)] if isinstance(messages, list) else []  # extra_body may hold anything
     return {name for message in found if message.get("role") == "assistant" for name in message if name not in _MESSAGE_FIELDS}
 

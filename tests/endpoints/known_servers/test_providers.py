@@ -73,16 +73,24 @@ OLDER = '{"detail":[{"type":"extra_forbidden","loc":["body","max_completion_toke
 @pytest.mark.parametrize(("status", "body"), [(422, MISTRAL), (400, AZURE)])
 def test_a_refused_stream_options_is_left_out_from_then_on(status: int, body: str) -> None:
     dialect = Dialect(GENERIC)
-    assert dialect.record_refusal(refusal(body, status))
+    assert dialect.record_refusal(refusal(body, status), b"{}")
     assert not dialect.has_stream_options
-    assert not dialect.record_refusal(refusal(body, status))
+    assert not dialect.record_refusal(refusal(body, status), b"{}")
+
+
+def test_a_refusal_of_a_stream_option_that_the_caller_wants_says_nothing_about_the_field() -> None:
+    dialect = Dialect(GENERIC)
+    unknown = refusal('{"error":{"message":"Unknown parameter: \'stream_options.continuous_usage_stats\'."}}')
+    assert not dialect.record_refusal(unknown, b'{"stream_options": {"include_usage": true, "continuous_usage_stats": true}}')
+    assert dialect.has_stream_options
+    assert dialect.record_refusal(unknown, b'{"stream_options": {"include_usage": true}}')
 
 
 def test_the_name_of_the_length_limit_is_learned_both_ways() -> None:
     dialect = Dialect(GENERIC)
     fields = []
     for error in (refusal(REASONING), refusal(OLDER, 422)):
-        assert dialect.record_refusal(error)
+        assert dialect.record_refusal(error, b"{}")
         fields.append(dialect.max_tokens_field)
     assert fields == ["max_completion_tokens", "max_tokens"]
 
@@ -99,6 +107,6 @@ def test_the_name_of_the_length_limit_is_learned_both_ways() -> None:
 )
 def test_other_errors_teach_nothing(error: EndpointStatusError) -> None:
     dialect = Dialect(find_provider("openai"))
-    assert not dialect.record_refusal(error)
+    assert not dialect.record_refusal(error, b"{}")
     assert dialect.has_stream_options
     assert dialect.max_tokens_field == "max_completion_tokens"
