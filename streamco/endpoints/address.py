@@ -7,14 +7,16 @@ import os
 import re
 from collections.abc import Mapping
 from functools import lru_cache
+from typing import Protocol
 from urllib.parse import SplitResult, quote, urlsplit, urlunsplit
 
 from msgspec import Struct
 
 from streamco.endpoints.known_servers.providers import GENERIC, Provider, find_provider
+from streamco.endpoints.network.credentials import ApiKey, check_key
 from streamco.errors import ConfigError
 
-__all__ = ["Address", "find_address", "is_loopback", "is_url", "read_key"]
+__all__ = ["Address", "Url", "account_headers", "find_address", "is_loopback", "is_url", "read_key", "url_text"]
 
 _AZURE_VERSION = "2024-10-21"  # the first stable version with stream_options
 _LOOPBACK = (ipaddress.ip_network("127.0.0.0/8"), ipaddress.ip_network("::1/128"))
@@ -38,6 +40,40 @@ def is_loopback(host: str) -> bool:
 def is_url(device: str) -> bool:
     """Return True if the name of a device is the URL of a server, and not the path of a file."""
     return device.lower().startswith(("http://", "https://"))
+
+
+class UrlObject(Protocol):
+    """A URL as ``yarl.URL``, ``httpx.URL`` and pydantic's types are: ``str`` gives its text."""
+
+    @property
+    def scheme(self) -> str:
+        """Scheme without colon."""
+        ...
+
+    @property
+    def host(self) -> str | None:
+        """Host name without port."""
+        ...
+
+
+Url = str | UrlObject
+
+
+def url_text(setting: str, url: Url) -> str:
+    """Return a URL's text.
+
+    Args:
+        setting: where it was given, for the error.
+        url: a text or an object.
+
+    Raises:
+        ConfigError: it is of another type.
+    """
+    if isinstance(url, str):
+        return url
+    if not (hasattr(url, "scheme") and hasattr(url, "host")):
+        raise ConfigError(f"{setting}: expected a text or a URL, got {type(url).__name__}")
+    return str(url)
 
 
 class Address(Struct, frozen=True):
@@ -85,8 +121,8 @@ class Address(Struct, frozen=True):
 
 
 def find_address(
-    base_url: str | None, api_key: str | None, provider: str | None, environ: Mapping[str, str] = os.environ
-) -> tuple[Address, str | None]:
+    base_url: Url | None, api_key: ApiKey | None, provider: str | None, environ: Mapping[str, str] = os.environ
+) -> tuple[Address, ApiKey | None]:
     """Return the address and the key to use there. None: no key.
 
     Without a base URL, the provider's variable and default are used; without a provider, ``OPENAI_BASE_URL`` or OpenAI itself. A key from
@@ -96,8 +132,10 @@ def find_address(
         ConfigError: the URL is missing or malformed, the provider is unknown, or the key is missing or malformed.
     """
     named = find_provider(provider) if provider is not None else None
-    chosen = base_url or _read_default_url(named or find_provider("openai"), environ)
-    parts = _split(chosen)
+    if api_key is not None:
+        check_key("api_key", api_key)
+    given = "" if base_url is None else url_text("base_url", base_url)
+    parts = _split(given or _read_default_url(named or find_provider("openai"), environ))
     host = (parts.hostname or "").lower()
     known = named or find_provider(host=host)
     address = Address(known, *_complete(parts, known, environ))
@@ -105,9 +143,38 @@ def find_address(
     key = api_key if api_key is not None else None if is_loopback(host) and is_given else environ.get(known.key_variable)
     if not key and api_key is None and not is_loopback(host):
         raise ConfigError(f'api_key: expected a key for {host}, got none; set {known.key_variable} or pass api_key ("" for no key)')
-    if key and not (key.isascii() and key.isprintable() and key == key.strip()):
-        raise ConfigError(f"api_key: expected printable ASCII without blanks around it, got {len(key)} characters that are not")
+    if key is not None and api_key is None:
+        check_key(known.key_variable, key)
     return address, key or None
+
+
+def account_headers(
+    address: Address,
+    organization: str | None,
+    project: str | None,
+    *,
+    is_default: bool,
+    environ: Mapping[str, str] = os.environ,
+) -> dict[str, str]:
+    """Return the headers that say which of an OpenAI account's organisations and projects pays.
+
+    Args:
+        address: the server's address.
+        organization: the organisation's id; "": none is sent. None: that in ``OPENAI_ORG_ID``.
+        project: the project's id; "": none is sent. None: that in ``OPENAI_PROJECT_ID``.
+        is_default: the address is that of ``OPENAI_BASE_URL`` or OpenAI's: neither a URL nor a provider was named.
+        environ: the environment. Another provider than OpenAI has no use for its ids.
+    """
+    is_openais = address.provider.name == "openai" or (is_default and address.provider is GENERIC)  # a gateway to OpenAI
+    found = {}
+    for header, variable, given in (
+        ("OpenAI-Organization", "OPENAI_ORG_ID", organization),
+        ("OpenAI-Project", "OPENAI_PROJECT_ID", project),
+    ):
+        value = given if given is not None else environ.get(variable) if is_openais else None
+        if value:
+            found[header] = value
+    return found
 
 
 def read_key(variable: str, *, setting: str, environ: Mapping[str, str] = os.environ) -> str:

@@ -9,17 +9,20 @@ from __future__ import annotations
 import asyncio
 import importlib
 import io
-import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
+
+import msgspec
 
 from streamco.config import Timeouts
 from streamco.endpoints.address import is_loopback
-from streamco.endpoints.http_errors import root_cause, translate
-from streamco.errors import MAX_NAME, EndpointError, EndpointProtocolError, EndpointStatusError, StreamClosed, shorten
+from streamco.endpoints.network.credentials import ServerKey
+from streamco.endpoints.network.http_errors import root_cause, translate
+from streamco.errors import MAX_NAME, EndpointError, EndpointProtocolError, StreamClosed, shorten
+from streamco.wire.openai.errors import status_error
 
 if TYPE_CHECKING:
     import aiohttp
@@ -32,7 +35,6 @@ _KEEP_ALIVE = 60.0  # seconds an idle connection is kept; the usual limit of the
 _POLL = 0.005  # seconds; seldom used: a request is sent long before its answer is cancelled
 _MAX_REQUESTS = 4  # requests in a row, while each answer is a redirect
 _LINGER = 2.0  # seconds for the formal end of a complete answer if no limit is set
-_KEY_LENGTH = 8  # characters; keys of real services have 20 and more
 _LARGE_BODY = 1 << 20  # bytes; aiohttp wants larger ones as a file, to write them in pieces
 
 _transports: ContextVar[list[asyncio.Transport]] = ContextVar("taken")
@@ -45,13 +47,15 @@ class HttpClient:
         name: the endpoint's name, for errors.
         timeouts: ``connect`` and ``cancel``, in seconds.
         session: a session to use and leave open at the end. None: the client makes and closes its own.
-        secret: the key, which is taken out of every error's text.
+        key: the server's key, which is taken out of every error's text. None: there is none.
     """
 
-    def __init__(self, name: str, *, timeouts: Timeouts, session: aiohttp.ClientSession | None = None, secret: str | None = None) -> None:
+    def __init__(
+        self, name: str, *, timeouts: Timeouts, session: aiohttp.ClientSession | None = None, key: ServerKey | None = None
+    ) -> None:
         self._name = name
         self._timeouts = timeouts
-        self._secret = secret
+        self._key = key or ServerKey(None)
         self._session = session
         self._is_owner = session is None
         self._is_closed = False
@@ -116,8 +120,9 @@ class HttpClient:
             EndpointTimeoutError: connecting took longer than ``timeouts.connect``.
             EndpointProtocolError: the peer doesn't speak HTTP, or redirects elsewhere or too often.
         """
+        await self.start()
         session = self._session
-        assert session is not None, "start comes before request"
+        assert session is not None, "it was started"
         proxy = await self._find_proxy(url)
         limits = self._timeouts if timeouts is None else timeouts
         limit = session.timeout if limits.connect == self._timeouts.connect else _connect_limit(limits.connect)
@@ -192,6 +197,33 @@ class HttpClient:
         finally:
             response.close()  # does nothing after the end of the body: the connection is back in the pool
 
+    async def get_json(self, url: URL, *, headers: Mapping[str, str], max_bytes: int, body: bytes | None = None) -> Any:
+        """Return a small JSON answer, which has to come within the connect limit.
+
+        Args:
+            url: where the request goes.
+            headers: sent with it.
+            max_bytes: most bytes that are read of the answer.
+            body: of a POST. None: it is a GET.
+
+        Raises:
+            EndpointError: there was no answer, an error status, or no JSON.
+        """
+        await self.start()
+        limit = self._timeouts.connect
+        try:
+            async with asyncio.timeout(limit):
+                response = await self.request("GET" if body is None else "POST", url, headers=headers, body=body)
+                answer = await self.read(response, max_bytes)
+        except TimeoutError:
+            raise EndpointError(f"expected an answer from {url} within {limit:g} s, got none", endpoint=self._name) from None
+        if response.status != 200:
+            raise self.scrub(status_error(response.status, response.headers, answer, endpoint=self._name))
+        try:
+            return msgspec.json.decode(answer)
+        except msgspec.DecodeError as exc:
+            raise EndpointProtocolError(f"expected JSON from {url}, got {answer[:80]!r}", endpoint=self._name) from exc
+
     def finish(self, response: aiohttp.ClientResponse) -> asyncio.Future[None] | None:
         """Return the connection to the pool once the last bytes of a complete answer have come.
 
@@ -256,12 +288,8 @@ class HttpClient:
             await session.close()
 
     def scrub(self, error: EndpointError) -> EndpointError:
-        """Return the same error without the key: some servers repeat it in their answers."""
-        if self._secret:
-            error.args = tuple(_without_key(arg, self._secret) if isinstance(arg, str) else arg for arg in error.args)
-            if isinstance(error, EndpointStatusError):
-                error.body = _without_key(error.body, self._secret)
-        return error
+        """Return the same error without the key."""
+        return self._key.scrub(error)
 
     @contextmanager
     def _translated(self, timeouts: Timeouts | None = None) -> Iterator[None]:
@@ -348,10 +376,3 @@ def _read_proxy(origin: str) -> URL | None:
     parts = urlsplit(origin)
     found = getproxies().get(parts.scheme)
     return None if found is None or proxy_bypass(parts.hostname or "") else URL(found)
-
-
-def _without_key(text: str, key: str) -> str:
-    """Return a text without a key. A short one ("x", "none", "EMPTY") is cut out only where it stands alone: it may be a part of words."""
-    if len(key) >= _KEY_LENGTH:
-        return text.replace(key, "***")
-    return re.sub(rf"(?<![\w-]){re.escape(key)}(?![\w-])", "***", text)

@@ -9,10 +9,11 @@ from urllib.parse import urlsplit
 import msgspec
 
 from streamco.config import Limits, RetryPolicy, Timeouts
-from streamco.endpoints.address import is_loopback
+from streamco.endpoints.address import Url, is_loopback, url_text
 from streamco.endpoints.base import Capabilities, Kind, Request
 from streamco.endpoints.known_servers.declared import CapabilityChanges
 from streamco.endpoints.known_servers.prices import UNKNOWN
+from streamco.endpoints.network.credentials import ApiKey
 from streamco.endpoints.openai import OpenAIEndpoint
 from streamco.endpoints.openai_stream import OpenAIStream, StreamCall
 from streamco.endpoints.token_counter import TokenCounter
@@ -34,10 +35,11 @@ class LocalServerEndpoint(OpenAIEndpoint):
     Its tokens cost no money.
 
     Args:
-        base_url: the server's URL, up to and including ``/v1``, which may be left out: ``http://127.0.0.1:11434`` is Ollama's.
+        base_url: the server's URL, a text or an object, up to and including ``/v1``, which may be left out: ``http://127.0.0.1:11434`` is
+            Ollama's.
         model: the model's name there. None: the only one that the server offers.
         name: a name that is unique within a client.
-        api_key: the key; None: none.
+        api_key: the key, or a function, sync or async, that is called for the key of each request; None: none.
         context_tokens: tokens that prompt and answer may have together. None: what the server says, and if it says nothing, prompts of
             any length are sent. Ollama says nothing and cuts prompts without a word: give what its ``num_ctx`` or
             ``OLLAMA_CONTEXT_LENGTH`` is.
@@ -54,29 +56,30 @@ class LocalServerEndpoint(OpenAIEndpoint):
 
     def __init__(
         self,
-        base_url: str,
+        base_url: Url,
         model: str | None = None,
         *,
         name: str = "device",
-        api_key: str | None = None,
+        api_key: ApiKey | None = None,
         context_tokens: int | None = None,
         capabilities: Capabilities | CapabilityChanges | None = None,
         timeouts: Timeouts = _DEFAULTS[0],
         retry: RetryPolicy = _DEFAULTS[1],
         limits: Limits = _DEFAULTS[2],
     ) -> None:
-        if not base_url:
+        url = url_text("base_url", base_url)
+        if not url:
             raise ConfigError("base_url: expected the URL of a server on this machine, got an empty text")
-        if urlsplit(base_url).path.lower().endswith(".gguf"):
-            raise ConfigError(f"{base_url}: expected the URL of a server, got that of a file; streamco models get fetches it, for its path")
+        if urlsplit(url).path.lower().endswith(".gguf"):
+            raise ConfigError(f"{url}: expected the URL of a server, got that of a file; streamco models get fetches it, for its path")
         if context_tokens is not None and context_tokens < 1:
             raise ConfigError(f"context_tokens: expected 1 or more, got {context_tokens}")
         if model == "":
             raise ConfigError("model: expected the name of a model or None, got an empty text")
         super().__init__(
             model or "?",
-            base_url=base_url,
-            api_key=api_key or "",
+            base_url=url,
+            api_key="" if api_key is None else api_key,
             name=name,
             prices=UNKNOWN,
             capabilities=capabilities,

@@ -16,7 +16,7 @@ from weakref import WeakSet
 import msgspec
 
 from streamco.config import Limits, RetryPolicy, Timeouts, check_instance
-from streamco.endpoints.address import Address, find_address
+from streamco.endpoints.address import Url, account_headers, find_address
 from streamco.endpoints.base import Capabilities, Kind, Message, Request, TokenPrices
 from streamco.endpoints.continuation import PREFILL_FIELD, hand_over, prefill_request, split_trailing_whitespace
 from streamco.endpoints.device import DeviceEndpoint
@@ -25,15 +25,16 @@ from streamco.endpoints.known_servers.declared import CapabilityChanges, check_d
 from streamco.endpoints.known_servers.prices import find_prices
 from streamco.endpoints.known_servers.probe import PROBED_PATHS, STREAMCO, ServerInfo, identify
 from streamco.endpoints.known_servers.providers import GENERIC, Dialect, find_provider
+from streamco.endpoints.network.credentials import ApiKey, ServerKey
+from streamco.endpoints.network.headers import BASE_HEADERS, has_header, key_header, merge_headers
 from streamco.endpoints.openai_stream import CallApi, OpenAIStream, StreamCall
 from streamco.endpoints.retry import Retries
 from streamco.endpoints.shared_tokenizer import SharedTokenizer
 from streamco.endpoints.token_counter import TokenCounter
 from streamco.endpoints.token_transfer import PACKED_FIELD, TokenTransfer, is_client_error, is_refused_form, smaller
 from streamco.engines.base import Engine
-from streamco.errors import ConfigError, EndpointError, EndpointProtocolError, EndpointStatusError, EngineError, UsageError
+from streamco.errors import ConfigError, EndpointError, EndpointStatusError, EngineError, UsageError
 from streamco.events import Partial, TextCount
-from streamco.wire.openai.errors import status_error
 from streamco.wire.openai.msgpack_body import MSGPACK, encode_msgpack
 from streamco.wire.openai.msgpack_stream import ACCEPTED
 from streamco.wire.openai.requests import build_chat_request, build_completion_request, encode_request
@@ -57,10 +58,13 @@ class OpenAIEndpoint:
 
     Args:
         model: the model's name at the server; a request's own ``model`` goes first.
-        base_url: the URL up to and including ``/v1``; for Azure, the resource's URL. None: the provider's, else ``OPENAI_BASE_URL``, else
-            OpenAI's.
-        api_key: the key; "": none. None: the provider's variable (``OPENAI_API_KEY``, ``DEEPSEEK_API_KEY``, ``OPENROUTER_API_KEY``,
-            ``AZURE_OPENAI_API_KEY`` ...). Servers on the loopback need none.
+        base_url: the URL up to and including ``/v1``, a text or an object; for Azure, the resource's URL. None: the provider's, else
+            ``OPENAI_BASE_URL``, else OpenAI's.
+        api_key: the key; "": none. A function, sync or async, is called for the key of each request. None: the provider's variable
+            (``OPENAI_API_KEY``, ``DEEPSEEK_API_KEY``, ``OPENROUTER_API_KEY``, ``AZURE_OPENAI_API_KEY`` ...). Servers on the loopback need
+            none.
+        organization, project: ids of OpenAI's, by which an account pays; "": none. None: those in ``OPENAI_ORG_ID`` and
+            ``OPENAI_PROJECT_ID``, for OpenAI alone.
         name: a name that is unique within a client. None: provider and model.
         provider: a name in ``streamco.endpoints.known_servers.providers``. None: it is found by the host.
         api: "chat"; "completions" for base models: text in, text out; or "responses", with which no other endpoint's answer is continued.
@@ -80,13 +84,17 @@ class OpenAIEndpoint:
     """
 
     kind: Kind = "server"
+    _key_header: str | None = None
+    """Name of the header that has the key; None: the provider's."""
 
     def __init__(
         self,
         model: str,
         *,
-        base_url: str | None = None,
-        api_key: str | None = None,
+        base_url: Url | None = None,
+        api_key: ApiKey | None = None,
+        organization: str | None = None,
+        project: str | None = None,
         name: str | None = None,
         provider: str | None = None,
         api: ServerApi = "chat",
@@ -100,8 +108,8 @@ class OpenAIEndpoint:
         headers: Mapping[str, str] | None = None,
         rng: random.Random | None = None,
     ) -> None:
-        if not model:
-            raise ConfigError("model: expected the name of a model, got an empty text")
+        if not isinstance(model, str) or not model:
+            raise ConfigError(f"model: expected the name of a model, got {'an empty text' if model == '' else type(model).__name__}")
         if api not in {"chat", "completions", "responses"}:
             raise ConfigError(f'api: expected "chat", "completions" or "responses", got {api!r}')
         for setting, value, expected in (("timeouts", timeouts, Timeouts), ("retry", retry, RetryPolicy), ("limits", limits, Limits)):
@@ -121,9 +129,10 @@ class OpenAIEndpoint:
         self._dialect = Dialect(self._address.provider)
         self._transfer: TokenTransfer | None = None  # to a server that takes packed ids
         self._tokenizer = None if tokenizer is None else SharedTokenizer(tokenizer)
-        self._key = key
-        self._headers = _build_headers(self._address, key, headers)
-        self._client = HttpClient(self._name, timeouts=timeouts, session=session, secret=key)
+        account = account_headers(self._address, organization, project, is_default=base_url is None and provider is None)
+        self._key = ServerKey(key)
+        self._headers = merge_headers(BASE_HEADERS, account, headers or {})
+        self._client = HttpClient(self._name, timeouts=timeouts, session=session, key=self._key)
         self._counter = TokenCounter(model)
         self._rng = rng or random.Random()
         self._streams: WeakSet[OpenAIStream] = WeakSet()  # a stream that is neither read nor cancelled may be collected
@@ -209,9 +218,9 @@ class OpenAIEndpoint:
         tokens = self._counter.count_exactly(text)
         return None if tokens is None else TextCount(tokens, self._counter.name)
 
-    def credentials(self) -> tuple[str, str | None]:
-        """Return base URL and key, for another protocol with the same server."""
-        return self._address.base_url, self._key
+    def credentials(self) -> tuple[str, ApiKey]:
+        """Return base URL and key as it was given, for another protocol with the same server; "": there is no key."""
+        return self._address.base_url, self._key.given
 
     async def models(self) -> list[str]:
         """Return the ids of the models that the server offers.
@@ -341,7 +350,8 @@ class OpenAIEndpoint:
     async def _prepare(self, request: Request) -> StreamCall:
         if request.prefill_only:
             request = msgspec.structs.replace(prefill_request(request, self._capabilities.pre_copy), prefill_only=True)
-        partial, request = request.partial, msgspec.structs.replace(request, partial=None)
+        key = await self._key_headers(request.headers)
+        partial, request = request.partial, msgspec.structs.replace(request, partial=None, headers={**key, **request.headers})
         if partial is None:
             return self._build_call(request)
         if request.prompt is not None and self.api == "chat":
@@ -376,7 +386,7 @@ class OpenAIEndpoint:
             codec = None
             if self._transfer is not None and self._transfer.is_binary:
                 codec, types["Accept"] = self._transfer.codec, f"{ACCEPTED}, */*"
-            headers = {**self._headers, **types, **request.headers}
+            headers = merge_headers(self._headers, types, request.headers)
             sent = encode_request(body) if encoded is None else encoded
             choices = body.get("n") or 1
             return StreamCall(url, headers, sent, api, held_whitespace if is_answer else "", codec, choices if type(choices) is int else 1)
@@ -452,28 +462,17 @@ class OpenAIEndpoint:
         return await self._get_json(self._address.root_url(path), body)
 
     async def _get_json(self, url: str, body: Mapping[str, Any] | None = None) -> Any:
-        """Return a small JSON answer within the connect limit: to a POST if there is a body, else to a GET.
-
-        Raises:
-            EndpointError: there was no answer, an error status, or no JSON.
-        """
+        """Return a small JSON answer: to a POST if there is a body, else to a GET; see ``HttpClient.get_json``."""
         from yarl import URL
 
-        await self._client.start()
-        limit = self._timeouts.connect
-        try:
-            async with asyncio.timeout(limit):
-                method, sent = ("GET", None) if body is None else ("POST", encode_request(body))
-                response = await self._client.request(method, URL(url, encoded=True), headers=self._headers, body=sent)
-                answer = await self._client.read(response, self._limits.event_bytes)
-        except TimeoutError:
-            raise EndpointError(f"expected an answer from {url} within {limit:g} s, got none", endpoint=self._name) from None
-        if response.status != 200:
-            raise self._client.scrub(status_error(response.status, response.headers, answer, endpoint=self._name))
-        try:
-            return msgspec.json.decode(answer)
-        except msgspec.DecodeError as exc:
-            raise EndpointProtocolError(f"expected JSON from {url}, got {answer[:80]!r}", endpoint=self._name) from exc
+        headers = merge_headers(await self._key_headers({}), self._headers)
+        sent = None if body is None else encode_request(body)
+        return await self._client.get_json(URL(url, encoded=True), headers=headers, body=sent, max_bytes=self._limits.event_bytes)
+
+    async def _key_headers(self, given: Mapping[str, str]) -> Mapping[str, str]:
+        """Return the header with the key, unless the caller's headers have one of that name: then no key is asked for."""
+        name = self._key_header or self._address.provider.key_header
+        return {} if has_header(given, name) or has_header(self._headers, name) else key_header(name, await self._key.read())
 
 
 def _with_limit(request: Request, kind: Kind) -> Request:
@@ -485,17 +484,3 @@ def _with_limit(request: Request, kind: Kind) -> Request:
 
 def _retry_policy(policy: RetryPolicy, request: Request) -> RetryPolicy:
     return policy if request.max_retries is None else msgspec.structs.replace(policy, attempts=request.max_retries)
-
-
-def _build_headers(address: Address, key: str | None, headers: Mapping[str, str] | None) -> dict[str, str]:
-    """Return the headers of every request. The encoding is identity, because a compressing proxy holds events back."""
-    built = {
-        "Accept": "text/event-stream, application/json",
-        "Accept-Encoding": "identity",
-        "Content-Type": "application/json",
-        "User-Agent": "streamco",
-    }
-    if key is not None:
-        is_bearer = address.provider.key_header == "authorization"
-        built["Authorization" if is_bearer else address.provider.key_header] = f"Bearer {key}" if is_bearer else key
-    return {**built, **(headers or {})}

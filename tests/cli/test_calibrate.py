@@ -93,7 +93,7 @@ async def test_a_verifier_has_the_key_of_the_environment(monkeypatch: pytest.Mon
     monkeypatch.setenv("VERIFIER_KEY", "sk-secret")
     verifier = await calibrate.make_verifier(parse("--pair", "--verifier", "ws://127.0.0.1:9", "--api-key-env", "VERIFIER_KEY"))
     assert isinstance(verifier, VerifierEndpoint)
-    assert verifier._token == "sk-secret"
+    assert verifier._token.given == "sk-secret"
     assert "sk-secret" not in repr(verifier)
     await verifier.aclose()
 

@@ -26,14 +26,14 @@ def test_the_device_is_a_split_model_with_all_servers(monkeypatch: pytest.Monkey
     device = chat.make_device(args)
     assert isinstance(device, SplitEndpoint)
     assert [address.url for address in device.addresses] == ["ws://127.0.0.1:1/v1/verify", "ws://127.0.0.1:2/v1/verify"]
-    assert [address.token for address in device.addresses] == [None, None], "a key for OpenAI goes to no other server"
+    assert [address.token.given for address in device.addresses] == ["", ""], "a key for OpenAI goes to no other server"
 
 
 def test_the_key_is_that_of_the_named_variable(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SPLIT_KEY", "secret")
     device = chat.make_device(parsed(*SPLIT, "--api-key-env", "SPLIT_KEY"))
     assert isinstance(device, SplitEndpoint)
-    assert device.addresses[0].token == "secret"
+    assert device.addresses[0].token.given == "secret"
 
 
 @pytest.mark.parametrize(

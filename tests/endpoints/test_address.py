@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
 from urllib.parse import unquote, urlsplit
 
+import httpx
+import pydantic
 import pytest
+import yarl
 
-from streamco.endpoints.address import Address, find_address, is_loopback, read_key
+from streamco.endpoints.address import Address, Url, account_headers, find_address, is_loopback, read_key
 from streamco.endpoints.known_servers.providers import PROVIDERS, find_provider
+from streamco.endpoints.network.credentials import ApiKey
 from streamco.errors import ConfigError
 
 KEYS = {
@@ -20,8 +26,8 @@ KEYS = {
 
 
 def find(
-    base_url: str | None = None, api_key: str | None = None, provider: str | None = None, environ: Mapping[str, str] = KEYS
-) -> tuple[Address, str | None]:
+    base_url: Url | None = None, api_key: ApiKey | None = None, provider: str | None = None, environ: Mapping[str, str] = KEYS
+) -> tuple[Address, ApiKey | None]:
     return find_address(base_url, api_key, provider, environ)
 
 
@@ -101,6 +107,81 @@ def test_a_malformed_key_is_refused_without_being_shown(key: str) -> None:
         find(api_key=key)
     assert "printable ASCII" in str(info.value)
     assert key.strip() not in str(info.value)
+
+
+def test_a_function_is_a_key() -> None:
+    def ask() -> str:
+        return "sk-1"
+
+    assert find(api_key=ask)[1] is ask
+    assert find("http://127.0.0.1:8080/v1", ask, environ={})[1] is ask
+
+
+def test_a_malformed_key_of_the_environment_names_its_variable() -> None:
+    with pytest.raises(ConfigError, match=r"^OPENAI_API_KEY: expected printable ASCII") as info:
+        find(environ={"OPENAI_API_KEY": "sk-a\nb"})
+    assert "sk-a" not in str(info.value)
+
+
+@pytest.mark.parametrize("kind", [yarl.URL, httpx.URL, pydantic.AnyHttpUrl])
+def test_a_url_may_be_an_object(kind: Callable[[str], Url]) -> None:
+    assert find(kind("http://127.0.0.1:8080/v1"))[0].base_url == "http://127.0.0.1:8080/v1"
+
+
+@pytest.mark.parametrize("url", [b"http://127.0.0.1/v1", 5, Path("/v1"), urlsplit("http://127.0.0.1/v1"), ["http://127.0.0.1/v1"]])
+def test_another_object_than_a_url_is_named(url: Any) -> None:
+    with pytest.raises(ConfigError, match=rf"^base_url: expected a text or a URL, got {type(url).__name__}$"):
+        find(url)
+
+
+# Who pays at OpenAI
+
+
+ACCOUNT = {**KEYS, "OPENAI_ORG_ID": "org-1", "OPENAI_PROJECT_ID": "proj-1"}
+BOTH = {"OpenAI-Organization": "org-1", "OpenAI-Project": "proj-1"}
+
+
+def account(
+    base_url: str | None = None,
+    provider: str | None = None,
+    *,
+    organization: str | None = None,
+    project: str | None = None,
+    environ: Mapping[str, str] = ACCOUNT,
+) -> dict[str, str]:
+    address, _ = find(base_url, "k", provider, environ)
+    return account_headers(address, organization, project, is_default=base_url is None and provider is None, environ=environ)
+
+
+@pytest.mark.parametrize(("base_url", "provider"), [(None, None), (None, "openai"), ("https://api.openai.com/v1", None)])
+def test_openai_gets_organisation_and_project_of_the_environment(base_url: str | None, provider: str | None) -> None:
+    assert account(base_url, provider) == BOTH
+    assert account(base_url, provider, environ={**KEYS, "OPENAI_PROJECT_ID": "proj-1"}) == {"OpenAI-Project": "proj-1"}
+    assert account(base_url, provider, environ={**KEYS, "OPENAI_ORG_ID": ""}) == {}
+
+
+def test_a_gateway_that_the_environment_names_gets_them_and_another_provider_does_not() -> None:
+    assert account(environ={**ACCOUNT, "OPENAI_BASE_URL": "http://127.0.0.1:4000/v1"}) == BOTH
+    assert account(environ={**ACCOUNT, "OPENAI_BASE_URL": "https://openrouter.ai/api/v1"}) == {}
+
+
+@pytest.mark.parametrize("provider", [provider.name for provider in PROVIDERS if provider.base_url and provider.name != "openai"])
+def test_no_other_provider_gets_the_ids_of_the_environment(provider: str) -> None:
+    assert account(None, provider) == {}
+
+
+@pytest.mark.parametrize("base_url", ["http://127.0.0.1:8000/v1", "https://llm.example.com/v1", "https://my.openai.azure.com"])
+def test_a_url_that_was_given_gets_them_only_if_they_were_given_as_well(base_url: str) -> None:
+    assert account(base_url) == {}
+    assert account(base_url, organization="org-2", project="proj-2") == {"OpenAI-Organization": "org-2", "OpenAI-Project": "proj-2"}
+
+
+def test_arguments_go_before_the_environment_and_an_empty_one_means_none() -> None:
+    assert account(organization="org-2") == {"OpenAI-Organization": "org-2", "OpenAI-Project": "proj-1"}
+    assert account(organization="", project="") == {}
+
+
+# Malformed addresses
 
 
 @pytest.mark.parametrize(

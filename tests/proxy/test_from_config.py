@@ -364,7 +364,7 @@ def test_a_split_model_is_made_from_its_section(parts: Path) -> None:
     endpoint = build_client(config, {"SPLIT_KEY": "secret"})._settings.endpoints.device
     assert isinstance(endpoint, SplitEndpoint)
     assert (endpoint.states, endpoint.name) == ("f16", "split")
-    assert [(address.url, address.token) for address in endpoint.addresses] == [
+    assert [(address.url, address.token.given) for address in endpoint.addresses] == [
         ("ws://127.0.0.1:1/v1/verify", "secret"),
         ("ws://127.0.0.1:2/v1/verify", "secret"),
     ]

@@ -9,9 +9,11 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 from streamco.config import Limits, RetryPolicy, Timeouts
-from streamco.endpoints.address import is_loopback
+from streamco.endpoints.address import Url, is_loopback, url_text
 from streamco.endpoints.base import Capabilities, Message, Request, TokenPrices
 from streamco.endpoints.known_servers.declared import CapabilityChanges, check_declared, with_declared
+from streamco.endpoints.network.credentials import ApiKey
+from streamco.endpoints.network.headers import merge_headers
 from streamco.endpoints.openai import OpenAIEndpoint
 from streamco.endpoints.openai_stream import CallApi
 from streamco.errors import ConfigError
@@ -35,8 +37,9 @@ class AnthropicEndpoint(OpenAIEndpoint):
 
     Args:
         model: the model's name at the server; a request's own ``model`` goes first.
-        api_key: the key; "": none. None: that in ``ANTHROPIC_API_KEY``. Servers on the loopback need none.
-        base_url: the URL, with or without ``/v1``. None: that in ``ANTHROPIC_BASE_URL``, else Anthropic's.
+        api_key: the key; "": none. A function, sync or async, is called for the key of each request. None: that in ``ANTHROPIC_API_KEY``.
+            Servers on the loopback need none.
+        base_url: the URL, with or without ``/v1``, a text or an object. None: that in ``ANTHROPIC_BASE_URL``, else Anthropic's.
         max_tokens: limit on an answer if the request has none, in tokens; the API needs one.
         name: a name that is unique within a client. None: "anthropic" and the model.
         timeouts: limits by phase, in seconds.
@@ -52,12 +55,14 @@ class AnthropicEndpoint(OpenAIEndpoint):
         ConfigError: a URL, key, name or limit is missing or wrong.
     """
 
+    _key_header = "x-api-key"
+
     def __init__(
         self,
         model: str,
         *,
-        api_key: str | None = None,
-        base_url: str | None = None,
+        api_key: ApiKey | None = None,
+        base_url: Url | None = None,
         max_tokens: int = 4096,
         name: str | None = None,
         timeouts: Timeouts = _DEFAULTS[0],
@@ -74,7 +79,7 @@ class AnthropicEndpoint(OpenAIEndpoint):
             raise ConfigError(f"max_tokens: expected an integer >= 1, got {max_tokens}")
         key = api_key
         if key is None:
-            is_local = base_url is not None and is_loopback(urlsplit(base_url.strip()).hostname or "")
+            is_local = base_url is not None and is_loopback(urlsplit(url_text("base_url", base_url).strip()).hostname or "")
             key = "" if is_local else os.environ.get("ANTHROPIC_API_KEY")  # a key is not for whatever listens here
         if key is None:
             raise ConfigError('api_key: expected a key, got none; set ANTHROPIC_API_KEY or pass api_key ("" for no key)')
@@ -89,11 +94,9 @@ class AnthropicEndpoint(OpenAIEndpoint):
             prices=prices,
             capabilities=with_declared(Capabilities(tools=True, json_schema=True, images=True), capabilities),
             session=session,
-            headers={"anthropic-version": _VERSION, **({"x-api-key": key} if key else {}), **(headers or {})},
+            headers=merge_headers({"anthropic-version": _VERSION}, headers or {}),
             rng=rng,
         )
-        if "authorization" not in {header.lower() for header in headers or ()}:
-            self._headers.pop("Authorization", None)  # the key is in the API's own header
         self._max_tokens = max_tokens
 
     def __repr__(self) -> str:

@@ -19,6 +19,8 @@ from msgspec import Struct
 
 from streamco.config import Timeouts
 from streamco.endpoints.address import is_loopback
+from streamco.endpoints.network.credentials import ServerKey
+from streamco.endpoints.network.headers import key_header
 from streamco.errors import (
     EndpointConnectError,
     EndpointError,
@@ -67,17 +69,17 @@ class VerifierAddress(Struct, frozen=True):
     Args:
         url: the URL, with scheme ``ws`` or ``wss``.
         name: the endpoint's name, for errors.
-        token: bearer token. None: none.
+        token: bearer token, which is read for each connection.
         tls: certificates to trust. None: the system's.
     """
 
     url: str
     name: str
-    token: str | None = None
+    token: ServerKey = ServerKey(None)
     tls: ssl.SSLContext | None = None
 
     def __repr__(self) -> str:
-        return f"VerifierAddress({self.url!r}, name={self.name!r}, token={None if self.token is None else '...'})"
+        return f"VerifierAddress({self.url!r}, name={self.name!r}, token={self.token!r})"
 
 
 async def load_websockets() -> None:
@@ -110,7 +112,7 @@ async def connect_verifier(
                 socket.transport.abort()
                 raise
     except StreamcoError as error:
-        raise _scrubbed(error, address.token) from error.__cause__
+        raise address.token.scrub(error) from error.__cause__
     except TimeoutError:
         limit = timeouts.connect or 0.0
         text = f"expected a welcome within {limit:g} s, got none"
@@ -278,7 +280,7 @@ async def _open(address: VerifierAddress, client: VerifyClient | SplitClient) ->
             return exc  # a token or a prompt must not go elsewhere
 
     parts = urlsplit(address.url)
-    headers = {} if address.token is None else {"Authorization": f"Bearer {address.token}"}
+    headers = key_header("authorization", await address.token.read())
     tls: dict[str, Any] = {"ssl": address.tls} if address.tls is not None else {}
     return await Connect(
         address.url,
@@ -352,15 +354,6 @@ def _translate(exc: Exception, name: str) -> EndpointError | None:
         case OSError():
             return EndpointConnectError(f"expected a connection, got {exc.strerror or exc}", endpoint=name)
     return None
-
-
-def _scrubbed(error: StreamcoError, token: str | None) -> StreamcoError:
-    """Return the same error without the token: a server may repeat it."""
-    if token:
-        error.args = tuple(arg.replace(token, "***") if isinstance(arg, str) else arg for arg in error.args)
-        if isinstance(error, EndpointStatusError):
-            error.body = error.body.replace(token, "***")
-    return error
 
 
 def _describe_close(exc: Any) -> str:

@@ -25,16 +25,16 @@ async def find_verifier(server: OpenAIEndpoint) -> Verifier | None:
 
         is_plain = url.startswith("http:")
         return VerifierEndpoint(
-            url, token=key, name=server.name, timeouts=_for_pings(server.timeouts), is_plain=is_plain, prices=server.prices
+            url, token=key or None, name=server.name, timeouts=_for_pings(server.timeouts), is_plain=is_plain, prices=server.prices
         )
     if kind == "vllm":
         from streamco.endpoints.verifiers.vllm import VLLMVerifier
 
-        return VLLMVerifier(url, model=server.model, api_key=key or "", name=server.name, timeouts=server.timeouts)
+        return VLLMVerifier(url, model=server.model, api_key=key, name=server.name, timeouts=server.timeouts)
     if kind == "sglang":
         from streamco.endpoints.verifiers.sglang import SGLangVerifier
 
-        return SGLangVerifier(url, model=server.model, api_key=key or "", name=server.name, timeouts=server.timeouts)
+        return SGLangVerifier(url, model=server.model, api_key=key, name=server.name, timeouts=server.timeouts)
     return None
 
 

@@ -19,9 +19,11 @@ from urllib.parse import urlsplit
 from weakref import WeakSet
 
 from streamco.config import Limits, Timeouts
-from streamco.endpoints.address import find_address
+from streamco.endpoints.address import Url, find_address
 from streamco.endpoints.base import Endpoint
 from streamco.endpoints.http import HttpClient
+from streamco.endpoints.network.credentials import ApiKey, ServerKey
+from streamco.endpoints.network.headers import BASE_HEADERS, key_header, merge_headers
 from streamco.endpoints.openai import OpenAIEndpoint
 from streamco.endpoints.shared_tokenizer import SAMPLE
 from streamco.endpoints.verifiers.base import Emit, VerifierFacts
@@ -56,9 +58,10 @@ class LogprobVerifier(ABC):
     """The common part of the verifiers for vLLM and SGLang. Implements ``Verifier``.
 
     Args:
-        base_url: the URL up to and including ``/v1``.
+        base_url: the URL up to and including ``/v1``, a text or an object.
         model: the model's name at the server. None: the only one it has.
-        api_key: bearer token. None: as ``OpenAIEndpoint`` finds it, none on the loopback.
+        api_key: bearer token, or a function, sync or async, that is called for the token of each request. None: as ``OpenAIEndpoint``
+            finds it, none on the loopback.
         name: name in reports and errors. None: host and port.
         top_k: ids wanted in each row, as far as the server allows.
         vocabulary: fingerprint of the server's vocabulary, if you know it. None: both sides read a sample.
@@ -76,10 +79,10 @@ class LogprobVerifier(ABC):
 
     def __init__(
         self,
-        base_url: str,
+        base_url: Url,
         *,
         model: str | None = None,
-        api_key: str | None = None,
+        api_key: ApiKey | None = None,
         name: str | None = None,
         top_k: int = 20,
         vocabulary: str | None = None,
@@ -102,9 +105,9 @@ class LogprobVerifier(ABC):
         # Keeps other clients from what the rounds leave in a prefix cache. None: the server doesn't know the field.
         self._salt: str | None = secrets.token_urlsafe(32)
         self._options: dict[str, Any] = {"base_url": base_url, "api_key": key or "", "session": session, "headers": headers}
-        authorization = {} if key is None else {"Authorization": f"Bearer {key}"}
-        self._headers = {"Content-Type": "application/json", "User-Agent": "streamco", **authorization, **(headers or {})}
-        self._client = HttpClient(self._name, timeouts=timeouts, session=session, secret=key)
+        self._key = ServerKey(key)
+        self._headers = merge_headers(BASE_HEADERS, headers or {})
+        self._client = HttpClient(self._name, timeouts=timeouts, session=session, key=self._key)
         self._draft: Engine | None = None
         self._remote: OpenAIEndpoint | None = None
         self._facts: VerifierFacts | None = None
@@ -228,7 +231,8 @@ class LogprobVerifier(ABC):
         max_bytes = self._limits.body_bytes
         try:
             async with asyncio.timeout(limit):
-                response = await self._client.request("POST", URL(url, encoded=True), headers=self._headers, body=body)
+                headers = merge_headers(key_header("authorization", await self._key.read()), self._headers)
+                response = await self._client.request("POST", URL(url, encoded=True), headers=headers, body=body)
                 answer = await self._client.read(response, max_bytes)
         except TimeoutError:
             text = f"expected scores within {limit:g} s, got none"

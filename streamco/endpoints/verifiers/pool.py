@@ -16,6 +16,7 @@ from time import monotonic
 from streamco.config import Timeouts
 from streamco.core.verifier.events import FULL_QUEUE
 from streamco.endpoints.base import Endpoint
+from streamco.endpoints.network.credentials import ApiKey
 from streamco.endpoints.verifiers.base import Emit, Verifier, VerifierFacts, VerifierSession
 from streamco.endpoints.verifiers.streamco import VerifierEndpoint
 from streamco.engines.base import Engine
@@ -80,7 +81,7 @@ class VerifierPool:
         verifiers: URLs of ``streamco serve``, or verifiers; all of the same model.
         routing: "join-shortest-queue" (or "jsq"): the one where the fewest verifications wait, by its last verdict, and the fewest of this
             client's answers are; "round-robin", "random", "power-of-two-choices", or "in-order": the first one that works.
-        token: bearer token for the URLs; None: none.
+        token: bearer token for the URLs, or a function, sync or async, that is called for the token of each connection; None: none.
         retry_after: seconds after which a verifier that was left out is probed again.
         rng: draws among verifiers; None: one with a random seed.
 
@@ -93,7 +94,7 @@ class VerifierPool:
         verifiers: Sequence[str | Verifier],
         *,
         routing: str = ShortestQueue.name,
-        token: str | None = None,
+        token: ApiKey | None = None,
         retry_after: float = _RETRY_AFTER,
         rng: Random | None = None,
     ) -> None:

@@ -16,8 +16,10 @@ from msgspec.structs import replace
 
 from streamco.config import Timeouts
 from streamco.core.report import SplitFigures
+from streamco.endpoints.address import Url
 from streamco.endpoints.base import Capabilities, Request
 from streamco.endpoints.device import DeviceEndpoint, DeviceStream
+from streamco.endpoints.network.credentials import ApiKey, ServerKey
 from streamco.endpoints.verifiers.connection import VerifierAddress
 from streamco.endpoints.verifiers.split_link import ServerLink
 from streamco.endpoints.verifiers.streamco import PONG_SECONDS, verifier_url
@@ -42,7 +44,7 @@ class SplitEndpoint(DeviceEndpoint):
     Args:
         parts: common beginning of the parts' files: ``parts/NAME`` of ``parts/NAME.input.gguf`` and ``parts/NAME.head.gguf``.
         servers: URL of a split server, or several: if one is lost, the next one continues its answers.
-        token: bearer token for all of them; None: none.
+        token: bearer token for all of them, or a function, sync or async, that is called for the token of each connection; None: none.
         name: name in reports and errors.
         options: settings of the engine; see ``SplitEngine``. ``exact`` needs servers in exact mode, too.
         states: format of the hidden states on the way. "f32" loses nothing; "f16" takes half the bytes, and with quantised weights a token
@@ -64,9 +66,9 @@ class SplitEndpoint(DeviceEndpoint):
     def __init__(
         self,
         parts: str | Path,
-        servers: str | Sequence[str],
+        servers: Url | Sequence[Url],
         *,
-        token: str | None = None,
+        token: ApiKey | None = None,
         name: str = "split",
         options: EngineOptions | None = None,
         states: StateFormat = "f32",
@@ -79,7 +81,7 @@ class SplitEndpoint(DeviceEndpoint):
         is_plain: bool = False,
     ) -> None:
         super().__init__(parts, name=name, options=options)
-        urls = [servers] if isinstance(servers, str) else list(servers)
+        urls = list(servers) if isinstance(servers, Sequence) and not isinstance(servers, str) else [servers]
         if not urls:
             raise ConfigError("split: expected the URL of a server, got none")
         if states not in {"f32", "f16", "i8"}:
@@ -92,7 +94,8 @@ class SplitEndpoint(DeviceEndpoint):
         self._chunking: Chunking = chunking
         self._parts = parts
         self._drafts: DraftOptions | Literal["auto"] | None = drafts
-        self._addresses = [_address(url, token, tls, is_plain=is_plain) for url in urls]
+        key = ServerKey(token, setting="token")
+        self._addresses = [_address(url, key, tls, is_plain=is_plain) for url in urls]
         self._limits = timeouts
         self._patience, self._max_wait = patience, max_wait
         self._link: ServerLink | None = None
@@ -191,7 +194,7 @@ class SplitStream(DeviceStream):
         super()._drop_generation()
 
 
-def _address(url: str, token: str | None, tls: ssl.SSLContext | None, *, is_plain: bool) -> VerifierAddress:
+def _address(url: Url, token: ServerKey, tls: ssl.SSLContext | None, *, is_plain: bool) -> VerifierAddress:
     full, name = verifier_url(url, is_plain=is_plain)
     return VerifierAddress(full, name, token, tls)
 

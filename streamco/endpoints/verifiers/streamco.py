@@ -19,10 +19,11 @@ from weakref import WeakSet
 from msgspec.structs import replace
 
 from streamco.config import Timeouts
-from streamco.endpoints.address import is_loopback
+from streamco.endpoints.address import Url, is_loopback, url_text
 from streamco.endpoints.base import Endpoint, TokenPrices
 from streamco.endpoints.known_servers.probe import STREAMCO
 from streamco.endpoints.known_servers.providers import find_provider
+from streamco.endpoints.network.credentials import ApiKey, ServerKey
 from streamco.endpoints.openai import OpenAIEndpoint
 from streamco.endpoints.verifiers.base import Emit, VerifierFacts
 from streamco.endpoints.verifiers.connection import VerifierAddress, VerifierConnection, connect_verifier, load_websockets
@@ -44,6 +45,7 @@ _SCHEMES = {"ws": "ws", "wss": "wss", "http": "ws", "https": "wss"}
 PONG_SECONDS = 5.0  # the answer to a ping waits for no computation
 _TIMEOUTS = Timeouts(socket=PONG_SECONDS)
 _PING_INTERVAL = 5.0  # seconds
+_MAX_TOKEN = 4096  # characters of a bearer token
 _BACKOFF = (0.1, 5.0)  # seconds: `first` and `max_wait` of `Backoff`
 
 
@@ -51,8 +53,9 @@ class VerifierEndpoint:
     """A verifier over a WebSocket. Implements ``Verifier``.
 
     Args:
-        url: ``wss://host:port``, or ``ws://`` on the loopback; ``https`` and ``http`` mean the same. A missing path is added.
-        token: bearer token. None: none.
+        url: ``wss://host:port``, or ``ws://`` on the loopback, a text or an object; ``https`` and ``http`` mean the same. A missing path is
+            added.
+        token: bearer token, or a function, sync or async, that is called for the token of each connection. None: none.
         name: name in reports and errors. None: host and port.
         timeouts: ``connect`` until the welcome, ``first_token`` if a context is read first, ``next_token`` for a verdict, ``socket``
             for the answer to a ping, ``cancel`` for closing; in seconds.
@@ -68,9 +71,9 @@ class VerifierEndpoint:
 
     def __init__(
         self,
-        url: str,
+        url: Url,
         *,
-        token: str | None = None,
+        token: ApiKey | None = None,
         name: str | None = None,
         timeouts: Timeouts = _TIMEOUTS,
         tls: ssl.SSLContext | None = None,
@@ -80,12 +83,12 @@ class VerifierEndpoint:
         rng: random.Random | None = None,
     ) -> None:
         parts = _split(url, is_plain=is_plain)
-        if token is not None and not (token and token.isascii() and token.isprintable() and token == token.strip() and len(token) <= 4096):
-            raise ConfigError(f"token: expected printable ASCII without blanks around it, got {len(token)} characters that are not")
+        if isinstance(token, str) and not 0 < len(token) <= _MAX_TOKEN:
+            raise ConfigError(f"token: expected 1 to {_MAX_TOKEN} characters, got {len(token)}")
         path = parts.path.rstrip("/").removesuffix("/v1")
         self._url, _ = verifier_url(url, is_plain=is_plain)
         self._name = name or parts.netloc
-        self._token = token
+        self._token = ServerKey(token, setting="token")
         self._timeouts = timeouts
         self._tls = tls
         self._limits = limits or VerifyLimits(paths=VerifyLimits().draft_tokens)
@@ -154,7 +157,7 @@ class VerifierEndpoint:
             self._remote = OpenAIEndpoint(
                 "default",  # until the welcome names it
                 base_url=self._base_url,
-                api_key=self._token or "",
+                api_key=self._token.given,
                 name=f"{self._name}/remote",
                 provider=STREAMCO,
                 prices=self._prices,
@@ -255,7 +258,7 @@ async def _open_session(tls: ssl.SSLContext) -> aiohttp.ClientSession:
     return aiohttp.ClientSession(connector=aiohttp.TCPConnector(ssl=tls, limit=0), cookie_jar=aiohttp.DummyCookieJar(), timeout=timeout)
 
 
-def verifier_url(url: str, *, is_plain: bool) -> tuple[str, str]:
+def verifier_url(url: Url, *, is_plain: bool) -> tuple[str, str]:
     """Return a verifier's URL with scheme ``ws`` or ``wss`` and its path, and its host and port.
 
     Raises:
@@ -266,8 +269,8 @@ def verifier_url(url: str, *, is_plain: bool) -> tuple[str, str]:
     return urlunsplit((parts.scheme, parts.netloc, path if path.endswith(PATH) else path + PATH, parts.query, "")), parts.netloc
 
 
-def _split(url: str, *, is_plain: bool) -> SplitResult:
-    parts = urlsplit(url.strip())
+def _split(url: Url, *, is_plain: bool) -> SplitResult:
+    parts = urlsplit(url_text("url", url).strip())
     try:
         port_is_good = parts.port is None or parts.port > 0
     except ValueError:

@@ -8,7 +8,7 @@ import aiohttp
 import pytest
 
 from streamco.config import Timeouts
-from streamco.endpoints.http_errors import root_cause, translate
+from streamco.endpoints.network.http_errors import root_cause, translate
 from streamco.errors import EndpointConnectError, EndpointError, EndpointProtocolError, EndpointTimeoutError
 
 TIMEOUTS = Timeouts(connect=5)
