@@ -13,15 +13,15 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any
-from urllib.parse import urlsplit
 
 import msgspec
 
 from streamco.config import Timeouts
 from streamco.endpoints.address import is_loopback
 from streamco.endpoints.network.credentials import ServerKey
+from streamco.endpoints.network.environment_proxies import find_proxy
 from streamco.endpoints.network.http_errors import root_cause, translate
-from streamco.errors import MAX_NAME, EndpointError, EndpointProtocolError, StreamClosed, shorten
+from streamco.errors import MAX_NAME, ConfigError, EndpointError, EndpointProtocolError, StreamClosed, shorten
 from streamco.wire.openai.errors import status_error
 
 if TYPE_CHECKING:
@@ -59,7 +59,7 @@ class HttpClient:
         self._session = session
         self._is_owner = session is None
         self._is_closed = False
-        self._proxies: dict[str, URL | None] = {}
+        self._proxies: dict[URL, URL | None] = {}  # by the server's origin
         self._finishing: set[aiohttp.ClientResponse] = set()
         self._warming: asyncio.Task[None] | None = None
 
@@ -116,6 +116,7 @@ class HttpClient:
             timeouts: ``connect``, in seconds. None: the client's.
 
         Raises:
+            ConfigError: the environment names a proxy that can't be used.
             EndpointConnectError: there was no connection, or it was lost before the head of the answer.
             EndpointTimeoutError: connecting took longer than ``timeouts.connect``.
             EndpointProtocolError: the peer doesn't speak HTTP, or redirects elsewhere or too often.
@@ -167,10 +168,10 @@ class HttpClient:
         session = self._session
         assert session is not None, "start comes before warm"
         assert session.connector is not None, "an own session has a connector"
-        proxy = await self._find_proxy(url)
         loop = asyncio.get_running_loop()
-        request = aiohttp.ClientRequest("GET", url, loop=loop, proxy=proxy, session=session, headers={})
-        with suppress(EndpointError), self._translated():
+        with suppress(EndpointError, ConfigError), self._translated():
+            proxy = await self._find_proxy(url)
+            request = aiohttp.ClientRequest("GET", url, loop=loop, proxy=proxy, session=session, headers={})
             connection = await session.connector.connect(request, traces=[], timeout=session.timeout)
             connection.release()
 
@@ -302,14 +303,19 @@ class HttpClient:
             raise self.scrub(error) from root_cause(exc)
 
     async def _find_proxy(self, url: URL) -> URL | None:
-        """Return the proxy that the environment names for this host.
+        """Return the proxy that the environment names for this server.
 
-        It is looked up once for each host, in a thread, because the look-up may read system settings.
+        It is looked up once for each host and port, in a thread, because the look-up may read system settings.
+
+        Raises:
+            ConfigError: it can't be used.
         """
-        host = url.host or ""
-        if host not in self._proxies:
-            self._proxies[host] = None if is_loopback(host) else await asyncio.to_thread(_read_proxy, str(url.origin()))
-        return self._proxies[host]
+        origin = url.origin()
+        if origin not in self._proxies:
+            host = url.host or ""
+            found = None if is_loopback(host) else await asyncio.to_thread(find_proxy, url.scheme, host, url.port or 0)
+            self._proxies[origin] = None if found is None else type(url)(found)
+        return self._proxies[origin]
 
 
 @contextmanager
@@ -366,13 +372,3 @@ def _report_lost_connection(response: aiohttp.ClientResponse) -> None:
 
     closed.add_done_callback(on_closed)
     content.on_eof(stop_watching)
-
-
-def _read_proxy(origin: str) -> URL | None:
-    from urllib.request import getproxies, proxy_bypass
-
-    from yarl import URL
-
-    parts = urlsplit(origin)
-    found = getproxies().get(parts.scheme)
-    return None if found is None or proxy_bypass(parts.hostname or "") else URL(found)

@@ -440,6 +440,33 @@ async def test_the_environments_proxy_is_used_for_remote_hosts_and_not_for_the_l
         assert proxy.requests[0].path == "http://llm.invalid/v1/chat/completions"
 
 
+async def test_two_ports_of_one_host_may_have_different_ways(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with ScriptedServer() as proxy, ScriptedServer() as server:
+        for name in ("http_proxy", "HTTP_PROXY", "all_proxy"):
+            monkeypatch.delenv(name, raising=False)
+        monkeypatch.setenv("ALL_PROXY", f"127.0.0.1:{proxy.port}")
+        monkeypatch.setenv("NO_PROXY", f"0.0.0.0/8:{server.port}")
+        async with opened(f"http://0.0.0.0:{server.port}/v1", api_key="k") as endpoint:  # not the loopback by name
+            assert (await ask(endpoint)).text == "Hello world"
+            assert (len(server.requests), len(proxy.requests)) == (1, 0)
+        async with opened("http://0.0.0.0:9/v1", api_key="k") as endpoint:
+            assert (await ask(endpoint)).text == "Hello world"
+            assert (len(server.requests), len(proxy.requests)) == (1, 1)
+
+
+async def test_a_socks_proxy_is_a_wrong_setting_and_nothing_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with ScriptedServer() as server:
+        monkeypatch.setenv("HTTP_PROXY", f"socks5://127.0.0.1:{server.port}")
+        monkeypatch.setenv("http_proxy", f"socks5://127.0.0.1:{server.port}")
+        monkeypatch.delenv("NO_PROXY", raising=False)
+        async with opened("http://llm.invalid/v1", api_key="k") as endpoint:
+            with pytest.raises(ConfigError, match=r"HTTP_PROXY: expected a URL like .* got 'socks5://"):
+                await ask(endpoint)
+            with pytest.raises(ConfigError, match="HTTP_PROXY"):
+                await endpoint.models()
+        assert server.requests == []
+
+
 def test_making_an_endpoint_imports_no_http_library() -> None:
     code = (
         "import sys; from streamco.endpoints.openai import OpenAIEndpoint; OpenAIEndpoint('m', base_url='http://127.0.0.1:1/v1');"

@@ -13,13 +13,14 @@ import ssl
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
-from urllib.parse import urlsplit
+from urllib.parse import SplitResult, urlsplit
 
 from msgspec import Struct
 
 from streamco.config import Timeouts
 from streamco.endpoints.address import is_loopback
 from streamco.endpoints.network.credentials import ServerKey
+from streamco.endpoints.network.environment_proxies import find_proxy
 from streamco.endpoints.network.headers import key_header
 from streamco.errors import (
     EndpointConnectError,
@@ -288,7 +289,7 @@ async def _open(address: VerifierAddress, client: VerifyClient | SplitClient) ->
         compression=None,  # a round has about 20 bytes, and ids are packed already
         additional_headers=headers,
         user_agent_header="streamco",
-        proxy=None if is_loopback(parts.hostname or "") else True,
+        proxy=await _find_proxy(parts),
         open_timeout=None,
         ping_interval=None,
         close_timeout=None,
@@ -296,6 +297,14 @@ async def _open(address: VerifierAddress, client: VerifyClient | SplitClient) ->
         logger=_quiet_logger(),
         **tls,
     )
+
+
+async def _find_proxy(url: SplitResult) -> str | None:
+    """Return the proxy that the environment names for a verifier; None: there is none, as always for this machine."""
+    host, scheme = url.hostname or "", "https" if url.scheme == "wss" else "http"
+    if is_loopback(host):
+        return None
+    return await asyncio.to_thread(find_proxy, scheme, host, url.port or (443 if scheme == "https" else 80))
 
 
 def _quiet_logger() -> logging.Logger:
