@@ -84,6 +84,9 @@ class StreamcoError(Exception):
     A text of more than 2,000 characters loses its middle, because it may quote what was sent.
     """
 
+    partial: str = ""
+    """The answer's text that had arrived; "": none, or the error is about no answer."""
+
     def __init__(self, *args: object) -> None:
         super().__init__(*(shorten(each) if isinstance(each, str) else each for each in args))
 

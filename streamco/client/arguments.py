@@ -6,10 +6,13 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from difflib import get_close_matches
 from typing import Any, Literal, Protocol, TypeAlias, TypedDict, TypeVar, Unpack
 
+import msgspec
+
 from streamco.config import NO_LIMIT, SamplingOptions, Timeouts
 from streamco.endpoints.base import TASK_HEADER, Message, Request
+from streamco.endpoints.network.headers import check_headers, check_text
 from streamco.engines.sampling import MAX_TOP_K, MIN_TOP_P
-from streamco.errors import ConfigError
+from streamco.errors import MAX_NAME, ConfigError, shorten
 
 __all__ = [
     "UNSET",
@@ -149,14 +152,17 @@ def build_request(messages: Messages, *, model: str | NotGiven | None = None, **
         given["stream_options"] = stream_options
     fields = {name: _as_plain(name, list(value) if name in _LISTS else value) for name, value in given.items() if name not in _CLIENTS}
     fields.update(_as_plain("extra_body", body))
+    for name, value in fields.items():
+        _check_sendable(name, value)
     _check_integer("n", fields.get("n"), 1)
     if fields.get("logprobs"):
         _check_integer("top_logprobs", fields.get("top_logprobs"), 0)
     timeout = options.get("timeout", UNSET)
     task, headers = _take_task(check_mapping("extra_headers", given.get("extra_headers")))
+    check_headers("extra_headers", headers)
     return Request(
         messages=_check_messages([{"role": "user", "content": messages}] if isinstance(messages, str) else messages),
-        model=model or None,
+        model=_check_model(model),
         sampling=_sampling(given),
         extra=fields,
         headers=headers,
@@ -277,6 +283,7 @@ def _check_messages(messages: Iterable[Any]) -> list[Message]:
             raise ConfigError(f'messages[{index}]: expected a mapping with "role" and "content", got {type(message).__name__}')
         if not isinstance(message.get("role"), str):
             raise ConfigError(f'messages[{index}]: expected a "role" that is a text, got {message.get("role")!r}')
+        _check_sendable(f"messages[{index}]", message)
     return conversation
 
 
@@ -293,16 +300,62 @@ def _as_plain(name: str, value: Any) -> Any:
 
 
 def _plain(value: Any) -> Any:
-    """Return the value with response objects, of this package or of OpenAI's SDK, as dicts. What holds none is returned as it is."""
+    """Return the value with mappings and response objects, of this package or of OpenAI's SDK, as dicts; a dict without any as it is."""
     if isinstance(value, Mapping):
         changed = {name: plain for name, item in value.items() if (plain := _plain(item)) is not item}
-        return {**value, **changed} if changed else value
+        return {**value, **changed} if changed or type(value) is not dict else value
     if isinstance(value, list | tuple):
         items = [_plain(item) for item in value]
         return items if any(new is not old for new, old in zip(items, value, strict=True)) else value
     if callable(dump := getattr(value, "model_dump", None)) and not isinstance(value, type):
         return dump(mode="json", exclude_unset=True)
     return value
+
+
+def _check_sendable(name: str, value: Any) -> None:
+    """Check that a server can be sent a value; a device, which could do without, would hide the mistake.
+
+    Args:
+        name: where the value was given.
+        value: plain data; objects only if they have a form in JSON, such as dates.
+
+    Raises:
+        ConfigError: there is half a character in it, or something that JSON has no form for; the text says where.
+    """
+    match value:
+        case str() if type(value) is str:
+            check_text(name, value)
+        case None | bool() | float():
+            pass
+        case Mapping():
+            for key, item in value.items():
+                where = f"{name}.{key}" if isinstance(key, str) and key.isidentifier() else f"{name}[{shorten(repr(key), MAX_NAME)}]"
+                if type(key) is str:
+                    check_text(name, key)
+                else:
+                    _check_form(where, {key: None})
+                _check_sendable(where, item)
+        case list() | tuple():
+            for index, item in enumerate(value):
+                _check_sendable(f"{name}[{index}]", item)
+        case _:
+            _check_form(name, value)
+
+
+def _check_form(name: str, value: object) -> None:
+    try:
+        msgspec.json.encode(value)
+    except (TypeError, ValueError, OverflowError, RecursionError) as error:
+        raise ConfigError(f"{name}: expected a value that JSON has a form for, got {type(value).__name__} ({error})") from error
+
+
+def _check_model(model: object) -> str | None:
+    if not is_given(model) or model == "":
+        return None
+    if not isinstance(model, str):
+        raise ConfigError(f"model: expected the name of a model, got {type(model).__name__}")
+    check_text("model", model)
+    return model
 
 
 def _check_number(name: str, value: object, expected: str, is_right: Callable[[float], bool]) -> float | None:
@@ -327,6 +380,8 @@ def _check_stop(stop: object) -> tuple[str, ...]:
     texts = [stop] if isinstance(stop, str) else stop or ()
     if not isinstance(texts, list | tuple) or not all(isinstance(text, str) and text for text in texts):
         raise ConfigError(f"stop: expected a text or a list of texts that are not empty, got {stop!r}")
+    for text in texts:
+        check_text("stop", text)
     return tuple(texts)
 
 
@@ -336,6 +391,7 @@ def _check_query(value: object) -> Mapping[str, str]:
     for name, each in query.items():
         if not isinstance(each, str | int | float):
             raise ConfigError(f"extra_query: {name}: expected a text, a number or a truth value, got {type(each).__name__}")
+        check_text("extra_query", f"{name}={each}")
     return {name: str(each).lower() if isinstance(each, bool) else str(each) for name, each in query.items()}
 
 

@@ -1,30 +1,63 @@
-"""Translates what an endpoint raised to the error tree: a defect in an endpoint must reach the reader as an error, not as silence."""
+"""Translates what an endpoint raised: a failure of the endpoint, a mistake of the caller's, or a defect.
+
+Only a failure may be made up for by another endpoint, and counts against this one. The other two end the answer, and reach the reader as
+an error: if the device answered in place of a server that a mistake kept from being asked, the mistake would stay.
+"""
 
 from __future__ import annotations
 
 from copy import copy
 
-from streamco.errors import AllEndpointsFailed, EndpointError, EndpointProtocolError, StreamcoError
+from streamco.errors import AllEndpointsFailed, ConfigError, EndpointError, EndpointProtocolError, StreamcoError, UsageError
 from streamco.events import StreamEnded, TokensReceived
 from streamco.openai_types import CompletionUsage
 
-__all__ = ["FailedStream", "FinishedStream", "raisable", "translate", "with_partial"]
+__all__ = ["FailedStream", "FinishedStream", "as_failure", "as_raised", "failure_of", "raisable", "with_partial"]
 
 
-def translate(error: Exception, source: str) -> EndpointError:
-    """Return an endpoint's error with the endpoint's name; any other error becomes the cause of a protocol error.
+def failure_of(error: Exception, source: str) -> EndpointError:
+    """Return an endpoint's failure, with the endpoint's name; an error of ours that is no endpoint's becomes the cause of one.
 
     An endpoint's error and the network's errors that caused it lose their tracebacks: the frames there hold the request and what holds the
     error, a cycle that only the garbage collector would free. Other causes are defects, and keep theirs.
+
+    Raises:
+        ConfigError, UsageError: the error is the caller's mistake.
+        StreamcoError: it is a defect of streamco, or of an endpoint that a caller wrote.
     """
+    if isinstance(error, ConfigError | UsageError):
+        raise error
+    if not isinstance(error, StreamcoError):
+        raise StreamcoError(f"{source}: expected an event or an EndpointError, got {error!r}") from error
+    return as_failure(error, source)
+
+
+def as_failure(error: Exception, source: str) -> EndpointError:
+    """Return any error as the endpoint's, where nothing else may come of it: the answer is not the endpoint's any more."""
     if isinstance(error, EndpointError):
         error.endpoint = error.endpoint or source
         _drop_tracebacks(error)
         return error
-    text = str(error) if isinstance(error, StreamcoError) else f"expected an event or an EndpointError, got {error!r}"
-    failure = EndpointProtocolError(text, endpoint=source)
+    failure = EndpointProtocolError(str(error) if isinstance(error, StreamcoError) else repr(error), endpoint=source)
     failure.__cause__ = error
     return failure
+
+
+def as_raised(error: BaseException, where: str, partial: str) -> StreamcoError:
+    """Return what the reader gets after an error that no endpoint may make up for.
+
+    Args:
+        error: a mistake of the caller's, or a defect.
+        where: what met it, for a defect.
+        partial: the text so far.
+    """
+    if isinstance(error, StreamcoError):
+        raised = raisable(error)
+    else:
+        raised = StreamcoError(f"{where}: expected events it can handle, got {error!r}")
+        raised.__cause__ = error
+    raised.partial = partial
+    return raised
 
 
 def _drop_tracebacks(error: BaseException) -> None:

@@ -14,6 +14,7 @@ from msgspec import Struct
 
 from streamco.endpoints.known_servers.providers import GENERIC, Provider, find_provider
 from streamco.endpoints.network.credentials import ApiKey, check_key
+from streamco.endpoints.network.headers import check_header_value
 from streamco.errors import ConfigError
 
 __all__ = ["Address", "Url", "account_headers", "find_address", "is_loopback", "is_url", "read_key", "url_text"]
@@ -164,15 +165,19 @@ def account_headers(
         project: the project's id; "": none is sent. None: that in ``OPENAI_PROJECT_ID``.
         is_default: the address is that of ``OPENAI_BASE_URL`` or OpenAI's: neither a URL nor a provider was named.
         environ: the environment. Another provider than OpenAI has no use for its ids.
+
+    Raises:
+        ConfigError: an id is no text that a header can carry.
     """
     is_openais = address.provider.name == "openai" or (is_default and address.provider is GENERIC)  # a gateway to OpenAI
     found = {}
-    for header, variable, given in (
-        ("OpenAI-Organization", "OPENAI_ORG_ID", organization),
-        ("OpenAI-Project", "OPENAI_PROJECT_ID", project),
+    for header, argument, variable, given in (
+        ("OpenAI-Organization", "organization", "OPENAI_ORG_ID", organization),
+        ("OpenAI-Project", "project", "OPENAI_PROJECT_ID", project),
     ):
         value = given if given is not None else environ.get(variable) if is_openais else None
         if value:
+            check_header_value(variable if given is None else argument, value)
             found[header] = value
     return found
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import importlib
 import io
+import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar
@@ -48,6 +49,9 @@ class HttpClient:
         timeouts: ``connect`` and ``cancel``, in seconds.
         session: a session to use and leave open at the end. None: the client makes and closes its own.
         key: the server's key, which is taken out of every error's text. None: there is none.
+
+    Raises:
+        ConfigError: ``session`` is something else.
     """
 
     def __init__(
@@ -56,6 +60,7 @@ class HttpClient:
         self._name = name
         self._timeouts = timeouts
         self._key = key or ServerKey(None)
+        check_session(session)
         self._session = session
         self._is_owner = session is None
         self._is_closed = False
@@ -124,7 +129,7 @@ class HttpClient:
         await self.start()
         session = self._session
         assert session is not None, "it was started"
-        proxy = await self._find_proxy(url)
+        proxy = await self.find_proxy(url)
         limits = self._timeouts if timeouts is None else timeouts
         limit = session.timeout if limits.connect == self._timeouts.connect else _connect_limit(limits.connect)
         with self._translated(limits), _abort_on_failure():
@@ -170,7 +175,7 @@ class HttpClient:
         assert session.connector is not None, "an own session has a connector"
         loop = asyncio.get_running_loop()
         with suppress(EndpointError, ConfigError), self._translated():
-            proxy = await self._find_proxy(url)
+            proxy = await self.find_proxy(url)
             request = aiohttp.ClientRequest("GET", url, loop=loop, proxy=proxy, session=session, headers={})
             connection = await session.connector.connect(request, traces=[], timeout=session.timeout)
             connection.release()
@@ -302,7 +307,7 @@ class HttpClient:
                 raise
             raise self.scrub(error) from root_cause(exc)
 
-    async def _find_proxy(self, url: URL) -> URL | None:
+    async def find_proxy(self, url: URL) -> URL | None:
         """Return the proxy that the environment names for this server.
 
         It is looked up once for each host and port, in a thread, because the look-up may read system settings.
@@ -316,6 +321,17 @@ class HttpClient:
             found = None if is_loopback(host) else await asyncio.to_thread(find_proxy, url.scheme, host, url.port or 0)
             self._proxies[origin] = None if found is None else type(url)(found)
         return self._proxies[origin]
+
+
+def check_session(session: object) -> None:
+    """Check that a session of the caller's is one of aiohttp's; None is allowed. aiohttp is imported already if there is one.
+
+    Raises:
+        ConfigError: it is something else, such as a client of httpx.
+    """
+    aiohttp = sys.modules.get("aiohttp")
+    if session is not None and (aiohttp is None or not isinstance(session, aiohttp.ClientSession)):
+        raise ConfigError(f"session: expected an aiohttp.ClientSession or None, got {type(session).__name__}")
 
 
 @contextmanager

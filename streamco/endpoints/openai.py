@@ -26,14 +26,14 @@ from streamco.endpoints.known_servers.prices import find_prices
 from streamco.endpoints.known_servers.probe import PROBED_PATHS, STREAMCO, ServerInfo, identify
 from streamco.endpoints.known_servers.providers import GENERIC, Dialect, find_provider
 from streamco.endpoints.network.credentials import ApiKey, ServerKey
-from streamco.endpoints.network.headers import BASE_HEADERS, has_header, key_header, merge_headers
+from streamco.endpoints.network.headers import BASE_HEADERS, check_headers, has_header, key_header, merge_headers
 from streamco.endpoints.openai_stream import CallApi, OpenAIStream, StreamCall
 from streamco.endpoints.retry import Retries
 from streamco.endpoints.shared_tokenizer import SharedTokenizer
 from streamco.endpoints.token_counter import TokenCounter
 from streamco.endpoints.token_transfer import PACKED_FIELD, TokenTransfer, is_client_error, is_refused_form, smaller
 from streamco.engines.base import Engine
-from streamco.errors import ConfigError, EndpointError, EndpointStatusError, EngineError, UsageError
+from streamco.errors import ConfigError, EndpointError, EndpointStatusError, EngineError
 from streamco.events import Partial, TextCount
 from streamco.wire.openai.msgpack_body import MSGPACK, encode_msgpack
 from streamco.wire.openai.msgpack_stream import ACCEPTED
@@ -129,6 +129,7 @@ class OpenAIEndpoint:
         self._dialect = Dialect(self._address.provider)
         self._transfer: TokenTransfer | None = None  # to a server that takes packed ids
         self._tokenizer = None if tokenizer is None else SharedTokenizer(tokenizer)
+        check_headers("headers", headers or {})
         account = account_headers(self._address, organization, project, is_default=base_url is None and provider is None)
         self._key = ServerKey(key)
         self._headers = merge_headers(BASE_HEADERS, account, headers or {})
@@ -178,12 +179,15 @@ class OpenAIEndpoint:
 
         Raises:
             StreamClosed: the endpoint was closed.
+            ConfigError: the environment names a proxy that can't be used.
         """
         if self._is_started:
             return
         await self._client.start()
+        url = self._url("/models", self.model)
+        await self._client.find_proxy(url)
         await asyncio.to_thread(self._counter.load)
-        self._client.warm(self._url("/models", self.model))
+        self._client.warm(url)
         self._is_started = True
 
     def open(self, request: Request) -> OpenAIStream:
@@ -377,10 +381,11 @@ class OpenAIEndpoint:
         model = request.model or self.model
         api, path, body = self._build_body(request, model, self._extra(request) if is_answer else request.extra)
         last = request.messages[-1] if request.messages else {}
-        url = self._url(path, model, base_url=self._address.provider.continuation_base_url if last.get("prefix") else None)
-        if request.query:
-            url = url.update_query(request.query)
+        check_headers("headers", request.headers)
         try:
+            url = self._url(path, model, base_url=self._address.provider.continuation_base_url if last.get("prefix") else None)
+            if request.query:
+                url = url.update_query(request.query)
             encoded = encode_msgpack(body) if is_binary else None
             types = {} if encoded is None else {"Content-Type": MSGPACK}
             codec = None
@@ -390,8 +395,8 @@ class OpenAIEndpoint:
             sent = encode_request(body) if encoded is None else encoded
             choices = body.get("n") or 1
             return StreamCall(url, headers, sent, api, held_whitespace if is_answer else "", codec, choices if type(choices) is int else 1)
-        except TypeError as exc:
-            raise UsageError(f"request: expected values that have a JSON form, got {exc}") from exc
+        except (TypeError, UnicodeEncodeError, OverflowError, RecursionError) as exc:
+            raise ConfigError(f"request: expected values that JSON has a form for, got {exc}") from exc
 
     def _takes_ids(self, request: Request, partial: Partial) -> bool:
         """Return True if, for this request, template and vocabulary of the server are those of the local model."""

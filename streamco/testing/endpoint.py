@@ -38,8 +38,9 @@ class ScriptedStream:
         self._cached = endpoint.count_kept(request)
         loop = asyncio.get_running_loop()
         skipped = 0.0
-        if self._position and not request.prefill_only:
-            skipped = endpoint.script[self._position - 1][0] - endpoint.prefill_s * (endpoint.count_prompt(request) - self._cached)
+        written = endpoint.script[: self._position]
+        if written and not request.prefill_only:
+            skipped = written[-1][0] - endpoint.prefill_s * (endpoint.count_prompt(request) - self._cached)
         self._began = loop.time() - skipped
         self._stop = loop.create_future()
 

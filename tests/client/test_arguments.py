@@ -4,10 +4,15 @@ from __future__ import annotations
 
 import inspect
 import re
+from collections import OrderedDict
 from collections.abc import Callable
+from types import MappingProxyType
 from typing import Any, Literal
 
+import msgspec
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from streamco.client.arguments import ChatOptions, RequestTimeout, build_request, check_mapping
 from streamco.config import SamplingOptions, Timeouts
@@ -63,6 +68,10 @@ def test_a_limit_of_minus_one_is_none(given: dict[str, Any]) -> None:
     assert build_request("hi", **given).sampling == SamplingOptions(max_tokens=None, is_unlimited=True)
 
 
+PARTS = {"role": "user", "content": [{"type": "text", "text": "hi"}, {"type": "text", "text": "\ude00"}]}
+JSON_LEAVES = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text()
+
+
 @pytest.mark.parametrize(
     ("arguments", "text"),
     [
@@ -97,12 +106,76 @@ def test_a_limit_of_minus_one_is_none(given: dict[str, Any]) -> None:
         ({"max_retries": -1}, "max_retries: expected an integer >= 0, got -1"),
         ({"extra_query": "a=b"}, "extra_query: expected a mapping, got str"),
         ({"extra_query": {"a": [1]}}, "extra_query: a: expected a text, a number or a truth value, got list"),
+        ({"model": 5}, "model: expected the name of a model, got int"),
+        # what no request can carry
+        ({"messages": "hi \ud83d"}, "messages[0].content: expected whole characters, got half of one (U+D83D at 3)"),
+        ({"messages": [PARTS]}, "messages[0].content[1].text: expected whole characters, got half of one (U+DE00 at 0)"),
+        ({"messages": [{"role": "user", "na\udcffme": 1}]}, "messages[0]: expected whole characters, got half of one (U+DCFF at 2)"),
+        (
+            {"messages": [{"role": "user", "content": {1, object}}]},
+            "messages[0].content: expected a value that JSON has a form for, got set",
+        ),
+        ({"model": "m\ud83d"}, "model: expected whole characters, got half of one (U+D83D at 1)"),
+        ({"stop": ["a", "\ud83d"]}, "stop: expected whole characters, got half of one (U+D83D at 0)"),
+        ({"user": "\ud83d"}, "user: expected whole characters, got half of one (U+D83D at 0)"),
+        (
+            {"tools": [{"function": {"a b": "\ud83d"}}]},
+            "tools[0].function['a b']: expected whole characters, got half of one (U+D83D at 0)",
+        ),
+        ({"metadata": {"at": object}}, "metadata.at: expected a value that JSON has a form for, got type"),
+        ({"extra_body": {"x": iter("a")}}, "x: expected a value that JSON has a form for, got str_ascii_iterator"),
+        ({"extra_body": {"x": {(1, 2): 3}}}, "x[(1, 2)]: expected a value that JSON has a form for, got dict"),
+        ({"extra_query": {"a": "\ud83d"}}, "extra_query: expected whole characters, got half of one (U+D83D at 2)"),
+        (
+            {"extra_headers": {"X-User": "a\nb"}},
+            """extra_headers["X-User"]: expected a text in one line, got the control character '\\n' at 1""",
+        ),
+        (
+            {"extra_headers": {"X-User": "a\0"}},
+            """extra_headers["X-User"]: expected a text in one line, got the control character '\\x00' at 1""",
+        ),
+        ({"extra_headers": {"X-User": None}}, 'extra_headers["X-User"]: expected a text, got NoneType'),
+        ({"extra_headers": {"X-User": 5}}, 'extra_headers["X-User"]: expected a text, got int'),
+        ({"extra_headers": {"X-User": b"5"}}, 'extra_headers["X-User"]: expected a text, got bytes'),
+        ({"extra_headers": {"X-User": "\ud83d"}}, 'extra_headers["X-User"]: expected whole characters, got half of one (U+D83D at 0)'),
+        ({"extra_headers": {"X User": "a"}}, "extra_headers: expected names of headers, got 'X User'"),
+        ({"extra_headers": {"X-User:": "a"}}, "extra_headers: expected names of headers, got 'X-User:'"),
+        ({"extra_headers": {5: "a"}}, "extra_headers: expected names of headers, got 5"),
+        ({"extra_headers": {"": "a"}}, "extra_headers: expected names of headers, got ''"),
     ],
 )
 def test_a_wrong_argument_says_what_was_expected_what_was_got_and_where(arguments: dict[str, Any], text: str) -> None:
     with pytest.raises(ConfigError) as caught:
         build_request(**{"messages": "hi", **arguments})
-    assert str(caught.value) == text
+    found = re.sub(r"(JSON has a form for, got \w+) \(.*\)$", r"\1", str(caught.value))  # msgspec's own words follow
+    assert found == text.replace("str_ascii_iterator", type(iter("a")).__name__)
+
+
+@given(st.recursive(JSON_LEAVES, lambda each: st.lists(each) | st.dictionaries(st.text(), each), max_leaves=10))
+def test_everything_that_json_has_a_form_for_is_taken(value: Any) -> None:
+    request = build_request([{"role": "user", "content": value}], extra_body={"other": value}, metadata={"a": value})
+    msgspec.json.encode([request.messages, request.extra])
+
+
+@given(st.text(st.characters(categories=("Cs", "L"))), st.integers(0, 3))
+def test_what_is_taken_can_be_sent_and_what_is_refused_can_not(text: str, depth: int) -> None:
+    value: Any = text
+    for _ in range(depth):
+        value = {"a": [value]}
+    try:
+        request = build_request([{"role": "user", "content": value}])
+    except ConfigError:
+        with pytest.raises(UnicodeEncodeError):
+            text.encode()
+    else:
+        msgspec.json.encode(request.messages)
+
+
+def test_mappings_of_every_kind_are_dicts_for_a_server() -> None:
+    frozen = MappingProxyType({"role": "user", "content": MappingProxyType({"a": 1})})
+    request = build_request([frozen], extra_body=MappingProxyType({"x": OrderedDict(b=2)}))
+    assert (request.messages, request.extra) == ([{"role": "user", "content": {"a": 1}}], {"x": {"b": 2}})
+    msgspec.json.encode([request.messages, request.extra])
 
 
 @pytest.mark.parametrize(

@@ -2,34 +2,67 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 
-from streamco.client.error_translation import FailedStream, FinishedStream, raisable, translate, with_partial
-from streamco.errors import AllEndpointsFailed, EndpointError, EndpointProtocolError, EndpointStatusError, UsageError, VerifierError
+from streamco.client.error_translation import FailedStream, FinishedStream, as_failure, as_raised, failure_of, raisable, with_partial
+from streamco.errors import (
+    AllEndpointsFailed,
+    ConfigError,
+    EndpointError,
+    EndpointProtocolError,
+    EndpointStatusError,
+    StreamClosed,
+    StreamcoError,
+    UsageError,
+    VerifierError,
+)
 from streamco.events import StreamEnded
 from streamco.openai_types import CompletionUsage
 
 
-def test_an_endpoints_error_is_kept_and_gets_its_name() -> None:
+@pytest.mark.parametrize("translate", [failure_of, as_failure])
+def test_an_endpoints_error_is_kept_and_gets_its_name(translate: Callable[[Exception, str], EndpointError]) -> None:
     error = EndpointStatusError("busy", status=503)
     assert translate(error, "server") is error
     assert error.endpoint == "server"
     assert translate(EndpointError("x", endpoint="own"), "server").endpoint == "own"
 
 
-def test_a_mistake_in_the_request_keeps_its_words() -> None:
-    mistake = UsageError("request: expected values that have a JSON form, got a set")
-    error = translate(mistake, "server")
-    assert str(error) == "server: request: expected values that have a JSON form, got a set"
-    assert error.__cause__ is mistake
+@pytest.mark.parametrize("translate", [failure_of, as_failure])
+def test_an_error_of_what_an_endpoint_asks_is_its_failure(translate: Callable[[Exception, str], EndpointError]) -> None:
+    refused = VerifierError("another vocabulary")
+    failure = translate(refused, "split")
+    assert isinstance(failure, EndpointProtocolError)
+    assert (str(failure), failure.__cause__) == ("split: another vocabulary", refused)
 
 
-def test_anything_else_is_the_endpoints_fault() -> None:
-    bug = KeyError("oops")
-    error = translate(bug, "server")
-    assert isinstance(error, EndpointProtocolError)
-    assert str(error) == "server: expected an event or an EndpointError, got KeyError('oops')"
-    assert error.__cause__ is bug
+@pytest.mark.parametrize("mistake", [ConfigError("headers: expected a text"), UsageError("session: closed"), StreamClosed("closed")])
+def test_a_mistake_of_the_callers_is_nobodys_failure(mistake: StreamcoError) -> None:
+    with pytest.raises(type(mistake)) as caught:
+        failure_of(mistake, "server")
+    assert caught.value is mistake
+    raised = as_raised(mistake, "race", "so far")
+    assert (type(raised), str(raised), raised.partial) == (type(mistake), str(mistake), "so far")
+
+
+@pytest.mark.parametrize("bug", [KeyError("oops"), OSError("oops"), TimeoutError(), RuntimeError("Event loop is closed")])
+def test_a_defect_is_nobodys_failure_and_is_named_with_the_text_so_far(bug: Exception) -> None:
+    with pytest.raises(StreamcoError) as caught:
+        failure_of(bug, "server")
+    assert not isinstance(caught.value, EndpointError)
+    assert (str(caught.value), caught.value.__cause__) == (f"server: expected an event or an EndpointError, got {bug!r}", bug)
+    assert as_raised(caught.value, "race", "so far").partial == "so far"
+    direct = as_raised(bug, "race", "so far")
+    assert (type(direct), str(direct)) == (StreamcoError, f"race: expected events it can handle, got {bug!r}")
+    assert (direct.partial, direct.__cause__) == ("so far", bug)
+
+
+def test_where_nothing_else_can_come_of_it_a_defect_is_the_endpoints() -> None:
+    bug = OSError("can't let go")
+    failure = as_failure(bug, "server")
+    assert (str(failure), failure.__cause__) == ('server: OSError("can\'t let go")', bug)
 
 
 def raised(error: BaseException, cause: BaseException | None = None) -> BaseException:
@@ -42,16 +75,16 @@ def raised(error: BaseException, cause: BaseException | None = None) -> BaseExce
 
 def test_an_endpoints_error_and_those_of_its_network_lose_their_frames_and_defects_keep_theirs() -> None:
     lost, bug = raised(OSError("reset")), raised(KeyError("oops"))
-    error = translate(raised(EndpointError("no end"), lost), "server")  # type: ignore[arg-type]
+    error = as_failure(raised(EndpointError("no end"), lost), "server")  # type: ignore[arg-type]
     assert (error.__traceback__, error.__cause__, lost.__traceback__) == (None, lost, None)
-    translate(raised(EndpointError("no end"), bug), "server")  # type: ignore[arg-type]
+    as_failure(raised(EndpointError("no end"), bug), "server")  # type: ignore[arg-type]
     assert bug.__traceback__ is not None
 
 
 def test_errors_that_cause_one_another_are_translated_once_each() -> None:
     first, second = EndpointError("first"), EndpointError("second")
     first.__cause__, second.__cause__ = second, first
-    assert translate(first, "server") is first
+    assert as_failure(first, "server") is first
 
 
 def test_a_copy_that_is_raised_has_all_of_the_kept_error() -> None:

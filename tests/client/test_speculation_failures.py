@@ -17,7 +17,7 @@ from streamco.endpoints.base import Request
 from streamco.endpoints.device import DeviceEndpoint
 from streamco.endpoints.device_drafter import DeviceDrafter
 from streamco.endpoints.openai import OpenAIEndpoint
-from streamco.errors import AllEndpointsFailed, EndpointError, EngineError, StreamClosed, StreamcoError, VerifierError
+from streamco.errors import AllEndpointsFailed, EngineError, StreamClosed, StreamcoError, VerifierError
 from streamco.testing import Crash, Cut, FaultProxy, Pause, Refuse, Reset, ScriptedSGLang, ScriptedVLLM
 from streamco.wire.verify.errors import OverloadedError
 from tests.client.helpers import tokens_text
@@ -303,7 +303,7 @@ async def test_what_is_held_for_the_pace_is_handed_out_before_an_error(world: Wo
         await settled(lambda: driver.output.delivery.buffered > 10)
         monkeypatch.setattr(driver.machine, "receive", broken)
         driver.emit(VerifierLost())
-        with pytest.raises(EndpointError, match="a bug") as failure:
+        with pytest.raises(StreamcoError, match="a bug") as failure:
             await read()
         assert failure.value.partial == text
         assert len(text.split()) > 10

@@ -20,7 +20,7 @@ from streamco.endpoints.base import Capabilities, Endpoint, EndpointStream, Requ
 from streamco.endpoints.known_servers.declared import CapabilityChanges
 from streamco.endpoints.known_servers.probe import ServerInfo
 from streamco.endpoints.openai import OpenAIEndpoint
-from streamco.errors import ConfigError, EndpointConnectError, EndpointError, EndpointStatusError, StreamClosed, UsageError
+from streamco.errors import ConfigError, EndpointConnectError, EndpointError, EndpointStatusError, StreamClosed
 from streamco.testing import DONE, RecordedRequest, ScriptedResponse, ScriptedServer, json_answer, sse_event, stream_answer
 from tests.endpoints.helpers import HELLO, NO_RETRIES, USAGE, ask, opened, read_all
 
@@ -159,8 +159,12 @@ async def test_chat_messages_for_the_completions_api_are_refused() -> None:
 
 async def test_what_has_no_json_form_is_the_callers_error() -> None:
     async with ScriptedServer() as server, opened(server.url) as endpoint:
-        with pytest.raises(UsageError, match="JSON form"):
-            await endpoint.open(Request(messages=[{"role": "user", "content": object()}])).receive()
+        for content in (object(), "half \ud83d", {"half \ud83d": 1}):
+            with pytest.raises(ConfigError, match="request: expected values that JSON has a form for"):
+                await endpoint.open(Request(messages=[{"role": "user", "content": content}])).receive()
+        with pytest.raises(ConfigError, match=r'^headers\["X-User"\]: expected a text in one line'):
+            await endpoint.open(Request(messages=[], headers={"X-User": "a\nb"})).receive()
+        assert server.requests == []
 
 
 async def test_a_large_prompt_is_sent_whole() -> None:
@@ -459,11 +463,11 @@ async def test_a_socks_proxy_is_a_wrong_setting_and_nothing_is_asked(monkeypatch
         monkeypatch.setenv("HTTP_PROXY", f"socks5://127.0.0.1:{server.port}")
         monkeypatch.setenv("http_proxy", f"socks5://127.0.0.1:{server.port}")
         monkeypatch.delenv("NO_PROXY", raising=False)
-        async with opened("http://llm.invalid/v1", api_key="k") as endpoint:
+        endpoint = OpenAIEndpoint("m", base_url="http://llm.invalid/v1", api_key="k")
+        for asks in (endpoint.start, lambda: ask(endpoint), endpoint.models):
             with pytest.raises(ConfigError, match=r"HTTP_PROXY: expected a URL like .* got 'socks5://"):
-                await ask(endpoint)
-            with pytest.raises(ConfigError, match="HTTP_PROXY"):
-                await endpoint.models()
+                await asks()
+        await endpoint.aclose()
         assert server.requests == []
 
 

@@ -229,6 +229,19 @@ def test_going_on_after_what_was_prepared_is_quicker() -> None:
     run_in_virtual_time(main())
 
 
+def test_going_on_after_more_than_the_script_has_ends_at_once() -> None:
+    async def main() -> None:
+        loop = asyncio.get_running_loop()
+        for script in ([(5.0, "a")], []):
+            endpoint = ScriptedEndpoint("other", script, capabilities=Capabilities(continuation="token_ids"), ends_after=5.0)
+            began = loop.time()
+            end = await endpoint.open(Request(prompt="p", partial=Partial(text="abc", tokens=3))).receive()
+            assert isinstance(end, StreamEnded)
+            assert loop.time() - began == (0.0 if script else 5.0)
+
+    run_in_virtual_time(main())
+
+
 def test_a_preparation_that_is_cancelled_or_fails_prepares_nothing() -> None:
     async def main() -> None:
         can = Capabilities(pre_copy="append")

@@ -15,7 +15,7 @@ from msgspec.structs import replace
 
 from streamco.client.delivery_queue import DeliveryQueue
 from streamco.client.driver import Batch
-from streamco.client.error_translation import FailedStream, FinishedStream, translate
+from streamco.client.error_translation import FailedStream, FinishedStream, as_failure, as_raised, failure_of
 from streamco.client.race.dispatch_record import DispatchRecord
 from streamco.client.race.report import build_cost, build_opening, build_report, describe_usage, with_split_figures
 from streamco.client.release_timer import share_timer
@@ -34,7 +34,7 @@ from streamco.core.race.machine import RaceMachine
 from streamco.core.report import AnswerUsage, Opening, Report, SplitFigures, opening_of
 from streamco.core.totals import AnswerCost
 from streamco.endpoints.base import Endpoint, EndpointStream, Request, TextCounter, WrittenStream, changes_of, idle_of, split_figures_of
-from streamco.errors import EngineError, StreamcoError
+from streamco.errors import EndpointError, EngineError, StreamcoError, UsageError
 from streamco.events import Event, Partial, ReaderLeft, StreamCancelled, StreamEnded, StreamFailed, TextCount, TokensReceived
 from streamco.machine_driver import Deadlines, StepLog, TaskDriver
 
@@ -92,6 +92,7 @@ class RaceDriver(TaskDriver[Event, Command]):
         self._counts: dict[Attempt, TextCount] = {}
         self._final: Report | None = None
         self._final_cost: AnswerCost | None = None
+        self._going_on: set[str] = set()  # endpoints that were asked to go on with the answer, or to read it ahead
         self._idle: dict[EndpointStream, float] = {}  # of streams that have ended, seconds that they waited for the reader
         self.unlimited: str | None = None
         """The endpoint that continued with the whole of ``max_tokens``, because the answer's tokens so far are an estimate."""
@@ -152,11 +153,13 @@ class RaceDriver(TaskDriver[Event, Command]):
                     continue
                 direct = self._direct
                 source, stream = direct
-                event: Event
+                event: Event | None
                 try:  # as in ``_read_event``: every token takes this path, and each coroutine on it costs
                     event = await stream.receive()
                 except Exception as error:  # noqa: BLE001
-                    event = StreamFailed(source, translate(error, source))
+                    event = self._translate(source, error) if self._direct is direct else None
+                if event is None:  # the answer has ended
+                    continue
                 if self._direct is not direct:  # another task has closed this answer
                     return None
                 if not isinstance(event, TokensReceived):
@@ -280,13 +283,15 @@ class RaceDriver(TaskDriver[Event, Command]):
 
     def _open(self, source: str, request: Request) -> None:
         stream: EndpointStream
+        if request.partial is not None or request.prefill_only:
+            self._going_on.add(source)
         try:
             elapsed, endpoint = self._elapsed(), self._endpoints[source]
             if self._on_open is not None:
                 request = self._on_open(source, endpoint, request)
             stream = endpoint.open(replace(request, elapsed=elapsed) if elapsed else request)
         except Exception as error:  # noqa: BLE001  an endpoint should not raise here; if it does, only its attempt has failed
-            stream = FailedStream(translate(error, source))
+            stream = FailedStream(self._failure_of(source, error))
         self._start_reading(source, stream)
 
     def _elapsed(self) -> float:
@@ -319,8 +324,21 @@ class RaceDriver(TaskDriver[Event, Command]):
     async def _read_event(self, source: str, stream: EndpointStream) -> Event:
         try:
             return await stream.receive()
-        except Exception as error:  # noqa: BLE001  a defect of an endpoint must reach the reader as an error, not as silence
-            return StreamFailed(source, translate(error, source))
+        except Exception as error:  # noqa: BLE001  what is no failure of the endpoint ends this task, and ``_crash`` gets it
+            return StreamFailed(source, self._failure_of(source, error))
+
+    def _failure_of(self, source: str, error: Exception) -> EndpointError:
+        """Return what ``failure_of`` does; that an endpoint can't go on with an answer is no mistake of the caller's."""
+        is_ours = source in self._going_on and isinstance(error, UsageError)
+        return as_failure(error, source) if is_ours else failure_of(error, source)
+
+    def _translate(self, source: str, error: Exception) -> StreamFailed | None:
+        """Return the event of an endpoint's failure; None: the error is another one, and has ended the answer."""
+        try:
+            return StreamFailed(source, self._failure_of(source, error))
+        except StreamcoError as other:
+            self._crash(other)
+            return None
 
     def _cancel_soon(self, source: str) -> None:
         reader = self._readers.pop(source, None)  # a cancelled task holds its frame, and that this object
@@ -334,7 +352,7 @@ class RaceDriver(TaskDriver[Event, Command]):
         try:
             await stream.cancel()
         except Exception as error:  # noqa: BLE001  the attempt must end all the same
-            self.emit(StreamFailed(source, translate(error, source)))
+            self.emit(StreamFailed(source, as_failure(error, source)))
         self.emit(StreamCancelled(source))
 
     # Backpressure
@@ -367,7 +385,7 @@ class RaceDriver(TaskDriver[Event, Command]):
         return self.machine.is_over or self._has_crashed
 
     def _crash(self, error: BaseException) -> None:
-        """End the answer with this error: the machine could not take an event, because of a defect here or in an endpoint."""
+        """End the answer with this error: a mistake of the caller's, or a defect here or in an endpoint."""
         if self._queue.has_left or self._queue.has_finished:  # no reader would see it
             self._report_error("streamco race failed", error)
         if self._has_crashed:
@@ -375,12 +393,17 @@ class RaceDriver(TaskDriver[Event, Command]):
         self._has_crashed = True
         self._direct = None
         if not self._queue.has_finished:
-            failure = StreamcoError(f"race: expected events it can handle, got {error!r}")
-            failure.__cause__ = error
-            self._queue.finish(failure)
+            self._queue.finish(as_raised(error, "race", self._text_so_far()))
         for source in self._streams:
             self._cancel_soon(source)
         self._end_if_idle()
+
+    def _text_so_far(self) -> str:
+        """Return the text that the reader has got, or will; "": none, or no part of the answer keeps it."""
+        stream: object = self._streams.get(self.machine.writer or "")
+        if self.machine.text or not isinstance(stream, WrittenStream):
+            return self.machine.text
+        return stream.written().text or ""
 
 
 def _count_text(endpoint: Endpoint, text: str) -> TextCount | None:

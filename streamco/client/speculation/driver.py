@@ -12,7 +12,7 @@ from typing import Literal, Protocol
 
 from streamco.client.delivery_queue import DeliveryQueue
 from streamco.client.driver import Batch
-from streamco.client.error_translation import with_partial
+from streamco.client.error_translation import as_raised, with_partial
 from streamco.client.release_timer import share_timer
 from streamco.client.speculation.output import SpeculativeOutput
 from streamco.client.speculation.remote_stream import OpenRemoteStream, RemoteStreamReader
@@ -46,7 +46,7 @@ from streamco.core.speculation.events import (
 from streamco.core.speculation.machine import SpeculationMachine
 from streamco.core.totals import AnswerCost
 from streamco.endpoints.verifiers.base import VerifierSession
-from streamco.errors import EndpointProtocolError, StreamcoError
+from streamco.errors import StreamcoError
 from streamco.events import ReaderLeft
 from streamco.machine_driver import Deadlines, StepLog, TaskDriver
 
@@ -338,19 +338,10 @@ class SpeculationDriver(TaskDriver[SpeculationEvent, SpeculationCommand]):
                 self._hand_out(self.finished)
             except Exception as another:  # noqa: BLE001  the output may be what is broken: the reader must not wait for ever
                 self._report_error("streamco speculated answer failed", another)
-            self._queue.finish(None if is_unseen else _as_failure(error, self.output.text))
+            self._queue.finish(None if is_unseen else as_raised(error, "speculation", self.output.text))
         self._wind_up()
         self._events.clear()
         self._end_if_idle()
 
     def _is_done(self) -> bool:
         return self._is_winding_up and (self._queue.has_finished or self._queue.has_left)
-
-
-def _as_failure(error: BaseException, text: str) -> StreamcoError:
-    """Return the error that an answer ends with after a defect."""
-    if isinstance(error, StreamcoError):
-        return with_partial(error, text, "speculation")
-    failure = EndpointProtocolError(f"expected events it can handle, got {error!r}", endpoint="speculation", partial=text)
-    failure.__cause__ = error
-    return failure

@@ -7,7 +7,7 @@ from collections.abc import Callable, Coroutine
 
 from msgspec import Struct
 
-from streamco.client.error_translation import translate
+from streamco.client.error_translation import failure_of
 from streamco.core.speculation.events import OpenRemote, RemoteEnded, RemoteFailed, RemoteTokensReceived
 from streamco.endpoints.base import EndpointStream
 from streamco.errors import EndpointError, EndpointProtocolError
@@ -80,7 +80,7 @@ class RemoteStreamReader:
         try:
             stream = self._open_stream(command.ids, command.max_tokens)
         except Exception as error:  # noqa: BLE001  an endpoint should not raise here; if it does, the remote stream has failed
-            self._fail_soon(command.version, translate(error, self._name))
+            self._fail_soon(command.version, failure_of(error, self._name))
             return
         part = RemoteStreamPart(opened=now, read=self._prompt_tokens + len(command.ids))
         self.parts.append(part)
@@ -112,8 +112,8 @@ class RemoteStreamReader:
                 if ids := _ids_of(event, self._name):
                     part.made += len(ids)
                     self._emit(RemoteTokensReceived(version, ids))
-        except Exception as error:  # noqa: BLE001  a defect of an endpoint must reach the reader as an error, not as silence
-            self._emit(RemoteFailed(version, translate(error, self._name)))
+        except Exception as error:  # noqa: BLE001  what is no failure of the endpoint ends this task, and with it the answer
+            self._emit(RemoteFailed(version, failure_of(error, self._name)))
             return
         _record_usage(part, event)
         self._emit(RemoteEnded(version, event.finish_reason or "stop"))

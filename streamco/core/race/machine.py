@@ -118,13 +118,9 @@ class RaceMachine:
         attempt = self._writer
         if attempt is None or attempt.source != event.source or attempt.state is not AttemptState.WON or attempt.first_token is None:
             return False
-        if (
-            self._delivery.is_paced
-            or self.finished is not None
-            or attempt.is_new
-            or attempt.restart_filter is not None
-            or self._may_migrate
-        ):
+        if self._delivery.is_paced or self.finished is not None or self._may_migrate:
+            return False
+        if attempt.is_new or attempt.restart_filter is not None:
             return False
         tokens = event.tokens
         attempt.tokens += tokens  # not count(): its rate is measured, and a call for each batch costs
@@ -166,6 +162,11 @@ class RaceMachine:
     def writer(self) -> str | None:
         """Name of the endpoint that the reader's tokens come from: the winner, or the one that took over from it."""
         return self._writer.source if self._writer is not None else None
+
+    @property
+    def text(self) -> str:
+        """The answer's text so far, if another endpoint may have to continue it; else ""."""
+        return self._handover.transcript.text if self._handover is not None else ""
 
     @property
     def hand_overs(self) -> Sequence[HandOver]:
@@ -406,7 +407,7 @@ class RaceMachine:
         if self._handover is None or not self._handover.hand_overs:
             return last
         errors = {attempt.source: attempt.error for attempt in self.attempts.values() if attempt.error is not None}
-        return AllEndpointsFailed(errors, partial=self._handover.transcript.text)
+        return AllEndpointsFailed(errors, partial=self.text)
 
     # Planned migration
 

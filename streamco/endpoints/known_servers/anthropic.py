@@ -13,7 +13,7 @@ from streamco.endpoints.address import Url, is_loopback, url_text
 from streamco.endpoints.base import Capabilities, Message, Request, TokenPrices
 from streamco.endpoints.known_servers.declared import CapabilityChanges, check_declared, with_declared
 from streamco.endpoints.network.credentials import ApiKey
-from streamco.endpoints.network.headers import merge_headers
+from streamco.endpoints.network.headers import check_headers, merge_headers
 from streamco.endpoints.openai import OpenAIEndpoint
 from streamco.endpoints.openai_stream import CallApi
 from streamco.errors import ConfigError
@@ -75,6 +75,7 @@ class AnthropicEndpoint(OpenAIEndpoint):
         rng: random.Random | None = None,
     ) -> None:
         check_declared(capabilities)
+        check_headers("headers", headers or {})
         if max_tokens < 1:
             raise ConfigError(f"max_tokens: expected an integer >= 1, got {max_tokens}")
         key = api_key

@@ -1,10 +1,16 @@
-"""HTTP headers: those of every request, and how layers of them are put together."""
+"""HTTP headers: those of every request, how layers of them are put together, and what a caller may put into them."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 
-__all__ = ["BASE_HEADERS", "has_header", "key_header", "merge_headers"]
+from streamco.errors import MAX_NAME, ConfigError, shorten
+
+__all__ = ["BASE_HEADERS", "check_header_value", "check_headers", "check_text", "has_header", "key_header", "merge_headers"]
+
+_NAME = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")  # RFC 9110, section 5.6.2
+_CONTROL = re.compile(r"[\x00-\x08\x0a-\x1f\x7f]")
 
 BASE_HEADERS: Mapping[str, str] = {
     "Accept": "text/event-stream, application/json",
@@ -31,3 +37,49 @@ def key_header(name: str, key: str | None) -> dict[str, str]:
     if key is None:
         return {}
     return {"Authorization": f"Bearer {key}"} if name == "authorization" else {name: key}
+
+
+def check_headers(setting: str, headers: object) -> None:
+    """Check headers of the caller's, which aiohttp would refuse in the middle of a request, or a server might read as two.
+
+    Args:
+        setting: where they were given, for the error.
+        headers: what was given.
+
+    Raises:
+        ConfigError: they are no mapping of names to texts, or have a character that no header can carry.
+    """
+    if not isinstance(headers, Mapping):
+        raise ConfigError(f"{setting}: expected a mapping, got {type(headers).__name__}")
+    for name, value in headers.items():
+        if not isinstance(name, str) or not _NAME.fullmatch(name):
+            raise ConfigError(f"{setting}: expected names of headers, got {shorten(repr(name), MAX_NAME)}")
+        check_header_value(f'{setting}["{shorten(name, MAX_NAME)}"]', value)
+
+
+def check_header_value(setting: str, value: object) -> None:
+    """Check the text of one header.
+
+    Raises:
+        ConfigError: see ``check_headers``.
+    """
+    if not isinstance(value, str):
+        raise ConfigError(f"{setting}: expected a text, got {type(value).__name__}")
+    if (found := _CONTROL.search(value)) is not None:
+        raise ConfigError(f"{setting}: expected a text in one line, got the control character {found[0]!r} at {found.start()}")
+    check_text(setting, value)
+
+
+def check_text(setting: str, text: str) -> None:
+    """Check that a text has whole characters: half an emoji, as a cut at some length leaves it, has no form in UTF-8.
+
+    Raises:
+        ConfigError: it has half a character.
+    """
+    if text.isascii():
+        return
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        half = f"U+{ord(text[error.start]):04X}"
+        raise ConfigError(f"{setting}: expected whole characters, got half of one ({half} at {error.start})") from None

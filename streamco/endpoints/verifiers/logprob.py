@@ -23,7 +23,7 @@ from streamco.endpoints.address import Url, find_address
 from streamco.endpoints.base import Endpoint
 from streamco.endpoints.http import HttpClient
 from streamco.endpoints.network.credentials import ApiKey, ServerKey
-from streamco.endpoints.network.headers import BASE_HEADERS, key_header, merge_headers
+from streamco.endpoints.network.headers import BASE_HEADERS, check_headers, key_header, merge_headers
 from streamco.endpoints.openai import OpenAIEndpoint
 from streamco.endpoints.shared_tokenizer import SAMPLE
 from streamco.endpoints.verifiers.base import Emit, VerifierFacts
@@ -105,6 +105,7 @@ class LogprobVerifier(ABC):
         # Keeps other clients from what the rounds leave in a prefix cache. None: the server doesn't know the field.
         self._salt: str | None = secrets.token_urlsafe(32)
         self._options: dict[str, Any] = {"base_url": base_url, "api_key": key or "", "session": session, "headers": headers}
+        check_headers("headers", headers or {})
         self._key = ServerKey(key)
         self._headers = merge_headers(BASE_HEADERS, headers or {})
         self._client = HttpClient(self._name, timeouts=timeouts, session=session, key=self._key)

@@ -173,7 +173,7 @@ def test_the_prompts_length_is_the_devices_count_else_the_servers_else_an_estima
 
 
 def test_tools_count_as_prompt_and_need_a_side_that_has_them() -> None:
-    tools = [{"type": "function", "function": {"name": "f", "parameters": {"x": object()}}}]
+    tools = [{"type": "function", "function": {"name": "f", "parameters": {"x": [1, 2]}}}]
     request = build_request("hi", tools=tools)
     plain = decide(make(), remote=server(), request=build_request("hi"))
     dispatched = decide(make(), local=device(tokens=None), remote=server(), request=request)

@@ -7,16 +7,26 @@ import gc
 import time
 import weakref
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
+from streamco.client.driver import Batch
 from streamco.client.race.driver import RaceDriver
 from streamco.core.race.attempt import AttemptPlan
 from streamco.core.race.machine import RaceMachine, RacePlan
 from streamco.core.race.migration import MigrationPlan
 from streamco.endpoints.base import Capabilities, Kind, Request
-from streamco.errors import ConcurrentRead, EndpointConnectError, EndpointError, EndpointProtocolError, StreamClosed, StreamcoError
+from streamco.errors import (
+    ConcurrentRead,
+    ConfigError,
+    EndpointConnectError,
+    EndpointError,
+    EndpointProtocolError,
+    StreamClosed,
+    StreamcoError,
+    UsageError,
+)
 from streamco.events import StreamEnded, TokensReceived
 from streamco.policies.migration import Terms
 from streamco.profiles import RemainingLength
@@ -51,6 +61,11 @@ async def read_all(driver: RaceDriver) -> str:
     while (batch := await driver.next_batch()) is not None:
         text += "".join(chunk.choices[0].delta.content or "" for chunk in batch[1])
     return text
+
+
+async def read_into(batches: list[Batch], driver: RaceDriver) -> None:
+    while (batch := await driver.next_batch()) is not None:
+        batches.append(batch)
 
 
 def words(*times: float) -> list[tuple[float, str]]:
@@ -241,21 +256,51 @@ def test_peek_waits_for_the_first_delivery_and_raises_what_came_instead() -> Non
     run_in_virtual_time(main())
 
 
-def test_a_bug_in_an_endpoint_reaches_the_reader_as_an_error() -> None:
-    class Broken(ScriptedStream):
-        async def receive(self) -> TokensReceived | StreamEnded:
-            raise KeyError("oops")
+class Failing(ScriptedStream):
+    """Ends with the endpoint's error of another kind after its script."""
 
-    class BrokenEndpoint(ScriptedEndpoint):
-        def open(self, request: Request) -> ScriptedStream:
-            self.active += 1
-            return Broken(self, request)
+    async def receive(self) -> TokensReceived | StreamEnded:
+        event = await super().receive()
+        if isinstance(event, StreamEnded):
+            raise cast("FailingEndpoint", self._endpoint).error
+        return event
 
+
+class FailingEndpoint(ScriptedEndpoint):
+    def __init__(self, name: str, script: list[tuple[float, Any]], error: Exception) -> None:
+        super().__init__(name, script, ends_after=0.3)
+        self.error = error
+
+    def open(self, request: Request) -> ScriptedStream:
+        self.active += 1
+        return Failing(self, request)
+
+
+@pytest.mark.parametrize("error", [KeyError("oops"), ConfigError("session: wrong"), UsageError("session: another loop")], ids=repr)
+@pytest.mark.parametrize("said", [[], words(0.1, 0.2)], ids=["at first", "in the middle"])
+@pytest.mark.parametrize("has_rival", [False, True])
+def test_what_is_no_failure_of_an_endpoint_ends_the_answer_and_no_other_endpoint_takes_over(
+    error: Exception, said: list[tuple[float, Any]], has_rival: bool
+) -> None:
     async def main() -> None:
-        driver = begin(BrokenEndpoint("server"))
-        with pytest.raises(EndpointProtocolError, match="KeyError") as caught:
-            await driver.next_batch()
-        assert isinstance(caught.value.__cause__, KeyError)
+        calls: list[RaceDriver] = []
+        broken = FailingEndpoint("server", said, error)
+        rival = ScriptedEndpoint("device", words(50.0))
+        driver = begin(*([broken, rival] if has_rival else [broken]), on_over=calls.append)
+        read: list[Batch] = []
+        with pytest.raises(StreamcoError) as caught:
+            await read_into(read, driver)
+        assert "".join(chunk.choices[0].delta.content or "" for batch in read for chunk in batch[1]) == "".join(word for _, word in said)
+        if isinstance(error, StreamcoError):
+            assert (type(caught.value), str(caught.value)) == (type(error), str(error))
+        else:
+            assert type(caught.value) is StreamcoError
+            assert str(caught.value) == "server: expected an event or an EndpointError, got KeyError('oops')"
+        await driver.aclose()
+        assert driver.is_over
+        assert calls == [driver]
+        assert driver.machine.attempts["server"].error is None
+        assert (broken.active, rival.active) == (0, 0)
 
     run_in_virtual_time(main())
 
@@ -296,22 +341,29 @@ def test_a_dropped_driver_leaves_no_task_behind() -> None:
     run_in_virtual_time(main())
 
 
-def test_an_endpoint_that_fails_to_open_is_a_leg_that_failed() -> None:
+def test_an_endpoint_that_fails_to_open_is_a_leg_that_failed_unless_it_is_a_defect() -> None:
     class Unopenable(ScriptedEndpoint):
+        error: Exception = EndpointConnectError("no room")
+
         def open(self, request: Request) -> ScriptedStream:
-            raise RuntimeError("no room")
+            raise self.error
 
     async def main() -> None:
         driver = begin(Unopenable("server"), ScriptedEndpoint("device", words(0.1)))
         assert await read_all(driver) == "w0 "
-        error = driver.machine.attempts["server"].error
-        assert isinstance(error, EndpointProtocolError)
-        assert isinstance(error.__cause__, RuntimeError)
+        assert isinstance(driver.machine.attempts["server"].error, EndpointConnectError)
         alone = begin(Unopenable("server"))
-        with pytest.raises(EndpointProtocolError, match="no room"):
+        with pytest.raises(EndpointConnectError, match="no room"):
             await alone.next_batch()
         await alone.aclose()
         assert alone.is_over
+        Unopenable.error = RuntimeError("a defect")
+        broken = begin(Unopenable("server"), ScriptedEndpoint("device", words(0.1)))
+        with pytest.raises(StreamcoError, match="a defect") as caught:
+            await broken.next_batch()
+        assert not isinstance(caught.value, EndpointError)
+        await broken.aclose()
+        assert broken.is_over
 
     run_in_virtual_time(main())
 
