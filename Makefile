@@ -11,10 +11,11 @@ PARALLEL := -n $(WORKERS) --dist=loadfile --no-loadscope-reorder
 export PIP_DISABLE_PIP_VERSION_CHECK = 1
 
 CASES ?= 10000000
+STREAMS ?= 1000000
 # What the tests cover of the optional parts.
 EXTRAS := demo,models,tokens,otel,cluster
 
-.PHONY: demo models draft-layer test thorough picture fuzz attack pure style types imports sanitize bench docs site first-word vllm recipes native sources wheels clean
+.PHONY: demo models draft-layer test thorough picture fuzz fuzz-streams attack pure style types imports sanitize bench docs site first-word vllm recipes native sources wheels clean
 .DEFAULT_GOAL := test
 
 # What `make demo` needs: the package, llama.cpp, the terminal parts and the packaged model.
@@ -69,6 +70,10 @@ thorough: $(VENV)/.dev
 fuzz: $(VENV)/.dev
 	PYTHONPATH=. $(BIN)/python -m tests.fuzz.verify --cases $(CASES)
 	PYTHONPATH=. $(BIN)/python -m tests.fuzz.split --cases $(CASES)
+
+# A million streams as real servers break them, read in three ways and compared with an oracle: some two hours on two cores. Ctrl-C ends it early.
+fuzz-streams: $(VENV)/.dev
+	PYTHONPATH=. $(BIN)/python -m tests.mutants --count $(STREAMS)
 
 # Attacks on real processes of serve, verifier, split server, proxy, its callers and client: some eight minutes, a table, and exit status 1 if one does harm.
 attack: $(VENV)/.dev

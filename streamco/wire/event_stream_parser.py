@@ -165,8 +165,24 @@ class EventStreamParser(AnswerParser):
         }
         self._emit(ChoiceDelta(role="assistant"))
 
-    def _emit(self, delta: ChoiceDelta, reason: str | None = None, *, usage: CompletionUsage | None = None, **fields: Any) -> None:
-        """Add a chunk to those that the bytes complete, and count what it holds."""
+    def _emit(
+        self,
+        delta: ChoiceDelta,
+        reason: str | None = None,
+        *,
+        usage: CompletionUsage | None = None,
+        is_new: bool = True,
+        **fields: Any,
+    ) -> None:
+        """Add a chunk to those that the bytes complete, and count what it holds.
+
+        Args:
+            delta: what the chunk adds.
+            reason: its finish reason.
+            usage: its usage; only one that may be true is kept.
+            is_new: False: the delta was held, so that it says nothing of a finish reason that came meanwhile.
+            fields: further fields of the choice.
+        """
         if not self._has_begun:
             self._begin("", "")
         chunk = ChatCompletionChunk(**self._head, choices=[ChunkChoice(delta=delta, finish_reason=reason, **fields)])
@@ -174,7 +190,8 @@ class EventStreamParser(AnswerParser):
         self.usage = chunk.usage or self.usage
         if has_output(delta):
             self.has_progress = True
-            self._ends.record_output()
+            if is_new:
+                self._ends.record_output()
             tokens = estimate_delta(delta)
             self.tokens += tokens
             self.is_estimated = self.is_estimated or bool(tokens)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import random
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import msgspec
@@ -21,12 +21,15 @@ from tests.mutants.mutant import Mutant
 from tests.mutants.oracle import read_answer
 from tests.mutants.oracle.reading import Call, Reading
 
-__all__ = ["SMALL_BYTES", "differences", "observe", "pieces_of", "reading_of", "right_reading"]
+__all__ = ["SMALL_BYTES", "WAYS", "differences", "find_differences", "observe", "pieces_of", "reading_of", "right_reading"]
 
 Parser = AnswerParser | ChatStreamParser
 
 SMALL_BYTES = 20_000
 """Bodies up to this size go byte by byte, larger ones in pieces of 64 KiB."""
+
+WAYS = ("whole", "bytes", "random")
+"""How a body is cut into reads."""
 
 _PIECE = 64 << 10
 _LIMITS = Limits()
@@ -181,3 +184,14 @@ def _same_json(wanted: str, had: str) -> bool:
 def _shown(value: Any) -> str:
     text = repr(value)
     return text if len(text) <= 200 else f"{text[:100]} ... {text[-80:]}"
+
+
+def find_differences(mutant: Mutant, *, ways: Sequence[str] = WAYS) -> list[str]:
+    """Read a mutant in several ways with each decoder, and return what differs from the oracle; [] if nothing does."""
+    expected = right_reading(mutant)
+    for way in ways:
+        for is_lenient in (False, True) if mutant.api == "chat" else (False,):
+            got = observe(mutant, pieces_of(mutant.body, way, mutant.seed), is_lenient=is_lenient)
+            if found := differences(expected, got, api=mutant.api):
+                return [f"{way}, {'without types' if is_lenient else 'typed'}: {each}" for each in found]
+    return []

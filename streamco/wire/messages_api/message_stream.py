@@ -153,7 +153,7 @@ class MessageStreamParser(EventStreamParser):
             return
         if block.call is not None:
             if not block.has_input:
-                self._call(block.call, msgspec.json.encode(block.given or {}).decode())
+                self._call(block.call, msgspec.json.encode(block.given or {}).decode(), is_new=False)
         elif block.pieces:
             self._provide(index, {"type": block.kind, "input": _read_json("".join(block.pieces))})
 
@@ -174,16 +174,15 @@ class MessageStreamParser(EventStreamParser):
     def _provide(self, index: int | None, part: dict[str, Any]) -> None:
         self._emit(with_further(ChoiceDelta(), {"content_blocks": [{"index": index or 0, **part}]}))
 
-    def _call(self, number: int, arguments: str, *, name: str | None = None, call_id: str | None = None) -> None:
+    def _call(self, number: int, arguments: str, *, name: str | None = None, call_id: str | None = None, is_new: bool = True) -> None:
         kind = None if call_id is None else "function"
         function = FunctionDelta(name=name, arguments=arguments)
-        self._emit(ChoiceDelta(tool_calls=[ToolCallDelta(index=number, id=call_id, type=kind, function=function)]))
+        self._emit(ChoiceDelta(tool_calls=[ToolCallDelta(index=number, id=call_id, type=kind, function=function)]), is_new=is_new)
 
     def _stop(self, delta: dict[str, Any]) -> None:
         reason = read_reason(delta.get("stop_reason"))
         if reason is None:
             return
-        self._take_rest()
         stop = text_of(delta.get("stop_sequence")) or None
         self._emit(ChoiceDelta(), _REASONS.get(reason, reason), usage=self._usage(), stop_reason=stop)
 

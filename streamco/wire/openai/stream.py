@@ -79,7 +79,7 @@ class ChatStreamParser:
         self._calls: dict[int, ToolCalls] = {}  # by choice
         self._halves = TextHalves()
         self._cumulative = CumulativeText()
-        self._is_streaming = False  # False before the first event, in a JSON body and after the end
+        self._is_streaming = False  # before the first event, in a JSON body and after the end
         self._body: JSONBody | None = None
         self._unknown: bytes | None = None  # the first event, if it has neither choices nor usage
         self._has_chunk = False  # an event that has them came
@@ -165,6 +165,7 @@ class ChatStreamParser:
     def finish(self) -> list[ChatCompletionChunk]:
         """Return what is still held of an answer that is whole, if no end of the body comes: the connection was lost, or is silent."""
         chunks: list[ChatCompletionChunk] = []
+        self._ends.record_close(is_proper=False)
         self._take_rest(chunks)
         return chunks
 
@@ -222,11 +223,11 @@ class ChatStreamParser:
         readable = [payload for payload in payloads if is_json(payload) or payload.strip() == _DONE]
         chunks = self._read(readable)
         if self.error is None and not self.is_done:
-            self._take_rest(chunks)
             if self._unknown is not None and not (self._ends.has_choice or self._has_chunk):
                 self._fail(self._unknown_events(self._unknown))
             else:
                 self._record_end(self._ends.record_close(is_proper=is_proper and readable == payloads))  # else it ends in half an event
+                self._take_rest(chunks)
         return chunks
 
     def _record_end(self, end: End) -> None:
@@ -247,8 +248,7 @@ class ChatStreamParser:
         last = end - FEW if end > FEW and self._repeated.is_useful else 0  # after this one too few are left to copy
         is_open = self._is_open()
         while at < end:
-            payload = payloads[at]
-            at += 1
+            payload, at = payloads[at], at + 1
             try:
                 chunk = decode(payload) if len(payload) <= _SHORT else self._decode_long(payload)
             except (msgspec.DecodeError, ValueError, RecursionError) as refusal:
@@ -404,10 +404,8 @@ class ChatStreamParser:
             if not self._cumulative.has_begun:
                 self._cumulative.begin(self.partial_text())
             self._cumulative.keep_new(chunk)
-        if self._halves.has_taken:
+        if self._halves.has_taken and any(place in payload for place in _PLACES):
             self._ends.record_output()
-        if self._halves.is_open and any(read_reason(choice.finish_reason) for choice in chunk.choices):
-            self._take_rest(chunks)
         self._read_usage(chunk, payload, is_built)
         before = self.tokens
         had_progress, self.has_progress = self.has_progress, False
