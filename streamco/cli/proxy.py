@@ -141,7 +141,10 @@ async def _proxy(args: argparse.Namespace, config: ProxyConfig) -> int:
         except OSError as error:
             print_plain(f"streamco proxy: {options.host}:{options.port}: {error.strerror or error}", sys.stderr)
             return 1
-        keep_profile(client, config)
+        try:
+            keep_profile(client, config)
+        except ConfigError as error:  # the settings were right, and it was stopped as it should be
+            print_plain(f"streamco proxy: what was learned is lost: {error}", sys.stderr)
     return 0
 
 

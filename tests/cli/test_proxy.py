@@ -82,6 +82,20 @@ def test_what_it_learned_is_written_at_the_end(tmp_path: Path) -> None:
     assert load_profile(path).lengths is not None
 
 
+def test_a_profile_that_cannot_be_written_at_the_end_is_said_and_the_stop_is_clean(tmp_path: Path) -> None:
+    folder = tmp_path / "gone"
+    folder.mkdir()
+    with process(FAKE.format(second=0.0), "--port", "0", "--profile", str(folder / "learned.json")) as running:
+        ask(address_of(running))
+        folder.rmdir()
+        folder.write_text("a file where the folder was")
+        running.terminate()
+        _, errors = running.communicate(timeout=30)
+    assert running.returncode == 0
+    assert "what was learned is lost" in errors
+    assert "Traceback" not in errors
+
+
 def test_a_signal_ends_a_running_stream_with_an_error_its_reader_can_tell() -> None:
     with process(FAKE.format(second=60.0), "--port", "0") as running:
         body = json.dumps({"messages": [{"role": "user", "content": "Hi"}], "stream": True}).encode()
