@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import argparse
+import os
 import sys
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from importlib import import_module, metadata
-from typing import NoReturn
+from pathlib import Path
+from typing import Any, NoReturn, TextIO, cast
 
 from streamco.cli.ui.control_characters import print_plain
 from streamco.errors import ConfigError, StreamcoError
@@ -30,7 +33,11 @@ INTERRUPTED = 130  # 128 + SIGINT, as shells count it
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run a command line; the exit code is 0, or 1 (an endpoint failed), 2 (usage), 130 (Ctrl-C)."""
-    words = list(sys.argv[1:] if argv is None else argv)
+    with _optional_stderr():
+        return _main(list(sys.argv[1:] if argv is None else argv))
+
+
+def _main(words: Sequence[str]) -> int:
     verbose = 0
     try:
         args = _parse(words)
@@ -110,3 +117,40 @@ def _run(args: argparse.Namespace) -> int:
     if not isinstance(code, int):
         raise AssertionError(f"a command returns its exit code, got {code!r}")
     return code
+
+
+class _Optional:
+    """A text file that loses what can't be written: a log may be on a full disk, or its reader may have left.
+
+    Args:
+        file: the file. All else that is asked of this one goes to it.
+    """
+
+    def __init__(self, file: TextIO) -> None:
+        self._file = file
+
+    def write(self, text: str) -> int:
+        """Write text if possible; return its length."""
+        with suppress(OSError):
+            self._file.write(text)
+        return len(text)
+
+    def flush(self) -> None:
+        """Write what is buffered, if possible."""
+        with suppress(OSError):
+            self._file.flush()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._file, name)
+
+
+@contextmanager
+def _optional_stderr() -> Iterator[None]:
+    """Go on inside the block if stderr can't be written, or is closed: it has advice, progress and errors, and no result depends on it."""
+    former: TextIO | None = sys.stderr
+    with Path(os.devnull).open("w") as nowhere:
+        sys.stderr = cast(TextIO, _Optional(nowhere if former is None else former))
+        try:
+            yield
+        finally:
+            sys.stderr = cast(TextIO, former)
