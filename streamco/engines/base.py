@@ -129,7 +129,7 @@ class ModelInfo(Struct, frozen=True, kw_only=True):
     name: str
     vocabulary_size: int
     vocabulary: str  # fingerprint
-    context_tokens: int
+    context_tokens: int  # 0: the file doesn't say
     has_chat_template: bool
     parameters: int
     layers: int

@@ -24,7 +24,7 @@ from streamco.engines.llamacpp.attention import has_readable_attention
 from streamco.engines.llamacpp.cache_dir import machine_key
 from streamco.engines.llamacpp.context import LlamaContext
 from streamco.engines.llamacpp.control_tokens import ControlTokens
-from streamco.engines.llamacpp.model import LlamaModel
+from streamco.engines.llamacpp.model import LlamaModel, context_limit
 from streamco.engines.llamacpp.row_costs import ROW_SIZES, kept_costs, measured_costs
 from streamco.engines.loop import EngineLoop
 from streamco.engines.sequence import HeldSequence
@@ -106,7 +106,7 @@ class LlamaEngine:
 
     def _open_context(self, options: EngineOptions) -> None:
         model = self._model
-        limit = min(options.context_tokens, model.info.context_tokens)
+        limit = context_limit(model.info, options.context_tokens)
         self.info: ModelInfo = replace(model.info, context_tokens=limit)
         count = options.max_sequences + options.held_sequences
         is_separate = options.separate or options.exact

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import logging
 import re
 import stat
 import threading
@@ -20,7 +21,9 @@ from streamco.engines.llamacpp.library import collected_errors, extra_buffer, lo
 from streamco.errors import EngineError
 from streamco.wire.token_frames import vocabulary_fingerprint
 
-__all__ = ["LlamaModel", "check_file", "check_regular", "load_weights"]
+__all__ = ["LlamaModel", "check_file", "check_regular", "context_limit", "load_weights"]
+
+logger = logging.getLogger("streamco.engine")
 
 
 class LlamaModel:
@@ -224,6 +227,15 @@ class LlamaModel:
             with self._changed:
                 self._readers -= 1
                 self._changed.notify_all()
+
+
+def context_limit(info: ModelInfo, wanted: int) -> int:
+    """Return the number of tokens that a context may have: as many as are wanted, or as many as the model was trained for, if it says."""
+    trained = info.context_tokens
+    if 0 < trained < wanted:
+        logger.warning("%s: expected a context of up to %d tokens, which it was trained for, got %d; it is cut", info.name, trained, wanted)
+        return trained
+    return wanted
 
 
 def load_weights(library: Any, path: Path, *, repack: Repacking, on_progress: Callable[[float], None] | None = None) -> Any:

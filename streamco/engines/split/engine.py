@@ -22,6 +22,7 @@ from streamco.engines.base import EngineOptions, Generation, GenerationRequest, 
 from streamco.engines.consumer import Consumer
 from streamco.engines.kv_slots import Slot
 from streamco.engines.llamacpp.control_tokens import ControlTokens
+from streamco.engines.llamacpp.model import context_limit
 from streamco.engines.llamacpp.model_parts import PartInfo, check_same_model
 from streamco.engines.split.answer import LinkEvent, ProposeDrafts, SplitAnswer, SplitGeneration, SplitLink
 from streamco.engines.split.draft_layer import DraftPart
@@ -125,7 +126,7 @@ class SplitEngine:
             self._share.release()
             raise
         model = self._head.model.info
-        limit = min(options.context_tokens, model.context_tokens)
+        limit = context_limit(model, options.context_tokens)
         self.info: ModelInfo = replace(model, context_tokens=limit, layers=self._input.info.layers)  # those that use energy here
         self.link = link(self._input.info, limit)
         self._lengths = None if self.drafts is None else DraftLengths(self.drafts.policy, self.link.row_seconds)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -10,6 +11,8 @@ from typing import Any
 import pytest
 
 from streamco.endpoints.device import DeviceEndpoint
+from streamco.engines.base import EngineOptions
+from streamco.engines.llama import LlamaEngine
 from streamco.engines.llamacpp.model import LlamaModel
 from streamco.engines.llamacpp.model_parts import split_model
 from streamco.engines.prompt_ids import chat_ids, prompt_ids
@@ -99,3 +102,18 @@ def test_prompts_begin_as_the_file_says_and_never_end(load: LoadModel, adds_begi
 def test_a_begin_token_beyond_the_vocabulary_is_none(load: LoadModel, begin: int) -> None:
     model = load({"tokenizer.ggml.add_bos_token": True, "tokenizer.ggml.bos_token_id": begin})
     assert all(token < 305 for token in model.tokenize("A", bos=True))
+
+
+# The context
+
+
+@pytest.mark.usefixtures("plain_weights")
+@pytest.mark.parametrize(("trained", "wanted", "got"), [(64, 100, 64), (64, 64, 64), (64, 32, 32), (0, 100, 100)])
+def test_a_context_that_is_cut_is_said_once(tmp_path: Path, trained: int, wanted: int, got: int, caplog: pytest.LogCaptureFixture) -> None:
+    path = write_model(tmp_path / "model.gguf", context_tokens=trained)
+    engine = LlamaEngine(path, EngineOptions(context_tokens=wanted, threads=1))
+    engine.close()
+    assert engine.info.context_tokens == got
+    warnings = [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING]
+    assert len(warnings) == (got < wanted)
+    assert all(str(number) in text for text in warnings for number in (trained, wanted))
