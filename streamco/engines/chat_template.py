@@ -24,15 +24,14 @@ class ChatTemplate:
 
     Args:
         source: Jinja text.
-        bos: text of the model's begin token; "" if it has none.
-        eos: text of its end token; "" if it has none.
+        tokens: texts of the model's special tokens by the names that templates have for them, as "bos_token".
 
     Raises:
         EngineError: the template does not compile or is too long, or Jinja is not installed.
     """
 
-    def __init__(self, source: str, *, bos: str = "", eos: str = "") -> None:
-        self._names = {"bos_token": bos, "eos_token": eos}
+    def __init__(self, source: str, tokens: Mapping[str, str] | None = None) -> None:
+        self._names = {"bos_token": "", "eos_token": "", **(tokens or {}), "tools": None, "documents": None}
         try:
             from streamco.engines.llamacpp.template_sandbox import BoundedEnvironment, Bounds, TemplateBoundError
         except ImportError as exc:

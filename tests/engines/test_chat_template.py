@@ -27,7 +27,7 @@ def test_messages_become_a_prompt() -> None:
 
 def test_the_names_transformers_gives_are_there() -> None:
     source = "{{ bos_token }}{{ messages | length }}{{ messages[0] | tojson }}{{ strftime_now('%Y') | length }}{{ eos_token }}"
-    assert ChatTemplate(source, bos="<s>", eos="</s>").render(user("é")) == '<s>1{"role": "user", "content": "é"}4</s>'
+    assert ChatTemplate(source, {"bos_token": "<s>", "eos_token": "</s>"}).render(user("é")) == '<s>1{"role": "user", "content": "é"}4</s>'
 
 
 def test_blocks_leave_no_blank_lines_and_loops_can_be_left() -> None:
@@ -88,3 +88,9 @@ def test_the_callers_messages_stay_as_they_are() -> None:
 def test_messages_that_are_not_text_say_where(messages: list[Any], message: str) -> None:
     with pytest.raises(EngineError, match=message):
         plain_messages(messages)
+
+
+@pytest.mark.parametrize("name", ["tools", "documents"])
+def test_without_tools_and_documents_a_template_has_none(name: str) -> None:
+    source = "{% if " + name + " is not none %}{{ " + name + " | tojson }}{% endif %}{{ messages[0].content }}"
+    assert ChatTemplate(source).render(user("Hi")) == "Hi"

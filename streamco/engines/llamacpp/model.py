@@ -25,6 +25,17 @@ __all__ = ["LlamaModel", "check_file", "check_regular", "context_limit", "load_w
 
 logger = logging.getLogger("streamco.engine")
 
+# Special tokens by the names that templates have for them (``special_tokens_map`` in transformers); GGUF spells one of them so.
+_TOKEN_KEYS = {
+    "bos_token": "bos",
+    "cls_token": "cls",
+    "eos_token": "eos",
+    "mask_token": "mask",
+    "pad_token": "padding",
+    "sep_token": "seperator",
+    "unk_token": "unknown",
+}
+
 
 class LlamaModel:
     """A GGUF file in memory.
@@ -187,11 +198,17 @@ class LlamaModel:
         source = self.library.llama_model_chat_template(self.handle, None)
         if not source:
             return None
-        library, vocab = self.library, self._vocab
-        bos, eos = self._entry(library.llama_vocab_bos(vocab)), self._entry(library.llama_vocab_eos(vocab))
-        template = ChatTemplate(source.decode("utf-8", "replace"), bos=bos, eos=eos)
+        template = ChatTemplate(source.decode("utf-8", "replace"), self._read_special_tokens())
         template.check()
         return template
+
+    def _read_special_tokens(self) -> dict[str, str]:
+        """Return the texts of the special tokens that the file names, by the names that templates have for them."""
+        library, vocab = self.library, self._vocab
+        found = {name: self._metadata(f"tokenizer.ggml.{key}_token_id") for name, key in _TOKEN_KEYS.items()}
+        ids = {name: int(number) for name, number in found.items() if number.isdecimal()}
+        ids |= {"bos_token": library.llama_vocab_bos(vocab), "eos_token": library.llama_vocab_eos(vocab)}  # llama.cpp may know better
+        return {name: self._entry(token) for name, token in ids.items() if 0 <= token < self.vocabulary_size}
 
     def _entry(self, token: int) -> str:
         """Return the vocabulary's text of a token; "" if there is none (-1)."""

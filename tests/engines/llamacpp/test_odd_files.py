@@ -18,7 +18,7 @@ from streamco.engines.llamacpp.model_parts import split_model
 from streamco.engines.prompt_ids import chat_ids, prompt_ids
 from streamco.errors import EngineError
 from tests.engines.llamacpp.small_models import write_model
-from tests.engines.llamacpp.vocabularies import CONTROL
+from tests.engines.llamacpp.vocabularies import CONTROL, END
 
 pytest.importorskip("llama_cpp")
 pytest.importorskip("gguf")
@@ -102,6 +102,23 @@ def test_prompts_begin_as_the_file_says_and_never_end(load: LoadModel, adds_begi
 def test_a_begin_token_beyond_the_vocabulary_is_none(load: LoadModel, begin: int) -> None:
     model = load({"tokenizer.ggml.add_bos_token": True, "tokenizer.ggml.bos_token_id": begin})
     assert all(token < 305 for token in model.tokenize("A", bos=True))
+
+
+# Chat templates
+
+
+def test_a_template_has_the_special_tokens_that_the_file_names(load: LoadModel) -> None:
+    names = ("bos", "eos", "unk", "pad", "sep", "cls", "mask")
+    written = "".join(f"{{{{ {name}_token if {name}_token is defined else '-' }}}}|" for name in names)
+    tokens = {
+        "tokenizer.ggml.bos_token_id": 303,
+        "tokenizer.ggml.unknown_token_id": 65,
+        "tokenizer.ggml.padding_token_id": 66,
+        "tokenizer.ggml.seperator_token_id": 67,
+        "tokenizer.ggml.mask_token_id": 99_999,
+    }
+    model = load({**tokens, TEMPLATE: written + "{{ messages[0].content }}"})
+    assert model.apply_template(HI) == f"{CONTROL}|{END}|A|B|C|-|-|Hi"
 
 
 # The context
