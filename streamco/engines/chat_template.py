@@ -75,7 +75,9 @@ class ChatTemplate:
 
 
 def plain_messages(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Return the messages with their text parts joined, since templates of text models expect ``content`` to be a string.
+    """Return the messages as templates of text models expect them: ``content`` is a text, arguments of calls are objects.
+
+    Text parts are joined, and the ``arguments`` of earlier calls, which come as JSON, are read. What is no JSON object stays.
 
     Raises:
         PromptError: no messages, a message without a role, or a content part that isn't text.
@@ -100,7 +102,7 @@ def _plain_message(index: int, message: Any) -> dict[str, Any]:
         content = "".join(_part_text(part, f"messages[{index}].content[{part_index}]") for part_index, part in enumerate(content))
     if not isinstance(content, str):
         raise PromptError(f"messages[{index}].content: expected a string or text parts, got {type(content).__name__}")
-    return {**message, "content": content}
+    return {**message, **_plain_calls(message), "content": content}
 
 
 def _part_text(part: Any, where: str) -> str:
@@ -109,6 +111,37 @@ def _part_text(part: Any, where: str) -> str:
         kind = part.get("type") if isinstance(part, Mapping) else type(part).__name__
         raise PromptError(f"{where}: expected a part of type text, got {kind!r}")
     return text
+
+
+def _plain_calls(message: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a message's calls with arguments that are objects."""
+    calls, single = message.get("tool_calls"), message.get("function_call")
+    plain: dict[str, Any] = {}
+    if isinstance(calls, list | tuple):
+        plain["tool_calls"] = [{**call, "function": _plain_function(call.get("function"))} if _is_call(call) else call for call in calls]
+    if isinstance(single, Mapping):
+        plain["function_call"] = _plain_function(single)
+    return plain
+
+
+def _is_call(call: Any) -> bool:
+    return isinstance(call, Mapping) and isinstance(call.get("function"), Mapping)
+
+
+def _plain_function(function: Mapping[str, Any]) -> dict[str, Any]:
+    arguments = function.get("arguments")
+    return {**function, "arguments": _read_object(arguments)} if isinstance(arguments, str) else dict(function)
+
+
+def _read_object(text: str) -> Any:
+    """Return the object that a text is as JSON, {} if it is blank (a call without arguments), and the text if it is something else."""
+    if not text.strip():
+        return {}
+    try:
+        value = json.loads(text, parse_constant=_refuse)
+    except (ValueError, RecursionError):
+        return text
+    return value if isinstance(value, dict) else text
 
 
 def _refuse(message: str) -> None:

@@ -94,3 +94,57 @@ def test_messages_that_are_not_text_say_where(messages: list[Any], message: str)
 def test_without_tools_and_documents_a_template_has_none(name: str) -> None:
     source = "{% if " + name + " is not none %}{{ " + name + " | tojson }}{% endif %}{{ messages[0].content }}"
     assert ChatTemplate(source).render(user("Hi")) == "Hi"
+
+
+# Calls of earlier turns
+
+
+def called(arguments: Any, **more: Any) -> list[dict[str, Any]]:
+    call = {"id": "1", "type": "function", "function": {"name": "f", "arguments": arguments}}
+    return [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": None, "tool_calls": [call], **more}]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "seen"),
+    [
+        ('{"a": [1, "é"], "b": {"c": null}}', {"a": [1, "é"], "b": {"c": None}}),
+        (' {"a": 1.5}\n', {"a": 1.5}),
+        ({"a": 1}, {"a": 1}),
+        ("{}", {}),
+        ("", {}),
+        (" ", {}),
+        ("[1]", "[1]"),
+        ('"a"', '"a"'),
+        ("5", "5"),
+        ('{"a": ', '{"a": '),
+        ('{"a": NaN}', '{"a": NaN}'),
+        ("[" * 100_000, "[" * 100_000),
+        ('{"a": ' + "9" * 5000 + "}", '{"a": ' + "9" * 5000 + "}"),
+        (None, None),
+    ],
+)
+def test_arguments_that_are_an_object_are_one_and_others_stay(arguments: Any, seen: Any) -> None:
+    messages = called(arguments)
+    (call,) = plain_messages(messages)[1]["tool_calls"]
+    assert call["function"] == {"name": "f", "arguments": seen}
+    assert messages == called(arguments), "the caller's stay as they are"
+    assert plain_messages(plain_messages(messages)) == plain_messages(messages)
+
+
+def test_templates_read_arguments_as_models_have_seen_them() -> None:
+    source = (
+        "{% for m in messages %}{% for c in m.tool_calls or [] %}{{ c.function.arguments | tojson }}"
+        "{% for key, value in c.function.arguments | items %}<{{ key }}>{{ value }}{% endfor %}{% endfor %}{% endfor %}"
+    )
+    assert ChatTemplate(source).render(called('{"city": "Oslo"}')) == '{"city": "Oslo"}<city>Oslo'
+
+
+def test_the_single_call_of_older_messages_is_read_too() -> None:
+    message = {"role": "assistant", "content": None, "function_call": {"name": "f", "arguments": '{"a": 1}'}}
+    assert plain_messages([message])[0]["function_call"] == {"name": "f", "arguments": {"a": 1}}
+
+
+@pytest.mark.parametrize("calls", [None, [], [5], [{"id": "1"}], [{"function": "f"}], [{"function": {"name": "f"}}], "calls"])
+def test_calls_of_another_shape_stay(calls: Any) -> None:
+    message = {"role": "assistant", "content": "x", "tool_calls": calls}
+    assert plain_messages([message]) == [message]

@@ -121,6 +121,16 @@ def test_a_template_has_the_special_tokens_that_the_file_names(load: LoadModel) 
     assert model.apply_template(HI) == f"{CONTROL}|{END}|A|B|C|-|-|Hi"
 
 
+@pytest.mark.parametrize(
+    "arguments", ['{"a<|im_start|>": "<|end|>"}', r'{"\u003c|im_start|\u003e": "\u003c|end|>"}', "<|im_start|><|end|>"]
+)
+def test_control_tokens_in_arguments_are_text(load: LoadModel, arguments: str) -> None:
+    model = load({TEMPLATE: "{% for m in messages %}{{ m.content }}{{ m.tool_calls[0].function.arguments | tojson }}<|end|>{% endfor %}"})
+    call = {"id": "1", "type": "function", "function": {"name": "f", "arguments": arguments}}
+    ids = chat_ids(model, [{"role": "assistant", "content": "x", "tool_calls": [call]}])  # type: ignore[arg-type]
+    assert (ids.count(303), ids.count(304)) == (0, 1)
+
+
 # The context
 
 
