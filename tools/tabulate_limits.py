@@ -204,6 +204,7 @@ GROUPS = (
         ("MAX_STEPS", "steps of a chat template", "", "engines/llamacpp/template_sandbox.py"),
         ("MAX_SECONDS", "time of a chat template", "s", "engines/llamacpp/template_sandbox.py"),
         ("MAX_SIZE", "text or elements that a chat template makes", "", "engines/llamacpp/template_sandbox.py"),
+        ("MAX_SLOW", "text for a template's filter that takes quadratic time", "characters", "engines/llamacpp/template_sandbox.py"),
     )),
     _Group(FILES, profiles, "", (("MAX_BYTES", "size of a profile of latencies or step times", "bytes", "server/profiles.py"),)),
     _Group(FILES, yaml_document, "", (

@@ -130,7 +130,7 @@ class ModelInfo(Struct, frozen=True, kw_only=True):
     vocabulary_size: int
     vocabulary: str  # fingerprint
     context_tokens: int  # 0: the file doesn't say
-    has_chat_template: bool
+    has_chat_template: bool  # and it can be used
     parameters: int
     layers: int
     width: int  # d_model
@@ -179,7 +179,7 @@ class Engine(Protocol):
         """Return the messages as text, through the model's chat template; thread-safe.
 
         Raises:
-            EngineError: the model has no chat template, or it refused these messages.
+            PromptError: the model has no chat template that can be used, or it refused these messages.
         """
         ...
 

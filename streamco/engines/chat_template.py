@@ -2,13 +2,16 @@
 
 GGUF files carry Hugging Face's Jinja templates. These are untrusted programs, so they run in Jinja's sandbox, within bounds of time and
 size (``llamacpp/template_sandbox.py``), with the names that transformers gives them (``apply_chat_template``).
+
+Some templates read ``content`` as a text, others as a list of parts. A template that gets the wrong one doesn't fail: it writes a prompt
+without the words. So ``check`` renders a marked message of each role in both forms, and uses the one in which the mark comes out.
 """
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from streamco.errors import EngineError, PromptError
@@ -17,6 +20,20 @@ __all__ = ["ChatTemplate", "plain_messages"]
 
 MAX_SOURCE = 1 << 17  # characters of a template; those of today's models have up to 20,000
 _ROLE = re.compile(r"[A-Za-z0-9_-]{1,32}")
+
+_MARK = "streamco7marks3this"  # letters and digits, which templates neither trim nor escape
+_CALL = {"id": "call12345", "type": "function", "function": {"name": "look_up", "arguments": {"word": "sky"}}}
+_CALLING = {"role": "assistant", "tool_calls": [_CALL]}
+_CONVERSATIONS: Mapping[str, Sequence[Mapping[str, Any]]] = {  # for each role one in which it has its usual place
+    "user": [{"role": "user"}],
+    "system": [{"role": "system"}, {"role": "user"}],
+    "developer": [{"role": "developer"}, {"role": "user"}],
+    "assistant": [{"role": "user"}, {"role": "assistant"}, {"role": "user"}],
+    "tool": [{"role": "user"}, _CALLING, {"role": "tool", "tool_call_id": "call12345", "name": "look_up"}],
+}
+
+Message = dict[str, Any]
+Form = Callable[[str], Any]
 
 
 class ChatTemplate:
@@ -27,11 +44,14 @@ class ChatTemplate:
         tokens: texts of the model's special tokens by the names that templates have for them, as "bos_token".
 
     Raises:
-        EngineError: the template does not compile or is too long, or Jinja is not installed.
+        PromptError: the template does not compile.
+        EngineError: it is too long, or Jinja is not installed.
     """
 
     def __init__(self, source: str, tokens: Mapping[str, str] | None = None) -> None:
         self._names = {"bos_token": "", "eos_token": "", **(tokens or {}), "tools": None, "documents": None}
+        self._forms: dict[str, Form | None] = {}  # for each role how its content is given; None: the template leaves it out
+        self._roles: Mapping[str, str] = {}  # roles that are written under another name
         try:
             from streamco.engines.llamacpp.template_sandbox import BoundedEnvironment, Bounds, TemplateBoundError
         except ImportError as exc:
@@ -44,37 +64,88 @@ class ChatTemplate:
         try:
             self._template = environment.from_string(source)
         except Exception as exc:  # Jinja's and Python's compilers have errors of many kinds for what is nested too deeply
-            raise EngineError(f"chat template: expected Jinja that compiles, got {type(exc).__name__}: {exc}") from exc
+            raise PromptError(f"chat template: expected Jinja that compiles, got {type(exc).__name__}: {exc}") from exc
 
-    def check(self) -> None:
-        """Render a short conversation, and refuse a template that can't do it within its bounds. Other refusals are its own business.
+    def check(self) -> list[str]:
+        """Render a short conversation for each role, and remember in which form its words come out.
+
+        Returns:
+            The roles that the template leaves out; ``render`` refuses their messages.
 
         Raises:
+            PromptError: the user's words don't come out.
             EngineError: it runs for too long, or makes too large a value.
         """
-        try:
-            self.render([{"role": "user", "content": "Hello"}])
-        except EngineError as exc:
-            if isinstance(exc.__cause__, self._bound_error):
-                raise
+        for role, conversation in _CONVERSATIONS.items():
+            self._forms[role] = self._find_form(role, conversation)
+        if self._forms["user"] is None:
+            raise PromptError("chat template: expected one that writes what the user says, got a prompt without it")
+        if self._forms["developer"] is None and self._forms["system"] is not None:
+            self._roles = {"developer": "system"}  # the newer name of the same role
+        return [role for role, form in self._forms.items() if form is None and role not in self._roles]
+
+    def _find_form(self, role: str, conversation: Sequence[Mapping[str, Any]]) -> Form | None:
+        """Return the form in which the words of a role come out; None: in neither. What the template refuses is its own business."""
+        has_answered = False
+        for form in (_as_text, _as_parts):
+            messages = [
+                {**each, "content": form(_MARK) if each["role"] == role else (self._form_of(each["role"]) or _as_text)(_words(each))}
+                for each in conversation
+            ]
+            try:
+                text = self._render(messages, len(_MARK), add_generation_prompt=True)
+            except PromptError as exc:
+                if isinstance(exc.__cause__, self._bound_error):
+                    raise EngineError(str(exc)) from exc
+                continue
+            if _MARK in text and f"'text': '{_MARK}'" not in text:  # a list that is written as one hasn't been understood
+                return form
+            has_answered = True
+        return None if has_answered else _as_text
+
+    def _form_of(self, role: str) -> Form | None:
+        """Return how a role's content is given; a role that ``check`` doesn't know has the user's form. None: it's left out."""
+        return self._forms.get(role, self._forms.get("user", _as_text))
 
     def render(self, messages: Sequence[Mapping[str, Any]], *, add_generation_prompt: bool = True) -> str:
         """Return the prompt's text.
 
         Raises:
-            PromptError: the template refused these messages, or they hold something other than text.
+            PromptError: the template refused these messages or leaves one out, or they hold something other than text.
         """
         plain = plain_messages(messages)
+        size = sum(len(message["content"]) for message in plain)
+        for index, message in enumerate(plain):
+            role = message["role"] = self._roles.get(message["role"], message["role"])
+            form = self._form_of(role)
+            if form is None and message["content"]:
+                raise PromptError(f"messages[{index}]: expected a role that the chat template writes, got {role}, which it leaves out")
+            message["content"] = (form or _as_text)(message["content"])
+        return self._render(plain, size, add_generation_prompt=add_generation_prompt)
+
+    def _render(self, messages: list[Message], size: int, *, add_generation_prompt: bool) -> str:
         try:
             return self._environment.run(
-                lambda: self._template.generate(messages=plain, add_generation_prompt=add_generation_prompt, **self._names),
-                self._bounds(sum(len(message["content"]) for message in plain)),
+                lambda: self._template.generate(messages=messages, add_generation_prompt=add_generation_prompt, **self._names),
+                self._bounds(size),
             )
         except Exception as exc:  # a template may fail with any error of the objects it touches
             raise PromptError(f"chat template: expected messages it accepts, got {type(exc).__name__}: {exc}") from exc
 
 
-def plain_messages(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+def _words(message: Mapping[str, Any]) -> str:
+    return "" if "tool_calls" in message else "Hello"
+
+
+def _as_text(text: str) -> str:
+    return text
+
+
+def _as_parts(text: str) -> list[dict[str, str]]:
+    return [{"type": "text", "text": text}]
+
+
+def plain_messages(messages: Sequence[Mapping[str, Any]]) -> list[Message]:
     """Return the messages as templates of text models expect them: ``content`` is a text, arguments of calls are objects.
 
     Text parts are joined, and the ``arguments`` of earlier calls, which come as JSON, are read. What is no JSON object stays.
@@ -87,7 +158,7 @@ def plain_messages(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]
     return [_plain_message(index, message) for index, message in enumerate(messages)]
 
 
-def _plain_message(index: int, message: Any) -> dict[str, Any]:
+def _plain_message(index: int, message: Any) -> Message:
     if not isinstance(message, Mapping):
         raise PromptError(f"messages[{index}]: expected a mapping, got {type(message).__name__}")
     role = message.get("role")
@@ -113,10 +184,10 @@ def _part_text(part: Any, where: str) -> str:
     return text
 
 
-def _plain_calls(message: Mapping[str, Any]) -> dict[str, Any]:
+def _plain_calls(message: Mapping[str, Any]) -> Message:
     """Return a message's calls with arguments that are objects."""
     calls, single = message.get("tool_calls"), message.get("function_call")
-    plain: dict[str, Any] = {}
+    plain: Message = {}
     if isinstance(calls, list | tuple):
         plain["tool_calls"] = [{**call, "function": _plain_function(call.get("function"))} if _is_call(call) else call for call in calls]
     if isinstance(single, Mapping):
@@ -128,7 +199,7 @@ def _is_call(call: Any) -> bool:
     return isinstance(call, Mapping) and isinstance(call.get("function"), Mapping)
 
 
-def _plain_function(function: Mapping[str, Any]) -> dict[str, Any]:
+def _plain_function(function: Mapping[str, Any]) -> Message:
     arguments = function.get("arguments")
     return {**function, "arguments": _read_object(arguments)} if isinstance(arguments, str) else dict(function)
 

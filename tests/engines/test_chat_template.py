@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from streamco.engines.chat_template import ChatTemplate, plain_messages
-from streamco.errors import EngineError
+from streamco.errors import EngineError, PromptError
 
 CHATML = (
     "{% for message in messages %}<|im_start|>{{ message['role'] }}\n{{ message['content'] }}<|im_end|>\n{% endfor %}"
@@ -148,3 +151,105 @@ def test_the_single_call_of_older_messages_is_read_too() -> None:
 def test_calls_of_another_shape_stay(calls: Any) -> None:
     message = {"role": "assistant", "content": "x", "tool_calls": calls}
     assert plain_messages([message]) == [message]
+
+
+# The form of contents
+
+IN_PARTS = "{% for p in m.content %}{% if p.type == 'text' %}{{ p.text }}{% endif %}{% endfor %}"
+TALK = [
+    {"role": "system", "content": "S"},
+    {"role": "user", "content": "U"},
+    {"role": "assistant", "content": "A"},
+    {"role": "tool", "content": "T"},
+]
+
+
+def checked(source: str, left_out: Sequence[str] = ()) -> ChatTemplate:
+    template = ChatTemplate(source)
+    assert template.check() == list(left_out)
+    return template
+
+
+@pytest.mark.parametrize(
+    ("source", "seen"),
+    [
+        ("{% for m in messages %}{{ m.content }}{% endfor %}", "SUAT"),
+        ("{% for m in messages %}{{ m.content | trim | e }}{% endfor %}", "SUAT"),
+        ("{% for m in messages %}" + IN_PARTS + "{% endfor %}", "SUAT"),
+        ("{% for m in messages %}{{ m.content[0].text }}{% endfor %}", "SUAT"),
+        ("{% for m in messages %}{% if m.content is string %}{{ m.content }}{% else %}" + IN_PARTS + "{% endif %}{% endfor %}", "SUAT"),
+        ("{% for m in messages %}{% if m.role == 'user' %}" + IN_PARTS + "{% else %}{{ m.content }}{% endif %}{% endfor %}", "SUAT"),
+        (
+            "{% for m in messages %}{% if m.role == 'system' %}{{ m.content | trim }}{% else %}" + IN_PARTS + "{% endif %}{% endfor %}",
+            "SUAT",
+        ),
+    ],
+)
+def test_contents_have_the_form_in_which_they_come_out(source: str, seen: str) -> None:
+    assert checked(source).render(TALK) == seen
+
+
+@pytest.mark.parametrize("written", ["{{ m.content }}", IN_PARTS])
+def test_another_role_has_the_form_of_the_user(written: str) -> None:
+    assert checked("{% for m in messages %}" + written + "{% endfor %}").render([*user("U"), {"role": "critic", "content": "C"}]) == "UC"
+
+
+def test_calls_and_nothing_said_are_parts_too() -> None:
+    template = checked("{% for m in messages %}{{ m.content[0].type }}" + IN_PARTS + "{% endfor %}")
+    assert template.render([*user("U"), {"role": "assistant", "content": None}]) == "textUtext"
+
+
+@pytest.mark.parametrize(
+    "source",
+    ["Hello", "{{ messages | length }}", "{% for m in messages %}{{ m.content.words }}{% endfor %}", "{{ messages[0].content[:2] }}"],
+)
+def test_a_template_that_leaves_out_the_user_s_words_is_refused(source: str) -> None:
+    with pytest.raises(PromptError, match="expected one that writes what the user says"):
+        ChatTemplate(source).check()
+
+
+@pytest.mark.parametrize(
+    ("source", "left_out"),
+    [
+        ("{% for m in messages if m.role == 'user' %}{{ m.content }}{% endfor %}", ["system", "developer", "assistant", "tool"]),
+        ("{% for m in messages if m.role != 'system' %}{{ m.content }}{% endfor %}", ["system"]),
+        ("{% for m in messages if m.role != 'developer' %}{{ m.content }}{% endfor %}", []),
+        ("{% for m in messages if m.role != 'tool' %}{{ m.content }}{% endfor %}", ["tool"]),
+    ],
+)
+def test_roles_that_a_template_leaves_out_are_known_and_refused(source: str, left_out: list[str]) -> None:
+    template = ChatTemplate(source)
+    assert template.check() == left_out
+    for role in left_out:
+        with pytest.raises(PromptError, match=rf"messages\[1\]: expected a role that the chat template writes, got {role}"):
+            template.render([*user("U"), {"role": role, "content": "X"}])
+        assert template.render([*user("U"), {"role": role, "content": ""}]) == "U", "nothing is lost"
+
+
+def test_what_a_developer_says_is_the_system_s_where_the_template_knows_that_name_alone() -> None:
+    messages = [{"role": "developer", "content": "Be brief."}, *user("U")]
+    known = "{% for m in messages if m.role in ('system', 'user') %}{{ m.role }}:{{ m.content }};{% endfor %}"
+    assert checked(known, ["assistant", "tool"]).render(messages) == "system:Be brief.;user:U;"
+    assert checked(CHATML).render(messages).startswith("<|im_start|>developer\nBe brief.")
+
+
+def test_what_a_template_refuses_by_itself_is_left_to_it() -> None:
+    source = (
+        "{% for m in messages %}{% if m.role != ('user' if loop.index0 % 2 == 0 else 'assistant') %}"
+        "{{ raise_exception('roles must alternate') }}{% endif %}{{ m.content }}{% endfor %}"
+    )
+    template = checked(source)
+    assert template.render([*user("U"), {"role": "assistant", "content": "A"}]) == "UA"
+    with pytest.raises(PromptError, match="roles must alternate"):
+        template.render(TALK)
+
+
+@given(st.lists(st.tuples(st.sampled_from(["system", "user", "assistant"]), st.text(max_size=8)), min_size=1, max_size=4), st.booleans())
+def test_every_word_comes_out_in_either_form(said: list[tuple[str, str]], in_parts: bool) -> None:
+    template = PARTS if in_parts else TEXTS
+    messages = [{"role": role, "content": text} for role, text in said]
+    assert template.render(messages) == "".join(f"[{text}]" for _, text in said)
+
+
+TEXTS = checked("{% for m in messages %}[{{ m.content }}]{% endfor %}")
+PARTS = checked("{% for m in messages %}[" + IN_PARTS + "]{% endfor %}")

@@ -18,7 +18,7 @@ from streamco.engines.llamacpp.amx_probe import TILES, Repacking, choose_repacki
 from streamco.engines.llamacpp.control_tokens import ControlTokens
 from streamco.engines.llamacpp.grammar import TokenGrammar
 from streamco.engines.llamacpp.library import collected_errors, extra_buffer, load_library
-from streamco.errors import EngineError
+from streamco.errors import EngineError, PromptError
 from streamco.wire.token_frames import vocabulary_fingerprint
 
 __all__ = ["LlamaModel", "check_file", "check_regular", "context_limit", "load_weights"]
@@ -77,10 +77,10 @@ class LlamaModel:
         self.vocabulary_size = int(library.llama_vocab_n_tokens(vocab))
         self._bytes: list[bytes | None] = [None] * self.vocabulary_size
         self.end_ids = frozenset(i for i in range(self.vocabulary_size) if library.llama_vocab_is_eog(vocab, i))
-        self.info = self._read_info()
         self._begin_ids = self._read_begin_ids()
         self.control_tokens = self._read_control_tokens()
-        self._template = self._read_template()
+        self._template, self._template_fault = self._read_template()
+        self.info = self._read_info()
 
     def close(self, reason: str = "") -> None:
         """Free the memory; idempotent. No context may use it any more.
@@ -131,10 +131,10 @@ class LlamaModel:
         """Return the prompt's text.
 
         Raises:
-            EngineError: the model has no chat template, or it refused these messages.
+            PromptError: the model has no chat template that can be used, or it refused these messages.
         """
         if self._template is None:
-            raise EngineError(f"messages: expected a chat model, got {self.info.name}, which has no chat template")
+            raise PromptError(f"messages: expected a chat model, got {self.info.name}, {self._template_fault}")
         return self._template.render(messages, add_generation_prompt=add_generation_prompt)
 
     def grammar(self, text: str, begun: bytes = b"") -> TokenGrammar:
@@ -164,7 +164,7 @@ class LlamaModel:
             vocabulary_size=self.vocabulary_size,
             vocabulary=self._fingerprint(),
             context_tokens=int(library.llama_model_n_ctx_train(handle)),
-            has_chat_template=bool(library.llama_model_chat_template(handle, None)),
+            has_chat_template=self._template is not None,
             parameters=int(library.llama_model_n_params(handle)),
             layers=int(library.llama_model_n_layer(handle)),
             width=width,
@@ -194,13 +194,26 @@ class LlamaModel:
         begin = int(self.library.llama_vocab_bos(self._vocab))
         return [begin] if self.library.llama_vocab_get_add_bos(self._vocab) and 0 <= begin < self.vocabulary_size else []
 
-    def _read_template(self) -> ChatTemplate | None:
+    def _read_template(self) -> tuple[ChatTemplate | None, str]:
+        """Return the chat template, or None and why there is none: without it, all that needs no template works.
+
+        Raises:
+            EngineError: the template breaks its bounds.
+        """
         source = self.library.llama_model_chat_template(self.handle, None)
         if not source:
-            return None
-        template = ChatTemplate(source.decode("utf-8", "replace"), self._read_special_tokens())
-        template.check()
-        return template
+            return None, "which has no chat template"
+        try:
+            template = ChatTemplate(source.decode("utf-8", "replace"), self._read_special_tokens())
+            left_out = template.check()
+        except PromptError as exc:
+            fault = f"whose chat template can't be used (a prompt without messages needs none): {exc}"
+            logger.warning("model %s: chats are refused, all else works: expected a usable chat template, got %s", self.path, exc)
+            return None, fault
+        if left_out:
+            level = logging.WARNING if {"assistant", "system"}.intersection(left_out) else logging.INFO
+            logger.log(level, "model %s: its chat template leaves out these roles, and chats with one are refused: %s", self.path, left_out)
+        return template, ""
 
     def _read_special_tokens(self) -> dict[str, str]:
         """Return the texts of the special tokens that the file names, by the names that templates have for them."""

@@ -16,7 +16,7 @@ from streamco.engines.llama import LlamaEngine
 from streamco.engines.llamacpp.model import LlamaModel
 from streamco.engines.llamacpp.model_parts import split_model
 from streamco.engines.prompt_ids import chat_ids, prompt_ids
-from streamco.errors import EngineError
+from streamco.errors import EngineError, PromptError
 from tests.engines.llamacpp.small_models import write_model
 from tests.engines.llamacpp.vocabularies import CONTROL, END
 
@@ -105,6 +105,57 @@ def test_a_begin_token_beyond_the_vocabulary_is_none(load: LoadModel, begin: int
 
 
 # Chat templates
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "{{ if .System }}{{ .System }}{{ end }}{{ .Prompt }}",
+        "{% for m in messages %}",
+        "{{ messages | no_such_filter }}",
+        "{% for m in messages %}{% if m.content is mapping %}{{ m.content.x }}{% endif %}{% endfor %}",
+        "You are a model.",
+    ],
+)
+def test_without_a_usable_template_only_chats_are_refused(load: LoadModel, source: str, caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.WARNING, "streamco.engine"):
+        model = load({TEMPLATE: source})
+    (record,) = caplog.records
+    assert str(model.path) in record.getMessage()
+    assert not model.info.has_chat_template
+    assert model.tokenize("Hi", bos=True) == list(b"Hi")
+    assert prompt_ids(model, "Hi" + END, special=True) == [*b"Hi", 304]  # type: ignore[arg-type]
+    with pytest.raises(PromptError, match=r"expected a chat model, got small, whose chat template can't be used"):
+        model.apply_template(HI)
+
+
+def test_without_a_template_only_chats_are_refused(load: LoadModel, caplog: pytest.LogCaptureFixture) -> None:
+    model = load()
+    assert (caplog.records, model.info.has_chat_template) == ([], False)
+    with pytest.raises(PromptError, match="which has no chat template"):
+        model.apply_template(HI)
+
+
+def test_a_template_for_parts_gets_parts(load: LoadModel, caplog: pytest.LogCaptureFixture) -> None:
+    source = (
+        "{% for m in messages %}<|im_start|>{{ m.role }}:{% for part in m.content %}{% if part.type == 'text' %}{{ part.text }}{% endif %}"
+        "{% endfor %}<|end|>{% endfor %}"
+    )
+    model = load({TEMPLATE: source})
+    assert not caplog.records
+    assert model.apply_template(HI) == "<|im_start|>user:Hi<|end|>"
+    ids = chat_ids(model, [{"role": "user", "content": "<|im_start|>x"}])  # type: ignore[arg-type]
+    assert (ids.count(303), ids.count(304)) == (1, 1), "control tokens in a part are text"
+
+
+def test_a_role_that_the_template_leaves_out_is_said_and_refused(load: LoadModel, caplog: pytest.LogCaptureFixture) -> None:
+    model = load({TEMPLATE: "{% for m in messages if m.role != 'system' and m.role != 'developer' %}{{ m.content }}{% endfor %}"})
+    (record,) = caplog.records
+    assert "system" in record.getMessage()
+    assert model.apply_template(HI) == "Hi"
+    for role in ("system", "developer"):
+        with pytest.raises(PromptError, match=rf"messages\[0\]: .*got {role}, which it leaves out"):
+            model.apply_template([{"role": role, "content": "Be brief."}, *HI])
 
 
 def test_a_template_has_the_special_tokens_that_the_file_names(load: LoadModel) -> None:
