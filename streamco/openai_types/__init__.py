@@ -10,13 +10,11 @@ them, so that what ``model_dump_json`` wrote can be read again. Chunks hold no c
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator
-from functools import cache
-from operator import attrgetter
-from typing import Any, ClassVar, Literal, TypeVar, cast
+from typing import Any, ClassVar
 
-import msgspec
-from msgspec import Struct, field
+from msgspec import field
+
+from streamco.openai_types.response_model import ResponseModel, further_fields, with_further, without_further
 
 __all__ = [
     "ChatCompletion",
@@ -40,135 +38,6 @@ __all__ = [
     "with_further",
     "without_further",
 ]
-
-_FURTHER = "further"  # the field with what a server sent beyond the declared fields
-
-
-class ResponseModel(Struct, gc=False):
-    """Base of the response types, with the methods by which callers of OpenAI's SDK turn a response into a dict or JSON.
-
-    The results hold OpenAI's fields. A declared field that OpenAI doesn't have is left out unless it is set. Further fields of a server are
-    in, as they came. No ``__getattr__`` here: a class that has one reads each of its attributes six times slower.
-    A struct doesn't know whether a server sent null or nothing. So "unset" means null here, except for the fields that servers always
-    send (``finish_reason``, and ``content`` of a message).
-    """
-
-    openai_fields: ClassVar[tuple[str, ...]] = ()
-    """OpenAI's fields of this object; those without a field here are null."""
-    sent_nulls: ClassVar[frozenset[str]] = frozenset()
-    """Fields that servers send even if they are null."""
-    undumped: ClassVar[frozenset[str]] = frozenset()
-    """Fields that are no part of a response."""
-
-    def __iter__(self) -> Iterator[tuple[str, Any]]:
-        """Yield name and value of each field, as pydantic's models do, so that ``dict(answer)`` and FastAPI's encoder can read it.
-
-        The fields are those of ``model_dump``; nested objects stay objects.
-        """
-        return iter(_fields(self).items())
-
-    @property
-    def model_extra(self) -> dict[str, Any]:
-        """What the server sent beyond OpenAI's fields, by name; each is an attribute, too."""
-        own = _own_fields(type(self))
-        found = {name: item for name, default in own.items() if (item := getattr(self, name)) != default and name not in self.undumped}
-        found.pop(_FURTHER, None)
-        return found | further_fields(self)
-
-    def model_dump(
-        self,
-        *,
-        mode: Literal["python", "json"] = "python",
-        include: Collection[str] | None = None,
-        exclude: Collection[str] | None = None,
-        by_alias: bool | None = None,
-        exclude_unset: bool = False,
-        exclude_defaults: bool = False,
-        exclude_none: bool = False,
-        warnings: bool = True,
-    ) -> dict[str, Any]:
-        """Return the object as a dict, nested objects included.
-
-        Args:
-            mode: "json": only values that JSON has.
-            include: names of the fields to keep, of this object only; None: all.
-            exclude: names of the fields to leave out, of this object only; None: none.
-            by_alias: no effect, because no field has an alias.
-            exclude_unset: leave out what the server did not send.
-            exclude_defaults: leave out what is null.
-            exclude_none: leave out what is null.
-            warnings: no effect, because there are none.
-        """
-        dumped = _dump(self, keep_nulls="none" if exclude_none or exclude_defaults else "sent" if exclude_unset else "all")
-        if include is not None or exclude is not None:
-            dropped = exclude or ()
-            dumped = {name: value for name, value in dumped.items() if (include is None or name in include) and name not in dropped}
-        return msgspec.to_builtins(dumped) if mode == "json" else dumped  # type: ignore[no-any-return]
-
-    def model_dump_json(
-        self,
-        *,
-        indent: int | None = None,
-        include: Collection[str] | None = None,
-        exclude: Collection[str] | None = None,
-        by_alias: bool | None = None,
-        exclude_unset: bool = False,
-        exclude_defaults: bool = False,
-        exclude_none: bool = False,
-        warnings: bool = True,
-    ) -> str:
-        """Return ``model_dump`` as JSON; ``indent``: spaces for each level, None: one line."""
-        dumped = self.model_dump(
-            include=include,
-            exclude=exclude,
-            by_alias=by_alias,
-            exclude_unset=exclude_unset,
-            exclude_defaults=exclude_defaults,
-            exclude_none=exclude_none,
-            warnings=warnings,
-        )
-        encoded = msgspec.json.encode(dumped)
-        return (encoded if indent is None else msgspec.json.format(encoded, indent=indent)).decode()
-
-    def to_dict(
-        self,
-        *,
-        mode: Literal["json", "python"] = "python",
-        use_api_names: bool = True,
-        exclude_unset: bool = True,
-        exclude_defaults: bool = False,
-        exclude_none: bool = False,
-        warnings: bool = True,
-    ) -> dict[str, Any]:
-        """Return ``model_dump`` without what the server did not send; ``use_api_names`` has no effect, because the names are the API's."""
-        return self.model_dump(
-            mode=mode,
-            by_alias=use_api_names,
-            exclude_unset=exclude_unset,
-            exclude_defaults=exclude_defaults,
-            exclude_none=exclude_none,
-            warnings=warnings,
-        )
-
-    def to_json(
-        self,
-        *,
-        indent: int | None = 2,
-        use_api_names: bool = True,
-        exclude_unset: bool = True,
-        exclude_defaults: bool = False,
-        exclude_none: bool = False,
-        warnings: bool = True,
-    ) -> str:
-        """Return ``to_dict`` as JSON; ``indent``: spaces for each level, None: one line."""
-        return self.model_dump_json(
-            indent=indent,
-            by_alias=use_api_names,
-            exclude_unset=exclude_unset,
-            exclude_defaults=exclude_defaults,
-            exclude_none=exclude_none,
-            warnings=warnings,
-        )
 
 
 class FunctionDelta(ResponseModel, omit_defaults=True, gc=False, forbid_unknown_fields=True):
@@ -376,6 +245,10 @@ class ChatCompletionMessage(ResponseModel):
     reasoning: str | None = None
     reasoning_details: Any = None
 
+    def _rename(self, dumped: dict[str, Any]) -> None:
+        if self.reasoning is not None:
+            dumped.pop("reasoning_content", None)  # the same text, under the name that the server doesn't use
+
 
 class Choice(ResponseModel):
     """One finished choice of an answer."""
@@ -420,99 +293,8 @@ class ChatCompletion(ResponseModel):
     provider: Any = None
 
 
-def _dump(value: Any, keep_nulls: Literal["all", "sent", "none"]) -> Any:
-    if isinstance(value, list):
-        return [_dump(item, keep_nulls) for item in value]
-    if isinstance(value, dict):
-        return {name: _dump(item, keep_nulls) for name, item in value.items() if item is not None or keep_nulls != "none"}
-    if not isinstance(value, ResponseModel):
-        return value
-    found = {name: _dump(item, keep_nulls) for name, item in _fields(value).items()}
-    if keep_nulls == "all":
-        return found
-    kept = value.sent_nulls | further_fields(value).keys() if keep_nulls == "sent" else ()
-    return {name: item for name, item in found.items() if item is not None or name in kept}
-
-
-def _fields(value: ResponseModel) -> dict[str, Any]:
-    """Return the fields of a response with their values: OpenAI's, those of others that are set, and a server's further ones."""
-    found: dict[str, Any] = dict.fromkeys(value.openai_fields)
-    own = _own_fields(type(value))
-    for name in value.__struct_fields__:
-        item = getattr(value, name)
-        if name != _FURTHER and name not in value.undumped and (name not in own or item != own[name]):
-            found[name] = item
-    found.update(further_fields(value))
-    if isinstance(value, ChatCompletionMessage) and value.reasoning is not None:
-        found.pop("reasoning_content", None)  # the same text, under the name that the server doesn't use
-    return found
-
-
-@cache
-def _own_fields(kind: type[ResponseModel]) -> dict[str, Any]:
-    """Return the fields that OpenAI doesn't have, with their defaults."""
-    names, defaults = kind.__struct_fields__, kind.__struct_defaults__
-    found = dict(zip(names[len(names) - len(defaults) :], defaults, strict=True))
-    return {name: default for name, default in found.items() if name not in kind.openai_fields}
-
-
-_Model = TypeVar("_Model", bound=ResponseModel)
-
-
-def with_further(model: _Model, further: dict[str, Any]) -> _Model:
-    """Return an object with further fields of a server, as attributes and in ``model_extra``; if there are none, the object itself.
-
-    Args:
-        model: an object without such fields.
-        further: the fields by name. A name that begins with two underscores becomes no attribute, because Python gives those a meaning.
-    """
-    if not further:
-        return model
-    if before := further_fields(model):
-        return msgspec.structs.replace(model, further=before | further)
-    extended, read_values = _extended(type(model))
-    return cast("_Model", extended(*read_values(model), further))
-
-
 def has_output(delta: ChoiceDelta) -> bool:
     """Return True if a delta holds anything that was generated: any field beside the role, declared or not, that isn't empty."""
     if delta.content or delta.reasoning_content or delta.reasoning or delta.tool_calls or delta.refusal or delta.function_call is not None:
         return True
     return bool(delta.audio or delta.reasoning_details or delta.channel) or any(further_fields(delta).values())
-
-
-def without_further(model: _Model | None) -> _Model | None:
-    """Return the object without further fields, of the plain type."""
-    return cast("_Model", model.plain()) if isinstance(model, _HasFurther) else model
-
-
-def further_fields(model: ResponseModel) -> dict[str, Any]:
-    """Return what ``with_further`` gave to an object; {}: nothing."""
-    return getattr(model, _FURTHER, None) or {}
-
-
-class _HasFurther:
-    """Marks the subclasses with further fields, and reads these as attributes."""
-
-    __slots__ = ()
-    further: dict[str, Any]
-
-    def __getattr__(self, name: str) -> Any:
-        if name == _FURTHER or name.startswith("__") or name not in self.further:
-            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
-        return self.further[name]
-
-    def plain(self) -> Any:
-        kind = cast("type[ResponseModel]", type(self).__mro__[2])
-        return kind(*(getattr(self, name) for name in kind.__struct_fields__))
-
-    def __reduce__(self) -> Any:
-        return with_further, (self.plain(), self.further)
-
-
-@cache
-def _extended(kind: type[ResponseModel]) -> tuple[type[ResponseModel], Callable[[ResponseModel], tuple[Any, ...]]]:
-    """Return the subclass of a response type that has further fields, and a function that reads the type's own."""
-    added: Any = (_FURTHER, dict[str, Any], field(default_factory=dict))
-    made = msgspec.defstruct(kind.__name__, [added], bases=(_HasFurther, kind), module=kind.__module__, gc=True)
-    return cast("type[ResponseModel]", made), attrgetter(*kind.__struct_fields__)
