@@ -6,9 +6,7 @@ Each rule is a function over source text that returns what it found, so that a t
 from __future__ import annotations
 
 import ast
-import io
 import re
-import tokenize
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
@@ -27,27 +25,6 @@ SERVICE = frozenset({"batches", "service", "sessions", "stats"})
 
 ROLES = PROTOCOL | SERVICE | {"__init__", "base", "driver", "errors", "events", "kind", "machine", "options", "report"}
 """File names that say a role and not a subject: each folder may have one."""
-
-BANNED: Mapping[str, str] = {
-    r"anew": "again, from the start",
-    r"behind": "after",
-    r"bets?|betting": "pre-draft, branch",
-    r"borne?": "tolerate, allow",
-    r"but for": "except",
-    r"clouds?": "server, verifier, target model or remote stream",
-    r"desk": "planner",
-    r"dice": "rng, random draws",
-    r"had better": "should",
-    r"heed(?:s|ed)?": "follow, record",
-    r"hears?|heard": "receive",
-    r"judg(?:e|es|ed|ing|ement|ements)": "verify, check",
-    r"likewise": "say it again",
-    r"nobody|somebody|whoever|whom": "name the endpoint, task or caller",
-    r"stand-ins?|stands? in for|stood in for": "fallback, remote stream",
-    r"told|tells?|telling": "given, reported, sent",
-    r"who|whose": "which, that; name it",
-}
-"""Words that docstrings and comments don't use, and what they say instead (docs/glossary.md)."""
 
 HEADLESS = frozenset(
     {"As", "At", "Because", "Behind", "By", "For", "From", "If", "In", "It", "Its", "Likewise", "Of", "So", "Somebody", "Something"}
@@ -80,27 +57,6 @@ def repeated_classes(sources: Mapping[str, str]) -> list[str]:
             if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
                 found[node.name].append(path)
     return [f"{name}: {' and '.join(where)}" for name, where in sorted(found.items()) if len(where) > 1]
-
-
-def prose(source: str) -> Iterator[tuple[int, str]]:
-    """Yield (line, text) of each comment, docstring and other bare string."""
-    for node in ast.walk(ast.parse(source)):
-        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str):
-            for offset, line in enumerate(node.value.value.split("\n")):
-                yield node.lineno + offset, line
-    for token in tokenize.generate_tokens(io.StringIO(source).readline):
-        if token.type == tokenize.COMMENT:
-            yield token.start[0], token.string
-
-
-def banned_words(source: str) -> list[str]:
-    """Return the banned words in docstrings and comments; what stands in backticks or quotation marks is exempt."""
-    found = []
-    for line, text in prose(source):
-        plain = re.sub(r'``?[^`]*``?|"[^"]*"', "", text)
-        for pattern, instead in BANNED.items():
-            found += [f"{line}: {word!r}: {instead}" for word in re.findall(rf"\b(?:{pattern})\b", plain, re.IGNORECASE)]
-    return found
 
 
 def headless_docstrings(source: str) -> list[str]:
@@ -163,27 +119,6 @@ def test_a_file_stem_is_used_once_in_a_layer() -> None:
 def test_a_public_class_name_is_used_once_in_the_package() -> None:
     assert not repeated_classes({str(path.relative_to(ROOT)): path.read_text() for path in MODULES})
     assert repeated_classes({"a.py": "class Line: ...\n", "b.py": "class Line: ...\n"})
-
-
-@pytest.mark.parametrize("path", [*MODULES, *NATIVE], ids=lambda path: str(path.relative_to(ROOT / "streamco")))
-def test_docstrings_and_comments_use_plain_words(path: Path) -> None:
-    source = path.read_text()
-    assert not (pyx_banned_words(source) if path.suffix == ".pyx" else banned_words(source))
-
-
-def pyx_banned_words(source: str) -> list[str]:
-    """``banned_words`` for Cython: its comments and triple-quoted strings."""
-    texts = re.findall(r'''""".*?"""|#.*?$''', source, re.DOTALL | re.MULTILINE)
-    return [word for text in texts for word in banned_words(text + "\n")]
-
-
-@pytest.mark.parametrize("source", ['"""It waits behind the other."""\n', "x = 1  # whoever comes first\n", 'def f():\n    """A bet."""\n'])
-def test_a_banned_word_is_found(source: str) -> None:
-    assert banned_words(source)
-
-
-def test_a_banned_word_in_backticks_or_quotation_marks_is_a_name() -> None:
-    assert not banned_words('"""The field ``behind`` of the frame, "told" in the paper."""\n')
 
 
 @pytest.mark.parametrize("path", MODULES, ids=lambda path: str(path.relative_to(ROOT / "streamco")))
