@@ -232,7 +232,6 @@ class OpenAIStream:
         self._parser: Parser = ChatStreamParser(endpoint=name, limits=limits)
         self._boundary = BoundaryWhitespace()
         self._held: list[ChatCompletionChunk] | None = []  # chunks before the first content; None: it has come
-        self._has_length = True
         self._is_complete = False
         self._is_reading = False
         self._is_closed = False
@@ -342,8 +341,6 @@ class OpenAIStream:
         self._boundary = BoundaryWhitespace(call.held_whitespace)
         self._response = response
         self._content = response.content
-        # The length of a body without these is only known when the connection closes, as it does when a server dies.
-        self._has_length = "Content-Length" in response.headers or "chunked" in response.headers.get("Transfer-Encoding", "").lower()
 
     def _make_parser(self, call: StreamCall, media_type: str) -> Parser:
         if call.api == "responses":
@@ -395,7 +392,7 @@ class OpenAIStream:
 
     def _close_parser(self) -> tuple[list[ChatCompletionChunk], int]:
         try:
-            chunks = self._parser.close(is_proper=self._has_length)
+            chunks = self._parser.close(is_proper=self._response is None or _has_length(self._response.headers))
         except EndpointError as error:
             self._handle_answer_error(error, 0)
             return [], 0
@@ -479,3 +476,8 @@ class OpenAIStream:
         self._forget_response()
         if self._opener.call is not None:
             self._client.warm(self._opener.call.url)
+
+
+def _has_length(headers: Mapping[str, str]) -> bool:
+    """Return True if a body ends where its server wanted; without these headers it ends when the connection closes, for whatever reason."""
+    return "Content-Length" in headers or "chunked" in headers.get("Transfer-Encoding", "").lower()

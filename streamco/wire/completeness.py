@@ -1,4 +1,4 @@
-"""Whether a streamed answer is whole: the one place that decides it, for all APIs.
+"""The one place that decides whether a streamed answer is whole, for all APIs.
 
 Servers end answers in many ways. Some send a finish reason with every chunk, some send one before the text, some say in the finish reason
 that they gave up, and some close the connection without any. An answer that was cut must never count as whole, because then nobody

@@ -269,6 +269,11 @@ class Attempt:
         return self.state is AttemptState.LOST and not self.is_stopping
 
     @property
+    def may_begin(self) -> bool:
+        """True if it works, or starts when its wait is over."""
+        return self.is_live or (self.state is AttemptState.WAITING and self.plan.wait is not None)
+
+    @property
     def is_live(self) -> bool:
         """True if the endpoint still works on the attempt, or the attempt is being cancelled."""
         return self.is_stopping or self.state in _LIVE

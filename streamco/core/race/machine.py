@@ -216,8 +216,7 @@ class RaceMachine:
 
     def _is_alone(self, attempt: Attempt) -> bool:
         """Return True if no other attempt is about to write the first token."""
-        others = [other for other in self.attempts.values() if other is not attempt]
-        return not any(each.is_live or (each.state is AttemptState.WAITING and each.plan.wait is not None) for each in others)
+        return not any(other.may_begin for other in self.attempts.values() if other is not attempt)
 
     def _receive_answer(self, attempt: Attempt, event: TokensReceived, now: float) -> None:
         """Deliver what is new; a restarted answer first repeats what the reader has."""

@@ -32,6 +32,8 @@ class ExtendedDecoder:
 
     def __init__(self, api: Api = "chat") -> None:
         self._is_chat = api == "chat"
+        self.place = b'"delta"' if self._is_chat else b'"text"'
+        """The key that the API has the text of an event under, as in its JSON."""
         self._fast = decode_chat_chunk if self._is_chat else decode_text_chunk
         self.usual: Callable[[bytes], ChatCompletionChunk] = self._fast
         """What decodes the next event: the fast decoder, or ``decode`` if the event before had unknown fields."""

@@ -12,7 +12,16 @@ from msgspec import Struct
 
 from streamco.errors import EndpointProtocolError
 
-__all__ = ["find_other_api", "foreign_answer"]
+__all__ = ["OddEvents", "find_other_api", "foreign_answer"]
+
+
+class OddEvents:
+    """The events that are no chunks, for the error of an answer that has nothing else."""
+
+    def __init__(self) -> None:
+        self.first: bytes | None = None  # the first event, if it has neither choices nor usage
+        self.has_chunk = False  # an event that has them came
+        self.text: bytes | None = None  # the first event that is no JSON
 
 
 class OtherApi(Struct, frozen=True):

@@ -19,10 +19,10 @@ from streamco.wire.openai.extended_decode import ExtendedDecoder
 from streamco.wire.openai.fast_decode import Api
 from streamco.wire.openai.json_body import JSONBody, decode_body, excerpt, is_json, split_answer
 from streamco.wire.openai.lenient_decode import CumulativeText, build_chunk, decode_object, find_usage, has_many_brackets, newer_usage
-from streamco.wire.openai.other_apis import foreign_answer
+from streamco.wire.openai.other_apis import OddEvents, foreign_answer
 from streamco.wire.openai.repeated_events import FEW, RepeatedEvents
 from streamco.wire.openai.token_estimate import ONE_TOKEN, estimate_delta, estimate_tokens, is_text
-from streamco.wire.openai.tool_calls import ToolCalls
+from streamco.wire.openai.tool_calls import ChoiceNumbers
 from streamco.wire.sse import SSEParser
 from streamco.wire.text_halves import TextHalves
 
@@ -73,17 +73,13 @@ class ChatStreamParser:
         self._answer_bytes = limits.answer_bytes  # bytes left of the limit
         self._text: list[str] = []  # content of the first choice
         self._kinds = 0  # what has come: _WITHOUT_IDS, _NOT_TEXT
-        self._has_one_choice = choices == 1
-        self._place = b'"delta"' if api == "chat" else b'"text"'  # where the API has the text of an event
         self._ends = Completeness()
-        self._calls: dict[int, ToolCalls] = {}  # by choice
+        self._choices = ChoiceNumbers(is_one=choices == 1)
         self._halves = TextHalves()
         self._cumulative = CumulativeText()
         self._is_streaming = False  # before the first event, in a JSON body and after the end
         self._body: JSONBody | None = None
-        self._unknown: bytes | None = None  # the first event, if it has neither choices nor usage
-        self._has_chunk = False  # an event that has them came
-        self._stray: bytes | None = None  # the first event that is no JSON
+        self._odd = OddEvents()
 
     @property
     def is_estimated(self) -> bool:
@@ -223,8 +219,8 @@ class ChatStreamParser:
         readable = [payload for payload in payloads if is_json(payload) or payload.strip() == _DONE]
         chunks = self._read(readable)
         if self.error is None and not self.is_done:
-            if self._unknown is not None and not (self._ends.has_choice or self._has_chunk):
-                self._fail(self._unknown_events(self._unknown))
+            if self._odd.first is not None and not (self._ends.has_choice or self._odd.has_chunk):
+                self._fail(self._unknown_events(self._odd.first))
             else:
                 self._record_end(self._ends.record_close(is_proper=is_proper and readable == payloads))  # else it ends in half an event
                 self._take_rest(chunks)
@@ -233,7 +229,7 @@ class ChatStreamParser:
     def _record_end(self, end: End) -> None:
         """Fail if the end is none of a whole answer."""
         if end == "cut":
-            stray = f", and {excerpt(self._stray)} for an event" if self._stray else ""
+            stray = f", and {excerpt(self._odd.text)} for an event" if self._odd.text else ""
             got = f"a truncated answer: {self.events} events, {len(self.partial_text())} characters{stray}"
             self._fail(EndpointProtocolError(f"expected a finish_reason or [DONE] before the end of the stream, got {got}"))
         elif end == "empty":
@@ -321,10 +317,10 @@ class ChatStreamParser:
         """Fail at [DONE] without a single choice: it is the stream of another API, or an answer that never began."""
         if self._ends.has_choice:
             self._record_end(self._ends.record_end())
-        elif self._unknown is None or self._has_chunk:
+        elif self._odd.first is None or self._odd.has_chunk:
             self._fail(EndpointProtocolError(f"expected chunks with choices before [DONE], got {self.events} events without"))
         else:
-            self._fail(self._unknown_events(self._unknown))
+            self._fail(self._unknown_events(self._odd.first))
 
     def _unknown_events(self, first: bytes) -> EndpointError:
         """Return the error for a whole stream that wasn't understood. It may be a passing fault, so the request may be sent again."""
@@ -339,8 +335,8 @@ class ChatStreamParser:
         if self.error is not None:
             return
         value = self._decode_lenient(payload)
-        if not (self._has_chunk or self._ends.has_choice) and self._unknown is None:
-            self._unknown = payload
+        if not (self._odd.has_chunk or self._ends.has_choice) and self._odd.first is None:
+            self._odd.first = payload
             if (foreign := foreign_answer(value)) is not None:
                 self._fail(foreign)
                 return
@@ -375,7 +371,7 @@ class ChatStreamParser:
     def _read_lenient(self, payload: bytes, chunks: list[ChatCompletionChunk]) -> None:
         """Read an event without types."""
         if payload[:1] not in _JSON_BEGINS:  # a ping of a gateway; if it is more than that, the answer is truncated, and the error shows it
-            self._stray = self._stray or payload
+            self._odd.text = self._odd.text or payload
             return
         value = self._decode_lenient(payload)
         if value and not self._record_error(value):
@@ -383,7 +379,7 @@ class ChatStreamParser:
 
     def _read_typed(self, chunk: ChatCompletionChunk, payload: bytes, chunks: list[ChatCompletionChunk]) -> None:
         """Read an event that is not plain content; one that has its text where the API has none is decoded without types."""
-        is_elsewhere = bool(chunk.choices) and self._place not in payload and any(place in payload for place in _PLACES)
+        is_elsewhere = bool(chunk.choices) and self._extended.place not in payload and any(place in payload for place in _PLACES)
         if is_elsewhere or self._halves.is_open:
             self._read_lenient(payload, chunks)
         else:
@@ -400,7 +396,7 @@ class ChatStreamParser:
             chunks: takes the chunk.
             is_built: the chunk comes from ``build_chunk``, not from the typed decoder.
         """
-        if is_built and chunk.choices and self._place not in payload and b'"message"' in payload:
+        if is_built and chunk.choices and self._extended.place not in payload and b'"message"' in payload:
             if not self._cumulative.has_begun:
                 self._cumulative.begin(self.partial_text())
             self._cumulative.keep_new(chunk)
@@ -419,7 +415,7 @@ class ChatStreamParser:
             self._record_error(self._decode_lenient(payload))
         is_known = bool(chunk.choices) or chunk.usage is not None or b'"choices"' in payload
         if is_known:
-            self._has_chunk = True
+            self._odd.has_chunk = True
         else:
             self._check_unknown(payload)
         if is_known and not (is_empty and self.error is not None):
@@ -460,11 +456,8 @@ class ChatStreamParser:
     def _count_chunk(self, chunk: ChatCompletionChunk) -> None:
         ends = self._ends
         for choice in chunk.choices:
-            if self._has_one_choice:
-                choice.index = 0
+            self._choices.settle(choice)
             delta, index = choice.delta, choice.index
-            for call in delta.tool_calls or ():
-                self._calls.setdefault(index, ToolCalls()).settle(call)
             if delta.content and index == 0:
                 self._text.append(delta.content)
             tokens = len(choice.token_ids) if choice.token_ids else estimate_delta(delta)

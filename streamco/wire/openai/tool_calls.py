@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import msgspec
 
-from streamco.openai_types import CustomDelta, FunctionDelta, ToolCallDelta, further_fields
+from streamco.openai_types import ChunkChoice, CustomDelta, FunctionDelta, ToolCallDelta, further_fields
 from streamco.wire.openai.further_parts import FurtherParts
 
-__all__ = ["CallParts", "ToolCalls", "is_json", "text_of"]
+__all__ = ["CallParts", "ChoiceNumbers", "ToolCalls", "is_json", "text_of"]
 
 
 class CallParts:
@@ -99,6 +99,21 @@ class ToolCalls:
     def _begin(self) -> CallParts:
         self.calls.append(CallParts(len(self.calls)))
         return self.calls[-1]
+
+
+class ChoiceNumbers:
+    """Numbers the choices and the calls in them, as OpenAI's own servers do."""
+
+    def __init__(self, *, is_one: bool) -> None:
+        self._is_one = is_one
+        self._calls: dict[int, ToolCalls] = {}
+
+    def settle(self, choice: ChunkChoice) -> None:
+        """Change what some servers number otherwise."""
+        if self._is_one:
+            choice.index = 0
+        for call in choice.delta.tool_calls or ():
+            self._calls.setdefault(choice.index, ToolCalls()).settle(call)
 
 
 def is_json(text: str) -> bool:

@@ -1,4 +1,4 @@
-"""Which output item an event of a response belongs to.
+"""The output items of a response, and which of them an event belongs to.
 
 The API names an item by its id and by its place in the output. Gateways leave out one of them, make new ids for each event, or give every
 item the place 0. So an item is looked for by its id, then by its place, then as the latest one, always among items of its type.
