@@ -19,11 +19,18 @@ _PLACES = ("type", "index", "output_index", "content_index", "summary_index")  #
 
 
 class TextHalves:
-    """Joins the halves in the events of one answer; its parser owns it."""
+    """Joins the halves in the events of one answer; its parser owns it.
 
-    __slots__ = ("_held", "_skeletons", "has_taken")
+    Args:
+        places: the fields that say which text of its kind an event has a piece of.
+        is_one_choice: all choices are one, whatever their index is.
+    """
 
-    def __init__(self) -> None:
+    __slots__ = ("_held", "_is_one_choice", "_places", "_skeletons", "has_taken")
+
+    def __init__(self, places: tuple[str, ...] = _PLACES, *, is_one_choice: bool = False) -> None:
+        self._places = places
+        self._is_one_choice = is_one_choice
         self.has_taken = False
         """True if a half of the event joined last is held, which is output without a text."""
         self._held: dict[_Path, str] = {}  # the first half of a character, by the place of its text
@@ -55,10 +62,14 @@ class TextHalves:
             case str():
                 return self._join_text(value, path, way)
             case dict():
-                place = tuple(value.get(name) for name in _PLACES if isinstance(value.get(name), str | int))
+                names = () if self._is_one_choice and path[-2:-1] == ("choices",) else self._places
+                place = tuple(value.get(name) for name in names if isinstance(value.get(name), str | int))
                 return {_whole(name): self._join(item, (*path, place, name), [*way, (value, name)]) for name, item in value.items()}
             case list():
-                return [self._join(item, (*path, _number_of(item, at)), [*way, (value, at)]) for at, item in enumerate(value)]
+                is_one = self._is_one_choice and path[-1:] == ("choices",)
+                return [
+                    self._join(item, (*path, 0 if is_one else _number_of(item, at)), [*way, (value, at)]) for at, item in enumerate(value)
+                ]
         return value
 
     def _join_text(self, text: str, path: _Path, way: list[tuple[Any, Any]]) -> str:

@@ -37,6 +37,14 @@ def test_each_place_has_a_half_of_its_own() -> None:
     assert halves.is_open
 
 
+def test_halves_meet_where_numbers_say_nothing() -> None:
+    halves = TextHalves(is_one_choice=True)
+    assert texts_of(halves, delta(HIGH, index=4), delta(LOW, index=5)) == ["", "\U0001f600"]
+    blocks = TextHalves(places=("type",))
+    events = [{"index": number, "delta": {"type": "text_delta", "text": text}} for number, text in enumerate((HIGH, LOW))]
+    assert [blocks.join(each)["delta"]["text"] for each in events] == ["", "\U0001f600"]
+
+
 def test_a_half_without_its_other_half_is_replaced_where_it_stood() -> None:
     halves = TextHalves()
     assert texts_of(halves, delta("a" + HIGH), delta(""), delta("b"), delta(LOW + "c")) == ["a", "", "\ufffdb", "\ufffdc"]

@@ -13,6 +13,7 @@ import msgspec
 from streamco.openai_types import ChoiceDelta, CompletionUsage, FunctionDelta, PromptTokensDetails, ToolCallDelta, has_output, with_further
 from streamco.wire.completeness import read_reason
 from streamco.wire.event_stream_parser import EventStreamParser, count_of, number_of, object_of, text_of
+from streamco.wire.text_halves import TextHalves
 
 __all__ = ["MessageStreamParser"]
 
@@ -25,6 +26,8 @@ _REASONS = {
     "tool_use": "tool_calls",
     "refusal": "content_filter",
 }
+_BORDERS = frozenset({"content_block_start", "content_block_stop", "message_delta"})
+"""Events after which the text of a block doesn't go on."""
 _COUNTS = {
     "input_tokens": ("input_tokens", "prompt_tokens"),  # the second name is the chat API's, which some gateways keep
     "cache_creation_input_tokens": ("cache_creation_input_tokens",),
@@ -61,12 +64,15 @@ class MessageStreamParser(EventStreamParser):
 
     def __init__(self, **options: Any) -> None:
         super().__init__(**options)
+        self._halves = TextHalves(places=("type",))  # blocks come one after the other, and some servers number each event
         self._counts: dict[str, int] = {}  # as the server named them; later ones are sums and replace earlier ones
         self._given: dict[str, int] = {}  # those that the reader has
         self._blocks: dict[int | None, _Block] = {}  # open ones in the order of their beginnings, by their index
         self._calls = 0
 
     def _decode(self, kind: str, value: dict[str, Any]) -> bool:
+        if kind in _BORDERS:
+            self._take_rest()
         match kind:
             case "content_block_delta":
                 self._delta(number_of(value.get("index")), object_of(value.get("delta")))

@@ -131,10 +131,14 @@ _MAX_COUNT = 1 << 24  # tokens; the longest contexts have 10 million
 
 
 def find_usage(value: dict[str, Any]) -> CompletionUsage | None:
-    """Return the token counts of a decoded chunk: its ``usage``, that of ``x_groq`` (Groq) or of a choice (Moonshot); None: it has none."""
+    """Return the token counts of a decoded chunk: its ``usage``, that of ``x_groq`` (Groq) or of a choice (Moonshot); None: it has none.
+
+    One with both counts comes before one in which a count is zero.
+    """
     choices = value.get("choices")
     holders = [value, value.get("x_groq"), *(choices if isinstance(choices, list) else ())]
-    return next((usage for holder in holders if (usage := build_usage(_get(holder, "usage"))) is not None), None)
+    found = [usage for holder in holders if (usage := build_usage(_get(holder, "usage"))) is not None]
+    return next((usage for usage in found if usage.prompt_tokens and usage.completion_tokens), found[0] if found else None)
 
 
 def is_plausible(usage: CompletionUsage) -> bool:

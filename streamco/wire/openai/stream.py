@@ -75,7 +75,7 @@ class ChatStreamParser:
         self._kinds = 0  # what has come: _WITHOUT_IDS, _NOT_TEXT
         self._ends = Completeness()
         self._choices = ChoiceNumbers(is_one=choices == 1)
-        self._halves = TextHalves()
+        self._halves = TextHalves(is_one_choice=choices == 1)
         self._cumulative = CumulativeText()
         self._is_streaming = False  # before the first event, in a JSON body and after the end
         self._body: JSONBody | None = None
@@ -432,7 +432,7 @@ class ChatStreamParser:
         """Let a chunk have the usage that its event has under any name, if it may be true; keep the newest."""
         usage = chunk.usage
         if usage is not None and not is_built:
-            if not (usage.prompt_tokens or usage.completion_tokens):
+            if not (usage.prompt_tokens and usage.completion_tokens):
                 chunk.usage = find_usage(self._decode_lenient(payload))
             else:
                 self._extended.extend_usage(chunk, payload)

@@ -102,18 +102,21 @@ class ResponseStreamParser(EventStreamParser):
         elif what == "done":
             self._finish_text(kind, item, part, text_of(value.get("refusal" if kind == "refusal" else "text")), logprobs)
 
-    def _finish_text(self, kind: TextKind, item: OutputItem, part: int, whole: str, logprobs: Any = None) -> None:
+    def _finish_text(
+        self, kind: TextKind, item: OutputItem, part: int, whole: str, logprobs: Any = None, *, is_listed: bool = False
+    ) -> None:
         """Emit what a text that is done has beyond its deltas."""
-        rest = self._given.take_rest((kind, item.number, part), whole)
+        rest = self._given.take_rest((kind, item.number, part), whole, is_listed=is_listed)
         if rest:
             if kind == "summary":
                 self._begin_paragraph(item, part)
             self._write(kind, rest, logprobs if len(rest) == len(whole) else None)
 
-    def _finish_part(self, item: OutputItem, number: int, part: dict[str, Any]) -> None:
+    def _finish_part(self, item: OutputItem, number: int, part: dict[str, Any], *, is_listed: bool = False) -> None:
         kind = _PARTS.get(text_of(part.get("type")))
         if kind is not None:
-            self._finish_text(kind, item, number, text_of(part.get("refusal" if kind == "refusal" else "text")), part.get("logprobs"))
+            whole = text_of(part.get("refusal" if kind == "refusal" else "text"))
+            self._finish_text(kind, item, number, whole, part.get("logprobs"), is_listed=is_listed)
 
     def _write(self, kind: TextKind, text: str, logprobs: Any = None) -> None:
         shown: dict[str, Any] = {"logprobs": {"content": logprobs}} if isinstance(logprobs, list) and logprobs else {}
@@ -157,7 +160,7 @@ class ResponseStreamParser(EventStreamParser):
 
     def _finish_parts(self, item: OutputItem, parts: Any) -> None:
         for number, part in enumerate(parts if isinstance(parts, list) else ()):
-            self._finish_part(item, number, object_of(part))
+            self._finish_part(item, number, object_of(part), is_listed=True)
 
     def _name_call(self, item: OutputItem, fields: dict[str, Any]) -> None:
         """Emit what of a call's name and id is new."""

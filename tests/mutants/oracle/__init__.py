@@ -10,8 +10,9 @@ BYTES
  B3  Lines end with LF, CRLF or CR, and with nothing else; a CR ends its line at once, before anybody knows whether an LF follows. One
      space after the colon is no part of a value. Data lines are joined by LF. Comments and unknown fields say nothing. An empty line
      ends an event; one without data, or with empty data, is none.
- B4  A clean end of the body also ends the last event, if its data can be read. If it can't be read, the body is torn, which is the same as
-     a cut. A cut or a stall drops an event whose empty line hasn't come, and an answer that isn't whole leaves out its texts.
+ B4  A clean end of the body also ends the last event, if its data can be read. If it can't be read, or is empty, the body is torn, which
+     is the same as a cut. A cut or a stall drops an event whose empty line hasn't come, and an answer that isn't whole leaves out its
+     texts.
  B5  A JSON body is the whole answer, or the server's error. A part of one is cut.
 
 EVENTS
@@ -188,7 +189,7 @@ def split_events(body: bytes) -> tuple[list[SseEvent], SseEvent | None]:
             name = _read_line(line, name, data)
     if lines[-1]:
         name = _read_line(lines[-1], name, data)
-    rest = SseEvent(name, "\n".join(data)) if any(data) else None
+    rest = SseEvent(name, "\n".join(data)) if data else None
     return events, rest
 
 

@@ -50,6 +50,16 @@ def test_thinking_and_text_that_a_block_begins_with() -> None:
     assert (message.reasoning_content, message.content) == ("hm", "a")
 
 
+def test_a_half_of_a_character_that_stays_alone_is_in_its_block() -> None:
+    def piece(text: str) -> bytes:
+        return event("content_block_delta", index=7, delta={"type": "input_json_delta", "partial_json": text})
+
+    calls = [start(0, type="tool_use", id="a", name="f", input={}), piece('{"x": "\ud83c'), piece('"}')]
+    calls += [start(1, type="tool_use", id="b", name="g", input={}), piece('{"y": "\ud83c'), event("content_block_stop", index=1)]
+    answer = assemble(read(*calls, STOP))
+    assert [function_of(each).arguments for each in answer.choices[0].message.tool_calls or ()] == ['{"x": "\ufffd"}', '{"y": "\ufffd']
+
+
 def test_calls_are_numbered_among_themselves() -> None:
     def piece(index: int, text: str) -> bytes:
         return event("content_block_delta", index=index, delta={"type": "input_json_delta", "partial_json": text})

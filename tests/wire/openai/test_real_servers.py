@@ -383,6 +383,13 @@ def test_groqs_usage_under_another_name_is_found() -> None:
     assert chunks[-1].usage == parser.usage
 
 
+@pytest.mark.parametrize("name", ["prompt_tokens", "completion_tokens"])
+def test_a_usage_with_both_counts_comes_before_one_without(name: str) -> None:
+    parser, _ = read(chunk("Hi") + chunk(finish="stop", top={"usage": {**USAGE, name: 0}, "x_groq": {"usage": USAGE}}))
+    assert parser.usage is not None
+    assert (parser.usage.prompt_tokens, parser.usage.completion_tokens) == (USAGE["prompt_tokens"], USAGE["completion_tokens"])
+
+
 def test_usage_in_every_chunk_leaves_the_last() -> None:
     parser, _ = read(*[chunk("a", top={"usage": {**USAGE, "completion_tokens": i}}) for i in range(1, 4)])
     assert parser.usage is not None

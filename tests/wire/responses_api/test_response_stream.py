@@ -69,6 +69,21 @@ def test_calls_are_numbered_among_themselves() -> None:
     assert answer.choices[0].finish_reason == "tool_calls"
 
 
+def test_parts_that_are_numbered_otherwise_in_their_item_come_once() -> None:
+    def part(text: str) -> dict[str, Any]:
+        return {"type": "output_text", "text": text}
+
+    def streamed(number: int, text: str) -> bytes:
+        place = {"output_index": 0, "content_index": number}
+        return event("response.output_text.delta", delta=text, **place) + event("response.content_part.done", part=part(text), **place)
+
+    item = {"type": "message", "content": [part("A"), part("A"), part("AB")]}
+    chunks = read(streamed(1, "A"), event("response.output_item.done", output_index=0, item=item), completed(output=[item]))
+    assert "".join(each.choices[0].delta.content or "" for each in chunks) == "AAAB"
+    chunks = read(streamed(0, "A") + streamed(1, "AB"), event("response.output_item.done", output_index=0, item=item), completed())
+    assert "".join(each.choices[0].delta.content or "" for each in chunks) == "AABAB"
+
+
 def test_log_probabilities_and_refusals() -> None:
     tokens = [{"token": "a", "logprob": -1.0}]
     answer = assemble(
