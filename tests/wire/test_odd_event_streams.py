@@ -308,6 +308,16 @@ def test_text_after_the_stop_reason_takes_it_back() -> None:
     assert (parser.is_done, parser.partial_text()) == (True, "ab")
 
 
+def test_the_input_of_a_hosted_tool_takes_a_stop_reason_back() -> None:
+    parser = MessageStreamParser()
+    search = {"type": "server_tool_use", "id": "s1", "name": "web_search", "input": {}}
+    read(parser, START + delta("a") + event("content_block_start", index=1, content_block=search))
+    read(parser, STOP.partition(b"event: message_stop")[0])
+    assert parser.is_complete
+    read(parser, event("content_block_delta", index=1, delta={"type": "input_json_delta", "partial_json": "{"}))
+    assert not parser.is_complete
+
+
 # Both
 
 

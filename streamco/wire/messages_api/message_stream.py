@@ -137,12 +137,12 @@ class MessageStreamParser(EventStreamParser):
             case {"type": "thinking_delta", "thinking": str(text)}:
                 self._write(ChoiceDelta(reasoning_content=text))
             case {"type": "input_json_delta", "partial_json": str(text)} if block is not None:
-                self.has_progress = self.has_progress or bool(text)
-                if block.call is None:
-                    block.pieces.append(text)
-                elif text:
+                if block.call is not None and text:
                     block.has_input = True
                     self._call(block.call, text)
+                elif text:
+                    self._hold()
+                    block.pieces.append(text)
             case {"type": "signature_delta", "signature": str(text)}:
                 self._provide(index, {"type": "thinking", "signature": text})
             case {"type": "citations_delta", "citation": citation}:
@@ -150,7 +150,12 @@ class MessageStreamParser(EventStreamParser):
                 block.citations.append(citation)
                 self._provide(index, {"type": block.kind, "citations": list(block.citations)})
             case _ if delta:
-                self.has_progress = True
+                self._hold()
+
+    def _hold(self) -> None:
+        """Record output that the reader gets later, or never."""
+        self.has_progress = True
+        self._ends.record_output()
 
     def _stop_block(self, index: int | None) -> None:
         """Emit what was held of a block. Its input at the start counts if none came in pieces."""

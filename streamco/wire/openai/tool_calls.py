@@ -21,6 +21,8 @@ class CallParts:
         self.name = ""
         self.is_custom = False
         """True for the call of a custom tool, whose input is any text."""
+        self.repeats_name = False
+        """True if its name has come again."""
         self.arguments: list[str] = []
         self.further = FurtherParts(are_deltas=False)
         self.function_further = FurtherParts(are_deltas=False)
@@ -33,7 +35,7 @@ class ToolCalls:
 
     A call begins with a new index. Some servers give every parallel call the same index, or none. There, a new call begins with a new id
     that comes with a name, or, without an id, with a name after arguments that are a whole JSON value. A new id without a name begins
-    none, because some servers make a new id for each delta.
+    none, because some servers make a new id for each delta. Nor does the same name alone, if it was repeated before.
     """
 
     def __init__(self) -> None:
@@ -57,8 +59,10 @@ class ToolCalls:
             return call
         if further := further_fields(part):
             call.function_further.add(further)
-        if part.name and part.name != call.name:  # some servers repeat the name, some split it
-            call.name += part.name
+        if part.name == call.name:
+            call.repeats_name = bool(call.name)
+        else:
+            call.name += part.name or ""  # some servers split it
         call.is_custom = call.is_custom or isinstance(part, CustomDelta)
         if text := _text_of(part):
             call.arguments.append(text)
@@ -93,7 +97,7 @@ class ToolCalls:
             call = self.calls[-1] if self.calls else None
         if call is None or delta.id or part is None or not name or not call.name:
             return call
-        is_repeated = name == call.name and not _text_of(part)
+        is_repeated = call.repeats_name and name == call.name and not _text_of(part)
         return call if is_repeated or not call.arguments or not (call.is_custom or is_json("".join(call.arguments))) else None
 
     def _begin(self) -> CallParts:

@@ -64,6 +64,8 @@ def _rename_delta(stream: Stream, key: str) -> Stream:
 def text_for_delta(stream: Stream, rng: random.Random) -> Stream | None:
     if any(value for delta in deltas(stream) for key, value in delta.items() if key not in ("role", "content") or isinstance(value, list)):
         return None
+    if any("message" in choice for _, choice in choices(stream)):
+        return None
     for _, choice in choices(stream):
         choice["text"] = (choice.pop("delta", None) or {}).get("content") or ""
     return stream

@@ -40,3 +40,17 @@ def test_a_name_that_is_repeated_counts_once_and_one_that_is_split_is_joined() -
     calls.add(delta("weather", index=0))
     assert calls.add(ToolCallDelta(index=0)).name == "get_weather"
     assert calls.add(delta("get_weather", "{}", index=0)).name == "get_weather"
+
+
+def test_two_calls_of_one_tool_without_ids_are_two() -> None:
+    calls = ToolCalls()
+    first = calls.add(delta("f", "", index=0))
+    calls.add(delta(arguments="{}", index=0))
+    assert calls.add(delta("f", "", index=0)) is not first
+
+
+def test_a_name_that_every_piece_has_begins_no_call() -> None:
+    calls = ToolCalls()
+    for arguments in ("", "{", "}", ""):
+        calls.add(delta("f", arguments, index=0))
+    assert len(calls.calls) == 1
