@@ -26,7 +26,7 @@ _REASONS = {
     "tool_use": "tool_calls",
     "refusal": "content_filter",
 }
-_BORDERS = frozenset({"content_block_start", "content_block_stop", "message_delta"})
+_BORDERS = frozenset({"content_block_start", "content_block_stop"})
 """Events after which the text of a block doesn't go on."""
 _COUNTS = {
     "input_tokens": ("input_tokens", "prompt_tokens"),  # the second name is the chat API's, which some gateways keep

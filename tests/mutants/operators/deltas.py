@@ -53,7 +53,11 @@ def unknown_key_for_delta(stream: Stream, rng: random.Random) -> Stream | None:
     return _rename_delta(stream, rng.choice(["output", "response", "answer"]))
 
 
-def _rename_delta(stream: Stream, key: str) -> Stream:
+def _rename_delta(stream: Stream, key: str) -> Stream | None:
+    texts = [text for delta in deltas(stream) if isinstance(text := delta.get("content"), str) and text]
+    is_unclear = len(texts) > 1 and texts[1].startswith(texts[0])  # the text so far, or what is new?
+    if is_unclear or any("message" in choice for _, choice in choices(stream)):
+        return None
     for _, choice in choices(stream):
         if "delta" in choice:
             choice[key] = choice.pop("delta")

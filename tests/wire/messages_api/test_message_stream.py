@@ -60,6 +60,13 @@ def test_a_half_of_a_character_that_stays_alone_is_in_its_block() -> None:
     assert [function_of(each).arguments for each in answer.choices[0].message.tool_calls or ()] == ['{"x": "\ufffd"}', '{"y": "\ufffd']
 
 
+def test_a_character_goes_on_after_an_early_reason() -> None:
+    reason, _, stop = STOP.partition(b"event: message_stop")
+    halves = [event("content_block_delta", index=0, delta={"type": "text_delta", "text": half}) for half in ("\ud83c", "\udf0c")]
+    chunks = read(start(0, type="text", text=""), halves[0], reason, halves[1], b"event: message_stop" + stop)
+    assert assemble(chunks).choices[0].message.content == "\U0001f30c"
+
+
 def test_calls_are_numbered_among_themselves() -> None:
     def piece(index: int, text: str) -> bytes:
         return event("content_block_delta", index=index, delta={"type": "input_json_delta", "partial_json": text})
