@@ -46,6 +46,11 @@ def load(tmp_path: Path) -> Iterator[LoadModel]:
         model.close()
 
 
+def own_records(caplog: pytest.LogCaptureFixture) -> list[logging.LogRecord]:
+    """What streamco logged; other packages log as they please."""
+    return [record for record in caplog.records if record.name.partition(".")[0] == "streamco" and record.levelno >= logging.WARNING]
+
+
 @pytest.fixture
 def plain_weights(monkeypatch: pytest.MonkeyPatch) -> None:
     """No child process that tries kernels with each new file."""
@@ -120,7 +125,7 @@ def test_a_begin_token_beyond_the_vocabulary_is_none(load: LoadModel, begin: int
 def test_without_a_usable_template_only_chats_are_refused(load: LoadModel, source: str, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING, "streamco.engine"):
         model = load({TEMPLATE: source})
-    (record,) = caplog.records
+    (record,) = own_records(caplog)
     assert str(model.path) in record.getMessage()
     assert not model.info.has_chat_template
     assert model.tokenize("Hi", bos=True) == list(b"Hi")
@@ -131,7 +136,7 @@ def test_without_a_usable_template_only_chats_are_refused(load: LoadModel, sourc
 
 def test_without_a_template_only_chats_are_refused(load: LoadModel, caplog: pytest.LogCaptureFixture) -> None:
     model = load()
-    assert (caplog.records, model.info.has_chat_template) == ([], False)
+    assert (own_records(caplog), model.info.has_chat_template) == ([], False)
     with pytest.raises(PromptError, match="which has no chat template"):
         model.apply_template(HI)
 
@@ -142,7 +147,7 @@ def test_a_template_for_parts_gets_parts(load: LoadModel, caplog: pytest.LogCapt
         "{% endfor %}<|end|>{% endfor %}"
     )
     model = load({TEMPLATE: source})
-    assert not caplog.records
+    assert not own_records(caplog)
     assert model.apply_template(HI) == "<|im_start|>user:Hi<|end|>"
     ids = chat_ids(model, [{"role": "user", "content": "<|im_start|>x"}])  # type: ignore[arg-type]
     assert (ids.count(303), ids.count(304)) == (1, 1), "control tokens in a part are text"
@@ -150,7 +155,7 @@ def test_a_template_for_parts_gets_parts(load: LoadModel, caplog: pytest.LogCapt
 
 def test_a_role_that_the_template_leaves_out_is_said_and_refused(load: LoadModel, caplog: pytest.LogCaptureFixture) -> None:
     model = load({TEMPLATE: "{% for m in messages if m.role != 'system' and m.role != 'developer' %}{{ m.content }}{% endfor %}"})
-    (record,) = caplog.records
+    (record,) = own_records(caplog)
     assert "system" in record.getMessage()
     assert model.apply_template(HI) == "Hi"
     for role in ("system", "developer"):
@@ -192,6 +197,6 @@ def test_a_context_that_is_cut_is_said_once(tmp_path: Path, trained: int, wanted
     engine = LlamaEngine(path, EngineOptions(context_tokens=wanted, threads=1))
     engine.close()
     assert engine.info.context_tokens == got
-    warnings = [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING]
+    warnings = [record.getMessage() for record in own_records(caplog)]
     assert len(warnings) == (got < wanted)
     assert all(str(number) in text for text in warnings for number in (trained, wanted))
