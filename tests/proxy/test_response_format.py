@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import openai
 import pytest
@@ -24,11 +24,11 @@ pytestmark = pytest.mark.peer
 
 
 class Town(BaseModel):
-    """A town, as a program would describe it."""
+    """A town, as a program would describe it. Its texts have bounds, because on some processors a small model goes on for ever in one."""
 
     name: str = Field(max_length=20)
     size: Literal["small", "large"]
-    rivers: list[str] = Field(max_length=2)
+    rivers: list[Annotated[str, Field(max_length=20)]] = Field(max_length=2)
     founded: int | None = Field(ge=-1000, le=2100)
     tags: list[Tag] = Field(max_length=1)
 
