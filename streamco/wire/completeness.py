@@ -77,6 +77,11 @@ class Completeness:
         return bool(self._finished)
 
     @property
+    def had_reason(self) -> bool:
+        """True if a finish reason ever came, also one that output has taken back."""
+        return bool(self._finished) or self._taken_back is not None
+
+    @property
     def has_choice(self) -> bool:
         """True if any choice has come."""
         return bool(self._seen)
@@ -125,7 +130,7 @@ class Completeness:
 
     def record_end(self) -> End:
         """Record the formal end that the API has (``[DONE]``, ``message_stop`` ...) and return how the answer ended."""
-        if not self.has_output and (self._has_unread or not (self._finished or self._taken_back)):
+        if not self.has_output and (self._has_unread or not self.had_reason):
             return "empty"
         self._has_end = True
         return "whole"

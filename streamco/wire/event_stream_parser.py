@@ -96,7 +96,7 @@ class EventStreamParser(AnswerParser):
         payload = event.data.strip()
         name = "" if event.event == "message" else event.event
         if payload == _DONE:
-            if self._ends.has_reason:
+            if self._ends.had_reason:
                 self._end()
             return
         if name in _KEEPALIVES:

@@ -12,9 +12,19 @@ from typing import Any
 __all__ = ["TextHalves", "replace_halves"]
 
 _Path = tuple[Any, ...]
-_TEXTS = frozenset(
-    ("content", "reasoning_content", "reasoning", "refusal", "text", "thinking", "delta", "arguments", "partial_json", "input")
-)
+_TEXTS = frozenset({
+    "arguments",
+    "content",
+    "delta",
+    "input",
+    "partial_json",
+    "reasoning",
+    "reasoning_content",
+    "reasoning_text",
+    "refusal",
+    "text",
+    "thinking",
+})  # fmt: skip
 _PLACES = ("type", "index", "output_index", "content_index", "summary_index")  # of an object: which of its kind it is
 
 

@@ -263,6 +263,9 @@ def test_done_is_the_end_once_a_reason_has_come_and_means_nothing_before() -> No
     assert not parser.is_done
     read(parser, reason, done)
     assert (parser.is_done, parser.finish_reason, parser.error) == (True, "stop", None)
+    parser = MessageStreamParser()
+    read(parser, START, reason, delta("Hi"), done)  # the text takes the reason back
+    assert (parser.is_done, parser.finish_reason, parser.error) == (True, "stop", None)
     other = ResponseStreamParser()
     read(other, CREATED, *DELTAS, done)
     with pytest.raises(EndpointProtocolError, match="truncated"):

@@ -6,6 +6,7 @@ import json
 from itertools import pairwise
 from typing import Any
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -26,6 +27,11 @@ def test_halves_in_two_events_are_one_character() -> None:
     halves = TextHalves()
     assert texts_of(halves, delta("a" + HIGH), delta(LOW + "b")) == ["a", "\U0001f600b"]
     assert not halves.is_open
+
+
+@pytest.mark.parametrize("field", ["reasoning_content", "reasoning", "reasoning_text", "thinking", "refusal"])
+def test_reasoning_under_any_name_and_refusals_are_joined(field: str) -> None:
+    assert texts_of(TextHalves(), delta(HIGH, field=field), delta(LOW, field=field), field=field) == ["", "\U0001f600"]
 
 
 def test_each_place_has_a_half_of_its_own() -> None:
