@@ -13,6 +13,7 @@ from typing import Protocol, runtime_checkable
 
 from streamco.client.degradation import Degradations
 from streamco.endpoints.base import Endpoint
+from streamco.endpoints.network.loop_bound import LoopBound, LoopState
 from streamco.errors import EndpointStatusError
 
 __all__ = ["AccessCheck"]
@@ -30,12 +31,32 @@ class _Checkable(Protocol):
     async def check_access(self) -> EndpointStatusError | None: ...
 
 
+class _Checks(LoopState):
+    """The checks of one event loop that are under way."""
+
+    def __init__(self) -> None:
+        self.tasks: set[asyncio.Task[None]] = set()
+
+    async def aclose(self) -> None:
+        """See ``LoopState``."""
+        for task in self.tasks:
+            task.cancel()
+        if self.tasks:
+            await asyncio.wait(self.tasks)
+
+    def forget(self, task: asyncio.Task[None]) -> None:
+        """Forget a check that is over."""
+        self.tasks.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            raise error
+
+
 class AccessCheck:
     """The checks of one client's servers, shared by clients from ``with_options``."""
 
     def __init__(self) -> None:
         self._known: set[str] = set()  # endpoints that have answered, or are being asked
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._checks = LoopBound(_Checks, owner="client")
         self._is_closed = False
 
     def record_answered(self, names: Iterable[str]) -> None:
@@ -53,16 +74,14 @@ class AccessCheck:
             if isinstance(endpoint, _Checkable) and endpoint.name not in self._known and not self._is_closed:
                 self._known.add(endpoint.name)
                 task = asyncio.create_task(self._check(endpoint, degradations), name=f"streamco check the access to {endpoint.name}")
-                self._tasks.add(task)
-                task.add_done_callback(self._forget)
+                checks = self._checks.get()
+                checks.tasks.add(task)
+                task.add_done_callback(checks.forget)
 
     async def aclose(self) -> None:
         """End the checks; idempotent."""
         self._is_closed = True
-        for task in self._tasks:
-            task.cancel()
-        if self._tasks:
-            await asyncio.wait(self._tasks)
+        await self._checks.aclose()
 
     async def _check(self, endpoint: _Checkable, degradations: Degradations) -> None:
         error = await endpoint.check_access()
@@ -74,8 +93,3 @@ class AccessCheck:
         else:
             sentence = f"{endpoint.name} may refuse answers: it refuses its list of models ({error.status}); {_INSTEAD}"
             degradations.record([], kind=f"list refused {error.status}", endpoint=endpoint.name, sentence=sentence, may_raise=False)
-
-    def _forget(self, task: asyncio.Task[None]) -> None:
-        self._tasks.discard(task)
-        if not task.cancelled() and (error := task.exception()) is not None:
-            raise error

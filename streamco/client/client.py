@@ -55,7 +55,8 @@ _RACE_BUDGET = 0.3  # share of the prompts' tokens, if no budget is given
 class Client:
     """A client that asks a device and a server for each answer; many answers may run at the same time.
 
-    The client owns its endpoints: it starts them, and closing it closes them.
+    The client owns its endpoints: it starts them, and closing it closes them. It may be used in one event loop after the other, and is
+    closed in any; it can't be used in two loops at the same time, nor in a process that was forked while it is in use.
 
     Args:
         device: the small model on this machine: a GGUF file, an endpoint, or the URL of a server that runs there with one model

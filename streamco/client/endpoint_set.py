@@ -12,6 +12,7 @@ from streamco.client.driver import AnswerDriver
 from streamco.client.speculation.verifier_binding import VerifierBinding
 from streamco.endpoints.address import is_url
 from streamco.endpoints.base import Endpoint, Kind
+from streamco.endpoints.network.loop_bound import LoopBound, LoopState
 from streamco.errors import AllEndpointsFailed, ConfigError, EndpointError, StreamClosed
 
 __all__ = ["DeviceSetting", "ServerSetting", "EndpointSet"]
@@ -20,8 +21,22 @@ DeviceSetting = str | Path | Endpoint | None
 ServerSetting = str | Endpoint | Sequence[Endpoint] | Sequence[str] | None
 
 
+class _LoopWork(LoopState):
+    """What was started and is under way on one event loop."""
+
+    def __init__(self) -> None:
+        self.started: set[str] = set()
+        self.unavailable: dict[str, EndpointError] = {}
+        self.active: set[AnswerDriver] = set()
+        self.lock = asyncio.Lock()
+
+    async def aclose(self) -> None:
+        """See ``LoopState``."""
+        await asyncio.gather(*(driver.aclose() for driver in list(self.active)))
+
+
 class EndpointSet:
-    """One client's endpoints and its answers under way.
+    """One client's endpoints and its answers under way, on one event loop at a time: in another one they are started again.
 
     Args:
         device: as for ``Client``.
@@ -32,10 +47,8 @@ class EndpointSet:
         device: the device; None: there is none.
         servers: the servers, in the order of their use.
         endpoints: all of them, by name.
-        unavailable: endpoints that could not start, with their errors.
         binding: the device with its verifier; None: the client has not set it yet.
         access: finds out which servers refuse their keys; None: nothing is asked beside answers.
-        active: drivers of answers that have work under way.
 
     Raises:
         ConfigError: neither device nor server, not an endpoint, names that are not unique.
@@ -50,13 +63,25 @@ class EndpointSet:
         self.endpoints: Mapping[str, Endpoint] = {endpoint.name: endpoint for endpoint in all_endpoints}
         if len(self.endpoints) != len(all_endpoints):
             raise ConfigError(f"client: expected endpoints with names of their own, got {[endpoint.name for endpoint in all_endpoints]}")
-        self.unavailable: dict[str, EndpointError] = {}
         self.binding: VerifierBinding | None = None  # set by the client; closed with the endpoints
         self.access = AccessCheck() if checks_access else None
-        self.active: set[AnswerDriver] = set()
-        self._started: set[str] = set()
+        self._work = LoopBound(_LoopWork, owner="client")
         self._is_closed = False
-        self._lock = asyncio.Lock()
+
+    @property
+    def unavailable(self) -> Mapping[str, EndpointError]:
+        """Endpoints that could not start, with their errors."""
+        return self._work.get().unavailable
+
+    @property
+    def active(self) -> set[AnswerDriver]:
+        """Drivers of answers that have work under way."""
+        return self._work.get().active
+
+    @property
+    def is_open(self) -> bool:
+        """True if answers may begin: the endpoints were not closed, and the event loop isn't ending."""
+        return not self._is_closed and self._work.current is not None
 
     @property
     def takes_raw_text(self) -> bool:
@@ -65,21 +90,27 @@ class EndpointSet:
 
     def available(self) -> tuple[Endpoint | None, list[Endpoint]]:
         """Return the device and the servers without those that could not start."""
-        device = self.device if self.device is not None and self.device.name not in self.unavailable else None
-        return device, [server for server in self.servers if server.name not in self.unavailable]
+        unavailable = self.unavailable
+        device = self.device if self.device is not None and self.device.name not in unavailable else None
+        return device, [server for server in self.servers if server.name not in unavailable]
 
     def missing(self, kept_out: Kind | None) -> Mapping[str, EndpointError]:
         """Return the endpoints that could not start, with their errors, without those of the side that is kept out; None: no side is."""
         return {name: error for name, error in self.unavailable.items() if self.endpoints[name].kind != kept_out}
 
     def is_started(self, kept_out: Kind | None = None) -> bool:
-        """Return True if every endpoint was started that is not on the side that is kept out."""
-        if len(self._started) == len(self.endpoints):  # each answer asks
+        """Return True if every endpoint was started that is not on the side that is kept out.
+
+        Raises:
+            ConfigError: another event loop is running with the client, or this process was forked from the one that uses it.
+        """
+        started = self._work.get().started
+        if len(started) == len(self.endpoints):  # each answer asks
             return True
-        return all(name in self._started or endpoint.kind == kept_out for name, endpoint in self.endpoints.items())
+        return all(name in started or endpoint.kind == kept_out for name, endpoint in self.endpoints.items())
 
     async def start(self, kept_out: Kind | None = None) -> None:
-        """Start every endpoint, all at the same time; idempotent.
+        """Start every endpoint, all at the same time; idempotent in each event loop.
 
         Args:
             kept_out: the side that must not be used: its endpoints are not started. None: no side.
@@ -87,30 +118,21 @@ class EndpointSet:
         Raises:
             AllEndpointsFailed: no endpoint could start; a single endpoint raises its own error.
             StreamClosed: the endpoints were closed.
+            ConfigError: another event loop is running with the client, or this process was forked from the one that uses it.
         """
-        async with self._lock:
+        self.check_open()
+        work = self._work.get()
+        async with work.lock:
             self.check_open()
-            wanted = [name for name, each in self.endpoints.items() if name not in self._started and each.kind != kept_out]
+            wanted = [name for name, each in self.endpoints.items() if name not in work.started and each.kind != kept_out]
             if not wanted:
                 return
             results = await asyncio.gather(*(self.endpoints[name].start() for name in wanted), return_exceptions=True)
             if self._is_closed:  # in the meantime; what has started since must not stay open
                 await self._close_endpoints()
                 self.check_open()
-            self.unavailable |= self._failed_to_start(wanted, results)
-            self._started.update(wanted)
-
-    def _failed_to_start(self, names: Sequence[str], results: Sequence[BaseException | None]) -> dict[str, EndpointError]:
-        """Return the endpoints that could not start; raise if no endpoint could."""
-        failed: dict[str, EndpointError] = {}
-        for name, result in zip(names, results, strict=True):
-            if isinstance(result, EndpointError):
-                failed[name] = result
-            elif result is not None:
-                raise result
-        if len(failed) == len(names) and not self._started:
-            raise AllEndpointsFailed(failed) if len(failed) > 1 else next(iter(failed.values()))
-        return failed
+            work.unavailable |= _failed_to_start(wanted, results, is_alone=not work.started)
+            work.started.update(wanted)
 
     def check_open(self) -> None:
         """Check that the endpoints were not closed.
@@ -124,11 +146,12 @@ class EndpointSet:
     async def aclose(self) -> None:
         """End all work and release the endpoints."""
         self._is_closed = True
-        self._started.clear()
-        await asyncio.gather(*(driver.aclose() for driver in list(self.active)))
+        work = self._work.current
+        await self._work.aclose()
         await self._close_endpoints()
-        async with self._lock:  # a start that runs closes what it has started
-            pass
+        if work is not None:
+            async with work.lock:  # a start that runs closes what it has started
+                pass
 
     async def _close_endpoints(self) -> None:
         """Close all endpoints, also if one of them raises; then raise its error."""
@@ -141,6 +164,19 @@ class EndpointSet:
         for error in results:
             if error is not None:
                 raise error
+
+
+def _failed_to_start(names: Sequence[str], results: Sequence[BaseException | None], *, is_alone: bool) -> dict[str, EndpointError]:
+    """Return the endpoints that could not start; raise if no endpoint could, and ``is_alone``: no other one was started before."""
+    failed: dict[str, EndpointError] = {}
+    for name, result in zip(names, results, strict=True):
+        if isinstance(result, EndpointError):
+            failed[name] = result
+        elif result is not None:
+            raise result
+    if len(failed) == len(names) and is_alone:
+        raise AllEndpointsFailed(failed) if len(failed) > 1 else next(iter(failed.values()))
+    return failed
 
 
 def _make_device(setting: DeviceSetting) -> Endpoint | None:

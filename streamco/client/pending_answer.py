@@ -25,7 +25,8 @@ from streamco.core.race.machine import Fatal, RaceMachine, RacePlan
 from streamco.core.race.migration import MigrationPlan
 from streamco.core.report import AnswerUsage, Opening, Report, opening_of
 from streamco.endpoints.base import Endpoint, Request
-from streamco.errors import StreamClosed, StreamcoError, StreamConsumed, UsageError
+from streamco.endpoints.network.loop_bound import run_in
+from streamco.errors import ConfigError, StreamClosed, StreamcoError, StreamConsumed, UsageError
 from streamco.policies.eligibility import RequestFacts
 
 __all__ = ["PendingAnswer"]
@@ -75,6 +76,7 @@ class PendingAnswer:
         self._facts: RequestFacts | None = None  # None: found when the answer is dispatched, because that takes no time
         self._prepared: PreparedSpeculation | None = None  # None: the answer races
         self._obstacle = NO_OBSTACLE  # why it is not speculated; none: that was not asked for
+        self._loop: asyncio.AbstractEventLoop | None = None  # of the driver
         self._lock = asyncio.Lock()  # two tasks may wait for the start of one stream
         self._is_prepared = False
 
@@ -83,7 +85,7 @@ class PendingAnswer:
 
         Raises:
             StreamClosed: the stream or the client was closed before.
-            ConfigError: no endpoint can serve the request.
+            ConfigError: no endpoint can serve the request, or the answer has begun in another event loop.
         """
         if self.driver is None:
             try:
@@ -91,12 +93,15 @@ class PendingAnswer:
                 if self.is_closed:
                     raise StreamClosed("expected an open stream, got one that was closed before it began")
                 if self.driver is None:
+                    self._loop = asyncio.get_running_loop()
                     self.driver = self._begin()
             except BaseException as error:
                 await self._abandon()
                 if isinstance(error, StreamcoError) and not isinstance(error, UsageError):
                     self._settings.observers.refuse(self._request, error)
                 raise
+        elif self._loop is not asyncio.get_running_loop():
+            raise ConfigError("stream: expected to be read in the event loop that its answer began in, got another one")
         return self.driver
 
     @property
@@ -107,8 +112,8 @@ class PendingAnswer:
     async def aclose(self) -> None:
         """End the answer and wait until its work has ended; idempotent."""
         self.is_closed = True
-        if self.driver is not None:
-            await self.driver.aclose()
+        if self.driver is not None and self._loop is not None:
+            await run_in(self._loop, self.driver.aclose)
 
     def report(self) -> Report:
         """Return the answer's figures so far.
@@ -191,9 +196,10 @@ class PendingAnswer:
         settings, prompt_tokens, log, notes = self._settings, prepared.prompt_tokens, self._log, self._notes
         self._note_settings(speculates=True)
         observed = settings.observers.begin(self._request)
+        active = settings.endpoints.active
 
         def record(driver: SpeculationDriver) -> None:
-            settings.endpoints.active.discard(driver)
+            active.discard(driver)
             settings.planner.record_verifier_outcome(driver)
             settings.dispatcher.record_prompt(prompt_tokens)
             settings.totals.record(driver.cost())
@@ -215,12 +221,13 @@ class PendingAnswer:
             on_open=observed.open,
         )
         self._prepared = None  # it is the driver's from here on
-        settings.endpoints.active.add(driver)
+        active.add(driver)
         driver.start()
         return driver
 
     def _race(self) -> RaceDriver:
         settings, endpoints, log, notes = self._settings, self._settings.endpoints, self._log, self._notes
+        active = endpoints.active
         dispatched = settings.dispatcher.decide(self._request, endpoints.device, endpoints.servers, endpoints.unavailable, self._facts)
         request, max_ahead = self._request, None
         if (rate := fixed_rate(self._pace)) is not None:
@@ -237,7 +244,7 @@ class PendingAnswer:
             log.dispatched(dispatched.logged_report())
 
         def record(driver: RaceDriver) -> None:
-            endpoints.active.discard(driver)
+            active.discard(driver)
             settings.dispatcher.record(dispatched, driver.machine)
             settings.planner.record_race(driver.machine)
             note_race(settings.degradations, notes, driver)
@@ -262,7 +269,7 @@ class PendingAnswer:
             log=log.race_steps(),
             on_open=observed.open,
         )
-        endpoints.active.add(driver)
+        active.add(driver)
         settings.totals.use_budget(dispatched.steering)
         driver.start()
         return driver

@@ -96,7 +96,7 @@ class ClientSettings(Struct, frozen=True, kw_only=True):
         A server that is kept out is none of the race's endpoints, so a promise holds for the check, too.
         """
         access = self.endpoints.access
-        if access is None or machine.winner is None:
+        if access is None or machine.winner is None or not self.endpoints.is_open:
             return
         attempts = (*machine.past_attempts, *machine.attempts.values())
         shown = {each.source for each in attempts if each.ttft is not None or each.error is not None}

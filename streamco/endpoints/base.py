@@ -178,7 +178,7 @@ class Endpoint(Protocol):
         ...
 
     async def start(self) -> None:
-        """Load the model or open the connection pool; idempotent, safe to call from several tasks.
+        """Load the model or open the connection pool; idempotent, safe to call from several tasks, and called in each event loop.
 
         Raises:
             EndpointError: the endpoint can't be used.

@@ -7,6 +7,7 @@ loop: a model is loaded in a worker thread, and a long prompt is tokenised there
 from __future__ import annotations
 
 import asyncio
+import os
 from collections.abc import Callable
 from pathlib import Path
 from time import time
@@ -16,6 +17,7 @@ from streamco.endpoints.base import Capabilities, Kind, Request, TokenPrices, ne
 from streamco.endpoints.continuation import BoundaryWhitespace
 from streamco.endpoints.generation_request import boundary_whitespace, generation_request, is_short, request_ids, takes_grammars
 from streamco.endpoints.model_files import path_of
+from streamco.endpoints.network.loop_bound import LoopBound, LoopState, check_process
 from streamco.endpoints.watchdog import Watchdog
 from streamco.engines.base import (
     Engine,
@@ -38,6 +40,24 @@ __all__ = ["DeviceEndpoint", "DeviceStream"]
 
 FINISHED = ("stop", "length")
 FREE = TokenPrices(prompt=0.0, completion=0.0)
+
+
+class _LoopWork(LoopState):
+    """What is under way on one event loop. The engine outlives it."""
+
+    def __init__(self) -> None:
+        self.loading: asyncio.Task[Engine] | None = None
+        self.streams: set[DeviceStream] = set()
+        self.drafters: set[DeviceDrafter] = set()
+
+    async def aclose(self) -> None:
+        """See ``LoopState``."""
+        for stream in list(self.streams):
+            await stream.cancel()
+        for drafter in list(self.drafters):
+            await drafter.aclose()
+        if self.loading is not None:
+            await asyncio.wait([self.loading])  # its thread can't be stopped; it frees the model that it has loaded
 
 
 class DeviceEndpoint:
@@ -68,9 +88,8 @@ class DeviceEndpoint:
         self._on_progress = on_progress
         self._path = path_of(model) if isinstance(model, str | Path) else None
         self._engine: Engine | None = None if isinstance(model, str | Path) else model
-        self._loading: asyncio.Task[Engine] | None = None
-        self._streams: set[DeviceStream] = set()
-        self._drafters: set[DeviceDrafter] = set()
+        self._process = os.getpid()  # in which the engine has its thread
+        self._work = LoopBound(_LoopWork, owner=name)
         self._last_tokenized: tuple[Request, list[int]] | None = None
         self._is_closed = False
 
@@ -104,7 +123,8 @@ class DeviceEndpoint:
 
     def change_options(self, change: Callable[[EngineOptions], EngineOptions]) -> None:
         """Replace the engine's options; without effect once the model is loaded or loads."""
-        if self._engine is None and self._loading is None:
+        work = self._work.latest
+        if self._engine is None and (work is None or work.loading is None):
             self._options = change(self._options)
 
     async def start(self) -> None:
@@ -112,6 +132,7 @@ class DeviceEndpoint:
 
         Raises:
             EngineError: the model can't be loaded; a later call tries again.
+            ConfigError: another event loop is running with the endpoint, or this process was forked from the one that loaded the model.
         """
         await self.loaded_engine()
 
@@ -119,25 +140,28 @@ class DeviceEndpoint:
         """Return the engine; load the model if it isn't, see ``start``."""
         if self._is_closed:
             raise StreamClosed(f"{self._name}: expected an open endpoint, got a closed one")
+        work = self._work.get()
         if self._engine is not None:
+            check_process(self._process, self._name)
             return self._engine
-        if self._loading is None:
-            self._loading = asyncio.create_task(self._load(), name=f"streamco load {self._name}")
-            self._loading.add_done_callback(_retrieve_exception)
-        return await asyncio.shield(self._loading)
+        if work.loading is None:
+            work.loading = asyncio.create_task(self._load(), name=f"streamco load {self._name}")
+            work.loading.add_done_callback(_retrieve_exception)
+        return await asyncio.shield(work.loading)
 
     async def _load(self) -> Engine:
+        work = self._work.get()
         try:
             engine = await asyncio.to_thread(self._load_file)
         except EngineError as exc:
             exc.endpoint = exc.endpoint or self._name
             raise
         finally:
-            self._loading = None
+            work.loading = None
         if self._is_closed:
             await asyncio.to_thread(engine.close)
             raise StreamClosed(f"{self._name}: expected an open endpoint, got one closed while it loaded")
-        self._engine = engine
+        self._engine, self._process = engine, os.getpid()
         return engine
 
     def _load_file(self) -> Engine:
@@ -149,13 +173,14 @@ class DeviceEndpoint:
 
     def open(self, request: Request) -> DeviceStream:
         """Begin an answer. If the model is loaded and the prompt is short, the engine has it before this returns."""
-        stream = self._make_stream(request, new_completion_id())
-        self._streams.add(stream)
+        streams = self._work.get().streams
+        stream = self._make_stream(request, new_completion_id(), on_over=streams.discard)
+        streams.add(stream)
         stream.begin()
         return stream
 
-    def _make_stream(self, request: Request, number: str) -> DeviceStream:
-        return DeviceStream(self, request, number)
+    def _make_stream(self, request: Request, number: str, on_over: Callable[[DeviceStream], None]) -> DeviceStream:
+        return DeviceStream(self, request, number, on_over=on_over)
 
     async def drafter(
         self, request: Request, *, emit: Callable[[DrafterEvent], None], top: int | None = None, row_ids: int = 0
@@ -175,6 +200,7 @@ class DeviceEndpoint:
         from streamco.endpoints.device_drafter import TOP, DeviceDrafter
 
         engine = await self.loaded_engine()
+        drafters = self._work.get().drafters
         try:
             ids = await asyncio.to_thread(self.prompt_ids, engine, request) if not is_short(request) else self.prompt_ids(engine, request)
             drafter = DeviceDrafter(
@@ -185,17 +211,13 @@ class DeviceEndpoint:
                 top=TOP if top is None else top,
                 row_ids=row_ids,
                 name=self._name,
-                on_close=self._drafters.discard,
+                on_close=drafters.discard,
             )
         except EngineError as exc:
             exc.endpoint = exc.endpoint or self._name
             raise
-        self._drafters.add(drafter)
+        drafters.add(drafter)
         return drafter
-
-    def discard(self, stream: DeviceStream) -> None:
-        """Forget a stream that has ended."""
-        self._streams.discard(stream)
 
     def count_tokens(self, request: Request) -> int | None:
         """Return the prompt's length in tokens, template included. None: the model isn't loaded, or its template refuses the messages."""
@@ -220,14 +242,9 @@ class DeviceEndpoint:
     async def aclose(self) -> None:
         """Cancel the streams and free the model; idempotent."""
         self._is_closed = True
-        for stream in list(self._streams):
-            await stream.cancel()
-        for drafter in list(self._drafters):
-            await drafter.aclose()
-        loading, engine = self._loading, self._engine
-        if loading is not None:
-            await asyncio.wait([loading])  # its thread can't be stopped; it frees the model that it has loaded
-        if engine is not None and self._path is not None:
+        await self._work.aclose()
+        engine = self._engine
+        if engine is not None and self._path is not None and self._process == os.getpid():
             self._engine = None
             await asyncio.to_thread(engine.close)
 
@@ -235,8 +252,9 @@ class DeviceEndpoint:
 class DeviceStream:
     """One answer of an engine; see ``EndpointStream``. Made by ``DeviceEndpoint.open``."""
 
-    def __init__(self, endpoint: DeviceEndpoint, request: Request, number: str) -> None:
+    def __init__(self, endpoint: DeviceEndpoint, request: Request, number: str, *, on_over: Callable[[DeviceStream], None]) -> None:
         self._endpoint = endpoint
+        self._on_over = on_over
         self._request = request
         self._number = number
         self._created = int(time())
@@ -428,7 +446,7 @@ class DeviceStream:
     def _close(self) -> None:
         if self._watchdog is not None:
             self._watchdog.stop()
-        self._endpoint.discard(self)
+        self._on_over(self)
 
 
 def _holding(engine: Engine) -> HoldingEngine:

@@ -13,6 +13,7 @@ import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -22,6 +23,7 @@ from streamco.endpoints.address import is_loopback
 from streamco.endpoints.network.credentials import ServerKey
 from streamco.endpoints.network.environment_proxies import find_proxy
 from streamco.endpoints.network.http_errors import root_cause, translate
+from streamco.endpoints.network.loop_bound import LoopBound, LoopState
 from streamco.errors import MAX_NAME, ConfigError, EndpointError, EndpointProtocolError, StreamClosed, shorten
 from streamco.wire.openai.errors import status_error
 
@@ -41,8 +43,58 @@ _LARGE_BODY = 1 << 20  # bytes; aiohttp wants larger ones as a file, to write th
 _transports: ContextVar[list[asyncio.Transport]] = ContextVar("taken")
 
 
+class _Pool(LoopState):
+    """The connections of one event loop.
+
+    Args:
+        timeouts: of the client.
+        session: the caller's session; None: the pool makes and closes its own.
+
+    Raises:
+        ConfigError: the caller's session belongs to another loop.
+    """
+
+    def __init__(self, timeouts: Timeouts, session: aiohttp.ClientSession | None) -> None:
+        self.is_own = session is None
+        self.session = _make_session(timeouts) if session is None else session
+        if getattr(self.session, "_loop", None) not in {None, asyncio.get_running_loop()}:
+            text = "expected one that was made in the running event loop, got one of another loop"
+            raise ConfigError(f"session: {text}; without session, an endpoint makes its own for each loop")
+        self.finishing: set[aiohttp.ClientResponse] = set()
+        self.warming: asyncio.Task[None] | None = None
+
+    async def aclose(self) -> None:
+        """See ``LoopState``; a session of the caller's stays open."""
+        if self.warming is not None:
+            self.warming.cancel()
+            await asyncio.wait([self.warming])
+        for response in list(self.finishing):
+            self.give_up(response)
+        if self.is_own:
+            await self.session.close()
+
+    def drop(self) -> None:
+        """See ``LoopState``: aiohttp would complain of what nobody can close any more."""
+        connector = self.session.connector
+        if self.is_own and connector is not None:
+            self.session.detach()
+            with suppress(StopIteration, RuntimeError):
+                next(connector.close().__await__())  # of a closed loop it forgets its connections, and has nothing to wait for
+
+    def give_up(self, response: aiohttp.ClientResponse) -> None:
+        """Close the connection of an answer whose end doesn't come."""
+        self.finishing.discard(response)
+        response.close()
+
+    def end_warming(self, task: asyncio.Task[None]) -> None:
+        """Take note that a connection was opened, or couldn't be."""
+        self.warming = None
+        if not task.cancelled():
+            task.result()
+
+
 class HttpClient:
-    """The connection pool of one endpoint.
+    """The connection pool of one endpoint, on whatever event loop it is used.
 
     Args:
         name: the endpoint's name, for errors.
@@ -61,50 +113,32 @@ class HttpClient:
         self._timeouts = timeouts
         self._key = key or ServerKey(None)
         check_session(session)
-        self._session = session
-        self._is_owner = session is None
+        self._pool = LoopBound(partial(_Pool, timeouts, session), owner=name)
         self._is_closed = False
         self._proxies: dict[URL, URL | None] = {}  # by the server's origin
-        self._finishing: set[aiohttp.ClientResponse] = set()
-        self._warming: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
-        """Import aiohttp and make the session; idempotent.
+        """Import aiohttp and make the session, for each event loop once; idempotent.
 
         Raises:
             StreamClosed: the client was closed.
+            ConfigError: it is used in another event loop that runs.
         """
+        await self._start()
+
+    async def _start(self) -> _Pool:
+        if (pool := self._pool.current) is None:
+            self._check_open()
+            # In a thread even if another endpoint has begun the import: sys.modules has half a module then, and importing it here would
+            # wait for the other half.
+            await asyncio.to_thread(importlib.import_module, "aiohttp")  # 0.2 s, and it loads the certificate store
+            self._check_open()
+            pool = self._pool.get()
+        return pool
+
+    def _check_open(self) -> None:
         if self._is_closed:
             raise StreamClosed(f"{self._name}: expected an open endpoint, got one that was closed")
-        if self._session is not None:
-            return
-        # In a thread even if another endpoint has begun the import: sys.modules has half a module then, and importing it here would wait
-        # for the other half.
-        await asyncio.to_thread(importlib.import_module, "aiohttp")  # 0.2 s, and it loads the certificate store
-        if self._session is None:
-            self._session = self._make_session()
-
-    def _make_session(self) -> aiohttp.ClientSession:
-        import aiohttp
-
-        class Connector(aiohttp.TCPConnector):
-            async def connect(
-                self,
-                req: aiohttp.ClientRequest,
-                traces: list[aiohttp.tracing.Trace],
-                timeout: aiohttp.ClientTimeout,  # noqa: ASYNC109  aiohttp's name
-            ) -> aiohttp.connector.Connection:
-                connection = await super().connect(req, traces, timeout)
-                _record_transport(connection)
-                return connection
-
-        return aiohttp.ClientSession(
-            connector=Connector(limit=0, keepalive_timeout=_KEEP_ALIVE),
-            cookie_jar=aiohttp.DummyCookieJar(),
-            timeout=_connect_limit(self._timeouts.connect),
-            auto_decompress=True,
-            read_bufsize=_READ_BUFFER,
-        )
 
     async def request(
         self, method: str, url: URL, *, headers: Mapping[str, str], body: bytes | None = None, timeouts: Timeouts | None = None
@@ -126,9 +160,7 @@ class HttpClient:
             EndpointTimeoutError: connecting took longer than ``timeouts.connect``.
             EndpointProtocolError: the peer doesn't speak HTTP, or redirects elsewhere or too often.
         """
-        await self.start()
-        session = self._session
-        assert session is not None, "it was started"
+        session = (await self._start()).session
         proxy = await self.find_proxy(url)
         limits = self._timeouts if timeouts is None else timeouts
         limit = session.timeout if limits.connect == self._timeouts.connect else _connect_limit(limits.connect)
@@ -163,15 +195,14 @@ class HttpClient:
         ignored here: the next request meets them. Does nothing on the loopback, because connecting is free there, and in a session that
         belongs to the caller.
         """
-        if self._warming is None and self._is_owner and not self._is_closed and not is_loopback(url.host or ""):
-            self._warming = asyncio.get_running_loop().create_task(self._warm(url), name=f"streamco warm {self._name}")
-            self._warming.add_done_callback(self._end_warming)
+        pool = self._pool.current
+        if pool is not None and pool.warming is None and pool.is_own and not is_loopback(url.host or ""):
+            pool.warming = asyncio.get_running_loop().create_task(self._warm(url, pool.session), name=f"streamco warm {self._name}")
+            pool.warming.add_done_callback(pool.end_warming)
 
-    async def _warm(self, url: URL) -> None:
+    async def _warm(self, url: URL, session: aiohttp.ClientSession) -> None:
         import aiohttp
 
-        session = self._session
-        assert session is not None, "start comes before warm"
         assert session.connector is not None, "an own session has a connector"
         loop = asyncio.get_running_loop()
         with suppress(EndpointError, ConfigError), self._translated():
@@ -179,11 +210,6 @@ class HttpClient:
             request = aiohttp.ClientRequest("GET", url, loop=loop, proxy=proxy, session=session, headers={})
             connection = await session.connector.connect(request, traces=[], timeout=session.timeout)
             connection.release()
-
-    def _end_warming(self, task: asyncio.Task[None]) -> None:
-        self._warming = None
-        if not task.cancelled():
-            task.result()
 
     async def read(self, response: aiohttp.ClientResponse, max_bytes: int) -> bytes:
         """Return the body, or its first ``max_bytes`` bytes. The connection returns to the pool, or is closed if there was more.
@@ -215,7 +241,6 @@ class HttpClient:
         Raises:
             EndpointError: there was no answer, an error status, or no JSON.
         """
-        await self.start()
         limit = self._timeouts.connect
         try:
             async with asyncio.timeout(limit):
@@ -244,24 +269,25 @@ class HttpClient:
         if content.exception() is not None:
             response.close()
             return None
+        pool = self._pool.current
+        if pool is None:  # everything is being closed
+            response.close()
+            return None
         loop = asyncio.get_running_loop()
         settled: asyncio.Future[None] = loop.create_future()
         limit = _LINGER if self._timeouts.cancel is None else self._timeouts.cancel
-        handle = loop.call_later(limit, self._give_up, response)
-        self._finishing.add(response)
+        handle = loop.call_later(limit, pool.give_up, response)
+        finishing = pool.finishing
+        finishing.add(response)
 
         def settle() -> None:
             handle.cancel()
-            self._finishing.discard(response)
+            finishing.discard(response)
             if not settled.done():
                 settled.set_result(None)
 
         content.on_eof(settle)
         return settled
-
-    def _give_up(self, response: aiohttp.ClientResponse) -> None:
-        self._finishing.discard(response)
-        response.close()
 
     async def drop(self, response: aiohttp.ClientResponse) -> None:
         """Close the connection of an answer that is not wanted any more, at once; return when it is closed."""
@@ -283,15 +309,7 @@ class HttpClient:
     async def aclose(self) -> None:
         """Close every connection; idempotent."""
         self._is_closed = True
-        if self._warming is not None:
-            self._warming.cancel()
-            await asyncio.wait([self._warming])
-        for response in list(self._finishing):
-            self._give_up(response)
-        session = self._session
-        if session is not None and self._is_owner:
-            self._session = None
-            await session.close()
+        await self._pool.aclose()
 
     def scrub(self, error: EndpointError) -> EndpointError:
         """Return the same error without the key."""
@@ -350,6 +368,30 @@ def _abort_on_failure() -> Iterator[None]:
         raise
     finally:
         _transports.reset(token)
+
+
+def _make_session(timeouts: Timeouts) -> aiohttp.ClientSession:
+    """Return a session of this package's own; aiohttp must be imported."""
+    import aiohttp
+
+    class Connector(aiohttp.TCPConnector):
+        async def connect(
+            self,
+            req: aiohttp.ClientRequest,
+            traces: list[aiohttp.tracing.Trace],
+            timeout: aiohttp.ClientTimeout,  # noqa: ASYNC109  aiohttp's name
+        ) -> aiohttp.connector.Connection:
+            connection = await super().connect(req, traces, timeout)
+            _record_transport(connection)
+            return connection
+
+    return aiohttp.ClientSession(
+        connector=Connector(limit=0, keepalive_timeout=_KEEP_ALIVE),
+        cookie_jar=aiohttp.DummyCookieJar(),
+        timeout=_connect_limit(timeouts.connect),
+        auto_decompress=True,
+        read_bufsize=_READ_BUFFER,
+    )
 
 
 def _connect_limit(seconds: float | None) -> aiohttp.ClientTimeout:

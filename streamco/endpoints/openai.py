@@ -27,6 +27,7 @@ from streamco.endpoints.known_servers.probe import PROBED_PATHS, STREAMCO, Serve
 from streamco.endpoints.known_servers.providers import GENERIC, Dialect, find_provider
 from streamco.endpoints.network.credentials import ApiKey, ServerKey
 from streamco.endpoints.network.headers import BASE_HEADERS, check_headers, has_header, key_header, merge_headers
+from streamco.endpoints.network.loop_bound import LoopBound, LoopState
 from streamco.endpoints.openai_stream import CallApi, OpenAIStream, StreamCall
 from streamco.endpoints.retry import Retries
 from streamco.endpoints.shared_tokenizer import SharedTokenizer
@@ -51,6 +52,18 @@ ServerApi = Literal["chat", "completions", "responses"]
 
 _SCOPE = re.compile("scope|permission", re.IGNORECASE)  # OpenAI's restricted keys: 401, "insufficient permissions ... Missing scopes"
 _DEFAULTS = Timeouts(), RetryPolicy(), Limits()
+
+
+class _Answers(LoopState):
+    """The answers of one event loop."""
+
+    def __init__(self) -> None:
+        self.streams: WeakSet[OpenAIStream] = WeakSet()  # a stream that is neither read nor cancelled may be collected
+        self.is_started = False
+
+    async def aclose(self) -> None:
+        """See ``LoopState``."""
+        await asyncio.gather(*(stream.cancel() for stream in list(self.streams)))
 
 
 class OpenAIEndpoint:
@@ -136,8 +149,7 @@ class OpenAIEndpoint:
         self._client = HttpClient(self._name, timeouts=timeouts, session=session, key=self._key)
         self._counter = TokenCounter(model)
         self._rng = rng or random.Random()
-        self._streams: WeakSet[OpenAIStream] = WeakSet()  # a stream that is neither read nor cancelled may be collected
-        self._is_started = False
+        self._answers = LoopBound(_Answers, owner=self._name)
 
     def __repr__(self) -> str:
         return f"OpenAIEndpoint({self.model!r}, base_url={self._address.base_url!r}, name={self._name!r})"
@@ -175,25 +187,27 @@ class OpenAIEndpoint:
     async def start(self) -> None:
         """Prepare what would slow the first request down: imports, certificates, the vocabulary, and in the background a connection.
 
-        Sends nothing, and doesn't fail if the server can't be reached: the first request meets that. Idempotent.
+        Sends nothing, and doesn't fail if the server can't be reached: the first request meets that. Idempotent in each event loop.
 
         Raises:
             StreamClosed: the endpoint was closed.
-            ConfigError: the environment names a proxy that can't be used.
+            ConfigError: the environment names a proxy that can't be used, or the endpoint is used in another event loop that runs.
         """
-        if self._is_started:
+        answers = self._answers.get()
+        if answers.is_started:
             return
         await self._client.start()
         url = self._url("/models", self.model)
         await self._client.find_proxy(url)
         await asyncio.to_thread(self._counter.load)
         self._client.warm(url)
-        self._is_started = True
+        answers.is_started = True
 
     def open(self, request: Request) -> OpenAIStream:
         """Begin an answer; the request goes out with the first ``receive``."""
         request = _with_limit(request, self.kind)
         changes: dict[str, str] = {}
+        streams = self._answers.get().streams
         stream = OpenAIStream(
             self._name,
             self._client,
@@ -204,9 +218,9 @@ class OpenAIEndpoint:
             timeouts=request.timeouts or self._timeouts,
             elapsed=request.elapsed,
             limits=self._limits,
-            on_over=self._streams.discard,
+            on_over=streams.discard,
         )
-        self._streams.add(stream)
+        streams.add(stream)
         return stream
 
     def count_tokens(self, request: Request) -> int | None:
@@ -274,8 +288,7 @@ class OpenAIEndpoint:
 
     async def aclose(self) -> None:
         """Cancel every answer and close the pool; idempotent."""
-        self._is_started = False
-        await asyncio.gather(*(stream.cancel() for stream in list(self._streams)))
+        await self._answers.aclose()
         await self._client.aclose()
 
     @property

@@ -157,7 +157,7 @@ async def ask(
                 outcome.error = error
             await settled(lambda: not client._settings.endpoints.active)
             assert outcome.report is None or outcome.report.is_final or outcome.error is not None
-            assert not any(server._streams for server in servers)
+            assert not any(server._answers.get().streams for server in servers)
         await settled(lambda: not any(proxy.connections_open for proxy in proxies))
     if engine is not None:
         assert all(generation._end is not None for generation in engine.generations)

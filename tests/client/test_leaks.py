@@ -99,7 +99,7 @@ async def test_ten_thousand_streams_leave_nothing_behind() -> None:
             await settled(lambda: not client._settings.endpoints.active)
             grown = resident_bytes() - before
             await settled(lambda: scripted.connections_open <= AT_ONCE)
-            assert not endpoint._streams
+            assert not endpoint._answers.get().streams
         assert grown < TOLERANCE, f"resident memory grew by {grown >> 10} KiB"
         await settled(lambda: not scripted.connections_open)
 
@@ -113,7 +113,7 @@ async def test_races_by_the_hundred_leave_no_loser_behind() -> None:
             await run_streams(client, 1000, rng, at_once=50)
             await settled(lambda: not client._settings.endpoints.active)
             assert local.active == 0
-            assert not endpoint._streams
+            assert not endpoint._answers.get().streams
             assert client._settings.dispatcher._steering._pending == set(), "every reservation is settled"
         await settled(lambda: not scripted.connections_open)
 
@@ -143,7 +143,7 @@ async def test_dropped_streams_free_their_sockets_without_the_cyclic_collector()
                 await asyncio.gather(*(anext(stream) for stream in streams))
                 assert scripted.connections_open >= 50
                 del streams
-                await settled(lambda: not client._settings.endpoints.active and not endpoint._streams)
+                await settled(lambda: not client._settings.endpoints.active and not endpoint._answers.get().streams)
                 await settled(lambda: scripted.connections_open <= 1)  # one may be kept warm for the next request
     finally:
         gc.enable()

@@ -20,7 +20,7 @@ async def test_a_stream_closed_before_it_begins_leaves_no_draft(world: World) ->
         await stream.aclose()
         with pytest.raises(StreamClosed):
             await reading
-        await settled(lambda: not client._settings.planner.binding.device._drafters)
+        await settled(lambda: not client._settings.planner.binding.device._work.get().drafters)
 
 
 async def test_a_client_closed_while_an_answer_is_got_ready_leaves_no_draft(world: World) -> None:
@@ -31,4 +31,4 @@ async def test_a_client_closed_while_an_answer_is_got_ready_leaves_no_draft(worl
         await client.aclose()
         with pytest.raises(StreamClosed):
             await reading
-        assert not device._drafters
+        assert not device._work.get().drafters

@@ -94,7 +94,7 @@ async def test_a_verifier_that_dies_between_answers_is_noticed_by_one_of_them(
             await tokens_text(stream)
             assert stream.report.mode == "race"
             assert "not speculated: 127.0.0.1" in stream.report.dispatch.reason
-        await settled(lambda: client._settings.planner.binding._probing is None)
+        await settled(lambda: client._settings.planner.binding._probes.get().task is None)
         assert len([record for record in caplog.records if "not speculated" in record.message]) == 1, "it is said once"
         await verifier.start()
         await tokens_text(client.stream(PROMPT, temperature=0))
@@ -265,7 +265,7 @@ async def test_a_reader_who_leaves_stops_all_work(world: World, end: str, emit: 
                 await anext(stream)
                 await client.aclose()
         await settled(lambda: not client._settings.endpoints.active)
-        await settled(lambda: not client._settings.planner.binding.device._drafters)
+        await settled(lambda: not client._settings.planner.binding.device._work.get().drafters)
         if end != "client":
             assert client.totals.left == 1
 
@@ -351,5 +351,5 @@ async def test_a_hundred_answers_ended_in_all_ways_leave_nothing_behind(world: W
         for start in range(0, 100, 4):
             await asyncio.gather(*(one(number) for number in range(start, start + 4)))
         await settled(lambda: not client._settings.endpoints.active)
-        assert not client._settings.planner.binding.device._drafters
+        assert not client._settings.planner.binding.device._work.get().drafters
         assert client.totals.answers == 100

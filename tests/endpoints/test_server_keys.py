@@ -109,7 +109,7 @@ async def test_a_verifier_asks_for_each_connection() -> None:
     async with scripted(token="token-number-1") as server, verifier_at(server.url, token=tokens) as verifier:
         await verifier.find()
         await server.aclose()
-        await settled(lambda: verifier._connection is not None and verifier._connection.is_over)
+        await settled(lambda: (connection := verifier._connections.get().connection) is not None and connection.is_over)
         await server.start()
         with pytest.raises(UnauthorisedError):
             await verifier.find()

@@ -13,6 +13,7 @@ from msgspec.structs import replace
 from streamco.client.speculation.options import VerifierSetting
 from streamco.endpoints.base import Endpoint
 from streamco.endpoints.device import DeviceEndpoint
+from streamco.endpoints.network.loop_bound import LoopBound, LoopState
 from streamco.endpoints.verifiers.base import Verifier, VerifierFacts
 from streamco.endpoints.verifiers.pool import VerifierPool
 from streamco.endpoints.verifiers.pool_session import AssignedVerifier
@@ -68,6 +69,27 @@ def reserve_places(device: Endpoint | None, budget: float, *, offload: OffloadRu
         device.change_options(with_places)
 
 
+class _Probes(LoopState):
+    """The probes on one event loop."""
+
+    def __init__(self) -> None:
+        self.task: asyncio.Task[None] | None = None
+        self.at: float | None = None
+        self.lock = asyncio.Lock()
+
+    async def aclose(self) -> None:
+        """See ``LoopState``."""
+        if self.task is not None:
+            self.task.cancel()
+            await asyncio.wait([self.task])
+
+    def forget(self, task: asyncio.Task[None]) -> None:
+        """Forget a probe in the background that is over."""
+        self.task = None
+        if not task.cancelled() and (error := task.exception()) is not None:
+            raise error
+
+
 class VerifierBinding:
     """The verifier of a client and its fitness for the device; shared by clients from ``with_options``.
 
@@ -92,10 +114,9 @@ class VerifierBinding:
         self.server = servers[0] if servers else None
         self._device = device
         self._may_warn = may_warn
-        self._probing: asyncio.Task[None] | None = None
-        self._probed_at: float | None = None
+        self._probes = LoopBound(_Probes, owner="client")
+        self._was_probed = False
         self._is_closed = False
-        self._lock = asyncio.Lock()
 
     @property
     def device(self) -> DeviceEndpoint:
@@ -131,9 +152,10 @@ class VerifierBinding:
         return frozenset(name for name in names if name)
 
     async def start(self) -> None:
-        """Find and probe the verifier; a failure becomes ``problem``. The device must be started."""
-        async with self._lock:
-            if self._probed_at is None:
+        """Find and probe the verifier, once in each event loop; a failure becomes ``problem``. The device must be started."""
+        probes = self._probes.get()
+        async with probes.lock:
+            if probes.at is None:
                 await self._probe()
 
     def record_problem(self, problem: str) -> None:
@@ -148,24 +170,18 @@ class VerifierBinding:
 
     def probe_again(self) -> None:
         """Probe an unusable verifier in the background, if the last probe was a while ago."""
-        is_due = self._probed_at is not None and monotonic() - self._probed_at >= _PROBE_AGAIN
-        if self.problem and is_due and self._probing is None and not self._is_closed:
-            self._probing = asyncio.create_task(self._probe(), name="streamco probe the verifier again")
-            self._probing.add_done_callback(self._forget)
+        probes = self._probes.get()
+        is_due = probes.at is not None and monotonic() - probes.at >= _PROBE_AGAIN
+        if self.problem and is_due and probes.task is None and not self._is_closed:
+            probes.task = asyncio.create_task(self._probe(), name="streamco probe the verifier again")
+            probes.task.add_done_callback(probes.forget)
 
     async def aclose(self) -> None:
         """Close the verifier; idempotent."""
         self._is_closed = True
-        if self._probing is not None:
-            self._probing.cancel()
-            await asyncio.wait([self._probing])
+        await self._probes.aclose()
         if self.verifier is not None:
             await self.verifier.aclose()
-
-    def _forget(self, task: asyncio.Task[None]) -> None:
-        self._probing = None
-        if not task.cancelled() and (error := task.exception()) is not None:
-            raise error
 
     async def _probe(self) -> None:
         try:
@@ -175,8 +191,10 @@ class VerifierBinding:
 
     def _set_problem(self, problem: str) -> None:
         """Set ``problem``; log it only once, however many probes fail."""
-        is_new = self._probed_at is None or not self.problem
-        self.problem, self._probed_at = problem, monotonic()
+        is_new = not self._was_probed or not self.problem
+        self.problem, self._was_probed = problem, True
+        if (probes := self._probes.current) is not None:
+            probes.at = monotonic()
         if problem and is_new and self._may_warn:
             _log.warning("answers are not speculated: %s", problem)
 

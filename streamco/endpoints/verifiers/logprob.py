@@ -24,6 +24,7 @@ from streamco.endpoints.base import Endpoint
 from streamco.endpoints.http import HttpClient
 from streamco.endpoints.network.credentials import ApiKey, ServerKey
 from streamco.endpoints.network.headers import BASE_HEADERS, check_headers, key_header, merge_headers
+from streamco.endpoints.network.loop_bound import LoopBound, LoopState
 from streamco.endpoints.openai import OpenAIEndpoint
 from streamco.endpoints.shared_tokenizer import SAMPLE
 from streamco.endpoints.verifiers.base import Emit, VerifierFacts
@@ -52,6 +53,27 @@ _TIMEOUTS = Timeouts()
 _LIMITS = Limits()
 _DRAFT_TOKENS = 64  # most tokens of a draft; the servers have no limit of their own
 _MAX_LOGPROBS = re.compile(r"max allowed: (-?\d+)")  # most ids in a row: vLLM's error text about --max-logprobs
+
+
+class _LoopWork(LoopState):
+    """What is under way on one event loop."""
+
+    def __init__(self) -> None:
+        self.probing: asyncio.Task[VerifierFacts] | None = None
+        self.sessions: WeakSet[LogprobSession] = WeakSet()
+
+    async def aclose(self) -> None:
+        """See ``LoopState``."""
+        await asyncio.gather(*(session.aclose() for session in list(self.sessions)))
+        if self.probing is not None:
+            self.probing.cancel()
+            await asyncio.wait([self.probing])
+
+    def end_probing(self, task: asyncio.Task[VerifierFacts]) -> None:
+        """Forget a probe that is over."""
+        self.probing = None
+        if not task.cancelled():
+            task.exception()  # mark it as retrieved: each waiting caller gets it
 
 
 class LogprobVerifier(ABC):
@@ -113,8 +135,7 @@ class LogprobVerifier(ABC):
         self._remote: OpenAIEndpoint | None = None
         self._facts: VerifierFacts | None = None
         self._rtt: float | None = None
-        self._probing: asyncio.Task[VerifierFacts] | None = None
-        self._sessions: WeakSet[LogprobSession] = WeakSet()
+        self._work = LoopBound(_LoopWork, owner=self._name)
         self._is_closed = False
 
     def __repr__(self) -> str:
@@ -183,10 +204,11 @@ class LogprobVerifier(ABC):
 
     async def probe(self) -> VerifierFacts:
         """Ask the server for its facts, by having it score a sample; see ``Verifier.probe``. Callers at the same time share the answer."""
-        if self._probing is None:
-            self._probing = asyncio.get_running_loop().create_task(self._probe(), name=f"streamco probe {self._name}")
-            self._probing.add_done_callback(self._end_probing)
-        return await asyncio.shield(self._probing)
+        work = self._work.get()
+        if work.probing is None:
+            work.probing = asyncio.get_running_loop().create_task(self._probe(), name=f"streamco probe {self._name}")
+            work.probing.add_done_callback(work.end_probing)
+        return await asyncio.shield(work.probing)
 
     def open(self, prompt_ids: Sequence[int], emit: Emit, *, rule: Rule, top_k: int = 0, reserve: int = 0) -> LogprobSession:
         """Return a session for one answer; see ``Verifier.open``. ``reserve`` has no effect, because the server keeps no session.
@@ -199,7 +221,7 @@ class LogprobVerifier(ABC):
         if not prompt_ids:
             raise UsageError(f"{self._name}: expected a prompt of at least 1 token, got none")
         session = LogprobSession(self, prompt_ids, emit, rule=rule, top_k=top_k, rng=self._rng)
-        self._sessions.add(session)
+        self._work.get().sessions.add(session)
         return session
 
     async def check(self) -> None:
@@ -250,10 +272,7 @@ class LogprobVerifier(ABC):
     async def aclose(self) -> None:
         """Close every session and connection; idempotent."""
         self._is_closed = True
-        await asyncio.gather(*(session.aclose() for session in list(self._sessions)))
-        if self._probing is not None:
-            self._probing.cancel()
-            await asyncio.wait([self._probing])
+        await self._work.aclose()
         await self._client.aclose()
         if self._remote is not None:
             await self._remote.aclose()
@@ -298,8 +317,3 @@ class LogprobVerifier(ABC):
             await self.score(sample, 2, top=top)
             return top
         return self._top_k
-
-    def _end_probing(self, task: asyncio.Task[VerifierFacts]) -> None:
-        self._probing = None
-        if not task.cancelled():
-            task.exception()  # mark it as retrieved: each waiting caller gets it

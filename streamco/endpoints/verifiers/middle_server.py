@@ -50,6 +50,10 @@ class MiddleServer:
         if asked is not None or is_busy(error):
             self.not_before = now + (RETRY if asked is None else asked)
 
+    def forget_connection(self) -> None:
+        """Forget the connection and the time of the next try, which belong to an event loop that doesn't run any more."""
+        self._connection, self._lock, self.not_before = None, asyncio.Lock(), 0.0
+
     def free(self) -> None:
         """Take note that this device has given a place back: the server may be tried at once."""
         self.not_before = 0.0

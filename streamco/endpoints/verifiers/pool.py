@@ -17,6 +17,7 @@ from streamco.config import Timeouts
 from streamco.core.verifier.events import FULL_QUEUE
 from streamco.endpoints.base import Endpoint
 from streamco.endpoints.network.credentials import ApiKey
+from streamco.endpoints.network.loop_bound import LoopBound, LoopState
 from streamco.endpoints.verifiers.base import Emit, Verifier, VerifierFacts, VerifierSession
 from streamco.endpoints.verifiers.streamco import VerifierEndpoint
 from streamco.engines.base import Engine
@@ -74,6 +75,20 @@ class PoolMember:
         return self.answers + (self._queue if now - self._queue_at < _QUEUE_SECONDS else 0)
 
 
+class _Probes(LoopState):
+    """The probes on one event loop of verifiers that are left out."""
+
+    def __init__(self) -> None:
+        self.tasks: dict[PoolMember, asyncio.Task[None]] = {}
+
+    async def aclose(self) -> None:
+        """See ``LoopState``."""
+        for task in (tasks := list(self.tasks.values())):
+            task.cancel()
+        if tasks:
+            await asyncio.wait(tasks)
+
+
 class VerifierPool:
     """Verifiers of one model, among which answers are spread. Implements ``Verifier``.
 
@@ -110,7 +125,7 @@ class VerifierPool:
         self._retry_after = retry_after
         self._rng = rng or Random()
         self._model: str | None = None  # of all of them
-        self._returning: dict[PoolMember, asyncio.Task[None]] = {}
+        self._probes = LoopBound(_Probes, owner="verifier")
         self._is_closed = False
 
     # The pool as a verifier
@@ -145,6 +160,7 @@ class VerifierPool:
 
     async def start(self, draft: Engine) -> None:
         """Prepare all verifiers for drafts of this model; see ``Verifier.start``."""
+        self._probes.get()
         for member in self.members:
             await member.verifier.start(draft)
 
@@ -177,10 +193,7 @@ class VerifierPool:
     async def aclose(self) -> None:
         """Close all verifiers; idempotent."""
         self._is_closed = True
-        for task in (tasks := list(self._returning.values())):
-            task.cancel()
-        if tasks:
-            await asyncio.wait(tasks)
+        await self._probes.aclose()
         await asyncio.gather(*(member.verifier.aclose() for member in self.members))
 
     # Choosing
@@ -225,8 +238,10 @@ class VerifierPool:
     def record_failure(self, member: PoolMember, problem: str) -> None:
         """Leave a verifier out until it answers a probe again."""
         member.problem = problem
-        if member not in self._returning and not self._is_closed:
-            self._returning[member] = asyncio.create_task(self._bring_back(member), name=f"streamco probe {member.name} again")
+        probes = self._probes.current
+        if probes is not None and member not in probes.tasks and not self._is_closed:
+            task = asyncio.create_task(self._bring_back(member, probes.tasks), name=f"streamco probe {member.name} again")
+            probes.tasks[member] = task
 
     async def trouble_of(self, member: PoolMember, *, within: float) -> str:
         """Return why a verifier can't be used; "": it answers. ``within``: seconds that it may take to answer."""
@@ -239,13 +254,13 @@ class VerifierPool:
             return str(error)
         return self.why_other_model(member)
 
-    async def _bring_back(self, member: PoolMember) -> None:
+    async def _bring_back(self, member: PoolMember, returning: dict[PoolMember, asyncio.Task[None]]) -> None:
         while member.problem:
             await asyncio.sleep(self._retry_after)
             with suppress(EndpointError, VerifierError):
                 await member.verifier.probe()
                 member.problem = self.why_other_model(member)
-        del self._returning[member]
+        del returning[member]
 
     def why_other_model(self, member: PoolMember) -> str:
         """Return why a verifier can't go on with another one's answer; "": it has the model of all, or was never reached."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import ssl
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Literal
 
@@ -20,6 +20,7 @@ from streamco.endpoints.address import Url
 from streamco.endpoints.base import Capabilities, Request
 from streamco.endpoints.device import DeviceEndpoint, DeviceStream
 from streamco.endpoints.network.credentials import ApiKey, ServerKey
+from streamco.endpoints.network.loop_bound import LoopBound, LoopState
 from streamco.endpoints.verifiers.connection import VerifierAddress
 from streamco.endpoints.verifiers.split_link import ServerLink
 from streamco.endpoints.verifiers.streamco import PONG_SECONDS, verifier_url
@@ -36,6 +37,18 @@ from streamco.wire.tensors import StateFormat
 __all__ = ["SplitEndpoint", "SplitStream"]
 
 _TIMEOUTS = Timeouts(socket=PONG_SECONDS)
+
+
+class _LinkUse(LoopState):
+    """The link on one event loop."""
+
+    def __init__(self) -> None:
+        self.link: ServerLink | None = None
+
+    async def aclose(self) -> None:
+        """See ``LoopState``."""
+        if self.link is not None:
+            await self.link.release()
 
 
 class SplitEndpoint(DeviceEndpoint):
@@ -99,6 +112,7 @@ class SplitEndpoint(DeviceEndpoint):
         self._limits = timeouts
         self._patience, self._max_wait = patience, max_wait
         self._link: ServerLink | None = None
+        self._link_use = LoopBound(_LinkUse, owner=name)
 
     @property
     def capabilities(self) -> Capabilities:
@@ -139,10 +153,24 @@ class SplitEndpoint(DeviceEndpoint):
         """
         await super().start()
         if self._link is not None:
+            self._use(self._link)
             await self._link.connect()
 
-    def _make_stream(self, request: Request, number: str) -> SplitStream:
-        return SplitStream(self, request, number)
+    def open(self, request: Request) -> DeviceStream:
+        """Begin an answer; see ``DeviceEndpoint.open``."""
+        if self._link is not None:
+            self._use(self._link)
+        return super().open(request)
+
+    def _use(self, link: ServerLink) -> None:
+        """Let the link have its connections on the running event loop."""
+        use = self._link_use.get()
+        if use.link is None:
+            link.enter(asyncio.get_running_loop())
+            use.link = link
+
+    def _make_stream(self, request: Request, number: str, on_over: Callable[[DeviceStream], None]) -> SplitStream:
+        return SplitStream(self, request, number, on_over=on_over)
 
     async def _load(self) -> Engine:
         self._event_loop = asyncio.get_running_loop()
@@ -171,7 +199,8 @@ class SplitEndpoint(DeviceEndpoint):
         """Cancel the answers, free the parts and close the connections; idempotent."""
         await super().aclose()
         if self._link is not None:
-            await self._link.aclose()
+            self._link.is_closed = True
+        await self._link_use.aclose()
 
 
 class SplitStream(DeviceStream):

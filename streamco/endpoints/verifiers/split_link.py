@@ -31,7 +31,7 @@ __all__ = ["ServerLink"]
 
 
 class ServerLink:
-    """The servers of a split model. Implements ``SplitLink``; made on the event loop that it belongs to.
+    """The servers of a split model. Implements ``SplitLink``; its connections are on one event loop at a time.
 
     Args:
         addresses: the servers, best first.
@@ -130,6 +130,16 @@ class ServerLink:
         """Return a session for one answer; see ``SplitLink.session``."""
         return ServerSession(self, emit, reserve)
 
+    def enter(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Be used on this event loop from now on; what was on another one, which doesn't run any more, is forgotten."""
+        if loop is self.loop:
+            return
+        self.loop, self.queue, self.reached_at = loop, PlaceQueue(), -inf
+        for session in list(self._sessions):
+            self.discard(session)
+        for server in self.servers:
+            server.forget_connection()
+
     async def connect(self) -> None:
         """Connect to the first server that can be reached.
 
@@ -183,6 +193,10 @@ class ServerLink:
     async def aclose(self) -> None:
         """End all sessions and connections; idempotent."""
         self.is_closed = True
+        await self.release()
+
+    async def release(self) -> None:
+        """End all sessions, and close the connections; others are made if the link is used again."""
         for session in list(self._sessions):
             session.end()
         for server in self.servers:

@@ -24,6 +24,7 @@ from streamco.endpoints.base import Endpoint, TokenPrices
 from streamco.endpoints.known_servers.probe import STREAMCO
 from streamco.endpoints.known_servers.providers import find_provider
 from streamco.endpoints.network.credentials import ApiKey, ServerKey
+from streamco.endpoints.network.loop_bound import LoopBound, LoopState
 from streamco.endpoints.openai import OpenAIEndpoint
 from streamco.endpoints.verifiers.base import Emit, VerifierFacts
 from streamco.endpoints.verifiers.connection import VerifierAddress, VerifierConnection, connect_verifier, load_websockets
@@ -47,6 +48,37 @@ _TIMEOUTS = Timeouts(socket=PONG_SECONDS)
 _PING_INTERVAL = 5.0  # seconds
 _MAX_TOKEN = 4096  # characters of a bearer token
 _BACKOFF = (0.1, 5.0)  # seconds: `first` and `max_wait` of `Backoff`
+
+
+class _Connections(LoopState):
+    """What a verifier has on one event loop."""
+
+    def __init__(self) -> None:
+        self.connection: VerifierConnection[VerifyClient] | None = None
+        self.connecting: asyncio.Task[VerifierConnection[VerifyClient]] | None = None
+        self.sessions: WeakSet[RemoteVerifierSession] = WeakSet()
+        self.remote: OpenAIEndpoint | None = None
+        self.http: aiohttp.ClientSession | None = None  # of the remote endpoint, if certificates are given
+
+    async def aclose(self) -> None:
+        """See ``LoopState``."""
+        await asyncio.gather(*(session.aclose() for session in list(self.sessions)))
+        if self.connecting is not None:
+            self.connecting.cancel()
+            await asyncio.wait([self.connecting])
+        connection, self.connection = self.connection, None
+        if connection is not None:
+            await connection.aclose()
+        if self.remote is not None:
+            await self.remote.aclose()
+        if self.http is not None:
+            await self.http.close()
+
+    def end_connecting(self, task: asyncio.Task[VerifierConnection[VerifyClient]]) -> None:
+        """Take note that a connection was made, or couldn't be."""
+        self.connecting = None
+        if not task.cancelled():
+            task.exception()  # mark it as retrieved: each waiting caller gets it, and there may be none left
 
 
 class VerifierEndpoint:
@@ -97,14 +129,10 @@ class VerifierEndpoint:
         self._codec: VerifyCodec | None = None
         self._facts: VerifierFacts | None = None
         self._rtt: float | None = None
-        self._connection: VerifierConnection[VerifyClient] | None = None
-        self._connecting: asyncio.Task[VerifierConnection[VerifyClient]] | None = None
-        self._sessions: WeakSet[RemoteVerifierSession] = WeakSet()
+        self._connections = LoopBound(_Connections, owner=self._name)
         self._is_closed = False
         self._base_url = urlunsplit(("https" if parts.scheme == "wss" else "http", parts.netloc, path.removesuffix(PATH) + "/v1", "", ""))
         self._prices = prices or TokenPrices()
-        self._remote: OpenAIEndpoint | None = None
-        self._session: aiohttp.ClientSession | None = None  # of the remote endpoint, if certificates are given
 
     def __repr__(self) -> str:
         return f"VerifierEndpoint({self._url!r}, name={self._name!r})"
@@ -122,8 +150,9 @@ class VerifierEndpoint:
     @property
     def rtt(self) -> float | None:
         """Seconds between a ping and its answer, smoothed. None: not measured."""
-        if self._connection is not None and self._connection.rtt is not None:
-            self._rtt = self._connection.rtt
+        connections = self._connections.latest
+        if connections is not None and connections.connection is not None and connections.connection.rtt is not None:
+            self._rtt = connections.connection.rtt
         return self._rtt
 
     @property
@@ -134,7 +163,8 @@ class VerifierEndpoint:
     @property
     def remote(self) -> Endpoint | None:
         """The completions API of the same server. None: ``start`` was not called."""
-        return self._remote
+        connections = self._connections.latest
+        return None if connections is None else connections.remote
 
     async def start(self, draft: Engine) -> None:
         """Prepare for drafts of this model; see ``Verifier.start``.
@@ -142,20 +172,22 @@ class VerifierEndpoint:
         Raises:
             StreamClosed: the verifier was closed.
             UsageError: the verifier was started for a model with another vocabulary.
+            ConfigError: it is used in another event loop that runs.
         """
         if self._is_closed:
             raise StreamClosed(f"{self._name}: expected an open verifier, got one that was closed")
         if self._draft is not None and self._draft.vocabulary != draft.info.vocabulary:
             raise UsageError(f"{self._name}: expected drafts of vocabulary {self._draft.vocabulary}, got {draft.info.vocabulary}")
-        if self._draft is None:
+        connections = self._connections.get()
+        if connections.remote is None:
             await load_websockets()
             if self._tls is not None:
-                self._session = await _open_session(self._tls)
+                connections.http = await _open_session(self._tls)
             elif self._url.startswith("wss:"):
                 self._tls = await asyncio.to_thread(ssl.create_default_context)
             usual = find_provider(STREAMCO).capabilities
-            self._remote = OpenAIEndpoint(
-                "default",  # until the welcome names it
+            remote = OpenAIEndpoint(
+                self._facts.model if self._facts is not None and self._facts.model else "default",  # until the welcome names it
                 base_url=self._base_url,
                 api_key=self._token.given,
                 name=f"{self._name}/remote",
@@ -164,18 +196,18 @@ class VerifierEndpoint:
                 api="completions",
                 timeouts=replace(self._timeouts, socket=Timeouts().socket),
                 capabilities=replace(usual, vocabulary=draft.info.vocabulary),  # the server's welcome checks that
-                session=self._session,
+                session=connections.http,
             )
-            await self._remote.start()
+            await remote.start()
             self._codec = VerifyCodec(draft.info.vocabulary_size, self._limits)
-            self._draft = draft.info
+            self._draft, connections.remote = draft.info, remote
 
     async def probe(self) -> VerifierFacts:
         """Connect; see ``Verifier.probe``. The completions API is probed too, if the server has one."""
         connection = await self.find()
-        if self._remote is not None:
+        if (remote := self._connections.get().remote) is not None:
             with suppress(EndpointError):  # a remote stream meets the same error and reports it
-                await self._remote.probe()
+                await remote.probe()
         return _read_facts(connection.client)
 
     def open(self, prompt_ids: Sequence[int], emit: Emit, *, rule: Rule, top_k: int = 0, reserve: int = 0) -> RemoteVerifierSession:
@@ -197,7 +229,7 @@ class VerifierEndpoint:
             timeouts=self._timeouts,
             backoff=(*_BACKOFF, self._rng),
         )
-        self._sessions.add(session)
+        self._connections.get().sessions.add(session)
         return session
 
     async def find(self) -> VerifierConnection[VerifyClient]:
@@ -207,46 +239,33 @@ class VerifierEndpoint:
             EndpointError: there is no connection.
             VerifierError: the server refuses this client.
         """
-        if self._connection is not None and not self._connection.is_over:
-            return self._connection
-        if self._connecting is None:
-            self._connecting = asyncio.get_running_loop().create_task(self._connect(), name=f"streamco verifier {self._name}")
-            self._connecting.add_done_callback(self._end_connecting)
-        return await asyncio.shield(self._connecting)
+        connections = self._connections.get()
+        if connections.connection is not None and not connections.connection.is_over:
+            return connections.connection
+        if connections.connecting is None:
+            connecting = asyncio.get_running_loop().create_task(self._connect(connections), name=f"streamco verifier {self._name}")
+            connecting.add_done_callback(connections.end_connecting)
+            connections.connecting = connecting
+        return await asyncio.shield(connections.connecting)
 
     async def aclose(self) -> None:
         """Close every session and the connection; idempotent."""
         self._is_closed = True
-        await asyncio.gather(*(session.aclose() for session in list(self._sessions)))
-        if self._connecting is not None:
-            self._connecting.cancel()
-            await asyncio.wait([self._connecting])
-        connection, self._connection = self._connection, None
-        if connection is not None:
-            await connection.aclose()
-        if self._remote is not None:
-            await self._remote.aclose()
-        if self._session is not None:
-            await self._session.close()
+        await self._connections.aclose()
 
-    async def _connect(self) -> VerifierConnection[VerifyClient]:
+    async def _connect(self, connections: _Connections) -> VerifierConnection[VerifyClient]:
         if self._draft is None or self._codec is None or self._is_closed:
             raise UsageError(f"{self._name}: expected a started verifier, got one that was not started or is closed")
         client = VerifyClient(self._codec, self._draft.vocabulary)
         address = VerifierAddress(self._url, self._name, self._token, self._tls)
-        former = self._connection
+        former = connections.connection
         if former is not None:
             await former.aclose()
-        self._connection = await connect_verifier(address, client, timeouts=self._timeouts, ping_interval=_PING_INTERVAL)
+        connections.connection = await connect_verifier(address, client, timeouts=self._timeouts, ping_interval=_PING_INTERVAL)
         self._facts = _read_facts(client)
-        if self._remote is not None and self._facts.model:
-            self._remote.model = self._facts.model
-        return self._connection
-
-    def _end_connecting(self, task: asyncio.Task[VerifierConnection[VerifyClient]]) -> None:
-        self._connecting = None
-        if not task.cancelled():
-            task.exception()  # mark it as retrieved: each waiting caller gets it, and there may be none left
+        if connections.remote is not None and self._facts.model:
+            connections.remote.model = self._facts.model
+        return connections.connection
 
 
 async def _open_session(tls: ssl.SSLContext) -> aiohttp.ClientSession:

@@ -58,7 +58,7 @@ async def test_an_engine_that_was_loaded_without_places_is_a_problem_that_names_
 
 
 def probing(binding: VerifierBinding) -> bool:
-    return binding._probing is not None
+    return binding._probes.get().task is not None
 
 
 async def problem_of(binding: VerifierBinding) -> str:
