@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Mapping, Sequence
 from secrets import token_hex
 from typing import Any, Literal, Protocol, runtime_checkable
+from weakref import WeakSet
 
 from msgspec import Struct, field
 
 from streamco.config import SamplingOptions, Timeouts
 from streamco.core.report import SplitFigures
+from streamco.endpoints.network.loop_bound import LoopState
 from streamco.errors import ConfigError
 from streamco.events import Partial, PreCopy, StreamEnded, TextCount, TokensReceived, Written
 
@@ -21,6 +24,7 @@ __all__ = [
     "EndpointStream",
     "Kind",
     "Message",
+    "OpenStreams",
     "PreCopy",
     "Request",
     "TextCounter",
@@ -152,6 +156,23 @@ class EndpointStream(Protocol):
     async def cancel(self) -> None:
         """Stop the work and release the connection or the sequence; return when that is done. Idempotent, safe in every state."""
         ...
+
+
+class OpenStreams(LoopState):
+    """The streams of one endpoint on one event loop.
+
+    Attributes:
+        streams: those under way; one that is neither read nor cancelled may be collected.
+        is_started: the endpoint was started in this loop.
+    """
+
+    def __init__(self) -> None:
+        self.streams: WeakSet[EndpointStream] = WeakSet()
+        self.is_started = False
+
+    async def aclose(self) -> None:
+        """Cancel the streams."""
+        await asyncio.gather(*(stream.cancel() for stream in list(self.streams)))
 
 
 class Endpoint(Protocol):

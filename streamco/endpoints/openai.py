@@ -11,13 +11,12 @@ import random
 import re
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal
-from weakref import WeakSet
 
 import msgspec
 
 from streamco.config import Limits, RetryPolicy, Timeouts, check_instance
 from streamco.endpoints.address import Url, account_headers, find_address
-from streamco.endpoints.base import Capabilities, Kind, Message, Request, TokenPrices
+from streamco.endpoints.base import Capabilities, Kind, Message, OpenStreams, Request, TokenPrices
 from streamco.endpoints.continuation import PREFILL_FIELD, hand_over, prefill_request, split_trailing_whitespace
 from streamco.endpoints.device import DeviceEndpoint
 from streamco.endpoints.http import HttpClient
@@ -27,7 +26,7 @@ from streamco.endpoints.known_servers.probe import PROBED_PATHS, STREAMCO, Serve
 from streamco.endpoints.known_servers.providers import GENERIC, Dialect, find_provider
 from streamco.endpoints.network.credentials import ApiKey, ServerKey
 from streamco.endpoints.network.headers import BASE_HEADERS, check_headers, has_header, key_header, merge_headers
-from streamco.endpoints.network.loop_bound import LoopBound, LoopState
+from streamco.endpoints.network.loop_bound import LoopBound
 from streamco.endpoints.openai_stream import CallApi, OpenAIStream, StreamCall
 from streamco.endpoints.retry import Retries
 from streamco.endpoints.shared_tokenizer import SharedTokenizer
@@ -38,7 +37,7 @@ from streamco.errors import ConfigError, EndpointError, EndpointStatusError, Eng
 from streamco.events import Partial, TextCount
 from streamco.wire.openai.msgpack_body import MSGPACK, encode_msgpack
 from streamco.wire.openai.msgpack_stream import ACCEPTED
-from streamco.wire.openai.requests import build_chat_request, build_completion_request, encode_request
+from streamco.wire.openai.requests import build_chat_request, build_completion_request, encode_request, without_stream
 from streamco.wire.responses_api.response_body import build_response_body
 from streamco.wire.token_frames import TokenCodec
 
@@ -52,18 +51,6 @@ ServerApi = Literal["chat", "completions", "responses"]
 
 _SCOPE = re.compile("scope|permission", re.IGNORECASE)  # OpenAI's restricted keys: 401, "insufficient permissions ... Missing scopes"
 _DEFAULTS = Timeouts(), RetryPolicy(), Limits()
-
-
-class _Answers(LoopState):
-    """The answers of one event loop."""
-
-    def __init__(self) -> None:
-        self.streams: WeakSet[OpenAIStream] = WeakSet()  # a stream that is neither read nor cancelled may be collected
-        self.is_started = False
-
-    async def aclose(self) -> None:
-        """See ``LoopState``."""
-        await asyncio.gather(*(stream.cancel() for stream in list(self.streams)))
 
 
 class OpenAIEndpoint:
@@ -149,7 +136,7 @@ class OpenAIEndpoint:
         self._client = HttpClient(self._name, timeouts=timeouts, session=session, key=self._key)
         self._counter = TokenCounter(model)
         self._rng = rng or random.Random()
-        self._answers = LoopBound(_Answers, owner=self._name)
+        self._answers = LoopBound(OpenStreams, owner=self._name)
 
     def __repr__(self) -> str:
         return f"OpenAIEndpoint({self.model!r}, base_url={self._address.base_url!r}, name={self._name!r})"
@@ -359,10 +346,7 @@ class OpenAIEndpoint:
         if self._capabilities.pre_copy == "append" and error.status in {400, 422} and PREFILL_FIELD in error.body:
             self._capabilities = msgspec.structs.replace(self._capabilities, pre_copy="warm")
             return True
-        if refused := self._dialect.record_refused_fields(error, call.body):
-            changes["message fields"] = f"messages go without {', '.join(refused)}, which the server refused ({error.status})"
-            return True
-        return self._dialect.record_refusal(error, call.body)
+        return self._dialect.adapt(error, call.body, changes)
 
     async def _prepare(self, request: Request) -> StreamCall:
         if request.prefill_only:
@@ -393,6 +377,8 @@ class OpenAIEndpoint:
         is_answer, request = not request.prefill_only, self._dialect.fit(request)
         model = request.model or self.model
         api, path, body = self._build_body(request, model, self._extra(request) if is_answer else request.extra)
+        if unstreamed := self._dialect.stream_refusals.find(body):
+            body = without_stream(body)
         last = request.messages[-1] if request.messages else {}
         check_headers("headers", request.headers)
         try:
@@ -407,7 +393,8 @@ class OpenAIEndpoint:
             headers = merge_headers(self._headers, types, request.headers)
             sent = encode_request(body) if encoded is None else encoded
             choices = body.get("n") or 1
-            return StreamCall(url, headers, sent, api, held_whitespace if is_answer else "", codec, choices if type(choices) is int else 1)
+            held, choices = held_whitespace if is_answer else "", choices if type(choices) is int else 1
+            return StreamCall(url, headers, sent, api, held, codec, choices, unstreamed)
         except (TypeError, UnicodeEncodeError, OverflowError, RecursionError) as exc:
             raise ConfigError(f"request: expected values that JSON has a form for, got {exc}") from exc
 

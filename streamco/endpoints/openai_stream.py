@@ -53,6 +53,8 @@ _MAX_HELD = 16_384  # chunks before the first content: keep-alives of an hour, a
 _ERROR_BYTES = 64 << 10  # read of an error's body
 _MAX_REFINEMENTS = 3  # of one request: each optional field once
 _EOF_GRACE = 0.02  # seconds the end of the stream is held for the last bytes, so that the next request finds the connection free
+_USUAL_FIRST_TOKEN = Timeouts().first_token
+_WHOLE_ANSWER = 600.0  # seconds for an answer that isn't streamed, if the limit on the first token is the usual one; as OpenAI's SDK has it
 _END_GRACE = 5.0  # seconds for usage and [DONE] after the last finish_reason; some servers send neither and keep the socket open
 
 
@@ -67,6 +69,7 @@ class StreamCall(Struct, frozen=True):
         held_whitespace: whitespace that the server was not shown and will write again; "": none.
         codec: unpacks the ids of an answer in MessagePack, which the headers accept; None: they don't.
         choices: number of choices that it asks for.
+        unstreamed: what the server doesn't stream, for which the request asks for a whole answer; "": it asks for a stream.
     """
 
     url: URL
@@ -76,6 +79,7 @@ class StreamCall(Struct, frozen=True):
     held_whitespace: str = ""
     codec: TokenCodec | None = None
     choices: int = 1
+    unstreamed: str = ""
 
 
 class _Opener:
@@ -130,6 +134,8 @@ class _Opener:
             watchdog.restart()
             try:
                 self.call = call = await self._prepare()
+                if call.unstreamed and self._timeouts.first_token == _USUAL_FIRST_TOKEN:
+                    watchdog.expect_whole(_WHOLE_ANSWER)
                 await self._client.start()
                 response = await self._client.request("POST", call.url, headers=call.headers, body=call.body, timeouts=self._timeouts)
                 await self._check(response)
@@ -296,7 +302,9 @@ class OpenAIStream:
     @property
     def changes(self) -> Mapping[str, str]:
         """What the request was sent without; see ``changes_of``."""
-        changes = self._opener.changes
+        changes, call = self._opener.changes, self._opener.call
+        if call is not None and call.unstreamed:
+            changes = {**changes, "stream": f"the answer came whole, because the server doesn't stream {call.unstreamed}"}
         if self._parser.has_dropped_fields:
             changes = {**changes, "further fields": "some of the provider's own fields were dropped, because they had too many elements"}
         return changes

@@ -68,7 +68,6 @@ class Watchdog:
         self._handle: asyncio.TimerHandle | None = None
         self._armed_for = inf
         self._next_limit = inf if timeouts.next_token is None else timeouts.next_token
-        self._socket_limit = inf if timeouts.socket is None else timeouts.socket
         self._total_limit = inf if timeouts.total is None else timeouts.total
         self._paused_at: float | None = loop.time()
         self._total_since = self._paused_at - elapsed
@@ -86,6 +85,7 @@ class Watchdog:
         now = self._loop.time()
         first = self._timeouts.first_token
         self._content_limit = inf if first is None else first
+        self._socket_limit = inf if self._timeouts.socket is None else self._timeouts.socket
         self._phase: Literal["first_token", "next_token"] = "first_token"
         self._content_since = self._bytes_since = now
         self._is_suspended = False
@@ -131,6 +131,11 @@ class Watchdog:
         """Wait at most ``limit`` seconds for the formal end of an answer that is complete otherwise."""
         self._content_since = self._loop.time() if self._paused_at is None else self._paused_at
         self._content_limit = min(self._content_limit, limit)
+
+    def expect_whole(self, limit: float) -> None:
+        """Wait ``limit`` seconds for this try's answer, if the usual limits are shorter: nothing comes of it before all of it is there."""
+        self._content_limit = max(self._content_limit, limit)
+        self._socket_limit = max(self._socket_limit, limit)
 
     def stop(self) -> None:
         """Stop watching; idempotent."""

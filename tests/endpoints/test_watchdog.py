@@ -304,6 +304,29 @@ def test_a_complete_answer_waits_shortly_for_its_formal_end(clock: Clock, expire
     assert len(expired) == 1
 
 
+def test_a_whole_answer_has_time_until_a_further_try(clock: Clock, expired: list[EndpointTimeoutError]) -> None:
+    watchdog = watch(clock, expired)
+    watchdog.expect_whole(500.0)
+    watchdog.resume()
+    clock.move_to(599)
+    assert expired == []
+    watchdog.restart()
+    clock.move_to(608.9)
+    assert expired == []
+    clock.move_to(609)
+    assert (expired[0].phase, expired[0].limit) == ("first_token", 10)
+
+
+def test_a_whole_answer_keeps_longer_limits_and_the_total(clock: Clock, expired: list[EndpointTimeoutError]) -> None:
+    watchdog = watch(clock, expired, first_token=None, socket=None, total=700)
+    watchdog.expect_whole(500.0)
+    watchdog.resume()
+    clock.move_to(799)
+    assert expired == []
+    clock.move_to(800)
+    assert expired[0].phase == "total"
+
+
 def test_stopped_is_stopped(clock: Clock, expired: list[EndpointTimeoutError]) -> None:
     watchdog = watch(clock, expired)
     watchdog.resume()

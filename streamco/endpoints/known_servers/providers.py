@@ -16,6 +16,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from streamco.endpoints.base import Capabilities, Request
+from streamco.endpoints.known_servers.stream_refusals import StreamRefusals
 from streamco.errors import ConfigError, EndpointStatusError
 from streamco.wire.openai.requests import MaxTokensField
 
@@ -233,6 +234,8 @@ class Dialect:
         self.has_stream_options = provider.has_stream_options
         self.max_tokens_field: MaxTokensField = provider.max_tokens_field
         self.takes_no_limit = provider.takes_no_limit
+        self.stream_refusals = StreamRefusals()
+        """What this server doesn't stream."""
         self.refused_fields: frozenset[str] = frozenset()
         """Fields of assistant messages, such as another server wrote, that this server refuses."""
 
@@ -241,6 +244,25 @@ class Dialect:
         if self.takes_no_limit or not request.sampling.is_unlimited:
             return request
         return replace(request, sampling=replace(request.sampling, is_unlimited=False))
+
+    def adapt(self, error: EndpointStatusError, body: bytes, changes: dict[str, str]) -> bool:
+        """Record what a refusal is about; return True if the request should be sent again at once, in another form.
+
+        Args:
+            error: the refusal.
+            body: the request's body.
+            changes: what the request was sent without, by form, as sentences; added to.
+        """
+        if refused := self.record_refused_fields(error, body):
+            changes["message fields"] = f"messages go without {', '.join(refused)}, which the server refused ({error.status})"
+            return True
+        fields = _fields_of(body)
+        if what := self.stream_refusals.record(error, fields):
+            changes["stream"] = what
+            return True
+        if 400 <= error.status < 500 and changes.pop("stream", ""):
+            self.stream_refusals.forget(fields)
+        return self.record_refusal(error, body)
 
     def record_refusal(self, error: EndpointStatusError, body: bytes) -> bool:
         """Record what a refusal is about; return True if it was a field that can be left out or renamed.

@@ -9,7 +9,7 @@ import msgspec
 
 from streamco.config import NO_LIMIT, SamplingOptions
 
-__all__ = ["build_chat_request", "build_completion_request", "encode_request"]
+__all__ = ["build_chat_request", "build_completion_request", "encode_request", "without_stream"]
 
 MaxTokensField = Literal["max_tokens", "max_completion_tokens"]
 
@@ -59,6 +59,11 @@ def build_completion_request(
         body["model"] = model
     _add_sampling(body, sampling, "max_tokens")
     return _finish(body, stream, extra, include_usage)
+
+
+def without_stream(body: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a body of any API that asks for a whole answer, without the fields that are about streams."""
+    return {name: value for name, value in body.items() if name not in {"stream", "stream_options"}}
 
 
 def encode_request(body: Mapping[str, Any]) -> bytes:
