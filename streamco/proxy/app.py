@@ -39,6 +39,7 @@ from streamco.server.http.api import make_application
 from streamco.server.http.errors import invalid
 from streamco.server.http.listening import listening
 from streamco.server.http.middleware import RequestAdmission, read_body, trace_headers
+from streamco.server.http.model_list import model_answer, model_list_answer
 from streamco.server.http.prometheus import make_registry
 from streamco.server.http.translated_apis import add_translated_apis, naming_fields, read_count, read_message, read_response
 from streamco.wire.translated_request import TranslatedRequest
@@ -93,16 +94,16 @@ class Proxy:
             return web.json_response({"status": "degraded", "degraded": listed, **figures})
         return web.json_response({"status": "ok", **figures})
 
-    async def models(self, _request: web.Request) -> web.Response:
+    async def models(self, request: web.Request) -> web.Response:
         """Answer ``GET /v1/models`` with the models of the proxy's client."""
-        return web.json_response({"object": "list", "data": [self._card(name) for name in (MODEL, *self.options.models)]})
+        return model_list_answer(request, [self._card(name) for name in (MODEL, *self.options.models)])
 
     async def one_model(self, request: web.Request) -> web.Response:
         """Answer ``GET /v1/models/NAME`` with that model; refuse an unknown name with 404."""
         name = request.match_info["model"]
         if name not in {MODEL, *self.options.models}:
             raise unknown_model(name, self.options)
-        return web.json_response(self._card(name))
+        return model_answer(request, self._card(name))
 
     async def totals(self, _request: web.Request) -> web.Response:
         """Answer ``GET /streamco/totals``: time, tokens and cost of all answers so far, also of those that one side alone could give.

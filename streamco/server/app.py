@@ -26,6 +26,7 @@ from streamco.server.http.encoding import CHAT, COMPLETION
 from streamco.server.http.errors import RequestError
 from streamco.server.http.listening import listening, make_runner
 from streamco.server.http.middleware import JSON, RequestAdmission, read_body
+from streamco.server.http.model_list import model_answer, model_list_answer
 from streamco.server.http.prometheus import FiguresCollector, make_registry
 from streamco.server.http.translated_apis import add_translated_apis, naming_fields, read_count, read_message, read_response
 from streamco.server.latency_replay import LatencyReplay
@@ -90,14 +91,14 @@ class Service:
             return web.json_response({"status": "error", "reason": failure, **figures}, status=503)
         return web.json_response({"status": "ok", **figures})
 
-    async def models(self, _request: web.Request) -> web.Response:
+    async def models(self, request: web.Request) -> web.Response:
         """Answer ``GET /v1/models`` with the server's one model."""
-        return web.json_response({"object": "list", "data": [self._card()]})
+        return model_list_answer(request, [self._card()])
 
     async def one_model(self, request: web.Request) -> web.Response:
         """Answer ``GET /v1/models/NAME`` with the server's one model; refuse another name."""
         self._check_model(request.match_info["model"])
-        return web.json_response(self._card())
+        return model_answer(request, self._card())
 
     async def chat_completions(self, request: web.Request) -> web.StreamResponse:
         """Answer ``POST /v1/chat/completions``."""

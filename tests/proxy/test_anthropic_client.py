@@ -48,6 +48,16 @@ async def test_a_message_and_the_report_in_its_headers() -> None:
     assert message._request_id == raw.headers["x-request-id"]
 
 
+async def test_models_are_listed_with_its_key_and_in_its_form() -> None:
+    async with client_of(server=server(words(0)), key="right", api_key="right", models=("big", "small")) as client:
+        pages = await client.models.list(limit=2)
+        assert [model.id for model in pages.data] == ["streamco", "big"]
+        assert [model.display_name async for model in pages] == ["streamco", "big", "small"]
+        assert (await client.models.retrieve("small")).type == "model"
+        with pytest.raises(anthropic.NotFoundError, match="model: expected one of streamco, big, small"):
+            await client.models.retrieve("other")
+
+
 async def test_a_streamed_message() -> None:
     async with client_of(server=server(words(0, 0.01, 0.02), usage=USAGE)) as client:
         async with client.messages.stream(**ASKED) as stream:

@@ -44,6 +44,21 @@ async def test_tokens_are_counted_as_a_message_reads_them() -> None:
     assert counted.input_tokens == message.usage.input_tokens
 
 
+async def test_models_are_listed_with_its_key_and_in_its_form() -> None:
+    engine = FakeEngine("one")
+    async with client_of(engine, key="right", api_key="right") as client:
+        listed = [model async for model in client.models.list()]
+        one = await client.models.retrieve("fake")
+        with pytest.raises(anthropic.NotFoundError):
+            await client.models.retrieve("other")
+    assert listed == [one]
+    assert (one.id, one.type, one.display_name, one.max_input_tokens) == ("fake", "model", "fake", engine.info.context_tokens)
+    assert one.created_at.year >= 2024
+    async with client_of(key="wrong", api_key="right") as client:
+        with pytest.raises(anthropic.AuthenticationError):
+            await client.models.list()
+
+
 async def test_errors_are_its_own_classes() -> None:
     async with client_of(key="wrong", api_key="right") as client:
         with pytest.raises(anthropic.AuthenticationError):

@@ -17,7 +17,7 @@ from aiohttp import web
 from aiohttp.typedefs import Handler, Middleware
 
 from streamco.server.http.api_keys import KEY_NAME
-from streamco.server.http.errors import is_messages_path
+from streamco.server.http.paths import is_messages_request
 
 __all__ = ["access_log", "current_request_id", "send_request_id"]
 
@@ -72,11 +72,11 @@ def current_request_id() -> str:
 async def send_request_id(request: web.Request, response: web.StreamResponse) -> None:
     """Put the request's id into the response's headers; for ``on_response_prepare``.
 
-    It is ``x-request-id``, and on the paths of Anthropic's API also ``request-id``, where that API's clients look for it.
+    It is ``x-request-id``, and for Anthropic's API also ``request-id``, where that API's clients look for it.
     """
     if request_id := current_request_id():
         response.headers["x-request-id"] = request_id
-        if is_messages_path(request.path):
+        if is_messages_request(request):
             response.headers["request-id"] = request_id
 
 

@@ -9,11 +9,10 @@ from aiohttp import web
 
 from streamco.errors import MAX_NAME, shorten
 from streamco.server.http.encoding import Json, encode, event
+from streamco.server.http.paths import is_messages_request
 from streamco.wire.messages_api.errors import message_error
 
 __all__ = [
-    "COUNT_PATH",
-    "MESSAGES_PATH",
     "QUOTA",
     "RequestError",
     "error_body",
@@ -21,14 +20,10 @@ __all__ = [
     "error_object",
     "error_response",
     "invalid",
-    "is_messages_path",
     "overloaded",
     "too_large",
     "unsupported",
 ]
-
-MESSAGES_PATH = "/v1/messages"
-COUNT_PATH = "/v1/messages/count_tokens"
 
 QUOTA = "insufficient_quota"  # OpenAI's code for a budget that is used up, which is the error's type, too
 TYPES = {401: "authentication_error", 403: "permission_error", 429: "rate_limit_error"}
@@ -95,14 +90,9 @@ def error_event(failure: RequestError) -> bytes:
     return event({"error": error_object(failure)})
 
 
-def is_messages_path(path: str) -> bool:
-    """Return True if a path is one of Anthropic's Messages API, which has other errors and another header for its key."""
-    return path == MESSAGES_PATH or path.startswith(f"{MESSAGES_PATH}/")
-
-
-def error_response(refusal: RequestError, path: str = "") -> web.Response:
-    """Return the HTTP response of an error. ``path``: the request's; its API gives the form. "": OpenAI's."""
-    if is_messages_path(path):
+def error_response(refusal: RequestError, request: web.Request | None = None) -> web.Response:
+    """Return the HTTP response of an error. ``request``: its API gives the form; None: it couldn't be read, and the form is OpenAI's."""
+    if request is not None and is_messages_request(request):
         body = encode(message_error(refusal.status, str(refusal)))
     else:
         body = error_body(refusal.status, str(refusal), param=refusal.param, code=refusal.code)

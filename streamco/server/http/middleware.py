@@ -15,8 +15,9 @@ from streamco.endpoints.address import is_loopback
 from streamco.server.http.api_keys import KEY_NAME, find_key
 from streamco.server.http.body_bounds import has_more_elements
 from streamco.server.http.content_codings import coding_of, unpack
-from streamco.server.http.errors import RequestError, error_response, is_messages_path, overloaded, too_large
+from streamco.server.http.errors import RequestError, error_response, overloaded, too_large
 from streamco.server.http.options import ListenOptions
+from streamco.server.http.paths import explain_path, is_messages_request
 
 __all__ = [
     "BODY_BYTES",
@@ -48,33 +49,38 @@ OPEN_PATHS = frozenset({"/health"})  # probes have no key
 _PORT = re.compile(r":[0-9]*$")
 _TRACEPARENT = re.compile(r"[0-9a-f]{2}-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}")
 MAX_TRACE_STATE = 512  # characters, which the standard asks every system to pass on
-REASONS = {404: "path: expected a path of the API, got {path}", 405: "method: expected {allowed}, got {method} on {path}"}
 
 
 @web.middleware
 async def translate_errors(request: web.Request, handler: Handler) -> web.StreamResponse:
-    """Answer each error in the form of the path's API; unexpected ones are logged, and answered without details."""
+    """Answer each error in the form of the request's API; unexpected ones are logged, and answered without details."""
     try:
         return await handler(request)
     except RequestError as refusal:
-        return error_response(refusal, request.path)
+        return error_response(refusal, request)
     except web.HTTPException as error:
         if error.status < 400:
             raise
         error.__traceback__ = None  # the request keeps it, and its frames the request
-        return error_response(_refusal_of(request, error), request.path)
+        return error_response(_refusal_of(request, error), request)
     except ConnectionError:
         return web.Response(status=499, reason="Client Closed Request")  # for the record: the client is gone
     except Exception:
         logger.exception("%s %s failed", request.method, request.path)
-        return error_response(RequestError(500, "server: expected to answer, got an internal error"), request.path)
+        return error_response(RequestError(500, "server: expected to answer, got an internal error"), request)
 
 
 def _refusal_of(request: web.Request, error: web.HTTPException) -> RequestError:
     allowed = ", ".join(sorted(error.allowed_methods)) if isinstance(error, web.HTTPMethodNotAllowed) else ""
     headers = {"Allow": allowed} if allowed else {}
-    text = REASONS.get(error.status, error.reason or "")
-    return RequestError(error.status, text.format(path=request.path, method=request.method, allowed=allowed), headers=headers)
+    match error.status:
+        case 404:
+            text = explain_path(request)
+        case 405:
+            text = f"method: expected {allowed}, got {request.method} on {request.path}"
+        case _:
+            text = error.reason or ""
+    return RequestError(error.status, text, headers=headers)
 
 
 def authorize(options: ListenOptions, *, deferred: frozenset[str] = frozenset(), key_check: KeyCheck | None = None) -> Middleware:
@@ -112,7 +118,7 @@ def authorize(options: ListenOptions, *, deferred: frozenset[str] = frozenset(),
 def check_key(options: ListenOptions, request: web.Request) -> None:
     """Check the key in the request's header, if the server has one; if it has several, ``KEY_NAME`` is set.
 
-    Anthropic's clients send it as ``x-api-key``, which counts on their paths beside the usual header.
+    Anthropic's clients send it as ``x-api-key``, which counts in their requests beside the usual header.
 
     Raises:
         RequestError: 401 the key is missing or wrong.
@@ -131,7 +137,7 @@ def given_keys(request: web.Request) -> list[str]:
     """Return the keys that a request has in the headers of its API; any of them may be the right one."""
     scheme, _, given = request.headers.get("Authorization", "").partition(" ")
     keys = [given.strip()] if scheme.lower() == "bearer" else []
-    if is_messages_path(request.path):
+    if is_messages_request(request):
         keys.append(request.headers.get("x-api-key", "").strip())
     return [key for key in keys if key]
 
@@ -140,7 +146,7 @@ def key_refusal(request: web.Request) -> RequestError:
     """Return the 401 of a request without a right key."""
     given = request.headers.get("Authorization", "").partition(" ")[2]
     headers = "Authorization: Bearer KEY"
-    if is_messages_path(request.path):
+    if is_messages_request(request):
         headers = f"x-api-key: KEY or {headers}"
         given = request.headers.get("x-api-key", "") or given
     return invalid_key("another" if given else f"none: send it as {headers}")

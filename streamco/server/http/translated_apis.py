@@ -12,15 +12,14 @@ from typing import Protocol
 
 from aiohttp import web
 
-from streamco.server.http.errors import COUNT_PATH, MESSAGES_PATH, RequestError, invalid
+from streamco.server.http.errors import RequestError, invalid
+from streamco.server.http.paths import COUNT_PATH, MESSAGES_PATH, RESPONSES_PATH
 from streamco.wire.messages_api.message_request import read_count_request, read_message_request
 from streamco.wire.request_fields import BODY, FieldError
 from streamco.wire.responses_api.response_request import read_response_request
 from streamco.wire.translated_request import TranslatedRequest
 
-__all__ = ["RESPONSES_PATH", "TranslatedApis", "add_translated_apis", "naming_fields", "read_count", "read_message", "read_response"]
-
-RESPONSES_PATH = "/v1/responses"
+__all__ = ["TranslatedApis", "add_translated_apis", "naming_fields", "read_count", "read_message", "read_response"]
 
 
 class TranslatedApis(Protocol):

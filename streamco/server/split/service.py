@@ -21,6 +21,7 @@ from streamco.profiles.row_costs import RowCosts
 from streamco.server.http.api import make_application
 from streamco.server.http.errors import RequestError
 from streamco.server.http.listening import listening
+from streamco.server.http.model_list import model_answer, model_list_answer
 from streamco.server.http.prometheus import FiguresCollector, make_registry
 from streamco.server.options import ServeOptions
 from streamco.server.split.sessions import SplitSessions
@@ -110,16 +111,16 @@ class SplitService(FrameService[SplitServer]):
             return web.json_response({"status": "error", "reason": failure, **figures}, status=503)
         return web.json_response({"status": "ok", **figures})
 
-    async def models(self, _request: web.Request) -> web.Response:
+    async def models(self, request: web.Request) -> web.Response:
         """Answer ``GET /v1/models`` with the server's one model."""
-        return web.json_response({"object": "list", "data": [self._card()]})
+        return model_list_answer(request, [self._card()])
 
     async def one_model(self, request: web.Request) -> web.Response:
         """Answer ``GET /v1/models/NAME`` with the server's one model; refuse another name."""
         name = request.match_info["model"]
         if name != self.model:
             raise RequestError(404, f"model: expected {self.model}, got {shorten(name, MAX_NAME)}", param="model", code="model_not_found")
-        return web.json_response(self._card())
+        return model_answer(request, self._card())
 
     async def chat_completions(self, _request: web.Request) -> web.StreamResponse:
         """Refuse ``POST /v1/chat/completions``."""

@@ -103,6 +103,9 @@ async def test_the_messages_api_takes_the_key_in_its_own_header(path: Path) -> N
             assert response.status == 200
         async with proxy.client.post(CHAT, json=SMALL, headers={"x-api-key": key}) as response:
             assert response.status == 401, "not on other paths"
+        for headers, status in (({"x-api-key": key}, 401), ({"x-api-key": key, "anthropic-version": "2023-06-01"}, 200)):
+            async with proxy.client.get("/v1/models", headers=headers) as response:
+                assert response.status == status, "the list of models is in both APIs"
 
 
 async def test_a_key_is_void_at_once_when_its_caller_goes_and_limits_count_from_the_next_request_on(path: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 
 import pytest
+from aiohttp.test_utils import make_mocked_request
 
 from streamco.server.http.errors import (
     QUOTA,
@@ -13,7 +14,6 @@ from streamco.server.http.errors import (
     error_event,
     error_response,
     invalid,
-    is_messages_path,
     overloaded,
     unsupported,
 )
@@ -74,18 +74,17 @@ def test_a_response_has_the_error_s_status_headers_and_body() -> None:
 
 
 @pytest.mark.parametrize(
-    ("path", "is_anthropics"),
+    ("path", "headers", "is_anthropics"),
     [
-        ("/v1/messages", True),
-        ("/v1/messages/count_tokens", True),
-        ("/v1/messages/x", True),
-        ("/v1/messagesx", False),
-        ("/v1/responses", False),
+        ("/v1/messages", {}, True),
+        ("/v1/v1/messages", {}, True),
+        ("/v1/responses", {}, False),
+        ("/v1/models", {"anthropic-version": "2023-06-01"}, True),
     ],
 )
-def test_the_path_gives_an_error_its_form(path: str, is_anthropics: bool) -> None:
-    assert is_messages_path(path) == is_anthropics
-    body = error_response(RequestError(404, "gone", param="x", code="y"), path).body
+def test_the_request_gives_an_error_its_form(path: str, headers: dict[str, str], is_anthropics: bool) -> None:
+    refusal = RequestError(404, "gone", param="x", code="y")
+    body = error_response(refusal, make_mocked_request("GET", path, headers=headers)).body
     assert isinstance(body, bytes)
     error = {"type": "not_found_error", "message": "gone"} if is_anthropics else None
     found = json.loads(body)
