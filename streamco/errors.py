@@ -29,6 +29,7 @@ from typing import Any, Literal
 
 __all__ = [
     "AllEndpointsFailed",
+    "CONTEXT_EXCEEDED",
     "ConcurrentRead",
     "ConfigError",
     "DegradedError",
@@ -63,6 +64,8 @@ def _rebuild(kind: type[StreamcoError], args: tuple[Any, ...], fields: dict[str,
 TimeoutPhase = Literal["connect", "first_token", "next_token", "total"]
 
 
+CONTEXT_EXCEEDED = "context_length_exceeded"
+"""OpenAI's code for a prompt that is too long; agents shorten their chats when they see it."""
 MAX_TEXT = 2000  # characters of an error's text
 MAX_NAME = 100  # characters of a name in it
 
@@ -86,6 +89,8 @@ class StreamcoError(Exception):
 
     partial: str = ""
     """The answer's text that had arrived; "": none, or the error is about no answer."""
+    code: str | None = None
+    """OpenAI's machine-readable reason, such as "context_length_exceeded" of a prompt that is too long; None: none."""
 
     def __init__(self, *args: object) -> None:
         super().__init__(*(shorten(each) if isinstance(each, str) else each for each in args))
@@ -138,15 +143,25 @@ class EndpointStatusError(EndpointError):
         status: the HTTP status, or the status that matches the error event.
         body: body of the response, at most 64 KiB of it.
         retry_after: seconds that the server asked to wait; None: it did not ask.
+        code: the reason that the server named, or "context_length_exceeded" if its text says that in other words; None: none.
     """
 
     def __init__(
-        self, message: str, *, status: int, body: str = "", retry_after: float | None = None, endpoint: str = "", partial: str = ""
+        self,
+        message: str,
+        *,
+        status: int,
+        body: str = "",
+        retry_after: float | None = None,
+        code: str | None = None,
+        endpoint: str = "",
+        partial: str = "",
     ) -> None:
         super().__init__(message, endpoint=endpoint, partial=partial)
         self.status = status
         self.body = body
         self.retry_after = retry_after
+        self.code = code
 
 
 class EndpointProtocolError(EndpointError):
@@ -170,7 +185,7 @@ class PromptError(EngineError):
 
 
 class AllEndpointsFailed(StreamcoError):
-    """The failure of all endpoints to give, or to finish, the answer.
+    """The failure of all endpoints to give, or to finish, the answer; it has a ``code`` if all errors have the same.
 
     Args:
         errors: each endpoint's own error, by its name, in the order of the failures.
@@ -180,6 +195,8 @@ class AllEndpointsFailed(StreamcoError):
     def __init__(self, errors: Mapping[str, Exception], *, partial: str = "") -> None:
         self.errors = dict(errors)
         self.partial = partial
+        codes = {getattr(error, "code", None) for error in self.errors.values()}
+        self.code = codes.pop() if len(codes) == 1 else None
         listed = "; ".join(str(error) if isinstance(error, EndpointError) else f"{name}: {error}" for name, error in self.errors.items())
         super().__init__(f"no endpoint could {'finish' if partial else 'give'} the answer: {listed}")
 
@@ -206,7 +223,18 @@ class DegradedError(StreamcoError):
 
 
 class ConfigError(StreamcoError, ValueError):
-    """A wrong setting: the text names the setting, what was expected and what was got."""
+    """A wrong setting: the text names the setting, what was expected and what was got.
+
+    Args:
+        message: as of all errors.
+        field: the field of a request that is at fault; None: that which the text begins with.
+        code: OpenAI's machine-readable reason; "context_length_exceeded": no endpoint has room for the prompt; None: none.
+    """
+
+    def __init__(self, message: str, *, field: str | None = None, code: str | None = None) -> None:
+        super().__init__(message)
+        self.field = field
+        self.code = code
 
 
 class UsageError(StreamcoError, RuntimeError):

@@ -14,6 +14,7 @@ from streamco.errors import EndpointError
 from streamco.openai_types import ChatCompletionChunk, CompletionUsage, has_output
 
 __all__ = [
+    "ESTIMATE",
     "Event",
     "Partial",
     "PreCopy",
@@ -80,11 +81,20 @@ class ReaderLeft(Struct, frozen=True):
     reason: str = "closed"
 
 
+ESTIMATE = "estimate"
+"""What ``TextCount.counter`` is if nothing counted."""
+
+
 class TextCount(Struct, frozen=True):
     """Number of tokens of a text, and what counted it: "token ids", "tiktoken o200k_base", "estimate" ..."""
 
     tokens: int
     counter: str
+
+    @property
+    def is_estimated(self) -> bool:
+        """True if nothing counted it: it is a guess from the text's size, or by the vocabulary of another model."""
+        return self.counter == ESTIMATE
 
 
 class Written(Struct, frozen=True):

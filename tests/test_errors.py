@@ -30,9 +30,10 @@ from streamco.errors import (
 SAMPLES = [
     EndpointConnectError("expected a connection, got none", endpoint="server", partial="Hel"),
     EndpointTimeoutError("expected a token, got none", phase="next_token", limit=3.0, endpoint="server", partial="Hel"),
-    EndpointStatusError("expected 200, got 429", status=429, body="{}", retry_after=2.5, endpoint="server"),
+    EndpointStatusError("expected 200, got 429", status=429, body="{}", retry_after=2.5, code="c", endpoint="server"),
     AllEndpointsFailed({"server": EndpointConnectError("refused", endpoint="server"), "device": ValueError("odd")}, partial="Hel"),
     ConfigError("pace: expected None, got -1"),
+    ConfigError("messages: expected less, got more", field="messages", code="context_length_exceeded"),
     StreamClosed("expected an open stream, got a closed one"),
 ]
 
@@ -96,3 +97,11 @@ def test_what_is_short_stays_as_it_is() -> None:
     assert shorten("x" * MAX_NAME, MAX_NAME) == "x" * MAX_NAME
     assert shorten("abcdefghij", 8) == "abcdef ... (10 characters) ... ij"
     assert str(EndpointError("a" * MAX_TEXT)) == "a" * MAX_TEXT
+
+
+def test_the_failure_of_all_has_a_code_if_all_say_the_same() -> None:
+    one, other = (EndpointStatusError("no", status=400, code=code) for code in ("context_length_exceeded", "other"))
+    assert AllEndpointsFailed({"a": one, "b": one}).code == "context_length_exceeded"
+    assert AllEndpointsFailed({"a": one, "b": other}).code is None
+    assert AllEndpointsFailed({"a": one, "b": EndpointConnectError("cut")}).code is None
+    assert AllEndpointsFailed({"a": ValueError("odd")}).code is None

@@ -57,8 +57,9 @@ class AnswerLog:
 
     def dispatched(self, decision: DispatchReport) -> None:
         """Log which endpoint starts when, and why."""
+        about = "about " if decision.is_estimated else ""
         self._debug(
-            f"prompt {decision.prompt_tokens} tokens; device {_start(decision.device_wait)}, server {_start(decision.server_wait)}; "
+            f"prompt {about}{decision.prompt_tokens} tokens; device {_start(decision.device_wait)}, server {_start(decision.server_wait)}; "
             f"policy {decision.policy}, constrained {decision.constraint or 'none'}, budget {decision.budget:g}, "
             f"spent {_share(decision.budget_share)}: {decision.reason}"
         )

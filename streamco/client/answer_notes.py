@@ -39,6 +39,9 @@ def note_dispatch(
         text, logged = (f"{name} left out: {each}; {_instead(dispatched, name)}" for each in obstacle)
         kind = f"left out: {_without_figures(obstacle.logged)}"
         degradations.record(notes, kind=kind, endpoint=name, sentence=text, logged=logged)
+    for name, why in dispatched.late.items():
+        sentence = f"{name} is asked only if others fail: {why}, by an estimate"
+        degradations.record(notes, kind="asked later", endpoint=name, sentence=sentence, may_raise=False)
     if dispatched.without_effect:
         degradations.record(notes, kind="no effect", endpoint="policy", sentence=dispatched.without_effect)
     if dispatched.shortened_to is not None:

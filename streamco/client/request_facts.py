@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from msgspec.structs import replace
 
 from streamco.client.arguments import ChatOptions
-from streamco.endpoints.base import Endpoint, Request, TextCounter
+from streamco.endpoints.base import Endpoint, PromptEstimator, Request, TextCounter
 from streamco.engines.llamacpp.json_schema import grammar_of
 from streamco.errors import MAX_NAME, ConfigError, shorten
-from streamco.events import TextCount
+from streamco.events import ESTIMATE, TextCount
 from streamco.policies.eligibility import RequestFacts
 from streamco.wire.known_fields import FIELDS_WITHOUT_EFFECT, NEUTRAL_VALUES, is_asked
+from streamco.wire.request_fields import name_of
 
 __all__ = ["count_prompt", "describe_request", "facts_for_log", "logged_field", "takes_long"]
 
@@ -28,6 +29,13 @@ _OTHER_VOCABULARY = "logit_bias (its token ids are another vocabulary's)"
 _FORMAT = "response_format"  # what is said of one begins with it
 # Names that may be logged: those of OpenAI's API and of common servers. Others are the caller's own words.
 _LOGGED_FIELDS = {*FIELDS_WITHOUT_EFFECT, *NEUTRAL_VALUES, *ChatOptions.__annotations__, "ignore_eos", _OTHER_VOCABULARY}
+_LOGGED_TYPES = frozenset(  # of parts: those of OpenAI's APIs, Anthropic's and common servers
+    {
+        *("audio", "audio_url", "document", "file", "image", "image_url", "input_audio", "input_file", "input_image", "input_text"),
+        *("output_text", "reasoning", "refusal", "thinking", "tool_result", "tool_use", "video", "video_url"),
+    }
+)
+_OWN_TOKENIZER = "tokenizer"  # what counted, if the endpoint that counted doesn't say
 _SHORT = 4096  # characters; tokenising more takes over a millisecond
 
 
@@ -39,16 +47,24 @@ def takes_long(request: Request) -> bool:
 def describe_request(request: Request, device: Endpoint | None, servers: Sequence[Endpoint]) -> RequestFacts:
     """Return the facts of a request. Thread-safe.
 
-    The prompt's length is the device's count, else the first server's, else an estimate.
+    The prompt's length is the device's count, else the first server's, else an estimate: the first server's, else by the characters.
     """
-    text, has_images = _text_of(request)
+    text, other_parts = _text_of(request)
     shape = request.extra.get("response_format")
+    counts = _counts(request, device, servers)
+    prompt = _measure(request, (device, *servers[:1]), counts)
+    if prompt is None:
+        guess = len(text) // _CHARACTERS_A_TOKEN + _MESSAGE_OVERHEAD * len(request.messages or ()) + 1
+        prompt = TextCount(guess, ESTIMATE)
     return RequestFacts(
-        prompt_tokens=_count_tokens(request, device, servers, text),
+        prompt_tokens=prompt.tokens,
+        is_estimated=prompt.is_estimated,
+        counts=counts,
         max_tokens=request.sampling.max_tokens,
         prompt_chars=len(text),
         task=request.task,
-        has_images=has_images,
+        has_images=bool(other_parts),
+        other_parts=tuple(other_parts),
         has_tools=bool(request.extra.get("tools") or request.extra.get("functions")),
         has_json_schema=isinstance(shape, Mapping) and shape.get("type") not in (None, "text"),  # a type may be any JSON value
         choices=int(request.extra.get("n") or 1),
@@ -59,7 +75,10 @@ def describe_request(request: Request, device: Endpoint | None, servers: Sequenc
 def facts_for_log(facts: RequestFacts) -> RequestFacts:
     """Return the facts without the caller's words, from which reasons are made that may be logged."""
     fields = tuple(dict.fromkeys(map(logged_field, facts.server_fields)))
-    return facts if fields == facts.server_fields else replace(facts, server_fields=fields)
+    parts = tuple(map(_logged_part, facts.other_parts))
+    if (fields, parts) == (facts.server_fields, facts.other_parts):
+        return facts
+    return replace(facts, server_fields=fields, other_parts=parts)
 
 
 def logged_field(name: str) -> str:
@@ -70,18 +89,14 @@ def logged_field(name: str) -> str:
 
 
 def count_prompt(request: Request, device: Endpoint | None, servers: Sequence[Endpoint]) -> TextCount | None:
-    """Return the prompt's length and what counted it; None: no endpoint can count it, such as one with images. Thread-safe.
+    """Return the prompt's length and what counted it; None: not even an estimate is known, as of images. Thread-safe.
 
-    The count is the device's, unless the request has tools and the device can't use any; else that of the first server that knows one.
+    The count is the device's, unless the request has tools and the device can't use any; else that of the first server that has one.
+    Without a count it is the estimate of the first of them that has one.
     """
     has_tools = bool(request.extra.get("tools") or request.extra.get("functions"))
     is_devices = device is not None and (device.capabilities.tools or not has_tools)
-    for endpoint in (device if is_devices else None, *servers):
-        tokens = None if endpoint is None else endpoint.count_tokens(request)
-        if tokens is not None:
-            known = endpoint.count_text("") if isinstance(endpoint, TextCounter) else None
-            return TextCount(tokens, "estimate" if known is None else known.counter)
-    return None
+    return _measure(request, (device if is_devices else None, *servers))
 
 
 def _server_fields(request: Request, device: Endpoint | None, servers: Sequence[Endpoint]) -> list[str]:
@@ -109,29 +124,67 @@ def _is_same_vocabulary(device: Endpoint, server: Endpoint) -> bool:
     return vocabulary is not None and vocabulary == server.capabilities.vocabulary
 
 
-def _count_tokens(request: Request, device: Endpoint | None, servers: Sequence[Endpoint], text: str) -> int:
-    for endpoint in (device, *servers[:1]):
-        if endpoint is not None and (count := endpoint.count_tokens(request)) is not None:
-            return count
+def _counts(request: Request, device: Endpoint | None, servers: Sequence[Endpoint]) -> dict[str, int]:
+    """Return the prompt's length by the tokenizer of each endpoint that has one, where something depends on it."""
+    found = {}
+    for endpoint in (device, *servers):
+        if endpoint is None or (endpoint in servers[1:] and endpoint.capabilities.context_tokens is None):
+            continue
+        tokens = endpoint.count_tokens(request)
+        if tokens is not None:
+            found[endpoint.name] = tokens
+    return found
+
+
+def _measure(request: Request, endpoints: Iterable[Endpoint | None], counts: Mapping[str, int] | None = None) -> TextCount | None:
+    """Return the count of the first endpoint that has one, else the first estimate; None: there is none.
+
+    Args:
+        request: the request.
+        endpoints: those that may be asked; None among them is left out.
+        counts: the counts by name, if they are known; None: each endpoint is asked.
+    """
+    asked = [endpoint for endpoint in endpoints if endpoint is not None]
+    for endpoint in asked:
+        tokens = endpoint.count_tokens(request) if counts is None else counts.get(endpoint.name)
+        if tokens is not None:
+            known = endpoint.count_text("") if isinstance(endpoint, TextCounter) else None
+            return TextCount(tokens, _OWN_TOKENIZER if known is None else known.counter)
     if request.prompt_ids is not None:
-        return len(request.prompt_ids)
-    return len(text) // _CHARACTERS_A_TOKEN + _MESSAGE_OVERHEAD * len(request.messages or ()) + 1
+        return TextCount(len(request.prompt_ids), "token ids")
+    guesses = (each.estimate_tokens(request) for each in asked if isinstance(each, PromptEstimator))
+    return next((TextCount(guess, ESTIMATE) for guess in guesses if guess is not None), None)
 
 
-def _text_of(request: Request) -> tuple[str, bool]:
-    """Return all text of a request, and True if the request holds anything else (images, audio, files)."""
+def _text_of(request: Request) -> tuple[str, list[str]]:
+    """Return all text of a request, and type and place of each part that isn't text (images, audio, files)."""
     if request.prompt is not None:
-        return request.prompt, False
-    texts, has_more = [], False
-    for message in request.messages or ():
+        return request.prompt, []
+    texts, other_parts = [], []
+    for index, message in enumerate(request.messages or ()):
         content: Any = message.get("content")
         if isinstance(content, str):
             texts.append(content)
-        for part in content if isinstance(content, list | tuple) else ():
+        for place, part in enumerate(content if isinstance(content, list | tuple) else ()):
             if isinstance(part, Mapping) and part.get("type") == "text":
                 texts.append(str(part.get("text", "")))
             else:
-                has_more = True
+                other_parts.append(f"messages[{index}].content[{place}]: {_type_of(part)}")
     if tools := request.extra.get("tools"):
         texts.append(json.dumps(tools, default=str))
-    return "\n".join(texts), has_more
+    return "\n".join(texts), other_parts
+
+
+def _type_of(part: object) -> str:
+    """Return the type of a part of a message, in words."""
+    if not isinstance(part, Mapping):
+        return f"{name_of(part)} in place of an object"
+    kind = part.get("type")
+    return f"type {shorten(kind, MAX_NAME)!r}" if isinstance(kind, str) else "no type"
+
+
+def _logged_part(part: str) -> str:
+    """Return type and place of a part as they may be logged: a type that isn't known may be private."""
+    place, _, kind = part.partition(": ")
+    is_known = not kind.startswith("type ") or kind.removeprefix("type ").strip("'") in _LOGGED_TYPES
+    return part if is_known else f"{place}: a type that isn't known"

@@ -60,6 +60,7 @@ class DispatchReport(Struct, frozen=True, kw_only=True):
         server_wait: the same for the server.
         reason: reason of the decision in words; also why a side was not eligible or not allowed by the budget.
         prompt_tokens: prompt length the decision was made for (tokens, by the device's tokenizer if it is known).
+        is_estimated: that length is an estimate.
         budget: allowed share of prompt tokens that the constrained side may process, 0 to 1.
         budget_share: realised share of this client so far; None before the first request.
     """
@@ -72,6 +73,7 @@ class DispatchReport(Struct, frozen=True, kw_only=True):
     prompt_tokens: int
     budget: float
     budget_share: float | None
+    is_estimated: bool = False
 
 
 class EndpointReport(Struct, frozen=True, kw_only=True):

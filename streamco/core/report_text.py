@@ -251,7 +251,7 @@ def _dispatch_section(report: Report) -> Section:
         ("planned by", dispatch.policy),
         ("why", dispatch.reason),
         *_start_rows(report),
-        ("prompt", f"{dispatch.prompt_tokens} tokens"),
+        ("prompt", f"{'~' if dispatch.is_estimated else ''}{dispatch.prompt_tokens} tokens"),
         ("constrained side", dispatch.constraint or "none"),
         ("its budget, its share so far", f"{_share(dispatch.budget)}, {_share(dispatch.budget_share)}"),
     ]

@@ -26,6 +26,7 @@ __all__ = [
     "Message",
     "OpenStreams",
     "PreCopy",
+    "PromptEstimator",
     "Request",
     "TextCounter",
     "TokenPrices",
@@ -211,9 +212,10 @@ class Endpoint(Protocol):
         ...
 
     def count_tokens(self, request: Request) -> int | None:
-        """Return the prompt's length in this endpoint's tokens, template included. None: only the network could say.
+        """Return the prompt's length by the tokenizer of this endpoint's model, template included. None: only the network could say.
 
-        Called from a worker thread for long prompts.
+        It is a count, never an estimate: a prompt that is longer than the context by it is not sent. Called from a worker thread for long
+        prompts.
         """
         ...
 
@@ -228,6 +230,15 @@ class TextCounter(Protocol):
 
     def count_text(self, text: str) -> TextCount | None:
         """Return the number of tokens that a text has in the model's own vocabulary; None: it isn't known. Takes milliseconds."""
+        ...
+
+
+@runtime_checkable
+class PromptEstimator(Protocol):
+    """An endpoint that can estimate the length of prompts that it can't count."""
+
+    def estimate_tokens(self, request: Request) -> int | None:
+        """Return about how many tokens a prompt has there, template included; None: that can't be told, as of images."""
         ...
 
 

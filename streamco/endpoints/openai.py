@@ -211,12 +211,13 @@ class OpenAIEndpoint:
         return stream
 
     def count_tokens(self, request: Request) -> int | None:
-        """Return the number of prompt tokens, chat framing included. None: the prompt has images.
+        """Return the number of prompt tokens by tiktoken. None: it isn't here, lacks the model's file, or can't count this prompt."""
+        is_own = request.model in {None, self.model} and not self._address.provider.is_self_hosted
+        return self._counter.count_prompt(request) if is_own or request.prompt_ids is not None else None
 
-        They are counted by tiktoken if it is installed and has the model's vocabulary on this machine, else estimated from the text's
-        size.
-        """
-        return self._counter.count(request)
+    def estimate_tokens(self, request: Request) -> int | None:
+        """Return about how many tokens the prompt has, by a related vocabulary or its size in bytes. None: it has images."""
+        return self._counter.estimate(request)
 
     def count_text(self, text: str) -> TextCount | None:
         """Return the number of a text's tokens; None: tiktoken isn't installed, or has no file of the model's own vocabulary."""

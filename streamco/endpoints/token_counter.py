@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from streamco.endpoints.base import Request
+from streamco.events import ESTIMATE
 
 if TYPE_CHECKING:
     import tiktoken
@@ -35,6 +36,8 @@ _LONGEST = 1 << 16  # characters, 15,000 tokens: takes 2 ms, and up to 20 ms if 
 _URL = "https://openaipublic.blob.core.windows.net/encodings/{}.tiktoken"
 _FILES = {"o200k_harmony": "o200k_base", "p50k_edit": "p50k_base"}
 _FALLBACKS = ("o200k_base", "cl100k_base")
+
+_WRITTEN_FIELDS = ("tools", "functions", "response_format")  # servers write them into the prompt, each in a form of its own
 
 _OPENAI = re.compile(r"gpt-|chatgpt-|o\d|text-|davinci|babbage|ft:gpt")
 _logger = logging.getLogger("streamco")
@@ -89,7 +92,7 @@ def _is_cached(encoding: str) -> bool:
 
 
 class TokenCounter:
-    """Counts a request's prompt tokens, chat framing included.
+    """Counts or estimates the tokens of prompts, chat framing included.
 
     Args:
         model: the remote model's name.
@@ -99,12 +102,12 @@ class TokenCounter:
         self._model = model
         self._encoding: tiktoken.Encoding | None = None
         self.is_exact = False
-        """True if text is counted in the model's own vocabulary; framing and tools are always estimates."""
+        """True if text is counted in the model's own vocabulary."""
 
     @property
     def name(self) -> str:
         """What counts, for reports: "tiktoken NAME" or "estimate"."""
-        return "estimate" if self._encoding is None else f"tiktoken {self._encoding.name.removesuffix('_offline')}"
+        return ESTIMATE if self._encoding is None else f"tiktoken {self._encoding.name.removesuffix('_offline')}"
 
     def load(self) -> None:
         """Load the vocabulary if it is here; idempotent. Blocks: call it in a thread. Until then counts are estimates."""
@@ -112,25 +115,38 @@ class TokenCounter:
         if found is not None:
             self._encoding, self.is_exact = found
 
-    def count(self, request: Request) -> int | None:
-        """Return the number of prompt tokens. None: images or audio are part of the prompt."""
+    def count_prompt(self, request: Request) -> int | None:
+        """Return the number of prompt tokens, counted; None: it can only be estimated.
+
+        That is so without the model's own vocabulary, with more than 64 Ki characters, and with tools, calls or a response format, because
+        how a server writes them into the prompt is not known.
+        """
+        if request.prompt_ids is not None:
+            return len(request.prompt_ids)
+        if self._encoding is None or not self.is_exact or not request.extra.keys().isdisjoint(_WRITTEN_FIELDS):
+            return None
+        texts = _texts_of(request)
+        return self.estimate(request) if texts is not None and sum(map(len, texts)) <= _LONGEST else None
+
+    def estimate(self, request: Request) -> int | None:
+        """Return about how many tokens a prompt has. None: images or audio are part of it."""
         if request.prompt_ids is not None:
             return len(request.prompt_ids)
         if request.messages is None:
-            return self.count_text(request.prompt or "")
+            return self.estimate_text(request.prompt or "")
         total = _PRIMING
         for message in request.messages:
             size = self._count_message(message)
             if size is None:
                 return None
             total += size
-        for field in ("tools", "functions", "response_format"):
+        for field in _WRITTEN_FIELDS:
             if field in request.extra:
-                total += self.count_text(json.dumps(request.extra[field], ensure_ascii=False))
+                total += self.estimate_text(json.dumps(request.extra[field], ensure_ascii=False))
         return total
 
-    def count_text(self, text: str) -> int:
-        """Return the number of tokens of a plain text.
+    def estimate_text(self, text: str) -> int:
+        """Return about how many tokens a plain text has.
 
         Of a text beyond 64 Ki characters only the beginning is counted, so that the event loop isn't blocked.
         """
@@ -153,12 +169,28 @@ class TokenCounter:
                 case None:
                     pass
                 case str():
-                    total += self.count_text(value) + (_NAME if key == "name" else 0)
+                    total += self.estimate_text(value) + (_NAME if key == "name" else 0)
                 case [*parts] if key == "content":
                     for part in parts:
                         if not isinstance(part, Mapping) or not isinstance(part.get("text"), str):
                             return None
-                        total += self.count_text(part["text"])
+                        total += self.estimate_text(part["text"])
                 case _:
-                    total += self.count_text(json.dumps(value, ensure_ascii=False, default=str))
+                    total += self.estimate_text(json.dumps(value, ensure_ascii=False, default=str))
         return total
+
+
+def _texts_of(request: Request) -> list[str] | None:
+    """Return the texts of a prompt, in any order; None: it has parts, calls or other values whose form in the prompt is not known."""
+    texts = [request.prompt] if request.prompt is not None else []
+    for message in request.messages or ():
+        for key, value in message.items():
+            parts = value if key == "content" and isinstance(value, list | tuple) else [value]
+            for part in parts:
+                is_text = isinstance(part, Mapping) and part.get("type", "text") == "text"
+                text = part.get("text") if is_text else part
+                if isinstance(text, str):
+                    texts.append(text)
+                elif text is not None:
+                    return None
+    return texts

@@ -7,29 +7,50 @@ for all (DiSCo section 6).
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Mapping, Sequence
 
 from msgspec import Struct
 
-from streamco.errors import ConfigError
+from streamco.errors import CONTEXT_EXCEEDED, ConfigError
 from streamco.policies.dispatch import Decision, Side, one_side
 
-__all__ = ["Eligibility", "Gate", "QualityGate", "RequestFacts", "SideFacts", "check_eligibility", "restrict"]
+__all__ = [
+    "Eligibility",
+    "Exclusion",
+    "Gate",
+    "QualityGate",
+    "RequestFacts",
+    "SideFacts",
+    "check_eligibility",
+    "exclusions",
+    "restrict",
+    "why_late",
+    "why_refused",
+]
+
+_NAMED_PARTS = 3  # parts that aren't text which a reason names
+_NOT_OF_NAMES = re.compile(r"[^A-Za-z0-9_]")
 
 
 class RequestFacts(Struct, frozen=True, kw_only=True):
     """Properties of a request that decide which side can serve it.
 
     Args:
-        prompt_tokens: length in the device's tokens, template included.
+        prompt_tokens: length in the device's tokens, template included; else in the server's, or an estimate.
+        is_estimated: ``prompt_tokens`` is an estimate, which may be far off. It chooses between sides, and keeps no side out.
+        counts: the length by the tokenizer of each endpoint's own model, by the endpoint's name; those that can't count are left out.
         max_tokens: maximum tokens of the answer; None: no limit asked for.
         prompt_chars: characters of the prompt; None: not counted.
         task: the caller's name for the kind of task; None: none given.
         choices: OpenAI's ``n``.
         server_fields: names of the fields that only a server keeps to.
+        other_parts: type and place of each part of a message that isn't text, as in "messages[1].content[0]: type 'image_url'".
     """
 
     prompt_tokens: int
+    is_estimated: bool = False
+    counts: Mapping[str, int] = {}
     max_tokens: int | None = None
     prompt_chars: int | None = None
     task: str | None = None
@@ -38,6 +59,7 @@ class RequestFacts(Struct, frozen=True, kw_only=True):
     has_json_schema: bool = False
     choices: int = 1
     server_fields: tuple[str, ...] = ()
+    other_parts: tuple[str, ...] = ()
 
 
 class SideFacts(Struct, frozen=True, kw_only=True):
@@ -45,11 +67,15 @@ class SideFacts(Struct, frozen=True, kw_only=True):
 
     Args:
         context_tokens: maximum length of prompt and answer together; None: not known.
+        prompt_tokens: the prompt's length by this side's own tokenizer; None: the request's.
+        is_estimated: that length is an estimate. If it is beyond the context, the side is the fallback of one that has room.
         shortens: a longer answer than fits is generated as far as it fits; False: the side refuses such a request.
         all_fields: the side knows every field of a request, or says itself that it doesn't.
     """
 
     context_tokens: int | None = None
+    prompt_tokens: int | None = None
+    is_estimated: bool = False
     shortens: bool = False
     tools: bool = False
     json_schema: bool = False
@@ -89,6 +115,20 @@ class QualityGate(Struct, frozen=True, kw_only=True):
         return self.tasks is None or request.task in self.tasks
 
 
+class Exclusion(Struct, frozen=True):
+    """One reason why a side can't serve a request.
+
+    Args:
+        text: the reason in words.
+        field: the field of the request that it is about; None: none.
+        code: OpenAI's machine-readable reason; None: none.
+    """
+
+    text: str
+    field: str | None = None
+    code: str | None = None
+
+
 class Eligibility(Struct, frozen=True, kw_only=True):
     """The sides that may serve a request.
 
@@ -96,12 +136,14 @@ class Eligibility(Struct, frozen=True, kw_only=True):
         device: the device may, at first or as the fallback.
         server: the server may, at first or as the fallback.
         hedge: both may run at once; False: one may only be the fallback of the other.
+        first: the side that begins, because the prompt may be too long for the other one by an estimate; None: the policy decides.
         reason: why a side or hedging is excluded; "" if nothing is.
     """
 
     device: bool
     server: bool
     hedge: bool
+    first: Side | None = None
     reason: str = ""
 
 
@@ -131,10 +173,16 @@ def check_eligibility(
     held_back = request.has_tools and not hedge_tools
     reasons = [f"device: {from_device}"] if from_device else []
     reasons += [f"server: {from_server}"] if from_server else []
+    first: Side | None = None
+    if device is not None and server is not None and not reasons:
+        late: dict[Side, str] = {"device": why_late(request, device), "server": why_late(request, server)}
+        if bool(late["device"]) != bool(late["server"]):
+            first = "server" if late["device"] else "device"
+            reasons = [f"{side}: {why}" for side, why in late.items() if why]
     if held_back and not reasons:
         reasons.append("tools are not hedged")
-    can_hedge = not (from_device or from_server or held_back)
-    return Eligibility(device=not from_device, server=not from_server, hedge=can_hedge, reason="; ".join(reasons))
+    can_hedge = not (from_device or from_server or held_back or first)
+    return Eligibility(device=not from_device, server=not from_server, hedge=can_hedge, first=first, reason="; ".join(reasons))
 
 
 def _absence(side: Side, kept_out_by: str) -> str:
@@ -144,9 +192,11 @@ def _absence(side: Side, kept_out_by: str) -> str:
 def restrict(decision: Decision, eligibility: Eligibility) -> Decision:
     """Return the decision restricted to the eligible sides.
 
-    If both sides may serve but not at once, the one that would start first is kept (the server if both would start at once). The caller
-    must not use a side that is not eligible as the fallback.
+    If both sides may serve but not at once, one is kept: that which has to begin, else the one that would start first (the server if both
+    would start at once). The caller must not use a side that is not eligible as the fallback.
     """
+    if eligibility.first is not None:
+        return one_side(decision, eligibility.first, eligibility.reason)
     if eligibility.device and not eligibility.server:
         return one_side(decision, "device", eligibility.reason)
     if eligibility.server and not eligibility.device:
@@ -156,16 +206,69 @@ def restrict(decision: Decision, eligibility: Eligibility) -> Decision:
     return one_side(decision, "device" if decision.device_wait < decision.server_wait else "server", eligibility.reason)
 
 
+def why_late(request: RequestFacts, side: SideFacts) -> str:
+    """Return why a side is asked after others that may serve the request: by an estimate it has no room; "": it is not."""
+    wanted = _prompt_tokens(request, side) + _answer_tokens(request, side)
+    if not side.is_estimated or side.context_tokens is None or wanted <= side.context_tokens:
+        return ""
+    return f"about {wanted} tokens in a context of {side.context_tokens}"
+
+
+def exclusions(request: RequestFacts, side: SideFacts) -> list[Exclusion]:
+    """Return all reasons why a side can't serve a request; []: it can.
+
+    Only a count of the prompt by the side's own tokenizer is a reason, not an estimate. Of a prompt without a count it is known that it
+    isn't empty.
+    """
+    found: list[Exclusion] = []
+    counted = 1 if side.is_estimated else _prompt_tokens(request, side)
+    wanted = counted + _answer_tokens(request, side)
+    if side.context_tokens is not None and wanted > side.context_tokens:
+        more_than = "more than " if side.is_estimated else ""
+        found.append(Exclusion(f"{more_than}{wanted} tokens in a context of {side.context_tokens}", "messages", CONTEXT_EXCEEDED))
+    if request.has_images and not side.images:
+        place = request.other_parts[0].partition(":")[0] if request.other_parts else "messages"
+        found.append(Exclusion(_listed(request.other_parts) or "images", place, "unsupported_value"))
+    if request.choices > 1 and not side.choices:
+        found.append(Exclusion("n > 1", "n", "unsupported_value"))
+    if request.has_tools and not side.tools:
+        found.append(Exclusion("tools", "tools", "unsupported_parameter"))
+    if request.has_json_schema and not side.json_schema:
+        found.append(Exclusion("json schema", "response_format", "unsupported_value"))
+    if not side.all_fields:
+        names = {each: _NOT_OF_NAMES.split(each, maxsplit=1)[0] or None for each in request.server_fields}
+        found += [Exclusion(each, name, "unsupported_parameter") for each, name in names.items()]
+    return found
+
+
+def why_refused(request: RequestFacts, sides: Sequence[SideFacts]) -> Exclusion | None:
+    """Return the reason that an error names if none of these sides can serve a request; None: no single one is to blame.
+
+    A shorter prompt is the cure if one side has nothing else against the request. Else it is what all sides have against it, or the last.
+    """
+    each = [exclusions(request, side) for side in sides]
+    too_long = [found[0] for found in each if len(found) == 1 and found[0].code == CONTEXT_EXCEEDED]
+    if too_long:
+        return too_long[0]
+    each = [[one for one in found if one.code != CONTEXT_EXCEEDED] for found in each]
+    common = [one for one in (each[0] if each else ()) if all(one.field in {other.field for other in found} for found in each)]
+    return next(iter([*common, *(each[-1] if each else ())]), None)
+
+
 def _why_not(request: RequestFacts, side: SideFacts) -> str:
     """Return why a side can't serve a request; "" if it can."""
-    wanted = request.prompt_tokens + (1 if side.shortens else request.max_tokens or 1)
-    if side.context_tokens is not None and wanted > side.context_tokens:
-        return f"{wanted} tokens in a context of {side.context_tokens}"
-    needs = (
-        ("images", request.has_images, side.images),
-        ("n > 1", request.choices > 1, side.choices),
-        ("tools", request.has_tools, side.tools),
-        ("json schema", request.has_json_schema, side.json_schema),
-    )
-    missing = [name for name, is_wanted, is_offered in needs if is_wanted and not is_offered]
-    return ", ".join(missing if side.all_fields else [*missing, *request.server_fields])
+    return ", ".join(each.text for each in exclusions(request, side))
+
+
+def _prompt_tokens(request: RequestFacts, side: SideFacts) -> int:
+    return request.prompt_tokens if side.prompt_tokens is None else side.prompt_tokens
+
+
+def _answer_tokens(request: RequestFacts, side: SideFacts) -> int:
+    """Return the tokens of the answer that a side must have room for."""
+    return 1 if side.shortens else request.max_tokens or 1
+
+
+def _listed(parts: Sequence[str]) -> str:
+    more = len(parts) - _NAMED_PARTS
+    return ", ".join(parts[:_NAMED_PARTS]) + (f" and {more} more" if more > 0 else "")

@@ -126,7 +126,8 @@ class Proxy:
         """Answer ``POST /v1/completions``."""
         with self.admission.admitted():
             parsed = parse_completion(await read_body(request), self.options)
-            return await self._answer(request, parsed, _shape(parsed, CompletionShape))
+            with naming_fields({"messages": "prompt"}):
+                return await self._answer(request, parsed, _shape(parsed, CompletionShape))
 
     async def responses(self, request: web.Request) -> web.StreamResponse:
         """Answer ``POST /v1/responses``."""
@@ -142,7 +143,7 @@ class Proxy:
         """Answer ``POST /v1/messages/count_tokens``."""
         with self.admission.admitted():
             asked = read_count(await read_body(request))
-            with naming_fields(asked):
+            with naming_fields(asked.names):
                 parsed = parse_fields(asked.chat, self.options)
             self.admission.check_open()
             try:
@@ -158,7 +159,7 @@ class Proxy:
         """Answer a request of a translated API."""
         if asked.ends_open:
             raise invalid("messages", "expected a user's message or a tool's result at the end, got the beginning of an answer")
-        with naming_fields(asked):
+        with naming_fields(asked.names):
             parsed = parse_fields(asked.chat, self.options)
             shape = asked.encoder(name=token_hex(16), model=parsed.model or MODEL, created=int(time.time()))
             return await self._answer(request, parsed, shape)

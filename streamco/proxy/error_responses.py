@@ -11,6 +11,7 @@ from typing import Any
 import msgspec
 
 from streamco.errors import (
+    CONTEXT_EXCEEDED,
     AllEndpointsFailed,
     ConfigError,
     EndpointError,
@@ -45,6 +46,8 @@ def explain(error: StreamcoError) -> RequestError:
             return RequestError(500, str(error), code="engine_error")
         case EndpointError():
             return RequestError(502, str(error), code="endpoint_failed")
+        case AllEndpointsFailed(code=code) if code == CONTEXT_EXCEEDED:
+            return _too_long(error, None)
         case AllEndpointsFailed():
             return RequestError(502, str(error), code="all_endpoints_failed")
         case StreamClosed():
@@ -54,6 +57,8 @@ def explain(error: StreamcoError) -> RequestError:
 
 def _pass_status(error: EndpointStatusError) -> RequestError:
     status = error.status
+    if error.code == CONTEXT_EXCEEDED:
+        return _too_long(error, _text(_detail(error.body), "param"))
     if status in _KEY_REFUSED:
         return RequestError(502, f"{error} (the key of the proxy for this endpoint, not yours)", code="endpoint_refused_key")
     if not 400 <= status <= 599:
@@ -61,6 +66,11 @@ def _pass_status(error: EndpointStatusError) -> RequestError:
     headers = {} if error.retry_after is None else {"Retry-After": str(max(1, math.ceil(error.retry_after)))}
     detail = _detail(error.body)
     return RequestError(status, str(error), param=_text(detail, "param"), code=_text(detail, "code"), headers=headers)
+
+
+def _too_long(error: StreamcoError, param: str | None) -> RequestError:
+    """Return the refusal of a prompt that servers find too long, whatever status they gave it."""
+    return RequestError(400, str(error), param=param or "messages", code=CONTEXT_EXCEEDED)
 
 
 def _detail(body: str) -> Any:

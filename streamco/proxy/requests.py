@@ -20,6 +20,7 @@ __all__ = ["ParsedRequest", "parse_chat", "parse_completion", "parse_fields", "r
 
 _KNOWN = frozenset({"temperature", "top_p", "top_k", "min_p", "seed", "max_tokens", "max_completion_tokens", "stop"})
 _CONSUMED = frozenset({"model", "messages", "prompt", "stream", "stream_options"})
+_WHOLE = "request"  # what errors about the whole of a request begin with
 _OWN_STREAM_OPTIONS = frozenset({"include_usage", ORIGIN_OPTION})  # usage is always requested: the report needs it
 
 
@@ -143,10 +144,11 @@ def unknown_model(model: str, options: ProxyOptions) -> RequestError:
 
 
 def refuse_setting(error: ConfigError) -> RequestError:
-    """Return a 400 for a bad argument; our error texts begin with its name."""
-    name = str(error).partition(":")[0]
+    """Return a 400 for a bad argument, or for a request that no endpoint can serve; other error texts begin with the argument's name."""
+    name = error.field or str(error).partition(":")[0]
     field = name.partition("[")[0]
-    return RequestError(400, str(error), param=name if field.isidentifier() else None)
+    is_field = field.isidentifier() and name != _WHOLE
+    return RequestError(400, str(error), param=name if is_field else None, code=error.code)
 
 
 def _single_prompt(prompt: Any) -> str:

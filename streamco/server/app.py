@@ -125,7 +125,7 @@ class Service:
         with self.admission.admitted():
             body = await read_body(request)
             asked = read_count(body)
-            with naming_fields(asked):
+            with naming_fields(asked.names):
                 parsed = _chat_request(asked)
                 self._check_model(parsed.model or self.model)
                 tokens = await request_tokens(self.engine, parsed, len(body))
@@ -137,7 +137,7 @@ class Service:
         body = await read_body(request)
         asked = read(body)
         encoder = asked.encoder(name=token_hex(16), model=self.model, created=int(time.time()))
-        with naming_fields(asked):
+        with naming_fields(asked.names):
             parsed = _chat_request(asked)
             shape = TranslatedResponse(encoder, detokenize=self.engine.detokenize, top=parsed.wanted_top)
             return await self._answer(request, parsed, len(body), arrived, shape)

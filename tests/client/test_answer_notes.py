@@ -121,7 +121,8 @@ class Side:
         need = NEEDS[world.field][1] if world.field else ""
         if is_device if need == "server" else need and need not in self.able:
             return False
-        shortens = is_device and all(each.kind == "device" or not each.starts or world.forbids(each) for each in world.sides)
+        servers = (each for each in world.sides if each.kind != "device" and each.starts and not world.forbids(each))
+        shortens = not is_device or not any(each.can_serve(world) for each in servers)
         return self.context is None or 10 + (1 if shortens else world.max_tokens or 1) <= self.context
 
 

@@ -378,7 +378,7 @@ async def test_a_request_only_the_server_can_serve_goes_there_and_the_report_say
     small = device(capabilities=Capabilities(context_tokens=100), tokens=98)
     cases: list[tuple[Any, dict[str, Any], str]] = [
         (HELLO, {"n": 2}, "n > 1"),
-        (image, {}, "images"),
+        (image, {}, "messages[0].content[1]: type 'image_url'"),
         (HELLO, {"max_tokens": 50}, "148 tokens in a context of 100"),
         (HELLO, {"response_format": {"type": "json_object"}}, "json schema"),
     ]

@@ -131,8 +131,10 @@ async def test_server_only_never_asks_the_device() -> None:
 
 async def test_a_promise_that_can_not_be_kept_names_the_reason() -> None:
     async with opened(device(capabilities=SMALL, tokens=200), server(), policy="device-only") as client:
-        with pytest.raises(ConfigError, match="without the server, got device: 201 tokens in a context of 100"):
+        with pytest.raises(ConfigError, match=r'at most 99 tokens .*, got 200; .*server: kept out by policy="device-only"'):
             await ask(client)
+        with pytest.raises(ConfigError, match="without the server, got device: 201 tokens in a context of 100, n > 1"):
+            await client.chat.completions.create(messages=HELLO, n=2)
 
 
 async def test_a_longer_answer_than_fits_is_shortened_under_a_promise_and_that_is_said_once(caplog: pytest.LogCaptureFixture) -> None:

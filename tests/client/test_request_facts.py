@@ -45,10 +45,41 @@ def test_a_response_format_of_text_is_none() -> None:
 
 
 @pytest.mark.parametrize(
-    "parts", [[{"type": "image_url"}], ({"type": "input_audio"},), [{"type": "text", "text": "x"}, {"type": "file"}], [5]]
+    ("parts", "named"),
+    [
+        ([{"type": "image_url"}], ["content[0]: type 'image_url'"]),
+        (({"type": "input_audio"},), ["content[0]: type 'input_audio'"]),
+        (
+            [{"type": "text", "text": "x"}, {"type": "file"}, {"type": "refusal", "refusal": "no"}],
+            ["content[1]: type 'file'", "content[2]: type 'refusal'"],
+        ),
+        ([{"type": "input_text", "text": "x"}], ["content[0]: type 'input_text'"]),
+        (
+            ["a bare text", 5, None, ["x"]],
+            [f"content[{n}]: {name} in place of an object" for n, name in enumerate(["a text", "a number", "null", "a list"])],
+        ),
+        ([{"text": "x"}, {"type": 5}], ["content[0]: no type", "content[1]: no type"]),
+    ],
 )
-def test_parts_that_are_not_text_are_found(parts: Any) -> None:
-    assert facts_of([{"role": "user", "content": parts}]).has_images
+def test_parts_that_are_not_text_are_named_by_type_and_place(parts: Any, named: list[str]) -> None:
+    facts = facts_of([{"role": "system", "content": "s"}, {"role": "user", "content": parts}])
+    assert facts.has_images
+    assert facts.other_parts == tuple(f"messages[1].{each}" for each in named)
+
+
+def test_only_known_types_of_parts_may_be_logged() -> None:
+    facts = facts_of([{"role": "user", "content": [{"type": "image_url"}, {"type": "my diary"}, "x"]}])
+    assert facts.other_parts[1] == "messages[0].content[1]: type 'my diary'"
+    assert facts_for_log(facts).other_parts == (
+        "messages[0].content[0]: type 'image_url'",
+        "messages[0].content[1]: a type that isn't known",
+        "messages[0].content[2]: a text in place of an object",
+    )
+
+
+def test_a_long_type_of_a_part_is_shortened() -> None:
+    (named,) = facts_of([{"role": "user", "content": [{"type": "x" * 5000}]}]).other_parts
+    assert len(named) < 200
 
 
 def test_the_length_is_the_devices_count_else_the_servers_else_an_estimate() -> None:
@@ -58,6 +89,19 @@ def test_the_length_is_the_devices_count_else_the_servers_else_an_estimate() -> 
     assert describe_request(request, device(tokens=None), [server(), server(tokens=5)]).prompt_tokens == 105
     assert describe_request(Request(prompt_ids=[1, 2, 3]), None, []).prompt_tokens == 3
     assert describe_request(Request(prompt="y" * 40), None, []).prompt_tokens == 11
+
+
+def test_a_count_is_an_endpoints_own_and_all_else_is_an_estimate() -> None:
+    request = build_request("x" * 400)
+    wide, narrow = server(tokens=4), server(tokens=5, name="narrow", capabilities=Capabilities(context_tokens=100))
+    counted = describe_request(request, device(tokens=3), [wide, narrow])
+    assert (counted.prompt_tokens, counted.is_estimated, counted.counts) == (3, False, {"device": 3, "server": 4, "narrow": 5})
+    guessed = describe_request(request, device(tokens=None), [Guessing("far", []), narrow])
+    assert (guessed.prompt_tokens, guessed.is_estimated, guessed.counts) == (77, True, {"narrow": 5})
+    unknown = describe_request(request, None, [server()])
+    assert (unknown.prompt_tokens, unknown.is_estimated, unknown.counts) == (105, True, {})
+    ids = describe_request(Request(prompt_ids=[1, 2, 3]), None, [server()])
+    assert (ids.prompt_tokens, ids.is_estimated) == (3, False)
 
 
 def test_the_task_is_the_one_that_the_caller_named() -> None:
@@ -145,6 +189,13 @@ def test_a_bias_is_for_one_vocabulary() -> None:
     assert reason.startswith("logit_bias")
 
 
+class Guessing(ScriptedEndpoint):
+    """A scripted endpoint that can't count, and estimates each prompt at 77 tokens."""
+
+    def estimate_tokens(self, _request: Request) -> int:
+        return 77
+
+
 class Counting(ScriptedEndpoint):
     """A scripted endpoint that knows its model's vocabulary."""
 
@@ -156,23 +207,26 @@ def test_a_prompt_is_counted_by_the_device_and_else_by_the_first_server_that_can
     near = Counting("device", [], kind="device", tokens=7)
     far, farther = server(tokens=None), server(tokens=9, name="farther")
     assert count_prompt(request("Hi"), near, [far]) == TextCount(7, "engine")
-    assert count_prompt(request("Hi"), None, [far, farther]) == TextCount(9, "estimate")
-    assert count_prompt(request("Hi"), device(tokens=None), [farther]) == TextCount(9, "estimate")
+    assert count_prompt(request("Hi"), None, [far, farther]) == TextCount(9, "tokenizer")
+    assert count_prompt(request("Hi"), device(tokens=None), [farther]) == TextCount(9, "tokenizer")
     assert count_prompt(request("Hi"), None, [far]) is None
+    guessing = Guessing("far", [])
+    assert count_prompt(request("Hi"), None, [guessing, farther]) == TextCount(9, "tokenizer"), "a count goes before an estimate"
+    assert count_prompt(request("Hi"), None, [far, guessing]) == TextCount(77, "estimate")
 
 
 def test_a_device_counts_no_tools_that_it_cannot_use() -> None:
     near, able = Counting("device", [], kind="device", tokens=7), Capabilities(tools=True)
     tools = [{"type": "function", "function": {"name": "f"}}]
-    assert count_prompt(request("Hi", tools=tools), near, [server(tokens=9)]) == TextCount(9, "estimate")
+    assert count_prompt(request("Hi", tools=tools), near, [server(tokens=9)]) == TextCount(9, "tokenizer")
     assert count_prompt(request("Hi", tools=tools), near, []) is None
-    assert count_prompt(request("Hi", tools=tools), device(tokens=8, capabilities=able), []) == TextCount(8, "estimate")
+    assert count_prompt(request("Hi", tools=tools), device(tokens=8, capabilities=able), []) == TextCount(8, "tokenizer")
 
 
 async def test_a_client_counts_with_its_endpoints_however_long_the_prompt_is() -> None:
     async with opened(device(tokens=7)) as client:
-        assert await client.count_tokens(request("Hi")) == TextCount(7, "estimate")
-        assert await client.count_tokens(request("Hi " * 5000)) == TextCount(7, "estimate")
+        assert await client.count_tokens(request("Hi")) == TextCount(7, "tokenizer")
+        assert await client.count_tokens(request("Hi " * 5000)) == TextCount(7, "tokenizer")
 
 
 def request(text: str, **options: Any) -> Request:

@@ -501,9 +501,11 @@ print("started")
 
 def test_counting_tokens_needs_no_network_and_no_start() -> None:
     endpoint = OpenAIEndpoint("m", base_url="http://127.0.0.1:1/v1")
-    assert endpoint.count_tokens(HELLO) == 3 + 3 + 1 + 1
+    assert endpoint.estimate_tokens(HELLO) == 3 + 3 + 1 + 1
+    assert endpoint.count_tokens(HELLO) is None, "an estimate is no count"
     image = Request(messages=[{"role": "user", "content": [{"type": "image_url"}]}])
-    assert endpoint.count_tokens(image) is None
+    assert endpoint.count_tokens(image) is endpoint.estimate_tokens(image) is None
+    assert endpoint.count_tokens(Request(prompt_ids=[1, 2])) == 2
 
 
 def test_one_process_may_run_several_loops_with_an_endpoint_each() -> None:

@@ -53,41 +53,41 @@ def chat(*contents: str) -> Request:
 
 def test_an_estimate_goes_by_the_size_in_bytes() -> None:
     counter = TokenCounter("some-model")
-    assert counter.count_text("") == 0
-    assert counter.count_text("x" * 430) == 100
-    assert counter.count_text("日本語" * 43) == 90
+    assert counter.estimate_text("") == 0
+    assert counter.estimate_text("x" * 430) == 100
+    assert counter.estimate_text("日本語" * 43) == 90
     assert not counter.is_exact
 
 
 def test_token_ids_are_counted_as_they_are() -> None:
-    assert TokenCounter("m").count(Request(prompt_ids=[1, 2, 3])) == 3
+    assert TokenCounter("m").estimate(Request(prompt_ids=[1, 2, 3])) == 3
 
 
 def test_a_plain_prompt_has_no_framing_and_chat_has() -> None:
     counter = TokenCounter("m")
     text = "x" * 430
-    assert counter.count(Request(prompt=text)) == 100
-    assert counter.count(chat(text)) == 100 + 3 + 3 + counter.count_text("user")
-    assert counter.count(chat(text, text)) == 200 + 3 + 6 + 2 * counter.count_text("user")
+    assert counter.estimate(Request(prompt=text)) == 100
+    assert counter.estimate(chat(text)) == 100 + 3 + 3 + counter.estimate_text("user")
+    assert counter.estimate(chat(text, text)) == 200 + 3 + 6 + 2 * counter.estimate_text("user")
 
 
 def test_parts_tools_and_calls_count() -> None:
     counter = TokenCounter("m")
     parts = Request(messages=[{"role": "user", "content": [{"type": "text", "text": "x" * 430}]}])
-    assert counter.count(parts) == counter.count(chat("x" * 430))
+    assert counter.estimate(parts) == counter.estimate(chat("x" * 430))
     tools = Request(messages=[{"role": "user", "content": "hi"}], extra={"tools": [{"type": "function", "function": {"name": "f" * 400}}]})
-    plain = counter.count(chat("hi"))
+    plain = counter.estimate(chat("hi"))
     assert plain is not None
-    counted = counter.count(tools)
+    counted = counter.estimate(tools)
     assert counted is not None
     assert counted > plain + 90
     call = {"role": "assistant", "content": None, "tool_calls": [{"function": {"name": "f", "arguments": "x" * 430}}]}
-    assert (counter.count(Request(messages=[call])) or 0) > 100
+    assert (counter.estimate(Request(messages=[call])) or 0) > 100
 
 
 def test_images_are_beyond_it() -> None:
     image = {"role": "user", "content": [{"type": "text", "text": "what"}, {"type": "image_url", "image_url": {"url": "data:"}}]}
-    assert TokenCounter("m").count(Request(messages=[image])) is None
+    assert TokenCounter("m").estimate(Request(messages=[image])) is None
 
 
 def test_without_a_vocabulary_here_nothing_is_loaded(empty_cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -109,15 +109,15 @@ def test_the_models_own_vocabulary_is_exact() -> None:
     counter = TokenCounter("gpt-4o-mini")
     counter.load()
     assert counter.is_exact
-    assert counter.count_text("hello world") == 2
-    assert counter.count(chat("hello world")) == 2 + 1 + 3 + 3
+    assert counter.estimate_text("hello world") == 2
+    assert counter.estimate(chat("hello world")) == 2 + 1 + 3 + 3
 
 
 @pytest.mark.usefixtures("cache")
 def test_special_tokens_in_a_text_are_text() -> None:
     counter = TokenCounter("gpt-4o")
     counter.load()
-    assert counter.count_text("<|endoftext|>") > 1
+    assert counter.estimate_text("<|endoftext|>") > 1
 
 
 def test_a_related_vocabulary_is_better_than_none_and_says_so(empty_cache: Path) -> None:
@@ -127,7 +127,7 @@ def test_a_related_vocabulary_is_better_than_none_and_says_so(empty_cache: Path)
     counter = TokenCounter("gpt-4o")
     counter.load()
     assert not counter.is_exact
-    assert counter.count_text("hello world") == 2
+    assert counter.estimate_text("hello world") == 2
 
 
 @pytest.mark.usefixtures("cache")
@@ -135,14 +135,14 @@ def test_a_model_unknown_to_tiktoken_is_estimated() -> None:
     counter = TokenCounter("deepseek-chat")
     counter.load()
     assert not counter.is_exact
-    assert counter.count_text("x" * 43) == 10
+    assert counter.estimate_text("x" * 43) == 10
 
 
 @pytest.mark.usefixtures("cache")
 def test_a_very_long_text_is_counted_by_its_beginning() -> None:
     counter = TokenCounter("gpt-4o")
     counter.load()
-    short, long = counter.count_text("lorem ipsum " * 5000), counter.count_text("lorem ipsum " * 50000)
+    short, long = counter.estimate_text("lorem ipsum " * 5000), counter.estimate_text("lorem ipsum " * 50000)
     assert long == pytest.approx(10 * short, rel=0.01)
 
 
@@ -152,8 +152,38 @@ def test_the_estimate_is_near_the_count_on_real_prompts() -> None:
     counter.load()
     lines = gzip.decompress(data_path("prompts", "alpaca_5000.jsonl.gz").read_bytes()).splitlines()[:500]
     texts = [" ".join(value for value in json.loads(line).values() if isinstance(value, str)) for line in lines]
-    counted, estimated = (sum(who.count_text(text) for text in texts) for who in (counter, guess))
+    counted, estimated = (sum(who.estimate_text(text) for text in texts) for who in (counter, guess))
     assert 0.85 < estimated / counted < 1.2
+
+
+@pytest.mark.usefixtures("cache")
+def test_only_a_plain_prompt_in_the_models_own_vocabulary_is_counted() -> None:
+    counter, other = TokenCounter("gpt-4o"), TokenCounter("deepseek-chat")
+    assert counter.count_prompt(chat("hello world")) is None, "nothing is loaded yet"
+    counter.load()
+    other.load()
+    assert counter.count_prompt(chat("hello world")) == counter.estimate(chat("hello world")) == 9
+    assert counter.count_prompt(Request(prompt="hello world")) == 2
+    parts = Request(messages=[{"role": "user", "name": "me", "content": [{"type": "text", "text": "hello world"}]}])
+    assert counter.count_prompt(parts) == counter.estimate(parts)
+    assert other.count_prompt(chat("hello world")) is None
+    assert counter.count_prompt(Request(prompt="x " * (1 << 16))) is None, "only its beginning would be counted"
+    call = {"role": "assistant", "content": None, "tool_calls": [{"function": {"name": "f", "arguments": "{}"}}]}
+    image = {"role": "user", "content": [{"type": "image_url", "image_url": {"url": "data:"}}]}
+    for message in (call, image):
+        assert counter.count_prompt(Request(messages=[message])) is None
+    for field in ("tools", "functions", "response_format"):
+        assert counter.count_prompt(Request(prompt="hi", extra={field: [{}]})) is None
+    assert other.count_prompt(Request(prompt_ids=[1, 2, 3])) == 3
+
+
+def test_a_related_vocabulary_counts_no_prompt(empty_cache: Path) -> None:
+    pytest.importorskip("tiktoken")
+    data = gzip.decompress(data_path("tokenizers", "cl100k_base.tiktoken.gz").read_bytes())
+    (empty_cache / CACHED["cl100k_base"]).write_bytes(data)
+    counter = TokenCounter("gpt-4o")
+    counter.load()
+    assert (counter.count_prompt(chat("hello world")), counter.estimate(Request(prompt="hello world"))) == (None, 2)
 
 
 # What counted

@@ -3,10 +3,20 @@
 from __future__ import annotations
 
 import pytest
+from msgspec.structs import replace
 
-from streamco.errors import ConfigError
+from streamco.errors import CONTEXT_EXCEEDED, ConfigError
 from streamco.policies.dispatch import Decision
-from streamco.policies.eligibility import Eligibility, QualityGate, RequestFacts, SideFacts, check_eligibility, restrict
+from streamco.policies.eligibility import (
+    Eligibility,
+    QualityGate,
+    RequestFacts,
+    SideFacts,
+    check_eligibility,
+    exclusions,
+    restrict,
+    why_refused,
+)
 
 DEVICE = SideFacts(context_tokens=2048)
 SERVER = SideFacts(context_tokens=128_000, tools=True, json_schema=True, images=True, choices=True)
@@ -149,3 +159,86 @@ def test_fields_that_only_a_server_keeps_to_exclude_a_device_by_name() -> None:
     device = SideFacts(context_tokens=2048, all_fields=False)
     assert check_eligibility(asked, device=device, server=SERVER).reason == "device: images, audio, verbosity"
     assert check_eligibility(asked, device=None, server=SERVER).server
+
+
+# Counts and estimates
+
+SMALL = SideFacts(context_tokens=512, prompt_tokens=None, is_estimated=True)
+
+
+def test_an_estimate_keeps_no_side_out_however_large_it_is() -> None:
+    guessed = RequestFacts(prompt_tokens=10**6, is_estimated=True)
+    found = check_eligibility(guessed, device=None, server=replace(SMALL, shortens=True))
+    assert (found.server, found.reason) == (True, "device: no device")
+    assert check_eligibility(guessed, device=replace(SMALL, shortens=True), server=None).device
+    assert exclusions(guessed, SMALL) == []
+
+
+def test_an_estimate_lets_the_side_with_room_begin_and_the_other_is_its_fallback() -> None:
+    guessed = RequestFacts(prompt_tokens=593, is_estimated=True)
+    found = check_eligibility(guessed, device=SMALL, server=replace(SERVER, is_estimated=True))
+    assert (found.device, found.server, found.hedge, found.first) == (True, True, False, "server")
+    assert found.reason == "device: about 594 tokens in a context of 512"
+    assert restrict(BOTH, found) == Decision(None, 0.0, BOTH.policy, found.reason)
+    reverse = check_eligibility(guessed, device=replace(SERVER, is_estimated=True), server=replace(SMALL, shortens=True))
+    assert (reverse.first, restrict(BOTH, reverse).server_wait) == ("device", None)
+
+
+def test_if_an_estimate_leaves_no_side_room_the_policy_decides() -> None:
+    found = check_eligibility(RequestFacts(prompt_tokens=593, is_estimated=True), device=SMALL, server=SMALL)
+    assert found == Eligibility(device=True, server=True, hedge=True)
+
+
+def test_each_side_goes_by_its_own_count() -> None:
+    asked = RequestFacts(prompt_tokens=593, is_estimated=True)
+    counted = replace(SMALL, prompt_tokens=300, is_estimated=False)
+    assert check_eligibility(asked, device=counted, server=SERVER).hedge
+    beyond = replace(counted, prompt_tokens=512)
+    assert check_eligibility(asked, device=beyond, server=SERVER).reason == "device: 513 tokens in a context of 512"
+
+
+def test_a_limit_beyond_the_whole_context_is_known_without_a_count() -> None:
+    asked = RequestFacts(prompt_tokens=3, is_estimated=True, max_tokens=512)
+    assert check_eligibility(asked, device=SMALL, server=SERVER).reason == "device: more than 513 tokens in a context of 512"
+    assert check_eligibility(asked, device=replace(SMALL, shortens=True), server=SERVER).device
+
+
+def test_parts_that_are_not_text_are_named() -> None:
+    parts = tuple(f"messages[0].content[{n}]: type 'input_audio'" for n in range(5))
+    asked = RequestFacts(prompt_tokens=4, has_images=True, other_parts=parts)
+    assert check_eligibility(asked, device=DEVICE, server=SERVER).reason == f"device: {', '.join(parts[:3])} and 2 more"
+    assert exclusions(asked, DEVICE)[0].field == "messages[0].content[0]"
+
+
+@pytest.mark.parametrize(
+    ("request_facts", "field", "code"),
+    [
+        (RequestFacts(prompt_tokens=5000), "messages", CONTEXT_EXCEEDED),
+        (RequestFacts(prompt_tokens=5000, has_tools=True), "tools", "unsupported_parameter"),
+        (RequestFacts(prompt_tokens=4, has_tools=True), "tools", "unsupported_parameter"),
+        (RequestFacts(prompt_tokens=4, has_json_schema=True), "response_format", "unsupported_value"),
+        (RequestFacts(prompt_tokens=4, choices=2), "n", "unsupported_value"),
+        (RequestFacts(prompt_tokens=4, has_images=True), "messages", "unsupported_value"),
+        (RequestFacts(prompt_tokens=4, server_fields=("verbosity",)), "verbosity", "unsupported_parameter"),
+        (RequestFacts(prompt_tokens=4, server_fields=("logit_bias (its ids are others)",)), "logit_bias", "unsupported_parameter"),
+    ],
+)
+def test_a_refusal_names_field_and_code(request_facts: RequestFacts, field: str, code: str) -> None:
+    why = why_refused(request_facts, [replace(DEVICE, all_fields=False)])
+    assert why is not None
+    assert (why.field, why.code) == (field, code)
+
+
+def test_a_refusal_names_the_length_if_a_shorter_prompt_would_do() -> None:
+    asked = RequestFacts(prompt_tokens=5000, has_tools=True, choices=2)
+    why = why_refused(asked, [DEVICE, SideFacts(context_tokens=4096, tools=True, choices=True)])
+    assert why is not None
+    assert why.code == CONTEXT_EXCEEDED
+    common = why_refused(asked, [DEVICE, SideFacts(tools=True)])
+    assert common is not None
+    assert common.field == "n", "what all have against it, not what the first one alone has"
+    apart = why_refused(RequestFacts(prompt_tokens=4, has_tools=True, choices=2), [SideFacts(tools=True), SideFacts(choices=True)])
+    assert apart is not None
+    assert apart.field == "tools", "the last one's"
+    assert why_refused(asked, []) is None
+    assert why_refused(PLAIN, [DEVICE, SERVER]) is None

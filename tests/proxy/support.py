@@ -41,9 +41,9 @@ async def proxying(
     Args:
         device: one side.
         server: the other.
-        options: the client's ``policy``, ``budget``, ``pace``; everything else is ``ProxyOptions``.
+        options: the client's ``policy``, ``budget``, ``pace``, ``dispatch``; everything else is ``ProxyOptions``.
     """
-    settings = {name: options.pop(name) for name in ("policy", "budget", "pace") if name in options}
+    settings = {name: options.pop(name) for name in ("policy", "budget", "pace", "dispatch") if name in options}
     chosen = ProxyOptions(**options)
     async with holding_nothing_new(), Client(device, server, seed=1, **settings) as client:
         app = make_app(client, chosen)

@@ -32,6 +32,7 @@ class DispatchRecord:
         facts: facts of the request that decide which endpoints can serve it.
         obstacles: why endpoints can't serve the request though others can, by name. A device that the quality gate keeps out isn't in it.
         without_effect: why the policy has no effect, as a sentence; "": it has.
+        late: why endpoints are asked after others, because by an estimate they lack the room for the prompt, by name.
         shortened_to: the longest answer that fits into the device's context, if the request allows a longer one; None: it doesn't.
         unmoved: why the answer moves to no cheaper endpoint, as a clause; "": it may; found by ``Dispatcher.plan_moves``.
         barred: moves that would save money and must not happen, because the target is not good enough; found there, too.
@@ -53,17 +54,18 @@ class DispatchRecord:
         note: str,
         logged_reason: str = "",
         obstacles: Mapping[str, Obstacle] = MappingProxyType({}),
+        late: Mapping[str, str] = MappingProxyType({}),
         without_effect: str = "",
         shortened_to: int | None = None,
     ) -> None:
         self.obstacles = obstacles
+        self.late = late
         self.without_effect = without_effect
         self.shortened_to = shortened_to
         self.unmoved = ""
         self.barred: Sequence[BarredMove] = ()
         self.attempts = attempts
         self.device = device
-        self.explore = decision.explore
         self.facts = facts
         self.steering = steering  # the request's account; a client that learns what its sides cost may open another one
         self.reservation = reservation
@@ -82,6 +84,11 @@ class DispatchRecord:
         """The prompt's length; the device's count, if it can count."""
         return self.facts.prompt_tokens
 
+    @property
+    def explore(self) -> bool:
+        """True if the loser runs to its first token, so that its time is learned in full."""
+        return self._decision.explore
+
     def report(self) -> DispatchReport:
         """Return the decision for the answer's report."""
         return DispatchReport(
@@ -91,6 +98,7 @@ class DispatchRecord:
             server_wait=self._decision.server_wait,
             reason=self._named_reason(self._decision.reason, self._note),
             prompt_tokens=self.prompt_tokens,
+            is_estimated=self.facts.is_estimated,
             budget=self.plan.budget,
             budget_share=self._share,
         )

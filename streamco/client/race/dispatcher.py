@@ -17,7 +17,7 @@ from msgspec.structs import replace
 
 from streamco.client.race.dispatch_record import DispatchRecord, endpoint_cost, known_prices
 from streamco.client.race.migration import CostOf, MigrationOptions, MigrationPlanner
-from streamco.client.race.obstacles import find_obstacles, shortened_length, side_facts, why_without_effect
+from streamco.client.race.obstacles import find_obstacles, in_order, refusal, shortened_length, side_facts, why_without_effect
 from streamco.client.request_facts import describe_request, facts_for_log
 from streamco.config import READING
 from streamco.core.race.attempt import Attempt, AttemptPlan, AttemptState
@@ -37,6 +37,7 @@ from streamco.profiles import ModelShape, Prices, Profile
 
 __all__ = ["DispatchOptions", "Dispatcher"]
 
+_CURE = "; capabilities=Capabilities(...) of an endpoint says what it can do"
 _NEVER_DRAWN = Random(0)  # policies that have one side draw nothing
 _NAMED_SIDES: Mapping[str, Side] = {"device-only": "device", "device-first": "device", "server-only": "server", "server-first": "server"}
 
@@ -204,21 +205,21 @@ class Dispatcher:
         device = None if device is not None and device.name in unavailable else device
         servers = [server for server in servers if server.name not in unavailable]
         facts = facts or describe_request(request, device, servers)
-        able = [server for server in servers if check_eligibility(facts, device=None, server=side_facts(server)).server]
+        able, late = in_order(facts, servers)
+        server = next(iter(able or servers), None)
         check = partial(
             check_eligibility,
-            device=side_facts(device, shortens=not servers),
-            server=side_facts(next(iter(able or servers), None)),
+            device=None if device is None else side_facts(device, facts, shortens=not able),
+            server=None if server is None else side_facts(server, facts),
             gate=self._options.gate,
             hedge_tools=self._options.hedge_tools,
             kept_out_by=kept_out_by,
         )
         eligibility = check(facts)
         if not eligibility.device and not eligibility.server:
-            if kept_out is not None:
-                raise ConfigError(f"request: expected one that can be served without the {kept_out}, got {eligibility.reason}")
-            cure = "; capabilities=Capabilities(...) of an endpoint says what it can do" if servers else ""
-            raise ConfigError(f"request: expected one that some endpoint can serve, got {eligibility.reason}{_note(unavailable)}{cure}")
+            asked = [*([device] if device is not None and _passes(self._options.gate, facts) else []), *servers]
+            more = f"{_note(unavailable)}{_CURE if servers else ''}" if kept_out is None else ""
+            raise refusal(request, facts, asked, without=kept_out or "", reason=eligibility.reason, more=more)
         plan, length = self._learner.plan, facts.prompt_tokens
         self._count += 1
         is_one_sided = isinstance(plan.policy, DeviceOnly | ServerOnly)  # asked for by name: no budget limits it
@@ -245,7 +246,8 @@ class Dispatcher:
             is_named=is_one_sided,
             costs=self._costs,
             logged_reason=logged_reason,
-            obstacles=find_obstacles(facts, device, servers, gate=self._options.gate),
+            obstacles=find_obstacles(facts, device, servers, gate=self._options.gate, shortens=not able),
+            late=_late(eligibility, late, device, able),
             without_effect=without_effect,
             shortened_to=shortened_length(facts, device) if eligibility.device else None,
             note=_note(unavailable) + "".join(f"; not for {server.name}" for server in servers if able and server not in able),
@@ -400,6 +402,20 @@ def _shape(device: Endpoint | None) -> ModelShape | None:
     if info is None:
         return None
     return ModelShape(layers=info.layers, width=info.width, ffn_width=info.ffn_width, vocabulary=info.vocabulary_size, heads=info.heads)
+
+
+def _passes(gate: Gate | None, facts: RequestFacts) -> bool:
+    return gate is None or gate(facts)
+
+
+def _late(eligibility: Eligibility, late: dict[str, str], device: Endpoint | None, able: Sequence[Endpoint]) -> dict[str, str]:
+    """Return why endpoints are asked after others, as the prompt may be too long for them by an estimate, by name."""
+    if eligibility.first is None:
+        return late
+    after = device if eligibility.first == "server" else able[0]
+    if after is None:
+        raise AssertionError("a side that begins has another one after it")
+    return {**late, after.name: eligibility.reason.partition(": ")[2]}
 
 
 def _note(unavailable: Mapping[str, EndpointError]) -> str:

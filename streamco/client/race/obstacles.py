@@ -6,10 +6,11 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from streamco.client.request_facts import facts_for_log
-from streamco.endpoints.base import Endpoint
-from streamco.policies.eligibility import Gate, RequestFacts, SideFacts, check_eligibility
+from streamco.endpoints.base import Endpoint, Request
+from streamco.errors import CONTEXT_EXCEEDED, ConfigError
+from streamco.policies.eligibility import Gate, RequestFacts, SideFacts, exclusions, why_late, why_refused
 
-__all__ = ["NO_OBSTACLE", "Obstacle", "find_obstacles", "shortened_length", "side_facts", "why_without_effect"]
+__all__ = ["NO_OBSTACLE", "Obstacle", "find_obstacles", "in_order", "refusal", "shortened_length", "side_facts", "why_without_effect"]
 
 _ONE_SIDED = frozenset({"auto", "device-only", "server-only", "device-first", "server-first"})  # policies that one endpoint can keep to
 
@@ -32,14 +33,22 @@ class Obstacle(NamedTuple):
 NO_OBSTACLE = Obstacle("", "")
 
 
-def side_facts(endpoint: Endpoint | None, *, shortens: bool = False) -> SideFacts | None:
-    """Return what an endpoint can do, for ``check_eligibility``; ``shortens``: it may give a shorter answer than was asked for."""
-    if endpoint is None:
-        return None
-    can = endpoint.capabilities
+def side_facts(endpoint: Endpoint, facts: RequestFacts, *, shortens: bool = False) -> SideFacts:
+    """Return what an endpoint can do with a request, for ``check_eligibility``.
+
+    A server is sent a request whatever its limit is: it shortens the answer, or refuses the limit itself.
+
+    Args:
+        endpoint: the endpoint.
+        facts: properties of the request.
+        shortens: a device may give a shorter answer than was asked for.
+    """
+    can, counted = endpoint.capabilities, facts.counts.get(endpoint.name)
     return SideFacts(
         context_tokens=can.context_tokens,
-        shortens=shortens,
+        prompt_tokens=counted,
+        is_estimated=counted is None,
+        shortens=shortens or endpoint.kind != "device",
         tools=can.tools,
         json_schema=can.json_schema,
         images=can.images,
@@ -49,7 +58,7 @@ def side_facts(endpoint: Endpoint | None, *, shortens: bool = False) -> SideFact
 
 
 def find_obstacles(
-    facts: RequestFacts, device: Endpoint | None, servers: Sequence[Endpoint], *, gate: Gate | None
+    facts: RequestFacts, device: Endpoint | None, servers: Sequence[Endpoint], *, gate: Gate | None, shortens: bool
 ) -> Mapping[str, Obstacle]:
     """Return why endpoints can't serve a request that others would have to serve in their place, by name.
 
@@ -60,10 +69,11 @@ def find_obstacles(
         device: the device; None: there is none.
         servers: the servers, in the order of their use.
         gate: the quality gate; None: there is none.
+        shortens: the device may give a shorter answer than was asked for.
     """
     found: dict[str, Obstacle] = {}
     if device is not None and (gate is None or gate(facts)):
-        found[device.name] = _obstacle(facts, device, shortens=not servers)
+        found[device.name] = _obstacle(facts, device, shortens=shortens)
     for server in servers:
         found[server.name] = _obstacle(facts, server)
         if not found[server.name].text:
@@ -71,12 +81,51 @@ def find_obstacles(
     return {name: obstacle for name, obstacle in found.items() if obstacle.text}
 
 
+def in_order(facts: RequestFacts, servers: Sequence[Endpoint]) -> tuple[list[Endpoint], dict[str, str]]:
+    """Return the servers that can serve a request in the order of their use, and why some come after others, by name.
+
+    The order is that of ``servers``, but one that may lack the room for the prompt comes after all that have it.
+    """
+    able = {server.name: side_facts(server, facts) for server in servers if not exclusions(facts, side_facts(server, facts))}
+    late = {name: why for name, side in able.items() if (why := why_late(facts, side))}
+    late = late if len(late) < len(able) else {}
+    ordered = sorted((server for server in servers if server.name in able), key=lambda server: server.name in late)
+    first = next((index for index, server in enumerate(servers) if server.name == ordered[0].name), 0) if ordered else 0
+    return ordered, {server.name: late[server.name] for server in servers[:first] if server.name in late}
+
+
 def shortened_length(facts: RequestFacts, device: Endpoint | None) -> int | None:
-    """Return the longest answer that fits into the device's context; None: the request doesn't allow a longer one."""
-    context = None if device is None else device.capabilities.context_tokens
-    if context is None or facts.max_tokens is None or facts.prompt_tokens + facts.max_tokens <= context:
+    """Return the longest answer that fits into the device's context; None: the request doesn't allow a longer one, or that isn't known."""
+    if device is None or (context := device.capabilities.context_tokens) is None or facts.max_tokens is None:
         return None
-    return context - facts.prompt_tokens
+    counted = facts.counts.get(device.name)
+    if counted is None:  # the prompt has one token at least
+        return context - 1 if facts.max_tokens >= context else None
+    return None if counted + facts.max_tokens <= context else context - counted
+
+
+def refusal(request: Request, facts: RequestFacts, endpoints: Sequence[Endpoint], *, without: str, reason: str, more: str) -> ConfigError:
+    """Return the error of a request that no endpoint can serve.
+
+    Args:
+        request: the request.
+        facts: properties of the request.
+        endpoints: those that might have been asked.
+        without: the side that is kept out; "": none is.
+        reason: what keeps each side from it.
+        more: what else is said.
+    """
+    sides = {each.name: side_facts(each, facts, shortens=True) for each in endpoints}
+    why = why_refused(facts, list(sides.values()))
+    if why is None or why.code != CONTEXT_EXCEEDED:
+        expected = f"that can be served without the {without}" if without else "that some endpoint can serve"
+        field, code = (None, None) if why is None else (why.field, why.code)
+        return ConfigError(f"request: expected one {expected}, got {reason}{more}", field=field, code=code)
+    too_long = [side for side in sides.values() if [each.code for each in exclusions(facts, side)] == [CONTEXT_EXCEEDED]]
+    widest = max(too_long, key=lambda side: side.context_tokens or 0)
+    field, context = "messages" if request.messages is not None else "prompt", widest.context_tokens or 0
+    expected = f"at most {context - 1} tokens (the largest context is {context})"
+    return ConfigError(f"{field}: expected {expected}, got {widest.prompt_tokens}; {reason}{more}", field=field, code=why.code)
 
 
 def why_without_effect(policy: str, device: Endpoint | None, servers: Sequence[Endpoint]) -> str:
@@ -94,8 +143,4 @@ def _obstacle(facts: RequestFacts, endpoint: Endpoint, *, shortens: bool = False
 
 
 def _why_not(facts: RequestFacts, endpoint: Endpoint, *, shortens: bool) -> str:
-    if endpoint.kind == "device":
-        found = check_eligibility(facts, device=side_facts(endpoint, shortens=shortens), server=None)
-        return "" if found.device else found.reason.removeprefix("device: ").removesuffix("; server: no server")
-    found = check_eligibility(facts, device=None, server=side_facts(endpoint))
-    return "" if found.server else found.reason.removeprefix("device: no device; server: ")
+    return ", ".join(each.text for each in exclusions(facts, side_facts(endpoint, facts, shortens=shortens)))

@@ -7,7 +7,7 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from streamco.client.request_facts import logged_field
+from streamco.client.request_facts import facts_for_log, logged_field
 from streamco.client.speculation.options import SpeculationOptions
 from streamco.config import SamplingOptions
 from streamco.endpoints.base import Request
@@ -82,7 +82,7 @@ def why_not_speculable(
     if facts.has_json_schema:
         return "a JSON schema"
     if facts.has_images:
-        return "images"
+        return next(iter((facts_for_log(facts) if is_logged else facts).other_parts), "images")
     if facts.choices > 1:
         return f"{facts.choices} choices"
     if unknown := [*request.sampling.adjustments(), *sorted(set(asked) - {"response_format"})]:

@@ -72,6 +72,11 @@ class Provider(Struct, frozen=True, kw_only=True):
     tokenize_api: TokenizeApi | None = None
     source: str
 
+    @property
+    def is_self_hosted(self) -> bool:
+        """True for programs that people run themselves: a model may have any name there, also that of another model."""
+        return not self.hosts and self.name != "generic"
+
 
 GENERIC = Provider(
     name="generic",

@@ -93,7 +93,7 @@ def error_event(failure: RequestError) -> bytes:
 def error_response(refusal: RequestError, request: web.Request | None = None) -> web.Response:
     """Return the HTTP response of an error. ``request``: its API gives the form; None: it couldn't be read, and the form is OpenAI's."""
     if request is not None and is_messages_request(request):
-        body = encode(message_error(refusal.status, str(refusal)))
+        body = encode(message_error(refusal.status, str(refusal), code=refusal.code))
     else:
         body = error_body(refusal.status, str(refusal), param=refusal.param, code=refusal.code)
     return web.Response(status=refusal.status, body=body, content_type="application/json", headers=refusal.headers)

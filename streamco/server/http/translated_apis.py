@@ -6,7 +6,7 @@ The bodies are translated in ``wire``; here are the paths, and the errors of fie
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Protocol
 
@@ -88,8 +88,11 @@ def _read(read: Callable[[bytes], TranslatedRequest], body: bytes) -> Translated
 
 
 @contextmanager
-def naming_fields(request: TranslatedRequest) -> Iterator[None]:
-    """Give errors about a chat field the name that the field has in this request's API, without the place in it.
+def naming_fields(names: Mapping[str, str]) -> Iterator[None]:
+    """Give errors about a chat field the name that the field has in a request's own API, without the place in it.
+
+    Args:
+        names: the API's names of chat fields; errors about others stay as they are.
 
     Raises:
         RequestError: an error of the block, under the API's name.
@@ -97,7 +100,7 @@ def naming_fields(request: TranslatedRequest) -> Iterator[None]:
     try:
         yield
     except RequestError as error:
-        name = request.names.get(re.split(r"[.\[]", error.param or "", maxsplit=1)[0])
+        name = names.get(re.split(r"[.\[]", error.param or "", maxsplit=1)[0])
         if name is None:
             raise
         message = str(error)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from streamco.errors import CONTEXT_EXCEEDED
+
 __all__ = ["message_error"]
 
 _TYPES = {
@@ -22,7 +24,18 @@ _TYPES = {
 }
 
 
-def message_error(status: int, message: str) -> dict[str, Any]:
-    """Return the error object for an HTTP status; also what the event ``error`` of a stream holds."""
+_TOO_LONG = "prompt is too long"  # the API's words for it, by which agents know that they have to shorten their chats
+
+
+def message_error(status: int, message: str, *, code: str | None = None) -> dict[str, Any]:
+    """Return the error object for an HTTP status; also what the event ``error`` of a stream holds.
+
+    Args:
+        status: the HTTP status.
+        message: expected, got, where.
+        code: OpenAI's machine-readable reason, for which this API has no field; None: none.
+    """
+    if code == CONTEXT_EXCEEDED and _TOO_LONG not in message:
+        message = f"{_TOO_LONG}: {message}"
     kind = _TYPES.get(status, "invalid_request_error" if status < 500 else "api_error")
     return {"type": "error", "error": {"type": kind, "message": message}}

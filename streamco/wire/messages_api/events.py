@@ -95,7 +95,7 @@ class MessageEvents:
 
     def failing(self, failure: Failure) -> bytes:
         """Return the event of a failure, after text and whole calls that waited for the end of another call."""
-        return self._encode(self._parts.fail()) + named_event("error", message_error(failure.status, str(failure)))
+        return self._encode(self._parts.fail()) + named_event("error", message_error(failure.status, str(failure), code=failure.code))
 
     def whole(self, answer: ChatCompletion, reason: str | None) -> bytes:
         """Return the message as one object.

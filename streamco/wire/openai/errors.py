@@ -8,17 +8,28 @@ DashScope ``{"code", "message"}``, FastChat and old vLLM ``{"object": "error", "
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import Any
 
 import msgspec
 
-from streamco.errors import EndpointStatusError
+from streamco.errors import CONTEXT_EXCEEDED, EndpointStatusError
 from streamco.wire.openai.lenient_decode import decode_object
 
-__all__ = ["find_error", "find_message", "find_status", "is_bare_error", "parse_retry_after", "status_error", "stream_error"]
+__all__ = ["find_code", "find_error", "find_message", "find_status", "is_bare_error", "parse_retry_after", "status_error", "stream_error"]
 
 _BODY_BYTES = 64 << 10
+
+_TOO_LONG_STATUSES = frozenset({400, 413, 422})
+# "This model's maximum context length is 4096 tokens" (OpenAI, vLLM, DeepSeek, Mistral), "maximum prompt length" (xAI), "exceeds the
+# available context size" (llama.cpp), "prompt is too long" (Anthropic), "The input token count (9) exceeds" (Google), "The input (9 tokens)
+# is longer than the model's context length", "Input length (9 tokens) exceeds" (SGLang)
+_TOO_LONG = re.compile(
+    r"maximum (context|prompt) length|(exceeds?|longer than)\b.{0,40}\bcontext (size|length|window)|prompt is too long"
+    r"|input (token count|length)\b.{0,40}\bexceeds",
+    re.IGNORECASE,
+)
 
 # Error names without a number. They are those of OpenAI, DeepSeek, Anthropic, Google, OpenRouter and DashScope, in ``code``,
 # ``status`` or ``type``.
@@ -96,6 +107,7 @@ def status_error(
         status=status,
         body=text,
         retry_after=parse_retry_after(headers, now=now, body=value),
+        code=find_code(value, status=status),
         endpoint=endpoint,
     )
 
@@ -114,6 +126,7 @@ def stream_error(value: Any) -> EndpointStatusError:
         status=status,
         body=body,
         retry_after=parse_retry_after({}, body=value),
+        code=find_code(value, status=status),
     )
 
 
@@ -155,6 +168,22 @@ def find_message(value: Any) -> str:
         if found:
             return found
     return ""
+
+
+def find_code(value: Any, *, status: int) -> str | None:
+    """Return the reason that an error object names in its ``code``; None: it names none, or a number.
+
+    A prompt that is too long is "context_length_exceeded" also at servers that say so in other words: Anthropic, Google, llama.cpp's
+    server, Mistral, SGLang, vLLM and xAI have no code for it.
+    """
+    error = find_error(value)
+    holder = error if isinstance(error, dict) else value
+    code = holder.get("code") if isinstance(holder, dict) else None
+    if status in _TOO_LONG_STATUSES and code != CONTEXT_EXCEEDED:
+        kind = holder.get("type") if isinstance(holder, dict) else None
+        if kind == "exceed_context_size_error" or _TOO_LONG.search(find_message(value)):
+            return CONTEXT_EXCEEDED
+    return code if isinstance(code, str) else None
 
 
 def find_status(value: Any) -> int:

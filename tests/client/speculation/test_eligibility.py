@@ -90,7 +90,7 @@ def test_a_reason_for_the_log_has_no_words_of_the_callers(options: dict[str, Any
 
 def test_images_another_rule_and_a_smaller_context_there_are_told() -> None:
     image = [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "data:"}}]}]
-    assert why_not(image) == "images"
+    assert why_not(image) == "messages[0].content[0]: type 'image_url'"
     greedy = VerifierFacts(model="large", rules=frozenset({RuleKind.GREEDY}), draft_tokens=31, top_k=0, context_tokens=100)
     assert why_not(facts=greedy, rule=Rule(RuleKind.SAMPLE, 0.8)) == "the verifier doesn't verify by sample"
     assert why_not(facts=greedy, max_tokens=99).endswith("room for 100")

@@ -137,18 +137,18 @@ def test_input_that_is_nested_too_deeply_is_refused_at_whatever_level_that_begin
 
 def test_errors_about_chat_fields_get_the_names_of_the_request() -> None:
     asked = read_response(b'{"input":"Hi"}')
-    with pytest.raises(RequestError) as caught, naming_fields(asked):
+    with pytest.raises(RequestError) as caught, naming_fields(asked.names):
         raise RequestError(413, "max_completion_tokens: expected less", param="max_completion_tokens", code="c", headers={"a": "b"})
     error = caught.value
     assert (error.status, str(error), error.param) == (413, "max_output_tokens: expected less", "max_output_tokens")
     assert (error.code, error.headers) == ("c", {"a": "b"})
-    with pytest.raises(RequestError, match=r"^server: it refused$") as caught, naming_fields(asked):
+    with pytest.raises(RequestError, match=r"^server: it refused$") as caught, naming_fields(asked.names):
         raise RequestError(400, "server: it refused", param="messages")
     assert caught.value.param == "input"
-    with pytest.raises(RequestError, match=r"^input: expected less$") as caught, naming_fields(asked):
+    with pytest.raises(RequestError, match=r"^input: expected less$") as caught, naming_fields(asked.names):
         raise RequestError(400, "messages[3].content: expected less", param="messages[3].content")
     assert caught.value.param == "input"
     kept = RequestError(400, "temperature: expected less", param="temperature")
-    with pytest.raises(RequestError) as caught, naming_fields(asked):
+    with pytest.raises(RequestError) as caught, naming_fields(asked.names):
         raise kept
     assert caught.value is kept

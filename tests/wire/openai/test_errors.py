@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from streamco.wire.openai.errors import find_error, find_message, find_status, parse_retry_after, status_error, stream_error
+from streamco.wire.openai.errors import find_code, find_error, find_message, find_status, parse_retry_after, status_error, stream_error
 from tests.support.data import data_path
 
 JSON = st.recursive(
@@ -188,3 +188,37 @@ def test_recorded_error_objects_stand_for_the_status_they_came_with_where_they_s
         status = find_status(json.loads(recorded["body"]))
         agreed += status // 100 == recorded["status"] // 100
     assert agreed >= 33  # of 42; the others have no code, or one of their own
+
+
+@pytest.mark.parametrize(
+    ("status", "error", "code"),
+    [
+        (400, {"message": "m", "code": "context_length_exceeded"}, "context_length_exceeded"),
+        (400, {"message": "the request exceeds the available context size, try increasing it"}, "context_length_exceeded"),
+        (400, {"message": "m", "type": "exceed_context_size_error", "code": 400}, "context_length_exceeded"),
+        (400, {"message": "This model's maximum context length is 9 tokens. However, you requested 10"}, "context_length_exceeded"),
+        (400, {"message": "This model's maximum prompt length is 9 but the request contains 10 tokens"}, "context_length_exceeded"),
+        (400, {"message": "prompt is too long: 10 tokens > 9 maximum", "type": "invalid_request_error"}, "context_length_exceeded"),
+        (
+            400,
+            {"message": "The input token count (10) exceeds the maximum number of tokens allowed (9).", "code": 400},
+            "context_length_exceeded",
+        ),
+        (422, {"message": "The input (10 tokens) is longer than the model's context length (9 tokens)."}, "context_length_exceeded"),
+        (413, {"message": "Prompt contains 10 tokens, too large for model with 9 maximum context length"}, "context_length_exceeded"),
+        (500, {"message": "This model's maximum context length is 9 tokens."}, None),
+        (400, {"message": "expected a shorter name", "code": "bad_name"}, "bad_name"),
+        (400, {"message": "m", "code": 400}, None),
+        (429, {"message": "m", "code": "rate_limit_exceeded"}, "rate_limit_exceeded"),
+    ],
+)
+def test_a_prompt_that_is_too_long_has_one_code_whatever_the_server_calls_it(status: int, error: dict[str, Any], code: str | None) -> None:
+    assert find_code({"error": error}, status=status) == code
+    assert status_error(status, {}, json.dumps({"error": error}).encode()).code == code
+
+
+def test_a_code_is_found_in_the_other_forms_of_errors_too() -> None:
+    assert find_code({"code": "x", "message": "m"}, status=400) == "x"
+    assert find_code({"detail": "maximum context length is 9"}, status=400) == "context_length_exceeded"
+    assert [find_code(value, status=400) for value in (None, [], "text", {"error": "text"})] == [None] * 4
+    assert stream_error({"error": {"code": "context_length_exceeded", "message": "m"}}).code == "context_length_exceeded"
