@@ -303,3 +303,65 @@ async def test_token_ids_are_counted() -> None:
 async def test_a_servers_usage_wins_over_every_count() -> None:
     part = await billed({"prompt_tokens": 10, "completion_tokens": 5, "total_tokens": 15})
     assert (part.counted_by, part.is_estimated) == ("usage", False)
+
+
+# Counts that can't be true
+
+
+@pytest.mark.parametrize("stream", [True, False])
+@pytest.mark.parametrize(
+    ("usage", "prompt", "completion", "counter"),
+    [
+        ({"prompt_tokens": 0, "completion_tokens": 0, "total_tokens": 0}, None, None, "estimate"),
+        ({"prompt_tokens": 30, "completion_tokens": 0, "total_tokens": 30}, 30, None, "estimate"),
+        ({"prompt_tokens": 0, "completion_tokens": 10, "total_tokens": 10}, None, 10, "usage"),
+        ({"prompt_tokens": None, "completion_tokens": None}, None, None, "estimate"),
+        ({}, None, None, "estimate"),
+        ({"input_tokens": 30, "output_tokens": 10}, 30, 10, "usage"),
+        ({"prompt_tokens": 30, "completion_tokens": 10, "total_tokens": 40}, 30, 10, "usage"),
+    ],
+)
+async def test_zero_tokens_of_what_came_is_no_count(
+    usage: dict[str, Any], prompt: int | None, completion: int | None, counter: str, stream: bool
+) -> None:
+    part = await billed(usage, stream=stream)
+    assert part.is_estimated is (prompt is None or completion is None)
+    assert part.prompt_tokens == prompt if prompt is not None else part.prompt_tokens > 0
+    assert part.completion_tokens == completion if completion is not None else part.completion_tokens > 0
+    assert part.counted_by == counter
+    assert part.cost_usd == pytest.approx(part.prompt_tokens * 1e-6 + part.completion_tokens * 1e-5)
+
+
+@pytest.mark.parametrize("cost", [0.0, 0.01])
+async def test_a_bill_of_nothing_beside_counts_of_nothing_is_none(cost: float) -> None:
+    part = await billed({"prompt_tokens": 30, "completion_tokens": 0, "total_tokens": 30, "cost": cost})
+    assert (part.cost_source, part.is_estimated) == ("server" if cost else "prices", True)
+    assert part.cost_usd is not None
+    assert part.cost_usd > 0
+
+
+@pytest.mark.parametrize("stream", [True, False])
+async def test_the_usage_of_the_answer_is_marked_too_and_so_are_totals(stream: bool) -> None:
+    usage = {"prompt_tokens": 30, "completion_tokens": 0, "total_tokens": 30}
+    answer = {"choices": [{"index": 0, "message": {"role": "assistant", "content": "two words"}, "finish_reason": "stop"}], "usage": usage}
+    steps = [chunk_event("two words"), chunk_event("", finish_reason="stop"), _usage_event(usage), b"data: [DONE]\n\n"]
+    async with ScriptedServer(ScriptedResponse(steps=steps) if stream else json_answer(answer)) as scripted:
+        remote = OpenAIEndpoint("m", base_url=scripted.url, name="server", prices=PRICES)
+        async with opened(server=remote) as client:
+            told: Any
+            if stream:
+                options = {"include_usage": True}
+                chunks = [chunk async for chunk in await client.chat.completions.create(messages=HELLO, stream=True, stream_options=options)]
+                (told,) = [chunk.usage for chunk in chunks if chunk.usage is not None]
+            else:
+                told = (await client.chat.completions.create(messages=HELLO)).usage
+            await settled(lambda: client.totals.answers == 1)
+            totals = client.totals.endpoints["server"]
+    assert (told.prompt_tokens, told.completion_tokens > 0, told.is_estimated) == (30, True, True)
+    assert (totals.estimated_prompt_tokens, totals.estimated_completion_tokens) == (30, totals.completion_tokens)
+    assert totals.completion_tokens > 0
+
+
+async def test_an_answer_of_nothing_may_have_a_count_of_zero() -> None:
+    part = await billed({"prompt_tokens": 30, "completion_tokens": 0, "total_tokens": 30}, text="")
+    assert (part.prompt_tokens, part.completion_tokens) == (30, 0)

@@ -13,7 +13,7 @@ from typing import Any
 
 from streamco.openai_types import CompletionUsage, further_fields
 
-__all__ = ["billed_completion", "own_bill"]
+__all__ = ["billed_completion", "has_counted", "own_bill"]
 
 _MAX_BILL = 1000.0  # US dollars; a million tokens of the dearest models cost less. What claims more for one answer is a defect
 _MAX_REASONING = 1 << 17  # tokens outside the completion; no model has a larger reasoning budget
@@ -33,6 +33,16 @@ def own_bill(usage: CompletionUsage | None) -> float | None:
     if told is None and (ticks := _number(further_fields(usage).get("cost_in_usd_ticks"))):
         cost = ticks * _TICK
     return cost if cost is not None and 0 <= cost < _MAX_BILL else None
+
+
+def has_counted(usage: CompletionUsage | None, tokens: int) -> bool:
+    """Return True if a server has counted the tokens that it made: zero is no count of an answer of which something came.
+
+    Args:
+        usage: the server's usage; None: it sent none.
+        tokens: tokens that came, by this side's estimate.
+    """
+    return usage is not None and (billed_completion(usage) > 0 or not tokens)
 
 
 def billed_completion(usage: CompletionUsage) -> int:

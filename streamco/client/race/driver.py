@@ -16,6 +16,7 @@ from msgspec.structs import replace
 from streamco.client.delivery_queue import DeliveryQueue
 from streamco.client.driver import Batch
 from streamco.client.error_translation import FailedStream, FinishedStream, as_failure, as_raised, failure_of
+from streamco.client.race.bill import has_counted
 from streamco.client.race.dispatch_record import DispatchRecord
 from streamco.client.race.report import build_cost, build_opening, build_report, describe_usage, with_split_figures
 from streamco.client.release_timer import share_timer
@@ -273,7 +274,7 @@ class RaceDriver(TaskDriver[Event, Command]):
         self._idle.setdefault(stream, idle_of(stream))
         attempt = self.machine.attempts[source]
         usage = end.usage if isinstance(end, StreamEnded) else attempt.usage
-        if usage is not None or not attempt.tokens or not isinstance(stream, WrittenStream):
+        if has_counted(usage, attempt.tokens) or not attempt.tokens or not isinstance(stream, WrittenStream):
             return
         written = stream.written()
         if written.has_ids:

@@ -9,7 +9,7 @@ from msgspec.structs import replace
 
 from streamco.client.answer_log import describe_error
 from streamco.client.cost_totals import answer_ending, total_cost
-from streamco.client.race.bill import billed_completion, own_bill
+from streamco.client.race.bill import billed_completion, has_counted, own_bill
 from streamco.client.race.dispatch_record import DispatchRecord
 from streamco.core.race.attempt import Attempt, AttemptState
 from streamco.core.race.machine import RaceMachine
@@ -199,7 +199,7 @@ def describe_usage(machine: RaceMachine, prompt_tokens: int) -> AnswerUsage:
 
     Args:
         machine: the race.
-        prompt_tokens: the prompt's length, if no endpoint reported it.
+        prompt_tokens: the prompt's length, if no endpoint reported it; a report of zero tokens, where some came, is none.
     """
     last = None if machine.writer is None else machine.attempts[machine.writer]
     begun = machine.hand_overs[-1].position if machine.hand_overs else 0
@@ -207,12 +207,14 @@ def describe_usage(machine: RaceMachine, prompt_tokens: int) -> AnswerUsage:
         last = None  # chosen to continue, but it never did
     usage = None if last is None else last.usage
     late = 0 if last is None else last.late
-    if usage is not None and not begun and not machine.dropped and not late:
+    is_counted = last is not None and has_counted(usage, last.tokens)
+    if usage is not None and usage.prompt_tokens and is_counted and not begun and not machine.dropped and not late:
         return _as_reported(usage)
-    completion = begun + (0 if last is None else max(0, (usage.completion_tokens if usage else last.tokens) - late))
+    made = 0 if last is None else usage.completion_tokens if usage is not None and is_counted else last.tokens
+    completion = begun + max(0, made - late)
     if machine.dropped:
         completion = round(completion * machine.meter.tokens / (machine.meter.tokens + machine.dropped))
-    prompt = usage.prompt_tokens if usage is not None and not begun else prompt_tokens
+    prompt = usage.prompt_tokens if usage is not None and usage.prompt_tokens and not begun else prompt_tokens
     return AnswerUsage(prompt_tokens=prompt, completion_tokens=completion, total_tokens=prompt + completion, is_estimated=True)
 
 
@@ -240,7 +242,10 @@ def _describe_attempt(
         counts: as in ``build_cost``.
     """
     cost = dispatched.cost(endpoint, count.prompt, count.completion, count.cached)
-    if (bill := own_bill(attempt.usage)) is not None:  # more than the price list knows: discounts, tiers, fees
+    bill = own_bill(attempt.usage)
+    if bill == 0 and count.is_estimated:
+        bill = None  # a server that counts nothing bills nothing
+    if bill is not None:  # more than the price list knows: discounts, tiers, fees
         cost = RequestCost(server=bill, device_joules=cost.device_joules, device=0.0, total=bill)
     return EndpointReport(
         name=attempt.source,
@@ -253,7 +258,7 @@ def _describe_attempt(
         completion_tokens=count.completion,
         wasted_prompt_tokens=wasted.prompt,
         wasted_tokens=wasted.completion,
-        is_estimated=attempt.usage is None and _has_worked(attempt),
+        is_estimated=count.is_estimated,
         counted_by=_counted_by(attempt, endpoint, counts),
         cost_usd=cost.server,
         cost_source=None if cost.server is None else "server" if bill is not None else "prices",
@@ -270,7 +275,7 @@ def _counted_by(attempt: Attempt, endpoint: Endpoint, counts: Counts) -> str | N
         return None
     if endpoint.kind == "device" and hasattr(endpoint, "engine"):
         return "engine"
-    if attempt.usage is not None:
+    if has_counted(attempt.usage, attempt.tokens):
         return "usage"
     return counts[attempt].counter if attempt in counts else "estimate"
 
@@ -281,6 +286,7 @@ class _Count(NamedTuple):
     prompt: int
     cached: int
     completion: int
+    is_estimated: bool = False
 
 
 class _Waste(NamedTuple):
@@ -291,15 +297,18 @@ class _Waste(NamedTuple):
 
 
 def _count(attempt: Attempt, prompt_tokens: int, counts: Counts = _NO_COUNTS) -> _Count:
-    """Return an attempt's tokens: as the endpoint reported them, else estimated."""
+    """Return an attempt's tokens: as the endpoint reported them, else estimated. Zero is no report of a prompt, nor of text that came."""
     if not _has_worked(attempt):
         return _Count(0, 0, 0)
-    if (usage := attempt.usage) is not None:
-        details = usage.prompt_tokens_details
-        return _Count(usage.prompt_tokens, (details.cached_tokens or 0) if details else 0, billed_completion(usage))
-    length = prompt_tokens + attempt.given
+    usage, length = attempt.usage, prompt_tokens + attempt.given
     made = counts[attempt].tokens if attempt in counts else attempt.tokens
-    return _Count(length, 0 if attempt.kept is None else min(length, prompt_tokens + attempt.kept), made)
+    is_estimated = usage is None or not usage.prompt_tokens or not has_counted(usage, attempt.tokens)
+    if usage is not None and has_counted(usage, attempt.tokens):
+        made = billed_completion(usage)
+    if usage is not None and usage.prompt_tokens:
+        details = usage.prompt_tokens_details
+        return _Count(usage.prompt_tokens, (details.cached_tokens or 0) if details else 0, made, is_estimated)
+    return _Count(length, 0 if attempt.kept is None else min(length, prompt_tokens + attempt.kept), made, is_estimated)
 
 
 def _has_worked(attempt: Attempt) -> bool:

@@ -29,7 +29,7 @@ class RemoteStreamPart(Struct, kw_only=True):
         read: tokens of the prompt and of the answer before this stream.
         cached: number of ``read`` tokens that the server had in its cache.
         made: tokens that the stream generated.
-        is_estimated: True if the server has not reported its usage.
+        is_estimated: True if the server has not reported its usage, or zero tokens where some came.
     """
 
     opened: float
@@ -150,5 +150,6 @@ def _ids_of(event: TokensReceived, endpoint: str) -> tuple[int, ...]:
 def _record_usage(part: RemoteStreamPart, event: StreamEnded) -> None:
     if (usage := event.usage) is not None:
         details = usage.prompt_tokens_details
-        part.read, part.made, part.is_estimated = usage.prompt_tokens, usage.completion_tokens, False
+        part.is_estimated = not usage.prompt_tokens or (part.made > 0 and not usage.completion_tokens)  # zero is no count of what came
+        part.read, part.made = usage.prompt_tokens or part.read, usage.completion_tokens or part.made
         part.cached = (details.cached_tokens or 0) if details else 0

@@ -139,7 +139,7 @@ class SwitchLearner:
 def _read(attempt: Attempt, prompt_tokens: int) -> int:
     """Return how many tokens an attempt had to read before its first token, without cached ones."""
     details = attempt.usage.prompt_tokens_details if attempt.usage else None
-    if attempt.usage and details and details.cached_tokens is not None:
+    if attempt.usage and attempt.usage.prompt_tokens and details and details.cached_tokens is not None:
         return max(1, attempt.usage.prompt_tokens - details.cached_tokens)
     if attempt.takeover_position is None or attempt.is_restart:
         return prompt_tokens

@@ -264,6 +264,17 @@ def test_a_prompt_that_no_server_counted_costs_at_least_what_its_text_shows() ->
     assert charge([left], None, PRICES, reserved=0) == 3_000
 
 
+def test_an_estimate_lowers_nothing_that_was_reserved() -> None:
+    guessed, counted = part(is_estimated=True, cost_usd=3e-6), part(name="second", cost_usd=2e-6)
+    assert charge([guessed], None, PRICES, reserved=9_000) == 9_000
+    assert charge([guessed, counted], None, PRICES, reserved=4_000) == 5_000, "the larger of both"
+    assert charge([counted], None, PRICES, reserved=9_000) == 2_000
+    billed = part(is_estimated=True, cost_usd=3e-6, cost_source="server")
+    assert charge([billed], None, PRICES, reserved=9_000) == 3_000, "its own bill"
+    near = part(name="device", kind="device", is_estimated=True, cost_usd=None)
+    assert charge([near, counted], None, PRICES, reserved=9_000) == 2_000, "a device costs no money"
+
+
 def test_a_cost_that_is_not_known_is_what_was_reserved() -> None:
     parts = [part(cost_usd=None), part(name="second", cost_usd=2e-6)]
     assert charge(parts, None, PRICES, reserved=9_000) == 9_000
