@@ -171,8 +171,14 @@ def _back_up(store: CallerStore, args: argparse.Namespace) -> None:
 
 
 def _row_of(day: DayFigures) -> tuple[str, ...]:
-    counts = (day.requests, day.spared, day.refused, day.prompt_tokens, day.completion_tokens)
-    return (day.day, *map(str, counts), _dollars(day.spent), _dollars(day.reserved))
+    counts = (day.requests, day.spared, day.refused)
+    tokens = (_tokens(day.prompt_tokens, day.estimated_prompt_tokens), _tokens(day.completion_tokens, day.estimated_completion_tokens))
+    return (day.day, *map(str, counts), *tokens, _dollars(day.spent), _dollars(day.reserved))
+
+
+def _tokens(count: int, estimated: int) -> str:
+    """Return a number of tokens; ``~``: a part of them is an estimate."""
+    return f"{'~' if estimated else ''}{count}"
 
 
 def _print_key(key: str, text: str) -> None:

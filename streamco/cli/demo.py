@@ -353,11 +353,12 @@ def _endpoint_line(part: EndpointReport) -> str:
     if part.opened is None:
         return f"{part.name}: not asked, the other one was in time"
     when = "at once" if part.opened < 0.005 else f"after {format_seconds(part.opened)}"
+    about = "~" if part.is_estimated else ""
     if part.outcome == "read ahead":
-        return f"{part.name}: read prompt and answer ahead {when}, {part.prompt_tokens} tokens"
+        return f"{part.name}: read prompt and answer ahead {when}, {about}{part.prompt_tokens} tokens"
     first = f"first token {format_seconds(part.ttft)} later" if part.ttft is not None else "stopped before its first token"
     verb = {"won": "done", "lost": "stopped", "failed": "failed", "took over": "went on, done"}[part.outcome]
-    return f"{part.name}: asked {when}, {first}; {verb} after {part.completion_tokens} tokens"
+    return f"{part.name}: asked {when}, {first}; {verb} after {about}{part.completion_tokens} tokens"
 
 
 def _change_line(change: HandOver) -> str:

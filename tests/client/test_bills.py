@@ -351,7 +351,9 @@ async def test_the_usage_of_the_answer_is_marked_too_and_so_are_totals(stream: b
             told: Any
             if stream:
                 options = {"include_usage": True}
-                chunks = [chunk async for chunk in await client.chat.completions.create(messages=HELLO, stream=True, stream_options=options)]
+                chunks = [
+                    chunk async for chunk in await client.chat.completions.create(messages=HELLO, stream=True, stream_options=options)
+                ]
                 (told,) = [chunk.usage for chunk in chunks if chunk.usage is not None]
             else:
                 told = (await client.chat.completions.create(messages=HELLO)).usage

@@ -314,3 +314,10 @@ def test_a_loss_has_a_sign(dollars: float | None, text: str) -> None:
 def test_what_counted_in_place_of_the_endpoint_is_said(counter: str, is_said: bool) -> None:
     part = EndpointReport(name="server", kind="server", outcome="failed", opened=0.1, completion_tokens=5, counted_by=counter)
     assert (f"server: tokens counted by {counter}" in str(make_report(endpoints=[part]))) is is_said
+
+
+def test_a_prompt_that_was_only_estimated_is_marked() -> None:
+    counted = make_report()
+    guessed = structs.replace(counted, dispatch=structs.replace(counted.dispatch, is_estimated=True))
+    assert (" 31 tokens" in str(counted), "~31 tokens" in str(counted)) == (True, False)
+    assert "~31 tokens" in str(guessed)

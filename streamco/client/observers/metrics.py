@@ -170,7 +170,7 @@ class _EndpointFamilies:
         self.tokens = _labelled(
             Counter(
                 "streamco_endpoint_tokens",
-                "Tokens read (prompt) and generated (completion), and those in vain among them.",
+                "Tokens read (prompt) and generated (completion), and those among them that were in vain, or are estimates.",
                 ["endpoint", "kind"],
                 registry=registry,
             )
@@ -192,6 +192,8 @@ class _EndpointFamilies:
             "wasted_prompt": part.wasted_prompt_tokens,
             "wasted": part.wasted_tokens,
         }
+        if part.is_estimated:
+            counts |= {"estimated_prompt": part.prompt_tokens, "estimated_completion": part.completion_tokens}
         for kind, count in counts.items():
             self.tokens(part.name, kind).inc(count)
         if part.cost_usd is None:

@@ -179,6 +179,7 @@ def _describe_part(span: Span, part: EndpointReport, report: Report) -> None:
             "streamco.outcome": part.outcome,
             "gen_ai.usage.input_tokens": part.prompt_tokens,
             "gen_ai.usage.output_tokens": part.completion_tokens,
+            "streamco.usage.is_estimated": part.is_estimated,
         }
     )
     if part.ttft is not None:
@@ -208,6 +209,7 @@ def _describe_answer(span: Span, report: Report, began: int) -> None:
         "gen_ai.response.finish_reasons": None if report.finish_reason is None else [report.finish_reason],
         "gen_ai.usage.input_tokens": report.usage.prompt_tokens,
         "gen_ai.usage.output_tokens": report.usage.completion_tokens,
+        "streamco.usage.is_estimated": report.usage.is_estimated,
     }
     if speculation is not None:
         found |= {

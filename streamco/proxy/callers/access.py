@@ -337,6 +337,8 @@ class CallerAccess:
             cost=charge(parts, grant.size, self._prices, reserved=grant.reserved),
             prompt_tokens=sum(part.prompt_tokens for part in parts),
             completion_tokens=sum(part.completion_tokens for part in parts),
+            estimated_prompt_tokens=sum(part.prompt_tokens for part in parts if part.is_estimated),
+            estimated_completion_tokens=sum(part.completion_tokens for part in parts if part.is_estimated),
         )
 
     async def _carried_out(self, call: Callable[P, Awaitable[T]], *args: P.args, **options: P.kwargs) -> T:
@@ -401,4 +403,6 @@ def _shown(caller: Caller, figures: DayFigures, until: int) -> dict[str, object]
         "refused": figures.refused,
         "prompt_tokens": figures.prompt_tokens,
         "completion_tokens": figures.completion_tokens,
+        "estimated_prompt_tokens": figures.estimated_prompt_tokens,
+        "estimated_completion_tokens": figures.estimated_completion_tokens,
     }

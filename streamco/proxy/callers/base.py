@@ -64,6 +64,7 @@ class DayFigures(Struct, frozen=True, kw_only=True):
         refused: requests that were refused, because the budget didn't cover them.
         prompt_tokens: prompt tokens that all endpoints read.
         completion_tokens: tokens that all endpoints generated.
+        estimated_prompt_tokens, estimated_completion_tokens: the part of each that no endpoint has counted.
     """
 
     day: str
@@ -74,6 +75,8 @@ class DayFigures(Struct, frozen=True, kw_only=True):
     refused: int = 0
     prompt_tokens: int = 0
     completion_tokens: int = 0
+    estimated_prompt_tokens: int = 0
+    estimated_completion_tokens: int = 0
 
 
 def to_nanos(usd: float) -> int:

@@ -25,7 +25,10 @@ class CallerMetrics:
             registry=registry,
         )
         self._tokens = Counter(
-            "streamco_caller_tokens", "Tokens read (prompt) and generated (completion) for a caller.", ["caller", "kind"], registry=registry
+            "streamco_caller_tokens",
+            "Tokens read (prompt) and generated (completion) for a caller, and those among them that are estimates.",
+            ["caller", "kind"],
+            registry=registry,
         )
         self._cost = Counter("streamco_caller_cost_usd", "Money that a caller was charged.", ["caller"], registry=registry)
         self._failures = Counter("streamco_callers_file_errors", "Calls that the callers' file failed.", registry=registry)
@@ -38,6 +41,9 @@ class CallerMetrics:
         """Add the cost of an answer that has ended."""
         self._tokens.labels(name, "prompt").inc(settled.prompt_tokens)
         self._tokens.labels(name, "completion").inc(settled.completion_tokens)
+        if settled.estimated_prompt_tokens or settled.estimated_completion_tokens:
+            self._tokens.labels(name, "estimated_prompt").inc(settled.estimated_prompt_tokens)
+            self._tokens.labels(name, "estimated_completion").inc(settled.estimated_completion_tokens)
         self._cost.labels(name).inc(from_nanos(settled.cost))
 
     def record_failure(self) -> None:

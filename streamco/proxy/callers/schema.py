@@ -12,10 +12,13 @@ from secrets import randbits
 from streamco.errors import ConfigError
 from streamco.proxy.callers.write_ahead_log import foreign_log, has_log
 
-__all__ = ["begin_log", "check_schema", "connect", "copy_file", "count_version", "create_file", "is_busy", "use_log"]
+__all__ = ["TOKEN_COLUMNS", "begin_log", "check_schema", "connect", "copy_file", "count_version", "create_file", "is_busy", "use_log"]
 
 _APPLICATION = 0x53434C00  # "SCL", and the version
-_VERSION = 2
+_VERSION = 3
+_UPGRADES = {2: ("estimated_prompt_tokens", "estimated_completion_tokens")}  # what files of an earlier version lack in ``usage``
+TOKEN_COLUMNS = ("prompt_tokens", "completion_tokens", *_UPGRADES[2])
+"""Columns of ``usage`` with numbers of tokens."""
 _RETRY = 0.01  # seconds
 _LARGEST = (1 << 31) - 1  # of a version number in SQLite, which is signed
 _TABLES = (
@@ -39,6 +42,8 @@ _TABLES = (
         refused INTEGER NOT NULL DEFAULT 0,
         prompt_tokens INTEGER NOT NULL DEFAULT 0,
         completion_tokens INTEGER NOT NULL DEFAULT 0,
+        estimated_prompt_tokens INTEGER NOT NULL DEFAULT 0,
+        estimated_completion_tokens INTEGER NOT NULL DEFAULT 0,
         PRIMARY KEY (caller, day)
     )""",
     """CREATE TABLE reservations (
@@ -187,7 +192,7 @@ def copy_file(connection: sqlite3.Connection, copy: Path) -> None:
 
 
 def check_schema(connection: sqlite3.Connection, path: Path) -> None:
-    """Check that a file is one of callers, of this version, and whole.
+    """Check that a file is one of callers, of this version, and whole; one of an earlier version gets what it lacks.
 
     Raises:
         ConfigError: it is another one.
@@ -196,11 +201,37 @@ def check_schema(connection: sqlite3.Connection, path: Path) -> None:
     (application,) = connection.execute("PRAGMA application_id").fetchone()
     if application & ~0xFF != _APPLICATION:
         raise ConfigError(f"callers: expected a file that `streamco callers add` has made, got another one at {path}")
+    if application & 0xFF in _UPGRADES:
+        application = _upgrade(connection)
     if application & 0xFF != _VERSION:
         raise ConfigError(f"callers: expected a file of version {_VERSION}, got version {application & 0xFF} at {path}")
     (state,) = connection.execute("PRAGMA integrity_check(1)").fetchone()
     if state != "ok":
         raise sqlite3.DatabaseError(f"a damaged file: {state}")
+
+
+def _upgrade(connection: sqlite3.Connection) -> int:
+    """Give a file of an earlier version what it lacks, in one transaction; return its application id.
+
+    Raises:
+        sqlite3.Error: it can't be written.
+    """
+    connection.execute("BEGIN IMMEDIATE")
+    try:
+        (application,) = connection.execute("PRAGMA application_id").fetchone()  # another process may have done it meanwhile
+        if application & 0xFF in _UPGRADES:
+            for column in _UPGRADES[application & 0xFF]:
+                connection.execute(f"ALTER TABLE usage ADD COLUMN {column} INTEGER NOT NULL DEFAULT 0")
+            application = _APPLICATION | _VERSION
+            connection.execute(f"PRAGMA application_id = {application}")
+            count_version(connection)
+        connection.execute("COMMIT")
+    except BaseException:
+        if connection.in_transaction:
+            connection.execute("ROLLBACK")
+        raise
+    upgraded: int = application
+    return upgraded
 
 
 def _random_version() -> int:

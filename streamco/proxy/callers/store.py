@@ -30,7 +30,17 @@ from streamco.proxy.callers.base import MAX_CALLERS, SIDES, Caller, DayFigures, 
 from streamco.proxy.callers.budget import DayBudget, day_before, day_of
 from streamco.proxy.callers.keys import make_key
 from streamco.proxy.callers.rates import TokenBucket
-from streamco.proxy.callers.schema import begin_log, check_schema, connect, copy_file, count_version, create_file, is_busy, use_log
+from streamco.proxy.callers.schema import (
+    TOKEN_COLUMNS,
+    begin_log,
+    check_schema,
+    connect,
+    copy_file,
+    count_version,
+    create_file,
+    is_busy,
+    use_log,
+)
 from streamco.proxy.callers.write_ahead_log import check_log, file_version, has_log
 
 __all__ = ["KEPT_DAYS", "CallerStore", "ReservedCost", "SettledCost", "add_caller"]
@@ -52,11 +62,13 @@ class ReservedCost(Struct, frozen=True, kw_only=True):
 
 
 class SettledCost(Struct, frozen=True, kw_only=True):
-    """What an answer has cost: nanodollars, and the tokens at all endpoints."""
+    """What an answer has cost: nanodollars, the tokens at all endpoints, and how many of them are estimates."""
 
     cost: int = 0
     prompt_tokens: int = 0
     completion_tokens: int = 0
+    estimated_prompt_tokens: int = 0
+    estimated_completion_tokens: int = 0
 
 
 class CallerStore:
@@ -309,13 +321,8 @@ class CallerStore:
             if row is None:
                 continue  # its caller was removed, or it was never made
             connection.execute("DELETE FROM reservations WHERE id = ?", (reservation,))
-            _add(
-                connection,
-                *row,
-                spent=settled.cost,
-                prompt_tokens=settled.prompt_tokens,
-                completion_tokens=settled.completion_tokens,
-            )
+            counts = {column: getattr(settled, column) for column in TOKEN_COLUMNS}
+            _add(connection, *row, spent=settled.cost, **counts)
 
     def _book_abandoned(self, connection: sqlite3.Connection, now: float, day: str) -> None:
         """Book the reservations that a whole day has passed since as spent, and forget figures that are too old; once a day."""
@@ -472,7 +479,7 @@ def _caller(row: tuple[Any, ...]) -> Caller:
 
 
 def _figures(connection: sqlite3.Connection, name: str, day: str) -> DayFigures:
-    columns = "spent, requests, spared, refused, prompt_tokens, completion_tokens"
+    columns = ", ".join(("spent", "requests", "spared", "refused", *TOKEN_COLUMNS))
     row = _row(connection, f"SELECT {columns} FROM usage WHERE caller = ? AND day = ?", name, day)  # noqa: S608
     (reserved,) = _needed_row(connection, "SELECT COALESCE(SUM(cost), 0) FROM reservations WHERE caller = ? AND day = ?", name, day)
     if row is None:

@@ -258,7 +258,7 @@ function sideWords(side, report, leftAt) {
   if (side.ttft !== null) words.push(`first token ${formatSeconds(side.ttft)} later`);
   if (side.stopped !== null) words.push(`stopped at ${formatSeconds(side.stopped)}`);
   else words.push(leftAt === null ? "at work" : `at work when you stopped it at ${formatSeconds(leftAt)}`);
-  words.push(formatTokens(side.completion_tokens));
+  words.push((side.is_estimated ? "~" : "") + formatTokens(side.completion_tokens));
   const isBeginning = side.outcome === "won" && (report.hand_overs.length > 0 || report.ending !== "complete");
   const outcome = isBeginning ? "began the answer" : (OUTCOMES[side.outcome] ?? side.outcome);
   return `${words.join(", ")}: ${outcome}${side.error ? ` (${side.error})` : ""}`;

@@ -51,6 +51,8 @@ async def test_a_race_is_counted_with_its_winner_tokens_and_money(registry: Coll
     assert found['streamco_endpoint_tokens_total{endpoint="device",kind="completion"}'] == 2
     parts = spent.endpoints
     assert found['streamco_endpoint_tokens_total{endpoint="server",kind="wasted_prompt"}'] == parts["server"].wasted_prompt_tokens > 0
+    estimated = found['streamco_endpoint_tokens_total{endpoint="server",kind="estimated_prompt"}']
+    assert estimated == parts["server"].estimated_prompt_tokens > 0, "a server that lost has sent no count"
     assert found['streamco_cost_usd_total{endpoint="server"}'] == pytest.approx(parts["server"].cost_usd)
     assert found["streamco_streams"] == 0
     assert found[f'streamco_build_info{{version="{PACKAGE_VERSION}"}}'] == 1

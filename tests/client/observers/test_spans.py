@@ -82,6 +82,7 @@ async def test_a_race_has_a_span_of_the_answer_and_one_of_each_request(traces: T
     assert "error.type" not in lost, "the loser of a race is no error"
     assert below["server"].status.status_code is StatusCode.UNSET
     assert won["gen_ai.usage.output_tokens"] == 1
+    assert lost["streamco.usage.is_estimated"] is True
 
 
 async def test_no_text_of_prompt_or_answer_is_in_a_span(traces: Traces) -> None:

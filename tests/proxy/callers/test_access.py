@@ -139,6 +139,8 @@ async def test_a_caller_sees_its_own_figures_and_an_operator_those_of_all(path: 
                 "device_only": 0,
                 "refused": 0,
                 "prompt_tokens": 10,
+                "estimated_prompt_tokens": 0,
+                "estimated_completion_tokens": 0,
                 "completion_tokens": 3,
             }
         async with proxy.client.get(USED, headers=bob) as response:

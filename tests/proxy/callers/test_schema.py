@@ -15,6 +15,7 @@ import pytest
 from streamco.errors import ConfigError
 from streamco.proxy.callers.schema import check_schema, connect, copy_file, count_version, create_file, use_log
 from streamco.proxy.callers.store import CallerStore
+from tests.proxy.callers.support import NOON, add_caller
 
 
 @pytest.mark.parametrize("mask", [0o000, 0o022, 0o077])
@@ -198,7 +199,8 @@ def test_a_file_that_is_not_there_is_not_made(tmp_path: Path) -> None:
     ("change", "text"),
     [
         ("PRAGMA application_id = 7", "expected a file that `streamco callers add` has made"),
-        (f"PRAGMA application_id = {0x53434C03}", "expected a file of version 2, got version 3"),
+        (f"PRAGMA application_id = {0x53434C04}", "expected a file of version 3, got version 4"),
+        (f"PRAGMA application_id = {0x53434C01}", "expected a file of version 3, got version 1"),
     ],
 )
 def test_another_programs_file_and_another_version_are_refused(tmp_path: Path, change: str, text: str) -> None:
@@ -209,6 +211,26 @@ def test_another_programs_file_and_another_version_are_refused(tmp_path: Path, c
     with pytest.raises(ConfigError, match=text):
         check_schema(connection, path)
     connection.close()
+
+
+def test_a_file_of_version_2_gets_what_it_lacks_and_keeps_its_figures(tmp_path: Path) -> None:
+    path = tmp_path / "callers.sqlite"
+    store = CallerStore(path)
+    store.create()
+    add_caller(store, "alice")
+    store.close()
+    earlier = connect(path, 1.0)
+    earlier.execute("INSERT INTO usage (caller, day, prompt_tokens, completion_tokens) VALUES ('alice', '2026-11-27', 10, 3)")
+    for column in ("estimated_prompt_tokens", "estimated_completion_tokens"):
+        earlier.execute(f"ALTER TABLE usage DROP COLUMN {column}")
+    earlier.execute(f"PRAGMA application_id = {0x53434C02}")
+    earlier.close()
+    for _ in range(2):
+        store = CallerStore(path)
+        _, figures = store.figures("alice", NOON)
+        store.close()
+        assert (figures.prompt_tokens, figures.completion_tokens) == (10, 3)
+        assert (figures.estimated_prompt_tokens, figures.estimated_completion_tokens) == (0, 0)
 
 
 def test_a_damaged_file_is_found(tmp_path: Path) -> None:

@@ -136,13 +136,16 @@ def test_what_is_reserved_is_not_there_for_others_and_what_is_settled_is_what_co
     second = store.reserve("b", "alice", 400, NOON, may_fall_back=False)
     assert second is not None
     assert (second.is_covered, second.left) == (False, 300)
-    store.settle("a", SettledCost(cost=100, prompt_tokens=10, completion_tokens=3))
+    store.settle(
+        "a", SettledCost(cost=100, prompt_tokens=10, completion_tokens=3, estimated_prompt_tokens=4, estimated_completion_tokens=1)
+    )
     third = store.reserve("b", "alice", 400, NOON, may_fall_back=False)
     assert third is not None
     assert third.is_covered
     _, figures = store.figures("alice", NOON)
     assert (figures.spent, figures.reserved, figures.requests, figures.refused) == (100, 400, 2, 1)
     assert (figures.prompt_tokens, figures.completion_tokens) == (10, 3)
+    assert (figures.estimated_prompt_tokens, figures.estimated_completion_tokens) == (4, 1)
 
 
 def test_a_request_that_may_fall_back_is_admitted_without_cost(store: CallerStore) -> None:
