@@ -132,7 +132,7 @@ GROUPS = (
     _Group(CALLER, access_log, "", (("_MAX_PATH", "path in a line of the access log", "characters", "server/http/access_log.py"),)),
     _Group(PEER, VerifyOptions(), "`VerifyOptions({name}=)`", (
         ("connections", "connections in total (`--verify-connections`)", "", "server/verify/address_limits.py"),
-        ("peer_connections", "connections of one source (`--verify-peer`)", "", "server/verify/address_limits.py"),
+        ("peer_connections", "connections of one address, for each key (`--verify-peer`)", "", "server/verify/address_limits.py"),
         ("peer_sessions", "sessions of one address", "", "server/verify/hosted_sessions.py"),
         ("frame_bytes", "size of a frame", "bytes", "server/verify/service.py"),
         ("draft_tokens", "tokens of a draft", "", "wire/verify/checks.py"),
@@ -141,7 +141,7 @@ GROUPS = (
         ("hello_timeout", "time until the first frame", "s", "server/verify/frame_service.py"),
         ("ping_interval", "silence before a ping; the answer has half of it", "s", "server/verify/frame_service.py"),
         ("write_timeout", "time that a frame waits for its reader", "s", "server/verify/frame_service.py"),
-        ("faults_per_minute", "faults of one source, before it gets 429", "", "server/verify/address_limits.py"),
+        ("faults_per_minute", "faults of the same in a minute, before it gets 429", "", "server/verify/address_limits.py"),
     )),
     _Group(PEER, frames, "", (("MAX_FOLLOWS", "drafts ahead of a verdict", "", "wire/verify/server.py"),)),
     _Group(PEER, verify_server, "", (("MAX_FAULTS", "faulty frames that end a connection", "", "wire/verify/server.py"),)),
@@ -155,7 +155,11 @@ GROUPS = (
         ("rounds", "rounds of a split session that are not answered", "", "wire/split/server.py"),
     )),
     _Group(PEER, split_service, "`--room`", (("ROOM", "rows of a split server's batch", "", "server/split/service.py"),)),
-    _Group(PEER, address_limits, "", (("_MAX_ADDRESSES", "sources with remembered faults", "", "server/verify/address_limits.py"),)),
+    _Group(PEER, address_limits, "", (
+        ("_PAGES", "share of an address's connections and faults for its web pages", "", "server/verify/address_limits.py"),
+        ("_KEPT", "share of all connections that is kept for peers with the key", "", "server/verify/address_limits.py"),
+        ("_MAX_ADDRESSES", "sources with remembered faults", "", "server/verify/address_limits.py"),
+    )),
     _Group(PEER, LoadLimits(), "`LoadLimits({name}=)`", (
         ("sessions", "sessions remembered (`--verify-sessions`)", "", "core/verifier/admission.py"),
         ("sessions_per_device", "sessions of one connection", "", "core/verifier/scheduler.py"),

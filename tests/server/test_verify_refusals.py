@@ -93,23 +93,51 @@ async def test_wrong_keys_in_the_header_lock_out_nobody() -> None:
                 await device.open()
 
 
-async def test_a_page_cannot_lock_its_visitor_out() -> None:
-    async with (
-        serving(api_key=KEY, verify=VerifyOptions(faults_per_minute=3, peer_connections=4)) as server,
-        contextlib.AsyncExitStack() as stack,
-    ):
-        page = "https://evil.example"
-        for _ in range(3):
-            async with connecting(server.url, token="junk", origin=page) as device:
+async def test_pages_cannot_lock_their_visitor_out() -> None:
+    async with serving(api_key=KEY, verify=VerifyOptions(faults_per_minute=6, peer_connections=4)) as server:
+        for number in range(3):  # pages have half of what their address may do wrong
+            async with connecting(server.url, token="junk", origin=f"https://{number}.example") as device:
                 assert await code_of(device) == ("unauthorised", 1008)
         await settled(lambda: not server.service.peers.connections)
         with pytest.raises(websockets.InvalidStatus, match="HTTP 429"):
-            async with connecting(server.url, token="junk", origin=page):
+            async with connecting(server.url, token=KEY, origin="https://more.example"):
                 pass
-        for _ in range(4):  # nor may it take all places of the address
-            await stack.enter_async_context(connecting(server.url, token=KEY, origin="https://more.example"))
         async with connected(server.url, token=KEY) as device:
             await device.open()
+
+
+async def test_who_names_many_pages_has_no_more_connections_for_it_and_keeps_out_nobody_with_the_key() -> None:
+    async with (
+        serving(api_key=KEY, verify=VerifyOptions(connections=8, peer_connections=6)) as server,
+        contextlib.AsyncExitStack() as stack,
+    ):
+        taken = 0
+        for number in range(12):
+            for page in ({"origin": f"https://{number}.example"}, {}):
+                with contextlib.suppress(websockets.InvalidStatus):
+                    await stack.enter_async_context(websockets.connect(server.url, subprotocols=[SUBPROTOCOL], **page))  # type: ignore[list-item,arg-type]
+                    taken += 1
+        assert taken == server.service.peers.connections == 6
+        for _ in range(2):
+            device = await stack.enter_async_context(connected(server.url, additional_headers=HEADER))
+            await device.open()
+
+
+async def test_one_whose_hello_has_the_key_makes_place_for_another() -> None:
+    async with serving(api_key=KEY, verify=VerifyOptions(peer_connections=1)) as server, connected(server.url, token=KEY) as device:
+        await device.open()
+        async with connecting(server.url, token="junk") as guest:
+            assert await code_of(guest) == ("unauthorised", 1008)
+        await settled(lambda: server.service.peers.connections == 1)
+        async with connected(server.url, token=KEY) as third:
+            await third.open()
+
+
+async def test_a_header_means_nothing_where_there_is_no_key() -> None:
+    async with serving(verify=VerifyOptions(peer_connections=1)) as server, connected(server.url, additional_headers=HEADER):
+        with pytest.raises(websockets.InvalidStatus, match="HTTP 429"):
+            async with connected(server.url):
+                pass
 
 
 async def test_without_a_key_a_token_means_nothing() -> None:

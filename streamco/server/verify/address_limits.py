@@ -1,17 +1,36 @@
 """Limits of one source: connections at a time, and faults within a minute. Without IO or clock.
 
-A source is an address, with the web page that connects from there and with the fact that the right key came in the header. The service
-names it.
+A connection that has shown a right key counts under its address and that key. All others count under their address alone: a peer can write
+what it likes into its ``Origin``, so it must not get more by naming many of them. Those that name one have half of what their address has,
+and their faults lock out only each other. So web pages can't use up what belongs to the other programs of their visitor.
 """
 
 from __future__ import annotations
 
 from collections import Counter, deque
 
-__all__ = ["AddressLimits"]
+from msgspec import Struct
+
+__all__ = ["AddressLimits", "Source"]
 
 _MINUTE = 60.0
 _MAX_ADDRESSES = 4096  # with remembered faults
+_PAGES = 0.5  # share of an address's connections and faults that web pages may have
+_KEPT = 0.25  # share of all connections that is kept for peers with a right key
+
+
+class Source(Struct, frozen=True):
+    """Where a connection comes from.
+
+    Args:
+        address: the peer's address.
+        key: name of the right key that it has shown; None: none so far, or the server has no keys.
+        is_page: it comes from a web page, by its ``Origin``.
+    """
+
+    address: str
+    key: str | None = None
+    is_page: bool = False
 
 
 class AddressLimits:
@@ -19,47 +38,85 @@ class AddressLimits:
 
     Args:
         connections: maximum in total.
-        peer_connections: maximum of one source.
-        faults_per_minute: maximum of one source; beyond it, new connections are refused until the oldest fault is a minute old.
+        peer_connections: maximum of one address without a key, and of one address with each key.
+        faults_per_minute: maximum of the same; beyond it, new connections are refused until the oldest fault is a minute old.
+        has_keys: the server has keys, so a quarter of the connections in total is kept for peers that have shown one.
     """
 
-    def __init__(self, *, connections: int, peer_connections: int, faults_per_minute: int) -> None:
+    def __init__(self, *, connections: int, peer_connections: int, faults_per_minute: int, has_keys: bool) -> None:
         self._max_connections = connections
+        self._max_keyless = connections - (int(connections * _KEPT) if has_keys else 0)
         self._max_each = peer_connections
         self._max_faults = faults_per_minute
-        self._present: Counter[str] = Counter()
-        self._faults: dict[str, deque[float]] = {}
+        self._present: Counter[Source] = Counter()  # by group, see _groups
+        self._total = self._keyless = 0
+        self._faults: dict[Source, deque[float]] = {}
 
     @property
     def connections(self) -> int:
         """Number of present connections."""
-        return self._present.total()
+        return self._total
 
-    def refusal(self, peer: str, *, now: float) -> tuple[str, float] | None:
+    def refusal(self, source: Source, *, now: float) -> tuple[str, float] | None:
         """Return why a new connection is refused and the seconds to wait; None: it may come."""
-        faults = self._faults.get(peer)
-        if faults is not None and len(faults) >= self._max_faults and faults[0] + _MINUTE > now:
-            return f"faults: expected fewer than {self._max_faults} a minute, got {len(faults)}", faults[0] + _MINUTE - now
-        if self._present.total() >= self._max_connections:
+        group, share = _groups(source)[0]
+        faults, limit = self._faults.get(group, ()), max(1, int(self._max_faults * share))
+        if len(faults) >= limit and faults[-limit] + _MINUTE > now:
+            return f"faults: expected fewer than {limit} a minute, got {len(faults)}", faults[-limit] + _MINUTE - now
+        if self._total >= self._max_connections:
             return f"connections: expected at most {self._max_connections}, got one more", 1.0
-        if self._present[peer] >= self._max_each:
-            return f"connections: expected at most {self._max_each} from one address, got one more", 1.0
+        if source.key is None and self._keyless >= self._max_keyless:
+            return f"connections: expected at most {self._max_keyless} without a key in the header, got one more", 1.0
+        for group, share in _groups(source):
+            limit = max(1, int(self._max_each * share))
+            if self._present[group] >= limit:
+                return f"connections: expected at most {limit} from {_described(group)}, got one more", 1.0
         return None
 
-    def join(self, peer: str) -> None:
+    def join(self, source: Source) -> None:
         """Record a new connection."""
-        self._present[peer] += 1
+        self._count(source, 1)
 
-    def leave(self, peer: str) -> None:
+    def leave(self, source: Source) -> None:
         """Record the end of a connection."""
-        self._present[peer] -= 1
-        if self._present[peer] <= 0:
-            del self._present[peer]
+        self._count(source, -1)
 
-    def record_faults(self, peer: str, count: int, *, now: float) -> None:
-        """Record protocol faults of a connection from this address."""
-        faults = self._faults.pop(peer, None) or deque(maxlen=self._max_faults)
+    def identify(self, source: Source, key: str) -> Source:
+        """Return the source of a present connection that now has shown a right key: the same one if those with this key are too many."""
+        known = Source(source.address, key)
+        if source.key is not None or self._present[known] >= self._max_each:
+            return source
+        self.leave(source)
+        self.join(known)
+        return known
+
+    def record_faults(self, source: Source, count: int, *, now: float) -> None:
+        """Record protocol faults of a connection from this source."""
+        group, _ = _groups(source)[0]
+        faults = self._faults.pop(group, None) or deque(maxlen=self._max_faults)
         faults.extend([now] * min(count, self._max_faults))
-        self._faults[peer] = faults  # in order of the last fault
+        self._faults[group] = faults  # in order of the last fault
         while len(self._faults) > _MAX_ADDRESSES:
             del self._faults[next(iter(self._faults))]
+
+    def _count(self, source: Source, change: int) -> None:
+        self._total += change
+        self._keyless += change if source.key is None else 0
+        for group, _ in _groups(source):
+            self._present[group] += change
+            if self._present[group] <= 0:
+                del self._present[group]
+
+
+def _groups(source: Source) -> list[tuple[Source, float]]:
+    """Return what a connection counts under, its own group first, and each group's share of an address's limits."""
+    if source.key is not None:
+        return [(Source(source.address, source.key), 1.0)]
+    address = (Source(source.address), 1.0)
+    return [(source, _PAGES), address] if source.is_page else [address]
+
+
+def _described(group: Source) -> str:
+    if group.is_page:
+        return "web pages at one address"
+    return "one address" if group.key is None else "one address with this key"

@@ -19,7 +19,7 @@ from streamco.server.http.api_keys import KEY_NAME, find_key
 from streamco.server.http.errors import RequestError, overloaded
 from streamco.server.http.middleware import check_key, means_loopback
 from streamco.server.http.options import ListenOptions
-from streamco.server.verify.address_limits import AddressLimits
+from streamco.server.verify.address_limits import AddressLimits, Source
 from streamco.server.verify.options import VerifyOptions
 from streamco.server.wakeup import WakeEvent
 from streamco.wire.split.frames import SplitHello
@@ -32,7 +32,6 @@ logger = logging.getLogger("streamco.server.verify")
 
 _MAX_UNSENT = 256  # messages; while a client leaves so many unread, its frames are not read
 _MAX_UNSENT_BYTES = 4 << 20  # the same for bytes: one message may have the states of a whole prompt
-_MAX_ORIGIN = 256  # characters of an Origin header that distinguish pages
 _CLOSE_SECONDS = 2.0  # that the client has for its part of the closing handshake
 _WEBSOCKET_BYTES = 1 << 16  # above the limit: a longer message closes the connection with 1009, a shorter one is answered by an error
 
@@ -101,7 +100,10 @@ class FrameService(ABC, Generic[ServerT]):
     def __init__(self, options: VerifyOptions, listen: ListenOptions) -> None:
         self.options = options
         self.peers = AddressLimits(
-            connections=options.connections, peer_connections=options.peer_connections, faults_per_minute=options.faults_per_minute
+            connections=options.connections,
+            peer_connections=options.peer_connections,
+            faults_per_minute=options.faults_per_minute,
+            has_keys=listen.has_key,
         )
         self._listen = listen
         self._connections: set[DeviceConnection[ServerT]] = set()
@@ -116,7 +118,7 @@ class FrameService(ABC, Generic[ServerT]):
                 503 a shutdown.
         """
         self._check(request)
-        source, peer = _source_of(request), request.remote or ""
+        source = self._source_of(request)
         refusal = self.peers.refusal(source, now=asyncio.get_running_loop().time())
         if refusal is not None:
             raise overloaded(*refusal)
@@ -128,7 +130,7 @@ class FrameService(ABC, Generic[ServerT]):
             timeout=_CLOSE_SECONDS,
         )
         self._joined += 1
-        connection = DeviceConnection(self, request, socket, f"device{self._joined}", peer)
+        connection = DeviceConnection(self, request, socket, f"device{self._joined}", source)
         self.peers.join(source)
         self._connections.add(connection)
         try:
@@ -136,10 +138,10 @@ class FrameService(ABC, Generic[ServerT]):
             await connection.run()
         finally:
             self._connections.discard(connection)
-            self.peers.leave(source)
+            self.peers.leave(connection.source)
             faults = connection.faults
             if faults:
-                self.peers.record_faults(source, faults, now=asyncio.get_running_loop().time())
+                self.peers.record_faults(connection.source, faults, now=asyncio.get_running_loop().time())
         return socket
 
     def figures(self) -> dict[str, object]:
@@ -181,6 +183,10 @@ class FrameService(ABC, Generic[ServerT]):
             request[KEY_NAME] = key.name
         return key is not None
 
+    def known_source(self, source: Source, owner: str | None) -> Source:
+        """Return what a connection counts under once its hello was accepted."""
+        return self.peers.identify(source, owner or "") if self._listen.has_key else source
+
     def _check(self, request: web.Request) -> None:
         if self.is_stopping:
             raise RequestError(503, "server: expected it to run, got a shutdown", code="shutdown", headers={"Retry-After": "5"})
@@ -196,24 +202,22 @@ class FrameService(ABC, Generic[ServerT]):
         if "Authorization" in request.headers:  # otherwise the key comes with the hello
             check_key(self._listen, request)
 
-
-def _source_of(request: web.Request) -> str:
-    """Return the name under which connections and faults count: the address, the page that connects, and the key in the header.
-
-    So neither a web page nor another client at the same address can use up what belongs to a client with the right key.
-    """
-    kind = f" with the key {request.get(KEY_NAME, '')}" if "Authorization" in request.headers else ""
-    page = request.headers.get("Origin")
-    return f"{request.remote or ''}{'' if page is None else f' {page[:_MAX_ORIGIN]}'}{kind}"
+    def _source_of(self, request: web.Request) -> Source:
+        """Return what the connection and its faults count under until its hello; the header's key has been checked."""
+        has_key = self._listen.has_key and "Authorization" in request.headers
+        return Source(request.remote or "", request.get(KEY_NAME, "") if has_key else None, "Origin" in request.headers)
 
 
 class DeviceConnection(Generic[ServerT]):
     """One WebSocket of a device. Implements ``sessions.Connection``."""
 
-    def __init__(self, service: FrameService[ServerT], request: web.Request, socket: web.WebSocketResponse, device: str, peer: str) -> None:
+    def __init__(
+        self, service: FrameService[ServerT], request: web.Request, socket: web.WebSocketResponse, device: str, source: Source
+    ) -> None:
         self.server = service.make_server()
         self.device = device
-        self.peer = peer
+        self.source = source
+        self.peer = source.address
         self.owner: str | None = None
         self._service = service
         self._request = request
@@ -291,6 +295,7 @@ class DeviceConnection(Generic[ServerT]):
         if self._service.is_authorised(hello.token, self._request):
             self._is_welcome = True
             self.owner = self._request.get(KEY_NAME)
+            self.source = self._service.known_source(self.source, self.owner)
             self.server.welcome()
             manager.join(self)
         else:
