@@ -133,7 +133,7 @@ GROUPS = (
     _Group(PEER, VerifyOptions(), "`VerifyOptions({name}=)`", (
         ("connections", "connections in total (`--verify-connections`)", "", "server/verify/address_limits.py"),
         ("peer_connections", "connections of one address, for each key (`--verify-peer`)", "", "server/verify/address_limits.py"),
-        ("peer_sessions", "sessions of one address", "", "server/verify/hosted_sessions.py"),
+        ("peer_sessions", "sessions of one address, for each key", "", "server/verify/hosted_sessions.py"),
         ("frame_bytes", "size of a frame", "bytes", "server/verify/service.py"),
         ("draft_tokens", "tokens of a draft", "", "wire/verify/checks.py"),
         ("top_k", "ids in a row of a verdict", "", "wire/verify/server.py"),

@@ -18,7 +18,7 @@ from streamco.server.http.api_keys import ApiKey
 from streamco.server.options import ServeOptions
 from streamco.server.verify.options import VerifyOptions
 from streamco.testing import FakeEngine
-from streamco.wire.verify.errors import NotResumableError
+from streamco.wire.verify.errors import NotResumableError, OverloadedError
 from tests.server.support import CHAT, HELLO, TEXT
 from tests.server.verifying import PROMPT, VOCABULARY, Serving, connected, serving
 from tests.support.leaks import settled
@@ -108,6 +108,19 @@ async def test_faults_of_one_key_lock_out_no_other() -> None:
                 pass
         async with connected(server.url, additional_headers=ALICE):
             pass
+
+
+async def test_sessions_of_one_key_use_up_none_of_another_at_the_same_address() -> None:
+    async with (
+        serving(FakeEngine(vocabulary=VOCABULARY), api_keys=KEYS, verify=VerifyOptions(peer_sessions=2)) as server,
+        connected(server.url, additional_headers=BOB) as bob,
+        connected(server.url, additional_headers=ALICE) as alice,
+    ):
+        for _ in range(2):
+            await bob.open()
+        with pytest.raises(OverloadedError, match="from one address"):
+            await bob.open()
+        await alice.open()
 
 
 def test_keys_of_options_are_checked_and_not_shown() -> None:

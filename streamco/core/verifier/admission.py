@@ -16,14 +16,14 @@ from msgspec.structs import replace
 
 from streamco.core.verifier.load import MeasuredStep, PrefillPace, SessionLimit
 from streamco.core.verifier.options import SchedulerOptions
-from streamco.core.verifier.sessions import SessionTable
+from streamco.core.verifier.sessions import HeldSession, SessionTable
+from streamco.core.verifier.turns import Room, Turns
 from streamco.policies.serving.batching import BatchContext, BatchPolicy, MayWait, Waiting
 
 __all__ = ["Admission"]
 
 _LATE_SHARE = 0.05  # of verdicts; the promise is about the 95th percentile
 _MAX_SIMULATED = 64  # batches
-_MISSED_RETRY = 1.0  # seconds after which a device that waits for a place and doesn't ask again loses its turn
 
 
 class Admission:
@@ -38,6 +38,7 @@ class Admission:
 
     Attributes:
         limit: the limit on sessions in use.
+        turns: the devices that wait for a place.
     """
 
     def __init__(
@@ -49,25 +50,20 @@ class Admission:
         self._pace = pace
         self._sessions = sessions
         self.limit = SessionLimit(_LATE_SHARE)
-        self._turns: dict[str, float] = {}  # devices that wait for a place, the first one first, and when they lose their turn
+        self.turns = Turns()
 
-    def has_turn(self, device: str, *, now: float) -> bool:
-        """Return True if a place is left for this device after those that wait for longer. Else one that ends a session takes it again."""
-        self._turns = {each: until for each, until in self._turns.items() if until > now}
-        before = list(self._turns).index(device) if device in self._turns else len(self._turns)
-        return not before or before < self._sessions.free_places
-
-    def wait_turn(self, device: str, retry_after: float, *, now: float) -> None:
-        """Let a device keep its turn until it asks again."""
-        self._turns[device] = now + retry_after + _MISSED_RETRY
-
-    def end_turn(self, device: str) -> None:
-        """Let a device that has a place wait no more."""
-        self._turns.pop(device, None)
+    def kept(self, session: HeldSession, *, now: float) -> Room:
+        """Return the room that this session must leave for the devices that wait."""
+        if not self.turns:
+            return Room()
+        held = self._sessions.places_by_device()
+        if session.reserved_tokens:
+            return self.turns.deprived(session.device, held, now=now)
+        return self.turns.before(session.device, held, now=now)
 
     def leave(self, device: str) -> None:
         """Let a device that is gone wait no more."""
-        self.end_turn(device)
+        self.turns.end(device)
         self.limit.leave(device)
 
     def due(self, tokens: int, context: int, *, now: float) -> float:
@@ -122,6 +118,44 @@ class Admission:
         if idle is not None:
             return idle - now
         return sum(work.tokens for work in waiting) * self._pace.seconds_per_token
+
+    def until_room(self, session: HeldSession, tokens: int, waiting: Sequence[Waiting], *, batch_ends: float, now: float) -> float:
+        """Return the wait of a session for which ``tokens`` couldn't be reserved; if it has no place, its device now waits for its turn.
+
+        Args:
+            session: the session.
+            tokens: number of tokens.
+            waiting: the requests that wait.
+            batch_ends: when the running batch ends, seconds; ``now`` if none runs.
+            now: the time, seconds.
+        """
+        wait = self.until_free_tokens(waiting, now=now)
+        if session.reserved_tokens:
+            return wait
+        if not self._sessions.places_by_device()[session.device]:
+            victims = self._sessions.victims(session, tokens, now=now, kept=self.kept(session, now=now), has_drafts=True)
+            if victims is not None:  # they make room at the end of the batch, see to_evict
+                wait = max(0.0, batch_ends - now) if any(each.is_running for each in victims) else 0.0
+        self.turns.wait(session.device, tokens, min(wait, self._options.max_retry), now=now)
+        return wait
+
+    def to_evict(self, *, now: float) -> list[HeldSession]:
+        """Return the sessions that must lose their places to the devices that wait and have none, but for those in the running batch.
+
+        A device may have a draft of each of its sessions in every batch. Whenever another one asks, no session would be at rest, so its
+        place is made as soon as a batch has ended, and kept until it asks again.
+        """
+        if not self.turns:
+            return []
+        held = self._sessions.places_by_device()
+        victims: list[HeldSession] = []
+        kept = Room()
+        for device, tokens in self.turns.without_place(held, now=now):
+            found = self._sessions.victims(HeldSession("", device, (), now=now), tokens, now=now, kept=kept, has_drafts=True)
+            if found is None:
+                break
+            victims, kept = found, Room(kept.places + 1, kept.tokens + tokens)
+        return [each for each in victims if not each.is_running]
 
     def until_forgotten(self, *, now: float) -> float:
         """Return the seconds until a session is forgotten, so that another can be remembered."""

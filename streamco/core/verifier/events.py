@@ -234,7 +234,7 @@ class DropSequence(Struct, frozen=True):
 
 
 class ForgetSession(Struct, frozen=True):
-    """Report to the device that its session was forgotten; to go on, it opens another one."""
+    """Report to the device that its session, which was at rest, was forgotten; to go on, it opens another one."""
 
     session: str
 

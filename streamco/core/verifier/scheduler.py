@@ -21,6 +21,8 @@ import math
 from operator import attrgetter
 from typing import assert_never
 
+from msgspec.structs import replace
+
 from streamco.core.verifier.admission import Admission
 from streamco.core.verifier.draft_checks import why_invalid
 from streamco.core.verifier.events import (
@@ -115,6 +117,7 @@ class VerificationScheduler:
                 self._fail(number, now)
             case _:
                 assert_never(event)
+        self._make_room(now)
         self._run_next(now)
 
     def take_commands(self) -> list[SchedulerCommand]:
@@ -130,8 +133,7 @@ class VerificationScheduler:
     def handle_deadline(self, *, now: float) -> None:
         """Forget the sessions that were silent for too long, and begin a batch that has waited long enough."""
         for session in self._sessions.overdue(now=now):
-            self._remove(session)
-            self._commands.append(ForgetSession(session.name))
+            self._forget(session)
         if self._ready_at is not None and self._ready_at <= now:
             self._run_next(now)
 
@@ -171,18 +173,18 @@ class VerificationScheduler:
         if len(event.ids) >= options.context_tokens:
             self._refuse_session(name, "too long")
             return
-        if self._sessions_of(event.device) >= options.sessions_per_device:
+        if self._sessions.of(event.device) >= options.sessions_per_device:
             self._refuse_session(name, "device limit", self._admission.until_forgotten(now=now))
             return
+        if len(self._sessions) >= options.sessions and (surplus := self._sessions.surplus(event.device)) is not None:
+            self._forget(surplus)
         wait = self._admission.until_open(self._waiting(), len(event.ids), device=event.device, now=now)
         session = HeldSession(name, event.device, event.ids, now=now)
-        if wait is None and not (self._admission.has_turn(event.device, now=now) and self._reserve(session, session.need, now)):
-            wait = self._admission.until_free_tokens(self._waiting(), now=now)
-            self._admission.wait_turn(event.device, min(wait, options.max_retry), now=now)
+        if wait is None:
+            wait = self._until_reserved(session, session.need, now)
         if wait is not None:
             self._refuse_session(name, "overloaded", wait)
             return
-        self._admission.end_turn(event.device)
         self._sessions.add(session)
         self._served.setdefault(event.device, 0.0)
         self._commands.append(AcceptSession(name))
@@ -220,7 +222,7 @@ class VerificationScheduler:
             wait = self._admission.until_prefilled(others, unread, device=session.device)
             if wait is not None:
                 return wait
-        return None if self._reserve(session, max(1, end), now) else self._admission.until_free_tokens(self._waiting(), now=now)
+        return self._until_reserved(session, max(1, end), now)
 
     def _close(self, name: str, now: float) -> None:
         session = self._sessions.get(name)
@@ -234,11 +236,15 @@ class VerificationScheduler:
         else:
             self._remove(session)
 
+    def _forget(self, session: HeldSession) -> None:
+        self._remove(session)
+        self._commands.append(ForgetSession(session.name))
+
     def _remove(self, session: HeldSession) -> None:
-        """Forget a session, and drop its sequence."""
+        """Remove a session, and drop its sequence."""
         self._evict(session)
         self._sessions.remove(session)
-        if not self._sessions_of(session.device):
+        if not self._sessions.of(session.device):
             del self._served[session.device]
 
     def _evict(self, session: HeldSession) -> None:
@@ -247,22 +253,31 @@ class VerificationScheduler:
             self._sessions.evict(session)
             self._commands.append(DropSequence(session.name))
 
-    def _reserve(self, session: HeldSession, tokens: int, now: float) -> bool:
-        """Reserve tokens in the cache, evicting other sessions if necessary. Return False if that fails."""
-        victims = self._sessions.reserve(session, tokens, now=now)
+    def _until_reserved(self, session: HeldSession, tokens: int, now: float) -> float | None:
+        """Reserve tokens in the cache, evicting other sessions if necessary; if that fails, return how long to wait."""
+        had_place = bool(session.reserved_tokens)
+        victims = self._sessions.reserve(session, tokens, now=now, kept=self._admission.kept(session, now=now))
         if victims is None:
-            return False
+            ends = now if self._running is None else self._running.ends
+            return self._admission.until_room(session, tokens, self._waiting(), batch_ends=ends, now=now)
+        if not had_place:
+            self._admission.turns.end(session.device)
         for victim in victims:
             self._busy.pop(victim.name, None)  # one that waited for its context is read again with its next draft
             self._commands.append(DropSequence(victim.name))
-        return True
+        return None
+
+    def _make_room(self, now: float) -> None:
+        """Take places from devices with several for those that wait and have none; drafts that wait there are refused."""
+        for victim in self._admission.to_evict(now=now):
+            if victim.is_evictable:
+                self._evict(victim)
+            else:
+                self._give_up(victim, "overloaded", now)
 
     def _rewrite(self, session: HeldSession, base: int, ids: tuple[int, ...]) -> None:
         if session.rewrite(base, ids):
             self._commands.append(TruncateSequence(session.name, session.cached))
-
-    def _sessions_of(self, device: str) -> int:
-        return sum(session.device == device for session in self._sessions)
 
     # Drafts
 
@@ -280,8 +295,8 @@ class VerificationScheduler:
             self._refuse(event, reason, self._options.min_retry if reason == "busy" else None)
             return
         wait, due = self._until_verdict(session, event, now)
-        if wait is None and not self._reserve(session, event.length + 1, now):
-            wait = self._admission.until_free_tokens(self._waiting(), now=now)
+        if wait is None:
+            wait = self._until_reserved(session, event.length + 1, now)
         if wait is not None:
             self._refuse(event, "overloaded", wait)
             return
@@ -308,7 +323,7 @@ class VerificationScheduler:
         end = event.base + len(event.given)
         if not session.is_continued_by(event) or end >= self._options.context_tokens:
             return False
-        return self._until_verdict(session, event, now)[0] is None and self._reserve(session, end + 1, now)
+        return self._until_verdict(session, event, now)[0] is None and self._until_reserved(session, end + 1, now) is None
 
     def _until_verdict(self, session: HeldSession, event: DraftReceived, now: float) -> tuple[float | None, float]:
         """Return (seconds to wait before asking again, or None; time from which the verdict is late)."""
@@ -319,17 +334,8 @@ class VerificationScheduler:
             return None, math.inf  # the draft waits for its own prompt, which was admitted
         if event.is_prompt:
             return self._admission.until_prefilled(self._waiting(), len(event.given), device=session.device), math.inf
-        cached = min(session.cached, event.base, length - 1)
-        work = Waiting(
-            session=session.name,
-            device=session.device,
-            kind="verify",
-            tokens=length + len(event.draft) - cached,
-            verify_rows=len(event.draft) + 1,
-            context=cached,
-            since=now,
-            due=self._admission.due(length + len(event.draft) - cached, cached, now=now),
-        )
+        work = session.verification(event, now=now)
+        work = replace(work, due=self._admission.due(work.tokens, work.context, now=now))
         start = self._running.ends if self._running is not None and not self._running.is_dropped else now
         served = {**self._served, session.device: self._lifted(session.device)}
         state = BatchContext(now=max(now, start), served=served, verified=self._verified, step=self._step)
@@ -398,7 +404,7 @@ class VerificationScheduler:
         verdicts = {verdict.session: verdict for verdict in event.verdicts}
         for session, part in zip(running.sessions, running.command.parts, strict=True):
             if session.name in event.failed:
-                self._give_up(session, now)
+                self._give_up(session, "engine failed", now)
                 continue
             session.is_running = False
             session.compute += event.seconds
@@ -454,10 +460,10 @@ class VerificationScheduler:
 
     def _fail(self, number: int, now: float) -> None:
         for session in self._take_running(number).sessions:
-            self._give_up(session, now)
+            self._give_up(session, "engine failed", now)
 
-    def _give_up(self, session: HeldSession, now: float) -> None:
-        """Drop a session's sequence, because its contents are unknown, and let the device ask again."""
+    def _give_up(self, session: HeldSession, reason: Reason, now: float) -> None:
+        """Drop a session's sequence, and let the device ask again."""
         session.is_running = False
         if session.is_closed:
             self._remove(session)
@@ -467,7 +473,7 @@ class VerificationScheduler:
         self._evict(session)
         session.restore()
         if draft is not None:
-            self._refuse(draft, "engine failed", self._options.min_retry)
+            self._refuse(draft, reason, self._options.min_retry)
         self._refuse_following(session)
 
     def _refuse_following(self, session: HeldSession) -> None:

@@ -15,6 +15,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from streamco.core.verifier.events import DraftReceived, RunBatch
+from streamco.core.verifier.turns import Room
 from streamco.events import common_prefix_length
 from streamco.policies.drafts.tree_acceptance import longest_path, path_to
 from streamco.policies.serving.batching import Waiting
@@ -124,6 +125,21 @@ class HeldSession:
             context=self.cached,
             since=self.since,
             due=self.due,
+        )
+
+    def verification(self, event: DraftReceived, *, now: float) -> Waiting:
+        """Return the work of a draft that comes now, while no other one waits."""
+        length = event.base + len(event.given)
+        cached = min(self.cached, event.base, length - 1)
+        return Waiting(
+            session=self.name,
+            device=self.device,
+            kind="verify",
+            tokens=length + len(event.draft) - cached,
+            verify_rows=len(event.draft) + 1,
+            context=cached,
+            since=now,
+            due=math.inf,
         )
 
     def to_verify(self) -> int:
@@ -249,10 +265,13 @@ class SessionTable:
     def __iter__(self) -> Iterator[HeldSession]:
         return iter(self._sessions.values())
 
-    @property
-    def free_places(self) -> int:
-        """Number of sequences that no session has."""
-        return self._places - self.resident
+    def of(self, device: str) -> int:
+        """Return the number of a device's sessions."""
+        return sum(each.device == device for each in self)
+
+    def places_by_device(self) -> Counter[str]:
+        """Return the number of sequences that each device's sessions have."""
+        return Counter(each.device for each in self if each.reserved_tokens)
 
     def get(self, name: str) -> HeldSession | None:
         """Return the session of that name; None: it is not known."""
@@ -267,19 +286,47 @@ class SessionTable:
         self._sessions[session.name] = self._sessions.pop(session.name)
         session.touched = now
 
-    def reserve(self, session: HeldSession, tokens: int, *, now: float) -> list[HeldSession] | None:
+    def reserve(self, session: HeldSession, tokens: int, *, now: float, kept: Room | None = None) -> list[HeldSession] | None:
         """Reserve ``tokens`` in total for a session.
 
-        Sessions that were silent for long lose their cache first, then sessions of devices that hold more than this one would: those at
-        rest, then those that only wait for their context to be read. A device could else keep all others out by extending its sessions.
+        Args:
+            session: the session, with tokens or without.
+            tokens: number of tokens, those that it has included.
+            now: the time, seconds.
+            kept: room that must be left. None: none.
 
         Returns:
             The sessions that lost their cache; None: there are not enough free tokens, and nothing was changed.
         """
-        free = self._tokens - self.reserved + session.reserved_tokens
-        free_places = self._places - self.resident + bool(session.reserved_tokens)
+        victims = self.victims(session, tokens, now=now, kept=kept)
+        for victim in victims or ():
+            self.evict(victim)
+        if victims is not None:
+            self.resident += not session.reserved_tokens
+            self.reserved += tokens - session.reserved_tokens
+            session.reserved_tokens = tokens
+        return victims
+
+    def victims(
+        self, session: HeldSession, tokens: int, *, now: float, kept: Room | None = None, has_drafts: bool = False
+    ) -> list[HeldSession] | None:
+        """Return the sessions that must lose their cache so that this one can have ``tokens`` in total; None: they are not enough.
+
+        Sessions that were silent for long come first, then sessions of devices that hold more than this one would: those at rest, then
+        those that only wait for their context to be read. A device could else keep all others out by extending its sessions.
+
+        Args:
+            session, tokens, now, kept: as for ``reserve``.
+            has_drafts: sessions with a draft count too, after all others: first those that wait, then those that run.
+        """
+        kept = kept or Room()
+        free = self._tokens - self.reserved + session.reserved_tokens - kept.tokens
+        free_places = 1 if session.reserved_tokens else self._places - self.resident - kept.places
         victims: list[HeldSession] = []
-        evictable = [each for each in self if each is not session and each.reserved_tokens and each.is_evictable]
+        if free >= tokens and free_places >= 1:
+            return victims
+        held = [each for each in self if each is not session and each.reserved_tokens and not each.is_closed]
+        evictable = held if has_drafts else [each for each in held if each.is_evictable]
         idle = [each for each in evictable if each.is_at_rest and each.touched + self._idle_after <= now]
         while free < tokens or free_places < 1:
             if len(victims) < len(idle):
@@ -293,11 +340,6 @@ class SessionTable:
             victims.append(victim)
             free += victim.reserved_tokens
             free_places += 1
-        for victim in victims:
-            self.evict(victim)
-        self.resident += not session.reserved_tokens
-        self.reserved += tokens - session.reserved_tokens
-        session.reserved_tokens = tokens
         return victims
 
     def _victim(self, others: list[HeldSession], gone: list[HeldSession], session: HeldSession, tokens: int) -> HeldSession | None:
@@ -314,7 +356,7 @@ class SessionTable:
             if each.reserved_tokens and each is not session and each not in gone:
                 held[each.device] += each.reserved_tokens if tokens else 1
         # Of equal ones the one that was silent longest.
-        victim = max(others, key=lambda each: (held[each.device], each.is_at_rest), default=None)
+        victim = max(others, key=lambda each: (held[each.device], each.is_at_rest, each.is_evictable, not each.is_running), default=None)
         if victim is None or held[victim.device] - (victim.reserved_tokens if tokens else 1) < held[session.device] + (tokens or 1):
             return None
         return victim
@@ -353,6 +395,15 @@ class SessionTable:
     def next_forgotten(self) -> float | None:
         """Return when the next session may be forgotten; None: none is at rest."""
         return next((session.touched + self._forget_after for session in self if session.is_at_rest), None)
+
+    def surplus(self, device: str) -> HeldSession | None:
+        """Return the session to forget so that this device can have another one; None: no device has more than it would have then.
+
+        It is the one at rest that was silent longest, of the device with most.
+        """
+        counts = Counter(each.device for each in self)
+        at_rest = [each for each in self if each.is_at_rest and counts[each.device] > counts[device] + 1]
+        return max(at_rest, key=lambda each: counts[each.device], default=None)
 
     def overdue(self, *, now: float) -> list[HeldSession]:
         """Return the sessions that may be forgotten now."""

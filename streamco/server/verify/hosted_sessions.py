@@ -159,9 +159,10 @@ class HostedSessions(MachineDriver[SchedulerEvent, SchedulerCommand], Generic[Se
     # Opening and resuming
 
     def _may_open(self, connection: ConnectionT, number: int) -> bool:
-        """Return True if the connection's address may have another session; else refuse it."""
+        """Return True if the connection's address may have another session with its key; else refuse it."""
         max_sessions = self._options.peer_sessions
-        if sum(session.peer == connection.peer for session in self._sessions.values()) < max_sessions:
+        source = (connection.peer, connection.owner)
+        if sum((session.peer, session.owner) == source for session in self._sessions.values()) < max_sessions:
             return True
         self.stats.record_refusal("address limit")
         message = f"session {number}: expected at most {max_sessions} from one address, got one more"
@@ -225,7 +226,7 @@ class HostedSessions(MachineDriver[SchedulerEvent, SchedulerCommand], Generic[Se
         self._end(session)
 
     def _forget_silent(self, session: SessionT, expected: str) -> None:
-        """Forget a session that was silent for too long, as the scheduler has."""
+        """Forget a session as the scheduler has: it was silent for too long, or for longer than others when one of them had to go."""
         if session.connection is not None:
             message = f"session {session.number}: expected {expected}, got silence"
             session.connection.server.refuse(EvictedError(message, session=session.number))

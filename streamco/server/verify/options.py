@@ -30,7 +30,7 @@ class VerifyOptions(Struct, frozen=True, kw_only=True):
     room: int | None = None  # rows of a batch with policy "mixed"; None: as many as take 1.8 times as long as 32
     connections: int = 512
     peer_connections: int = 128  # of one address
-    peer_sessions: int = 512  # of one address, those of lost connections included
+    peer_sessions: int = 512  # of one address, for each key, those of lost connections included
     frame_bytes: int = 1 << 20
     draft_tokens: int = 31  # verified in one round
     top_k: int = 64  # ids in one row of a verdict

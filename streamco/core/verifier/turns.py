@@ -1,0 +1,79 @@
+"""The devices that wait for a place in the cache, and the order in which they get one.
+
+A device that has fewer places comes before one that has more; of two that have as many, the one that asked first. If only the time counted,
+a device could hold all places, ask for another one without pause, and so stand before every device that has none.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+
+from msgspec import Struct
+
+__all__ = ["Room", "Turns"]
+
+_MISSED_RETRY = 1.0  # seconds after which a device that waits and doesn't ask again loses its turn
+
+
+class Room(Struct, frozen=True):
+    """Part of the cache.
+
+    Args:
+        places: number of sequences.
+        tokens: number of tokens.
+    """
+
+    places: int = 0
+    tokens: int = 0
+
+
+class _Turn(Struct, frozen=True):
+    until: float  # when it is lost, seconds
+    tokens: int  # that the device has asked for
+
+
+class Turns:
+    """The devices that wait. A device keeps its turn as long as it asks again in time."""
+
+    def __init__(self) -> None:
+        self._turns: dict[str, _Turn] = {}  # by device, the one that asked first is the first
+
+    def wait(self, device: str, tokens: int, retry_after: float, *, now: float) -> None:
+        """Let a device wait for a place with ``tokens``, and keep its turn until it asks again."""
+        self._turns[device] = _Turn(now + retry_after + _MISSED_RETRY, tokens)
+
+    def end(self, device: str) -> None:
+        """Let a device wait no more: it has a place, or is gone."""
+        self._turns.pop(device, None)
+
+    def __len__(self) -> int:
+        return len(self._turns)
+
+    def before(self, device: str, held: Counter[str], *, now: float) -> Room:
+        """Return the room that must be left for the devices whose turn comes before this one's.
+
+        Args:
+            device: one that asks for a place.
+            held: number of places of each device.
+            now: the time, seconds.
+        """
+        waiting = self._waiting(now)
+        mine = (held[device], waiting.index(device) if device in waiting else len(waiting))
+        return self._room(each for number, each in enumerate(waiting) if each != device and (held[each], number) < mine)
+
+    def deprived(self, device: str, held: Counter[str], *, now: float) -> Room:
+        """Return the room that a device, though it has places, must leave for those that would still have fewer with one more."""
+        return self._room(each for each in self._waiting(now) if held[each] + 1 < held[device])
+
+    def without_place(self, held: Counter[str], *, now: float) -> list[tuple[str, int]]:
+        """Return the devices that wait and have no place, in order, and the number of tokens that each needs."""
+        return [(each, self._turns[each].tokens) for each in self._waiting(now) if not held[each]]
+
+    def _waiting(self, now: float) -> list[str]:
+        self._turns = {device: turn for device, turn in self._turns.items() if turn.until > now}
+        return list(self._turns)
+
+    def _room(self, devices: Iterable[str]) -> Room:
+        tokens = [self._turns[device].tokens for device in devices]
+        return Room(len(tokens), sum(tokens))
