@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING, Any, Self
 from msgspec import Struct
 
 from streamco._native import top_k
-from streamco.engines.llamacpp.draft_context import DraftContext
 from streamco.engines.llamacpp.draft_model import draft_layer_folder, read_draft_weights, write_draft_model
 from streamco.engines.llamacpp.model_parts import describe_part, field_of, open_gguf, read_part, tensors_of
 from streamco.engines.llamacpp.state_context import LayerModel
+from streamco.engines.split.draft_context import DraftContext
 from streamco.errors import ConfigError, EngineError
 
 if TYPE_CHECKING:
