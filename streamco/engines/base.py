@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from contextlib import AbstractContextManager
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol, get_args
 
 from msgspec import Struct
 
@@ -35,6 +35,7 @@ __all__ = [
     "HoldingEngine",
     "ModelInfo",
     "Prediction",
+    "ReasoningFormat",
     "RowReader",
     "SequenceTask",
     "TaskEnd",
@@ -42,6 +43,11 @@ __all__ = [
     "TextPiece",
     "TokenSequence",
 ]
+
+
+# What becomes of the text between <think> and </think> at the beginning of an answer to messages. "deepseek": it is ``reasoning_content``;
+# "none": content, tags included; "auto": as "deepseek" if the model's chat template or name says that it thinks, else as "none".
+ReasoningFormat = Literal["auto", "none", "deepseek"]
 
 
 class EngineOptions(Struct, frozen=True, kw_only=True):
@@ -61,6 +67,7 @@ class EngineOptions(Struct, frozen=True, kw_only=True):
     measure_rows: bool = False
     # layers that ``Prediction.importance`` is the attention of (``streamco.policies.importance.LAYERS``); -1: the last; (): none, free
     attention_layers: tuple[int, ...] = ()
+    reasoning_format: ReasoningFormat = "auto"
 
     def __post_init__(self) -> None:
         """Refuse values of another type than the default's; their ranges are checked by the engine."""
@@ -68,6 +75,8 @@ class EngineOptions(Struct, frozen=True, kw_only=True):
             value = getattr(self, name)
             if not (value is None and name in {"threads", "held_tokens"}) and (not isinstance(value, int) or isinstance(value, bool)):
                 raise ConfigError(f"engine: {name}: expected a whole number, got {value!r}")
+        if self.reasoning_format not in get_args(ReasoningFormat):
+            raise ConfigError(f"engine: reasoning_format: expected auto, none or deepseek, got {self.reasoning_format!r}")
 
 
 class TextPiece(Struct, frozen=True):
@@ -77,6 +86,7 @@ class TextPiece(Struct, frozen=True):
     ids: tuple[int, ...]
     tops: tuple[tuple[tuple[int, float], ...], ...] | None = None  # for each id ``top_probabilities`` of its row; None: not asked for
     is_cut: bool = False  # a stop string begins inside: the ids hold more than the text, so no answer can continue after them
+    is_reasoning: bool = False  # what the model thinks, or (without text) a tag around that
 
 
 class GenerationTimings(Struct, frozen=True, kw_only=True):
@@ -137,6 +147,7 @@ class ModelInfo(Struct, frozen=True, kw_only=True):
     heads: int
     ffn_width: int
     end_ids: frozenset[int] = frozenset()  # tokens that end a text
+    has_reasoning: bool = False  # answers to messages may begin with reasoning, which is kept apart from their content
 
 
 class Generation(Protocol):

@@ -25,6 +25,7 @@ from streamco.engines.llamacpp.cache_dir import machine_key
 from streamco.engines.llamacpp.context import LlamaContext
 from streamco.engines.llamacpp.control_tokens import ControlTokens
 from streamco.engines.llamacpp.model import LlamaModel, context_limit
+from streamco.engines.llamacpp.reasoning import splits_reasoning
 from streamco.engines.llamacpp.row_costs import ROW_SIZES, kept_costs, measured_costs
 from streamco.engines.loop import EngineLoop
 from streamco.engines.sequence import HeldSequence
@@ -107,7 +108,8 @@ class LlamaEngine:
     def _open_context(self, options: EngineOptions) -> None:
         model = self._model
         limit = context_limit(model.info, options.context_tokens)
-        self.info: ModelInfo = replace(model.info, context_tokens=limit)
+        has_reasoning = splits_reasoning(options.reasoning_format, has_reasoning=model.info.has_reasoning)
+        self.info: ModelInfo = replace(model.info, context_tokens=limit, has_reasoning=has_reasoning)
         count = options.max_sequences + options.held_sequences
         is_separate = options.separate or options.exact
         has_room_each = options.held_tokens is None or is_separate

@@ -18,6 +18,7 @@ from streamco.engines.llamacpp.amx_probe import TILES, Repacking, choose_repacki
 from streamco.engines.llamacpp.control_tokens import ControlTokens
 from streamco.engines.llamacpp.grammar import TokenGrammar
 from streamco.engines.llamacpp.library import collected_errors, extra_buffer, load_library
+from streamco.engines.llamacpp.reasoning import TAGS, has_reasoning
 from streamco.errors import EngineError, PromptError
 from streamco.wire.token_frames import vocabulary_fingerprint
 
@@ -159,8 +160,9 @@ class LlamaModel:
         library, handle = self.library, self.handle
         width = int(library.llama_model_n_embd(handle))
         architecture = self._metadata("general.architecture")
+        name = self._metadata("general.name") or self.path.stem
         return ModelInfo(
-            name=self._metadata("general.name") or self.path.stem,
+            name=name,
             vocabulary_size=self.vocabulary_size,
             vocabulary=self._fingerprint(),
             context_tokens=int(library.llama_model_n_ctx_train(handle)),
@@ -171,6 +173,7 @@ class LlamaModel:
             heads=int(library.llama_model_n_head(handle)),
             ffn_width=int(self._metadata(f"{architecture}.feed_forward_length") or 4 * width),
             end_ids=self.end_ids,
+            has_reasoning=has_reasoning(name, self._template_source()),
         )
 
     def _fingerprint(self) -> str:
@@ -183,8 +186,12 @@ class LlamaModel:
         attributes = {token: int(library.llama_vocab_get_attr(self._vocab, token)) for token in range(self.vocabulary_size)}
         special = library.LLAMA_TOKEN_ATTR_CONTROL | library.LLAMA_TOKEN_ATTR_UNKNOWN
         tokens = [token for token, flags in attributes.items() if flags & special]
+        texts = {self._entry(token): token for token in tokens}
+        for tag in TAGS:  # a model's tags around its reasoning are text, also in files that call them control tokens
+            if tag in texts:
+                self._bytes[texts[tag]] = tag.encode()
         return ControlTokens(
-            {self._entry(token): token for token in tokens},
+            texts,
             left_strips=frozenset(token for token in tokens if attributes[token] & library.LLAMA_TOKEN_ATTR_LSTRIP),
             right_strips=frozenset(token for token in tokens if attributes[token] & library.LLAMA_TOKEN_ATTR_RSTRIP),
         )
@@ -200,11 +207,11 @@ class LlamaModel:
         Raises:
             EngineError: the template breaks its bounds.
         """
-        source = self.library.llama_model_chat_template(self.handle, None)
+        source = self._template_source()
         if not source:
             return None, "which has no chat template"
         try:
-            template = ChatTemplate(source.decode("utf-8", "replace"), self._read_special_tokens())
+            template = ChatTemplate(source, self._read_special_tokens())
             left_out = template.check()
         except PromptError as exc:
             fault = f"whose chat template can't be used (a prompt without messages needs none): {exc}"
@@ -214,6 +221,9 @@ class LlamaModel:
             level = logging.WARNING if {"assistant", "system"}.intersection(left_out) else logging.INFO
             logger.log(level, "model %s: its chat template leaves out these roles, and chats with one are refused: %s", self.path, left_out)
         return template, ""
+
+    def _template_source(self) -> str:
+        return (self.library.llama_model_chat_template(self.handle, None) or b"").decode("utf-8", "replace")
 
     def _read_special_tokens(self) -> dict[str, str]:
         """Return the texts of the special tokens that the file names, by the names that templates have for them."""

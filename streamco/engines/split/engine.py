@@ -24,6 +24,7 @@ from streamco.engines.kv_slots import Slot
 from streamco.engines.llamacpp.control_tokens import ControlTokens
 from streamco.engines.llamacpp.model import context_limit
 from streamco.engines.llamacpp.model_parts import PartInfo, check_same_model
+from streamco.engines.llamacpp.reasoning import splits_reasoning
 from streamco.engines.split.answer import LinkEvent, ProposeDrafts, SplitAnswer, SplitGeneration, SplitLink
 from streamco.engines.split.draft_layer import DraftPart
 from streamco.engines.split.draft_lengths import DraftLengths
@@ -127,7 +128,9 @@ class SplitEngine:
             raise
         model = self._head.model.info
         limit = context_limit(model, options.context_tokens)
-        self.info: ModelInfo = replace(model, context_tokens=limit, layers=self._input.info.layers)  # those that use energy here
+        has_reasoning = splits_reasoning(options.reasoning_format, has_reasoning=model.has_reasoning)
+        layers = self._input.info.layers  # those that use energy here
+        self.info: ModelInfo = replace(model, context_tokens=limit, layers=layers, has_reasoning=has_reasoning)
         self.link = link(self._input.info, limit)
         self._lengths = None if self.drafts is None else DraftLengths(self.drafts.policy, self.link.row_seconds)
         self._inbox: SimpleQueue[SplitGeneration | tuple[SplitGeneration, LinkEvent] | Consumer | None] = SimpleQueue()
