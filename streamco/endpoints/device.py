@@ -15,7 +15,14 @@ from typing import TYPE_CHECKING, cast
 
 from streamco.endpoints.base import Capabilities, Kind, Request, TokenPrices, new_completion_id
 from streamco.endpoints.continuation import BoundaryWhitespace
-from streamco.endpoints.generation_request import boundary_whitespace, generation_request, is_short, request_ids, takes_grammars
+from streamco.endpoints.generation_request import (
+    boundary_whitespace,
+    generation_request,
+    is_short,
+    reasoning_splitter,
+    request_ids,
+    takes_grammars,
+)
 from streamco.endpoints.model_files import path_of
 from streamco.endpoints.network.loop_bound import LoopBound, LoopState, check_process
 from streamco.endpoints.watchdog import Watchdog
@@ -28,6 +35,7 @@ from streamco.engines.base import (
     HoldingEngine,
     TextPiece,
 )
+from streamco.engines.llamacpp.reasoning import ReasoningSplitter
 from streamco.errors import ConfigError, EndpointError, EndpointTimeoutError, EngineError, StreamClosed, StreamConsumed, UsageError
 from streamco.events import StreamEnded, TextCount, TokensReceived
 from streamco.openai_types import ChatCompletionChunk, ChoiceDelta, ChunkChoice
@@ -266,6 +274,7 @@ class DeviceStream:
         self._end: GenerationEnd | None = None
         self._partial: list[str] = []
         self._boundary = BoundaryWhitespace()
+        self._splitter: ReasoningSplitter | None = None
         self._top_logprobs = int(request.extra.get("top_logprobs") or 0) if request.extra.get("logprobs") else None
         self._watchdog = None if request.timeouts is None else Watchdog(self._loop, request.timeouts, self._expire, request.elapsed)
         self._has_begun = self._has_sent_finish = self._has_ended = self._is_cancelled = False
@@ -306,6 +315,7 @@ class DeviceStream:
     def _submit(self, engine: Engine, ids: list[int]) -> None:
         request = generation_request(engine, self._request, ids, top=0 if self._top_logprobs is None else MAX_TOP_LOGPROBS)
         self._boundary = BoundaryWhitespace(boundary_whitespace(engine, self._request))
+        self._splitter = reasoning_splitter(engine, self._request, ids)
         self._generation = engine.submit(request, self._wake)
 
     async def receive(self) -> TokensReceived | StreamEnded:
@@ -353,6 +363,8 @@ class DeviceStream:
         if self._generation is None or self._end is not None:
             return []
         pieces, self._end = self._generation.take()
+        if self._splitter is not None:
+            pieces = self._splitter.split(pieces) + (self._splitter.flush() if self._end is not None else [])
         if self._end is not None:
             self._drop_generation()
             self._notify()
@@ -403,10 +415,12 @@ class DeviceStream:
             chunks.append(self._chunk(ChunkChoice(delta=ChoiceDelta(role="assistant", content=""))))
         tokens = 0
         for piece in pieces:
-            self._partial.append(piece.text)
             tokens += len(piece.ids)
-            choice = ChunkChoice(delta=ChoiceDelta(content=piece.text), token_ids=None if piece.is_cut else list(piece.ids))
-            if self._top_logprobs is not None:
+            delta = ChoiceDelta(reasoning_content=piece.text) if piece.is_reasoning else ChoiceDelta(content=piece.text)
+            choice = ChunkChoice(delta=delta, token_ids=None if piece.is_cut else list(piece.ids))
+            if not piece.is_reasoning:
+                self._partial.append(piece.text)
+            if self._top_logprobs is not None and not piece.is_reasoning:
                 choice.logprobs = self._logprobs(piece, self._top_logprobs)
             chunks.append(self._chunk(choice))
         if self._end is not None and self._end.reason in FINISHED:

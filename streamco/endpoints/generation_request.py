@@ -13,11 +13,12 @@ from streamco.endpoints.base import Request
 from streamco.endpoints.continuation import split_trailing_whitespace
 from streamco.engines.base import Engine, GenerationRequest
 from streamco.engines.llamacpp.json_schema import grammar_of
+from streamco.engines.llamacpp.reasoning import ReasoningSplitter, closed_prompt, opens_reasoning
 from streamco.engines.prompt_ids import answer_ids, chat_ids, pending_bytes, prompt_ids
 from streamco.errors import ConfigError, UsageError
 from streamco.events import Partial
 
-__all__ = ["boundary_whitespace", "generation_request", "is_short", "request_ids", "takes_grammars"]
+__all__ = ["boundary_whitespace", "generation_request", "is_short", "reasoning_splitter", "request_ids", "takes_grammars"]
 
 JSON_WHITESPACE = b" \t\r\n"
 INLINE_CHARACTERS = 4096  # to tokenise more takes over a millisecond, too long for the loop
@@ -83,16 +84,24 @@ def request_ids(engine: Engine, request: Request) -> list[int]:
         return prompt_ids(engine, request.prompt)
     if request.messages is None:
         raise AssertionError("one of the three is given")
-    return chat_ids(engine, request.messages)
+    ids = chat_ids(engine, request.messages)
+    return closed_prompt(engine, ids) if _has_form(request) else ids
 
 
 def _partial_ids(engine: Engine, request: Request, partial: Partial) -> list[int]:
     """Return the prompt and the answer so far: ids if they belong to this vocabulary, else the text that is handed over."""
     begun = request_ids(engine, replace(request, partial=None))
-    if _has_ids(engine, partial):
-        return [*begun, *(partial.ids or ())]
-    text, _ = _handed_over(request, partial)
-    return [*begun, *answer_ids(engine, text)] if text else begun
+    if not _is_begun(engine, request):
+        return begun
+    if request.messages is not None:
+        begun = closed_prompt(engine, begun)  # reasoning is not handed over, so what is handed over comes after it
+    return [*begun, *((partial.ids or ()) if _has_ids(engine, partial) else answer_ids(engine, _handed_over(request, partial)[0]))]
+
+
+def _is_begun(engine: Engine, request: Request) -> bool:
+    """Return True if the prompt ends with the beginning of the answer's content."""
+    partial = request.partial
+    return partial is not None and (_has_ids(engine, partial) or bool(_handed_over(request, partial)[0]))
 
 
 def _has_ids(engine: Engine, partial: Partial) -> bool:
@@ -117,6 +126,19 @@ def boundary_whitespace(engine: Engine, request: Request) -> str:
     """Return the whitespace at the end of a text that was handed over, which the engine writes again; "" if ids were, or all of it."""
     partial = request.partial
     return "" if partial is None or _has_ids(engine, partial) else _handed_over(request, partial)[1]
+
+
+def reasoning_splitter(engine: Engine, request: Request, ids: list[int]) -> ReasoningSplitter | None:
+    """Return what tells the answer's reasoning from its content; None: all of it is content.
+
+    Args:
+        engine: the engine.
+        request: the request. An answer that has begun or has a form goes on with its content, and one to a text is passed on as it is.
+        ids: its prompt, from ``request_ids``.
+    """
+    if not engine.info.has_reasoning or request.messages is None or _has_form(request) or _is_begun(engine, request):
+        return None
+    return ReasoningSplitter(is_open=opens_reasoning(engine, ids))
 
 
 def is_short(request: Request) -> bool:
