@@ -46,6 +46,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     model.add_argument("--sequences", type=int, default=4, metavar="N", help="answers decoded together (default: %(default)s)")
     model.add_argument("--prefill-chunk", type=int, metavar="N", help="prompt tokens a step (default: the engine's)")
     model.add_argument("--exact", action="store_true", help="batching never changes the arithmetic; rows cost more time and memory")
+    model.add_argument(
+        "--reasoning-format",
+        choices=("auto", "none", "deepseek"),
+        default="auto",
+        help="what becomes of <think>: deepseek sends it as reasoning_content, none as content (default: auto, by the model)",
+    )
     listen = parser.add_argument_group("listening")
     listen.add_argument("--host", default="127.0.0.1", help="address to listen on (default: %(default)s)")
     listen.add_argument("--port", type=int, default=8000, help="0: any free one (default: %(default)s)")
@@ -289,6 +295,7 @@ def _load(args: argparse.Namespace, path: Path) -> HoldingEngine:
         max_sequences=args.sequences,
         threads=args.threads,
         exact=args.exact,
+        reasoning_format=args.reasoning_format,
         held_sequences=places,
         private=args.verify_private,
         separate=args.verify_separate,

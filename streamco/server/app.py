@@ -18,6 +18,7 @@ from aiohttp import web
 
 from streamco.endpoints.engine_health import check_engine
 from streamco.engines.base import Engine, GenerationRequest, HoldingEngine
+from streamco.engines.llamacpp.reasoning import ReasoningSplitter
 from streamco.engines.native_notice import warn_if_pure
 from streamco.errors import MAX_NAME, EngineError, shorten
 from streamco.server.http.api import make_application
@@ -33,7 +34,7 @@ from streamco.server.latency_replay import LatencyReplay
 from streamco.server.metrics import ServerMetrics
 from streamco.server.options import ServeOptions
 from streamco.server.packed_response import PackedStream, wants_packed
-from streamco.server.prompts import ApiRequest, build_generation, request_tokens
+from streamco.server.prompts import ApiRequest, build_generation, reasoning_splitter, request_tokens
 from streamco.server.requests import ChatRequest, CompletionRequest, convert, parse
 from streamco.server.responses import ChatResponse, CompletionResponse, ResponseFormat
 from streamco.server.streaming import answer_whole, stream_answer
@@ -154,9 +155,10 @@ class Service:
             self._check_model(parsed.model)
         replay = self._start_replay(arrived)
         generation = await build_generation(self.engine, parsed, self.options, body_bytes, owner=request.get(KEY_NAME))
-        work = self._start(generation, replay)
+        splitter = reasoning_splitter(self.engine, parsed, generation.prompt_ids)
+        work = self._start(generation, replay, splitter)
         try:
-            if translated is None and wants_packed(request.headers.get("Accept", ""), parsed):
+            if translated is None and splitter is None and wants_packed(request.headers.get("Accept", ""), parsed):
                 return await stream_answer(request, work, self._pack(parsed), self.options, self.clock)
             answer = translated or self._shape(parsed, generation)
             respond = stream_answer if parsed.is_streamed else answer_whole
@@ -168,12 +170,12 @@ class Service:
                 first = None if work.first_at is None else work.first_at - arrived
                 self._metrics.record(work.end, seconds=self.clock.now() - arrived, first_token=first)
 
-    def _start(self, generation: GenerationRequest, replay: LatencyReplay | None) -> GenerationReader:
+    def _start(self, generation: GenerationRequest, replay: LatencyReplay | None, splitter: ReasoningSplitter | None) -> GenerationReader:
         self.admission.check_open()  # it may have closed while the prompt was tokenised
         if self._waker is None:
             self._waker = WakeCoalescer()
         try:
-            work = GenerationReader(self.engine, generation, self._waker, self.clock, replay)
+            work = GenerationReader(self.engine, generation, self._waker, self.clock, replay, splitter=splitter)
         except EngineError as error:
             raise RequestError(503, str(error), code="engine_error") from error
         self._works.add(work)

@@ -8,6 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from streamco.engines.base import Engine, GenerationRequest
+from streamco.engines.llamacpp.reasoning import ReasoningSplitter, closed_prompt, opens_reasoning
 from streamco.engines.prompt_ids import answer_ids, chat_ids, pending_bytes, prompt_ids
 from streamco.errors import EngineError
 from streamco.server.http.errors import RequestError, invalid
@@ -15,7 +16,7 @@ from streamco.server.options import ServeOptions
 from streamco.server.requests import TOP_LOGPROBS, ChatRequest, CompletionRequest
 from streamco.wire.token_frames import TokenCodec, TokenFrameError, TokenVocabularyError
 
-__all__ = ["build_generation", "prompt_ids", "render", "request_tokens", "unpack_ids"]
+__all__ = ["build_generation", "prompt_ids", "reasoning_splitter", "render", "request_tokens", "unpack_ids"]
 
 _MARK = "\ue000"  # replaces the text of a message to be continued while the template runs; a private-use character
 # Long prompts wait for each other and for no short one; a sender that leaves takes a waiting one out of the queue.
@@ -48,6 +49,21 @@ async def build_generation(
         owner=owner,
         pending_bytes=pending_bytes(engine, ids),
     )
+
+
+def reasoning_splitter(engine: Engine, request: ApiRequest, ids: Sequence[int]) -> ReasoningSplitter | None:
+    """Return what tells the answer's reasoning from its content; None: all of it is content.
+
+    Args:
+        engine: the engine.
+        request: the request. An answer that has begun goes on with its content, and the completions API has no reasoning.
+        ids: its prompt.
+    """
+    if not engine.info.has_reasoning or not isinstance(request, ChatRequest):
+        return None
+    if request.continue_final_message or request.continuation_tokens_packed is not None:
+        return None
+    return ReasoningSplitter(is_open=opens_reasoning(engine, ids))
 
 
 async def request_tokens(engine: Engine, request: ApiRequest, body_bytes: int) -> list[int]:
@@ -84,7 +100,8 @@ def tokenize_request(engine: Engine, request: ApiRequest) -> list[int]:
     """
     ids = _chat_ids(engine, request) if isinstance(request, ChatRequest) else _text_ids(engine, request)
     if request.continuation_tokens_packed is not None:
-        ids = ids + unpack_ids(engine, "continuation_tokens_packed", request.continuation_tokens_packed)
+        begun = closed_prompt(engine, ids) if isinstance(request, ChatRequest) else ids  # the ids are those of content
+        ids = begun + unpack_ids(engine, "continuation_tokens_packed", request.continuation_tokens_packed)
     return _checked(engine, ids)
 
 

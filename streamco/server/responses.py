@@ -131,7 +131,7 @@ class _Answer:
         return encode({**self._head, "object": self.objects.whole, "choices": [choice], "usage": usage_of(end.timings)})
 
     def _text(self) -> str:
-        return "".join([piece.text for piece in self._pieces])
+        return "".join([piece.text for piece in self._pieces if not piece.is_reasoning])
 
     def _chunk(self, choices: list[Json]) -> Json:
         chunk = {**self._head, "object": self.objects.chunk, "choices": choices}
@@ -140,8 +140,8 @@ class _Answer:
         return chunk
 
     def _piece_choice(self, piece: TextPiece) -> Json:
-        choice = make_choice(0, self.chunk_field, self._piece_content(piece.text))
-        if self._top is not None:
+        choice = make_choice(0, self.chunk_field, self._piece_content(piece))
+        if self._top is not None and not piece.is_reasoning:
             choice["logprobs"] = self._logprobs([piece])
         if piece.is_cut:  # the end comes with it: a client that loses the connection in between must not go on after the stop string
             self._has_stopped = True
@@ -150,7 +150,7 @@ class _Answer:
             choice["token_ids"] = piece.ids
         return choice
 
-    def _piece_content(self, text: str) -> object:
+    def _piece_content(self, piece: TextPiece) -> object:
         raise NotImplementedError
 
     def _final_choice(self, finish_reason: str) -> Json:
@@ -163,7 +163,7 @@ class _Answer:
         raise NotImplementedError
 
     def _tokens(self, pieces: Sequence[TextPiece]) -> list[TokenLogprob]:
-        return [token for piece in pieces for token in token_logprobs(piece.ids, piece.tops, self._top or 0)]
+        return [token for piece in pieces if not piece.is_reasoning for token in token_logprobs(piece.ids, piece.tops, self._top or 0)]
 
 
 class ChatResponse(_Answer):
@@ -179,14 +179,16 @@ class ChatResponse(_Answer):
             chunk["prompt_token_ids"] = self._prompt_ids
         return event(chunk)
 
-    def _piece_content(self, text: str) -> Json:
-        return {"content": text}
+    def _piece_content(self, piece: TextPiece) -> Json:
+        return {"reasoning_content" if piece.is_reasoning else "content": piece.text}
 
     def _final_choice(self, finish_reason: str) -> Json:
         return make_choice(0, "delta", {}, finish_reason=finish_reason)
 
     def _whole_choice(self, logprobs: Json | None, finish_reason: str) -> Json:
-        message = {"role": "assistant", "content": self._text(), "refusal": None}
+        message: Json = {"role": "assistant", "content": self._text(), "refusal": None}
+        if reasoning := "".join([piece.text for piece in self._pieces if piece.is_reasoning]):
+            message["reasoning_content"] = reasoning
         return make_choice(0, "message", message, logprobs=logprobs, finish_reason=finish_reason)
 
     def _logprobs(self, pieces: Sequence[TextPiece]) -> Json:
@@ -204,8 +206,8 @@ class CompletionResponse(_Answer):
         """Return nothing, or a chunk with the prompt's ids if ids are sent."""
         return event({**self._chunk([make_choice(0, "text", "")]), "prompt_token_ids": self._prompt_ids}) if self._wants_ids else b""
 
-    def _piece_content(self, text: str) -> str:
-        return text
+    def _piece_content(self, piece: TextPiece) -> str:
+        return piece.text
 
     def _final_choice(self, finish_reason: str) -> Json:
         return make_choice(0, "text", "", finish_reason=finish_reason)

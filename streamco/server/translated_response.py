@@ -64,8 +64,8 @@ class TranslatedResponse:
         return self._encoder.whole(self._whole.completion(), end.reason)
 
     def _chunk(self, piece: TextPiece) -> ChatCompletionChunk:
-        choice = ChunkChoice(delta=ChoiceDelta(content=piece.text))
-        if self._top is not None:
+        choice = ChunkChoice(delta=ChoiceDelta(reasoning_content=piece.text) if piece.is_reasoning else ChoiceDelta(content=piece.text))
+        if self._top is not None and not piece.is_reasoning:
             choice.logprobs = chat_logprobs(token_logprobs(piece.ids, piece.tops, self._top), self._detokenize)
         return ChatCompletionChunk(choices=[choice])
 

@@ -13,6 +13,7 @@ from collections.abc import Callable
 from typing import Protocol
 
 from streamco.engines.base import Engine, Generation, GenerationEnd, GenerationRequest, TextPiece
+from streamco.engines.llamacpp.reasoning import ReasoningSplitter
 from streamco.server.latency_replay import LatencyReplay
 
 __all__ = ["WakeEvent", "Clock", "LoopClock", "WakeCoalescer", "GenerationReader"]
@@ -128,6 +129,7 @@ class GenerationReader:
         waker: coalesces the wake-ups of this loop.
         clock: time for latency replay and deadlines.
         latency_replay: holds pieces back; None: pieces leave as they come.
+        splitter: tells reasoning from content; None: all is content.
 
     Attributes:
         first_at: the clock's time when the first piece left; None: none has left.
@@ -138,11 +140,19 @@ class GenerationReader:
     """
 
     def __init__(
-        self, engine: Engine, request: GenerationRequest, waker: WakeCoalescer, clock: Clock, latency_replay: LatencyReplay | None = None
+        self,
+        engine: Engine,
+        request: GenerationRequest,
+        waker: WakeCoalescer,
+        clock: Clock,
+        latency_replay: LatencyReplay | None = None,
+        *,
+        splitter: ReasoningSplitter | None = None,
     ) -> None:
         self._event = WakeEvent()
         self._clock = clock
         self._latency_replay = latency_replay
+        self._splitter = splitter
         self._stopped_by: str | None = None
         self._has_ended = False
         self.first_at: float | None = None
@@ -195,5 +205,7 @@ class GenerationReader:
 
     def _take(self) -> tuple[list[TextPiece], GenerationEnd | None]:
         pieces, end = self._generation.take()
+        if self._splitter is not None:
+            pieces = self._splitter.split(pieces) + (self._splitter.flush() if end is not None else [])
         self._has_ended = self._has_ended or end is not None
         return pieces, end

@@ -199,6 +199,9 @@ def test_settings_reach_the_engine(model: str, monkeypatch: pytest.MonkeyPatch) 
     assert not seen["options"].private
     serve._load(parse("--verify-private"), Path(model))
     assert seen["options"].private
+    assert seen["options"].reasoning_format == "auto"
+    serve._load(parse("--reasoning-format", "none"), Path(model))
+    assert seen["options"].reasoning_format == "none"
     serve._load(parse("--verify-places", "0"), Path(model))
     assert seen["options"].held_sequences == 0
 
