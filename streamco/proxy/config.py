@@ -20,6 +20,7 @@ from streamco.config import READING, Timeouts
 from streamco.endpoints.base import Continuation, TokenPrices, check_prices
 from streamco.endpoints.known_servers.declared import CapabilityChanges
 from streamco.endpoints.model_files import is_hub_name
+from streamco.engines.base import ReasoningFormat
 from streamco.errors import ConfigError
 from streamco.events import PreCopy
 from streamco.policies.cost import RATE_SERVER_CONSTRAINED
@@ -141,6 +142,7 @@ class DeviceSection(Struct, frozen=True, kw_only=True):
     context: int | None = None  # tokens of a sequence, prompt and answer; None: 2048, with base_url what the server says
     sequences: int = 4  # answers decoded together
     capabilities: CapabilityTable | None = None  # with base_url; None: what is known of such servers
+    reasoning_format: ReasoningFormat = "auto"  # see ``EngineOptions``
     drafts: int = 2  # answers drafted at a time with full branches, if [speculate] asks for drafts
 
 

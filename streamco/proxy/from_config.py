@@ -206,7 +206,10 @@ def _build_device(section: DeviceSection, speculate: SpeculateSection, environ: 
         parts = " (but parts of a split model: these need [split] or --split URL)" if Path(f"{path}.input.gguf").is_file() else ""
         raise ConfigError(f"device.model: expected a GGUF file, got nothing at {path}{parts}")
     options = EngineOptions(
-        context_tokens=_CONTEXT if section.context is None else section.context, max_sequences=section.sequences, threads=section.threads
+        context_tokens=_CONTEXT if section.context is None else section.context,
+        max_sequences=section.sequences,
+        threads=section.threads,
+        reasoning_format=section.reasoning_format,
     )
     if speculate.mode != "race":
         options = drafting_engine_options(options, speculate.budget, section.drafts * (2 + speculate.max_branches))
@@ -220,7 +223,7 @@ def _build_local_server(section: DeviceSection, url: str, speculate: SpeculateSe
         ConfigError: a setting beside it has no effect, or the key is missing.
     """
     usual = DeviceSection()
-    for name in ("threads", "sequences", "drafts"):
+    for name in ("threads", "sequences", "reasoning_format", "drafts"):
         if getattr(section, name) != getattr(usual, name):
             raise ConfigError(f"device.{name}: expected none beside device.base_url, where the server decides, got it")
     if speculate.mode != "race":

@@ -91,6 +91,7 @@ def test_a_device_may_be_a_server_at_a_url() -> None:
         ('[device]\nmodel = "packaged"\napi_key_env = "K"\n', "device.api_key_env: expected device.base_url beside it"),
         ('[device]\nmodel = "packaged"\ncapabilities = { tools = true }\n', "device.capabilities: expected device.base_url beside it"),
         (f'[device]\nbase_url = "{LOCAL}"\nthreads = 2\n', "device.threads: expected none beside device.base_url"),
+        (f'[device]\nbase_url = "{LOCAL}"\nreasoning_format = "none"\n', "device.reasoning_format: expected none beside device.base_url"),
         (f'[device]\nbase_url = "{LOCAL}"\nsequences = 2\n', "device.sequences: expected none beside device.base_url"),
         (f'[device]\nbase_url = "{LOCAL}"\n[speculate]\nmode = "auto"\n', "speculate.mode: expected .race. with device.base_url"),
     ],
@@ -103,9 +104,14 @@ def test_settings_without_effect_on_a_device_are_refused(text: str, complaint: s
 def test_a_device_is_made_from_its_file(tmp_path: Path) -> None:
     path = tmp_path / "small.gguf"
     path.touch()
-    client = build_client(parse_config(f'[device]\nmodel = "{path}"\nname = "laptop"\ncontext = 512\nthreads = 1\n'))
-    assert client._settings.endpoints.device is not None
-    assert (client._settings.endpoints.device.name, client._settings.endpoints.device.kind) == ("laptop", "device")
+    client = build_client(
+        parse_config(f'[device]\nmodel = "{path}"\nname = "laptop"\ncontext = 512\nthreads = 1\nreasoning_format = "none"\n')
+    )
+    device = client._settings.endpoints.device
+    assert isinstance(device, DeviceEndpoint)
+    options = device._options
+    assert (options.context_tokens, options.reasoning_format) == (512, "none")
+    assert (device.name, device.kind) == ("laptop", "device")
 
 
 def test_a_device_that_drafts_has_places_for_its_drafts_and_the_verifier_its_token(tmp_path: Path) -> None:
