@@ -29,7 +29,7 @@ async def main() -> None:
         kind = None
         async for token in stream:
             if token.kind != kind:
-                print(f"\n[{token.kind}] ", end="")
+                print(f"\n[{token.kind}] ", end="", flush=True)
                 kind = token.kind
             print(token.text, end="", flush=True)
         print(f"\n{stream.usage.completion_tokens} tokens, ${stream.report.cost_usd:.6f}")
