@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -34,7 +34,7 @@ class RunningProxy(Running):
 
 @asynccontextmanager
 async def proxying(
-    device: ScriptedEndpoint | None = None, server: Endpoint | list[ScriptedEndpoint] | None = None, **options: Any
+    device: ScriptedEndpoint | None = None, server: Endpoint | Sequence[Endpoint] | None = None, **options: Any
 ) -> AsyncIterator[RunningProxy]:
     """A proxy on a free port and an HTTP client for it.
 

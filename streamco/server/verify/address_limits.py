@@ -20,7 +20,7 @@ _KEPT = 0.25  # share of all connections that is kept for peers with a right key
 
 
 class Source(Struct, frozen=True):
-    """Where a connection comes from.
+    """Origin of a connection, as far as it counts.
 
     Args:
         address: the peer's address.

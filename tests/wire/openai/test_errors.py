@@ -220,5 +220,6 @@ def test_a_prompt_that_is_too_long_has_one_code_whatever_the_server_calls_it(sta
 def test_a_code_is_found_in_the_other_forms_of_errors_too() -> None:
     assert find_code({"code": "x", "message": "m"}, status=400) == "x"
     assert find_code({"detail": "maximum context length is 9"}, status=400) == "context_length_exceeded"
-    assert [find_code(value, status=400) for value in (None, [], "text", {"error": "text"})] == [None] * 4
+    odd: list[Any] = [None, [], "text", {"error": "text"}]
+    assert [find_code(each, status=400) for each in odd] == [None] * 4
     assert stream_error({"error": {"code": "context_length_exceeded", "message": "m"}}).code == "context_length_exceeded"
