@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
+from collections.abc import Hashable
 from typing import Any
 
 from streamco.config import Limits
@@ -75,12 +76,10 @@ class EventStreamParser(AnswerParser):
             return True
         if not self._has_begun and self._skipped is not None:
             raise EndpointProtocolError(f"expected {self.first_event} as the first event, got {excerpt(self._skipped)}")
-        self._take_rest()
         return readable == events
 
     def _finish(self, chunks: list[ChatCompletionChunk]) -> None:
         self._chunks = chunks
-        self._take_rest()
         self._close_parts()
 
     def _size(self) -> str:
@@ -102,7 +101,7 @@ class EventStreamParser(AnswerParser):
         if name in _KEEPALIVES:
             return
         try:
-            value = decode_object(payload, self._halves)
+            value = decode_object(payload, has_pieces=True)
         except ValueError:
             if payload[:1] in (b"{", b"["):
                 raise EndpointProtocolError(f"expected JSON in an event, got {excerpt(payload)}") from None
@@ -118,8 +117,6 @@ class EventStreamParser(AnswerParser):
             return
         if not self._has_begun and ("choices" in value or kind.startswith(self.foreign_types)):
             raise EndpointProtocolError(f"expected {self.first_event} as the first event, got {excerpt(payload)}", is_lasting=True)
-        if self._halves.has_taken:
-            self._ends.record_output()
         if self._decode(kind, value):
             return
         if (error := find_error(value)) is not None:
@@ -211,16 +208,18 @@ class EventStreamParser(AnswerParser):
         Raises:
             EndpointProtocolError: nothing of it was understood.
         """
-        self._take_rest()
         if self.error is None:
             self._record_end(self._ends.record_end())
             self._close_parts()
             self.is_done = True
 
-    def _take_rest(self) -> None:
-        """Emit half characters whose other half never came."""
-        for value in self._halves.take_rest():
-            self._decode(value.get("type", ""), value)
+    def _join(self, text: Hashable, piece: str) -> str:
+        """Return a piece of a text with whole characters; half a character at its end is held."""
+        piece = self._halves.join(text, piece)
+        if self._halves.is_open and self._halves.holds(text):
+            self.has_progress = True
+            self._ends.record_output()
+        return piece
 
     def _fail_with(self, value: dict[str, Any]) -> None:
         """Fail with an error that the server sent."""

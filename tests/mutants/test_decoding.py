@@ -18,7 +18,7 @@ from streamco.wire.openai.tool_calls import ToolCalls
 from streamco.wire.responses_api.given_texts import GivenTexts
 from streamco.wire.responses_api.output_items import OutputItems
 from streamco.wire.sse import SSEParser
-from streamco.wire.text_halves import TextHalves, replace_halves
+from streamco.wire.text_halves import TextHalves, whole_values
 from tests.mutants.__main__ import mutant_of
 from tests.mutants.decoding import find_differences
 from tests.mutants.mutant import make_mutant
@@ -74,7 +74,7 @@ FAULTS: dict[str, Plant] = {
         OutputItems, "finish", lambda self, kind, item, place, is_final: self._add(kind, set(), place)
     ),
     "the last call takes every piece": plant(ToolCalls, "_find", lambda self, *_: self.calls[-1] if self.calls else None),
-    "halves of characters are not joined": plant(TextHalves, "join", lambda _self, event: replace_halves(event)),
+    "halves of characters are not joined": plant(TextHalves, "join", lambda _self, _text, piece: whole_values(piece)),
     "zeros replace counts": zeros_are_counts,
     "the input of a block's start is lost": plant(MessageStreamParser, "_stop_block", lambda _self, _index: None),
     "increments in messages are lost": plant(CumulativeText, "keep_new", all_is_repeated),

@@ -13,7 +13,6 @@ import msgspec
 from streamco.openai_types import ChoiceDelta, CompletionUsage, FunctionDelta, PromptTokensDetails, ToolCallDelta, has_output, with_further
 from streamco.wire.completeness import read_reason
 from streamco.wire.event_stream_parser import EventStreamParser, count_of, number_of, object_of, text_of
-from streamco.wire.text_halves import TextHalves
 
 __all__ = ["MessageStreamParser"]
 
@@ -26,8 +25,6 @@ _REASONS = {
     "tool_use": "tool_calls",
     "refusal": "content_filter",
 }
-_BORDERS = frozenset({"content_block_start", "content_block_stop"})
-"""Events after which the text of a block doesn't go on."""
 _COUNTS = {
     "input_tokens": ("input_tokens", "prompt_tokens"),  # the second name is the chat API's, which some gateways keep
     "cache_creation_input_tokens": ("cache_creation_input_tokens",),
@@ -64,15 +61,12 @@ class MessageStreamParser(EventStreamParser):
 
     def __init__(self, **options: Any) -> None:
         super().__init__(**options)
-        self._halves = TextHalves(places=("type",))  # blocks come one after the other, and some servers number each event
         self._counts: dict[str, int] = {}  # as the server named them; later ones are sums and replace earlier ones
         self._given: dict[str, int] = {}  # those that the reader has
         self._blocks: dict[int | None, _Block] = {}  # open ones in the order of their beginnings, by their index
         self._calls = 0
 
     def _decode(self, kind: str, value: dict[str, Any]) -> bool:
-        if kind in _BORDERS:
-            self._take_rest()
         match kind:
             case "content_block_delta":
                 self._delta(number_of(value.get("index")), object_of(value.get("delta")))
@@ -128,15 +122,16 @@ class MessageStreamParser(EventStreamParser):
 
     def _delta(self, index: int | None, delta: dict[str, Any]) -> None:
         """Emit a piece of the block with its index, or else of the latest block."""
-        if index not in self._blocks and self._blocks:
-            index = next(reversed(self._blocks))
+        if index not in self._blocks:
+            index = next(reversed(self._blocks), None)
         block = self._blocks.get(index)
         match delta:
             case {"type": "text_delta", "text": str(text)}:
-                self._write(ChoiceDelta(content=text))
+                self._write(ChoiceDelta(content=self._join(index, text)))
             case {"type": "thinking_delta", "thinking": str(text)}:
-                self._write(ChoiceDelta(reasoning_content=text))
+                self._write(ChoiceDelta(reasoning_content=self._join(index, text)))
             case {"type": "input_json_delta", "partial_json": str(text)} if block is not None:
+                text = self._join(index, text)
                 if block.call is not None and text:
                     block.has_input = True
                     self._call(block.call, text)
@@ -159,6 +154,7 @@ class MessageStreamParser(EventStreamParser):
 
     def _stop_block(self, index: int | None) -> None:
         """Emit what was held of a block. Its input at the start counts if none came in pieces."""
+        self._end_text(index)
         block = self._blocks.pop(index, None)
         if block is None:
             return
@@ -168,9 +164,25 @@ class MessageStreamParser(EventStreamParser):
         elif block.pieces:
             self._provide(index, {"type": block.kind, "input": _read_json("".join(block.pieces))})
 
+    def _end_text(self, index: int | None) -> None:
+        """Emit the half of a character that a block's text, or its input, ends with."""
+        half, block = self._halves.give_up(index), self._blocks.get(index)
+        if not half:
+            return
+        if block is not None and block.call is not None:
+            block.has_input = True
+            self._call(block.call, half, is_new=False)
+        elif block is not None and block.pieces:
+            block.pieces.append(half)
+        elif block is not None and block.kind == "thinking":
+            self._emit(ChoiceDelta(reasoning_content=half), is_new=False)
+        else:
+            self._emit(ChoiceDelta(content=half), is_new=False)
+
     def _close_parts(self) -> None:
         for index in list(self._blocks):
             self._stop_block(index)
+        self._end_text(None)
         self._give_usage()
 
     def _give_usage(self) -> None:

@@ -25,7 +25,7 @@ from streamco.openai_types import (
 )
 from streamco.wire.completeness import read_reason
 from streamco.wire.openai.further_fields import unknown_fields
-from streamco.wire.text_halves import TextHalves, replace_halves
+from streamco.wire.text_halves import whole_values
 
 __all__ = [
     "CumulativeText",
@@ -45,12 +45,12 @@ _MAX_DIGITS = 18  # integers of up to 18 digits fit 64 bits
 _Details = TypeVar("_Details", PromptTokensDetails, CompletionTokensDetails)
 
 
-def decode_object(data: bytes, halves: TextHalves | None = None) -> Any:
+def decode_object(data: bytes, *, has_pieces: bool = False) -> Any:
     """Decode JSON that may hold invalid UTF-8, lone surrogates, NaN or raw control characters.
 
     Args:
         data: the JSON.
-        halves: joins the halves of characters of an answer's events; None: each half is U+FFFD.
+        has_pieces: it is an event of a stream. Halves of characters in pieces of its texts stay as they are; others are U+FFFD.
 
     Raises:
         ValueError: it is not JSON at all, or it is nested deeper than 100 levels.
@@ -59,11 +59,8 @@ def decode_object(data: bytes, halves: TextHalves | None = None) -> Any:
         value = check_depth(_decode_strict(data), data)
         if value is None:
             value = check_depth(json.loads(data.decode("utf-8", "replace"), strict=False, parse_int=_read_integer), data)
-            if halves is None or not isinstance(value, dict):
-                return replace_halves(value)
-        elif halves is None or not (halves.is_open and isinstance(value, dict)):
-            return value
-        return halves.join(value)
+            return whole_values(value, has_pieces=has_pieces)
+        return value
     except RecursionError as exc:
         raise _too_deep() from exc
 
@@ -337,6 +334,8 @@ class CumulativeText:
             content = choice.delta.content
             if not content:
                 continue
+            if "\ud800" <= content[-1] <= "\udbff":  # half a character, which comes once more
+                content = choice.delta.content = content[:-1]
             known = self._passed.get(choice.index, "")
             if known and self._repeats is None:
                 self._repeats = content.startswith(known)

@@ -12,9 +12,10 @@ import msgspec
 
 from streamco.config import Limits
 from streamco.errors import EndpointError, EndpointProtocolError
-from streamco.openai_types import ChatCompletionChunk, CompletionUsage, further_fields, has_output
+from streamco.openai_types import ChatCompletionChunk, ChunkChoice, CompletionUsage, further_fields, has_output
 from streamco.wire.completeness import Completeness, End, read_reason
 from streamco.wire.openai.errors import find_error, is_bare_error, stream_error
+from streamco.wire.openai.delta_halves import DeltaHalves
 from streamco.wire.openai.extended_decode import ExtendedDecoder
 from streamco.wire.openai.fast_decode import Api
 from streamco.wire.openai.json_body import JSONBody, decode_body, excerpt, is_json, split_answer
@@ -24,7 +25,6 @@ from streamco.wire.openai.repeated_events import FEW, RepeatedEvents
 from streamco.wire.openai.token_estimate import ONE_TOKEN, estimate_delta, estimate_tokens, is_text
 from streamco.wire.openai.tool_calls import ChoiceNumbers
 from streamco.wire.sse import SSEParser
-from streamco.wire.text_halves import TextHalves
 
 __all__ = ["Api", "ChatStreamParser"]
 
@@ -75,7 +75,7 @@ class ChatStreamParser:
         self._kinds = 0  # what has come: _WITHOUT_IDS, _NOT_TEXT
         self._ends = Completeness()
         self._choices = ChoiceNumbers(is_one=choices == 1)
-        self._halves = TextHalves(is_one_choice=choices == 1)
+        self._halves = DeltaHalves()
         self._cumulative = CumulativeText()
         self._is_streaming = False  # before the first event, in a JSON body and after the end
         self._body: JSONBody | None = None
@@ -358,7 +358,7 @@ class ChatStreamParser:
             self._is_streaming = False
         if self.is_done or not payload:
             return
-        if "unknown field" in str(refusal) and not self._halves.is_open:
+        if "unknown field" in str(refusal):
             try:
                 extended = self._extended.decode(payload)
             except (msgspec.DecodeError, ValueError, RecursionError):
@@ -380,7 +380,7 @@ class ChatStreamParser:
     def _read_typed(self, chunk: ChatCompletionChunk, payload: bytes, chunks: list[ChatCompletionChunk]) -> None:
         """Read an event that is not plain content; one that has its text where the API has none is decoded without types."""
         is_elsewhere = bool(chunk.choices) and self._extended.place not in payload and any(place in payload for place in _PLACES)
-        if is_elsewhere or self._halves.is_open:
+        if is_elsewhere:
             self._read_lenient(payload, chunks)
         else:
             self._read_chunk(chunk, payload, chunks)
@@ -400,12 +400,10 @@ class ChatStreamParser:
             if not self._cumulative.has_begun:
                 self._cumulative.begin(self.partial_text())
             self._cumulative.keep_new(chunk)
-        if self._halves.has_taken and any(place in payload for place in _PLACES):
-            self._ends.record_output()
         self._read_usage(chunk, payload, is_built)
         before = self.tokens
         had_progress, self.has_progress = self.has_progress, False
-        self._count_chunk(chunk)
+        self._count_chunk(chunk, may_have_halves=is_built)
         is_empty = self.tokens == before and not self.has_progress
         self.has_progress = self.has_progress or had_progress
         if self._ends.failure is not None:
@@ -423,8 +421,8 @@ class ChatStreamParser:
 
     def _take_rest(self, chunks: list[ChatCompletionChunk]) -> None:
         """Add the chunks of half characters whose other half never came."""
-        for value in self._halves.take_rest():
-            chunk = build_chunk(value)
+        for index, delta in self._halves.give_up_all():
+            chunk = ChatCompletionChunk(choices=[ChunkChoice(delta=delta, index=index)])
             self._count_chunk(chunk)
             chunks.append(chunk)
 
@@ -447,17 +445,22 @@ class ChatStreamParser:
     def _decode_lenient(self, payload: bytes) -> dict[str, Any]:
         """Decode an event's object without types. Return {} for other JSON values; if it isn't JSON, set ``error`` too."""
         try:
-            value = decode_object(payload, self._halves)
+            value = decode_object(payload, has_pieces=True)
         except ValueError:
             self._fail(EndpointProtocolError(f"expected a JSON chunk, got {excerpt(payload)}"))
             return {}
         return value if isinstance(value, dict) else {}
 
-    def _count_chunk(self, chunk: ChatCompletionChunk) -> None:
+    def _count_chunk(self, chunk: ChatCompletionChunk, *, may_have_halves: bool = False) -> None:
+        """Count what a chunk holds; ``may_have_halves``: it was decoded without types."""
         ends = self._ends
         for choice in chunk.choices:
             self._choices.settle(choice)
-            delta, index = choice.delta, choice.index
+            index = choice.index
+            if (may_have_halves or self._halves.is_open) and self._halves.join(choice):
+                self.has_progress = True
+                ends.record_output(index)
+            delta = choice.delta
             if delta.content and index == 0:
                 self._text.append(delta.content)
             tokens = len(choice.token_ids) if choice.token_ids else estimate_delta(delta)

@@ -16,6 +16,7 @@ from streamco.wire.event_stream_parser import EventStreamParser, number_of, obje
 from streamco.wire.openai.lenient_decode import build_usage
 from streamco.wire.responses_api.given_texts import GivenTexts, TextKind
 from streamco.wire.responses_api.output_items import OutputItem, OutputItems
+from streamco.wire.text_halves import HALF
 
 __all__ = ["ResponseStreamParser"]
 
@@ -96,9 +97,11 @@ class ResponseStreamParser(EventStreamParser):
 
     def _read_text(self, kind: TextKind, what: str, value: dict[str, Any]) -> None:
         item, part, logprobs = self._item_of(_ITEMS[kind], value), _part_of(value), value.get("logprobs")
-        if what == "delta" and (piece := text_of(value.get("delta"))):
+        if what == "delta":
+            piece = self._join((kind, item.number), text_of(value.get("delta")))
             self._given.add((kind, item.number, part), piece)
-            self._write(kind, piece, logprobs)
+            if piece or logprobs:
+                self._write(kind, piece, logprobs)
         elif what == "done":
             self._finish_text(kind, item, part, text_of(value.get("refusal" if kind == "refusal" else "text")), logprobs)
 
@@ -106,6 +109,8 @@ class ResponseStreamParser(EventStreamParser):
         self, kind: TextKind, item: OutputItem, part: int, whole: str, logprobs: Any = None, *, is_listed: bool = False
     ) -> None:
         """Emit what a text that is done has beyond its deltas."""
+        if whole:
+            self._halves.give_up((kind, item.number))
         rest = self._given.take_rest((kind, item.number, part), whole, is_listed=is_listed)
         if rest:
             if kind == "summary":
@@ -171,7 +176,7 @@ class ResponseStreamParser(EventStreamParser):
             self._emit_call(item, "", name=name or None, call_id=call_id or None)
 
     def _read_input(self, item: OutputItem, what: str, value: dict[str, Any]) -> None:
-        if what == "delta" and (piece := _json_text(value.get("delta"))):
+        if what == "delta" and (piece := self._join(item, _json_text(value.get("delta")))):
             item.arguments += piece
             self._emit_call(item, piece)
         elif what == "done":
@@ -180,6 +185,8 @@ class ResponseStreamParser(EventStreamParser):
     def _finish_input(self, item: OutputItem, given: Any, *, is_done: bool) -> None:
         """Emit what the whole text of a call's input has beyond its deltas. One that isn't done counts only if nothing has come."""
         whole, before = _json_text(given), item.arguments
+        if is_done and whole:
+            self._halves.give_up(item)
         if (is_done or not before) and whole.startswith(before) and (rest := whole[len(before) :]):
             item.arguments = whole
             self._emit_call(item, rest)
@@ -198,15 +205,23 @@ class ResponseStreamParser(EventStreamParser):
 
     # The end
 
+    def _close_parts(self) -> None:
+        """Emit the halves of characters that texts end with."""
+        for text in self._halves.give_up_all():
+            if isinstance(text, OutputItem):
+                self._emit_call(text, HALF)
+            else:
+                self._write(text[0], HALF)
+
     def _end_with(self, name: str, response: dict[str, Any]) -> None:
         status = name if name != "done" else text_of(response.get("status"))
         if status in _FAILED or response.get("status") in _FAILED:
             self._fail_with({"error": response.get("error") or {"message": f"the response is {response.get('status') or status}"}})
             return
-        self._take_rest()
         output = response.get("output")
         for place, item in enumerate(output if isinstance(output, list) else ()):
             self._read_item(place, object_of(item), is_done=True, is_final=True)
+        self._close_parts()
         reason = "tool_calls" if self._calls else "stop"
         if status == "incomplete" or response.get("status") == "incomplete":
             reason = _REASONS.get(text_of(object_of(response.get("incomplete_details")).get("reason")), "length")

@@ -1,0 +1,107 @@
+"""Halves of characters in the deltas of a chat answer, whose texts go on in other deltas."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from streamco.openai_types import ChoiceDelta, ChunkChoice, CustomDelta, FunctionDelta, ToolCallDelta, further_fields, with_further
+from streamco.wire.text_halves import HALF, TextHalves, whole_values
+
+__all__ = ["DeltaHalves"]
+
+_TEXTS = ("content", "reasoning_content", "reasoning", "refusal")
+_FURTHER = frozenset({"reasoning_text", "thinking"})
+
+_Text = tuple[int, str, int]
+"""Number of a choice, name of one of its texts, and, of a call's, the call's number."""
+
+
+class DeltaHalves:
+    """Joins the halves of characters in the deltas of one answer; its parser owns it.
+
+    A half is given up, as U+FFFD, when the choice goes on with another text: servers that cut characters write one text after the other.
+    """
+
+    def __init__(self) -> None:
+        self._halves = TextHalves()
+        self._open: dict[int, set[_Text]] = {}  # texts of which a half is held, by choice
+
+    @property
+    def is_open(self) -> bool:
+        """True if a half waits for the other one."""
+        return bool(self._open)
+
+    def join(self, choice: ChunkChoice) -> bool:
+        """Make the characters of a choice's delta whole. Return True if it has half a character at the end, which is held.
+
+        Args:
+            choice: the choice, with its number and those of its calls as the reader gets them.
+        """
+        before = self._open.pop(choice.index, set())
+        held: set[_Text] = set()
+        has_text = False
+        for (name, number), owner, key in _pieces(choice.delta):
+            piece = owner[key] if isinstance(owner, dict) else getattr(owner, key)
+            if not (isinstance(piece, str) and piece):
+                continue
+            has_text = True
+            text = (choice.index, name, number)
+            piece = self._halves.join(text, piece)
+            if isinstance(owner, dict):
+                owner[key] = piece
+            else:
+                setattr(owner, key, piece)
+            if self._halves.holds(text):
+                held.add(text)
+            before.discard(text)
+        for further in (further_fields(choice.delta), further_fields(choice)):
+            further.update({name: whole_values(value) for name, value in further.items()})
+        if has_text:
+            for text in sorted(before):
+                self._halves.give_up(text)
+                choice.delta = _with_half(choice.delta, text)
+            before = set()
+        if before or held:
+            self._open[choice.index] = before | held
+        return bool(held)
+
+    def give_up_all(self) -> list[tuple[int, ChoiceDelta]]:
+        """Return the ends of texts that a half was held of, each with the number of its choice. Nothing is held any more."""
+        self._open.clear()
+        return [(text[0], _with_half(ChoiceDelta(), text)) for text in self._halves.give_up_all()]
+
+
+def _pieces(delta: ChoiceDelta) -> Iterator[tuple[tuple[str, int], Any, str]]:
+    """Yield name and number of each text that a delta may have a piece of, with the owner of the piece and its name there."""
+    for name in _TEXTS:
+        yield (name, 0), delta, name
+    further = further_fields(delta)
+    for name in _FURTHER & further.keys():
+        yield (name, 0), further, name
+    for call in delta.tool_calls or ():
+        if call.function is not None:
+            yield ("arguments", call.index or 0), call.function, "arguments"
+        if call.custom is not None:
+            yield ("input", call.index or 0), call.custom, "input"
+    if delta.function_call is not None:
+        yield ("function_call", 0), delta.function_call, "arguments"
+
+
+def _with_half(delta: ChoiceDelta, text: _Text) -> ChoiceDelta:
+    """Return a delta that ends a text, of which it has no piece, with half a character."""
+    _, name, number = text
+    match name:
+        case "arguments":
+            delta.tool_calls = [ToolCallDelta(index=number, function=FunctionDelta(arguments=HALF)), *(delta.tool_calls or ())]
+        case "input":
+            delta.tool_calls = [ToolCallDelta(index=number, custom=CustomDelta(input=HALF)), *(delta.tool_calls or ())]
+        case "function_call":
+            function = delta.function_call or FunctionDelta()
+            function.arguments = HALF + (function.arguments or "")
+            delta.function_call = function
+        case _ if name in _FURTHER:
+            return with_further(delta, {name: HALF})
+        case _:
+            setattr(delta, name, HALF)
+    return delta
