@@ -370,9 +370,9 @@ class OpenAIStream:
         if parser.is_done:
             self._finish()
         elif parser.error is not None:
-            self._handle_answer_error(parser.error, tokens)
+            self._handle_answer_error(parser.error, has_begun=_has_begun(chunks, tokens))
         elif failure is not None:
-            chunks += self._handle_read_error(failure, tokens)
+            chunks += self._handle_read_error(failure, has_begun=_has_begun(chunks, tokens))
         elif not data:
             chunks, tokens = self._close_parser()
         elif parser.is_complete != self._is_complete:
@@ -388,7 +388,7 @@ class OpenAIStream:
                 self._fail(EndpointProtocolError(f"expected content in the first {_MAX_HELD} chunks, got none"))
             if held:
                 chunks = held + chunks
-            has_begun = tokens > 0 or any(has_output(choice.delta) for chunk in chunks for choice in chunk.choices)
+            has_begun = _has_begun(chunks, tokens)
             if not has_begun and (self._end is None or isinstance(self._end.outcome, Exception)):
                 self._held = [] if self._content is None else chunks  # None: this try has failed
                 return None
@@ -402,12 +402,12 @@ class OpenAIStream:
         try:
             chunks = self._parser.close(is_proper=self._response is None or _has_length(self._response.headers))
         except EndpointError as error:
-            self._handle_answer_error(error, 0)
+            self._handle_answer_error(error, has_begun=False)  # what the end would have completed is never returned
             return [], 0
         self._finish()
         return chunks, self._parser.tokens
 
-    def _handle_read_error(self, failure: Exception, tokens: int) -> list[ChatCompletionChunk]:
+    def _handle_read_error(self, failure: Exception, *, has_begun: bool) -> list[ChatCompletionChunk]:
         """End the stream after a failed read: the connection was lost or closed, or a time limit is over. Return what was still held."""
         if self._is_closed:
             raise StreamClosed(f"{self._name}: expected an open stream, got a receive while it was cancelled")
@@ -425,12 +425,12 @@ class OpenAIStream:
             self._fail(failure)
         else:
             error.__cause__ = root_cause(failure)
-            self._handle_answer_error(error, tokens)
+            self._handle_answer_error(error, has_begun=has_begun)
         return []
 
-    def _handle_answer_error(self, error: EndpointError, tokens: int) -> None:
-        """End the stream after a failed answer, or send the request again if the reader has seen nothing."""
-        if self._held is not None and not tokens:
+    def _handle_answer_error(self, error: EndpointError, *, has_begun: bool) -> None:
+        """End the stream after a failed answer, or send the request again if the reader has seen nothing, and now sees nothing."""
+        if self._held is not None and not has_begun:
             wait = self._opener.next_wait(error)
             if wait is not None:
                 assert self._response is not None, "an answer breaks after it has begun"
@@ -484,6 +484,11 @@ class OpenAIStream:
         self._forget_response()
         if self._opener.call is not None:
             self._client.warm(self._opener.call.url)
+
+
+def _has_begun(chunks: list[ChatCompletionChunk], tokens: int) -> bool:
+    """Return True if chunks hold anything of the answer."""
+    return tokens > 0 or any(has_output(choice.delta) for chunk in chunks for choice in chunk.choices)
 
 
 def _has_length(headers: Mapping[str, str]) -> bool:

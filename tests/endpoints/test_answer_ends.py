@@ -112,6 +112,15 @@ async def test_output_that_is_no_text_keeps_a_silent_server_within_its_limit() -
         assert (error.phase, len(answered.chunks), len(server.requests)) == ("next_token", 1, 1)
 
 
+async def test_output_that_came_with_an_error_is_given_once() -> None:
+    piece = sse_event({"choices": [{"index": 0, "delta": {"audio": {"data": "AAAA"}}, "finish_reason": None}]})
+    answer = body(piece + sse_event({"error": {"code": 503, "message": "busy"}}))
+    async with ScriptedServer(answer, answer) as server, opened(server.url) as endpoint:
+        answered = await ask(endpoint)
+        assert isinstance(answered.failure(), EndpointStatusError)
+        assert (len(answered.chunks), len(server.requests)) == (1, 1)
+
+
 async def test_the_number_of_choices_that_were_asked_for_says_what_an_index_is() -> None:
     def pieces(*indexes: int) -> list[bytes]:
         return [sse_event({"choices": [{"index": index, "delta": {"content": f"{index} "}, "finish_reason": None}]}) for index in indexes]

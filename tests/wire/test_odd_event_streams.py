@@ -152,6 +152,33 @@ def test_a_custom_tools_call_has_its_input(events: list[bytes]) -> None:
     assert answer.choices[0].finish_reason == "tool_calls"
 
 
+@pytest.mark.parametrize("events", [["delta"], ["done"], ["final"], ["delta", "done", "final"]])
+def test_half_a_character_at_the_end_of_a_text_or_an_input_is_replaced(events: list[str]) -> None:
+    text, arguments = "hi \ud83d", '{"a": "\ud83d'
+    call = {"type": "function_call", "id": "i", "call_id": "c", "name": "f", "arguments": ""}
+    output = [{"type": "message", "content": [{"type": "output_text", "text": text}]}, {**call, "arguments": arguments}]
+    steps = {
+        "delta": event("response.output_text.delta", output_index=0, delta=text)
+        + event("response.output_item.added", output_index=1, item=call)
+        + event("response.function_call_arguments.delta", output_index=1, delta=arguments),
+        "done": event("response.output_text.done", output_index=0, text=text)
+        + event("response.output_item.done", output_index=1, item=output[1]),
+    }
+    parser = ResponseStreamParser()
+    finished = event("response.completed", response={"output": output if "final" in events else []})
+    message = assemble(read(parser, CREATED, *[steps[each] for each in events if each in steps], finished)).choices[0].message
+    assert message.content == "hi \ufffd"
+    assert [(each.id, function_of(each).arguments) for each in message.tool_calls or ()] == [("c", '{"a": "\ufffd')]
+    assert parser.finish_reason == "tool_calls"
+
+
+def test_half_a_character_in_the_input_that_a_block_begins_with_is_replaced_there() -> None:
+    parser = MessageStreamParser()
+    block = {"type": "tool_use", "id": "t", "name": "f", "input": {"content": "x\ud83d"}}
+    message = assemble(read(parser, START, event("content_block_start", index=0, content_block=block), STOP)).choices[0].message
+    assert [function_of(each).arguments for each in message.tool_calls or ()] == ['{"content":"x\ufffd"}']
+
+
 def test_items_of_hosted_tools_and_annotations_reach_the_caller_and_are_progress() -> None:
     search = {"type": "web_search_call", "id": "ws_1", "status": "completed", "action": {"query": "x"}}
     parser = ResponseStreamParser()

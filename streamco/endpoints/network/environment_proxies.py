@@ -7,7 +7,7 @@ compares texts, this goes further: ``10.0.0.0/8`` is a network, and ``host:443``
 from __future__ import annotations
 
 import ipaddress
-from urllib.parse import urlsplit, urlunsplit
+from urllib.parse import urlsplit
 from urllib.request import getproxies, getproxies_environment, proxy_bypass
 
 from streamco.errors import ConfigError
@@ -40,13 +40,14 @@ def find_proxy(scheme: str, host: str, port: int) -> str | None:
 def _checked(name: str, setting: str) -> str:
     """Return a proxy's URL, with ``http://`` if it has no scheme."""
     url = setting if "://" in setting else f"http://{setting}"
-    parts = urlsplit(url)
     try:
+        parts = urlsplit(url)
         is_right = parts.scheme.lower() in _PORTS and bool(parts.hostname) and parts.port != 0
     except ValueError:
         is_right = False
     if not is_right:
-        shown = urlunsplit(parts._replace(netloc=parts.netloc.rpartition("@")[2]))
+        scheme, separator, rest = url.partition("://")
+        shown = scheme + separator + rest.rpartition("@")[2]  # a password may have any characters
         raise ConfigError(f'{name.upper()}_PROXY: expected a URL like "http://host:3128", got {shown!r}, which is no proxy for HTTP')
     return url
 

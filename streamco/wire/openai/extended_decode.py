@@ -14,7 +14,7 @@ import msgspec
 from streamco.openai_types import ChatCompletionChunk, CompletionUsage, further_fields
 from streamco.wire.openai.fast_decode import Api, TextChunk, decode_chat_chunk, decode_text_chunk, make_chat_chunk
 from streamco.wire.openai.further_fields import UnknownPart, put_back, take_unknown
-from streamco.wire.openai.lenient_decode import check_depth, has_many_brackets
+from streamco.wire.openai.lenient_decode import check_depth, decode_object, has_many_brackets
 
 __all__ = ["ExtendedDecoder"]
 
@@ -54,6 +54,16 @@ class ExtendedDecoder:
         chunk = msgspec.convert(value, ChatCompletionChunk) if self._is_chat else make_chat_chunk(msgspec.convert(value, TextChunk))
         self.usual = self._fast if unknown is None else self.decode
         return put_back(chunk, unknown) if unknown is not None and self._may_keep(unknown, payload) else chunk
+
+    def decode_long(self, payload: bytes) -> ChatCompletionChunk:
+        """Decode an event that is long enough to be nested too deep, also in a declared field, with the decoder that is usual now.
+
+        Raises:
+            msgspec.DecodeError, ValueError, RecursionError: it doesn't fit the types, or is nested too deep.
+        """
+        if has_many_brackets(payload):
+            decode_object(payload)
+        return self.usual(payload)
 
     def extend_usage(self, chunk: ChatCompletionChunk, payload: bytes) -> None:
         """Give a chunk's usage its further fields, which the fast decoder skips: most answers have one usage."""

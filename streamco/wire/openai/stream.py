@@ -14,12 +14,12 @@ from streamco.config import Limits
 from streamco.errors import EndpointError, EndpointProtocolError
 from streamco.openai_types import ChatCompletionChunk, ChunkChoice, CompletionUsage, further_fields, has_output
 from streamco.wire.completeness import Completeness, End, read_reason
-from streamco.wire.openai.errors import find_error, is_bare_error, stream_error
 from streamco.wire.openai.delta_halves import DeltaHalves
+from streamco.wire.openai.errors import find_error, is_bare_error, stream_error
 from streamco.wire.openai.extended_decode import ExtendedDecoder
 from streamco.wire.openai.fast_decode import Api
 from streamco.wire.openai.json_body import JSONBody, decode_body, excerpt, is_json, split_answer
-from streamco.wire.openai.lenient_decode import CumulativeText, build_chunk, decode_object, find_usage, has_many_brackets, newer_usage
+from streamco.wire.openai.lenient_decode import CumulativeText, build_chunk, decode_object, find_usage, newer_usage
 from streamco.wire.openai.other_apis import OddEvents, foreign_answer
 from streamco.wire.openai.repeated_events import FEW, RepeatedEvents
 from streamco.wire.openai.token_estimate import ONE_TOKEN, estimate_delta, estimate_tokens, is_text
@@ -246,8 +246,9 @@ class ChatStreamParser:
         while at < end:
             payload, at = payloads[at], at + 1
             try:
-                chunk = decode(payload) if len(payload) <= _SHORT else self._decode_long(payload)
+                chunk = decode(payload) if len(payload) <= _SHORT else self._extended.decode_long(payload)
             except (msgspec.DecodeError, ValueError, RecursionError) as refusal:
+                self._note_text(tokens)
                 self._read_untyped(payload, refusal, chunks)
             else:
                 choices = chunk.choices
@@ -268,6 +269,7 @@ class ChatStreamParser:
                             chunks.append(chunk)
                             at += self._copy_repeated(payloads, at, chunks) if at <= last else 0
                             continue
+                self._note_text(tokens)
                 self._read_typed(chunk, payload, chunks)
             is_open = self._is_open()
             if not self._is_streaming:
@@ -276,10 +278,15 @@ class ChatStreamParser:
             self.tokens += tokens
             self.has_progress = True
             self._kinds |= kinds
-            self._ends.note_output()
+            self._note_text(tokens)
         if self.is_done and self.error is None:
             self._check_end()
         return chunks
+
+    def _note_text(self, tokens: int) -> None:
+        """Record that text of the first choice has come in this read, if any tokens have."""
+        if tokens:
+            self._ends.note_output()
 
     def _is_open(self) -> bool:
         """Return True if nothing needs care before the next text: no finish reason that it takes back, no half of a character."""
@@ -302,16 +309,6 @@ class ChatStreamParser:
         self.tokens += len(copied.pieces) if copied.longest <= ONE_TOKEN else sum(map(estimate_tokens, copied.pieces))
         self._kinds |= _WITHOUT_IDS
         return len(copied.chunks)
-
-    def _decode_long(self, payload: bytes) -> ChatCompletionChunk:
-        """Decode an event that is long enough to be nested too deep, also in a declared field.
-
-        Raises:
-            msgspec.DecodeError, ValueError, RecursionError: it doesn't fit the types, or is nested too deep.
-        """
-        if has_many_brackets(payload):
-            decode_object(payload)
-        return self._extended.usual(payload)
 
     def _check_end(self) -> None:
         """Fail at [DONE] without a single choice: it is the stream of another API, or an answer that never began."""
@@ -373,9 +370,10 @@ class ChatStreamParser:
         if payload[:1] not in _JSON_BEGINS:  # a ping of a gateway; if it is more than that, the answer is truncated, and the error shows it
             self._odd.text = self._odd.text or payload
             return
-        value = self._decode_lenient(payload)
-        if value and not self._record_error(value):
-            self._read_chunk(build_chunk(value), payload, chunks, is_built=True)
+        value = self._decode(payload)
+        for each in value if isinstance(value, list) else [value]:
+            if self.error is None and not self._record_error(each) and isinstance(each, dict) and each:
+                self._read_chunk(build_chunk(each), payload, chunks, is_built=True)
 
     def _read_typed(self, chunk: ChatCompletionChunk, payload: bytes, chunks: list[ChatCompletionChunk]) -> None:
         """Read an event that is not plain content; one that has its text where the API has none is decoded without types."""
@@ -444,12 +442,15 @@ class ChatStreamParser:
 
     def _decode_lenient(self, payload: bytes) -> dict[str, Any]:
         """Decode an event's object without types. Return {} for other JSON values; if it isn't JSON, set ``error`` too."""
+        value = self._decode(payload)
+        return value if isinstance(value, dict) else {}
+
+    def _decode(self, payload: bytes) -> Any:
         try:
-            value = decode_object(payload, has_pieces=True)
+            return decode_object(payload, has_pieces=True)
         except ValueError:
             self._fail(EndpointProtocolError(f"expected a JSON chunk, got {excerpt(payload)}"))
-            return {}
-        return value if isinstance(value, dict) else {}
+            return None
 
     def _count_chunk(self, chunk: ChatCompletionChunk, *, may_have_halves: bool = False) -> None:
         """Count what a chunk holds; ``may_have_halves``: it was decoded without types."""

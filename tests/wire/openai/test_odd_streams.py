@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import pytest
@@ -117,6 +118,23 @@ def test_the_index_of_the_only_choice_means_nothing() -> None:
     assert len(assemble(read(*body, choices=3)[1]).choices) == 3
 
 
+def test_a_list_of_events_is_read_event_by_event() -> None:
+    failing = event([{"error": {"code": 503, "message": "busy"}}])
+    parser, _ = read(chunk("half"), failing, DONE)
+    assert isinstance(parser.error, EndpointStatusError)
+    assert (parser.error.status, parser.error.partial) == (503, "half")
+    pieces = [json.loads(each.removeprefix(b"data: ")) for each in (chunk("a"), chunk("b"))]
+    assert message_of(event(pieces), DONE).content == "ab"
+
+
+@pytest.mark.parametrize("odd", [{"type": "response.heartbeat"}, {"type": "ping"}, {"event": "x"}, {"message": {"content": "x"}}])
+@pytest.mark.parametrize("size", [1, 10_000])
+def test_an_odd_event_after_text_is_skipped_however_the_bytes_are_cut(odd: dict[str, Any], size: int) -> None:
+    body = chunk("The") + chunk(" sky") + event(odd) + chunk(" is") + chunk(finish="stop")
+    parser, _ = read(*[body[start : start + size] for start in range(0, len(body), size)])
+    assert (parser.error, parser.partial_text(), parser.is_complete) == (None, "The sky is", True)
+
+
 @pytest.mark.parametrize("field", ["content", "reasoning_content", "reasoning", "refusal"])
 def test_a_character_that_is_cut_in_two_is_one(field: str) -> None:
     halves: list[dict[str, Any]] = [{field: "a\ud83d"}, {field: "\ude00b"}]
@@ -142,7 +160,19 @@ def test_half_a_character_of_a_calls_arguments_is_joined_too() -> None:
     assert call[1:] == ("f", '{"a":"\U0001f600"}')
 
 
-# Whose piece is whose
+def test_halves_in_arguments_that_are_an_object_are_replaced_at_once() -> None:
+    body = [chunk(tool_calls=[{"index": 0, "id": "c", "function": {"name": "f", "arguments": {"content": "x\ud83d"}}}]), DONE]
+    assert calls_of(*body) == [("c", "f", '{"content":"x\ufffd"}')]
+
+
+def test_half_a_character_of_another_choice_takes_no_reason_back() -> None:
+    parser, _ = read(chunk("a"), chunk(finish="stop"), chunk("b\ud83d", index=1), choices=2)
+    assert parser.has_progress
+    parser.feed(chunk("\ude00", index=1) + chunk(finish="stop", index=1))
+    assert parser.is_complete
+
+
+# Whose piece is whose# Whose piece is whose
 
 
 def call(name: str | None = None, arguments: str | None = None, **fields: Any) -> bytes:
