@@ -29,6 +29,7 @@ from streamco.wire.verify.errors import ModelMismatchError
 from streamco.wire.verify.frames import PATH
 from tests.engines.split.local_link import CELLS
 from tests.server.split.layers import SummingLayers, serving_layers
+from tests.support.event_loops import in_thread
 
 pytest.importorskip("gguf")
 pytest.importorskip("llama_cpp")
@@ -90,6 +91,17 @@ async def test_the_text_is_the_whole_models(files: PartFiles, middle: MiddleEngi
         assert isinstance(stream, SplitStream), "its report has a split model's figures"
         await stream.cancel()
         assert set(await asyncio.gather(read(endpoint), read(endpoint), read(endpoint))) == {expected}
+
+
+def test_each_event_loop_has_connections_of_its_own(files: PartFiles, middle: MiddleEngine, expected: str) -> None:
+    async def answer(endpoint: SplitEndpoint) -> str:
+        await endpoint.start()
+        return await read(endpoint)
+
+    with in_thread(serving_middle(middle, ServeOptions(port=0))) as url:
+        endpoint = SplitEndpoint(files.stem, url, options=OPTIONS)
+        assert [asyncio.run(answer(endpoint)) for _ in range(3)] == [expected] * 3
+        asyncio.run(endpoint.aclose())
 
 
 async def test_answers_beyond_the_servers_places_wait_for_them(files: PartFiles, middle: MiddleEngine, expected: str) -> None:
