@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 
@@ -14,6 +14,7 @@ from streamco.config import Pace
 from streamco.endpoints.base import Capabilities, Kind, Request, TokenPrices
 from streamco.errors import AllEndpointsFailed, ConfigError, EndpointConnectError, EndpointError, EngineError
 from streamco.events import TextCount
+from streamco.openai_types import ChatCompletionChunk, ChoiceDelta, ChunkChoice
 from streamco.testing import Cut, Reset, ScriptedEndpoint, ScriptedServer, chunk_event, run_in_virtual_time, stream_answer, text_chunk
 from streamco.testing.endpoint import ScriptedStream, ScriptItem
 from streamco.testing.responses import ScriptedResponse
@@ -136,6 +137,21 @@ def test_tools_and_schemas_raise_unless_migration_is_asked_for(extra: dict[str, 
     with pytest.raises(EndpointError):
         run_in_virtual_time(main(asked=False))
     assert run_in_virtual_time(main(asked=True)) == "".join(WORDS)
+
+
+@pytest.mark.parametrize("on_failure", ["migrate", "restart"])
+def test_half_a_refusal_is_an_error_and_not_the_beginning_of_another_answer(on_failure: Literal["migrate", "restart"]) -> None:
+    async def main() -> None:
+        refusing = ChatCompletionChunk(choices=[ChunkChoice(delta=ChoiceDelta(refusal="I can't"))])
+        script: list[tuple[float, ScriptItem]] = [(0.1, refusing), (0.2, EndpointConnectError("cut", endpoint="server"))]
+        server, device = ScriptedEndpoint("server", script, capabilities=ABLE, tokens=5), writer("device", kind="device")
+        async with Client(device, server, policy="server-first", on_failure=on_failure) as client:
+            stream = await client.chat.completions.create(messages=QUESTION, stream=True)
+            with pytest.raises(EndpointConnectError):
+                _ = [chunk async for chunk in stream]
+        assert not device.streams
+
+    run_in_virtual_time(main())
 
 
 def test_an_endpoint_that_cannot_continue_is_not_asked_to() -> None:

@@ -53,7 +53,7 @@ class Handover:
         all others, so that the answer isn't lost through what was to make it cheaper. If none is left and restarts are allowed, the
         endpoints that can't continue an answer follow. No endpoint takes over twice.
         """
-        if not self._fails_over or self.transcript.has_calls:
+        if not self._fails_over or not self.transcript.is_text_alone:
             return None
         able = [attempt for attempt in attempts.values() if attempt.can_take_over or attempt.is_last_resort]
         if not able and self._restarts:

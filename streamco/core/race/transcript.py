@@ -37,9 +37,10 @@ class Transcript:
         self._batches.append((vocabulary, chunks))
 
     @property
-    def has_calls(self) -> bool:
-        """True if a tool call or media have begun, because half of one can't be handed over."""
-        return any(choice.delta.tool_calls or choice.delta.function_call or choice.delta.audio for _, choice in self._choices())
+    def is_text_alone(self) -> bool:
+        """True if the answer so far has text and reasoning alone. Half a tool call, refusal or audio can't be handed over."""
+        deltas = [choice.delta for _, choice in self._choices()]
+        return not any(delta.tool_calls or delta.function_call or delta.refusal or delta.audio for delta in deltas)
 
     @property
     def ends_in_text(self) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -91,13 +92,21 @@ def test_the_mark_that_ends_a_thought_is_not_taken_for_the_answers() -> None:
     assert transcript.partial() == Partial(text="a", tokens=3, is_counted=True)
 
 
-def test_a_tool_call_that_has_begun_is_noticed() -> None:
+@pytest.mark.parametrize(
+    "begun",
+    [
+        ChoiceDelta(tool_calls=[ToolCallDelta(index=0, function=FunctionDelta(name="f"))]),
+        ChoiceDelta(function_call=FunctionDelta(name="f")),
+        ChoiceDelta(refusal="I can't"),
+        ChoiceDelta(audio={"data": "UklGRg=="}),
+    ],
+)
+def test_what_no_other_endpoint_can_continue_is_noticed(begun: ChoiceDelta) -> None:
     transcript = Transcript()
-    transcript.add([text_chunk("a")], 1, "v")
-    assert transcript.has_calls is False
-    call = ChoiceDelta(tool_calls=[ToolCallDelta(index=0, function=FunctionDelta(name="f"))])
-    transcript.add([ChatCompletionChunk(choices=[ChunkChoice(delta=call)])], 1, "v")
-    assert transcript.has_calls is True
+    transcript.add([text_chunk("a"), ChatCompletionChunk(choices=[ChunkChoice(delta=ChoiceDelta(reasoning_content="hm"))])], 1, "v")
+    assert transcript.is_text_alone is True
+    transcript.add([ChatCompletionChunk(choices=[ChunkChoice(delta=begun)]), text_chunk("b")], 1, "v")
+    assert transcript.is_text_alone is False
 
 
 @given(st.lists(st.tuples(st.text(max_size=4), st.lists(st.integers(0, 9), min_size=1, max_size=3)), max_size=20), st.integers(1, 5))
