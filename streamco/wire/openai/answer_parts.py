@@ -1,8 +1,9 @@
 """The parts of an answer in the order of their beginnings: runs of text, of reasoning and of refusal, and tool calls.
 
 Chat chunks don't say where a part begins and ends; the events of other APIs do. A run ends when another part begins. A call begins with its
-first arguments, when its name is whole. It ends when another part begins, if its arguments are whole by then, because servers may send the
-pieces of parallel calls in turn. What is open at the end ends there.
+first arguments, when its name is whole. If its name comes after them it begins then, because other APIs name a call at its start; what
+follows it waits. A call ends when another part begins, if its arguments are whole by then, because servers may send the pieces of parallel
+calls in turn. What is open at the end ends there.
 
 In the events of the Messages API each part has to end before the next one begins. So there what follows a call is held until the call's
 arguments are whole, or the answer ends.
@@ -46,6 +47,11 @@ class AnswerPart:
     def text(self) -> str:
         """The text so far, of a call its arguments or its input."""
         return "".join(self.pieces)
+
+    @property
+    def has_name(self) -> bool:
+        """False if the part is a call whose name has not come."""
+        return self.call is None or bool(self.call.name)
 
     @property
     def is_whole(self) -> bool:
@@ -123,15 +129,14 @@ class AnswerParts:
         return events
 
     def fail(self) -> list[PartEvent]:
-        """Return the events of parts that wait for the end of a call, if the answer fails: runs of text, and calls that are whole."""
+        """Return the events of parts that wait for another call, if the answer fails: runs of text, and calls that are whole."""
         events: list[PartEvent] = []
-        if not self.is_held or self._last is None:
-            return events
-        _end(self._last, events)
-        for part in self._waiting:
-            if part.is_whole:
-                self._begin(part, events)
-                _end(part, events)
+        ready = [part for part in self._waiting if part.pieces and part.has_name and part.is_whole]
+        if ready and self._is_sequential and self._last is not None:
+            _end(self._last, events)
+        for part in ready:
+            self._begin(part, events)
+            _end(part, events)
         self._waiting.clear()
         return events
 
@@ -172,14 +177,13 @@ class AnswerParts:
             part = self._by_call[id(call)] = AnswerPart("call", call)
             self._waiting.append(part)
         piece = text_of(delta)
-        if not piece:
-            return
         if part.index < 0:
-            self._begin_waiting(events, until=part)
-            if part.index < 0:
+            if piece:
                 part.pieces.append(piece)
-                return
-        elif not part.is_open and piece.isspace():  # after the event of its end
+            if part.pieces and call.name:
+                self._begin_filled(events)
+            return
+        if not piece or (not part.is_open and piece.isspace()):  # after the event of its end
             return
         part.pieces.append(piece)
         events.append(PartGrew(part, piece, []))
@@ -201,15 +205,19 @@ class AnswerParts:
         """End a call that is whole, and begin the parts that waited for it, except calls that have no arguments yet."""
         _end(call, events)
         self.is_held = False
-        begun = [part for part in self._waiting if part.pieces]
-        if begun:
-            self._begin_waiting(events, until=begun[-1])
+        self._begin_filled(events)
+
+    def _begin_filled(self, events: list[PartEvent]) -> None:
+        """Begin the waiting parts up to the last one that has text or arguments."""
+        filled = [part for part in self._waiting if part.pieces]
+        if filled:
+            self._begin_waiting(events, until=filled[-1])
 
     def _begin_waiting(self, events: list[PartEvent], *, until: AnswerPart | None = None) -> None:
-        """Begin the waiting parts in their order, unless they are held."""
+        """Begin the waiting parts in their order, up to a call without a name, unless they are held."""
         while self._waiting and not self.is_held:
             part = self._waiting[0]
-            if not self._begin(part, events):
+            if not part.has_name or not self._begin(part, events):
                 return
             self._waiting.popleft()
             if part is until:

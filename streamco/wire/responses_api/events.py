@@ -87,12 +87,12 @@ class ResponseEvents:
         return self._emit(f"response.{response['status']}", response=response)
 
     def failing(self, failure: Failure) -> bytes:
-        """Return the events of a failure."""
+        """Return the events of a failure, after text and whole calls that waited for the name of another call."""
         message, status = str(failure), failure.status
         code = failure.code or ("server_error" if status >= 500 else "invalid_request")
         kind = _ERROR_TYPES.get(status, "server_error" if status >= 500 else "invalid_request_error")
         fields = {"code": code, "message": message, "param": failure.param}
-        opening = self.opening()
+        opening = self.opening() + self._encode(self._parts.fail())
         error = self._emit("error", **fields, error={"type": kind, **fields})
         named = "rate_limit_exceeded" if status == 429 else "server_error" if status >= 500 else "invalid_prompt"  # those the API has
         output = [self._item(part, "incomplete" if part.is_open else "completed") for part in self._parts.begun]

@@ -103,6 +103,29 @@ def test_calls_without_arguments_end_one_by_one_at_the_end() -> None:
     assert read(*chunks) == ["+0 call", "0:{", "-0 call", "+1 call", "-1 call", "+2 call", "-2 call"]
 
 
+@pytest.mark.parametrize("is_sequential", [False, True])
+def test_a_call_whose_name_comes_after_its_arguments_begins_with_its_name_and_what_follows_waits(is_sequential: bool) -> None:
+    late = [call(0, '{"x":'), call(0, "1}"), chunk(content="a"), call(1, "{}", "g"), call(0, name="f")]
+    parts = AnswerParts(is_sequential=is_sequential)
+    events = [event for each in late[:-1] for event in parts.add(each)]
+    assert events == []
+    assert shown(parts.add(late[-1])) == ["+0 call", '0:{"x":1}', "-0 call", "+1 text", "1:a", "-1 text", "+2 call", "2:{}"]
+    assert [part.call.name for part in parts.begun if part.call is not None] == ["f", "g"]
+    assert shown(parts.end()) == ["-2 call"]
+
+
+def test_a_call_that_never_gets_a_name_comes_at_the_end() -> None:
+    assert read(call(0, "{}"), chunk(content="a")) == ["+0 call", "0:{}", "-0 call", "+1 text", "1:a", "-1 text"]
+
+
+@pytest.mark.parametrize("is_sequential", [False, True])
+def test_of_a_failing_answer_the_text_behind_a_call_without_a_name_is_kept(is_sequential: bool) -> None:
+    parts = AnswerParts(is_sequential=is_sequential)
+    for each in (call(0, "{}"), chunk(content="a"), call(1, name="g"), call(2, "{}", "h"), call(3, "{", "i")):
+        parts.add(each)
+    assert shown(parts.fail()) == ["+0 text", "0:a", "-0 text", "+1 call", "1:{}", "-1 call"]
+
+
 @pytest.mark.parametrize(
     ("chunks", "expected"),
     [

@@ -203,6 +203,20 @@ def test_a_failure_before_anything_has_the_response_first(status: int, code: str
     assert found[3][1]["response"]["error"]["code"] == named
 
 
+def test_an_item_has_the_name_of_a_call_that_comes_after_its_arguments() -> None:
+    events = stream(call(0, "{}"), chunk(content="a"), call(0, "", "f"), reason="tool_calls")
+    built = build_response(events)
+    assert (built.parts, built.calls) == ([("message", "a")], [("f", "{}")])
+
+
+def test_a_failure_keeps_the_text_behind_a_call_without_a_name() -> None:
+    shown = encoder()
+    body = shown.event(call(0, "{}")) + shown.event(chunk(content="a")) + shown.failing(Refused(502))
+    events = read_named(body)
+    assert [data["delta"] for name, data in events if name == "response.output_text.delta"] == ["a"]
+    assert [item["content"][0]["text"] for item in events[-1][1]["response"]["output"]] == ["a"]
+
+
 def test_log_probabilities_are_in_deltas_and_in_the_part() -> None:
     tokens = [{"token": "a", "logprob": -0.5, "bytes": [97], "top_logprobs": []}]
     first = ChatCompletionChunk(choices=[ChunkChoice(delta=ChoiceDelta(content="a"), logprobs={"content": tokens})])
