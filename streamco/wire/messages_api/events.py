@@ -161,8 +161,8 @@ def _emit(kind: str, **fields: Any) -> bytes:
 
 
 def _stop_reason(reason: str | None, stop: str | None, parts: Sequence[AnswerPart]) -> str:
-    kinds = {part.kind for part in parts} if reason == "stop" else set()
-    if "call" in kinds:  # some servers end tool calls so
+    kinds = {part.kind for part in parts} if reason in (None, "stop") else set()
+    if "call" in kinds:  # some servers end tool calls so, or without a reason
         return "tool_use"
     if "refusal" in kinds:
         return "refusal"

@@ -93,6 +93,19 @@ def test_calls_are_blocks_with_their_input_as_json_text() -> None:
     assert events[-2][1]["delta"]["stop_reason"] == "tool_use"
 
 
+@pytest.mark.parametrize("reason", ["tool_calls", "stop", None])
+def test_an_answer_with_a_call_stops_for_it_whatever_reason_came(reason: str | None) -> None:
+    chunks = [chunk(content="a"), call(0, "{}", "f")]
+    assert stream(*chunks, reason=reason)[-2][1]["delta"]["stop_reason"] == "tool_use"
+    assert json.loads(encoder().whole(assemble(chunks), reason))["stop_reason"] == "tool_use"
+
+
+def test_a_block_has_the_name_of_a_call_that_comes_after_its_arguments() -> None:
+    events = stream(call(0, "{}"), chunk(content="a"), call(0, "", "f"), reason="tool_calls")
+    built = build_message(events)
+    assert (built.parts, built.calls) == ([("text", "a")], [("f", "{}")])
+
+
 def test_each_block_stops_before_the_next_one_starts() -> None:
     chunks = [call(0, "", "f", "1"), call(1, "", "g", "2"), chunk(content="a"), call(2, "{", "h", "3"), chunk(content="b"), call(2, "}")]
     events = stream(*chunks, chunk("tool_calls"))

@@ -67,6 +67,15 @@ def test_a_character_goes_on_after_an_early_reason() -> None:
     assert assemble(chunks).choices[0].message.content == "\U0001f30c"
 
 
+def test_a_half_of_a_character_before_a_reason_that_means_failure_is_part_of_what_is_missing() -> None:
+    parser = MessageStreamParser()
+    chunks = parser.feed(
+        b"".join([start(0, type="text", text=""), delta("so \ud83c"), event("message_delta", delta={"stop_reason": "timeout"})])
+    )
+    assert parser.error is not None
+    assert "".join(chunk.choices[0].delta.content or "" for chunk in chunks) == parser.error.partial == "so "
+
+
 def test_calls_are_numbered_among_themselves() -> None:
     def piece(index: int, text: str) -> bytes:
         return event("content_block_delta", index=index, delta={"type": "input_json_delta", "partial_json": text})
