@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import msgspec
 
-from streamco.openai_types import ChunkChoice, CustomDelta, FunctionDelta, ToolCallDelta, further_fields
+from streamco.openai_types import ChoiceDelta, ChunkChoice, CustomDelta, FunctionDelta, ToolCallDelta, further_fields
 from streamco.wire.openai.further_parts import FurtherParts
 
 __all__ = ["CallParts", "ChoiceNumbers", "ToolCalls", "is_json", "text_of"]
+
+
+_THINKING = ("reasoning_text", "thinking")  # GitHub Copilot; gateways to Anthropic
 
 
 class CallParts:
@@ -113,9 +116,13 @@ class ChoiceNumbers:
         self._calls: dict[int, ToolCalls] = {}
 
     def settle(self, choice: ChunkChoice) -> None:
-        """Change what some servers number otherwise."""
+        """Change what some servers number otherwise, and name the thinking as most do, beside the name that it came under."""
         if self._is_one:
             choice.index = 0
+        delta = choice.delta
+        if type(delta) is not ChoiceDelta and not (delta.reasoning_content or delta.reasoning):
+            further = further_fields(delta)
+            delta.reasoning_content = next((text for name in _THINKING if isinstance(text := further.get(name), str) and text), None)
         for call in choice.delta.tool_calls or ():
             self._calls.setdefault(choice.index, ToolCalls()).settle(call)
 

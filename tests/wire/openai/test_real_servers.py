@@ -275,9 +275,12 @@ def test_ndjson_is_refused_with_a_clear_error_as_soon_as_its_second_line_begins(
         {"reasoning": "hm", "reasoning_content": "hm"},
         {"reasoning": "hm", "reasoning_content": None, "content": None},
         {"reasoning_content": "hm", "content": ""},
+        {"reasoning_text": "hm"},
+        {"thinking": "hm", "content": ""},
+        {"thinking": "hm", "reasoning_text": "hm"},
     ],
 )
-def test_thinking_is_read_under_either_name_and_counted_once(delta: dict[str, str | None]) -> None:
+def test_thinking_is_read_under_any_name_and_counted_once(delta: dict[str, str | None]) -> None:
     """vLLM renamed it; llama_index#21220, fastllm#61, vllm#43933."""
     parser, chunks = read(event({"choices": [{"index": 0, "delta": delta}]}))
     assert parser.tokens == 1
