@@ -72,8 +72,10 @@ fuzz: $(VENV)/.dev
 	PYTHONPATH=. $(BIN)/python -m tests.fuzz.split --cases $(CASES)
 
 # A million streams as real servers break them, read in three ways and compared with an oracle: some two hours on two cores. Ctrl-C ends it early.
+# One in fifty goes over TCP, too: through the SDK, the proxy and hand-overs.
 fuzz-streams: $(VENV)/.dev
 	PYTHONPATH=. $(BIN)/python -m tests.mutants --count $(STREAMS)
+	PYTHONPATH=. $(BIN)/python -m tests.mutants --tcp --count $$(($(STREAMS) / 50))
 
 # Attacks on real processes of serve, verifier, split server, proxy, its callers and client: some eight minutes, a table, and exit status 1 if one does harm.
 attack: $(VENV)/.dev

@@ -1,5 +1,7 @@
 """``python -m tests.mutants --count 1000000``: mutants read by the parsers of ``wire`` and compared with the oracle.
 
+``--tcp`` reads them over TCP instead: through the SDK, through the proxy, and with a second server that continues what breaks off.
+
 Each seed is one mutant, the same one every time. One in twenty is made of a recorded stream, if there are any. Ctrl-C ends the run early,
 and says with which seed to go on. The exit status is 1 if anything differed.
 """
@@ -7,6 +9,8 @@ and says with which seed to go on. The exit status is 1 if anything differed.
 from __future__ import annotations
 
 import argparse
+import asyncio
+import logging
 import sys
 import time
 from collections.abc import Sequence
@@ -19,6 +23,7 @@ from tests.mutants.mutant import Mutant, make_mutant
 from tests.mutants.recorded import load_recorded
 from tests.mutants.stream import Stream
 from tests.mutants.streams import SMALL
+from tests.mutants.tcp.run import find_differences_over_tcp
 from tests.support.data import data_path
 
 _BATCH = 500
@@ -54,13 +59,21 @@ def read_batch(start: int, end: int) -> list[str]:
     return found
 
 
+def read_batch_over_tcp(start: int, end: int) -> list[str]:
+    """Read the mutants of some seeds over TCP, and return what differed."""
+    logging.disable(logging.CRITICAL)  # each broken answer is logged
+    return asyncio.run(find_differences_over_tcp([mutant_of(seed) for seed in range(start, end)]))
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run, print what differs and a summary, and return the exit status."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--from", dest="start", type=int, default=0, help="first seed (default 0)")
     parser.add_argument("--count", type=int, default=1_000_000, help="number of mutants (default a million)")
+    parser.add_argument("--tcp", action="store_true", help="over TCP, through SDK and proxy")
     parser.add_argument("--processes", type=int, default=cpu_count() or 1, help="default: one a core")
     options = parser.parse_args(arguments)
+    read = read_batch_over_tcp if options.tcp else read_batch
     began, done, found = time.monotonic(), 0, 0
     starts = iter(range(options.start, options.start + options.count, _BATCH))
     end = options.start + options.count
@@ -70,7 +83,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         try:
             while True:
                 while len(running) < 2 * options.processes and (next_start := next(starts, end)) < end:
-                    running[pool.submit(read_batch, next_start, min(end, next_start + _BATCH))] = next_start
+                    running[pool.submit(read, next_start, min(end, next_start + _BATCH))] = next_start
                 if not running:
                     break
                 for future in wait(running, return_when=FIRST_COMPLETED).done:
@@ -85,7 +98,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         except KeyboardInterrupt:
             pool.shutdown(wait=False, cancel_futures=True)
             print(f"\nbroken off; go on with --from {min(running.values(), default=next_start)}", file=sys.stderr)
-    print(f"\n{done:,} mutants read in three ways, {found} differ from the oracle, {time.monotonic() - began:,.0f} s")
+    how, seconds = "over TCP" if options.tcp else "in three ways", time.monotonic() - began
+    print(f"\n{done:,} mutants read {how}, {found} differ from the oracle, {seconds:,.0f} s")
     return 1 if found else 0
 
 

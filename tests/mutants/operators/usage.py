@@ -62,7 +62,8 @@ def usage_of_nothing(stream: Stream, rng: random.Random) -> Stream | None:
 
 @operator(*ALL, touches="usage")
 def usage_renamed(stream: Stream, rng: random.Random) -> Stream | None:
-    owners = list(_owners(stream))
+    # Whether a prompt by another name includes what a cache held isn't clear.
+    owners = [owner for owner in _owners(stream) if not any(value for key, value in owner["usage"].items() if key.startswith("cache_"))]
     if any(owner["usage"].get("cache_read_input_tokens") for owner in owners):
         return None  # OpenAI's prompt_tokens have those of the cache, Anthropic's input_tokens don't
     names = rng.choice([_RENAMED, _RENAMED, _UNKNOWN])
