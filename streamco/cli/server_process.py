@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 import streamco
+from streamco.endpoints.network.peer_timeout import PeerTimeout
 from streamco.errors import EndpointConnectError
 
 __all__ = ["running_server"]
@@ -63,7 +64,7 @@ async def _address(process: asyncio.subprocess.Process, log: BinaryIO) -> str:
         raise AssertionError("stdout is a pipe")
     problem = "the end of its output"
     try:
-        async with asyncio.timeout(START_LIMIT):
+        async with PeerTimeout(START_LIMIT):
             async for line in process.stdout:
                 if line.startswith(READY):
                     return line.removeprefix(READY).decode().strip()

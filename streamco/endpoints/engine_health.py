@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Callable
 from typing import Protocol
 
+from streamco.endpoints.network.peer_timeout import PeerTimeout
 from streamco.errors import EngineError
 
 __all__ = ["PingedEngine", "check_engine"]
@@ -38,7 +39,7 @@ async def check_engine(engine: PingedEngine, seconds: float) -> str | None:
 
     try:
         engine.ping(wake)
-        async with asyncio.timeout(seconds):
+        async with PeerTimeout(seconds):
             await answered
     except EngineError as error:
         return str(error)

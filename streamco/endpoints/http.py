@@ -24,6 +24,7 @@ from streamco.endpoints.network.credentials import ServerKey
 from streamco.endpoints.network.environment_proxies import find_proxy
 from streamco.endpoints.network.http_errors import root_cause, translate
 from streamco.endpoints.network.loop_bound import LoopBound, LoopState
+from streamco.endpoints.network.peer_timeout import PeerTimeout
 from streamco.errors import MAX_NAME, ConfigError, EndpointError, EndpointProtocolError, StreamClosed, shorten
 from streamco.wire.openai.errors import status_error
 
@@ -243,7 +244,7 @@ class HttpClient:
         """
         limit = self._timeouts.connect
         try:
-            async with asyncio.timeout(limit):
+            async with PeerTimeout(limit):
                 response = await self.request("GET" if body is None else "POST", url, headers=headers, body=body)
                 answer = await self.read(response, max_bytes)
         except TimeoutError:
@@ -299,7 +300,7 @@ class HttpClient:
         if transport.get_extra_info("sslcontext") is not None:
             transport.abort()  # an orderly end of TLS waits up to 30 s for the peer
         try:
-            async with asyncio.timeout(self._timeouts.cancel):
+            async with PeerTimeout(self._timeouts.cancel):
                 while transport.get_write_buffer_size():  # noqa: ASYNC110  a transport has no event for it
                     await asyncio.sleep(_POLL)
         except TimeoutError:  # the peer doesn't read what is still to be sent
@@ -381,7 +382,8 @@ def _make_session(timeouts: Timeouts) -> aiohttp.ClientSession:
             traces: list[aiohttp.tracing.Trace],
             timeout: aiohttp.ClientTimeout,  # noqa: ASYNC109  aiohttp's name
         ) -> aiohttp.connector.Connection:
-            connection = await super().connect(req, traces, timeout)
+            async with PeerTimeout(timeout.connect):  # it looks twice; aiohttp's own does not
+                connection = await super().connect(req, traces, _connect_limit(None))
             _record_transport(connection)
             return connection
 

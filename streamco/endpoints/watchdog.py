@@ -6,6 +6,8 @@ reading. So a read moves two numbers here. When the one timer fires, it checks w
 Only waiting counts: the clock stands still while no task awaits the stream, so a slow reader is never mistaken for a stalled server.
 Only content feeds the token limits. Keep-alive comments, role deltas and empty chunks feed the socket limit alone, because servers send
 those for minutes while nothing happens (DeepSeek, OpenRouter). Nothing moves the limit on the whole answer, which includes retries.
+
+After the loop stood still, a limit is over only if it is so on a second look (``endpoints.network.peer_timeout``).
 """
 
 from __future__ import annotations
@@ -16,6 +18,7 @@ from math import inf
 from typing import Literal
 
 from streamco.config import Timeouts
+from streamco.endpoints.network.peer_timeout import SecondLook
 from streamco.errors import EndpointTimeoutError
 
 __all__ = ["Watchdog"]
@@ -44,6 +47,7 @@ class Watchdog:
         "_idle",
         "_is_stopped",
         "_is_suspended",
+        "_look",
         "_loop",
         "_next_limit",
         "_on_expired",
@@ -73,6 +77,7 @@ class Watchdog:
         self._total_since = self._paused_at - elapsed
         self._idle = 0.0
         self._is_stopped = False
+        self._look = SecondLook()
         self.restart()
 
     @property
@@ -157,7 +162,7 @@ class Watchdog:
         deadline = self._deadline()
         if self._handle is None:
             self._arm(deadline)
-        elif deadline < self._armed_for:
+        elif deadline < self._armed_for and not self._look.is_pending:
             self._handle.cancel()
             self._arm(deadline)
 
@@ -169,13 +174,18 @@ class Watchdog:
         self._handle = None
         if self._paused_at is not None:
             return  # the next resume arms the timer again
-        deadline = self._deadline()
-        if self._loop.time() < deadline:
+        now, deadline = self._loop.time(), self._deadline()
+        if now < deadline:
+            self._look.reset()
             self._arm(deadline)
-        else:
-            error = self._error(deadline)
-            self._is_stopped = True
-            self._on_expired(error)
+            return
+        error = self._error(deadline)
+        again = self._look.wait(now - self._armed_for, error.limit)
+        if again is not None:
+            self._arm(now + again)
+            return
+        self._is_stopped = True
+        self._on_expired(error)
 
     def _error(self, deadline: float) -> EndpointTimeoutError:
         if deadline == self._total_since + self._idle + self._total_limit:

@@ -51,6 +51,13 @@ class Clock:
             timer.callback()
         self.now = when
 
+    def stand_still_until(self, when: float) -> None:
+        """Let no timer fire before this time, and then those that are due, as a loop does that some task has blocked."""
+        self.now = when
+        for timer in [timer for timer in self.timers if not timer.is_cancelled and timer.when <= when]:
+            self.timers.remove(timer)
+            timer.callback()
+
 
 @pytest.fixture
 def clock() -> Clock:
@@ -357,3 +364,56 @@ def test_a_timer_that_fires_early_is_armed_again(clock: Clock, expired: list[End
     assert expired == []
     clock.move_to(110)
     assert len(expired) == 1
+
+
+@pytest.mark.parametrize("limits", [{}, {"socket": 3.0}, {"total": 4.0}])
+def test_content_that_lay_in_the_socket_while_the_loop_stood_still_counts(
+    clock: Clock, expired: list[EndpointTimeoutError], limits: dict[str, float]
+) -> None:
+    watchdog = watch(clock, expired, **limits)
+    watchdog.resume()
+    clock.stand_still_until(300)
+    assert expired == [], "the task that reads has not run yet"
+    watchdog.pause()
+    watchdog.feed(has_content=True)
+    watchdog.resume()
+    clock.move_to(302)
+    assert [error.phase for error in expired] == (["total"] if "total" in limits else [])
+    clock.move_to(306)
+    assert len(expired) == 1, "and the limits go on as ever"
+
+
+def test_a_server_that_was_silent_while_the_loop_stood_still_has_a_part_of_its_limit_more(
+    clock: Clock, expired: list[EndpointTimeoutError]
+) -> None:
+    watch(clock, expired).resume()
+    clock.stand_still_until(300)
+    clock.move_to(300.9)
+    assert expired == []
+    clock.move_to(301)
+    assert [(error.phase, error.limit) for error in expired] == [("first_token", 10.0)]
+
+
+def test_a_keep_alive_does_not_shorten_the_second_look(clock: Clock, expired: list[EndpointTimeoutError]) -> None:
+    watchdog = watch(clock, expired)
+    watchdog.resume()
+    clock.stand_still_until(300)
+    for _ in range(10):
+        watchdog.pause()
+        watchdog.feed(has_content=False)
+        watchdog.resume()
+        clock.stand_still_until(300)
+    assert expired == []
+    watchdog.pause()
+    watchdog.feed(has_content=True)
+    watchdog.resume()
+    clock.move_to(304)
+    assert expired == []
+
+
+def test_a_loop_that_stands_still_again_and_again_still_ends(clock: Clock, expired: list[EndpointTimeoutError]) -> None:
+    watch(clock, expired).resume()
+    for number in range(10):
+        clock.stand_still_until(300 + 60 * number)
+    assert len(expired) == 1
+    assert clock.pending() == []

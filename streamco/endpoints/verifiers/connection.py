@@ -22,6 +22,7 @@ from streamco.endpoints.address import is_loopback
 from streamco.endpoints.network.credentials import ServerKey
 from streamco.endpoints.network.environment_proxies import find_proxy
 from streamco.endpoints.network.headers import key_header
+from streamco.endpoints.network.peer_timeout import PeerTimeout
 from streamco.errors import (
     EndpointConnectError,
     EndpointError,
@@ -104,7 +105,7 @@ async def connect_verifier(
         VerifyProtocolError: the verifier refuses, or breaks the protocol.
     """
     try:
-        async with asyncio.timeout(timeouts.connect):
+        async with PeerTimeout(timeouts.connect):
             with _translated(address.name):
                 socket = await _open(address, client)
             try:
@@ -209,7 +210,7 @@ class VerifierConnection(Generic[ClientT]):
         for task in self._tasks:
             task.cancel()
         try:
-            async with asyncio.timeout(self._timeouts.cancel):
+            async with PeerTimeout(self._timeouts.cancel):
                 with suppress(EndpointError), _translated(self._name):  # the connection is lost already
                     while not self._unsent.empty():
                         await self._socket.send(self._unsent.get_nowait())
@@ -264,7 +265,7 @@ class VerifierConnection(Generic[ClientT]):
         limit = self._timeouts.socket
         try:
             with _translated(self._name):
-                async with asyncio.timeout(limit):
+                async with PeerTimeout(limit):
                     seconds = await (await self._socket.ping())
         except TimeoutError:
             text = f"expected the answer to a ping within {limit:g} s, got none"

@@ -25,6 +25,7 @@ from streamco.endpoints.http import HttpClient
 from streamco.endpoints.network.credentials import ApiKey, ServerKey
 from streamco.endpoints.network.headers import BASE_HEADERS, check_headers, key_header, merge_headers
 from streamco.endpoints.network.loop_bound import LoopBound, LoopState
+from streamco.endpoints.network.peer_timeout import PeerTimeout
 from streamco.endpoints.openai import OpenAIEndpoint
 from streamco.endpoints.shared_tokenizer import SAMPLE
 from streamco.endpoints.verifiers.base import Emit, VerifierFacts
@@ -253,7 +254,7 @@ class LogprobVerifier(ABC):
         limit = self._timeouts.first_token
         max_bytes = self._limits.body_bytes
         try:
-            async with asyncio.timeout(limit):
+            async with PeerTimeout(limit):
                 headers = merge_headers(key_header("authorization", await self._key.read()), self._headers)
                 response = await self._client.request("POST", URL(url, encoded=True), headers=headers, body=body)
                 answer = await self._client.read(response, max_bytes)

@@ -18,6 +18,7 @@ from streamco.core.verifier.events import FULL_QUEUE
 from streamco.endpoints.base import Endpoint
 from streamco.endpoints.network.credentials import ApiKey
 from streamco.endpoints.network.loop_bound import LoopBound, LoopState
+from streamco.endpoints.network.peer_timeout import PeerTimeout
 from streamco.endpoints.verifiers.base import Emit, Verifier, VerifierFacts, VerifierSession
 from streamco.endpoints.verifiers.streamco import VerifierEndpoint
 from streamco.engines.base import Engine
@@ -246,7 +247,7 @@ class VerifierPool:
     async def trouble_of(self, member: PoolMember, *, within: float) -> str:
         """Return why a verifier can't be used; "": it answers. ``within``: seconds that it may take to answer."""
         try:
-            async with asyncio.timeout(within):
+            async with PeerTimeout(within):
                 await member.verifier.probe()
         except TimeoutError:
             return f"{member.name}: expected an answer within {within:g} s, got none"

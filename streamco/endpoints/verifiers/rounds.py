@@ -7,6 +7,7 @@ from collections.abc import Callable
 
 from streamco.config import Timeouts
 from streamco.core.speculation.events import ExpectedVerdict
+from streamco.endpoints.network.peer_timeout import PeerTimer
 
 __all__ = ["OpenRounds"]
 
@@ -35,14 +36,14 @@ class OpenRounds:
         self._loop = loop
         self._timeouts = timeouts
         self._on_timeout = on_timeout
-        self._timer: asyncio.TimerHandle | None = None
+        self._timer: PeerTimer | None = None
 
     def begin(self, number: int) -> None:
         """Record that the server works on this round, and limit the wait for its verdict."""
         self.number = number
         limit = self._timeouts.next_token if self.has_verdict else self._timeouts.first_token
         if limit is not None:
-            self._timer = self._loop.call_later(limit, self._expire)
+            self._timer = PeerTimer(self._loop, limit, self._expire)
 
     def end(self) -> int | None:
         """Return the number of the round that the server worked on, which is over. None: there was none, nothing changes."""

@@ -32,6 +32,7 @@ from streamco.core.speculation.events import (
     VerifierLost,
 )
 from streamco.core.verifier.events import FULL_QUEUE
+from streamco.endpoints.network.peer_timeout import PeerTimeout
 from streamco.endpoints.retry import Backoff
 from streamco.endpoints.verifiers.base import Emit, VerifierCommand, continuation_seed
 from streamco.endpoints.verifiers.connection import VerifierConnection, is_lasting
@@ -346,7 +347,7 @@ class RemoteVerifierSession:
         self._reply = self._loop.create_future()
         limit = self._timeouts.first_token
         try:
-            async with asyncio.timeout(limit):
+            async with PeerTimeout(limit):
                 answer = await self._reply
         except TimeoutError:
             self._key = None  # the server may fail because of this key

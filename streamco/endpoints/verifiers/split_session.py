@@ -6,11 +6,13 @@ import asyncio
 from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 from typing import TYPE_CHECKING, assert_never
 
 from msgspec import Struct
 
 from streamco.core.split.events import OpenSession, SendRows, SessionLost, SessionReady
+from streamco.endpoints.network.peer_timeout import PeerTimeout, PeerTimer
 from streamco.endpoints.verifiers.connection import VerifierConnection
 from streamco.endpoints.verifiers.middle_server import RETRY, final_error, is_busy
 from streamco.endpoints.verifiers.upload_meter import SentFrame, UploadMeter
@@ -55,7 +57,7 @@ class ServerSession:
         self._reply: asyncio.Future[int] | None = None  # positions that the server holds
         self._unanswered: deque[_Sent] = deque()
         self._last: tuple[SentFrame, float] | None = None  # answered, and when it had arrived
-        self._timer: asyncio.TimerHandle | None = None
+        self._timer: asyncio.TimerHandle | PeerTimer | None = None
         self._connecting: asyncio.Task[None] | None = None
         self._losses = 0  # without an answer between them
         self._busy_since: float | None = None  # when it began to wait for servers that are busy; no answer has come since
@@ -129,7 +131,8 @@ class ServerSession:
         self._link.add(self)
         self._attempt = command.attempt
         if self._ask_again_at is not None:
-            self._set_timer(max(0.0, self._ask_again_at - self._link.loop.time()), self._go_on)
+            self._clear_timer()
+            self._timer = self._link.loop.call_later(max(0.0, self._ask_again_at - self._link.loop.time()), self._go_on)
             return
         if not command.may_resume:
             self._key = None
@@ -231,7 +234,7 @@ class ServerSession:
         self.traffic.bytes_up += connection.flush()
         limit = self._link.timeouts.connect
         try:
-            async with asyncio.timeout(limit):
+            async with PeerTimeout(limit):
                 return await self._reply
         except TimeoutError:
             raise EndpointTimeoutError(
@@ -343,17 +346,12 @@ class ServerSession:
 
     def _watch(self) -> None:
         """Limit the wait for the oldest unanswered rows."""
+        self._clear_timer()
         limit = self._link.timeouts.first_token
         if self._unanswered and limit is not None:
             text = f"expected states within {limit:g} s, got none"
             error = EndpointTimeoutError(text, phase="next_token", limit=limit, endpoint=self._name)
-            self._set_timer(limit, self._lose, error)
-        else:
-            self._clear_timer()
-
-    def _set_timer(self, seconds: float, function: Callable[..., None], *arguments: object) -> None:
-        self._clear_timer()
-        self._timer = self._link.loop.call_later(seconds, function, *arguments)
+            self._timer = PeerTimer(self._link.loop, limit, partial(self._lose, error))
 
     def _clear_timer(self) -> None:
         if self._timer is not None:

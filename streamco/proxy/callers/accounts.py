@@ -11,6 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import ParamSpec, TypeVar
 
+from streamco.endpoints.network.peer_timeout import PeerTimeout
 from streamco.errors import ConfigError
 from streamco.proxy.callers.base import Caller, DayFigures
 from streamco.proxy.callers.store import CallerStore, ReservedCost, SettledCost
@@ -127,7 +128,7 @@ class CallerAccounts:
         """
         waiting = asyncio.wrap_future(self._thread.submit(function, *args, **options))
         try:
-            async with asyncio.timeout(LONGEST_WAIT):
+            async with PeerTimeout(LONGEST_WAIT):
                 return await asyncio.shield(waiting)
         except ConfigError:
             self._checked_until = -math.inf

@@ -8,11 +8,13 @@ look seldom (``streamco.cli.serving``).
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import asyncio
+from typing import TYPE_CHECKING, Any
 
 from aiohttp import web
 from aiohttp.http_exceptions import HttpProcessingError
 
+from streamco.endpoints.network.peer_timeout import SecondLook
 from streamco.server.http.errors import RequestError, error_response
 
 if TYPE_CHECKING:
@@ -22,9 +24,16 @@ __all__ = ["Runner"]
 
 
 class _Connection(web.RequestHandler):
-    """Reads nothing after a malformed request, and answers it in a sentence that doesn't quote it."""
+    """Reads nothing after a malformed request, and answers it in a sentence that doesn't quote it.
 
-    __slots__ = ()
+    It closes no idle connection with a request in its socket: after the loop stood still, it looks twice (``PeerTimeout``).
+    """
+
+    __slots__ = ("_look",)
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self._look = SecondLook()
 
     def data_received(self, data: bytes) -> None:
         """Parse bytes from the client."""
@@ -52,6 +61,15 @@ class _Connection(web.RequestHandler):
         response = error_response(RequestError(status, "request: expected well-formed HTTP, got something else"))
         response.force_close()
         return response
+
+    def _process_keepalive(self) -> None:
+        """Close the connection if it was idle for too long."""
+        loop = asyncio.get_running_loop()
+        wait = self._look.wait(loop.time() - self._next_keepalive_close_time, self.keepalive_timeout)
+        if wait is None:
+            super()._process_keepalive()
+        else:
+            self._keepalive_handle = loop.call_later(wait, self._process_keepalive)
 
     def _stop_if_malformed(self) -> None:
         """After bytes that are no HTTP, read no more, and close the connection when the requests before them are answered."""

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Awaitable, Mapping
 
 from aiohttp import web
 
+from streamco.endpoints.network.peer_timeout import PeerTimeout
 from streamco.wire.answer_encoder import KEEPALIVE
 
 __all__ = ["HEADERS", "KEEPALIVE", "EventStream"]
@@ -83,7 +83,7 @@ class EventStream:
 
     async def _wait(self, writing: Awaitable[None]) -> None:
         try:
-            async with asyncio.timeout(self._timeout):
+            async with PeerTimeout(self._timeout):
                 await writing
         except TimeoutError as error:
             if self.request.transport is not None:

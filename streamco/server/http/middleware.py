@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import re
 from collections.abc import Awaitable, Callable, Iterator
@@ -12,6 +11,7 @@ from aiohttp import web
 from aiohttp.typedefs import Handler, Middleware
 
 from streamco.endpoints.address import is_loopback
+from streamco.endpoints.network.peer_timeout import PeerTimeout
 from streamco.server.http.api_keys import KEY_NAME, find_key
 from streamco.server.http.body_bounds import has_more_elements
 from streamco.server.http.content_codings import coding_of, unpack
@@ -187,7 +187,7 @@ async def read_body(request: web.Request, media_types: tuple[str, ...] = (JSON,)
         raise RequestError(415, f"content type: expected {' or '.join(media_types)}, got {got}")
     limit, coding = request.client_max_size, coding_of(request)
     try:
-        async with asyncio.timeout(BODY_SECONDS):
+        async with PeerTimeout(BODY_SECONDS):
             body = await request.read()
     except TimeoutError as error:
         raise RequestError(408, f"body: expected all of it within {BODY_SECONDS:g} s") from error

@@ -15,6 +15,7 @@ from urllib.parse import urlsplit
 
 from aiohttp import WSCloseCode, WSMsgType, web
 
+from streamco.endpoints.network.peer_timeout import PeerTimeout, SecondLook
 from streamco.server.http.api_keys import KEY_NAME, find_key
 from streamco.server.http.errors import RequestError, overloaded
 from streamco.server.http.middleware import check_key, means_loopback
@@ -122,7 +123,7 @@ class FrameService(ABC, Generic[ServerT]):
         refusal = self.peers.refusal(source, now=asyncio.get_running_loop().time())
         if refusal is not None:
             raise overloaded(*refusal)
-        socket = web.WebSocketResponse(
+        socket = _Socket(
             protocols=(SUBPROTOCOL,),
             compress=False,
             heartbeat=self.options.ping_interval,
@@ -208,6 +209,22 @@ class FrameService(ABC, Generic[ServerT]):
         return Source(request.remote or "", request.get(KEY_NAME, "") if has_key else None, "Origin" in request.headers)
 
 
+class _Socket(web.WebSocketResponse):
+    """A WebSocket that is lost only if no answer to a ping has come on a second look (``PeerTimeout``)."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
+        self._look = SecondLook()
+
+    def _pong_not_received(self) -> None:
+        loop, timer = asyncio.get_running_loop(), self._pong_response_cb
+        wait = None if timer is None else self._look.wait(loop.time() - timer.when(), self._pong_heartbeat)
+        if wait is None:
+            super()._pong_not_received()
+        else:
+            self._pong_response_cb = loop.call_later(wait, self._pong_not_received)
+
+
 class DeviceConnection(Generic[ServerT]):
     """One WebSocket of a device. Implements ``sessions.Connection``."""
 
@@ -283,7 +300,7 @@ class DeviceConnection(Generic[ServerT]):
         """Return the next message; None: the connection is over."""
         limit = None if self._is_welcome else self._service.options.hello_timeout
         try:
-            async with asyncio.timeout(limit):
+            async with PeerTimeout(limit):
                 message = await self._socket.receive()
         except TimeoutError:
             self.server.refuse(HelloExpectedError(f"connection: expected a hello within {limit:g} s, got none"))
@@ -324,7 +341,7 @@ class DeviceConnection(Generic[ServerT]):
     async def _send(self, message: bytes) -> bool:
         """Send one message. Return False if the connection is lost."""
         try:
-            async with asyncio.timeout(self._service.options.write_timeout):
+            async with PeerTimeout(self._service.options.write_timeout):
                 await self._socket.send_bytes(message)
         except TimeoutError:
             logger.info("a device that doesn't read was dropped")

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from typing import cast
 
 import pytest
 
 from streamco.config import Timeouts
 from streamco.endpoints.verifiers.rounds import OpenRounds
 from streamco.testing import run_in_virtual_time
+from streamco.testing.virtual_clock import VirtualTimeLoop
 
 TIMEOUTS = Timeouts(first_token=10.0, next_token=2.0)
 
@@ -81,3 +83,19 @@ def test_without_a_limit_nothing_is_given_up(has_verdict: bool) -> None:
         assert rounds.number == 1
 
     assert run_rounds(main, Timeouts(first_token=None, next_token=None)) == []
+
+
+def test_a_verdict_that_came_while_the_loop_stood_still_is_in_time() -> None:
+    async def main(rounds: OpenRounds) -> None:
+        loop = cast(VirtualTimeLoop, asyncio.get_running_loop())
+        rounds.begin(1)
+        loop.now += 50
+        for _ in range(5):
+            await asyncio.sleep(0)
+        assert rounds.end() == 1
+        rounds.begin(2)
+        loop.now += 50
+        await asyncio.sleep(20)
+        assert rounds.number is None
+
+    assert run_rounds(main) == [101.0]
