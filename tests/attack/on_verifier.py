@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from random import Random
@@ -10,6 +11,7 @@ from typing import Any
 
 import websockets
 
+from streamco.errors import StreamcoError
 from streamco.wire.verify.client import VerifyClient
 from streamco.wire.verify.codec import VerifyCodec
 from streamco.wire.verify.errors import VerifyProtocolError
@@ -25,6 +27,7 @@ EVIL = {"Authorization": "Bearer sk-evil"}
 attack = Register("verifier")
 
 PATIENCE = 60.0  # seconds in which an ordinary device must have had its verdict
+FIRST_SESSION = 2.0  # seconds in which it must have had its first session
 
 
 @asynccontextmanager
@@ -52,6 +55,18 @@ async def ordinary_answer(program: Program, rounds: int = 3) -> float:
             length += verdict.accepted + 1
             first = asyncio.get_running_loop().time() if number == 0 else first
     return first - began
+
+
+async def first_session(program: Program) -> float:
+    """Open a session on a connection of one's own; return the seconds that it takes after the welcome."""
+    async with asyncio.timeout(PATIENCE), device(program, additional_headers=program.headers, token=None) as talk:
+        await talk.hear(Welcome)
+        began = asyncio.get_running_loop().time()
+        session, _ = await talk.open_patiently([1, 2, 3, 4])
+        waited = asyncio.get_running_loop().time() - began
+        talk.client.close(session)
+        await talk.say()
+    return waited
 
 
 @attack("70 wrong keys in hellos and 70 in headers, then the right one", "the right key isn't locked out")
@@ -141,6 +156,27 @@ async def flood_of_connections(program: Program, size: int) -> str:
     return f"{refused} of 80 got 429, a first verdict after {waited:.2f} s"
 
 
+@attack("600 connections without a key, each from another web page", "a device whose header has the key is served beside them")
+async def many_pages(program: Program, size: int) -> str:
+    url, statuses = f"{program.url.replace('http', 'ws', 1)}{PATH}", Counter[int]()
+
+    async def hold(number: int, stack: AsyncExitStack) -> None:
+        try:
+            connecting = websockets.connect(url, subprotocols=[SUBPROTOCOL], origin=f"https://{number}.example", open_timeout=60)  # type: ignore[list-item,arg-type]
+            await stack.enter_async_context(connecting)
+            statuses[101] += 1
+        except websockets.InvalidStatus as error:
+            statuses[error.response.status_code] += 1
+
+    async with AsyncExitStack() as stack:
+        for start in range(0, 600 if size else 60, 50):
+            await asyncio.gather(*(hold(start + number, stack) for number in range(50)))
+        waited = await ordinary_answer(program)
+    if statuses[101] > 48 or not statuses[429] or set(statuses) - {101, 429}:
+        raise Harm(f"{dict(statuses)}; a first verdict after {waited:.2f} s")
+    return f"{statuses[101]} were taken, {statuses[429]} got 429; a first verdict after {waited:.2f} s"
+
+
 @attack("a flood of opens by a peer with the key", "a second device has its session within its time-out")
 async def flood_of_opens(program: Program, size: int) -> str:
     opened = 0
@@ -173,7 +209,46 @@ async def _listen(talk: Device) -> None:
             talk.client.receive(await talk.socket.recv())
 
 
-@attack("idle sessions kept alive by extends of one token", "a second device has its session within its time-out")
+@attack("three connections that keep their sessions busy and ask for more without pause", "a device has its first session within 2 s")
+async def greedy_connections(program: Program, size: int) -> str:
+    stopped, sessions = asyncio.Event(), 0
+
+    async def hold(drafts: bool) -> None:
+        nonlocal sessions
+        async with device(program, token="sk-evil") as talk:
+            await talk.hear(Welcome)
+            lengths: dict[int, int] = {}
+            while not stopped.is_set():
+                with suppress(VerifyProtocolError):  # refused: it asks again at once, whatever the server says
+                    if len(lengths) < 60:
+                        lengths[(await talk.open([8, *range(50 + len(lengths))]))[0]] = 51 + len(lengths)
+                        sessions += 1
+                for session, length in list(lengths.items()):
+                    with suppress(StreamcoError, KeyError):  # that session is over, or has a draft
+                        if drafts:
+                            talk.client.draft(session, length, [4, 5, 6])
+                        else:
+                            talk.client.extend(session, length, [7])
+                            lengths[session] += 1
+                await talk.say()
+                await asyncio.sleep(0.05)
+
+    holding = [asyncio.create_task(hold(drafts=size > 0 and number == 2)) for number in range(3)]
+    await asyncio.sleep(2.0 * (1 + size))
+    waits = [await first_session(program) for _ in range(1 + 2 * size)]
+    present = sum(not task.done() for task in holding)
+    stopped.set()
+    for task in holding:
+        task.cancel()
+    ends = await asyncio.gather(*holding, return_exceptions=True)
+    if present < len(holding):
+        raise Harm(f"expected all to be there, got {ends}")
+    if size and max(waits) > FIRST_SESSION:
+        raise Harm(f"{', '.join(f'{wait:.2f}' for wait in waits)} s")
+    return f"{present} connections with {sessions} sessions; a first session after {', '.join(f'{wait:.2f}' for wait in waits)} s"
+
+
+@attack("idle sessions kept alive by extends of one token", "a second device has its session within 2 s")
 async def kept_alive(program: Program, size: int) -> str:
     async with device(program, token="sk-evil") as talk:
         await talk.hear(Welcome)
@@ -197,12 +272,14 @@ async def kept_alive(program: Program, size: int) -> str:
 
         tasks = [asyncio.create_task(extend()), asyncio.create_task(_listen(talk))]
         await asyncio.sleep(0.5 * (1 + size))
-        waited = await ordinary_answer(program)
+        waited = await first_session(program)
         stopped.set()
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-    return f"{len(lengths)} sessions kept; a first verdict after {waited:.2f} s"
+    if size and waited > FIRST_SESSION:
+        raise Harm(f"{len(lengths)} sessions kept; a first session after {waited:.2f} s")
+    return f"{len(lengths)} sessions kept; a first session after {waited:.2f} s"
 
 
 @attack("a device that makes every verdict late and never reads", "a second device has its session within its time-out")
