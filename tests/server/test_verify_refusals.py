@@ -123,16 +123,6 @@ async def test_who_names_many_pages_has_no_more_connections_for_it_and_keeps_out
             await device.open()
 
 
-async def test_one_whose_hello_has_the_key_makes_place_for_another() -> None:
-    async with serving(api_key=KEY, verify=VerifyOptions(peer_connections=1)) as server, connected(server.url, token=KEY) as device:
-        await device.open()
-        async with connecting(server.url, token="junk") as guest:
-            assert await code_of(guest) == ("unauthorised", 1008)
-        await settled(lambda: server.service.peers.connections == 1)
-        async with connected(server.url, token=KEY) as third:
-            await third.open()
-
-
 async def test_a_header_means_nothing_where_there_is_no_key() -> None:
     async with serving(verify=VerifyOptions(peer_connections=1)) as server, connected(server.url, additional_headers=HEADER):
         with pytest.raises(websockets.InvalidStatus, match="HTTP 429"):

@@ -1,8 +1,8 @@
 """Limits of one source: connections at a time, and faults within a minute. Without IO or clock.
 
-A connection that has shown a right key counts under its address and that key. All others count under their address alone: a peer can write
-what it likes into its ``Origin``, so it must not get more by naming many of them. Those that name one have half of what their address has,
-and their faults lock out only each other. So web pages can't use up what belongs to the other programs of their visitor.
+A connection with a right key in its header counts under its address and that key. All others count under their address alone: a peer can
+write what it likes into its ``Origin``, so it must not get more by naming many of them. Those that name one have half of what their address
+has, and their faults lock out only each other. So web pages can't use up what belongs to the other programs of their visitor.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ _KEPT = 0.25  # share of all connections that is kept for peers with a right key
 
 
 class Source(Struct, frozen=True):
-    """Origin of a connection, as far as it counts.
+    """The peer of a connection, as far as the limits tell peers apart.
 
     Args:
         address: the peer's address.
-        key: name of the right key that it has shown; None: none so far, or the server has no keys.
+        key: name of the right key in its header; None: there is none, or the server has no keys.
         is_page: it comes from a web page, by its ``Origin``.
     """
 
@@ -40,7 +40,7 @@ class AddressLimits:
         connections: maximum in total.
         peer_connections: maximum of one address without a key, and of one address with each key.
         faults_per_minute: maximum of the same; beyond it, new connections are refused until the oldest fault is a minute old.
-        has_keys: the server has keys, so a quarter of the connections in total is kept for peers that have shown one.
+        has_keys: the server has keys, so a quarter of the connections in total is kept for those with one in their header.
     """
 
     def __init__(self, *, connections: int, peer_connections: int, faults_per_minute: int, has_keys: bool) -> None:
@@ -80,15 +80,6 @@ class AddressLimits:
     def leave(self, source: Source) -> None:
         """Record the end of a connection."""
         self._count(source, -1)
-
-    def identify(self, source: Source, key: str) -> Source:
-        """Return the source of a present connection that now has shown a right key: the same one if those with this key are too many."""
-        known = Source(source.address, key)
-        if source.key is not None or self._present[known] >= self._max_each:
-            return source
-        self.leave(source)
-        self.join(known)
-        return known
 
     def record_faults(self, source: Source, count: int, *, now: float) -> None:
         """Record protocol faults of a connection from this source."""

@@ -139,10 +139,10 @@ class FrameService(ABC, Generic[ServerT]):
             await connection.run()
         finally:
             self._connections.discard(connection)
-            self.peers.leave(connection.source)
+            self.peers.leave(source)
             faults = connection.faults
             if faults:
-                self.peers.record_faults(connection.source, faults, now=asyncio.get_running_loop().time())
+                self.peers.record_faults(source, faults, now=asyncio.get_running_loop().time())
         return socket
 
     def figures(self) -> dict[str, object]:
@@ -184,10 +184,6 @@ class FrameService(ABC, Generic[ServerT]):
             request[KEY_NAME] = key.name
         return key is not None
 
-    def known_source(self, source: Source, owner: str | None) -> Source:
-        """Return what a connection counts under once its hello was accepted."""
-        return self.peers.identify(source, owner or "") if self._listen.has_key else source
-
     def _check(self, request: web.Request) -> None:
         if self.is_stopping:
             raise RequestError(503, "server: expected it to run, got a shutdown", code="shutdown", headers={"Retry-After": "5"})
@@ -204,7 +200,7 @@ class FrameService(ABC, Generic[ServerT]):
             check_key(self._listen, request)
 
     def _source_of(self, request: web.Request) -> Source:
-        """Return what the connection and its faults count under until its hello; the header's key has been checked."""
+        """Return what the connection and its faults count under; the header's key has been checked."""
         has_key = self._listen.has_key and "Authorization" in request.headers
         return Source(request.remote or "", request.get(KEY_NAME, "") if has_key else None, "Origin" in request.headers)
 
@@ -233,7 +229,6 @@ class DeviceConnection(Generic[ServerT]):
     ) -> None:
         self.server = service.make_server()
         self.device = device
-        self.source = source
         self.peer = source.address
         self.owner: str | None = None
         self._service = service
@@ -312,7 +307,6 @@ class DeviceConnection(Generic[ServerT]):
         if self._service.is_authorised(hello.token, self._request):
             self._is_welcome = True
             self.owner = self._request.get(KEY_NAME)
-            self.source = self._service.known_source(self.source, self.owner)
             self.server.welcome()
             manager.join(self)
         else:

@@ -79,20 +79,6 @@ def test_a_quarter_of_all_connections_is_kept_for_those_with_a_key() -> None:
     assert join_all(some_peers(connections=8, peer_connections=100), A) == 8, "nobody has a key where there is none"
 
 
-def test_one_who_shows_a_key_later_counts_by_it_from_then_on() -> None:
-    peers = some_peers(has_keys=True, connections=8)
-    sources = []
-    for _ in range(2):
-        assert join_all(peers, A) == 2
-        sources += [peers.identify(A, "alice"), peers.identify(A, "alice")]
-    assert sources == [Source("a", "alice"), Source("a", "alice"), A, A], "not more of a key than may be"
-    assert peers.refusal(A, now=0.0) is not None
-    assert peers.identify(sources[0], "bob") == sources[0]
-    for source in sources:
-        peers.leave(source)
-    assert (peers.connections, join_all(peers, A)) == (0, 2)
-
-
 def test_who_makes_many_faults_waits_until_they_are_a_minute_old() -> None:
     peers = some_peers()
     peers.record_faults(A, 3, now=10.0)
@@ -122,18 +108,16 @@ def test_faults_of_the_oldest_addresses_are_forgotten_when_there_are_too_many() 
 SOURCES = st.builds(Source, address=st.sampled_from("ab"), key=st.none() | st.sampled_from(["", "x"]), is_page=st.booleans())
 
 
-@given(st.lists(st.tuples(SOURCES, st.booleans(), st.booleans()), max_size=120), st.integers(1, 12), st.integers(1, 6))
-def test_whatever_comes_and_goes_no_source_has_more_than_its_part(
-    steps: list[tuple[Source, bool, bool]], connections: int, each: int
-) -> None:
+@given(st.lists(st.tuples(SOURCES, st.booleans()), max_size=120), st.integers(1, 12), st.integers(1, 6))
+def test_whatever_comes_and_goes_no_source_has_more_than_its_part(steps: list[tuple[Source, bool]], connections: int, each: int) -> None:
     peers = some_peers(has_keys=True, connections=connections, peer_connections=each)
     present: list[Source] = []
-    for source, leaves, identifies in steps:
+    for source, leaves in steps:
         if leaves and present:
             peers.leave(present.pop(0))
         if peers.refusal(source, now=0.0) is None:
             peers.join(source)
-            present.append(peers.identify(source, "x") if identifies else source)
+            present.append(source)
         keyless = [each for each in present if each.key is None]
         assert len(present) == peers.connections <= connections
         assert len(keyless) <= connections - connections // 4
