@@ -20,8 +20,13 @@ from streamco.engines.llamacpp.model import LlamaModel
 @pytest.mark.model
 def test_the_childs_part_decodes_several_tokens(engine: LlamaEngine) -> None:
     status = probe._run([sys.executable, "-m", "streamco.engines.llamacpp.amx_child", str(engine.path)])
-    assert status == (0 if allows_repacking(engine.path, engine._model.library) else -signal.SIGSEGV)
-    assert status == 0 or advertises_amx(), "nothing else kills it"
+    assert status is not None
+    if allows_repacking(engine.path, engine._model.library):
+        assert status == 0
+    else:  # which signal is the processor's choice: SIGSEGV on some, SIGILL on others
+        assert status < 0, "a signal killed the child, and nothing else went wrong in it"
+        assert -status in set(signal.Signals)
+        assert advertises_amx(), "nothing else kills it"
 
 
 @pytest.mark.model
