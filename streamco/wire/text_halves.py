@@ -15,9 +15,11 @@ __all__ = ["HALF", "TextHalves", "whole_values"]
 HALF = "\ufffd"
 """What is in the place of a half whose other half never came."""
 
-_DELTA = ("content", "content.text", "content.thinking", "content.thinking.text")
-_DELTA += ("reasoning_content", "reasoning", "reasoning_text", "thinking", "refusal")
-_DELTA += ("tool_calls.function.arguments", "tool_calls.custom.input", "function_call.arguments")
+_DELTA = (
+    *("content", "content.text", "content.thinking", "content.thinking.text"),
+    *("reasoning_content", "reasoning", "reasoning_text", "thinking", "refusal"),
+    *("tool_calls.function.arguments", "tool_calls.custom.input", "function_call.arguments"),
+)
 _PIECES = frozenset(
     ["delta", "delta.text", "delta.thinking", "delta.partial_json", "choices.text"]
     + [f"choices.{holder}.{name}" for holder in ("delta", "message") for name in _DELTA]

@@ -136,13 +136,13 @@ async def _differences(mutant: Mutant, sides: _Sides) -> list[str]:
         )
     )
     if not expected.whole:
-        check = partial(hand_over_differences, has_audio=b'"audio"' in mutant.body)
+        compare_hand_over = partial(hand_over_differences, has_audio=b'"audio"' in mutant.body)
         if is_streamed:
-            readings.append(("hand-over, SDK", read_stream(sides.followed, mutant), partial(check, expected)))
+            readings.append(("hand-over, SDK", read_stream(sides.followed, mutant), partial(compare_hand_over, expected)))
         else:
             shown = replace(expected, text=expected.text + expected.refusal) if told == "messages" else expected
             proxied = read_answer_of(sides.followed_callers, told, mutant, is_streamed=True)
-            readings.append((f"hand-over, proxy, {told}", proxied, partial(check, shown)))
+            readings.append((f"hand-over, proxy, {told}", proxied, partial(compare_hand_over, shown)))
     found = []
     for way, reading, check in readings:
         try:

@@ -27,8 +27,9 @@ def call(arguments: str, index: int = 0) -> ToolCallDelta:
 @pytest.mark.parametrize("name", ["content", "refusal", "reasoning_content", "reasoning", "reasoning_text", "thinking"])
 def test_a_text_of_any_name_is_joined(name: str) -> None:
     halves = DeltaHalves()
-    assert (join(halves, **{name: "a" + HIGH})[name], halves.is_open) == ("a", True)
-    assert (join(halves, **{name: LOW})[name], halves.is_open) == ("\U0001f600", False)
+    first, second = ({name: piece} for piece in ("a" + HIGH, LOW))
+    assert (join(halves, 0, **first)[name], halves.is_open) == ("a", True)
+    assert (join(halves, 0, **second)[name], halves.is_open) == ("\U0001f600", False)
 
 
 def test_one_text_under_two_names_is_joined_in_both() -> None:
