@@ -55,5 +55,5 @@ async def proxying(
                 yield RunningProxy(http, app[PROXY], runner)
         finally:
             await runner.cleanup()
-    for endpoint in (device, *(server if isinstance(server, list) else [server])):
+    for endpoint in (device, *(server if isinstance(server, Sequence) else [server])):
         assert not isinstance(endpoint, ScriptedEndpoint) or endpoint.active == 0, f"{endpoint.name} still holds {endpoint.active} streams"

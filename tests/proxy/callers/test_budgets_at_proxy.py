@@ -14,6 +14,7 @@ import openai
 import pytest
 from aiohttp import ClientSession
 
+from streamco.client.speculation.options import SpeculationOptions
 from streamco.endpoints.openai import OpenAIEndpoint
 from streamco.errors import EndpointConnectError
 from streamco.openai_types import CompletionUsage
@@ -207,9 +208,10 @@ async def test_a_speculated_answer_has_the_limit_too_and_what_its_verifier_compu
 ) -> None:
     headers = caller(path)
     world = World(noise=30.0, length=200)  # no draft is accepted
+    fixed = SpeculationOptions(is_adaptive=False, window=4)  # a policy that goes by times may draft more than is reserved on a slow machine
     async with (
         world.scripted() as verifier,
-        world.speculating(verifier, server=paid()) as client,
+        world.speculating(verifier, server=paid(), speculation=fixed) as client,
         ClientSession() as http,
     ):
         app = make_app(client, ProxyOptions(callers=path, answer_tokens=40))
