@@ -13,7 +13,7 @@ from typing import Any
 
 from streamco.openai_types import CompletionUsage, further_fields
 
-__all__ = ["billed_completion", "has_counted", "own_bill"]
+__all__ = ["billed_completion", "has_counted", "has_counted_prompt", "own_bill"]
 
 _MAX_BILL = 1000.0  # US dollars; a million tokens of the dearest models cost less. What claims more for one answer is a defect
 _MAX_REASONING = 1 << 17  # tokens outside the completion; no model has a larger reasoning budget
@@ -43,6 +43,14 @@ def has_counted(usage: CompletionUsage | None, tokens: int) -> bool:
         tokens: tokens that came, by this side's estimate.
     """
     return usage is not None and (billed_completion(usage) > 0 or not tokens)
+
+
+def has_counted_prompt(usage: CompletionUsage | None, tokens: int) -> bool:
+    """Return True if a server has counted the prompt that it read: zero is a count only if it made nothing, because it was not asked.
+
+    The arguments are those of ``has_counted``.
+    """
+    return usage is not None and (usage.prompt_tokens > 0 or not (tokens or usage.completion_tokens))
 
 
 def billed_completion(usage: CompletionUsage) -> int:

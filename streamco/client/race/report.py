@@ -9,7 +9,7 @@ from msgspec.structs import replace
 
 from streamco.client.answer_log import describe_error
 from streamco.client.cost_totals import answer_ending, total_cost
-from streamco.client.race.bill import billed_completion, has_counted, own_bill
+from streamco.client.race.bill import billed_completion, has_counted, has_counted_prompt, own_bill
 from streamco.client.race.dispatch_record import DispatchRecord
 from streamco.core.race.attempt import Attempt, AttemptState
 from streamco.core.race.machine import RaceMachine
@@ -302,10 +302,10 @@ def _count(attempt: Attempt, prompt_tokens: int, counts: Counts = _NO_COUNTS) ->
         return _Count(0, 0, 0)
     usage, length = attempt.usage, prompt_tokens + attempt.given
     made = counts[attempt].tokens if attempt in counts else attempt.tokens
-    is_estimated = usage is None or not usage.prompt_tokens or not has_counted(usage, attempt.tokens)
+    is_estimated = not has_counted_prompt(usage, attempt.tokens) or not has_counted(usage, attempt.tokens)
     if usage is not None and has_counted(usage, attempt.tokens):
         made = billed_completion(usage)
-    if usage is not None and usage.prompt_tokens:
+    if usage is not None and has_counted_prompt(usage, attempt.tokens):
         details = usage.prompt_tokens_details
         return _Count(usage.prompt_tokens, (details.cached_tokens or 0) if details else 0, made, is_estimated)
     return _Count(length, 0 if attempt.kept is None else min(length, prompt_tokens + attempt.kept), made, is_estimated)
