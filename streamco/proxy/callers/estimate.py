@@ -124,7 +124,8 @@ def charge(parts: Iterable[EndpointReport], size: RequestSize | None, prices: Ma
     """Return the nanodollars that an answer is charged: its report's cost.
 
     If a server has sent no count that can be true, or its cost is not known, the answer is charged at least what was reserved for it: an
-    estimate may be too low, and then the budget would not hold. A prompt that wasn't counted costs at least the larger of two estimates,
+    estimate may be too low, and then the budget would not hold. A server that lost a race was stopped at the winner's first token, so its
+    estimate counts. A prompt that wasn't counted costs at least the larger of two estimates,
     the report's and that of ``size``.
 
     Args:
@@ -141,7 +142,7 @@ def charge(parts: Iterable[EndpointReport], size: RequestSize | None, prices: Ma
             is_known = False
             continue
         total += to_nanos(part.cost_usd)
-        is_known = is_known and (not part.is_estimated or part.cost_source == "server")
+        is_known = is_known and (not part.is_estimated or part.cost_source == "server" or part.outcome == "lost")
         if part.is_estimated and size is not None and part.name in prices:
             total += to_nanos(max(0, size.least_prompt - part.prompt_tokens) * (prices[part.name].prompt or 0.0))
     return total if is_known else max(total, reserved)

@@ -271,6 +271,8 @@ def test_an_estimate_lowers_nothing_that_was_reserved() -> None:
     assert charge([counted], None, PRICES, reserved=9_000) == 2_000
     billed = part(is_estimated=True, cost_usd=3e-6, cost_source="server")
     assert charge([billed], None, PRICES, reserved=9_000) == 3_000, "its own bill"
+    lost = part(name="third", is_estimated=True, cost_usd=3e-6, outcome="lost")
+    assert charge([lost, counted], None, PRICES, reserved=9_000) == 5_000, "it was stopped at once"
     near = part(name="device", kind="device", is_estimated=True, cost_usd=None)
     assert charge([near, counted], None, PRICES, reserved=9_000) == 2_000, "a device costs no money"
 
