@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from typing import Any
 
 from streamco.config import Limits
 from streamco.errors import EndpointError, EndpointProtocolError
 from streamco.openai_types import ChatCompletionChunk, CompletionUsage
 from streamco.wire.completeness import Completeness, End
+from streamco.wire.openai.errors import stream_error
 
 __all__ = ["AnswerParser"]
 
@@ -116,6 +118,17 @@ class AnswerParser(ABC):
     def _take_end(self, chunks: list[ChatCompletionChunk]) -> bool:
         """Append the chunks of what is left at the end of the body. Return False if it ends in half an event. It raises as ``_take``."""
         return True
+
+    def _record_reason(self, value: Any) -> str | None:
+        """Record a finish reason as the server sent it; None: it is blank, so none.
+
+        Raises:
+            EndpointError: it means a failure.
+        """
+        reason = self._ends.record_reason(value)
+        if (failure := self._ends.failure) is not None:
+            raise stream_error({"error": {"message": f'the answer ended with "{failure}"', "code": failure}})
+        return reason
 
     def _record_end(self, end: End) -> None:
         """Fail if the end is none of a whole answer.

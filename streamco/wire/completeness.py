@@ -4,11 +4,13 @@ Servers end answers in many ways. Some send a finish reason with every chunk, so
 that they gave up, and some close the connection without any. An answer that was cut must never count as whole, because then nobody
 continues it. The rules:
 
-- A blank reason (``""``, ``"null"``, ``false``) is none. A reason that means a failure fails the answer.
+- A blank reason (``""``, ``"null"``, ``false``, Gemini's ``FINISH_REASON_UNSPECIFIED``) is none. A reason that means a failure fails the
+  answer.
 - Output after a choice's reason takes the reason back. From then on no reason ends the answer by itself. Only a formal end does:
   ``[DONE]``, an end event of the API, or a proper end of the HTTP body.
-- An answer without output has no end but a formal one. It fails there if it has no reason, or if its choices had fields that nobody
-  understood.
+- An answer without output has no end but a formal one. It fails there if it has no reason, or if its choices had fields that nobody read
+  and that may hold the text. It doesn't fail for such fields if its reason says why it is empty: a content filter, or a limit.
+- An answer of several choices ends without a formal end only when each choice that was asked for has its reason, also one that never began.
 - Before the answer is whole, a lost connection or a silence is a failure.
 """
 
@@ -20,7 +22,8 @@ __all__ = ["Completeness", "End", "is_failure", "read_reason"]
 
 End = Literal["whole", "cut", "empty"]
 
-_BLANK = frozenset({"", "null", "none"})
+_BLANK = frozenset({"", "null", "none", "unspecified", "finish_reason_unspecified"})
+_EMPTY_BY = frozenset({"content_filter", "length"})  # reasons for which an answer may have no output
 _FAILURES = frozenset({
     "abort",
     "aborted",
@@ -44,10 +47,10 @@ _FAILURES = frozenset({
 
 
 def read_reason(value: Any) -> str | None:
-    """Return a finish reason as a server wrote it; None if it is blank, null, false, 0 or no text."""
+    """Return a finish reason as a server wrote it; None if it is blank, null, a boolean, 0 or no text."""
     if isinstance(value, str):
         return None if value.strip().lower() in _BLANK else value
-    return str(value) if value and isinstance(value, int | float) else None
+    return str(value) if value and isinstance(value, int | float) and not isinstance(value, bool) else None
 
 
 def is_failure(reason: str) -> bool:
@@ -56,11 +59,16 @@ def is_failure(reason: str) -> bool:
 
 
 class Completeness:
-    """What one answer has shown of its end so far; its parser owns it."""
+    """What one answer has shown of its end so far; its parser owns it.
 
-    __slots__ = ("_finished", "_has_end", "_has_unread", "_seen", "_taken_back", "failure", "has_output")
+    Args:
+        choices: number of choices that were asked for; None: not known, so those that come are all.
+    """
 
-    def __init__(self) -> None:
+    __slots__ = ("_choices", "_finished", "_has_end", "_has_unread", "_seen", "_taken_back", "failure", "has_output")
+
+    def __init__(self, *, choices: int | None = None) -> None:
+        self._choices = choices or 1
         self.failure: str | None = None
         """A finish reason that means a failure; None: none came."""
         self.has_output = False
@@ -102,7 +110,8 @@ class Completeness:
         """True if nothing needs to come any more: a lost connection or a silence from now on is the end of a whole answer."""
         if self._has_end:
             return True
-        return self.has_output and self._taken_back is None and self._all_finished()
+        is_finished = len(self._finished) >= self._choices and self._all_finished()
+        return is_finished and self.has_output and self._taken_back is None and self.failure is None
 
     def record_output(self, choice: int = 0) -> None:
         """Record that a choice goes on. A reason that it had is void."""
@@ -117,20 +126,27 @@ class Completeness:
         self._seen.add(0)
 
     def record_choice(self, choice: int = 0, *, has_unread: bool = False) -> None:
-        """Record that a choice came without output; ``has_unread``: with fields that mean nothing to us."""
+        """Record that a choice came without output; ``has_unread``: with fields that nobody read and that may hold the text."""
         self._seen.add(choice)
         self._has_unread = self._has_unread or has_unread
 
-    def record_reason(self, reason: str, choice: int = 0) -> None:
-        """Record a finish reason that isn't blank, after the output that came with it."""
+    def record_reason(self, value: Any, choice: int = 0) -> str | None:
+        """Record a finish reason as a server sent it, after the output that came with it. Return what ``read_reason`` makes of it.
+
+        A reason that means a failure is in ``failure`` from then on, and the parser has to fail.
+        """
+        reason = read_reason(value)
         self._seen.add(choice)
+        if reason is None:
+            return None
         self._finished[choice] = reason
         if self.failure is None and is_failure(reason):
             self.failure = reason
+        return reason
 
     def record_end(self) -> End:
         """Record the formal end that the API has (``[DONE]``, ``message_stop`` ...) and return how the answer ended."""
-        if not self.has_output and (self._has_unread or not self.had_reason):
+        if not self.has_output and not self._may_be_empty():
             return "empty"
         self._has_end = True
         return "whole"
@@ -147,5 +163,12 @@ class Completeness:
         has_reason = self._taken_back is not None or self._all_finished()
         return self.record_end() if has_reason and is_proper else "cut"
 
+    def _may_be_empty(self) -> bool:
+        """Return True if an answer without output may be the whole answer."""
+        if self._has_unread:
+            return bool(self._finished) and all(reason.strip().lower() in _EMPTY_BY for reason in self._finished.values())
+        return self.had_reason
+
     def _all_finished(self) -> bool:
+        """Return True if each choice that has come has a reason."""
         return bool(self._finished) and self._seen <= self._finished.keys()

@@ -196,10 +196,7 @@ class EventStreamParser(AnswerParser):
             if delta.content:
                 self._text.append(delta.content)
         if reason is not None:
-            self._ends.record_reason(reason)
-        if self._ends.failure is not None:
-            self._fail(stream_error({"error": {"message": f'the answer ended with "{self._ends.failure}"', "code": self._ends.failure}}))
-            return
+            chunk.choices[0].finish_reason = self._record_reason(reason)
         self._chunks.append(chunk)
 
     def _end(self) -> None:

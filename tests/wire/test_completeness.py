@@ -11,9 +11,15 @@ from hypothesis import strategies as st
 from streamco.wire.completeness import Completeness, read_reason
 
 
-@pytest.mark.parametrize("blank", ["", " ", "\n", "null", "NULL", "none", None, False, 0, 0.0, [], {}, {"type": "stop"}])
+BLANKS = ["", " ", "\n", "null", "NULL", "none", "unspecified", "FINISH_REASON_UNSPECIFIED"]
+NO_TEXTS = [None, False, True, 0, 0.0, [], {}, {"type": "stop"}]
+
+
+@pytest.mark.parametrize("blank", [*BLANKS, *NO_TEXTS])
 def test_a_blank_reason_is_none(blank: Any) -> None:
-    assert read_reason(blank) is None
+    ends = Completeness()
+    ends.record_output()
+    assert (read_reason(blank), ends.record_reason(blank), ends.had_reason, ends.is_whole) == (None, None, False, False)
 
 
 @pytest.mark.parametrize(("given", "reason"), [("stop", "stop"), ("STOP", "STOP"), ("anything", "anything"), (1, "1")])
@@ -39,7 +45,7 @@ def test_a_reason_may_mean_a_failure(reason: str) -> None:
     ends = Completeness()
     ends.record_output()
     ends.record_reason(reason)
-    assert ends.failure == reason
+    assert (ends.failure, ends.is_whole) == (reason, False)
 
 
 @pytest.mark.parametrize("reason", ["stop", "length", "tool_calls", "function_call", "content_filter", "eos", "unheard of"])
@@ -106,6 +112,26 @@ def test_an_end_without_output_and_without_other_fields_is_an_empty_answer() -> 
     assert ends.record_end() == "empty"
     ends.record_reason("content_filter")
     assert ends.record_end() == "whole"
+
+
+def test_a_choice_that_never_began_is_missing_unless_the_end_is_formal() -> None:
+    ends = Completeness(choices=2)
+    ends.record_output(0)
+    ends.record_reason("stop", 0)
+    assert (ends.is_whole, ends.record_close(is_proper=False)) == (False, "cut")
+    assert ends.record_end() == "whole", "some servers give one choice, whatever was asked for"
+
+
+@pytest.mark.parametrize("is_late", [False, True])
+def test_choices_are_whole_when_each_one_that_was_asked_for_has_its_reason(is_late: bool) -> None:
+    ends = Completeness(choices=2)
+    ends.record_output(0)
+    ends.record_reason("stop", 0)
+    if is_late:
+        ends.record_output(1)
+        assert not ends.is_whole
+    ends.record_reason("length", 1)
+    assert ends.is_whole
 
 
 STEPS = st.lists(st.tuples(st.sampled_from(["output", "choice", "reason"]), st.integers(0, 1)), max_size=12)

@@ -132,8 +132,7 @@ class MsgpackStreamParser(AnswerParser):
                 self._unpacker.feed(data[start : start + _FED])
                 for frame in self._unpacker:
                     if type(frame) is list:
-                        if (chunk := self._read_piece(frame)) is not None:
-                            chunks.append(chunk)
+                        self._read_piece(frame, chunks)
                     else:
                         chunks += self._read(frame)
                     if self.is_done:  # bytes after the end mean nothing
@@ -169,8 +168,12 @@ class MsgpackStreamParser(AnswerParser):
                 raise EndpointProtocolError(f"expected an answer in format {FORMAT}, got {str(other)[:100]}")
         return (self._chunk(ChoiceDelta("", "assistant")),) if self._api == "chat" else ()
 
-    def _read_piece(self, piece: list[Any]) -> ChatCompletionChunk | None:
-        """Return the chunk of a piece of the answer; None: it is empty, because 6 bytes must not become a chunk of half a kilobyte."""
+    def _read_piece(self, piece: list[Any], chunks: list[ChatCompletionChunk]) -> None:
+        """Append the chunk of a piece of the answer. An empty one has none, because 6 bytes must not become a chunk of half a kilobyte.
+
+        Raises:
+            EndpointError: it is no piece, or its finish reason means a failure. Then its text is kept.
+        """
         text, checked, reason = piece if len(piece) == 3 else (*piece, None) if len(piece) == 2 else (None, None, None)
         if type(text) is not str or type(checked) is not bytes or not (reason is None or type(reason) is str):
             raise EndpointProtocolError(f"expected a piece of text and ids, got {str(piece)[:200]}")
@@ -181,10 +184,7 @@ class MsgpackStreamParser(AnswerParser):
             raise EndpointProtocolError(
                 "expected a piece with the checksum of its text and ids, got another: bytes were changed on the way"
             )
-        if not (text or packed or reason is not None):
-            return None
         ids = self._codec.unpack_bare(packed) if self._has_ids and packed else None
-        self._text.append(text)
         if ids:
             self.tokens += len(ids)
         elif text:
@@ -192,22 +192,26 @@ class MsgpackStreamParser(AnswerParser):
             self.is_estimated = True
         if ids or text:
             self.has_progress = True
-            self._ends.note_output()
-        if reason is not None:
-            self._ends.record_reason(reason)
-        name, created, model = self._opening
-        return ChatCompletionChunk(name, [ChunkChoice(ChoiceDelta(text), 0, reason, None, ids)], created, model)
+            self._ends.record_output()
+        self._text.append(text)
+        chunk = self._chunk(ChoiceDelta(text), ids=ids)
+        if text or packed:
+            chunks.append(chunk)
+        if reason is not None and (known := self._record_reason(reason)) is not None:
+            chunk.choices[0].finish_reason = known
+            if not (text or packed):
+                chunks.append(chunk)
 
     def _read_ending(self, fields: dict[str, Any]) -> Sequence[ChatCompletionChunk]:
         reason = fields.get("finish_reason")
         if not isinstance(reason, str):
             raise EndpointProtocolError(f"expected a finish_reason at the end, got {str(fields)[:200]}")
-        has_reason = self._ends.has_reason
-        self._ends.record_reason(reason)
+        had_reason = self._ends.has_reason
+        reason = self._record_reason(reason)
         self.usage = build_usage(fields.get("usage"))
         self._record_end(self._ends.record_end())
         self.is_done = True
-        chunks = [] if has_reason else [self._chunk(ChoiceDelta(), reason)]
+        chunks = [] if had_reason or reason is None else [self._chunk(ChoiceDelta(), reason)]
         if self.usage is not None:
             chunks.append(self._chunk(None))
         return chunks

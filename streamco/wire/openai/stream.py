@@ -13,7 +13,7 @@ import msgspec
 from streamco.config import Limits
 from streamco.errors import EndpointError, EndpointProtocolError
 from streamco.openai_types import ChatCompletionChunk, ChunkChoice, CompletionUsage, further_fields, has_output
-from streamco.wire.completeness import Completeness, End, read_reason
+from streamco.wire.completeness import Completeness, End
 from streamco.wire.openai.delta_halves import DeltaHalves
 from streamco.wire.openai.errors import find_error, is_bare_error, stream_error
 from streamco.wire.openai.extended_decode import ExtendedDecoder
@@ -73,7 +73,7 @@ class ChatStreamParser:
         self._answer_bytes = limits.answer_bytes  # bytes left of the limit
         self._text: list[str] = []  # content of the first choice
         self._kinds = 0  # what has come: _WITHOUT_IDS, _NOT_TEXT
-        self._ends = Completeness()
+        self._ends = Completeness(choices=choices)
         self._choices = ChoiceNumbers(is_one=choices == 1)
         self._halves = DeltaHalves()
         self._cumulative = CumulativeText()
@@ -475,9 +475,7 @@ class ChatStreamParser:
             if tokens:
                 self._kinds |= (not choice.token_ids) * _WITHOUT_IDS
             if choice.finish_reason is not None:
-                choice.finish_reason = reason = read_reason(choice.finish_reason)
-                if reason is not None:
-                    ends.record_reason(reason, index)
+                choice.finish_reason = ends.record_reason(choice.finish_reason, index)
                 if ends.failure is not None:
                     choice.finish_reason = None
 

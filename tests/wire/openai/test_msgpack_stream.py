@@ -101,6 +101,62 @@ def test_a_piece_that_a_stop_string_cuts_ends_the_answer_and_has_no_ids() -> Non
     assert tokens == 1
 
 
+def reasons(*parts: tuple[str, str | None]) -> bytes:
+    """An answer that has no end yet: its pieces, each with its finish reason."""
+    encoder = PieceEncoder()
+    return OPENING + b"".join(encoder.encode(text, b"", reason) for text, reason in parts)
+
+
+STAYS_OPEN = {
+    "no reason": reasons(("half", None)),
+    "a blank reason": reasons(("half", "")),
+    "a reason that says nothing": reasons(("half", "null")),
+    "a blank reason with each piece": reasons(("half", ""), (" more", "")),
+    "text after a reason": reasons(("half", "stop"), (" more", None)),
+    "a reason with each piece": reasons(("half", "stop"), (" more", "stop")),
+    "a reason and no text": reasons(("", "stop")),
+}
+
+
+@pytest.mark.parametrize("case", STAYS_OPEN)
+def test_a_lost_connection_is_no_end_of_an_answer_that_shows_none(case: str) -> None:
+    data = STAYS_OPEN[case]
+    parser, _, _ = read(data)
+    assert (parser.error, parser.is_complete, parser.is_done) == (None, False, False)
+    with pytest.raises(EndpointProtocolError, match="a truncated answer"):
+        parser.close(is_proper=False)
+    ended, _, _ = read(data + encode_ending("stop", None))
+    assert (ended.error, ended.is_complete, ended.finish_reason) == (None, True, "stop")
+
+
+def test_a_lost_connection_after_text_and_a_reason_is_the_end() -> None:
+    parser, _, _ = read(reasons(("whole", None), ("", "stop")))
+    assert (parser.is_complete, parser.is_done, parser.finish_reason) == (True, False, "stop")
+    parser.close(is_proper=False)
+
+
+@pytest.mark.parametrize("reason", ["abort", "ABORT", "network-error", "insufficient_system_resource"])
+def test_a_reason_that_means_a_failure_fails_and_keeps_the_text(reason: str) -> None:
+    for data in (
+        reasons(("half", reason)),
+        reasons(("half", None), ("", reason)),
+        reasons(("half", "stop"), ("", reason)),
+        reasons(("half", None)) + encode_ending(reason, USAGE),
+    ):
+        parser, chunks, _ = read(data + encode_ending("stop", USAGE))
+        assert (parser.is_done, parser.is_complete) == (False, False)
+        assert [choice.finish_reason for chunk in chunks for choice in chunk.choices if choice.finish_reason not in {None, "stop"}] == []
+        assert "".join(chunk.choices[0].delta.content or "" for chunk in chunks) == "half"
+        error = refused(data)
+        assert (error.partial, f'the answer ended with "{reason}"' in str(error)) == ("half", True)
+
+
+def test_an_ending_without_a_reason_is_an_end_of_an_answer_with_text_alone() -> None:
+    parser, chunks, _ = read(reasons(("whole", None)) + encode_ending("", None))
+    assert (parser.error, parser.is_complete, parser.finish_reason, chunks[-1].choices[0].delta.content) == (None, True, None, "whole")
+    assert "got other fields alone" in str(refused(OPENING + encode_ending("", None)))
+
+
 def test_ids_of_a_vocabulary_that_changed_meanwhile_are_left_out() -> None:
     _, chunks, tokens = read(WHOLE, codec=TokenCodec("49152:other", 49152))
     assert [chunk.choices[0].token_ids for chunk in chunks[1:4]] == [None] * 3

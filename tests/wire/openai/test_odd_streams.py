@@ -53,6 +53,20 @@ def test_a_stop_in_each_chunk_is_whole_only_with_a_formal_end() -> None:
     assert read(*body, DONE)[0].is_complete
 
 
+def test_a_second_choice_that_has_not_begun_is_missed() -> None:
+    body = [chunk("A"), chunk(finish="stop")]
+    parser, _ = read(*body, choices=2)
+    assert not parser.is_complete
+    with pytest.raises(EndpointProtocolError, match="truncated"):
+        parser.close(is_proper=False)
+    both, _ = read(*body, chunk("B", index=1), chunk(finish="stop", index=1), choices=2)
+    assert both.is_complete
+    for alone in (read(*body, DONE, choices=2)[0], read(*body)[0], read(*body, choices=1)[0]):
+        assert (alone.is_complete, alone.finish_reason) == (True, "stop")
+    properly_closed, _ = read(*body, choices=2)
+    assert properly_closed.close() == []
+
+
 def test_a_stop_before_the_text_ends_nothing() -> None:
     parser, _ = read(chunk(role="assistant", finish="stop"))
     assert not parser.is_complete
