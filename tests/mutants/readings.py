@@ -76,6 +76,21 @@ _TEXTS = [
         b'data: {"choices":[{"output":"The sky","finish_reason":"stop"}]}\n\n' + _DONE,
         Reading(whole=False, failure="malformed"),
     ),
+    Written(
+        "the same, and a reason that explains it",
+        b'data: {"choices":[{"output":"The sky","finish_reason":"length"}]}\n\n' + _DONE,
+        Reading(reason="length"),
+    ),
+    Written(
+        "keys that can hold no text",
+        b'data: {"choices":[{"score":1,"note":"","why":{"type":"stop"},"finish_reason":"stop"}]}\n\n' + _DONE,
+        Reading(reason="stop"),
+    ),
+    Written(
+        "a key with a text deep inside",
+        b'data: {"choices":[{"why":[{"more":{"parts":["The sky"]}}],"finish_reason":"stop"}]}\n\n' + _DONE,
+        Reading(whole=False, failure="malformed"),
+    ),
     Written("an empty answer with a reason", _chat('{"role":"assistant","content":""}') + _STOP + _DONE, Reading(reason="stop")),
     Written("[DONE] alone", _DONE, Reading(whole=False, failure="malformed")),
     Written("message for delta", b'data: {"choices":[{"message":{"content":"The sky is"},"finish_reason":"stop"}]}\n\n', _WHOLE),

@@ -24,7 +24,7 @@ from streamco.openai_types import (
 )
 from streamco.wire.openai.fast_decode import TextChoice, TextChunk
 
-__all__ = ["UnknownPart", "put_back", "take_unknown", "unknown_fields"]
+__all__ = ["UnknownPart", "may_hold_text", "put_back", "take_unknown", "unknown_fields"]
 
 _Model = TypeVar("_Model", bound=ResponseModel)
 
@@ -55,6 +55,31 @@ def unknown_fields(kind: type[ResponseModel], value: Any, *, excluding: tuple[st
         return {}
     known = _names(kind)
     return {name: item for name, item in value.items() if item is not None and name not in known and name not in excluding}
+
+
+_READ = frozenset({"content_filter_offsets", "content_filter_result", "error", "usage"})
+_TEXT_NAMES = ("text", "content", "parts")
+
+
+def may_hold_text(fields: dict[str, Any]) -> bool:
+    """Return True if further fields of a choice may hold the answer's text, in a form that nobody reads.
+
+    A text may, and so may an object with something under ``text``, ``content`` or ``parts``, also inside of other objects and lists.
+    Names that are read (Moonshot's ``usage``), or that say something else (Azure's filter), don't count.
+    """
+    return any(_is_text_holder(item) for name, item in fields.items() if name not in _READ)
+
+
+def _is_text_holder(value: Any) -> bool:
+    match value:
+        case str():
+            return bool(value)
+        case list():
+            return any(map(_is_text_holder, value))
+        case dict():
+            inner = (item for item in value.values() if isinstance(item, dict | list))
+            return any(value.get(name) for name in _TEXT_NAMES) or any(map(_is_text_holder, inner))
+    return False
 
 
 class UnknownPart(Struct, frozen=True):

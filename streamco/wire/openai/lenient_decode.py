@@ -147,14 +147,16 @@ def is_plausible(usage: CompletionUsage) -> bool:
 
 
 def newer_usage(known: CompletionUsage | None, new: CompletionUsage | None) -> CompletionUsage | None:
-    """Return a new usage if it may be true and tells at least as much as the one known so far, else None.
+    """Return a new usage if it may be true and has a count, else None.
 
-    A count of zero after another count is a server that doesn't count, not a correction.
+    Zero after a count is a server that doesn't count, not a correction. So ``new`` gets the known count in the place of a zero.
     """
     if new is None or not is_plausible(new) or not (new.prompt_tokens or new.completion_tokens):
         return None
-    if known is not None and (known.prompt_tokens > 0 == new.prompt_tokens or known.completion_tokens > 0 == new.completion_tokens):
-        return None
+    if known is not None and not (new.prompt_tokens and new.completion_tokens):
+        new.prompt_tokens = new.prompt_tokens or known.prompt_tokens
+        new.completion_tokens = new.completion_tokens or known.completion_tokens
+        new.total_tokens = new.prompt_tokens + new.completion_tokens
     return new
 
 

@@ -18,6 +18,7 @@ from streamco.wire.openai.delta_halves import DeltaHalves
 from streamco.wire.openai.errors import find_error, is_bare_error, stream_error
 from streamco.wire.openai.extended_decode import ExtendedDecoder
 from streamco.wire.openai.fast_decode import Api
+from streamco.wire.openai.further_fields import may_hold_text
 from streamco.wire.openai.json_body import JSONBody, decode_body, excerpt, is_json, split_answer
 from streamco.wire.openai.lenient_decode import CumulativeText, build_chunk, decode_object, find_usage, newer_usage
 from streamco.wire.openai.other_apis import OddEvents, foreign_answer
@@ -471,7 +472,7 @@ class ChatStreamParser:
                 ends.record_output(index)
                 self._kinds |= (index != 0 or not is_text(delta)) * _NOT_TEXT
             else:
-                ends.record_choice(index, has_unread=any(isinstance(item, str | dict | list) for item in further_fields(choice).values()))
+                ends.record_choice(index, has_unread=may_hold_text(further_fields(choice)))
             if tokens:
                 self._kinds |= (not choice.token_ids) * _WITHOUT_IDS
             if choice.finish_reason is not None:

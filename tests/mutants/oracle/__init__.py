@@ -37,8 +37,10 @@ WHOLE OR NOT
  W6  A cut, a stall or a torn body before a mark leaves it whole only if a reason stands, none was ever taken back, and content came.
      Otherwise it is cut.
  W7  A reason that means failure (``FAILING``, in upper or lower case) is a failure at once, also where content would follow.
- W8  An answer without any content is an error if no reason came either, or if its choices had other keys with something in them. With a
-     reason alone it is whole and empty, at a mark or a clean end (not at a cut).
+ W8  An answer without any content is an error if no reason came either, or if its choices had other keys that could hold the text: a text
+     that isn't empty, an object with something under ``text``, ``content`` or ``parts`` at any depth, a list of these. The reasons
+     content_filter and length explain why it is empty, so with them other keys say nothing. With a reason alone it is whole and empty,
+     at a mark or a clean end (not at a cut).
  W9  The finish reason is the last one that came, also if it was taken back. If none came, it is None.
 
 TEXTS

@@ -33,6 +33,16 @@ def is_empty(value: object) -> bool:
     return value is None or value in ("", [], {})
 
 
+def _could_be_text(value: object) -> bool:
+    """Return True for a value that the text of an answer could stand in."""
+    if isinstance(value, dict):
+        is_named = any(not is_empty(value.get(key)) for key in ("text", "content", "parts"))
+        return is_named or any(_could_be_text(each) for each in value.values() if not isinstance(each, str))
+    if isinstance(value, list):
+        return any(_could_be_text(each) for each in value)
+    return isinstance(value, str) and value != ""
+
+
 def read_index(value: object) -> int | None:
     """Return the number of an index, also of one that is a text."""
     if isinstance(value, int) and not isinstance(value, bool):
@@ -102,7 +112,7 @@ class ChatOracle:
 
     def _read_content(self, choice: Json) -> None:
         ending = self.answer.ending
-        if any(not is_empty(value) for key, value in choice.items() if key not in _KNOWN_KEYS):
+        if any(_could_be_text(value) for key, value in choice.items() if key not in _KNOWN_KEYS):
             ending.has_other_keys = True
         self.answer.counts.read(choice.get("usage"))
         delta = next((choice[key] for key in ("delta", "message") if isinstance(choice.get(key), dict)), None)

@@ -216,7 +216,8 @@ class Ending:
         """Return why the answer isn't whole, None if it is. A torn body ends in half an event."""
         is_final = self.is_marked or (ends == "clean" and not is_torn and self.last_reason is not None)
         if is_final:
-            if self.has_content or (self.last_reason is not None and not self.has_other_keys):
+            is_explained = self.last_reason is not None and self.last_reason.strip().lower() in ("content_filter", "length")
+            if self.has_content or is_explained or (self.last_reason is not None and not self.has_other_keys):
                 return None
             return "malformed"
         if self.is_standing and not self.was_taken_back and self.has_content:

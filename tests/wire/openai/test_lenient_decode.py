@@ -11,10 +11,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from streamco.openai_types import ChatCompletionChunk, ChoiceDelta, ChunkChoice
+from streamco.openai_types import ChatCompletionChunk, ChoiceDelta, ChunkChoice, CompletionUsage, PromptTokensDetails
 from streamco.wire.openai.extended_decode import ExtendedDecoder
 from streamco.wire.openai.fast_decode import decode_chat_chunk
-from streamco.wire.openai.lenient_decode import CumulativeText, build_chunk, build_usage, decode_object
+from streamco.wire.openai.lenient_decode import CumulativeText, build_chunk, build_usage, decode_object, newer_usage
 from tests.wire.recorded import answer_slowly, read_slowly, recordings
 
 
@@ -188,6 +188,33 @@ def test_usage_of_odd_shapes() -> None:
     found = build_chunk({"x_groq": {"usage": {"completion_tokens": 4}}}).usage
     assert found is not None
     assert found.total_tokens == 4
+
+
+def usage(prompt: int, completion: int, **details: Any) -> CompletionUsage:
+    return CompletionUsage(prompt, completion, prompt + completion, **details)
+
+
+@pytest.mark.parametrize(
+    ("known", "new", "newest"),
+    [
+        (None, usage(10, 0), usage(10, 0)),
+        (None, usage(0, 0), None),
+        (usage(10, 20), usage(0, 0), None),
+        (usage(10, 0), usage(0, 20), usage(10, 20)),
+        (usage(0, 20), usage(10, 0), usage(10, 20)),
+        (usage(10, 20), usage(10, 0), usage(10, 20)),
+        (usage(10, 20), usage(0, 25), usage(10, 25)),
+        (usage(10, 20), usage(11, 15), usage(11, 15)),
+        (usage(10, 20), usage(11, 1 << 25), None),
+        (usage(10, 20), usage(-1, 20), None),
+        (usage(10, 20), usage(10, 21, prompt_tokens_details=PromptTokensDetails(cached_tokens=-1)), None),
+        (usage(10, 20), None, None),
+    ],
+)
+def test_the_newest_usage_has_the_newest_of_each_count(
+    known: CompletionUsage | None, new: CompletionUsage | None, newest: CompletionUsage | None
+) -> None:
+    assert newer_usage(known, new) == newest
 
 
 def test_the_counts_of_other_apis_are_the_same_counts() -> None:

@@ -97,11 +97,39 @@ def test_a_reason_that_means_a_failure_is_one(reason: str) -> None:
 
 
 def test_an_answer_of_which_nothing_was_understood_is_an_error() -> None:
-    odd = event({"choices": [{"index": 0, "output": {"words": "Hi"}, "finish_reason": None}]})
-    parser, _ = read(odd, chunk(finish="stop"), DONE)
-    assert isinstance(parser.error, EndpointProtocolError)
-    assert not parser.is_done
+    for unread in ("Hi", {"text": "Hi"}, {"parts": ["Hi"]}, [{"content": "Hi"}], {"inner": [{"message": {"content": "Hi"}}]}):
+        odd = event({"choices": [{"index": 0, "output": unread, "finish_reason": None}]})
+        parser, _ = read(odd, chunk(finish="stop"), DONE)
+        assert isinstance(parser.error, EndpointProtocolError)
+        assert not parser.is_done
     assert read(chunk(role="assistant"), chunk(finish="stop"), DONE)[0].is_done
+
+
+FILTERED = {"content_filter_offsets": {"check_offset": 1}, "content_filter_result": {"error": {"message": "timed out", "text": "x"}}}
+NO_TEXTS: list[dict[str, Any]] = [
+    *({name: value} for name, value in FILTERED.items()),
+    {"usage": {"prompt_tokens": 5, "completion_tokens": 0, "total_tokens": 5, "text": "5"}},
+    {"flags": ""},
+    {"output": {"text": "", "content": [], "parts": None}},
+    {"output": []},
+    {"finish_details": {"type": "stop", "stop": "<|end|>"}},
+    {"score": 1, "is_last": True},
+]
+
+
+@pytest.mark.parametrize("fields", NO_TEXTS)
+def test_an_answer_with_a_reason_may_be_empty_if_no_other_field_can_hold_its_text(fields: dict[str, Any]) -> None:
+    odd = event({"choices": [{"index": 0, "delta": {"role": "assistant", "content": ""}, "finish_reason": None, **fields}]})
+    parser, _ = read(odd, chunk(finish="stop"), DONE)
+    assert (parser.error, parser.is_done, parser.finish_reason) == (None, True, "stop")
+
+
+@pytest.mark.parametrize("reason", ["content_filter", "length"])
+def test_a_reason_that_explains_an_empty_answer_makes_it_whole_whatever_fields_it_has(reason: str) -> None:
+    odd = event({"choices": [{"index": 0, "delta": {}, "finish_reason": None, "explanation": "It was too long."}]})
+    parser, _ = read(odd, chunk(finish=reason), DONE)
+    assert (parser.error, parser.is_done, parser.finish_reason) == (None, True, reason)
+    assert read(odd, DONE)[0].error is not None
 
 
 def test_events_that_are_no_json_are_skipped_and_named_if_the_answer_breaks_off() -> None:
