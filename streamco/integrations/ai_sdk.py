@@ -20,7 +20,7 @@ from streamco.core.report import Report
 from streamco.errors import ConfigError, StreamcoError
 from streamco.integrations.chunk_parts import ToolCallNumbers, report_fields, thinking_of
 from streamco.openai_types import ChatCompletionChunk, ToolCallDelta
-from streamco.wire.openai.tool_calls import text_of
+from streamco.wire.openai.tool_calls import arguments_of
 
 __all__ = ["UI_STREAM_HEADERS", "UIMessageEncoder", "encode_ui_stream", "public_report", "read_ui_messages"]
 
@@ -187,7 +187,7 @@ class _ToolInput:
         self._id = self._id or piece.id or ""
         function = piece.custom or piece.function
         self._is_custom = self._is_custom or piece.custom is not None
-        added = text_of(piece) or ""
+        added = arguments_of(piece) or ""
         self._arguments += added
         if not self._is_begun:
             self._name += (function.name if function is not None else None) or ""

@@ -141,6 +141,22 @@ _CALLS = [
         replace(_RUN, calls=(Call("run", '{"a":1}'), Call("see", '{"b":2}'))),
     ),
     Written(
+        "an index that comes late",
+        _call('"id":"c1","function":{"name":"run","arguments":"{\\"a\\":"}')
+        + _call('"index":0,"function":{"arguments":"1}"}')
+        + _call('"index":1,"id":"c2","function":{"name":"see","arguments":"{\\"b\\":2}"}')
+        + _CALLED,
+        _RUN,
+    ),
+    Written(
+        "custom calls without ids, whose pieces repeat their name",
+        _call('"index":0,"custom":{"name":"shell","input":"ls "}')
+        + _call('"index":0,"custom":{"name":"shell","input":"-l"}')
+        + _call('"index":0,"custom":{"name":"print","input":"1"}')
+        + _CALLED,
+        replace(_RUN, calls=(Call("shell", "ls -l", is_custom=True), Call("print", "1", is_custom=True))),
+    ),
+    Written(
         "indexes as texts, and a name after the arguments",
         _call('"index":"0","id":"c1","function":{"arguments":"{\\"a\\":1}"}')
         + _call('"index":"1","id":"c2","function":{"name":"see","arguments":"{\\"b\\":2}"}')

@@ -95,7 +95,7 @@ def test_mutants_are_varied_and_the_oracle_reads_each() -> None:
     used: Counter[str] = Counter()
     found: Counter[tuple[str, bool]] = Counter()
     sizes = []
-    for seed in range(2500):
+    for seed in range(4000):
         mutant = make_mutant(seed)
         reading = read_answer(mutant.body, mutant.api, status=mutant.status, ends=mutant.ends)
         assert reading.whole == (reading.failure is None), mutant

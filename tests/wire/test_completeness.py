@@ -10,9 +10,8 @@ from hypothesis import strategies as st
 
 from streamco.wire.completeness import Completeness, read_reason
 
-
 BLANKS = ["", " ", "\n", "null", "NULL", "none", "unspecified", "FINISH_REASON_UNSPECIFIED"]
-NO_TEXTS = [None, False, True, 0, 0.0, [], {}, {"type": "stop"}]
+NO_TEXTS: list[Any] = [None, False, True, 0, 0.0, [], {}, {"type": "stop"}]
 
 
 @pytest.mark.parametrize("blank", [*BLANKS, *NO_TEXTS])

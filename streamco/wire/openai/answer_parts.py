@@ -17,7 +17,7 @@ from typing import Any, Literal
 from msgspec import Struct
 
 from streamco.openai_types import ChatCompletionChunk, ChatCompletionMessage, ChunkChoice, CompletionUsage, ToolCall, ToolCallDelta
-from streamco.wire.openai.tool_calls import CallParts, ToolCalls, is_json, text_of
+from streamco.wire.openai.tool_calls import CallParts, JSONPieces, ToolCalls, arguments_of
 
 __all__ = ["AnswerPart", "AnswerParts", "PartBegan", "PartEnded", "PartEvent", "PartGrew", "PartKind", "message_parts"]
 
@@ -32,7 +32,7 @@ class AnswerPart:
         call: the tool call's name and id; None: it is none.
     """
 
-    __slots__ = ("call", "index", "is_open", "kind", "logprobs", "pieces")
+    __slots__ = ("_json", "call", "index", "is_open", "kind", "logprobs", "pieces")
 
     def __init__(self, kind: PartKind, call: CallParts | None = None) -> None:
         self.kind = kind
@@ -41,6 +41,7 @@ class AnswerPart:
         """Number of the part in the answer, from 0; -1: it has not begun."""
         self.is_open = False
         self.pieces: list[str] = []
+        self._json = JSONPieces(self.pieces)
         self.logprobs: list[Any] = []
 
     @property
@@ -56,7 +57,7 @@ class AnswerPart:
     @property
     def is_whole(self) -> bool:
         """True if the part may end: the arguments of a function's call are JSON, and anything else may end anywhere."""
-        return self.call is None or self.call.is_custom or is_json(self.text)
+        return self.call is None or self.call.is_custom or self._json.is_whole
 
 
 class PartBegan(Struct, frozen=True):
@@ -176,7 +177,7 @@ class AnswerParts:
         if part is None:
             part = self._by_call[id(call)] = AnswerPart("call", call)
             self._waiting.append(part)
-        piece = text_of(delta)
+        piece = arguments_of(delta)
         if part.index < 0:
             if piece:
                 part.pieces.append(piece)
@@ -273,20 +274,21 @@ def message_parts(message: ChatCompletionMessage, logprobs: Any = None, *, skips
     for kind, text in texts:
         if text:
             part = AnswerPart(kind)
-            part.pieces = [text]
+            part.pieces.append(text)
             part.logprobs = content_logprobs(logprobs) if kind == "text" else []
             parts.append(part)
     calls = list(message.tool_calls or ())
     if message.function_call is not None:
         calls.append(ToolCall(function=message.function_call))
     for whole in calls:
-        call = CallParts()
+        if whole.custom is not None:
+            name, text = whole.custom.name, whole.custom.input
+        else:
+            name, text = ("", "") if whole.function is None else (whole.function.name, whole.function.arguments)
+        call = CallParts(name=name)
         call.id, call.is_custom = whole.id, whole.custom is not None
         part = AnswerPart("call", call)
-        if whole.custom is not None:
-            call.name, part.pieces = whole.custom.name, [whole.custom.input]
-        elif whole.function is not None:
-            call.name, part.pieces = whole.function.name, [whole.function.arguments]
+        part.pieces.append(text)
         parts.append(part)
     for index, part in enumerate(parts):
         part.index = index

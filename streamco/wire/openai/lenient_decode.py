@@ -261,9 +261,8 @@ def _split_content(value: Any) -> tuple[str | None, str | None]:
 
 
 def _build_call(value: dict[str, Any]) -> ToolCallDelta:
-    index = value.get("index")
     call = ToolCallDelta(
-        index=None if index is None else _count(index),
+        index=_index(value.get("index")),
         id=_text(value.get("id")),
         type=_text(value.get("type")),
         function=_build_function(value.get("function")),
@@ -275,18 +274,18 @@ def _build_call(value: dict[str, Any]) -> ToolCallDelta:
 def _build_function(value: Any) -> FunctionDelta | None:
     if not isinstance(value, dict):
         return None
-    function = FunctionDelta(name=_text(value.get("name")), arguments=_json_text(value.get("arguments")))
+    function = FunctionDelta(name=_text(value.get("name")), arguments=_text_or_json(value.get("arguments")))
     return with_further(function, unknown_fields(FunctionDelta, value))
 
 
 def _build_custom(value: Any) -> CustomDelta | None:
     if not isinstance(value, dict):
         return None
-    custom = CustomDelta(name=_text(value.get("name")), input=_json_text(value.get("input")))
+    custom = CustomDelta(name=_text(value.get("name")), input=_text_or_json(value.get("input")))
     return with_further(custom, unknown_fields(CustomDelta, value))
 
 
-def _json_text(value: Any) -> str | None:
+def _text_or_json(value: Any) -> str | None:
     """Return a string; an object in its place (Ollama's arguments) is written as JSON."""
     return msgspec.json.encode(value).decode() if isinstance(value, dict | list) else _text(value)
 
@@ -303,6 +302,12 @@ def _count(value: Any) -> int:
     if isinstance(value, str) and len(value) <= _MAX_DIGITS and value.isascii() and value.isdigit():
         return int(value)
     return int(value) if isinstance(value, int | float) and abs(value) < 10**_MAX_DIGITS else 0
+
+
+def _index(value: Any) -> int | None:
+    """Return the index in 3, 3.0 or "3"; None for anything else, so that the delta has none."""
+    is_number = value.isascii() and value.isdigit() if isinstance(value, str) else type(value) in {int, float}
+    return _count(value) if is_number else None
 
 
 def _get(value: Any, key: str) -> Any:

@@ -2,12 +2,82 @@
 
 from __future__ import annotations
 
+import re
+
 import msgspec
 
 from streamco.openai_types import ChoiceDelta, ChunkChoice, CustomDelta, FunctionDelta, ToolCallDelta, further_fields
 from streamco.wire.openai.further_parts import FurtherParts
 
-__all__ = ["CallParts", "ChoiceNumbers", "ToolCalls", "is_json", "text_of"]
+__all__ = ["CallParts", "ChoiceNumbers", "JSONPieces", "ToolCalls", "arguments_of"]
+
+_MARKS = re.compile(r'["\[\]{}]|\\.?', re.DOTALL)
+_MAX_SCALAR = 32  # pieces of a number or a word
+
+
+class JSONPieces:
+    """Tells whether a text that comes in pieces is one whole JSON value by now. All questions together read each piece once.
+
+    Args:
+        pieces: the pieces so far. The list is kept, and may only grow.
+    """
+
+    __slots__ = ("_depth", "_has_begun", "_is_closed", "_is_scalar", "_is_text", "_read", "_rest", "_verdict", "pieces")
+
+    def __init__(self, pieces: list[str]) -> None:
+        self.pieces = pieces
+        self._read = 0  # number of pieces
+        self._rest = ""  # a backslash whose character hasn't come
+        self._depth = 0
+        self._is_text = False  # within a string
+        self._has_begun = False
+        self._is_scalar = False
+        self._is_closed = False  # the first value has ended
+        self._verdict: bool | None = None  # once it is closed; None: not known
+
+    @property
+    def is_whole(self) -> bool:
+        """True if the pieces are one JSON value."""
+        for piece in self.pieces[self._read :]:
+            self._add(piece)
+        self._read = len(self.pieces)
+        if self._is_scalar:
+            return self._read <= _MAX_SCALAR and _is_json("".join(self.pieces))
+        if self._is_closed and self._verdict is None:
+            self._verdict = _is_json("".join(self.pieces))
+        return bool(self._verdict)
+
+    def _add(self, piece: str) -> None:
+        if self._is_closed or self._is_scalar:
+            self._end(piece)
+            return
+        if not self._has_begun:
+            piece = piece.lstrip()
+            self._has_begun = bool(piece)
+            self._is_scalar = self._has_begun and piece[0] not in '{["'
+        text, self._rest = self._rest + piece, ""
+        for mark in _MARKS.finditer(text):
+            if self._closes(mark[0]):
+                self._is_closed = True
+                self._end(text[mark.end() :])
+                return
+
+    def _closes(self, mark: str) -> bool:
+        """Follow a quotation mark, a bracket or a backslash; return True if the first value ends there."""
+        if mark == '"':
+            self._is_text = not self._is_text
+        elif mark == "\\":
+            self._rest = mark
+        elif mark in "{[" and not self._is_text:
+            self._depth += 1
+        elif mark in "}]" and not self._is_text:
+            self._depth -= 1
+        return not self._is_text and self._depth <= 0 and mark in '"}]'
+
+    def _end(self, after: str) -> None:
+        """Take what comes after the first value."""
+        if self._is_closed and after.strip():
+            self._verdict = False
 
 
 _THINKING = ("reasoning_text", "thinking")  # GitHub Copilot; gateways to Anthropic
@@ -16,29 +86,56 @@ _THINKING = ("reasoning_text", "thinking")  # GitHub Copilot; gateways to Anthro
 class CallParts:
     """One tool call so far; ``arguments`` are the pieces of its JSON text, or of a custom tool's input."""
 
-    def __init__(self, index: int = 0) -> None:
+    def __init__(self, index: int = 0, name: str = "") -> None:
         self.index = index
         """Number of the call in the answer."""
         self.id = ""
         self.kind = ""
-        self.name = ""
         self.is_custom = False
         """True for the call of a custom tool, whose input is any text."""
         self.repeats_name = False
         """True if its name has come again."""
+        self.has_index = False
+        """True if the server has given it an index."""
         self.arguments: list[str] = []
+        self.json = JSONPieces(self.arguments)
         self.further = FurtherParts(are_deltas=False)
         self.function_further = FurtherParts(are_deltas=False)
+        self._names = [name]
+        self._name_length = len(name)
+
+    @property
+    def name(self) -> str:
+        """The tool's name. Some servers split it."""
+        if len(self._names) > 1:
+            self._names = ["".join(self._names)]
+        return self._names[0]
+
+    def add_name(self, piece: str) -> None:
+        """Add a piece of the name."""
+        self._names.append(piece)
+        self._name_length += len(piece)
+
+    def is_named(self, name: str) -> bool:
+        """Return True if this is its whole name so far."""
+        return len(name) == self._name_length and name == self.name
+
+    @property
+    def has_name(self) -> bool:
+        """True if any of its name has come."""
+        return self._name_length > 0
 
 
 class ToolCalls:
     """The tool calls in deltas as real servers send them, in the order in which they began.
 
-    A delta belongs to the call with its index. Without an index it belongs to the call with its id, without either to the last call.
+    A delta belongs to the call with its index. Without an index it belongs to the call with its id, without either to the last call. A
+    new index goes on with a call that has none, if it comes with that call's id, or, for the last call, with neither id nor name.
 
     A call begins with a new index. Some servers give every parallel call the same index, or none. There, a new call begins with a new id
-    that comes with a name, or, without an id, with a name after arguments that are a whole JSON value. A new id without a name begins
-    none, because some servers make a new id for each delta. Nor does the same name alone, if it was repeated before.
+    that comes with a name, or, without an id, with a name after arguments that are a whole JSON value. The input of a custom tool is any
+    text and may go on at any time, so after it another name is needed. A new id without a name begins none, because some servers make a
+    new id for each delta. Nor does the same name alone, if it was repeated before.
     """
 
     def __init__(self) -> None:
@@ -50,25 +147,7 @@ class ToolCalls:
         """Add a piece, and return the call that it belongs to."""
         part = _part_of(delta)
         call = self._find(delta, part) or self._begin()
-        if delta.index is not None:
-            self._by_index[delta.index] = call
-        if delta.id and not call.id:
-            call.id = delta.id
-            self._by_id.setdefault(delta.id, call)
-        call.kind = delta.type or call.kind
-        if further := further_fields(delta):
-            call.further.add(further)
-        if part is None:
-            return call
-        if further := further_fields(part):
-            call.function_further.add(further)
-        if part.name == call.name:
-            call.repeats_name = bool(call.name)
-        else:
-            call.name += part.name or ""  # some servers split it
-        call.is_custom = call.is_custom or isinstance(part, CustomDelta)
-        if text := _text_of(part):
-            call.arguments.append(text)
+        self._add(delta, part, call)
         return call
 
     def settle(self, delta: ToolCallDelta) -> None:
@@ -77,31 +156,69 @@ class ToolCalls:
         Its index becomes the call's number. An id or a name that the call has already, and an empty ``custom``, are taken out.
         """
         part = _part_of(delta)
-        known = self._find(delta, part)
-        known_id, known_name = (known.id, known.name) if known is not None else ("", "")
-        call = self.add(delta)
+        call = self._find(delta, part) or self._begin()
+        has_id = bool(call.id)
+        is_repeated = part is not None and part.name is not None and call.is_named(part.name)
+        self._add(delta, part, call)
         delta.index = call.index
-        if known_id:
+        if has_id:
             delta.id = None
-        if part is not None and part.name == known_name:
+        if is_repeated and part is not None:
             part.name = None
         if part is not delta.custom:
             delta.custom = None
 
+    def _add(self, delta: ToolCallDelta, part: FunctionDelta | CustomDelta | None, call: CallParts) -> None:
+        if delta.index is not None:
+            self._by_index[delta.index] = call
+            call.has_index = True
+        if delta.id and not call.id:
+            call.id = delta.id
+            self._by_id.setdefault(delta.id, call)
+        call.kind = delta.type or call.kind
+        if further := further_fields(delta):
+            call.further.add(further)
+        if part is None:
+            return
+        if further := further_fields(part):
+            call.function_further.add(further)
+        if part.name:
+            if call.is_named(part.name):
+                call.repeats_name = True
+            else:
+                call.add_name(part.name)
+        call.is_custom = call.is_custom or isinstance(part, CustomDelta)
+        if text := _text_of(part):
+            call.arguments.append(text)
+
     def _find(self, delta: ToolCallDelta, part: FunctionDelta | CustomDelta | None) -> CallParts | None:
+        """Return the call that a piece belongs to; None: it begins one."""
         name = part.name if part is not None else None
+        last = self.calls[-1] if self.calls else None
         if delta.index is not None:
             call = self._by_index.get(delta.index)
-            if call is not None and delta.id and call.id and delta.id != call.id:
+            if call is None:
+                known = self._by_id.get(delta.id) if delta.id else None if name else last
+                return known if known is not None and not known.has_index else None
+            if delta.id and call.id and delta.id != call.id:
                 return self._by_id.get(delta.id) or (None if name else call)
         elif delta.id:
-            return self._by_id.get(delta.id) or (None if name or not self.calls else self.calls[-1])
+            return self._by_id.get(delta.id) or (None if name else last)
         else:
-            call = self.calls[-1] if self.calls else None
-        if call is None or delta.id or part is None or not name or not call.name:
+            call = last
+        if call is None or delta.id or part is None or not name or not call.has_name:
             return call
-        is_repeated = call.repeats_name and name == call.name and not _text_of(part)
-        return call if is_repeated or not call.arguments or not (call.is_custom or is_json("".join(call.arguments))) else None
+        return None if self._begins(part, name, call) else call
+
+    def _begins(self, part: FunctionDelta | CustomDelta, name: str, call: CallParts) -> bool:
+        """Return True if a name without an id begins another call than the one before, which has a name."""
+        if not call.arguments:
+            return False  # the name is split
+        if call.is_custom:
+            return not call.is_named(name)
+        if call.repeats_name and not _text_of(part) and call.is_named(name):
+            return False
+        return call.json.is_whole
 
     def _begin(self) -> CallParts:
         self.calls.append(CallParts(len(self.calls)))
@@ -127,8 +244,7 @@ class ChoiceNumbers:
             self._calls.setdefault(choice.index, ToolCalls()).settle(call)
 
 
-def is_json(text: str) -> bool:
-    """Return True if a text is one whole JSON value."""
+def _is_json(text: str) -> bool:
     try:
         msgspec.json.decode(text)
     except (msgspec.DecodeError, ValueError, RecursionError):
@@ -142,7 +258,7 @@ def _part_of(delta: ToolCallDelta) -> FunctionDelta | CustomDelta | None:
     return custom if custom is not None and (delta.function is None or custom.name or custom.input) else delta.function
 
 
-def text_of(delta: ToolCallDelta) -> str | None:
+def arguments_of(delta: ToolCallDelta) -> str | None:
     """Return the piece of the arguments or of the input in a delta; None: it has none."""
     part = _part_of(delta)
     return None if part is None else _text_of(part)

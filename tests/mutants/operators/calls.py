@@ -124,6 +124,25 @@ def _one_index(stream: Stream, rng: random.Random, change: Callable[[Json], obje
     return stream
 
 
+@operator("chat", touches="calls")
+def index_of_a_call_late(stream: Stream, rng: random.Random) -> Stream | None:
+    found = calls(stream)
+    if len(found) != 1 or any(entry.get("id") or inner(entry)[0].get("name") for entry in found[0][1:]):
+        return None
+    for entry in found[0][: rng.randint(1, len(found[0]))]:
+        del entry["index"]
+    return stream
+
+
+@operator("chat", touches="calls")
+def names_of_custom_calls_repeat(stream: Stream, rng: random.Random) -> Stream | None:
+    found = [entries for entries in calls(stream) if entries[0].get("custom") and len(entries) > 1]
+    for entries in found:
+        for entry in entries[1:]:
+            inner(entry)[0]["name"] = inner(entries[0])[0].get("name")
+    return stream if found else None
+
+
 @operator("chat", touches="calls, halves")
 def calls_in_one_delta(stream: Stream, rng: random.Random) -> Stream | None:
     found = calls(stream)

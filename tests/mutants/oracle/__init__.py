@@ -60,10 +60,11 @@ TEXTS
 
 CALLS of the chat API
  C1  The index "0" is 0. An index that is neither a number nor such a text is none.
- C2  A new index begins a call.
+ C2  A new index begins a call, unless one that has no index yet has the entry's id, or is the latest and the entry has neither id nor
+     name. Then the call goes on, and the index is its own from then on.
  C3  On a known index, an id of one of its calls goes on with that call; a new id together with a name begins a call; a name without an id
-     begins one if the latest call there has a name and its arguments are a whole JSON value. Everything else goes on with the latest
-     call of that index.
+     begins one if the latest call there has a name and its arguments are a whole JSON value; after the input of a custom tool, if it is
+     another name. Everything else goes on with the latest call of that index.
  C4  Without an index C3 is used, as if all calls had the same index.
  C5  The first id that isn't empty is the call's. A new id without a name changes nothing. A call without an id may get any.
  C6  The first name is the call's, also if it comes after the arguments. Later names on the same call say nothing.

@@ -173,6 +173,9 @@ class ChatOracle:
         """Return the call that an entry belongs to, and True if the entry begins it."""
         calls = self.answer.calls
         places = [place for place, other in enumerate(self._indexes) if index in (None, other)]
+        if not places and (place := self._place_without_index(call_id, name)) is not None:
+            self._indexes[place] = index
+            return calls[place], False
         if places:
             latest = calls[places[-1]]
             if call_id:
@@ -181,9 +184,18 @@ class ChatOracle:
                     return known[-1], False
                 begins = bool(name)
             else:
-                begins = bool(name) and latest.name is not None and latest.has_complete_arguments()
+                begins = bool(name) and latest.name is not None and latest.may_end_before(name)
             if not begins:
                 return latest, False
         calls.append(CallDraft())
         self._indexes.append(index)
         return calls[-1], True
+
+    def _place_without_index(self, call_id: str | None, name: str | None) -> int | None:
+        """Return the place of a call that goes on with a new index (C2)."""
+        open_places = [place for place, index in enumerate(self._indexes) if index is None]
+        if call_id:
+            open_places = [place for place in open_places if self.answer.calls[place].id == call_id]
+        elif name or open_places[-1:] != [len(self._indexes) - 1]:
+            return None
+        return open_places[-1] if open_places else None

@@ -141,6 +141,12 @@ class CallDraft:
             self.is_exact = False
         return value not in (None, "")
 
+    def may_end_before(self, name: str | None) -> bool:
+        """Return True if the name begins another call: nobody knows where the input of a custom tool ends, except by another name."""
+        if self.is_custom:
+            return name != self.name and self.arguments.join(is_whole=True) != ""
+        return self.has_complete_arguments()
+
     def has_complete_arguments(self) -> bool:
         try:
             json.loads(self.arguments.join(is_whole=True))

@@ -21,7 +21,7 @@ from streamco.openai_types import (
 from streamco.wire.openai.answer_parts import AnswerPart, AnswerParts, PartBegan, PartEnded, PartEvent, PartGrew, message_parts
 from streamco.wire.openai.assembler import assemble
 from streamco.wire.openai.stream import ChatStreamParser
-from streamco.wire.openai.tool_calls import is_json
+from streamco.wire.openai.tool_calls import JSONPieces
 from tests.wire.recorded import recordings
 
 
@@ -190,7 +190,7 @@ def test_sequential_parts_have_what_the_others_have_and_are_never_open_together(
                 texts[part.index] += text
             case PartEnded(part):
                 assert part is opened, seed
-                ended_whole |= {part.index} if is_json(texts[part.index]) else set()
+                ended_whole |= {part.index} if JSONPieces([texts[part.index]]).is_whole else set()
                 opened = None
     assert opened is None
     assert sorted((part.kind, part.text) for part in parts.begun if part.call) == sorted((p.kind, p.text) for p in plain.begun if p.call), (
@@ -232,7 +232,7 @@ def test_log_probabilities_come_with_their_text() -> None:
 
 @pytest.mark.parametrize(("text", "is_whole"), [("{}", True), ("{", False), ("", False), ('"\ud800"', False), ("[" * 99_999, False)])
 def test_whole_arguments_are_json(text: str, is_whole: bool) -> None:
-    assert is_json(text) == is_whole
+    assert JSONPieces([text]).is_whole == is_whole
 
 
 def test_a_whole_message_has_the_same_parts() -> None:

@@ -190,6 +190,13 @@ def test_usage_of_odd_shapes() -> None:
     assert found.total_tokens == 4
 
 
+@pytest.mark.parametrize(
+    ("index", "number"), [("0", 0), (0, 0), ("7", 7), (2.0, 2), (None, None), ("", None), ("a", None), (True, None), ([], None)]
+)
+def test_the_index_of_a_call_is_a_number_or_none(index: Any, number: int | None) -> None:
+    assert delta_of(tool_calls=[{"index": index}]).tool_calls[0].index == number
+
+
 def usage(prompt: int, completion: int, **details: Any) -> CompletionUsage:
     return CompletionUsage(prompt, completion, prompt + completion, **details)
 
