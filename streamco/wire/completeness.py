@@ -65,7 +65,7 @@ class Completeness:
         choices: number of choices that were asked for; None: not known, so those that come are all.
     """
 
-    __slots__ = ("_choices", "_finished", "_has_end", "_has_unread", "_seen", "_taken_back", "failure", "has_output")
+    __slots__ = ("_choices", "_finished", "_has_end", "_has_unread", "_seen", "_taken_back", "failure", "has_output", "has_reason")
 
     def __init__(self, *, choices: int | None = None) -> None:
         self._choices = choices or 1
@@ -73,16 +73,13 @@ class Completeness:
         """A finish reason that means a failure; None: none came."""
         self.has_output = False
         """True if anything of the answer has come: text, reasoning, refusal, a call, media, another field of a delta that isn't empty."""
+        self.has_reason = False
+        """True if some choice has a finish reason, which output would take back."""
         self._seen: set[int] = set()  # choices
         self._finished: dict[int, str] = {}  # reasons that nothing has taken back
         self._taken_back: str | None = None  # the reason that was taken back last
         self._has_end = False
         self._has_unread = False
-
-    @property
-    def has_reason(self) -> bool:
-        """True if some choice has a finish reason, which output would take back."""
-        return bool(self._finished)
 
     @property
     def had_reason(self) -> bool:
@@ -117,8 +114,9 @@ class Completeness:
         """Record that a choice goes on. A reason that it had is void."""
         self.has_output = True
         self._seen.add(choice)
-        if self._finished:
+        if self.has_reason:
             self._taken_back = self._finished.pop(choice, None) or self._taken_back
+            self.has_reason = bool(self._finished)
 
     def note_output(self) -> None:
         """Record output of the first choice while it has no reason; cheaper than ``record_output``."""
@@ -140,6 +138,7 @@ class Completeness:
         if reason is None:
             return None
         self._finished[choice] = reason
+        self.has_reason = True
         if self.failure is None and is_failure(reason):
             self.failure = reason
         return reason

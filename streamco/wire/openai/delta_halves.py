@@ -67,9 +67,12 @@ class DeltaHalves:
         return bool(held)
 
     def give_up_all(self) -> list[tuple[int, ChoiceDelta]]:
-        """Return the ends of texts that a half was held of, each with the number of its choice. Nothing is held any more."""
+        """Return the ends of texts that a half was held of, one delta a choice, each with its number. Nothing is held any more."""
         self._open.clear()
-        return [(text[0], _with_half(ChoiceDelta(), text)) for text in self._halves.give_up_all()]
+        ends: dict[int, ChoiceDelta] = {}
+        for text in self._halves.give_up_all():
+            ends[text[0]] = _with_half(ends.get(text[0]) or ChoiceDelta(), text)
+        return list(ends.items())
 
 
 def _pieces(delta: ChoiceDelta) -> Iterator[tuple[tuple[str, int], Any, str]]:

@@ -140,10 +140,14 @@ def find_usage(value: dict[str, Any]) -> CompletionUsage | None:
 
 def is_plausible(usage: CompletionUsage) -> bool:
     """Return False if a usage holds a count that no request has: below 0, or above 16 million. It is not billed then, but estimated."""
-    details = (usage.prompt_tokens_details, usage.completion_tokens_details)
-    parts = [getattr(each, name) for each in details if each is not None for name in each.__struct_fields__]
-    counts = (usage.prompt_tokens, usage.completion_tokens, usage.total_tokens, *parts)
-    return all(0 <= count <= _MAX_COUNT for count in counts if isinstance(count, int | float))
+    if not (0 <= usage.prompt_tokens <= _MAX_COUNT and 0 <= usage.completion_tokens <= _MAX_COUNT and 0 <= usage.total_tokens <= _MAX_COUNT):
+        return False
+    for details in (usage.prompt_tokens_details, usage.completion_tokens_details):
+        if details is not None:
+            counts = [getattr(details, name) for name in details.__struct_fields__]
+            if not all(0 <= count <= _MAX_COUNT for count in counts if isinstance(count, int | float)):
+                return False
+    return True
 
 
 def newer_usage(known: CompletionUsage | None, new: CompletionUsage | None) -> CompletionUsage | None:

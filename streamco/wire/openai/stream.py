@@ -13,7 +13,7 @@ import msgspec
 from streamco.config import Limits
 from streamco.errors import EndpointError, EndpointProtocolError
 from streamco.openai_types import ChatCompletionChunk, ChunkChoice, CompletionUsage, further_fields, has_output
-from streamco.wire.completeness import Completeness, End
+from streamco.wire.completeness import Completeness, End, read_reason
 from streamco.wire.openai.delta_halves import DeltaHalves
 from streamco.wire.openai.errors import find_error, is_bare_error, stream_error
 from streamco.wire.openai.extended_decode import ExtendedDecoder
@@ -243,19 +243,22 @@ class ChatStreamParser:
         tokens = kinds = at = 0
         end = len(payloads)
         last = end - FEW if end > FEW and self._repeated.is_useful else 0  # after this one too few are left to copy
-        is_open = self._is_open()
+        ends, halves = self._ends, self._halves
+        is_open = not (ends.has_reason or halves.is_open)  # nothing needs care before the next text: no reason that it takes back, no half
         while at < end:
             payload, at = payloads[at], at + 1
             try:
                 chunk = decode(payload) if len(payload) <= _SHORT else self._extended.decode_long(payload)
             except (msgspec.DecodeError, ValueError, RecursionError) as refusal:
-                self._note_text(tokens)
+                if tokens:
+                    ends.note_output()
                 self._read_untyped(payload, refusal, chunks)
             else:
                 choices = chunk.choices
                 if is_open and len(choices) == 1 and chunk.usage is None:
                     choice = choices[0]
-                    if choice.finish_reason is None and not choice.index:
+                    reason = choice.finish_reason
+                    if not choice.index and (not reason or read_reason(reason) is None):
                         delta = choice.delta
                         piece = delta.content
                         if piece:
@@ -264,34 +267,28 @@ class ChatStreamParser:
                             piece = delta.reasoning_content or delta.reasoning
                             kinds |= bool(piece) << 1  # _NOT_TEXT
                         if piece:
+                            if reason is not None:  # a blank one
+                                choice.finish_reason = None
                             ids = choice.token_ids
                             tokens += len(ids) if ids else 1 if len(piece) <= ONE_TOKEN else estimate_tokens(piece)
                             kinds |= not ids  # _WITHOUT_IDS
                             chunks.append(chunk)
                             at += self._copy_repeated(payloads, at, chunks) if at <= last else 0
                             continue
-                self._note_text(tokens)
+                if tokens:
+                    ends.note_output()
                 self._read_typed(chunk, payload, chunks)
-            is_open = self._is_open()
+            is_open = at < end and not (ends.has_reason or halves.is_open)
             if not self._is_streaming:
                 break
         if tokens:
             self.tokens += tokens
             self.has_progress = True
             self._kinds |= kinds
-            self._note_text(tokens)
+            ends.note_output()
         if self.is_done and self.error is None:
             self._check_end()
         return chunks
-
-    def _note_text(self, tokens: int) -> None:
-        """Record that text of the first choice has come in this read, if any tokens have."""
-        if tokens:
-            self._ends.note_output()
-
-    def _is_open(self) -> bool:
-        """Return True if nothing needs care before the next text: no finish reason that it takes back, no half of a character."""
-        return not (self._ends.has_reason or self._halves.is_open)
 
     def _copy_repeated(self, payloads: list[bytes], start: int, chunks: list[ChatCompletionChunk]) -> int:
         """Add the chunks of events that repeat an earlier one except for their text; return their number.
@@ -399,7 +396,8 @@ class ChatStreamParser:
             if not self._cumulative.has_begun:
                 self._cumulative.begin(self.partial_text())
             self._cumulative.keep_new(chunk)
-        self._read_usage(chunk, payload, is_built)
+        if chunk.usage is not None or b'"usage"' in payload:  # also that of x_groq
+            self._read_usage(chunk, payload, is_built)
         before = self.tokens
         had_progress, self.has_progress = self.has_progress, False
         self._count_chunk(chunk, may_have_halves=is_built)
@@ -433,7 +431,7 @@ class ChatStreamParser:
                 chunk.usage = find_usage(self._decode_lenient(payload))
             else:
                 self._extended.extend_usage(chunk, payload)
-        elif usage is None and (b'"x_groq"' in payload or b'"usage"' in payload):
+        elif usage is None:
             chunk.usage = find_usage(self._decode_lenient(payload))
         self._keep_usage(chunk)
 

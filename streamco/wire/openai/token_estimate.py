@@ -25,14 +25,18 @@ def estimate_tokens(text: str) -> int:
 
 def estimate_delta(delta: ChoiceDelta) -> int:
     """Estimate the tokens in everything a delta holds: content, reasoning (one text under two names), refusal, tool calls."""
-    tokens = estimate_tokens(delta.content or "") + estimate_tokens(delta.reasoning_content or delta.reasoning or "")
-    tokens += estimate_tokens(delta.refusal or "")
-    for function in (*(call.function for call in delta.tool_calls or ()), delta.function_call):
-        if function is not None:
-            tokens += estimate_tokens(function.name or "") + estimate_tokens(function.arguments or "")
+    texts = [delta.content, delta.reasoning_content or delta.reasoning, delta.refusal]
+    if delta.function_call is not None:
+        texts += delta.function_call.name, delta.function_call.arguments
     for call in delta.tool_calls or ():
+        if call.function is not None:
+            texts += call.function.name, call.function.arguments
         if call.custom is not None:
-            tokens += estimate_tokens(call.custom.name or "") + estimate_tokens(call.custom.input or "")
+            texts += call.custom.name, call.custom.input
+    tokens = 0
+    for text in texts:
+        if text:
+            tokens += 1 if len(text) <= ONE_TOKEN else estimate_tokens(text)
     return tokens
 
 

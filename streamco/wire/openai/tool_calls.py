@@ -155,6 +155,8 @@ class ToolCalls:
 
         Its index becomes the call's number. An id or a name that the call has already, and an empty ``custom``, are taken out.
         """
+        if self._add_plain(delta):
+            return
         part = _part_of(delta)
         call = self._find(delta, part) or self._begin()
         has_id = bool(call.id)
@@ -167,6 +169,21 @@ class ToolCalls:
             part.name = None
         if part is not delta.custom:
             delta.custom = None
+
+    def _add_plain(self, delta: ToolCallDelta) -> bool:
+        """Add a piece of arguments with the index of its call and nothing else, as most are. False: it is another one."""
+        function = delta.function
+        if type(delta) is not ToolCallDelta or type(function) is not FunctionDelta or delta.index is None:
+            return False
+        if delta.id is not None or delta.type is not None or delta.custom is not None or function.name is not None:
+            return False
+        call = self._by_index.get(delta.index)
+        if call is None or call.is_custom:
+            return False
+        if function.arguments:
+            call.arguments.append(function.arguments)
+        delta.index = call.index
+        return True
 
     def _add(self, delta: ToolCallDelta, part: FunctionDelta | CustomDelta | None, call: CallParts) -> None:
         if delta.index is not None:
@@ -240,8 +257,12 @@ class ChoiceNumbers:
         if type(delta) is not ChoiceDelta and not (delta.reasoning_content or delta.reasoning):
             further = further_fields(delta)
             delta.reasoning_content = next((text for name in _THINKING if isinstance(text := further.get(name), str) and text), None)
-        for call in choice.delta.tool_calls or ():
-            self._calls.setdefault(choice.index, ToolCalls()).settle(call)
+        if delta.tool_calls:
+            calls = self._calls.get(choice.index)
+            if calls is None:
+                calls = self._calls[choice.index] = ToolCalls()
+            for call in delta.tool_calls:
+                calls.settle(call)
 
 
 def _is_json(text: str) -> bool:
