@@ -5,6 +5,8 @@ case). ``split`` is the event layer alone, ``chunks`` all of it. ``decode alone`
 already: the floor. The other contenders do what their clients do with the same bytes.
 More cases have the fields that a server adds to each event: such as streamco declares (OpenRouter, SGLang, LiteLLM, vLLM's completions),
 and others that it doesn't, which take a slower decoder (text-generation-inference, Perplexity).
+The last cases are events that are no plain text of a chat: pieces of a call's arguments, a blank finish reason or a usage in each event,
+and the texts of the Responses and Messages APIs.
 """
 
 from __future__ import annotations
@@ -13,19 +15,24 @@ import argparse
 import json
 import random
 from collections.abc import Callable, Sequence
+from functools import partial
 from unittest.mock import patch
 
 from bench.report import Row, add_arguments, emit, interleave, per_call, rows_from
 from streamco._native import HAS_NATIVE, ssescan_py
 from streamco.wire import sse
+from streamco.wire.answer_parser import AnswerParser
+from streamco.wire.messages_api.message_stream import MessageStreamParser
 from streamco.wire.openai.fast_decode import Api, decode_chat_chunk
 from streamco.wire.openai.stream import ChatStreamParser
+from streamco.wire.responses_api.response_stream import ResponseStreamParser
 
 BENCH = "wire"
 SEED = 20_240_601
 WORDS = ["the", "quick", "brown", "fox", "jumps", "over", "a", "lazy", "dog", "and", "then", "runs", "away", "from", "it"]
 
 Contender = Callable[[], object]
+Parser = ChatStreamParser | AnswerParser
 
 RESULTS = [{"title": "A title", "url": f"https://example.org/{each}", "date": "2026-01-01", "snippet": "words " * 40} for each in range(10)]
 SERVERS: dict[str, dict[str, dict[str, object]]] = {
@@ -73,6 +80,30 @@ def as_completions(events: Sequence[bytes]) -> list[bytes]:
     return found
 
 
+def other_events(events: Sequence[bytes]) -> dict[str, tuple[Callable[[], Parser], list[bytes]]]:
+    """Streams of other events with the same words, each with what makes its parser. Each event is one chunk."""
+
+    def write(value: object) -> bytes:
+        return b"data: " + json.dumps(value, separators=(",", ":")).encode() + b"\n\n"
+
+    words = [json.loads(event[6:])["choices"][0]["delta"]["content"] for event in events]
+    calls = [{"delta": {"tool_calls": [{"index": 0, "function": {"arguments": word}}]}} for word in words]
+    calls[0] = {"delta": {"tool_calls": [{"index": 0, "id": "call_1", "type": "function", "function": {"name": "f", "arguments": ""}}]}}
+    usages = [{"usage": {"prompt_tokens": 9, "completion_tokens": each, "total_tokens": 9 + each}} for each in range(1, len(words) + 1)]
+    place = {"item_id": "msg_1", "output_index": 0, "content_index": 0}
+    responses = [{"type": "response.output_text.delta", **place, "delta": word} for word in words]
+    messages = [{"type": "content_block_delta", "index": 0, "delta": {"type": "text_delta", "text": word}} for word in words]
+    created = {"type": "response.created", "response": {"id": "resp_1", "model": "m"}}
+    begun = {"type": "message_start", "message": {"id": "msg_1", "model": "m"}}
+    return {
+        "arguments of a call": (ChatStreamParser, [as_server([e], {"choice": call})[0] for e, call in zip(events, calls, strict=True)]),
+        "a blank finish reason": (ChatStreamParser, as_server(events, {"choice": {"finish_reason": ""}})),
+        "usage": (ChatStreamParser, [as_server([e], {"top": usage})[0] for e, usage in zip(events, usages, strict=True)]),
+        "Responses API": (ResponseStreamParser, [write(created), *map(write, responses[1:])]),
+        "Messages API": (MessageStreamParser, [write(begun), *map(write, messages[1:])]),
+    }
+
+
 def make_reads(events: Sequence[bytes]) -> dict[str, list[bytes]]:
     """The same stream in three shapes of reads."""
     body = b"".join(events)
@@ -109,6 +140,12 @@ def splitters(reads: list[bytes]) -> dict[str, Contender]:
     if HAS_NATIVE:
         found["streamco, python twin"] = with_twin(streamco)
     return found
+
+
+def count_chunks(make: Callable[[], Parser], reads: Sequence[bytes]) -> int:
+    """Return the number of chunks in an answer."""
+    parser = make()
+    return sum(len(parser.feed(data)) for data in reads)
 
 
 def read_with_httpx_sse(reads: list[bytes]) -> list[str]:
@@ -177,6 +214,8 @@ def main() -> None:
         rows += measure(f"chunks, one event a read, as {server} writes them", known, count, rounds)
     completions = {"streamco": readers(as_completions(events), [], "completions")["streamco"]}
     rows += measure("chunks, one event a read, as vLLM writes completions", completions, count, rounds)
+    for name, (make, reads) in other_events(events).items():
+        rows += measure(f"chunks, one event a read, {name}", {"streamco": partial(count_chunks, make, reads)}, count, rounds)
     emit(rows, options.json)
 
 
