@@ -140,7 +140,8 @@ def find_usage(value: dict[str, Any]) -> CompletionUsage | None:
 
 def is_plausible(usage: CompletionUsage) -> bool:
     """Return False if a usage holds a count that no request has: below 0, or above 16 million. It is not billed then, but estimated."""
-    if not (0 <= usage.prompt_tokens <= _MAX_COUNT and 0 <= usage.completion_tokens <= _MAX_COUNT and 0 <= usage.total_tokens <= _MAX_COUNT):
+    prompt, completion, total = usage.prompt_tokens, usage.completion_tokens, usage.total_tokens
+    if min(prompt, completion, total) < 0 or max(prompt, completion, total) > _MAX_COUNT:
         return False
     for details in (usage.prompt_tokens_details, usage.completion_tokens_details):
         if details is not None:
