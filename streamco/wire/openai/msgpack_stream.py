@@ -184,6 +184,8 @@ class MsgpackStreamParser(AnswerParser):
             raise EndpointProtocolError(
                 "expected a piece with the checksum of its text and ids, got another: bytes were changed on the way"
             )
+        if not (text or packed or reason):
+            return
         ids = self._codec.unpack_bare(packed) if self._has_ids and packed else None
         if ids:
             self.tokens += len(ids)
@@ -197,10 +199,9 @@ class MsgpackStreamParser(AnswerParser):
         chunk = self._chunk(ChoiceDelta(text), ids=ids)
         if text or packed:
             chunks.append(chunk)
-        if reason is not None and (known := self._record_reason(reason)) is not None:
-            chunk.choices[0].finish_reason = known
-            if not (text or packed):
-                chunks.append(chunk)
+        chunk.choices[0].finish_reason = known = self._record_reason(reason)
+        if known is not None and not (text or packed):
+            chunks.append(chunk)
 
     def _read_ending(self, fields: dict[str, Any]) -> Sequence[ChatCompletionChunk]:
         reason = fields.get("finish_reason")
