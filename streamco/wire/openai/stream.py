@@ -250,9 +250,7 @@ class ChatStreamParser:
             try:
                 chunk = decode(payload) if len(payload) <= _SHORT else self._extended.decode_long(payload)
             except (msgspec.DecodeError, ValueError, RecursionError) as refusal:
-                if tokens:
-                    ends.note_output()
-                self._read_untyped(payload, refusal, chunks)
+                self._read_other(payload, refusal, chunks, tokens)
             else:
                 choices = chunk.choices
                 if is_open and len(choices) == 1 and chunk.usage is None:
@@ -275,9 +273,7 @@ class ChatStreamParser:
                             chunks.append(chunk)
                             at += self._copy_repeated(payloads, at, chunks) if at <= last else 0
                             continue
-                if tokens:
-                    ends.note_output()
-                self._read_typed(chunk, payload, chunks)
+                self._read_other(payload, chunk, chunks, tokens)
             is_open = at < end and not (ends.has_reason or halves.is_open)
             if not self._is_streaming:
                 break
@@ -337,6 +333,15 @@ class ChatStreamParser:
                 return
         if is_bare_error(value, is_all=False):
             self._fail(stream_error(value))
+
+    def _read_other(self, payload: bytes, decoded: ChatCompletionChunk | Exception, chunks: list[ChatCompletionChunk], tokens: int) -> None:
+        """Read an event that is not plain content, after ``tokens`` of plain content in the same read."""
+        if tokens:
+            self._ends.note_output()
+        if isinstance(decoded, Exception):
+            self._read_untyped(payload, decoded, chunks)
+        else:
+            self._read_typed(decoded, payload, chunks)
 
     def _read_untyped(self, payload: bytes, refusal: Exception, chunks: list[ChatCompletionChunk]) -> None:
         """Read an event that the typed decoder refused, for a field that it doesn't know or a value of another type.
