@@ -65,7 +65,18 @@ class Completeness:
         choices: number of choices that were asked for; None: not known, so those that come are all.
     """
 
-    __slots__ = ("_choices", "_finished", "_has_end", "_has_unread", "_seen", "_taken_back", "failure", "has_output", "has_reason")
+    __slots__ = (
+        "_choices",
+        "_finished",
+        "_has_end",
+        "_has_unread",
+        "_seen",
+        "_taken_back",
+        "failure",
+        "has_output",
+        "has_reason",
+        "is_noted",
+    )
 
     def __init__(self, *, choices: int | None = None) -> None:
         self._choices = choices or 1
@@ -73,6 +84,8 @@ class Completeness:
         """A finish reason that means a failure; None: none came."""
         self.has_output = False
         """True if anything of the answer has come: text, reasoning, refusal, a call, media, another field of a delta that isn't empty."""
+        self.is_noted = False
+        """True if ``note_output`` was called."""
         self.has_reason = False
         """True if some choice has a finish reason, which output would take back."""
         self._seen: set[int] = set()  # choices
@@ -105,8 +118,8 @@ class Completeness:
     @property
     def is_whole(self) -> bool:
         """True if nothing needs to come any more: a lost connection or a silence from now on is the end of a whole answer."""
-        if self._has_end:
-            return True
+        if self._has_end or not self.has_reason:
+            return self._has_end
         is_finished = len(self._finished) >= self._choices and self._all_finished()
         return is_finished and self.has_output and self._taken_back is None and self.failure is None
 
@@ -119,8 +132,8 @@ class Completeness:
             self.has_reason = bool(self._finished)
 
     def note_output(self) -> None:
-        """Record output of the first choice while it has no reason; cheaper than ``record_output``."""
-        self.has_output = True
+        """Record output of the first choice while it has no reason; cheaper than ``record_output``, and once is enough."""
+        self.has_output = self.is_noted = True
         self._seen.add(0)
 
     def record_choice(self, choice: int = 0, *, has_unread: bool = False) -> None:

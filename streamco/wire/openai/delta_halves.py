@@ -26,11 +26,8 @@ class DeltaHalves:
     def __init__(self) -> None:
         self._halves = TextHalves()
         self._open: dict[int, set[_Text]] = {}  # texts of which a half is held, by choice
-
-    @property
-    def is_open(self) -> bool:
+        self.is_open = False
         """True if a half waits for the other one."""
-        return bool(self._open)
 
     def join(self, choice: ChunkChoice) -> bool:
         """Make the characters of a choice's delta whole. Return True if it has half a character at the end, which is held.
@@ -64,11 +61,13 @@ class DeltaHalves:
             before = set()
         if before or held:
             self._open[choice.index] = before | held
+        self.is_open = bool(self._open)
         return bool(held)
 
     def give_up_all(self) -> list[tuple[int, ChoiceDelta]]:
         """Return the ends of texts that a half was held of, one delta a choice, each with its number. Nothing is held any more."""
         self._open.clear()
+        self.is_open = False
         ends: dict[int, ChoiceDelta] = {}
         for text in self._halves.give_up_all():
             ends[text[0]] = _with_half(ends.get(text[0]) or ChoiceDelta(), text)

@@ -281,9 +281,8 @@ class ChatStreamParser:
             self.tokens += tokens
             self.has_progress = True
             self._kinds |= kinds
-            ends.note_output()
-        if self.is_done and self.error is None:
-            self._check_end()
+            if not ends.is_noted:
+                ends.note_output()
         return chunks
 
     def _copy_repeated(self, payloads: list[bytes], start: int, chunks: list[ChatCompletionChunk]) -> int:
@@ -356,7 +355,9 @@ class ChatStreamParser:
             self._take_rest(chunks)
             self.is_done = True
             self._is_streaming = False
-        if self.is_done or not payload:
+            self._check_end()
+            return
+        if not payload:
             return
         if "unknown field" in str(refusal):
             try:
