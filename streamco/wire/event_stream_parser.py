@@ -221,25 +221,3 @@ class EventStreamParser(AnswerParser):
     def _fail_with(self, value: dict[str, Any]) -> None:
         """Fail with an error that the server sent."""
         self._fail(stream_error(value))
-
-
-def number_of(value: Any) -> int | None:
-    """Return an index, also one that is written as a text; None: it is neither."""
-    if isinstance(value, str) and value.isascii() and value.isdigit() and len(value) < 10:
-        return int(value)
-    return value if isinstance(value, int) and not isinstance(value, bool) else None
-
-
-def text_of(value: Any) -> str:
-    """Return the value if it is a text, else an empty one."""
-    return value if isinstance(value, str) else ""
-
-
-def count_of(value: Any) -> int:
-    """Return the value if it is a number of tokens, else 0."""
-    return value if isinstance(value, int) and not isinstance(value, bool) and value >= 0 else 0
-
-
-def object_of(value: Any) -> dict[str, Any]:
-    """Return the value if it is an object, else an empty one."""
-    return value if isinstance(value, dict) else {}

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from streamco.config import Limits
 from streamco.errors import EndpointProtocolError, EndpointStatusError
 from streamco.openai_types import ChatCompletionChunk
-from streamco.wire.event_stream_parser import EventStreamParser, count_of, text_of
+from streamco.wire.event_stream_parser import EventStreamParser
 from streamco.wire.messages_api.message_stream import MessageStreamParser
 from streamco.wire.openai.assembler import assemble
 from streamco.wire.responses_api.response_stream import ResponseStreamParser
@@ -175,9 +175,3 @@ def test_whatever_comes_raises_nothing(kind: type[EventStreamParser], opening: b
         assemble(chunks)
         if parser.error is not None:
             assert parser.error.partial == parser.partial_text()
-
-
-def test_values_of_other_types_count_for_nothing() -> None:
-    others: list[Any] = ["a", None, 5, []]
-    assert [text_of(value) for value in others] == ["a", "", "", ""]
-    assert [count_of(value) for value in (5, -1, True, None, 1.5, "7")] == [5, 0, 0, 0, 0, 0]

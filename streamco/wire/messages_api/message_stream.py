@@ -12,7 +12,8 @@ import msgspec
 
 from streamco.openai_types import ChoiceDelta, CompletionUsage, FunctionDelta, PromptTokensDetails, ToolCallDelta, has_output, with_further
 from streamco.wire.completeness import read_reason
-from streamco.wire.event_stream_parser import EventStreamParser, count_of, number_of, object_of, text_of
+from streamco.wire.event_stream_parser import EventStreamParser
+from streamco.wire.json_values import count_of, number_of, object_of, text_of
 
 __all__ = ["MessageStreamParser"]
 

@@ -20,7 +20,7 @@ class OutputItem:
         place: its number in the output; None: not known.
     """
 
-    __slots__ = ("arguments", "call", "call_id", "ids", "is_done", "kind", "name", "number", "place")
+    __slots__ = ("arguments", "call", "call_id", "ids", "is_done", "is_given", "kind", "name", "number", "place")
 
     def __init__(self, kind: str, place: int | None, number: int) -> None:
         self.kind = kind
@@ -29,6 +29,8 @@ class OutputItem:
         """Number of the item in the order of the beginnings."""
         self.ids: set[str] = set()
         self.is_done = False
+        self.is_given = False
+        """True if the reader has the item as a whole."""
         self.call = -1
         """Number of the call that it is; -1: it is none."""
         self.name = ""

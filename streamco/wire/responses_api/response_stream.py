@@ -9,10 +9,9 @@ from __future__ import annotations
 
 from typing import Any
 
-import msgspec
-
 from streamco.openai_types import ChoiceDelta, CustomDelta, FunctionDelta, ToolCallDelta, with_further
-from streamco.wire.event_stream_parser import EventStreamParser, number_of, object_of, text_of
+from streamco.wire.event_stream_parser import EventStreamParser
+from streamco.wire.json_values import json_text_of, number_of, object_of, text_of
 from streamco.wire.openai.lenient_decode import build_usage
 from streamco.wire.responses_api.given_texts import GivenTexts, TextKind
 from streamco.wire.responses_api.output_items import OutputItem, OutputItems
@@ -153,14 +152,14 @@ class ResponseStreamParser(EventStreamParser):
             case "reasoning" if is_done:
                 self._finish_parts(item, fields.get("summary"))
                 self._finish_parts(item, fields.get("content"))
-                if fields.get("encrypted_content") and not item.name:
-                    item.name = "given"
+                if fields.get("encrypted_content") and not item.is_given:
+                    item.is_given = True
                     self._emit(with_further(ChoiceDelta(), {"output_items": [fields]}))
             case _ if kind not in {"message", "reasoning"}:
                 self.has_progress = True
                 self._ends.record_output()
-                if is_done and not item.name:
-                    item.name = "given"
+                if is_done and not item.is_given:
+                    item.is_given = True
                     self._emit(with_further(ChoiceDelta(), {"output_items": [fields]}))
 
     def _finish_parts(self, item: OutputItem, parts: Any) -> None:
@@ -176,7 +175,7 @@ class ResponseStreamParser(EventStreamParser):
             self._emit_call(item, "", name=name or None, call_id=call_id or None)
 
     def _read_input(self, item: OutputItem, what: str, value: dict[str, Any]) -> None:
-        if what == "delta" and (piece := self._join(item, _json_text(value.get("delta")))):
+        if what == "delta" and (piece := self._join(item, json_text_of(value.get("delta")))):
             item.arguments += piece
             self._emit_call(item, piece)
         elif what == "done":
@@ -184,7 +183,7 @@ class ResponseStreamParser(EventStreamParser):
 
     def _finish_input(self, item: OutputItem, given: Any, *, is_done: bool) -> None:
         """Emit what the whole text of a call's input has beyond its deltas. One that isn't done counts only if nothing has come."""
-        whole, before = _json_text(given), item.arguments
+        whole, before = json_text_of(given), item.arguments
         if is_done and whole:
             self._halves.give_up(item)
         if (is_done or not before) and whole.startswith(before) and (rest := whole[len(before) :]):
@@ -228,11 +227,6 @@ class ResponseStreamParser(EventStreamParser):
         self._emit(ChoiceDelta(), reason, usage=build_usage(response.get("usage")))
         if self.error is None:
             self._end()
-
-
-def _json_text(value: Any) -> str:
-    """Return a text; an object in its place is written as JSON."""
-    return msgspec.json.encode(value).decode() if isinstance(value, dict | list) else text_of(value)
 
 
 def _part_of(event: dict[str, Any]) -> int:
