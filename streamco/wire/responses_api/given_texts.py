@@ -2,26 +2,67 @@
 
 The API sends each text in deltas, once more whole when it is done, and a third time in the finished response. Gateways leave out some of
 these, or number the parts differently. The rest of a text that is done is what its deltas have not given.
+
+The work for an event grows with the event, not with what came before it.
 """
 
 from __future__ import annotations
 
+from collections import OrderedDict
+from itertools import chain, islice
 from typing import Literal
 
-__all__ = ["GivenTexts", "Place", "TextKind"]
+__all__ = ["GatheredText", "GivenTexts", "Place", "TextKind"]
 
 TextKind = Literal["text", "refusal", "reasoning", "summary"]
 Place = tuple[TextKind, int, int]
 """Kind of a text, number of its item, and number of the part in the item."""
 
+_MOST_TRIED = 100  # texts; real responses have a few that came under other numbers
 
-class _Given:
-    __slots__ = ("is_whole", "listed_at", "pieces")
+
+class GatheredText:
+    """The pieces of one text that were given so far."""
+
+    __slots__ = ("_pieces", "size")
 
     def __init__(self) -> None:
-        self.pieces: list[str] = []
+        self._pieces: list[str] = []
+        self.size = 0
+        """Number of its characters."""
+
+    def add(self, piece: str) -> None:
+        """Record a piece that is given."""
+        self._pieces.append(piece)
+        self.size += len(piece)
+
+    def begins(self, whole: str) -> bool:
+        """Return True if a whole text begins with what was given."""
+        if self.size > len(whole):
+            return False  # without joining what may be much longer
+        if len(self._pieces) > 1:
+            self._pieces = ["".join(self._pieces)]
+        return not self._pieces or whole.startswith(self._pieces[0])
+
+    def take_rest(self, whole: str) -> str:
+        """Return what of a whole text is not given yet, and record it as given.
+
+        A text that was given otherwise stays as it is, because a reader can't take text back.
+        """
+        rest = whole[self.size :] if self.begins(whole) else ""
+        if rest:
+            self.add(rest)
+        return rest
+
+
+class _Given(GatheredText):
+    __slots__ = ("is_whole", "listed_at", "places")
+
+    def __init__(self) -> None:
+        super().__init__()
         self.is_whole = False  # its whole text has come
         self.listed_at: Place | None = None  # where its item has it, once that is done
+        self.places: list[Place] = []  # under which it came
 
 
 class GivenTexts:
@@ -29,15 +70,18 @@ class GivenTexts:
 
     def __init__(self) -> None:
         self._given: dict[Place, _Given] = {}
+        self._unfinished: dict[TextKind, OrderedDict[_Given, None]] = {}  # texts whose whole hasn't come
+        self._unlisted: dict[tuple[TextKind, int], OrderedDict[_Given, None]] = {}  # texts of an item that its list hasn't shown
 
     def add(self, place: Place, piece: str) -> None:
         """Record a piece that is given."""
-        self._given.setdefault(place, _Given()).pieces.append(piece)
+        given = self._given.get(place)
+        if given is None:
+            given = self._put(place, _Given())
+        given.add(piece)
 
     def take_rest(self, place: Place, whole: str, *, is_listed: bool = False) -> str:
         """Return what of a whole text is not given yet, and record it as given.
-
-        A text that was given otherwise stays as it is, because a reader can't take text back.
 
         Args:
             place: where the text is.
@@ -48,20 +92,32 @@ class GivenTexts:
             return ""
         given = self._given.get(place)
         if given is None or (is_listed and given.listed_at not in (None, place)):
-            given = self._find_elsewhere(place, whole, is_listed=is_listed) or _Given()
+            given = self._put(place, self._find_elsewhere(place, whole, is_listed=is_listed) or _Given())
+        self._finish(given, place if is_listed else None)
+        return given.take_rest(whole)
+
+    def _put(self, place: Place, given: _Given) -> _Given:
         self._given[place] = given
-        given.is_whole = True
-        if is_listed:
-            given.listed_at = place
-        before = "".join(given.pieces)
-        rest = whole[len(before) :] if whole.startswith(before) else ""
-        given.pieces = [before + rest]
-        return rest
+        given.places.append(place)
+        self._unlisted.setdefault(place[:2], OrderedDict())[given] = None
+        if not given.is_whole:
+            self._unfinished.setdefault(place[0], OrderedDict())[given] = None
+        return given
+
+    def _finish(self, given: _Given, listed_at: Place | None) -> None:
+        if not given.is_whole:
+            given.is_whole = True
+            self._unfinished[given.places[0][0]].pop(given, None)
+        if listed_at is not None and given.listed_at is None:
+            given.listed_at = listed_at
+            for place in given.places:
+                self._unlisted[place[:2]].pop(given, None)
 
     def _find_elsewhere(self, place: Place, whole: str, *, is_listed: bool) -> _Given | None:
-        """Return a text of the same kind that came under another number and begins this one; each serves once."""
-        for (kind, item, _), given in self._given.items():
-            is_free = not given.is_whole or (is_listed and item == place[1] and given.listed_at is None)
-            if kind == place[0] and is_free and (text := "".join(given.pieces)) and whole.startswith(text):
-                return given
-        return None
+        """Return a text of the same kind that came under another number and begins this one; each serves once.
+
+        Only the first hundred are tried, so that a server can't make each text take longer than the one before it.
+        """
+        same_item = self._unlisted.get(place[:2], ()) if is_listed else ()
+        free = chain(same_item, self._unfinished.get(place[0], ()))
+        return next((given for given in islice(free, _MOST_TRIED) if given.begins(whole)), None)

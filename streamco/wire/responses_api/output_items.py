@@ -1,13 +1,15 @@
 """The output items of a response, and which of them an event belongs to.
 
 The API names an item by its id and by its place in the output. Gateways leave out one of them, make new ids for each event, or give every
-item the place 0. So an item is looked for by its id, then by its place, then as the latest one, always among items of its type.
+item the place 0. So an item is looked for by its id, then by its place, then as the latest one, always among items of its type. There are
+tables for all of these, because a response may have any number of items.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
+
+from streamco.wire.responses_api.given_texts import GatheredText
 
 __all__ = ["OutputItem", "OutputItems"]
 
@@ -18,16 +20,15 @@ class OutputItem:
     Args:
         kind: its type.
         place: its number in the output; None: not known.
+        number: its number in the order of the beginnings.
     """
 
-    __slots__ = ("arguments", "call", "call_id", "ids", "is_done", "is_given", "kind", "name", "number", "place")
+    __slots__ = ("call", "call_id", "input", "is_done", "is_given", "kind", "name", "number", "place")
 
     def __init__(self, kind: str, place: int | None, number: int) -> None:
         self.kind = kind
         self.place = place
         self.number = number
-        """Number of the item in the order of the beginnings."""
-        self.ids: set[str] = set()
         self.is_done = False
         self.is_given = False
         """True if the reader has the item as a whole."""
@@ -35,7 +36,8 @@ class OutputItem:
         """Number of the call that it is; -1: it is none."""
         self.name = ""
         self.call_id = ""  # that the reader has
-        self.arguments = ""
+        self.input = GatheredText()
+        """The call's arguments that the reader has."""
 
     @property
     def is_custom(self) -> bool:
@@ -47,43 +49,68 @@ class OutputItems:
     """The items of one response."""
 
     def __init__(self) -> None:
-        self._items: list[OutputItem] = []
+        self._count = 0
+        self._latest: dict[str, OutputItem] = {}  # by type
+        self._by_id: dict[tuple[str, str], OutputItem] = {}  # the latest of a type and id
+        self._by_place: dict[tuple[str, int | None], OutputItem] = {}  # the latest of a type and place
+        self._open: dict[str | tuple[str, int | None], list[OutputItem]] = {}  # of a type, or of a type and place; done ones leave late
 
     def begin(self, kind: str, item: dict[str, Any], place: int | None) -> OutputItem:
         """Return the item of an event that says that it is new."""
         ids = _ids_of(item)
-        return self._latest(kind, lambda each: bool(each.ids & ids)) or self._add(kind, ids, place)
+        return self._latest_of(kind, ids) or self._add(kind, ids, place)
 
     def find(self, kind: str, item_id: Any, place: int | None) -> OutputItem:
         """Return the item that a piece of text belongs to."""
         ids = {item_id} if isinstance(item_id, str) and item_id else set()
-        latest = self._latest(kind, lambda _: True)
-        found = self._latest(kind, lambda each: bool(each.ids & ids))
-        found = found or self._latest(kind, lambda each: place is not None and each.place == place)
-        if found is None and latest is not None and (place is None or latest.place is None):
+        found = self._by_id.get((kind, item_id)) if ids else None
+        if found is None and place is not None:
+            found = self._by_place.get((kind, place))
+        if found is None and (latest := self._latest.get(kind)) is not None and (place is None or latest.place is None):
             found = latest
         return found or self._add(kind, ids, place)
 
     def finish(self, kind: str, item: dict[str, Any], place: int | None, *, is_final: bool) -> OutputItem:
         """Return the item that is done; ``is_final``: the whole response has it."""
         ids = _ids_of(item)
-        found = self._latest(kind, lambda each: bool(each.ids & ids))
-        found = found or self._latest(kind, lambda each: place is not None and each.place == place and (is_final or not each.is_done))
+        found = self._latest_of(kind, ids)
+        if found is None and place is not None:
+            found = self._by_place.get((kind, place)) if is_final else self._latest_open((kind, place))
         if found is None and not is_final:
-            found = self._latest(kind, lambda each: (place is None or each.place is None) and not each.is_done)
+            found = self._latest_open(kind if place is None else (kind, None))
         found = found or self._add(kind, ids, place)
-        found.ids |= ids
+        self._name(found, ids)
         found.is_done = True
         return found
 
+    def has(self, kind: str, item_id: Any) -> bool:
+        """Return True if an item of a type has an id."""
+        return isinstance(item_id, str) and (kind, item_id) in self._by_id
+
     def _add(self, kind: str, ids: set[str], place: int | None) -> OutputItem:
-        item = OutputItem(kind, place, len(self._items))
-        item.ids |= ids
-        self._items.append(item)
+        item = OutputItem(kind, place, self._count)
+        self._count += 1
+        self._latest[kind] = self._by_place[kind, place] = item
+        for key in (kind, (kind, place)):
+            self._open.setdefault(key, []).append(item)
+        self._name(item, ids)
         return item
 
-    def _latest(self, kind: str, is_wanted: Callable[[OutputItem], bool]) -> OutputItem | None:
-        return next((each for each in reversed(self._items) if each.kind == kind and is_wanted(each)), None)
+    def _name(self, item: OutputItem, ids: set[str]) -> None:
+        for item_id in ids:
+            self._by_id[item.kind, item_id] = item
+
+    def _latest_of(self, kind: str, ids: set[str]) -> OutputItem | None:
+        """Return the latest item that has one of these ids."""
+        found = [item for item_id in ids if (item := self._by_id.get((kind, item_id))) is not None]
+        return max(found, key=lambda item: item.number, default=None)
+
+    def _latest_open(self, key: str | tuple[str, int | None]) -> OutputItem | None:
+        """Return the latest item that isn't done, of those with a type, or with a type and place."""
+        items = self._open.get(key, [])
+        while items and items[-1].is_done:
+            items.pop()
+        return items[-1] if items else None
 
 
 def _ids_of(item: dict[str, Any]) -> set[str]:

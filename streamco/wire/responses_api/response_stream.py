@@ -98,7 +98,8 @@ class ResponseStreamParser(EventStreamParser):
         item, part, logprobs = self._item_of(_ITEMS[kind], value), _part_of(value), value.get("logprobs")
         if what == "delta":
             piece = self._join((kind, item.number), text_of(value.get("delta")))
-            self._given.add((kind, item.number, part), piece)
+            if piece:
+                self._given.add((kind, item.number, part), piece)
             if piece or logprobs:
                 self._write(kind, piece, logprobs)
         elif what == "done":
@@ -176,18 +177,17 @@ class ResponseStreamParser(EventStreamParser):
 
     def _read_input(self, item: OutputItem, what: str, value: dict[str, Any]) -> None:
         if what == "delta" and (piece := self._join(item, json_text_of(value.get("delta")))):
-            item.arguments += piece
+            item.input.add(piece)
             self._emit_call(item, piece)
         elif what == "done":
             self._finish_input(item, value.get("input" if item.is_custom else "arguments"), is_done=True)
 
     def _finish_input(self, item: OutputItem, given: Any, *, is_done: bool) -> None:
         """Emit what the whole text of a call's input has beyond its deltas. One that isn't done counts only if nothing has come."""
-        whole, before = json_text_of(given), item.arguments
+        whole = json_text_of(given)
         if is_done and whole:
             self._halves.give_up(item)
-        if (is_done or not before) and whole.startswith(before) and (rest := whole[len(before) :]):
-            item.arguments = whole
+        if (is_done or not item.input.size) and (rest := item.input.take_rest(whole)):
             self._emit_call(item, rest)
 
     def _emit_call(self, item: OutputItem, text: str, *, name: str | None = None, call_id: str | None = None) -> None:
