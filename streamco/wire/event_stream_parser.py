@@ -10,10 +10,11 @@ from streamco.config import Limits
 from streamco.errors import EndpointProtocolError
 from streamco.openai_types import ChatCompletionChunk, ChoiceDelta, ChunkChoice, CompletionUsage, has_output
 from streamco.wire.answer_parser import AnswerParser
+from streamco.wire.json_values import text_of
 from streamco.wire.openai.errors import find_error, is_bare_error, stream_error
 from streamco.wire.openai.json_body import JSONBody, decode_body, excerpt, is_json
 from streamco.wire.openai.lenient_decode import decode_object, newer_usage
-from streamco.wire.openai.token_estimate import estimate_delta, is_text
+from streamco.wire.openai.token_estimate import estimate_delta, estimate_tokens, is_text
 from streamco.wire.sse import SSEEvent, SSEParser
 from streamco.wire.text_halves import TextHalves
 
@@ -49,7 +50,7 @@ class EventStreamParser(AnswerParser):
         self._is_stream = False
         self._has_begun = False
         self._skipped: bytes | None = None  # the first event that is none of the API
-        self._head: dict[str, Any] = {}  # id, created and model of all chunks
+        self._head = ("", 0, "")  # id, created and model of all chunks
         self._chunks: list[ChatCompletionChunk] = []
 
     def _take(self, data: bytes, chunks: list[ChatCompletionChunk]) -> None:
@@ -109,8 +110,7 @@ class EventStreamParser(AnswerParser):
         if not isinstance(value, dict):
             self._skipped = self._skipped or payload
             return
-        kind = value.get("type")
-        self._read_object(kind if isinstance(kind, str) and kind else name, value, payload)
+        self._read_object(text_of(value.get("type")) or name, value, payload)
 
     def _read_object(self, kind: str, value: dict[str, Any], payload: bytes) -> None:
         if kind in _KEEPALIVES:
@@ -155,11 +155,8 @@ class EventStreamParser(AnswerParser):
     def _begin(self, name: Any, model: Any, created: Any = 0) -> None:
         """Begin the answer, and emit its role."""
         self._has_begun = True
-        self._head = {
-            "id": name if isinstance(name, str) else "",
-            "model": model if isinstance(model, str) else "",
-            "created": int(created) if isinstance(created, int | float) and 0 <= created < _LATEST else 0,
-        }
+        when = int(created) if isinstance(created, int | float) and 0 <= created < _LATEST else 0
+        self._head = (text_of(name), when, text_of(model))
         self._emit(ChoiceDelta(role="assistant"))
 
     def _emit(
@@ -182,7 +179,8 @@ class EventStreamParser(AnswerParser):
         """
         if not self._has_begun:
             self._begin("", "")
-        chunk = ChatCompletionChunk(**self._head, choices=[ChunkChoice(delta=delta, finish_reason=reason, **fields)])
+        name, created, model = self._head
+        chunk = ChatCompletionChunk(name, [ChunkChoice(delta=delta, finish_reason=reason, **fields)], created, model)
         chunk.usage = newer_usage(self.usage, usage)
         self.usage = chunk.usage or self.usage
         if has_output(delta):
@@ -198,6 +196,18 @@ class EventStreamParser(AnswerParser):
         if reason is not None:
             chunk.choices[0].finish_reason = self._record_reason(reason)
         self._chunks.append(chunk)
+
+    def _emit_text(self, text: str, logprobs: Any = None) -> None:
+        """Do what ``_emit`` does with a delta of nothing but content, at a third of its cost. Most events hold one."""
+        if not self._has_begun:
+            self._begin("", "")
+        name, created, model = self._head
+        choice = ChunkChoice(ChoiceDelta(text), logprobs=logprobs)
+        self._chunks.append(ChatCompletionChunk(name, [choice], created, model))
+        self._text.append(text)
+        self.tokens += estimate_tokens(text)
+        self.has_progress = self.is_estimated = True
+        self._ends.record_output()
 
     def _end(self) -> None:
         """Take the formal end of the answer.

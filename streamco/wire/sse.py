@@ -71,7 +71,15 @@ class SSEParser:
             EndpointProtocolError: an event is too large, or the body is not an event stream. If events came before it in the same
                 bytes, they are returned, and the next call raises the error.
         """
-        events = self._parse(self._take(data))
+        events: list[SSEEvent] = []
+        if self._is_between:
+            payloads, used = scan_events(data, self.limit_bytes)
+            events = [SSEEvent(payload, "message", self.last_event_id) for payload in payloads]
+            self.events += len(events)
+            if used == len(data):
+                return events
+            data = data[used:]
+        events += self._parse(self._take(data))
         if self._failure is not None and not events:
             raise self._failure
         return events

@@ -326,3 +326,17 @@ def test_every_recorded_ndjson_body_is_refused() -> None:
     for recording in found:
         with pytest.raises(EndpointProtocolError, match="NDJSON"):
             parse([recording.body])
+
+
+def test_plain_events_after_others_have_the_last_id() -> None:
+    parser = SSEParser(limit_bytes=20)
+    assert parser.feed(b"id: 7\ndata: a\n\n") == [SSEEvent(b"a", id="7")]
+    assert parser.feed(b"data: b\n\ndata:c\r\n\r\nevent: x\ndata: d\n\n") == [
+        SSEEvent(b"b", id="7"),
+        SSEEvent(b"c", id="7"),
+        SSEEvent(b"d", "x", "7"),
+    ]
+    assert parser.feed(b"data: e\n\ndata: " + b"f" * 21 + b"\n\n") == [SSEEvent(b"e", id="7")]
+    assert parser.events == 5
+    with pytest.raises(EndpointProtocolError, match="at most 20 bytes"):
+        parser.feed(b"")
