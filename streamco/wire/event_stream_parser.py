@@ -222,6 +222,8 @@ class EventStreamParser(AnswerParser):
 
     def _join(self, text: Hashable, piece: str) -> str:
         """Return a piece of a text with whole characters; half a character at its end is held."""
+        if piece.isascii() and not self._halves.is_open:
+            return piece
         piece = self._halves.join(text, piece)
         if self._halves.is_open and self._halves.holds(text):
             self.has_progress = True

@@ -6,6 +6,8 @@ from typing import Any
 
 import msgspec
 
+from streamco.wire.text_halves import whole_values
+
 __all__ = ["count_of", "json_text_of", "number_of", "object_of", "text_of"]
 
 
@@ -23,7 +25,7 @@ def text_of(value: Any) -> str:
 
 def json_text_of(value: Any) -> str:
     """Return the value if it is a text, an object or a list as its JSON, else an empty text."""
-    return msgspec.json.encode(value).decode() if isinstance(value, dict | list) else text_of(value)
+    return msgspec.json.encode(whole_values(value)).decode() if isinstance(value, dict | list) else text_of(value)
 
 
 def count_of(value: Any) -> int:

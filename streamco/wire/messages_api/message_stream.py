@@ -10,10 +10,11 @@ from typing import Any
 
 import msgspec
 
-from streamco.openai_types import ChoiceDelta, CompletionUsage, FunctionDelta, PromptTokensDetails, ToolCallDelta, has_output, with_further
+from streamco.openai_types import ChoiceDelta, CompletionUsage, FunctionDelta, PromptTokensDetails, ToolCallDelta, with_further
 from streamco.wire.completeness import read_reason
 from streamco.wire.event_stream_parser import EventStreamParser
-from streamco.wire.json_values import count_of, number_of, object_of, text_of
+from streamco.wire.json_values import count_of, json_text_of, number_of, object_of, text_of
+from streamco.wire.text_halves import whole_values
 
 __all__ = ["MessageStreamParser"]
 
@@ -26,6 +27,17 @@ _REASONS = {
     "tool_use": "tool_calls",
     "refusal": "content_filter",
 }
+_PIECES = {
+    "text_delta": "text",
+    "text": "text",
+    "thinking_delta": "thinking",
+    "thinking": "thinking",
+    "input_json_delta": "partial_json",
+    "signature_delta": "signature",
+    "citations_delta": "citation",
+}
+"""Types of deltas, and the field that holds the piece. Some gateways leave the type out, or name the block's."""
+_EMPTY: tuple[Any, ...] = (None, "", [], {})
 _COUNTS = {
     "input_tokens": ("input_tokens", "prompt_tokens"),  # the second name is the chat API's, which some gateways keep
     "cache_creation_input_tokens": ("cache_creation_input_tokens",),
@@ -38,12 +50,12 @@ class _Block:
     """A content block that has begun.
 
     Args:
-        kind: its type.
+        kind: its type; "": it never began.
         call: number of the tool call that it is; None: it is none.
         given: the input that came at its start.
     """
 
-    __slots__ = ("call", "citations", "given", "has_input", "kind", "pieces")
+    __slots__ = ("call", "given", "has_input", "kind", "pieces")
 
     def __init__(self, kind: str, call: int | None = None, given: Any = None) -> None:
         self.kind = kind
@@ -51,7 +63,6 @@ class _Block:
         self.given = given
         self.has_input = False
         self.pieces: list[str] = []  # of the input of a tool of the server's own
-        self.citations: list[Any] = []
 
 
 class MessageStreamParser(EventStreamParser):
@@ -68,9 +79,10 @@ class MessageStreamParser(EventStreamParser):
         self._calls = 0
 
     def _decode(self, kind: str, value: dict[str, Any]) -> bool:
+        if kind == "content_block_delta":
+            self._delta(number_of(value.get("index")), object_of(value.get("delta")))
+            return True
         match kind:
-            case "content_block_delta":
-                self._delta(number_of(value.get("index")), object_of(value.get("delta")))
             case "content_block_start":
                 self._start(number_of(value.get("index")), object_of(value.get("content_block")))
             case "content_block_stop":
@@ -93,6 +105,7 @@ class MessageStreamParser(EventStreamParser):
 
     def _decode_whole(self, value: dict[str, Any]) -> bool:
         content = value.get("content")
+        content = [{"type": "text", "text": content}] if isinstance(content, str) else content
         if value.get("type") != "message" or not isinstance(content, list):
             return False
         self._decode("message_start", {"message": value})
@@ -106,7 +119,7 @@ class MessageStreamParser(EventStreamParser):
 
     def _start(self, index: int | None, block: dict[str, Any]) -> None:
         self._stop_block(index)
-        kind = text_of(block.get("type"))
+        kind = text_of(block.get("type")) or next((name for name in ("text", "thinking") if name in block), "")
         match kind:
             case "tool_use":
                 self._blocks[index] = _Block(kind, self._calls, block.get("input"))
@@ -114,44 +127,59 @@ class MessageStreamParser(EventStreamParser):
                 self._call(self._calls - 1, "", name=text_of(block.get("name")), call_id=text_of(block.get("id")))
                 return
             case "text":
-                self._write(ChoiceDelta(content=text_of(block.get("text"))))
+                self._write(text_of(block.get("text")))
             case "thinking":
-                self._write(ChoiceDelta(reasoning_content=text_of(block.get("thinking"))))
+                self._write_thinking(text_of(block.get("thinking")))
             case _ if block:
                 self._provide(index, block)
+        if kind in _PIECES and (more := {name: block[name] for name in ("signature", "citations") if block.get(name)}):
+            self._provide(index, {"type": kind, **more})
         self._blocks[index] = _Block(kind)
 
     def _delta(self, index: int | None, delta: dict[str, Any]) -> None:
-        """Emit a piece of the block with its index, or else of the latest block."""
+        """Emit a piece of the block with its index, or else of the latest block. What isn't understood is the reader's as it is."""
+        if not self._blocks:
+            self._blocks[index] = _Block("")
         if index not in self._blocks:
-            index = next(reversed(self._blocks), None)
-        block = self._blocks.get(index)
-        match delta:
-            case {"type": "text_delta", "text": str(text)}:
-                self._write(ChoiceDelta(content=self._join(index, text)))
-            case {"type": "thinking_delta", "thinking": str(text)}:
-                self._write(ChoiceDelta(reasoning_content=self._join(index, text)))
-            case {"type": "input_json_delta", "partial_json": str(text)} if block is not None:
-                text = self._join(index, text)
-                if block.call is not None and text:
-                    block.has_input = True
-                    self._call(block.call, text)
-                elif text:
-                    self._hold()
-                    block.pieces.append(text)
-            case {"type": "signature_delta", "signature": str(text)}:
-                self._provide(index, {"type": "thinking", "signature": text})
-            case {"type": "citations_delta", "citation": citation}:
-                block = self._blocks.setdefault(index, _Block("text"))
-                block.citations.append(citation)
-                self._provide(index, {"type": block.kind, "citations": list(block.citations)})
-            case _ if delta:
-                self._hold()
+            index = next(reversed(self._blocks))
+        kind, text = text_of(delta.get("type")), delta.get("text")
+        if kind == "text_delta" and isinstance(text, str):
+            self._write(self._join(index, text))
+            return
+        rest = {name: value for name, value in delta.items() if name != "type" and value not in _EMPTY}
+        if kind in _PIECES and self._read_piece(index, _PIECES[kind], rest.get(_PIECES[kind])):
+            return
+        if not kind:
+            rest = {name: value for name, value in rest.items() if not self._read_piece(index, name, value)}
+        if rest:
+            self._provide(index, {"type": self._blocks[index].kind or kind.removesuffix("_delta"), **whole_values(rest)})
 
-    def _hold(self) -> None:
-        """Record output that the reader gets later, or never."""
-        self.has_progress = True
-        self._ends.record_output()
+    def _read_piece(self, index: int | None, name: str, piece: Any) -> bool:
+        """Emit or hold a piece of a block, by the name of its field; False: it isn't understood, or empty."""
+        match name:
+            case "text" if text_of(piece):
+                self._write(self._join(index, piece))
+            case "thinking" if text_of(piece):
+                self._write_thinking(self._join(index, piece))
+            case "partial_json" if text := json_text_of(piece):
+                self._read_input(self._blocks[index], self._join(index, text))
+            case "signature" if piece:
+                self._provide(index, {"type": "thinking", "signature": piece})
+            case "citation" if piece:
+                self._provide(index, {"type": self._blocks[index].kind or "text", "citations": [piece]})
+            case _:
+                return False
+        return True
+
+    def _read_input(self, block: _Block, text: str) -> None:
+        """Emit a piece of a call's input. The reader gets the input of another block when the block ends."""
+        if block.call is not None and text:
+            block.has_input = True
+            self._call(block.call, text)
+        elif text:
+            block.pieces.append(text)
+            self.has_progress = True
+            self._ends.record_output()
 
     def _stop_block(self, index: int | None) -> None:
         """Emit what was held of a block. Its input at the start counts if none came in pieces."""
@@ -163,7 +191,7 @@ class MessageStreamParser(EventStreamParser):
             if not block.has_input:
                 self._call(block.call, msgspec.json.encode(block.given or {}).decode(), is_new=False)
         elif block.pieces:
-            self._provide(index, {"type": block.kind, "input": _read_json("".join(block.pieces))})
+            self._provide(index, {"type": block.kind or "tool_use", "input": _read_json("".join(block.pieces))})
 
     def _end_text(self, index: int | None) -> None:
         """Emit the half of a character that a block's text, or its input, ends with."""
@@ -191,9 +219,13 @@ class MessageStreamParser(EventStreamParser):
         if self._counts != self._given and self._has_begun:
             self._emit(ChoiceDelta(), usage=self._usage())
 
-    def _write(self, delta: ChoiceDelta) -> None:
-        if has_output(delta):
-            self._emit(delta)
+    def _write(self, text: str) -> None:
+        if text:
+            self._emit_text(text)
+
+    def _write_thinking(self, text: str) -> None:
+        if text:
+            self._emit(ChoiceDelta(reasoning_content=text))
 
     def _provide(self, index: int | None, part: dict[str, Any]) -> None:
         self._emit(with_further(ChoiceDelta(), {"content_blocks": [{"index": index or 0, **part}]}))

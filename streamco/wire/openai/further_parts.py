@@ -4,7 +4,8 @@ Nothing says which unknown fields are pieces and which are repeated, so these ru
 
 - In a delta: strings are joined, unless all are the same or their name is a label's; lists are joined; objects are merged.
 - Items of a list with an ``index`` (``reasoning_details`` of OpenRouter, ``executed_tools`` of Groq) are merged with the item of the same
-  type and index before them. Their texts are joined, and other values replace those before them. Encrypted items are whole.
+  type and index before them. Their texts and ``citations`` are joined, and other values replace those before them. Encrypted items are
+  whole.
 - In a choice or a chunk: objects are merged; of all other values, the last is kept (``citations`` are repeated and grow).
 
 A null is kept only if no other value came.
@@ -13,12 +14,15 @@ A null is kept only if no other value came.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from itertools import chain
 from typing import Any
 
 __all__ = ["FurtherParts", "join_items", "merge"]
 
 _LABELS = frozenset({"channel", "phase", "role", "type", "id", "format"})
 _TEXTS = frozenset({"text", "summary", "thinking", "signature", "data", "transcript", "arguments", "content"})
+_CITATIONS = "citations"  # of the Messages API's text blocks; they come one after the other
+_PIECES = _TEXTS | {_CITATIONS}
 
 
 class FurtherParts:
@@ -94,12 +98,20 @@ def join_items(lists: Sequence[list[Any]]) -> list[Any]:
     newest: dict[tuple[str, int], int] = {}  # the newest group of a type and index
     before: list[Any] = []
     for items in lists:
-        if before and items[: len(before)] == before and not any(map(_has_text, before)):
+        if before and items[: len(before)] == before and not any(map(_has_piece, before)):
             groups = groups[: -len(before)]  # the list is repeated, and grows
         for item in items:
             _group(item, groups, newest)
         before = items
-    return [merge(group) for group in groups]
+    return [_merge_item(group) for group in groups]
+
+
+def _merge_item(pieces: list[Any]) -> Any:
+    """Return the item that these pieces make."""
+    lists = [piece[_CITATIONS] for piece in pieces if isinstance(piece, dict) and piece.get(_CITATIONS) is not None]
+    if len(lists) < 2 or not all(isinstance(each, list) for each in lists):
+        return merge(pieces)
+    return {**merge(pieces), _CITATIONS: list(chain.from_iterable(lists))}
 
 
 def _group(item: Any, groups: list[list[Any]], newest: dict[tuple[str, int], int]) -> None:
@@ -124,5 +136,5 @@ def _may_continue(before: Any, item: dict[str, Any]) -> bool:
     return before.get("id") is None or item.get("id") is None or before["id"] == item["id"]
 
 
-def _has_text(item: Any) -> bool:
-    return isinstance(item, dict) and not _TEXTS.isdisjoint(item)
+def _has_piece(item: Any) -> bool:
+    return isinstance(item, dict) and not _PIECES.isdisjoint(item)

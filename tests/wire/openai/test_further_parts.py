@@ -129,3 +129,12 @@ def test_dropping_earlier_values_changes_no_result(values: list[Any]) -> None:
     for value in values:
         parts.add({"a": value})
     assert parts.joined() == ({"a": merge(values)} if values else {})
+
+
+def test_citations_of_one_item_are_joined_and_may_be_alike() -> None:
+    def item(index: int, *citations: str, **fields: Any) -> list[Any]:
+        return [{"index": index, "type": "text", "citations": list(citations), **fields}]
+
+    assert join_items([item(0, "a", n=1), item(0, "a"), item(0, "b", n=2), item(1, "c")]) == [*item(0, "a", "a", "b", n=2), *item(1, "c")]
+    assert join_items([[{"index": 0, "citations": None}], [{"index": 0, "citations": ["a"]}]]) == [{"index": 0, "citations": ["a"]}]
+    assert join_items([[{"index": 0, "citations": 1}], [{"index": 0, "citations": ["a"]}]]) == [{"index": 0, "citations": ["a"]}]
