@@ -23,14 +23,16 @@ __all__ = ["EventStreamParser"]
 _LIMITS = Limits()
 _LATEST = 1e12  # seconds since the epoch; no server's clock is later
 _DONE = b"[DONE]"
-_KEEPALIVES = frozenset({"ping", "keepalive"})
+_KEEPALIVES = frozenset(
+    prefix + name for prefix in ("", "response.") for name in ("ping", "heartbeat", "keepalive", "keep_alive", "keep-alive")
+)
 
 
 class EventStreamParser(AnswerParser):
     """Turns the events of one streamed answer into chat chunks.
 
-    An event's type is in its data, else its name says it. Events of unknown types are skipped. A body that is one JSON object instead of
-    events is the whole answer.
+    An event's type is in its data, else its name says it. Events of unknown types are skipped. An event may hold a list of such objects.
+    A body that is one JSON object instead of events is the whole answer.
 
     Args:
         endpoint: the endpoint's name in errors.
@@ -107,17 +109,26 @@ class EventStreamParser(AnswerParser):
             if payload[:1] in (b"{", b"["):
                 raise EndpointProtocolError(f"expected JSON in an event, got {excerpt(payload)}") from None
             value = None
-        if not isinstance(value, dict):
+        if isinstance(value, dict):
+            self._read_object(text_of(value.get("type")) or name, value, payload)
+        elif isinstance(value, list) and any(isinstance(item, dict) for item in value):
+            self._read_list(name, value, payload)
+        else:
             self._skipped = self._skipped or payload
-            return
-        self._read_object(text_of(value.get("type")) or name, value, payload)
+
+    def _read_list(self, name: str, values: list[Any], payload: bytes) -> None:
+        """Read the objects of a list, as if each were an event. Google's servers send errors so, and some gateways events."""
+        for value in values:
+            if isinstance(value, dict) and not self.is_done and self.error is None:
+                self._read_object(text_of(value.get("type")) or name, value, payload)
 
     def _read_object(self, kind: str, value: dict[str, Any], payload: bytes) -> None:
         if kind in _KEEPALIVES:
             return
         if not self._has_begun and ("choices" in value or kind.startswith(self.foreign_types)):
             raise EndpointProtocolError(f"expected {self.first_event} as the first event, got {excerpt(payload)}", is_lasting=True)
-        if self._decode(kind, value):
+        is_known = self._decode(kind, value)
+        if is_known and (self.is_done or self.error is not None or not value.get("error")):
             return
         if (error := find_error(value)) is not None:
             self._fail(stream_error({"error": error}))
@@ -204,10 +215,11 @@ class EventStreamParser(AnswerParser):
         name, created, model = self._head
         choice = ChunkChoice(ChoiceDelta(text), logprobs=logprobs)
         self._chunks.append(ChatCompletionChunk(name, [choice], created, model))
-        self._text.append(text)
-        self.tokens += estimate_tokens(text)
-        self.has_progress = self.is_estimated = True
-        self._ends.record_output()
+        if text:
+            self._text.append(text)
+            self.tokens += estimate_tokens(text)
+            self.has_progress = self.is_estimated = True
+            self._ends.record_output()
 
     def _end(self) -> None:
         """Take the formal end of the answer.

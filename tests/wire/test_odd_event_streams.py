@@ -193,6 +193,27 @@ def test_items_of_hosted_tools_and_annotations_reach_the_caller_and_are_progress
     assert said.model_extra["output_items"] == [search]
 
 
+@pytest.mark.parametrize(
+    "odd",
+    [
+        *[event(f"response.{name}", count=5) for name in ("ping", "heartbeat", "keepalive", "keep_alive", "keep-alive")],
+        b'event: response.heartbeat\ndata: {"count": 5}\n\n',
+        event("response.unheard.of", sequence_number=7),
+        event("response.unheard.of", sequence_number=7, response={"id": "resp_1", "status": "in_progress"}, event_id="e"),
+        event("response.in_progress", response={"id": "resp_1"}),
+        event("response.content_part.added", output_index=0, content_index=0, part={"type": "output_text", "text": ""}),
+    ],
+)
+def test_events_that_bring_nothing_are_no_progress_however_many_come(odd: bytes) -> None:
+    parser = ResponseStreamParser()
+    read(parser, CREATED, DELTAS[0])
+    for _ in range(3):
+        assert parser.feed(odd) == []
+        assert not parser.has_progress
+    read(parser, DELTAS[1], odd, COMPLETED)
+    assert (parser.partial_text(), parser.is_done) == ("whole text", True)
+
+
 def test_a_response_that_failed_or_was_cancelled_is_an_error_whatever_its_event() -> None:
     for body in (
         event("response.failed", response={"error": {"code": "server_error", "message": "boom"}}),
@@ -394,6 +415,9 @@ def test_a_body_of_json_that_is_no_answer_is_an_error(kind: type[EventStreamPars
         b'data: {"code": 503, "message": "busy"}\n\n',
         b'error: {"message": "busy", "code": 503}\n\n',
         b'data: {"type": "error", "error": {"message": "busy", "code": 503}}\n\n',
+        b'data: [{"error": {"message": "busy", "code": 503}}]\n\n',
+        b'data: [1, {"type": "ping"}, {"code": 503, "message": "busy"}]\n\n',
+        b'event: error\ndata: [{"message": "busy", "code": 503}]\n\n',
     ],
 )
 def test_an_error_in_any_form_fails_the_answer(kind: type[EventStreamParser], opening: bytes, error: bytes) -> None:
@@ -401,6 +425,32 @@ def test_an_error_in_any_form_fails_the_answer(kind: type[EventStreamParser], op
     read(parser, opening, error)
     assert isinstance(parser.error, EndpointStatusError)
     assert (parser.error.status, "busy" in str(parser.error)) == (503, True)
+
+
+def test_an_error_beside_what_an_event_brings_fails_after_it() -> None:
+    error = {"message": "busy", "code": 503}
+    for body in (
+        [START, event("content_block_delta", delta={"type": "text_delta", "text": "Hi"}, error=error)],
+        [CREATED, event("response.output_text.delta", delta="Hi", error=error)],
+        [CREATED, event("response.output_text.delta", delta="Hi"), event("response.unheard.of", error=error)],
+        [CREATED, event("response.output_text.delta", delta="Hi"), event("response.error", **error)],
+    ):
+        parser = (MessageStreamParser if body[0] is START else ResponseStreamParser)()
+        read(parser, *body)
+        assert isinstance(parser.error, EndpointStatusError)
+        assert (parser.error.status, parser.error.partial, parser.is_done) == (503, "Hi", False)
+    assert message(START, event("content_block_delta", delta={"text": "Hi"}, error=None), STOP).choices[0].message.content == "Hi"
+
+
+def test_the_objects_of_a_list_are_read_as_events() -> None:
+    def listed(*events: bytes) -> bytes:
+        return b"data: [" + b",".join(each.partition(b"data: ")[2].strip() for each in events) + b"]\n\n"
+
+    assert (
+        message(START, listed(delta("Hi"), delta("!")), listed(*STOP.strip().split(b"\n\n"), delta("late"))).choices[0].message.content
+        == "Hi!"
+    )
+    assert response(listed(CREATED, *DELTAS), b"data: [1, null, []]\n\n", listed(COMPLETED)).choices[0].message.content == "whole text"
 
 
 def test_halves_of_a_character_in_two_events_are_joined() -> None:

@@ -20,16 +20,28 @@ from streamco.wire.text_halves import HALF
 __all__ = ["ResponseStreamParser"]
 
 _REASONS = {"max_output_tokens": "length", "content_filter": "content_filter"}
+_PREFIX = "response."
+_ERRORS = ("error", "response.error")
 _FAILED = ("failed", "cancelled")
-_TEXTS: dict[str, TextKind] = {
+_SUBJECTS: dict[str, TextKind] = {
     "output_text": "text",
     "refusal": "refusal",
     "reasoning_text": "reasoning",
     "reasoning_summary_text": "summary",
 }
+_TEXTS: dict[str, tuple[TextKind, str]] = {
+    f"response.{subject}.{what}": (kind, what) for subject, kind in _SUBJECTS.items() for what in ("delta", "done")
+}
+"""Events with a text: its kind, and which of its events it is."""
 _PARTS: dict[str, TextKind] = {"output_text": "text", "refusal": "refusal", "reasoning_text": "reasoning", "summary_text": "summary"}
+_PLAIN = frozenset({"", "text"})
+"""Types of parts in which gateways send the text of an item, whatever the item is."""
 _ITEMS: dict[TextKind, str] = {"text": "message", "refusal": "message", "reasoning": "reasoning", "summary": "reasoning"}
 _INPUTS = {"function_call_arguments": "function_call", "custom_tool_call_input": "custom_tool_call"}
+_ENVELOPE = frozenset(
+    {"type", "sequence_number", "response", "response_id", "event_id", "id", "created_at", "timestamp", "status", "obfuscation"}
+)
+"""Fields of an event that say nothing of the answer; an unknown event that has no others is taken for a keep-alive."""
 
 
 class ResponseStreamParser(EventStreamParser):
@@ -46,12 +58,18 @@ class ResponseStreamParser(EventStreamParser):
         self._paragraphs: set[tuple[int, int]] = set()  # parts of a summary before which there is a blank line
 
     def _decode(self, kind: str, value: dict[str, Any]) -> bool:
-        name = kind.removeprefix("response.")
-        if name == kind:
-            if kind == "error":
-                fields = value.get("error") or {name: value.get(name) for name in ("code", "message", "param")}
-                self._fail_with({"error": fields})
-            return kind == "error"
+        if (text := _TEXTS.get(kind)) is not None:
+            self._read_text(*text, value)
+        elif kind in _ERRORS:
+            self._fail_with({"error": value.get("error") or {name: value.get(name) for name in ("code", "message", "param")}})
+        elif kind.startswith(_PREFIX):
+            self._decode_named(kind.removeprefix(_PREFIX), value)
+        else:
+            return False
+        return True
+
+    def _decode_named(self, name: str, value: dict[str, Any]) -> None:
+        """Emit what an event other than a text's holds; ``name``: its type without the prefix."""
         subject, _, what = name.rpartition(".")
         match name:
             case "created" | "in_progress" | "queued":
@@ -61,22 +79,16 @@ class ResponseStreamParser(EventStreamParser):
             case "output_item.added" | "output_item.done":
                 self._read_item(number_of(value.get("output_index")), object_of(value.get("item")), is_done=what == "done")
             case "content_part.done" | "reasoning_summary_part.done":
-                part = object_of(value.get("part"))
-                kind = _PARTS.get(text_of(part.get("type")), "text")
-                self._finish_part(self._item_of(_ITEMS[kind], value), _part_of(value), part)
+                is_reasoning = self._items.has("reasoning", value.get("item_id"))
+                self._finish_part_of(value, "summary" if subject != "content_part" else "reasoning" if is_reasoning else "text")
             case "reasoning_summary_part.added":
                 self._begin_paragraph(self._item_of("reasoning", value), _part_of(value))
             case "output_text.annotation.added":
                 self._emit(with_further(ChoiceDelta(), {"annotations": [value.get("annotation")]}))
-            case "content_part.added":
-                pass
-            case _ if subject in _TEXTS:
-                self._read_text(_TEXTS[subject], what, value)
             case _ if subject in _INPUTS:
                 self._read_input(self._item_of(_INPUTS[subject], value), what, value)
-            case _:
+            case _ if name != "content_part.added" and value.keys() - _ENVELOPE:
                 self.has_progress = True
-        return True
 
     def _decode_whole(self, value: dict[str, Any]) -> bool:
         if value.get("object") != "response" and not isinstance(value.get("output"), list):
@@ -96,14 +108,15 @@ class ResponseStreamParser(EventStreamParser):
 
     def _read_text(self, kind: TextKind, what: str, value: dict[str, Any]) -> None:
         item, part, logprobs = self._item_of(_ITEMS[kind], value), _part_of(value), value.get("logprobs")
-        if what == "delta":
-            piece = self._join((kind, item.number), text_of(value.get("delta")))
-            if piece:
+        if what == "done":
+            self._finish_text(kind, item, part, text_of(value.get("refusal" if kind == "refusal" else "text")), logprobs)
+        elif isinstance(piece := value.get("delta"), str):
+            if piece := self._join((kind, item.number), piece):
                 self._given.add((kind, item.number, part), piece)
             if piece or logprobs:
                 self._write(kind, piece, logprobs)
-        elif what == "done":
-            self._finish_text(kind, item, part, text_of(value.get("refusal" if kind == "refusal" else "text")), logprobs)
+        elif piece:
+            self._ends.record_choice(has_unread=True)
 
     def _finish_text(
         self, kind: TextKind, item: OutputItem, part: int, whole: str, logprobs: Any = None, *, is_listed: bool = False
@@ -117,17 +130,34 @@ class ResponseStreamParser(EventStreamParser):
                 self._begin_paragraph(item, part)
             self._write(kind, rest, logprobs if len(rest) == len(whole) else None)
 
-    def _finish_part(self, item: OutputItem, number: int, part: dict[str, Any], *, is_listed: bool = False) -> None:
-        kind = _PARTS.get(text_of(part.get("type")))
-        if kind is not None:
-            whole = text_of(part.get("refusal" if kind == "refusal" else "text"))
-            self._finish_text(kind, item, number, whole, part.get("logprobs"), is_listed=is_listed)
+    def _finish_part_of(self, event: dict[str, Any], default: TextKind) -> None:
+        part = event.get("part")
+        kind = _PARTS.get(text_of(object_of(part).get("type")), default)
+        self._finish_part(self._item_of(_ITEMS[kind], event), _part_of(event), part, default)
+
+    def _finish_part(self, item: OutputItem, number: int, part: Any, default: TextKind, *, is_listed: bool = False) -> None:
+        """Emit what a part that is done has beyond its deltas.
+
+        Args:
+            item: its item.
+            number: its number in the item.
+            part: the part as the server sent it; some send a text alone.
+            default: kind of its text, if its type doesn't say one.
+            is_listed: see ``GivenTexts.take_rest``.
+        """
+        fields = {"text": part} if isinstance(part, str) else object_of(part)
+        name = text_of(fields.get("type"))
+        kind = default if name in _PLAIN else _PARTS.get(name)
+        whole = None if kind is None else fields.get("refusal" if kind == "refusal" else "text")
+        if kind is not None and isinstance(whole, str):
+            self._finish_text(kind, item, number, whole, fields.get("logprobs"), is_listed=is_listed)
+        elif part:
+            self._ends.record_choice(has_unread=True)
 
     def _write(self, kind: TextKind, text: str, logprobs: Any = None) -> None:
-        shown: dict[str, Any] = {"logprobs": {"content": logprobs}} if isinstance(logprobs, list) and logprobs else {}
         match kind:
             case "text":
-                self._emit(ChoiceDelta(content=text), **shown)
+                self._emit_text(text, {"content": logprobs} if isinstance(logprobs, list) and logprobs else None)
             case "refusal":
                 self._emit(ChoiceDelta(refusal=text))
             case _:
@@ -142,17 +172,17 @@ class ResponseStreamParser(EventStreamParser):
     # Items
 
     def _read_item(self, place: int | None, fields: dict[str, Any], *, is_done: bool, is_final: bool = False) -> None:
-        kind = text_of(fields.get("type"))
+        kind = text_of(fields.get("type")) or ("message" if "content" in fields else "")
         item = self._items.finish(kind, fields, place, is_final=is_final) if is_done else self._items.begin(kind, fields, place)
         match kind:
             case "function_call" | "custom_tool_call":
                 self._name_call(item, fields)
                 self._finish_input(item, fields.get("input" if item.is_custom else "arguments"), is_done=is_done)
             case "message" if is_done:
-                self._finish_parts(item, fields.get("content"))
+                self._finish_parts(item, fields.get("content"), "text")
             case "reasoning" if is_done:
-                self._finish_parts(item, fields.get("summary"))
-                self._finish_parts(item, fields.get("content"))
+                self._finish_parts(item, fields.get("summary"), "summary")
+                self._finish_parts(item, fields.get("content"), "reasoning")
                 if fields.get("encrypted_content") and not item.is_given:
                     item.is_given = True
                     self._emit(with_further(ChoiceDelta(), {"output_items": [fields]}))
@@ -163,9 +193,10 @@ class ResponseStreamParser(EventStreamParser):
                     item.is_given = True
                     self._emit(with_further(ChoiceDelta(), {"output_items": [fields]}))
 
-    def _finish_parts(self, item: OutputItem, parts: Any) -> None:
-        for number, part in enumerate(parts if isinstance(parts, list) else ()):
-            self._finish_part(item, number, object_of(part), is_listed=True)
+    def _finish_parts(self, item: OutputItem, parts: Any, default: TextKind) -> None:
+        """Emit what the parts of an item that is done have beyond their deltas. Some servers send one part without a list."""
+        for number, part in enumerate(parts if isinstance(parts, list) else [parts]):
+            self._finish_part(item, number, part, default, is_listed=True)
 
     def _name_call(self, item: OutputItem, fields: dict[str, Any]) -> None:
         """Emit what of a call's name and id is new."""
@@ -217,9 +248,7 @@ class ResponseStreamParser(EventStreamParser):
         if status in _FAILED or response.get("status") in _FAILED:
             self._fail_with({"error": response.get("error") or {"message": f"the response is {response.get('status') or status}"}})
             return
-        output = response.get("output")
-        for place, item in enumerate(output if isinstance(output, list) else ()):
-            self._read_item(place, object_of(item), is_done=True, is_final=True)
+        self._read_output(response)
         self._close_parts()
         reason = "tool_calls" if self._calls else "stop"
         if status == "incomplete" or response.get("status") == "incomplete":
@@ -227,6 +256,18 @@ class ResponseStreamParser(EventStreamParser):
         self._emit(ChoiceDelta(), reason, usage=build_usage(response.get("usage")))
         if self.error is None:
             self._end()
+
+    def _read_output(self, response: dict[str, Any]) -> None:
+        """Emit what a finished response has beyond what came before. Its ``output_text`` counts only if nothing else has text."""
+        output = response.get("output")
+        for place, item in enumerate(output if isinstance(output, list) else [output]):
+            if isinstance(item, dict):
+                self._read_item(place, item, is_done=True, is_final=True)
+            elif item:
+                self._ends.record_choice(has_unread=True)
+        text = response.get("output_text")
+        if isinstance(text, str) and text and not self._text:
+            self._write("text", text)
 
 
 def _part_of(event: dict[str, Any]) -> int:

@@ -174,3 +174,17 @@ def test_recorded_chat_answers_survive_the_way_there_and_back() -> None:
                 for message in (before[0], after)
             ]
             assert calls[0] == calls[1], str(recording)
+
+
+def test_any_number_of_items_texts_and_pieces_is_read() -> None:
+    count = 20_000
+    item = {"type": "function_call", "name": "f", "arguments": ""}
+    events = [event("response.output_item.added", output_index=0, item={**item, "call_id": f"c{each}"}) for each in range(count)]
+    events += [event("response.output_text.delta", item_id=f"i{each}", output_index=each, delta="x") for each in range(count)]
+    events += [event("response.output_text.done", output_index=0, content_index=each + 1, text="y") for each in range(count)]
+    events += [event("response.function_call_arguments.delta", output_index=0, delta="12345678") for _ in range(count)]
+    finished = [{**item, "call_id": f"c{each}", "arguments": "" if each < count - 1 else "12345678" * count + "9"} for each in range(count)]
+    message = assemble(read(*events, completed(output=finished))).choices[0].message
+    assert message.content == "x" * count + "y" * count
+    calls = message.tool_calls or []
+    assert (len(calls), function_of(calls[-1]).arguments) == (count, "12345678" * count + "9")
