@@ -15,9 +15,12 @@ def test_values_of_other_types_count_for_nothing() -> None:
 
 
 def test_an_index_may_be_written_as_a_text() -> None:
-    assert [number_of(value) for value in (0, "0", "12", -1)] == [0, 0, 12, -1]
-    assert [number_of(value) for value in (True, None, "", "x", "-1", "\u0663", "1" * 10, 1.0, [])] == [None] * 9
+    indexes: list[Any] = [0, "0", "12", -1]
+    others: list[Any] = [True, None, "", "x", "-1", "\u0663", "1" * 10, 1.0, []]
+    assert [number_of(value) for value in indexes] == [0, 0, 12, -1]
+    assert [number_of(value) for value in others] == [None] * len(others)
 
 
 def test_an_object_in_the_place_of_a_text_is_its_json() -> None:
-    assert [json_text_of(value) for value in ("x", {"a": [1]}, [], None, 5)] == ["x", '{"a":[1]}', "[]", "", ""]
+    values: list[Any] = ["x", {"a": [1]}, [], None, 5]
+    assert [json_text_of(value) for value in values] == ["x", '{"a":[1]}', "[]", "", ""]
