@@ -14,7 +14,7 @@ from streamco.wire.json_values import text_of
 from streamco.wire.openai.errors import find_error, is_bare_error, stream_error
 from streamco.wire.openai.json_body import JSONBody, decode_body, excerpt, is_json
 from streamco.wire.openai.lenient_decode import decode_object, newer_usage
-from streamco.wire.openai.token_estimate import estimate_delta, estimate_tokens, is_text
+from streamco.wire.openai.token_estimate import ONE_TOKEN, estimate_delta, estimate_tokens, is_text
 from streamco.wire.sse import SSEEvent, SSEParser
 from streamco.wire.text_halves import TextHalves
 
@@ -110,7 +110,7 @@ class EventStreamParser(AnswerParser):
                 raise EndpointProtocolError(f"expected JSON in an event, got {excerpt(payload)}") from None
             value = None
         if isinstance(value, dict):
-            self._read_object(text_of(value.get("type")) or name, value, payload)
+            self._read_object(name, value, payload)
         elif isinstance(value, list) and any(isinstance(item, dict) for item in value):
             self._read_list(name, value, payload)
         else:
@@ -120,9 +120,12 @@ class EventStreamParser(AnswerParser):
         """Read the objects of a list, as if each were an event. Google's servers send errors so, and some gateways events."""
         for value in values:
             if isinstance(value, dict) and not self.is_done and self.error is None:
-                self._read_object(text_of(value.get("type")) or name, value, payload)
+                self._read_object(name, value, payload)
 
-    def _read_object(self, kind: str, value: dict[str, Any], payload: bytes) -> None:
+    def _read_object(self, name: str, value: dict[str, Any], payload: bytes) -> None:
+        kind = value.get("type")
+        if not isinstance(kind, str) or not kind:
+            kind = name
         if kind in _KEEPALIVES:
             return
         if not self._has_begun and ("choices" in value or kind.startswith(self.foreign_types)):
@@ -217,7 +220,7 @@ class EventStreamParser(AnswerParser):
         self._chunks.append(ChatCompletionChunk(name, [choice], created, model))
         if text:
             self._text.append(text)
-            self.tokens += estimate_tokens(text)
+            self.tokens += 1 if len(text) <= ONE_TOKEN else estimate_tokens(text)
             self.has_progress = self.is_estimated = True
             self._ends.record_output()
 

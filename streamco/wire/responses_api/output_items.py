@@ -62,15 +62,14 @@ class OutputItems:
 
     def find(self, kind: str, item_id: Any, place: int | None) -> OutputItem:
         """Return the item that a piece of text belongs to."""
-        is_named = isinstance(item_id, str) and bool(item_id)
-        if is_named and (found := self._by_id.get((kind, item_id))) is not None:
+        if isinstance(item_id, str) and (found := self._by_id.get((kind, item_id))) is not None:
             return found
         if place is not None and (found := self._by_place.get((kind, place))) is not None:
             return found
         latest = self._latest.get(kind)
         if latest is not None and (place is None or latest.place is None):
             return latest
-        return self._add(kind, {item_id} if is_named else set(), place)
+        return self._add(kind, _ids_of({"id": item_id}), place)
 
     def finish(self, kind: str, item: dict[str, Any], place: int | None, *, is_final: bool) -> OutputItem:
         """Return the item that is done; ``is_final``: the whole response has it."""

@@ -111,7 +111,9 @@ class ResponseStreamParser(EventStreamParser):
         if what == "done":
             self._finish_text(kind, item, part, text_of(value.get("refusal" if kind == "refusal" else "text")), logprobs)
         elif isinstance(piece := value.get("delta"), str):
-            if piece := self._join((kind, item.number), piece):
+            if not piece.isascii() or self._halves.is_open:
+                piece = self._join((kind, item.number), piece)
+            if piece:
                 self._given.add((kind, item.number, part), piece)
             if piece or logprobs:
                 self._write(kind, piece, logprobs)
@@ -155,13 +157,12 @@ class ResponseStreamParser(EventStreamParser):
             self._ends.record_choice(has_unread=True)
 
     def _write(self, kind: TextKind, text: str, logprobs: Any = None) -> None:
-        match kind:
-            case "text":
-                self._emit_text(text, {"content": logprobs} if isinstance(logprobs, list) and logprobs else None)
-            case "refusal":
-                self._emit(ChoiceDelta(refusal=text))
-            case _:
-                self._emit(ChoiceDelta(reasoning_content=text))
+        if kind == "text":
+            self._emit_text(text, {"content": logprobs} if logprobs and isinstance(logprobs, list) else None)
+        elif kind == "refusal":
+            self._emit(ChoiceDelta(refusal=text))
+        else:
+            self._emit(ChoiceDelta(reasoning_content=text))
 
     def _begin_paragraph(self, item: OutputItem, part: int) -> None:
         """Emit a blank line before each part of a summary but the first."""
@@ -272,4 +273,5 @@ class ResponseStreamParser(EventStreamParser):
 
 def _part_of(event: dict[str, Any]) -> int:
     """Return the number of the part in its item."""
-    return number_of(event.get("summary_index", event.get("content_index"))) or 0
+    number = event.get("summary_index", event.get("content_index"))
+    return number if type(number) is int else number_of(number) or 0
