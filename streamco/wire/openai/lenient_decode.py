@@ -346,13 +346,13 @@ class CumulativeText:
             content = choice.delta.content
             if not content:
                 continue
-            if "\ud800" <= content[-1] <= "\udbff":  # half a character, which comes once more
-                content = choice.delta.content = content[:-1]
             known = self._passed.get(choice.index, "")
             if known and self._repeats is None:
                 self._repeats = content.startswith(known)
             if self._repeats is False:
                 continue
+            if self._repeats and "\ud800" <= content[-1] <= "\udbff":  # half a character, which comes once more
+                content = choice.delta.content = content[:-1]
             if content.startswith(known):
                 self._passed[choice.index] = content
                 choice.delta.content = content[len(known) :]

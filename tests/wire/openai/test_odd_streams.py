@@ -186,6 +186,12 @@ def test_a_character_that_is_cut_in_two_is_one(field: str) -> None:
     assert parser.is_complete
 
 
+@pytest.mark.parametrize("texts", [["It ", "is \ud83d", "\ude00 now"], ["It ", "It is \ud83d", "It is \U0001f600 now"]])
+def test_halves_in_messages_are_joined_or_come_once_more(texts: list[str]) -> None:
+    pieces = [event({"choices": [{"index": 0, "message": {"content": text}, "finish_reason": None}]}) for text in texts]
+    assert message_of(*pieces, DONE).content == "It is \U0001f600 now"
+
+
 def test_half_a_character_that_stays_alone_is_replaced_before_the_end() -> None:
     assert message_of(chunk("a\ud83d"), chunk("b"), DONE).content == "a\ufffdb"
     for end in ([DONE], [chunk(finish="stop")], [chunk(finish="stop"), DONE]):
