@@ -51,7 +51,7 @@ async def test_advice_progress_and_logs_are_lost_and_nothing_else_is(
 ) -> None:
     monkeypatch.setattr(sys, "stderr", stream)
     root = logging.getLogger()
-    handlers, root.handlers = root.handlers, []
+    handlers, root.handlers, level = root.handlers, [], root.level
     try:
         with _optional_stderr():
             set_up_log(2)
@@ -63,6 +63,7 @@ async def test_advice_progress_and_logs_are_lost_and_nothing_else_is(
                 progress(1, 1)
     finally:
         root.handlers = handlers
+        root.setLevel(level)
     assert capsys.readouterr().out == "result\n"
 
 

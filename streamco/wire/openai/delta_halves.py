@@ -3,16 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, TypeVar
 
-from streamco.openai_types import ChoiceDelta, ChunkChoice, CustomDelta, FunctionDelta, ToolCallDelta, further_fields, with_further
+from streamco.openai_types import (
+    ChoiceDelta,
+    ChunkChoice,
+    CustomDelta,
+    FunctionDelta,
+    ResponseModel,
+    ToolCallDelta,
+    further_fields,
+    with_further,
+)
 from streamco.wire.text_halves import HALF, TextHalves, whole_values
 
-__all__ = ["DeltaHalves"]
+__all__ = ["DeltaHalves", "make_whole"]
 
 _TEXTS = ("content", "reasoning_content", "reasoning", "refusal")
 _FURTHER = frozenset({"reasoning_text", "thinking"})
 
+_Model = TypeVar("_Model", bound=ResponseModel)
 _Text = tuple[int, str, int]
 """Number of a choice, name of one of its texts, and, of a call's, the call's number."""
 
@@ -52,8 +62,8 @@ class DeltaHalves:
             if self._halves.holds(text):
                 held.add(text)
             before.discard(text)
-        for further in (further_fields(choice.delta), further_fields(choice)):
-            further.update({name: whole_values(value) for name, value in further.items()})
+        make_whole(choice.delta)
+        make_whole(choice)
         if has_text:
             for text in sorted(before):
                 self._halves.give_up(text)
@@ -72,6 +82,13 @@ class DeltaHalves:
         for text in self._halves.give_up_all():
             ends[text[0]] = _with_half(ends.get(text[0]) or ChoiceDelta(), text)
         return list(ends.items())
+
+
+def make_whole(model: _Model) -> _Model:
+    """Replace the halves of characters in an object's further fields, which no other half follows, and return the object."""
+    further = further_fields(model)
+    further.update({name: whole_values(value) for name, value in further.items()})
+    return model
 
 
 def _pieces(delta: ChoiceDelta) -> Iterator[tuple[tuple[str, int], Any, str]]:

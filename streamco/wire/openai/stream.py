@@ -14,7 +14,7 @@ from streamco.config import Limits
 from streamco.errors import EndpointError, EndpointProtocolError
 from streamco.openai_types import ChatCompletionChunk, ChunkChoice, CompletionUsage, further_fields, has_output
 from streamco.wire.completeness import Completeness, End, read_reason
-from streamco.wire.openai.delta_halves import DeltaHalves
+from streamco.wire.openai.delta_halves import DeltaHalves, make_whole
 from streamco.wire.openai.errors import find_error, is_bare_error, stream_error
 from streamco.wire.openai.extended_decode import ExtendedDecoder
 from streamco.wire.openai.fast_decode import Api
@@ -377,7 +377,7 @@ class ChatStreamParser:
         value = self._decode(payload)
         for each in value if isinstance(value, list) else [value]:
             if self.error is None and not self._record_error(each) and isinstance(each, dict) and each:
-                self._read_chunk(build_chunk(each), payload, chunks, is_built=True)
+                self._read_chunk(make_whole(build_chunk(each)), payload, chunks, is_built=True)
 
     def _read_typed(self, chunk: ChatCompletionChunk, payload: bytes, chunks: list[ChatCompletionChunk]) -> None:
         """Read an event that is not plain content; one that has its text where the API has none is decoded without types."""

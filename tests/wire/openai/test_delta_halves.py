@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from streamco.openai_types import ChoiceDelta, ChunkChoice, FunctionDelta, ToolCallDelta, with_further
-from streamco.wire.openai.delta_halves import DeltaHalves
+from streamco.openai_types import ChatCompletionChunk, ChoiceDelta, ChunkChoice, FunctionDelta, ToolCallDelta, with_further
+from streamco.wire.openai.delta_halves import DeltaHalves, make_whole
 
 HIGH, LOW = "\ud83d", "\ude00"
 
@@ -69,3 +69,8 @@ def test_what_is_held_at_the_end_is_a_delta_of_its_own() -> None:
     assert (second, thinking.to_dict()) == (4, {"thinking": "\ufffd"})
     assert halves.give_up_all() == []
     assert not halves.is_open
+
+
+def test_halves_in_further_fields_are_replaced() -> None:
+    chunk = make_whole(with_further(ChatCompletionChunk(), {"delta": HIGH, "notes": [{"text": "a" + HIGH}]}))
+    assert chunk.model_extra == {"delta": "\ufffd", "notes": [{"text": "a\ufffd"}]}
