@@ -15,12 +15,12 @@ from streamco.openai_types import (
     further_fields,
     with_further,
 )
+from streamco.wire.openai.tool_calls import THINKING
 from streamco.wire.text_halves import HALF, TextHalves, whole_values
 
 __all__ = ["DeltaHalves", "make_whole"]
 
 _TEXTS = ("content", "reasoning_content", "reasoning", "refusal")
-_FURTHER = frozenset({"reasoning_text", "thinking"})
 
 _Model = TypeVar("_Model", bound=ResponseModel)
 _Text = tuple[int, str, int]
@@ -96,7 +96,7 @@ def _pieces(delta: ChoiceDelta) -> Iterator[tuple[tuple[str, int], Any, str]]:
     for name in _TEXTS:
         yield (name, 0), delta, name
     further = further_fields(delta)
-    for name in _FURTHER & further.keys():
+    for name in further.keys() & THINKING:
         yield (name, 0), further, name
     for call in delta.tool_calls or ():
         if call.function is not None:
@@ -119,7 +119,7 @@ def _with_half(delta: ChoiceDelta, text: _Text) -> ChoiceDelta:
             function = delta.function_call or FunctionDelta()
             function.arguments = HALF + (function.arguments or "")
             delta.function_call = function
-        case _ if name in _FURTHER:
+        case _ if name in THINKING:
             return with_further(delta, {name: HALF})
         case _:
             setattr(delta, name, HALF)

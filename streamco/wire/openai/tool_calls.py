@@ -9,7 +9,7 @@ import msgspec
 from streamco.openai_types import ChoiceDelta, ChunkChoice, CustomDelta, FunctionDelta, ToolCallDelta, further_fields
 from streamco.wire.openai.further_parts import FurtherParts
 
-__all__ = ["CallParts", "ChoiceNumbers", "JSONPieces", "ToolCalls", "arguments_of"]
+__all__ = ["THINKING", "CallParts", "ChoiceNumbers", "JSONPieces", "ToolCalls", "arguments_of"]
 
 _MARKS = re.compile(r'["\[\]{}]|\\.?', re.DOTALL)
 _MAX_SCALAR = 32  # pieces of a number or a word
@@ -80,7 +80,8 @@ class JSONPieces:
             self._verdict = False
 
 
-_THINKING = ("reasoning_text", "thinking")  # GitHub Copilot; gateways to Anthropic
+THINKING = ("reasoning_text", "thinking")
+"""Further fields of a delta that hold thinking: GitHub Copilot's, and that of gateways to Anthropic."""
 
 
 class CallParts:
@@ -256,7 +257,7 @@ class ChoiceNumbers:
         delta = choice.delta
         if type(delta) is not ChoiceDelta and not (delta.reasoning_content or delta.reasoning):
             further = further_fields(delta)
-            delta.reasoning_content = next((text for name in _THINKING if isinstance(text := further.get(name), str) and text), None)
+            delta.reasoning_content = next((text for name in THINKING if isinstance(text := further.get(name), str) and text), None)
         if delta.tool_calls:
             calls = self._calls.get(choice.index)
             if calls is None:
