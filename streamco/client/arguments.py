@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from difflib import get_close_matches
 from typing import Any, Literal, Protocol, TypeAlias, TypedDict, TypeVar, Unpack
 
@@ -128,6 +129,7 @@ _NAMES = frozenset(ChatOptions.__annotations__)
 _LIMITS = ("max_tokens", "max_completion_tokens")
 _PENALTIES = ("frequency_penalty", "presence_penalty")
 _SAMPLING = ("temperature", "top_p", "top_k", "min_p", "seed", "stop", "logit_bias", *_LIMITS, *_PENALTIES)
+_USUAL_SAMPLING = SamplingOptions()
 _CLIENTS = frozenset({*_SAMPLING, "extra_headers", "extra_query", "extra_body", "timeout", "max_retries"})  # no fields of the body
 _LISTS = ("tools", "functions")
 _MAX_ID_DIGITS = 18  # of a token's id; Python refuses to read very long numbers
@@ -145,7 +147,7 @@ def build_request(messages: Messages, *, model: str | NotGiven | None = None, **
     check_names(options)
     given: dict[str, Any] = {name: value for name, value in options.items() if is_given(value)}
     body = dict(check_mapping("extra_body", given.get("extra_body")))
-    for name in _SAMPLING:
+    for name in _SAMPLING if body else ():
         if body.get(name) is not None:
             given[name] = body.pop(name)
     if stream_options := _sent_stream_options(given.pop("stream_options", None)):
@@ -239,6 +241,8 @@ def check_retries(value: object) -> int | None:
 
 
 def _sampling(given: Mapping[str, Any]) -> SamplingOptions:
+    if given.keys().isdisjoint(_SAMPLING):
+        return _USUAL_SAMPLING
     limit = given.get("max_completion_tokens", given.get("max_tokens"))
     is_unlimited = isinstance(limit, int) and limit == NO_LIMIT
     return SamplingOptions(
@@ -322,6 +326,9 @@ def _check_sendable(name: str, value: Any) -> None:
     Raises:
         ConfigError: there is half a character in it, or something that JSON has no form for; the text says where.
     """
+    with suppress(TypeError, ValueError, OverflowError, RecursionError):
+        msgspec.json.encode(value)
+        return
     match value:
         case str() if type(value) is str:
             check_text(name, value)

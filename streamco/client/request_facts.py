@@ -9,7 +9,7 @@ from typing import Any
 from msgspec.structs import replace
 
 from streamco.client.arguments import ChatOptions
-from streamco.endpoints.base import Endpoint, PromptEstimator, Request, TextCounter
+from streamco.endpoints.base import Endpoint, Request, TextCounter, estimate_tokens
 from streamco.engines.llamacpp.json_schema import grammar_of
 from streamco.errors import MAX_NAME, ConfigError, shorten
 from streamco.events import ESTIMATE, TextCount
@@ -152,7 +152,7 @@ def _measure(request: Request, endpoints: Iterable[Endpoint | None], counts: Map
             return TextCount(tokens, _OWN_TOKENIZER if known is None else known.counter)
     if request.prompt_ids is not None:
         return TextCount(len(request.prompt_ids), "token ids")
-    guesses = (each.estimate_tokens(request) for each in asked if isinstance(each, PromptEstimator))
+    guesses = (estimate_tokens(each, request) for each in asked)
     return next((TextCount(guess, ESTIMATE) for guess in guesses if guess is not None), None)
 
 

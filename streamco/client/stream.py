@@ -201,9 +201,8 @@ async def _read_chunks(answer: PendingAnswer, *, includes_usage: bool) -> AsyncG
         while (batch := await driver.next_batch()) is not None:
             answer.source = batch[0]
             for chunk in batch[1]:
-                is_partial = driver.has_changed_hands or (last is not None and _lacks_a_count(chunk.usage))
-                if chunk.usage is not None and is_partial:  # it counts the earlier part as prompt, or not all that came
-                    chunk = replace(chunk, usage=None)  # noqa: PLW2901
+                if chunk.usage is not None and (driver.has_changed_hands or (last is not None and _lacks_a_count(chunk.usage))):
+                    chunk = replace(chunk, usage=None)  # noqa: PLW2901  it counts the earlier part as prompt, or not all that came
                 if chunk.choices:
                     yield chunk
                     last = chunk
@@ -219,9 +218,9 @@ async def _read_chunks(answer: PendingAnswer, *, includes_usage: bool) -> AsyncG
             await _leave(driver)
 
 
-def _lacks_a_count(usage: CompletionUsage | None) -> bool:
+def _lacks_a_count(usage: CompletionUsage) -> bool:
     """Return True if a usage has zero for one of its counts; what it really is, the answer's own usage says."""
-    return usage is not None and not (usage.prompt_tokens and usage.completion_tokens)
+    return not (usage.prompt_tokens and usage.completion_tokens)
 
 
 def _shown(usage: AnswerUsage) -> CompletionUsage:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from secrets import token_hex
 from typing import Any, Literal, Protocol, runtime_checkable
 from weakref import WeakSet
@@ -26,12 +26,12 @@ __all__ = [
     "Message",
     "OpenStreams",
     "PreCopy",
-    "PromptEstimator",
     "Request",
     "TextCounter",
     "TokenPrices",
     "WrittenStream",
     "check_prices",
+    "estimate_tokens",
     "new_completion_id",
     "split_figures_of",
 ]
@@ -234,15 +234,6 @@ class TextCounter(Protocol):
 
 
 @runtime_checkable
-class PromptEstimator(Protocol):
-    """An endpoint that can estimate the length of prompts that it can't count."""
-
-    def estimate_tokens(self, request: Request) -> int | None:
-        """Return about how many tokens a prompt has there, template included; None: that can't be told, as of images."""
-        ...
-
-
-@runtime_checkable
 class WrittenStream(Protocol):
     """A stream that keeps what it has written, so that it can be counted if the endpoint sends no usage."""
 
@@ -251,7 +242,13 @@ class WrittenStream(Protocol):
         ...
 
 
-# What only some streams have is read by name, because asking whether a stream has it (a protocol's isinstance) takes 15 us.
+# What only some endpoints and streams have is read by name, because asking whether one has it (a protocol's isinstance) takes 15 us.
+
+
+def estimate_tokens(endpoint: Endpoint, request: Request) -> int | None:
+    """Return about how many tokens a prompt has at an endpoint, template included; None: it can't tell, as of images."""
+    estimate: Callable[[Request], int | None] | None = getattr(endpoint, "estimate_tokens", None)
+    return None if estimate is None else estimate(request)
 
 
 def changes_of(stream: EndpointStream) -> Mapping[str, str]:

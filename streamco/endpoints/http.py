@@ -41,7 +41,22 @@ _MAX_REQUESTS = 4  # requests in a row, while each answer is a redirect
 _LINGER = 2.0  # seconds for the formal end of a complete answer if no limit is set
 _LARGE_BODY = 1 << 20  # bytes; aiohttp wants larger ones as a file, to write them in pieces
 
-_transports: ContextVar[list[asyncio.Transport]] = ContextVar("taken")
+
+class _Taking:
+    """What one request does with connections.
+
+    Args:
+        limit: seconds that opening one may take; None: no limit.
+    """
+
+    __slots__ = ("limit", "transports")
+
+    def __init__(self, limit: float | None) -> None:
+        self.limit = limit
+        self.transports: list[asyncio.Transport] = []  # of the connections that it has
+
+
+_taking: ContextVar[_Taking] = ContextVar("taking")
 
 
 class _Pool(LoopState):
@@ -161,11 +176,13 @@ class HttpClient:
             EndpointTimeoutError: connecting took longer than ``timeouts.connect``.
             EndpointProtocolError: the peer doesn't speak HTTP, or redirects elsewhere or too often.
         """
-        session = (await self._start()).session
+        pool = await self._start()
+        session = pool.session
         proxy = await self.find_proxy(url)
         limits = self._timeouts if timeouts is None else timeouts
-        limit = session.timeout if limits.connect == self._timeouts.connect else _connect_limit(limits.connect)
-        with self._translated(limits), _abort_on_failure():
+        is_usual = pool.is_own or limits.connect == self._timeouts.connect
+        limit = session.timeout if is_usual else _only_connect(limits.connect)
+        with self._translated(limits), _abort_on_failure(limits.connect):
             for _ in range(_MAX_REQUESTS):
                 data = io.BytesIO(body) if body is not None and len(body) > _LARGE_BODY else body
                 response = await session.request(method, url, data=data, headers=headers, allow_redirects=False, proxy=proxy, timeout=limit)
@@ -354,21 +371,24 @@ def check_session(session: object) -> None:
 
 
 @contextmanager
-def _abort_on_failure() -> Iterator[None]:
+def _abort_on_failure(limit: float | None) -> Iterator[None]:
     """Abort the connections that were taken inside the block if it fails or is cancelled.
 
     aiohttp only closes them, and a close waits for unsent bytes: for ever if the peer has stopped reading.
+
+    Args:
+        limit: seconds that opening one may take; None: no limit.
     """
-    taken: list[asyncio.Transport] = []
-    token = _transports.set(taken)
+    taking = _Taking(limit)
+    token = _taking.set(taking)
     try:
         yield
     except BaseException:
-        for transport in taken:
+        for transport in taking.transports:
             transport.abort()
         raise
     finally:
-        _transports.reset(token)
+        _taking.reset(token)
 
 
 def _make_session(timeouts: Timeouts) -> aiohttp.ClientSession:
@@ -382,30 +402,39 @@ def _make_session(timeouts: Timeouts) -> aiohttp.ClientSession:
             traces: list[aiohttp.tracing.Trace],
             timeout: aiohttp.ClientTimeout,  # noqa: ASYNC109  aiohttp's name
         ) -> aiohttp.connector.Connection:
-            async with PeerTimeout(timeout.connect):  # it looks twice; aiohttp's own does not
-                connection = await super().connect(req, traces, _connect_limit(None))
+            connection = await super().connect(req, traces, timeout)
             _record_transport(connection)
             return connection
+
+        async def _create_connection(
+            self,
+            req: aiohttp.ClientRequest,
+            traces: list[aiohttp.tracing.Trace],
+            timeout: aiohttp.ClientTimeout,  # noqa: ASYNC109  aiohttp's name
+        ) -> aiohttp.client_proto.ResponseHandler:
+            taking = _taking.get(None)
+            async with PeerTimeout(timeouts.connect if taking is None else taking.limit):  # it looks twice; aiohttp's own does not
+                return await super()._create_connection(req, traces, timeout)
 
     return aiohttp.ClientSession(
         connector=Connector(limit=0, keepalive_timeout=_KEEP_ALIVE),
         cookie_jar=aiohttp.DummyCookieJar(),
-        timeout=_connect_limit(timeouts.connect),
+        timeout=_only_connect(None),
         auto_decompress=True,
         read_bufsize=_READ_BUFFER,
     )
 
 
-def _connect_limit(seconds: float | None) -> aiohttp.ClientTimeout:
+def _only_connect(seconds: float | None) -> aiohttp.ClientTimeout:
     import aiohttp
 
     return aiohttp.ClientTimeout(total=None, connect=seconds, sock_read=None)
 
 
 def _record_transport(connection: aiohttp.connector.Connection) -> None:
-    taken = _transports.get(None)
-    if taken is not None and connection.transport is not None:
-        taken.append(connection.transport)
+    taking = _taking.get(None)
+    if taking is not None and connection.transport is not None:
+        taking.transports.append(connection.transport)
 
 
 def _report_lost_connection(response: aiohttp.ClientResponse) -> None:

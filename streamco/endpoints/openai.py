@@ -133,6 +133,7 @@ class OpenAIEndpoint:
         account = account_headers(self._address, organization, project, is_default=base_url is None and provider is None)
         self._key = ServerKey(key)
         self._headers = merge_headers(BASE_HEADERS, account, headers or {})
+        self._own_headers = frozenset(name.lower() for name in self._headers)
         self._client = HttpClient(self._name, timeouts=timeouts, session=session, key=self._key)
         self._counter = TokenCounter(model)
         self._rng = rng or random.Random()
@@ -352,6 +353,7 @@ class OpenAIEndpoint:
     async def _prepare(self, request: Request) -> StreamCall:
         if request.prefill_only:
             request = msgspec.structs.replace(prefill_request(request, self._capabilities.pre_copy), prefill_only=True)
+        check_headers("headers", request.headers)
         key = await self._key_headers(request.headers)
         partial, request = request.partial, msgspec.structs.replace(request, partial=None, headers={**key, **request.headers})
         if partial is None:
@@ -381,7 +383,6 @@ class OpenAIEndpoint:
         if unstreamed := self._dialect.stream_refusals.find(body):
             body = without_stream(body)
         last = request.messages[-1] if request.messages else {}
-        check_headers("headers", request.headers)
         try:
             url = self._url(path, model, base_url=self._address.provider.continuation_base_url if last.get("prefix") else None)
             if request.query:
@@ -478,7 +479,9 @@ class OpenAIEndpoint:
     async def _key_headers(self, given: Mapping[str, str]) -> Mapping[str, str]:
         """Return the header with the key, unless the caller's headers have one of that name: then no key is asked for."""
         name = self._key_header or self._address.provider.key_header
-        return {} if has_header(given, name) or has_header(self._headers, name) else key_header(name, await self._key.read())
+        if name.lower() in self._own_headers or has_header(given, name):
+            return {}
+        return key_header(name, await self._key.read())
 
 
 def _with_limit(request: Request, kind: Kind) -> Request:

@@ -58,6 +58,9 @@ _WHOLE_ANSWER = 600.0  # seconds for an answer that isn't streamed, if the limit
 _END_GRACE = 5.0  # seconds for usage and [DONE] after the last finish_reason; some servers send neither and keep the socket open
 
 
+_UNUSED = ChatStreamParser()
+
+
 class StreamCall(Struct, frozen=True):
     """An HTTP request for a stream.
 
@@ -136,7 +139,6 @@ class _Opener:
                 self.call = call = await self._prepare()
                 if call.unstreamed and self._timeouts.first_token == _USUAL_FIRST_TOKEN:
                     watchdog.expect_whole(_WHOLE_ANSWER)
-                await self._client.start()
                 response = await self._client.request("POST", call.url, headers=call.headers, body=call.body, timeouts=self._timeouts)
                 await self._check(response)
             except EndpointError as error:
@@ -235,7 +237,7 @@ class OpenAIStream:
         self._cancelling: asyncio.Task[None] | None = None
         self._response: aiohttp.ClientResponse | None = None
         self._content: aiohttp.StreamReader | None = None
-        self._parser: Parser = ChatStreamParser(endpoint=name, limits=limits)
+        self._parser: Parser = _UNUSED  # until the answer begins
         self._boundary = BoundaryWhitespace()
         self._held: list[ChatCompletionChunk] | None = []  # chunks before the first content; None: it has come
         self._is_complete = False
@@ -375,7 +377,7 @@ class OpenAIStream:
             chunks += self._handle_read_error(failure, has_begun=_has_begun(chunks, tokens))
         elif not data:
             chunks, tokens = self._close_parser()
-        elif parser.is_complete != self._is_complete:
+        elif (parser.ends.has_reason or self._is_complete) and parser.is_complete != self._is_complete:
             self._is_complete = not self._is_complete  # what comes after a finish reason takes it back
             if self._is_complete:
                 self._watchdog.expect_end(_END_GRACE)

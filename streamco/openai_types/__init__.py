@@ -297,4 +297,6 @@ def has_output(delta: ChoiceDelta) -> bool:
     """Return True if a delta holds anything that was generated: any field beside the role, declared or not, that isn't empty."""
     if delta.content or delta.reasoning_content or delta.reasoning or delta.tool_calls or delta.refusal or delta.function_call is not None:
         return True
-    return bool(delta.audio or delta.reasoning_details or delta.channel) or any(further_fields(delta).values())
+    if delta.audio or delta.reasoning_details or delta.channel:
+        return True
+    return type(delta) is not ChoiceDelta and any(further_fields(delta).values())

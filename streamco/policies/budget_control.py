@@ -213,7 +213,8 @@ class _Excess:
         if at < 0:
             self._first -= 1
             return
-        self._sums[at + 1 : self._size - 1] = self._sums[at + 2 : self._size] - reserved
+        if at + 2 < self._size:  # else it came last, and nothing moves up
+            self._sums[at + 1 : self._size - 1] = self._sums[at + 2 : self._size] - reserved
         self._size -= 1
 
     def _forget(self) -> None:

@@ -208,8 +208,10 @@ def restrict(decision: Decision, eligibility: Eligibility) -> Decision:
 
 def why_late(request: RequestFacts, side: SideFacts) -> str:
     """Return why a side is asked after others that may serve the request: by an estimate it has no room; "": it is not."""
+    if not side.is_estimated or side.context_tokens is None:
+        return ""
     wanted = _prompt_tokens(request, side) + _answer_tokens(request, side)
-    if not side.is_estimated or side.context_tokens is None or wanted <= side.context_tokens:
+    if wanted <= side.context_tokens:
         return ""
     return f"about {wanted} tokens in a context of {side.context_tokens}"
 
@@ -221,11 +223,11 @@ def exclusions(request: RequestFacts, side: SideFacts) -> list[Exclusion]:
     isn't empty.
     """
     found: list[Exclusion] = []
-    counted = 1 if side.is_estimated else _prompt_tokens(request, side)
-    wanted = counted + _answer_tokens(request, side)
-    if side.context_tokens is not None and wanted > side.context_tokens:
-        more_than = "more than " if side.is_estimated else ""
-        found.append(Exclusion(f"{more_than}{wanted} tokens in a context of {side.context_tokens}", "messages", CONTEXT_EXCEEDED))
+    if side.context_tokens is not None:
+        wanted = (1 if side.is_estimated else _prompt_tokens(request, side)) + _answer_tokens(request, side)
+        if wanted > side.context_tokens:
+            more_than = "more than " if side.is_estimated else ""
+            found.append(Exclusion(f"{more_than}{wanted} tokens in a context of {side.context_tokens}", "messages", CONTEXT_EXCEEDED))
     if request.has_images and not side.images:
         place = request.other_parts[0].partition(":")[0] if request.other_parts else "messages"
         found.append(Exclusion(_listed(request.other_parts) or "images", place, "unsupported_value"))

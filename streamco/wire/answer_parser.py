@@ -36,19 +36,20 @@ class AnswerParser(ABC):
         self.is_estimated = False
         self.has_only_text = True
         self.has_dropped_fields = False
-        self._ends = Completeness()
+        self.ends = Completeness()
+        """What has come of the answer's end."""
         self._answer_bytes = limits.answer_bytes  # bytes left of the limit
         self._text: list[str] = []
 
     @property
     def finish_reason(self) -> str | None:
         """The answer's finish reason; None: none has come."""
-        return self._ends.finish_reason
+        return self.ends.finish_reason
 
     @property
     def is_complete(self) -> bool:
         """True if the answer is whole; see ``Completeness``."""
-        return self._ends.is_whole
+        return self.ends.is_whole
 
     def partial_text(self) -> str:
         """Return the text in all chunks returned so far, without reasoning."""
@@ -87,7 +88,7 @@ class AnswerParser(ABC):
             try:
                 is_proper = self._take_end(chunks) and is_proper
                 if not self.is_done and self.error is None:
-                    self._record_end(self._ends.record_close(is_proper=is_proper))
+                    self._record_end(self.ends.record_close(is_proper=is_proper))
                     self._finish(chunks)
             except EndpointError as error:
                 self._fail(error)
@@ -100,7 +101,7 @@ class AnswerParser(ABC):
     def finish(self) -> list[ChatCompletionChunk]:
         """Return what is still held of an answer that is whole, if no end of the body comes: the connection was lost, or is silent."""
         chunks: list[ChatCompletionChunk] = []
-        self._ends.record_close(is_proper=False)
+        self.ends.record_close(is_proper=False)
         self._finish(chunks)
         return chunks
 
@@ -125,8 +126,8 @@ class AnswerParser(ABC):
         Raises:
             EndpointError: it means a failure.
         """
-        reason = self._ends.record_reason(value)
-        if (failure := self._ends.failure) is not None:
+        reason = self.ends.record_reason(value)
+        if (failure := self.ends.failure) is not None:
             raise stream_error({"error": {"message": f'the answer ended with "{failure}"', "code": failure}})
         return reason
 

@@ -98,7 +98,7 @@ class EventStreamParser(AnswerParser):
         payload = event.data.strip()
         name = "" if event.event == "message" else event.event
         if payload == _DONE:
-            if self._ends.had_reason:
+            if self.ends.had_reason:
                 self._end()
             return
         if name in _KEEPALIVES:
@@ -200,7 +200,7 @@ class EventStreamParser(AnswerParser):
         if has_output(delta):
             self.has_progress = True
             if is_new:
-                self._ends.record_output()
+                self.ends.record_output()
             tokens = estimate_delta(delta)
             self.tokens += tokens
             self.is_estimated = self.is_estimated or bool(tokens)
@@ -222,7 +222,7 @@ class EventStreamParser(AnswerParser):
             self._text.append(text)
             self.tokens += 1 if len(text) <= ONE_TOKEN else estimate_tokens(text)
             self.has_progress = self.is_estimated = True
-            self._ends.record_output()
+            self.ends.record_output()
 
     def _end(self) -> None:
         """Take the formal end of the answer.
@@ -231,7 +231,7 @@ class EventStreamParser(AnswerParser):
             EndpointProtocolError: nothing of it was understood.
         """
         if self.error is None:
-            self._record_end(self._ends.record_end())
+            self._record_end(self.ends.record_end())
             self._close_parts()
             self.is_done = True
 
@@ -242,7 +242,7 @@ class EventStreamParser(AnswerParser):
         piece = self._halves.join(text, piece)
         if self._halves.is_open and self._halves.holds(text):
             self.has_progress = True
-            self._ends.record_output()
+            self.ends.record_output()
         return piece
 
     def _fail_with(self, value: dict[str, Any]) -> None:

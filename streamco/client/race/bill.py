@@ -42,7 +42,7 @@ def has_counted(usage: CompletionUsage | None, tokens: int) -> bool:
         usage: the server's usage; None: it sent none.
         tokens: tokens that came, by this side's estimate.
     """
-    return usage is not None and (billed_completion(usage) > 0 or not tokens)
+    return usage is not None and (usage.completion_tokens > 0 or not tokens or billed_completion(usage) > 0)
 
 
 def has_counted_prompt(usage: CompletionUsage | None, tokens: int) -> bool:

@@ -38,7 +38,7 @@ from streamco.profiles import ModelShape, Prices, Profile
 __all__ = ["DispatchOptions", "Dispatcher"]
 
 _CURE = "; capabilities=Capabilities(...) of an endpoint says what it can do"
-_NEVER_DRAWN = Random(0)  # policies that have one side draw nothing
+_INDIFFERENT = Random(0)  # for requests of one side: whatever is drawn, that side serves it
 _NAMED_SIDES: Mapping[str, Side] = {"device-only": "device", "device-first": "device", "server-only": "server", "server-first": "server"}
 
 
@@ -223,7 +223,8 @@ class Dispatcher:
         plan, length = self._learner.plan, facts.prompt_tokens
         self._count += 1
         is_one_sided = isinstance(plan.policy, DeviceOnly | ServerOnly)  # asked for by name: no budget limits it
-        rng = _NEVER_DRAWN if is_one_sided else Random(f"{self._seed}/{self._count}")  # to seed one costs more than the decision
+        has_choice = eligibility.device and eligibility.server and not is_one_sided
+        rng = Random(f"{self._seed}/{self._count}") if has_choice else _INDIFFERENT  # to seed one costs more than the decision
         decision = restrict(plan.decide(length, rng), eligibility)
         is_exempt = is_one_sided or (kept_out is None and not (eligibility.device and eligibility.server))
         is_wanted = not is_exempt and decision.wait(plan.constrained) is not None

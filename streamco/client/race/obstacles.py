@@ -86,9 +86,11 @@ def in_order(facts: RequestFacts, servers: Sequence[Endpoint]) -> tuple[list[End
 
     The order is that of ``servers``, but one that may lack the room for the prompt comes after all that have it.
     """
-    able = {server.name: side_facts(server, facts) for server in servers if not exclusions(facts, side_facts(server, facts))}
-    late = {name: why for name, side in able.items() if (why := why_late(facts, side))}
-    late = late if len(late) < len(able) else {}
+    sides = {server.name: side_facts(server, facts) for server in servers}
+    able = {name: side for name, side in sides.items() if not exclusions(facts, side)}
+    late = {name: why for name, side in able.items() if (why := why_late(facts, side))} if len(able) > 1 else {}
+    if not late or len(late) == len(able):
+        return [server for server in servers if server.name in able], {}
     ordered = sorted((server for server in servers if server.name in able), key=lambda server: server.name in late)
     first = next((index for index, server in enumerate(servers) if server.name == ordered[0].name), 0) if ordered else 0
     return ordered, {server.name: late[server.name] for server in servers[:first] if server.name in late}

@@ -302,10 +302,11 @@ def _count(attempt: Attempt, prompt_tokens: int, counts: Counts = _NO_COUNTS) ->
         return _Count(0, 0, 0)
     usage, length = attempt.usage, prompt_tokens + attempt.given
     made = counts[attempt].tokens if attempt in counts else attempt.tokens
-    is_estimated = not has_counted_prompt(usage, attempt.tokens) or not has_counted(usage, attempt.tokens)
-    if usage is not None and has_counted(usage, attempt.tokens):
+    is_made, is_read = has_counted(usage, attempt.tokens), has_counted_prompt(usage, attempt.tokens)
+    is_estimated = not (is_made and is_read)
+    if usage is not None and is_made:
         made = billed_completion(usage)
-    if usage is not None and has_counted_prompt(usage, attempt.tokens):
+    if usage is not None and is_read:
         details = usage.prompt_tokens_details
         return _Count(usage.prompt_tokens, (details.cached_tokens or 0) if details else 0, made, is_estimated)
     return _Count(length, 0 if attempt.kept is None else min(length, prompt_tokens + attempt.kept), made, is_estimated)

@@ -137,11 +137,11 @@ class RaceMachine:
 
     def next_deadline(self) -> float | None:
         """Return when the next attempt starts or the next token is due, the earlier of both; None: nothing is timed."""
-        due = [each for each in (self._delivery.next_due(),) if each is not None]
-        if self.winner is None and self.finished is None:
-            waits = [attempt.plan.wait for attempt in self.attempts.values() if attempt.state is AttemptState.WAITING]
-            due += [self.began + wait for wait in waits if wait is not None]
-        return min(due, default=None)
+        due = self._delivery.next_due()
+        if self.winner is not None or self.finished is not None:
+            return due
+        waits = [attempt.plan.wait for attempt in self.attempts.values() if attempt.state is AttemptState.WAITING]
+        return min([self.began + wait for wait in waits if wait is not None] + ([] if due is None else [due]), default=None)
 
     def handle_deadline(self, *, now: float) -> None:
         """Open the attempts after their wait and release the tokens that are due."""

@@ -49,12 +49,13 @@ def check_headers(setting: str, headers: object) -> None:
     Raises:
         ConfigError: they are no mapping of names to texts, or have a character that no header can carry.
     """
-    if not isinstance(headers, Mapping):
+    if type(headers) is not dict and not isinstance(headers, Mapping):  # each request asks, and most have a dict
         raise ConfigError(f"{setting}: expected a mapping, got {type(headers).__name__}")
     for name, value in headers.items():
         if not isinstance(name, str) or not _NAME.fullmatch(name):
             raise ConfigError(f"{setting}: expected names of headers, got {shorten(repr(name), MAX_NAME)}")
-        check_header_value(f'{setting}["{shorten(name, MAX_NAME)}"]', value)
+        if not (type(value) is str and value.isascii() and value.isprintable()):
+            check_header_value(f'{setting}["{shorten(name, MAX_NAME)}"]', value)
 
 
 def check_header_value(setting: str, value: object) -> None:

@@ -179,7 +179,7 @@ class MessageStreamParser(EventStreamParser):
         elif text:
             block.pieces.append(text)
             self.has_progress = True
-            self._ends.record_output()
+            self.ends.record_output()
 
     def _stop_block(self, index: int | None) -> None:
         """Emit what was held of a block. Its input at the start counts if none came in pieces."""

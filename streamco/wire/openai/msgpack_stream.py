@@ -194,7 +194,7 @@ class MsgpackStreamParser(AnswerParser):
             self.is_estimated = True
         if ids or text:
             self.has_progress = True
-            self._ends.record_output()
+            self.ends.record_output()
         self._text.append(text)
         chunk = self._chunk(ChoiceDelta(text), ids=ids)
         if text or packed:
@@ -207,10 +207,10 @@ class MsgpackStreamParser(AnswerParser):
         reason = fields.get("finish_reason")
         if not isinstance(reason, str):
             raise EndpointProtocolError(f"expected a finish_reason at the end, got {str(fields)[:200]}")
-        had_reason = self._ends.has_reason
+        had_reason = self.ends.has_reason
         reason = self._record_reason(reason)
         self.usage = build_usage(fields.get("usage"))
-        self._record_end(self._ends.record_end())
+        self._record_end(self.ends.record_end())
         self.is_done = True
         chunks = [] if had_reason or reason is None else [self._chunk(ChoiceDelta(), reason)]
         if self.usage is not None:

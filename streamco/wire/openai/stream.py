@@ -6,6 +6,7 @@ whole messages, usage under another name), take a slower path: see ``lenient_dec
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import msgspec
@@ -31,6 +32,7 @@ __all__ = ["Api", "ChatStreamParser"]
 
 _LIMITS = Limits()
 _DONE = b"[DONE]"
+_USAGE = re.compile(rb'"usage"\s*:\s*[^\sn]')  # one that isn't null; most events of a stream with usage have a null
 _PLACES = (b'"delta"', b'"message"', b'"text"')
 _JSON_BEGINS = (b"{", b"[", b'"')
 _SHORT = 768  # bytes of an event; too few for so many levels of nesting that walking them overflows the stack
@@ -68,13 +70,14 @@ class ChatStreamParser:
         """True after the server has sent [DONE]: nothing more comes."""
         self.error: EndpointError | None = None
         """The reason why the answer can't go on: an error event, malformed bytes, a limit."""
+        self.ends = Completeness(choices=choices)
+        """What has come of the answer's end."""
         self._extended = ExtendedDecoder(api)
         self._repeated = RepeatedEvents(self._extended.usual)
         self._sse = SSEParser(limit_bytes=limits.event_bytes)
         self._answer_bytes = limits.answer_bytes  # bytes left of the limit
         self._text: list[str] = []  # content of the first choice
         self._kinds = 0  # what has come: _WITHOUT_IDS, _NOT_TEXT
-        self._ends = Completeness(choices=choices)
         self._choices = ChoiceNumbers(is_one=choices == 1)
         self._halves = DeltaHalves()
         self._cumulative = CumulativeText()
@@ -95,12 +98,12 @@ class ChatStreamParser:
     @property
     def finish_reason(self) -> str | None:
         """Finish reason of the first choice; of another choice as long as the first has none."""
-        return self._ends.finish_reason
+        return self.ends.finish_reason
 
     @property
     def is_complete(self) -> bool:
         """True if the answer is whole; see ``Completeness``."""
-        return self._ends.is_whole
+        return self.ends.is_whole
 
     @property
     def has_dropped_fields(self) -> bool:
@@ -162,7 +165,7 @@ class ChatStreamParser:
     def finish(self) -> list[ChatCompletionChunk]:
         """Return what is still held of an answer that is whole, if no end of the body comes: the connection was lost, or is silent."""
         chunks: list[ChatCompletionChunk] = []
-        self._ends.record_close(is_proper=False)
+        self.ends.record_close(is_proper=False)
         self._take_rest(chunks)
         return chunks
 
@@ -183,11 +186,11 @@ class ChatStreamParser:
         for chunk in chunks:
             self._keep_usage(chunk)
             self._count_chunk(chunk)
-        if self._ends.failure is not None:
-            self._record_error(value, otherwise=f'finish_reason "{self._ends.failure}" without an error object')
+        if self.ends.failure is not None:
+            self._record_error(value, otherwise=f'finish_reason "{self.ends.failure}" without an error object')
             return []
         self.is_done = True
-        self._record_end(self._ends.record_end())
+        self._record_end(self.ends.record_end())
         if self.tokens and self.usage is not None and self.usage.completion_tokens:
             self.tokens = min(self.usage.completion_tokens, len(body))  # a token of the text is a byte at least
         return chunks
@@ -220,10 +223,10 @@ class ChatStreamParser:
         readable = [payload for payload in payloads if is_json(payload) or payload.strip() == _DONE]
         chunks = self._read(readable)
         if self.error is None and not self.is_done:
-            if self._odd.first is not None and not (self._ends.has_choice or self._odd.has_chunk):
+            if self._odd.first is not None and not (self.ends.has_choice or self._odd.has_chunk):
                 self._fail(self._unknown_events(self._odd.first))
             else:
-                self._record_end(self._ends.record_close(is_proper=is_proper and readable == payloads))  # else it ends in half an event
+                self._record_end(self.ends.record_close(is_proper=is_proper and readable == payloads))  # else it ends in half an event
                 self._take_rest(chunks)
         return chunks
 
@@ -243,7 +246,7 @@ class ChatStreamParser:
         tokens = kinds = at = 0
         end = len(payloads)
         last = end - FEW if end > FEW and self._repeated.is_useful else 0  # after this one too few are left to copy
-        ends, halves = self._ends, self._halves
+        ends, halves = self.ends, self._halves
         is_open = not (ends.has_reason or halves.is_open)  # nothing needs care before the next text: no reason that it takes back, no half
         while at < end:
             payload, at = payloads[at], at + 1
@@ -305,8 +308,8 @@ class ChatStreamParser:
 
     def _check_end(self) -> None:
         """Fail at [DONE] without a single choice: it is the stream of another API, or an answer that never began."""
-        if self._ends.has_choice:
-            self._record_end(self._ends.record_end())
+        if self.ends.has_choice:
+            self._record_end(self.ends.record_end())
         elif self._odd.first is None or self._odd.has_chunk:
             self._fail(EndpointProtocolError(f"expected chunks with choices before [DONE], got {self.events} events without"))
         else:
@@ -325,7 +328,7 @@ class ChatStreamParser:
         if self.error is not None:
             return
         value = self._decode_lenient(payload)
-        if not (self._odd.has_chunk or self._ends.has_choice) and self._odd.first is None:
+        if not (self._odd.has_chunk or self.ends.has_choice) and self._odd.first is None:
             self._odd.first = payload
             if (foreign := foreign_answer(value)) is not None:
                 self._fail(foreign)
@@ -336,11 +339,11 @@ class ChatStreamParser:
     def _read_other(self, payload: bytes, decoded: ChatCompletionChunk | Exception, chunks: list[ChatCompletionChunk], tokens: int) -> None:
         """Read an event that is not plain content, after ``tokens`` of plain content in the same read."""
         if tokens:
-            self._ends.note_output()
+            self.ends.note_output()
         if isinstance(decoded, Exception):
             self._read_untyped(payload, decoded, chunks)
         else:
-            self._read_typed(decoded, payload, chunks)
+            self._read_chunk(decoded, payload, chunks)
 
     def _read_untyped(self, payload: bytes, refusal: Exception, chunks: list[ChatCompletionChunk]) -> None:
         """Read an event that the typed decoder refused, for a field that it doesn't know or a value of another type.
@@ -365,7 +368,7 @@ class ChatStreamParser:
             except (msgspec.DecodeError, ValueError, RecursionError):
                 pass  # a known field has another type, too, or it is nested too deep
             else:
-                self._read_typed(extended, payload, chunks)
+                self._read_chunk(extended, payload, chunks)
                 return
         self._read_lenient(payload, chunks)
 
@@ -379,18 +382,11 @@ class ChatStreamParser:
             if self.error is None and not self._record_error(each) and isinstance(each, dict) and each:
                 self._read_chunk(make_whole(build_chunk(each)), payload, chunks, is_built=True)
 
-    def _read_typed(self, chunk: ChatCompletionChunk, payload: bytes, chunks: list[ChatCompletionChunk]) -> None:
-        """Read an event that is not plain content; one that has its text where the API has none is decoded without types."""
-        is_elsewhere = bool(chunk.choices) and self._extended.place not in payload and any(place in payload for place in _PLACES)
-        if is_elsewhere:
-            self._read_lenient(payload, chunks)
-        else:
-            self._read_chunk(chunk, payload, chunks)
-
     def _read_chunk(self, chunk: ChatCompletionChunk, payload: bytes, chunks: list[ChatCompletionChunk], *, is_built: bool = False) -> None:
         """Count an event's chunk, and add it to the others unless it says nothing.
 
-        A chunk that seems empty is decoded again without types, because it may hold an error or Groq's usage.
+        One that has its text where the API has none is decoded again without types, and so is one that seems empty, because it may hold an
+        error.
 
         Args:
             chunk: the decoded event.
@@ -398,19 +394,23 @@ class ChatStreamParser:
             chunks: takes the chunk.
             is_built: the chunk comes from ``build_chunk``, not from the typed decoder.
         """
-        if is_built and chunk.choices and self._extended.place not in payload and b'"message"' in payload:
+        is_elsewhere = bool(chunk.choices) and self._extended.place not in payload
+        if is_elsewhere and not is_built and any(place in payload for place in _PLACES):
+            self._read_lenient(payload, chunks)
+            return
+        if is_elsewhere and is_built and b'"message"' in payload:
             if not self._cumulative.has_begun:
                 self._cumulative.begin(self.partial_text())
             self._cumulative.keep_new(chunk)
-        if chunk.usage is not None or b'"usage"' in payload:  # also that of x_groq
+        if chunk.usage is not None or _USAGE.search(payload):  # also that of x_groq
             self._read_usage(chunk, payload, is_built)
         before = self.tokens
         had_progress, self.has_progress = self.has_progress, False
         self._count_chunk(chunk, may_have_halves=is_built)
         is_empty = self.tokens == before and not self.has_progress
         self.has_progress = self.has_progress or had_progress
-        if self._ends.failure is not None:
-            otherwise = f'finish_reason "{self._ends.failure}" without an error object'
+        if self.ends.failure is not None:
+            otherwise = f'finish_reason "{self.ends.failure}" without an error object'
             self._record_error(self._decode_lenient(payload), otherwise=otherwise)
         elif is_empty and b'"error"' in payload:
             self._record_error(self._decode_lenient(payload))
@@ -424,7 +424,7 @@ class ChatStreamParser:
 
     def _take_rest(self, chunks: list[ChatCompletionChunk]) -> None:
         """Add the chunks of half characters whose other half never came."""
-        for index, delta in self._halves.give_up_all():
+        for index, delta in self._halves.give_up_all() if self._halves.is_open else ():
             chunk = ChatCompletionChunk(choices=[ChunkChoice(delta=delta, index=index)])
             self._count_chunk(chunk)
             chunks.append(chunk)
@@ -459,7 +459,7 @@ class ChatStreamParser:
 
     def _count_chunk(self, chunk: ChatCompletionChunk, *, may_have_halves: bool = False) -> None:
         """Count what a chunk holds; ``may_have_halves``: it was decoded without types."""
-        ends = self._ends
+        ends = self.ends
         for choice in chunk.choices:
             self._choices.settle(choice)
             index = choice.index
@@ -469,16 +469,17 @@ class ChatStreamParser:
             delta = choice.delta
             if delta.content and index == 0:
                 self._text.append(delta.content)
-            tokens = len(choice.token_ids) if choice.token_ids else estimate_delta(delta)
-            self.tokens += tokens
+            tokens = len(choice.token_ids or ())
             if has_output(delta):
+                if not tokens:
+                    tokens = estimate_delta(delta)
+                    self._kinds |= bool(tokens) * _WITHOUT_IDS
                 self.has_progress = True
                 ends.record_output(index)
                 self._kinds |= (index != 0 or not is_text(delta)) * _NOT_TEXT
             else:
-                ends.record_choice(index, has_unread=may_hold_text(further_fields(choice)))
-            if tokens:
-                self._kinds |= (not choice.token_ids) * _WITHOUT_IDS
+                ends.record_choice(index, has_unread=type(choice) is not ChunkChoice and may_hold_text(further_fields(choice)))
+            self.tokens += tokens
             if choice.finish_reason is not None:
                 choice.finish_reason = ends.record_reason(choice.finish_reason, index)
                 if ends.failure is not None:
@@ -486,9 +487,7 @@ class ChatStreamParser:
 
     def _record_error(self, value: Any, *, otherwise: str | None = None) -> bool:
         """Store an in-band error in ``error``; return False if ``value`` holds none and there is no ``otherwise``."""
-        error = find_error(value)
-        if error is None:
-            error = otherwise
+        error = otherwise if (found := find_error(value)) is None else found
         if error is not None:
             self._fail(stream_error({"error": error}))
         return error is not None

@@ -118,7 +118,7 @@ class ResponseStreamParser(EventStreamParser):
             if piece or logprobs:
                 self._write(kind, piece, logprobs)
         elif piece:
-            self._ends.record_choice(has_unread=True)
+            self.ends.record_choice(has_unread=True)
 
     def _finish_text(
         self, kind: TextKind, item: OutputItem, part: int, whole: str, logprobs: Any = None, *, is_listed: bool = False
@@ -154,7 +154,7 @@ class ResponseStreamParser(EventStreamParser):
         if kind is not None and isinstance(whole, str):
             self._finish_text(kind, item, number, whole, fields.get("logprobs"), is_listed=is_listed)
         elif part:
-            self._ends.record_choice(has_unread=True)
+            self.ends.record_choice(has_unread=True)
 
     def _write(self, kind: TextKind, text: str, logprobs: Any = None) -> None:
         if kind == "text":
@@ -189,7 +189,7 @@ class ResponseStreamParser(EventStreamParser):
                     self._emit(with_further(ChoiceDelta(), {"output_items": [fields]}))
             case _ if kind not in {"message", "reasoning"}:
                 self.has_progress = True
-                self._ends.record_output()
+                self.ends.record_output()
                 if is_done and not item.is_given:
                     item.is_given = True
                     self._emit(with_further(ChoiceDelta(), {"output_items": [fields]}))
@@ -265,7 +265,7 @@ class ResponseStreamParser(EventStreamParser):
             if isinstance(item, dict):
                 self._read_item(place, item, is_done=True, is_final=True)
             elif item:
-                self._ends.record_choice(has_unread=True)
+                self.ends.record_choice(has_unread=True)
         text = response.get("output_text")
         if isinstance(text, str) and text and not self._text:
             self._write("text", text)
