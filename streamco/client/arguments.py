@@ -305,6 +305,8 @@ def _as_plain(name: str, value: Any) -> Any:
 
 def _plain(value: Any) -> Any:
     """Return the value with mappings and response objects, of this package or of OpenAI's SDK, as dicts; a dict without any as it is."""
+    if value is None or isinstance(value, str | int | float):
+        return value
     if isinstance(value, Mapping):
         changed = {name: plain for name, item in value.items() if (plain := _plain(item)) is not item}
         return {**value, **changed} if changed or type(value) is not dict else value

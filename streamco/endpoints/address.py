@@ -7,7 +7,7 @@ import os
 import re
 from collections.abc import Mapping
 from functools import lru_cache
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 from urllib.parse import SplitResult, quote, urlsplit, urlunsplit
 
 from msgspec import Struct
@@ -17,7 +17,10 @@ from streamco.endpoints.network.credentials import ApiKey, check_key
 from streamco.endpoints.network.headers import check_header_value
 from streamco.errors import ConfigError
 
-__all__ = ["Address", "Url", "account_headers", "find_address", "is_loopback", "is_url", "read_key", "url_text"]
+if TYPE_CHECKING:
+    from yarl import URL
+
+__all__ = ["Address", "Url", "account_headers", "find_address", "is_loopback", "is_url", "parse_url", "read_key", "url_text"]
 
 _AZURE_VERSION = "2024-10-21"  # the first stable version with stream_options
 _LOOPBACK = (ipaddress.ip_network("127.0.0.0/8"), ipaddress.ip_network("::1/128"))
@@ -41,6 +44,14 @@ def is_loopback(host: str) -> bool:
 def is_url(device: str) -> bool:
     """Return True if the name of a device is the URL of a server, and not the path of a file."""
     return device.lower().startswith(("http://", "https://"))
+
+
+@lru_cache(maxsize=64)  # each request asks for one of few
+def parse_url(text: str) -> URL:
+    """Return a URL as it is sent: its text is encoded already."""
+    from yarl import URL
+
+    return URL(text, encoded=True)
 
 
 class UrlObject(Protocol):

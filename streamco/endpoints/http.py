@@ -14,6 +14,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from functools import partial
+from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -43,17 +44,29 @@ _LARGE_BODY = 1 << 20  # bytes; aiohttp wants larger ones as a file, to write th
 
 
 class _Taking:
-    """What one request does with connections.
+    """What one request does with connections, in the block that sends it.
+
+    The connections that were taken are aborted if the block fails or is cancelled. aiohttp only closes them, and a close waits for unsent
+    bytes: for ever if the peer has stopped reading.
 
     Args:
         limit: seconds that opening one may take; None: no limit.
     """
 
-    __slots__ = ("limit", "transports")
+    __slots__ = ("_token", "limit", "transports")
 
     def __init__(self, limit: float | None) -> None:
         self.limit = limit
         self.transports: list[asyncio.Transport] = []  # of the connections that it has
+
+    def __enter__(self) -> None:
+        self._token = _taking.set(self)
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        _taking.reset(self._token)
+        if error is not None:
+            for transport in self.transports:
+                transport.abort()
 
 
 _taking: ContextVar[_Taking] = ContextVar("taking")
@@ -182,7 +195,7 @@ class HttpClient:
         limits = self._timeouts if timeouts is None else timeouts
         is_usual = pool.is_own or limits.connect == self._timeouts.connect
         limit = session.timeout if is_usual else _only_connect(limits.connect)
-        with self._translated(limits), _abort_on_failure(limits.connect):
+        with self._translated(limits), _Taking(limits.connect):
             for _ in range(_MAX_REQUESTS):
                 data = io.BytesIO(body) if body is not None and len(body) > _LARGE_BODY else body
                 response = await session.request(method, url, data=data, headers=headers, allow_redirects=False, proxy=proxy, timeout=limit)
@@ -368,27 +381,6 @@ def check_session(session: object) -> None:
     aiohttp = sys.modules.get("aiohttp")
     if session is not None and (aiohttp is None or not isinstance(session, aiohttp.ClientSession)):
         raise ConfigError(f"session: expected an aiohttp.ClientSession or None, got {type(session).__name__}")
-
-
-@contextmanager
-def _abort_on_failure(limit: float | None) -> Iterator[None]:
-    """Abort the connections that were taken inside the block if it fails or is cancelled.
-
-    aiohttp only closes them, and a close waits for unsent bytes: for ever if the peer has stopped reading.
-
-    Args:
-        limit: seconds that opening one may take; None: no limit.
-    """
-    taking = _Taking(limit)
-    token = _taking.set(taking)
-    try:
-        yield
-    except BaseException:
-        for transport in taking.transports:
-            transport.abort()
-        raise
-    finally:
-        _taking.reset(token)
 
 
 def _make_session(timeouts: Timeouts) -> aiohttp.ClientSession:

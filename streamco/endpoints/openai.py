@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import msgspec
 
 from streamco.config import Limits, RetryPolicy, Timeouts, check_instance
-from streamco.endpoints.address import Url, account_headers, find_address
+from streamco.endpoints.address import Url, account_headers, find_address, parse_url
 from streamco.endpoints.base import Capabilities, Kind, Message, OpenStreams, Request, TokenPrices
 from streamco.endpoints.continuation import PREFILL_FIELD, hand_over, prefill_request, split_trailing_whitespace
 from streamco.endpoints.device import DeviceEndpoint
@@ -418,9 +418,7 @@ class OpenAIEndpoint:
         return {"return_token_ids": True, **request.extra}
 
     def _url(self, path: str, model: str, *, base_url: str | None = None) -> URL:
-        from yarl import URL
-
-        return URL(self._address.url(path, model=model, base_url=base_url), encoded=True)
+        return parse_url(self._address.url(path, model=model, base_url=base_url))
 
     def _build_body(self, request: Request, model: str, extra: Mapping[str, Any]) -> tuple[CallApi, str, dict[str, Any]]:
         dialect = self._dialect
@@ -470,11 +468,9 @@ class OpenAIEndpoint:
 
     async def _get_json(self, url: str, body: Mapping[str, Any] | None = None) -> Any:
         """Return a small JSON answer: to a POST if there is a body, else to a GET; see ``HttpClient.get_json``."""
-        from yarl import URL
-
         headers = merge_headers(await self._key_headers({}), self._headers)
         sent = None if body is None else encode_request(body)
-        return await self._client.get_json(URL(url, encoded=True), headers=headers, body=sent, max_bytes=self._limits.event_bytes)
+        return await self._client.get_json(parse_url(url), headers=headers, body=sent, max_bytes=self._limits.event_bytes)
 
     async def _key_headers(self, given: Mapping[str, str]) -> Mapping[str, str]:
         """Return the header with the key, unless the caller's headers have one of that name: then no key is asked for."""
