@@ -115,11 +115,15 @@ class SSEParser:
         """Add bytes and return those of all complete events, line ends folded to LF; b"" if there are none."""
         if self._failure is not None:
             return b""
+        pending = self._pending
         if not self._has_begun:
             data = self._skip_bom(data)
+        elif pending and pending[0] != _COLON and not (self._after_cr or b"\n" in data or b"\r" in data):
+            pending += data  # the middle of an event
+            self._check_size()
+            return b""
         if self._after_cr or b"\r" in data:
             data = self._fold(data)
-        pending = self._pending
         if pending and (b"\n\n" in data or (data[:1] == b"\n" and pending[-1] == _LF)):
             data = bytes(pending) + data
             pending.clear()
@@ -156,8 +160,12 @@ class SSEParser:
             self._drop_comments()
         if pending and pending[0] in _NOT_A_FIELD:
             self._failure = _not_events(bytes(pending[:80]))
-        elif len(pending) > self.limit_bytes + 1:  # + 1: the first LF of the two that end it
-            self._failure = _too_large(len(pending), self.limit_bytes)
+        else:
+            self._check_size()
+
+    def _check_size(self) -> None:
+        if len(self._pending) > self.limit_bytes + 1:  # + 1: the first LF of the two that end an event
+            self._failure = _too_large(len(self._pending), self.limit_bytes)
 
     def _drop_comments(self) -> None:
         pending = self._pending
