@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import suppress
 from difflib import get_close_matches
 from typing import Any, Literal, Protocol, TypeAlias, TypedDict, TypeVar, Unpack
 
@@ -328,9 +327,8 @@ def _check_sendable(name: str, value: Any) -> None:
     Raises:
         ConfigError: there is half a character in it, or something that JSON has no form for; the text says where.
     """
-    with suppress(TypeError, ValueError, OverflowError, RecursionError):
-        msgspec.json.encode(value)
-        return
+    if type(value) is dict and all(type(each) is str and each.isascii() for each in (*value, *value.values())):
+        return  # most messages
     match value:
         case str() if type(value) is str:
             check_text(name, value)
