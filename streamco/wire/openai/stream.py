@@ -426,7 +426,7 @@ class ChatStreamParser:
         """Add the chunks of half characters whose other half never came."""
         for index, delta in self._halves.give_up_all() if self._halves.is_open else ():
             chunk = ChatCompletionChunk(choices=[ChunkChoice(delta=delta, index=index)])
-            self._count_chunk(chunk)
+            self._count_chunk(chunk, is_numbered=True)
             chunks.append(chunk)
 
     def _read_usage(self, chunk: ChatCompletionChunk, payload: bytes, is_built: bool) -> None:
@@ -457,11 +457,12 @@ class ChatStreamParser:
             self._fail(EndpointProtocolError(f"expected a JSON chunk, got {excerpt(payload)}"))
             return None
 
-    def _count_chunk(self, chunk: ChatCompletionChunk, *, may_have_halves: bool = False) -> None:
-        """Count what a chunk holds; ``may_have_halves``: it was decoded without types."""
+    def _count_chunk(self, chunk: ChatCompletionChunk, *, may_have_halves: bool = False, is_numbered: bool = False) -> None:
+        """Count what a chunk holds; ``may_have_halves``: it was decoded without types, ``is_numbered``: it isn't the server's."""
         ends = self.ends
         for choice in chunk.choices:
-            self._choices.settle(choice)
+            if not is_numbered:
+                self._choices.settle(choice)
             index = choice.index
             if (may_have_halves or self._halves.is_open) and self._halves.join(choice):
                 self.has_progress = True

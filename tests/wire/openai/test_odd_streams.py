@@ -208,6 +208,18 @@ def test_half_a_character_of_a_calls_arguments_is_joined_too() -> None:
     assert call[1:] == ("f", '{"a":"\U0001f600"}')
 
 
+@pytest.mark.parametrize("index", [0, 3])
+@pytest.mark.parametrize("kind", ["function", "custom"])
+def test_half_a_character_at_the_end_of_a_call_begins_no_other_call(kind: str, index: int) -> None:
+    field = {"function": "arguments", "custom": "input"}[kind]
+
+    def piece(text: str, **more: Any) -> bytes:
+        return chunk(tool_calls=[{"index": index, kind: {field: text, **more}}])
+
+    calls = message_of(piece("ls ", name="f"), piece("\ud83d"), chunk(finish="tool_calls"), DONE).tool_calls or ()
+    assert [getattr(getattr(call, kind), field) for call in calls] == ["ls \ufffd"]
+
+
 def test_halves_in_arguments_that_are_an_object_are_replaced_at_once() -> None:
     body = [chunk(tool_calls=[{"index": 0, "id": "c", "function": {"name": "f", "arguments": {"content": "x\ud83d"}}}]), DONE]
     assert calls_of(*body) == [("c", "f", '{"content":"x\ufffd"}')]
@@ -220,7 +232,7 @@ def test_half_a_character_of_another_choice_takes_no_reason_back() -> None:
     assert parser.is_complete
 
 
-# Whose piece is whose# Whose piece is whose
+# Whose piece is whose
 
 
 def call(name: str | None = None, arguments: str | None = None, **fields: Any) -> bytes:
