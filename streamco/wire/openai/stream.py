@@ -419,7 +419,7 @@ class ChatStreamParser:
             self._odd.has_chunk = True
         else:
             self._check_unknown(payload)
-        if is_known and not (is_empty and self.error is not None):
+        if is_known and not (is_empty and self.error is not None and not any(choice.logprobs for choice in chunk.choices)):
             chunks.append(chunk)
 
     def _take_rest(self, chunks: list[ChatCompletionChunk]) -> None:
