@@ -151,7 +151,8 @@ def build_request(messages: Messages, *, model: str | NotGiven | None = None, **
             given[name] = body.pop(name)
     if stream_options := _sent_stream_options(given.pop("stream_options", None)):
         given["stream_options"] = stream_options
-    fields = {name: _as_plain(name, list(value) if name in _LISTS else value) for name, value in given.items() if name not in _CLIENTS}
+    given.update({name: _as_list(name, given[name]) for name in _LISTS if name in given})
+    fields = {name: _as_plain(name, value) for name, value in given.items() if name not in _CLIENTS}
     fields.update(_as_plain("extra_body", body))
     for name, value in fields.items():
         _check_sendable(name, value)
@@ -290,6 +291,12 @@ def _check_messages(messages: Iterable[Any]) -> list[Message]:
     return conversation
 
 
+def _as_list(name: str, value: object) -> list[Any]:
+    if isinstance(value, str | Mapping) or not isinstance(value, Iterable):
+        raise ConfigError(f"{name}: expected a list, got {type(value).__name__}")
+    return list(value)
+
+
 def _as_plain(name: str, value: Any) -> Any:
     """Return an argument with response objects as dicts.
 
@@ -304,7 +311,9 @@ def _as_plain(name: str, value: Any) -> Any:
 
 def _plain(value: Any) -> Any:
     """Return the value with mappings and response objects, of this package or of OpenAI's SDK, as dicts; a dict without any as it is."""
-    if value is None or isinstance(value, str | int | float):
+    if isinstance(value, str):  # a text of another type, such as markupsafe's, is its text
+        return value if type(value) is str else str.__str__(value)
+    if value is None or isinstance(value, int | float):
         return value
     if isinstance(value, Mapping):
         changed = {name: plain for name, item in value.items() if (plain := _plain(item)) is not item}

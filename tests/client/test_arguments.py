@@ -364,3 +364,12 @@ def test_the_header_of_a_task_is_not_sent() -> None:
     request = build_request("hello", extra_headers={"A": "b", "X-Streamco-Task": "title"})
     assert (request.task, request.headers) == ("title", {"A": "b"})
     assert build_request("hello", extra_headers={"x-streamco-task": ""}).task is None
+
+
+def test_a_text_of_another_type_is_its_text() -> None:
+    class Markup(str):
+        __slots__ = ()
+
+    (message,) = build_request([{"role": "user", "content": Markup("hi")}]).messages or ()
+    assert type(message["content"]) is str
+    assert message["content"] == "hi"

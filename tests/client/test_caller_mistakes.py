@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
 import aiohttp
@@ -10,6 +11,7 @@ import pytest
 
 import streamco
 from streamco.client.client import Client
+from streamco.client.race.dispatcher import DispatchOptions
 from streamco.endpoints.openai import OpenAIEndpoint
 from streamco.endpoints.openai_stream import OpenAIStream
 from streamco.endpoints.verifiers.vllm import VLLMVerifier
@@ -29,6 +31,8 @@ MISTAKES: dict[str, tuple[dict[str, Any], str]] = {
     "an object": ({"metadata": {"request": object()}}, "metadata.request"),
     "an object for the server alone": ({"extra_body": {"field": object()}}, "field"),
     "a model that is no name": ({"model": 5}, "model"),
+    "tools that are no list": ({"tools": 5}, "tools"),
+    "one tool in place of a list": ({"tools": {"type": "function"}}, "tools"),
 }
 
 
@@ -126,6 +130,34 @@ async def test_a_defect_is_an_error_and_not_the_failure_of_an_endpoint() -> None
         stream = client.stream(HELLO)
         with pytest.raises(StreamcoError):
             await tokens_text(stream)
+
+
+class LateDefect(ScriptedEndpoint):
+    """An endpoint whose stream meets a defect after a while."""
+
+    def open(self, request: Any) -> Any:
+        stream: Any = super().open(request)
+        receive = stream.receive
+
+        async def failing() -> Any:
+            await receive()
+            raise ZeroDivisionError("a defect")
+
+        stream.receive = failing
+        return stream
+
+
+async def test_what_fails_beside_the_writer_takes_no_answer_away() -> None:
+    reported: list[dict[str, Any]] = []
+    asyncio.get_running_loop().set_exception_handler(lambda _loop, context: reported.append(context))
+    loser = LateDefect("server", words(0.05))
+    options: dict[str, Any] = {"policy": "both", "budget": 1.0, "dispatch": DispatchOptions(explore=1.0)}
+    async with Client(device(words(0.0, 0.02, 0.2)), loser, seed=1, **options) as client:
+        stream = client.stream(HELLO)
+        assert await tokens_text(stream) == "w0 w1 w2 "
+        (failed,) = [each for each in stream.report.endpoints if each.name == "server"]
+        assert "a defect" in (failed.error or "")
+    assert [type(each["exception"]) for each in reported] == [ZeroDivisionError]
 
 
 async def test_a_defect_in_the_middle_keeps_the_text_so_far(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -291,7 +291,7 @@ class RaceDriver(TaskDriver[Event, Command]):
             if self._on_open is not None:
                 request = self._on_open(source, endpoint, request)
             stream = endpoint.open(replace(request, elapsed=elapsed) if elapsed else request)
-        except Exception as error:  # noqa: BLE001  an endpoint should not raise here; if it does, only its attempt has failed
+        except Exception as error:  # noqa: BLE001  an endpoint should not raise here
             stream = FailedStream(self._failure_of(source, error))
         self._start_reading(source, stream)
 
@@ -329,9 +329,16 @@ class RaceDriver(TaskDriver[Event, Command]):
             return StreamFailed(source, self._failure_of(source, error))
 
     def _failure_of(self, source: str, error: Exception) -> EndpointError:
-        """Return what ``failure_of`` does; that an endpoint can't go on with an answer is no mistake of the caller's."""
+        """Return what ``failure_of`` does, but end no answer that another endpoint is writing.
+
+        That an endpoint can't go on with an answer is no mistake of the caller's. Other mistakes and defects go to the loop's handler.
+        """
         is_ours = source in self._going_on and isinstance(error, UsageError)
-        return as_failure(error, source) if is_ours else failure_of(error, source)
+        if self.machine.writer in {None, source} and not is_ours:
+            return failure_of(error, source)
+        if not (is_ours or isinstance(error, EndpointError)):
+            self._report_error(f"streamco: {source} failed beside the endpoint that writes the answer", error)
+        return as_failure(error, source)
 
     def _translate(self, source: str, error: Exception) -> StreamFailed | None:
         """Return the event of an endpoint's failure; None: the error is another one, and has ended the answer."""
