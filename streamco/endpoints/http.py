@@ -26,7 +26,7 @@ from streamco.endpoints.network.environment_proxies import find_proxy
 from streamco.endpoints.network.http_errors import root_cause, translate
 from streamco.endpoints.network.loop_bound import LoopBound, LoopState
 from streamco.endpoints.network.peer_timeout import PeerTimeout
-from streamco.errors import MAX_NAME, ConfigError, EndpointError, EndpointProtocolError, StreamClosed, shorten
+from streamco.errors import MAX_NAME, ConfigError, EndpointError, EndpointProtocolError, EndpointTimeoutError, StreamClosed, shorten
 from streamco.wire.openai.errors import status_error
 
 if TYPE_CHECKING:
@@ -142,6 +142,7 @@ class HttpClient:
         self._timeouts = timeouts
         self._key = key or ServerKey(None)
         check_session(session)
+        self._has_session = session is not None
         self._pool = LoopBound(partial(_Pool, timeouts, session), owner=name)
         self._is_closed = False
         self._proxies: dict[URL, URL | None] = {}  # by the server's origin
@@ -193,8 +194,7 @@ class HttpClient:
         session = pool.session
         proxy = await self.find_proxy(url)
         limits = self._timeouts if timeouts is None else timeouts
-        is_usual = pool.is_own or limits.connect == self._timeouts.connect
-        limit = session.timeout if is_usual else _only_connect(limits.connect)
+        limit = session.timeout if pool.is_own else _only_connect(limits.connect)  # a limit of the caller's session would end long answers
         with self._translated(limits), _Taking(limits.connect):
             for _ in range(_MAX_REQUESTS):
                 data = io.BytesIO(body) if body is not None and len(body) > _LARGE_BODY else body
@@ -278,13 +278,15 @@ class HttpClient:
                 response = await self.request("GET" if body is None else "POST", url, headers=headers, body=body)
                 answer = await self.read(response, max_bytes)
         except TimeoutError:
-            raise EndpointError(f"expected an answer from {url} within {limit:g} s, got none", endpoint=self._name) from None
+            text = f"expected an answer from {url} within {limit:g} s, got none"
+            raise EndpointTimeoutError(text, phase="connect", limit=limit or 0.0, endpoint=self._name) from None
         if response.status != 200:
             raise self.scrub(status_error(response.status, response.headers, answer, endpoint=self._name))
         try:
             return msgspec.json.decode(answer)
         except msgspec.DecodeError as exc:
-            raise EndpointProtocolError(f"expected JSON from {url}, got {answer[:80]!r}", endpoint=self._name) from exc
+            shown = shorten(self._key.hide(answer.decode("utf-8", "replace")), MAX_NAME)
+            raise EndpointProtocolError(f"expected JSON from {url}, got {shown!r}", endpoint=self._name) from exc
 
     def finish(self, response: aiohttp.ClientResponse) -> asyncio.Future[None] | None:
         """Return the connection to the pool once the last bytes of a complete answer have come.
@@ -352,12 +354,12 @@ class HttpClient:
             yield
         except Exception as exc:
             error = translate(exc, self._name, timeouts or self._timeouts)
-            if error is None:
+            if error is None or self.scrub(error) is exc:
                 raise
-            raise self.scrub(error) from root_cause(exc)
+            raise error from root_cause(exc)
 
     async def find_proxy(self, url: URL) -> URL | None:
-        """Return the proxy that the environment names for this server.
+        """Return the proxy that the environment names for this server, or None for a session of the caller's, which has its own.
 
         It is looked up once for each host and port, in a thread, because the look-up may read system settings.
 
@@ -365,6 +367,8 @@ class HttpClient:
             ConfigError: it can't be used.
         """
         origin = url.origin()
+        if self._has_session:
+            return None
         if origin not in self._proxies:
             host = url.host or ""
             found = None if is_loopback(host) else await asyncio.to_thread(find_proxy, url.scheme, host, url.port or 0)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
-from urllib.parse import urlsplit
 
 import msgspec
 
@@ -16,8 +15,9 @@ from streamco.endpoints.known_servers.prices import UNKNOWN
 from streamco.endpoints.network.credentials import ApiKey
 from streamco.endpoints.openai import OpenAIEndpoint
 from streamco.endpoints.openai_stream import OpenAIStream, StreamCall
+from streamco.endpoints.retry import is_transient
 from streamco.endpoints.token_counter import TokenCounter
-from streamco.errors import ConfigError, EndpointConnectError, EndpointError, EndpointTimeoutError
+from streamco.errors import ConfigError, EndpointError
 
 __all__ = ["LocalServerEndpoint"]
 
@@ -70,7 +70,7 @@ class LocalServerEndpoint(OpenAIEndpoint):
         url = url_text("base_url", base_url)
         if not url:
             raise ConfigError("base_url: expected the URL of a server on this machine, got an empty text")
-        if urlsplit(url).path.lower().endswith(".gguf"):
+        if url.partition("?")[0].lower().endswith(".gguf"):
             raise ConfigError(f"{url}: expected the URL of a server, got that of a file; streamco models get fetches it, for its path")
         if context_tokens is not None and context_tokens < 1:
             raise ConfigError(f"context_tokens: expected 1 or more, got {context_tokens}")
@@ -108,7 +108,7 @@ class LocalServerEndpoint(OpenAIEndpoint):
     async def start(self) -> None:
         """Prepare the connection, ask the server what it is, and find the model; idempotent.
 
-        A server that can't be reached is asked again by each answer, and until then answers fail with its error.
+        A server that can't be reached, or still loads its model, is asked again by each answer, and until then answers fail with its error.
 
         Raises:
             EndpointError: the server doesn't offer the model, or offers several and none was named.
@@ -117,7 +117,9 @@ class LocalServerEndpoint(OpenAIEndpoint):
         await super().start()
         try:
             await self._find_model()
-        except (EndpointConnectError, EndpointTimeoutError) as error:
+        except EndpointError as error:
+            if not is_transient(error):
+                raise
             _log.warning("%s; each answer will ask again", error)
 
     async def _find_model(self) -> None:

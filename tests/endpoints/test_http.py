@@ -14,10 +14,12 @@ from streamco.config import Timeouts
 from streamco.endpoints import http
 from streamco.endpoints.http import HttpClient
 from streamco.endpoints.network.credentials import ServerKey
+from streamco.endpoints.retry import is_transient
 from streamco.errors import (
     EndpointConnectError,
     EndpointProtocolError,
     EndpointStatusError,
+    EndpointTimeoutError,
     StreamClosed,
 )
 from streamco.testing import Pause, ScriptedResponse, ScriptedServer, Stall
@@ -177,6 +179,26 @@ async def test_nothing_is_warmed_on_the_loopback_or_in_the_callers_session(monke
         assert server.connections_total == 0
 
 
+# The caller's session
+
+
+async def test_the_limits_of_the_callers_session_end_no_long_answer() -> None:
+    answer = ScriptedResponse(steps=[b"one ", Pause(0.3), b"two"])
+    async with ScriptedServer(answer) as server, aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=0.1)) as session:
+        client = HttpClient("remote", timeouts=TIMEOUTS, session=session)
+        assert await client.read(await get(client, server), 100) == b"one two"
+
+
+async def test_the_callers_session_has_its_own_proxies(monkeypatch: pytest.MonkeyPatch, client: HttpClient) -> None:
+    monkeypatch.setenv("HTTP_PROXY", "http://127.0.0.1:1")
+    monkeypatch.delenv("NO_PROXY", raising=False)
+    monkeypatch.delenv("no_proxy", raising=False)
+    url = URL("http://host.invalid/v1")
+    assert await client.find_proxy(url) == URL("http://127.0.0.1:1")
+    async with aiohttp.ClientSession() as session:
+        assert await HttpClient("remote", timeouts=TIMEOUTS, session=session).find_proxy(url) is None
+
+
 # Life
 
 
@@ -196,3 +218,25 @@ async def test_the_secret_is_scrubbed_from_text_and_body(client: HttpClient) -> 
     client.scrub(error)
     assert str(error) == "bad key ***"
     assert error.body == '{"key": "***"}'
+
+
+async def test_an_answer_that_is_no_json_is_shown_without_the_key(client: HttpClient) -> None:
+    async with ScriptedServer(ScriptedResponse(steps=[b"bad key sk-secret"])) as server:
+        with pytest.raises(EndpointProtocolError, match=r"got 'bad key [*]{3}'"):
+            await client.get_json(URL(server.url), headers={}, max_bytes=100)
+
+
+async def test_a_small_answer_that_does_not_come_is_a_passing_fault() -> None:
+    client = HttpClient("remote", timeouts=Timeouts(connect=0.1, cancel=0.2))
+    async with ScriptedServer(ScriptedResponse(steps=[Stall()])) as server:
+        with pytest.raises(EndpointTimeoutError) as caught:
+            await client.get_json(URL(server.url), headers={}, max_bytes=100)
+    assert is_transient(caught.value)
+    await client.aclose()
+
+
+async def test_an_error_of_a_redirect_is_not_its_own_cause(client: HttpClient) -> None:
+    async with ScriptedServer(ScriptedResponse(status=307, headers={"Location": "http://host.invalid/"})) as server:
+        with pytest.raises(EndpointProtocolError, match="redirect") as caught:
+            await get(client, server)
+    assert caught.value.__cause__ is None

@@ -13,7 +13,7 @@ from streamco.endpoints.local_server import LocalServerEndpoint
 from streamco.errors import ConfigError, EndpointConnectError, EndpointError
 from streamco.server.app import serving
 from streamco.server.options import ServeOptions
-from streamco.testing import FakeEngine, ScriptedServer, json_answer
+from streamco.testing import FakeEngine, ScriptedResponse, ScriptedServer, json_answer
 from tests.client.helpers import ask
 from tests.client.helpers import server as remote
 from tests.endpoints.helpers import read_all
@@ -96,6 +96,16 @@ async def test_a_server_that_comes_later_is_used_from_then_on() -> None:
     engine.close()
 
 
+async def test_a_server_that_still_loads_its_model_is_asked_again() -> None:
+    async with ScriptedServer() as server:
+        server.route("/v1/models", ScriptedResponse(status=503, steps=[b'{"error":{"code":503,"message":"Loading model"}}']))
+        device = LocalServerEndpoint(server.url)
+        await device.start()
+        server.route("/v1/models", json_answer({"data": [{"id": "m"}]}))
+        async with streamco.Client(device) as client:
+            assert await ask(client) == "Hello world"
+
+
 async def test_the_context_is_what_was_given_or_what_the_server_says() -> None:
     async with ScriptedServer() as server:
         server.route("/v1/models", json_answer({"data": [{"id": "m", "owned_by": "vllm", "max_model_len": 2048}]}))
@@ -116,7 +126,14 @@ async def test_the_context_is_what_was_given_or_what_the_server_says() -> None:
 
 @pytest.mark.parametrize(
     "wrong",
-    [{"context_tokens": 0}, {"model": ""}, {"base_url": "127.0.0.1:11434"}, {"base_url": ""}, {"base_url": "http://127.0.0.1:1/a.gguf"}],
+    [
+        {"context_tokens": 0},
+        {"model": ""},
+        {"base_url": "127.0.0.1:11434"},
+        {"base_url": ""},
+        {"base_url": "http://127.0.0.1:1/a.gguf"},
+        {"base_url": "http://[::1:8000/v1"},
+    ],
 )
 def test_wrong_settings_are_refused(wrong: dict[str, Any]) -> None:
     with pytest.raises(ConfigError):
