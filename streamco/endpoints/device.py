@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from time import time
@@ -65,7 +66,7 @@ class _LoopWork(LoopState):
         for drafter in list(self.drafters):
             await drafter.aclose()
         if self.loading is not None:
-            await asyncio.wait([self.loading])  # its thread can't be stopped; it frees the model that it has loaded
+            await asyncio.wait([self.loading])  # its thread can't be stopped; the endpoint has the model then
 
 
 class DeviceEndpoint:
@@ -98,6 +99,7 @@ class DeviceEndpoint:
         self._engine: Engine | None = None if isinstance(model, str | Path) else model
         self._process = os.getpid()  # in which the engine has its thread
         self._work = LoopBound(_LoopWork, owner=name)
+        self._lock = threading.Lock()  # of threads that load
         self._last_tokenized: tuple[Request, list[int]] | None = None
         self._is_closed = False
 
@@ -160,16 +162,25 @@ class DeviceEndpoint:
     async def _load(self) -> Engine:
         work = self._work.get()
         try:
-            engine = await asyncio.to_thread(self._load_file)
+            engine = await asyncio.to_thread(self._keep_engine)
         except EngineError as exc:
             exc.endpoint = exc.endpoint or self._name
             raise
         finally:
             work.loading = None
         if self._is_closed:
-            await asyncio.to_thread(engine.close)
             raise StreamClosed(f"{self._name}: expected an open endpoint, got one closed while it loaded")
-        self._engine, self._process = engine, os.getpid()
+        return engine
+
+    def _keep_engine(self) -> Engine:
+        """Load the model and keep it, in a worker thread: the event loop that wants it may end meanwhile, and another one begin."""
+        with self._lock:
+            if self._engine is None:
+                self._engine, self._process = self._load_file(), os.getpid()
+            engine = self._engine
+        if self._is_closed:  # meanwhile
+            self._engine = None
+            engine.close()
         return engine
 
     def _load_file(self) -> Engine:
@@ -349,7 +360,7 @@ class DeviceStream:
         """Stop the answer; return when the engine has released the sequence. Idempotent, safe in every state."""
         self._is_cancelled = self._is_cancelled or not self._has_ended
         if self._preparing is not None:
-            await asyncio.shield(self._preparing)
+            await asyncio.wait([self._preparing])  # which a loop that ends has cancelled
         if self._generation is not None and self._end is None:
             self._generation.cancel()
             while self._end is None:

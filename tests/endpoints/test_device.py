@@ -385,6 +385,52 @@ async def test_closing_while_the_model_loads_frees_it(monkeypatch: pytest.Monkey
     assert engine.is_closed
 
 
+def test_a_model_that_loads_when_its_loop_ends_is_kept_for_the_next_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    gate, engines = threading.Event(), [FakeEngine()]
+
+    def load() -> FakeEngine:
+        assert gate.wait(30)
+        return engines.pop()
+
+    in_background(monkeypatch, load)
+    endpoint = DeviceEndpoint("model.gguf")
+
+    async def begin() -> None:
+        starting = asyncio.create_task(endpoint.start())
+        await asyncio.sleep(0)
+        asyncio.get_running_loop().call_soon(gate.set)
+        starting.cancel()
+
+    asyncio.run(begin())
+    asyncio.run(endpoint.start())
+    engine = endpoint.engine
+    assert isinstance(engine, FakeEngine)
+    assert not engines
+    asyncio.run(endpoint.aclose())
+    assert engine.is_closed
+
+
+def test_a_loop_that_ends_cancels_every_stream_that_prepares(monkeypatch: pytest.MonkeyPatch) -> None:
+    gate, engine = threading.Event(), FakeEngine("word " * 100, mode="thread", token_s=10.0)
+
+    def load() -> FakeEngine:
+        assert gate.wait(30)
+        return engine
+
+    in_background(monkeypatch, load)
+    endpoint = DeviceEndpoint("model.gguf")
+    streams: list[Any] = []
+
+    async def begin() -> None:
+        streams.extend(endpoint.open(HELLO) for _ in range(3))
+        await asyncio.sleep(0)
+        asyncio.get_running_loop().call_soon(gate.set)
+
+    asyncio.run(begin())
+    assert [stream._is_cancelled for stream in streams] == [True] * 3
+    asyncio.run(endpoint.aclose())
+
+
 async def test_an_engine_closed_under_a_stream_is_an_error_of_the_stream() -> None:
     engine = FakeEngine("word " * 100, mode="thread", token_s=10.0)
     async with device(engine) as endpoint:
