@@ -41,7 +41,9 @@ _SHORT = 4096  # characters; tokenising more takes over a millisecond
 
 def takes_long(request: Request) -> bool:
     """Return True if finding the request's facts would block an event loop for more than a millisecond."""
-    return request.extra.get("response_format") is not None or len(_text_of(request)[0]) > _SHORT
+    if request.extra.get("response_format") is not None or any(message.get("tool_calls") for message in request.messages or ()):
+        return True
+    return len(_text_of(request)[0]) > _SHORT
 
 
 def describe_request(request: Request, device: Endpoint | None, servers: Sequence[Endpoint]) -> RequestFacts:

@@ -20,7 +20,7 @@ from streamco.errors import ConfigError
 if TYPE_CHECKING:
     from yarl import URL
 
-__all__ = ["Address", "Url", "account_headers", "find_address", "is_loopback", "is_url", "parse_url", "read_key", "url_text"]
+__all__ = ["Address", "Url", "account_headers", "find_address", "host_of", "is_loopback", "is_url", "parse_url", "read_key", "url_text"]
 
 _AZURE_VERSION = "2024-10-21"  # the first stable version with stream_options
 _LOOPBACK = (ipaddress.ip_network("127.0.0.0/8"), ipaddress.ip_network("::1/128"))
@@ -221,14 +221,23 @@ def _read_default_url(provider: Provider, environ: Mapping[str, str]) -> str:
     return url
 
 
-def _split(url: str) -> SplitResult:
-    parts = urlsplit(url.strip())
+def host_of(url: str) -> str:
+    """Return a URL's host, or "" if it has none or is malformed."""
     try:
-        port_is_good = parts.port is None or parts.port > 0
+        return urlsplit(url.strip()).hostname or ""
     except ValueError:
-        port_is_good = False
-    if parts.scheme not in {"http", "https"} or not parts.hostname or not port_is_good:
-        shown = urlunsplit(parts._replace(netloc=parts.netloc.rpartition("@")[2]))
+        return ""
+
+
+def _split(url: str) -> SplitResult:
+    try:
+        parts = urlsplit(url.strip())
+        is_good = parts.scheme in {"http", "https"} and bool(parts.hostname) and (parts.port is None or parts.port > 0)
+    except ValueError:
+        is_good = False
+    if not is_good:
+        scheme, separator, rest = url.rpartition("://")
+        shown = scheme + separator + rest.rpartition("@")[2]  # without a password
         raise ConfigError(f'base_url: expected a URL like "https://host/v1", got {shown!r}')
     if "@" in parts.netloc:
         raise ConfigError(f"base_url: expected no user name or password in it, got one for {parts.hostname}; pass api_key or headers")

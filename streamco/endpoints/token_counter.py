@@ -142,7 +142,7 @@ class TokenCounter:
             total += size
         for field in _WRITTEN_FIELDS:
             if field in request.extra:
-                total += self.estimate_text(json.dumps(request.extra[field], ensure_ascii=False))
+                total += self.estimate_text(json.dumps(request.extra[field], ensure_ascii=False, default=str))
         return total
 
     def estimate_text(self, text: str) -> int:

@@ -118,6 +118,8 @@ def test_long_prompts_are_told_from_short_ones() -> None:
     assert takes_long(build_request("x" * 4097))
     assert takes_long(build_request([{"role": "user", "content": [{"type": "text", "text": "x" * 5000}]}]))
     assert not takes_long(Request(prompt_ids=list(range(10_000))))
+    call = {"id": "c", "type": "function", "function": {"name": "f", "arguments": "x" * 5000}}
+    assert takes_long(build_request([{"role": "assistant", "content": None, "tool_calls": [call]}]))
 
 
 @pytest.mark.parametrize(

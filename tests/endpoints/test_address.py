@@ -185,7 +185,8 @@ def test_arguments_go_before_the_environment_and_an_empty_one_means_none() -> No
 
 
 @pytest.mark.parametrize(
-    "url", ["api.openai.com/v1", "ftp://x/v1", "https://", "https://x:99999/v1", "https://x:a/v1", "/v1", "http://:80"]
+    "url",
+    ["api.openai.com/v1", "ftp://x/v1", "https://", "https://x:99999/v1", "https://x:a/v1", "/v1", "http://:80", "http://[::1:8000/v1"],
 )
 def test_a_malformed_url_is_refused(url: str) -> None:
     with pytest.raises(ConfigError, match="base_url: expected"):

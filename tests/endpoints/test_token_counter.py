@@ -7,6 +7,7 @@ import json
 import logging
 import socket
 from collections.abc import Iterator
+from datetime import date
 from pathlib import Path
 from typing import Any
 
@@ -243,3 +244,8 @@ def test_without_tiktoken_only_models_of_openais_are_logged(monkeypatch: pytest.
         "token counts of openai/gpt-4o are estimates",
         "token counts of o4-mini are estimates",
     ]
+
+
+def test_values_that_json_has_a_form_for_elsewhere_are_estimated() -> None:
+    tool = {"type": "function", "function": {"name": "f", "parameters": {"default": date(2026, 1, 31)}}}
+    assert TokenCounter("some-model").estimate(Request(messages=[{"role": "user", "content": "hi"}], extra={"tools": [tool]}))

@@ -6,10 +6,9 @@ import os
 import random
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
-from urllib.parse import urlsplit
 
 from streamco.config import Limits, RetryPolicy, Timeouts
-from streamco.endpoints.address import Url, is_loopback, url_text
+from streamco.endpoints.address import Url, host_of, is_loopback, url_text
 from streamco.endpoints.base import Capabilities, Message, Request, TokenPrices
 from streamco.endpoints.known_servers.declared import CapabilityChanges, check_declared, with_declared
 from streamco.endpoints.network.credentials import ApiKey
@@ -76,11 +75,11 @@ class AnthropicEndpoint(OpenAIEndpoint):
     ) -> None:
         check_declared(capabilities)
         check_headers("headers", headers or {})
-        if max_tokens < 1:
-            raise ConfigError(f"max_tokens: expected an integer >= 1, got {max_tokens}")
+        if not isinstance(max_tokens, int) or max_tokens < 1:
+            raise ConfigError(f"max_tokens: expected an integer >= 1, got {max_tokens!r}")
         key = api_key
         if key is None:
-            is_local = base_url is not None and is_loopback(urlsplit(url_text("base_url", base_url).strip()).hostname or "")
+            is_local = base_url is not None and is_loopback(host_of(url_text("base_url", base_url)))
             key = "" if is_local else os.environ.get("ANTHROPIC_API_KEY")  # a key is not for whatever listens here
         if key is None:
             raise ConfigError('api_key: expected a key, got none; set ANTHROPIC_API_KEY or pass api_key ("" for no key)')

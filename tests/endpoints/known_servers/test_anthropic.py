@@ -76,7 +76,12 @@ async def test_a_key_of_the_environment_is_not_for_a_server_on_this_machine(monk
 
 @pytest.mark.parametrize(
     ("options", "text"),
-    [({"max_tokens": 0}, "max_tokens: expected an integer >= 1, got 0"), ({"base_url": "nonsense"}, "base_url: expected a URL")],
+    [
+        ({"max_tokens": 0}, "max_tokens: expected an integer >= 1, got 0"),
+        ({"max_tokens": "5"}, "max_tokens: expected an integer >= 1, got '5'"),
+        ({"base_url": "nonsense"}, "base_url: expected a URL"),
+        ({"base_url": "http://[::1:8000/v1"}, "base_url: expected a URL"),
+    ],
 )
 def test_wrong_settings_are_named(options: dict[str, Any], text: str) -> None:
     with pytest.raises(ConfigError, match=text):
