@@ -294,7 +294,7 @@ class HttpClient:
         If they don't come within ``timeouts.cancel`` seconds, the connection is closed.
 
         Returns:
-            A future that is done when the connection is back in the pool or closed. None: it is already.
+            A future that is done when the connection is back in the pool, or None if it is already or was closed.
         """
         content = response.content
         if content.is_eof():

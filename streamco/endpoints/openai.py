@@ -75,7 +75,8 @@ class OpenAIEndpoint:
         capabilities: all abilities of the model, or single ones as a dict, beside which the provider's usual ones stay. None: these alone.
         tokenizer: a local model that may have the same vocabulary, usually the client's device. ``probe`` compares how both read a sample.
             If they agree, answers are handed over by token ids both ways. None: answers are handed over by text.
-        session: an aiohttp session to use and leave open, with its proxies and certificates. None: the endpoint makes its own.
+        session: an aiohttp session to use and leave open, with its proxies and certificates. Its time limits are not used: those of
+            ``timeouts`` are. None: the endpoint makes its own.
         headers: sent with every request.
         rng: draws the jitter of retries. None: one with a random seed.
 

@@ -73,13 +73,13 @@ class RemoteStreamReader:
         self._running: dict[int, tuple[asyncio.Task[None], EndpointStream]] = {}
 
     def begin(self, command: OpenRemote, *, now: float) -> None:
-        """Start a stream after the command's tokens; an error becomes an event."""
+        """Start a stream after the command's tokens; an endpoint's failure becomes an event, and any other error is raised."""
         if self._open_stream is None:
             self._fail_soon(command.version, EndpointError("expected a server that generates alone, got none"))
             return
         try:
             stream = self._open_stream(command.ids, command.max_tokens)
-        except Exception as error:  # noqa: BLE001  an endpoint should not raise here; if it does, the remote stream has failed
+        except Exception as error:  # noqa: BLE001  an endpoint should not raise here
             self._fail_soon(command.version, failure_of(error, self._name))
             return
         part = RemoteStreamPart(opened=now, read=self._prompt_tokens + len(command.ids))
