@@ -19,8 +19,9 @@ from typing import Any
 from jinja2 import nodes
 from jinja2.ext import Extension, loopcontrols
 from jinja2.parser import Parser
-from jinja2.sandbox import ImmutableSandboxedEnvironment
+from jinja2.sandbox import ImmutableSandboxedEnvironment, SandboxedEscapeFormatter, SandboxedFormatter
 from jinja2.utils import Namespace
+from markupsafe import Markup
 
 __all__ = ["BoundedEnvironment", "Bounds", "TemplateBoundError"]
 
@@ -38,7 +39,7 @@ _FILTERS = frozenset({
     "random", "reject", "rejectattr", "replace", "reverse", "round", "safe", "select", "selectattr", "slice", "sort", "string", "striptags",
     "sum", "title", "tojson", "trim", "truncate", "unique", "upper", "urlencode", "urlize", "wordcount", "wordwrap", "xmlattr",
 })  # fmt: skip
-_PADDED = re.compile(r"[*]|\d{5}")  # a width or precision in a format
+_PADDED = re.compile(r"\d{5}")  # a large width or precision in a format
 
 
 class TemplateBoundError(Exception):
@@ -172,13 +173,17 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
 
     def wrap_str_format(self, value: Any) -> Callable[..., str] | None:
         """Return the sandboxed form of a text's ``format``, checked; None: ``value`` is another function."""
-        wrapped = super().wrap_str_format(value)
-        if wrapped is None:
+        if super().wrap_str_format(value) is None:
             return None
+        text: str = value.__self__
+        takes_mapping = value.__name__ == "format_map"
 
         def checked(*arguments: Any, **options: Any) -> str:
-            _check_format(value.__self__, [*arguments, *options.values()])
-            return wrapped(*arguments, **options)
+            if takes_mapping and (options or len(arguments) != 1):
+                raise TypeError(f"format_map: expected one mapping, got {len(arguments) + len(options)} arguments")
+            formatter = _EscapeFormatter(self, escape=text.escape) if isinstance(text, Markup) else _Formatter(self)
+            made = formatter.vformat(text, (), arguments[0]) if takes_mapping else formatter.vformat(text, arguments, options)
+            return type(text)(made)
 
         return checked
 
@@ -191,6 +196,35 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
             raise TemplateBoundError(f"expected no str.{name}, got one")
         else:
             _check_widths(arguments)
+
+
+class _Formatter(SandboxedFormatter):
+    """Formats one text, and checks each field before it is made: its value may come from an attribute, its width from an argument."""
+
+    _made = 0  # characters
+
+    def convert_field(self, value: Any, conversion: Any) -> Any:
+        """Return a field's value, or its text if the format has ``!r``, ``!s`` or ``!a``."""
+        if conversion is not None:
+            self._check(_size_within(value))
+        return super().convert_field(value, conversion)
+
+    def format_field(self, value: Any, format_spec: str) -> Any:
+        """Return a field's text; the widths in ``format_spec`` are numbers here, wherever they came from."""
+        self._check(_size_within(value) + _widths(format_spec))
+        return super().format_field(value, format_spec)
+
+    def _check(self, size: int) -> None:
+        bounds = _current.get()
+        bounds.step()
+        bounds.check_size(size)
+        self._made += size
+        if self._made > bounds.max_size:
+            bounds.check_size(self._made)
+
+
+class _EscapeFormatter(_Formatter, SandboxedEscapeFormatter):
+    """The same for a text that is marked as safe, in which fields are escaped."""
 
 
 def _step(written: int) -> str:
@@ -253,6 +287,8 @@ def _check_filter(bounds: Bounds, name: str, value: Any, values: list[Any]) -> N
         _check_replacement(str(value), *values[:2])
     elif name == "do_format":
         _check_format(str(value), values)
+    elif name == "do_sum" and any(isinstance(each, list | tuple) for each in values):
+        raise TemplateBoundError("expected numbers to sum, got a list")  # each list so far would be copied for the next one
     elif name in {"do_join", "do_sum", "do_list"}:
         bounds.check_size(_size_within(value) + (given * len(value) if name == "do_join" else given))
     elif name == "do_indent":
@@ -298,13 +334,13 @@ def _size_within(value: Any, *, beside: int = 0, level: int = 0) -> int:
         beside: characters that come with each part.
         level: characters that come with each part for each level that it is nested.
     """
-    if isinstance(value, str):
-        return len(value) + 2
+    if isinstance(value, str | int | float):
+        return _length(value)
     limit = _current.get().max_size
     total, unread = 0, [iter([value])]  # what is left of the value, of a part of it, of a part of that ...
     while unread and total <= limit:
         for part in unread[-1]:
-            total += (len(part) + 2 if isinstance(part, str) else 32) + beside + level * (len(unread) - 1)
+            total += _length(part) + beside + level * (len(unread) - 1)
             parts = _parts(part)
             if parts is not None:
                 unread.append(parts)
@@ -313,6 +349,15 @@ def _size_within(value: Any, *, beside: int = 0, level: int = 0) -> int:
         else:
             unread.pop()
     return total
+
+
+def _length(part: Any) -> int:
+    """Return about how many characters a value without parts has as text, a number in any base."""
+    if isinstance(part, str):
+        return len(part) + 2
+    if isinstance(part, int):
+        return max(32, part.bit_length())
+    return 320 if isinstance(part, float) and abs(part) > MAX_NUMBER else 32
 
 
 def _parts(value: Any) -> Iterator[Any] | None:
@@ -350,9 +395,17 @@ def _check_replacement(text: Any, old: Any = None, new: Any = None) -> None:
 
 
 def _check_format(text: str, values: Any) -> None:
+    """Check what ``%`` makes of a text and values."""
+    if "*" in text:
+        raise TemplateBoundError('expected a format with widths of its own, got "*"')
+    _current.get().check_size(len(text) + _widths(text) + (1 + text.count("%")) * _size_within(values))
+
+
+def _widths(text: str) -> int:
+    """Return at least how many characters the widths and precisions of a format add: the sum of all numbers in it."""
     if _PADDED.search(text):
         raise TemplateBoundError("expected a format without large widths, got one with them")
-    _current.get().check_size(len(text) + (1 + text.count("{") + text.count("%")) * _size_within(values))
+    return sum(map(int, re.findall(r"\d+", text)))
 
 
 def _check_joined(separator: str, items: Any) -> None:

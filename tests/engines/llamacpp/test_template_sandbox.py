@@ -26,6 +26,20 @@ BOMBS = {
     "numbers": "{% set ns = namespace(x=9) %}{% for i in range(9999) %}{% set ns.x = ns.x * ns.x %}{% endfor %}",
     "format": "{{ '%999999999d' % 1 }}",
     "method": "{{ '{:>999999999}'.format(1) }}",
+    "nested width": "{{ '{:{w}}'.format(1, w=900000000) | length }}",
+    "nested precision": "{{ '{:.{}f}'.format(1.5, 900000000) | length }}",
+    "width of a mapping": "{{ '{a:{b[w]}}'.format_map({'a': 1, 'b': {'w': 900000000}}) | length }}",
+    "width of a text": "{{ '{:{}}'.format(1, '9' ~ '0' * 8) | length }}",
+    "safe width": "{{ ('{:{w}}' | safe).format(1, w=900000000) | length }}",
+    "widths": "{{ ('{0:9999}' * 50000).format(1) | length }}",
+    "widths of a format filter": "{{ ('%(a)9999d' * 54000) | format(a=1) | length }}",
+    "widths of an operator": "{{ (('%(a)9999d' * 54000) % {'a': 1}) | length }}",
+    "attribute of a field": "{% set c = cycler('a' * 1000000) %}{{ ('{0.current}' * 2000).format(c) | length }}",
+    "conversion of a field": "{% set c = cycler(['a' * 1000000] * 2000) %}{{ '{0.current!r:.1}'.format(c) | length }}",
+    "digits": "{% set ns = namespace(x=1) %}{% for i in range(90000) %}{% set ns.x = ns.x + ns.x %}{% endfor %}"
+    "{{ ('{0:x}' * 50000).format(ns.x) | length }}",
+    "digits of a number": "{% set ns = namespace(x=1) %}{% for i in range(90000) %}{% set ns.x = ns.x + ns.x %}{% endfor %}"
+    "{{ (('%(a)x' * 50000) % {'a': ns.x}) | length }}",
     "ljust": "{{ 'a'.ljust(999999999) }}",
     "replace": "{{ ('a' * 100000).replace('a', 'a' * 100000) }}",
     "replacing": "{{ ('a' * 100000) | replace('a', 'a' * 100000) }}",
@@ -41,6 +55,8 @@ BOMBS = {
     "many": "{% set ns = namespace(l=[]) %}{% for i in range(9999) %}{% set ns.l = ns.l + ['a' * 1000000] %}{% endfor %}",
     "escape": "{% set ns = namespace(x='&' * 1000000) %}{% for i in range(9999) %}{% set ns.x = ns.x | e | string | e %}{% endfor %}",
     "sum": "{{ ([range(9999) | list] * 99999) | sum(start=[]) | length }}",
+    "sum of lists": "{{ ([[1]] * 30000) | sum(start=[]) | length }}",
+    "sum of tuples": "{{ ([(1,)] * 30000) | sum(none, ()) | length }}",
     "format filter": "{{ '%999999999d' | format(1) }}",
     "formatting": "{{ ('%s' * 100000) | format(*['a' * 100000] * 100000) }}",
     "urlize": "{{ ('a.com ' * 9999) | urlize(target='a' * 100000) }}",
@@ -155,6 +171,14 @@ def test_the_filters_of_jinja_are_there(used: str) -> None:
 
 def test_a_format_and_attributes_are_made() -> None:
     assert ChatTemplate("{{ '%s=%d' | format('a', 5) }}{{ {'a': 'b&'} | xmlattr }}").render(USER) == 'a=5 a="b&amp;"'
+
+
+def test_formats_have_widths_from_arguments_attributes_and_mappings() -> None:
+    source = (
+        "{{ '{:>{w}}|{:.{}f}|{!r:5}'.format('a', 1.25, 1, 'b', w=3) }}|{{ '{a[b]:03}'.format_map({'a': {'b': 7}}) }}"
+        "|{{ ('<{}>' | safe).format('<') }}|{{ '%05.1f 2024' | format(2.5) }}|{{ [1, 2, 3] | sum(start=4) }}"
+    )
+    assert ChatTemplate(source).render(USER) == "  a|1.2|'b'  |007|<&lt;>|002.5 2024|10"
 
 
 def test_every_filter_of_this_jinja_is_known() -> None:
