@@ -44,6 +44,7 @@ class _Connection(web.RequestHandler):
         self, request: BaseRequest, resp: web.StreamResponse, start_time: float | None
     ) -> tuple[web.StreamResponse, bool]:
         """Send a response to its end; what the client sent after an upgrade that was refused is parsed here."""
+        self._look.reset()
         try:
             return await super().finish_response(request, resp, start_time)
         finally:

@@ -212,6 +212,11 @@ class _Socket(web.WebSocketResponse):
         super().__init__(**options)
         self._look = SecondLook()
 
+    def _cancel_pong_response_cb(self) -> None:
+        """Wait for the answer no longer: something has come, or another ping is sent."""
+        self._look.reset()
+        super()._cancel_pong_response_cb()
+
     def _pong_not_received(self) -> None:
         loop, timer = asyncio.get_running_loop(), self._pong_response_cb
         wait = None if timer is None else self._look.wait(loop.time() - timer.when(), self._pong_heartbeat)

@@ -13,7 +13,7 @@ from streamco.testing import run_in_virtual_time
 from streamco.testing.virtual_clock import VirtualTimeLoop
 
 
-def lost_at(still: float, *, has_pong: bool) -> list[float]:
+def lost_at(still: float, *, has_pong: bool, times: int = 1) -> list[float]:
     """Expect a pong within ten seconds, let the loop stand still, and hear the pong just after that or never; when that was a loss."""
     lost: list[float] = []
 
@@ -22,16 +22,21 @@ def lost_at(still: float, *, has_pong: bool) -> list[float]:
         socket: Any = _Socket(heartbeat=20.0)
         socket._req = SimpleNamespace(transport=object())
         socket._handle_ping_pong_exception = lambda error: lost.append(loop.time())
-        socket._pong_response_cb = loop.call_later(10.0, socket._pong_not_received)
-        loop.now += still
-        await asyncio.sleep(0)
-        await asyncio.sleep(0)
-        if has_pong:
-            socket._cancel_pong_response_cb()
+        for _ in range(times):
+            socket._pong_response_cb = loop.call_later(10.0, socket._pong_not_received)
+            loop.now += still
+            await asyncio.sleep(0)
+            await asyncio.sleep(0)
+            if has_pong:
+                socket._cancel_pong_response_cb()
         await asyncio.sleep(100)
 
     run_in_virtual_time(run())
     return lost
+
+
+def test_pongs_that_are_late_again_and_again_count_as_long_as_each_of_them_comes() -> None:
+    assert lost_at(60.0, has_pong=True, times=10) == []
 
 
 @pytest.mark.parametrize(("still", "lost"), [(0.0, [10.0]), (60.0, [61.0])])
