@@ -123,6 +123,7 @@ class VerifierEndpoint:
         self._token = ServerKey(token, setting="token")
         self._timeouts = timeouts
         self._tls = tls
+        self._system_tls: ssl.SSLContext | None = None  # the system's certificates, if the caller has given none
         self._limits = limits or VerifyLimits(paths=VerifyLimits().draft_tokens)
         self._rng = rng or random.Random()
         self._draft: ModelInfo | None = None
@@ -183,8 +184,8 @@ class VerifierEndpoint:
             await load_websockets()
             if self._tls is not None:
                 connections.http = await _open_session(self._tls)
-            elif self._url.startswith("wss:"):
-                self._tls = await asyncio.to_thread(ssl.create_default_context)
+            elif self._url.startswith("wss:") and self._system_tls is None:
+                self._system_tls = await asyncio.to_thread(ssl.create_default_context)
             usual = find_provider(STREAMCO).capabilities
             remote = OpenAIEndpoint(
                 self._facts.model if self._facts is not None and self._facts.model else "default",  # until the welcome names it
@@ -257,7 +258,7 @@ class VerifierEndpoint:
         if self._draft is None or self._codec is None or self._is_closed:
             raise UsageError(f"{self._name}: expected a started verifier, got one that was not started or is closed")
         client = VerifyClient(self._codec, self._draft.vocabulary)
-        address = VerifierAddress(self._url, self._name, self._token, self._tls)
+        address = VerifierAddress(self._url, self._name, self._token, self._tls or self._system_tls)
         former = connections.connection
         if former is not None:
             await former.aclose()

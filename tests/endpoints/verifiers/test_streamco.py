@@ -124,6 +124,17 @@ async def test_closing_ends_everything_at_once(server: ScriptedVerifier) -> None
             await verifier.start(an_engine())
 
 
+def test_the_system_s_certificates_are_no_reason_for_a_session_of_its_own_in_any_loop() -> None:
+    verifier = VerifierEndpoint("wss://localhost:1")
+
+    async def has_session() -> bool:
+        await verifier.start(an_engine())
+        return verifier._connections.get().http is not None
+
+    assert [asyncio.run(has_session()) for _ in range(3)] == [False] * 3
+    asyncio.run(verifier.aclose())
+
+
 async def test_it_must_be_started_first_and_for_one_vocabulary(server: ScriptedVerifier) -> None:
     verifier = VerifierEndpoint(server.url)
     with pytest.raises(UsageError, match="started"):
