@@ -51,6 +51,7 @@ class ChatTemplate:
     def __init__(self, source: str, tokens: Mapping[str, str] | None = None) -> None:
         self._names = {"bos_token": "", "eos_token": "", **(tokens or {}), "tools": None, "documents": None}
         self._forms: dict[str, Form | None] = {}  # for each role how its content is given; None: the template leaves it out
+        self._refused: set[str] = set()  # roles that ``check`` got no prompt with
         self._roles: Mapping[str, str] = {}  # roles that are written under another name
         try:
             from streamco.engines.llamacpp.template_sandbox import BoundedEnvironment, Bounds, TemplateBoundError
@@ -80,7 +81,7 @@ class ChatTemplate:
             self._forms[role] = self._find_form(role, conversation)
         if self._forms["user"] is None:
             raise PromptError("chat template: expected one that writes what the user says, got a prompt without it")
-        if self._forms["developer"] is None and self._forms["system"] is not None:
+        if not self._knows("developer") and self._knows("system"):
             self._roles = {"developer": "system"}  # the newer name of the same role
         return [role for role, form in self._forms.items() if form is None and role not in self._roles]
 
@@ -101,7 +102,14 @@ class ChatTemplate:
             if _MARK in text and f"'text': '{_MARK}'" not in text:  # a list that is written as one hasn't been understood
                 return form
             has_answered = True
-        return None if has_answered else _as_text
+        if has_answered:
+            return None
+        self._refused.add(role)
+        return _as_text
+
+    def _knows(self, role: str) -> bool:
+        """Return True if the template has written the words of a role."""
+        return self._forms[role] is not None and role not in self._refused
 
     def _form_of(self, role: str) -> Form | None:
         """Return how a role's content is given; a role that ``check`` doesn't know has the user's form. None: it's left out."""

@@ -233,6 +233,16 @@ def test_what_a_developer_says_is_the_system_s_where_the_template_knows_that_nam
     assert checked(CHATML).render(messages).startswith("<|im_start|>developer\nBe brief.")
 
 
+@pytest.mark.parametrize("written", ["{{ m.content }}", IN_PARTS])
+def test_a_template_that_refuses_the_developer_gets_the_system_instead(written: str) -> None:
+    refused = "{% else %}{{ raise_exception('Unknown role ' ~ m.role) }}{% endif %}{% endfor %}"
+    source = "{% for m in messages %}{% if m.role in ('system', 'user') %}{{ m.role }}:" + written + ";" + refused
+    messages = [{"role": "developer", "content": "Be brief."}, *user("U")]
+    assert checked(source).render(messages) == "system:Be brief.;user:U;"
+    with pytest.raises(PromptError, match="Unknown role developer"):
+        checked(source.replace("'system'", "'assistant'")).render(messages)
+
+
 def test_what_a_template_refuses_by_itself_is_left_to_it() -> None:
     source = (
         "{% for m in messages %}{% if m.role != ('user' if loop.index0 % 2 == 0 else 'assistant') %}"
