@@ -38,8 +38,16 @@ def splits_reasoning(form: ReasoningFormat, *, has_reasoning: bool) -> bool:
 
 
 def opens_reasoning(engine: Engine, ids: Sequence[int]) -> bool:
-    """Return True if a prompt ends with ``<think>``, so that the answer begins inside of it."""
-    return engine.info.has_reasoning and engine.detokenize(ids[-_TAIL:]).rstrip().endswith(OPEN.encode())
+    """Return True if a prompt ends with ``<think>``, so that the answer begins inside of it.
+
+    Only the text after the last control token counts: what comes before it may be a message that ends with the tag.
+    """
+    return engine.info.has_reasoning and engine.detokenize(_after_control(engine, ids[-_TAIL:])).rstrip().endswith(OPEN.encode())
+
+
+def _after_control(engine: Engine, ids: Sequence[int]) -> Sequence[int]:
+    """Return the ids after the last control token, which is one without bytes."""
+    return ids[next((end for end in range(len(ids), 0, -1) if not engine.detokenize(ids[end - 1 : end])), 0) :]
 
 
 def closed_prompt(engine: Engine, ids: list[int]) -> list[int]:

@@ -144,6 +144,16 @@ def test_a_prompt_that_opens_reasoning_is_closed_for_content() -> None:
     assert closed_prompt(engine, plain_ids) == plain_ids
 
 
+def test_a_tag_before_a_control_token_is_one_that_the_user_wrote() -> None:
+    engine = FakeEngine()
+    engine.info = replace(engine.info, has_reasoning=True)
+    said = engine.tokenize("user: What does this mean: <think>")
+    assert opens_reasoning(engine, said)
+    assert not opens_reasoning(engine, [*said, engine.end_id])
+    assert not opens_reasoning(engine, [*said, engine.end_id, *engine.tokenize("\n"), engine.end_id])
+    assert opens_reasoning(engine, [*said, engine.end_id, *engine.tokenize("<think>\n")])
+
+
 # Model files
 
 THINKING = (
