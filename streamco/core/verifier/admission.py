@@ -84,15 +84,17 @@ class Admission:
         latest = now + options.draft_stretch * self._step.alone(work.tokens, work.context) + self._grace
         return _positive(self._completion(work, waiting, state, latest) - latest)
 
-    def until_open(self, waiting: Sequence[Waiting], tokens: int, *, device: str, now: float) -> float | None:
-        """Return the wait of a new session of this device with a context of ``tokens``.
+    def until_open(
+        self, waiting: Sequence[Waiting], tokens: int, *, device: str, now: float, surplus: HeldSession | None = None
+    ) -> float | None:
+        """Return the wait of a new session of this device with a context of ``tokens``, which has the place of the ``surplus`` one, if any.
 
         The limit on sessions keeps no device below its share of it. Else one that made verdicts late, and then keeps its sessions in use
         without a draft, would keep all others out: nothing would raise the limit again.
         """
-        if len(self._sessions) >= self._options.sessions:
+        if len(self._sessions) >= self._options.sessions and surplus is None:
             return self.until_forgotten(now=now)
-        in_use = self._sessions.in_use_by_device(now=now)
+        in_use = self._sessions.in_use_by_device(now=now, surplus=surplus)
         share = self.limit.limit / len(in_use.keys() | {device})
         full = None
         if in_use[device] + 1 > share:

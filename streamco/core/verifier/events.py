@@ -234,9 +234,15 @@ class DropSequence(Struct, frozen=True):
 
 
 class ForgetSession(Struct, frozen=True):
-    """Report to the device that its session, which was at rest, was forgotten; to go on, it opens another one."""
+    """Report to the device that its session, which was at rest, was forgotten; to go on, it opens another one.
+
+    Args:
+        session: its name.
+        is_silent: it was silent for too long. False: a device with fewer sessions has its place now.
+    """
 
     session: str
+    is_silent: bool = True
 
 
 SchedulerCommand = (

@@ -176,15 +176,16 @@ class VerificationScheduler:
         if self._sessions.of(event.device) >= options.sessions_per_device:
             self._refuse_session(name, "device limit", self._admission.until_forgotten(now=now))
             return
-        if len(self._sessions) >= options.sessions and (surplus := self._sessions.surplus(event.device)) is not None:
-            self._forget(surplus)
-        wait = self._admission.until_open(self._waiting(), len(event.ids), device=event.device, now=now)
+        surplus = self._sessions.surplus(event.device, now=now) if len(self._sessions) >= options.sessions else None
+        wait = self._admission.until_open(self._waiting(), len(event.ids), device=event.device, now=now, surplus=surplus)
         session = HeldSession(name, event.device, event.ids, now=now)
         if wait is None:
-            wait = self._until_reserved(session, session.need, now)
+            wait = self._until_reserved(session, session.need, now, surplus)
         if wait is not None:
             self._refuse_session(name, "overloaded", wait)
             return
+        if surplus is not None:
+            self._forget(surplus, is_silent=False)
         self._sessions.add(session)
         self._served.setdefault(event.device, 0.0)
         self._commands.append(AcceptSession(name))
@@ -236,9 +237,9 @@ class VerificationScheduler:
         else:
             self._remove(session)
 
-    def _forget(self, session: HeldSession) -> None:
+    def _forget(self, session: HeldSession, *, is_silent: bool = True) -> None:
         self._remove(session)
-        self._commands.append(ForgetSession(session.name))
+        self._commands.append(ForgetSession(session.name, is_silent))
 
     def _remove(self, session: HeldSession) -> None:
         """Remove a session, and drop its sequence."""
@@ -253,10 +254,10 @@ class VerificationScheduler:
             self._sessions.evict(session)
             self._commands.append(DropSequence(session.name))
 
-    def _until_reserved(self, session: HeldSession, tokens: int, now: float) -> float | None:
-        """Reserve tokens in the cache, evicting other sessions if necessary; if that fails, return how long to wait."""
+    def _until_reserved(self, session: HeldSession, tokens: int, now: float, surplus: HeldSession | None = None) -> float | None:
+        """Reserve tokens, evicting others than the ``surplus``, which will go, if necessary; if that fails, return how long to wait."""
         had_place = bool(session.reserved_tokens)
-        victims = self._sessions.reserve(session, tokens, now=now, kept=self._admission.kept(session, now=now))
+        victims = self._sessions.reserve(session, tokens, now=now, kept=self._admission.kept(session, now=now), surplus=surplus)
         if victims is None:
             ends = now if self._running is None else self._running.ends
             return self._admission.until_room(session, tokens, self._waiting(), batch_ends=ends, now=now)

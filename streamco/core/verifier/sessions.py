@@ -286,7 +286,9 @@ class SessionTable:
         self._sessions[session.name] = self._sessions.pop(session.name)
         session.touched = now
 
-    def reserve(self, session: HeldSession, tokens: int, *, now: float, kept: Room | None = None) -> list[HeldSession] | None:
+    def reserve(
+        self, session: HeldSession, tokens: int, *, now: float, kept: Room | None = None, surplus: HeldSession | None = None
+    ) -> list[HeldSession] | None:
         """Reserve ``tokens`` in total for a session.
 
         Args:
@@ -294,11 +296,12 @@ class SessionTable:
             tokens: number of tokens, those that it has included.
             now: the time, seconds.
             kept: room that must be left. None: none.
+            surplus: session that the caller removes then, so that its tokens count as free. None: none.
 
         Returns:
             The sessions that lost their cache; None: there are not enough free tokens, and nothing was changed.
         """
-        victims = self.victims(session, tokens, now=now, kept=kept)
+        victims = self.victims(session, tokens, now=now, kept=kept, surplus=surplus)
         for victim in victims or ():
             self.evict(victim)
         if victims is not None:
@@ -308,7 +311,14 @@ class SessionTable:
         return victims
 
     def victims(
-        self, session: HeldSession, tokens: int, *, now: float, kept: Room | None = None, has_drafts: bool = False
+        self,
+        session: HeldSession,
+        tokens: int,
+        *,
+        now: float,
+        kept: Room | None = None,
+        has_drafts: bool = False,
+        surplus: HeldSession | None = None,
     ) -> list[HeldSession] | None:
         """Return the sessions that must lose their cache so that this one can have ``tokens`` in total; None: they are not enough.
 
@@ -316,24 +326,27 @@ class SessionTable:
         those that only wait for their context to be read. A device could else keep all others out by extending its sessions.
 
         Args:
-            session, tokens, now, kept: as for ``reserve``.
+            session, tokens, now, kept, surplus: as for ``reserve``.
             has_drafts: sessions with a draft count too, after all others: first those that wait, then those that run.
         """
         kept = kept or Room()
         free = self._tokens - self.reserved + session.reserved_tokens - kept.tokens
         free_places = 1 if session.reserved_tokens else self._places - self.resident - kept.places
+        if surplus is not None and surplus.reserved_tokens:
+            free += surplus.reserved_tokens
+            free_places += 1
         victims: list[HeldSession] = []
         if free >= tokens and free_places >= 1:
             return victims
-        held = [each for each in self if each is not session and each.reserved_tokens and not each.is_closed]
+        held = [each for each in self if each is not session and each is not surplus and each.reserved_tokens and not each.is_closed]
         evictable = held if has_drafts else [each for each in held if each.is_evictable]
-        idle = [each for each in evictable if each.is_at_rest and each.touched + self._idle_after <= now]
+        idle = [each for each in evictable if each.is_at_rest and self._is_idle(each, now)]
         while free < tokens or free_places < 1:
             if len(victims) < len(idle):
                 victim = idle[len(victims)]
             else:
                 others = [each for each in evictable if each not in victims and each.device != session.device]
-                found = self._victim(others, victims, session, 0 if free_places < 1 else tokens)
+                found = self._victim(others, [*victims, surplus], session, 0 if free_places < 1 else tokens)
                 if found is None:
                     return None
                 victim = found
@@ -342,7 +355,7 @@ class SessionTable:
             free_places += 1
         return victims
 
-    def _victim(self, others: list[HeldSession], gone: list[HeldSession], session: HeldSession, tokens: int) -> HeldSession | None:
+    def _victim(self, others: list[HeldSession], gone: list[HeldSession | None], session: HeldSession, tokens: int) -> HeldSession | None:
         """Return the session of ``others`` to evict for ``session``, of the device that holds most; None: no device holds more.
 
         Args:
@@ -383,9 +396,9 @@ class SessionTable:
         """Return the number of sessions that have work, or had it in the last ``idle_after`` seconds."""
         return self.in_use_by_device(now=now).total()
 
-    def in_use_by_device(self, *, now: float) -> Counter[str]:
-        """Return the number of those sessions of each device that has one."""
-        return Counter(each.device for each in self if not each.is_at_rest or each.touched + self._idle_after > now)
+    def in_use_by_device(self, *, now: float, surplus: HeldSession | None = None) -> Counter[str]:
+        """Return the number of those sessions of each device that has one, without the ``surplus`` one."""
+        return Counter(each.device for each in self if each is not surplus and not (each.is_at_rest and self._is_idle(each, now)))
 
     def next_idle(self, *, now: float) -> float | None:
         """Return when the next session's cache may be given to another; None: no session at rest has one that is still protected."""
@@ -396,14 +409,18 @@ class SessionTable:
         """Return when the next session may be forgotten; None: none is at rest."""
         return next((session.touched + self._forget_after for session in self if session.is_at_rest), None)
 
-    def surplus(self, device: str) -> HeldSession | None:
+    def surplus(self, device: str, *, now: float) -> HeldSession | None:
         """Return the session to forget so that this device can have another one; None: no device has more than it would have then.
 
-        It is the one at rest that was silent longest, of the device with most.
+        It is one that isn't in use, if there is one, else one that is at rest between two rounds: that of the device with most, and of
+        its sessions the one that was silent longest.
         """
         counts = Counter(each.device for each in self)
         at_rest = [each for each in self if each.is_at_rest and counts[each.device] > counts[device] + 1]
-        return max(at_rest, key=lambda each: counts[each.device], default=None)
+        return max(at_rest, key=lambda each: (self._is_idle(each, now), counts[each.device]), default=None)
+
+    def _is_idle(self, session: HeldSession, now: float) -> bool:
+        return session.touched + self._idle_after <= now
 
     def overdue(self, *, now: float) -> list[HeldSession]:
         """Return the sessions that may be forgotten now."""

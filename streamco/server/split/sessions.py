@@ -252,7 +252,7 @@ class SplitSessions(HostedSessions[_SplitSession, SplitConnection]):
             case RefuseSession():
                 self._refuse_session(session, command)
             case ForgetSession():
-                self._forget_silent(session, "rows")
+                self._forget_as(session, command, "rows")
         if connection is not None:
             connection.flush()
 

@@ -13,7 +13,7 @@ import secrets
 from abc import ABC, abstractmethod
 from typing import Any, Generic, Protocol, TypeVar
 
-from streamco.core.verifier.events import RefuseSession, SchedulerCommand, SchedulerEvent, SessionClosed
+from streamco.core.verifier.events import ForgetSession, RefuseSession, SchedulerCommand, SchedulerEvent, SessionClosed
 from streamco.core.verifier.scheduler import VerificationScheduler
 from streamco.machine_driver import MachineDriver
 from streamco.server.verify.options import VerifyOptions
@@ -225,10 +225,12 @@ class HostedSessions(MachineDriver[SchedulerEvent, SchedulerCommand], Generic[Se
             session.connection.server.refuse(refusal_for(command.reason, session.number, None, command.retry_after))
         self._end(session)
 
-    def _forget_silent(self, session: SessionT, expected: str) -> None:
-        """Forget a session as the scheduler has: it was silent for too long, or for longer than others when one of them had to go."""
+    def _forget_as(self, session: SessionT, command: ForgetSession, expected: str) -> None:
+        """Forget a session as the scheduler has; ``expected``: what ends a silence."""
         if session.connection is not None:
             message = f"session {session.number}: expected {expected}, got silence"
+            if not command.is_silent:
+                message = f"session {session.number}: expected a server with room for it, got a full one, and a device with fewer sessions"
             session.connection.server.refuse(EvictedError(message, session=session.number))
         self._forget(session)
 

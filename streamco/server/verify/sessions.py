@@ -233,7 +233,7 @@ class SessionManager(HostedSessions[_TokenSession, Connection]):
             case RefuseSession():
                 self._refuse_session(session, command)
             case ForgetSession():
-                self._forget_silent(session, "a draft or an extension")
+                self._forget_as(session, command, "a draft or an extension")
         if connection is not None:
             connection.flush()
 

@@ -264,3 +264,26 @@ def test_a_device_without_a_session_is_remembered_before_the_many_of_another(hol
     if is_taken:
         assert len(world.sessions["holder0"]) < 6 // holders
         assert world.open("holder1") is not None if holders == 2 else True
+
+
+@pytest.mark.parametrize(("tokens", "is_taken"), [(180, False), (140, True)])
+def test_a_session_is_forgotten_only_for_one_that_is_taken(tokens: int, is_taken: bool) -> None:
+    world = World(kv_tokens=300, context_tokens=250, sessions=2, idle_after=1000.0)
+    for _ in range(2):
+        world.open("greedy", 145)
+        world.settle()
+    resting, busy = world.sessions["greedy"]
+    world.draft(busy)
+    assert (world.open("new", tokens) is None) is is_taken
+    assert world.sessions["greedy"] == ([busy] if is_taken else [resting, busy])
+
+
+def test_a_session_that_is_not_in_use_is_forgotten_before_one_of_a_device_with_more() -> None:
+    world = World(sessions=5, idle_after=5.0)
+    for device, count in {"idle": 2, "busy": 3}.items():
+        world.now += 10.0
+        for _ in range(count):
+            world.open(device)
+            world.settle()
+    assert world.open("new") is None
+    assert {device: len(names) for device, names in world.sessions.items()} == {"idle": 1, "busy": 3, "new": 1}

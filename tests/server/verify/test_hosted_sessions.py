@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 
 import pytest
+from msgspec.structs import replace
 
-from streamco.core.verifier.events import AcceptSession, DropSequence, RefuseSession, SchedulerCommand, SessionOpened
+from streamco.core.verifier.events import AcceptSession, DropSequence, ForgetSession, RefuseSession, SchedulerCommand, SessionOpened
 from streamco.core.verifier.options import SchedulerOptions
 from streamco.core.verifier.scheduler import VerificationScheduler
 from streamco.policies.serving.batching import Alternating, LinearStep
@@ -64,8 +65,8 @@ class Sessions(HostedSessions[Session, Device]):
 
     stats: Stats
 
-    def __init__(self, options: VerifyOptions | None = None) -> None:
-        scheduler = VerificationScheduler(BOUNDS, LinearStep(setup=0.01, per_token=0.001), Alternating())
+    def __init__(self, options: VerifyOptions | None = None, bounds: SchedulerOptions = BOUNDS) -> None:
+        scheduler = VerificationScheduler(bounds, LinearStep(setup=0.01, per_token=0.001), Alternating())
         super().__init__(scheduler, options or VerifyOptions(), Stats())
         self.start()
 
@@ -97,6 +98,8 @@ class Sessions(HostedSessions[Session, Device]):
                 self.stats.opened += 1
             case RefuseSession():
                 self._refuse_session(self._sessions[command.session], command)
+            case ForgetSession():
+                self._forget_as(self._sessions[command.session], command, "a draft")
             case DropSequence():
                 pass  # nothing was read
             case _:
@@ -165,6 +168,20 @@ async def test_a_session_of_a_lost_connection_is_forgotten_in_time() -> None:
     assert sessions.counts == [1, 2, 1]
     await settled(lambda: sessions.counts == [1, 1, 0])
     assert sessions.resume(other, 1, session.key) is None
+
+
+async def test_a_session_that_is_forgotten_hears_why() -> None:
+    sessions = Sessions(bounds=replace(BOUNDS, sessions=2, forget_after=0.2))
+    one, other = joined(sessions, "one"), joined(sessions, "other")
+    opened(sessions, one, 0)
+    opened(sessions, one, 1)
+    opened(sessions, other, 7)
+    assert [str(error) for error in one.server.refused] == [
+        "session 0: expected a server with room for it, got a full one, and a device with fewer sessions"
+    ]
+    await settled(lambda: bool(other.server.refused))
+    assert [str(error) for error in other.server.refused] == ["session 7: expected a draft, got silence"]
+    assert one.server.codes + other.server.codes == ["evicted"] * 3
 
 
 @pytest.mark.parametrize(
