@@ -29,16 +29,18 @@ class _Connection(web.RequestHandler):
     It closes no idle connection with a request in its socket: after the loop stood still, it looks twice (``PeerTimeout``).
     """
 
-    __slots__ = ("_look",)
+    __slots__ = ("_is_malformed", "_look")
 
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
         self._look = SecondLook()
+        self._is_malformed = False
 
     def data_received(self, data: bytes) -> None:
         """Parse bytes from the client."""
-        super().data_received(data)
-        self._stop_if_malformed()
+        if not self._is_malformed:
+            super().data_received(data)
+            self._stop_if_malformed()
 
     async def finish_response(
         self, request: BaseRequest, resp: web.StreamResponse, start_time: float | None
@@ -73,12 +75,15 @@ class _Connection(web.RequestHandler):
             self._keepalive_handle = loop.call_later(wait, self._process_keepalive)
 
     def _stop_if_malformed(self) -> None:
-        """After bytes that are no HTTP, read no more, and close the connection when the requests before them are answered."""
+        """After bytes that are no HTTP, parse no more. They are answered after the requests before them, and that answer is the last.
+
+        aiohttp's parser drops what it has found in the same piece before them.
+        """
         for message, _ in self._messages:
             error = getattr(message, "exc", None)  # aiohttp queues errors among the requests
             if isinstance(error, HttpProcessingError):
                 error.__traceback__ = None
-                self.close()
+                self._is_malformed = True
 
 
 class _Server(web.Server):

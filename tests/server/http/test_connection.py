@@ -6,6 +6,7 @@ import asyncio
 import gc
 import gzip
 import json
+import re
 import socket
 import time
 import zlib
@@ -133,7 +134,26 @@ async def test_an_answer_that_has_begun_ends_as_it_should_before_the_connection_
         answer += await reader.read()
         writer.close()
     assert answer.startswith(b"HTTP/1.1 200 OK")
-    assert answer.endswith(b"data: [DONE]\n\n\r\n0\r\n\r\n")
+    answer, end, refusal = answer.partition(b"data: [DONE]\n\n\r\n0\r\n\r\n")
+    assert end
+    assert refusal.startswith(b"HTTP/1.0 400 ")
+
+
+@pytest.mark.parametrize("pieces", [[b"garbage\r\n\r\n"], [bytes(1000)] * 50, [b"GET / HTTP/1.1\r\n\r\n", HEALTH + b"\r\n"]])
+async def test_requests_that_came_before_malformed_bytes_are_answered_and_none_after_them(pieces: list[bytes]) -> None:
+    engine = FakeEngine(mode="manual")
+    async with running(engine, api_key="sk-right") as server:
+        reader, writer = await asyncio.open_connection(*server.runner.addresses[0][:2])
+        writer.write(post(json.dumps(HELLO).encode(), KEY))
+        writer.write((HEALTH + b"\r\n") * 2)
+        await until(lambda: engine.generations)
+        for piece in pieces:
+            writer.write(piece)
+            await asyncio.sleep(0.001)
+        engine.step(100)
+        answer = await reader.read()
+        writer.close()
+    assert re.findall(rb"HTTP/1.[01] (\d+)", answer) == [b"200"] * 3 + [b"400"]
 
 
 async def test_malformed_bytes_inside_tls_are_forgotten_as_well(tmp_path: Path) -> None:
