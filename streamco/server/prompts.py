@@ -13,7 +13,7 @@ from streamco.engines.prompt_ids import answer_ids, chat_ids, pending_bytes, pro
 from streamco.errors import EngineError
 from streamco.server.http.errors import RequestError, invalid
 from streamco.server.options import ServeOptions
-from streamco.server.requests import TOP_LOGPROBS, ChatRequest, CompletionRequest
+from streamco.server.requests import ChatRequest, CompletionRequest
 from streamco.wire.token_frames import TokenCodec, TokenFrameError, TokenVocabularyError
 
 __all__ = ["build_generation", "prompt_ids", "reasoning_splitter", "render", "request_tokens", "unpack_ids"]
@@ -43,7 +43,7 @@ async def build_generation(
     return GenerationRequest(
         prompt_ids=ids,
         sampling=request.sampling(_limit(engine, request, options, field, len(ids))),
-        top=0 if top is None else TOP_LOGPROBS,  # the drawn token has a probability only if it is among them
+        top=0 if top is None else max(1, top),  # 0: the drawn token would have no probability
         ignore_eos=bool(request.ignore_eos),
         prefill_only=bool(request.prefill_only),
         owner=owner,
