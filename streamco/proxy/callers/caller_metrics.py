@@ -26,7 +26,13 @@ class CallerMetrics:
         )
         self._tokens = Counter(
             "streamco_caller_tokens",
-            "Tokens read (prompt) and generated (completion) for a caller, and those among them that are estimates.",
+            "Tokens read (prompt) and generated (completion) for a caller.",
+            ["caller", "kind"],
+            registry=registry,
+        )
+        self._estimated = Counter(
+            "streamco_caller_estimated_tokens",
+            "Those among a caller's tokens that no endpoint has counted.",
             ["caller", "kind"],
             registry=registry,
         )
@@ -42,8 +48,8 @@ class CallerMetrics:
         self._tokens.labels(name, "prompt").inc(settled.prompt_tokens)
         self._tokens.labels(name, "completion").inc(settled.completion_tokens)
         if settled.estimated_prompt_tokens or settled.estimated_completion_tokens:
-            self._tokens.labels(name, "estimated_prompt").inc(settled.estimated_prompt_tokens)
-            self._tokens.labels(name, "estimated_completion").inc(settled.estimated_completion_tokens)
+            self._estimated.labels(name, "prompt").inc(settled.estimated_prompt_tokens)
+            self._estimated.labels(name, "completion").inc(settled.estimated_completion_tokens)
         self._cost.labels(name).inc(from_nanos(settled.cost))
 
     def record_failure(self) -> None:

@@ -21,8 +21,11 @@ def test_requests_tokens_and_money_are_counted_by_the_callers_name() -> None:
     assert value("streamco_caller_requests_total", {"caller": "alice", "outcome": "rate exceeded"}) == 1
     assert value("streamco_caller_tokens_total", {"caller": "alice", "kind": "prompt"}) == 10
     assert value("streamco_caller_tokens_total", {"caller": "alice", "kind": "completion"}) == 3
-    for kind, tokens in {"prompt": 7, "completion": 2, "estimated_prompt": 7, "estimated_completion": 2}.items():
+    for kind, tokens in {"prompt": 7, "completion": 2}.items():
         assert value("streamco_caller_tokens_total", {"caller": "bob", "kind": kind}) == tokens
-    assert value("streamco_caller_tokens_total", {"caller": "alice", "kind": "estimated_prompt"}) is None
+        assert value("streamco_caller_estimated_tokens_total", {"caller": "bob", "kind": kind}) == tokens
+        assert value("streamco_caller_estimated_tokens_total", {"caller": "alice", "kind": kind}) is None
+    every = [each for metric in registry.collect() for each in metric.samples if each.name == "streamco_caller_tokens_total"]
+    assert sum(each.value for each in every) == 22, "each token counts once"
     assert value("streamco_caller_cost_usd_total", {"caller": "alice"}) == 16e-6
     assert value("streamco_callers_file_errors_total") == 1
