@@ -56,7 +56,7 @@ def closed_prompt(engine: Engine, ids: list[int]) -> list[int]:
 
 
 class ReasoningSplitter:
-    """Tells the reasoning of one answer from its content. No text, id or probability is lost.
+    """Tells the reasoning of one answer from its content. Only the text of the tags and of the whitespace around them is lost.
 
     A piece's ids stay with it, as far as its text has them. Tags and the whitespace around them become pieces without text that have the
     ids. A token that ends with content and begins with something else gives that content without an id.

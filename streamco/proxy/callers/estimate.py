@@ -125,8 +125,7 @@ def charge(parts: Iterable[EndpointReport], size: RequestSize | None, prices: Ma
 
     If a server has sent no count that can be true, or its cost is not known, the answer is charged at least what was reserved for it: an
     estimate may be too low, and then the budget would not hold. A server that lost a race was stopped at the winner's first token, so its
-    estimate counts. A prompt that wasn't counted costs at least the larger of two estimates,
-    the report's and that of ``size``.
+    estimate counts. A prompt that wasn't counted costs at least the larger of two estimates, the report's and that of ``size``.
 
     Args:
         parts: parts of the endpoints in the answer.
