@@ -40,6 +40,7 @@ _FILTERS = frozenset({
     "sum", "title", "tojson", "trim", "truncate", "unique", "upper", "urlencode", "urlize", "wordcount", "wordwrap", "xmlattr",
 })  # fmt: skip
 _PADDED = re.compile(r"\d{5}")  # a large width or precision in a format
+_GIVEN_WIDTH = re.compile(r"%[^%a-zA-Z]*[*]")  # one that comes with the values
 
 
 class TemplateBoundError(Exception):
@@ -396,7 +397,7 @@ def _check_replacement(text: Any, old: Any = None, new: Any = None) -> None:
 
 def _check_format(text: str, values: Any) -> None:
     """Check what ``%`` makes of a text and values."""
-    if "*" in text:
+    if _GIVEN_WIDTH.search(text):
         raise TemplateBoundError('expected a format with widths of its own, got "*"')
     _current.get().check_size(len(text) + _widths(text) + (1 + text.count("%")) * _size_within(values))
 
