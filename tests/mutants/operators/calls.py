@@ -6,7 +6,7 @@ import json
 import random
 from collections.abc import Callable
 
-from tests.mutants.operators.parts import arguments, calls, choices, inner
+from tests.mutants.operators.parts import arguments, calls, choices, inner, is_json
 from tests.mutants.operators.registry import operator
 from tests.mutants.stream import Json, Stream
 
@@ -19,15 +19,7 @@ def _drop_ids(found: list[list[Json]]) -> None:
 
 def _is_apart_without_ids(found: list[list[Json]]) -> bool:
     """Return True if each call can be told from the next by its name and its arguments alone."""
-    return all(_is_json(arguments(entries)) for entries in found[:-1]) and all(inner(entries[0])[0].get("name") for entries in found)
-
-
-def _is_json(text: str) -> bool:
-    try:
-        json.loads(text)
-    except ValueError:
-        return False
-    return True
+    return all(is_json(arguments(entries)) for entries in found[:-1]) and all(inner(entries[0])[0].get("name") for entries in found)
 
 
 def _each_later(stream: Stream, change: Callable[[Json, Json], None]) -> Stream | None:
@@ -189,7 +181,7 @@ def names_of_calls_late(stream: Stream, rng: random.Random) -> Stream | None:
 @operator("chat", touches="calls, halves")
 def arguments_as_objects(stream: Stream, rng: random.Random) -> Stream | None:
     found = calls(stream)
-    if not found or not all(_is_json(arguments(entries)) and not entries[0].get("custom") for entries in found):
+    if not found or not all(is_json(arguments(entries)) and not entries[0].get("custom") for entries in found):
         return None
     for entry in _collapse(stream, found):
         entry["function"]["arguments"] = json.loads(entry["function"]["arguments"])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 
 from tests.mutants.stream import DONE, Event, Json, Stream
@@ -90,3 +91,12 @@ def items(stream: Stream) -> Iterator[Json]:
             yield event.object["item"]
     for event in finals(stream):
         yield from event.object["response"].get("output") or []
+
+
+def is_json(text: str) -> bool:
+    """Return True if a text is a JSON value; another operator may have made it none."""
+    try:
+        json.loads(text)
+    except ValueError:
+        return False
+    return True

@@ -6,7 +6,7 @@ import copy
 import json
 import random
 
-from tests.mutants.operators.parts import end, finals, has_content, items
+from tests.mutants.operators.parts import end, finals, has_content, is_json, items
 from tests.mutants.operators.registry import SHAPE, operator
 from tests.mutants.stream import Event, Json, Stream
 
@@ -154,7 +154,7 @@ def content_in_deltas_alone(stream: Stream, rng: random.Random) -> Stream | None
 
 @operator("responses", touches="deltas, halves")
 def arguments_of_items_as_objects(stream: Stream, rng: random.Random) -> Stream | None:
-    whole = [item for item in items(stream) if item.get("arguments")]
+    whole = [item for item in items(stream) if (given := item.get("arguments")) and (not isinstance(given, str) or is_json(given))]
     if not whole:
         return None
     stream.events = [event for event in stream.events if not event.type.startswith("response.function_call_arguments")]
@@ -247,7 +247,9 @@ def _joined(deltas: list[Event], key: str) -> str:
 
 @operator("messages", touches="input, halves")
 def input_in_the_start(stream: Stream, rng: random.Random) -> Stream | None:
-    found = [(block, deltas) for block, deltas in _blocks(stream) if block.get("type") == "tool_use" and _joined(deltas, "partial_json")]
+    found = [
+        (block, deltas) for block, deltas in _blocks(stream) if block.get("type") == "tool_use" and is_json(_joined(deltas, "partial_json"))
+    ]
     keeps_deltas = rng.random() < 0.5
     for block, deltas in found:
         block["input"] = json.loads(_joined(deltas, "partial_json"))
