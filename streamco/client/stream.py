@@ -196,7 +196,8 @@ class TokenStream(AnswerStream[Token]):
 
 async def _read_chunks(answer: PendingAnswer, *, includes_usage: bool) -> AsyncGenerator[ChatCompletionChunk, None]:
     driver = await answer.start()
-    last = None
+    last: ChatCompletionChunk | None = None
+    counts: ChatCompletionChunk | None = None  # the newest chunk of nothing but usage: some servers send one at the beginning, too
     try:
         while (batch := await driver.next_batch()) is not None:
             answer.source = batch[0]
@@ -207,11 +208,14 @@ async def _read_chunks(answer: PendingAnswer, *, includes_usage: bool) -> AsyncG
                     yield chunk
                     last = chunk
                 elif includes_usage and chunk.usage is not None:
-                    includes_usage = False
-                    yield chunk
+                    if counts is not None and further_fields(counts):
+                        yield replace(counts, usage=None, choices=[ChunkChoice()])
+                    counts = chunk
                 elif further_fields(chunk):
                     yield replace(chunk, usage=None, choices=[ChunkChoice()])
-        if includes_usage and last is not None and last.usage is None:
+        if counts is not None:
+            yield counts
+        elif includes_usage and last is not None and last.usage is None:
             yield ChatCompletionChunk(id=last.id, created=last.created, model=last.model, usage=_shown(answer.usage()))
     finally:
         if not driver.is_over:
