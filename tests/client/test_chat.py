@@ -184,6 +184,21 @@ async def test_usage_on_the_wire_is_not_given_twice() -> None:
     assert [chunk.usage for chunk in chunks if chunk.usage is not None] == [USAGE]
 
 
+async def test_the_last_usage_on_the_wire_is_the_answers() -> None:
+    def event(choices: list[dict[str, Any]], completion: int) -> bytes:
+        usage = {"prompt_tokens": 14, "completion_tokens": completion, "total_tokens": 14 + completion}
+        return b"data: " + msgspec.json.encode({"id": "c", "model": "m", "choices": choices, "usage": usage}) + b"\n\n"
+
+    words = [event([{"index": 0, "delta": {"content": "Hi"}}], 1), event([{"index": 0, "delta": {}, "finish_reason": "stop"}], 2)]
+    steps = [event([], 1), *words, event([], 3), event([], 270), b"data: [DONE]\n\n"]
+    body = HttpAnswer(headers={"Content-Type": "text/event-stream"}, steps=steps)
+    async with answering(body) as (client, _scripted):
+        *_, last = [chunk async for chunk in await create(client, stream_options={"include_usage": True})]
+        answer = await whole(client)
+    assert last.choices == []
+    assert [each.usage.completion_tokens for each in (last, answer) if each.usage] == [270, 270]
+
+
 async def test_usage_that_no_endpoint_told_is_estimated_and_says_so() -> None:
     async with answering(stream_answer(["Hi", " there"])) as (client, _scripted):
         *_, last = [chunk async for chunk in await create(client, stream_options={"include_usage": True})]

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from streamco.client.race.bill import billed_completion
+from streamco.client.race.bill import billed_completion, has_counted
 from streamco.openai_types import CompletionTokensDetails, CompletionUsage
 
 COUNTS = st.integers(0, 2**24)
@@ -15,6 +15,14 @@ COUNTS = st.integers(0, 2**24)
 def usage(prompt: int, completion: int, total: int, reasoning: int | None = None) -> CompletionUsage:
     details = None if reasoning is None else CompletionTokensDetails(reasoning_tokens=reasoning)
     return CompletionUsage(prompt_tokens=prompt, completion_tokens=completion, total_tokens=total, completion_tokens_details=details)
+
+
+def test_zero_is_a_count_only_beside_a_count_of_reasoning_or_if_nothing_came() -> None:
+    assert not has_counted(None, 5)
+    assert not has_counted(usage(60, 0, 72), 5)
+    assert has_counted(usage(60, 0, 60), 0)
+    assert has_counted(usage(60, 0, 72, reasoning=12), 5)
+    assert has_counted(usage(60, 5, 65), 5)
 
 
 @pytest.mark.parametrize(

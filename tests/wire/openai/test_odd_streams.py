@@ -252,6 +252,11 @@ def test_parallel_calls_without_ids_are_told_apart_by_their_names(index: dict[st
     assert calls_of(*body) == [("", "f", '{"x":1}'), ("", "f", '{"x":2}'), ("", "g", "{}")]
 
 
+def test_parallel_calls_with_one_index_are_numbered_also_after_halves_of_characters() -> None:
+    _, chunks = read(call("f", '{"x":"\ud83d', index=0), call(None, '\ude00"}', index=0), call("g", "{}", index=0), DONE)
+    assert [each.index for one in chunks for each in one.choices[0].delta.tool_calls or ()] == [0, 0, 1]
+
+
 def test_an_index_may_be_text_and_a_name_may_come_late_or_again() -> None:
     body = [
         call("f", "{", index="0", id="a"),
