@@ -204,12 +204,14 @@ async def _read_chunks(answer: PendingAnswer, *, includes_usage: bool) -> AsyncG
             for chunk in batch[1]:
                 if chunk.usage is not None and (driver.has_changed_hands or (last is not None and _lacks_a_count(chunk.usage))):
                     chunk = replace(chunk, usage=None)  # noqa: PLW2901  it counts the earlier part as prompt, or not all that came
+                if counts is not None and (chunk.choices or chunk.usage is not None):  # they were not the last
+                    if further_fields(counts):
+                        yield replace(counts, usage=None, choices=[ChunkChoice()])
+                    counts = None
                 if chunk.choices:
                     yield chunk
                     last = chunk
                 elif includes_usage and chunk.usage is not None:
-                    if counts is not None and further_fields(counts):
-                        yield replace(counts, usage=None, choices=[ChunkChoice()])
                     counts = chunk
                 elif further_fields(chunk):
                     yield replace(chunk, usage=None, choices=[ChunkChoice()])

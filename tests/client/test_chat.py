@@ -190,13 +190,12 @@ async def test_the_last_usage_on_the_wire_is_the_answers() -> None:
         return b"data: " + msgspec.json.encode({"id": "c", "model": "m", "choices": choices, "usage": usage}) + b"\n\n"
 
     words = [event([{"index": 0, "delta": {"content": "Hi"}}], 1), event([{"index": 0, "delta": {}, "finish_reason": "stop"}], 2)]
-    steps = [event([], 1), *words, event([], 3), event([], 270), b"data: [DONE]\n\n"]
-    body = HttpAnswer(headers={"Content-Type": "text/event-stream"}, steps=steps)
-    async with answering(body) as (client, _scripted):
-        *_, last = [chunk async for chunk in await create(client, stream_options={"include_usage": True})]
-        answer = await whole(client)
-    assert last.choices == []
-    assert [each.usage.completion_tokens for each in (last, answer) if each.usage] == [270, 270]
+    for after, completion in (([], 2), ([event([], 3), event([], 270)], 270)):
+        body = HttpAnswer(headers={"Content-Type": "text/event-stream"}, steps=[event([], 0), *words, *after, b"data: [DONE]\n\n"])
+        async with answering(body) as (client, _scripted):
+            *_, last = [chunk async for chunk in await create(client, stream_options={"include_usage": True})]
+            answer = await whole(client)
+        assert [each.usage.completion_tokens for each in (last, answer) if each.usage] == [completion, completion]
 
 
 async def test_usage_that_no_endpoint_told_is_estimated_and_says_so() -> None:

@@ -38,16 +38,11 @@ def own_bill(usage: CompletionUsage | None) -> float | None:
 def has_counted(usage: CompletionUsage | None, tokens: int) -> bool:
     """Return True if a server has counted the tokens that it made: zero is no count of an answer of which something came.
 
-    It may be the number of tokens outside of the reasoning, if the usage has a count of reasoning.
-
     Args:
         usage: the server's usage; None: it sent none.
         tokens: tokens that came, by this side's estimate.
     """
-    if usage is None:
-        return False
-    details = usage.completion_tokens_details
-    return usage.completion_tokens > 0 or not tokens or bool(details and details.reasoning_tokens)
+    return usage is not None and (usage.completion_tokens > 0 or not tokens)
 
 
 def has_counted_prompt(usage: CompletionUsage | None, tokens: int) -> bool:

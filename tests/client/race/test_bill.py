@@ -17,11 +17,12 @@ def usage(prompt: int, completion: int, total: int, reasoning: int | None = None
     return CompletionUsage(prompt_tokens=prompt, completion_tokens=completion, total_tokens=total, completion_tokens_details=details)
 
 
-def test_zero_is_a_count_only_beside_a_count_of_reasoning_or_if_nothing_came() -> None:
+def test_zero_is_a_count_only_if_nothing_came() -> None:
     assert not has_counted(None, 5)
     assert not has_counted(usage(60, 0, 72), 5)
+    assert not has_counted(usage(60, 0, 72, reasoning=12), 5)
     assert has_counted(usage(60, 0, 60), 0)
-    assert has_counted(usage(60, 0, 72, reasoning=12), 5)
+    assert has_counted(usage(60, 0, 72, reasoning=12), 0)
     assert has_counted(usage(60, 5, 65), 5)
 
 
