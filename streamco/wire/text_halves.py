@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Hashable
 from typing import Any
 
-__all__ = ["HALF", "TextHalves", "whole_values"]
+__all__ = ["HALF", "TextHalves", "join_pairs", "whole_values"]
 
 HALF = "\ufffd"
 """What is in the place of a half whose other half never came."""
@@ -49,7 +49,7 @@ class TextHalves:
         """
         if not piece or (piece.isascii() and text not in self._held):
             return piece
-        piece = (self._held.pop(text, "") + piece).encode("utf-16-le", "surrogatepass").decode("utf-16-le", "surrogatepass")
+        piece = join_pairs(self._held.pop(text, "") + piece)
         if "\ud800" <= piece[-1] <= "\udbff":
             self._held[text] = piece[-1]
             piece = piece[:-1]
@@ -68,6 +68,11 @@ class TextHalves:
         texts = list(self._held)
         self._held.clear()
         return texts
+
+
+def join_pairs(text: str) -> str:
+    """Return a text in which pairs of halves are joined; other halves stay."""
+    return text if text.isascii() else text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "surrogatepass")
 
 
 def whole_values(value: Any, *, has_pieces: bool = False) -> Any:

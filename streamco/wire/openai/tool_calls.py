@@ -8,7 +8,7 @@ import msgspec
 
 from streamco.openai_types import ChoiceDelta, ChunkChoice, CustomDelta, FunctionDelta, ToolCallDelta, further_fields
 from streamco.wire.openai.further_parts import FurtherParts
-from streamco.wire.text_halves import whole_values
+from streamco.wire.text_halves import join_pairs
 
 __all__ = ["THINKING", "CallParts", "ChoiceNumbers", "JSONPieces", "ToolCalls", "arguments_of"]
 
@@ -269,7 +269,7 @@ class ChoiceNumbers:
 
 def _is_json(text: str) -> bool:
     try:
-        msgspec.json.decode(whole_values(text))  # halves of characters are joined later
+        msgspec.json.decode(join_pairs(text))  # the pieces that readers get are joined later
     except (msgspec.DecodeError, ValueError, RecursionError):
         return False
     return True
