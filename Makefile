@@ -86,7 +86,7 @@ fuzz: $(VENV)/.dev
 	PYTHONPATH=. $(BIN)/python -m tests.fuzz.verify --cases $(CASES)
 	PYTHONPATH=. $(BIN)/python -m tests.fuzz.split --cases $(CASES)
 
-# A million streams as real servers break them, read in three ways and compared with an oracle: some two hours on two cores. Ctrl-C ends it early.
+# A million streams as real servers break them, read in three ways and compared with an oracle: an hour and a quarter on two cores. Ctrl-C ends it early.
 # One in fifty goes over TCP, too: through the SDK, the proxy and hand-overs.
 fuzz-streams: $(VENV)/.dev
 	PYTHONPATH=. $(BIN)/python -m tests.mutants --count $(STREAMS)

@@ -392,25 +392,15 @@ def _make_session(timeouts: Timeouts) -> aiohttp.ClientSession:
     import aiohttp
 
     class Connector(aiohttp.TCPConnector):
-        async def connect(
-            self,
-            req: aiohttp.ClientRequest,
-            traces: list[aiohttp.tracing.Trace],
-            timeout: aiohttp.ClientTimeout,  # noqa: ASYNC109  aiohttp's name
-        ) -> aiohttp.connector.Connection:
-            connection = await super().connect(req, traces, timeout)
+        async def connect(self, *arguments: Any, **options: Any) -> aiohttp.connector.Connection:
+            connection = await super().connect(*arguments, **options)
             _record_transport(connection)
             return connection
 
-        async def _create_connection(
-            self,
-            req: aiohttp.ClientRequest,
-            traces: list[aiohttp.tracing.Trace],
-            timeout: aiohttp.ClientTimeout,  # noqa: ASYNC109  aiohttp's name
-        ) -> aiohttp.client_proto.ResponseHandler:
+        async def _create_connection(self, *arguments: Any, **options: Any) -> aiohttp.client_proto.ResponseHandler:
             taking = _taking.get(None)
             async with PeerTimeout(timeouts.connect if taking is None else taking.limit):  # it looks twice; aiohttp's own does not
-                return await super()._create_connection(req, traces, timeout)
+                return await super()._create_connection(*arguments, **options)
 
     return aiohttp.ClientSession(
         connector=Connector(limit=0, keepalive_timeout=_KEEP_ALIVE),

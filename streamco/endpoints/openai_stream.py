@@ -56,9 +56,7 @@ _EOF_GRACE = 0.02  # seconds the end of the stream is held for the last bytes, s
 _USUAL_FIRST_TOKEN = Timeouts().first_token
 _WHOLE_ANSWER = 600.0  # seconds for an answer that isn't streamed, if the limit on the first token is the usual one; as OpenAI's SDK has it
 _END_GRACE = 5.0  # seconds for usage and [DONE] after the last finish_reason; some servers send neither and keep the socket open
-
-
-_UNUSED = ChatStreamParser()
+_NOT_BEGUN = ChatStreamParser()  # of streams without an answer yet; nobody feeds it
 
 
 class StreamCall(Struct, frozen=True):
@@ -237,7 +235,7 @@ class OpenAIStream:
         self._cancelling: asyncio.Task[None] | None = None
         self._response: aiohttp.ClientResponse | None = None
         self._content: aiohttp.StreamReader | None = None
-        self._parser: Parser = _UNUSED  # until the answer begins
+        self._parser: Parser = _NOT_BEGUN
         self._boundary = BoundaryWhitespace()
         self._held: list[ChatCompletionChunk] | None = []  # chunks before the first content; None: it has come
         self._is_complete = False

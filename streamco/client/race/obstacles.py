@@ -92,7 +92,7 @@ def in_order(facts: RequestFacts, servers: Sequence[Endpoint]) -> tuple[list[End
     if not late or len(late) == len(able):
         return [server for server in servers if server.name in able], {}
     ordered = sorted((server for server in servers if server.name in able), key=lambda server: server.name in late)
-    first = next((index for index, server in enumerate(servers) if server.name == ordered[0].name), 0) if ordered else 0
+    first = next(index for index, server in enumerate(servers) if server.name == ordered[0].name)
     return ordered, {server.name: late[server.name] for server in servers[:first] if server.name in late}
 
 
