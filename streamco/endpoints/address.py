@@ -5,7 +5,7 @@ from __future__ import annotations
 import ipaddress
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from functools import lru_cache
 from typing import TYPE_CHECKING, Protocol
 from urllib.parse import SplitResult, quote, urlsplit, urlunsplit
@@ -20,7 +20,20 @@ from streamco.errors import ConfigError
 if TYPE_CHECKING:
     from yarl import URL
 
-__all__ = ["Address", "Url", "account_headers", "find_address", "host_of", "is_loopback", "is_url", "parse_url", "read_key", "url_text"]
+__all__ = [
+    "Address",
+    "Url",
+    "account_headers",
+    "find_address",
+    "host_of",
+    "is_loopback",
+    "is_url",
+    "parse_url",
+    "read_key",
+    "split_url",
+    "url_text",
+    "without_password",
+]
 
 _AZURE_VERSION = "2024-10-21"  # the first stable version with stream_options
 _LOOPBACK = (ipaddress.ip_network("127.0.0.0/8"), ipaddress.ip_network("::1/128"))
@@ -229,16 +242,27 @@ def host_of(url: str) -> str:
         return ""
 
 
-def _split(url: str) -> SplitResult:
+def split_url(url: str, schemes: Collection[str]) -> SplitResult | None:
+    """Return the parts of a server's URL, or None if it is malformed, has no host or none of these schemes."""
     try:
         parts = urlsplit(url.strip())
-        is_good = parts.scheme in {"http", "https"} and bool(parts.hostname) and (parts.port is None or parts.port > 0)
+        is_good = parts.scheme in schemes and bool(parts.hostname) and (parts.port is None or parts.port > 0)
     except ValueError:
-        is_good = False
-    if not is_good:
-        scheme, separator, rest = url.rpartition("://")
-        shown = scheme + separator + rest.rpartition("@")[2]  # without a password
-        raise ConfigError(f'base_url: expected a URL like "https://host/v1", got {shown!r}')
+        return None
+    return parts if is_good else None
+
+
+def without_password(url: str) -> str:
+    """Return a URL, which may be malformed, without user name and password, for errors."""
+    text = url.strip()
+    scheme = text[: text.find("://") + 3] if "://" in text else ""
+    return scheme + text.removeprefix(scheme).rpartition("@")[2]
+
+
+def _split(url: str) -> SplitResult:
+    parts = split_url(url, ("http", "https"))
+    if parts is None:
+        raise ConfigError(f'base_url: expected a URL like "https://host/v1", got {without_password(url)!r}')
     if "@" in parts.netloc:
         raise ConfigError(f"base_url: expected no user name or password in it, got one for {parts.hostname}; pass api_key or headers")
     return parts

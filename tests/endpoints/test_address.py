@@ -194,7 +194,7 @@ def test_a_malformed_url_is_refused(url: str) -> None:
 
 
 def test_credentials_in_the_url_are_refused_and_not_shown() -> None:
-    for url in ("https://user:pass@host.example/v1", "ftp://user:pass@host.example/v1"):
+    for url in ("https://user:pass@host.example/v1", "ftp://user:pass@host.example/v1", "https://user:://pass@host.example:0"):
         with pytest.raises(ConfigError) as info:
             find(url, "k")
         assert "pass@" not in str(info.value)

@@ -13,13 +13,13 @@ import ssl
 from collections.abc import Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING
-from urllib.parse import SplitResult, urlsplit, urlunsplit
+from urllib.parse import SplitResult, urlunsplit
 from weakref import WeakSet
 
 from msgspec.structs import replace
 
 from streamco.config import Timeouts
-from streamco.endpoints.address import Url, is_loopback, url_text
+from streamco.endpoints.address import Url, is_loopback, split_url, url_text, without_password
 from streamco.endpoints.base import Endpoint, TokenPrices
 from streamco.endpoints.known_servers.probe import STREAMCO
 from streamco.endpoints.known_servers.providers import find_provider
@@ -290,13 +290,9 @@ def verifier_url(url: Url, *, is_plain: bool) -> tuple[str, str]:
 
 
 def _split(url: Url, *, is_plain: bool) -> SplitResult:
-    parts = urlsplit(url_text("url", url).strip())
-    try:
-        port_is_good = parts.port is None or parts.port > 0
-    except ValueError:
-        port_is_good = False
-    shown = urlunsplit(parts._replace(netloc=parts.netloc.rpartition("@")[2]))
-    if parts.scheme not in _SCHEMES or not parts.hostname or not port_is_good or parts.fragment:
+    text = url_text("url", url)
+    parts, shown = split_url(text, _SCHEMES), without_password(text)
+    if parts is None or parts.fragment:
         raise ConfigError(f'url: expected a URL like "https://host:8000" or "wss://host:8000", got {shown!r}')
     if "@" in parts.netloc:
         raise ConfigError(f"url: expected no user name or password in it, got one for {parts.hostname}; pass token")

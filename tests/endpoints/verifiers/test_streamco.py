@@ -160,7 +160,20 @@ def test_the_path_is_added_where_there_is_none(url: str, wanted: str) -> None:
     assert wanted in repr(VerifierEndpoint(url))
 
 
-@pytest.mark.parametrize("url", ["", "host:80", "ftp://host", "ws://", "wss://user:secret@host", "wss://host:99999", "ws://example.com"])
+@pytest.mark.parametrize(
+    "url",
+    [
+        "",
+        "host:80",
+        "ftp://host",
+        "ws://",
+        "wss://user:secret@host",
+        "wss://host:99999",
+        "wss://[::1:8000",
+        "https://user:se://secret@host:0",
+        "ws://example.com",
+    ],
+)
 def test_a_url_that_is_none_is_refused_without_telling_its_password(url: str) -> None:
     with pytest.raises(ConfigError) as caught:
         VerifierEndpoint(url)
