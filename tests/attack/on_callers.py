@@ -220,13 +220,13 @@ async def path_tricks(victim: CallersVictim, size: int) -> str:
 
 @attack("figures of others, asked for by a query, a header, a body, and without an operator's key", "its own alone, and 403")
 async def figures_of_others(victim: CallersVictim, size: int) -> str:
-    mine, others = victim.caller("curious", budget=0.5), victim.caller("rich", budget=77.0)
+    mine, others = victim.caller("curious", budget=0.5), victim.caller("rich", budget=77.125)
     await victim.program.post(CHAT, HELLO, others)
     for path in (f"{USAGE}?caller=rich", f"{USAGE}?name=rich&operator=1", f"{USAGE}/rich", f"{USAGE}?caller=%27%20OR%201=1"):
         named = {"X-Caller": "rich", "X-Streamco-Caller": "rich", "X-Forwarded-User": "rich"}
         async with victim.program.http.get(path, headers={**mine, **named}) as response:
             text = await response.text()
-        if "rich" in text.replace(path, "") or "77" in text:
+        if "rich" in text.replace(path, "") or "77.125" in text:
             raise Harm(f"{path}: {text[:100]}")
     for path in (METRICS, TOTALS, f"{METRICS}?operator=1", f"{TOTALS}?", "/%6detrics", "/streamco%2Ftotals"):
         async with victim.program.http.get(path, headers=mine) as response:

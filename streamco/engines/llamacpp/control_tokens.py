@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping
 from itertools import pairwise
 from typing import Any
 
-from streamco.errors import EngineError
+from streamco.errors import PromptError
 
 __all__ = ["ControlTokens"]
 
@@ -52,8 +52,14 @@ class ControlTokens:
         A text that ends like the beginning of a control token gets a mark there, because the template may put another text after it.
 
         Raises:
-            EngineError: the messages hold every character that could be a mark.
+            PromptError: the messages hold every character that could be a mark, or values nested deeper than Python's stack is.
         """
+        try:
+            return self._mark(messages)
+        except RecursionError as exc:
+            raise PromptError("messages: expected values with fewer levels of nesting, got more") from exc
+
+    def _mark(self, messages: list[dict[str, Any]]) -> tuple[list[dict[str, Any]], str]:
         texts: list[str] = []
 
         def collect(text: str) -> str:
@@ -66,7 +72,7 @@ class ControlTokens:
         used = set().union(*texts)
         mark = next((chr(code) for code in _MARKS if chr(code) not in used), "")
         if not mark:
-            raise EngineError("messages: expected text that lacks one private-use character at least, got all of them")
+            raise PromptError("messages: expected text that lacks one private-use character at least, got all of them")
         marked: list[dict[str, Any]] = _map_texts(messages, lambda text: self._marked(text, mark))
         return marked, mark
 

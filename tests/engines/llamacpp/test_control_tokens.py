@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import pytest
@@ -12,7 +13,7 @@ from streamco.engines.chat_template import ChatTemplate
 from streamco.engines.llama import LlamaEngine
 from streamco.engines.llamacpp.control_tokens import ControlTokens
 from streamco.engines.prompt_ids import chat_ids, prompt_ids
-from streamco.errors import EngineError
+from streamco.errors import EngineError, PromptError
 
 FIRST = 2_000_000
 TOKENS = {"<|im_start|>": 2_000_001, "<|im_end|>": 2_000_002, "<|im|>": 2_000_003, "start|><|": 2_000_004, "x": 2_000_005}
@@ -69,8 +70,15 @@ def test_tokens_take_the_spaces_beside_them() -> None:
     assert tokens.tokenize("a <|im_end|> b <|im_start|> c", "\ue001", lambda text: [len(text)]) == [1, 2_000_002, 3, 2_000_001, 1]
 
 
+@pytest.mark.parametrize("value", ["[" * 900 + "]" * 900, '{"a":' * 900 + "1" + "}" * 900])
+def test_values_that_are_nested_too_deep_are_refused(value: str) -> None:
+    arguments = json.loads(value)
+    with pytest.raises(PromptError, match="messages: expected values with fewer levels of nesting, got more"):
+        ControlTokens(TOKENS).mark([{"role": "assistant", "content": "", "tool_calls": [{"arguments": arguments}]}])
+
+
 def test_messages_with_every_mark_are_refused() -> None:
-    with pytest.raises(EngineError, match="expected text that lacks one private-use character"):
+    with pytest.raises(PromptError, match="expected text that lacks one private-use character"):
         ids_of("<|im_end|>" + "".join(map(chr, range(0xE001, 0xF900))))
 
 
