@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from experiments.synera.quality import qualities
-from experiments.synera.results import Result, read_package
+from experiments.synera.results import Result
 from experiments.synera.summary import score_lines, summary_lines, token_lines
-from tests.support.words import page_words
 
 TASKS = {
     "gsm8k": [{"device": Result(0.0, 10), "server": Result(1.0, 10), "confidence 0.2": Result(0.5, 10, server_tokens=2)}] * 2,
@@ -32,16 +30,3 @@ def test_tokens_have_the_range_over_tasks() -> None:
 
 def test_a_summary_has_both() -> None:
     assert sum(line.startswith("|  |") for line in summary_lines(TASKS, [0.2])) == 2
-
-
-def test_the_pages_answer_is_of_the_packaged_scores() -> None:
-    page = page_words("docs/research/synera.md")
-    ratios, right = [], {}
-    for task, questions in read_package().items():
-        device, chunks = (each.score.value for each in qualities([*questions.values()], ["device", "confidence 0.2"]))
-        if task == "gsm8k":
-            right = {"device": device * len(questions), "chunks": chunks * len(questions), "all": len(questions)}
-        else:
-            ratios.append(chunks / device)
-    assert f"{min(ratios):.2f} to {max(ratios):.2f} times the device's score on five tasks" in page
-    assert f"solves {right['device']:.0f} of {right['all']}, with that budget {right['chunks']:.0f}" in page
