@@ -1,4 +1,4 @@
-"""Names and words: every file stem, class name and docstring keeps the rules that CONTRIBUTING.md states.
+"""Names: every file stem, class name and docstring keeps the rules that CONTRIBUTING.md states.
 
 Each rule is a function over source text that returns what it found, so that a test can show it failing on a bad example.
 """
@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ast
 import re
+import warnings
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
@@ -26,16 +27,14 @@ SERVICE = frozenset({"batches", "service", "sessions", "stats"})
 ROLES = PROTOCOL | SERVICE | {"__init__", "base", "driver", "errors", "events", "kind", "machine", "options", "report"}
 """File names that say a role and not a subject: each folder may have one."""
 
-HEADLESS = frozenset(
-    {"As", "At", "Because", "Behind", "By", "For", "From", "If", "In", "It", "Its", "Likewise", "Of", "So", "Somebody", "Something"}
-    | {"That", "Their", "They", "Those", "To", "Until", "When", "Where", "Whether", "Which", "Who", "Whom", "Whose", "With"}
-)
-"""First words of a docstring whose subject stands elsewhere."""
-
 FEWEST_WORDS = 3
 MOST_LINES = 500
 MOST_ATTRIBUTES = 20
 MOST_NAMES = 20
+
+
+class LargePart(UserWarning):
+    """A file, class or folder has grown beyond the size at which to ask why."""
 
 
 def repeated_stems(paths: Iterable[str]) -> list[str]:
@@ -59,17 +58,12 @@ def repeated_classes(sources: Mapping[str, str]) -> list[str]:
     return [f"{name}: {' and '.join(where)}" for name, where in sorted(found.items()) if len(where) > 1]
 
 
-def headless_docstrings(source: str) -> list[str]:
-    """Return the docstrings of public names that begin with a word of ``HEADLESS`` or have fewer than ``FEWEST_WORDS`` words."""
+def short_docstrings(source: str) -> list[str]:
+    """Return the docstrings of public names whose first paragraph has fewer than ``FEWEST_WORDS`` words."""
     found = []
     for node, name in documented(ast.parse(source)):
         text = ast.get_docstring(node)
-        if not text:
-            continue
-        words = text.split("\n\n")[0].split()
-        if words[0] in HEADLESS:
-            found.append(f"{name}: begins with {words[0]!r}")
-        elif len(words) < FEWEST_WORDS:
+        if text and len(text.split("\n\n")[0].split()) < FEWEST_WORDS:
             found.append(f"{name}: {text.splitlines()[0]!r} has fewer than {FEWEST_WORDS} words")
     return found
 
@@ -122,13 +116,9 @@ def test_a_public_class_name_is_used_once_in_the_package() -> None:
 
 
 @pytest.mark.parametrize("path", MODULES, ids=lambda path: str(path.relative_to(ROOT / "streamco")))
-def test_a_docstring_has_a_head(path: Path) -> None:
-    assert not headless_docstrings(path.read_text())
-
-
-@pytest.mark.parametrize("docstring", ["Of the draft.", "Seconds.", "For the next round, if there is one.", "Its figures."])
-def test_a_headless_docstring_is_found(docstring: str) -> None:
-    assert headless_docstrings(f'"""The module of drafts."""\n\n\nclass Draft:\n    """{docstring}"""\n')
+def test_a_docstring_is_a_sentence(path: Path) -> None:
+    assert not short_docstrings(path.read_text())
+    assert short_docstrings('"""The module of drafts."""\n\n\nclass Draft:\n    """Its figures."""\n')
 
 
 def test_each_page_that_code_mentions_exists() -> None:
@@ -137,19 +127,30 @@ def test_each_page_that_code_mentions_exists() -> None:
     assert missing_pages("see docs/engine.md", ROOT) == ["docs/engine.md"]
 
 
-def test_no_file_is_longer_than_500_lines() -> None:
-    assert not [f"{path.relative_to(ROOT)}: {size}" for path in MODULES if (size := len(path.read_text().splitlines())) > MOST_LINES]
+def large_parts() -> Iterator[str]:
+    """Yield files, classes and folders that are large enough to ask why, unless the head of the file says it ("600 lines, because ...")."""
+    for path in MODULES:
+        source, name = path.read_text(), path.relative_to(ROOT)
+        if (size := len(source.splitlines())) > MOST_LINES and not gives_a_reason(source):
+            yield f"{name}: {size} lines"
+        yield from (f"{name}: {found}" for found in large_classes(source))
+    for folder in sorted({path.parent for path in MODULES}):
+        if (size := len([each for each in folder.iterdir() if is_listed(each)])) > MOST_NAMES:
+            yield f"{folder.relative_to(ROOT)}: {size} names"
 
 
-def test_no_class_has_more_than_20_attributes() -> None:
-    assert not {str(path.relative_to(ROOT)): found for path in MODULES if (found := large_classes(path.read_text()))}
+def gives_a_reason(source: str) -> bool:
+    """Return True if the module's docstring says how long it is, and why."""
+    return bool(re.search(r"\b\d+ lines,? because\b", ast.get_docstring(ast.parse(source)) or ""))
+
+
+@pytest.mark.filterwarnings("default::tests.test_names.LargePart")
+def test_what_is_large_is_named() -> None:
+    """Large parts are no failure: pytest prints the warning below the results."""
+    assert gives_a_reason('"""A parser.\n\n600 lines, because its states only make sense side by side.\n"""\n')
     assert large_classes("class Pair:\n    def __init__(self):\n" + "".join(f"        self.x{index} = 0\n" for index in range(21)))
-
-
-def test_no_folder_lists_more_than_20_names() -> None:
-    folders = {path.parent for path in MODULES}
-    sizes = {str(folder.relative_to(ROOT)): len([each for each in folder.iterdir() if is_listed(each)]) for folder in folders}
-    assert not {folder: size for folder, size in sizes.items() if size > MOST_NAMES}
+    if found := [*large_parts()]:
+        warnings.warn(f"worth a look: {'; '.join(found)}", LargePart, stacklevel=1)
 
 
 def is_listed(path: Path) -> bool:
