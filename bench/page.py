@@ -12,9 +12,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from bench import fidelity_tables, page_tables
+from bench import page_tables
 from bench.report import emit
 from bench.runs import Run, figure, load, names
+from bench.timed import fidelity_tables
 
 __all__ = ["PAGE", "QUESTIONS", "Question", "main", "render"]
 

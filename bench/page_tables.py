@@ -10,10 +10,10 @@ from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
 
-from bench import fidelity_tables
-from bench.dispatch import PAPER_MS, SIDES
+from bench.counted.dispatch import PAPER_MS, SIDES
 from bench.runs import Run, figure, load
-from experiments.tables import replace_table, table_lines
+from bench.tables import replace_table, table_lines
+from bench.timed import fidelity_tables
 
 __all__ = ["DOCS", "TABLES", "PageTable", "render"]
 

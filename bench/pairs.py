@@ -10,10 +10,10 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
+from bench.fetch_models import MODELS, fetched
 from bench.traces import data_folder
 from streamco.engines.llamacpp.bundled_model import packaged_model
 from streamco.engines.llamacpp.gguf import derived
-from tools.fetch_models import MODELS, fetched
 
 __all__ = ["DRAFTS", "TARGET", "TASKS", "Question", "load_questions", "model_file", "rouge", "score"]
 

@@ -26,7 +26,7 @@ from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
-from bench.__main__ import BENCHES
+from bench.__main__ import BENCHES, module_of
 from bench.page import QUESTIONS
 from bench.report import Row
 from bench.runs import RUNS, load, save
@@ -34,9 +34,11 @@ from bench.runs import RUNS, load, save
 __all__ = ["commit", "is_same_code", "keep", "machine", "main", "run", "split_options", "wanted_for_page"]
 
 HERE = Path(__file__).resolve().parent
-_CODE = ("streamco", "bench", "tools/fetch_models.py", "tests/support", "setup.py", "pyproject.toml")  # what the page's runs depend on
-_NOT_CODE = tuple(f":(exclude)bench/{each}" for each in ("results", "page.py", "page_tables.py", "fidelity_tables.py"))
-_RESULTS = ("docs/", "bench/results/", "experiments/results/")  # may change while a bench runs
+_CODE = ("streamco", "bench", "tests/support", "setup.py", "pyproject.toml")  # what the page's runs depend on
+_NOT_CODE = tuple(
+    f":(exclude)bench/{each}" for each in ("results", "papers", "tasks", "release", "page.py", "page_tables.py", "timed/fidelity_tables.py")
+)
+_RESULTS = ("docs/", "bench/results/")  # may change while a bench runs
 
 
 def machine() -> str:
@@ -81,7 +83,7 @@ def commit(root: Path = HERE.parent) -> str:
 
 def run(name: str, *options: str) -> list[Row]:
     """One bench's rows."""
-    command = [sys.executable, "-m", f"bench.{name}", "--json", *options]
+    command = [sys.executable, "-m", module_of(name), "--json", *options]
     done = subprocess.run(command, cwd=HERE.parent, check=True, stdout=subprocess.PIPE, text=True)
     return [Row(**json.loads(line)) for line in done.stdout.splitlines() if line.startswith("{")]
 

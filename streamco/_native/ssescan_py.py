@@ -3,9 +3,9 @@
 An event is plain if it has one ``data:`` line and then a blank line, both ended by LF or both by CRLF. Chat servers send such events.
 Anything else (comments, other fields, several lines, a lone CR, an incomplete event) stops the scan and is left to the caller.
 
-With 250-byte events (bench/wire.py), the event layer is faster on the compiled scanner than on this twin: 14 times for events in bulk, and
-5 times for one event a read. It is 4 times as fast as the best pure Python found (one bytes.split). With 220-byte events, a copy takes
-half as long as decoding the event with msgspec does, and on this twin 1.5 times as long.
+With 250-byte events (bench/timed/wire.py), the event layer is faster on the compiled scanner than on this twin: 14 times for events in
+bulk, and 5 times for one event a read. It is 4 times as fast as the best pure Python found (one bytes.split). With 220-byte events, a copy
+takes half as long as decoding the event with msgspec does, and on this twin 1.5 times as long.
 """
 
 from __future__ import annotations

@@ -14,7 +14,7 @@ with alpha the acceptance, c_t the confidence of token t and gamma the window. T
   the likeliest one is right more often than a draw.
 
 If the acceptance of each token is known by itself, ``chain_rejection`` needs no such form: the first rejection is at a position if all
-tokens before it are accepted and it is not. ``bench/speculate.py`` compares both.
+tokens before it are accepted and it is not. ``bench/timed/speculate.py`` compares both.
 
 A *branch* is one expected verdict, with its position of rejection and its correction, and the tokens drafted after it. ``rank_branches``
 gives the probability of each branch. ``schedule_branches`` chooses how many are drafted until the verdict comes, and how many of them in

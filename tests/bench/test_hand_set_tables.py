@@ -1,7 +1,7 @@
 """Tables that are set by hand, outside the marks of generated ones, have the figures of the kept runs.
 
 A line is compared as it stands. Of a table row the numbers are compared, up to their rounding. The figures come from what
-``bench.record`` and ``experiments.kept`` kept.
+``bench.record`` and ``bench.papers.kept`` kept.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ from typing import NamedTuple
 
 import pytest
 
-from bench.gpu_rows import SHAPES
+from bench.papers.kept import load as kept_results
+from bench.papers.quality.equation import cells_of
+from bench.papers.quality.measured import read_package
 from bench.runs import load, names
-from experiments.kept import load as kept_results
-from experiments.quality.equation import cells_of
-from experiments.quality.measured import read_package
-from experiments.tables import means_of
+from bench.tables import means_of
+from bench.timed.gpu_rows import SHAPES
 from tests.support.data import ROOT
 
 TOGETHER = "windows, recorded drafts: 4 links together"
@@ -217,7 +217,7 @@ def split_rows() -> Iterator[TableRow]:
         ]
         yield TableRow(SPLIT, "## HAT's Table V, live", f"| {label} |", first)
     texts = [value("split_texts", "200 prompts", "equal texts", states) for states in ("f32", "f16", "i8")]
-    yield TableRow(SPLIT, "`python -m bench.split_texts` compares", "| 200 |", texts)
+    yield TableRow(SPLIT, "`python -m bench split_texts` compares", "| 200 |", texts)
 
 
 def paper_rows() -> Iterator[TableRow]:

@@ -9,7 +9,7 @@ import pytest
 from bench.page_tables import TABLES, PageTable, early_exit, importance, render, split_texts
 from bench.report import Row
 from bench.runs import Run
-from experiments.tables import table_lines
+from bench.tables import table_lines
 
 
 def run_of(*rows: tuple[str, str, str, float]) -> Run:

@@ -61,7 +61,7 @@ def test_a_checkout_without_an_upstream_records_its_own_commits(checkout: Path) 
 
 def test_commits_of_results_and_texts_are_of_the_same_code(checkout: Path) -> None:
     commits = [git(checkout, "rev-parse", "HEAD")]
-    for name in ("bench/results/topk.jsonl", "docs/benchmarks.md", "bench/page.py", "bench/topk.py", "streamco/a.py"):
+    for name in ("bench/results/topk.jsonl", "docs/benchmarks.md", "bench/page.py", "bench/timed/topk.py", "streamco/a.py"):
         (checkout / name).parent.mkdir(exist_ok=True)
         (checkout / name).write_text(f"changed after {commits[-1]}")
         git(checkout, "add", ".")

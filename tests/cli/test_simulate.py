@@ -143,16 +143,16 @@ def experiments_of_the_page(folder: Path) -> list[Experiment]:
     return found
 
 
-def test_the_page_shows_the_file_that_lies_in_experiments_and_two_more_that_can_be_run(tmp_path: Path) -> None:
+def test_the_page_shows_the_file_that_lies_in_examples_and_two_more_that_can_be_run(tmp_path: Path) -> None:
     first, race, split = experiments_of_the_page(tmp_path)
-    lying = read_experiment(ROOT / "experiments" / "first.yaml")
+    lying = read_experiment(ROOT / "examples" / "first.yaml")
     assert first.file == lying.file
     assert len(race.scenarios) == 10
     assert len(split.scenarios) == 6
 
 
 def test_the_first_experiment_runs_and_drafting_pays_near_the_server_only(tmp_path: Path) -> None:
-    done = run(ROOT / "experiments" / "first.yaml", "--quick", "--jobs", 1, folder=tmp_path)
+    done = run(ROOT / "examples" / "first.yaml", "--quick", "--jobs", 1, folder=tmp_path)
     assert done.returncode == 0, done.stderr
     assert (tmp_path / "results" / "first-quick" / "plot.png").exists()
     results = json.loads((tmp_path / "results" / "first-quick" / "results.json").read_bytes())

@@ -1,6 +1,6 @@
 """Thousands of simulated hand-overs at random places lose nothing and repeat nothing.
 
-A hundred thousand are a bench (``bench.migration``).
+A hundred thousand are a bench (``bench.counted.migration``).
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from bench.migration_simulated import Tally, simulate
+from bench.counted.migration_simulated import Tally, simulate
 from streamco.core.pacer import Pacer
 from streamco.core.race.transcript import Transcript
 from streamco.endpoints.continuation import BoundaryWhitespace

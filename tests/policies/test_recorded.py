@@ -7,9 +7,9 @@ from statistics import fmean
 import numpy as np
 import pytest
 
-from bench.dispatch import PHONES, Judged, judge, plan_all, realise
-from bench.dispatch_learned import compare, run_trace
-from bench.gate import calibrate_length, calibrate_tasks, judge_gate, load_answers
+from bench.counted.dispatch import PHONES, Judged, judge, plan_all, realise
+from bench.counted.dispatch_learned import compare, run_trace
+from bench.counted.gate import calibrate_length, calibrate_tasks, judge_gate, load_answers
 from bench.traces import Halves, fastest_traces, prompt_lengths, ttft_traces
 from streamco.policies.dispatch import Side
 from streamco.profiles import LengthDistribution, TTFTDistribution

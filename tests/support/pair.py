@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from bench.fetch_models import MODELS, fetched
 from streamco.engines.llamacpp.cache_dir import cache_folder
 from streamco.engines.llamacpp.gguf import derived
-from tools.fetch_models import MODELS, fetched
 
 __all__ = ["pair_model"]
 

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
+from bench.fetch_models import MODELS
 from streamco.engines.llamacpp.bundled_model import packaged_model
 from tests.support.data import ROOT
 from tests.support.pair import pair_model
-from tools.fetch_models import MODELS
 
 DERIVE = """
 from streamco.engines.llamacpp import gguf

@@ -47,7 +47,7 @@ QUANTILES = (
     (0.999, 939),
     (0.9995, 1000),
 )
-"""Share of answers, tokens. Made by ``tools/make_answer_lengths.py`` from 13,828 answers of a conversation service that cut them at 1000.
+"""Share of answers, tokens. Made by ``bench/data/make_answer_lengths.py`` from 13,828 answers of a conversation service, cut at 1000.
 
 Source: github.com/Azure/AzurePublicDataset, AzureLLMInferenceTrace_conv, commit b469a113, November 2023, CC-BY 4.0 (Patel et al.,
 "Splitwise: Efficient Generative LLM Inference Using Phase Splitting", ISCA 2024).

@@ -95,11 +95,11 @@ def read_draft_meta(path: Path) -> DraftMeta:
         with np.load(path, allow_pickle=False) as found:
             return msgspec.json.decode(found["meta"].tobytes(), type=DraftMeta)
     except (OSError, ValueError, KeyError, msgspec.MsgspecError, zipfile.BadZipFile) as error:
-        raise ConfigError(f"draft layer {path}: expected weights as experiments.train_draft writes them, got {error}") from error
+        raise ConfigError(f"draft layer {path}: expected weights as bench.data.train_draft writes them, got {error}") from error
 
 
 def read_draft_weights(path: Path) -> DraftWeights:
-    """Return the weights in a file that ``experiments.train_draft`` has written.
+    """Return the weights in a file that ``bench.data.train_draft`` has written.
 
     Raises:
         ConfigError: the file is missing or has no such weights.
@@ -116,7 +116,7 @@ def read_draft_weights(path: Path) -> DraftWeights:
         weights = DraftWeights(meta, arrays["rows"].astype(np.int64), fuse, packed, vectors)
         _check(weights)
     except (OSError, ValueError, KeyError, msgspec.MsgspecError, zipfile.BadZipFile) as error:
-        raise ConfigError(f"draft layer {path}: expected weights as experiments.train_draft writes them, got {error}") from error
+        raise ConfigError(f"draft layer {path}: expected weights as bench.data.train_draft writes them, got {error}") from error
     return weights
 
 

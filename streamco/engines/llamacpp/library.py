@@ -6,7 +6,7 @@ because nothing else says what is wrong with a file.
 
 The threads of llama.cpp meet after each node of the graph, and the first to arrive spins. With OpenMP, as its Linux wheels are built, it
 spins for longer than the scheduler lets it run. If other programs use the cores, a decode may then take a hundred times as long, because
-each thread waits for one that waits for a core. A shorter spin, then sleep, costs nothing while the cores are free (``bench.busy``).
+each thread waits for one that waits for a core. A shorter spin, then sleep, costs nothing while the cores are free (``bench.timed.busy``).
 """
 
 from __future__ import annotations

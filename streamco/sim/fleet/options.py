@@ -139,7 +139,7 @@ class PolicyOptions(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
         offload: how it chooses them. ``combined`` and ``importance`` need a trace with attention.
         forecast: how verdicts are forecast; ``sampled`` is the paper's, with one branch drawn (Synera 4.4).
         draft_token_bytes: bytes of a drafted token in a frame: 2 for its id; 86 with the 20 likeliest candidates, which sampling needs;
-            98,304 with all of 49,152 in half precision (``bench/verify_wire.py``).
+            98,304 with all of 49,152 in half precision (``bench/timed/verify_wire.py``).
     """
 
     routing: str = "join-shortest-queue"

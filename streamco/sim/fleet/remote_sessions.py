@@ -37,7 +37,7 @@ from streamco.sim.hardware.links import SimulatedLink
 
 __all__ = ["SimulatedRemoteStream", "SimulatedVerifierSession", "Traffic"]
 
-_FRAME = 20  # bytes of a greedy draft or verdict without its tokens: bench/verify_wire.py
+_FRAME = 20  # bytes of a greedy draft or verdict without its tokens: bench/timed/verify_wire.py
 _TOKEN = 2  # bytes more for each
 
 

@@ -1,6 +1,6 @@
 """Time of a forward pass on given GPUs: the API ``predict(op, shape, hardware)`` of DSD section 3.1, and a fast form of it.
 
-``streamco.sim.hardware.operators`` has the theory, and ``tools/make_gpu_profiles.py`` makes the packaged tables in ``sim/profiles``.
+``streamco.sim.hardware.operators`` has the theory, and ``bench/data/make_gpu_profiles.py`` makes the packaged tables in ``sim/profiles``.
 docs/hardware.md compares predictions with measured times, and lists the substitutes for models and GPUs without measurements.
 """
 

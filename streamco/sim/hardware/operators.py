@@ -3,7 +3,7 @@
 A pass reads ``new`` tokens of several sequences after those in their caches. Its time is a sum over the layers, split over the GPUs by
 tensor parallelism:
 
-* linear operators (projections, MLP, norms, rope): measured by tokens in the batch, see ``tools/make_gpu_profiles.py``. Their time is
+* linear operators (projections, MLP, norms, rope): measured by tokens in the batch, see ``bench/data/make_gpu_profiles.py``. Their time is
   constant while the weights are read for few tokens, and then linear.
 * attention, a roofline: decoding reads the cache at the memory's bandwidth. A prefill of l tokens does 4 l^2 d FLOPs at the rate of the
   linear operators. The half that the mask hides is counted too, because attention gets about half of their rate.

@@ -32,7 +32,7 @@ from streamco.sim.race.session import Opening, SimulatedRace, SimulatedStream
 __all__ = ["RequestDraw", "SimulatedClient", "RaceOutcome", "draw_request"]
 
 ROUND_TRIP = 0.1  # seconds from a home to a data centre and back, TLS records included
-CANCEL_TAKES = 0.01  # seconds; bench/engine.py measures 1 to 7 ms
+CANCEL_TAKES = 0.01  # seconds; bench/timed/engine.py measures 1 to 7 ms
 _CAPACITY = round(Limits().lookahead * READING)
 
 

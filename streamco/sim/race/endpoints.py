@@ -1,7 +1,7 @@
 """Simulated endpoints of a race, which have times and token counts but no text.
 
 They know how long the answer is and not its words, so every token is the same chunk. A race of a hundred tokens takes some milliseconds to
-simulate, so hundreds of thousands can be run. ``bench/simulated_writer.py`` has an endpoint that writes text.
+simulate, so hundreds of thousands can be run. ``bench/counted/simulated_writer.py`` has an endpoint that writes text.
 
 Each endpoint counts its own work. Tokens that it read and made for a lost race, after a migration or while a cancel was on its way are
 counted, even if the client never receives them.

@@ -34,7 +34,7 @@ ALPACA = (
 """Tokens (cl100k) of prompts and of answers at the shares 0, 0.05 ... 0.95, 0.98, 0.99, 0.999 and 1 of 5,000 Alpaca records.
 
 Source: github.com/gpt4life/alpagasus, data/random/random_9k.json, commit 95ad3e52: records of tatsu-lab/stanford_alpaca drawn at random.
-``python -m experiments.disco lengths`` makes them.
+``python -m bench.papers.disco lengths`` makes them.
 """
 
 

@@ -37,7 +37,7 @@ __all__ = ["AcceptanceMetrics", "AcceptanceOptions", "describe", "draw_accepted"
 Floats = NDArray[np.float64]
 Share = Annotated[float, Meta(ge=0, le=1)]
 
-# Confidences at 17 evenly spaced quantiles, in 255ths, over the packaged traces of Q4_0 for Q8_0 (experiments/fit_acceptance.py)
+# Confidences at 17 evenly spaced quantiles, in 255ths, over the packaged traces of Q4_0 for Q8_0 (bench/data/fit_acceptance.py)
 _OF_ACCEPTED = (11, 71, 102, 126, 146, 166, 186, 203, 219, 231, 239, 245, 249, 252, 254, 255, 255)
 _OF_REJECTED = (10, 29, 40, 50, 56, 64, 71, 77, 85, 94, 105, 112, 122, 132, 150, 173, 249)
 

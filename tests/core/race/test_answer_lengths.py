@@ -10,11 +10,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from bench.data.make_answer_lengths import generated_tokens, table
 from streamco.core.race.answer_lengths import QUANTILES, TYPICAL, AnswerLengths
 from streamco.errors import UsageError
 from streamco.profiles import RemainingLength
 from tests.support.data import data_path
-from tools.make_answer_lengths import generated_tokens, table
 
 Samples = list[tuple[int, bool]]
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from bench.hardware import FITTED, SHORT, errors, kernels, measured, packaged
+from bench.counted.hardware import FITTED, SHORT, errors, kernels, measured, packaged
 from streamco.errors import ConfigError
 from streamco.sim.hardware.forward_pass_times import ForwardPassShape, Hardware, Op, describe, gpus, memory_tokens, predict, predictor
 from streamco.sim.hardware.operators import MODELS, Gpu, all_reduce_seconds, forward_pass

@@ -15,7 +15,7 @@ from streamco.sim.split.options import MiddleServerOptions
 from tests.sim.split.worlds import WORKLOAD, run
 
 HAT: dict[str, Any] = {"drafting": "threshold", "chunking": "balanced", "branches": 3}
-EXPERIMENTS = sorted((Path(__file__).parents[3] / "experiments").glob("hat_*.yaml"))
+EXPERIMENTS = sorted((Path(__file__).parents[3] / "bench" / "papers").glob("hat_*.yaml"))
 
 
 def test_the_same_seed_gives_the_same_bytes_and_another_one_others() -> None:
@@ -63,7 +63,7 @@ def test_recorded_acceptance_is_used_as_it_is() -> None:
 
 @pytest.mark.parametrize(("data", "tokens"), [("SpecBench, 7B", 2.06), ("CNN/DM, 13B", 1.98)])
 def test_the_acceptance_of_the_experiments_gives_the_papers_tokens_a_round(data: str, tokens: float) -> None:
-    experiment = read_experiment(Path(__file__).parents[3] / "experiments" / "hat_table4.yaml")
+    experiment = read_experiment(Path(__file__).parents[3] / "bench" / "papers" / "hat_table4.yaml")
     point = {"data set": data, "framework": "HAT without PD"}
     found = run_scenario(next(each for each in experiment.scenarios if each.point == point)).system
     assert found["round_tokens"] == pytest.approx(tokens, rel=0.03)  # HAT, Table IV

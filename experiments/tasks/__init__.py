@@ -1,8 +1,0 @@
-"""Tasks with a score: chat prompts, references, and what an answer is worth. Shared by the experiments that ask about quality."""
-
-from __future__ import annotations
-
-from experiments.tasks.intervals import Interval, mean_interval, resample
-from experiments.tasks.questions import TASKS, Question, load_questions
-
-__all__ = ["TASKS", "Interval", "Question", "load_questions", "mean_interval", "resample"]
