@@ -18,6 +18,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from bench.checkout import commit, is_same_code, machine
 from bench.papers.disco_correlation import correlation_lines, correlation_rows
 from bench.papers.disco_live import FIGURES as TTFT_FIGURES
 from bench.papers.disco_live import cost_lines, cost_rows, move_lines, move_rows, ttft_lines
@@ -35,7 +36,6 @@ from bench.papers.synera.costs import HEAD as COST_HEAD
 from bench.papers.synera.costs import tables_of as costs_of
 from bench.papers.window_inputs import input_lines, input_rows, make_worlds
 from bench.papers.window_regret import PARTS, compare
-from bench.record import commit, is_same_code, machine
 from bench.tables import means_of, replace_table, table_lines
 from streamco.cli.main import main as streamco
 
@@ -47,7 +47,7 @@ REGRET = "window_regret"  # policies in worlds that the learned window hasn't se
 CODE = (  # what a run depends on
     "streamco",
     *(f"bench/{name}" for name in ("papers", "tasks", "data", "counted/dispatch.py")),
-    *(f"bench/{name}.py" for name in ("record", "tables", "traces", "fetch_models")),
+    *(f"bench/{name}.py" for name in ("checkout", "tables", "traces", "fetch_models")),
 )
 DIGITS = 6  # significant ones that are kept
 

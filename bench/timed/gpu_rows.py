@@ -243,7 +243,7 @@ def main() -> int:
     parser.add_argument("--keep", type=Path, metavar="FILE", help="don't measure: keep what this commit saved, with forecasts")
     options = parser.parse_args()
     if options.keep is not None:
-        from bench.record import commit
+        from bench.checkout import commit
 
         head, rows = kept(options.keep.read_text(encoding="utf-8").splitlines(), at=commit())
         save(BENCH, rows, head)

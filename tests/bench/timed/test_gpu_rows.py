@@ -122,7 +122,7 @@ def test_a_saved_run_is_kept_without_a_gpu(tmp_path: Path, monkeypatch: pytest.M
     file.write_text("".join(f"{json.dumps(line)}\n" for line in ({"machine": H100}, asdict(measured[0]))))
     written: list[Any] = []
     monkeypatch.setattr(gpu_rows, "save", lambda *values: written.extend(values))
-    monkeypatch.setattr("bench.record.commit", lambda: "1dc1f62")
+    monkeypatch.setattr("bench.checkout.commit", lambda: "1dc1f62")
     monkeypatch.setattr("sys.argv", ["gpu_rows", "--keep", str(file)])
     assert main() == 0
     assert written == ["gpu_rows", measured, {"machine": H100, "commit": "1dc1f62"}]
