@@ -14,14 +14,12 @@ BENCHES += ("moves", "gate", "engine", "migration", "hand_over_bytes", "lossless
 BENCHES += (
     "importance",
     "selective",
-    "early_exit",
     "observing",
     "proxy",
     "packing",
     "verifier",
     "aborted_batches",
     "scheduling_overhead",
-    "dssd",
     "windows_recorded",
     "windows_simulated",
 )
@@ -49,6 +47,9 @@ ON_REQUEST = (  # need an environment of their own, models or a GPU
     "gpu_rows",
 )
 
+
+SETTLED = ("dssd", "early_exit")
+"""Benches whose question has its answer: their runs are kept, and the benches are in the history, at the runs' commits."""
 
 ROOMS = ("timed", "counted")
 
