@@ -77,7 +77,7 @@ async def bench(request: pytest.FixtureRequest) -> AsyncIterator[Bench]:
 
 
 async def test_an_answer_by_greedy_rounds_is_the_targets_own(bench: Bench) -> None:
-    async with bench.timed.verifier() as verifier:
+    async with bench.verifier() as verifier:
         talk = Talk(verifier)
         await talk.connect()
         assert await talk.write(len(ANSWER)) == ANSWER
@@ -87,7 +87,7 @@ async def test_an_answer_by_greedy_rounds_is_the_targets_own(bench: Bench) -> No
 
 
 async def test_each_round_brings_the_context_that_the_commands_make(bench: Bench) -> None:
-    async with bench.timed.verifier() as verifier:
+    async with bench.verifier() as verifier:
         talk = Talk(verifier)
         await talk.connect()
         await talk.verify(ANSWER[:4])
@@ -99,7 +99,7 @@ async def test_each_round_brings_the_context_that_the_commands_make(bench: Bench
 
 
 async def test_a_round_with_nothing_to_judge_gives_the_next_token(bench: Bench) -> None:
-    async with bench.timed.verifier() as verifier:
+    async with bench.verifier() as verifier:
         talk = Talk(verifier)
         await talk.connect()
         verdict = await talk.verify([], given=ANSWER[:2])
@@ -107,7 +107,7 @@ async def test_a_round_with_nothing_to_judge_gives_the_next_token(bench: Bench) 
 
 
 async def test_rows_of_the_target_come_with_the_verdict(bench: Bench) -> None:
-    async with bench.timed.verifier() as verifier:
+    async with bench.verifier() as verifier:
         talk = Talk(verifier, top_k=4)
         await talk.connect()
         verdict = await talk.verify(ANSWER[:2])
@@ -117,7 +117,7 @@ async def test_rows_of_the_target_come_with_the_verdict(bench: Bench) -> None:
 
 
 async def test_probing_tells_what_it_can(bench: Bench) -> None:
-    async with bench.timed.verifier(top_k=12) as verifier:
+    async with bench.verifier(top_k=12) as verifier:
         assert (verifier.facts, verifier.rtt, verifier.model) == (None, None, None)
         facts = await verifier.probe()
         assert verifier.facts == facts
@@ -133,8 +133,8 @@ async def test_probing_tells_what_it_can(bench: Bench) -> None:
 
 async def test_another_vocabulary_is_refused(bench: Bench) -> None:
     verifier = bench.make(timeouts=QUICK)
-    await verifier.start(FakeEngine(vocabulary=type(bench.timed.engine.vocabulary)("others", 300), script="x"))
-    bench.timed.engine.tokenize("words that shift the ids of others")
+    await verifier.start(FakeEngine(vocabulary=type(bench.engine.vocabulary)("others", 300), script="x"))
+    bench.engine.tokenize("words that shift the ids of others")
     with pytest.raises(VerifierError, match="vocabulary"):
         await verifier.probe()
     talk = Talk(verifier)
@@ -145,19 +145,19 @@ async def test_another_vocabulary_is_refused(bench: Bench) -> None:
 
 async def test_a_vocabulary_may_be_declared(bench: Bench) -> None:
     bench.server.route("/tokenize", json_answer({"detail": "Not Found"}, status=404))
-    async with bench.timed.verifier() as verifier:
+    async with bench.verifier() as verifier:
         with pytest.raises(VerifierError, match="doesn't say"):
             await verifier.probe()
-    async with bench.timed.verifier(vocabulary=bench.timed.engine.info.vocabulary) as verifier:
+    async with bench.verifier(vocabulary=bench.engine.info.vocabulary) as verifier:
         await verifier.probe()
 
 
 async def test_one_of_several_models_has_to_be_named(bench: Bench) -> None:
     bench.server.route("/v1/models", json_answer({"data": [{"id": "a"}, {"id": "b"}]}))
-    async with bench.timed.verifier() as verifier:
+    async with bench.verifier() as verifier:
         with pytest.raises(VerifierError, match="one model or its name, got 2"):
             await verifier.probe()
-    async with bench.timed.verifier(model="b") as verifier:
+    async with bench.verifier(model="b") as verifier:
         assert (await verifier.probe()).model == "b"
 
 
@@ -169,7 +169,7 @@ async def test_sampling_within_the_targets_top_k_keeps_its_distribution(bench: B
     drafted = sorted(DRAFTER(PROMPT).items(), key=lambda pair: -pair[1])[:4]
     row = quantise([(token, share / sum(share for _, share in drafted)) for token, share in drafted], is_whole=True)
     rng, seen, rounds = Random(3), Counter[int](), 250
-    async with bench.timed.verifier() as verifier:
+    async with bench.verifier() as verifier:
         talk = Talk(verifier, rule=rule)
         await talk.connect()
         for _ in range(rounds):
@@ -186,7 +186,7 @@ async def test_the_threshold_rule_looks_at_the_drafts_own_probability_however_un
     shares = TARGET(PROMPT)
     rank = 30
     share = shares[order[rank]] / shares[order[0]]
-    async with bench.timed.verifier() as verifier:
+    async with bench.verifier() as verifier:
         for threshold, accepted in ((share * 0.99, 1), (share * 1.01, 0)):
             talk = Talk(verifier, rule=Rule(RuleKind.THRESHOLD, threshold=threshold))
             await talk.connect()
@@ -198,7 +198,7 @@ async def test_the_threshold_rule_looks_at_the_drafts_own_probability_however_un
     "step", [ScriptedResponse(steps=[b'{"choi', Cut()]), ScriptedResponse(steps=[Reset()]), json_answer({}, status=500)]
 )
 async def test_a_round_that_is_lost_is_told_and_the_next_one_goes_on(bench: Bench, step: ScriptedResponse) -> None:
-    async with bench.timed.verifier() as verifier:
+    async with bench.verifier() as verifier:
         talk = Talk(verifier)
         await talk.connect()
         await talk.verify(ANSWER[:2])
@@ -211,7 +211,7 @@ async def test_a_round_that_is_lost_is_told_and_the_next_one_goes_on(bench: Benc
 
 
 async def test_a_round_that_takes_too_long_is_lost(bench: Bench) -> None:
-    async with bench.timed.verifier(timeouts=Timeouts(connect=5, first_token=2, cancel=1)) as verifier:
+    async with bench.verifier(timeouts=Timeouts(connect=5, first_token=2, cancel=1)) as verifier:
         talk = Talk(verifier)
         await talk.connect()
         bench.server.plan(ScriptedResponse(steps=[Stall()]))
@@ -224,7 +224,7 @@ async def test_a_round_that_takes_too_long_is_lost(bench: Bench) -> None:
 
 
 async def test_a_round_that_was_given_up_has_the_server_asked_before_it_counts_as_connected(bench: Bench) -> None:
-    async with bench.timed.verifier() as verifier:
+    async with bench.verifier() as verifier:
         talk = Talk(verifier)
         await talk.connect()
         bench.server.plan(ScriptedResponse(steps=[Stall()]))
@@ -239,7 +239,7 @@ async def test_a_round_that_was_given_up_has_the_server_asked_before_it_counts_a
 
 @pytest.mark.parametrize("status", [429, 503])
 async def test_a_busy_server_refuses_a_draft_and_says_when_to_come_back(bench: Bench, status: int) -> None:
-    async with bench.timed.verifier() as verifier:
+    async with bench.verifier() as verifier:
         talk = Talk(verifier)
         await talk.connect()
         bench.server.plan(json_answer({"error": {"message": "busy"}}, status=status, headers={"Retry-After": "3"}))
@@ -260,7 +260,7 @@ async def test_a_busy_server_refuses_a_draft_and_says_when_to_come_back(bench: B
 async def test_what_no_other_try_would_mend_is_a_failure(
     bench: Bench, step: ScriptedResponse | Callable[[Any], Any], kind: type[Exception]
 ) -> None:
-    async with bench.timed.verifier() as verifier:
+    async with bench.verifier() as verifier:
         talk = Talk(verifier)
         await talk.connect()
         bench.server.plan(step)
@@ -273,7 +273,7 @@ async def test_what_no_other_try_would_mend_is_a_failure(
 
 async def test_a_context_that_is_full_is_a_failure_and_is_not_sent(bench: Bench) -> None:
     bench.server.context_tokens = 20
-    async with bench.timed.verifier() as verifier:
+    async with bench.verifier() as verifier:
         talk = Talk(verifier, range(17))
         await talk.connect()
         await talk.verify([1])
@@ -284,7 +284,7 @@ async def test_a_context_that_is_full_is_a_failure_and_is_not_sent(bench: Bench)
 
 
 async def test_an_answer_beyond_the_limit_is_not_believed(bench: Bench) -> None:
-    async with bench.timed.verifier(limits=Limits(body_bytes=60_000)) as verifier:
+    async with bench.verifier(limits=Limits(body_bytes=60_000)) as verifier:
         talk = Talk(verifier)
         await talk.connect()
         bench.server.plan(lambda body: {**body, "more": "x" * 100_000})
@@ -295,7 +295,7 @@ async def test_an_answer_beyond_the_limit_is_not_believed(bench: Bench) -> None:
 async def test_a_server_that_is_not_there_is_waited_for(bench: Bench) -> None:
     await bench.server.aclose()
     verifier = bench.make(timeouts=QUICK)
-    await verifier.start(bench.timed.engine)
+    await verifier.start(bench.engine)
     with pytest.raises(EndpointConnectError):
         await verifier.probe()
     talk = Talk(verifier)
@@ -308,11 +308,11 @@ async def test_a_server_that_is_not_there_is_waited_for(bench: Bench) -> None:
 
 async def test_a_wrong_key_is_a_failure_and_the_right_one_is_not_told(bench: Bench) -> None:
     bench.server.key = "sesame"
-    async with bench.timed.verifier(api_key="open") as verifier:
+    async with bench.verifier(api_key="open") as verifier:
         talk = Talk(verifier)
         talk.session.run(ConnectVerifier(()))
         assert isinstance((await talk.next(VerifierFailed)).error, EndpointStatusError)
-    async with bench.timed.verifier(api_key="sesame") as verifier:
+    async with bench.verifier(api_key="sesame") as verifier:
         await verifier.probe()
         talk = Talk(verifier)
         await talk.connect()
@@ -323,11 +323,11 @@ async def test_a_wrong_key_is_a_failure_and_the_right_one_is_not_told(bench: Ben
 
 
 async def test_the_same_server_goes_on_alone_behind_given_ids(bench: Bench) -> None:
-    async with bench.timed.verifier() as verifier:
+    async with bench.verifier() as verifier:
         await verifier.probe()
         remote = verifier.remote
         assert isinstance(remote, OpenAIEndpoint)
-        assert remote.capabilities.vocabulary == bench.timed.engine.info.vocabulary
+        assert remote.capabilities.vocabulary == bench.engine.info.vocabulary
         request = Request(prompt_ids=[*PROMPT, *ANSWER[:3]], sampling=SamplingOptions(temperature=0, max_tokens=5))
         answered = await read_all(remote.open(request))
         ids = [token for chunk in answered.chunks for choice in chunk.choices for token in choice.token_ids or ()]
@@ -335,7 +335,7 @@ async def test_the_same_server_goes_on_alone_behind_given_ids(bench: Bench) -> N
 
 
 async def test_closing_leaves_a_round_that_is_out(bench: Bench) -> None:
-    async with bench.timed.verifier() as verifier:
+    async with bench.verifier() as verifier:
         talk = Talk(verifier)
         await talk.connect()
         bench.server.plan(ScriptedResponse(steps=[b"{", Stall()]))
@@ -355,8 +355,8 @@ async def test_order_is_kept_to(bench: Bench) -> None:
     with pytest.raises(UsageError, match="started"):
         await verifier.probe()
     assert verifier.remote is None
-    await verifier.start(bench.timed.engine)
-    await verifier.start(bench.timed.engine)
+    await verifier.start(bench.engine)
+    await verifier.start(bench.engine)
     with pytest.raises(UsageError, match="another one"):
         await verifier.start(an_engine())
     with pytest.raises(UsageError, match="prompt"):
@@ -366,13 +366,13 @@ async def test_order_is_kept_to(bench: Bench) -> None:
         talk.session.run(SendDraft(0, 5, (), ()))
     await verifier.aclose()
     with pytest.raises(StreamClosed):
-        await verifier.start(bench.timed.engine)
+        await verifier.start(bench.engine)
     with pytest.raises(ConfigError, match="top_k"):
         bench.make(top_k=0)
 
 
 async def test_connecting_again_takes_the_answer_as_it_is_then(bench: Bench) -> None:
-    async with bench.timed.verifier() as verifier:
+    async with bench.verifier() as verifier:
         talk = Talk(verifier)
         await talk.connect()
         talk.answer = [8, 8, 8]
