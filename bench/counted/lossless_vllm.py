@@ -18,7 +18,7 @@ from bench.prompts import real_prompts
 from bench.report import Row, add_arguments, emit
 from streamco.config import Timeouts
 from streamco.endpoints.base import Request
-from streamco.endpoints.device import request_ids
+from streamco.endpoints.generation_request import request_ids
 from streamco.endpoints.verifiers.vllm import VLLMVerifier
 from streamco.engines.base import EngineOptions
 from streamco.engines.llama import LlamaEngine

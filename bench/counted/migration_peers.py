@@ -18,7 +18,8 @@ from numpy.typing import NDArray
 from bench.counted.migration_live import PROMPTS, Answer, Breaking, answer, load, run_session
 from streamco.config import RetryPolicy, SamplingOptions, Timeouts
 from streamco.endpoints.base import Capabilities, Endpoint, Request
-from streamco.endpoints.device import DeviceEndpoint, request_ids
+from streamco.endpoints.device import DeviceEndpoint
+from streamco.endpoints.generation_request import request_ids
 from streamco.endpoints.openai import OpenAIEndpoint
 from streamco.engines.llama import LlamaEngine
 from streamco.engines.llamacpp.context import LlamaContext

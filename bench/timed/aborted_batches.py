@@ -13,8 +13,6 @@ import asyncio
 import math
 import sys
 import time
-from collections.abc import Callable
-from functools import partial
 from random import Random
 from typing import Any
 
@@ -119,7 +117,10 @@ async def batch_seconds(engine: LlamaEngine, *, is_prompt: bool, rng: Random) ->
     """Return what a batch takes alone."""
     sequence, ended = engine.hold(), asyncio.Event()
     loop = asyncio.get_running_loop()
-    wake: Callable[[], None] = partial(loop.call_soon_threadsafe, ended.set)
+
+    def wake() -> None:
+        loop.call_soon_threadsafe(ended.set)
+
     ids = some_ids(engine, rng, engine.batch_tokens if is_prompt else WINDOW + 1)
     began = time.perf_counter()
     task = sequence.read(ids, wake)
@@ -139,7 +140,7 @@ async def measure(trials: int) -> list[Row]:
     try:
         load = LoadLimits(draft_stretch=math.inf, late_stretch=math.inf, prefill_within=math.inf)
         hosts = {name: SessionManager(engine, VerifyOptions(resume_s=0, load=load)) for name in CONTENDERS}
-        hosts["read to the end"]._runner.cancel = lambda _session: None  # type: ignore[method-assign]
+        hosts["read to the end"]._runner.cancel = lambda session: None  # type: ignore[method-assign]
         for kind, is_prompt in KINDS.items():
             rng = Random(f"{SEED} {kind}")
             alone = sorted([await batch_seconds(engine, is_prompt=is_prompt, rng=rng) for _ in range(5)])[2]

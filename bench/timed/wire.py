@@ -87,9 +87,11 @@ def other_events(events: Sequence[bytes]) -> dict[str, tuple[Callable[[], Parser
         return b"data: " + json.dumps(value, separators=(",", ":")).encode() + b"\n\n"
 
     words = [json.loads(event[6:])["choices"][0]["delta"]["content"] for event in events]
-    calls = [{"delta": {"tool_calls": [{"index": 0, "function": {"arguments": word}}]}} for word in words]
+    calls: list[dict[str, object]] = [{"delta": {"tool_calls": [{"index": 0, "function": {"arguments": word}}]}} for word in words]
     calls[0] = {"delta": {"tool_calls": [{"index": 0, "id": "call_1", "type": "function", "function": {"name": "f", "arguments": ""}}]}}
-    usages = [{"usage": {"prompt_tokens": 9, "completion_tokens": each, "total_tokens": 9 + each}} for each in range(1, len(words) + 1)]
+    usages: list[dict[str, object]] = [
+        {"usage": {"prompt_tokens": 9, "completion_tokens": each, "total_tokens": 9 + each}} for each in range(1, len(words) + 1)
+    ]
     place = {"item_id": "msg_1", "output_index": 0, "content_index": 0}
     responses = [{"type": "response.output_text.delta", **place, "delta": word} for word in words]
     messages = [{"type": "content_block_delta", "index": 0, "delta": {"type": "text_delta", "text": word}} for word in words]
