@@ -84,7 +84,7 @@ def draft_bytes(contender: Contender, given: int, window: int, row_ids: int) -> 
     """Bytes of a draft's frame, without headers."""
     ids = (0,) * (given + window)
     rows = tuple(_row(row_ids) for _ in range(window)) if contender == "rows up" else ()
-    frame = len(VerifyCodec(VOCABULARY).encode(Draft(1, 200, 1200, ids, given, rows)))
+    frame = len(VerifyCodec(VOCABULARY).encode(Draft(1, 200, 1200, given, ids, rows)))
     return frame + (PROBABILITY * window if contender == "row down" else 0)
 
 

@@ -133,7 +133,7 @@ class VerifyClient(ClientEnd[VerifyCodec, ServerFrame, Welcome, _ClientSession])
             VerifyProtocolError: the draft doesn't fit a frame.
         """
         state = self._find_idle(session, base)
-        draft = Draft(session, state.last_round + 1, base, tuple(ids), given, tuple(rows), tuple(parents))
+        draft = Draft(session, state.last_round + 1, base, given, tuple(ids), tuple(rows), tuple(parents))
         self._queue(draft)
         state.last_round, state.draft = draft.round_number, draft
         return draft.round_number
