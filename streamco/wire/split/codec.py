@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Any, NoReturn
 
 import msgspec
-from msgspec.structs import astuple, force_setattr
+from msgspec.structs import force_setattr
 
 from streamco.wire.split.frames import (
     FORMATS,
@@ -25,6 +25,7 @@ from streamco.wire.verify.errors import FrameSizeError, MalformedFrameError
 
 __all__ = ["SplitCodec"]
 
+_ROWS, _STATES = (each.__struct_config__.tag for each in (Rows, States))
 _encode = msgspec.msgpack.Encoder().encode
 _decode_up = msgspec.msgpack.Decoder(SplitClientFrame).decode
 _decode_down = msgspec.msgpack.Decoder(SplitServerFrame).decode
@@ -65,13 +66,14 @@ class SplitCodec:
         match frame:
             case Rows():
                 self._check_rows(frame)
-                *head, _, _ = astuple(frame)
-                message = _encode((frame.__struct_config__.tag, *head, *self._pack(frame)))
+                form, data = self._pack(frame)
+                message = _encode((_ROWS, frame.session, frame.round_number, frame.position, frame.wanted, form, data))
             case States():
                 self._check_count(len(frame.states), frame)
-                session, round_number, _, _, *figures, costs = astuple(frame)
-                head = (frame.__struct_config__.tag, session, round_number, *self._pack(frame))
-                message = _encode((*head, *figures, costs) if costs else (*head, *figures))
+                form, data = self._pack(frame)
+                figures = (frame.queue_us, frame.compute_us, frame.load_rows, frame.steady_rows)
+                costs = (frame.row_costs,) if frame.row_costs else ()
+                message = _encode((_STATES, frame.session, frame.round_number, form, data, *figures, *costs))
             case _:
                 message = _encode(frame)
         self._check_size(message)

@@ -14,7 +14,7 @@ from typing import Any, NoReturn
 
 import msgspec
 from msgspec import Struct
-from msgspec.structs import astuple, force_setattr
+from msgspec.structs import force_setattr
 
 from streamco._native import pack, unpack
 from streamco.errors import ConfigError
@@ -32,7 +32,7 @@ from streamco.wire.verify.frames import (
     VerdictFrame,
     VerifyLimits,
 )
-from streamco.wire.verify.topk import TopK, pack_rows, unpack_rows
+from streamco.wire.verify.topk import pack_rows, unpack_rows
 
 __all__ = ["HELLO", "MIN_FRAME_BYTES", "VerifyCodec", "frame_number", "hello_versions", "raise_malformed"]
 
@@ -41,6 +41,8 @@ HELLO = 1
 
 MIN_FRAME_BYTES = 1 << 15
 """Size in bytes of a frame that every peer must accept."""
+
+_OPEN, _EXTEND, _DRAFT, _FOLLOW, _VERDICT = (each.__struct_config__.tag for each in (Open, Extend, Draft, Follow, VerdictFrame))
 
 
 class _Head(Struct, frozen=True, array_like=True, gc=False):
@@ -125,19 +127,25 @@ class VerifyCodec:
     def encode(self, frame: ClientFrame | ServerFrame) -> bytes:
         """Encode a frame as one message."""
         match frame:
-            case Draft() | Follow():
-                self._check_round(frame)
-                *head, ids, rows, parents = astuple(frame)
-                message = _encode((frame.__struct_config__.tag, *head, self._pack(ids), *self._pack_rows(rows, parents)))
+            case Draft():
+                check_draft(frame, self.limits)
+                head = (frame.session, frame.round_number, frame.base, frame.given, self._pack(frame.ids))
+                message = _encode((_DRAFT, *head, *self._tail(frame)))
+            case Follow():
+                check_follow(frame, self.limits, self.vocabulary_size)
+                expected = (frame.session, frame.round_number, frame.after, frame.accepted, frame.token)
+                message = _encode((_FOLLOW, *expected, self._pack(frame.ids), *self._tail(frame)))
             case VerdictFrame():
                 check_verdict(frame, self.limits, self.vocabulary_size)
-                *head, rows = astuple(frame)
-                message = _encode((frame.__struct_config__.tag, *head, *self._pack_rows(rows, ())))
-            case Open() | Extend():
-                if isinstance(frame, Open):
-                    check_rule(frame.rule)
-                *head, ids = astuple(frame)
-                message = _encode((frame.__struct_config__.tag, *head, self._pack(ids)))
+                result = (frame.session, frame.round_number, frame.accepted, frame.token)
+                times = (frame.queue_depth, frame.queue_us, frame.compute_us)
+                rows = (pack_rows(frame.rows, self.bits),) if frame.rows else ()
+                message = _encode((_VERDICT, *result, *times, *rows))
+            case Extend():
+                message = _encode((_EXTEND, frame.session, frame.base, self._pack(frame.ids)))
+            case Open():
+                check_rule(frame.rule)
+                message = _encode((_OPEN, frame.session, frame.rule, frame.top_k, frame.reserve, self._pack(frame.ids)))
             case _:
                 message = _encode(frame)
         self._check_size(message)
@@ -178,16 +186,13 @@ class VerifyCodec:
             self._unpack_ids(frame)
             self._unpack_rows(frame, self.limits.draft_tokens)
             force_setattr(frame, "parents", tuple(frame.parents))
-            self._check_round(frame)
+            if isinstance(frame, Draft):
+                check_draft(frame, self.limits)
+            else:
+                check_follow(frame, self.limits, self.vocabulary_size)
         except (FrameSizeError, MalformedFrameError) as error:
             error.session, error.round_number = frame.session, frame.round_number
             raise
-
-    def _check_round(self, frame: Draft | Follow) -> None:
-        if isinstance(frame, Draft):
-            check_draft(frame, self.limits)
-        else:
-            check_follow(frame, self.limits, self.vocabulary_size)
 
     def _check_size(self, message: bytes) -> None:
         if len(message) > self.limits.frame_bytes:
@@ -211,11 +216,11 @@ class VerifyCodec:
             raise MalformedFrameError(f"ids: expected 0 to {self.vocabulary_size - 1}, got {max(ids)}")
         force_setattr(frame, "ids", ids)
 
-    def _pack_rows(self, rows: Sequence[TopK], parents: Sequence[int]) -> tuple[bytes, ...]:
-        """Return the fields at the end of a frame that may be left out."""
-        if parents:
-            return pack_rows(rows, self.bits), bytes(parents)
-        return (pack_rows(rows, self.bits),) if rows else ()
+    def _tail(self, frame: Draft | Follow) -> tuple[bytes, ...]:
+        """Return the fields at the end of a draft or a follow that may be left out."""
+        if frame.parents:
+            return pack_rows(frame.rows, self.bits), bytes(frame.parents)
+        return (pack_rows(frame.rows, self.bits),) if frame.rows else ()
 
     def _unpack_rows(self, frame: Draft | Follow | VerdictFrame, max_rows: int) -> None:
         packed: Any = frame.rows

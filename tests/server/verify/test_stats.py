@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import json
 
-from streamco.core.verifier.events import BatchFailed, BatchFinished, BatchPart, RunBatch, SendVerdict
+from streamco.core.verifier.events import BatchFailed, BatchFinished, BatchPart, DraftVerdict, RunBatch, SendVerdict
 from streamco.errors import EngineError
 from streamco.server.verify.batches import BatchReport
 from streamco.server.verify.stats import VerifyStats
 
 
 def verdict(accepted: int, *, queued: float, compute: float) -> SendVerdict:
-    return SendVerdict(session="a", round=0, accepted=accepted, token=1, position=9, depth=0, queued=queued, compute=compute)
+    return SendVerdict(verdict=DraftVerdict("a", accepted, 1), round=0, position=9, depth=0, queued=queued, compute=compute)
 
 
 def test_a_new_server_has_done_nothing() -> None:
