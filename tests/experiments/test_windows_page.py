@@ -23,8 +23,8 @@ from experiments.tables import means_of
 from experiments.window_inputs import FLEETS, WORLDS
 from experiments.window_regret import PARTS as WORLD_PARTS
 from experiments.window_worlds import ANSWERS, TOKENS
+from streamco.emulation.profiles import load_step_times
 from streamco.policies.window import Confident, Stabiliser, is_fused
-from streamco.server.profiles import load_step_times
 from tests.support.data import ROOT
 from tests.support.words import NUMBERS, fraction, page_words, span
 

@@ -10,6 +10,7 @@ from random import Random
 import pytest
 
 from streamco.core.verifier.events import BatchFailed, BatchFinished, BatchPart, DraftVerdict, RunBatch
+from streamco.emulation.step_emulation import StepEmulator
 from streamco.engines.base import EngineOptions
 from streamco.engines.llama import LlamaEngine
 from streamco.policies.acceptance import Rule
@@ -239,7 +240,7 @@ async def test_a_draft_that_nobody_knows_ends_its_batch() -> None:
 async def test_all_parts_are_one_decode_of_the_engine_and_its_lateness_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     fakes.install(monkeypatch)
     options = EngineOptions(threads=1, context_tokens=100, max_sequences=1, held_sequences=3)
-    engine = await asyncio.to_thread(LlamaEngine, "model.gguf", options, step_time=lambda rows, tokens: 1e-9)
+    engine = await asyncio.to_thread(LlamaEngine, "model.gguf", options, pace=StepEmulator(lambda rows, tokens: 1e-9))
     try:
         bench = Bench(engine)
         for number in range(20):

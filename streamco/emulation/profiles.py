@@ -12,9 +12,9 @@ from typing import TypeVar
 
 import msgspec
 
+from streamco.emulation.latency_replay import LatencyProfile
+from streamco.emulation.step_times import StepTimes
 from streamco.errors import ConfigError
-from streamco.server.latency_replay import LatencyProfile
-from streamco.server.step_times import StepTimes
 
 __all__ = ["load_latency", "load_step_times", "packaged_names"]
 

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from streamco.emulation.latency_replay import quantile
+from streamco.emulation.profiles import load_latency, load_step_times, packaged_names
 from streamco.errors import ConfigError
-from streamco.server.latency_replay import quantile
-from streamco.server.profiles import load_latency, load_step_times, packaged_names
 from tools.make_latency_profiles import bursts, quantiles, text_gaps
 
 LATENCY = {"kind": "latency", "name": "mine", "source": "me", "license": "MIT", "ttft_s": [0.1, 0.2]}
