@@ -176,16 +176,19 @@ class VerifyCodec:
         except (ValueError, RecursionError) as error:
             raise_malformed("frame from the server", error)
         if isinstance(frame, VerdictFrame):
-            self._unpack_rows(frame, self.limits.draft_tokens + 1)
+            if frame.rows != ():
+                self._unpack_rows(frame, self.limits.draft_tokens + 1)
             check_verdict(frame, self.limits, self.vocabulary_size)
         return frame
 
     def _unpack_round(self, frame: Draft | Follow) -> None:
-        """Unpack the fields of a draft or a follow, and check it. Errors name its session and round."""
+        """Unpack the fields of a draft or a follow, unless they were left out, and check it. Errors name its session and round."""
         try:
             self._unpack_ids(frame)
-            self._unpack_rows(frame, self.limits.draft_tokens)
-            force_setattr(frame, "parents", tuple(frame.parents))
+            if frame.rows != ():
+                self._unpack_rows(frame, self.limits.draft_tokens)
+            if frame.parents != ():
+                force_setattr(frame, "parents", tuple(frame.parents))
             if isinstance(frame, Draft):
                 check_draft(frame, self.limits)
             else:
