@@ -16,7 +16,7 @@ def test_only_options_that_are_set_become_fields() -> None:
 
 
 def test_fields_without_a_value_or_a_meaning_are_left_out_of_a_copy() -> None:
-    extra = {"user": "me", "seed": None, "stream": True, "stream_options": {}}
+    extra: dict[str, object] = {"user": "me", "seed": None, "stream": True, "stream_options": {}}
     fields = further_fields(extra)
     assert fields == {"user": "me"}
     fields.clear()
