@@ -34,7 +34,7 @@ MACHINES = (("llama2-70b", "a100-80gb", 2), ("llama2-70b", "a100-80gb", 4), ("ll
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data", type=Path, default=Path(os.environ.get("STREAMCO_DATA") or ROOT.parent / "shared" / "data"))
-    parser.add_argument("--out", type=Path, default=ROOT / "streamco" / "server" / "profiles")
+    parser.add_argument("--out", type=Path, default=ROOT / "streamco" / "emulation" / "profiles")
     options = parser.parse_args()
     for profile in (*latencylab(options.data), *llmperf(options.data), *splitwise(options.data)):
         path = options.out / f"{profile['name']}.json"

@@ -16,6 +16,7 @@ from typing import Literal, NamedTuple
 
 from streamco import config, errors
 from streamco.core.verifier.options import LoadLimits
+from streamco.emulation import profiles
 from streamco.endpoints import http, openai_stream
 from streamco.endpoints.verifiers import streamco as verifier_endpoint
 from streamco.engines import chat_template, sampling
@@ -23,7 +24,7 @@ from streamco.engines.llamacpp import template_sandbox
 from streamco.proxy.callers import accounts as callers_accounts
 from streamco.proxy.callers import base as callers_base
 from streamco.proxy.config import ProxyOptions
-from streamco.server import profiles, requests
+from streamco.server import requests
 from streamco.server.http import access_log, api_keys, listening, middleware
 from streamco.server.options import ServeOptions
 from streamco.server.split import service as split_service
@@ -210,7 +211,7 @@ GROUPS = (
         ("MAX_SIZE", "text or elements that a chat template makes", "", "engines/llamacpp/template_sandbox.py"),
         ("MAX_SLOW", "text for a template's filter that takes quadratic time", "characters", "engines/llamacpp/template_sandbox.py"),
     )),
-    _Group(FILES, profiles, "", (("MAX_BYTES", "size of a profile of latencies or step times", "bytes", "server/profiles.py"),)),
+    _Group(FILES, profiles, "", (("MAX_BYTES", "size of a profile of latencies or step times", "bytes", "emulation/profiles.py"),)),
     _Group(FILES, yaml_document, "", (
         ("MAX_CHARACTERS", "size of an experiment", "characters", "sim/experiment/yaml_document.py"),
         ("MAX_VALUES", "values of an experiment, aliases expanded", "", "sim/experiment/yaml_document.py"),

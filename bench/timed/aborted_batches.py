@@ -21,6 +21,7 @@ from streamco.core.verifier.options import LoadLimits
 from streamco.engines.base import EngineOptions
 from streamco.engines.llama import LlamaEngine
 from streamco.engines.llamacpp.bundled_model import packaged_model
+from streamco.policies.acceptance import Rule
 from streamco.server.verify.options import VerifyOptions
 from streamco.server.verify.sessions import SessionManager
 from streamco.wire.verify.codec import VerifyCodec
@@ -71,14 +72,14 @@ class Peer:
     async def open(self, ids: tuple[int, ...]) -> int:
         """Open a session."""
         self.sessions += 1
-        self.say(Open(self.sessions, ids=ids))
+        self.say(Open(self.sessions, Rule(), 0, 0, ids))
         await self.hear(Opened)
         return self.sessions
 
     def draft(self, session: int, base: int, ids: tuple[int, ...]) -> None:
         """Send a round."""
         self.rounds += 1
-        self.say(Draft(session, self.rounds, base, ids))
+        self.say(Draft(session, self.rounds, base, 0, ids))
 
 
 def some_ids(engine: LlamaEngine, rng: Random, count: int) -> tuple[int, ...]:

@@ -39,12 +39,12 @@ from bench.timed.fidelity_records import Record, load_pair_records, load_records
 from bench.timed.fidelity_simulated import SERVE_EXACTLY, SimulatedCell, serve_pass, simulate
 from streamco.client.speculation.options import SpeculationOptions, SpeculationTuning
 from streamco.client.speculation.verifier_binding import HELD_SEQUENCES
+from streamco.emulation.profiles import load_step_times
 from streamco.endpoints.verifiers.base import VerifierFacts
 from streamco.engines.base import EngineOptions
 from streamco.engines.llama import LlamaEngine
 from streamco.policies.acceptance import expected_tokens
 from streamco.profiles import PairProfile
-from streamco.server.profiles import load_step_times
 from streamco.sim.fleet.target_server import SERVE, PassLimits
 
 __all__ = ["Load", "main", "measure"]

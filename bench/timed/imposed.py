@@ -35,9 +35,9 @@ from bench.timed.fidelity_live import DeviceLaw
 from bench.timed.speculate import LARGE, UNADAPTIVE, Link, Tally, in_time, read_stats, say, tuned
 from streamco import SpeculationOptions
 from streamco.client.speculation.verifier_binding import HELD_SEQUENCES
+from streamco.emulation.profiles import load_step_times
 from streamco.engines.base import GenerationRequest
 from streamco.server.app import serving
-from streamco.server.profiles import load_step_times
 from streamco.testing import FakeEngine, LinkProxy
 from streamco.testing.engine import FakeVocabulary
 

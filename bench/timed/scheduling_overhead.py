@@ -21,10 +21,10 @@ from bench.report import Row, add_arguments, emit, interleave, rows_from, summar
 from streamco.core.verifier.events import BatchFinished, DraftReceived, DraftVerdict, RunBatch, SessionOpened
 from streamco.core.verifier.options import SchedulerOptions
 from streamco.core.verifier.scheduler import VerificationScheduler
+from streamco.emulation.profiles import load_step_times
 from streamco.policies.importance import draft_importance
 from streamco.policies.offload import OffloadRule, OffloadSteering
 from streamco.policies.serving.batching import LinearStep
-from streamco.server.profiles import load_step_times
 
 __all__ = ["Server", "decide_chunks", "main"]
 

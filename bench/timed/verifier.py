@@ -34,10 +34,10 @@ import websockets
 
 from bench.report import Row, add_arguments, emit
 from streamco.cli.serving import serve_until_stopped
+from streamco.emulation.profiles import load_step_times
 from streamco.policies.acceptance import Rule
 from streamco.server.app import ServeOptions
 from streamco.server.app import serving as serving_app
-from streamco.server.profiles import load_step_times
 from streamco.server.verify.options import VerifyOptions, VerifyPolicy
 from streamco.server.verify.service import STATS_PATH
 from streamco.testing.engine import FakeEngine, FakeVocabulary

@@ -44,7 +44,7 @@ def some_rows(size: int, count: int) -> tuple[Candidates, ...]:
 
 
 def some_draft(rows: tuple[Candidates, ...], *, with_rows: bool) -> Draft:
-    return Draft(1, 200, 1200, tuple(row.ids[0] for row in rows[:WINDOW]), 0, rows[:WINDOW] if with_rows else ())
+    return Draft(1, 200, 1200, 0, tuple(row.ids[0] for row in rows[:WINDOW]), rows[:WINDOW] if with_rows else ())
 
 
 def size_rows() -> Iterator[Row]:
@@ -79,7 +79,7 @@ def deflate_rows() -> Iterator[Row]:
         for _ in range(20):
             start = rng.randrange(len(ids) - count)
             piece = tuple(ids[start : start + count])
-            message = codec.encode(Draft(1, 200, 1200, piece) if count == WINDOW else Open(1, ids=piece))
+            message = codec.encode(Draft(1, 200, 1200, 0, piece) if count == WINDOW else Open(1, Rule(), 0, 0, piece))
             squeeze = zlib.compressobj(wbits=-15)
             plain += len(message)
             shrunk += len(squeeze.compress(message) + squeeze.flush(zlib.Z_SYNC_FLUSH)) - 4

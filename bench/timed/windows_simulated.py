@@ -30,9 +30,9 @@ from bench.timed.speculate import LARGE, WARM_TOKENS, Link, Section, Tally
 from bench.timed.windows_recorded import CLIENTS, DRAFT, QUICK, SECTION, WARM_UPS, rows_of
 from streamco import SpeculationOptions
 from streamco.client.speculation.report import speculation_figures
+from streamco.emulation.profiles import load_step_times
 from streamco.policies.serving.batching import Alternating
 from streamco.policies.serving.routing import routing_policy
-from streamco.server.profiles import load_step_times
 from streamco.sim.driver import call_at
 from streamco.sim.fleet.fleet import AnswerOutcome, Fleet
 from streamco.sim.fleet.target_server import TargetServer

@@ -118,7 +118,7 @@ def run(args: argparse.Namespace) -> int:
     Raises:
         StreamcoError: the demo can't start.
     """
-    from streamco.server.profiles import load_latency, packaged_names
+    from streamco.emulation.profiles import load_latency, packaged_names
 
     if args.mode == "auto":
         raise ConfigError("--mode: expected race or speculate for the demo, got auto")
@@ -267,8 +267,8 @@ async def _client(args: argparse.Namespace) -> AsyncIterator[Client]:
 
 def _prior(latency: str) -> bytes:
     """Return the profile that a client would have learned: the server's times to first token, and lengths of prompts."""
+    from streamco.emulation.profiles import load_latency
     from streamco.profiles import LengthDistribution, Profile, TTFTDistribution
-    from streamco.server.profiles import load_latency
 
     times = TTFTDistribution.from_samples(load_latency(latency).ttft_s)
     return Profile(name=latency, server_ttft=times, lengths=LengthDistribution.from_samples(PROMPT_LENGTHS)).to_json()

@@ -22,7 +22,6 @@ if TYPE_CHECKING:
     from streamco.engines.split.middle_engine import MiddleEngine
     from streamco.server.http.api_keys import ApiKey
     from streamco.server.options import ServeOptions
-    from streamco.server.step_times import StepTimes
     from streamco.server.verify.options import VerifyOptions
 
     Serve = Callable[[], AbstractAsyncContextManager[str]]
@@ -187,17 +186,19 @@ def _print_rows(engine: HoldingEngine, path: Path) -> None:
 
 
 def _load_middle(args: argparse.Namespace, path: Path) -> MiddleEngine:
-    from streamco.engines.split.middle_engine import MiddleEngine, RowStep
+    from streamco.emulation.step_emulation import StepEmulator
+    from streamco.emulation.step_times import RowStep
+    from streamco.engines.split.middle_engine import MiddleEngine
 
     places = PLACES if args.verify_places is None else args.verify_places
     if places < 1 or args.context < 1:
         raise ConfigError(f"--middle: expected at least 1 session of 1 position, got {places} of {args.context}")
-    step = None
+    pace = None
     if args.emulate_step is not None:
         setup, per_row = _numbers("--emulate-step", args.emulate_step.split(","), 2)
-        step = RowStep(setup=setup, per_row=per_row)
+        pace = StepEmulator(RowStep(setup=setup, per_row=per_row))
     costs = None if args.row_costs is None else _row_costs(args.row_costs)
-    return MiddleEngine(path, cells=args.context, sequences=places, threads=args.threads, step=step, row_costs=costs, exact=args.exact)
+    return MiddleEngine(path, cells=args.context, sequences=places, threads=args.threads, pace=pace, row_costs=costs, exact=args.exact)
 
 
 def _row_costs(text: str) -> dict[int, float]:
@@ -221,8 +222,9 @@ def _numbers(option: str, parts: Sequence[str], count: int) -> list[float]:
 
 
 def _options(args: argparse.Namespace, path: Path) -> ServeOptions:
+    from streamco.emulation.latency_replay import LatencyReplays
+    from streamco.emulation.profiles import load_latency
     from streamco.server.options import ServeOptions
-    from streamco.server.profiles import load_latency
 
     named = _read_keys(args.api_key_file)
     given = _given_keys(args, named)
@@ -240,8 +242,7 @@ def _options(args: argparse.Namespace, path: Path) -> ServeOptions:
         keepalive=args.keepalive,
         metrics=not args.no_metrics,
         cors=tuple(args.cors or ()),
-        latency=load_latency(args.latency) if args.latency else None,
-        latency_seed=args.latency_seed,
+        hold=LatencyReplays(load_latency(args.latency), args.latency_seed) if args.latency else None,
         tls_cert=args.tls_cert,
         tls_key=args.tls_key,
         verify=_verify_options(args),
@@ -283,13 +284,14 @@ def _verify_options(args: argparse.Namespace) -> VerifyOptions:
 
 
 def _load(args: argparse.Namespace, path: Path) -> HoldingEngine:
+    from streamco.emulation.profiles import load_step_times
+    from streamco.emulation.step_emulation import StepEmulator
     from streamco.engines.base import EngineOptions
     from streamco.engines.llama import LlamaEngine
-    from streamco.server.profiles import load_step_times
 
     default_places = EXACT_PLACES if args.exact else PLACES
     places = default_places if args.verify_places is None else args.verify_places
-    step_time: StepTimes | None = load_step_times(args.step_times) if args.step_times else None
+    pace = StepEmulator(load_step_times(args.step_times)) if args.step_times else None
     options = EngineOptions(
         context_tokens=args.context,
         max_sequences=args.sequences,
@@ -303,7 +305,7 @@ def _load(args: argparse.Namespace, path: Path) -> HoldingEngine:
         held_tokens=args.verify_tokens or min(TOKENS, max(1, places)) * args.context,
         prefill_chunk=EngineOptions().prefill_chunk if args.prefill_chunk is None else args.prefill_chunk,
     )
-    return LlamaEngine(path, options, step_time=step_time)
+    return LlamaEngine(path, options, pace=pace)
 
 
 def _model_path(path: str | None) -> Path:
@@ -320,7 +322,7 @@ def _model_path(path: str | None) -> Path:
 
 
 def _list_profiles() -> int:
-    from streamco.server.profiles import packaged_names
+    from streamco.emulation.profiles import packaged_names
 
     for option, kind in (("--latency", "latency"), ("--step-times", "step_times")):
         for name in packaged_names(kind):

@@ -38,6 +38,8 @@ __all__ = [
     "ReasoningFormat",
     "RowReader",
     "SequenceTask",
+    "StepPace",
+    "StepTime",
     "TaskEnd",
     "TaskTimings",
     "TextPiece",
@@ -48,6 +50,9 @@ __all__ = [
 # What becomes of the text between <think> and </think> at the beginning of an answer to messages. "deepseek": it is ``reasoning_content``;
 # "none": content, tags included; "auto": as "deepseek" if the model's chat template or name says that it thinks, else as "none".
 ReasoningFormat = Literal["auto", "none", "deepseek"]
+
+StepTime = Callable[[int, int], float]
+"""Seconds of a step, from the number of sequences that decode a token in it and the number of prefill tokens."""
 
 
 class EngineOptions(Struct, frozen=True, kw_only=True):
@@ -279,6 +284,37 @@ class TaskEnd(Struct, frozen=True):
     error: Exception | None = None
 
 
+class StepPace(Protocol):
+    """Decides when the results of an engine's steps may be shown: the hook for times other than the hardware's own.
+
+    ``streamco.emulation`` has an implementation that imitates a larger model. The engine's thread calls all methods.
+    """
+
+    @property
+    def step_time(self) -> StepTime:
+        """The seconds that are imposed on a step."""
+        ...
+
+    def begin_round(self, *, was_idle: bool) -> None:
+        """Begin a step. ``was_idle``: the engine had no work before it."""
+        ...
+
+    def due(self, rows: int, prefill_tokens: int, *, started: float, now: float, requested: float = ...) -> float:
+        """Return when the results of this decode may be shown, in seconds on the clock of the arguments.
+
+        Args:
+            rows: sequences that decoded a token.
+            prefill_tokens: prompt tokens decoded.
+            started, now: times when the decode began and ended.
+            requested: time when the latest of its work was requested.
+        """
+        ...
+
+    def end_early(self, now: float) -> None:
+        """End the step by ``now``, because no work waits for it."""
+        ...
+
+
 class SequenceTask(Protocol):
     """One request to a token sequence. ``take`` and ``cancel`` belong to the consumer thread of its sequence."""
 
@@ -435,7 +471,7 @@ class HoldingEngine(Engine, Protocol):
         ...
 
     @property
-    def step_time(self) -> Callable[[int, int], float] | None:
+    def step_time(self) -> StepTime | None:
         """Function from (decode rows, prefill tokens) to the seconds imposed on a step; None: no times are imposed."""
         ...
 

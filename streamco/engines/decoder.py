@@ -7,10 +7,10 @@ from collections.abc import Callable, Mapping, Sequence
 from time import perf_counter
 from typing import TYPE_CHECKING, Protocol
 
+from streamco.engines.base import StepPace
 from streamco.engines.kv_slots import Slot, SlotTable
 from streamco.engines.llamacpp.batch_invariance import largest_exact_batch
 from streamco.engines.llamacpp.context import ABORTED, NO_KV_SLOT, LlamaContext
-from streamco.engines.step_emulation import StepEmulator
 from streamco.engines.threads import ThreadShare
 from streamco.errors import EngineError
 
@@ -101,7 +101,7 @@ class Decoder:
         context: the context to decode in. In exact mode, each slot's sequence id is followed by one for padding.
         slots: slots of that context.
         share: number of threads that compute.
-        emulator: the imposed step times.
+        pace: when the results of a step may be shown; None: at once.
         exact: no row of a sequence is ever alone in a batch.
         wait: waits the given seconds or until something arrives, and takes it in.
         free_memory: empties unused memory; False: there was none.
@@ -112,7 +112,7 @@ class Decoder:
         context: LlamaContext,
         slots: SlotTable,
         share: ThreadShare,
-        emulator: StepEmulator,
+        pace: StepPace | None,
         *,
         exact: bool,
         wait: Callable[[float], None],
@@ -125,7 +125,7 @@ class Decoder:
         self._uncancelled: set[object] = set()  # work in the batch being decoded that has not been cancelled
         self._slots = slots
         self._share = share
-        self._emulator = emulator
+        self._pace = pace
         self._exact = exact
         self._wait = wait
         self._free_memory = free_memory
@@ -249,11 +249,13 @@ class Decoder:
         self._unpadded.difference_update(batch)
         if status == 0:
             now = perf_counter()
-            requested = max(work.requested_at for work in batch)
-            due = self._emulator.due(rows, prefill_tokens, started=started, now=now, requested=requested)
-            for work in batch:
-                work.late_s += max(0.0, now - due)
-            self._wait_until(due, batch)
+            if self._pace is not None:
+                requested = max(work.requested_at for work in batch)
+                due = self._pace.due(rows, prefill_tokens, started=started, now=now, requested=requested)
+                for work in batch:
+                    work.late_s += max(0.0, now - due)
+                self._wait_until(due, batch)
+                self._pace.end_early(perf_counter())
             return True
         was_padded = padding is not None and status == NO_KV_SLOT
         if was_padded:  # other work may have its turn first, and must not use this up
@@ -265,7 +267,6 @@ class Decoder:
         """Wait until this time, unless all of the work is cancelled; take in what arrives."""
         while not self.is_closing and (left := until - perf_counter()) > 0 and not all(work.is_cancelled for work in batch):
             self._wait(left)
-        self._emulator.end_early(perf_counter())
 
     def _clean_up(self, batch: Sequence[SequenceWork], status: int, *, may_retry: bool) -> None:
         for work in batch:

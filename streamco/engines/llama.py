@@ -15,7 +15,7 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from streamco.engines.base import EngineOptions, Generation, GenerationRequest, ModelInfo, TokenSequence
+from streamco.engines.base import EngineOptions, Generation, GenerationRequest, ModelInfo, StepPace, TokenSequence
 from streamco.engines.consumer import Consumer
 from streamco.engines.decoder import CHUNK
 from streamco.engines.generation import RunningGeneration
@@ -29,7 +29,6 @@ from streamco.engines.llamacpp.reasoning import splits_reasoning
 from streamco.engines.llamacpp.row_costs import ROW_SIZES, kept_costs, measured_costs
 from streamco.engines.loop import EngineLoop
 from streamco.engines.sequence import HeldSequence
-from streamco.engines.step_emulation import StepEmulator, StepTime
 from streamco.engines.threads import budget
 from streamco.errors import ConfigError, EngineError, UsageError
 
@@ -53,8 +52,7 @@ class LlamaEngine:
         path: the GGUF file.
         options: settings of the engine; None: the defaults.
         on_progress: called with 0.0 to 1.0 while it loads.
-        step_time: function from (decode rows, prefill tokens) to the seconds that one step takes at least, to behave like a larger
-            model. The rows of verifications are prefill tokens.
+        pace: when the results of a step may be shown, to behave like a larger model. None shows them at once.
 
     Raises:
         EngineError: llama-cpp-python is missing, the file can't be loaded, or there is not enough memory.
@@ -73,11 +71,11 @@ class LlamaEngine:
         options: EngineOptions | None = None,
         on_progress: Callable[[float], None] | None = None,
         *,
-        step_time: StepTime | None = None,
+        pace: StepPace | None = None,
     ) -> None:
         self.path = Path(path).expanduser()
         self.options = options = options or EngineOptions()
-        self.step_time = step_time
+        self.step_time = None if pace is None else pace.step_time
         _check_options(options)
         self.held_sequences = options.held_sequences
         self._share = budget.claim(options.threads)
@@ -90,9 +88,7 @@ class LlamaEngine:
             raise
         self.load_seconds = time.monotonic() - began
         tokens = self.info.context_tokens
-        self._loop = EngineLoop(
-            self._context, self._slots, options, self._share, StepEmulator(step_time), tokens=tokens, draft_paths=self.draft_paths
-        )
+        self._loop = EngineLoop(self._context, self._slots, options, self._share, pace, tokens=tokens, draft_paths=self.draft_paths)
         self._thread = threading.Thread(target=self._run, name=f"streamco-{self._model.info.name}", daemon=True)
         self._row_costs: Mapping[int, float] = {}
         self._is_warm = threading.Event()

@@ -18,14 +18,13 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from queue import Empty, SimpleQueue
 
-from streamco.engines.base import EngineOptions
+from streamco.engines.base import EngineOptions, StepPace
 from streamco.engines.consumer import Consumer
 from streamco.engines.decoder import Decoder, SequenceWork, slot_of
 from streamco.engines.generation import RunningGeneration
 from streamco.engines.kv_slots import Slot, SlotTable
 from streamco.engines.llamacpp.context import LlamaContext
 from streamco.engines.sequence_table import SequenceTable
-from streamco.engines.step_emulation import StepEmulator
 from streamco.engines.tasks import DraftTask, ReadingTask, Task, TreeRows, VerificationTask
 from streamco.engines.threads import ThreadShare
 from streamco.errors import EngineError
@@ -45,7 +44,7 @@ class EngineLoop:
         slots: slots of that context.
         options: how the engine runs.
         share: number of threads that compute.
-        emulator: the imposed step times.
+        pace: when the results of a step may be shown; None: at once.
         tokens: number of tokens that a sequence may have.
         draft_paths: number of paths that a tree draft may have; 1: chains alone.
     """
@@ -56,7 +55,7 @@ class EngineLoop:
         slots: SlotTable,
         options: EngineOptions,
         share: ThreadShare,
-        emulator: StepEmulator,
+        pace: StepPace | None,
         *,
         tokens: int,
         draft_paths: int = 1,
@@ -65,9 +64,9 @@ class EngineLoop:
         self._context = context
         self._slots = slots
         self._options = options
-        self._emulator = emulator
+        self._pace = pace
         self._held = SequenceTable(slots, options.held_sequences, tokens, is_private=options.private)
-        self._decoder = Decoder(context, slots, share, emulator, exact=options.exact, wait=self._wait, free_memory=self._free_memory)
+        self._decoder = Decoder(context, slots, share, pace, exact=options.exact, wait=self._wait, free_memory=self._free_memory)
         self.interrupt = self._decoder.interrupt
         self.warm_up = self._decoder.warm_up
         self.time_batch, self.pad_batches = self._decoder.time_batch, self._decoder.pad_batches
@@ -152,8 +151,12 @@ class EngineLoop:
             was_idle = True
             self._take_in(self._inbox.get())
             self._drain_inbox()
-        self._emulator.begin_round(was_idle=was_idle)
+        self._begin_round(was_idle=was_idle)
         return not self._decoder.is_closing
+
+    def _begin_round(self, *, was_idle: bool) -> None:
+        if self._pace is not None:
+            self._pace.begin_round(was_idle=was_idle)
 
     def _drain_inbox(self) -> None:
         with self._inbox_lock:
@@ -252,7 +255,7 @@ class EngineLoop:
         batch = self._add_verifications(ready)
         if not batch:
             return
-        self._emulator.begin_round(was_idle=False)
+        self._begin_round(was_idle=False)
         single = [part.work for part in batch if part.rows == 1]
         if self._decoder.compute([part.work for part in batch], single=single, prefill_tokens=self._context.count):
             for part in batch:
@@ -264,7 +267,7 @@ class EngineLoop:
         else:
             for part in batch:
                 self._slots.drop_sides(slot_of(part.work))
-        self._emulator.begin_round(was_idle=False)
+        self._begin_round(was_idle=False)
         for part in batch:
             self._verifying.remove(part.work)
             if not self._is_over(part.work):

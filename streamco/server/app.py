@@ -10,7 +10,6 @@ import logging
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
-from random import Random
 from secrets import token_hex
 from typing import cast
 
@@ -30,7 +29,6 @@ from streamco.server.http.middleware import JSON, RequestAdmission, read_body
 from streamco.server.http.model_list import model_answer, model_list_answer
 from streamco.server.http.prometheus import FiguresCollector, make_registry
 from streamco.server.http.translated_apis import add_translated_apis, naming_fields, read_count, read_message, read_response
-from streamco.server.latency_replay import LatencyReplay
 from streamco.server.metrics import ServerMetrics
 from streamco.server.options import ServeOptions
 from streamco.server.packed_response import PackedStream, wants_packed
@@ -41,7 +39,7 @@ from streamco.server.streaming import answer_whole, stream_answer
 from streamco.server.translated_response import TranslatedResponse
 from streamco.server.verify.service import PATH, STATS_PATH, VerifyService
 from streamco.server.verify.stats import VERIFY_METRICS
-from streamco.server.wakeup import Clock, GenerationReader, LoopClock, WakeCoalescer
+from streamco.server.wakeup import Clock, GenerationReader, LoopClock, PieceHold, WakeCoalescer
 from streamco.wire.openai.msgpack_body import MSGPACK
 from streamco.wire.token_frames import TokenCodec
 from streamco.wire.translated_request import TranslatedRequest
@@ -57,7 +55,7 @@ class Service:
     Args:
         engine: a loaded engine; the caller closes it.
         options: limits, key, latency.
-        clock: time for latency replay and keep-alives; None: the loop's.
+        clock: time for held pieces and keep-alives; None: the loop's.
     """
 
     def __init__(self, engine: Engine, options: ServeOptions, clock: Clock | None = None) -> None:
@@ -153,10 +151,10 @@ class Service:
     ) -> web.StreamResponse:
         if parsed.model:
             self._check_model(parsed.model)
-        replay = self._start_replay(arrived)
+        hold = self._start_hold(arrived)
         generation = await build_generation(self.engine, parsed, self.options, body_bytes, owner=request.get(KEY_NAME))
         splitter = reasoning_splitter(self.engine, parsed, generation.prompt_ids)
-        work = self._start(generation, replay, splitter)
+        work = self._start(generation, hold, splitter)
         try:
             if translated is None and splitter is None and wants_packed(request.headers.get("Accept", ""), parsed):
                 return await stream_answer(request, work, self._pack(parsed), self.options, self.clock)
@@ -170,23 +168,22 @@ class Service:
                 first = None if work.first_at is None else work.first_at - arrived
                 self._metrics.record(work.end, seconds=self.clock.now() - arrived, first_token=first)
 
-    def _start(self, generation: GenerationRequest, replay: LatencyReplay | None, splitter: ReasoningSplitter | None) -> GenerationReader:
+    def _start(self, generation: GenerationRequest, hold: PieceHold | None, splitter: ReasoningSplitter | None) -> GenerationReader:
         self.admission.check_open()  # it may have closed while the prompt was tokenised
         if self._waker is None:
             self._waker = WakeCoalescer()
         try:
-            work = GenerationReader(self.engine, generation, self._waker, self.clock, replay, splitter=splitter)
+            work = GenerationReader(self.engine, generation, self._waker, self.clock, hold, splitter=splitter)
         except EngineError as error:
             raise RequestError(503, str(error), code="engine_error") from error
         self._works.add(work)
         return work
 
-    def _start_replay(self, arrived: float) -> LatencyReplay | None:
-        if self.options.latency is None:
+    def _start_hold(self, arrived: float) -> PieceHold | None:
+        if self.options.hold is None:
             return None
         self._requests += 1
-        # an rng of its own for each request, so that concurrent requests don't change its times
-        return LatencyReplay(self.options.latency, Random(f"{self.options.latency_seed}/{self._requests}"), arrived)
+        return self.options.hold(self._requests, arrived)
 
     def _shape(self, parsed: ApiRequest, generation: GenerationRequest) -> ResponseFormat:
         shape = ChatResponse if isinstance(parsed, ChatRequest) else CompletionResponse
@@ -245,7 +242,7 @@ def make_app(engine: Engine, options: ServeOptions | None = None, *, clock: Cloc
     Args:
         engine: a loaded engine; the caller closes it. If it holds sequences, the server verifies drafts too.
         options: limits, key, latency; ``serving`` alone uses host and port. None: the defaults.
-        clock: time for latency replay and keep-alives; None: the loop's.
+        clock: time for held pieces and keep-alives; None: the loop's.
     """
     options = options or ServeOptions()
     service = Service(engine, options, clock)

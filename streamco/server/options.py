@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from streamco.errors import ConfigError
 from streamco.server.http.api_keys import ApiKey
 from streamco.server.http.options import ListenOptions
-from streamco.server.latency_replay import LatencyProfile
 from streamco.server.verify.options import VerifyOptions
+from streamco.server.wakeup import PieceHold
 
 __all__ = ["ServeOptions"]
 
@@ -17,8 +19,9 @@ class ServeOptions(ListenOptions, frozen=True, kw_only=True):
     model: str | None = None  # name that clients see; None: the engine's
     max_prompt_tokens: int | None = None  # None: as many as fit the context
     max_tokens: int | None = None  # maximum that a request may ask for; None: as many as fit the context
-    latency: LatencyProfile | None = None  # None: answers leave at once
-    latency_seed: int = 0
+    hold: Callable[[int, float], PieceHold] | None = (
+        None  # makes what holds an answer back, of the request's number and arrival; None: nothing does
+    )
     verify: VerifyOptions | None = VerifyOptions()  # None: no drafts are verified, even if the engine holds sequences
     api_keys: tuple[ApiKey, ...] = ()  # further keys; with more than one in all, none finds in memory what another's requests have read
 

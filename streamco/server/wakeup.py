@@ -9,16 +9,15 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from streamco.engines.base import Engine, Generation, GenerationEnd, GenerationRequest, TextPiece
 from streamco.engines.llamacpp.reasoning import ReasoningSplitter
-from streamco.server.latency_replay import LatencyReplay
 
-__all__ = ["WakeEvent", "Clock", "LoopClock", "WakeCoalescer", "GenerationReader"]
+__all__ = ["WakeEvent", "Clock", "LoopClock", "PieceHold", "WakeCoalescer", "GenerationReader"]
 
-MAX_HELD_PIECES = 1024  # pieces that latency replay may hold back; beyond this the ring fills and the sequence parks
+MAX_HELD_PIECES = 1024  # pieces that a ``PieceHold`` may have; beyond this the ring fills and the sequence parks
 TIMER_SLACK = 0.001  # s; uvloop rounds timers to milliseconds and may fire early
 
 
@@ -120,6 +119,30 @@ class WakeCoalescer:
             self._pending.popleft().wake()
 
 
+class PieceHold(Protocol):
+    """Holds the pieces of one answer back until they may leave: the hook for times other than the engine's own.
+
+    ``streamco.emulation`` has an implementation that imitates a measured server. Times are seconds on the server's clock.
+    """
+
+    @property
+    def held(self) -> int:
+        """Number of pieces that are held back."""
+        ...
+
+    def push(self, pieces: Sequence[TextPiece], end: GenerationEnd | None, now: float) -> None:
+        """Take over pieces from the engine; ``end`` comes with the last ones."""
+        ...
+
+    def pop(self, now: float) -> tuple[list[TextPiece], GenerationEnd | None]:
+        """Return the pieces that may leave by ``now``; the end comes with or after the last piece."""
+        ...
+
+    def due(self) -> float | None:
+        """Return the time at which ``pop`` has something next; None: not before more is pushed."""
+        ...
+
+
 class GenerationReader:
     """One generation, read by one coroutine.
 
@@ -127,8 +150,8 @@ class GenerationReader:
         engine: the engine that it runs on.
         request: what to generate.
         waker: coalesces the wake-ups of this loop.
-        clock: time for latency replay and deadlines.
-        latency_replay: holds pieces back; None: pieces leave as they come.
+        clock: time for deadlines and ``hold``.
+        hold: holds pieces back; None: pieces leave as they come.
         splitter: tells reasoning from content; None: all is content.
 
     Attributes:
@@ -145,13 +168,13 @@ class GenerationReader:
         request: GenerationRequest,
         waker: WakeCoalescer,
         clock: Clock,
-        latency_replay: LatencyReplay | None = None,
+        hold: PieceHold | None = None,
         *,
         splitter: ReasoningSplitter | None = None,
     ) -> None:
         self._event = WakeEvent()
         self._clock = clock
-        self._latency_replay = latency_replay
+        self._hold = hold
         self._splitter = splitter
         self._stopped_by: str | None = None
         self._has_ended = False
@@ -194,14 +217,14 @@ class GenerationReader:
 
     def _collect(self) -> tuple[list[TextPiece], GenerationEnd | None, float | None]:
         """Return the pieces and the end that may leave now, and the time when there will be more; None: not known."""
-        latency_replay = self._latency_replay
-        if latency_replay is None:
+        hold = self._hold
+        if hold is None:
             return *self._take(), None
         now = self._clock.now()
-        if latency_replay.held < MAX_HELD_PIECES and not self._has_ended:
-            latency_replay.push(*self._take(), now)
-        pieces, end = latency_replay.pop(now)
-        return pieces, end, latency_replay.due()
+        if hold.held < MAX_HELD_PIECES and not self._has_ended:
+            hold.push(*self._take(), now)
+        pieces, end = hold.pop(now)
+        return pieces, end, hold.due()
 
     def _take(self) -> tuple[list[TextPiece], GenerationEnd | None]:
         pieces, end = self._generation.take()

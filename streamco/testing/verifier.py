@@ -392,7 +392,7 @@ def verify_draft(
     result = verify_tree(rule, pending, draft.parents, drafted_from, target_rows, rng=rng or Random(rule.seed))
     scale = rule.temperature if rule.kind is RuleKind.SAMPLE else 1.0
     rows = tuple(_row(row, scale, top_k) for row in logits) if top_k else ()
-    return VerdictFrame(draft.session, draft.round_number, result.accepted, result.token, rows=rows)
+    return VerdictFrame(draft.session, draft.round_number, result.accepted, result.token, 0, 0, 0, rows)
 
 
 class _LogitsRow:

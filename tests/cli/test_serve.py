@@ -17,6 +17,8 @@ from typing import Any
 import pytest
 
 from streamco.cli import serve
+from streamco.emulation.latency_replay import LatencyReplays
+from streamco.emulation.profiles import load_latency
 from streamco.errors import ConfigError, EngineError
 from streamco.testing.engine import FakeEngine
 
@@ -163,9 +165,8 @@ def test_options_reach_the_server(model: str) -> None:
     words = "--port 0 --max-body 100 --max-prompt-tokens 5 --max-tokens 6 --max-streams 7 --keepalive 3 --latency-seed 9 --model-name mine"
     options = serve._options(parse(*words.split(), "--latency", "openai-gpt-4-0125-preview"), Path(model))
     assert (options.max_body_bytes, options.max_prompt_tokens, options.max_tokens, options.max_streams) == (100, 5, 6, 7)
-    assert (options.keepalive, options.latency_seed, options.model) == (3.0, 9, "mine")
-    assert options.latency is not None
-    assert options.latency.name == "openai-gpt-4-0125-preview"
+    assert (options.keepalive, options.model) == (3.0, "mine")
+    assert options.hold == LatencyReplays(load_latency("openai-gpt-4-0125-preview"), 9)
 
 
 def test_options_reach_the_verifier(model: str) -> None:
@@ -181,8 +182,8 @@ def test_options_reach_the_verifier(model: str) -> None:
 def test_settings_reach_the_engine(model: str, monkeypatch: pytest.MonkeyPatch) -> None:
     seen: dict[str, Any] = {}
 
-    def load(path: Path, options: Any, *, step_time: Any = None) -> FakeEngine:
-        seen.update(path=path, options=options, step_time=step_time)
+    def load(path: Path, options: Any, *, pace: Any = None) -> FakeEngine:
+        seen.update(path=path, options=options, pace=pace)
         return FakeEngine()
 
     monkeypatch.setattr("streamco.engines.llama.LlamaEngine", load)
@@ -190,7 +191,7 @@ def test_settings_reach_the_engine(model: str, monkeypatch: pytest.MonkeyPatch) 
     serve._load(parse(*words.split()), Path(model))
     options = seen["options"]
     assert (options.context_tokens, options.max_sequences, options.threads, options.exact, options.prefill_chunk) == (300, 3, 1, True, 64)
-    assert seen["step_time"].name == "llama2-70b-a100x4"
+    assert seen["pace"].step_time.name == "llama2-70b-a100x4"
     assert options.held_sequences == serve.EXACT_PLACES
     serve._load(parse("--context", "300"), Path(model))
     assert (seen["options"].held_sequences, seen["options"].held_tokens) == (serve.PLACES, 1200)

@@ -153,7 +153,7 @@ async def test_two_hundred_streams_leave_the_server_without_a_sequence() -> None
     rng = random.Random(13)
     engine = FakeEngine(TEXT, mode="thread", token_s=0.001)
     async with holding_nothing_new():
-        async with serving(engine, ServeOptions(latency=None)) as url:
+        async with serving(engine, ServeOptions()) as url:
             endpoint = OpenAIEndpoint("fake", base_url=url, name="server")
             async with Client(server=endpoint, seed=1) as client:
                 await run_streams(client, 200, rng, at_once=8)

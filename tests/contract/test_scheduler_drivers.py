@@ -21,6 +21,7 @@ from streamco.core.verifier.events import (
     AcceptSession,
     BatchFinished,
     DraftReceived,
+    DraftVerdict,
     ForgetSession,
     RefuseDraft,
     RefuseSession,
@@ -389,7 +390,7 @@ class SimulatedWorld:
         match said:
             case AcceptSession():
                 device.opened(session)
-            case SendVerdict(accepted=accepted, token=token):
+            case SendVerdict(verdict=DraftVerdict(_, accepted, token)):
                 device.judged(session, accepted, token)
             case RefuseDraft():
                 device.refused(session)

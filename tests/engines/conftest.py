@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from streamco.engines.base import EngineOptions
+from streamco.emulation.step_emulation import StepEmulator
+from streamco.engines.base import EngineOptions, StepTime
 from streamco.engines.llama import LlamaEngine
 from streamco.engines.llamacpp.bundled_model import packaged_model
-from streamco.engines.step_emulation import StepTime
 from streamco.errors import EngineError
 from tests.engines import fakes
 from tests.engines.llamacpp.vocabularies import SmallVocabulary
@@ -25,7 +25,7 @@ def make_engine(monkeypatch: pytest.MonkeyPatch) -> Iterator[MakeEngine]:
     made: list[tuple[LlamaEngine, fakes.FakeContext]] = []
 
     def make(step_time: StepTime | None = None, **changes: Any) -> LlamaEngine:
-        engine = LlamaEngine("bytes.gguf", fakes.options(**changes), step_time=step_time)
+        engine = LlamaEngine("bytes.gguf", fakes.options(**changes), pace=None if step_time is None else StepEmulator(step_time))
         made.append((engine, fakes.FakeContext.last))
         fakes.FakeContext.last.batches.clear()  # the warm-up
         while fakes.FakeContext.last.entered.acquire(blocking=False):

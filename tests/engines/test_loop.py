@@ -15,7 +15,6 @@ from streamco.engines.llamacpp.context import LlamaContext
 from streamco.engines.llamacpp.model import LlamaModel
 from streamco.engines.loop import EngineLoop
 from streamco.engines.sequence import HeldSequence
-from streamco.engines.step_emulation import StepEmulator
 from streamco.engines.threads import ThreadBudget
 from streamco.errors import EngineError
 from tests.engines import fakes
@@ -32,7 +31,7 @@ class Bench:
         self.context = fakes.FakeContext(self.model, cells=4096, sequences=places + 1, rows=64, threads=1)
         context = cast(LlamaContext, self.context)
         slots = SlotTable(context, places, max_idle_tokens=256)
-        self.loop = EngineLoop(context, slots, options, ThreadBudget(1).claim(1), StepEmulator(None), tokens=256)
+        self.loop = EngineLoop(context, slots, options, ThreadBudget(1).claim(1), None, tokens=256)
         self.pending = 0
         self.ends: list[GenerationEnd | TaskEnd] = []
 

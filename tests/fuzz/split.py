@@ -23,8 +23,9 @@ from numpy.typing import NDArray
 from streamco.errors import UsageError
 from streamco.wire.row_costs import RowCost
 from streamco.wire.split.client import SplitClient
-from streamco.wire.split.codec import FORMATS, SplitCodec
+from streamco.wire.split.codec import SplitCodec
 from streamco.wire.split.frames import (
+    FORMATS,
     SPLIT_VERSIONS,
     Close,
     LayersMark,
@@ -45,6 +46,7 @@ from streamco.wire.split.frames import (
 from streamco.wire.split.server import SplitServer
 from streamco.wire.verify.errors import OverloadedError, VerifyProtocolError
 from tests.fuzz.verify import CODES, KEY, damage
+from tests.wire.split.peers import make_states
 
 WIDTH = 5
 LIMITS = SplitLimits(context_rows=14, rows=6, sessions=4, rounds=4)
@@ -237,7 +239,7 @@ class SplitEnds:
     def _answer(self, rng: random.Random) -> None:
         rows = self._waiting.pop(0)
         if rng.random() < 0.8:
-            self.server.send(States(rows.session, rows.round_number, rows.form, rows.states[len(rows.states) - rows.wanted :]))
+            self.server.send(make_states(rows.session, rows.round_number, rows.form, rows.states[len(rows.states) - rows.wanted :]))
             return
         self.server.refuse(OverloadedError("busy", session=rows.session, round_number=rows.round_number))
         self._waiting = [each for each in self._waiting if each.session != rows.session]

@@ -51,6 +51,7 @@ from streamco.wire.verify.frames import (
 )
 from streamco.wire.verify.server import VerifyServer
 from streamco.wire.verify.topk import TopK, quantise
+from tests.support.verify_frames import make_draft, make_verdict
 
 SIZE = 1000
 VOCABULARY = "1000:00"
@@ -125,7 +126,7 @@ def grow_up(rng: random.Random, latest: int = 4, turn: int = 0) -> ClientFrame:
         rows = tuple(some_row(rng, token) for token in ids) if rows else ()
         expected = (max(0, number - rng.choice([1, 1, 1, 2, 3])), rng.randrange(3), rng.choice([5, 5, 999]))
         return Follow(session, number, *expected, ids, rows, some_parents(rng, len(ids)))
-    return Draft(session, number, base, ids, given, rows, some_parents(rng, len(ids) - given))
+    return make_draft(session, number, base, ids, given, rows, some_parents(rng, len(ids) - given))
 
 
 def some_parents(rng: random.Random, count: int) -> tuple[int, ...]:
@@ -251,7 +252,7 @@ class Ends:
         if self.out and rng.random() < 0.5:
             draft = self.out.pop(0)
             accepted = rng.randrange(len(draft.pending) + 1)
-            self.server.send(VerdictFrame(draft.session, draft.round_number, accepted, 5))
+            self.server.send(make_verdict(draft.session, draft.round_number, accepted, 5))
             for begun in self.server.take_begun_rounds():
                 self._serve(begun, rng)
 

@@ -9,10 +9,11 @@ from typing import Any
 
 import pytest
 
+from streamco.emulation.step_emulation import StepEmulator
+from streamco.emulation.step_times import StepTimes
 from streamco.engines.base import EngineOptions
 from streamco.engines.llama import LlamaEngine
 from streamco.engines.llamacpp.bundled_model import packaged_model
-from streamco.server.step_times import StepTimes
 from tests.server.support import CHAT, HELLO, TEXT, Running, contents, running
 
 pytestmark = pytest.mark.model
@@ -100,7 +101,7 @@ async def test_a_client_that_leaves_frees_its_sequence_for_the_next(engine: Llam
 
 def test_imposed_step_times_are_a_lower_bound_on_every_step() -> None:
     slow = StepTimes(name="slow", source="here", license="MIT", decode_ms=((1, 60.0),), prefill_ms=((32, 150.0), (64, 300.0)))
-    engine = LlamaEngine(packaged_model(), EngineOptions(threads=1, context_tokens=256, max_sequences=2), step_time=slow)
+    engine = LlamaEngine(packaged_model(), EngineOptions(threads=1, context_tokens=256, max_sequences=2), pace=StepEmulator(slow))
 
     async def ask() -> tuple[float, dict[str, Any]]:
         async with running(engine) as server:

@@ -19,7 +19,7 @@ def test_settings_out_of_range_are_refused_by_name(changes: dict[str, Any]) -> N
 
 def test_no_limit_is_the_default() -> None:
     options = ServeOptions()
-    assert (options.max_tokens, options.max_prompt_tokens, options.model, options.latency) == (None, None, None, None)
+    assert (options.max_tokens, options.max_prompt_tokens, options.model, options.hold) == (None, None, None, None)
     assert options.verify is not None
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import aiohttp
 import pytest
 
-from streamco.server.latency_replay import LatencyProfile
+from streamco.emulation.latency_replay import LatencyProfile, LatencyReplays
 from streamco.testing.engine import FakeEngine
 from tests.server.support import CHAT, HELLO, TEXT, ManualClock, contents, next_event, parse_events, running, until
 
@@ -255,7 +255,7 @@ async def test_cleaning_up_the_runner_does_not_wait_for_streams() -> None:
 
 async def test_replayed_latency_holds_headers_and_tokens_back() -> None:
     engine, clock = FakeEngine("one two three"), ManualClock()
-    async with running(engine, clock=clock, latency=PROFILE) as server:
+    async with running(engine, clock=clock, hold=LatencyReplays(PROFILE)) as server:
         posting = asyncio.ensure_future(server.client.post(CHAT, json=STREAM))
         await clock.asleep()
         clock.advance(0.99)
@@ -279,7 +279,7 @@ async def test_replayed_latency_holds_headers_and_tokens_back() -> None:
 async def test_comments_go_on_while_tokens_are_held_back() -> None:
     slow = LatencyProfile(name="slow", source="here", license="MIT", ttft_s=(25.0,))
     clock = ManualClock()
-    async with running(clock=clock, latency=slow, keepalive=10.0) as server:
+    async with running(clock=clock, hold=LatencyReplays(slow), keepalive=10.0) as server:
         posting = asyncio.ensure_future(server.client.post(CHAT, json=STREAM))
         for time in (10.0, 20.0):
             await clock.asleep()
@@ -293,7 +293,7 @@ async def test_comments_go_on_while_tokens_are_held_back() -> None:
 
 async def test_a_whole_answer_takes_as_long_as_its_stream_would() -> None:
     clock = ManualClock()
-    async with running(FakeEngine("one two three"), clock=clock, latency=PROFILE) as server:
+    async with running(FakeEngine("one two three"), clock=clock, hold=LatencyReplays(PROFILE)) as server:
         posting = asyncio.ensure_future(server.post(CHAT, HELLO))
         for time in (1.0, 1.5, 1.99):
             await clock.asleep()
@@ -309,7 +309,7 @@ async def test_concurrent_requests_draw_from_dice_of_their_own() -> None:
 
     async def first_times(count: int) -> list[float]:
         clock = ManualClock()
-        async with running(clock=clock, latency=spread, latency_seed=4, keepalive=1e6) as server:
+        async with running(clock=clock, hold=LatencyReplays(spread, 4), keepalive=1e6) as server:
             posts = []
             for number in range(count):
                 posts.append(asyncio.ensure_future(server.post(CHAT, HELLO)))

@@ -13,12 +13,13 @@ from typing import Any
 import aiohttp
 import pytest
 
+from streamco.emulation.step_emulation import StepEmulator
+from streamco.emulation.step_times import StepTimes
 from streamco.engines.base import EngineOptions
 from streamco.engines.llama import LlamaEngine
 from streamco.engines.llamacpp.bundled_model import packaged_model
 from streamco.engines.llamacpp.gguf import derived
 from streamco.policies.acceptance import Rule, RuleKind
-from streamco.server.step_times import StepTimes
 from streamco.wire.verify.topk import quantise
 from tests.engines.asking import draft as drafted
 from tests.engines.asking import extend
@@ -213,7 +214,7 @@ async def test_a_round_that_took_longer_than_the_imposed_times_is_counted(pair: 
     for milliseconds, late in ((2000.0, 0), (0.001, 2)):
         times = StepTimes(name="imposed", source="test", license="none", decode_ms=((1, milliseconds),))
         options = EngineOptions(threads=1, context_tokens=320, max_sequences=1, held_sequences=1)
-        engine = await asyncio.to_thread(LlamaEngine, packaged_model(), options, step_time=times)
+        engine = await asyncio.to_thread(LlamaEngine, packaged_model(), options, pace=StepEmulator(times))
         try:
             async with serving(engine) as server, connected(server.url, engine) as device:
                 session, _ = await device.open(ids[:3])

@@ -10,9 +10,9 @@ import msgspec
 import pytest
 
 from streamco.config import SamplingOptions
+from streamco.emulation.latency_replay import LatencyProfile, LatencyReplay
 from streamco.engines.base import GenerationRequest
 from streamco.errors import EngineError
-from streamco.server.latency_replay import LatencyProfile, LatencyReplay
 from streamco.server.wakeup import MAX_HELD_PIECES, GenerationReader, LoopClock, WakeCoalescer, WakeEvent
 from streamco.testing.engine import FakeEngine
 from tests.server.support import ManualClock, until
@@ -214,7 +214,7 @@ async def test_generation_runs_ahead_while_pieces_are_held_back_but_not_without_
     work = work_of(engine, clock, LatencyReplay(PROFILE, Random(1), 0.0))
     waiting = asyncio.ensure_future(work.receive(None))
     await clock.asleep()
-    replay = work._latency_replay
+    replay = work._hold
     assert replay is not None
     await until(lambda: replay.held >= MAX_HELD_PIECES)
     await asyncio.sleep(0.02)

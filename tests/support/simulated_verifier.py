@@ -229,8 +229,9 @@ class SimulatedDrafter:
                     yield self._env.timeout(verdict.retry_after or 0.0)
             (self.latencies if verified else self.first).append(self._env.now - asked)
             verified += 1
-            assert verdict.token is not None, "the context has room for a token"
-            text += [*draft[: verdict.accepted], verdict.token]
+            token = verdict.verdict.token
+            assert token is not None, "the context has room for a token"
+            text += [*draft[: verdict.verdict.accepted], token]
             base = len(text)
             if verdict.position != base:
                 raise AssertionError(f"{session}: expected a text of {base} tokens, got {verdict.position}")

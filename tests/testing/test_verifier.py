@@ -17,8 +17,9 @@ from streamco.testing.verifier import VerifierStep, verify_draft
 from streamco.wire.verify.client import VerifyClient
 from streamco.wire.verify.codec import VerifyCodec
 from streamco.wire.verify.errors import OverloadedError
-from streamco.wire.verify.frames import SUBPROTOCOL, Draft, Opened, Refusal, Resumed, ServerFrame, VerdictFrame, Welcome
+from streamco.wire.verify.frames import SUBPROTOCOL, Opened, Refusal, Resumed, ServerFrame, VerdictFrame, Welcome
 from streamco.wire.verify.topk import quantise
+from tests.support.verify_frames import make_draft, make_verdict
 
 SIZE = 1000
 VOCABULARY = "1000:0123456789abcdef"
@@ -201,8 +202,8 @@ async def test_a_restarted_server_has_its_port_and_its_sessions() -> None:
 
 
 def test_each_rule_accepts_what_it_should() -> None:
-    draft = Draft(0, 0, 1, (2, 2, 9))
-    assert verify_draft(target, [1], draft, Rule()) == VerdictFrame(0, 0, 1, 3)
+    draft = make_draft(0, 0, 1, (2, 2, 9))
+    assert verify_draft(target, [1], draft, Rule()) == make_verdict(0, 0, 1, 3)
     lenient = verify_draft(target, [1], draft, Rule(RuleKind.THRESHOLD, threshold=0.3), top_k=2)
     assert (lenient.accepted, lenient.token) == (2, 3)
     assert [row.ids for row in lenient.rows] == [(2, 1), (3, 2), (3, 2), (10, 9)]
@@ -211,8 +212,8 @@ def test_each_rule_accepts_what_it_should() -> None:
 def test_sampling_needs_rows_and_keeps_what_the_target_has_too() -> None:
     rule = Rule(RuleKind.SAMPLE, 1.0, seed=1)
     with pytest.raises(ConfigError, match="a distribution for each of 1 draft tokens"):
-        verify_draft(target, [1], Draft(0, 0, 1, (2,)), rule)
+        verify_draft(target, [1], make_draft(0, 0, 1, (2,)), rule)
     certain = tuple(quantise([(token, 1.0)], is_whole=True) for token in (50,))
-    assert verify_draft(target, [1], Draft(0, 0, 1, (50,), rows=certain), rule).accepted == 0
+    assert verify_draft(target, [1], make_draft(0, 0, 1, (50,), rows=certain), rule).accepted == 0
     row = quantise([(2, 0.75), (1, 0.25)], is_whole=True)
-    assert verify_draft(target, [1], Draft(0, 0, 1, (2,), rows=(row,)), rule).accepted == 1
+    assert verify_draft(target, [1], make_draft(0, 0, 1, (2,), rows=(row,)), rule).accepted == 1

@@ -96,12 +96,14 @@ class SessionClosed(Struct, frozen=True):
 class DraftVerdict(Struct, frozen=True):
     """The engine's verdict on one draft: how many of its tokens are accepted, and the token after them; None: the context is full.
 
-    In a tree ``accepted`` is the last accepted node.
+    In a tree ``accepted`` is the last accepted node. ``rows`` has the engine's likeliest tokens at each position, if the session asked for
+    them, in the driver's own form.
     """
 
     session: str
     accepted: int
     token: int | None
+    rows: tuple[object, ...] = ()
 
 
 class BatchFinished(Struct, frozen=True):
@@ -156,22 +158,25 @@ class SendVerdict(Struct, frozen=True, kw_only=True):
     """Send the device the verdict on its draft.
 
     Args:
-        accepted: number of draft tokens accepted; in a tree the last accepted node.
-        token: the token after them: the correction, or the bonus token if all are accepted; None: the context is full.
-        position: end of the text, both included.
+        verdict: the engine's verdict.
+        round: number of the draft's round.
+        position: end of the text, the accepted tokens and the one after them included.
         depth: number of verifications that wait now.
         queued: seconds until its first batch.
         compute: seconds that its batches took.
     """
 
-    session: str
+    verdict: DraftVerdict
     round: int
-    accepted: int
-    token: int | None
     position: int
     depth: int
     queued: float
     compute: float
+
+    @property
+    def session(self) -> str:
+        """Name of the session."""
+        return self.verdict.session
 
 
 class RefuseDraft(Struct, frozen=True):

@@ -448,10 +448,8 @@ class VerificationScheduler:
             self._admission.limit.observe(is_late=now > session.due, present=present, asked=session.asked, now=now)
         self._commands.append(
             SendVerdict(
-                session=session.name,
+                verdict=verdict,
                 round=draft.round,
-                accepted=accepted,
-                token=verdict.token,
                 position=len(session.text),
                 depth=self.depth,
                 queued=session.started - session.asked,

@@ -17,39 +17,22 @@ from pathlib import Path
 from queue import SimpleQueue
 from typing import TYPE_CHECKING, Protocol
 
-from msgspec import Struct
-
+from streamco.engines.base import StepPace
 from streamco.engines.llamacpp.model_parts import PartInfo
 from streamco.engines.llamacpp.row_costs import least_seconds
 from streamco.engines.split.layers import MiddlePart, StateRun
-from streamco.engines.step_emulation import StepEmulator, StepTime
 from streamco.engines.threads import budget
-from streamco.errors import ConfigError, EngineError
+from streamco.errors import EngineError
 
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-__all__ = ["LayerEngine", "MiddleEngine", "RowStep", "RowsBatch", "measured_sizes"]
+__all__ = ["LayerEngine", "MiddleEngine", "RowsBatch", "measured_sizes"]
 
 logger = logging.getLogger("streamco.engine")
 
 _SIZES = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
-
-
-class RowStep(Struct, frozen=True, kw_only=True):
-    """Imposed seconds of a batch by its rows, as a larger model or other hardware would take. Implements ``StepTime``."""
-
-    setup: float
-    per_row: float
-
-    def __post_init__(self) -> None:
-        if not (0 <= self.setup < 3600 and 0 <= self.per_row < 3600):
-            raise ConfigError(f"step: expected seconds from 0 to 3600, got {self.setup} and {self.per_row}")
-
-    def __call__(self, rows: int, prefill_rows: int) -> float:
-        """Return the seconds of a batch."""
-        return self.setup + self.per_row * (rows + prefill_rows)
 
 
 class RowsBatch:
@@ -122,7 +105,7 @@ class MiddleEngine:
         cells: positions of each sequence.
         sequences: number of sequences.
         threads: threads that compute; None: a fair share of the cores.
-        step: imposed times; None: a batch takes what it takes.
+        pace: when the results of a batch may be shown, to behave like larger layers. None shows them at once.
         row_costs: seconds by rows; None: they are measured.
         repack, exact: see ``LayerPart``.
 
@@ -138,7 +121,7 @@ class MiddleEngine:
         cells: int = 2048,
         sequences: int = 16,
         threads: int | None = None,
-        step: StepTime | None = None,
+        pace: StepPace | None = None,
         row_costs: Mapping[int, float] | None = None,
         repack: bool = False,
         exact: bool = False,
@@ -155,8 +138,7 @@ class MiddleEngine:
         self.cells = self._part.cells
         self.batch_rows = self._part.batch_rows
         self._threads = self._share.threads
-        self._step = step
-        self._emulator = StepEmulator(step)
+        self._pace = pace
         self._inbox: SimpleQueue[RowsBatch | Callable[[], None] | None] = SimpleQueue()
         self._lock = threading.Lock()
         self._closing = threading.Event()
@@ -178,7 +160,8 @@ class MiddleEngine:
     def row_costs(self) -> Mapping[int, float]:
         """Return the seconds of a batch by rows; the first call measures them, for some tenths of a second. No batch may be out."""
         if not self._costs:
-            step, sizes = self._step, measured_sizes(min(self.batch_rows, self.cells))
+            step = None if self._pace is None else self._pace.step_time
+            sizes = measured_sizes(min(self.batch_rows, self.cells))
             self._costs = {
                 size: least_seconds(partial(self._compute_ones, size)) if step is None else max(1e-6, step(size, 0)) for size in sizes
             }
@@ -234,7 +217,8 @@ class MiddleEngine:
         self._end()
 
     def _next(self) -> RowsBatch | Callable[[], None] | None:
-        self._emulator.begin_round(was_idle=self._inbox.empty())
+        if self._pace is not None:
+            self._pace.begin_round(was_idle=self._inbox.empty())
         return self._inbox.get()
 
     def _compute(self, batch: RowsBatch) -> None:
@@ -244,8 +228,9 @@ class MiddleEngine:
                 self._threads = self._share.threads
                 self._part.use_threads(self._threads)
             states = self._part.run_batch(batch.runs)
-            due = self._emulator.due(batch.rows, 0, started=started, now=time.monotonic(), requested=batch.requested)
-            self._closing.wait(max(0.0, due - time.monotonic()))
+            if self._pace is not None:
+                due = self._pace.due(batch.rows, 0, started=started, now=time.monotonic(), requested=batch.requested)
+                self._closing.wait(max(0.0, due - time.monotonic()))
             batch.states = states
         except EngineError as error:
             batch.error = error

@@ -10,16 +10,17 @@ forward pass that has rows of cancelled parts alone. On a CPU it stops within mi
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Protocol
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from streamco.core.verifier.events import BatchFailed, BatchFinished, BatchPart, DraftVerdict, RunBatch
 from streamco.engines.base import HoldingEngine, SequenceTask, TaskEnd, TokenSequence
 from streamco.errors import EngineError, StreamcoError
 from streamco.policies.drafts.tree_acceptance import path_to
-from streamco.server.verify.verdicts import TargetRowCollector, VerificationRequest, VerificationResult
+from streamco.server.verify.verdicts import TargetRowCollector
 from streamco.server.wakeup import WakeCoalescer
 
 __all__ = ["BatchReport", "BatchRunner"]
@@ -32,7 +33,6 @@ class BatchReport(Struct, frozen=True):
 
     Args:
         event: the event for the scheduler.
-        results: verification results by session.
         late_s: seconds by which the batch took longer than the imposed step times.
         error: why the batch, or the first part that failed, failed; None: no part did.
         cancelled: number of parts that were cancelled before they were read.
@@ -40,7 +40,6 @@ class BatchReport(Struct, frozen=True):
     """
 
     event: BatchFinished | BatchFailed
-    results: Mapping[str, VerificationResult]
     late_s: float = 0.0
     error: StreamcoError | None = None
     cancelled: int = 0
@@ -50,8 +49,8 @@ class BatchReport(Struct, frozen=True):
 class DraftLookup(Protocol):
     """Looks up the draft of a session."""
 
-    def __call__(self, session: str, /) -> VerificationRequest:
-        """Return the verification request of the session's pending draft."""
+    def __call__(self, session: str, /) -> TargetRowCollector:
+        """Return a new collector for the rows of the session's pending draft."""
         ...
 
 
@@ -146,10 +145,9 @@ class BatchRunner:
         if not part.verify_rows:
             running.task = sequence.read(part.ids, wake)
             return
-        running.request = request = self._look_up(part.session)
-        running.rows = rows = TargetRowCollector(request)
+        running.rows = rows = self._look_up(part.session)
         border = len(part.ids) - part.verify_rows + 1
-        running.task = sequence.verify(part.ids[border:], wake, given=part.ids[:border], reader=rows, parents=request.parents)
+        running.task = sequence.verify(part.ids[border:], wake, given=part.ids[:border], reader=rows, parents=rows.draft.parents)
 
 
 class _Part:
@@ -160,7 +158,6 @@ class _Part:
         self.tokens = len(part.ids)
         self.length = part.start + self.tokens
         self.verify_rows = part.verify_rows
-        self.request: VerificationRequest | None = None
         self.rows: TargetRowCollector | None = None
         self.task: SequenceTask | None = None
         self.end: TaskEnd | None = None
@@ -216,7 +213,7 @@ class _Running:
 
     def _report(self) -> BatchReport:
         number = self._batch.number
-        results: dict[str, VerificationResult] = {}
+        verdicts: list[DraftVerdict] = []
         errors: dict[str, StreamcoError] = {}
         cancelled = [part.session for part in self.parts if part.is_cancelled]
         for part in self.parts:
@@ -225,7 +222,7 @@ class _Running:
             try:
                 part.check()
                 if part.rows is not None:
-                    results[part.session] = self._result_of(part, part.rows)
+                    verdicts.append(self._verdict_of(part, part.rows))
             except StreamcoError as error:
                 errors[part.session] = error
             except Exception as error:
@@ -233,21 +230,19 @@ class _Running:
                 errors[part.session] = _defect(part.session, error)
         first = next(iter(errors.values()), None)
         if len(errors) == len(self.parts):
-            return BatchReport(BatchFailed(number), {}, 0.0, first)
-        verdicts = tuple(DraftVerdict(session, result.accepted, result.token) for session, result in results.items())
+            return BatchReport(BatchFailed(number), 0.0, first)
         seconds = self._runner.now() - self._started
         late = max((part.end.timings.late_s for part in self.parts if part.end is not None), default=0.0)
         found = sum(part.found for part in self.parts)
-        event = BatchFinished(number, verdicts, seconds, (*errors, *cancelled), found, is_cut=bool(cancelled))
+        event = BatchFinished(number, tuple(verdicts), seconds, (*errors, *cancelled), found, is_cut=bool(cancelled))
         is_aborted = len(cancelled) == len(self.parts)
-        return BatchReport(event, results, late, first, cancelled=len(cancelled), is_aborted=is_aborted)
+        return BatchReport(event, late, first, cancelled=len(cancelled), is_aborted=is_aborted)
 
-    def _result_of(self, part: _Part, rows: TargetRowCollector) -> VerificationResult:
-        result = rows.verdict()
-        parents = part.request.parents if part.request is not None else ()
-        end = part.length - (part.verify_rows - 1) + len(path_to(parents, result.accepted))
+    def _verdict_of(self, part: _Part, rows: TargetRowCollector) -> DraftVerdict:
+        verdict = rows.verdict()
+        end = part.length - (part.verify_rows - 1) + len(path_to(rows.draft.parents, verdict.accepted))
         is_full = end >= self._runner.context_tokens
-        return VerificationResult(result.accepted, None, result.rows) if is_full else result
+        return replace(verdict, token=None) if is_full else verdict
 
 
 def _defect(session: str, cause: Exception) -> EngineError:

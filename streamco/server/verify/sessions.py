@@ -40,11 +40,12 @@ from streamco.server.verify.batches import BatchReport, BatchRunner
 from streamco.server.verify.hosted_sessions import MAX_FAILURES, NO_SESSION, HostedSession, HostedSessions, refusal_for
 from streamco.server.verify.options import MIN_ROOM, VerifyOptions
 from streamco.server.verify.stats import VerifyStats
-from streamco.server.verify.verdicts import VerificationRequest, VerificationResult
+from streamco.server.verify.verdicts import TargetRowCollector
 from streamco.server.wakeup import WakeCoalescer
 from streamco.wire.verify.checks import prefix_hash
 from streamco.wire.verify.frames import Close, Draft, Extend, Open, Opened, Resume, Resumed, VerdictFrame
 from streamco.wire.verify.server import VerifyServer
+from streamco.wire.verify.topk import TopK
 
 __all__ = ["Connection", "SessionManager", "make_scheduler"]
 
@@ -106,7 +107,6 @@ class SessionManager(HostedSessions[_TokenSession, Connection]):
         )
         self._begun: list[tuple[Connection, _TokenSession, Draft]] = []  # rounds sent ahead, after their expected verdict came
         self._verified: tuple[str, ...] = ()  # sessions in the running batch
-        self._results: dict[str, VerificationResult] = {}
         self.start()
 
     # What a connection calls
@@ -240,8 +240,8 @@ class SessionManager(HostedSessions[_TokenSession, Connection]):
     def _answer_verdict(self, session: _TokenSession, command: SendVerdict) -> None:
         draft, session.draft = session.draft, None
         session.failures = 0
-        result = self._results.pop(session.name)
-        accepted = 0 if draft is None else len(draft.accepted_ids(command.accepted))
+        result = command.verdict
+        accepted = 0 if draft is None else len(draft.accepted_ids(result.accepted))
         self.stats.record_verdict(command, accepted, is_late=session.is_late)
         if session.resume is not None:
             self._answer_resume(session)
@@ -249,12 +249,12 @@ class SessionManager(HostedSessions[_TokenSession, Connection]):
             verdict = VerdictFrame(
                 session.number,
                 draft.round_number,
-                command.accepted,
-                command.token,
+                result.accepted,
+                result.token,
                 command.depth,
                 _microseconds(command.queued),
                 _microseconds(command.compute),
-                result.rows,
+                tuple(row for row in result.rows if isinstance(row, TopK)),
             )
             session.connection.server.send(verdict)
             self._begun += [(session.connection, session, begun) for begun in session.connection.server.take_begun_rounds()]
@@ -274,18 +274,11 @@ class SessionManager(HostedSessions[_TokenSession, Connection]):
 
     # Batches
 
-    def _lookup(self, name: str) -> VerificationRequest:
+    def _lookup(self, name: str) -> TargetRowCollector:
         session = self._sessions.get(name)
         if session is None or session.draft is None:
             raise AssertionError(f"{name}: expected a draft to verify, got none")
-        return VerificationRequest(
-            draft=session.draft.pending,
-            drafted_from=session.draft.rows,
-            parents=session.draft.parents,
-            rule=session.rule,
-            top_k=session.top_k,
-            rng=session.rng,
-        )
+        return TargetRowCollector(name, session.draft, rule=session.rule, top_k=session.top_k, rng=session.rng)
 
     def _owner_of(self, name: str) -> str | None:
         session = self._sessions.get(name)
@@ -297,10 +290,7 @@ class SessionManager(HostedSessions[_TokenSession, Connection]):
             session = self._sessions.get(name)
             if session is not None:
                 session.is_late = session.is_late or report.late_s > 0
-        self._results.update(report.results)
         self.emit(report.event)
-        for name in report.results:
-            self._results.pop(name, None)  # of sessions that were closed meanwhile
         self._arm(self._clock())
 
 

@@ -12,54 +12,22 @@ from typing import TYPE_CHECKING
 from msgspec import Struct
 
 from streamco.config import SamplingOptions
+from streamco.core.verifier.events import DraftVerdict
 from streamco.engines.base import Prediction
 from streamco.engines.sampling import Sampler, top_probabilities
 from streamco.errors import ConfigError, EngineError
 from streamco.policies.acceptance import UNCHANGED, Distribution, Rule, RuleKind
 from streamco.policies.drafts.tree_acceptance import verify_tree
+from streamco.wire.verify.frames import Draft
 from streamco.wire.verify.topk import TopK, quantise
 
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-__all__ = ["VerificationRequest", "VerificationResult", "TargetRowCollector"]
+__all__ = ["TargetRowCollector"]
 
 _MIN_TOP_P = 1e-9
-
-
-class VerificationRequest(Struct, frozen=True, kw_only=True):
-    """One draft to verify.
-
-    Args:
-        draft: ids to verify, shape (window,).
-        drafted_from: distribution that each of them was drawn from, shape (window,); empty if the rule doesn't need it.
-        parents: parent of each of them, in a tree; empty: a chain.
-        rule: the session's rule.
-        top_k: number of ids in each row that is returned with the verdict; 0: no rows are returned.
-        rng: the session's random draws.
-    """
-
-    draft: tuple[int, ...]
-    drafted_from: tuple[TopK, ...] = ()
-    parents: tuple[int, ...] = ()
-    rule: Rule = Rule()
-    top_k: int = 0
-    rng: Random
-
-
-class VerificationResult(Struct, frozen=True):
-    """Result of one verification.
-
-    Args:
-        accepted: number of draft tokens accepted, from the first; in a tree the last accepted node.
-        token: the token after them; None: the context is full.
-        rows: the target's likeliest ids at each position, if they were asked for.
-    """
-
-    accepted: int
-    token: int | None
-    rows: tuple[TopK, ...] = ()
 
 
 class _ReadRow(Struct, frozen=True):
@@ -81,11 +49,20 @@ class _ReadRow(Struct, frozen=True):
 
 
 class TargetRowCollector:
-    """Collects what the rule needs of each target row, then gives the verdict. Implements ``RowReader``."""
+    """Collects what the rule needs of each target row of a draft, then gives the verdict. Implements ``RowReader``.
 
-    def __init__(self, request: VerificationRequest) -> None:
-        rule = request.rule
-        self._request = request
+    Args:
+        session: name of the draft's session.
+        draft: the draft.
+        rule: the session's rule.
+        top_k: number of ids in each row that is returned with the verdict; 0: no rows are returned.
+        rng: the session's random draws.
+    """
+
+    def __init__(self, session: str, draft: Draft, *, rule: Rule, top_k: int = 0, rng: Random) -> None:
+        self.draft = draft
+        self._session = session
+        self._rule, self._top_k, self._rng = rule, top_k, rng
         self._read: list[_ReadRow] = []
         self._rows: list[TopK] = []
         self._is_unfiltered = not rule.top_k and rule.top_p >= 1.0 and not rule.min_p
@@ -108,7 +85,7 @@ class TargetRowCollector:
     def _take(self, logits: NDArray[np.float32], position: int, token: int | None) -> Prediction:
         import numpy as np
 
-        rule, top_k = self._request.rule, self._request.top_k
+        rule, top_k = self._rule, self._top_k
         best = self._greedy.draw(logits)
         distribution = None
         is_sampled = rule.kind is RuleKind.SAMPLE
@@ -123,18 +100,18 @@ class TargetRowCollector:
         self._read.append(_ReadRow(best, distribution))
         return Prediction(position=position, greedy=best, token=token)
 
-    def verdict(self) -> VerificationResult:
+    def verdict(self) -> DraftVerdict:
         """Return the verdict on the draft, with the rows that were asked for.
 
         Raises:
             EngineError: not all of its rows were read.
         """
-        request = self._request
-        if len(self._read) != len(request.draft) + 1:
-            raise EngineError(f"verdict: expected {len(request.draft) + 1} rows, got {len(self._read)}")
-        drafted_from = [row.distribution() for row in request.drafted_from]
-        verdict = verify_tree(request.rule, request.draft, request.parents, drafted_from, self._read, rng=request.rng)
-        return VerificationResult(verdict.accepted, verdict.token, tuple(self._rows))
+        draft = self.draft
+        if len(self._read) != len(draft.pending) + 1:
+            raise EngineError(f"verdict: expected {len(draft.pending) + 1} rows, got {len(self._read)}")
+        drafted_from = [row.distribution() for row in draft.rows]
+        verdict = verify_tree(self._rule, draft.pending, draft.parents, drafted_from, self._read, rng=self._rng)
+        return DraftVerdict(self._session, verdict.accepted, verdict.token, tuple(self._rows))
 
 
 def _whole(logits: NDArray[np.float32], best: int, temperature: float) -> Distribution:

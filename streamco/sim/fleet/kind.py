@@ -23,10 +23,10 @@ from streamco.client.speculation.options import SpeculationOptions, SpeculationT
 from streamco.core.speculation.options import SpeculationMachineOptions
 from streamco.core.speculation.prior import EstimatesPrior
 from streamco.core.verifier.options import SchedulerOptions
+from streamco.emulation.profiles import load_step_times
 from streamco.errors import ConfigError
 from streamco.policies.serving.routing import routing_policy
 from streamco.policies.window import DEFAULT, Dynamic
-from streamco.server.profiles import load_step_times
 from streamco.sim.driver import call_at
 from streamco.sim.experiment.metrics import Metric, RequestRow, Sink
 from streamco.sim.experiment.scenario import Named, Scenario

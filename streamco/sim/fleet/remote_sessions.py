@@ -145,8 +145,8 @@ class SimulatedVerifierSession(_LinkedPeer):
         """End the round that the server has verified or refused, and start the draft that was sent ahead for this verdict."""
         ahead, self._ahead, self._current_round = self._ahead, [], None
         self._last_verdict = None
-        if isinstance(answer, SendVerdict) and answer.token is not None:
-            self._last_verdict = ExpectedVerdict(answer.round, answer.accepted, answer.token)
+        if isinstance(answer, SendVerdict) and answer.verdict.token is not None:
+            self._last_verdict = ExpectedVerdict(answer.round, answer.verdict.accepted, answer.verdict.token)
         next_draft = next((draft for if_verdict, draft in ahead if if_verdict == self._last_verdict), None)
         if next_draft is not None:
             call_at(self._env, 0.0, lambda: self._arrive(next_draft, None))
@@ -203,8 +203,8 @@ class SimulatedVerifierSession(_LinkedPeer):
                 self._emit(
                     VerdictReceived(
                         round=answer.round,
-                        accepted=answer.accepted,
-                        token=answer.token,
+                        accepted=answer.verdict.accepted,
+                        token=answer.verdict.token,
                         queue_depth=min(1.0, answer.depth / FULL_QUEUE),
                         queue_seconds=answer.queued,
                         compute_seconds=answer.compute,

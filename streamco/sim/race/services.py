@@ -19,10 +19,10 @@ from typing import Any, NamedTuple, Protocol
 
 from msgspec import Struct
 
+from streamco.emulation.latency_replay import LatencyProfile, quantile
+from streamco.emulation.profiles import load_latency
 from streamco.errors import ConfigError
 from streamco.profiles import DeviceSpeed, ModelShape, Prices, TTFTDistribution
-from streamco.server.latency_replay import LatencyProfile, quantile
-from streamco.server.profiles import load_latency
 
 __all__ = ["JITTER", "OVERHEAD", "PHONES", "PRICES", "Phone", "PackagedService", "RecordedService", "ServiceModel", "Reply", "read_rows"]
 __all__ += ["price_of", "read_services"]

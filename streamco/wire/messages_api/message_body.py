@@ -11,13 +11,12 @@ from typing import Any
 import msgspec
 
 from streamco.config import SamplingOptions
+from streamco.wire.translated_body import further_fields, joined_text, logit_bias_field, sampling_fields
 
 __all__ = ["build_message_body"]
 
 Json = dict[str, Any]
 
-_SAMPLING = ("temperature", "top_p", "top_k", "min_p", "seed", "frequency_penalty", "presence_penalty")
-_DROPPED = ("stream", "stream_options")  # a stream always ends with usage here
 _CHOICES = {"auto": "auto", "none": "none", "required": "any"}
 
 
@@ -46,12 +45,11 @@ def build_message_body(
     body: Json = {"model": model, "messages": conversation, "max_tokens": limit, "stream": True}
     if system:
         body["system"] = "\n".join(system)
-    body |= {name: value for name in _SAMPLING if (value := getattr(sampling, name)) is not None}
+    body |= sampling_fields(sampling)
     if sampling.stop:
         body["stop_sequences"] = list(sampling.stop)
-    if sampling.logit_bias:
-        body["logit_bias"] = {str(token): bias for token, bias in sampling.logit_bias}
-    further = {name: value for name, value in (extra or {}).items() if value is not None and name not in _DROPPED}
+    body |= logit_bias_field(sampling)
+    further = further_fields(extra)
     if output := _output_settings(further):
         body["output_config"] = output
     if (tools := further.pop("tools", None)) is not None:
@@ -102,16 +100,16 @@ def _read_messages(messages: Sequence[Mapping[str, Any]]) -> tuple[list[str], li
     for message in messages:
         role, content = message.get("role"), message.get("content")
         if role in {"system", "developer"}:
-            system.append(_joined(content))
+            system.append(joined_text(content))
         elif role == "tool":
-            result = {"type": "tool_result", "tool_use_id": message.get("tool_call_id"), "content": _joined(content)}
+            result = {"type": "tool_result", "tool_use_id": message.get("tool_call_id"), "content": joined_text(content)}
             last = conversation[-1] if conversation else {}
             if last.get("role") == "user" and isinstance(last["content"], list) and last["content"][-1]["type"] == "tool_result":
                 last["content"].append(result)
             else:
                 conversation.append({"role": "user", "content": [result]})
         elif role == "assistant":
-            conversation.append({"role": role, "content": _answer(message, _joined(content))})
+            conversation.append({"role": role, "content": _answer(message, joined_text(content))})
         else:
             conversation.append(
                 {"role": role, "content": content if isinstance(content, str) else [_block(part) for part in content or ()]}
@@ -135,18 +133,6 @@ def _use(call: Mapping[str, Any]) -> Json:
     if not isinstance(given, dict):
         raise ValueError(f"messages: expected arguments of the call of {name!r} that are a JSON object, got other text")
     return {"type": "tool_use", "id": call.get("id"), "name": name, "input": given}
-
-
-def _joined(content: Any) -> str:
-    """Return the text of a content that may be parts."""
-    if isinstance(content, str) or content is None:
-        return content or ""
-    texts = []
-    for part in content:
-        if part.get("type") != "text":
-            raise ValueError(f"messages: expected parts of type text in this message, got {part.get('type')!r}")
-        texts.append(str(part.get("text", "")))
-    return "".join(texts)
 
 
 def _block(part: Mapping[str, Any]) -> Json:

@@ -9,13 +9,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from streamco.config import SamplingOptions
+from streamco.wire.translated_body import further_fields, joined_text, logit_bias_field, sampling_fields
 
 __all__ = ["build_response_body"]
 
 Json = dict[str, Any]
-
-_SAMPLING = ("temperature", "top_p", "top_k", "min_p", "seed", "frequency_penalty", "presence_penalty")
-_DROPPED = ("stream", "stream_options")  # a stream always ends with usage here
 
 
 def build_response_body(
@@ -33,14 +31,13 @@ def build_response_body(
         ValueError: a message has a part that this API has no form for; the text says which.
     """
     body: Json = {"model": model, "input": [item for message in messages for item in _items(message)], "stream": True, "store": False}
-    body |= {name: value for name in _SAMPLING if (value := getattr(sampling, name)) is not None}
+    body |= sampling_fields(sampling)
     if sampling.max_tokens is not None:
         body["max_output_tokens"] = sampling.max_tokens
     if sampling.stop:
         body["stop"] = list(sampling.stop)
-    if sampling.logit_bias:
-        body["logit_bias"] = {str(token): bias for token, bias in sampling.logit_bias}
-    further = {name: value for name, value in (extra or {}).items() if value is not None and name not in _DROPPED}
+    body |= logit_bias_field(sampling)
+    further = further_fields(extra)
     text = _text_settings(further)
     if text:
         body["text"] = text
@@ -78,10 +75,10 @@ def _flat(tool: Any) -> Any:
 def _items(message: Mapping[str, Any]) -> Iterator[Json]:
     role, content = message.get("role"), message.get("content")
     if role == "tool":
-        yield {"type": "function_call_output", "call_id": message.get("tool_call_id"), "output": _joined(content)}
+        yield {"type": "function_call_output", "call_id": message.get("tool_call_id"), "output": joined_text(content)}
         return
     if role == "assistant":
-        if text := _joined(content) or message.get("refusal"):
+        if text := joined_text(content) or message.get("refusal"):
             yield {"role": role, "content": text}
     else:
         yield {"role": role, "content": content if isinstance(content, str) else [_part(part) for part in content or ()]}
@@ -92,19 +89,6 @@ def _items(message: Mapping[str, Any]) -> Iterator[Json]:
         function = call.get("function") or {}
         arguments = function.get("arguments") or "{}"
         yield {"type": "function_call", "call_id": call.get("id"), "name": function.get("name"), "arguments": arguments}
-
-
-def _joined(content: Any) -> str:
-    """Return the text of a content that may be parts."""
-    if isinstance(content, str) or content is None:
-        return content or ""
-    return "".join([_text(part) for part in content])
-
-
-def _text(part: Mapping[str, Any]) -> str:
-    if part.get("type") != "text":
-        raise ValueError(f"messages: expected parts of type text in this message, got {part.get('type')!r}")
-    return str(part.get("text", ""))
 
 
 def _part(part: Mapping[str, Any]) -> Json:

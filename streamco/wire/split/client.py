@@ -31,7 +31,7 @@ from streamco.wire.split.frames import (
     States,
 )
 from streamco.wire.tensors import StateFormat
-from streamco.wire.verify.connection_ends import ClientEnd
+from streamco.wire.verify.connection_ends import ClientEnd, ClientSession
 from streamco.wire.verify.errors import MalformedFrameError, ModelMismatchError, UnexpectedFrameError
 
 if TYPE_CHECKING:
@@ -51,15 +51,11 @@ class _Sent(Struct, frozen=True, gc=False):
 
 
 @dataclass(slots=True)
-class _ClientSession:
-    length: int  # positions, those of unanswered rounds included
-    is_opened: bool = False
-    is_resuming: bool = False
-    last_round: int = -1
+class _RowsSession(ClientSession):
     rounds: deque[_Sent] = field(default_factory=deque)  # unanswered, in order
 
 
-class SplitClient(ClientEnd[SplitCodec, SplitServerFrame, SplitWelcome, _ClientSession]):
+class SplitClient(ClientEnd[SplitCodec, SplitServerFrame, SplitWelcome, _RowsSession]):
     """The state of one connection of a client: first hello and welcome, then sessions.
 
     Args:
@@ -95,14 +91,6 @@ class SplitClient(ClientEnd[SplitCodec, SplitServerFrame, SplitWelcome, _ClientS
         """True if another session may be opened: the connection has fewer than the limit."""
         return len(self._sessions) < self.limits.sessions
 
-    def length(self, session: int) -> int:
-        """Return a session's positions, those of unanswered rounds included.
-
-        Raises:
-            UsageError: there is no such session.
-        """
-        return self._find(session).length
-
     def unanswered(self, session: int) -> int:
         """Return the number of a session's unanswered rounds; 0 if there is no such session."""
         state = self._sessions.get(session)
@@ -119,7 +107,7 @@ class SplitClient(ClientEnd[SplitCodec, SplitServerFrame, SplitWelcome, _ClientS
         """
         number = self._next_number()
         self._queue(SplitOpen(number, reserve))
-        self._add(number, _ClientSession(0))
+        self._add(number, _RowsSession(0))
         return number
 
     def rows(self, session: int, position: int, states: NDArray[np.float32], *, wanted: int, form: StateFormat = "f16") -> int:
@@ -136,9 +124,7 @@ class SplitClient(ClientEnd[SplitCodec, SplitServerFrame, SplitWelcome, _ClientS
             UsageError: the position is not allowed now, or ``limits.rounds`` rounds are unanswered.
             VerifyProtocolError: the rows don't fit a frame, or aren't finite.
         """
-        state = self._find(session)
-        if state.is_resuming:
-            raise UsageError(f"session {session}: expected a resumed session, got one that waits for the answer")
+        state = self._find_resumed(session)
         if not 0 <= position <= state.length or (state.rounds and position != state.length):
             where = f"position {state.length}" if state.rounds else f"a position of at most {state.length}"
             raise UsageError(f"session {session}: expected {where}, got {position}")
@@ -158,11 +144,8 @@ class SplitClient(ClientEnd[SplitCodec, SplitServerFrame, SplitWelcome, _ClientS
         """
         number = self._next_number()
         self._queue(SplitResume(number, key))
-        self._add(number, _ClientSession(0, is_resuming=True))
+        self._add(number, _RowsSession(0, is_resuming=True))
         return number
-
-    def _decode(self, message: bytes) -> SplitServerFrame:
-        return self.codec.decode_down(message)
 
     def _handle(self, frame: SplitServerFrame) -> SplitServerFrame | None:
         if not isinstance(frame, SplitWelcome | Refusal):
@@ -181,22 +164,11 @@ class SplitClient(ClientEnd[SplitCodec, SplitServerFrame, SplitWelcome, _ClientS
             case _ as never:
                 assert_never(never)
 
-    def _handle_welcome(self, frame: SplitWelcome) -> SplitWelcome:
-        self._check_version(frame.version)
+    def _check_server(self, frame: SplitWelcome) -> None:
+        super()._check_server(frame)
         if self._exact and not frame.is_exact:
             raise ModelMismatchError("welcome: expected a server in exact mode (streamco serve --middle --exact), got one that isn't")
-        self.welcome, self.row_costs = frame, frame.row_costs
-        self.codec = self.codec.within(frame.limits)
-        return frame
-
-    def _handle_opened(self, frame: SplitOpened) -> SplitOpened | None:
-        state = self._sessions.get(frame.session)
-        if state is None:
-            return None
-        if state.is_opened or state.is_resuming:
-            raise UnexpectedFrameError(f"session {frame.session}: expected to be opened once, got it again", session=frame.session)
-        state.is_opened = True
-        return frame
+        self.row_costs = frame.row_costs
 
     def _handle_states(self, frame: States) -> States | None:
         self.row_costs = frame.row_costs or self.row_costs  # they hold even if the round is over
@@ -227,24 +199,9 @@ class SplitClient(ClientEnd[SplitCodec, SplitServerFrame, SplitWelcome, _ClientS
         state.length, state.is_resuming, state.is_opened = frame.length, False, True
         return frame
 
-    def _handle_refusal(self, frame: Refusal) -> Refusal | None:
-        match frame.error().scope:
-            case "connection":
-                self._end()
-            case "session":
-                return None if self._sessions.pop(-1 if frame.session is None else frame.session, None) is None else frame
-            case "round":
-                return frame if self._drop_round(frame) else None
-            case "frame":
-                pass
-            case _ as never:
-                assert_never(never)
-        return frame
-
-    def _drop_round(self, frame: Refusal) -> bool:
+    def _drop_round(self, state: _RowsSession, frame: Refusal) -> bool:
         """Forget a refused round, and the unanswered ones after it, which the server refuses as well; return False if it is over."""
-        state = self._sessions.get(-1 if frame.session is None else frame.session)
-        if state is None or all(sent.round_number != frame.round_number for sent in state.rounds):
+        if all(sent.round_number != frame.round_number for sent in state.rounds):
             return False
         first = state.rounds[0].round_number
         if frame.round_number != first and frame.code != "context_full":  # which is refused before its rows are queued

@@ -1,73 +1,34 @@
 """Frames of the split protocol to bytes and back: msgpack arrays, with states as ``streamco.wire.tensors`` lays them out.
 
-The size of a message is compared with the limits before its states are looked at. States of 32-bit floats share the message's memory.
+The size of a message is compared with the limits before its states are looked at. msgspec decodes a message into the frame itself, and its
+states are unpacked there. States of 32-bit floats share the message's memory.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, NoReturn
+from typing import Any, NoReturn
 
 import msgspec
-from msgspec import Meta, Struct
+from msgspec.structs import force_setattr
 
-from streamco.wire.row_costs import RowCostTable
 from streamco.wire.split.frames import (
-    Close,
-    Refusal,
+    FORMATS,
     Rows,
     SplitClientFrame,
-    SplitHello,
     SplitLimits,
-    SplitOpen,
-    SplitOpened,
-    SplitResume,
-    SplitResumed,
     SplitServerFrame,
-    SplitWelcome,
     States,
 )
-from streamco.wire.tensors import StateFormat, StateFormatError, decode_states, encode_states, state_bytes
+from streamco.wire.tensors import StateFormatError, decode_states, encode_states, state_bytes
 from streamco.wire.verify.codec import MIN_FRAME_BYTES, raise_malformed
 from streamco.wire.verify.errors import FrameSizeError, MalformedFrameError
-from streamco.wire.verify.frames import Number
 
-if TYPE_CHECKING:
-    import numpy as np
-    from numpy.typing import NDArray
+__all__ = ["SplitCodec"]
 
-__all__ = ["FORMATS", "SplitCodec"]
-
-FORMATS: tuple[StateFormat, ...] = ("f32", "f16", "i8")
-"""Formats by their number on the wire."""
-
-_ROWS, _STATES = 3, 18
-_FormatNumber = Annotated[int, Meta(ge=0, lt=len(FORMATS))]
-
-
-class _Rows(Struct, frozen=True, array_like=True, tag=_ROWS, gc=False):
-    session: Number
-    round_number: Number
-    position: Number
-    wanted: Number
-    form: _FormatNumber
-    states: memoryview
-
-
-class _States(Struct, frozen=True, array_like=True, tag=_STATES, gc=False):
-    session: Number
-    round_number: Number
-    form: _FormatNumber
-    states: memoryview
-    queue_us: Number
-    compute_us: Number
-    load_rows: Number
-    steady_rows: Number
-    row_costs: RowCostTable = ()
-
-
+_ROWS, _STATES = (each.__struct_config__.tag for each in (Rows, States))
 _encode = msgspec.msgpack.Encoder().encode
-_decode_up = msgspec.msgpack.Decoder(SplitHello | SplitOpen | _Rows | SplitResume | Close).decode
-_decode_down = msgspec.msgpack.Decoder(SplitWelcome | SplitOpened | _States | SplitResumed | Refusal).decode
+_decode_up = msgspec.msgpack.Decoder(SplitClientFrame).decode
+_decode_down = msgspec.msgpack.Decoder(SplitServerFrame).decode
 
 
 class SplitCodec:
@@ -122,28 +83,24 @@ class SplitCodec:
         """Decode a message from the client."""
         self._check_size(message)
         try:
-            frame: SplitHello | SplitOpen | _Rows | SplitResume | Close = _decode_up(message)
+            frame: SplitClientFrame = _decode_up(message)
         except (ValueError, RecursionError) as error:
             raise_malformed("frame from the client", error)
-        if not isinstance(frame, _Rows):
-            return frame
-        form, states = self._unpack(frame)
-        rows = Rows(frame.session, frame.round_number, frame.position, frame.wanted, form, states)
-        self._check_rows(rows)
-        return rows
+        if isinstance(frame, Rows):
+            self._unpack(frame)
+            self._check_rows(frame)
+        return frame
 
     def decode_down(self, message: bytes) -> SplitServerFrame:
         """Decode a message from the server."""
         self._check_size(message)
         try:
-            frame: SplitWelcome | SplitOpened | _States | SplitResumed | Refusal = _decode_down(message)
+            frame: SplitServerFrame = _decode_down(message)
         except (ValueError, RecursionError) as error:
             raise_malformed("frame from the server", error)
-        if not isinstance(frame, _States):
-            return frame
-        form, states = self._unpack(frame)
-        figures = (frame.queue_us, frame.compute_us, frame.load_rows, frame.steady_rows)
-        return States(frame.session, frame.round_number, form, states, *figures, frame.row_costs)
+        if isinstance(frame, States):
+            self._unpack(frame)
+        return frame
 
     def _pack(self, frame: Rows | States) -> tuple[int, bytes]:
         if frame.states.ndim != 2 or frame.states.shape[1] != self.width:
@@ -154,16 +111,21 @@ class SplitCodec:
             _refuse(frame, str(error))
         return FORMATS.index(form), data
 
-    def _unpack(self, frame: _Rows | _States) -> tuple[StateFormat, NDArray[np.float32]]:
-        form = FORMATS[frame.form]
-        count, rest = divmod(len(frame.states), state_bytes(1, self.width, form))
+    def _unpack(self, frame: Rows | States) -> None:
+        """Put the format and the states of a decoded frame in the place of the format's number and their bytes."""
+        number: Any = frame.form
+        packed: Any = frame.states
+        form = FORMATS[number]
+        count, rest = divmod(len(packed), state_bytes(1, self.width, form))
         if rest:
-            _refuse(frame, f"expected rows of {state_bytes(1, self.width, form)} bytes in {form}, got {len(frame.states)} bytes")
+            _refuse(frame, f"expected rows of {state_bytes(1, self.width, form)} bytes in {form}, got {len(packed)} bytes")
         self._check_count(count, frame)
         try:
-            return form, decode_states(frame.states, count, self.width, form)
+            states = decode_states(packed, count, self.width, form)
         except StateFormatError as error:
             _refuse(frame, str(error))
+        force_setattr(frame, "form", form)
+        force_setattr(frame, "states", states)
 
     def _check_rows(self, rows: Rows) -> None:
         count = len(rows.states)
@@ -171,7 +133,7 @@ class SplitCodec:
         if not count or rows.wanted > count:
             _refuse(rows, f"expected at least 1 row and no more wanted than there are, got {count} rows and {rows.wanted} wanted")
 
-    def _check_count(self, count: int, frame: Rows | States | _Rows | _States) -> None:
+    def _check_count(self, count: int, frame: Rows | States) -> None:
         if count > self.limits.rows:
             message = f"states: expected at most {self.limits.rows} rows, got {count}"
             raise FrameSizeError(message, session=frame.session, round_number=frame.round_number)
@@ -181,6 +143,6 @@ class SplitCodec:
             raise FrameSizeError(f"frame: expected at most {self.frame_bytes} bytes, got {len(message)}")
 
 
-def _refuse(frame: Rows | States | _Rows | _States, text: str) -> NoReturn:
+def _refuse(frame: Rows | States, text: str) -> NoReturn:
     text = text if text.startswith("states: ") else f"states: {text}"
     raise MalformedFrameError(text, session=frame.session, round_number=frame.round_number)

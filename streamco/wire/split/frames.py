@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from msgspec import Meta, Struct
 
-from streamco.wire.row_costs import RowCost
+from streamco.wire.row_costs import RowCost, RowCostTable
 from streamco.wire.tensors import StateFormat
 from streamco.wire.verify.frames import Byte, Close, Digest, Name, Number, Positive, Refusal, Secret
 
@@ -19,7 +19,11 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
+    Form = StateFormat
+    StateRows = NDArray[np.float32]
+
 __all__ = [
+    "FORMATS",
     "SPLIT_VERSIONS",
     "Close",
     "SplitHello",
@@ -40,6 +44,13 @@ __all__ = [
 
 SPLIT_VERSIONS = (2, 2)
 """The first and the last version of the protocol that carry states."""
+
+FORMATS: tuple[StateFormat, ...] = ("f32", "f16", "i8")
+"""Formats by their number on the wire."""
+
+if not TYPE_CHECKING:  # what msgspec reads from a message; SplitCodec puts format and states in its place
+    Form = Annotated[int, Meta(ge=0, lt=len(FORMATS))]
+    StateRows = memoryview
 
 
 class SplitLimits(Struct, frozen=True, kw_only=True, array_like=True):
@@ -85,7 +96,7 @@ class SplitOpen(Struct, frozen=True, array_like=True, tag=2):
     reserve: Number = 0  # most positions that it will reach; 0: not known
 
 
-class Rows(Struct, frozen=True, gc=False, eq=False):
+class Rows(Struct, frozen=True, array_like=True, tag=3, gc=False, eq=False):
     """One round: forget the positions from ``position`` on, and compute these rows there.
 
     Answered with ``States``. Rows that begin where those of an unanswered round end may follow at once. All others wait for its answer.
@@ -99,12 +110,12 @@ class Rows(Struct, frozen=True, gc=False, eq=False):
         states: states before the middle layers, shape (rows, width).
     """
 
-    session: int
-    round_number: int
-    position: int
-    wanted: int
-    form: StateFormat
-    states: NDArray[np.float32]
+    session: Number
+    round_number: Number
+    position: Number
+    wanted: Number
+    form: Form
+    states: StateRows
 
     @property
     def end(self) -> int:
@@ -147,7 +158,7 @@ class SplitOpened(Struct, frozen=True, array_like=True, tag=17):
     key: Digest  # resumes the session, for the client that was authenticated when it was opened
 
 
-class States(Struct, frozen=True, gc=False, eq=False):
+class States(Struct, frozen=True, array_like=True, tag=18, gc=False, eq=False):
     """The answer to ``Rows``.
 
     Args:
@@ -161,15 +172,15 @@ class States(Struct, frozen=True, gc=False, eq=False):
         row_costs: what batches cost by now; empty: the same as before. ``SplitServer`` leaves out what the client knows.
     """
 
-    session: int
-    round_number: int
-    form: StateFormat
-    states: NDArray[np.float32]
-    queue_us: int = 0
-    compute_us: int = 0
-    load_rows: int = 0
-    steady_rows: int = 0
-    row_costs: tuple[RowCost, ...] = ()
+    session: Number
+    round_number: Number
+    form: Form
+    states: StateRows
+    queue_us: Number
+    compute_us: Number
+    load_rows: Number
+    steady_rows: Number
+    row_costs: RowCostTable = ()
 
 
 class SplitResumed(Struct, frozen=True, array_like=True, tag=19):

@@ -15,7 +15,7 @@ from streamco.errors import UsageError
 from streamco.policies.acceptance import Rule
 from streamco.wire.verify.checks import check_answer, prefix_hash
 from streamco.wire.verify.codec import VerifyCodec
-from streamco.wire.verify.connection_ends import ClientEnd
+from streamco.wire.verify.connection_ends import ClientEnd, ClientSession
 from streamco.wire.verify.errors import NotResumableError, UnexpectedFrameError
 from streamco.wire.verify.frames import (
     MAX_FOLLOWS,
@@ -40,17 +40,14 @@ __all__ = ["VerifyClient"]
 
 
 @dataclass(slots=True)
-class _ClientSession:
-    length: int  # tokens of its context, the last verdict included
-    top_k: int
-    is_opened: bool = False
-    last_round: int = -1
+class _DraftSession(ClientSession):
+    top_k: int = 0
     draft: Draft | None = None  # the pending round: sent, and not answered yet
     follows: list[Follow] = field(default_factory=list)  # drafts sent ahead of its verdict
-    resumed_with: tuple[int, ...] | None = None  # its context while a resume is not answered
+    resumed_with: tuple[int, ...] = ()  # its context while a resume is not answered
 
 
-class VerifyClient(ClientEnd[VerifyCodec, ServerFrame, Welcome, _ClientSession]):
+class VerifyClient(ClientEnd[VerifyCodec, ServerFrame, Welcome, _DraftSession]):
     """The state of one connection of a client: first hello and welcome, then sessions.
 
     Args:
@@ -73,14 +70,6 @@ class VerifyClient(ClientEnd[VerifyCodec, ServerFrame, Welcome, _ClientSession])
     def frame_bytes(self) -> int:
         """Most bytes of a message."""
         return self.limits.frame_bytes
-
-    def length(self, session: int) -> int:
-        """Return the number of tokens in a session's context, as both sides hold it.
-
-        Raises:
-            UsageError: there is no such session.
-        """
-        return self._find(session).length
 
     def pending_round(self, session: int) -> int | None:
         """Return the number of a session's pending round; None if no round is pending, or there is no such session."""
@@ -107,7 +96,7 @@ class VerifyClient(ClientEnd[VerifyCodec, ServerFrame, Welcome, _ClientSession])
         """
         number = self._next_number()
         self._queue(Open(number, rule, top_k, reserve, tuple(ids)))
-        self._add(number, _ClientSession(len(ids), top_k))
+        self._add(number, _DraftSession(len(ids), top_k=top_k))
         return number
 
     def extend(self, session: int, base: int, ids: Sequence[int]) -> None:
@@ -133,7 +122,7 @@ class VerifyClient(ClientEnd[VerifyCodec, ServerFrame, Welcome, _ClientSession])
             VerifyProtocolError: the draft doesn't fit a frame.
         """
         state = self._find_idle(session, base)
-        draft = Draft(session, state.last_round + 1, base, tuple(ids), given, tuple(rows), tuple(parents))
+        draft = Draft(session, state.last_round + 1, base, given, tuple(ids), tuple(rows), tuple(parents))
         self._queue(draft)
         state.last_round, state.draft = draft.round_number, draft
         return draft.round_number
@@ -185,11 +174,8 @@ class VerifyClient(ClientEnd[VerifyCodec, ServerFrame, Welcome, _ClientSession])
         """
         number = self._next_number()
         self._queue(Resume(number, key, len(ids), prefix_hash(ids)))
-        self._add(number, _ClientSession(0, top_k, resumed_with=tuple(ids)))
+        self._add(number, _DraftSession(0, is_resuming=True, top_k=top_k, resumed_with=tuple(ids)))
         return number
-
-    def _decode(self, message: bytes) -> ServerFrame:
-        return self.codec.decode_down(message)
 
     def _handle(self, frame: ServerFrame) -> ServerFrame | None:
         if not isinstance(frame, Welcome | Refusal):
@@ -208,21 +194,6 @@ class VerifyClient(ClientEnd[VerifyCodec, ServerFrame, Welcome, _ClientSession])
             case _ as never:
                 assert_never(never)
 
-    def _handle_welcome(self, frame: Welcome) -> Welcome:
-        self._check_version(frame.version)
-        self.welcome = frame
-        self.codec = self.codec.within(frame.limits)
-        return frame
-
-    def _handle_opened(self, frame: Opened) -> Opened | None:
-        state = self._sessions.get(frame.session)
-        if state is None:
-            return None
-        if state.is_opened or state.resumed_with is not None:
-            raise UnexpectedFrameError(f"session {frame.session}: expected to be opened once, got it again", session=frame.session)
-        state.is_opened = True
-        return frame
-
     def _handle_verdict(self, frame: VerdictFrame) -> VerdictFrame | None:
         state = self._sessions.get(frame.session)
         if state is None or state.draft is None or state.draft.round_number != frame.round_number:
@@ -239,41 +210,27 @@ class VerifyClient(ClientEnd[VerifyCodec, ServerFrame, Welcome, _ClientSession])
         if state is None:
             return None
         ids = state.resumed_with
-        if ids is None or frame.base > len(ids):
-            max_base = 0 if ids is None else len(ids)
-            message = f"session {frame.session}: expected to be resumed once, at {max_base} tokens at most, got {frame.base}"
+        if not state.is_resuming or frame.base > len(ids):
+            message = f"session {frame.session}: expected to be resumed once, at {len(ids)} tokens at most, got {frame.base}"
             raise UnexpectedFrameError(message, session=frame.session)
         if prefix_hash(ids[: frame.base]) != frame.prefix:
             self.close(frame.session)
             message = f"session {frame.session}: expected the first {frame.base} tokens that the server holds to be ours, got others"
             return Refusal.of(NotResumableError(message, session=frame.session))
-        state.length, state.resumed_with, state.is_opened = frame.base, None, True
+        state.length, state.resumed_with, state.is_resuming, state.is_opened = frame.base, (), False, True
         return frame
 
-    def _handle_refusal(self, frame: Refusal) -> Refusal | None:
-        match frame.error().scope:
-            case "connection":
-                self._end()
-            case "session":
-                self._sessions.pop(-1 if frame.session is None else frame.session, None)
-            case "round":
-                state = self._sessions.get(-1 if frame.session is None else frame.session)
-                if state is None or state.draft is None or state.draft.round_number != frame.round_number:
-                    return None
-                state.draft = None
-                state.follows.clear()
-            case "frame":
-                pass
-            case _ as never:
-                assert_never(never)
-        return frame
+    def _drop_round(self, state: _DraftSession, frame: Refusal) -> bool:
+        if state.draft is None or state.draft.round_number != frame.round_number:
+            return False
+        state.draft = None
+        state.follows.clear()
+        return True
 
-    def _find_idle(self, session: int, base: int) -> _ClientSession:
-        state = self._find(session)
+    def _find_idle(self, session: int, base: int) -> _DraftSession:
+        state = self._find_resumed(session)
         if state.draft is not None:
             raise UsageError(f"session {session}: expected no pending round, got round {state.draft.round_number}")
-        if state.resumed_with is not None:
-            raise UsageError(f"session {session}: expected a resumed session, got one that waits for the answer")
         if not 0 <= base <= state.length:
             raise UsageError(f"session {session}: expected a base of 0 to {state.length}, got {base}")
         return state

@@ -3,42 +3,36 @@
 An id takes ``bits`` bits: ceil(log2) of the vocabulary's size, at least 8. Their number isn't sent, because it follows from the number of
 bytes: n ids are ceil(n x bits / 8) bytes, and no other n gives as many. An array may be longer than this version knows. The surplus
 elements are ignored.
+
+msgspec decodes a message into the frame itself, whose ids, rows and parents are bytes then. They are unpacked into the same frame.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import msgspec
 from msgspec import Struct
+from msgspec.structs import force_setattr
 
 from streamco._native import pack, unpack
 from streamco.errors import ConfigError
-from streamco.policies.acceptance import Rule
 from streamco.wire.token_frames import bits_for
 from streamco.wire.verify.checks import check_draft, check_follow, check_rule, check_verdict
 from streamco.wire.verify.errors import FrameSizeError, MalformedFrameError
 from streamco.wire.verify.frames import (
-    Byte,
     ClientFrame,
-    Close,
     Draft,
     Extend,
     Follow,
-    Hello,
     Number,
     Open,
-    Opened,
-    Refusal,
-    Resume,
-    Resumed,
     ServerFrame,
     VerdictFrame,
     VerifyLimits,
-    Welcome,
 )
-from streamco.wire.verify.topk import TopK, pack_rows, unpack_rows
+from streamco.wire.verify.topk import pack_rows, unpack_rows
 
 __all__ = ["HELLO", "MIN_FRAME_BYTES", "VerifyCodec", "frame_number", "hello_versions", "raise_malformed"]
 
@@ -48,55 +42,7 @@ HELLO = 1
 MIN_FRAME_BYTES = 1 << 15
 """Size in bytes of a frame that every peer must accept."""
 
-_DRAFT = 4
-_FOLLOW = 7
-_VERDICT = 18
-
-
-class _Open(Struct, frozen=True, array_like=True, tag=2, gc=False):
-    session: Number
-    rule: Rule
-    top_k: Byte
-    reserve: Number
-    ids: bytes
-
-
-class _Extend(Struct, frozen=True, array_like=True, tag=3, gc=False):
-    session: Number
-    base: Number
-    ids: bytes
-
-
-class _Draft(Struct, frozen=True, array_like=True, tag=_DRAFT, gc=False):
-    session: Number
-    round_number: Number
-    base: Number
-    given: Number
-    ids: bytes
-    rows: bytes = b""
-    parents: bytes = b""
-
-
-class _Follow(Struct, frozen=True, array_like=True, tag=_FOLLOW, gc=False):
-    session: Number
-    round_number: Number
-    after: Number
-    accepted: Number
-    token: Number
-    ids: bytes
-    rows: bytes = b""
-    parents: bytes = b""
-
-
-class _Verdict(Struct, frozen=True, array_like=True, tag=_VERDICT, gc=False):
-    session: Number
-    round_number: Number
-    accepted: Number
-    token: Number | None
-    queue_depth: Number
-    queue_us: Number
-    compute_us: Number
-    rows: bytes = b""
+_OPEN, _EXTEND, _DRAFT, _FOLLOW, _VERDICT = (each.__struct_config__.tag for each in (Open, Extend, Draft, Follow, VerdictFrame))
 
 
 class _Head(Struct, frozen=True, array_like=True, gc=False):
@@ -112,8 +58,8 @@ class _Versions(Struct, frozen=True, array_like=True, gc=False):
 _encode = msgspec.msgpack.Encoder().encode
 _decode_head = msgspec.msgpack.Decoder(_Head).decode
 _decode_versions = msgspec.msgpack.Decoder(_Versions).decode
-_decode_up = msgspec.msgpack.Decoder(Hello | _Open | _Extend | _Draft | _Follow | Resume | Close).decode
-_decode_down = msgspec.msgpack.Decoder(Welcome | Opened | _Verdict | Resumed | Refusal).decode
+_decode_up = msgspec.msgpack.Decoder(ClientFrame).decode
+_decode_down = msgspec.msgpack.Decoder(ServerFrame).decode
 
 
 def frame_number(message: bytes) -> int:
@@ -183,8 +129,8 @@ class VerifyCodec:
         match frame:
             case Draft():
                 check_draft(frame, self.limits)
-                fields = (frame.session, frame.round_number, frame.base, frame.given, self._pack(frame.ids))
-                message = _encode((_DRAFT, *fields, *self._tail(frame)))
+                head = (frame.session, frame.round_number, frame.base, frame.given, self._pack(frame.ids))
+                message = _encode((_DRAFT, *head, *self._tail(frame)))
             case Follow():
                 check_follow(frame, self.limits, self.vocabulary_size)
                 expected = (frame.session, frame.round_number, frame.after, frame.accepted, frame.token)
@@ -196,10 +142,10 @@ class VerifyCodec:
                 rows = (pack_rows(frame.rows, self.bits),) if frame.rows else ()
                 message = _encode((_VERDICT, *result, *times, *rows))
             case Extend():
-                message = _encode(_Extend(frame.session, frame.base, self._pack(frame.ids)))
+                message = _encode((_EXTEND, frame.session, frame.base, self._pack(frame.ids)))
             case Open():
                 check_rule(frame.rule)
-                message = _encode(_Open(frame.session, frame.rule, frame.top_k, frame.reserve, self._pack(frame.ids)))
+                message = _encode((_OPEN, frame.session, frame.rule, frame.top_k, frame.reserve, self._pack(frame.ids)))
             case _:
                 message = _encode(frame)
         self._check_size(message)
@@ -209,57 +155,47 @@ class VerifyCodec:
         """Decode a message from the client."""
         self._check_size(message)
         try:
-            frame: Hello | _Open | _Extend | _Draft | _Follow | Resume | Close = _decode_up(message)
+            frame: ClientFrame = _decode_up(message)
         except (ValueError, RecursionError) as error:
             raise_malformed("frame from the client", error)
         match frame:
-            case _Draft() | _Follow():
-                return self._read_round(frame)
-            case _Extend():
-                return Extend(frame.session, frame.base, self._unpack(frame.ids))
-            case _Open():
+            case Draft() | Follow():
+                self._unpack_round(frame)
+            case Extend():
+                self._unpack_ids(frame)
+            case Open():
                 check_rule(frame.rule)
-                return Open(frame.session, frame.rule, frame.top_k, frame.reserve, self._unpack(frame.ids))
-            case _:
-                return frame
+                self._unpack_ids(frame)
+        return frame
 
     def decode_down(self, message: bytes) -> ServerFrame:
         """Decode a message from the server."""
         self._check_size(message)
         try:
-            frame: Welcome | Opened | _Verdict | Resumed | Refusal = _decode_down(message)
+            frame: ServerFrame = _decode_down(message)
         except (ValueError, RecursionError) as error:
             raise_malformed("frame from the server", error)
-        if not isinstance(frame, _Verdict):
-            return frame
-        rows = self._unpack_rows(frame.rows, self.limits.draft_tokens + 1)
-        times = (frame.queue_depth, frame.queue_us, frame.compute_us)
-        verdict = VerdictFrame(frame.session, frame.round_number, frame.accepted, frame.token, *times, rows)
-        check_verdict(verdict, self.limits, self.vocabulary_size)
-        return verdict
+        if isinstance(frame, VerdictFrame):
+            if frame.rows != ():
+                self._unpack_rows(frame, self.limits.draft_tokens + 1)
+            check_verdict(frame, self.limits, self.vocabulary_size)
+        return frame
 
-    def _read_round(self, frame: _Draft | _Follow) -> Draft | Follow:
-        """Decode ids and rows of a draft or a follow. Errors name its session and round."""
+    def _unpack_round(self, frame: Draft | Follow) -> None:
+        """Unpack the fields of a draft or a follow, unless they were left out, and check it. Errors name its session and round."""
         try:
-            ids = self._unpack(frame.ids)
-            rows = self._unpack_rows(frame.rows, self.limits.draft_tokens)
-            if isinstance(frame, _Draft):
-                draft = Draft(frame.session, frame.round_number, frame.base, ids, frame.given, rows, tuple(frame.parents))
-                check_draft(draft, self.limits)
-                return draft
-            expected = (frame.session, frame.round_number, frame.after, frame.accepted, frame.token)
-            follow = Follow(*expected, ids, rows, tuple(frame.parents))
-            check_follow(follow, self.limits, self.vocabulary_size)
+            self._unpack_ids(frame)
+            if frame.rows != ():
+                self._unpack_rows(frame, self.limits.draft_tokens)
+            if frame.parents != ():
+                force_setattr(frame, "parents", tuple(frame.parents))
+            if isinstance(frame, Draft):
+                check_draft(frame, self.limits)
+            else:
+                check_follow(frame, self.limits, self.vocabulary_size)
         except (FrameSizeError, MalformedFrameError) as error:
             error.session, error.round_number = frame.session, frame.round_number
             raise
-        return follow
-
-    def _tail(self, frame: Draft | Follow) -> tuple[bytes, ...]:
-        """Return the fields at the end of a draft or a follow that may be left out."""
-        if frame.parents:
-            return pack_rows(frame.rows, self.bits), bytes(frame.parents)
-        return (pack_rows(frame.rows, self.bits),) if frame.rows else ()
 
     def _check_size(self, message: bytes) -> None:
         if len(message) > self.limits.frame_bytes:
@@ -271,7 +207,8 @@ class VerifyCodec:
             raise MalformedFrameError(f"ids: expected 0 to {self.vocabulary_size - 1}, got {min(ids)} to {max(ids)}")
         return pack(ids, self.bits)
 
-    def _unpack(self, packed: bytes) -> tuple[int, ...]:
+    def _unpack_ids(self, frame: Open | Extend | Draft | Follow) -> None:
+        packed: Any = frame.ids
         count = len(packed) * 8 // self.bits
         self._check_count(count)
         try:
@@ -280,12 +217,19 @@ class VerifyCodec:
             raise MalformedFrameError(str(error)) from None
         if ids and max(ids) >= self.vocabulary_size:
             raise MalformedFrameError(f"ids: expected 0 to {self.vocabulary_size - 1}, got {max(ids)}")
-        return ids
+        force_setattr(frame, "ids", ids)
 
-    def _unpack_rows(self, packed: bytes, max_rows: int) -> tuple[TopK, ...]:
-        if not packed:
-            return ()
-        return unpack_rows(packed, self.bits, vocabulary_size=self.vocabulary_size, max_rows=max_rows, max_ids=self.limits.top_k)
+    def _tail(self, frame: Draft | Follow) -> tuple[bytes, ...]:
+        """Return the fields at the end of a draft or a follow that may be left out."""
+        if frame.parents:
+            return pack_rows(frame.rows, self.bits), bytes(frame.parents)
+        return (pack_rows(frame.rows, self.bits),) if frame.rows else ()
+
+    def _unpack_rows(self, frame: Draft | Follow | VerdictFrame, max_rows: int) -> None:
+        packed: Any = frame.rows
+        size, max_ids = self.vocabulary_size, self.limits.top_k
+        rows = unpack_rows(packed, self.bits, vocabulary_size=size, max_rows=max_rows, max_ids=max_ids) if packed else ()
+        force_setattr(frame, "rows", rows)
 
     def _check_count(self, count: int) -> None:
         if count > self.limits.context_tokens:

@@ -7,7 +7,8 @@ frames.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import Any, Generic, Protocol, TypeVar, assert_never
+from dataclasses import dataclass
+from typing import Any, Generic, Protocol, Self, TypeVar, assert_never
 
 from msgspec import Struct
 
@@ -15,7 +16,7 @@ from streamco.errors import UsageError
 from streamco.wire.verify.errors import FaultLimitError, MalformedFrameError, UnexpectedFrameError, VerifyProtocolError, VersionError
 from streamco.wire.verify.frames import Close, Refusal
 
-__all__ = ["ClientEnd", "FrameCodec", "ServerEnd"]
+__all__ = ["ClientEnd", "ClientSession", "FrameCodec", "ServerEnd"]
 
 
 class FrameCodec(Protocol):
@@ -25,10 +26,49 @@ class FrameCodec(Protocol):
         """Return the bytes of a frame."""
         ...
 
+    def decode_down(self, message: bytes, /) -> Any:
+        """Return the frame in a message from the server."""
+        ...
+
+    def within(self, limits: Any, /) -> Self:
+        """Return a codec with the smaller of each limit."""
+        ...
+
+
+class _Welcome(Protocol):
+    @property
+    def version(self) -> int: ...
+
+    @property
+    def limits(self) -> Struct: ...
+
+
+class _OfSession(Protocol):
+    @property
+    def session(self) -> int: ...
+
+
+@dataclass(slots=True)
+class ClientSession:
+    """What a client's end knows of a session in any protocol.
+
+    Args:
+        length: tokens or positions of its context, as far as the client may count on them.
+        is_opened: the server has answered its open or its resume.
+        is_resuming: its resume is not answered yet.
+        last_round: number of its last round; -1: there was none.
+    """
+
+    length: int
+    is_opened: bool = False
+    is_resuming: bool = False
+    last_round: int = -1
+
 
 FrameT = TypeVar("FrameT", bound=Struct)
-WelcomeT = TypeVar("WelcomeT", bound=Struct)
-SessionT = TypeVar("SessionT")
+WelcomeT = TypeVar("WelcomeT", bound=_Welcome)
+OpenedT = TypeVar("OpenedT", bound=_OfSession)
+SessionT = TypeVar("SessionT", bound=ClientSession)
 CodecT = TypeVar("CodecT", bound=FrameCodec)
 
 
@@ -61,6 +101,14 @@ class ClientEnd(ABC, Generic[CodecT, FrameT, WelcomeT, SessionT]):
         messages, self._messages = self._messages, []
         return messages
 
+    def length(self, session: int) -> int:
+        """Return the length of a session's context, as both sides hold it, rows of unanswered rounds included.
+
+        Raises:
+            UsageError: there is no such session.
+        """
+        return self._find(session).length
+
     def close(self, session: int) -> None:
         """End a session; idempotent."""
         if self._sessions.pop(session, None) is not None and not self.is_closed:
@@ -77,31 +125,63 @@ class ClientEnd(ABC, Generic[CodecT, FrameT, WelcomeT, SessionT]):
         try:
             if isinstance(message, str):
                 raise MalformedFrameError(f"message: expected bytes, got text of {len(message)} characters")
-            return self._handle(self._decode(message))
+            return self._handle(self.codec.decode_down(message))
         except VerifyProtocolError:
             self._end()
             raise
 
     @abstractmethod
-    def _decode(self, message: bytes) -> FrameT:
-        """Return the server's frame in a message."""
-
-    @abstractmethod
     def _handle(self, frame: FrameT) -> FrameT | None:
         """Check a frame, and change the state by it; None if it is about something that is over."""
+
+    def _handle_welcome(self, frame: WelcomeT) -> WelcomeT:
+        """Accept a welcome, and keep to its limits from now on."""
+        self._check_server(frame)
+        self.welcome = frame
+        self.codec = self.codec.within(frame.limits)
+        return frame
+
+    def _check_server(self, frame: WelcomeT) -> None:
+        """Check that a welcome is the only one, and its version."""
+        if self.welcome is not None:
+            raise UnexpectedFrameError("welcome: expected one a connection, got another")
+        first, last = self._versions
+        if not first <= frame.version <= last:
+            raise VersionError(f"welcome: expected a version from {first} to {last}, got {frame.version}")
 
     def _check_welcome(self, frame: Struct) -> None:
         """Check that a frame that isn't the welcome comes after it."""
         if self.welcome is None:
             raise UnexpectedFrameError(f"connection: expected a welcome first, got {type(frame).__name__}")
 
-    def _check_version(self, version: int) -> None:
-        """Check that a welcome is the only one, and its version."""
-        if self.welcome is not None:
-            raise UnexpectedFrameError("welcome: expected one a connection, got another")
-        first, last = self._versions
-        if not first <= version <= last:
-            raise VersionError(f"welcome: expected a version from {first} to {last}, got {version}")
+    def _handle_opened(self, frame: OpenedT) -> OpenedT | None:
+        state = self._sessions.get(frame.session)
+        if state is None:
+            return None
+        if state.is_opened or state.is_resuming:
+            raise UnexpectedFrameError(f"session {frame.session}: expected to be opened once, got it again", session=frame.session)
+        state.is_opened = True
+        return frame
+
+    def _handle_refusal(self, frame: Refusal) -> Refusal | None:
+        state = None if frame.session is None else self._sessions.get(frame.session)
+        match frame.error().scope:
+            case "connection":
+                self._end()
+                return frame
+            case "frame":
+                return frame
+            case "session":
+                self._sessions.pop(-1 if frame.session is None else frame.session, None)
+                return None if state is None else frame
+            case "round":
+                return frame if state is not None and self._drop_round(state, frame) else None
+            case _ as never:
+                assert_never(never)
+
+    @abstractmethod
+    def _drop_round(self, state: SessionT, frame: Refusal) -> bool:
+        """Forget the round that was refused, and what depends on it; return False if it is over."""
 
     def _queue(self, frame: Struct) -> None:
         self._messages.append(self.codec.encode(frame))
@@ -128,6 +208,17 @@ class ClientEnd(ABC, Generic[CodecT, FrameT, WelcomeT, SessionT]):
         state = self._sessions.get(session)
         if state is None:
             raise UsageError(f"session {session}: expected one that is open, got none")
+        return state
+
+    def _find_resumed(self, session: int) -> SessionT:
+        """Return a session whose resume, if it was resumed, has been answered.
+
+        Raises:
+            UsageError: there is no such session.
+        """
+        state = self._find(session)
+        if state.is_resuming:
+            raise UsageError(f"session {session}: expected a resumed session, got one that waits for the answer")
         return state
 
 

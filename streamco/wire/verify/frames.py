@@ -1,13 +1,14 @@
 """The frames between a device that drafts and a server that verifies; docs/verifier-protocol.md is the specification.
 
-A frame is an object here and one msgpack array on the wire (``VerifyCodec``): its number first, then its fields in the order below. The
-client sends frames 1 to 7, the server 16 to 20. The client chooses a session's number: it grows with each session of a connection and is
-never used again on it. The server chooses the key that resumes a session on another connection.
+A frame is an object here and one msgpack array on the wire (``VerifyCodec``): its number first, then its fields in the order below, with
+ids, rows and parents packed into bytes. The client sends frames 1 to 7, the server 16 to 20. The client chooses a session's number: it
+grows with each session of a connection and is never used again on it. The server chooses the key that resumes a session on another
+connection.
 """
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 from msgspec import Meta, Struct
 
@@ -60,6 +61,13 @@ Secret = Annotated[str, Meta(max_length=4096)]
 Sentence = Annotated[str, Meta(max_length=1024)]
 Digest = Annotated[bytes, Meta(min_length=16, max_length=16)]
 
+if TYPE_CHECKING:
+    Ids = tuple[int, ...]
+    Rows = tuple[TopK, ...]
+    Parents = tuple[int, ...]
+else:  # what msgspec reads from a message; VerifyCodec unpacks it in place, because only the codec knows the width of an id
+    Ids = Rows = Parents = bytes
+
 
 class VerifyLimits(Struct, frozen=True, kw_only=True, array_like=True):
     """Sizes beyond which a frame is refused. The server's are part of its welcome; the client keeps to both sides' limits."""
@@ -87,38 +95,38 @@ class Hello(Struct, frozen=True, array_like=True, tag=1):
         return f"Hello({self.first_version} to {self.last_version}, {self.vocabulary!r}, token={token}, agent={self.agent!r})"
 
 
-class Open(Struct, frozen=True, gc=False):
+class Open(Struct, frozen=True, array_like=True, tag=2, gc=False):
     """Begin a session with a context that begins with ``ids``; ``Extend`` may add the rest. Answered with ``Opened``."""
 
-    session: int
-    rule: Rule = Rule()
-    top_k: int = 0  # ids in each row of its verdicts; 0: no rows
-    reserve: int = 0  # largest number of tokens that context and answer will reach; 0: not known
-    ids: tuple[int, ...] = ()
+    session: Number
+    rule: Rule
+    top_k: Byte  # ids in each row of its verdicts; 0: no rows
+    reserve: Number  # largest number of tokens that context and answer will reach; 0: not known
+    ids: Ids
 
 
-class Extend(Struct, frozen=True, gc=False):
+class Extend(Struct, frozen=True, array_like=True, tag=3, gc=False):
     """Cut the context to ``base`` tokens and append ``ids``. Not answered."""
 
-    session: int
-    base: int
-    ids: tuple[int, ...]
+    session: Number
+    base: Number
+    ids: Ids
 
 
-class Draft(Struct, frozen=True, gc=False):
+class Draft(Struct, frozen=True, array_like=True, tag=4, gc=False):
     """One round: cut the context to ``base``, append the first ``given`` ids, and verify the others.
 
     ``rows`` holds the distribution that each of the others was drawn from, or is empty (greedy, threshold). ``parents`` makes a tree of
     them (``streamco.policies.drafts.tree_acceptance``); empty: each follows the one before it. Answered with ``VerdictFrame``.
     """
 
-    session: int
-    round_number: int
-    base: int
-    ids: tuple[int, ...]
-    given: int = 0
-    rows: tuple[TopK, ...] = ()
-    parents: tuple[int, ...] = ()  # of each id to verify: 0 is the last id before them, n the n-th of them
+    session: Number
+    round_number: Number
+    base: Number
+    given: Number
+    ids: Ids
+    rows: Rows = ()
+    parents: Parents = ()  # of each id to verify: 0 is the last id before them, n the n-th of them
 
     @property
     def pending(self) -> tuple[int, ...]:
@@ -144,21 +152,21 @@ class Draft(Struct, frozen=True, gc=False):
         return self.base + self.given + len(path_to(self.parents, verdict.accepted)) + (verdict.token is not None)
 
 
-class Follow(Struct, frozen=True, gc=False):
+class Follow(Struct, frozen=True, array_like=True, tag=7, gc=False):
     """A draft that is sent ahead of the verdict on round ``after``. All of its ids are verified if that verdict is the expected one.
 
     Then it is a round like others from the moment of that verdict, and its context is the one that the verdict leaves. Otherwise it is
     dropped without an answer.
     """
 
-    session: int
-    round_number: int
-    after: int  # number of the round that is being verified
-    accepted: int  # expected verdict: as in ``VerdictFrame``
-    token: int  # expected verdict: the token after them
-    ids: tuple[int, ...]
-    rows: tuple[TopK, ...] = ()
-    parents: tuple[int, ...] = ()
+    session: Number
+    round_number: Number
+    after: Number  # number of the round that is being verified
+    accepted: Number  # expected verdict: as in ``VerdictFrame``
+    token: Number  # expected verdict: the token after them
+    ids: Ids
+    rows: Rows = ()
+    parents: Parents = ()
 
     def matches(self, verdict: VerdictFrame) -> bool:
         """Return True if this verdict is the expected one."""
@@ -166,7 +174,7 @@ class Follow(Struct, frozen=True, gc=False):
 
     def as_round(self, base: int) -> Draft:
         """Return the round that this draft becomes after the expected verdict, which leaves a context of ``base`` tokens."""
-        return Draft(self.session, self.round_number, base, self.ids, 0, self.rows, self.parents)
+        return Draft(self.session, self.round_number, base, 0, self.ids, self.rows, self.parents)
 
 
 class Resume(Struct, frozen=True, array_like=True, tag=5):
@@ -204,7 +212,7 @@ class Opened(Struct, frozen=True, array_like=True, tag=17):
     cached: Number  # tokens of its context that need no computing
 
 
-class VerdictFrame(Struct, frozen=True, gc=False):
+class VerdictFrame(Struct, frozen=True, array_like=True, tag=18, gc=False):
     """The result of a round: the context now ends with the accepted tokens and ``token``.
 
     ``accepted`` is the number of accepted ids. In a tree it is the number of the last accepted one, counted from 1, and those on the path
@@ -213,14 +221,14 @@ class VerdictFrame(Struct, frozen=True, gc=False):
     Row j is the target's distribution after the first j tokens to verify; there is one row more than such tokens.
     """
 
-    session: int
-    round_number: int
-    accepted: int
-    token: int | None
-    queue_depth: int = 0  # verifications that waited when this one was done
-    queue_us: int = 0  # microseconds from the draft's arrival to its batch
-    compute_us: int = 0  # microseconds of the batch
-    rows: tuple[TopK, ...] = ()
+    session: Number
+    round_number: Number
+    accepted: Number
+    token: Number | None
+    queue_depth: Number  # verifications that waited when this one was done
+    queue_us: Number  # microseconds from the draft's arrival to its batch
+    compute_us: Number  # microseconds of the batch
+    rows: Rows = ()
 
 
 class Resumed(Struct, frozen=True, array_like=True, tag=19):

@@ -321,7 +321,7 @@ def test_a_draft_is_judged_behind_the_last_token_and_what_is_rejected_leaves_the
     truncate, verdict = server.finish(accepted=2, token=7)
     assert truncate == TruncateSequence("a", 52)
     assert isinstance(verdict, SendVerdict)
-    assert (verdict.accepted, verdict.token, verdict.position, verdict.round, verdict.queued) == (2, 7, 53, 1, 0.0)
+    assert (verdict.verdict.accepted, verdict.verdict.token, verdict.position, verdict.round, verdict.queued) == (2, 7, 53, 1, 0.0)
     assert verdict.compute == pytest.approx(0.041)
     assert server.scheduler.text("a") == (*range(50), 900, 901, 7)
 
@@ -355,7 +355,7 @@ def test_many_of_them_are_read_in_chunks_and_the_draft_is_judged_in_one_piece() 
 def test_without_a_draft_the_next_token_is_asked_for() -> None:
     server = Server().opened("a")
     assert only(server.draft("a", draft=0), RunBatch).parts[0].verify_rows == 1
-    assert only(server.finish(), SendVerdict).token == 7
+    assert only(server.finish(), SendVerdict).verdict.token == 7
 
 
 def test_where_there_is_no_room_for_a_token_the_text_ends_with_the_draft_and_its_last_token_is_read_again() -> None:
@@ -688,12 +688,12 @@ class AnyOrder(RuleBasedStateMachine):
                 case SendVerdict():
                     draft = self.out.pop(command.session)
                     assert command.round == draft.round
-                    assert command.token is not None
+                    assert command.verdict.token is not None
                     self.texts[command.session] = [
                         *self.texts[command.session][: draft.base],
                         *draft.given,
-                        *draft.draft[: command.accepted],
-                        command.token,
+                        *draft.draft[: command.verdict.accepted],
+                        command.verdict.token,
                     ]
                     assert command.position == len(self.texts[command.session])
                 case RefuseDraft(session, round_number, reason, retry_after):

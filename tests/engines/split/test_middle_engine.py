@@ -10,10 +10,12 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from streamco.emulation.step_emulation import StepEmulator
+from streamco.emulation.step_times import RowStep
 from streamco.engines.llamacpp.bundled_model import packaged_model
 from streamco.engines.llamacpp.model_parts import PartFiles, is_part, split_model
 from streamco.engines.split.layers import MiddlePart, StateRun
-from streamco.engines.split.middle_engine import MiddleEngine, RowsBatch, RowStep
+from streamco.engines.split.middle_engine import MiddleEngine, RowsBatch
 from streamco.errors import ConfigError, EngineError
 
 pytest.importorskip("gguf")
@@ -81,7 +83,7 @@ def test_rows_that_do_not_fit_fail_alone_and_leave_nothing_in_the_batch(engine: 
 
 
 def test_row_costs_are_measured_unless_they_are_given_or_imposed(files: PartFiles) -> None:
-    imposed = MiddleEngine(files.middle, cells=8, sequences=1, threads=1, step=RowStep(setup=0.01, per_row=0.001))
+    imposed = MiddleEngine(files.middle, cells=8, sequences=1, threads=1, pace=StepEmulator(RowStep(setup=0.01, per_row=0.001)))
     try:
         assert imposed.row_costs() == {rows: pytest.approx(0.01 + 0.001 * rows) for rows in (1, 2, 4, 8)}
         assert done(imposed, StateRun(0, 0, some(4, 1))).seconds >= 0.014

@@ -10,15 +10,18 @@ from random import Random
 import pytest
 
 from streamco.core.verifier.events import BatchFailed, BatchFinished, BatchPart, DraftVerdict, RunBatch
+from streamco.emulation.step_emulation import StepEmulator
 from streamco.engines.base import EngineOptions
 from streamco.engines.llama import LlamaEngine
+from streamco.policies.acceptance import Rule
 from streamco.server.verify.batches import BatchReport, BatchRunner
-from streamco.server.verify.verdicts import VerificationRequest
+from streamco.server.verify.verdicts import TargetRowCollector
 from streamco.server.wakeup import WakeCoalescer
 from streamco.sim.workload.token_models import FakeDistribution
 from streamco.testing.engine import FakeEngine
 from tests.engines import fakes
 from tests.server.verifying import SIZE, greedy_text, target
+from tests.support.verify_frames import make_draft
 
 TRUTH = FakeDistribution(1, SIZE)
 TEXT = (3, 1, 4, 1, 5)
@@ -45,8 +48,8 @@ class Bench:
     def owner_of(self, session: str) -> str | None:
         return self.owners.get(session)
 
-    def ask(self, session: str) -> VerificationRequest:
-        return VerificationRequest(draft=self.drafts[session], rng=Random(1))
+    def ask(self, session: str) -> TargetRowCollector:
+        return TargetRowCollector(session, make_draft(0, 0, 0, self.drafts[session]), rule=Rule(), rng=Random(1))
 
     async def run(self, *parts: BatchPart, number: int = 1) -> BatchReport:
         self.judge.begin(RunBatch(number, "verify", parts))
@@ -55,6 +58,10 @@ class Bench:
     def part(self, session: str, start: int, given: Sequence[int], draft: Sequence[int]) -> BatchPart:
         self.drafts[session] = tuple(draft)
         return BatchPart(session, start, (*given, *draft), len(draft) + 1)
+
+
+def verdicts(report: BatchReport) -> dict[str, DraftVerdict]:
+    return {verdict.session: verdict for verdict in report.event.verdicts} if isinstance(report.event, BatchFinished) else {}
 
 
 async def test_parts_are_judged_each_by_its_own_question() -> None:
@@ -66,22 +73,22 @@ async def test_parts_are_judged_each_by_its_own_question() -> None:
     assert isinstance(report.event, BatchFinished)
     assert report.event.verdicts == (DraftVerdict("a", 2, own["a"][2]), DraftVerdict("b", 1, own["b"][1]))
     assert report.event.seconds >= 0
-    assert set(report.results) == {"a", "b"}
+    assert set(verdicts(report)) == {"a", "b"}
 
 
 async def test_a_sequence_goes_on_where_the_scheduler_left_it() -> None:
     bench = Bench(target(successor=TRUTH))
     own = greedy_text(TRUTH, TEXT, 6)
-    assert (await bench.run(BatchPart("a", 0, TEXT[:4]))).results == {}
+    assert verdicts(await bench.run(BatchPart("a", 0, TEXT[:4]))) == {}
     report = await bench.run(bench.part("a", 4, TEXT[4:], [own[0], 63 - own[1]]))
-    assert report.results["a"].accepted == 1
+    assert verdicts(report)["a"].accepted == 1
     bench.judge.truncate("a", 6)
     report = await bench.run(bench.part("a", 6, own[1:2], own[2:4]))
-    assert (report.results["a"].accepted, report.results["a"].token) == (2, own[4])
+    assert (verdicts(report)["a"].accepted, verdicts(report)["a"].token) == (2, own[4])
     bench.judge.drop("a")
     bench.judge.drop("a")
     report = await bench.run(bench.part("a", 0, (*TEXT, *own[:2]), ()))
-    assert report.results["a"].token == own[2]
+    assert verdicts(report)["a"].token == own[2]
 
 
 async def test_what_others_had_read_is_told() -> None:
@@ -109,10 +116,10 @@ async def test_where_the_context_is_full_no_token_follows_what_was_accepted_whol
     bench = Bench(target(successor=TRUTH), context_tokens=7)
     own = greedy_text(TRUTH, TEXT, 3)
     report = await bench.run(bench.part("a", 0, TEXT, own[:2]))
-    assert (report.results["a"].accepted, report.results["a"].token) == (2, None)
+    assert (verdicts(report)["a"].accepted, verdicts(report)["a"].token) == (2, None)
     bench.judge.drop("a")
     report = await bench.run(bench.part("a", 0, TEXT, [own[0], 63 - own[1]]))
-    assert (report.results["a"].accepted, report.results["a"].token) == (1, own[1])
+    assert (verdicts(report)["a"].accepted, verdicts(report)["a"].token) == (1, own[1])
 
 
 async def test_a_batch_of_a_closed_engine_fails() -> None:
@@ -133,8 +140,8 @@ async def test_a_part_that_fails_leaves_the_others_as_they_are() -> None:
     )
     assert isinstance(report.event, BatchFinished)
     assert report.event.failed == ("a", "c", "d")
-    assert [judgement.session for judgement in report.event.verdicts] == list(report.results) == ["b"]
-    assert report.results["b"].accepted == 1
+    assert [judgement.session for judgement in report.event.verdicts] == list(verdicts(report)) == ["b"]
+    assert verdicts(report)["b"].accepted == 1
     assert "expected at most 6 tokens" in str(report.error)
 
 
@@ -143,7 +150,7 @@ async def test_rows_that_are_no_numbers_fail_their_own_part_alone() -> None:
     report = await bench.run(bench.part("a", 0, (63, 1), (2,)), bench.part("b", 0, TEXT, ()))
     assert isinstance(report.event, BatchFinished)
     assert report.event.failed == ("a",)
-    assert list(report.results) == ["b"]
+    assert list(verdicts(report)) == ["b"]
 
 
 async def test_nothing_is_told_once_it_is_closed() -> None:
@@ -168,7 +175,7 @@ async def test_a_part_that_is_cancelled_leaves_the_others_as_they_are() -> None:
     assert isinstance(report.event, BatchFinished)
     assert (report.event.failed, report.event.is_cut, report.event.found) == (("a",), True, 0)
     assert (report.cancelled, report.is_aborted, report.error) == (1, False, None)
-    assert report.results["b"].accepted == 1
+    assert verdicts(report)["b"].accepted == 1
 
 
 async def test_a_batch_without_other_parts_is_aborted() -> None:
@@ -186,7 +193,7 @@ async def test_a_batch_without_other_parts_is_aborted() -> None:
         bench.judge.drop(session)
     bench.judge.begin(RunBatch(2, "verify", (bench.part("a", 0, TEXT, ()),)))
     engine.step()
-    assert (await bench.reports.get()).results["a"].token == greedy_text(TRUTH, TEXT, 1)[0]
+    assert verdicts(await bench.reports.get())["a"].token == greedy_text(TRUTH, TEXT, 1)[0]
 
 
 async def test_a_part_that_was_read_before_it_is_cancelled_counts_as_read() -> None:
@@ -220,7 +227,7 @@ async def test_a_part_behind_nothing_is_a_defect_that_ends_its_batch() -> None:
     assert report.event == BatchFailed(1)
     assert report.error is not None
     assert "a: expected a sequence of 3 tokens, got none" in str(report.error.__cause__)
-    assert (await bench.run(bench.part("a", 0, TEXT, ()), number=2)).results["a"].accepted == 0
+    assert verdicts(await bench.run(bench.part("a", 0, TEXT, ()), number=2))["a"].accepted == 0
 
 
 async def test_a_draft_that_nobody_knows_ends_its_batch() -> None:
@@ -233,7 +240,7 @@ async def test_a_draft_that_nobody_knows_ends_its_batch() -> None:
 async def test_all_parts_are_one_decode_of_the_engine_and_its_lateness_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     fakes.install(monkeypatch)
     options = EngineOptions(threads=1, context_tokens=100, max_sequences=1, held_sequences=3)
-    engine = await asyncio.to_thread(LlamaEngine, "model.gguf", options, step_time=lambda rows, tokens: 1e-9)
+    engine = await asyncio.to_thread(LlamaEngine, "model.gguf", options, pace=StepEmulator(lambda rows, tokens: 1e-9))
     try:
         bench = Bench(engine)
         for number in range(20):
@@ -244,6 +251,6 @@ async def test_all_parts_are_one_decode_of_the_engine_and_its_lateness_is_told(m
             report = await bench.run(*parts, number=number)
             assert len(fakes.FakeContext.last.batches) == 1
             assert report.late_s > 0
-            assert report.results["a"].token == ord("z")
+            assert verdicts(report)["a"].token == ord("z")
     finally:
         await asyncio.to_thread(engine.close)

@@ -24,10 +24,11 @@ from streamco.testing.engine import FakeEngine
 from streamco.wire.verify.checks import prefix_hash
 from streamco.wire.verify.codec import VerifyCodec
 from streamco.wire.verify.errors import EvictedError, NotResumableError, OverloadedError, VerifierFailedError
-from streamco.wire.verify.frames import ClientFrame, Close, Draft, Extend, Hello, Open, Refusal, Resume, ServerFrame, VerdictFrame
+from streamco.wire.verify.frames import ClientFrame, Close, Extend, Hello, Open, Refusal, Resume, ServerFrame, VerdictFrame
 from streamco.wire.verify.server import VerifyServer
 from tests.server.verifying import PROMPT, SIZE, VOCABULARY, Device, Serving, WholeText, connected, greedy_text, serving, target, write
 from tests.support.leaks import holding_nothing_new, settled
+from tests.support.verify_frames import make_draft, make_open
 
 SUCCESSOR = WholeText(SIZE)
 
@@ -106,12 +107,12 @@ async def test_random_frames_at_any_time_are_answered_and_leave_a_working_server
             case 2:
                 return codec.encode(Extend(session, base, ids))
             case 3 | 4 | 5:
-                return codec.encode(Draft(session, number, base, ids, dice.randrange(len(ids) + 1)))
+                return codec.encode(make_draft(session, number, base, ids, dice.randrange(len(ids) + 1)))
             case 6:
                 return codec.encode(Resume(number, dice.choice(keys[-5:]), 0, prefix_hash(dice.choice([(), ids]))))
             case 7:
                 return msgspec.msgpack.encode([6, session])
-        whole = bytearray(codec.encode(Draft(session, number, base, ids)))
+        whole = bytearray(codec.encode(make_draft(session, number, base, ids)))
         whole[dice.randrange(len(whole))] = dice.randrange(256)
         return bytes(whole)
 
@@ -145,7 +146,12 @@ async def test_random_frames_at_any_time_are_answered_and_leave_a_working_server
 async def test_a_draft_that_is_sent_twice_is_refused_and_the_first_one_judged() -> None:
     engine, codec = target(successor=SUCCESSOR, mode="manual"), VerifyCodec(SIZE)
     prompt = tuple(range(40))
-    frames: list[ClientFrame] = [Open(0, ids=prompt), Draft(0, 0, 40, (1,)), Draft(0, 0, 40, (1,)), Draft(0, 1, 40, (2,))]
+    frames: list[ClientFrame] = [
+        make_open(0, ids=prompt),
+        make_draft(0, 0, 40, (1,)),
+        make_draft(0, 0, 40, (1,)),
+        make_draft(0, 1, 40, (2,)),
+    ]
     async with serving(engine) as server, connected(server.url) as device, connected(server.url) as other:
         for frame in frames:
             await device.socket.send(codec.encode(frame))
@@ -180,9 +186,9 @@ async def test_a_draft_beside_one_that_is_out_is_refused_whatever_the_connection
     line.hear(Hello(1, 1, VOCABULARY.fingerprint, SIZE))
     line.server.welcome()
     host.join(line)
-    for frame in (Open(0, ids=(1, 2, 3)), Draft(0, 0, 3, (4,))):
+    for frame in (make_open(0, ids=(1, 2, 3)), make_draft(0, 0, 3, (4,))):
         host.handle(line, line.hear(frame))
-    host.handle(line, Draft(0, 1, 3, (5,)))
+    host.handle(line, make_draft(0, 1, 3, (5,)))
     refusal = line.told()[-1]
     assert isinstance(refusal, Refusal)
     assert (refusal.code, refusal.round_number) == ("stale_round", 1)
@@ -199,8 +205,8 @@ async def test_a_batch_of_sessions_that_were_all_closed_is_aborted_and_the_next_
     line.hear(Hello(1, 1, VOCABULARY.fingerprint, SIZE))
     line.server.welcome()
     host.join(line)
-    host.handle(line, line.hear(Open(0, ids=(1, 2, 3))))  # a batch, which is out
-    for frame in (Open(1, ids=(4, 5)), Draft(1, 0, 2, ()), Close(0)):
+    host.handle(line, line.hear(make_open(0, ids=(1, 2, 3))))  # a batch, which is out
+    for frame in (make_open(1, ids=(4, 5)), make_draft(1, 0, 2, ()), Close(0)):
         host.handle(line, line.hear(frame))
     line.told()
     while not (told := line.told()):

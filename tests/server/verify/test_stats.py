@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import json
 
-from streamco.core.verifier.events import BatchFailed, BatchFinished, BatchPart, RunBatch, SendVerdict
+from streamco.core.verifier.events import BatchFailed, BatchFinished, BatchPart, DraftVerdict, RunBatch, SendVerdict
 from streamco.errors import EngineError
 from streamco.server.verify.batches import BatchReport
 from streamco.server.verify.stats import VerifyStats
 
 
 def verdict(accepted: int, *, queued: float, compute: float) -> SendVerdict:
-    return SendVerdict(session="a", round=0, accepted=accepted, token=1, position=9, depth=0, queued=queued, compute=compute)
+    return SendVerdict(verdict=DraftVerdict("a", accepted, 1), round=0, position=9, depth=0, queued=queued, compute=compute)
 
 
 def test_a_new_server_has_done_nothing() -> None:
@@ -32,17 +32,17 @@ def test_batches_and_their_tokens_are_counted_by_kind() -> None:
 
 def test_late_and_failed_batches_are_counted() -> None:
     stats = VerifyStats()
-    stats.record_report(BatchReport(BatchFinished(1, (), 0.1), {}))
-    stats.record_report(BatchReport(BatchFinished(2, (), 0.1), {}, late_s=0.01))
-    stats.record_report(BatchReport(BatchFailed(3), {}, error=EngineError("engine: expected rows, got none")))
+    stats.record_report(BatchReport(BatchFinished(1, (), 0.1)))
+    stats.record_report(BatchReport(BatchFinished(2, (), 0.1), late_s=0.01))
+    stats.record_report(BatchReport(BatchFailed(3), error=EngineError("engine: expected rows, got none")))
     figures = stats.figures()
     assert (figures["late_batches"], figures["failed_batches"]) == (1, 1)
 
 
 def test_cancelled_parts_are_no_failures_and_batches_without_others_count_as_aborted() -> None:
     stats = VerifyStats()
-    stats.record_report(BatchReport(BatchFinished(1, (), 0.1, ("a",), is_cut=True), {}, cancelled=1))
-    stats.record_report(BatchReport(BatchFinished(2, (), 0.1, ("a", "b"), is_cut=True), {}, cancelled=2, is_aborted=True))
+    stats.record_report(BatchReport(BatchFinished(1, (), 0.1, ("a",), is_cut=True), cancelled=1))
+    stats.record_report(BatchReport(BatchFinished(2, (), 0.1, ("a", "b"), is_cut=True), cancelled=2, is_aborted=True))
     figures = stats.figures()
     assert (figures["cancelled_parts"], figures["aborted_batches"], figures["failed_batches"]) == (3, 1, 0)
 

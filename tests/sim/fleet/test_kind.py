@@ -9,8 +9,8 @@ import msgspec
 import pytest
 
 from streamco.client.speculation.options import SpeculationOptions
+from streamco.emulation.profiles import load_step_times
 from streamco.errors import ConfigError
-from streamco.server.profiles import load_step_times
 from streamco.sim.experiment.scenario import KINDS, Outcome, Scenario, load_kind, metrics_of, run_scenario
 from streamco.sim.fleet import kind as world_module
 from streamco.sim.fleet.kind import KIND, device_model, forward_pass

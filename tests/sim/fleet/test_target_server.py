@@ -54,7 +54,7 @@ def test_a_verification_takes_part_in_the_pass_of_streams_and_finds_what_one_of_
     assert isinstance(replies[0], AcceptSession)
     verdict = replies[1]
     assert isinstance(verdict, SendVerdict)
-    assert (verdict.accepted, verdict.token) == (2, answer.right(3))
+    assert (verdict.verdict.accepted, verdict.verdict.token) == (2, answer.right(3))
     assert server.read == length + 4  # the prompt once; the row before the draft, and the draft
     assert server.verified == 3
 

@@ -1,12 +1,12 @@
 import pytest
 
-from streamco.core.verifier.events import SendVerdict
+from streamco.core.verifier.events import DraftVerdict, SendVerdict
 from streamco.sim.fleet.totals import FleetTotals
 from tests.sim.fleets import SmallFleet, requests
 
 
 def verdict(queued: float, compute: float) -> SendVerdict:
-    return SendVerdict(session="s", round=1, accepted=1, token=2, position=3, depth=0, queued=queued, compute=compute)
+    return SendVerdict(verdict=DraftVerdict("s", 1, 2), round=1, position=3, depth=0, queued=queued, compute=compute)
 
 
 def test_of_nothing_there_are_no_figures() -> None:

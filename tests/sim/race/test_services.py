@@ -10,9 +10,9 @@ from statistics import fmean
 
 import pytest
 
+from streamco.emulation.profiles import packaged_names
 from streamco.errors import ConfigError
 from streamco.policies.cost import constraint, device_costs
-from streamco.server.profiles import packaged_names
 from streamco.sim.race.services import PHONES, PRICES, PackagedService, RecordedService, price_of, read_rows, read_services
 
 ROWS = [(0.1 * number, 10.0 + number) for number in range(1, 9)]

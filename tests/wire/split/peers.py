@@ -8,8 +8,9 @@ from numpy.typing import NDArray
 from streamco.wire.row_costs import RowCost
 from streamco.wire.split.client import SplitClient
 from streamco.wire.split.codec import SplitCodec
-from streamco.wire.split.frames import LayersMark, ServerBatches, SplitClientFrame, SplitLimits, SplitServerFrame
+from streamco.wire.split.frames import LayersMark, ServerBatches, SplitClientFrame, SplitLimits, SplitServerFrame, States
 from streamco.wire.split.server import SplitServer
+from streamco.wire.tensors import StateFormat
 
 WIDTH = 8
 MARK = LayersMark("model-digest", 2, 28, WIDTH)
@@ -45,3 +46,11 @@ class Pair:
         self.server.welcome()
         self.down()
         return self
+
+
+def make_states(
+    session: int, round_number: int, form: StateFormat, rows: NDArray[np.float32], *, row_costs: tuple[RowCost, ...] = (), **figures: int
+) -> States:
+    """The frame, with 0 for the figures that are left out."""
+    queue, compute, load, steady = (figures.get(name, 0) for name in ("queue_us", "compute_us", "load_rows", "steady_rows"))
+    return States(session, round_number, form, rows, queue, compute, load, steady, row_costs)

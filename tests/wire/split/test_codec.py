@@ -13,8 +13,9 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
 from streamco.wire.row_costs import COSTS_BYTES, RowCost
-from streamco.wire.split.codec import FORMATS, SplitCodec
+from streamco.wire.split.codec import SplitCodec
 from streamco.wire.split.frames import (
+    FORMATS,
     Close,
     LayersMark,
     Refusal,
@@ -31,7 +32,7 @@ from streamco.wire.split.frames import (
 from streamco.wire.tensors import StateFormat
 from streamco.wire.verify.errors import FrameSizeError, MalformedFrameError, VerifyProtocolError
 from tests.support.examples import examples
-from tests.wire.split.peers import BATCHES, COSTS, KEY, LIMITS, MARK, WIDTH, states
+from tests.wire.split.peers import BATCHES, COSTS, KEY, LIMITS, MARK, WIDTH, make_states, states
 
 msgpack: Any = import_module("msgpack")  # it has no types
 CODEC = SplitCodec(WIDTH, LIMITS)
@@ -91,7 +92,7 @@ def test_answers_come_back_as_their_format_keeps_them(sent: Any, form: StateForm
     assert isinstance(found, States)
     assert (found.session, found.round_number, found.queue_us, found.compute_us) == (1, 2, 3, 4)
     assert (found.load_rows, found.steady_rows) == (5, 6)
-    again = CODEC.decode_down(CODEC.encode(States(1, 2, form, found.states)))
+    again = CODEC.decode_down(CODEC.encode(make_states(1, 2, form, found.states)))
     assert isinstance(again, States)
     assert again.row_costs == ()
     if form != "i8":
@@ -112,8 +113,8 @@ def test_an_answer_may_have_row_costs_and_later_additions_after_them_are_ignored
 
 def test_the_longest_row_costs_take_the_bytes_that_are_said() -> None:
     longest = tuple(RowCost((1 << 32) - 1 - size, (1 << 32) - 1) for size in range(64))
-    without = CODEC.encode(States(1, 2, "f32", states(1)))
-    assert len(CODEC.encode(States(1, 2, "f32", states(1), row_costs=longest))) - len(without) == COSTS_BYTES
+    without = CODEC.encode(make_states(1, 2, "f32", states(1)))
+    assert len(CODEC.encode(make_states(1, 2, "f32", states(1), row_costs=longest))) - len(without) == COSTS_BYTES
 
 
 @pytest.mark.parametrize("costs", [[[1, 0]], [[0, 5]], [[1]], [1, 2], None, [[1, 1 << 32]], [[size, 5] for size in range(1, 66)]])
@@ -124,7 +125,7 @@ def test_row_costs_of_an_answer_that_cannot_be_are_refused(costs: Any) -> None:
 
 
 def test_an_answer_may_have_no_states() -> None:
-    found = CODEC.decode_down(CODEC.encode(States(1, 2, "f16", states(0))))
+    found = CODEC.decode_down(CODEC.encode(make_states(1, 2, "f16", states(0))))
     assert isinstance(found, States)
     assert found.states.shape == (0, WIDTH)
 
@@ -158,7 +159,7 @@ def test_a_state_too_large_for_its_format_is_sent_in_32_bits() -> None:
 def test_numbers_that_are_not_finite_are_refused_at_both_ends(number: float, form: StateFormat) -> None:
     spoiled = states(2)
     spoiled[1, 3] = number
-    for frame in (Rows(1, 2, 3, 0, form, spoiled), States(1, 2, form, spoiled)):
+    for frame in (Rows(1, 2, 3, 0, form, spoiled), make_states(1, 2, form, spoiled)):
         with pytest.raises(MalformedFrameError, match="finite") as refused:
             CODEC.encode(frame)
         assert (refused.value.session, refused.value.round_number) == (1, 2)
@@ -208,7 +209,7 @@ def test_states_of_another_width_are_refused() -> None:
     with pytest.raises(MalformedFrameError, match=r"expected shape \(rows, 8\), got \(2, 9\)"):
         CODEC.encode(Rows(1, 2, 3, 0, "f32", np.zeros((2, 9), np.float32)))
     with pytest.raises(MalformedFrameError, match="expected shape"):
-        CODEC.encode(States(1, 2, "f32", np.zeros(8, np.float32)))
+        CODEC.encode(make_states(1, 2, "f32", np.zeros(8, np.float32)))
 
 
 def test_a_message_above_the_limit_is_refused_before_memory_is_taken() -> None:

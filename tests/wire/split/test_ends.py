@@ -43,7 +43,7 @@ from streamco.wire.verify.errors import (
     VersionError,
 )
 from streamco.wire.verify.server import MAX_FAULTS, VerifyServer
-from tests.wire.split.peers import BATCHES, COSTS, KEY, LIMITS, MARK, WIDTH, Pair, states
+from tests.wire.split.peers import BATCHES, COSTS, KEY, LIMITS, MARK, WIDTH, Pair, make_states, states
 
 msgpack: Any = import_module("msgpack")  # it has no types
 
@@ -62,7 +62,7 @@ def opened(pair: Pair) -> int:
 
 def answer(pair: Pair, frame: Rows, **figures: Any) -> None:
     assert pair.server.send(
-        States(frame.session, frame.round_number, frame.form, frame.states[len(frame.states) - frame.wanted :], **figures)
+        make_states(frame.session, frame.round_number, frame.form, frame.states[len(frame.states) - frame.wanted :], **figures)
     )
 
 
@@ -314,7 +314,7 @@ def test_a_refused_round_takes_those_after_it_along() -> None:
     assert [(each.code, each.round_number) for each in found if isinstance(each, Refusal)] == [("overloaded", 1)]
     assert pair.client.length(session) == 4
     assert pair.client.unanswered(session) == 0
-    assert not pair.server.send(States(session, 1, "f16", states(0)))
+    assert not pair.server.send(make_states(session, 1, "f16", states(0)))
     pair.client.rows(session, 4, states(2), wanted=1)
     [frame] = pair.up()
     assert isinstance(frame, Rows)
@@ -413,8 +413,8 @@ def test_text_is_malformed() -> None:
         SplitWelcome(2, "m", LIMITS, 60, 1, COSTS, BATCHES),
         SplitOpened(0, KEY),
         SplitResumed(0, 3),
-        States(0, 0, "f16", states(2)),
-        States(0, 1, "f16", states(1)),
+        make_states(0, 0, "f16", states(2)),
+        make_states(0, 1, "f16", states(1)),
         Refusal("overloaded", "", 0, 1),
     ],
 )
@@ -432,8 +432,8 @@ def test_answers_about_what_is_over_are_dropped() -> None:
     pair = greeted()
     number = opened(pair)
     codec = SplitCodec(WIDTH)
-    assert pair.client.receive(codec.encode(States(number, 7, "f16", states(0)))) is None
-    assert pair.client.receive(codec.encode(States(99, 0, "f16", states(0)))) is None
+    assert pair.client.receive(codec.encode(make_states(number, 7, "f16", states(0)))) is None
+    assert pair.client.receive(codec.encode(make_states(99, 0, "f16", states(0)))) is None
     assert pair.client.receive(codec.encode(SplitOpened(99, KEY))) is None
     assert pair.client.receive(codec.encode(SplitResumed(99, 0))) is None
     assert pair.client.receive(codec.encode(Refusal("overloaded", "", number, 7))) is None
@@ -458,7 +458,7 @@ def test_states_of_a_format_that_was_not_asked_for_are_refused(asked: StateForma
     number = opened(pair)
     pair.client.rows(number, 0, states(1), wanted=1, form=asked)
     with pytest.raises(MalformedFrameError, match=f"expected states as {asked} or f32, got {got}"):
-        pair.client.receive(SplitCodec(WIDTH).encode(States(number, 0, got, states(1))))
+        pair.client.receive(SplitCodec(WIDTH).encode(make_states(number, 0, got, states(1))))
     assert pair.client.is_closed
 
 
@@ -467,7 +467,7 @@ def test_states_may_always_be_32_bit_floats(asked: StateFormat) -> None:
     pair = greeted()
     number = opened(pair)
     pair.client.rows(number, 0, states(1), wanted=1, form=asked)
-    assert isinstance(pair.client.receive(SplitCodec(WIDTH).encode(States(number, 0, "f32", states(1)))), States)
+    assert isinstance(pair.client.receive(SplitCodec(WIDTH).encode(make_states(number, 0, "f32", states(1)))), States)
 
 
 # Any order that the client's methods allow

@@ -6,8 +6,9 @@ import re
 from pathlib import Path
 
 from streamco.wire.row_costs import RowCost
-from streamco.wire.split.codec import FORMATS, SplitCodec
+from streamco.wire.split.codec import SplitCodec
 from streamco.wire.split.frames import (
+    FORMATS,
     LayersMark,
     Refusal,
     ServerBatches,

@@ -8,9 +8,10 @@ from typing import Any
 from streamco.policies.acceptance import Rule, RuleKind
 from streamco.wire.verify.client import VerifyClient
 from streamco.wire.verify.codec import VerifyCodec
-from streamco.wire.verify.frames import Hello, Opened, ServerFrame, VerdictFrame, VerifyLimits
+from streamco.wire.verify.frames import Hello, Opened, ServerFrame, VerifyLimits
 from streamco.wire.verify.server import VerifyServer
 from streamco.wire.verify.topk import TopK, quantise
+from tests.support.verify_frames import make_verdict
 
 msgpack: Any = import_module("msgpack")  # it has no types
 
@@ -59,7 +60,7 @@ def opened(client: VerifyClient, server: VerifyServer, ids: tuple[int, ...] = (1
 
 
 def send_verdict(server: VerifyServer, session: int, number: int, accepted: int, token: int | None, *rows: TopK) -> bool:
-    return server.send(VerdictFrame(session, number, accepted, token, rows=rows))
+    return server.send(make_verdict(session, number, accepted, token, rows=rows))
 
 
 def a_row(token: int, *others: int) -> TopK:

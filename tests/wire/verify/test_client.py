@@ -18,7 +18,6 @@ from streamco.wire.verify.errors import (
 from streamco.wire.verify.frames import (
     MAX_FOLLOWS,
     Close,
-    Draft,
     Extend,
     Hello,
     Open,
@@ -31,6 +30,7 @@ from streamco.wire.verify.frames import (
     VerifyLimits,
     Welcome,
 )
+from tests.support.verify_frames import make_draft, make_verdict
 from tests.wire.verify.peers import GREEDY, KEY, LIMITS, SAMPLE, VOCABULARY, a_row, codec, down, linked, msgpack, opened, send_verdict, up
 
 WELCOME = Welcome(1, "target", 7, LIMITS, 60, True)
@@ -67,13 +67,13 @@ def test_an_answer_is_made_round_by_round() -> None:
     client, server = linked()
     session = opened(client, server)
     assert client.draft(session, 3, (4, 5, 6, 7)) == 0
-    assert up(client, server) == [Draft(session, 0, 3, (4, 5, 6, 7))]
+    assert up(client, server) == [make_draft(session, 0, 3, (4, 5, 6, 7))]
     send_verdict(server, session, 0, 2, 9)
-    assert down(server, client) == [VerdictFrame(session, 0, 2, 9)]
+    assert down(server, client) == [make_verdict(session, 0, 2, 9)]
     assert client.length(session) == 6
     client.extend(session, 6, (10, 11))
     client.draft(session, 8, (12, 13), given=1)
-    assert up(client, server) == [Extend(session, 6, (10, 11)), Draft(session, 1, 8, (12, 13), 1)]
+    assert up(client, server) == [Extend(session, 6, (10, 11)), make_draft(session, 1, 8, (12, 13), 1)]
     send_verdict(server, session, 1, 1, 20)
     down(server, client)
     assert client.length(session) == 11
@@ -88,16 +88,16 @@ def test_a_draft_sent_ahead_is_a_round_when_its_verdict_comes() -> None:
     client.draft(session, 3, (4, 5))
     assert client.follow(session, 2, 9, (10, 11)) == 1
     assert client.follow(session, 0, 7, (12,)) == 2
-    assert up(client, server) == [Draft(session, 0, 3, (4, 5))], "the server keeps the others"
+    assert up(client, server) == [make_draft(session, 0, 3, (4, 5))], "the server keeps the others"
     send_verdict(server, session, 0, 2, 9)
-    assert server.take_begun_rounds() == [Draft(session, 1, 6, (10, 11))]
-    assert down(server, client) == [VerdictFrame(session, 0, 2, 9)]
+    assert server.take_begun_rounds() == [make_draft(session, 1, 6, (10, 11))]
+    assert down(server, client) == [make_verdict(session, 0, 2, 9)]
     assert client.pending_round(session) == 1
     send_verdict(server, session, 1, 1, 20)
-    assert down(server, client) == [VerdictFrame(session, 1, 1, 20)]
+    assert down(server, client) == [make_verdict(session, 1, 1, 20)]
     assert (client.pending_round(session), client.length(session)) == (None, 8)
     client.draft(session, 8, (1,))
-    assert up(client, server) == [Draft(session, 3, 8, (1,))]
+    assert up(client, server) == [make_draft(session, 3, 8, (1,))]
 
 
 def test_drafts_sent_ahead_of_another_verdict_are_forgotten_on_both_sides() -> None:
@@ -111,7 +111,7 @@ def test_drafts_sent_ahead_of_another_verdict_are_forgotten_on_both_sides() -> N
     down(server, client)
     assert client.pending_round(session) is None
     client.draft(session, 5, (6,))
-    assert up(client, server) == [Draft(session, 2, 5, (6,))]
+    assert up(client, server) == [make_draft(session, 2, 5, (6,))]
 
 
 def test_a_draft_sent_ahead_while_its_verdict_is_on_the_way_is_verified_at_once() -> None:
@@ -122,7 +122,7 @@ def test_a_draft_sent_ahead_while_its_verdict_is_on_the_way_is_verified_at_once(
     send_verdict(server, session, 0, 2, 9)
     client.follow(session, 0, 9, (8,))
     client.follow(session, 2, 9, (10, 11))
-    assert up(client, server) == [Draft(session, 2, 6, (10, 11))]
+    assert up(client, server) == [make_draft(session, 2, 6, (10, 11))]
     down(server, client)
     assert client.pending_round(session) == 2
 
@@ -139,7 +139,7 @@ def test_a_refused_round_takes_with_it_what_was_sent_ahead_of_its_verdict() -> N
     down(server, client)
     assert client.pending_round(session) is None
     client.draft(session, 3, (4, 5))
-    assert up(client, server) == [Draft(session, 3, 3, (4, 5))]
+    assert up(client, server) == [make_draft(session, 3, 3, (4, 5))]
     send_verdict(server, session, 3, 2, 9)
     down(server, client)
     assert client.pending_round(session) is None, "they expected a verdict on the round that was refused"
@@ -154,7 +154,7 @@ def test_a_draft_that_the_context_has_no_room_for_is_refused_when_its_turn_comes
     send_verdict(server, session, 0, 2, 9)
     assert server.take_begun_rounds() == []
     verdict, refusal = down(server, client)
-    assert verdict == VerdictFrame(session, 0, 2, 9)
+    assert verdict == make_verdict(session, 0, 2, 9)
     assert isinstance(refusal, Refusal)
     assert (refusal.code, refusal.round_number) == ("context_full", 1)
     assert client.pending_round(session) is None
@@ -175,7 +175,7 @@ def test_a_draft_is_sent_ahead_of_a_verdict_that_can_come_and_of_each_but_once()
         client.follow(session, 0, token, (1,))
     with pytest.raises(UsageError, match=f"at most {MAX_FOLLOWS}"):
         client.follow(session, 2, 9, (1,))
-    assert up(client, server) == [Draft(session, 0, 3, (4, 5))]
+    assert up(client, server) == [make_draft(session, 0, 3, (4, 5))]
     assert server.take_messages() == []
 
 
@@ -183,7 +183,7 @@ def test_a_draft_may_follow_its_open_at_once() -> None:
     client, server = linked()
     session = client.open((1, 2), SAMPLE, top_k=4, reserve=99)
     client.draft(session, 2, (3,), rows=(a_row(3),))
-    assert up(client, server) == [Open(session, SAMPLE, 4, 99, (1, 2)), Draft(session, 0, 2, (3,), 0, (a_row(3),))]
+    assert up(client, server) == [Open(session, SAMPLE, 4, 99, (1, 2)), make_draft(session, 0, 2, (3,), 0, (a_row(3),))]
     assert server.send(Opened(session, KEY, 0))
     send_verdict(server, session, 0, 1, 4, a_row(3, 1), a_row(4))
     assert [type(frame) for frame in down(server, client)] == [Opened, VerdictFrame]
@@ -197,7 +197,7 @@ def test_sessions_of_one_connection_do_not_know_each_other() -> None:
     up(client, server)
     send_verdict(server, second, 0, 1, 7)
     send_verdict(server, first, 0, 0, 8)
-    assert down(server, client) == [VerdictFrame(second, 0, 1, 7), VerdictFrame(first, 0, 0, 8)]
+    assert down(server, client) == [make_verdict(second, 0, 1, 7), make_verdict(first, 0, 0, 8)]
     assert (client.length(first), client.length(second)) == (2, 6)
 
 
@@ -211,7 +211,7 @@ def test_a_lost_connection_is_taken_up_on_another_at_what_the_server_holds() -> 
     assert server.resume(Resumed(session, 3, prefix_hash(ids[:3])), GREEDY)
     assert down(server, client) == [Resumed(session, 3, prefix_hash(ids[:3]))]
     client.draft(session, 3, (4, 5, 6), given=2)
-    assert up(client, server) == [Draft(session, 0, 3, (4, 5, 6), 2)]
+    assert up(client, server) == [make_draft(session, 0, 3, (4, 5, 6), 2)]
 
 
 # What may be sent
@@ -236,7 +236,7 @@ def test_calls_out_of_order_are_the_callers_fault_and_say_nothing() -> None:
         client.draft(7, 0, ())
     with pytest.raises(UsageError, match="session 7: expected one that is open"):
         client.extend(7, 0, ())
-    hear(client, VerdictFrame(0, 0, 2, 9))
+    hear(client, make_verdict(0, 0, 2, 9))
     with pytest.raises(UsageError, match="a base of 0 to 6, got 7"):
         client.draft(0, 7, ())
     assert sent(client) == []
@@ -261,10 +261,10 @@ def test_what_the_server_would_refuse_for_its_size_is_not_sent() -> None:
 
 def test_verdicts_on_rounds_and_sessions_that_are_over_are_dropped() -> None:
     client = drafting()
-    assert hear(client, VerdictFrame(0, 7, 0, 9)) is None
-    assert hear(client, VerdictFrame(3, 0, 0, 9)) is None
-    hear(client, VerdictFrame(0, 0, 0, 9))
-    assert hear(client, VerdictFrame(0, 0, 0, 9)) is None
+    assert hear(client, make_verdict(0, 7, 0, 9)) is None
+    assert hear(client, make_verdict(3, 0, 0, 9)) is None
+    hear(client, make_verdict(0, 0, 0, 9))
+    assert hear(client, make_verdict(0, 0, 0, 9)) is None
     client.close(0)
     assert hear(client, Opened(0, KEY, 0)) is None
     assert hear(client, Resumed(0, 0, KEY)) is None
@@ -280,12 +280,12 @@ def test_a_refused_round_can_be_tried_again_under_the_next_number() -> None:
 
 def test_a_refusal_of_an_older_round_leaves_the_present_one_alone() -> None:
     client = drafting()
-    hear(client, VerdictFrame(0, 0, 2, 9))
+    hear(client, make_verdict(0, 0, 2, 9))
     client.draft(0, 6, (4, 5))
     assert hear(client, Refusal("overloaded", "x", 0, 0)) is None
     assert hear(client, Refusal("stale_round", "x", 0, 9)) is None
     assert hear(client, Refusal("overloaded", "x", 3, 0)) is None
-    assert hear(client, VerdictFrame(0, 1, 1, 9)) is not None
+    assert hear(client, make_verdict(0, 1, 1, 9)) is not None
     assert hear(client, Refusal("overloaded", "x", 0, 1)) is None
 
 
@@ -329,7 +329,7 @@ def test_a_server_that_holds_other_tokens_is_no_place_to_resume() -> None:
 # Verifiers that can't be believed
 
 
-@pytest.mark.parametrize("frame", [VerdictFrame(0, 0, 0, 1), Opened(0, KEY, 0), Resumed(0, 0, KEY)])
+@pytest.mark.parametrize("frame", [make_verdict(0, 0, 0, 1), Opened(0, KEY, 0), Resumed(0, 0, KEY)])
 def test_nothing_comes_before_the_welcome(frame: ServerFrame) -> None:
     client = VerifyClient(codec(), VOCABULARY)
     with pytest.raises(UnexpectedFrameError, match="welcome first"):
@@ -345,12 +345,12 @@ def test_a_version_that_was_not_offered_is_none() -> None:
 @pytest.mark.parametrize(
     ("frame", "top_k"),
     [
-        (VerdictFrame(0, 0, 3, 9), 0),
-        (VerdictFrame(0, 0, 1, 5), 0),
-        (VerdictFrame(0, 0, 1, None), 0),
-        (VerdictFrame(0, 0, 2, 9, rows=(a_row(1),)), 0),
-        (VerdictFrame(0, 0, 2, 9), 4),
-        (VerdictFrame(0, 0, 2, 9, rows=(a_row(1, 2, 3, 4, 5),) * 3), 4),
+        (make_verdict(0, 0, 3, 9), 0),
+        (make_verdict(0, 0, 1, 5), 0),
+        (make_verdict(0, 0, 1, None), 0),
+        (make_verdict(0, 0, 2, 9, rows=(a_row(1),)), 0),
+        (make_verdict(0, 0, 2, 9), 4),
+        (make_verdict(0, 0, 2, 9, rows=(a_row(1, 2, 3, 4, 5),) * 3), 4),
     ],
 )
 def test_a_verdict_that_is_none_ends_the_connection(frame: VerdictFrame, top_k: int) -> None:
@@ -393,14 +393,14 @@ def test_both_ends_know_what_a_tree_left_of_the_context() -> None:
     client, server = linked()
     session = opened(client, server)
     client.draft(session, 3, (4, 5, 6), parents=(0, 1, 0))
-    assert up(client, server) == [Draft(session, 0, 3, (4, 5, 6), parents=(0, 1, 0))]
+    assert up(client, server) == [make_draft(session, 0, 3, (4, 5, 6), parents=(0, 1, 0))]
     ahead = client.follow(session, 3, 9, (10, 11), parents=(0, 0))
     up(client, server)
     send_verdict(server, session, 0, 3, 9)  # 6, and then 9
     down(server, client)
     assert client.length(session) == 5
     assert client.pending_round(session) == ahead
-    assert server.take_begun_rounds() == [Draft(session, ahead, 5, (10, 11), parents=(0, 0))]
+    assert server.take_begun_rounds() == [make_draft(session, ahead, 5, (10, 11), parents=(0, 0))]
 
 
 def test_a_server_of_chains_alone_announces_none_and_a_client_keeps_to_it() -> None:
@@ -410,7 +410,7 @@ def test_a_server_of_chains_alone_announces_none_and_a_client_keeps_to_it() -> N
     with pytest.raises(FrameSizeError, match="at most 1 paths"):
         client.draft(session, 3, (4, 5), parents=(0, 0))
     client.draft(session, 3, (4, 5))
-    assert up(client, server) == [Draft(session, 0, 3, (4, 5))]
+    assert up(client, server) == [make_draft(session, 0, 3, (4, 5))]
 
 
 def test_a_welcome_of_before_trees_means_chains_alone() -> None:

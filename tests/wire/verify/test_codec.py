@@ -34,6 +34,7 @@ from streamco.wire.verify.frames import (
     Welcome,
 )
 from streamco.wire.verify.topk import TopK
+from tests.support.verify_frames import make_draft, make_open, make_verdict
 from tests.wire.verify.peers import KEY, LIMITS, SIZE, a_row, codec, msgpack
 from tests.wire.verify.test_topk import some_rows
 
@@ -55,10 +56,10 @@ def drafts(draw: st.DrawFn) -> Draft:
     head = (draw(number_), draw(number_), draw(number_), given_ids + pending, len(given_ids), rows)
     parents = tuple(draw(st.integers(0, number)) for number in range(len(pending))) if draw(st.booleans()) else ()
     try:
-        check_draft(Draft(*head, parents), LIMITS)
+        check_draft(make_draft(*head, parents), LIMITS)
     except VerifyProtocolError:  # two equal siblings, or too many paths
-        return Draft(*head)
-    return Draft(*head, parents)
+        return make_draft(*head)
+    return make_draft(*head, parents)
 
 
 @st.composite
@@ -95,7 +96,7 @@ UP: list[ClientFrame] = [
     Hello(1, 1, "49152:00", SIZE),
     Open(1, Rule(RuleKind.SAMPLE, 0.8, 40, 0.95, 0.05, 0.0, 7), 8, 900, (1, 2, 3)),
     Extend(1, 3, (4, 5)),
-    Draft(1, 2, 5, (6, 7, 8), 1, (a_row(7, 9), a_row(8, 1)), (0, 0)),
+    make_draft(1, 2, 5, (6, 7, 8), 1, (a_row(7, 9), a_row(8, 1)), (0, 0)),
     Resume(2, KEY, 5, KEY),
     Close(1),
     Follow(1, 4, 3, 2, 500, (6, 7), (a_row(6, 9), a_row(7)), (0, 1)),
@@ -140,8 +141,8 @@ def test_the_number_of_ids_follows_from_the_bytes_at_every_width(size: int, data
         (UP[0], [1, 1, 1, "49152:00", SIZE, None, ""]),
         (UP[1], [2, 1, [1, 0.8, 40, 0.95, 0.05, 0.0, 7], 8, 900, bytes.fromhex("010002000300")]),
         (UP[2], [3, 1, 3, bytes.fromhex("04000500")]),
-        (Draft(1, 2, 5, (6, 7, 8), 1), [4, 1, 2, 5, 1, bytes.fromhex("060007000800")]),
-        (Draft(1, 2, 5, (6, 7, 8), 1, (), (0, 0)), [4, 1, 2, 5, 1, bytes.fromhex("060007000800"), b"", b"\0\0"]),
+        (make_draft(1, 2, 5, (6, 7, 8), 1), [4, 1, 2, 5, 1, bytes.fromhex("060007000800")]),
+        (make_draft(1, 2, 5, (6, 7, 8), 1, (), (0, 0)), [4, 1, 2, 5, 1, bytes.fromhex("060007000800"), b"", b"\0\0"]),
         (UP[4], [5, 2, KEY, 5, KEY]),
         (UP[5], [6, 1]),
         (Follow(1, 4, 3, 2, 500, (6, 7)), [7, 1, 4, 3, 2, 500, bytes.fromhex("06000700")]),
@@ -175,11 +176,11 @@ def test_what_follows_a_resumed_hello_is_read_in_any_version() -> None:
 
 def test_a_greedy_round_of_four_tokens_is_under_a_hundred_bytes_up() -> None:
     websocket = 2 + 4  # a client's header of a small frame, with its mask
-    usual = CODEC.encode(Draft(1, 200, 1200, (49151, 1, 2, 3)))
+    usual = CODEC.encode(make_draft(1, 200, 1200, (49151, 1, 2, 3)))
     tls, tcp, ip = 22, 32, 20  # a record of TLS 1.3, a segment with timestamps, IPv4
     assert len(usual) + websocket + tls + tcp + ip < 100
     most = (1 << 32) - 1
-    longest = VerifyCodec(1 << 32).encode(Draft(most, most, most, (most,) * 4))
+    longest = VerifyCodec(1 << 32).encode(make_draft(most, most, most, (most,) * 4))
     assert len(usual) + websocket == 25
     assert len(longest) + websocket == 42
 
@@ -191,8 +192,8 @@ def test_a_verdict_without_rows_is_as_small() -> None:
 def test_four_sampled_tokens_save_more_than_995_of_1000_bytes_of_their_distributions() -> None:
     rows = tuple(a_row(token, *range(100, 119)) for token in range(4))
     wide = codec(VerifyLimits())
-    sampled = len(wide.encode(Draft(1, 2, 300, (0, 1, 2, 3), 0, rows)))
-    greedy = len(wide.encode(Draft(1, 2, 300, (0, 1, 2, 3))))
+    sampled = len(wide.encode(make_draft(1, 2, 300, (0, 1, 2, 3), 0, rows)))
+    greedy = len(wide.encode(make_draft(1, 2, 300, (0, 1, 2, 3))))
     assert sampled - greedy <= 0.005 * 4 * 4 * SIZE
     assert sampled < 400
 
@@ -228,10 +229,10 @@ def test_more_ids_than_a_context_holds_are_refused_before_they_are_unpacked() ->
 def test_a_draft_beyond_its_limits_names_its_round() -> None:
     wide = codec(VerifyLimits())
     with pytest.raises(FrameSizeError, match="at most 8 ids to verify, got 9") as caught:
-        CODEC.decode_up(wide.encode(Draft(3, 4, 0, (1,) * 9)))
+        CODEC.decode_up(wide.encode(make_draft(3, 4, 0, (1,) * 9)))
     assert (caught.value.session, caught.value.round_number, caught.value.scope) == (3, 4, "round")
     with pytest.raises(FrameSizeError, match="at most 16 ids, got 17"):
-        CODEC.decode_up(wide.encode(Draft(3, 4, 0, (1,), 0, (a_row(1, *range(2, 18)),))))
+        CODEC.decode_up(wide.encode(make_draft(3, 4, 0, (1,), 0, (a_row(1, *range(2, 18)),))))
 
 
 def test_the_smaller_limit_of_both_sides_counts() -> None:
@@ -323,16 +324,16 @@ def test_a_head_that_cannot_be_read_is_malformed() -> None:
 @pytest.mark.parametrize(
     "frame",
     [
-        Open(0, Rule(RuleKind.SAMPLE, math.nan)),
-        Open(0, Rule(RuleKind.SAMPLE)),
+        make_open(0, Rule(RuleKind.SAMPLE, math.nan)),
+        make_open(0, Rule(RuleKind.SAMPLE)),
         Extend(0, 0, (SIZE,)),
         Extend(0, 0, (-1,)),
-        Draft(0, 0, 0, (1,), 2),
-        Draft(0, 0, 0, (1,), 0, (a_row(2),)),
-        Draft(0, 0, 0, (1, 2), 0, (), (0,)),
-        Draft(0, 0, 0, (1, 2), 0, (), (1, 0)),
-        Draft(0, 0, 0, (1, 1), 0, (), (0, 0)),
-        VerdictFrame(0, 0, 0, SIZE),
+        make_draft(0, 0, 0, (1,), 2),
+        make_draft(0, 0, 0, (1,), 0, (a_row(2),)),
+        make_draft(0, 0, 0, (1, 2), 0, (), (0,)),
+        make_draft(0, 0, 0, (1, 2), 0, (), (1, 0)),
+        make_draft(0, 0, 0, (1, 1), 0, (), (0, 0)),
+        make_verdict(0, 0, 0, SIZE),
         Follow(0, 1, 1, 0, 5, (1,)),
         Follow(0, 1, 0, 0, SIZE, (1,)),
         Follow(0, 1, 0, 9, 5, (1,)),
@@ -346,7 +347,7 @@ def test_what_no_peer_could_read_is_not_written(frame: ClientFrame | ServerFrame
 
 def test_a_distribution_of_a_wider_vocabulary_is_not_written() -> None:
     with pytest.raises(MalformedFrameError):
-        CODEC.encode(Draft(0, 0, 0, (1,), 0, (TopK((1, 70000), (2, 1)),)))
+        CODEC.encode(make_draft(0, 0, 0, (1,), 0, (TopK((1, 70000), (2, 1)),)))
 
 
 def test_a_token_never_shows() -> None:

@@ -6,7 +6,7 @@ import pytest
 from msgspec import Struct
 
 from streamco.errors import UsageError
-from streamco.wire.verify.connection_ends import ClientEnd, ServerEnd
+from streamco.wire.verify.connection_ends import ClientEnd, ClientSession, ServerEnd
 from streamco.wire.verify.errors import (
     FaultLimitError,
     MalformedFrameError,
@@ -16,44 +16,64 @@ from streamco.wire.verify.errors import (
     UnknownSessionError,
     VersionError,
 )
-from streamco.wire.verify.frames import Close, Refusal
+from streamco.wire.verify.frames import Close, Opened, Refusal
 
 
 class Text(Struct, frozen=True):
     text: str
 
 
+class Welcome(Struct, frozen=True):
+    version: int = 2
+    limits: Text = Text("small")
+
+
 class Codec:
-    """Writes frames as text."""
+    """Writes frames as text; its limits are what it was made with."""
+
+    def __init__(self, limits: Text | None = None) -> None:
+        self.limits = limits or Text("large")
 
     def encode(self, frame: object, /) -> bytes:
         return repr(frame).encode()
 
-
-class Client(ClientEnd[Codec, Text, Text, str]):
-    def __init__(self) -> None:
-        super().__init__(Codec(), Text("hello"), versions=(2, 3), server="echo")
-
-    def welcomed(self, version: int = 2) -> None:
-        self._check_version(version)
-        self.welcome = Text("welcome")
-
-    def open(self) -> int:
-        number = self._next_number()
-        self._add(number, "open")
-        return number
-
-    def find(self, session: int) -> str:
-        return self._find(session)
-
-    def _decode(self, message: bytes) -> Text:
+    def decode_down(self, message: bytes, /) -> Text:
         if message == b"bad":
             raise MalformedFrameError("message: expected a good one, got a bad one")
         return Text(message.decode())
 
+    def within(self, limits: Text, /) -> Codec:
+        return Codec(limits)
+
+
+class Client(ClientEnd[Codec, Text, Welcome, ClientSession]):
+    def __init__(self) -> None:
+        super().__init__(Codec(), Text("hello"), versions=(2, 3), server="echo")
+        self.rounds: set[int] = set()
+
+    def welcomed(self, version: int = 2) -> None:
+        self._handle_welcome(Welcome(version))
+
+    def open(self, *, is_resuming: bool = False) -> int:
+        number = self._next_number()
+        self._add(number, ClientSession(number + 7, is_resuming=is_resuming))
+        return number
+
+    def use(self, session: int) -> None:
+        self._find_resumed(session)
+
+    def opened(self, session: int) -> Opened | None:
+        return self._handle_opened(Opened(session, bytes(16), 0))
+
+    def refused(self, code: str, session: int | None = None, round_number: int | None = None) -> Refusal | None:
+        return self._handle_refusal(Refusal(code, "no", session, round_number))
+
     def _handle(self, frame: Text) -> Text | None:
         self._check_welcome(frame)
         return frame if frame.text else None
+
+    def _drop_round(self, state: ClientSession, frame: Refusal) -> bool:
+        return frame.round_number in self.rounds
 
 
 class Server(ServerEnd[Codec, Text]):
@@ -97,7 +117,9 @@ def test_a_client_takes_one_welcome_of_a_version_that_it_speaks(version: int) ->
     client = Client()
     with pytest.raises(VersionError, match=f"expected a version from 2 to 3, got {version}"):
         client.welcomed(version)
+    assert client.codec.limits == Text("large")
     client.welcomed()
+    assert client.codec.limits == Text("small")
     with pytest.raises(UnexpectedFrameError, match="expected one a connection"):
         client.welcomed()
 
@@ -111,9 +133,41 @@ def test_a_clients_sessions_have_numbers_of_their_own_until_they_are_closed() ->
     client.close(0)
     assert client.take_messages() == [repr(Close(0)).encode()]
     assert client.open() == 2
-    assert client.find(1) == "open"
+    assert client.length(1) == 8
     with pytest.raises(UsageError, match="session 0: expected one that is open, got none"):
-        client.find(0)
+        client.length(0)
+
+
+def test_a_session_is_opened_once_and_not_used_before_its_resume_is_answered() -> None:
+    client = Client()
+    client.welcomed()
+    opened, resumed = client.open(), client.open(is_resuming=True)
+    client.use(opened)
+    with pytest.raises(UsageError, match="session 1: expected a resumed session, got one that waits for the answer"):
+        client.use(resumed)
+    assert client.opened(opened) is not None
+    assert client.opened(9) is None
+    for session in (opened, resumed):
+        with pytest.raises(UnexpectedFrameError, match=f"session {session}: expected to be opened once"):
+            client.opened(session)
+
+
+def test_a_refusal_ends_what_it_names_and_is_dropped_if_that_is_over() -> None:
+    client = Client()
+    client.welcomed()
+    session = client.open()
+    client.rounds = {3}
+    assert client.refused("overloaded", session, 3) is not None
+    assert client.refused("overloaded", session, 4) is None
+    assert client.refused("overloaded", 9, 3) is None
+    assert client.refused("malformed") is not None
+    client.use(session)
+    assert client.refused("evicted", session) is not None
+    assert client.refused("evicted", session) is None
+    with pytest.raises(UsageError, match="expected one that is open"):
+        client.use(session)
+    assert client.refused("shutting_down") is not None
+    assert client.is_closed
 
 
 @pytest.mark.parametrize("message", [b"bad", "text"])

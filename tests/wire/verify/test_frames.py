@@ -14,7 +14,6 @@ from streamco.wire.verify.frames import (
     PATH,
     SUBPROTOCOL,
     ClientFrame,
-    Draft,
     Follow,
     Hello,
     Opened,
@@ -26,6 +25,7 @@ from streamco.wire.verify.frames import (
 )
 from streamco.wire.verify.server import VerifyServer
 from streamco.wire.verify.topk import pack_rows, unpack_rows
+from tests.support.verify_frames import make_draft, make_verdict
 from tests.wire.verify.peers import SIZE, VOCABULARY
 
 PAGE = (Path(__file__).resolve().parents[3] / "docs" / "verifier-protocol.md").read_text()
@@ -88,16 +88,16 @@ def test_a_hello_keeps_its_token_out_of_logs() -> None:
 
 
 def test_a_draft_verifies_what_follows_its_given_ids() -> None:
-    assert Draft(0, 0, 3, (7, 8, 9), given=1).pending == (8, 9)
-    assert Draft(0, 0, 3, (7, 8), given=2).pending == ()
+    assert make_draft(0, 0, 3, (7, 8, 9), given=1).pending == (8, 9)
+    assert make_draft(0, 0, 3, (7, 8), given=2).pending == ()
 
 
 def test_a_draft_sent_ahead_is_a_round_only_after_the_verdict_it_expects() -> None:
     follow = Follow(0, 5, 4, 2, 11, (12, 13))
-    assert follow.matches(VerdictFrame(0, 4, 2, 11, queue_depth=3))
-    for other in (VerdictFrame(0, 3, 2, 11), VerdictFrame(0, 4, 1, 11), VerdictFrame(0, 4, 2, 10), VerdictFrame(0, 4, 2, None)):
+    assert follow.matches(make_verdict(0, 4, 2, 11, queue_depth=3))
+    for other in (make_verdict(0, 3, 2, 11), make_verdict(0, 4, 1, 11), make_verdict(0, 4, 2, 10), make_verdict(0, 4, 2, None)):
         assert not follow.matches(other)
-    assert follow.as_round(30) == Draft(0, 5, 30, (12, 13))
+    assert follow.as_round(30) == make_draft(0, 5, 30, (12, 13))
 
 
 def test_the_limits_and_numbers_of_the_page_are_those_of_the_code() -> None:
@@ -121,9 +121,9 @@ def test_the_limits_and_numbers_of_the_page_are_those_of_the_code() -> None:
 
 
 def test_a_verdict_on_a_tree_accepts_the_path_to_the_id_that_it_names() -> None:
-    draft = Draft(0, 0, 10, (5, 6, 7, 8), 1, parents=(0, 1, 0))
+    draft = make_draft(0, 0, 10, (5, 6, 7, 8), 1, parents=(0, 1, 0))
     assert [draft.accepted_ids(accepted) for accepted in range(4)] == [(), (6,), (6, 7), (8,)]
-    assert [draft.length_after(VerdictFrame(0, 0, accepted, 9)) for accepted in range(4)] == [12, 13, 14, 13]
-    assert draft.length_after(VerdictFrame(0, 0, 3, None)) == 12
-    assert (draft.paths, Draft(0, 0, 10, (5, 6)).paths) == (2, 1)
-    assert Follow(0, 5, 4, 2, 11, (12, 13), parents=(0, 0)).as_round(30) == Draft(0, 5, 30, (12, 13), parents=(0, 0))
+    assert [draft.length_after(make_verdict(0, 0, accepted, 9)) for accepted in range(4)] == [12, 13, 14, 13]
+    assert draft.length_after(make_verdict(0, 0, 3, None)) == 12
+    assert (draft.paths, make_draft(0, 0, 10, (5, 6)).paths) == (2, 1)
+    assert Follow(0, 5, 4, 2, 11, (12, 13), parents=(0, 0)).as_round(30) == make_draft(0, 5, 30, (12, 13), parents=(0, 0))

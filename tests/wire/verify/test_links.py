@@ -13,6 +13,7 @@ from streamco.wire.verify.client import VerifyClient
 from streamco.wire.verify.errors import NotResumableError, OverloadedError
 from streamco.wire.verify.frames import Close, Draft, Extend, Hello, Open, Opened, Refusal, Resume, Resumed, VerdictFrame
 from streamco.wire.verify.server import VerifyServer
+from tests.support.verify_frames import make_verdict
 from tests.wire.verify.peers import GREEDY, VOCABULARY, codec, some_server
 
 PROMPT: tuple[int, ...] = (11, 12, 13)
@@ -64,7 +65,7 @@ class Verifier:
                 choices = [target(text + frame.pending[:place]) for place in range(len(frame.pending) + 1)]
                 verdict = verify_greedy(frame.pending, choices)
                 self.texts[key] = text + frame.pending[: verdict.accepted] + (verdict.token,)
-                server.send(VerdictFrame(frame.session, frame.round_number, verdict.accepted, verdict.token))
+                server.send(make_verdict(frame.session, frame.round_number, verdict.accepted, verdict.token))
             case Close():
                 del self.texts[self.keys.pop(frame.session)]
             case None:

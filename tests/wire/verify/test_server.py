@@ -17,7 +17,6 @@ from streamco.wire.verify.frames import (
     Extend,
     Follow,
     Hello,
-    Open,
     Opened,
     Refusal,
     Resume,
@@ -26,6 +25,7 @@ from streamco.wire.verify.frames import (
     Welcome,
 )
 from streamco.wire.verify.server import VerifyServer
+from tests.support.verify_frames import make_draft, make_open
 from tests.wire.verify.peers import GREEDY, HELLO, KEY, LIMITS, SAMPLE, SIZE, VOCABULARY, a_row, codec, msgpack, send_verdict, some_server
 
 
@@ -39,7 +39,7 @@ def welcomed(rules: Iterable[RuleKind] = RuleKind) -> VerifyServer:
 
 def with_session(ids: tuple[int, ...] = (1, 2, 3), rule: Rule = GREEDY) -> VerifyServer:
     server = welcomed()
-    deliver(server, Open(0, rule, ids=ids))
+    deliver(server, make_open(0, rule, ids=ids))
     return server
 
 
@@ -114,7 +114,7 @@ def test_a_damaged_hello_is_answered_and_another_one_welcomed() -> None:
 
 def test_nothing_may_follow_a_hello_before_its_welcome() -> None:
     server = some_server()
-    deliver(server, HELLO, Open(0))
+    deliver(server, HELLO, make_open(0))
     assert refusals(server) == [("hello_expected", None, None)]
     assert server.is_closed
 
@@ -131,11 +131,11 @@ def test_a_second_hello_is_left_out() -> None:
 
 def test_a_session_is_opened_extended_drafted_verified_and_closed() -> None:
     server = welcomed()
-    frames: list[ClientFrame] = [Open(0, GREEDY, ids=(1, 2)), Extend(0, 2, (3,)), Draft(0, 0, 3, (4, 5))]
+    frames: list[ClientFrame] = [make_open(0, GREEDY, ids=(1, 2)), Extend(0, 2, (3,)), make_draft(0, 0, 3, (4, 5))]
     assert deliver(server, *frames) == frames
     assert server.send(Opened(0, KEY, 2))
     assert send_verdict(server, 0, 0, 1, 9)  # 1 2 3 4 9
-    assert deliver(server, Draft(0, 1, 5, (6, 7, 8), 2)) == [Draft(0, 1, 5, (6, 7, 8), 2)]
+    assert deliver(server, make_draft(0, 1, 5, (6, 7, 8), 2)) == [make_draft(0, 1, 5, (6, 7, 8), 2)]
     assert send_verdict(server, 0, 1, 1, None)  # full
     assert deliver(server, Extend(0, 8, (1,)), Close(0)) == [Extend(0, 8, (1,)), Close(0)]
     assert [type(frame) for frame in answers(server)] == [Opened, VerdictFrame, VerdictFrame]
@@ -150,46 +150,46 @@ def test_a_base_inside_the_context_cuts_it() -> None:
 
 def test_a_draft_beyond_the_context_is_refused_and_the_session_goes_on() -> None:
     server = with_session()
-    assert deliver(server, Draft(0, 0, 4, (1,)), Draft(0, 1, 3, (1,))) == [None, Draft(0, 1, 3, (1,))]
+    assert deliver(server, make_draft(0, 0, 4, (1,)), make_draft(0, 1, 3, (1,))) == [None, make_draft(0, 1, 3, (1,))]
     assert refusals(server) == [("wrong_base", 0, 0)]
 
 
 def test_a_round_that_is_out_has_to_end_before_the_next_one() -> None:
     server = with_session()
-    deliver(server, Draft(0, 0, 3, (1,)), Draft(0, 1, 3, (1,)))
+    deliver(server, make_draft(0, 0, 3, (1,)), make_draft(0, 1, 3, (1,)))
     assert refusals(server) == [("stale_round", 0, 1)]
     assert send_verdict(server, 0, 0, 1, 5)
-    deliver(server, Draft(0, 0, 3, (1,)))
+    deliver(server, make_draft(0, 0, 3, (1,)))
     assert refusals(server) == [("stale_round", 0, 0)]
 
 
-@pytest.mark.parametrize("again", [Draft(0, 0, 3, (1,)), Draft(0, 0, 9, ()), Draft(0, 0, 3, (1,) * 999, 999)])
+@pytest.mark.parametrize("again", [make_draft(0, 0, 3, (1,)), make_draft(0, 0, 9, ()), make_draft(0, 0, 3, (1,) * 999, 999)])
 def test_a_refused_draft_with_the_number_of_the_round_that_is_out_leaves_that_round_as_it_is(again: Draft) -> None:
     server = with_session()
-    deliver(server, Draft(0, 0, 3, (1,)))
-    assert deliver(server, again, Draft(0, 1, 3, (1,))) == [None, None]
+    deliver(server, make_draft(0, 0, 3, (1,)))
+    assert deliver(server, again, make_draft(0, 1, 3, (1,))) == [None, None]
     assert [(session, number) for _, session, number in refusals(server)] == [(0, 0), (0, 1)]
     assert send_verdict(server, 0, 0, 1, 5)
-    assert deliver(server, Draft(0, 1, 5, (1,))) == [Draft(0, 1, 5, (1,))]
+    assert deliver(server, make_draft(0, 1, 5, (1,))) == [make_draft(0, 1, 5, (1,))]
 
 
 def test_drafts_ahead_of_a_verdict_are_kept_up_to_a_limit_and_the_round_goes_on() -> None:
     server = with_session()
-    deliver(server, Draft(0, 0, 3, (1,)))
+    deliver(server, make_draft(0, 0, 3, (1,)))
     ahead = [Follow(0, number + 1, 0, 1, number, (1,), (a_row(1),)) for number in range(MAX_FOLLOWS + 1)]
     assert deliver(server, *ahead) == [None] * (MAX_FOLLOWS + 1)
     assert refusals(server) == [("too_large", 0, MAX_FOLLOWS + 1)]
     assert send_verdict(server, 0, 0, 1, 2)
-    assert server.take_begun_rounds() == [Draft(0, 3, 5, (1,))], "without the rows, which rule greedy doesn't need"
+    assert server.take_begun_rounds() == [make_draft(0, 3, 5, (1,))], "without the rows, which rule greedy doesn't need"
     assert server.take_begun_rounds() == []
     assert server.take_begun_rounds() == []
 
 
 def test_a_draft_ahead_of_no_verdict_that_can_come_is_left_alone() -> None:
     server = with_session()
-    assert deliver(server, Follow(0, 1, 0, 1, 5, (1,)), Draft(0, 2, 3, (1,)), Follow(0, 4, 3, 1, 5, (1,))) == [
+    assert deliver(server, Follow(0, 1, 0, 1, 5, (1,)), make_draft(0, 2, 3, (1,)), Follow(0, 4, 3, 1, 5, (1,))) == [
         None,
-        Draft(0, 2, 3, (1,)),
+        make_draft(0, 2, 3, (1,)),
         None,
     ]
     assert refusals(server) == []
@@ -199,7 +199,7 @@ def test_a_draft_ahead_of_no_verdict_that_can_come_is_left_alone() -> None:
 
 def test_a_draft_sent_ahead_of_a_verdict_is_dropped_when_the_context_changes_after_it() -> None:
     server = with_session()
-    deliver(server, Draft(0, 0, 3, (1,)))
+    deliver(server, make_draft(0, 0, 3, (1,)))
     assert send_verdict(server, 0, 0, 1, 5)
     assert deliver(server, Extend(0, 3, (9,)), Follow(0, 2, 0, 1, 5, (1,))) == [Extend(0, 3, (9,)), None]
     assert refusals(server) == []
@@ -207,16 +207,16 @@ def test_a_draft_sent_ahead_of_a_verdict_is_dropped_when_the_context_changes_aft
 
 def test_a_draft_ahead_is_checked_when_it_comes() -> None:
     server = with_session()
-    deliver(server, Draft(0, 3, 3, (1,)), Follow(0, 3, 2, 1, 5, (1,)), Follow(7, 4, 3, 1, 5, (1,)))
+    deliver(server, make_draft(0, 3, 3, (1,)), Follow(0, 3, 2, 1, 5, (1,)), Follow(7, 4, 3, 1, 5, (1,)))
     assert refusals(server) == [("stale_round", 0, 3), ("unknown_session", 7, None)]
     server = with_session(rule=SAMPLE)
-    deliver(server, Draft(0, 0, 3, ()), Follow(0, 1, 0, 0, 5, (1,)))
+    deliver(server, make_draft(0, 0, 3, ()), Follow(0, 1, 0, 0, 5, (1,)))
     assert refusals(server) == [("malformed", 0, 1)]
 
 
 def test_a_fault_that_ends_a_session_reaches_the_shell_as_its_close() -> None:
     server = with_session()
-    deliver(server, Draft(0, 0, 3, (1,)))
+    deliver(server, make_draft(0, 0, 3, (1,)))
     assert deliver(server, Extend(0, 3, (1,))) == [Close(0)]
     assert refusals(server) == [("stale_round", 0, None)]
     assert not send_verdict(server, 0, 0, 1, 5)
@@ -226,50 +226,50 @@ def test_a_fault_that_ends_a_session_reaches_the_shell_as_its_close() -> None:
 def test_numbers_are_never_used_again() -> None:
     server = with_session()
     deliver(server, Close(0))
-    assert deliver(server, Open(0), Resume(0, KEY, 0, KEY), Open(1)) == [None, None, Open(1)]
+    assert deliver(server, make_open(0), Resume(0, KEY, 0, KEY), make_open(1)) == [None, None, make_open(1)]
     assert refusals(server) == [("session_number", None, None)] * 2
 
 
 def test_what_is_said_about_no_session_is_answered_and_a_close_is_not() -> None:
     server = welcomed()
-    assert deliver(server, Close(5), Extend(5, 0, ()), Draft(5, 2, 0, ())) == [None] * 3
+    assert deliver(server, Close(5), Extend(5, 0, ()), make_draft(5, 2, 0, ())) == [None] * 3
     assert refusals(server) == [("unknown_session", 5, None)] * 2
 
 
 def test_sessions_beyond_the_limit_are_refused() -> None:
     server = welcomed()
-    deliver(server, *(Open(number) for number in range(LIMITS.sessions + 1)))
+    deliver(server, *(make_open(number) for number in range(LIMITS.sessions + 1)))
     assert refusals(server) == [("too_many_sessions", 3, None)]
     assert server.sessions == (0, 1, 2)
     deliver(server, Close(1))
-    assert deliver(server, Open(4)) == [Open(4)]
+    assert deliver(server, make_open(4)) == [make_open(4)]
 
 
 def test_contexts_beyond_the_limit_are_refused() -> None:
     server = welcomed()
     full = (1,) * 999
-    deliver(server, Open(0, ids=full), Open(1, reserve=1001), Draft(0, 0, 999, (1, 2)))
+    deliver(server, make_open(0, ids=full), make_open(1, reserve=1001), make_draft(0, 0, 999, (1, 2)))
     assert refusals(server) == [("context_full", 1, None), ("context_full", 0, 0)]
-    assert deliver(server, Draft(0, 1, 999, (1,))) == [Draft(0, 1, 999, (1,))]
+    assert deliver(server, make_draft(0, 1, 999, (1,))) == [make_draft(0, 1, 999, (1,))]
 
 
 def test_a_rule_or_rows_that_the_server_does_not_know_are_refused() -> None:
     server = welcomed([RuleKind.GREEDY])
-    deliver(server, Open(0, SAMPLE), Open(1, top_k=17), Open(2))
+    deliver(server, make_open(0, SAMPLE), make_open(1, top_k=17), make_open(2))
     assert refusals(server) == [("unsupported_rule", 0, None), ("too_large", 1, None)]
     assert server.sessions == (2,)
 
 
 def test_sampling_needs_what_each_token_was_drawn_from() -> None:
     server = with_session(rule=SAMPLE)
-    draft = Draft(0, 1, 3, (4, 5), 1, (a_row(5),))
-    assert deliver(server, Draft(0, 0, 3, (4, 5), 1), draft) == [None, draft]
+    draft = make_draft(0, 1, 3, (4, 5), 1, (a_row(5),))
+    assert deliver(server, make_draft(0, 0, 3, (4, 5), 1), draft) == [None, draft]
     assert refusals(server) == [("malformed", 0, 0)]
 
 
 def test_a_draft_of_given_tokens_only_needs_no_rows() -> None:
     server = with_session(rule=SAMPLE)
-    assert deliver(server, Draft(0, 0, 3, (4,), 1)) == [Draft(0, 0, 3, (4,), 1)]
+    assert deliver(server, make_draft(0, 0, 3, (4,), 1)) == [make_draft(0, 0, 3, (4,), 1)]
 
 
 # The shell's refusals
@@ -277,19 +277,19 @@ def test_a_draft_of_given_tokens_only_needs_no_rows() -> None:
 
 def test_a_refused_round_leaves_the_session_as_it_was() -> None:
     server = with_session()
-    deliver(server, Draft(0, 0, 1, (4, 5)))
+    deliver(server, make_draft(0, 0, 1, (4, 5)))
     server.refuse(OverloadedError("server: expected room, got 64 waiting rounds", session=0, round_number=0, retry_after=0.25))
     (refusal,) = answers(server)
     assert isinstance(refusal, Refusal)
     assert (refusal.code, refusal.retry_after_ms) == ("overloaded", 250)
     assert not send_verdict(server, 0, 0, 1, 5)
-    assert deliver(server, Draft(0, 1, 3, (4, 5))) == [Draft(0, 1, 3, (4, 5))]
+    assert deliver(server, make_draft(0, 1, 3, (4, 5))) == [make_draft(0, 1, 3, (4, 5))]
 
 
 @pytest.mark.parametrize("kind", [EvictedError, VerifierFailedError, OverloadedError])
 def test_a_refused_session_is_gone_with_its_round(kind: type[EvictedError]) -> None:
     server = with_session()
-    deliver(server, Draft(0, 0, 3, (4, 5)))
+    deliver(server, make_draft(0, 0, 3, (4, 5)))
     server.refuse(kind("session 0: expected it to live, got its end", session=0))
     assert server.sessions == ()
     assert not send_verdict(server, 0, 0, 1, 5)
@@ -312,10 +312,10 @@ def test_a_session_is_resumed_at_what_both_hold_and_goes_on_there() -> None:
     server = welcomed()
     resume = Resume(0, KEY, 5, prefix_hash((0, 1, 2, 3, 4)))
     assert deliver(server, resume) == [resume]
-    deliver(server, Draft(0, 0, 0, ()))
+    deliver(server, make_draft(0, 0, 0, ()))
     assert refusals(server) == [("unexpected", 0, 0)]
     assert server.resume(Resumed(0, 4, prefix_hash((0, 1, 2, 3))), SAMPLE)
-    deliver(server, Draft(0, 1, 5, ()), Draft(0, 2, 4, (7,)), Draft(0, 3, 4, (7,), 0, (a_row(7),)))
+    deliver(server, make_draft(0, 1, 5, ()), make_draft(0, 2, 4, (7,)), make_draft(0, 3, 4, (7,), 0, (a_row(7),)))
     assert refusals(server) == [("wrong_base", 0, 1), ("malformed", 0, 2)]
     assert send_verdict(server, 0, 3, 1, 5)
 
@@ -335,7 +335,7 @@ def test_faults_are_answered_and_survived_until_there_are_too_many() -> None:
     for _ in range(15):
         assert server.receive(b"\xc1") is None
     assert refusals(server) == [("malformed", None, None)] * 15
-    assert deliver(server, Draft(0, 0, 3, (1,))) == [Draft(0, 0, 3, (1,))]
+    assert deliver(server, make_draft(0, 0, 3, (1,))) == [make_draft(0, 0, 3, (1,))]
     server.receive(b"\xc1")
     assert refusals(server) == [("malformed", None, None), ("too_many_faults", None, None)]
     assert server.is_closed
@@ -344,6 +344,6 @@ def test_faults_are_answered_and_survived_until_there_are_too_many() -> None:
 def test_what_a_working_client_may_run_into_is_no_fault() -> None:
     server = welcomed()
     for number in range(100):
-        deliver(server, Draft(7, number, 0, ()))
+        deliver(server, make_draft(7, number, 0, ()))
     assert not server.is_closed
     assert len(refusals(server)) == 100

@@ -15,8 +15,9 @@ from streamco.engines.llamacpp.context import LlamaContext
 from streamco.engines.llamacpp.model import LlamaModel
 from streamco.policies.acceptance import verify_greedy
 from streamco.wire.verify.codec import VerifyCodec
-from streamco.wire.verify.frames import Draft, VerdictFrame
+from streamco.wire.verify.frames import VerdictFrame
 from streamco.wire.verify.topk import quantise
+from tests.support.verify_frames import make_draft, make_verdict
 
 pytestmark = pytest.mark.model
 
@@ -52,7 +53,7 @@ def test_greedy_verdicts_from_rows_are_those_from_whole_distributions(scored: tu
         draft = ids[start : start + WINDOW]
         target = logits[start - 1 : start + WINDOW]
         whole = verify_greedy(draft, [int(row.argmax()) for row in target])
-        sent = VerdictFrame(0, 0, whole.accepted, whole.token, rows=tuple(quantise(top_k(row, count), is_whole=False) for row in target))
+        sent = make_verdict(0, 0, whole.accepted, whole.token, rows=tuple(quantise(top_k(row, count), is_whole=False) for row in target))
         message = codec.encode(sent)
         received = codec.decode_down(message)
         assert isinstance(received, VerdictFrame)
@@ -68,8 +69,8 @@ def test_real_rounds_are_small_in_every_mode(scored: tuple[list[int], NDArray[np
     for start in range(1, len(ids) - WINDOW):
         rows = tuple(quantise(top_k(row, 8), is_whole=True) for row in logits[start - 1 : start - 1 + WINDOW])
         drafted = tuple(row.ids[0] for row in rows)
-        greedy = codec.encode(Draft(0, start, start, drafted))
-        sampled = codec.encode(Draft(0, start, start, drafted, 0, rows))
+        greedy = codec.encode(make_draft(0, start, start, drafted))
+        sampled = codec.encode(make_draft(0, start, start, drafted, 0, rows))
         assert len(greedy) < 25
         assert len(sampled) - len(greedy) <= 0.0005 * WINDOW * logits[0].nbytes
-        assert codec.decode_up(sampled) == Draft(0, start, start, drafted, 0, rows)
+        assert codec.decode_up(sampled) == make_draft(0, start, start, drafted, 0, rows)

@@ -13,10 +13,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from streamco.emulation.latency_replay import LatencyProfile, LatencyReplay, quantile
+from streamco.emulation.profiles import load_latency
 from streamco.engines.base import GenerationEnd, GenerationTimings, TextPiece
 from streamco.errors import ConfigError
-from streamco.server.latency_replay import LatencyProfile, LatencyReplay, quantile
-from streamco.server.profiles import load_latency
 from tests.support.data import data_path
 
 TIMINGS = GenerationTimings(prompt_tokens=1, reused_tokens=0, completion_tokens=1, prefill_s=0.0, decode_s=0.0)

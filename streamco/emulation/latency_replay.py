@@ -23,7 +23,7 @@ from msgspec import Struct
 from streamco.engines.base import GenerationEnd, TextPiece
 from streamco.errors import ConfigError
 
-__all__ = ["LatencyReplay", "LatencyProfile", "quantile"]
+__all__ = ["LatencyProfile", "LatencyReplay", "LatencyReplays", "quantile"]
 
 
 class LatencyProfile(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -71,7 +71,7 @@ def quantile(table: Sequence[float], share: float) -> float:
 
 
 class LatencyReplay:
-    """Holds the pieces of one answer back until they may leave.
+    """Holds the pieces of one answer back until they may leave. Implements ``PieceHold``.
 
     Args:
         profile: the latency to imitate.
@@ -138,3 +138,24 @@ class LatencyReplay:
 
     def _draw_size(self) -> int:
         return round(quantile(self._profile.burst_chunks, self._rng.random()))
+
+
+class LatencyReplays(Struct, frozen=True):
+    """The replays of a server's answers: what ``ServeOptions.hold`` expects.
+
+    Args:
+        profile: the latency to imitate.
+        seed: seed of the times. Each request has a random source of its own, so that concurrent ones don't change each other's times.
+    """
+
+    profile: LatencyProfile
+    seed: int = 0
+
+    def __call__(self, number: int, arrived: float) -> LatencyReplay:
+        """Return the replay of one answer.
+
+        Args:
+            number: number of the request, counted from 1.
+            arrived: time when it came, in seconds on the server's clock.
+        """
+        return LatencyReplay(self.profile, Random(f"{self.seed}/{number}"), arrived)

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from bench.data.make_latency_profiles import bursts, quantiles, text_gaps
+from streamco.emulation.latency_replay import quantile
+from streamco.emulation.profiles import load_latency, load_step_times, packaged_names
 from streamco.errors import ConfigError
-from streamco.server.latency_replay import quantile
-from streamco.server.profiles import load_latency, load_step_times, packaged_names
 
 LATENCY = {"kind": "latency", "name": "mine", "source": "me", "license": "MIT", "ttft_s": [0.1, 0.2]}
 STEPS = {"kind": "step_times", "name": "mine", "source": "me", "license": "MIT", "decode_ms": [[1, 20.5]]}

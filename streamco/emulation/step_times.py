@@ -16,7 +16,7 @@ from msgspec import Struct
 from streamco.errors import ConfigError
 from streamco.profiles.interpolation import interpolate
 
-__all__ = ["StepTimes"]
+__all__ = ["RowStep", "StepTimes"]
 
 Points = tuple[tuple[int, float], ...]
 
@@ -66,3 +66,18 @@ class StepTimes(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
         floor = (1, self.decode_ms[0][1])
         points = self.prefill_ms if self.prefill_ms and self.prefill_ms[0][0] == 1 else (floor, *self.prefill_ms)
         return max(decode, interpolate(points, prefill_tokens + rows)) / 1000
+
+
+class RowStep(Struct, frozen=True, kw_only=True):
+    """Imposed seconds of a batch by its rows, as a larger model or other hardware would take. Implements ``StepTime``."""
+
+    setup: float
+    per_row: float
+
+    def __post_init__(self) -> None:
+        if not (0 <= self.setup < 3600 and 0 <= self.per_row < 3600):
+            raise ConfigError(f"step: expected seconds from 0 to 3600, got {self.setup} and {self.per_row}")
+
+    def __call__(self, rows: int, prefill_rows: int) -> float:
+        """Return the seconds of a batch."""
+        return self.setup + self.per_row * (rows + prefill_rows)

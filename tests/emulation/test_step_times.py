@@ -11,9 +11,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from streamco.emulation.profiles import load_step_times, packaged_names
+from streamco.emulation.step_times import StepTimes
 from streamco.errors import ConfigError
-from streamco.server.profiles import load_step_times, packaged_names
-from streamco.server.step_times import StepTimes
 from tests.support.data import data_path
 
 

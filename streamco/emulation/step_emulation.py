@@ -6,23 +6,22 @@ writers, then a chunk of one prompt. It counts as one step of the large model, w
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from math import inf
 
-__all__ = ["StepEmulator", "StepTime"]
+from streamco.engines.base import StepTime
 
-StepTime = Callable[[int, int], float]  # (decode rows, prefill tokens) -> seconds
+__all__ = ["StepEmulator"]
 
 
 class StepEmulator:
-    """Computes when the steps of one engine may end.
+    """Computes when the steps of one engine may end. Implements ``StepPace``.
 
     Args:
-        step_time: function from (decode rows, prefill tokens) to the seconds of one step; None: no times are imposed.
+        step_time: function from (decode rows, prefill tokens) to the seconds of one step. The rows of verifications are prefill tokens.
     """
 
-    def __init__(self, step_time: StepTime | None) -> None:
-        self._step_time = step_time
+    def __init__(self, step_time: StepTime) -> None:
+        self.step_time = step_time
         self._ends: float | None = None
         self._rows = 0
         self._charged = 0.0
@@ -44,10 +43,8 @@ class StepEmulator:
             now: time when it ended, same clock.
             requested: time when the latest of its work was requested, same clock. A step doesn't begin before that.
         """
-        if self._step_time is None:
-            return now
         self._rows += rows
-        cost = self._step_time(self._rows, prefill_tokens)
+        cost = self.step_time(self._rows, prefill_tokens)
         begin = started if self._ends is None else max(self._ends, requested)
         due = begin + max(0.0, cost - self._charged)
         self._charged = max(self._charged, cost)

@@ -4,18 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from streamco.engines.step_emulation import StepEmulator
+from streamco.emulation.step_emulation import StepEmulator
 
 
 def cost(rows: int, prefill_tokens: int) -> float:
     """0.04 s a decode, 0.001 s a prompt token, the larger of the two."""
     return max(0.04 if rows else 0.0, 0.001 * prefill_tokens)
-
-
-def test_without_step_times_a_result_is_due_at_once() -> None:
-    emulator = StepEmulator(None)
-    emulator.begin_round(was_idle=True)
-    assert emulator.due(1, 0, started=1.0, now=1.01) == 1.01
 
 
 def test_a_step_ends_no_sooner_than_its_time_after_it_began() -> None:

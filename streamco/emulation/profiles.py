@@ -12,9 +12,9 @@ from typing import TypeVar
 
 import msgspec
 
+from streamco.emulation.latency_replay import LatencyProfile
+from streamco.emulation.step_times import StepTimes
 from streamco.errors import ConfigError
-from streamco.server.latency_replay import LatencyProfile
-from streamco.server.step_times import StepTimes
 
 __all__ = ["load_latency", "load_step_times", "packaged_names"]
 
@@ -29,7 +29,7 @@ class _Kind(msgspec.Struct):
 
 def packaged_names(kind: str) -> list[str]:
     """Return the names of the packaged profiles of one kind (``latency`` or ``step_times``), sorted."""
-    folder = resources.files("streamco.server") / "profiles"
+    folder = resources.files("streamco.emulation") / "profiles"
     found = (entry for entry in folder.iterdir() if entry.name.endswith(".json"))
     return sorted(entry.name.removesuffix(".json") for entry in found if msgspec.json.decode(entry.read_bytes(), type=_Kind).kind == kind)
 
@@ -69,7 +69,7 @@ def _read(name: str, kind: str) -> bytes:
     if path.suffix != ".json" and path.name == name:
         if name not in packaged_names(kind):
             raise ConfigError(f"{kind} profile: expected a JSON file or one of {', '.join(packaged_names(kind))}, got {name!r}")
-        return (resources.files("streamco.server") / "profiles" / f"{name}.json").read_bytes()
+        return (resources.files("streamco.emulation") / "profiles" / f"{name}.json").read_bytes()
     try:
         with path.open("rb") as file:
             data = file.read(MAX_BYTES + 1)
