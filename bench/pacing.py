@@ -5,7 +5,7 @@ people pace by hand. Several streams run side by side, on asyncio and uvloop, on
 thread holds the interpreter lock. The error of token n is the time when the reader has it minus ``t_first + n / rate``. A negative error is
 counted as early. Processor time is that of the loop's thread.
 
-Beside that the ring and the pacers are timed alone; the smooth pace follows the text, so it has no timeline whose error could be measured.
+Beside that the pacers are timed alone; the smooth pace follows the text, so it has no timeline whose error could be measured.
 
 Then ten thousand paced streams run on one loop, in a process of their own. The figures are processor time a token, and memory
 a stream: the growth of the resident set while the streams hold their tokens.
@@ -28,8 +28,6 @@ from pathlib import Path
 from typing import Any
 
 from bench.report import Row, add_arguments, emit, interleave, per_call, rows_from, summarise
-from streamco import _native
-from streamco._native import pacedring_py
 from streamco.client.race.driver import RaceDriver
 from streamco.core.pacer import Pacer
 from streamco.core.race.attempt import AttemptPlan
@@ -212,28 +210,7 @@ def measure_crowds(streams: int, starts: float, count: int) -> list[Row]:
     return rows
 
 
-# The ring
-
-
-def measure_ring(rounds: int) -> list[Row]:
-    """Return a token's way through the ring: pushed, looked at twice, released."""
-
-    def contender(ring: Any) -> Callable[[], float]:
-        slots, now = ring(0.01, 0.005), 0.0
-
-        def pass_one() -> None:
-            nonlocal now
-            now += 0.01
-            slots.push(1, "server", None, now)
-            slots.next_due()
-            slots.release(now)
-            slots.next_due()
-
-        return per_call(pass_one, 20_000, scale=1e9)
-
-    rings = {"pure twin": pacedring_py.PacedRing} | ({"compiled ring": _native.PacedRing} if _native.HAS_NATIVE else {})
-    samples = interleave({name: contender(ring) for name, ring in rings.items()}, rounds)
-    return rows_from("pacing", "the ring alone", "time", "ns a token", samples)
+# The pacers
 
 
 def measure_pacers(rounds: int) -> list[Row]:
@@ -264,7 +241,7 @@ def main() -> None:
     add_arguments(parser)
     args = parser.parse_args()
     rates, seconds, rounds = ([100.0], 0.5, 1) if args.quick else ([5.0, 20.0, 100.0], 2.5, 2)
-    rows = measure_ring(rounds=5) + measure_pacers(rounds=5)
+    rows = measure_pacers(rounds=5)
     for loop_name in LOOPS:
         for is_busy in (False, True):
             for rate in rates:
