@@ -16,7 +16,7 @@ from typing import Any, Generic, Protocol, Self, TypeVar
 
 from streamco.core.machine import Machine
 
-__all__ = ["Deadlines", "MachineDriver", "ScheduledCall", "StepLog", "TaskDriver", "clock_of"]
+__all__ = ["MachineDriver", "StepLog", "TaskDriver", "clock_of"]
 
 _MIN_DELAY = 0.001  # seconds until a timer that fired early is tried again: uvloop rounds a shorter delay to none, which would spin
 
@@ -30,26 +30,6 @@ class StepLog(Protocol[Event_contra, CommandT]):
 
     def append(self, step: tuple[float, Event_contra | None, list[CommandT]], /) -> None:
         """Take a step: the time in seconds, the event (None: the deadline, or the start), and the commands."""
-        ...
-
-
-class ScheduledCall(Protocol):
-    """A call that waits for its time."""
-
-    def cancel(self) -> None:
-        """Don't make the call; idempotent."""
-        ...
-
-
-class Deadlines(Protocol):
-    """A timer that is more exact than the loop's own, shared by the drivers of a loop (``streamco.client.release_timer``)."""
-
-    def call_at(self, deadline: float, callback: Callable[[], None], /) -> ScheduledCall:
-        """Call back at ``deadline`` (seconds, the driver's clock) or later, never before."""
-        ...
-
-    def leave(self) -> None:
-        """Take one user less."""
         ...
 
 
@@ -89,8 +69,7 @@ class MachineDriver(ABC, Generic[EventT, CommandT]):
         self._is_stepping = True  # events that come before the start wait for it
         self._has_crashed = False  # then the machine takes no more events
         self._is_over = False  # then no timer is set any more
-        self._deadlines: Deadlines | None = None  # None: the loop's own timers
-        self._timer: ScheduledCall | None = None
+        self._timer: asyncio.TimerHandle | None = None
         self._armed = 0.0  # the time that the timer is set for
 
     @property
@@ -100,7 +79,6 @@ class MachineDriver(ABC, Generic[EventT, CommandT]):
 
     def start(self) -> None:
         """Start the machine and carry out its first commands."""
-        self._deadlines = self._join_deadlines()
         now = self._clock()
         try:
             self.machine.start(now=now)
@@ -133,10 +111,6 @@ class MachineDriver(ABC, Generic[EventT, CommandT]):
 
     def _after_step(self, now: float) -> None:
         """Do what follows the commands of a step."""
-
-    def _join_deadlines(self) -> Deadlines | None:
-        """Return a timer that is more exact than the loop's; None: the loop's will do. The driver leaves it when it is over."""
-        return None
 
     def _next_deadline(self) -> float | None:
         """Return the time of the next ``_on_deadline``; None: none is due."""
@@ -190,10 +164,7 @@ class MachineDriver(ABC, Generic[EventT, CommandT]):
 
     def _set_timer(self, deadline: float, delay: float) -> None:
         self._armed = deadline
-        if self._deadlines is not None:
-            self._timer = self._deadlines.call_at(deadline, self._on_timer)
-        else:
-            self._timer = self._loop.call_later(delay, self._on_timer)
+        self._timer = self._loop.call_later(delay, self._on_timer)
 
     def _disarm(self) -> None:
         if self._timer is not None:
@@ -292,9 +263,6 @@ class TaskDriver(MachineDriver[EventT, CommandT]):
             return
         self._is_over = True
         self._disarm()
-        if self._deadlines is not None:
-            self._deadlines.leave()
-            self._deadlines = None
         if self._on_over is not None:
             try:
                 self._on_over(self)

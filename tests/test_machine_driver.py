@@ -151,56 +151,82 @@ def test_deadlines_shorter_than_the_loops_resolution_come_and_move(factory: Call
     assert driver.done.count("due") == len(driver.machine.calls) >= 200
 
 
+@pytest.mark.parametrize("factory", [asyncio.new_event_loop, uvloop.new_event_loop], ids=["asyncio", "uvloop"])
+@pytest.mark.parametrize("wait", [0.0004, 0.0014, 0.0026])
+def test_a_deadline_between_two_milliseconds_is_not_early_and_is_not_spun_for(
+    factory: Callable[[], asyncio.AbstractEventLoop], wait: float
+) -> None:
+    """uvloop waits for whole milliseconds: it calls back early, at once for the shortest delay, and the driver waits a millisecond more."""
+
+    async def run() -> None:
+        driver = EchoDriver()
+        wake, wakes = driver._on_timer, list[float]()
+
+        def count() -> None:
+            wakes.append(driver.now)
+            wake()
+
+        driver._on_timer = count  # type: ignore[method-assign]
+        driver.start()
+        for _ in range(20):
+            wakes.clear()
+            deadline = driver.now + wait
+            driver.emit(f"at {deadline!r}")
+            while driver.machine.deadline is not None:
+                await asyncio.sleep(0.0005)
+            assert driver.machine.calls[-1] >= deadline
+            assert len(wakes) <= 3
+
+    with asyncio.Runner(loop_factory=factory) as runner:
+        runner.run(run())
+
+
 class Call:
     """A call that a test makes itself."""
 
-    def __init__(self, deadline: float, callback: Callable[[], None]) -> None:
-        self.deadline, self.callback, self.is_cancelled = deadline, callback, False
+    def __init__(self, delay: float, callback: Callable[[], None]) -> None:
+        self.delay, self.callback, self.is_cancelled = delay, callback, False
 
     def cancel(self) -> None:
         self.is_cancelled = True
 
 
 class Diary:
-    """Implements ``Deadlines``: it keeps what it is given."""
+    """Stands in for a loop: it keeps the calls that it is to make later."""
 
     def __init__(self) -> None:
         self.calls: list[Call] = []
-        self.users = 1
 
-    def call_at(self, deadline: float, callback: Callable[[], None]) -> Call:
-        self.calls.append(Call(deadline, callback))
+    def call_later(self, delay: float, callback: Callable[[], None]) -> Call:
+        self.calls.append(Call(delay, callback))
         return self.calls[-1]
 
-    def leave(self) -> None:
-        self.users -= 1
 
-
-async def test_a_more_exact_timer_is_set_only_when_the_deadline_comes_nearer() -> None:
+async def test_the_timer_is_set_only_when_the_deadline_comes_nearer() -> None:
     now, diary = 0.0, Diary()
     driver = EchoDriver(clock=lambda: now)
-    driver._join_deadlines = lambda: diary  # type: ignore[method-assign]
+    driver._loop = diary  # type: ignore[assignment]
     driver.start()
     for event in ("at 9", "word", "at 12", "at 9", "at 7", "word"):
         driver.emit(event)
-    assert [(call.deadline, call.is_cancelled) for call in diary.calls] == [(9.0, True), (7.0, False)]
+    assert [(call.delay, call.is_cancelled) for call in diary.calls] == [(9.0, True), (7.0, False)]
     now = 6.5
     diary.calls[-1].callback()  # too early
-    assert (driver.machine.calls, diary.calls[-1].deadline) == ([], 7.0)
+    assert (driver.machine.calls, diary.calls[-1].delay) == ([], 0.5)
     now = 7.25
     diary.calls[-1].callback()
     assert driver.machine.calls == [7.25]
     assert len(diary.calls) == 3
 
 
-async def test_a_driver_that_is_over_leaves_the_more_exact_timer_once() -> None:
+async def test_a_driver_that_is_over_leaves_no_timer_set() -> None:
     diary, driver = Diary(), WorkingDriver()
-    driver._join_deadlines = lambda: diary  # type: ignore[method-assign]
+    driver._loop = diary  # type: ignore[assignment]
     driver.start()
     driver.emit("at 1e9")
     await driver.aclose()
     await driver.aclose()
-    assert (diary.users, [call.is_cancelled for call in diary.calls]) == (0, [True])
+    assert [call.is_cancelled for call in diary.calls] == [True]
 
 
 def test_the_clock_is_the_systems_unless_the_loop_has_its_own() -> None:

@@ -30,7 +30,8 @@ from streamco.errors import EndpointConnectError, StreamcoError
 from streamco.events import StreamEnded, TokensReceived
 from streamco.openai_types import ChatCompletionChunk
 from streamco.server.app import ServeOptions, serving
-from streamco.testing import FaultProxy, Faults, draw_faults
+from streamco.testing import FaultProxy, Faults
+from streamco.testing.faults import draw_faults
 
 __all__ = ["PROMPTS", "Answer", "Breaking", "LiveTally", "answer", "hand_over_live", "load", "run_session"]
 

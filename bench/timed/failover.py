@@ -27,17 +27,8 @@ from streamco import Client, OpenAIEndpoint, RetryPolicy, Timeouts
 from streamco.config import READING
 from streamco.endpoints.base import Capabilities
 from streamco.errors import AllEndpointsFailed, EndpointError
-from streamco.testing import (
-    FAULT_KINDS,
-    FaultPlan,
-    FaultProxy,
-    Faults,
-    RecordedRequest,
-    ScriptedResponse,
-    ScriptedServer,
-    draw_faults,
-    stream_answer,
-)
+from streamco.testing import FaultPlan, FaultProxy, Faults, RecordedRequest, ScriptedResponse, ScriptedServer, stream_answer
+from streamco.testing.faults import FAULT_KINDS, draw_faults
 
 WORDS = 60
 ANSWER = " ".join(f"word{number}" for number in range(WORDS))

@@ -1,13 +1,13 @@
 """How exactly is a paced token released, and what does it cost?
 
-Contenders are the whole driver (session machine, ring, reader's wake-up) with the event loop's timerfd and with the loop's own timers, and
-the ways in which people pace by hand. Several streams run side by side, on asyncio and uvloop, on an idle loop and on one where another
+Contenders are the whole driver (session machine, ring, reader's wake-up), which waits by the event loop's own timers, and the ways in which
+people pace by hand. Several streams run side by side, on asyncio and uvloop, on an idle loop and on one where another
 thread holds the interpreter lock. The error of token n is the time when the reader has it minus ``t_first + n / rate``. A negative error is
 counted as early. Processor time is that of the loop's thread.
 
-Beside that the ring and the pacers are timed alone; the smooth pace follows the text, so it has no timeline whose error could be measured.
+Beside that the pacers are timed alone; the smooth pace follows the text, so it has no timeline whose error could be measured.
 
-Then ten thousand paced streams run on one loop, each contender in a process of its own. The figures are processor time a token, and memory
+Then ten thousand paced streams run on one loop, in a process of their own. The figures are processor time a token, and memory
 a stream: the growth of the resident set while the streams hold their tokens.
 """
 
@@ -28,15 +28,12 @@ from pathlib import Path
 from typing import Any
 
 from bench.report import Row, add_arguments, emit, interleave, per_call, rows_from, summarise
-from streamco import _native
-from streamco._native import pacedring_py
 from streamco.client.race.driver import RaceDriver
 from streamco.core.pacer import Pacer
 from streamco.core.race.attempt import AttemptPlan
 from streamco.core.race.machine import RaceMachine, RacePlan
 from streamco.core.smooth_pacer import SmoothPacer
 from streamco.endpoints.base import Request
-from streamco.machine_driver import Deadlines
 from streamco.testing.endpoint import ScriptedEndpoint, text_chunk
 
 Releases = Callable[[float, int], AsyncIterator[float]]
@@ -44,16 +41,9 @@ STREAMS = 8  # side by side
 LOOPS = ("asyncio", "uvloop")
 
 
-class LoopTimerDriver(RaceDriver):
-    """The driver with the loop's own timers, as it was."""
-
-    def _join_deadlines(self) -> Deadlines | None:
-        return None
-
-
-async def released(make: type[RaceDriver], rate: float, count: int) -> AsyncIterator[float]:
+async def by_loop_timer(rate: float, count: int) -> AsyncIterator[float]:
     endpoint = ScriptedEndpoint("server", [(0.0, "word ")] * count)
-    driver = make(RaceMachine(RacePlan(attempts=(AttemptPlan("server", 0.0),), pace=rate)), {"server": endpoint}, Request(prompt="p"))
+    driver = RaceDriver(RaceMachine(RacePlan(attempts=(AttemptPlan("server", 0.0),), pace=rate)), {"server": endpoint}, Request(prompt="p"))
     driver.start()
     is_first = True
     while (batch := await driver.next_batch()) is not None:
@@ -62,14 +52,6 @@ async def released(make: type[RaceDriver], rate: float, count: int) -> AsyncIter
                 yield batch[2] if is_first else time.monotonic()  # the timeline begins with the arrival of the first token
                 is_first = False
     await driver.aclose()
-
-
-def by_timerfd(rate: float, count: int) -> AsyncIterator[float]:
-    return released(RaceDriver, rate, count)
-
-
-def by_loop_timer(rate: float, count: int) -> AsyncIterator[float]:
-    return released(LoopTimerDriver, rate, count)
 
 
 async def sleep_between(rate: float, count: int) -> AsyncIterator[float]:
@@ -86,7 +68,7 @@ async def sleep_to_deadline(rate: float, count: int) -> AsyncIterator[float]:
         yield time.monotonic()
 
 
-DRIVERS: dict[str, Releases] = {"timerfd": by_timerfd, "loop timer": by_loop_timer}
+DRIVERS: dict[str, Releases] = {"loop timer": by_loop_timer}
 BY_HAND: dict[str, Releases] = {"sleep to deadline": sleep_to_deadline, "sleep(1/rate)": sleep_between}
 
 
@@ -222,34 +204,13 @@ def measure_crowds(streams: int, starts: float, count: int) -> list[Row]:
             with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as pool:
                 found[name] = pool.submit(run_crowd, loop_name, name, streams, starts, count).result()
         case = f"{loop_name}, {streams:,} streams, 1 token/s each"
-        for label in found["timerfd"]:
+        for label in found["loop timer"]:
             metric, unit = label[:-1].split(" [")
             rows += rows_from("pacing", case, metric, unit, {name: [figures[label]] for name, figures in found.items()})
     return rows
 
 
-# The ring
-
-
-def measure_ring(rounds: int) -> list[Row]:
-    """Return a token's way through the ring: pushed, looked at twice, released."""
-
-    def contender(ring: Any) -> Callable[[], float]:
-        slots, now = ring(0.01, 0.005), 0.0
-
-        def pass_one() -> None:
-            nonlocal now
-            now += 0.01
-            slots.push(1, "server", None, now)
-            slots.next_due()
-            slots.release(now)
-            slots.next_due()
-
-        return per_call(pass_one, 20_000, scale=1e9)
-
-    rings = {"pure twin": pacedring_py.PacedRing} | ({"compiled ring": _native.PacedRing} if _native.HAS_NATIVE else {})
-    samples = interleave({name: contender(ring) for name, ring in rings.items()}, rounds)
-    return rows_from("pacing", "the ring alone", "time", "ns a token", samples)
+# The pacers
 
 
 def measure_pacers(rounds: int) -> list[Row]:
@@ -280,14 +241,14 @@ def main() -> None:
     add_arguments(parser)
     args = parser.parse_args()
     rates, seconds, rounds = ([100.0], 0.5, 1) if args.quick else ([5.0, 20.0, 100.0], 2.5, 2)
-    rows = measure_ring(rounds=5) + measure_pacers(rounds=5)
+    rows = measure_pacers(rounds=5)
     for loop_name in LOOPS:
         for is_busy in (False, True):
             for rate in rates:
                 contenders = DRIVERS | BY_HAND if rate == 20.0 else DRIVERS
                 rows += measure(loop_name, is_busy, rate, contenders, seconds=seconds, rounds=rounds)
     rows += measure_crowds(1000, 0.5, 3) if args.quick else measure_crowds(10_000, 5.0, 9)
-    emit(rows, args.json, against="timerfd")
+    emit(rows, args.json, against="loop timer")
 
 
 if __name__ == "__main__":

@@ -17,11 +17,11 @@ import numpy as np
 from msgspec import Struct
 from numpy.typing import NDArray
 
+from bench.fake_layers import FakeLayers
 from streamco.engines.llamacpp.model_parts import PartFiles, read_part
 from streamco.engines.split.layers import HeadPart, InputPart, MiddlePart, StateRun
 from streamco.server.options import ServeOptions
 from streamco.server.split.service import serving_middle
-from streamco.testing import FakeLayers
 
 __all__ = ["RecordedText", "Replay", "imposed_server", "record_text"]
 

@@ -3,6 +3,9 @@
 
 ``ring_py.py`` is the specification. No foreign code runs between a check and the change that rests on it: a push only takes a reference,
 a drain only moves references, and ``close`` releases the items after the ring is empty.
+
+Gain, measured on two cores on 2026-11-29: an answer of the packaged model is no faster than on the twin, which takes 0.96 times the time a
+token (0.90 to 1.02, 20 interleaved pairs). Alone, a token takes 0.05 us from thread to loop instead of 0.20 (``bench handoff``).
 """
 
 from types import GenericAlias

@@ -2,6 +2,9 @@
 """``tokenpack_py.py`` compiled: blocks of eight ids at a constant width (tokenpack.h).
 
 The twin is the specification. Arguments that are refused here are passed to the twin, which raises the error.
+
+Gain, measured on two cores on 2026-11-29: a speculated answer takes 1.01 times the processor time on the twin (0.95 to 1.08, 20 interleaved
+pairs, both ends in one process); a hand-over's frame is written and read in 8 us instead of 23 with 16 ids, in 30 instead of 195 with 400.
 """
 
 import sys

@@ -2,6 +2,10 @@
 """``topk_py.py`` compiled: one pass over a row with the loops of topk.h.
 
 The twin is the specification. Arguments that are refused here are passed to the twin, which raises the error.
+
+Gain, measured on two cores on 2026-11-29 beside numpy, which serves without it (interleaved pairs; a token of SmolLM2 took 25 ms): a draw
+from the whole distribution (temperature 1, nothing cut off) takes 0.2 ms instead of 7.5, which is 29 % of the token; with ``top_k`` 0 alone
+it takes 0.7 ms less, which is 3 %; with the default settings the answer is no faster.
 """
 
 import sys

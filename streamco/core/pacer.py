@@ -16,7 +16,7 @@ from collections.abc import Sequence
 
 from msgspec.structs import replace
 
-from streamco._native import PacedRing
+from streamco.core.paced_ring import PacedRing
 from streamco.openai_types import ChatCompletionChunk, ChoiceDelta, ChunkChoice, further_fields, with_further, without_further
 
 __all__ = ["MAX_TOKEN_CHARACTERS", "Pacer", "cut_chunk", "split_chunk", "weigh_chunk"]
@@ -122,7 +122,7 @@ def _piece(chunk: ChatCompletionChunk, text: str, *, is_content: bool) -> ChatCo
 
 
 class Pacer:
-    """The buffer that holds chunks until they are due, owned by the delivery. A compiled ring keeps them and their due times.
+    """The buffer that holds chunks until they are due, owned by the delivery. A ring keeps them and their due times.
 
     Args:
         rate: tokens per second at the reader, > 0.

@@ -1,7 +1,7 @@
 """Profiles by name or by file: tables with which a small local server behaves like a large remote one.
 
 A profile is a small JSON file of derived figures (quantiles, medians) that names its source and licence. The packaged ones lie in
-``streamco/server/profiles``; ``bench/data/make_latency_profiles.py`` makes them from recorded measurements.
+``streamco/emulation/profiles``; ``bench/data/make_latency_profiles.py`` makes them from recorded measurements.
 """
 
 from __future__ import annotations

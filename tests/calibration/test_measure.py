@@ -16,13 +16,14 @@ from streamco.endpoints.verifiers.streamco import VerifierEndpoint
 from streamco.endpoints.verifiers.vllm import VLLMVerifier
 from streamco.errors import ConfigError, EndpointError, EngineError
 from streamco.sim.workload.token_models import FakeDistribution
-from streamco.testing import Cut, FakeEngine, Pause, Refuse, ScriptedEndpoint, ScriptedVerifier, ScriptedVLLM
+from streamco.testing import Cut, FakeEngine, Pause, Refuse, ScriptedEndpoint, ScriptedVerifier
 from streamco.testing.engine import FakeVocabulary
 from streamco.testing.virtual_clock import run_in_virtual_time
 from streamco.wire.verify.errors import OverloadedError
 from tests.endpoints.verifiers.support import DRAFTER, PROMPT, SIZE, TARGET
 from tests.server.verifying import SIZE as SERVED
 from tests.server.verifying import VOCABULARY, greedy_text, serving, target
+from tests.support.logprob_servers import ScriptedVLLM
 
 REQUESTS = [Request(prompt_ids=[number, number + 1]) for number in range(3, 23, 4)]
 

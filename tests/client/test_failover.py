@@ -15,8 +15,8 @@ from streamco.endpoints.base import Capabilities, Kind, Request, TokenPrices
 from streamco.errors import AllEndpointsFailed, ConfigError, EndpointConnectError, EndpointError, EngineError
 from streamco.events import TextCount
 from streamco.openai_types import ChatCompletionChunk, ChoiceDelta, ChunkChoice
-from streamco.testing import Cut, Reset, ScriptedEndpoint, ScriptedServer, chunk_event, run_in_virtual_time, stream_answer, text_chunk
-from streamco.testing.endpoint import ScriptedStream, ScriptItem
+from streamco.testing import Cut, Reset, ScriptedEndpoint, ScriptedServer, chunk_event, run_in_virtual_time, stream_answer
+from streamco.testing.endpoint import ScriptedStream, ScriptItem, text_chunk
 from streamco.testing.responses import ScriptedResponse
 
 WORDS = [f"w{index} " for index in range(12)]

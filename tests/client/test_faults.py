@@ -30,8 +30,9 @@ from streamco.endpoints.openai import OpenAIEndpoint
 from streamco.engines.base import GenerationRequest
 from streamco.errors import AllEndpointsFailed, EndpointError
 from streamco.server.app import ServeOptions, serving
-from streamco.testing import FAULT_KINDS, FakeEngine, FaultPlan, FaultProxy, Faults, ScriptedServer, draw_faults, stream_answer
+from streamco.testing import FakeEngine, FaultPlan, FaultProxy, Faults, ScriptedServer, stream_answer
 from streamco.testing.engine import WORDS
+from streamco.testing.faults import FAULT_KINDS, draw_faults
 from streamco.testing.responses import RecordedRequest, ScriptedResponse
 from tests.client.helpers import HELLO, tokens_text
 from tests.endpoints.helpers import NO_RETRIES

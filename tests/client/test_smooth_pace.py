@@ -19,8 +19,8 @@ from streamco.core.smooth_pacer import MAX_ADDED_DELAY
 from streamco.endpoints.base import Capabilities, TokenPrices
 from streamco.errors import EndpointConnectError, EndpointError
 from streamco.openai_types import ChatCompletionChunk, ChoiceDelta, ChunkChoice, CompletionUsage, FunctionDelta, ToolCallDelta
-from streamco.testing import ScriptedEndpoint, run_in_virtual_time, text_chunk
-from streamco.testing.endpoint import ScriptItem
+from streamco.testing import ScriptedEndpoint, run_in_virtual_time
+from streamco.testing.endpoint import ScriptItem, text_chunk
 from tests.client.helpers import EVERYTHING, HELLO
 
 Script = list[tuple[float, ScriptItem]]

@@ -18,11 +18,12 @@ from streamco.endpoints.device import DeviceEndpoint
 from streamco.endpoints.device_drafter import DeviceDrafter
 from streamco.endpoints.openai import OpenAIEndpoint
 from streamco.errors import AllEndpointsFailed, EngineError, StreamClosed, StreamcoError, VerifierError
-from streamco.testing import Crash, Cut, FaultProxy, Pause, Refuse, Reset, ScriptedSGLang, ScriptedVLLM
+from streamco.testing import Crash, Cut, FaultProxy, Pause, Refuse, Reset
 from streamco.wire.verify.errors import OverloadedError
 from tests.client.helpers import tokens_text
 from tests.client.speculating import ALWAYS, HASTY, PROMPT, World
 from tests.support.leaks import holding_nothing_new, settled
+from tests.support.logprob_servers import ScriptedSGLang, ScriptedVLLM
 
 
 @pytest.mark.parametrize("step", [Cut(), Reset(), Crash(), Refuse(OverloadedError, retry_after=0.05), Pause(0.05)], ids=type)

@@ -7,7 +7,7 @@ import pytest
 from streamco.core.delivery import Delivery
 from streamco.core.race.commands import DeliverTokens
 from streamco.openai_types import ChatCompletionChunk
-from streamco.testing import text_chunk
+from streamco.testing.endpoint import text_chunk
 
 
 def chunks(*texts: str) -> list[ChatCompletionChunk]:

@@ -27,7 +27,8 @@ from streamco.errors import UsageError
 from streamco.events import Partial, StreamEnded, TokensReceived
 from streamco.openai_types import ChatCompletionChunk
 from streamco.server.app import serving
-from streamco.testing import FakeEngine, ScriptedServer, json_answer, stream_answer, text_chunk
+from streamco.testing import FakeEngine, ScriptedServer, json_answer, stream_answer
+from streamco.testing.endpoint import text_chunk
 from streamco.testing.engine import FakeVocabulary
 from streamco.wire.openai.requests import encode_request
 from streamco.wire.token_frames import TokenCodec

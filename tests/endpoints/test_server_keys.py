@@ -16,12 +16,13 @@ from streamco.endpoints.verifiers.split import SplitEndpoint
 from streamco.endpoints.verifiers.streamco import VerifierEndpoint
 from streamco.endpoints.verifiers.vllm import VLLMVerifier
 from streamco.errors import ConfigError, EndpointStatusError
-from streamco.testing import RecordedRequest, ScriptedResponse, ScriptedServer, ScriptedVLLM, json_answer, stream_answer
+from streamco.testing import RecordedRequest, ScriptedResponse, ScriptedServer, json_answer, stream_answer
 from streamco.wire.verify.errors import UnauthorisedError
 from tests.client.helpers import HELLO, device, words
 from tests.endpoints.helpers import NO_RETRIES, QUICK_RETRIES, ask, opened
 from tests.endpoints.verifiers.support import QUICK, TARGET, an_engine, scripted, verifier_at
 from tests.support.leaks import settled
+from tests.support.logprob_servers import ScriptedVLLM
 
 
 class Tokens:

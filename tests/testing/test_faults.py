@@ -8,17 +8,8 @@ import random
 import pytest
 
 from streamco.errors import ConfigError
-from streamco.testing import (
-    FAULT_KINDS,
-    BodyFault,
-    FaultPlan,
-    FaultProxy,
-    Faults,
-    ScriptedResponse,
-    ScriptedServer,
-    chunk_event,
-    draw_faults,
-)
+from streamco.testing import BodyFault, FaultPlan, FaultProxy, Faults, ScriptedResponse, ScriptedServer, chunk_event
+from streamco.testing.faults import FAULT_KINDS, draw_faults
 
 REQUEST = b"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\n\r\n"
 EVENTS = [chunk_event(text) for text in ("one é", "zwei é", "drei é", "vier é")]

@@ -1,9 +1,9 @@
 """Runs a race machine on asyncio: events in, commands out.
 
-While several endpoints are at work, or tokens are released at a pace, a task of its own reads each endpoint's stream, and a timer serves
-the machine's deadlines: at a pace the one of ``release_timer``, else the loop's. Once the winner is alone and nothing is timed, the
-reader's own task reads its stream directly. Then no task switch and no wake-up stands between the socket and the reader. A reader that
-pauses slows the endpoint down, by TCP or by the engine's full ring.
+While several endpoints are at work, or tokens are released at a pace, a task of its own reads each endpoint's stream, and a timer of the
+loop serves the machine's deadlines. Once the winner is alone and nothing is timed, the reader's own task reads its stream directly. Then no
+task switch and no wake-up stands between the socket and the reader. A reader that pauses slows the endpoint down, by TCP or by the
+engine's full ring.
 """
 
 from __future__ import annotations
@@ -19,7 +19,6 @@ from streamco.client.error_translation import FailedStream, FinishedStream, as_f
 from streamco.client.race.bill import has_counted
 from streamco.client.race.dispatch_record import DispatchRecord
 from streamco.client.race.report import build_cost, build_opening, build_report, describe_usage, with_split_figures
-from streamco.client.release_timer import share_timer
 from streamco.core.race.attempt import Attempt
 from streamco.core.race.commands import (
     CancelStream,
@@ -37,7 +36,7 @@ from streamco.core.totals import AnswerCost
 from streamco.endpoints.base import Endpoint, EndpointStream, Request, TextCounter, WrittenStream, changes_of, idle_of, split_figures_of
 from streamco.errors import EndpointError, EngineError, StreamcoError, UsageError
 from streamco.events import Event, Partial, ReaderLeft, StreamCancelled, StreamEnded, StreamFailed, TextCount, TokensReceived
-from streamco.machine_driver import Deadlines, StepLog, TaskDriver
+from streamco.machine_driver import StepLog, TaskDriver
 
 __all__ = ["OnOpen", "RaceDriver"]
 
@@ -233,9 +232,6 @@ class RaceDriver(TaskDriver[Event, Command]):
                 self._queue.finish()
             case FailDelivery(error):
                 self._queue.finish(error)
-
-    def _join_deadlines(self) -> Deadlines | None:
-        return None if self.machine.plan.pace is None else share_timer(self._loop, self._clock)
 
     def _on_deadline(self, now: float) -> None:
         super()._on_deadline(now)

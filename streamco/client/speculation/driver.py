@@ -13,7 +13,6 @@ from typing import Literal, Protocol
 from streamco.client.delivery_queue import DeliveryQueue
 from streamco.client.driver import Batch
 from streamco.client.error_translation import as_raised, with_partial
-from streamco.client.release_timer import share_timer
 from streamco.client.speculation.output import SpeculativeOutput
 from streamco.client.speculation.remote_stream import OpenRemoteStream, RemoteStreamReader
 from streamco.client.speculation.report import SpeculationRecord, speculation_cost, speculation_report, speculation_usage
@@ -48,7 +47,7 @@ from streamco.core.totals import AnswerCost
 from streamco.endpoints.verifiers.base import VerifierSession
 from streamco.errors import StreamcoError
 from streamco.events import ReaderLeft
-from streamco.machine_driver import Deadlines, StepLog, TaskDriver
+from streamco.machine_driver import StepLog, TaskDriver
 
 __all__ = ["DrafterLike", "EmitEvent", "SpeculationDriver", "SpeculationLog"]
 
@@ -260,9 +259,6 @@ class SpeculationDriver(TaskDriver[SpeculationEvent, SpeculationCommand]):
                 self._complete(reason, now)
             case FailAnswer(error):
                 self._fail(error, now)
-
-    def _join_deadlines(self) -> Deadlines | None:
-        return share_timer(self._loop, self._clock) if self.output.delivery.is_paced else None
 
     def _next_deadline(self) -> float | None:
         times = (self.machine.next_deadline(), self.output.delivery.next_due())

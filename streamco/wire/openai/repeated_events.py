@@ -3,6 +3,10 @@
 Such an event's chunk is a copy of the other's with another text. That takes half the time of decoding it, and the strings that are the
 same (id, model ...) are shared. A server that sends something new with each event (OpenAI's ``obfuscation``) has no such events. Then the
 learning stops after some tries, and everything is decoded.
+
+Without the copies, an event of a bulk read costs the client 1.4 times the processor time with one stream and 1.2 times with a hundred, and
+1.9 times the instructions in both cases (two cores, 2026-11-29: 30 interleaved pairs of ``bench stream``; cachegrind). Events that wake the
+reader one by one are not copied.
 """
 
 from __future__ import annotations

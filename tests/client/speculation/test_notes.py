@@ -23,10 +23,11 @@ from streamco.endpoints.openai import OpenAIEndpoint
 from streamco.endpoints.verifiers.streamco import VerifierEndpoint
 from streamco.errors import EngineError, VerifierError
 from streamco.policies.offload import OffloadRule
-from streamco.testing import ScriptedVerifier, ScriptedVLLM
+from streamco.testing import ScriptedVerifier
 from tests.client.helpers import recorded_log, tokens_text
 from tests.client.speculating import ALWAYS, HASTY, PROMPT, QUICK, SIZE, World
 from tests.support.leaks import holding_nothing_new
+from tests.support.logprob_servers import ScriptedVLLM
 
 
 @dataclass(frozen=True)

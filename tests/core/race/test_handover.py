@@ -12,7 +12,7 @@ from streamco.events import Partial
 from streamco.openai_types import ChatCompletionChunk, ChoiceDelta, ChunkChoice, ToolCallDelta
 from streamco.policies.migration import Terms
 from streamco.profiles import RemainingLength
-from streamco.testing import text_chunk
+from streamco.testing.endpoint import text_chunk
 
 DEAR = Terms(prompt=1e-9, completion=1e-6, setup=0.1, rate=50.0)
 CHEAP = Terms(prompt=1e-9, completion=1e-8, setup=0.1, rate=50.0)

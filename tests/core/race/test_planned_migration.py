@@ -30,7 +30,7 @@ from streamco.events import ReaderLeft, StreamCancelled, StreamEnded, StreamFail
 from streamco.openai_types import ChatCompletionChunk, ChunkChoice
 from streamco.policies.migration import Terms
 from streamco.profiles import RemainingLength
-from streamco.testing import text_chunk
+from streamco.testing.endpoint import text_chunk
 
 DEAR_SERVER = Terms(prompt=1e-9, completion=1e-6, setup=0.3, rate=50.0)
 SLOW_SERVER = Terms(prompt=1e-9, completion=1e-6, setup=0.3, rate=8.0)

@@ -12,7 +12,7 @@ from streamco.core.race.commands import CancelStream, Command, ContinueStream, D
 from streamco.core.race.machine import OnFailure, RaceMachine, RacePlan
 from streamco.errors import AllEndpointsFailed, EndpointConnectError, EndpointProtocolError
 from streamco.events import StreamCancelled, StreamEnded, StreamFailed, TokensReceived
-from streamco.testing import text_chunk
+from streamco.testing.endpoint import text_chunk
 
 CUT = EndpointConnectError("cut", endpoint="server", partial="ha ha ")
 

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from streamco.core.race.transcript import Transcript
 from streamco.events import Partial
 from streamco.openai_types import ChatCompletionChunk, ChoiceDelta, ChunkChoice, FunctionDelta, ToolCallDelta
-from streamco.testing import text_chunk
+from streamco.testing.endpoint import text_chunk
 
 
 def test_nothing_yet_is_an_empty_partial() -> None:

@@ -12,8 +12,9 @@ from streamco.endpoints.verifiers.streamco import VerifierEndpoint
 from streamco.endpoints.verifiers.vllm import VLLMVerifier
 from streamco.errors import EndpointError
 from streamco.server.app import ServeOptions, serving
-from streamco.testing import ScriptedServer, ScriptedSGLang, ScriptedVLLM, json_answer
+from streamco.testing import ScriptedServer, json_answer
 from tests.endpoints.verifiers.support import TARGET, an_engine
+from tests.support.logprob_servers import ScriptedSGLang, ScriptedVLLM
 
 
 async def test_streamco_serve_verifies_over_its_own_protocol_with_the_same_key() -> None:

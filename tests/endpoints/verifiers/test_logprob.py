@@ -38,11 +38,12 @@ from streamco.errors import (
     VerifierError,
 )
 from streamco.policies.acceptance import Rule, RuleKind
-from streamco.testing import Cut, FakeEngine, Reset, ScriptedResponse, ScriptedSGLang, ScriptedVLLM, Stall, json_answer
+from streamco.testing import Cut, FakeEngine, Reset, ScriptedResponse, Stall, json_answer
 from streamco.wire.verify.topk import quantise
 from tests.endpoints.helpers import read_all
 from tests.endpoints.verifiers.support import DRAFTER, PROMPT, QUICK, TARGET, Talk, an_engine, greedy
 from tests.support.leaks import holding_nothing_new, settled
+from tests.support.logprob_servers import ScriptedSGLang, ScriptedVLLM
 
 ANSWER = greedy(TARGET, PROMPT, 24)
 Pair = tuple[type[ScriptedVLLM] | type[ScriptedSGLang], type[LogprobVerifier]]

@@ -6,8 +6,9 @@ import pytest
 
 from streamco.endpoints.verifiers.sglang import SGLangVerifier
 from streamco.endpoints.verifiers.vllm import VLLMVerifier
-from streamco.testing import Cut, ScriptedResponse, ScriptedSGLang, ScriptedVLLM, json_answer
+from streamco.testing import Cut, ScriptedResponse, json_answer
 from tests.client.speculating import PROMPT, QUICK, World
+from tests.support.logprob_servers import ScriptedSGLang, ScriptedVLLM
 
 BOTH = [(ScriptedVLLM, VLLMVerifier), (ScriptedSGLang, SGLangVerifier)]
 

@@ -6,8 +6,8 @@ import pytest
 
 from streamco.core.speculation.events import VerifierFailed
 from streamco.endpoints.verifiers.sglang import SGLangVerifier
-from streamco.testing import ScriptedSGLang
 from tests.endpoints.verifiers.support import PROMPT, QUICK, TARGET, Talk, an_engine, greedy
+from tests.support.logprob_servers import ScriptedSGLang
 
 ANSWER = greedy(TARGET, PROMPT, 8)
 

@@ -14,10 +14,10 @@ from streamco.endpoints.openai import OpenAIEndpoint
 from streamco.endpoints.verifiers.vllm import VLLMVerifier
 from streamco.errors import EndpointStatusError, VerifierError
 from streamco.policies.acceptance import Rule, RuleKind
-from streamco.testing import ScriptedVLLM
 from streamco.testing.responses import json_answer
 from tests.endpoints.helpers import read_all
 from tests.endpoints.verifiers.support import PROMPT, QUICK, TARGET, Talk, an_engine, greedy
+from tests.support.logprob_servers import ScriptedVLLM
 
 ANSWER = greedy(TARGET, PROMPT, 8)
 

@@ -1,10 +1,12 @@
-"""Tokens on their way to a reader, each with the time when it is due: the specification and pure twin of ``pacedring.pyx``.
+"""Tokens on their way to a reader, each with the time when it is due.
 
 The timeline is the token buffer's of DiSCo 4.3. Token n is due ``n * period`` after the first one, so lateness never adds up. A token that
 was pushed when nothing was held, and should have been out by then, is due at once. Those after it follow ``min_gap`` apart until the
 timeline is reached again. The first token is never held back. An item of weight 0 is no token: it keeps its place and waits for nothing.
 
 One thread pushes and releases. ``now`` is in seconds on one monotonic clock.
+
+A compiled ring saved 0.8 us of the 17 us and more that a paced token costs, so there is none.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The paced ring, both twins: due times to the last bit, order, counts and references."""
+"""The paced ring: due times to the last bit, order, counts and references."""
 
 from __future__ import annotations
 
@@ -6,19 +6,18 @@ import gc
 import sys
 import weakref
 from collections import deque
-from types import ModuleType
 from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from streamco._native.pacedring_py import MAX_WEIGHT
+from streamco.core.paced_ring import MAX_WEIGHT, PacedRing
 from tests.support.examples import examples
 
 
-def test_the_first_token_is_due_at_once_and_the_next_ones_a_period_apart(pacedring: ModuleType) -> None:
-    slots = pacedring.PacedRing(0.25, 0.125)
+def test_the_first_token_is_due_at_once_and_the_next_ones_a_period_apart() -> None:
+    slots = PacedRing[Any](0.25, 0.125)
     for word in "abc":
         slots.push(1, "s", word, 7.0)
     assert slots.next_due() == 7.0
@@ -29,8 +28,8 @@ def test_the_first_token_is_due_at_once_and_the_next_ones_a_period_apart(pacedri
     assert slots.next_due() is None
 
 
-def test_what_comes_after_a_stall_is_due_at_once_and_catches_up(pacedring: ModuleType) -> None:
-    slots = pacedring.PacedRing(1.0, 0.5)
+def test_what_comes_after_a_stall_is_due_at_once_and_catches_up() -> None:
+    slots = PacedRing[Any](1.0, 0.5)
     slots.push(1, "s", "a", 0.0)
     slots.release(0.0)
     for word in "bcdef":
@@ -42,8 +41,8 @@ def test_what_comes_after_a_stall_is_due_at_once_and_catches_up(pacedring: Modul
     assert dues == [3.0, 3.5, 4.0, 4.5, 5.0]
 
 
-def test_an_item_of_many_tokens_takes_their_time_and_one_of_none_takes_none(pacedring: ModuleType) -> None:
-    slots = pacedring.PacedRing(1.0, 0.5)
+def test_an_item_of_many_tokens_takes_their_time_and_one_of_none_takes_none() -> None:
+    slots = PacedRing[Any](1.0, 0.5)
     for weight, word in [(0, "role"), (3, "three words here"), (0, "tool"), (1, " end"), (0, "usage")]:
         slots.push(weight, "s", word, 2.0)
     assert (slots.buffered, len(slots)) == (4, 5)
@@ -53,8 +52,8 @@ def test_an_item_of_many_tokens_takes_their_time_and_one_of_none_takes_none(pace
     assert (slots.buffered, len(slots)) == (0, 0)
 
 
-def test_flushed_tokens_count_as_released(pacedring: ModuleType) -> None:
-    slots = pacedring.PacedRing(1.0, 0.5)
+def test_flushed_tokens_count_as_released() -> None:
+    slots = PacedRing[Any](1.0, 0.5)
     slots.push(1, "a", 1, 0.0)
     slots.push(2, "b", 2, 0.0)
     assert slots.flush() == [("a", 1), ("b", 2)]
@@ -63,8 +62,8 @@ def test_flushed_tokens_count_as_released(pacedring: ModuleType) -> None:
     assert slots.next_due() == 3.0
 
 
-def test_ten_thousand_tokens_fit_wherever_the_ring_begins(pacedring: ModuleType) -> None:
-    slots = pacedring.PacedRing(1.0, 0.5)
+def test_ten_thousand_tokens_fit_wherever_the_ring_begins() -> None:
+    slots = PacedRing[Any](1.0, 0.5)
     for index in range(11):
         slots.push(1, "s", index, 0.0)
     assert [item for _, item in slots.release(8.0)] == list(range(9))
@@ -75,27 +74,27 @@ def test_ten_thousand_tokens_fit_wherever_the_ring_begins(pacedring: ModuleType)
 
 
 @pytest.mark.parametrize("period", [0.0, -1.0, float("inf"), float("nan")])
-def test_a_period_that_is_no_time_is_refused(pacedring: ModuleType, period: float) -> None:
+def test_a_period_that_is_no_time_is_refused(period: float) -> None:
     with pytest.raises(ValueError, match=f"paced ring period: expected more than 0 and finitely many seconds, got {period}"):
-        pacedring.PacedRing(period, 0.0)
+        PacedRing(period, 0.0)
 
 
 @pytest.mark.parametrize("min_gap", [-0.1, 1.5, float("nan")])
-def test_a_smallest_gap_above_the_period_is_refused(pacedring: ModuleType, min_gap: float) -> None:
+def test_a_smallest_gap_above_the_period_is_refused(min_gap: float) -> None:
     with pytest.raises(ValueError, match=f"paced ring min_gap: expected 0 to 1.0 seconds, got {min_gap}"):
-        pacedring.PacedRing(1.0, min_gap)
+        PacedRing(1.0, min_gap)
 
 
 @pytest.mark.parametrize("weight", [-1, MAX_WEIGHT + 1])
-def test_a_weight_that_is_no_count_is_refused_and_keeps_nothing(pacedring: ModuleType, weight: int) -> None:
-    slots = pacedring.PacedRing(1.0, 0.5)
+def test_a_weight_that_is_no_count_is_refused_and_keeps_nothing(weight: int) -> None:
+    slots = PacedRing[Any](1.0, 0.5)
     with pytest.raises(ValueError, match=f"paced ring weight: expected 0 to {MAX_WEIGHT} tokens, got {weight}"):
         slots.push(weight, "s", "a", 0.0)
     assert (len(slots), slots.buffered, slots.next_due()) == (0, 0, None)
 
 
-def test_the_largest_weights_are_counted(pacedring: ModuleType) -> None:
-    slots = pacedring.PacedRing(1.0, 1.0)
+def test_the_largest_weights_are_counted() -> None:
+    slots = PacedRing[Any](1.0, 1.0)
     for _ in range(3):
         slots.push(MAX_WEIGHT, "s", "a", 0.0)
     assert slots.buffered == 3 * MAX_WEIGHT
@@ -107,8 +106,8 @@ class Thing:
     """Something whose end can be watched."""
 
 
-def test_released_flushed_and_dropped_items_are_let_go(pacedring: ModuleType) -> None:
-    slots = pacedring.PacedRing(1.0, 0.5)
+def test_released_flushed_and_dropped_items_are_let_go() -> None:
+    slots = PacedRing[Any](1.0, 0.5)
     things = [Thing() for _ in range(40)]
     watched = [weakref.ref(thing) for thing in things]
     for thing in things:
@@ -120,10 +119,10 @@ def test_released_flushed_and_dropped_items_are_let_go(pacedring: ModuleType) ->
     assert all(watch() is None for watch in watched)
 
 
-def test_references_are_counted_exactly(pacedring: ModuleType) -> None:
+def test_references_are_counted_exactly() -> None:
     thing, source = Thing(), "".join(["a source ", "of its own"])
     before = sys.getrefcount(thing), sys.getrefcount(source), sys.getrefcount(None)
-    slots = pacedring.PacedRing(1.0, 0.5)
+    slots = PacedRing[Any](1.0, 0.5)
     for start in range(50):
         for _ in range(37):
             slots.push(1, source, thing, float(start))
@@ -137,8 +136,8 @@ def test_references_are_counted_exactly(pacedring: ModuleType) -> None:
     assert abs(sys.getrefcount(None) - before[2]) < 100
 
 
-def test_a_ring_inside_itself_is_collected(pacedring: ModuleType) -> None:
-    slots = pacedring.PacedRing(1.0, 0.5)
+def test_a_ring_inside_itself_is_collected() -> None:
+    slots = PacedRing[Any](1.0, 0.5)
     thing = Thing()
     watch = weakref.ref(thing)
     slots.push(1, "s", (slots, thing), 0.0)
@@ -147,8 +146,8 @@ def test_a_ring_inside_itself_is_collected(pacedring: ModuleType) -> None:
     assert watch() is None
 
 
-def test_an_item_whose_end_uses_the_ring_finds_it_whole(pacedring: ModuleType) -> None:
-    slots = pacedring.PacedRing(1.0, 0.5)
+def test_an_item_whose_end_uses_the_ring_finds_it_whole() -> None:
+    slots = PacedRing[Any](1.0, 0.5)
     seen: list[tuple[int, int]] = []
 
     class Goodbye:
@@ -161,10 +160,6 @@ def test_an_item_whose_end_uses_the_ring_finds_it_whole(pacedring: ModuleType) -
     slots.release(0.0)
     assert seen == [(1, 1)]
     assert slots.flush() == [("s", "next"), ("s", "more")]
-
-
-def test_the_type_can_be_subscripted_for_annotations(pacedring: ModuleType) -> None:
-    assert pacedring.PacedRing[int].__args__ == (int,)
 
 
 class Model:
@@ -249,10 +244,10 @@ def step(slots: Any, model: Model, call: tuple[Any, ...], number: int) -> None:
 @given(rate=st.floats(1e-3, 1e5), catch_up=st.floats(1.0, 1e3), script=st.lists(calls, max_size=40))
 @settings(max_examples=examples(200, thorough=5000))
 def test_any_order_of_calls_gives_the_same_releases_at_the_same_doubles(
-    pacedring: ModuleType, rate: float, catch_up: float, script: list[tuple[Any, ...]]
+    rate: float, catch_up: float, script: list[tuple[Any, ...]]
 ) -> None:
     period = 1.0 / rate
-    slots, model = pacedring.PacedRing(period, period / catch_up), Model(period, period / catch_up)
+    slots, model = PacedRing[Any](period, period / catch_up), Model(period, period / catch_up)
     for number, call in enumerate(script):
         step(slots, model, call, 100 * number)
         assert slots.next_due() == model.next_due()  # to the last bit: a float is equal to no other
@@ -264,11 +259,9 @@ def test_any_order_of_calls_gives_the_same_releases_at_the_same_doubles(
     rate=st.floats(0.5, 200), catch_up=st.floats(1.0, 10.0), gaps=st.lists(st.floats(0, 5), min_size=1, max_size=60), late=st.floats(0, 1)
 )
 @settings(max_examples=examples(100, thorough=2000))
-def test_no_token_is_early_lost_or_out_of_order(
-    pacedring: ModuleType, rate: float, catch_up: float, gaps: list[float], late: float
-) -> None:
+def test_no_token_is_early_lost_or_out_of_order(rate: float, catch_up: float, gaps: list[float], late: float) -> None:
     period = 1.0 / rate
-    slots = pacedring.PacedRing(period, period / catch_up)
+    slots = PacedRing[Any](period, period / catch_up)
     out: list[int] = []
     now = 0.0
     for number, gap in enumerate(gaps):

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from msgspec.structs import replace
 
+from bench.fake_layers import FakeLayers
 from streamco.config import SamplingOptions
 from streamco.endpoints.base import Request
 from streamco.endpoints.verifiers.split import SplitEndpoint
@@ -22,7 +23,6 @@ from streamco.errors import ConfigError, EngineError
 from streamco.events import StreamEnded
 from streamco.server.options import ServeOptions
 from streamco.server.split.service import serving_middle
-from streamco.testing import FakeLayers
 
 INFO = PartInfo("middle", "digest", 2, 28, 30, 4, "llama")
 

@@ -13,9 +13,10 @@ from typing import Any
 import pytest
 
 from streamco.errors import EndpointProtocolError
-from streamco.testing import ScriptedSGLang, ScriptedVLLM, json_answer
+from streamco.testing import json_answer
 from streamco.wire.openai.stream import ChatStreamParser
 from streamco.wire.prompt_logprobs import read_sglang, read_vllm, sglang_request, vllm_request
+from tests.support.logprob_servers import ScriptedSGLang, ScriptedVLLM
 from tests.wire.openai.events import text_of
 
 IDS = [3, 1, 4, 1]
