@@ -26,7 +26,7 @@ from streamco.endpoints.generation_request import (
 )
 from streamco.endpoints.model_files import path_of
 from streamco.endpoints.network.loop_bound import LoopBound, LoopState, check_process
-from streamco.endpoints.watchdog import Watchdog
+from streamco.endpoints.network.watchdog import Watchdog
 from streamco.engines.base import (
     Engine,
     EngineOptions,
