@@ -13,9 +13,10 @@ from msgspec import Struct
 
 from streamco.core.split.events import OpenSession, SendRows, SessionLost, SessionReady
 from streamco.endpoints.network.peer_timeout import PeerTimeout, PeerTimer
+from streamco.endpoints.split.middle_server import RETRY, final_error, is_busy
+from streamco.endpoints.split.middle_servers import MiddleServers
+from streamco.endpoints.split.upload_meter import SentFrame, UploadMeter
 from streamco.endpoints.verifiers.connection import VerifierConnection
-from streamco.endpoints.verifiers.middle_server import RETRY, final_error, is_busy
-from streamco.endpoints.verifiers.upload_meter import SentFrame, UploadMeter
 from streamco.engines.split.answer import DeepStates, LinkEvent, LinkFailed
 from streamco.engines.split.tally import SplitTraffic
 from streamco.errors import EndpointTimeoutError, StreamClosed, StreamcoError
@@ -26,8 +27,6 @@ from streamco.wire.verify.errors import SessionLimitError, VerifyProtocolError
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
-
-    from streamco.endpoints.verifiers.split_link import ServerLink
 
 __all__ = ["ServerSession"]
 
@@ -44,7 +43,7 @@ class _Sent(Struct, frozen=True):
 class ServerSession:
     """One answer's session. ``open``, ``send`` and ``close`` may be called from every thread, the others on the event loop."""
 
-    def __init__(self, link: ServerLink, emit: Callable[[LinkEvent], None], reserve: int) -> None:
+    def __init__(self, link: MiddleServers, emit: Callable[[LinkEvent], None], reserve: int) -> None:
         self.traffic = SplitTraffic()
         self._link = link
         self._emit = emit

@@ -21,8 +21,8 @@ from streamco.endpoints.base import Capabilities, Request
 from streamco.endpoints.device import DeviceEndpoint, DeviceStream
 from streamco.endpoints.network.credentials import ApiKey, ServerKey
 from streamco.endpoints.network.loop_bound import LoopBound, LoopState
+from streamco.endpoints.split.link import ServerLink
 from streamco.endpoints.verifiers.connection import VerifierAddress
-from streamco.endpoints.verifiers.split_link import ServerLink
 from streamco.endpoints.verifiers.streamco import PONG_SECONDS, verifier_url
 from streamco.engines.base import Engine, EngineOptions
 from streamco.engines.llamacpp.model_parts import PartInfo
