@@ -12,11 +12,11 @@ from collections.abc import Callable, Sequence
 from math import inf
 
 from streamco.config import Timeouts
+from streamco.endpoints.split.base import LinkEvent
 from streamco.endpoints.split.middle_servers import MiddleServers
 from streamco.endpoints.split.session import ServerSession
 from streamco.endpoints.verifiers.connection import VerifierAddress
 from streamco.engines.llamacpp.model_parts import PartInfo
-from streamco.engines.split.answer import LinkEvent
 from streamco.policies.chunking import Chunking, PromptPlan, SplitPath, plan_prompt
 from streamco.profiles.row_costs import RowCosts
 from streamco.wire.split.frames import LayersMark

@@ -28,7 +28,7 @@ class ServedSession(Protocol):
         """What it has sent and received so far."""
         ...
 
-    def end(self) -> None:
+    def close(self) -> None:
         """End the session; idempotent."""
         ...
 
@@ -163,6 +163,6 @@ class MiddleServers:
     async def release(self) -> None:
         """End all sessions, and close the connections; others are made if the servers are used again."""
         for session in list(self._sessions):
-            session.end()
+            session.close()
         for server in self.servers:
             await server.aclose()

@@ -13,9 +13,9 @@ from msgspec.structs import replace
 
 from streamco.core.split.events import OpenSession, SendRows, SessionLost, SessionReady
 from streamco.core.verifier.options import LoadLimits
+from streamco.endpoints.split.base import DeepStates, LinkEvent, LinkFailed, LinkSession
 from streamco.endpoints.split.link import ServerLink
 from streamco.endpoints.verifiers.connection import load_websockets
-from streamco.engines.split.answer import DeepStates, LinkEvent, LinkFailed, LinkSession
 from streamco.errors import EndpointTimeoutError
 from streamco.server.verify.options import VerifyOptions
 from streamco.testing.fault_proxy import FaultProxy
