@@ -32,9 +32,9 @@ if TYPE_CHECKING:
     from streamco.endpoints.known_servers.anthropic import AnthropicEndpoint
     from streamco.endpoints.local_server import LocalServerEndpoint
     from streamco.endpoints.openai import OpenAIEndpoint
+    from streamco.endpoints.split.endpoint import SplitEndpoint
     from streamco.endpoints.verifiers.pool import VerifierPool
     from streamco.endpoints.verifiers.sglang import SGLangVerifier
-    from streamco.endpoints.verifiers.split import SplitEndpoint
     from streamco.endpoints.verifiers.streamco import VerifierEndpoint
     from streamco.endpoints.verifiers.vllm import VLLMVerifier
     from streamco.engines.base import EngineOptions
@@ -85,7 +85,7 @@ _HOMES = {
     "streamco.endpoints.openai": ("OpenAIEndpoint",),
     "streamco.endpoints.verifiers.pool": ("VerifierPool",),
     "streamco.endpoints.verifiers.sglang": ("SGLangVerifier",),
-    "streamco.endpoints.verifiers.split": ("SplitEndpoint",),
+    "streamco.endpoints.split.endpoint": ("SplitEndpoint",),
     "streamco.endpoints.verifiers.streamco": ("VerifierEndpoint",),
     "streamco.endpoints.verifiers.vllm": ("VLLMVerifier",),
     "streamco.engines.base": ("EngineOptions",),

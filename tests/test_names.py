@@ -24,7 +24,7 @@ PROTOCOL = frozenset({"client", "codec", "frames", "server"})
 SERVICE = frozenset({"batches", "service", "sessions", "stats"})
 """File names of a server's side of a protocol: server/verify and server/split."""
 
-ROLES = PROTOCOL | SERVICE | {"__init__", "base", "driver", "errors", "events", "kind", "machine", "options", "report"}
+ROLES = PROTOCOL | SERVICE | {"__init__", "base", "driver", "errors", "events", "kind", "machine", "options", "report", "session"}
 """File names that say a role and not a subject: each folder may have one."""
 
 FEWEST_WORDS = 3

@@ -172,10 +172,10 @@ GROUPS = (
     )),
     _Group(UPSTREAM, config.Timeouts(), "`Timeouts({name}=)`", (
         ("connect", "time to connect", "s", "endpoints/http.py"),
-        ("first_token", "time to the first content", "s", "endpoints/watchdog.py"),
-        ("next_token", "time between content", "s", "endpoints/watchdog.py"),
-        ("socket", "time without any byte", "s", "endpoints/watchdog.py"),
-        ("total", "time of the whole answer", "s", "endpoints/watchdog.py"),
+        ("first_token", "time to the first content", "s", "endpoints/network/watchdog.py"),
+        ("next_token", "time between content", "s", "endpoints/network/watchdog.py"),
+        ("socket", "time without any byte", "s", "endpoints/network/watchdog.py"),
+        ("total", "time of the whole answer", "s", "endpoints/network/watchdog.py"),
         ("cancel", "time that a cancel is awaited", "s", "endpoints/http.py"),
     )),
     _Group(UPSTREAM, verifier_endpoint, "`Timeouts(socket=)` of a verifier", (

@@ -276,7 +276,7 @@ def make_device(args: argparse.Namespace) -> Endpoint | None:
 
 
 def _make_split(args: argparse.Namespace) -> Endpoint:
-    from streamco.endpoints.verifiers.split import SplitEndpoint
+    from streamco.endpoints.split.endpoint import SplitEndpoint
     from streamco.engines.base import EngineOptions
 
     token = api_key_of(args.api_key_env)

@@ -26,7 +26,7 @@ from streamco.client.client import Client
 from streamco.core.report import Report
 from streamco.core.report_text import Section, format_seconds
 from streamco.endpoints.device import DeviceEndpoint
-from streamco.endpoints.verifiers.split import SplitEndpoint
+from streamco.endpoints.split.endpoint import SplitEndpoint
 from streamco.engines.base import EngineOptions
 from streamco.errors import ConfigError
 from streamco.testing.link_proxy import LinkProxy

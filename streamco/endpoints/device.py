@@ -12,7 +12,7 @@ import threading
 from collections.abc import Callable
 from pathlib import Path
 from time import time
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, TypeVar, cast
 
 from streamco.endpoints.base import Capabilities, Kind, Request, TokenPrices, new_completion_id
 from streamco.endpoints.continuation import BoundaryWhitespace
@@ -26,12 +26,13 @@ from streamco.endpoints.generation_request import (
 )
 from streamco.endpoints.model_files import path_of
 from streamco.endpoints.network.loop_bound import LoopBound, LoopState, check_process
-from streamco.endpoints.watchdog import Watchdog
+from streamco.endpoints.network.watchdog import Watchdog
 from streamco.engines.base import (
     Engine,
     EngineOptions,
     Generation,
     GenerationEnd,
+    GenerationRequest,
     GenerationTimings,
     HoldingEngine,
     TextPiece,
@@ -49,6 +50,8 @@ __all__ = ["DeviceEndpoint", "DeviceStream"]
 
 FINISHED = ("stop", "length")
 FREE = TokenPrices(prompt=0.0, completion=0.0)
+
+StreamT = TypeVar("StreamT", bound="DeviceStream")
 
 
 class _LoopWork(LoopState):
@@ -192,14 +195,12 @@ class DeviceEndpoint:
 
     def open(self, request: Request) -> DeviceStream:
         """Begin an answer. If the model is loaded and the prompt is short, the engine has it before this returns."""
-        streams = self._work.get().streams
-        stream = self._make_stream(request, new_completion_id(), on_over=streams.discard)
-        streams.add(stream)
+        return self._begin(DeviceStream(self, request, on_over=self._work.get().streams.discard))
+
+    def _begin(self, stream: StreamT) -> StreamT:
+        self._work.get().streams.add(stream)
         stream.begin()
         return stream
-
-    def _make_stream(self, request: Request, number: str, on_over: Callable[[DeviceStream], None]) -> DeviceStream:
-        return DeviceStream(self, request, number, on_over=on_over)
 
     async def drafter(
         self, request: Request, *, emit: Callable[[DrafterEvent], None], top: int | None = None, row_ids: int = 0
@@ -271,11 +272,11 @@ class DeviceEndpoint:
 class DeviceStream:
     """One answer of an engine; see ``EndpointStream``. Made by ``DeviceEndpoint.open``."""
 
-    def __init__(self, endpoint: DeviceEndpoint, request: Request, number: str, *, on_over: Callable[[DeviceStream], None]) -> None:
+    def __init__(self, endpoint: DeviceEndpoint, request: Request, *, on_over: Callable[[DeviceStream], None]) -> None:
         self._endpoint = endpoint
         self._on_over = on_over
         self._request = request
-        self._number = number
+        self._number = new_completion_id()
         self._created = int(time())
         self._loop = asyncio.get_running_loop()
         self._preparing: asyncio.Task[None] | None = None
@@ -305,6 +306,7 @@ class DeviceStream:
         engine = self._endpoint.engine
         if engine is not None and is_short(self._request):
             try:
+                self._join(engine)
                 self._submit(engine, self._endpoint.prompt_ids(engine, self._request))
             except (EndpointError, ConfigError, UsageError) as exc:
                 self._failure = exc
@@ -316,6 +318,7 @@ class DeviceStream:
             engine = await self._endpoint.loaded_engine()
             ids = await asyncio.to_thread(self._endpoint.prompt_ids, engine, self._request)
             if not self._is_cancelled:
+                self._join(engine)
                 if self._request.extra.get("response_format") is None:
                     self._submit(engine, ids)
                 else:  # to read a grammar takes a while, and the first one of a model longer
@@ -327,7 +330,14 @@ class DeviceStream:
         request = generation_request(engine, self._request, ids, top=0 if self._top_logprobs is None else MAX_TOP_LOGPROBS)
         self._boundary = BoundaryWhitespace(boundary_whitespace(engine, self._request))
         self._splitter = reasoning_splitter(engine, self._request, ids)
-        self._generation = engine.submit(request, self._wake)
+        self._generation = self._generate(engine, request)
+
+    def _join(self, engine: Engine) -> None:
+        """Do what must be done on the event loop before the request is submitted."""
+
+    def _generate(self, engine: Engine, request: GenerationRequest) -> Generation:
+        """Submit the request; perhaps in a worker thread."""
+        return engine.submit(request, self._wake)
 
     async def receive(self) -> TokensReceived | StreamEnded:
         """Wait for the next tokens or the end; see ``EndpointStream.receive``.

@@ -18,8 +18,8 @@ from streamco.config import Limits, Timeouts
 from streamco.endpoints.continuation import BoundaryWhitespace
 from streamco.endpoints.http import HttpClient
 from streamco.endpoints.network.http_errors import root_cause, translate
+from streamco.endpoints.network.watchdog import Watchdog
 from streamco.endpoints.retry import Retries, is_transient
-from streamco.endpoints.watchdog import Watchdog
 from streamco.errors import (
     ConcurrentRead,
     EndpointError,

@@ -116,7 +116,7 @@ def _build_split_client(config: ProxyConfig, section: SplitSection, environ: Map
     Raises:
         ConfigError: a section or a setting beside it has no effect, a part is missing, or no server is named.
     """
-    from streamco.endpoints.verifiers.split import SplitEndpoint
+    from streamco.endpoints.split.endpoint import SplitEndpoint
     from streamco.engines.base import EngineOptions
     from streamco.engines.split.engine import device_parts
 

@@ -13,7 +13,7 @@ from msgspec.structs import replace
 from bench.fake_layers import FakeLayers
 from streamco.config import SamplingOptions
 from streamco.endpoints.base import Request
-from streamco.endpoints.verifiers.split import SplitEndpoint
+from streamco.endpoints.split.endpoint import SplitEndpoint
 from streamco.engines.base import EngineOptions
 from streamco.engines.llamacpp.bundled_model import packaged_model
 from streamco.engines.llamacpp.model_parts import PartInfo, read_part, split_model

@@ -7,7 +7,7 @@ import argparse
 import pytest
 
 from streamco.cli import chat
-from streamco.endpoints.verifiers.split import SplitEndpoint
+from streamco.endpoints.split.endpoint import SplitEndpoint
 from streamco.errors import ConfigError
 
 SPLIT = ["--device", "parts/name", "--split", "ws://127.0.0.1:1", "--split", "ws://127.0.0.1:2"]

@@ -12,7 +12,7 @@ from streamco.endpoints.base import Request
 from streamco.endpoints.known_servers.anthropic import AnthropicEndpoint
 from streamco.endpoints.local_server import LocalServerEndpoint
 from streamco.endpoints.openai import OpenAIEndpoint
-from streamco.endpoints.verifiers.split import SplitEndpoint
+from streamco.endpoints.split.endpoint import SplitEndpoint
 from streamco.endpoints.verifiers.streamco import VerifierEndpoint
 from streamco.endpoints.verifiers.vllm import VLLMVerifier
 from streamco.errors import ConfigError, EndpointStatusError

@@ -17,8 +17,8 @@ from streamco.endpoints.device import DeviceEndpoint
 from streamco.endpoints.known_servers.anthropic import AnthropicEndpoint
 from streamco.endpoints.local_server import LocalServerEndpoint
 from streamco.endpoints.openai import OpenAIEndpoint
+from streamco.endpoints.split.endpoint import SplitEndpoint
 from streamco.endpoints.verifiers.pool import VerifierPool
-from streamco.endpoints.verifiers.split import SplitEndpoint
 from streamco.endpoints.verifiers.streamco import VerifierEndpoint
 from streamco.errors import ConfigError, EndpointConnectError
 from streamco.proxy.app import serving

@@ -32,7 +32,7 @@ def split_endpoint(device: object, server: object) -> Any:
     Raises:
         ConfigError: one of the two is missing, or something else.
     """
-    from streamco.endpoints.verifiers.split import SplitEndpoint
+    from streamco.endpoints.split.endpoint import SplitEndpoint
 
     if isinstance(device, SplitEndpoint):
         if server is not None:

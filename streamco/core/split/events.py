@@ -5,6 +5,8 @@ from __future__ import annotations
 from msgspec import Struct
 
 __all__ = [
+    "AnswerEnded",
+    "CloseSession",
     "ComputeRows",
     "OpenSession",
     "RowsAdded",
@@ -57,12 +59,16 @@ class SessionLost(Struct, frozen=True):
 
 
 class StatesArrived(Struct, frozen=True):
-    """The oldest unanswered rows of this attempt are answered."""
+    """The oldest unanswered rows of this attempt are answered. A driver that has the states subclasses this event."""
 
     attempt: int
 
 
-SplitEvent = RowsAdded | Truncated | RowsComputed | SessionReady | SessionLost | StatesArrived
+class AnswerEnded(Struct, frozen=True):
+    """The answer is over: complete, failed, or not wanted any more."""
+
+
+SplitEvent = RowsAdded | Truncated | RowsComputed | SessionReady | SessionLost | StatesArrived | AnswerEnded
 
 
 class ComputeRows(Struct, frozen=True):
@@ -88,4 +94,8 @@ class SendRows(Struct, frozen=True):
     wanted: int
 
 
-SplitCommand = ComputeRows | OpenSession | SendRows
+class CloseSession(Struct, frozen=True):
+    """End the session at the server, whether it is open or being opened."""
+
+
+SplitCommand = ComputeRows | OpenSession | SendRows | CloseSession

@@ -16,6 +16,8 @@ from typing import assert_never
 from msgspec import Struct
 
 from streamco.core.split.events import (
+    AnswerEnded,
+    CloseSession,
     ComputeRows,
     OpenSession,
     RowsAdded,
@@ -75,6 +77,7 @@ class SplitMachine:
         self._next_stop: int | None = None  # where the next chunk ends; None: not decided
         self._attempt = -1
         self._is_open = False
+        self._is_over = False
         self._commands: list[SplitCommand] = []
 
     @property
@@ -82,13 +85,21 @@ class SplitMachine:
         """True while deep states are awaited."""
         return self._goal is not None
 
+    @property
+    def is_over(self) -> bool:
+        """True if the answer is over."""
+        return self._is_over
+
     def start(self, *, now: float) -> None:
-        """Ask for a session."""
-        self._open(may_resume=False)
+        """Do nothing: a session is opened for the first rows, because an answer may wait for its turn on the device."""
 
     def receive(self, event: SplitEvent, *, now: float) -> None:
-        """Handle an event. Those of an attempt that is over change nothing."""
+        """Handle an event. Those of an attempt that is over change nothing, nor does any after the answer's end."""
+        if self._is_over:
+            return
         match event:
+            case AnswerEnded():
+                self._end()
             case RowsAdded():
                 self._add(event)
             case Truncated():
@@ -123,6 +134,8 @@ class SplitMachine:
         if not 1 <= event.wanted <= min(self._max_rows, event.length - self._sent):
             raise AssertionError("as many states are wanted as new rows fit one frame")
         self._goal, self._plan = event, None
+        if self._attempt < 0:
+            self._open(may_resume=False)
 
     def _truncate(self, length: int) -> None:
         if self._goal is not None:
@@ -131,6 +144,11 @@ class SplitMachine:
         self._sent = min(self._sent, length)
         self._answered = min(self._answered, length)
         self._most_sent = min(self._most_sent, length)
+
+    def _end(self) -> None:
+        self._is_over, self._goal = True, None
+        if self._attempt >= 0:
+            self._commands.append(CloseSession())
 
     def _open(self, *, may_resume: bool) -> None:
         self._attempt += 1

@@ -1,37 +1,26 @@
-"""One answer of a split model on the device: its tokens, the shallow states that it keeps, and the verdicts on its drafts.
+"""The device's work on one answer of a split model: its tokens, the shallow states that it keeps, and the verdicts on its drafts.
 
 The server's states are read one row at a time: each gives the model's own next token, by the same sampler that a whole model would have. A
 draft is right if it is that token. So the text is the one that the whole model would have written with these draws, drafts or not.
+
+Which rows are computed and sent, and when, is decided by the answer's machine (``core.split.machine``), which runs elsewhere: its owner
+gets an event for each thing that happens here, and asks for the next.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from time import monotonic
 from typing import TYPE_CHECKING, Protocol
 
-from msgspec import Struct
-
-from streamco.core.split.events import (
-    ComputeRows,
-    OpenSession,
-    RowsAdded,
-    RowsComputed,
-    SendRows,
-    SessionLost,
-    SessionReady,
-    SplitEvent,
-    StatesArrived,
-    Truncated,
-)
-from streamco.core.split.machine import SplitMachine
+from streamco.core.split.events import ComputeRows, RowsAdded, RowsComputed, SplitEvent, Truncated
+from streamco.engines.base import GenerationRequest
+from streamco.engines.consumer import EngineSignals
 from streamco.engines.generation import RunningGeneration
+from streamco.engines.llamacpp.model import LlamaModel
 from streamco.engines.split.drafts import AnswerDrafts
 from streamco.engines.split.layers import HeadPart, InputPart
-from streamco.engines.split.tally import SplitTally, SplitTraffic
+from streamco.engines.split.tally import SplitTally
 from streamco.errors import EngineError
-from streamco.policies.chunking import PromptPlan
-from streamco.profiles.row_costs import RowCosts
 
 if TYPE_CHECKING:
     import numpy as np
@@ -39,100 +28,73 @@ if TYPE_CHECKING:
 
     States = NDArray[np.float32]
 
-__all__ = ["DeepStates", "LinkEvent", "LinkFailed", "LinkSession", "ProposeDrafts", "SplitAnswer", "SplitGeneration", "SplitLink"]
+__all__ = ["AnswerOwner", "ProposeDrafts", "SplitAnswer", "SplitGeneration"]
 
 ProposeDrafts = Callable[[Sequence[int]], Sequence[int]]
 """Returns likely next tokens from the tokens so far; an empty sequence: none."""
 
 
-class DeepStates(Struct, frozen=True, eq=False):
-    """The server's answer to the oldest unanswered rows of an attempt."""
+class AnswerOwner(Protocol):
+    """What runs the machine of an answer.
 
-    attempt: int
-    states: States
+    Attributes:
+        tally: what the answer has sent, received and drafted; the engine counts drafts in it.
+        generation: set by the engine before anything happens to the answer.
+    """
 
+    tally: SplitTally
+    generation: SplitGeneration | None
 
-class LinkFailed(Struct, frozen=True):
-    """No server can continue the answer."""
-
-    error: Exception
-
-
-LinkEvent = SessionReady | SessionLost | DeepStates | LinkFailed
+    def tell(self, event: SplitEvent) -> None:
+        """Take an event for the machine; called from the engine's thread, in order, and never blocks."""
+        ...
 
 
 class SplitGeneration(RunningGeneration):
-    """A generation of a split model."""
+    """A generation of a split model.
 
-    tally: SplitTally | None = None
-    """What it has sent, received and drafted so far; None: it waits for its turn."""
+    Args:
+        request, model, limit, buffered, wake, engine: see ``RunningGeneration``.
+        owner: runs the machine of the answer.
+    """
 
+    def __init__(
+        self,
+        request: GenerationRequest,
+        model: LlamaModel,
+        *,
+        limit: int,
+        buffered: int,
+        wake: Callable[[], None],
+        engine: EngineSignals,
+        owner: AnswerOwner,
+    ) -> None:
+        super().__init__(request, model, limit=limit, buffered=buffered, wake=wake, engine=engine)
+        self.owner = owner
+        self.shallow: list[States] = []  # of the tokens so far, one row each; the engine's thread writes them
 
-class LinkSession(Protocol):
-    """One answer's session at the servers. Every thread may call it; it never blocks."""
+    def rows(self, start: int, stop: int) -> States:
+        """Return the shallow states of rows that the machine knows of, shape (rows, width). Every thread may call it.
 
-    @property
-    def traffic(self) -> SplitTraffic:
-        """What it has sent and received so far."""
-        ...
-
-    def open(self, command: OpenSession) -> None:
-        """Open or resume a session; answered with an event."""
-        ...
-
-    def send(self, command: SendRows, states: States) -> None:
-        """Send rows; without effect if their attempt is over."""
-        ...
-
-    def close(self) -> None:
-        """End the session; no event comes after that."""
-        ...
-
-
-class SplitLink(Protocol):
-    """The servers of a split model."""
-
-    @property
-    def max_rows(self) -> int:
-        """Most rows of a frame."""
-        ...
-
-    @property
-    def max_positions(self) -> int:
-        """Most positions of a session: prompt and answer together."""
-        ...
-
-    def plan(self, rows: int, *, computed: int = 0, input_costs: RowCosts | None = None) -> PromptPlan:
-        """Return how a prompt of which ``rows`` are still to be sent is cut.
-
-        Args:
-            rows: number of rows, at least 1.
-            computed: number of first ones of them that the device has computed.
-            input_costs: seconds of the device's own layers, by rows; None: not known.
+        While the machine awaits deep states, the engine's thread changes none of the rows before it has got them.
         """
-        ...
+        import numpy as np
 
-    def row_seconds(self, rows: int) -> float:
-        """Return by how many seconds a trip of ``rows`` rows is longer than one of a row fewer; 0: not known."""
-        ...
-
-    def session(self, emit: Callable[[LinkEvent], None], reserve: int) -> LinkSession:
-        """Return a session for one answer of at most ``reserve`` tokens; ``emit`` is called from another thread."""
-        ...
+        return np.stack(self.shallow[start:stop])
 
 
 class SplitAnswer:
-    """One answer. All methods belong to the engine's thread.
+    """The work on one answer. All methods belong to the engine's thread.
 
     Args:
         generation: the request; it draws the tokens and makes text of them.
         parts: the device's input layers and head.
         sequence: sequence id in the input layers.
-        link: the servers.
-        emit: called with the link's events from another thread.
         propose: proposes drafts from the tokens alone, if there are no ``drafts``.
         drafts: the draft layer's drafts; None: there is no draft layer.
-        reserve: most tokens of prompt and answer.
+
+    Attributes:
+        computing: rows whose shallow states are asked for; None: none are.
     """
 
     def __init__(
@@ -141,45 +103,27 @@ class SplitAnswer:
         parts: tuple[InputPart, HeadPart],
         *,
         sequence: int,
-        link: SplitLink,
-        emit: Callable[[LinkEvent], None],
         propose: ProposeDrafts,
         drafts: AnswerDrafts | None = None,
-        reserve: int,
     ) -> None:
         self.generation = generation
         self.sequence = sequence
         self.computing: ComputeRows | None = None
         self._input, self._head = parts
-        self._link = link
         self._propose = propose
         self._layer = drafts
-        self._most = reserve
         self._tokens = list(generation.prompt)
         self._drafts: list[int] = []
-        self._shallow: list[States] = []  # one row each
-        self._machine = SplitMachine(plan=self._plan, max_rows=link.max_rows)
-        self._session = link.session(emit, reserve)
-        self._tally = generation.tally = SplitTally(self._machine.counts, self._session.traffic)
+        self._shallow = generation.shallow
+        self._tally = generation.owner.tally
         if drafts is not None:
             self._tally.branches, self._tally.lookups = drafts.counts, drafts.lookups
-        self._machine.start(now=monotonic())
-        self._put(RowsAdded(len(self._tokens), 1))
+        self._is_waiting = False  # for deep states
+        self._want(1)
 
-    def receive(self, event: LinkEvent) -> None:
-        """Handle an event of the link."""
-        match event:
-            case LinkFailed():
-                raise event.error
-            case DeepStates():
-                was_waiting = self._machine.is_waiting
-                self._put(StatesArrived(event.attempt))
-                if was_waiting and not self._machine.is_waiting:
-                    self._read(event.states)
-            case _:
-                if isinstance(event, SessionLost) and self._layer is not None:
-                    self._layer.record_loss()
-                self._put(event)
+    def ask(self, command: ComputeRows) -> None:
+        """Take rows to compute at the engine's next turn."""
+        self.computing = command
 
     def compute(self) -> None:
         """Compute the rows that are asked for."""
@@ -189,17 +133,30 @@ class SplitAnswer:
         self.computing = None
         embeddings = self._head.embed(self._tokens[command.start : command.stop])
         self._shallow.extend(self._input.run(embeddings, command.start, self.sequence))
-        self._put(RowsComputed(command.stop))
+        self._tell(RowsComputed(command.stop))
+
+    def fail(self, error: Exception) -> None:
+        """Fail: no server can continue the answer.
+
+        Raises:
+            Exception: the error.
+        """
+        raise error
+
+    def record_loss(self) -> None:
+        """Record that a session was lost."""
+        if self._layer is not None:
+            self._layer.record_loss()
 
     def resume(self) -> None:
         """Go on after the reader has taken what there was."""
-        if not self._machine.is_waiting and not self.generation.is_done and not self.generation.is_parked:
+        if not self._is_waiting and not self.generation.is_done and not self.generation.is_parked:
             self._go_on()
 
     @property
     def can_predraft(self) -> bool:
         """True if a verdict is awaited, and there is time to draft along those that may come."""
-        return self._layer is not None and self._machine.is_waiting and self._layer.can_predraft
+        return self._layer is not None and self._is_waiting and self._layer.can_predraft
 
     def predraft(self) -> None:
         """Draft one step on along a verdict that may come."""
@@ -207,32 +164,14 @@ class SplitAnswer:
             self._layer.predraft()
 
     def close(self) -> None:
-        """End the session, and free the memory of the input layers and of the draft layer."""
-        self._session.close()
+        """Free the memory of the input layers and of the draft layer."""
         if self._layer is not None:
             self._layer.close()
         self._input.truncate(0, self.sequence)
 
-    def _plan(self, rows: int, computed: int) -> PromptPlan:
-        return self._link.plan(rows, computed=computed, input_costs=self._input.costs)
-
-    def _put(self, event: SplitEvent) -> None:
-        self._machine.receive(event, now=monotonic())
-        for command in self._machine.take_commands():
-            if isinstance(command, ComputeRows):
-                self.computing = command
-            elif isinstance(command, OpenSession):
-                self._session.open(command)
-            else:
-                self._session.send(command, self._rows(command))
-
-    def _rows(self, command: SendRows) -> States:
-        import numpy as np
-
-        return np.stack(self._shallow[command.start : command.stop])
-
-    def _read(self, states: States) -> None:
+    def read(self, states: States) -> None:
         """Draw the next tokens from the states after the last token and after each draft, up to the first draft that is wrong."""
+        self._is_waiting = False
         drafts, self._drafts = self._drafts, []
         self._tally.drafted += len(drafts)
         if self._layer is not None:
@@ -260,6 +199,14 @@ class SplitAnswer:
             self._record(self._layer, states[: accepted + 1])
         self.resume()
 
+    def _tell(self, event: SplitEvent) -> None:
+        self.generation.owner.tell(event)
+
+    def _want(self, states: int) -> None:
+        """Ask for the deep states of the last tokens."""
+        self._is_waiting = True
+        self._tell(RowsAdded(len(self._tokens), states))
+
     def _draw(self, state: States) -> int | None:
         """Return the model's next token after a deep state; None: the answer has ended before it."""
         made = self.generation.made
@@ -277,7 +224,7 @@ class SplitAnswer:
         del self._tokens[-count:], self._shallow[-count:]
         if self._layer is None:  # which else has the input layers read what it needs
             self._input.truncate(len(self._tokens), self.sequence)
-        self._put(Truncated(len(self._tokens)))
+        self._tell(Truncated(len(self._tokens)))
 
     def _go_on(self) -> None:
         token = self.generation.next_token
@@ -286,8 +233,8 @@ class SplitAnswer:
         if self._layer is None:
             self._drafts = list(self._propose(self._tokens))
         else:
-            self._drafts, rows = self._layer.make(self._tokens, self._most - len(self._tokens))
+            self._drafts, rows = self._layer.make(self._tokens, self.generation.most_tokens - len(self._tokens))
             self._shallow += rows
-            self._put(RowsComputed(len(self._tokens) + len(self._drafts)))
+            self._tell(RowsComputed(len(self._tokens) + len(self._drafts)))
         self._tokens += self._drafts
-        self._put(RowsAdded(len(self._tokens), 1 + len(self._drafts)))
+        self._want(1 + len(self._drafts))

@@ -1,7 +1,8 @@
 """The engine of a split model on the device: one thread owns the input layers and the head, servers compute the layers between them.
 
-It is an ``Engine`` like the one that runs a whole model, so whatever uses an engine can use a split model: tokens, text, template and
-sampling never leave this machine. Only states do, through a ``SplitLink``.
+It is an ``Engine`` like the one that runs a whole model: tokens, text, template and sampling never leave this machine. But an answer needs
+an owner that runs its machine (``core.split.machine``) and sends the states to a server. The engine computes what the owner asks for, and
+tells it what happened.
 """
 
 from __future__ import annotations
@@ -14,10 +15,11 @@ import weakref
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from queue import SimpleQueue
-from typing import Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol
 
 from msgspec.structs import replace
 
+from streamco.core.split.events import AnswerEnded, ComputeRows
 from streamco.engines.base import EngineOptions, Generation, GenerationRequest, ModelInfo
 from streamco.engines.consumer import Consumer
 from streamco.engines.kv_slots import Slot
@@ -25,25 +27,51 @@ from streamco.engines.llamacpp.control_tokens import ControlTokens
 from streamco.engines.llamacpp.model import context_limit
 from streamco.engines.llamacpp.model_parts import PartInfo, check_same_model
 from streamco.engines.llamacpp.reasoning import splits_reasoning
-from streamco.engines.split.answer import LinkEvent, ProposeDrafts, SplitAnswer, SplitGeneration, SplitLink
+from streamco.engines.split.answer import AnswerOwner, ProposeDrafts, SplitAnswer, SplitGeneration
 from streamco.engines.split.draft_layer import DraftPart
 from streamco.engines.split.draft_lengths import DraftLengths
 from streamco.engines.split.drafts import AnswerDrafts, DraftOptions, find_draft_layer
 from streamco.engines.split.layers import HeadPart, InputPart
 from streamco.engines.threads import budget
 from streamco.errors import ConfigError, EngineError, UsageError
+from streamco.profiles.row_costs import RowCosts
 
-__all__ = ["MakeLink", "SplitEngine", "device_parts", "no_drafts"]
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+__all__ = ["MakeLink", "ServerFacts", "SplitEngine", "device_parts", "no_drafts"]
 
 logger = logging.getLogger("streamco.engine")
+
+
+class ServerFacts(Protocol):
+    """What the engine asks of the link to the servers, from its own thread or another."""
+
+    @property
+    def max_positions(self) -> int:
+        """Most positions of a session: prompt and answer together."""
+        ...
+
+    def row_seconds(self, rows: int) -> float:
+        """Return by how many seconds a trip of ``rows`` rows is longer than one of a row fewer; 0: not known."""
+        ...
 
 
 class MakeLink(Protocol):
     """Makes the link when the parts are known."""
 
-    def __call__(self, info: PartInfo, context_tokens: int, /) -> SplitLink:
+    def __call__(self, info: PartInfo, context_tokens: int, /) -> ServerFacts:
         """Return the link to servers with the layers after those of ``info``."""
         ...
+
+
+class _Work(NamedTuple):
+    """What an answer's owner asks for: a method of the answer, with its argument."""
+
+    generation: SplitGeneration
+    function: Callable[..., None]
+    arguments: tuple[object, ...] = ()
 
 
 def device_parts(parts: str | Path) -> tuple[Path, Path]:
@@ -133,7 +161,7 @@ class SplitEngine:
         self.info: ModelInfo = replace(model, context_tokens=limit, layers=layers, has_reasoning=has_reasoning)
         self.link = link(self._input.info, limit)
         self._lengths = None if self.drafts is None else DraftLengths(self.drafts.policy, self.link.row_seconds)
-        self._inbox: SimpleQueue[SplitGeneration | tuple[SplitGeneration, LinkEvent] | Consumer | None] = SimpleQueue()
+        self._inbox: SimpleQueue[SplitGeneration | _Work | Consumer | None] = SimpleQueue()
         self._lock = threading.Lock()
         self._is_closing = False
         self._failure: BaseException | None = None
@@ -189,13 +217,21 @@ class SplitEngine:
         """Return the prompt's text; see ``LlamaModel.apply_template``."""
         return self._head.model.apply_template(messages, add_generation_prompt=add_generation_prompt)
 
-    def submit(self, request: GenerationRequest, wake: Callable[[], None]) -> Generation:
-        """Queue a generation.
+    @property
+    def input_costs(self) -> RowCosts | None:
+        """Seconds of the input layers by rows; None: not measured yet."""
+        return self._input.costs
+
+    def submit(self, request: GenerationRequest, wake: Callable[[], None], owner: AnswerOwner | None = None) -> Generation:
+        """Queue a generation. Its ``owner`` is told ``RowsAdded`` when its turn has come, and ``AnswerEnded`` when it has ended.
 
         Raises:
             EngineError: the engine is closed, the prompt is empty, holds foreign ids or does not fit the context.
             ConfigError: a sampling option is out of range.
+            UsageError: it has no owner, so nothing would send its states to a server.
         """
+        if owner is None:
+            raise UsageError("submit: expected the driver of a split answer (SplitEndpoint.open has one), got none")
         ids, context = request.prompt_ids, min(self.info.context_tokens, self.link.max_positions)
         if not ids or min(ids) < 0 or max(ids) >= self.info.vocabulary_size or len(ids) >= context:
             raise EngineError(f"prompt: expected 1 to {context - 1} ids of the vocabulary, got {len(ids)}")
@@ -207,9 +243,27 @@ class SplitEngine:
             buffered=min(self.options.ring_tokens, request.max_buffered or self.options.ring_tokens),
             wake=wake,
             engine=self,
+            owner=owner,
         )
+        owner.generation = generation
         self._put(generation)
         return generation
+
+    def compute(self, generation: SplitGeneration, rows: ComputeRows) -> None:
+        """Compute shallow states; the owner is told ``RowsComputed``."""
+        self._inbox.put(_Work(generation, SplitAnswer.ask, (rows,)))
+
+    def read(self, generation: SplitGeneration, states: NDArray[np.float32]) -> None:
+        """Draw tokens from the deep states of the last rows; the owner is told ``Truncated`` and ``RowsAdded``."""
+        self._inbox.put(_Work(generation, SplitAnswer.read, (states,)))
+
+    def record_loss(self, generation: SplitGeneration) -> None:
+        """Record that a session was lost, so that the time of this round says nothing of drafts."""
+        self._inbox.put(_Work(generation, SplitAnswer.record_loss))
+
+    def fail(self, generation: SplitGeneration, error: Exception) -> None:
+        """End a generation with an error."""
+        self._inbox.put(_Work(generation, SplitAnswer.fail, (error,)))
 
     def ping(self, wake: Callable[[], None]) -> None:
         """Have ``wake`` called from the engine's thread; see ``Engine.ping``.
@@ -283,16 +337,16 @@ class SplitEngine:
                 return True
         return False
 
-    def _take_in(self, arrived: SplitGeneration | tuple[SplitGeneration, LinkEvent] | Consumer | None) -> None:
+    def _take_in(self, arrived: SplitGeneration | _Work | Consumer | None) -> None:
         match arrived:
             case SplitGeneration():
                 self._waiting.append(arrived)
             case Consumer():
                 arrived.wake()
-            case (generation, event):
+            case _Work(generation, function, arguments):
                 answer = self._running.get(generation)
                 if answer is not None:
-                    self._guarded(generation, answer.receive, event)
+                    self._guarded(generation, function, answer, *arguments)
             case None:
                 for generation, answer in list(self._running.items()):
                     if generation.is_parked:
@@ -303,6 +357,7 @@ class SplitEngine:
         for generation in [each for each in self._waiting if each.is_cancelled]:
             self._waiting.remove(generation)
             generation.finish("cancelled")
+            generation.owner.tell(AnswerEnded())
         for generation in [each for each in self._running if each.is_cancelled]:
             generation.finish("cancelled")
             self._release(generation)
@@ -311,20 +366,13 @@ class SplitEngine:
         while self._waiting and self._free:
             generation = self._waiting.pop(0)
             sequence = self._free.pop()
-
-            def emit(event: LinkEvent, generation: SplitGeneration = generation) -> None:
-                self._inbox.put((generation, event))
-
             generation.admit(Slot(sequence))
             self._running[generation] = SplitAnswer(
                 generation,
                 (self._input, self._head),
                 sequence=sequence,
-                link=self.link,
-                emit=emit,
                 propose=self._propose,
                 drafts=self._drafts_of(sequence),
-                reserve=generation.most_tokens,
             )
 
     def _drafts_of(self, sequence: int) -> AnswerDrafts | None:
@@ -349,6 +397,7 @@ class SplitEngine:
         if answer is not None:
             answer.close()
             self._free.append(answer.sequence)
+            generation.owner.tell(AnswerEnded())
 
     def _end(self) -> None:
         error = None
@@ -359,7 +408,10 @@ class SplitEngine:
             arrived = self._inbox.get()
             if isinstance(arrived, SplitGeneration):
                 self._waiting.append(arrived)
-        for generation in [*self._waiting, *self._running]:
+        for generation in self._waiting:
+            generation.finish(reason, error=error)
+            generation.owner.tell(AnswerEnded())
+        for generation in self._running:
             generation.finish(reason, error=error)
         for generation in list(self._running):
             self._release(generation)

@@ -71,7 +71,7 @@ class SplitTally(Struct):
     """The tally of one answer.
 
     Args:
-        counts: what its machine has sent; the engine's thread writes it.
+        counts: what its machine has sent; the event loop writes it.
         traffic: what its session has sent and received; the event loop writes it.
         drafted, accepted: tokens that were drafted, and the part of them that the model chose itself; the engine's thread writes them.
         lookups: tokens of drafts that were found in prompt or answer; the engine's thread writes it.

@@ -17,14 +17,11 @@ from typing import TYPE_CHECKING, Protocol
 from msgspec.structs import asdict
 
 from streamco.core.verifier.events import (
-    AcceptSession,
     BatchPart,
     CancelPart,
     DraftReceived,
     DropSequence,
-    ForgetSession,
     RefuseDraft,
-    RefuseSession,
     RunBatch,
     SchedulerCommand,
     SendVerdict,
@@ -40,7 +37,7 @@ from streamco.profiles.row_costs import RowCosts
 from streamco.server.split.batches import RowsReport, RowsRunner
 from streamco.server.split.rounds import PendingRound
 from streamco.server.split.stats import SplitStats
-from streamco.server.verify.hosted_sessions import MAX_FAILURES, NO_SESSION, HostedSession, HostedSessions, refusal_for
+from streamco.server.verify.hosted_sessions import NO_SESSION, HostedSession, HostedSessions
 from streamco.server.verify.options import VerifyOptions
 from streamco.server.wakeup import WakeCoalescer
 from streamco.wire.row_costs import RowCost, table_of_costs
@@ -119,6 +116,7 @@ class SplitSessions(HostedSessions[_SplitSession, SplitConnection]):
     """
 
     stats: SplitStats
+    expected = "rows"
 
     def __init__(self, engine: LayerEngine, options: VerifyOptions, *, policy: Mixed, costs: RowCosts) -> None:
         super().__init__(_make_scheduler(engine, options, costs, policy), options, SplitStats())
@@ -238,23 +236,11 @@ class SplitSessions(HostedSessions[_SplitSession, SplitConnection]):
                 if session is not None:
                     self._answer(session, command)
 
-    def _answer(self, session: _SplitSession, command: AcceptSession | RefuseSession | SendVerdict | RefuseDraft | ForgetSession) -> None:
-        connection, number = session.connection, session.number
-        match command:
-            case AcceptSession():
-                self.stats.opened += 1
-                if connection is not None:
-                    connection.server.send(SplitOpened(number, session.key))
-            case SendVerdict():
-                pass  # its rounds were answered when their rows were computed
-            case RefuseDraft(_, turn, reason, retry_after):
-                self._refuse_rounds(session, turn, reason, retry_after)
-            case RefuseSession():
-                self._refuse_session(session, command)
-            case ForgetSession():
-                self._forget_as(session, command, "rows")
-        if connection is not None:
-            connection.flush()
+    def _send_opened(self, session: _SplitSession, connection: SplitConnection) -> None:
+        connection.server.send(SplitOpened(session.number, session.key))
+
+    def _answer_verdict(self, session: _SplitSession, command: SendVerdict) -> None:
+        """Do nothing: the rounds were answered when their rows were computed."""
 
     def _answer_round(self, session: _SplitSession) -> None:
         """Send the states of the first pending round."""
@@ -286,26 +272,19 @@ class SplitSessions(HostedSessions[_SplitSession, SplitConnection]):
             return np.empty((0, self._width), np.float32)
         return done.found[0] if len(done.found) == 1 else np.concatenate(done.found)
 
-    def _refuse_rounds(self, session: _SplitSession, turn: int, reason: str, retry_after: float | None) -> None:
-        """Refuse the first pending round; the server end refuses those that follow it. Those up to ``turn`` are over."""
+    def _answer_refusal(self, session: _SplitSession, command: RefuseDraft) -> None:
+        """Refuse the first pending round; the server end refuses those that follow it. Those up to the command's are over."""
         refused, session.reading = session.pending.popleft(), []
-        while session.pending and session.pending[0].turn <= turn:
+        while session.pending and session.pending[0].turn <= command.round:
             session.pending.popleft()
-        session.failures += reason == "engine failed"
         session.held = min(session.held, refused.rows.position)
         if session.connection is not None and not session.is_resuming and not refused.is_refused:
-            self.stats.record_refusal(reason)
-            is_hopeless = session.failures >= MAX_FAILURES
-            round_number = None if is_hopeless else refused.rows.round_number
-            wait = None if is_hopeless else retry_after
-            self._send_refusal(session, refusal_for(reason, session.number, round_number, wait))
-            if is_hopeless:
-                self._end(session)
+            self.stats.record_refusal(command.reason)
+            self._refuse_round(session, command, refused.rows.round_number)
         self._answer_resume(session)
 
     def _send_refusal(self, session: _SplitSession, error: VerifyProtocolError) -> None:
-        if session.connection is not None:
-            session.connection.server.refuse(error)
+        super()._send_refusal(session, error)
         for later in session.pending:
             later.is_refused = True
 

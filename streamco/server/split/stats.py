@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections import Counter
-
 from streamco.core.verifier.events import RunBatch
 from streamco.server.http.prometheus import FigureMetric
+from streamco.server.verify.hosted_sessions import SessionStats
 
 __all__ = ["SPLIT_METRICS", "SplitStats"]
 
@@ -25,20 +24,17 @@ SPLIT_METRICS = (
 )
 
 
-class SplitStats:
-    """Counters since the server began; the session manager owns them.
+class SplitStats(SessionStats):
+    """Counters of a split server.
 
     Attributes:
-        opened: number of sessions opened.
-        resumed: number of times that a session was resumed.
         evicted: number of times that a session lost its rows to another one.
     """
 
     def __init__(self) -> None:
-        self.opened = self.resumed = self.evicted = 0
+        super().__init__()
+        self.evicted = 0
         self._rounds = self._rows = self._returned = self._batches = self._mixed = self._merged = self._failed = 0
-        self._queued = self._computed = 0.0
-        self._refused: Counter[str] = Counter()
 
     def record_batch(self, batch: RunBatch) -> None:
         """Record the beginning of a batch."""
@@ -64,12 +60,7 @@ class SplitStats:
         """
         self._rounds += 1
         self._returned += returned
-        self._queued += queued
-        self._computed += computed
-
-    def record_refusal(self, reason: str) -> None:
-        """Record the refusal of a session or a round."""
-        self._refused[reason] += 1
+        self._record_times(queued, computed)
 
     def figures(self) -> dict[str, object]:
         """Return all counters as a JSON object."""
@@ -84,7 +75,5 @@ class SplitStats:
             "shared_batches": self._mixed,
             "merged_rounds": self._merged,
             "failed_batches": self._failed,
-            "queued_s": round(self._queued, 6),
-            "compute_s": round(self._computed, 6),
-            "refused": dict(self._refused),
+            **self._totals(),
         }

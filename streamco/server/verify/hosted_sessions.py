@@ -1,7 +1,7 @@
 """What every server's sessions have in common: places on connections, keys and resumes, limits of an address, and their end.
 
 ``SessionManager`` hosts sessions of tokens and ``SplitSessions`` sessions of hidden states. Both inherit from this, and add the frames that
-begin a round and answer it.
+begin a round and answer it, and the batches.
 
 A session outlives its connection by ``resume_s``. A client that has its key may resume it, even if the old connection still seems alive.
 """
@@ -11,9 +11,19 @@ from __future__ import annotations
 import asyncio
 import secrets
 from abc import ABC, abstractmethod
-from typing import Any, Generic, Protocol, TypeVar
+from collections import Counter
+from typing import Any, ClassVar, Generic, Protocol, TypeVar
 
-from streamco.core.verifier.events import ForgetSession, RefuseSession, SchedulerCommand, SchedulerEvent, SessionClosed
+from streamco.core.verifier.events import (
+    AcceptSession,
+    ForgetSession,
+    RefuseDraft,
+    RefuseSession,
+    SchedulerCommand,
+    SchedulerEvent,
+    SendVerdict,
+    SessionClosed,
+)
 from streamco.core.verifier.scheduler import VerificationScheduler
 from streamco.machine_driver import MachineDriver
 from streamco.server.verify.options import VerifyOptions
@@ -30,10 +40,9 @@ from streamco.wire.verify.errors import (
     WrongBaseError,
 )
 
-__all__ = ["MAX_FAILURES", "NO_SESSION", "HostedSession", "HostedSessions", "SessionConnection", "SessionStats", "refusal_for"]
+__all__ = ["NO_SESSION", "HostedSession", "HostedSessions", "SessionConnection", "SessionStats", "refusal_for"]
 
-MAX_FAILURES = 3
-"""Failures of one session in a row, after which a retry is of no use."""
+_MAX_FAILURES = 3  # of one session in a row, after which a retry is of no use
 
 NO_SESSION = "a session of this key, got none: open it again"
 """What is expected of a resume if the session is gone."""
@@ -73,15 +82,31 @@ class SessionConnection(Protocol):
         ...
 
 
-class SessionStats(Protocol):
-    """Counters that every server has."""
+class SessionStats:
+    """Counters that every server has, since it began; the session manager owns them.
 
-    opened: int
-    resumed: int
+    Attributes:
+        opened: number of sessions opened.
+        resumed: number of times that a session was resumed.
+    """
+
+    def __init__(self) -> None:
+        self.opened = self.resumed = 0
+        self._queued = self._computed = 0.0
+        self._refused: Counter[str] = Counter()
 
     def record_refusal(self, reason: str) -> None:
         """Record the refusal of a session or a round."""
-        ...
+        self._refused[reason] += 1
+
+    def _record_times(self, queued: float, computed: float) -> None:
+        """Record the seconds that a round waited while none of its batches ran, and the seconds of its batches."""
+        self._queued += queued
+        self._computed += computed
+
+    def _totals(self) -> dict[str, object]:
+        """Return what rounds took, and what was refused."""
+        return {"queued_s": round(self._queued, 6), "compute_s": round(self._computed, 6), "refused": dict(self._refused)}
 
 
 ConnectionT = TypeVar("ConnectionT", bound=SessionConnection)
@@ -124,6 +149,7 @@ class HostedSessions(MachineDriver[SchedulerEvent, SchedulerCommand], Generic[Se
     """
 
     machine: VerificationScheduler
+    expected: ClassVar[str]  # what ends a session's silence
 
     def __init__(self, machine: VerificationScheduler, options: VerifyOptions, stats: SessionStats) -> None:
         super().__init__(machine, clock=asyncio.get_running_loop().time)
@@ -210,6 +236,53 @@ class HostedSessions(MachineDriver[SchedulerEvent, SchedulerCommand], Generic[Se
         session.left_at = self._clock()
         self._left[session.name] = session
 
+    # The scheduler
+
+    def _answer(self, session: SessionT, command: AcceptSession | RefuseSession | SendVerdict | RefuseDraft | ForgetSession) -> None:
+        """Answer a session's connection as the scheduler has decided."""
+        connection = session.connection
+        match command:
+            case AcceptSession():
+                self.stats.opened += 1
+                if connection is not None:
+                    self._send_opened(session, connection)
+            case SendVerdict():
+                self._answer_verdict(session, command)
+            case RefuseDraft():
+                session.failures += command.reason == "engine failed"
+                self._answer_refusal(session, command)
+            case RefuseSession():
+                self._refuse_session(session, command)
+            case ForgetSession():
+                self._forget_as(session, command)
+        if connection is not None:
+            connection.flush()
+
+    @abstractmethod
+    def _send_opened(self, session: SessionT, connection: ConnectionT) -> None:
+        """Send a session's key."""
+
+    @abstractmethod
+    def _answer_verdict(self, session: SessionT, command: SendVerdict) -> None:
+        """Handle the verdict of a round."""
+
+    @abstractmethod
+    def _answer_refusal(self, session: SessionT, command: RefuseDraft) -> None:
+        """Handle the refusal of a round."""
+
+    def _send_refusal(self, session: SessionT, error: VerifyProtocolError) -> None:
+        """Send the refusal of a round."""
+        if session.connection is not None:
+            session.connection.server.refuse(error)
+
+    def _refuse_round(self, session: SessionT, command: RefuseDraft, round_number: int) -> None:
+        """Refuse a round; after too many failures in a row, its session, too."""
+        is_hopeless = session.failures >= _MAX_FAILURES
+        number, retry_after = (None, None) if is_hopeless else (round_number, command.retry_after)
+        self._send_refusal(session, refusal_for(command.reason, session.number, number, retry_after))
+        if is_hopeless:
+            self._end(session)
+
     # The end
 
     def _close_session(self, connection: ConnectionT, number: int) -> None:
@@ -225,10 +298,10 @@ class HostedSessions(MachineDriver[SchedulerEvent, SchedulerCommand], Generic[Se
             session.connection.server.refuse(refusal_for(command.reason, session.number, None, command.retry_after))
         self._end(session)
 
-    def _forget_as(self, session: SessionT, command: ForgetSession, expected: str) -> None:
-        """Forget a session as the scheduler has; ``expected``: what ends a silence."""
+    def _forget_as(self, session: SessionT, command: ForgetSession) -> None:
+        """Forget a session as the scheduler has."""
         if session.connection is not None:
-            message = f"session {session.number}: expected {expected}, got silence"
+            message = f"session {session.number}: expected {self.expected}, got silence"
             if not command.is_silent:
                 message = f"session {session.number}: expected a server with room for it, got a full one, and a device with fewer sessions"
             session.connection.server.refuse(EvictedError(message, session=session.number))

@@ -15,13 +15,10 @@ from typing import Protocol
 from msgspec.structs import asdict
 
 from streamco.core.verifier.events import (
-    AcceptSession,
     CancelPart,
     DraftReceived,
     DropSequence,
-    ForgetSession,
     RefuseDraft,
-    RefuseSession,
     RunBatch,
     SchedulerCommand,
     SendVerdict,
@@ -37,7 +34,7 @@ from streamco.policies.acceptance import Rule
 from streamco.policies.serving.batching import CHUNK, Alternating, BatchPolicy, LinearStep, Mixed, StepSeconds, StrictPrefill
 from streamco.policies.serving.length_aware import LengthAware
 from streamco.server.verify.batches import BatchReport, BatchRunner
-from streamco.server.verify.hosted_sessions import MAX_FAILURES, NO_SESSION, HostedSession, HostedSessions, refusal_for
+from streamco.server.verify.hosted_sessions import NO_SESSION, HostedSession, HostedSessions, refusal_for
 from streamco.server.verify.options import MIN_ROOM, VerifyOptions
 from streamco.server.verify.stats import VerifyStats
 from streamco.server.verify.verdicts import TargetRowCollector
@@ -93,6 +90,7 @@ class SessionManager(HostedSessions[_TokenSession, Connection]):
     """
 
     stats: VerifyStats
+    expected = "a draft or an extension"
 
     def __init__(self, engine: HoldingEngine, options: VerifyOptions) -> None:
         super().__init__(make_scheduler(engine, options), options, VerifyStats())
@@ -219,23 +217,8 @@ class SessionManager(HostedSessions[_TokenSession, Connection]):
         for connection, session, draft in begun:
             self._draft(connection, session, draft)
 
-    def _answer(self, session: _TokenSession, command: AcceptSession | RefuseSession | SendVerdict | RefuseDraft | ForgetSession) -> None:
-        connection, number = session.connection, session.number
-        match command:
-            case AcceptSession():
-                self.stats.opened += 1
-                if connection is not None:
-                    connection.server.send(Opened(number, session.key, 0))
-            case SendVerdict():
-                self._answer_verdict(session, command)
-            case RefuseDraft(_, _, reason, retry_after):
-                self._answer_refusal(session, reason, retry_after)
-            case RefuseSession():
-                self._refuse_session(session, command)
-            case ForgetSession():
-                self._forget_as(session, command, "a draft or an extension")
-        if connection is not None:
-            connection.flush()
+    def _send_opened(self, session: _TokenSession, connection: Connection) -> None:
+        connection.server.send(Opened(session.number, session.key, 0))
 
     def _answer_verdict(self, session: _TokenSession, command: SendVerdict) -> None:
         draft, session.draft = session.draft, None
@@ -259,18 +242,13 @@ class SessionManager(HostedSessions[_TokenSession, Connection]):
             session.connection.server.send(verdict)
             self._begun += [(session.connection, session, begun) for begun in session.connection.server.take_begun_rounds()]
 
-    def _answer_refusal(self, session: _TokenSession, reason: str, retry_after: float | None) -> None:
+    def _answer_refusal(self, session: _TokenSession, command: RefuseDraft) -> None:
         draft, session.draft = session.draft, None
-        session.failures += reason == "engine failed"
-        self.stats.record_refusal(reason)
+        self.stats.record_refusal(command.reason)
         if session.resume is not None:
             self._answer_resume(session)
         elif session.connection is not None and draft is not None:
-            is_hopeless = session.failures >= MAX_FAILURES
-            round_number = None if is_hopeless else draft.round_number
-            session.connection.server.refuse(refusal_for(reason, session.number, round_number, None if is_hopeless else retry_after))
-            if is_hopeless:
-                self._end(session)
+            self._refuse_round(session, command, draft.round_number)
 
     # Batches
 

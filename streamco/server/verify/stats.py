@@ -7,6 +7,7 @@ from collections import Counter
 from streamco.core.verifier.events import RunBatch, SendVerdict
 from streamco.server.http.prometheus import FigureMetric
 from streamco.server.verify.batches import BatchReport
+from streamco.server.verify.hosted_sessions import SessionStats
 
 __all__ = ["VERIFY_METRICS", "VerifyStats"]
 
@@ -30,20 +31,12 @@ VERIFY_METRICS = (
 )
 
 
-class VerifyStats:
-    """Counters since the server began; the session manager owns them.
-
-    Attributes:
-        opened: number of sessions opened.
-        resumed: number of times that a session was resumed.
-    """
+class VerifyStats(SessionStats):
+    """Counters of a verifier."""
 
     def __init__(self) -> None:
-        self.opened = 0
-        self.resumed = 0
+        super().__init__()
         self._verdicts = self._accepted = self._late_verdicts = 0
-        self._queued = self._computed = 0.0
-        self._refused: Counter[str] = Counter()
         self._batches: Counter[str] = Counter()
         self._tokens: Counter[str] = Counter()
         self._late_batches = self._failed_batches = self._aborted_batches = self._cancelled_parts = 0
@@ -71,12 +64,7 @@ class VerifyStats:
         self._verdicts += 1
         self._accepted += accepted
         self._late_verdicts += is_late
-        self._queued += verdict.queued
-        self._computed += verdict.compute
-
-    def record_refusal(self, reason: str) -> None:
-        """Record the refusal of a session or a draft."""
-        self._refused[reason] += 1
+        self._record_times(verdict.queued, verdict.compute)
 
     def figures(self) -> dict[str, object]:
         """Return all counters as a JSON object."""
@@ -86,9 +74,7 @@ class VerifyStats:
             "verdicts": self._verdicts,
             "accepted_tokens": self._accepted,
             "late_verdicts": self._late_verdicts,
-            "queued_s": round(self._queued, 6),
-            "compute_s": round(self._computed, 6),
-            "refused": dict(self._refused),
+            **self._totals(),
             "batches": dict(self._batches),
             "batch_tokens": dict(self._tokens),
             "late_batches": self._late_batches,

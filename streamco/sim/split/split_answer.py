@@ -1,7 +1,8 @@
 """One answer of a split model in virtual time: the prompt in chunks, then rounds of drafting and verification (HAT, section 3).
 
-A round sends the rows of the last token and of its draft, and the device's head verifies the draft with the deep states that come back. The
-chunk's size, the drafts' ends and the steps of parallel drafting are those of the live policies.
+The answer's machine decides which rows are computed and sent, and when, as on asyncio. A round adds the rows of the last token and of its
+draft, and the device's head verifies the draft with the deep states that come back. The chunk's size, the drafts' ends and the steps of
+parallel drafting are those of the live policies.
 """
 
 from __future__ import annotations
@@ -14,12 +15,24 @@ from typing import Any
 import simpy
 from msgspec import Struct
 
-from streamco.policies.chunking import chunk_size, chunks_in_flight, fastest_chunk_size, parallel_steps
-from streamco.policies.serving.batching import Kind
+from streamco.core.split.events import (
+    AnswerEnded,
+    ComputeRows,
+    OpenSession,
+    RowsAdded,
+    RowsComputed,
+    SendRows,
+    SessionReady,
+    StatesArrived,
+    Truncated,
+)
+from streamco.core.split.machine import SplitMachine
+from streamco.policies.chunking import PromptPlan, chunk_size, chunks_in_flight, fastest_chunk_size, parallel_steps
 from streamco.profiles.chunk_times import ChunkTimes
 from streamco.profiles.row_costs import RowCosts
 from streamco.sim.driver import call_at
 from streamco.sim.split.draft_laws import DraftSpan, draft_length, draw_tree, predrafted, tree_probability, verify_draft
+from streamco.sim.split.driver import SimulatedSplit
 from streamco.sim.split.options import SplitPolicyOptions
 from streamco.sim.split.split_device import SimulatedSplitDevice, wire_bytes
 from streamco.sim.split.split_server import SentRows, SimulatedSplitServer
@@ -28,6 +41,8 @@ from streamco.sim.workload.workload import SimulatedRequest
 __all__ = ["SimulatedSplitAnswer", "SplitAnswerOutcome"]
 
 Steps = Generator[simpy.Event, Any, None]
+
+_ANY_NUMBER = 1 << 30  # of rows in a frame, or of chunks that are not answered
 
 
 class SplitAnswerOutcome(Struct, kw_only=True):
@@ -67,7 +82,7 @@ class SplitAnswerOutcome(Struct, kw_only=True):
 
 
 class SimulatedSplitAnswer:
-    """The device's side of one answer.
+    """One answer: the device's work for it, and its session at the server. Implements ``DeviceSide`` and ``ServerSide``.
 
     Args:
         device: the device.
@@ -102,13 +117,15 @@ class SimulatedSplitAnswer:
         self._tree = tree_probability(policy.tree_accept, policy.tree_heads)
         self._on_outcome = on_outcome
         self._session = f"request{request.number}"
-        self._length = 0  # rows of the sequence that the server has, or that are on their way to it
-        self._in_flight = 0
-        self._answered = env.event()  # that the states of some chunk have come
+        self._answered = env.event()  # that the wanted states have come
+        self._rows = 0  # of the sequence
+        self._planned: tuple[float, int, PromptPlan] | None = None  # when, for how many rows, and how
+        self._driver = SimulatedSplit(env, SplitMachine(plan=self._plan, max_rows=_ANY_NUMBER), device=self, server=self)
 
     def start(self) -> None:
         """Begin the answer now."""
         self._device = self._device.begin()
+        self._driver.start()
         self._env.process(self._run())
 
     def _run(self) -> Steps:
@@ -116,14 +133,25 @@ class SimulatedSplitAnswer:
         while self.outcome.tokens < self._request.output_tokens:
             yield from self._run_round()
         self.outcome.ended = self._env.now
-        self._server.close(self._session)
+        self._driver.receive(AnswerEnded())
         self._on_outcome(self.outcome)
 
     # The prompt
 
-    def _chunk_rows(self) -> int:
+    def _plan(self, rows: int, _computed: int) -> PromptPlan:
+        """Return how rows are cut that are still to be sent: the same as a moment before, because the session opens in no time."""
+        if self._planned is not None and self._planned[:2] == (self._env.now, rows):
+            return self._planned[2]
+        size = self._chunk_rows(rows)
+        limit = self._policy.chunks_in_flight
+        if limit == "covering":
+            limit = chunks_in_flight(rows, size, self._chunk_times(), round_trip=self._device.link.round_trip)
+        self._planned = self._env.now, rows, PromptPlan(size, _ANY_NUMBER if limit is None else limit)
+        return self._planned[2]
+
+    def _chunk_rows(self, prompt: int) -> int:
         """Return the rows of a chunk."""
-        prompt, chunking = self._request.prompt_tokens, self._policy.chunking
+        chunking = self._policy.chunking
         if chunking == "whole":
             return prompt
         if isinstance(chunking, int):
@@ -139,12 +167,6 @@ class SimulatedSplitAnswer:
                 largest=self._policy.room,
             ).size
         return fastest_chunk_size(prompt, self._chunk_times(), largest=self._policy.room).size
-
-    def _max_in_flight(self, size: int) -> int | None:
-        """Return how many chunks of this size may be sent and not answered; None: any number."""
-        if (limit := self._policy.chunks_in_flight) != "covering":
-            return limit
-        return chunks_in_flight(self._request.prompt_tokens, size, self._chunk_times(), round_trip=self._device.link.round_trip)
 
     def _load_rows(self) -> float:
         """Return the rows that the server computes anyway; equation 3 counts those of prompts, too."""
@@ -165,37 +187,17 @@ class SimulatedSplitAnswer:
         )
 
     def _read_prompt(self) -> Steps:
-        outcome, left, size = self.outcome, self._request.prompt_tokens, self._chunk_rows()
-        max_in_flight = self._max_in_flight(size)
-        while left:
-            rows = min(size, left)
-            left -= rows
-            while max_in_flight is not None and self._in_flight >= max_in_flight:
-                yield self._answered
-            outcome.device_seconds += (seconds := self._device.input_seconds(rows))
-            yield self._compute(seconds)
-            outcome.chunks.append(rows)
-            wanted = rows if self._policy.prompt_rows == "all" else int(not left)
-            self._send("prefill", rows, wanted, self._on_chunk)
-            self._in_flight += 1
-        while self._in_flight:
-            yield self._answered
-        outcome.device_seconds += (seconds := self._device.head_seconds())
+        yield self._add(self._request.prompt_tokens, 1)
+        self.outcome.device_seconds += (seconds := self._device.head_seconds())
         yield self._compute(seconds)
         self._deliver(1)
-
-    def _on_chunk(self) -> None:
-        self._in_flight -= 1
-        answered, self._answered = self._answered, self._env.event()
-        answered.succeed()
 
     # Rounds
 
     def _run_round(self) -> Steps:
         match self._policy.drafting:
             case "none":
-                yield self._compute(self._device.input_seconds())
-                yield self._verify(1)
+                yield self._add(1, 1)
                 yield self._compute(self._device.head_seconds())
                 self._conclude(0, 0)
             case "tree":
@@ -252,7 +254,8 @@ class SimulatedSplitAnswer:
         self.outcome.judged += judged
         self.outcome.accepted += accepted
         self._deliver(1 + accepted)
-        self._length = self._request.prompt_tokens + self.outcome.tokens - 1
+        self._rows = self._request.prompt_tokens + self.outcome.tokens - 1
+        self._driver.receive(Truncated(self._rows))
 
     def _deliver(self, tokens: int) -> None:
         outcome = self.outcome
@@ -260,22 +263,55 @@ class SimulatedSplitAnswer:
             outcome.first = self._env.now
         outcome.tokens = min(self._request.output_tokens, outcome.tokens + tokens)
 
-    # Processor, link and server
+    # The device
 
     def _compute(self, seconds: float) -> simpy.Event:
         return self._env.timeout(self._device.occupy(self._env.now, seconds))
 
-    def _verify(self, rows: int) -> simpy.Event:
-        """Send the rows of a round; return the event that their deep states have come."""
-        answered = self._env.event()
-        self._send("verify", rows, rows, lambda: _succeed(answered))
-        return answered
+    def _add(self, rows: int, wanted: int) -> simpy.Event:
+        """Add rows to the sequence; return the event that the deep states of the last ``wanted`` have come."""
+        self._rows += rows
+        self._answered = self._env.event()
+        self._driver.receive(RowsAdded(self._rows, wanted))
+        return self._answered
 
-    def _send(self, kind: Kind, rows: int, wanted: int, on_states: Callable[[], None]) -> None:
-        """Send rows now; ``on_states`` is called when the ``wanted`` deep states, perhaps none of them, have come."""
-        outcome, link, is_prompt = self.outcome, self._device.link, kind == "prefill"
-        position, self._length = self._length, self._length + rows
+    def _verify(self, rows: int) -> simpy.Event:
+        """Add the rows of a round, which are computed; return the event that their deep states have come."""
+        self._driver.receive(RowsComputed(self._rows + rows))
+        return self._add(rows, rows)
+
+    def compute(self, command: ComputeRows) -> None:
+        """See ``DeviceSide``."""
+        rows = command.stop - command.start
+        seconds = self._device.input_seconds(rows)
+        self.outcome.device_seconds += seconds * self._is_prompt(command.start)
+        call_at(self._env, self._device.occupy(self._env.now, seconds), lambda: self._driver.receive(RowsComputed(command.stop)))
+
+    def read(self, _event: StatesArrived) -> None:
+        """See ``DeviceSide``."""
+        self._answered.succeed()
+
+    def _is_prompt(self, position: int) -> bool:
+        return position < self._request.prompt_tokens
+
+    # The session
+
+    def open(self, command: OpenSession) -> None:
+        """Open the session, which takes no time; see ``ServerSide``."""
+        call_at(self._env, 0.0, lambda: self._driver.receive(SessionReady(command.attempt, 0)))
+
+    def close(self) -> None:
+        """See ``ServerSide``."""
+        self._server.close(self._session)
+
+    def send(self, command: SendRows) -> None:
+        """Send rows up, and the deep states that were wanted down; see ``ServerSide``."""
+        outcome, link, is_prompt = self.outcome, self._device.link, self._is_prompt(command.start)
+        rows = command.stop - command.start
+        wanted = rows if is_prompt and self._policy.prompt_rows == "all" else command.wanted
         outcome.rows += rows
+        if is_prompt:
+            outcome.chunks.append(rows)
 
         def arrive() -> None:
             came = self._env.now
@@ -285,16 +321,20 @@ class SimulatedSplitAnswer:
                 down = link.delay(self._env.now, wanted * self._state_bytes, is_up=False)
                 outcome.server_seconds += is_prompt * (self._env.now - came)
                 outcome.link_seconds += is_prompt * down
-                call_at(self._env, down, on_states)
+                call_at(self._env, down, lambda: self._driver.receive(StatesArrived(command.attempt)))
 
-            message = SentRows(session=self._session, device=self._device.name, kind=kind, position=position, rows=rows, emit=emit)
-            self._server.submit(message)
+            self._server.submit(
+                SentRows(
+                    session=self._session,
+                    device=self._device.name,
+                    kind="prefill" if is_prompt else "verify",
+                    position=command.start,
+                    rows=rows,
+                    emit=emit,
+                )
+            )
 
         outcome.bytes_up += wire_bytes(rows * self._state_bytes)
         up = link.delay(self._env.now, rows * self._state_bytes, is_up=True)
         outcome.link_seconds += is_prompt * up
         call_at(self._env, up, arrive)
-
-
-def _succeed(event: simpy.Event) -> None:
-    event.succeed()

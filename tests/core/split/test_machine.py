@@ -9,6 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from streamco.core.split.events import (
+    AnswerEnded,
+    CloseSession,
     ComputeRows,
     OpenSession,
     RowsAdded,
@@ -138,6 +140,19 @@ def test_rows_are_not_added_while_others_are_awaited() -> None:
         split.receive(Truncated(1), now=0.0)
 
 
+def test_the_session_is_closed_with_the_answer_and_nothing_comes_after_that() -> None:
+    split = machine()
+    after(split, RowsAdded(3, 1), SessionReady(0, 0), RowsComputed(3))
+    assert after(split, AnswerEnded()) == [CloseSession()]
+    assert split.is_over
+    assert not waits(split)
+    assert after(split, AnswerEnded(), StatesArrived(0), SessionLost(0, may_resume=True), Truncated(1), RowsAdded(5, 1)) == []
+
+
+def test_an_answer_that_ends_before_its_turn_has_no_session() -> None:
+    assert after(machine(), AnswerEnded()) == []
+
+
 class World:
     """A device, a link and a server around one machine. The server holds what it was sent, as the protocol has it."""
 
@@ -163,7 +178,7 @@ class World:
             elif isinstance(command, OpenSession):
                 self.sent.clear()
                 self.opening.append(command)
-            else:
+            elif isinstance(command, SendRows):
                 self.sent.append((command, self.shallow[command.start : command.stop]))
 
     def store(self) -> SendRows:

@@ -1,17 +1,22 @@
-"""Parts of the packaged model, and a link to a middle part in the same process that loses sessions when it is told to."""
+"""A link to a middle part in the same process that loses sessions when it is told to, and answers by the driver that uses it."""
 
 from __future__ import annotations
 
+import asyncio
 import threading
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 from time import monotonic, sleep
+from typing import cast
 
 import numpy as np
 from numpy.typing import NDArray
 
 from streamco.core.split.events import OpenSession, SendRows, SessionLost, SessionReady
+from streamco.endpoints.split.base import DeepStates, LinkEvent, LinkFailed
+from streamco.endpoints.split.driver import SplitDriver
+from streamco.engines.base import GenerationEnd, GenerationRequest, TextPiece
 from streamco.engines.llamacpp.model_parts import PartFiles
-from streamco.engines.split.answer import DeepStates, LinkEvent, LinkFailed
+from streamco.engines.split.engine import SplitEngine
 from streamco.engines.split.layers import MiddlePart
 from streamco.engines.split.tally import SplitTraffic
 from streamco.errors import EndpointConnectError
@@ -26,6 +31,7 @@ class LocalSession:
 
     def __init__(self, link: LocalLink, emit: Callable[[LinkEvent], None], sequence: int) -> None:
         self.link, self.emit, self.sequence = link, emit, sequence
+        self.loop = asyncio.get_running_loop()
         self.traffic = SplitTraffic()
         self.attempt = -1
         self.is_closed = False
@@ -56,9 +62,11 @@ class LocalSession:
         sleep(0.002)  # until the engine's thread has gone on
         while is_slow() and monotonic() < until:
             sleep(0.001)
-        self._answer(command, deep)
+        self.loop.call_soon_threadsafe(self._answer, command, deep)
 
     def _answer(self, command: SendRows, deep: NDArray[np.float32]) -> None:
+        if self.is_closed:
+            return
         if self.link.losses and command.stop >= self.link.losses[0][0]:
             _, may_resume = self.link.losses.pop(0)
             self.link.is_dead = self.link.dies_after_loss
@@ -103,6 +111,52 @@ class LocalLink:
 
     def close(self) -> None:
         self.middle.close()
+
+
+class Answering:
+    """One answer of a split engine with a local link."""
+
+    def __init__(self, engine: SplitEngine, request: GenerationRequest) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._woken = asyncio.Event()
+        self.driver = SplitDriver(engine, cast(LocalLink, engine.link))
+        self.driver.start()
+        self.generation = self.driver.submit(request, self._wake)
+
+    def _wake(self) -> None:
+        self._loop.call_soon_threadsafe(self._woken.set)
+
+    async def batches(self) -> AsyncIterator[tuple[list[TextPiece], GenerationEnd | None]]:
+        """Give what is generated, as it comes; with the last of it the end."""
+        while True:
+            pieces, end = self.generation.take()
+            yield pieces, end
+            if end is not None:
+                return
+            async with asyncio.timeout(60):
+                await self._woken.wait()
+            self._woken.clear()
+
+    async def read(self) -> tuple[str, list[int], GenerationEnd]:
+        """Return text, ids and end."""
+        text, ids = "", list[int]()
+        async for pieces, end in self.batches():
+            text += "".join(piece.text for piece in pieces)
+            ids += [token for piece in pieces for token in piece.ids]
+            if end is not None:
+                while not self.driver.is_over:
+                    await asyncio.sleep(0)
+                return text, ids, end
+        raise AssertionError("an answer has an end")
+
+
+def read_answer(engine: SplitEngine, request: GenerationRequest) -> tuple[str, list[int], GenerationEnd]:
+    """Return text, ids and end of an answer in an event loop of its own."""
+
+    async def read() -> tuple[str, list[int], GenerationEnd]:
+        return await Answering(engine, request).read()
+
+    return asyncio.run(read())
 
 
 class Woken:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from itertools import count
 from pathlib import Path
 from typing import Any, Literal
@@ -22,13 +22,13 @@ from streamco.engines.llamacpp.bundled_model import packaged_model
 from streamco.engines.llamacpp.draft_model import DraftMeta, draft_layer_folder
 from streamco.engines.llamacpp.model_parts import PartFiles, split_model
 from streamco.engines.prompt_ids import chat_ids
-from streamco.engines.split.answer import SplitGeneration
 from streamco.engines.split.drafts import DraftOptions, find_draft_layer
 from streamco.engines.split.engine import SplitEngine, device_parts, no_drafts
 from streamco.engines.split.layers import HeadPart, InputPart, MiddlePart
-from streamco.errors import ConfigError, EndpointConnectError, EngineError
+from streamco.engines.split.tally import SplitTally
+from streamco.errors import ConfigError, EndpointConnectError, EngineError, UsageError
 from streamco.policies.window import Threshold
-from tests.engines.split.local_link import CELLS, LocalLink, Woken
+from tests.engines.split.local_link import CELLS, Answering, LocalLink, Woken, read_answer
 
 pytest.importorskip("gguf")
 pytest.importorskip("llama_cpp")
@@ -79,9 +79,11 @@ def split(files: PartFiles) -> Iterator[Split]:
 
 
 def answer(engine: LlamaEngine | SplitEngine, prompt: str, sampling: SamplingOptions = GREEDY) -> tuple[str, list[int], GenerationEnd]:
+    request = GenerationRequest(prompt_ids=chat_ids(engine, [{"role": "user", "content": prompt}]), sampling=sampling)
+    if isinstance(engine, SplitEngine):
+        return read_answer(engine, request)
     woken = Woken()
-    ids = chat_ids(engine, [{"role": "user", "content": prompt}])
-    generation = engine.submit(GenerationRequest(prompt_ids=ids, sampling=sampling), woken)
+    generation = engine.submit(request, woken)
     text, made = "", list[int]()
     while True:
         pieces, end = generation.take()
@@ -155,34 +157,50 @@ def test_no_token_is_lost_with_a_session(files: PartFiles, whole: LlamaEngine, *
 def test_if_no_server_is_left_the_answer_fails_with_its_text_so_far(files: PartFiles, whole: LlamaEngine) -> None:
     split = Split(files)
     length = len(chat_ids(split.engine, [{"role": "user", "content": PROMPTS[0]}]))
-    woken = Woken()
-    ids = chat_ids(split.engine, [{"role": "user", "content": PROMPTS[0]}])
     split.link.losses = [(length + 5, False)]
     split.link.dies_after_loss = True
-    generation = split.engine.submit(GenerationRequest(prompt_ids=ids, sampling=GREEDY), woken)
-    text, end = "", None
-    while end is None:
-        pieces, end = generation.take()
-        text += "".join(piece.text for piece in pieces)
-        if end is None:
-            woken.wait()
+    text, _, end = answer(split.engine, PROMPTS[0])
     assert isinstance(end.error, EndpointConnectError)
     assert text
     assert answer(whole, PROMPTS[0])[0].startswith(text)
     split.close()
 
 
-def test_a_cancelled_answer_frees_its_place(split: Split) -> None:
+async def test_a_cancelled_answer_frees_its_place(split: Split) -> None:
     ids = chat_ids(split.engine, [{"role": "user", "content": PROMPTS[0]}])
     for _ in range(5):  # more than there are places
-        woken = Woken()
-        generation = split.engine.submit(GenerationRequest(prompt_ids=ids, sampling=SamplingOptions(max_tokens=100)), woken)
-        woken.wait()
-        generation.cancel()
-        while (end := generation.take()[1]) is None:
-            woken.wait()
-        assert end.reason == "cancelled"
-    assert answer(split.engine, PROMPTS[0])[2].reason == "length"
+        answering = Answering(split.engine, GenerationRequest(prompt_ids=ids, sampling=SamplingOptions(max_tokens=100)))
+        async for pieces, end in answering.batches():
+            if pieces:
+                answering.driver.leave()
+            assert end is None or end.reason == "cancelled"
+        while not answering.driver.is_over:
+            await asyncio.sleep(0.001)
+    assert (await Answering(split.engine, GenerationRequest(prompt_ids=ids, sampling=GREEDY)).read())[2].reason == "length"
+
+
+async def test_an_answer_that_is_left_while_it_waits_for_its_turn_ends_at_once(split: Split) -> None:
+    request = GenerationRequest(prompt_ids=chat_ids(split.engine, [{"role": "user", "content": PROMPTS[0]}]), sampling=GREEDY)
+    first, second, third = (Answering(split.engine, request) for _ in range(3))
+    third.driver.leave()
+    assert (await third.read())[2].reason == "cancelled"
+    assert third.driver.tally.counts.sessions == 0
+    assert (await first.read())[1] == (await second.read())[1]
+
+
+def test_an_answer_needs_a_driver(split: Split) -> None:
+    with pytest.raises(UsageError, match="expected the driver of a split answer"):
+        split.engine.submit(GenerationRequest(prompt_ids=[1]), Woken())
+
+
+async def test_an_error_in_the_link_ends_the_answer(split: Split, monkeypatch: pytest.MonkeyPatch) -> None:
+    def send(*_: object) -> None:
+        raise ValueError("no such row")
+
+    monkeypatch.setattr("tests.engines.split.local_link.LocalSession.send", send)
+    request = GenerationRequest(prompt_ids=chat_ids(split.engine, [{"role": "user", "content": PROMPTS[0]}]), sampling=GREEDY)
+    _, _, end = await Answering(split.engine, request).read()
+    assert str(end.error) == "no such row"
 
 
 def test_only_states_leave_the_device(split: Split) -> None:
@@ -215,7 +233,7 @@ def test_the_error_of_missing_parts_says_what_is_there_instead(tmp_path: Path, f
 
 def test_a_prompt_that_does_not_fit_is_refused(split: Split) -> None:
     with pytest.raises(EngineError, match=f"expected 1 to {CELLS - 1} ids"):
-        split.engine.submit(GenerationRequest(prompt_ids=[1] * CELLS), Woken())
+        read_answer(split.engine, GenerationRequest(prompt_ids=[1] * CELLS))
 
 
 # With the draft layer
@@ -263,9 +281,7 @@ def test_no_token_is_lost_with_a_session_in_mid_draft(files: PartFiles, whole: L
 
 
 def test_answers_at_the_same_time_do_not_mix_their_drafts(drafting: Split, whole: LlamaEngine) -> None:
-    with ThreadPoolExecutor(2) as pool:
-        found = list(pool.map(lambda prompt: answer(drafting.engine, prompt)[1], PROMPTS))
-    assert found == [answer(whole, prompt)[1] for prompt in PROMPTS]
+    assert [made for made, _ in answer_together(drafting.engine, PROMPTS)] == [answer(whole, prompt)[1] for prompt in PROMPTS]
 
 
 def test_a_threshold_ends_a_draft(files: PartFiles) -> None:
@@ -343,23 +359,22 @@ def test_branches_change_no_token(files: PartFiles, whole: LlamaEngine, branches
 
 def test_answers_at_the_same_time_do_not_mix_their_branches(files: PartFiles, whole: LlamaEngine) -> None:
     split = branching(files, branches="ranked")
-    tallies = []
-    ids = [chat_ids(split.engine, [{"role": "user", "content": prompt}]) for prompt in PROMPTS[:2]]
-    woken = [Woken(), Woken()]
-    both = [split.engine.submit(GenerationRequest(prompt_ids=each, sampling=GREEDY), wake) for each, wake in zip(ids, woken, strict=True)]
-    for generation, wake, prompt in zip(both, woken, PROMPTS, strict=False):
-        made: list[int] = []
-        while True:
-            pieces, end = generation.take()
-            made += [token for piece in pieces for token in piece.ids]
-            if end is not None:
-                break
-            wake.wait()
-        assert made == answer(whole, prompt)[1]
-        assert isinstance(generation, SplitGeneration)
-        tallies.append(generation.tally)
-    assert all(tally is not None and tally.branches.begun > 0 for tally in tallies)
+    found = answer_together(split.engine, PROMPTS[:2])
+    assert [made for made, _ in found] == [answer(whole, prompt)[1] for prompt in PROMPTS[:2]]
+    assert all(tally.branches.begun > 0 for _, tally in found)
     split.close()
+
+
+def answer_together(engine: SplitEngine, prompts: Sequence[str]) -> list[tuple[list[int], SplitTally]]:
+    """Return the ids and the tallies of answers that are asked for at the same time."""
+
+    async def ask() -> list[tuple[list[int], SplitTally]]:
+        ids = [chat_ids(engine, [{"role": "user", "content": prompt}]) for prompt in prompts]
+        asked = [Answering(engine, GenerationRequest(prompt_ids=each, sampling=GREEDY)) for each in ids]
+        made = await asyncio.gather(*(each.read() for each in asked))
+        return [(ids, each.driver.tally) for (_, ids, _), each in zip(made, asked, strict=True)]
+
+    return asyncio.run(ask())
 
 
 def test_a_layer_in_the_cache_folder_is_found_for_its_model_alone(
@@ -418,14 +433,7 @@ SEEDS = 250
 
 
 def draws(engine: SplitEngine, prompt: list[int], sampling: SamplingOptions) -> list[int]:
-    woken, made = Woken(), list[int]()
-    generation = engine.submit(GenerationRequest(prompt_ids=prompt, sampling=sampling), woken)
-    while True:
-        pieces, end = generation.take()
-        made += [token for piece in pieces for token in piece.ids]
-        if end is not None:
-            return made
-        woken.wait()
+    return read_answer(engine, GenerationRequest(prompt_ids=prompt, sampling=sampling))[1]
 
 
 def shares(files: PartFiles, prompt: list[int], few: list[int]) -> dict[tuple[int, ...], float]:

@@ -7,11 +7,21 @@ import asyncio
 import pytest
 from msgspec.structs import replace
 
-from streamco.core.verifier.events import AcceptSession, DropSequence, ForgetSession, RefuseSession, SchedulerCommand, SessionOpened
+from streamco.core.verifier.events import (
+    AcceptSession,
+    DropSequence,
+    ForgetSession,
+    Reason,
+    RefuseDraft,
+    RefuseSession,
+    SchedulerCommand,
+    SendVerdict,
+    SessionOpened,
+)
 from streamco.core.verifier.options import SchedulerOptions
 from streamco.core.verifier.scheduler import VerificationScheduler
 from streamco.policies.serving.batching import Alternating, LinearStep
-from streamco.server.verify.hosted_sessions import HostedSession, HostedSessions, refusal_for
+from streamco.server.verify.hosted_sessions import HostedSession, HostedSessions, SessionStats, refusal_for
 from streamco.server.verify.options import VerifyOptions
 from streamco.wire.verify.errors import OverloadedError, StaleRoundError, VerifyProtocolError
 from tests.support.leaks import settled
@@ -24,6 +34,7 @@ class Server:
 
     def __init__(self) -> None:
         self.refused: list[VerifyProtocolError] = []
+        self.opened: list[int] = []  # numbers of sessions
 
     def refuse(self, error: VerifyProtocolError) -> None:
         self.refused.append(error)
@@ -51,23 +62,14 @@ class Session(HostedSession[Device]):
         self.resumes += 1
 
 
-class Stats:
-    def __init__(self) -> None:
-        self.opened = self.resumed = 0
-        self.refused: list[str] = []
-
-    def record_refusal(self, reason: str) -> None:
-        self.refused.append(reason)
-
-
 class Sessions(HostedSessions[Session, Device]):
     """Sessions without rounds, over a real scheduler."""
 
-    stats: Stats
+    expected = "a draft"
 
     def __init__(self, options: VerifyOptions | None = None, bounds: SchedulerOptions = BOUNDS) -> None:
         scheduler = VerificationScheduler(bounds, LinearStep(setup=0.01, per_token=0.001), Alternating())
-        super().__init__(scheduler, options or VerifyOptions(), Stats())
+        super().__init__(scheduler, options or VerifyOptions(), SessionStats())
         self.start()
 
     def open(self, device: Device, number: int) -> Session | None:
@@ -94,16 +96,30 @@ class Sessions(HostedSessions[Session, Device]):
 
     def _run_command(self, command: SchedulerCommand, now: float) -> None:
         match command:
-            case AcceptSession():
-                self.stats.opened += 1
-            case RefuseSession():
-                self._refuse_session(self._sessions[command.session], command)
-            case ForgetSession():
-                self._forget_as(self._sessions[command.session], command, "a draft")
+            case AcceptSession() | RefuseSession() | ForgetSession():
+                self._answer(self._sessions[command.session], command)
             case DropSequence():
                 pass  # nothing was read
             case _:
                 raise AssertionError(f"expected no rounds, got {command}")
+
+    def _send_opened(self, session: Session, connection: Device) -> None:
+        connection.server.opened.append(session.number)
+
+    def _answer_verdict(self, session: Session, command: SendVerdict) -> None:
+        raise AssertionError("there are no rounds")
+
+    def _answer_refusal(self, session: Session, command: RefuseDraft) -> None:
+        self._refuse_round(session, command, command.round)
+
+    @property
+    def refused(self) -> object:
+        """Refusals by their reason."""
+        return self.stats._totals()["refused"]
+
+    def refuse(self, session: Session, reason: Reason) -> None:
+        """Refuse a round, as the scheduler may."""
+        self._answer(session, RefuseDraft(session.name, 7, reason, 2.0))
 
 
 def joined(sessions: Sessions, name: str, **options: str) -> Device:
@@ -125,7 +141,7 @@ async def test_an_address_has_as_many_sessions_as_it_may_those_of_lost_connectio
     opened(sessions, two, 0)
     sessions.leave(one)
     assert sessions.open(two, 1) is None
-    assert (two.server.codes, sessions.stats.refused) == (["overloaded"], ["address limit"])
+    assert (two.server.codes, sessions.refused) == (["overloaded"], {"address limit": 1})
     assert two.server.refused[0].retry_after == 1.0
     opened(sessions, other, 0)
     sessions.close_session(two, 0)
@@ -139,7 +155,24 @@ async def test_a_session_that_the_scheduler_refuses_is_gone() -> None:
     found = [opened(sessions, device, number) for number in range(3)]
     assert (sessions.stats.opened, device.server.codes) == (2, ["too_many_sessions"])
     assert sessions.counts == [1, 2, 0]
+    assert device.server.opened == [0, 1]
     assert sessions.resume(device, 3, found[2].key) is None
+
+
+async def test_a_session_whose_rounds_fail_three_times_in_a_row_is_ended() -> None:
+    sessions = Sessions()
+    device = joined(sessions, "one")
+    session = opened(sessions, device, 0)
+    sessions.refuse(session, "overloaded")
+    for _ in range(3):
+        sessions.refuse(session, "engine failed")
+    assert [(error.code, error.scope, error.retry_after) for error in device.server.refused] == [
+        ("overloaded", "round", 2.0),
+        ("failed", "round", 2.0),
+        ("failed", "round", 2.0),
+        ("failed", "session", None),
+    ]
+    assert sessions.counts == [1, 0, 0]
 
 
 async def test_a_key_resumes_a_session_for_its_owner_alone_and_takes_it_from_the_old_connection() -> None:

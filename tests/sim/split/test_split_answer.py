@@ -45,7 +45,7 @@ def test_chunks_are_on_the_way_while_the_server_computes_the_ones_before() -> No
 
 def test_a_limit_of_chunks_in_flight_waits_for_an_answer() -> None:
     one, two = (SmallSplit().run(request(prompt=100, tokens=1), chunking=25, chunks_in_flight=limit)[0] for limit in (1, 2))
-    assert one.first == pytest.approx(4 * (INPUT + 24 * ROW + trip(25, 25)) + HEAD)
+    assert one.first == pytest.approx(INPUT + 24 * ROW + 4 * trip(25, 25) + HEAD), "the next chunk is computed while one is on its way"
     assert two.first < one.first
 
 
@@ -55,7 +55,7 @@ def test_enough_chunks_in_flight_are_as_soon_as_any_number_and_two_may_not_be() 
         for limit in (2, "covering", None)
     )
     assert covering.first == pytest.approx(any_number.first)
-    assert two.first > 1.5 * covering.first
+    assert two.first > 1.4 * covering.first
 
 
 def test_the_size_of_chunks_is_that_of_the_live_policy() -> None:

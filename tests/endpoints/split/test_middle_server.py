@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from streamco.config import Timeouts
+from streamco.endpoints.split.middle_server import RETRY, MiddleServer, explained, final_error, is_busy
 from streamco.endpoints.verifiers.connection import VerifierAddress
-from streamco.endpoints.verifiers.middle_server import RETRY, MiddleServer, explained, final_error, is_busy
 from streamco.errors import EndpointConnectError, EndpointStatusError, EndpointTimeoutError, StreamcoError
 from streamco.wire.split.frames import LayersMark
 from streamco.wire.verify.errors import (

@@ -8,8 +8,8 @@ from contextlib import contextmanager
 from http import HTTPStatus
 
 from streamco.config import Timeouts
+from streamco.endpoints.split.upload_meter import UploadMeter
 from streamco.endpoints.verifiers.connection import VerifierAddress, VerifierConnection, connect_verifier
-from streamco.endpoints.verifiers.upload_meter import UploadMeter
 from streamco.errors import EndpointConnectError, EndpointError, EndpointStatusError, EndpointTimeoutError, StreamcoError
 from streamco.profiles.row_costs import RowCosts
 from streamco.wire.row_costs import RowCost, costs_of_table

@@ -13,7 +13,7 @@ from msgspec.structs import replace
 from streamco.config import SamplingOptions, Timeouts
 from streamco.endpoints.base import Request
 from streamco.endpoints.device import DeviceEndpoint
-from streamco.endpoints.verifiers.split import SplitEndpoint, SplitStream
+from streamco.endpoints.split.endpoint import SplitEndpoint, SplitStream
 from streamco.engines.base import EngineOptions
 from streamco.engines.llamacpp.bundled_model import packaged_model
 from streamco.engines.llamacpp.model_parts import PartFiles, split_model

@@ -21,16 +21,16 @@ from streamco.endpoints.base import Capabilities, Request
 from streamco.endpoints.device import DeviceEndpoint, DeviceStream
 from streamco.endpoints.network.credentials import ApiKey, ServerKey
 from streamco.endpoints.network.loop_bound import LoopBound, LoopState
+from streamco.endpoints.split.driver import SplitDriver
+from streamco.endpoints.split.link import ServerLink
 from streamco.endpoints.verifiers.connection import VerifierAddress
-from streamco.endpoints.verifiers.split_link import ServerLink
 from streamco.endpoints.verifiers.streamco import PONG_SECONDS, verifier_url
-from streamco.engines.base import Engine, EngineOptions
+from streamco.engines.base import Engine, EngineOptions, Generation, GenerationRequest
 from streamco.engines.llamacpp.model_parts import PartInfo
-from streamco.engines.split.answer import SplitGeneration
 from streamco.engines.split.drafts import DraftOptions
 from streamco.engines.split.engine import SplitEngine
 from streamco.engines.split.tally import SplitTally, SplitTraffic
-from streamco.errors import ConfigError
+from streamco.errors import ConfigError, EngineError
 from streamco.policies.chunking import Chunking, check_chunking
 from streamco.wire.tensors import StateFormat
 
@@ -156,11 +156,16 @@ class SplitEndpoint(DeviceEndpoint):
             self._use(self._link)
             await self._link.connect()
 
-    def open(self, request: Request) -> DeviceStream:
-        """Begin an answer; see ``DeviceEndpoint.open``."""
+    def open(self, request: Request, driver: SplitDriver | None = None) -> SplitStream:
+        """Begin an answer; see ``DeviceEndpoint.open``.
+
+        Args:
+            request: the request.
+            driver: runs the answer's machine, and is started; None: the stream has one of its own.
+        """
         if self._link is not None:
             self._use(self._link)
-        return super().open(request)
+        return self._begin(SplitStream(self, request, on_over=self._work.get().streams.discard, driver=driver))
 
     def _use(self, link: ServerLink) -> None:
         """Let the link have its connections on the running event loop."""
@@ -169,8 +174,20 @@ class SplitEndpoint(DeviceEndpoint):
             link.enter(asyncio.get_running_loop())
             use.link = link
 
-    def _make_stream(self, request: Request, number: str, on_over: Callable[[DeviceStream], None]) -> SplitStream:
-        return SplitStream(self, request, number, on_over=on_over)
+    def figures_of(self, tally: SplitTally, tokens: int) -> SplitFigures:
+        """Return what an answer has sent and received, as users see it; ``tokens`` of it were made."""
+        return tally.figures(tokens=tokens, input_layers=self.input_layers, states=self.states)
+
+    def parts(self) -> tuple[SplitEngine, ServerLink]:
+        """Return what the driver of an answer works with.
+
+        Raises:
+            EngineError: the parts aren't loaded.
+        """
+        engine, link = self.engine, self._link
+        if not isinstance(engine, SplitEngine) or link is None:
+            raise EngineError("split: expected loaded parts, got none", endpoint=self.name)
+        return engine, link
 
     async def _load(self) -> Engine:
         self._event_loop = asyncio.get_running_loop()
@@ -204,23 +221,42 @@ class SplitEndpoint(DeviceEndpoint):
 
 
 class SplitStream(DeviceStream):
-    """One answer of a split model."""
+    """One answer of a split model.
 
-    _tally: SplitTally | None = None  # of a generation that has ended
-    _made = 0
+    Args:
+        endpoint: the model.
+        request: the request.
+        on_over: called when the answer has ended.
+        driver: runs the answer's machine; None: one is made when the parts are loaded.
+    """
+
+    _endpoint: SplitEndpoint
+
+    def __init__(
+        self, endpoint: SplitEndpoint, request: Request, *, on_over: Callable[[DeviceStream], None], driver: SplitDriver | None = None
+    ) -> None:
+        super().__init__(endpoint, request, on_over=on_over)
+        self._driver = driver
 
     @property
     def split_figures(self) -> SplitFigures:
         """What the answer has sent and received so far."""
-        endpoint, generation = self._endpoint, self._generation
-        assert isinstance(endpoint, SplitEndpoint), "a split model's endpoint made this stream"
-        tally, made = (generation.tally, generation.made) if isinstance(generation, SplitGeneration) else (self._tally, self._made)
-        return (tally or SplitTally()).figures(tokens=made, input_layers=endpoint.input_layers, states=endpoint.states)
+        driver = self._driver
+        return self._endpoint.figures_of(SplitTally(), 0) if driver is None else self._endpoint.figures_of(driver.tally, driver.made)
 
-    def _drop_generation(self) -> None:
-        if isinstance(self._generation, SplitGeneration):
-            self._tally, self._made = self._generation.tally, self._generation.made
-        super()._drop_generation()
+    def _join(self, engine: Engine) -> None:
+        if self._driver is None:
+            self._driver = SplitDriver(*self._endpoint.parts())
+            self._driver.start()
+
+    def _generate(self, engine: Engine, request: GenerationRequest) -> Generation:
+        assert self._driver is not None, "it was made before"
+        return self._driver.submit(request, self._wake)
+
+    def _close(self) -> None:
+        super()._close()
+        if self._driver is not None:
+            self._driver.end()
 
 
 def _address(url: Url, token: ServerKey, tls: ssl.SSLContext | None, *, is_plain: bool) -> VerifierAddress:

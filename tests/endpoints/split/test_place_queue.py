@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from contextlib import suppress
 
-from streamco.endpoints.verifiers.place_queue import PlaceQueue
+from streamco.endpoints.split.place_queue import PlaceQueue
 
 
 async def test_answers_have_their_turn_in_the_order_in_which_they_came() -> None:

@@ -22,12 +22,12 @@ from streamco.core.split.events import (
     StatesArrived,
 )
 from streamco.core.split.machine import SplitMachine
+from streamco.endpoints.split.base import DeepStates, LinkEvent
+from streamco.endpoints.split.link import ServerLink
+from streamco.endpoints.split.upload_meter import UPLOAD_RATE, UploadMeter
 from streamco.endpoints.verifiers.connection import VerifierAddress, load_websockets
-from streamco.endpoints.verifiers.split_link import ServerLink
 from streamco.endpoints.verifiers.streamco import verifier_url
-from streamco.endpoints.verifiers.upload_meter import UPLOAD_RATE, UploadMeter
 from streamco.engines.llamacpp.model_parts import PartInfo
-from streamco.engines.split.answer import DeepStates, LinkEvent
 from streamco.policies.chunking import Chunking, PromptPlan
 from streamco.profiles.row_costs import RowCosts
 from streamco.testing.link_proxy import LinkProxy

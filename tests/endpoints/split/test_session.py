@@ -13,14 +13,14 @@ from msgspec.structs import replace
 
 from streamco.core.split.events import OpenSession, SendRows, SessionLost, SessionReady
 from streamco.core.verifier.options import LoadLimits
+from streamco.endpoints.split.base import DeepStates, LinkEvent, LinkFailed, LinkSession
+from streamco.endpoints.split.link import ServerLink
 from streamco.endpoints.verifiers.connection import load_websockets
-from streamco.endpoints.verifiers.split_link import ServerLink
-from streamco.engines.split.answer import DeepStates, LinkEvent, LinkFailed, LinkSession
 from streamco.errors import EndpointTimeoutError
 from streamco.server.verify.options import VerifyOptions
 from streamco.testing.fault_proxy import FaultProxy
 from streamco.testing.link_proxy import LinkProxy
-from tests.endpoints.verifiers.test_split_link import Device, link_to
+from tests.endpoints.split.test_link import Device, link_to
 from tests.server.split.layers import PATIENT, WIDTH, Serving, SummingLayers, device_at, mark_of, serving_layers
 from tests.server.split.test_sessions import some
 from tests.support.leaks import settled

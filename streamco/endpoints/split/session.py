@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Callable
-from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, assert_never
 
@@ -13,10 +12,11 @@ from msgspec import Struct
 
 from streamco.core.split.events import OpenSession, SendRows, SessionLost, SessionReady
 from streamco.endpoints.network.peer_timeout import PeerTimeout, PeerTimer
+from streamco.endpoints.split.base import DeepStates, LinkEvent, LinkFailed
+from streamco.endpoints.split.middle_server import RETRY, final_error, is_busy
+from streamco.endpoints.split.middle_servers import MiddleServers
+from streamco.endpoints.split.upload_meter import SentFrame, UploadMeter
 from streamco.endpoints.verifiers.connection import VerifierConnection
-from streamco.endpoints.verifiers.middle_server import RETRY, final_error, is_busy
-from streamco.endpoints.verifiers.upload_meter import SentFrame, UploadMeter
-from streamco.engines.split.answer import DeepStates, LinkEvent, LinkFailed
 from streamco.engines.split.tally import SplitTraffic
 from streamco.errors import EndpointTimeoutError, StreamClosed, StreamcoError
 from streamco.wire.split.client import SplitClient
@@ -26,8 +26,6 @@ from streamco.wire.verify.errors import SessionLimitError, VerifyProtocolError
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
-
-    from streamco.endpoints.verifiers.split_link import ServerLink
 
 __all__ = ["ServerSession"]
 
@@ -42,9 +40,9 @@ class _Sent(Struct, frozen=True):
 
 
 class ServerSession:
-    """One answer's session. ``open``, ``send`` and ``close`` may be called from every thread, the others on the event loop."""
+    """One answer's session. Implements ``LinkSession``; ``emit`` takes its events, in the middle of a call or later."""
 
-    def __init__(self, link: ServerLink, emit: Callable[[LinkEvent], None], reserve: int) -> None:
+    def __init__(self, link: MiddleServers, emit: Callable[[LinkEvent], None], reserve: int) -> None:
         self.traffic = SplitTraffic()
         self._link = link
         self._emit = emit
@@ -66,28 +64,8 @@ class ServerSession:
         self._lost_place: int | None = None  # server at which the session was lost; the answers that wait don't know yet
         self._is_over = False
 
-    # Every thread
-
-    def open(self, command: OpenSession) -> None:
-        """Open or resume; see ``LinkSession``."""
-        self._call(self._begin, command)
-
-    def send(self, command: SendRows, states: NDArray[np.float32]) -> None:
-        """Send rows; see ``LinkSession``."""
-        self._call(self._send, command, states)
-
     def close(self) -> None:
         """End the session; see ``LinkSession``."""
-        self._call(self.end)
-
-    def _call(self, function: Callable[..., None], *arguments: object) -> None:
-        with suppress(RuntimeError):  # the loop was closed, and with it all connections
-            self._link.loop.call_soon_threadsafe(function, *arguments)
-
-    # The event loop
-
-    def end(self) -> None:
-        """End the session; idempotent."""
         self._is_over = True
         if self._connecting is not None:
             self._connecting.cancel()
@@ -122,7 +100,8 @@ class ServerSession:
         elif not self._is_over:
             self._report_loss(error, may_resume=self._key is not None)
 
-    def _begin(self, command: OpenSession) -> None:
+    def open(self, command: OpenSession) -> None:
+        """Open or resume; see ``LinkSession``."""
         if self._is_over:
             return
         if self._link.is_closed:
@@ -259,7 +238,8 @@ class ServerSession:
         if self._reply is not None and not self._reply.done():
             self._reply.set_result(length)
 
-    def _send(self, command: SendRows, states: NDArray[np.float32]) -> None:
+    def send(self, command: SendRows, states: NDArray[np.float32]) -> None:
+        """Send rows; see ``LinkSession``."""
         connection, link = self._connection, self._link
         if connection is None or command.attempt != self._attempt or self._is_over or self._ask_again_at is not None:
             return

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from streamco.endpoints.verifiers.upload_meter import UPLOAD_RATE, SentFrame, UploadMeter
+from streamco.endpoints.split.upload_meter import UPLOAD_RATE, SentFrame, UploadMeter
 
 
 class Link:

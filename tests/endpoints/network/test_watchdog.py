@@ -9,7 +9,7 @@ from typing import Any, cast
 import pytest
 
 from streamco.config import Timeouts
-from streamco.endpoints.watchdog import Watchdog
+from streamco.endpoints.network.watchdog import Watchdog
 from streamco.errors import EndpointTimeoutError
 
 

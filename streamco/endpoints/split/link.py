@@ -1,0 +1,91 @@
+"""The servers of a split model, seen from the device: a session for every answer, and plans by what is measured of them.
+
+The first server that can be reached serves an answer. If it is lost, the session is resumed there, or else another server goes on with the
+states that the device has kept. Only if none can be reached within ``patience`` does the answer fail. If those that can are busy with other
+answers, it waits ``max_wait``, and the device's answers get the places in their order.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from math import inf
+
+from streamco.config import Timeouts
+from streamco.endpoints.split.base import LinkEvent
+from streamco.endpoints.split.middle_servers import MiddleServers
+from streamco.endpoints.split.session import ServerSession
+from streamco.endpoints.verifiers.connection import VerifierAddress
+from streamco.engines.llamacpp.model_parts import PartInfo
+from streamco.policies.chunking import Chunking, PromptPlan, SplitPath, plan_prompt
+from streamco.profiles.row_costs import RowCosts
+from streamco.wire.split.frames import LayersMark
+from streamco.wire.tensors import StateFormat, state_bytes
+
+__all__ = ["ServerLink"]
+
+
+class ServerLink(MiddleServers):
+    """The servers of a split model. Implements ``SplitLink``.
+
+    Args:
+        info: the device's input layers.
+        chunking: how prompts are cut.
+        addresses, loop, form, timeouts, patience, max_wait, exact: see ``MiddleServers``.
+    """
+
+    def __init__(
+        self,
+        addresses: Sequence[VerifierAddress],
+        info: PartInfo,
+        *,
+        loop: asyncio.AbstractEventLoop,
+        form: StateFormat,
+        timeouts: Timeouts,
+        patience: float,
+        max_wait: float,
+        exact: bool = False,
+        chunking: Chunking = "fastest",
+    ) -> None:
+        first = info.first_layer + info.layers
+        mark = LayersMark(info.source, first, info.total_layers - first, info.width)
+        super().__init__(addresses, mark, loop=loop, form=form, timeouts=timeouts, patience=patience, max_wait=max_wait, exact=exact)
+        self._chunking: Chunking = chunking
+
+    def plan(self, rows: int, *, computed: int = 0, input_costs: RowCosts | None = None) -> PromptPlan:
+        """Return how a prompt is cut; in one piece while no server has sent its costs. See ``SplitLink.plan``.
+
+        The download counts as fast as the upload.
+        """
+        server, welcome, limits = self._server, self._welcome, self._limits
+        costs = server.costs
+        if welcome is None or costs is None:
+            return PromptPlan(min(rows, limits.rows))
+        path = SplitPath(
+            costs=costs,
+            row_bytes=state_bytes(1, self.mark.width, self.form),
+            upload_rate=server.meter.rate,
+            download_rate=server.meter.rate if self.prompt_rows == "all" else inf,
+            input_costs=input_costs,
+            round_trip=server.round_trip,
+            load_rows=server.load_rows,
+            steady_rows=server.steady_rows,
+            stages=max(1, welcome.stages),
+            room=welcome.batches.room,
+            max_rows=limits.rows,
+            max_rounds=limits.rounds,
+        )
+        return plan_prompt(rows, self._chunking, path, computed=computed)
+
+    def row_seconds(self, rows: int) -> float:
+        """Return what the last of so many rows of a trip costs; see ``SplitLink.row_seconds``. Both ways count as fast as the upload."""
+        server, costs = self._server, self._server.costs
+        if costs is None:
+            return 0.0
+        others = max(0, server.load_rows - rows)  # the load counts this device's rows too
+        computing = costs.seconds(others + rows) - costs.seconds(others + rows - 1)
+        return computing + 2 * state_bytes(1, self.mark.width, self.form) / server.meter.rate
+
+    def session(self, emit: Callable[[LinkEvent], None], reserve: int) -> ServerSession:
+        """Return a session for one answer; see ``SplitLink.session``."""
+        return ServerSession(self, emit, reserve)
