@@ -8,13 +8,11 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from fractions import Fraction
 from functools import lru_cache
 from importlib.util import find_spec
 from math import lcm
 from typing import Any
 
-from streamco.engines.llamacpp.grammar import check_schema
 from streamco.errors import MAX_NAME, ConfigError, shorten
 
 __all__ = ["grammar_of", "has_grammars", "schema_grammar"]
@@ -114,6 +112,8 @@ def schema_grammar(schema: object) -> str:
 
 @lru_cache(maxsize=16)  # a request asks twice: whether a device can hold to the schema, and to hold to it
 def _checked(text: str) -> str:
+    from streamco.engines.llamacpp.grammar import check_schema
+
     schema = json.loads(text)
     _check_limits(schema)
     is_combined = any(_is_combined(value) for value, _ in _values(schema))
@@ -124,6 +124,8 @@ def _checked(text: str) -> str:
 
 def _check_limits(schema: Mapping[str, Any]) -> None:
     """Refuse what llguidance has no limit of its own for."""
+    from fractions import Fraction
+
     if "x-guidance" in schema:  # settings of llguidance
         raise ConfigError("response_format: schema: expected keywords of JSON schemas, got x-guidance")
     count, depth, patterns, references, multiples = 0, 0, 0, set(), set()
