@@ -1,13 +1,11 @@
-"""``streamco models``: GGUF files from Hugging Face's hub or a URL, kept in the cache, listed and deleted."""
+"""``streamco models``: GGUF files from Hugging Face's hub, kept in its cache, listed and deleted."""
 
 from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Callable
 from pathlib import Path
 
-from streamco.cli.model_downloads import download, downloads, find_download, shown, size_at
 from streamco.cli.ui.control_characters import print_plain
 from streamco.endpoints.address import is_url
 from streamco.errors import ConfigError
@@ -26,7 +24,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.description = DESCRIPTION
     actions = parser.add_subparsers(dest="action", metavar="ACTION", required=True)
     get = actions.add_parser("get", help="download a model, after asking; of a file that is there: its size and SHA-256")
-    get.add_argument("model", metavar="MODEL", help="hf:org/repo:QUANT, the URL of a GGUF file, or the path of one")
+    get.add_argument("model", metavar="MODEL", help="hf:org/repo:QUANT, or the path of a GGUF file")
     get.add_argument("-y", "--yes", action="store_true", help="download without asking")
     actions.add_parser("list", help="the models on this machine")
     delete = actions.add_parser("rm", help="delete a model, after asking")
@@ -62,23 +60,16 @@ def get_model(model: str, *, is_agreed: bool) -> int:
         if cached is not None:
             return print_file(cached.path)
         file = model_files.look_up(name)
-        return _get(f"{file.file} of {name.repo}", file.size, lambda: model_files.fetch(file), is_agreed=is_agreed)
+        if not is_agreed and not _agrees(f"download {file.file} of {name.repo}, {size_text(file.size)}?"):
+            return 1
+        return print_file(model_files.fetch(file))
     if is_url(model):
-        found = find_download(model)
-        if found is not None:
-            return print_file(found)
-        size = size_at(model)
-        return _get(shown(model), size, lambda: download(model, size), is_agreed=is_agreed)
+        wanted = "hf:org/repo:QUANT or a file"
+        raise ConfigError(f"models get: expected {wanted}, got a URL; download it with curl or a browser, and use the file's path")
     path = Path(model).expanduser()
     if not path.is_file():
-        raise ConfigError(f"models get: expected hf:org/repo:QUANT, a URL or a file, got nothing at {model}")
+        raise ConfigError(f"models get: expected hf:org/repo:QUANT or a file, got nothing at {model}")
     return print_file(path)
-
-
-def _get(what: str, size: int | None, fetch: Callable[[], Path], *, is_agreed: bool) -> int:
-    if not is_agreed and not _agrees(f"download {what}, {'of unknown size' if size is None else size_text(size)}?"):
-        return 1
-    return print_file(fetch())
 
 
 def print_file(path: Path) -> int:
@@ -102,7 +93,7 @@ def list_models() -> int:
 
 
 def local_models() -> list[tuple[str, Path, int]]:
-    """Return name, path and size of each model: the packaged one, those of the hub's cache, and those from URLs."""
+    """Return name, path and size of each model: the packaged one, and those of the hub's cache."""
     from streamco.endpoints import model_files
     from streamco.engines.llamacpp.bundled_model import packaged_model
     from streamco.errors import EngineError
@@ -116,11 +107,11 @@ def local_models() -> list[tuple[str, Path, int]]:
         found.append(("packaged", path, path.stat().st_size))
     if model_files.has_hub():
         found += [(each.name, each.path, each.size) for each in model_files.cached_models()]
-    return found + [(each.name, each, each.stat().st_size) for each in downloads()]
+    return found
 
 
 def remove_model(model: str, *, is_agreed: bool) -> int:
-    """Delete a model of the hub's cache, or one that came from a URL.
+    """Delete a model of the hub's cache.
 
     Raises:
         ConfigError: there is no such model, it can't be deleted, or there is no terminal to ask at.
@@ -152,12 +143,7 @@ def _named(model: str) -> tuple[Path, list[Path]]:
     for cached in model_files.cached_models() if model_files.has_hub() else ():
         if str(cached.path) == model:
             return cached.path, [*cached.links, *cached.data]
-    named = [each for each in downloads() if model in {each.name, str(each)}]
-    if len(named) > 1:
-        raise ConfigError(f"models rm: expected one model of this name, got {', '.join(map(str, named))}; give the path")
-    if not named:
-        raise ConfigError(f"models rm: expected a name or a path that `streamco models list` shows, got {model!r}")
-    return named[0], named
+    raise ConfigError(f"models rm: expected a name or a path that `streamco models list` shows, got {model!r}")
 
 
 def size_text(size: int) -> str:

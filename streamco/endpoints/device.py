@@ -37,6 +37,7 @@ from streamco.engines.base import (
     HoldingEngine,
     TextPiece,
 )
+from streamco.engines.llamacpp.json_schema import has_grammars
 from streamco.engines.llamacpp.reasoning import ReasoningSplitter
 from streamco.errors import ConfigError, EndpointError, EndpointTimeoutError, EngineError, StreamClosed, StreamConsumed, UsageError
 from streamco.events import StreamEnded, TextCount, TokensReceived
@@ -129,7 +130,7 @@ class DeviceEndpoint:
             vocabulary=info.vocabulary if info else None,
             context_tokens=info.context_tokens if info else None,
             takes_token_ids=True,
-            json_schema=self._path is not None or takes_grammars(self._engine),
+            json_schema=has_grammars() if self._engine is None else takes_grammars(self._engine),
             continuation="token_ids",
             pre_copy="append",
         )

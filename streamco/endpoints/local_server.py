@@ -71,7 +71,7 @@ class LocalServerEndpoint(OpenAIEndpoint):
         if not url:
             raise ConfigError("base_url: expected the URL of a server on this machine, got an empty text")
         if url.partition("?")[0].lower().endswith(".gguf"):
-            raise ConfigError(f"{url}: expected the URL of a server, got that of a file; streamco models get fetches it, for its path")
+            raise ConfigError(f"{url}: expected the URL of a server, got that of a file; download it, and give its path")
         if context_tokens is not None and context_tokens < 1:
             raise ConfigError(f"context_tokens: expected 1 or more, got {context_tokens}")
         if model == "":

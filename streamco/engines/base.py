@@ -133,8 +133,8 @@ class GenerationRequest(Struct, frozen=True, kw_only=True):
     prefill_only: bool = False  # leave the prompt in the KV cache and end with reason length
     max_buffered: int | None = None  # tokens made and not taken before the sequence is parked; at most ``ring_tokens``
     owner: str | None = None  # what is in memory for another owner isn't found, and what this one leaves is found by no other
-    grammar: str | None = None  # what the text must keep to, in llama.cpp's form (GBNF); None: any text
-    begun: bytes = b""  # the text's beginning by the grammar, which the prompt ends with
+    grammar: str | None = None  # a JSON schema, as text, that the text must keep to; None: any text
+    begun: bytes = b""  # the beginning of the JSON, which the prompt ends with
     pending_bytes: bytes = b""  # beginning of a code point at the prompt's end: the first piece's text has the whole code point
 
 

@@ -24,6 +24,7 @@ from streamco.engines.llamacpp.attention import has_readable_attention
 from streamco.engines.llamacpp.cache_dir import machine_key
 from streamco.engines.llamacpp.context import LlamaContext
 from streamco.engines.llamacpp.control_tokens import ControlTokens
+from streamco.engines.llamacpp.json_schema import has_grammars
 from streamco.engines.llamacpp.model import LlamaModel, context_limit
 from streamco.engines.llamacpp.reasoning import splits_reasoning
 from streamco.engines.llamacpp.row_costs import ROW_SIZES, kept_costs, measured_costs
@@ -62,7 +63,7 @@ class LlamaEngine:
     load_seconds: float
     """Seconds in which file and context were opened; the first decodes, and rows if they are measured, come on top."""
 
-    takes_grammars = True
+    takes_grammars = has_grammars()
     """Answers can be held to ``GenerationRequest.grammar``."""
 
     def __init__(

@@ -55,6 +55,7 @@ def engine() -> Iterator[LlamaEngine]:
 def vocabulary(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SmallVocabulary]:
     """A vocabulary without a model, for grammars."""
     pytest.importorskip("llama_cpp")
+    pytest.importorskip("llguidance")
     pytest.importorskip("gguf")
     found = SmallVocabulary(tmp_path_factory.mktemp("vocabulary"))
     yield found

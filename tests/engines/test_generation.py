@@ -380,17 +380,17 @@ def test_an_answer_with_a_schema_parses_if_it_stops_whatever_the_logits(
 
 
 def test_an_answer_stops_with_its_last_token_and_needs_no_end_token(vocabulary: SmallVocabulary) -> None:
-    bench = GrammarBench(vocabulary, 'root ::= "{}"', limit=2, temperature=0)
-    assert bench.run(lambda: np.zeros(vocabulary.vocabulary_size, np.float32)) == ("{}", "stop")
+    bench = GrammarBench(vocabulary, '{"const": ""}', limit=2, temperature=0)
+    assert bench.run(lambda: np.zeros(vocabulary.vocabulary_size, np.float32)) == ('""', "stop")
     assert bench.generation.made == 2
 
 
 def test_an_answer_that_is_cut_short_of_its_end_says_so(vocabulary: SmallVocabulary) -> None:
-    bench = GrammarBench(vocabulary, 'root ::= "{}"', limit=1, temperature=0)
-    assert bench.run(lambda: np.zeros(vocabulary.vocabulary_size, np.float32)) == ("{", "length")
+    bench = GrammarBench(vocabulary, '{"const": ""}', limit=1, temperature=0)
+    assert bench.run(lambda: np.zeros(vocabulary.vocabulary_size, np.float32)) == ('"', "length")
 
 
 def test_a_grammar_and_ignore_eos_contradict_each_other(vocabulary: SmallVocabulary) -> None:
-    request = GenerationRequest(prompt_ids=[1], grammar='root ::= "{}"', ignore_eos=True)
+    request = GenerationRequest(prompt_ids=[1], grammar='{"const": ""}', ignore_eos=True)
     with pytest.raises(ConfigError, match="ignore_eos: expected false with a response_format"):
         RunningGeneration(request, cast(LlamaModel, vocabulary), limit=5, buffered=5, wake=Mock(), engine=cast(EngineSignals, Mock()))

@@ -1,33 +1,41 @@
-"""A grammar that an answer must keep to: llama.cpp's, asked only for tokens that can't end the process.
+"""The tokens that may come next in an answer that is held to a JSON schema: llguidance reads the schema and makes the masks.
 
-llama.cpp ends the process if a token is accepted that the grammar doesn't allow. It also takes bytes that aren't UTF-8 for characters,
-reads a token up to its first zero byte, and takes the text of control tokens for text, though an answer's text has none of them. So each
-token is checked before it is accepted, control tokens and zeros never fit, and bytes must be the beginning of UTF-8.
-
-One token takes some 10 us, all 49,152 of a vocabulary 10 to 30 ms. So tokens that begin with a byte that can't follow are left out first.
+A mask of all 49,152 tokens of a small model takes 20 to 200 us, reading the vocabulary 0.5 s, once for a model.
 """
 
 from __future__ import annotations
 
-import ctypes
 import threading
 import weakref
-from codecs import getincrementaldecoder
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, ClassVar, Protocol
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol, TypeVar
 
+from streamco.engines.llamacpp.library import library_address
 from streamco.errors import ConfigError, EngineError, shorten
 
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-__all__ = ["Pieces", "TokenGrammar", "VocabularyBytes"]
+__all__ = ["MaskTokenizer", "Pieces", "TokenGrammar", "check_schema"]
 
-# kinds of a token's bytes: none that can be text, UTF-8, cut at the end, or cut at the beginning
-_NOTHING, _TEXT, _BEGINNING, _REST = range(4)
-_UTF8 = getincrementaldecoder("utf-8")
+_T = TypeVar("_T")
+
+MAX_SPACES = 20  # of an indentation: a small model may write whitespace for ever
+MAX_STATES = 50_000  # of llguidance's lexer, 1 to 2 kB each; its default is five times as many
+STACK = 64 << 20  # bytes: llguidance recurses some 10 kB a level of a schema, and a stack that overflows ends the process
+# They go before what a schema says itself in "x-guidance".
+_OPTIONS: dict[str, Any] = {
+    "coerce_one_of": True,
+    "item_separator": ",",
+    "json_allow_general_unicode_escapes": True,
+    "json_allowed_escapes": 'nrbtf\\"u',
+    "key_separator": ":",
+    "lenient": False,
+    "whitespace_pattern": rf"( |\n[ \t]{{0,{MAX_SPACES}}})",
+}
 _building = threading.Lock()
+_threads = threading.Lock()
 
 
 class Pieces(Protocol):
@@ -41,33 +49,36 @@ class Pieces(Protocol):
         ...
 
 
-class VocabularyBytes:
-    """Bytes that the tokens of a vocabulary begin with. To read 49,152 tokens takes 0.1 s, so it is made once for a model, when needed.
+class MaskTokenizer:
+    """A model's vocabulary as llguidance reads it. It takes 0.5 s for 49,152 tokens, so it is made once for a model, when needed.
 
     Args:
-        model: the model.
+        library: the module ``llama_cpp``.
+        handle: llama.cpp's handle of the vocabulary, which must outlive the object.
+        model: the model that it belongs to.
     """
 
-    _of_models: ClassVar[weakref.WeakKeyDictionary[Pieces, VocabularyBytes]] = weakref.WeakKeyDictionary()
+    _of_models: ClassVar[weakref.WeakKeyDictionary[Pieces, MaskTokenizer]] = weakref.WeakKeyDictionary()
 
-    def __init__(self, model: Pieces) -> None:
-        import numpy as np
-
+    def __init__(self, library: Any, handle: int, model: Pieces) -> None:
+        guidance = _guidance()
+        ends = sorted(model.end_ids)
         pieces = [b"" if token in model.end_ids else model.token_bytes(token) for token in range(model.vocabulary_size)]
-        self.kinds = np.array([_kind(piece) for piece in pieces], np.uint8)
-        self.first = np.array([piece[0] if piece else 0 for piece in pieces], np.uint8)
-        self.of_byte = np.full(256, -1, np.int32)  # the token that is one byte; -1: there is none
-        for token, piece in enumerate(pieces):
-            if len(piece) == 1:
-                self.of_byte[piece[0]] = token
+        self.tokenizer = guidance.LLTokenizer.from_llamacpp(
+            tokens=[piece or b"\xff<%d>" % token for token, piece in enumerate(pieces)],  # 0xff: a control token, which is no text
+            vocab_ptr=handle,
+            tokenize_fptr=library_address(library, "llama_tokenize"),
+            eos_token=ends,
+        )
+        self.of_byte = {piece[0]: token for token, piece in enumerate(pieces) if len(piece) == 1}
 
     @classmethod
-    def of(cls, model: Pieces) -> VocabularyBytes:
-        """Return the bytes of a model's vocabulary; thread-safe."""
+    def of(cls, library: Any, handle: int, model: Pieces) -> MaskTokenizer:
+        """Return a model's vocabulary; thread-safe."""
         with _building:
             found = cls._of_models.get(model)
             if found is None:
-                found = cls._of_models[model] = cls(model)
+                found = cls._of_models[model] = cls(library, handle, model)
         return found
 
 
@@ -75,115 +86,144 @@ class TokenGrammar:
     """The tokens that may come next in one answer. Belongs to one thread after it is made.
 
     Args:
-        library: the module ``llama_cpp``.
-        vocabulary: llama.cpp's handle of the model's vocabulary, which must outlive the object.
-        model: the model that it is of.
-        text: the grammar in llama.cpp's form (GBNF); its first rule is ``root``.
-        begun: what the answer has already, which must fit.
+        vocabulary: the model's vocabulary.
+        model: the model.
+        schema: the JSON schema, as text.
+        begun: the beginning of the answer, which must fit.
 
     Raises:
-        ConfigError: llama.cpp can't read the grammar.
+        ConfigError: the schema can't be held to.
         EngineError: the beginning doesn't fit.
     """
 
-    def __init__(self, library: Any, vocabulary: Any, model: Pieces, text: str, begun: bytes = b"") -> None:
+    def __init__(self, vocabulary: MaskTokenizer, model: Pieces, schema: str, begun: bytes = b"") -> None:
         self._model = model
-        self._library = library
-        self._bytes = VocabularyBytes.of(model)
         self._ends = sorted(model.end_ids)
-        self._pending = b""  # beginning of a character
-        if "\0" in text or not text.strip():
-            raise ConfigError(f"grammar: expected text, got {shorten(repr(text))}")
-        handle = self._library.llama_sampler_init_grammar(vocabulary, text.encode(), b"root")
-        if not handle:
-            raise ConfigError(f"grammar: expected one that llama.cpp can read, got {shorten(text)}")
-        self._handle = handle
-        self._free = weakref.finalize(self, self._library.llama_sampler_free, handle)
-        self._free.atexit = False  # an engine's thread may still use it then
+        self._matcher = _matcher(vocabulary.tokenizer, schema)
         for index, byte in enumerate(begun):
-            token = int(self._bytes.of_byte[byte])
-            if token < 0 or not self.fits([token])[0]:
+            token = vocabulary.of_byte.get(byte)
+            if token is None or not self._matcher.try_consume_tokens([token]):
                 got = begun[max(0, index - 20) : index + 1].decode("utf-8", "replace")
                 raise EngineError(f"response_format: expected an answer that begins as asked for, got {got!r} at its byte {index + 1}")
-            self.accept(token)
+        self._mask: NDArray[np.bool_] | None = None  # of the tokens that may come next; None: not computed since the last one
 
     def fits(self, ids: Sequence[int] | NDArray[np.integer[Any]]) -> NDArray[np.bool_]:
-        """Return for each token whether it may come next; end tokens may if the answer is whole."""
+        """Return for each token whether it may come next; end tokens may if the answer is whole.
+
+        Raises:
+            EngineError: the schema takes more time or memory here than an answer may.
+        """
         import numpy as np
 
-        tokens = np.asarray(ids, np.int32)
-        kinds = self._bytes.kinds[tokens]
-        possible: NDArray[np.bool_]
-        if self._pending:
-            possible = kinds == _REST
-            possible[possible] = [self._continues(int(token)) for token in tokens[possible]]
-        else:
-            possible = (kinds == _TEXT) | (kinds == _BEGINNING) | np.isin(tokens, self._ends)
-        possible[possible] = self._apply(tokens[possible])
-        return possible
+        found: NDArray[np.bool_] = self._allowed()[np.asarray(ids, np.int64)]
+        return found
 
-    def allowed(self) -> NDArray[np.int32]:
-        """Return all tokens that may come next, in ascending order; end tokens if the answer is whole."""
-        import numpy as np
+    def allowed(self) -> NDArray[np.integer[Any]]:
+        """Return all tokens that may come next, in ascending order; end tokens if the answer is whole.
 
-        known = np.flatnonzero(self._bytes.of_byte >= 0)
-        begins = np.ones(256, bool)  # a byte without a token of its own can't be tried
-        begins[known] = self._apply(self._bytes.of_byte[known])
-        likely = begins[self._bytes.first]
-        likely[self._ends] = True
-        tokens = np.flatnonzero(likely).astype(np.int32)
-        return tokens[self.fits(tokens)]
+        Raises:
+            EngineError: as ``fits``.
+        """
+        return self._allowed().nonzero()[0]
 
     def accept(self, token: int) -> None:
-        """Go on after a token, which must fit; nothing may come after an end token."""
-        if not self.fits([token])[0]:
-            raise AssertionError(f"token {token} was not checked: llama.cpp would end the process")
+        """Go on after a token, which must fit; nothing may come after an end token.
+
+        Raises:
+            EngineError: as ``fits``.
+        """
+        if not self._allowed()[token]:
+            raise AssertionError(f"token {token} was not checked")
         if token in self._model.end_ids:
             return
-        self._pending = _unfinished(self._pending + self._model.token_bytes(token))
-        self._library.llama_sampler_accept(self._handle, token)
+        self._mask = None
+        if not self._matcher.consume_token(token):
+            raise self._failed()
 
     @property
     def is_over(self) -> bool:
         """True if the answer is whole, and nothing may follow."""
+        return bool(self._matcher.is_stopped() and self._matcher.is_accepting())
+
+    def _allowed(self) -> NDArray[np.bool_]:
         import numpy as np
 
-        if not len(self._ends) or not self.fits(self._ends[:1])[0]:
-            return False
-        return bool(np.isin(self.allowed(), self._ends).all())
+        if self._mask is None:
+            bits = np.frombuffer(self._matcher.compute_bitmask(), np.uint8)
+            if self._matcher.is_error():
+                raise self._failed()
+            mask = np.unpackbits(bits, count=self._model.vocabulary_size, bitorder="little").view(np.bool_)
+            mask[self._ends] = self._matcher.is_accepting()
+            self._mask = mask
+        return self._mask
 
-    def _continues(self, token: int) -> bool:
-        """Return True if a token goes on with the character that is not whole."""
-        return _kind(self._pending + self._model.token_bytes(token)) in {_TEXT, _BEGINNING}
-
-    def _apply(self, tokens: NDArray[np.int32]) -> NDArray[np.bool_]:
-        """Return for each token whether llama.cpp keeps it."""
-        import numpy as np
-
-        library = self._library
-        rows = np.zeros(len(tokens), [("id", np.int32), ("logit", np.float32), ("p", np.float32)])
-        rows["id"] = tokens
-        data = rows.ctypes.data_as(ctypes.POINTER(library.llama_token_data))
-        candidates = library.llama_token_data_array(data=data, size=len(rows), selected=-1, sorted=False)
-        library.llama_sampler_apply(self._handle, ctypes.byref(candidates))
-        kept: NDArray[np.bool_] = rows["logit"] == 0
-        return kept
+    def _failed(self) -> EngineError:
+        return EngineError(f"response_format: expected a schema that fits in the limits of llguidance, got {_reason(self._matcher)}")
 
 
-def _kind(piece: bytes) -> int:
-    if b"\0" in piece or not piece:  # llama.cpp doesn't read on after a zero
-        return _NOTHING
+def check_schema(schema: str) -> None:
+    """Check that answers can be held to a JSON schema, without a model; if llguidance isn't installed, nothing is checked.
+
+    Raises:
+        ConfigError: they can't, or no answer fits.
+    """
     try:
-        rest = _unfinished(piece)
-    except UnicodeDecodeError:
-        return _REST
-    if rest[:1] == b"\xed" and rest[1:2] > b"\x9f":  # of a surrogate, which Python's decoder takes until it is whole
-        return _REST
-    return _BEGINNING if rest else _TEXT
+        guidance = _guidance()
+    except ConfigError:
+        return
+    _matcher(guidance.LLTokenizer("byte"), schema)
 
 
-def _unfinished(data: bytes) -> bytes:
-    """Return the beginning of a character at the end of bytes that are UTF-8 up to there."""
-    decoder = _UTF8()
-    decoder.decode(data, final=False)
-    return decoder.getstate()[0]
+def _matcher(tokenizer: Any, schema: str) -> Any:
+    """Return llguidance's object for one answer.
+
+    Raises:
+        ConfigError: the schema can't be held to, or no answer fits.
+    """
+    guidance = _guidance()
+    limits = guidance.LLParserLimits(max_lexer_states=MAX_STATES, verbose_errors=False)
+    try:
+        grammar = guidance.LLMatcher.grammar_from_json_schema(schema, overrides=_OPTIONS)
+    except ValueError as exc:
+        raise _refused(str(exc)) from exc
+    matcher = _on_large_stack(lambda: guidance.LLMatcher(tokenizer, grammar, log_level=0, limits=limits))
+    if not matcher.is_error():
+        matcher.compute_bitmask()  # a schema that only refers to itself fails here
+    if matcher.is_error():
+        raise _refused(_reason(matcher))
+    return matcher
+
+
+def _refused(reason: str) -> ConfigError:
+    return ConfigError(f"response_format: schema: expected one that answers can be held to, got {shorten(reason)}")
+
+
+def _reason(matcher: Any) -> str:
+    return shorten(next(iter(str(matcher.get_error()).strip().splitlines()), "no reason"))
+
+
+def _on_large_stack(call: Callable[[], _T]) -> _T:
+    """Return what a call returns, run in a thread with a stack of its own."""
+    found: list[_T] = []
+    thread = threading.Thread(target=lambda: found.append(call()), name="streamco schema")
+    with _threads:
+        before = threading.stack_size(STACK)
+        try:
+            thread.start()
+        finally:
+            threading.stack_size(before)
+    thread.join()
+    return found[0]
+
+
+def _guidance() -> Any:
+    """Return the module.
+
+    Raises:
+        ConfigError: it isn't installed.
+    """
+    try:
+        import llguidance
+    except ImportError as exc:
+        raise ConfigError("response_format: expected the package llguidance (pip install 'streamco[llama]'), got none") from exc
+    return llguidance

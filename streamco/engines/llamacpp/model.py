@@ -16,7 +16,7 @@ from streamco.engines.base import ModelInfo
 from streamco.engines.chat_template import ChatTemplate
 from streamco.engines.llamacpp.amx_probe import TILES, Repacking, choose_repacking, tiled_weights
 from streamco.engines.llamacpp.control_tokens import ControlTokens
-from streamco.engines.llamacpp.grammar import TokenGrammar
+from streamco.engines.llamacpp.grammar import MaskTokenizer, TokenGrammar
 from streamco.engines.llamacpp.library import collected_errors, extra_buffer, load_library
 from streamco.engines.llamacpp.reasoning import TAGS, has_reasoning
 from streamco.errors import EngineError, PromptError
@@ -138,15 +138,15 @@ class LlamaModel:
             raise PromptError(f"messages: expected a chat model, got {self.info.name}, {self._template_fault}")
         return self._template.render(messages, add_generation_prompt=add_generation_prompt)
 
-    def grammar(self, text: str, begun: bytes = b"") -> TokenGrammar:
-        """Return a grammar for one answer; see ``TokenGrammar``.
+    def grammar(self, schema: str, begun: bytes = b"") -> TokenGrammar:
+        """Return the grammar of one answer that is held to a JSON schema; see ``TokenGrammar``.
 
         Raises:
-            ConfigError: llama.cpp can't read the grammar.
+            ConfigError: the schema can't be held to, or llguidance isn't installed.
             EngineError: the beginning doesn't fit it, or the model is closed.
         """
         with self._reading():
-            return TokenGrammar(self.library, self._vocab, self, text, begun)
+            return TokenGrammar(MaskTokenizer.of(self.library, self._vocab, self), self, schema, begun)
 
     @property
     def can_share_prefixes(self) -> bool:

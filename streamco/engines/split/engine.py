@@ -24,6 +24,7 @@ from streamco.engines.base import EngineOptions, Generation, GenerationRequest, 
 from streamco.engines.consumer import Consumer
 from streamco.engines.kv_slots import Slot
 from streamco.engines.llamacpp.control_tokens import ControlTokens
+from streamco.engines.llamacpp.json_schema import has_grammars
 from streamco.engines.llamacpp.model import context_limit
 from streamco.engines.llamacpp.model_parts import PartInfo, check_same_model
 from streamco.engines.llamacpp.reasoning import splits_reasoning
@@ -121,7 +122,7 @@ class SplitEngine:
         EngineError: the parts can't be loaded.
     """
 
-    takes_grammars = True
+    takes_grammars = has_grammars()
     """Answers can be held to ``GenerationRequest.grammar``."""
 
     def __init__(

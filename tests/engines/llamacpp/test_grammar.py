@@ -1,19 +1,16 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from random import Random
 from typing import Any
 
-import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from streamco.engines.llamacpp.grammar import TokenGrammar, VocabularyBytes
+from streamco.engines.llamacpp.grammar import MaskTokenizer, TokenGrammar
 from streamco.engines.llamacpp.json_schema import grammar_of, schema_grammar
-from streamco.errors import ConfigError, EngineError
+from streamco.errors import EngineError
 from tests.engines.llamacpp.schemas import is_valid, schemas
 from tests.engines.llamacpp.vocabularies import SmallVocabulary
 
@@ -53,18 +50,6 @@ def test_what_is_written_to_its_end_parses_and_is_of_the_schema(vocabulary: Smal
 def test_a_json_object_parses(vocabulary: SmallVocabulary, seed: int) -> None:
     text = write(vocabulary, vocabulary.grammar(OBJECT), Random(seed), 120)
     assert text is None or isinstance(json.loads(text), dict)
-
-
-@given(schemas(), st.integers(0, 2**32))
-def test_leaving_out_first_bytes_leaves_out_no_token_that_fits(vocabulary: SmallVocabulary, schema: dict[str, Any], seed: int) -> None:
-    rng, grammar = Random(seed), vocabulary.grammar(schema_grammar(schema))
-    for _ in range(12):
-        allowed = grammar.allowed()
-        assert allowed.tolist() == np.flatnonzero(grammar.fits(range(vocabulary.vocabulary_size))).tolist()
-        tokens = [token for token in map(int, allowed) if token != vocabulary.end]
-        if not tokens:
-            return
-        grammar.accept(rng.choice(tokens))
 
 
 def test_control_tokens_and_bytes_that_are_no_text_never_fit(vocabulary: SmallVocabulary) -> None:
@@ -120,38 +105,6 @@ def test_a_token_that_does_not_fit_ends_an_answer_and_not_the_process(vocabulary
         grammar.accept(vocabulary.end)
 
 
-@pytest.mark.parametrize("text", ["", " ", "root ::= (", "root ::= none", 'root ::= root "a"', "a ::= [a]", 'root ::= "\0"'])
-def test_a_grammar_that_llama_cpp_cannot_read_is_refused(vocabulary: SmallVocabulary, text: str) -> None:
-    with pytest.raises(ConfigError, match="grammar: expected"):
-        vocabulary.grammar(text)
-
-
-def test_a_grammar_that_nothing_fits_allows_nothing(vocabulary: SmallVocabulary) -> None:
-    grammar = vocabulary.grammar('root ::= "a" none\nnone ::= [^\\x00-\\U0010FFFF]')
-    grammar.accept(vocabulary.id_of(b"a"))
-    assert len(grammar.allowed()) == 0
-    assert not grammar.is_over
-
-
 def test_the_bytes_of_a_vocabulary_are_read_once(vocabulary: SmallVocabulary) -> None:
-    assert VocabularyBytes.of(vocabulary) is VocabularyBytes.of(vocabulary)
-
-
-FREED = """
-from types import SimpleNamespace
-from streamco.engines.llamacpp.grammar import TokenGrammar
-
-library = SimpleNamespace()
-library.llama_sampler_init_grammar = lambda vocabulary, text, root: text.decode()
-library.llama_sampler_free = lambda handle: print(handle, flush=True)
-class Model:
-    vocabulary_size, end_ids = 0, frozenset()
-model = Model()
-TokenGrammar(library, None, model, "dropped")
-kept = TokenGrammar(library, None, model, "kept")
-"""
-
-
-def test_a_grammar_in_use_is_not_freed_when_the_process_ends() -> None:
-    found = subprocess.run([sys.executable, "-c", FREED], capture_output=True, text=True, check=True)
-    assert found.stdout.split() == ["dropped"]
+    found = [MaskTokenizer.of(vocabulary.library, vocabulary.vocab, vocabulary) for _ in range(2)]
+    assert found[0] is found[1]

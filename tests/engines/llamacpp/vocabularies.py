@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from streamco.engines.llamacpp.grammar import TokenGrammar
+from streamco.engines.llamacpp.grammar import MaskTokenizer, TokenGrammar
 from streamco.engines.llamacpp.library import load_library
 
 WORDS = [
@@ -52,7 +52,7 @@ class SmallVocabulary:
         return [self.id_of(bytes([byte])) for byte in text.encode()]
 
     def grammar(self, text: str, begun: bytes = b"") -> TokenGrammar:
-        return TokenGrammar(self.library, self.vocab, self, text, begun)
+        return TokenGrammar(MaskTokenizer.of(self.library, self.vocab, self), self, text, begun)
 
     @staticmethod
     def _write(path: Path) -> None:
