@@ -18,7 +18,7 @@ async def main(file: Path) -> None:
         prices = streamco.TokenPrices(prompt=1e-6, completion=2e-6)
         server = streamco.OpenAIEndpoint("large", base_url=remote.url, api_key="", name="server", prices=prices)
         async with (
-            streamco.Client(streamco.packaged_model(), server, policy="server-first") as client,
+            streamco.Client(streamco.packaged_model(), server, mode=streamco.Race(policy="server-first")) as client,
             serving(client, streamco.ProxyOptions(callers=file)) as base_url,
         ):
             for name, key in keys.items():

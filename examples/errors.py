@@ -10,7 +10,7 @@ def unreachable() -> streamco.OpenAIEndpoint:
 
 
 async def main() -> None:
-    async with streamco.Client(device=streamco.packaged_model(), server=unreachable(), policy="server-first") as client:
+    async with streamco.Client(device=streamco.packaged_model(), server=unreachable(), mode=streamco.Race(policy="server-first")) as client:
         answer = await client.chat.completions.create(messages=[{"role": "user", "content": "Say hello."}], max_tokens=8)
         print(answer.choices[0].message.content)
         for part in answer.report.endpoints if answer.report else []:

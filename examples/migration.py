@@ -15,7 +15,9 @@ async def main() -> None:
     async with ScriptedServer(stream_answer([f" {word}" for word in TEXT.split()] * 5, gap=0.05)) as scripted:
         server = streamco.OpenAIEndpoint("any", base_url=scripted.url, name="server", prices=DEAR)
         moves = streamco.MigrationOptions(min_quality=0)  # no model is too weak to go on; 0.9: one with 90 % of the other's quality
-        async with streamco.Client(device, server, policy="both", budget=1.0, pace=10, migration=moves, seed=1) as client:
+        async with streamco.Client(
+            device, server, mode=streamco.Race(policy="both", migration=moves), budget=1.0, pace=10, seed=1
+        ) as client:
             stream = client.stream("Explain tides to a child.", max_tokens=60, temperature=0)
             tokens = [token async for token in stream]
         for source, written in groupby(tokens, key=lambda token: token.source):

@@ -16,8 +16,7 @@ async def main() -> None:
         streamco.Client(
             streamco.DeviceEndpoint(small, options=options),
             streamco.OpenAIEndpoint("large", base_url=base_url, name="server"),
-            mode="speculate",
-            speculation=streamco.SpeculationOptions(is_adaptive=False),  # draft always; by default only while it is faster
+            mode=streamco.Speculate(is_adaptive=False),  # draft always; by default only while it is faster
         ) as client,
     ):
         stream = client.stream("Why is the sky blue?", max_tokens=48, temperature=0)

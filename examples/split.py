@@ -13,7 +13,7 @@ async def main() -> None:
         parts = await asyncio.to_thread(split_model, streamco.packaged_model(), folder)
         async with running_server("--model", str(parts.middle), "--middle", "--threads", "1", "--port", "0") as base_url:
             device = streamco.SplitEndpoint(parts.stem, base_url, options=streamco.EngineOptions(threads=1))
-            async with streamco.Client(device, mode="split") as client:
+            async with streamco.Client(mode=streamco.Split(device)) as client:
                 async for token in client.stream("Name three rivers in France.", max_tokens=24, temperature=0):
                     print(token.text, end="", flush=True)
             sent = device.traffic

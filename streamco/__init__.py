@@ -17,12 +17,15 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from streamco.client.chat import Answer
     from streamco.client.client import Client
+    from streamco.client.modes.auto import Auto
+    from streamco.client.modes.race.migration import MigrationOptions
+    from streamco.client.modes.race.mode import Race
+    from streamco.client.modes.speculation.mode import Speculate
+    from streamco.client.modes.speculation.options import SpeculationTuning
+    from streamco.client.modes.split.mode import Split
     from streamco.client.observers.base import AnswerObservation, AnswerObserver, ObservedAttempt
     from streamco.client.observers.metrics import AnswerMetrics
     from streamco.client.observers.spans import AnswerSpans
-    from streamco.client.race.dispatcher import DispatchOptions
-    from streamco.client.race.migration import MigrationOptions
-    from streamco.client.speculation.options import SpeculationOptions, SpeculationTuning
     from streamco.client.stream import ChatStream, Retracted, Settled, Token, TokenStream
     from streamco.config import Limits, RetryPolicy, SamplingOptions, Timeouts
     from streamco.core.report import AnswerUsage, DispatchReport, EndpointReport, Opening, Report, SpeculationFigures, SplitFigures
@@ -58,6 +61,7 @@ if TYPE_CHECKING:
         UsageError,
     )
     from streamco.openai_types import ChatCompletion, ChatCompletionChunk, CompletionUsage
+    from streamco.policies.dispatch import Decision, DispatchPolicy
     from streamco.policies.eligibility import QualityGate
     from streamco.proxy.config import ProxyOptions
     from streamco.server.options import ServeOptions
@@ -71,9 +75,12 @@ _HOMES = {
     "streamco.client.observers.base": ("AnswerObservation", "AnswerObserver", "ObservedAttempt"),
     "streamco.client.observers.metrics": ("AnswerMetrics",),
     "streamco.client.observers.spans": ("AnswerSpans",),
-    "streamco.client.race.dispatcher": ("DispatchOptions",),
-    "streamco.client.race.migration": ("MigrationOptions",),
-    "streamco.client.speculation.options": ("SpeculationOptions", "SpeculationTuning"),
+    "streamco.client.modes.auto": ("Auto",),
+    "streamco.client.modes.race.migration": ("MigrationOptions",),
+    "streamco.client.modes.race.mode": ("Race",),
+    "streamco.client.modes.speculation.mode": ("Speculate",),
+    "streamco.client.modes.speculation.options": ("SpeculationTuning",),
+    "streamco.client.modes.split.mode": ("Split",),
     "streamco.client.stream": ("ChatStream", "Retracted", "Settled", "Token", "TokenStream"),
     "streamco.config": ("Limits", "RetryPolicy", "SamplingOptions", "Timeouts"),
     "streamco.core.report": ("AnswerUsage", "DispatchReport", "EndpointReport", "Opening", "Report", "SpeculationFigures", "SplitFigures"),
@@ -108,6 +115,7 @@ _HOMES = {
         "StreamcoError",
         "UsageError",
     ),
+    "streamco.policies.dispatch": ("Decision", "DispatchPolicy"),
     "streamco.policies.eligibility": ("QualityGate",),
     "streamco.proxy.config": ("ProxyOptions",),
     "streamco.server.options": ("ServeOptions",),
@@ -123,6 +131,7 @@ __all__ = [
     "AnswerSpans",
     "AnswerUsage",
     "AnthropicEndpoint",
+    "Auto",
     "Capabilities",
     "ChatCompletion",
     "ChatCompletionChunk",
@@ -131,9 +140,10 @@ __all__ = [
     "CompletionUsage",
     "ConcurrentRead",
     "ConfigError",
+    "Decision",
     "DegradedError",
     "DeviceEndpoint",
-    "DispatchOptions",
+    "DispatchPolicy",
     "DispatchReport",
     "Endpoint",
     "EndpointConnectError",
@@ -156,6 +166,7 @@ __all__ = [
     "PromptError",
     "ProxyOptions",
     "QualityGate",
+    "Race",
     "Report",
     "Request",
     "Retracted",
@@ -164,9 +175,10 @@ __all__ = [
     "SamplingOptions",
     "ServeOptions",
     "Settled",
+    "Speculate",
     "SpeculationFigures",
-    "SpeculationOptions",
     "SpeculationTuning",
+    "Split",
     "SplitEndpoint",
     "SplitFigures",
     "StreamClosed",

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from streamco.client.race.dispatcher import DispatchOptions
+from streamco.client.modes.race.mode import Race
 from streamco.config import LISTENING, READING, Limits, Pace, ReaderPace, RetryPolicy, Timeouts, check_share, fixed_rate, parse_pace
 from streamco.endpoints.openai import OpenAIEndpoint
 from streamco.engines.base import EngineOptions
@@ -120,4 +120,4 @@ def test_an_endpoints_options_have_their_types(name: str) -> None:
 @pytest.mark.parametrize(("name", "value"), [("gate", 5), ("reader_rate", 0), ("reader_rate", nan), ("reader_rate", "5")])
 def test_options_for_dispatch_that_nothing_could_use_are_refused(name: str, value: Any) -> None:
     with pytest.raises(ConfigError, match=f"dispatch: {name}: expected"):
-        DispatchOptions(**{name: value})
+        Race(**{name: value})

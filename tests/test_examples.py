@@ -52,6 +52,7 @@ PRINTS = {
         r"^[1-9]\d* states up in [1-9]\d+ bytes, [1-9]\d+ states down in [1-9]\d+ bytes$",
     ],
     "speech_bot": [r"^ *\d+\.\d\d s: \w", r"^\d+ tokens$"],
+    "two_servers": [r"^ Here at once\.$", r"^two won: one first, two after half a second$"],
     "web_chat": [r'^data: "\w+"$', r"^1 left: \d{1,2} of 500 tokens were made$"],
 }
 

@@ -24,7 +24,10 @@ PROTOCOL = frozenset({"client", "codec", "frames", "server"})
 SERVICE = frozenset({"batches", "service", "sessions", "stats"})
 """File names of a server's side of a protocol: server/verify and server/split."""
 
-ROLES = PROTOCOL | SERVICE | {"__init__", "base", "driver", "errors", "events", "kind", "machine", "options", "report", "session"}
+MODE = frozenset({"log", "mode", "notes", "plan"})
+"""Files of a mode of the client: each mode has the same ones."""
+
+ROLES = PROTOCOL | SERVICE | MODE | {"__init__", "base", "driver", "errors", "events", "kind", "machine", "options", "report", "session"}
 """File names that say a role and not a subject: each folder may have one."""
 
 FEWEST_WORDS = 3

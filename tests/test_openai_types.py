@@ -11,7 +11,7 @@ import msgspec
 import pytest
 
 from streamco.client.chat import Answer
-from streamco.client.speculation.output import SpeculatedChunk
+from streamco.client.driver import SpeculatedChunk
 from streamco.core.report import AnswerUsage
 from streamco.openai_types import (
     ChatCompletion,

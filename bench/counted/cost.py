@@ -23,7 +23,7 @@ from statistics import fmean, median
 
 from bench.counted.worlds import PHONE_MODELS, Phone, RequestDraws, Service, World, recorded_lengths, services, with_table_8
 from bench.report import Row, add_arguments, emit
-from streamco.client.race.migration import MigrationOptions
+from streamco.client.modes.race.migration import MigrationOptions
 from streamco.policies.cost import RATE_DEVICE_CONSTRAINED, RATE_SERVER_CONSTRAINED, constraint, device_costs
 from streamco.policies.dispatch import Side
 

@@ -16,6 +16,7 @@ import streamco
 from bench.prompts import real_prompts
 from bench.report import Row, add_arguments, emit
 from streamco.cli.server_process import running_server
+from streamco.client.modes.speculation.mode import Speculate
 from streamco.engines.llamacpp.bundled_model import packaged_model
 from streamco.engines.llamacpp.gguf import derived
 
@@ -61,8 +62,7 @@ async def compare(draft: str, target: str, prompts: Sequence[tuple[str, str]]) -
             streamco.Client(
                 streamco.DeviceEndpoint(small, options=options),
                 server,
-                mode="speculate",
-                speculation=streamco.SpeculationOptions(is_adaptive=False),
+                mode=Speculate(is_adaptive=False),
             ) as together,
         ):
             for name, prompt in prompts:

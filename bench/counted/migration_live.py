@@ -16,7 +16,7 @@ from pathlib import Path
 
 from msgspec.structs import replace
 
-from streamco.client.race.driver import RaceDriver
+from streamco.client.modes.race.driver import RaceDriver
 from streamco.config import RetryPolicy, SamplingOptions
 from streamco.core.pacer import weigh_chunk
 from streamco.core.race.attempt import AttemptPlan

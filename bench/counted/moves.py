@@ -19,9 +19,10 @@ from msgspec import structs
 
 from bench.counted.worlds import PHONE_MODELS, Phone, RaceOutcome, RequestDraws, Service, World, price_of, recorded_lengths, services
 from bench.report import Row, add_arguments, emit
-from streamco.client.race.dispatcher import Dispatcher
-from streamco.client.race.migration import CostOf, MigrationOptions, MigrationPlanner
-from streamco.client.race.report import describe_hand_overs
+from streamco.client.modes.base import CostOf
+from streamco.client.modes.race.dispatcher import Dispatcher
+from streamco.client.modes.race.migration import MigrationOptions, MigrationPlanner
+from streamco.client.modes.race.report import describe_hand_overs
 from streamco.config import READING
 from streamco.core.race.estimators import DeviceFit, ProductLimit
 from streamco.endpoints.base import Endpoint

@@ -31,7 +31,7 @@ from multiprocessing import get_context
 from random import Random
 
 from bench.report import Row, add_arguments, emit, summarise
-from streamco import SpeculationOptions, SpeculationTuning
+from streamco import Speculate, SpeculationTuning
 from streamco.core.speculation.estimates import Forecast, SpeculationEstimates
 from streamco.core.speculation.options import SpeculationMachineOptions
 from streamco.policies.mode_switch import RoundConditions, predict_rates
@@ -140,7 +140,7 @@ def compare_forecasts(cell: Cell, *, seeds: int, answers: int) -> tuple[Cell, di
     for name, forecast in FORECASTS.items():
         later = []
         for seed in range(seeds):
-            pair = SpeculationOptions(tuning=SpeculationTuning(forecast=forecast)).estimates(1.0)
+            pair = Speculate(tuning=SpeculationTuning(forecast=forecast)).estimates(1.0)
             pair.expect_rtt(cell.rtt)
             later += [cell.run(pair, options, seed * answers + number) for number in range(answers)][1:]
         rounds, seconds = sum(outcome.report.rounds for outcome in later), sum(outcome.seconds for outcome in later)
@@ -168,7 +168,7 @@ def simulate(cell: Cell, *, seeds: int, answers: int) -> Found:
     options = SpeculationMachineOptions(max_tokens=TOKENS, max_ahead=AHEAD)
     outcomes = []
     for seed in range(seeds):
-        pair = SpeculationOptions().estimates(1.0)
+        pair = Speculate().estimates(1.0)
         pair.expect_rtt(cell.rtt)
         outcomes.append([cell.run(pair, options, seed * answers + number) for number in range(answers)])
     later = [outcome for of_seed in outcomes for outcome in of_seed[1:]]

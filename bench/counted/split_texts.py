@@ -22,6 +22,7 @@ from bench.prompts import real_prompts
 from bench.report import Row, add_arguments, emit
 from streamco import Client, DeviceEndpoint, EngineOptions, Report, SplitEndpoint
 from streamco.cli.server_process import running_server
+from streamco.client.modes.split.mode import Split
 from streamco.engines.llamacpp.bundled_model import packaged_model
 from streamco.engines.llamacpp.model_parts import split_model
 
@@ -45,7 +46,7 @@ async def clients(stack: AsyncExitStack) -> Mapping[str, Client]:
     for name, states in FORMATS.items():
         at, settings = (exact_url, exact) if name == "exact" else (url, engine)
         endpoint = SplitEndpoint(files.stem, at, options=settings, states=states)
-        found[name] = await stack.enter_async_context(Client(endpoint, mode="split"))
+        found[name] = await stack.enter_async_context(Client(mode=Split(endpoint)))
     return found
 
 

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from functools import cache
 
 from bench.traces import data_folder, token_counter
-from streamco.client.race.dispatcher import Dispatcher, DispatchOptions
-from streamco.client.race.migration import MigrationOptions
+from streamco.client.modes.race.dispatcher import Dispatcher, DispatchOptions
+from streamco.client.modes.race.migration import MigrationOptions
 from streamco.config import READING
 from streamco.policies.dispatch import Side
 from streamco.profiles import DeviceSpeed, ModelShape, Prices, Profile, TTFTDistribution
@@ -196,9 +196,8 @@ class World(SimulatedClient):
         burst: int = 1,
     ) -> None:
         dispatcher = Dispatcher(
-            DispatchOptions(constrained=constrained, exchange_rate=exchange_rate),
+            DispatchOptions(policy=policy, constrained=constrained, exchange_rate=exchange_rate),
             budget=budget,
-            policy=policy,
             profile=Profile(
                 server_ttft=service.ttft,
                 device=phone.speed,

@@ -25,7 +25,7 @@ from bench.papers.kept import load
 from bench.report import emit
 from bench.tables import show_table
 from streamco.sim.experiment.scenario import KINDS, Scenario
-from streamco.sim.race.kind import Race
+from streamco.sim.race.kind import RaceRun
 from streamco.sim.race.lengths import SHARES
 from streamco.sim.race.options import RaceOptions, RacePolicy
 
@@ -66,7 +66,7 @@ def show_speed(options: argparse.Namespace) -> None:
         ("with migration, device-constrained", RacePolicy(constrained="device", migration="pre-copy", budget=1.0)),
         ("with pace", RacePolicy(constrained="device", pace="reading")),
     ):
-        one = Race(RaceOptions(policy=policy), Scenario(kind="race", kind_location=KINDS["race"], seed=SEED))
+        one = RaceRun(RaceOptions(policy=policy), Scenario(kind="race", kind_location=KINDS["race"], seed=SEED))
         draws = [one.draw(f"request {number}") for number in range(requests)]
         events, began = 0, time.perf_counter()
         for draw in draws:

@@ -185,7 +185,7 @@ GROUPS = (
         ("event_bytes", "size of one event", "bytes", "wire/openai/stream.py"),
         ("body_bytes", "size of an answer that isn't streamed, unpacked", "bytes", "wire/openai/stream.py"),
         ("answer_bytes", "size of a streamed answer", "bytes", "wire/openai/stream.py"),
-        ("unread_tokens", "tokens that wait for the reader before the source is paused", "", "client/pending_answer.py"),
+        ("unread_tokens", "tokens that wait for the reader before the source is paused", "", "client/modes/race/plan.py"),
         ("lookahead", "reading time that a device runs ahead of a paced reader", "s", "config.py"),
     )),
     _Group(UPSTREAM, config.RetryPolicy(), "`RetryPolicy({name}=)`", (

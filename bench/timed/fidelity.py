@@ -37,8 +37,9 @@ from bench.timed.fidelity_live import CONTEXT, CORE_LAW, DeviceLaw, LiveCell, ca
 from bench.timed.fidelity_paces import MANY, Looks, Pace, Points
 from bench.timed.fidelity_records import Record, load_pair_records, load_records, pair_model, served_model
 from bench.timed.fidelity_simulated import SERVE_EXACTLY, SimulatedCell, serve_pass, simulate
-from streamco.client.speculation.options import SpeculationOptions, SpeculationTuning
-from streamco.client.speculation.verifier_binding import HELD_SEQUENCES
+from streamco.client.modes.speculation.mode import Speculate
+from streamco.client.modes.speculation.options import SpeculationTuning
+from streamco.client.modes.speculation.verifier_binding import HELD_SEQUENCES
 from streamco.emulation.profiles import load_step_times
 from streamco.endpoints.verifiers.base import VerifierFacts
 from streamco.engines.base import EngineOptions
@@ -60,7 +61,7 @@ SIMULATED = 4  # runs for each live one; where answers are refused no two are al
 REST = 1.0  # seconds at most between two answers of a device
 # A refused device tries again.
 TUNING = SpeculationTuning(last_patience=600.0, first_verdict_timeout=60.0, verdict_timeout=30.0)
-DRAFTING = SpeculationOptions(is_adaptive=False, patience=600.0, tuning=TUNING)
+DRAFTING = Speculate(is_adaptive=False, patience=600.0, tuning=TUNING)
 
 
 class Load(Struct, frozen=True, kw_only=True):

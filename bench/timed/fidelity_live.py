@@ -25,8 +25,8 @@ from bench.timed.fidelity_records import Record
 from bench.timed.speculate import read_stats
 from streamco.calibration.measure import calibrate_pair
 from streamco.cli.server_process import running_server
-from streamco.client.speculation.options import SpeculationOptions
-from streamco.client.speculation.verifier_binding import HELD_SEQUENCES
+from streamco.client.modes.speculation.mode import Speculate
+from streamco.client.modes.speculation.verifier_binding import HELD_SEQUENCES
 from streamco.config import SamplingOptions
 from streamco.core.speculation.events import SendDraft, VerdictReceived
 from streamco.endpoints.base import Request
@@ -127,7 +127,7 @@ class LiveCell(Struct, frozen=True, kw_only=True):
     words: LlamaEngine
     law: DeviceLaw | None
     rtt: float
-    speculation: SpeculationOptions | None
+    speculation: Speculate | None
     work: Sequence[Sequence[Record]]
     tokens: int
     rests: Sequence[Sequence[float]]
@@ -210,7 +210,7 @@ async def _client(cell: LiveCell, url: str, records: Sequence[Record], emit: Cal
             return
         device = streamco.DeviceEndpoint(_engine(cell, records))
         verifier = _TimedVerifier(f"ws://127.0.0.1:{proxy.port}", emit)
-        async with streamco.Client(device, mode="speculate", verifier=verifier, speculation=cell.speculation, seed=1) as client:
+        async with streamco.Client(device, mode=replace(cell.speculation, verifier=verifier), seed=1) as client:
             if client.unspeculated:
                 raise SystemExit(f"expected a client that drafts, got: {client.unspeculated}")
             yield client

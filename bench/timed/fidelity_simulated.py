@@ -13,7 +13,7 @@ from bench.timed.fidelity_figures import MeasuredAnswer, Run, Verdict
 from bench.timed.fidelity_live import CONTEXT, PLACES, WARM_TOKENS, DeviceLaw
 from bench.timed.fidelity_paces import Pace, between
 from bench.timed.fidelity_records import Record
-from streamco.client.speculation.options import SpeculationOptions
+from streamco.client.modes.speculation.mode import Speculate
 from streamco.core.speculation.estimates import SpeculationEstimates
 from streamco.core.speculation.options import SpeculationMachineOptions
 from streamco.core.verifier.events import SendVerdict
@@ -61,7 +61,7 @@ class SimulatedCell(Struct, frozen=True, kw_only=True):
     limits: PassLimits
     rtt: float
     law: DeviceLaw
-    speculation: SpeculationOptions | None
+    speculation: Speculate | None
     work: Sequence[Sequence[Record]]
     tokens: int
     rests: Sequence[Sequence[float]]
@@ -164,7 +164,7 @@ class _World:
             servers=[self._server],
             routing=routing_policy("round-robin"),
             execution="fused" if self._cell.speculation is None else "distributed",
-            options=machine_options(self._cell.speculation or SpeculationOptions(), tokens, self._cell.facts),
+            options=machine_options(self._cell.speculation or Speculate(), tokens, self._cell.facts),
             rng=Random(0),
             on_outcome=answer_next,
             on_verdict=self._on_verdict,
@@ -195,7 +195,7 @@ class _World:
         self._seen_sessions.add(verdict.session)
 
     def _device(self, number: int) -> FleetDevice:
-        pair = (self._cell.speculation or SpeculationOptions()).estimates(1.0)
+        pair = (self._cell.speculation or Speculate()).estimates(1.0)
         return recorded_device(number, self._cell.law, self._cell.rtt, pair)
 
 
@@ -219,7 +219,7 @@ def recorded_device(number: int, law: DeviceLaw, rtt: float, pair: SpeculationEs
     return FleetDevice(number, model, ConstantLink(rtt), pair)
 
 
-def machine_options(speculation: SpeculationOptions, tokens: int, facts: VerifierFacts | None = None) -> SpeculationMachineOptions:
+def machine_options(speculation: Speculate, tokens: int, facts: VerifierFacts | None = None) -> SpeculationMachineOptions:
     """Return the options that the client makes of its settings and of what the server says, for an answer of at most so many tokens."""
     return SpeculationMachineOptions(
         end_ids=frozenset({END}),

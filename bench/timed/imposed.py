@@ -33,8 +33,8 @@ from bench.counted.trees import CHOICES, Recorded, read_recorded
 from bench.report import Row, add_arguments, emit
 from bench.timed.fidelity_live import DeviceLaw
 from bench.timed.speculate import LARGE, UNADAPTIVE, Link, Tally, in_time, read_stats, say, tuned
-from streamco import SpeculationOptions
-from streamco.client.speculation.verifier_binding import HELD_SEQUENCES
+from streamco import Speculate
+from streamco.client.modes.speculation.verifier_binding import HELD_SEQUENCES
 from streamco.emulation.profiles import load_step_times
 from streamco.engines.base import GenerationRequest
 from streamco.server.app import serving
@@ -54,17 +54,17 @@ PROMPT_WORDS = 60
 LAW = DeviceLaw(step_times=(0.0140, 0.0404, 0.0545, 0.0545, 0.0677, 0.0677), seconds_per_token=0.0056)
 """Of the 0.5B in Q4_0 on one core of an AMD EPYC, as ``EngineOptions(measure_rows=True)`` measures it."""
 STREAM = "stream"
-SETTINGS: Mapping[str, SpeculationOptions | None] = {
+SETTINGS: Mapping[str, Speculate | None] = {
     STREAM: None,
-    "streamco": SpeculationOptions(),
-    "streamco, chains": SpeculationOptions(tuning=streamco.SpeculationTuning(has_trees=False)),
+    "streamco": Speculate(),
+    "streamco, chains": Speculate(tuning=streamco.SpeculationTuning(has_trees=False)),
     "always drafts, trees": UNADAPTIVE,
     "always drafts, chains": tuned(has_trees=False),
 }
-UNREAD: Mapping[str, SpeculationOptions | None] = {
+UNREAD: Mapping[str, Speculate | None] = {
     STREAM: None,
-    "streamco": SpeculationOptions(),
-    "the stream never begins": SpeculationOptions(tuning=streamco.SpeculationTuning(may_begin_by_stream=False)),
+    "streamco": Speculate(),
+    "the stream never begins": Speculate(tuning=streamco.SpeculationTuning(may_begin_by_stream=False)),
 }
 
 
@@ -134,7 +134,7 @@ class Contender:
         unread: words of prompts that neither side has read; None: both have read them.
     """
 
-    setting: SpeculationOptions | None
+    setting: Speculate | None
     link: Link
     answers: Sequence[Recorded]
     unread: int | None = None
@@ -211,9 +211,7 @@ async def answer_all(contender: Contender) -> Tally:
         proxy = await stack.enter_async_context(LinkProxy(urlsplit(url).port or 0, rtt=rtt, mbps=mbps))
         server = streamco.OpenAIEndpoint(target.info.name, base_url=f"http://127.0.0.1:{proxy.port}/v1", name="server")
         reader, client = (
-            streamco.Client(server=server)
-            if setting is None
-            else streamco.Client(streamco.DeviceEndpoint(device), server, mode="speculate", speculation=setting)
+            streamco.Client(server=server) if setting is None else streamco.Client(streamco.DeviceEndpoint(device), server, mode=setting)
             for setting in (UNADAPTIVE, contender.setting)
         )
         await stack.enter_async_context(reader)

@@ -28,7 +28,7 @@ from pathlib import Path
 from typing import Any
 
 from bench.report import Row, add_arguments, emit, interleave, per_call, rows_from, summarise
-from streamco.client.race.driver import RaceDriver
+from streamco.client.modes.race.driver import RaceDriver
 from streamco.core.pacer import Pacer
 from streamco.core.race.attempt import AttemptPlan
 from streamco.core.race.machine import RaceMachine, RacePlan

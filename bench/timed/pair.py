@@ -38,9 +38,9 @@ from bench.prompts import code_prompts
 from bench.report import Row, add_arguments, emit
 from bench.timed.cores import on_core, two_cores
 from bench.timed.speculate import read_stats
-from streamco import SpeculationOptions
+from streamco import Speculate
 from streamco.cli.server_process import running_server
-from streamco.client.speculation.verifier_binding import drafting_engine_options
+from streamco.client.modes.speculation.verifier_binding import drafting_engine_options
 from streamco.endpoints.verifiers.streamco import VerifierEndpoint
 from streamco.engines.llama import LlamaEngine
 from streamco.engines.llamacpp.gguf import derived
@@ -54,10 +54,10 @@ CLASSES = ("code", "prose")
 TOKENS = 96
 CONTEXT = 1024
 STREAM, DEFAULT, DRAFTS = "stream", "streamco", "drafts alone"
-SETTINGS: Mapping[str, SpeculationOptions | None] = {
+SETTINGS: Mapping[str, Speculate | None] = {
     STREAM: None,
-    DEFAULT: SpeculationOptions(),
-    DRAFTS: SpeculationOptions(is_adaptive=False),
+    DEFAULT: Speculate(),
+    DRAFTS: Speculate(is_adaptive=False),
 }
 WARM_UPS = ("Write a function that counts the vowels of a word.", "Describe how bread is baked.")
 
@@ -213,13 +213,13 @@ def _link(options: argparse.Namespace, rtt: float) -> str:
 
 
 @asynccontextmanager
-async def client_of(setting: SpeculationOptions | None, site: Site, address: str) -> AsyncIterator[streamco.Client]:
+async def client_of(setting: Speculate | None, site: Site, address: str) -> AsyncIterator[streamco.Client]:
     """A client of one contender."""
     server = streamco.OpenAIEndpoint("large", base_url=address, name="server")
     if setting is None:
         client = streamco.Client(server=server)
     else:
-        client = streamco.Client(streamco.DeviceEndpoint(site.engine), server, mode="speculate", speculation=setting)
+        client = streamco.Client(streamco.DeviceEndpoint(site.engine), server, mode=setting)
     async with client:
         yield client
 

@@ -23,7 +23,7 @@ from msgspec.structs import replace
 from bench.report import Row, add_arguments, emit
 from bench.timed.pair import CLASSES, STREAM, WARM_UPS, Site, Tally, client_of, pair_site, prompts_of, say
 from bench.timed.speculate import tuned
-from streamco import SpeculationOptions
+from streamco import Speculate
 from streamco.core.speculation.averages import Ewma
 from streamco.core.speculation.events import ConnectVerifier, SendDraft, VerdictReceived, VerifierConnected, VerifierFailed
 from streamco.endpoints.verifiers.base import VerifierEvent
@@ -38,8 +38,8 @@ BATCHES = 500
 MOST_DRAFTED = 7
 TOKENS = 96
 FIXED = (1, 2, 3, 4, 5, 7)
-UNADAPTIVE = SpeculationOptions(is_adaptive=False)
-CONTENDERS: Mapping[str, SpeculationOptions] = {
+UNADAPTIVE = Speculate(is_adaptive=False)
+CONTENDERS: Mapping[str, Speculate] = {
     **{f"window {window}": replace(tuned(), window=window) for window in FIXED},
     "confident": replace(UNADAPTIVE, window="confident"),
     "predicted": replace(UNADAPTIVE, window="predicted"),

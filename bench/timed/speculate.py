@@ -40,9 +40,9 @@ import streamco
 from bench.pairs import TARGET, model_file
 from bench.report import Row, add_arguments, emit, summarise
 from bench.timed.cores import on_core, two_cores
-from streamco import SpeculationOptions, SpeculationTuning
+from streamco import Speculate, SpeculationTuning
 from streamco.cli.server_process import running_server
-from streamco.client.speculation.verifier_binding import drafting_engine_options
+from streamco.client.modes.speculation.verifier_binding import drafting_engine_options
 from streamco.engines.llama import LlamaEngine
 from streamco.policies.window import Static
 from streamco.testing import LinkProxy
@@ -68,17 +68,17 @@ PROMPTS = (
 )
 AGAIN = "server alone, again"
 SIDES = ("server alone", "device alone", AGAIN)
-UNADAPTIVE = SpeculationOptions(is_adaptive=False)
+UNADAPTIVE = Speculate(is_adaptive=False)
 
 
-def tuned(**settings: Any) -> SpeculationOptions:
+def tuned(**settings: Any) -> Speculate:
     """Return ``UNADAPTIVE`` with these settings of its tuning."""
     return changed(UNADAPTIVE, tuning=SpeculationTuning(**settings))
 
 
 LOSSLESS = {
-    "streamco": SpeculationOptions(),
-    "streamco, window 4": SpeculationOptions(window=4),
+    "streamco": Speculate(),
+    "streamco, window 4": Speculate(window=4),
     "streamco, never the server alone": UNADAPTIVE,
     "only the accept-all branch": tuned(branch_kinds=frozenset({"accept all"})),
     "only rejection branches": tuned(branch_kinds=frozenset({"reject"})),
@@ -89,13 +89,13 @@ LOSSLESS = {
 }
 WAITING = {f"draft, then wait; window {window}": changed(tuned(is_parallel=False), window=Static(window)) for window in range(3, 9)}
 SELECTIVE = {
-    "streamco": SpeculationOptions(budget=BUDGET),
-    "confidence only": SpeculationOptions(budget=BUDGET, offload="confidence"),
-    "importance only": SpeculationOptions(budget=BUDGET, offload="importance"),
-    "random": SpeculationOptions(budget=BUDGET, offload="random"),
+    "streamco": Speculate(budget=BUDGET),
+    "confidence only": Speculate(budget=BUDGET, offload="confidence"),
+    "importance only": Speculate(budget=BUDGET, offload="importance"),
+    "random": Speculate(budget=BUDGET, offload="random"),
 }
 SAMPLED = {
-    "streamco": SpeculationOptions(),
+    "streamco": Speculate(),
     "rows of 20, never the server alone": UNADAPTIVE,
     "rows of 64, never the server alone": tuned(row_tokens=64),
 }
@@ -120,7 +120,7 @@ class Section:
     """
 
     name: str
-    contenders: Mapping[str, SpeculationOptions | None]
+    contenders: Mapping[str, Speculate | None]
     speed: str | None = LARGE
     pairs: tuple[str, ...] = ("Q4_0",)
     links: tuple[Link, ...] = WIDE[1:2]
@@ -144,7 +144,7 @@ class Section:
         return f"{self.name}: {pair} for {TARGET}, {speed}"
 
 
-STREAM: dict[str, SpeculationOptions | None] = {"server alone": None}
+STREAM: dict[str, Speculate | None] = {"server alone": None}
 HEADLINE = Section("headline", {**LOSSLESS, **dict.fromkeys(SIDES[:2]), **WAITING}, links=WIDE, prompts=8, tokens=64)
 IMPOSED = Section(
     "grid", {"streamco": LOSSLESS["streamco"], **STREAM}, pairs=("Q2_K", "Q4_0", "pruned"), links=LINKS, prompts=2, is_brief=True
@@ -322,11 +322,11 @@ async def run_cell(section: Section, site: Site, link: Link) -> dict[str, Tally]
 
 
 @asynccontextmanager
-async def contender(name: str, setting: SpeculationOptions | None, engine: LlamaEngine, address: str) -> AsyncIterator[streamco.Client]:
+async def contender(name: str, setting: Speculate | None, engine: LlamaEngine, address: str) -> AsyncIterator[streamco.Client]:
     """A client that does as the contender's name says."""
     server = streamco.OpenAIEndpoint("large", base_url=address, name="server")
     if setting is not None:
-        client = streamco.Client(streamco.DeviceEndpoint(engine), server, mode="speculate", speculation=setting)
+        client = streamco.Client(streamco.DeviceEndpoint(engine), server, mode=setting)
     elif name in {"server alone", AGAIN}:
         client = streamco.Client(server=server)
     else:

@@ -28,6 +28,7 @@ from bench.report import Row, add_arguments, emit
 from bench.timed.draft_layer import ABSENT, HUMANEVAL, TRAINED, prompts_of
 from streamco import Client, EngineOptions, SplitEndpoint
 from streamco.cli.server_process import running_server
+from streamco.client.modes.split.mode import Split
 from streamco.engines.llamacpp.bundled_model import packaged_model
 from streamco.engines.llamacpp.model_parts import PartFiles, split_model
 from streamco.engines.split.drafts import DraftOptions
@@ -127,7 +128,7 @@ async def measure(files: PartFiles, case: Case, prompts: Mapping[str, list[str]]
                 drafts=DRAFTS[name],
                 chunking="whole",
             )
-            clients[name] = endpoint, await stack.enter_async_context(Client(endpoint, mode="split"))
+            clients[name] = endpoint, await stack.enter_async_context(Client(mode=Split(endpoint)))
             await ask(*clients[name], "Count to ten.", 8)  # connected, and the weights are in memory
         answers: dict[str, dict[str, list[Answer]]] = {kind: {name: [] for name in clients} for kind in prompts}
         in_turns = [

@@ -27,6 +27,7 @@ from bench.timed.split_live import DOWN_MBPS, UP_MBPS
 from bench.timed.split_server import imposed_server
 from streamco import Client, EngineOptions, SplitEndpoint
 from streamco.cli.server_process import running_server
+from streamco.client.modes.split.mode import Split
 from streamco.engines.llamacpp.bundled_model import packaged_model
 from streamco.engines.llamacpp.model import LlamaModel
 from streamco.engines.llamacpp.model_parts import PartFiles, split_model
@@ -76,7 +77,7 @@ async def split_client(
         drafts=drafts,
         chunking=chunking,
     )
-    async with Client(endpoint, mode="split") as client:
+    async with Client(mode=Split(endpoint)) as client:
         if all_rows:
             assert endpoint.link is not None, "a client that runs has connected"
             endpoint.link.prompt_rows = "all"

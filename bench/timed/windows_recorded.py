@@ -42,25 +42,25 @@ from bench.timed.fidelity_figures import MeasuredAnswer
 from bench.timed.fidelity_live import CONTEXT, CORE_LAW, READING, DeviceLaw, RecordedEngine, measure_answer
 from bench.timed.fidelity_records import Record, load_records, served_model
 from bench.timed.speculate import LARGE, PROMPTS, WARM_TOKENS, WIDE, Link, Section, Tally, in_time, read_stats
-from streamco import SpeculationOptions, SpeculationTuning
+from streamco import Speculate, SpeculationTuning
 from streamco.calibration.measure import measure_step_times
 from streamco.cli.server_process import running_server
-from streamco.client.speculation.verifier_binding import HELD_SEQUENCES
+from streamco.client.modes.speculation.verifier_binding import HELD_SEQUENCES
 from streamco.engines.base import EngineOptions
 from streamco.engines.llama import LlamaEngine
 from streamco.testing import LinkProxy
 
 __all__ = ["ALONE", "CHOSEN", "FIXED", "RecordedClient", "main", "rows_of", "run_recorded"]
 
-FIXED: dict[str, SpeculationOptions | None] = {f"window {window}": SpeculationOptions(window=window) for window in (2, 3, 4, 5, 6, 8)}
-CHOSEN: dict[str, SpeculationOptions | None] = {
-    "adaptive": SpeculationOptions(window="adaptive"),
-    "adaptive, mode smoothed": SpeculationOptions(window="adaptive", tuning=SpeculationTuning(smooths_mode=True)),
-    "dynamic": SpeculationOptions(window="dynamic"),
-    "predicted": SpeculationOptions(window="predicted"),
-    "confident": SpeculationOptions(window="confident"),
+FIXED: dict[str, Speculate | None] = {f"window {window}": Speculate(window=window) for window in (2, 3, 4, 5, 6, 8)}
+CHOSEN: dict[str, Speculate | None] = {
+    "adaptive": Speculate(window="adaptive"),
+    "adaptive, mode smoothed": Speculate(window="adaptive", tuning=SpeculationTuning(smooths_mode=True)),
+    "dynamic": Speculate(window="dynamic"),
+    "predicted": Speculate(window="predicted"),
+    "confident": Speculate(window="confident"),
 }
-ALONE: dict[str, SpeculationOptions | None] = {"server alone": None}
+ALONE: dict[str, Speculate | None] = {"server alone": None}
 BENCH = "windows_recorded"
 METRIC = "tokens/s relative to"
 DRAFT = "Q4_0"
@@ -86,7 +86,7 @@ class RecordedClient(Struct, frozen=True, kw_only=True):
     """
 
     name: str
-    setting: SpeculationOptions | None
+    setting: Speculate | None
     link: Link
     warm_ups: Sequence[Record]
     records: Sequence[Record]
@@ -177,7 +177,7 @@ def one(case: str, name: str, metric: str, unit: str, value: float) -> Row:
 
 
 def run_recorded(
-    contenders: Mapping[str, SpeculationOptions | None],
+    contenders: Mapping[str, Speculate | None],
     links: Sequence[Link],
     *,
     law: DeviceLaw,
@@ -262,7 +262,7 @@ async def _client(job: RecordedClient, address: str) -> AsyncIterator[streamco.C
     ):
         tuning = changed(job.setting.tuning, last_patience=PATIENCE, first_verdict_timeout=60.0, verdict_timeout=30.0)
         setting = changed(job.setting, patience=PATIENCE, tuning=tuning)
-        async with streamco.Client(streamco.DeviceEndpoint(engine), server, mode="speculate", speculation=setting) as client:
+        async with streamco.Client(streamco.DeviceEndpoint(engine), server, mode=setting) as client:
             if client.unspeculated:
                 raise SystemExit(f"{job.name}: expected a client that drafts, got: {client.unspeculated}")
             yield client

@@ -28,8 +28,8 @@ from bench.timed.fidelity_records import Record, load_records
 from bench.timed.fidelity_simulated import SERVE_EXACTLY, common_tokens, machine_options, recorded_device, scheduler_options
 from bench.timed.speculate import LARGE, WARM_TOKENS, Link, Section, Tally
 from bench.timed.windows_recorded import CLIENTS, DRAFT, QUICK, SECTION, WARM_UPS, rows_of
-from streamco import SpeculationOptions
-from streamco.client.speculation.report import speculation_figures
+from streamco import Speculate
+from streamco.client.modes.speculation.report import speculation_figures
 from streamco.emulation.profiles import load_step_times
 from streamco.policies.serving.batching import Alternating
 from streamco.policies.serving.routing import routing_policy
@@ -43,14 +43,12 @@ BENCH = "windows_simulated"
 SLOWER = (1.0, 2.0, 4.0)  # devices: times as long takes the draft model
 
 
-def run_client(
-    setting: SpeculationOptions | None, link: Link, records: Sequence[Record], *, warm_ups: int, tokens: int, law: DeviceLaw
-) -> Tally:
+def run_client(setting: Speculate | None, link: Link, records: Sequence[Record], *, warm_ups: int, tokens: int, law: DeviceLaw) -> Tally:
     """What a new client does with these records, the first of which don't count."""
     env = simpy.Environment()
     times = load_step_times(LARGE)
     server = TargetServer(env, lambda rows, read, *_: times(rows, read), scheduler_options(), Alternating(), limits=SERVE_EXACTLY)
-    pair = (setting or SpeculationOptions()).estimates(1.0)
+    pair = (setting or Speculate()).estimates(1.0)
     pair.expect_rtt(link[0])
     device = recorded_device(0, law, link[0], pair)
     common = common_tokens(records)
@@ -63,7 +61,7 @@ def run_client(
             servers=[server],
             routing=routing_policy("round-robin"),
             execution="fused" if setting is None else "auto",
-            options=machine_options(setting or SpeculationOptions(), length),
+            options=machine_options(setting or Speculate(), length),
             rng=Random(0),
             on_outcome=answers.append,
         )

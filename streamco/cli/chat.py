@@ -7,6 +7,7 @@ import os
 import sys
 from contextlib import nullcontext
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from streamco.cli.options import (
     add_answer_arguments,
@@ -24,10 +25,17 @@ from streamco.cli.runtime import run_async, waiting
 from streamco.cli.ui.slash_commands import MODES
 from streamco.cli.ui.talk import answer_prompt, converse, is_interactive, join_prompt, make_view, migration_of, open_conversation
 from streamco.client.client import Client
+from streamco.client.modes.base import Mode
+from streamco.client.modes.race.mode import Race
+from streamco.client.modes.split.mode import Split
 from streamco.endpoints.address import is_url
 from streamco.endpoints.base import Endpoint
 from streamco.endpoints.verifiers.base import Verifier
 from streamco.errors import ConfigError
+
+if TYPE_CHECKING:
+    from streamco.client.modes.speculation.verifier_binding import VerifierSetting
+    from streamco.endpoints.split.endpoint import SplitEndpoint
 
 __all__ = ["add_arguments", "run"]
 
@@ -203,25 +211,21 @@ def _piped_text() -> str:
 
 async def _chat(args: argparse.Namespace) -> int:
     kept = open_conversation(args)
-    device, server = make_device(args), make_server(args)
+    split = make_split(args) if args.split else None
+    device, server = split or make_device(args), make_server(args)
     verifier = make_verifier(args)
     kinds: dict[str, str] = {endpoint.name: endpoint.kind for endpoint in (device, server) if endpoint is not None}
     kinds |= dict.fromkeys(verifier_names(args), "server")
     if args.mode in {"speculate", "auto"} and budget_of(args) < 1:
         kinds[LOCAL] = "local"
     view = make_view(args, kinds)
-    client = Client(
-        device,
-        server,
-        budget=args.budget,
-        policy=args.policy,
-        mode="split" if args.split else args.mode,
-        verifier=verifier,
-        profile=args.profile,
-        # without prices nothing moves, and the user asked for nothing else
-        migration=migration_of(args) if server is not None and server.prices.completion is not None else None,
-        seed=args.seed,
-    )
+    # without prices nothing moves, and the user asked for nothing else
+    migration = migration_of(args) if server is not None and server.prices.completion is not None else None
+    race = Race(policy=args.policy, migration=migration)
+    if split is not None:
+        client = Client(mode=Split(split), seed=args.seed)
+    else:
+        client = Client(device, server, budget=args.budget, mode=_mode(args.mode, race, verifier), profile=args.profile, seed=args.seed)
     try:
         async with waiting("asking the device" if is_at_url(args) else "loading the model") if device is not None else nullcontext():
             await client.__aenter__()
@@ -232,6 +236,15 @@ async def _chat(args: argparse.Namespace) -> int:
         return await converse(client, args, view, kept, saves_prompts=not args.no_save)
     finally:
         await client.aclose()
+
+
+def _mode(name: str, race: Race, verifier: VerifierSetting) -> Mode:
+    if name == "race":
+        return race
+    from streamco.client.modes.auto import Auto
+    from streamco.client.modes.speculation.mode import Speculate
+
+    return Auto(race, Speculate(verifier=verifier)) if name == "auto" else Speculate(verifier=verifier, otherwise=race)
 
 
 def _describe(args: argparse.Namespace, name: str, kind: str) -> str:
@@ -256,8 +269,6 @@ def make_device(args: argparse.Namespace) -> Endpoint | None:
     """
     if args.no_device:
         return None
-    if args.split:
-        return _make_split(args)
     if is_at_url(args):
         from streamco.endpoints.local_server import LocalServerEndpoint
 
@@ -265,7 +276,7 @@ def make_device(args: argparse.Namespace) -> Endpoint | None:
     path = device_path_of(args.device, has_server=args.server is not None)
     if path is None:
         return None
-    from streamco.client.speculation.verifier_binding import drafting_engine_options
+    from streamco.client.modes.speculation.verifier_binding import drafting_engine_options
     from streamco.endpoints.device import DeviceEndpoint
     from streamco.engines.base import EngineOptions
 
@@ -275,7 +286,8 @@ def make_device(args: argparse.Namespace) -> Endpoint | None:
     )
 
 
-def _make_split(args: argparse.Namespace) -> Endpoint:
+def make_split(args: argparse.Namespace) -> SplitEndpoint:
+    """Return the split model that the options name."""
     from streamco.endpoints.split.endpoint import SplitEndpoint
     from streamco.engines.base import EngineOptions
 

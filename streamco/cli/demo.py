@@ -26,10 +26,11 @@ from streamco.cli.ui.slash_commands import pace_text
 from streamco.cli.ui.talk import answer_prompt, converse, is_interactive, make_view, migration_of
 from streamco.cli.ui.view import View
 from streamco.client.client import Client
-from streamco.client.race.dispatcher import DispatchOptions
-from streamco.client.race.migration import MigrationOptions
-from streamco.client.speculation.options import SpeculationOptions
-from streamco.client.speculation.verifier_binding import drafting_engine_options
+from streamco.client.modes.base import Mode
+from streamco.client.modes.race.migration import MigrationOptions
+from streamco.client.modes.race.mode import Race
+from streamco.client.modes.speculation.mode import Speculate
+from streamco.client.modes.speculation.verifier_binding import drafting_engine_options
 from streamco.core.report import EndpointReport, HandOver, Report, SpeculationFigures
 from streamco.core.report_text import format_saving, format_seconds, format_usd
 from streamco.endpoints.base import TokenPrices
@@ -252,17 +253,19 @@ async def _client(args: argparse.Namespace) -> AsyncIterator[Client]:
             device,
             server,
             budget=budget_of(args),
-            policy=args.policy,
-            mode=args.mode,
-            speculation=SpeculationOptions(is_adaptive=False),  # the demo shows drafting even on a busy machine
+            mode=_mode(args),
             profile=_prior(args.latency),
-            migration=_migration(args),
-            dispatch=DispatchOptions(explore=1.0),  # the loser runs to its first token, so that both times can be shown
             seed=args.seed,
         )
         async with waiting("loading the device's model"):
             await stack.enter_async_context(client)
         yield client
+
+
+def _mode(args: argparse.Namespace) -> Mode:
+    # the loser of a race runs to its first token, so that both times can be shown; and drafting is shown even on a busy machine
+    race = Race(policy=args.policy, migration=_migration(args), explore=1.0)
+    return Speculate(is_adaptive=False, otherwise=race) if args.mode == "speculate" else race
 
 
 def _prior(latency: str) -> bytes:
@@ -282,7 +285,7 @@ async def _play(client: Client, args: argparse.Namespace, view: View) -> int:
         asked = client
         if scene.server_first and args.mode == "race":
             view.note(f"(policy {LATE_POLICY}, the device may read {LATE_BUDGET:.0%} of all prompt tokens: the server has a head start)")
-            asked = client.with_options(policy=LATE_POLICY, budget=LATE_BUDGET)
+            asked = client.with_options(mode=replace(client.race, policy=LATE_POLICY), budget=LATE_BUDGET)
         settings = AnswerSettings(
             pace=args.pace, max_tokens=args.max_tokens or scene.max_tokens, temperature=args.temperature or 0.0, seed=args.seed
         )

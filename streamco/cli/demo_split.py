@@ -23,6 +23,7 @@ from streamco.cli.ui.slash_commands import pace_text
 from streamco.cli.ui.talk import answer_prompt, converse, is_interactive
 from streamco.cli.ui.view import View
 from streamco.client.client import Client
+from streamco.client.modes.split.mode import Split
 from streamco.core.report import Report
 from streamco.core.report_text import Section, format_seconds
 from streamco.endpoints.device import DeviceEndpoint
@@ -132,7 +133,7 @@ async def _server(rtt_ms: float) -> AsyncIterator[tuple[Path, str]]:
 def _split_client(parts: Path, url: str, *, drafts: bool = True) -> Client:
     """Return a client that sends a prompt in one piece, so that its rows are computed as the whole model computes them."""
     endpoint = SplitEndpoint(parts, url, options=ONE_THREAD, drafts="auto" if drafts else None, chunking="whole")
-    return Client(endpoint, mode="split")
+    return Client(mode=Split(endpoint))
 
 
 def _whole_client() -> Client:

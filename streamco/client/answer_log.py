@@ -12,25 +12,8 @@ from collections.abc import Callable, Sequence
 from secrets import token_hex
 from typing import Generic, TypeVar
 
-from streamco.core.race.commands import CancelStream, Command, ContinueStream, OpenStream, PrepareStream
 from streamco.core.report import DispatchReport, HandOver, Report
-from streamco.core.speculation.events import (
-    CloseRemote,
-    ConnectVerifier,
-    DeviceFailed,
-    DraftRefused,
-    OpenRemote,
-    RemoteFailed,
-    SendDraft,
-    SpeculationCommand,
-    SpeculationEvent,
-    VerdictReceived,
-    VerifierConnected,
-    VerifierFailed,
-    VerifierLost,
-)
 from streamco.errors import EndpointStatusError, EndpointTimeoutError
-from streamco.events import Event, StreamEnded, StreamFailed
 from streamco.machine_driver import StepLog
 
 __all__ = ["REQUEST_ID_HEADER", "AnswerLog", "describe_error"]
@@ -58,7 +41,7 @@ class AnswerLog:
     def dispatched(self, decision: DispatchReport) -> None:
         """Log which endpoint starts when, and why."""
         about = "about " if decision.is_estimated else ""
-        self._debug(
+        self.debug(
             f"prompt {about}{decision.prompt_tokens} tokens; device {_start(decision.device_wait)}, server {_start(decision.server_wait)}; "
             f"policy {decision.policy}, constrained {decision.constraint or 'none'}, budget {decision.budget:g}, "
             f"spent {_share(decision.budget_share)}: {decision.reason}"
@@ -75,72 +58,12 @@ class AnswerLog:
             made = report()
             _logger.info("%s: %s", self.request_id, _summary(made, made.dispatch.reason if reason is None else reason))
 
-    def race_steps(self) -> StepLog[Event, Command] | None:
-        """Return what logs the steps of a race; None: they are not logged."""
-        return _Steps[Event, Command](self._log_race) if self.is_detailed else None
+    def steps(self, function: Callable[[EventT | None, Sequence[CommandT]], None]) -> StepLog[EventT, CommandT] | None:
+        """Return what gives each step of a machine, its event and its commands, to a function; None: steps are not logged."""
+        return _Steps(function) if self.is_detailed else None
 
-    def speculation_steps(self) -> StepLog[SpeculationEvent, SpeculationCommand] | None:
-        """Return what logs the steps of a speculated answer; None: they are not logged."""
-        return _Steps[SpeculationEvent, SpeculationCommand](self._log_speculation) if self.is_detailed else None
-
-    # A race's steps
-
-    def _log_race(self, event: Event | None, commands: Sequence[Command]) -> None:
-        """Log what the race does with its endpoints; tokens and deliveries are not logged."""
-        match event:
-            case StreamEnded(source):
-                self._debug(f"{source} has ended")
-            case StreamFailed(source, error):
-                self._debug(f"{source} has failed: {describe_error(error)}")
-        for command in commands:
-            match command:
-                case OpenStream(source):
-                    self._debug(f"{source} starts")
-                case ContinueStream(source, partial):
-                    self._debug(f"{source} continues after {partial.tokens} tokens")
-                case PrepareStream(source, partial):
-                    self._debug(f"{source} reads ahead: the prompt and {partial.tokens} tokens")
-                case CancelStream(source, reason):
-                    self._debug(f"{source} is cancelled: {reason}")
-
-    # A speculated answer's steps
-
-    def _log_speculation(self, event: SpeculationEvent | None, commands: Sequence[SpeculationCommand]) -> None:
-        self._log_speculation_event(event)
-        for command in commands:
-            self._log_speculation_command(command)
-
-    def _log_speculation_event(self, event: SpeculationEvent | None) -> None:
-        """Log verdicts and what happens to the verifier; drafted tokens are not logged."""
-        match event:
-            case VerdictReceived():
-                self._debug(
-                    f"round {event.round}: {event.accepted} accepted; queued {event.queue_seconds * 1e3:.1f} ms, "
-                    f"computed {event.compute_seconds * 1e3:.1f} ms, queue at {event.queue_depth:.0%}"
-                )
-            case DraftRefused(number, retry_after):
-                self._debug(f"round {number}: refused, the verifier is overloaded{_retry(retry_after)}")
-            case VerifierConnected():
-                self._debug("verifier connected")
-            case VerifierLost(retry_after):
-                self._debug(f"verifier lost{_retry(retry_after)}")
-            case VerifierFailed(error) | DeviceFailed(error) | RemoteFailed(error=error):
-                self._debug(f"{type(event).__name__}: {describe_error(error)}")
-
-    def _log_speculation_command(self, command: SpeculationCommand) -> None:
-        """Log drafts that are sent and changes of the mode."""
-        match command:
-            case SendDraft():
-                ahead = "" if command.if_verdict is None else f", ahead of round {command.if_verdict.round}'s verdict"
-                self._debug(f"round {command.round}: {len(command.ids)} drafted tokens sent from position {command.base}{ahead}")
-            case ConnectVerifier():
-                self._debug("verifier is connected to")
-            case OpenRemote(_, ids):
-                self._debug(f"target model goes on alone after {len(ids)} tokens")
-            case CloseRemote():
-                self._debug("target model's stream is cancelled")
-
-    def _debug(self, text: str) -> None:
+    def debug(self, text: str) -> None:
+        """Log a decision."""
         _logger.debug("%s: %s", self.request_id, text)
 
 
@@ -190,7 +113,3 @@ def _start(wait: float | None) -> str:
 
 def _share(share: float | None) -> str:
     return "nothing yet" if share is None else f"{share:.3f}"
-
-
-def _retry(seconds: float | None) -> str:
-    return "" if seconds is None else f", to be asked again after {seconds:g} s"

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from typing import ClassVar, Literal, Protocol, Unpack, overload
+from collections.abc import Callable
+from typing import ClassVar, Literal, Unpack, overload
 
 from streamco.client.arguments import UNSET, ChatOptions, Messages, NotGiven, Unset, build_request, check_mapping, check_names, is_given
 from streamco.client.stream import ChatStream
 from streamco.config import Pace
 from streamco.core.report import Report
-from streamco.endpoints.base import Request
 from streamco.errors import ConfigError
 from streamco.openai_types import ChatCompletion, further_fields, with_further
 from streamco.wire.openai.assembler import CompletionAssembler
@@ -24,20 +24,14 @@ class Answer(ChatCompletion):
     report: Report | None = None
 
 
-class OpenChat(Protocol):
-    """The type of ``Client.open_chat``."""
-
-    def __call__(
-        self, request: Request, *, pace: Pace | Unset = UNSET, includes_usage: bool = False, is_streamed: bool = True
-    ) -> ChatStream:
-        """Ask for an answer as chunks, from a request already built."""
-        ...
-
-
 class Completions:
-    """The object ``client.chat.completions``, with its one method."""
+    """The object ``client.chat.completions``, with its one method.
 
-    def __init__(self, open_chat: OpenChat) -> None:
+    Args:
+        open_chat: ``Client.open_chat``.
+    """
+
+    def __init__(self, open_chat: Callable[..., ChatStream]) -> None:
         self._open_chat = open_chat
 
     @overload
@@ -119,7 +113,11 @@ class Completions:
 
 
 class Chat:
-    """The object ``client.chat``."""
+    """The object ``client.chat``.
 
-    def __init__(self, open_chat: OpenChat) -> None:
+    Args:
+        open_chat: ``Client.open_chat``.
+    """
+
+    def __init__(self, open_chat: Callable[..., ChatStream]) -> None:
         self.completions = Completions(open_chat)

@@ -11,6 +11,7 @@ from typing import Self, Unpack
 
 from msgspec.structs import replace
 
+from streamco.client.answer import PendingAnswer
 from streamco.client.arguments import (
     UNSET,
     ChatOptions,
@@ -26,20 +27,14 @@ from streamco.client.arguments import (
 from streamco.client.chat import Chat
 from streamco.client.degradation import Degradation, Degradations, OnDegraded
 from streamco.client.endpoint_set import DeviceSetting, EndpointSet, ServerSetting
+from streamco.client.modes.base import Mode, ModeContext
+from streamco.client.modes.race.mode import Race
 from streamco.client.observers.base import AnswerObserver, AnswerObservers
-from streamco.client.pending_answer import PendingAnswer
-from streamco.client.race.dispatcher import Dispatcher, DispatchOptions
-from streamco.client.race.migration import MigrationOptions
 from streamco.client.request_facts import count_prompt, takes_long
-from streamco.client.settings import ClientSettings, check_options, check_quality_names, check_sides
-from streamco.client.speculation.options import Mode, SpeculationOptions, VerifierSetting, check_no_drafting, check_speculation
-from streamco.client.speculation.planner import SpeculationPlanner
-from streamco.client.speculation.split_mode import check_split, split_endpoint
-from streamco.client.speculation.verifier_binding import VerifierBinding, reserve_places
+from streamco.client.settings import ClientSettings, ModeSetting, check_options, find_mode
 from streamco.client.stream import ChatStream, TokenStream
 from streamco.config import Limits, Pace, parse_pace
 from streamco.core.race.machine import OnFailure
-from streamco.core.speculation.answer import Emit
 from streamco.core.totals import Totals, TotalsRecorder
 from streamco.endpoints.base import Kind, Request, TokenPrices
 from streamco.endpoints.engine_health import check_engine
@@ -48,8 +43,6 @@ from streamco.events import TextCount
 from streamco.profiles import Profile
 
 __all__ = ["Client"]
-
-_RACE_BUDGET = 0.3  # share of the prompts' tokens, if no budget is given
 
 
 class Client:
@@ -64,30 +57,21 @@ class Client:
         server: the remote model: an endpoint, an OpenAI model name, or a list of endpoints; None: there is none. The first of a list takes
             part in the race, the others are its fallbacks in their order.
         budget: share of the work that the expensive side may do, 0 to 1. 0 is a promise: the server is never asked, whatever happens
-            (the device, if ``DispatchOptions(constrained="device")`` says so). In a race: share of all prompt tokens that the constrained
+            (the device, if ``Race(constrained="device")`` says so). In a race: share of all prompt tokens that the constrained
             side may process (DiSCo 4.1, b); None: 0.3. It caps what really happens from the first answer on, within 0.01 and, among the
             first 500 answers, one mean prompt (docs/dispatch.md). If the device drafts: share of the drafted tokens that are verified;
             None: all, so that the answer is the verifier's own.
-        policy: "auto", or a dispatch policy's name (docs/dispatch.md), for answers that race. "device-only" and "server-only" are promises:
-            the other side is never asked, whatever happens. An answer that this side can't give is an error.
+        mode: how answers are made. ``Race(...)``: the whole answer comes from the endpoint that is first. ``Speculate(...)``: the device
+            drafts and the server verifies, if that is possible (docs/speculation.md). ``Auto(Race(...), Speculate(...))``: the faster of
+            the two, answer by answer. ``Split(...)``: a model's ends are on the device and its middle is at servers, and there is neither
+            ``device`` nor ``server`` (docs/split.md). "race", "speculate" and "auto" are short for the modes with their defaults.
         pace: tokens per second at the reader, "reading" (4.8), "listening" (3.5), "smooth" (as they come, but bursts are shown evenly, no
             text more than 0.4 seconds late), or None: as fast as they come.
-        mode: "race": the whole answer comes from the endpoint that is first; "speculate": the device drafts and the server verifies,
-            if that is possible; "auto": the faster of the two, answer by answer (docs/speculation.md); "split": ``device`` has the ends
-            of a model ("parts/NAME", as ``streamco split`` writes them) and ``server`` its middle (one URL or several), and settings for
-            two sides are refused (docs/split.md). None: "race", and the next three
-            must not be given, because they would have no effect. Name "race" to give them to clients from ``with_options``.
-        verifier: verifies the drafts: the URL of a ``streamco serve``, a verifier, or a list of them, over which answers are spread
-            (``VerifierPool``); None: ``server`` does.
-        emit: what readers of ``stream`` get of speculated answers: "verified": final text; "draft": drafts at once, and retractions.
-        speculation: the other options for drafting and verifying.
         profile: what an earlier client learned (``Client.profile()``), or the file that it was written to; None: nothing is known.
         on_failure: what becomes of an answer if its endpoint fails in the middle. "migrate": another endpoint continues after the last good
             token, if one can. "restart": the same, and if none can, an endpoint is asked for the whole answer again. The text that the
             reader has is taken out of it, and an answer that differs from that text is an error (for greedy decoding; docs/migration.md).
             "raise": the error, with the text so far. None: "migrate", but "raise" for requests with tools or a JSON schema.
-        migration: how answers move to a cheaper endpoint while they are written (docs/migration.md); None: paced answers do, once.
-        dispatch: the other options for dispatch.
         limits: bounds on what may be buffered.
         on_degraded: what happens when an answer can't be had as it was asked for. "warn": it comes all the same; ``report.notes`` says
             what is different, and each kind is logged once. "raise": the call fails. "ignore": there are notes alone, also for a server's
@@ -95,8 +79,6 @@ class Client:
         timeout: seconds to wait for each of connection, first token and next token; limits by phase as ``Timeouts`` or ``httpx.Timeout``;
             None: no limit. Not given: each endpoint's own.
         max_retries: further tries at each server before the first token; None: each endpoint's own number.
-        check_access: after an answer that another endpoint gave, a server with a key is asked for its list of models in the background,
-            once, to find out a wrong key. False: servers get requests for answers only.
         observers: follow all answers: ``AnswerMetrics``, ``AnswerSpans``, or your own (docs/observability.md).
         seed: seed of the policies' random draws, to repeat them; None: from the system.
 
@@ -110,76 +92,45 @@ class Client:
         server: ServerSetting = None,
         *,
         budget: float | None = None,
-        policy: str = "auto",
+        mode: ModeSetting = "race",
         pace: Pace = None,
-        mode: Mode | None = None,
-        verifier: VerifierSetting = None,
-        emit: Emit = "verified",
-        speculation: SpeculationOptions | None = None,
         profile: bytes | str | Path | None = None,
         on_failure: OnFailure | None = None,
-        migration: MigrationOptions | None = None,
-        dispatch: DispatchOptions | None = None,
         limits: Limits | None = None,
         on_degraded: OnDegraded = "warn",
         timeout: RequestTimeout | Unset = UNSET,
         max_retries: int | None = None,
-        check_access: bool = True,
         observers: Sequence[AnswerObserver] = (),
         seed: int | None = None,
     ) -> None:
-        check_options(migration, dispatch, limits, on_failure)
-        check_speculation(mode, verifier, emit, speculation)
-        is_split = mode == "split"
-        if is_split:
-            check_split(
-                {
-                    "budget": budget,
-                    "policy": None if policy == "auto" else policy,
-                    "verifier": verifier,
-                    "emit": None if emit == "verified" else emit,
-                    "speculation": speculation,
-                    "profile": profile,
-                    "on_failure": on_failure,
-                    "migration": migration,
-                    "dispatch": dispatch,
-                    "max_retries": max_retries,
-                }
-            )
-            device, server, mode = split_endpoint(device, server), None, "race"
-        if mode is None:
-            check_no_drafting(verifier=verifier, emit=None if emit == "verified" else emit, speculation=speculation)
-            mode = "race"
+        check_options(limits, on_failure)
+        chosen = find_mode(mode, {})
+        if chosen.endpoint is not None:
+            given = {"device": device, "server": server, "budget": budget, "profile": profile, "on_failure": on_failure}
+            _check_alone(chosen, {**given, "max_retries": max_retries})
+            device = chosen.endpoint
+        endpoints = EndpointSet(device, server)
+        modes: dict[str, Mode] = {"race": Race(), **{each.name: each for each in chosen.members}}
         prior = None if profile is None else _read_profile(profile)
-        speculation = (speculation or SpeculationOptions()).with_profile(None if prior is None else prior.pair)
-        draft_budget = budget if speculation.budget is None else speculation.budget
-        may_draft = mode != "race" or verifier is not None
-        share = 1.0 if draft_budget is None else draft_budget
-        endpoints = EndpointSet(device, server, checks_access=check_access)
-        if may_draft:
-            reserve_places(endpoints.device, share, offload=speculation.offload, branches=speculation.max_branches)
-        endpoints.binding = VerifierBinding(verifier, endpoints.device, endpoints.servers, may_warn=on_degraded != "ignore")
-        dispatch = dispatch or DispatchOptions()
-        race_budget = _RACE_BUDGET if budget is None else budget
-        dispatcher = Dispatcher(dispatch, budget=race_budget, policy=policy, profile=prior, seed=seed)
-        check_sides(dispatcher, endpoints)
-        check_quality_names(migration, endpoints)
+        may_warn = on_degraded != "ignore"
+        planner = chosen.planner(ModeContext(endpoints, modes["race"], budget, prior, seed, may_warn=may_warn))
         self._settings = ClientSettings(
             endpoints=endpoints,
-            dispatcher=dispatcher,
-            planner=SpeculationPlanner(endpoints.binding, speculation, mode=mode, emit=emit, budget=draft_budget, seed=seed),
+            modes=modes,
+            mode=chosen,
+            planner=planner,
+            planners={each.name: each for each in planner.parts},
+            budget=budget,
+            profile=prior,
+            seed=seed,
             totals=TotalsRecorder(),
             pace=parse_pace(pace),
             on_failure=on_failure,
-            migration=migration or MigrationOptions(),
-            is_migration_given=migration is not None,
-            dispatch=dispatch,
             limits=limits or Limits(),
             degradations=Degradations(on_degraded),
             observers=AnswerObservers(observers),
             timeouts=parse_timeout(timeout),
             max_retries=check_retries(max_retries),
-            is_split=is_split,
         )
         self._owns_endpoints = True
         self.chat = Chat(self.open_chat)
@@ -230,14 +181,9 @@ class Client:
         self,
         *,
         budget: float | None = None,
-        policy: str | None = None,
+        mode: ModeSetting | None = None,
         pace: Pace | Unset = UNSET,
-        mode: Mode | None = None,
-        emit: Emit | None = None,
-        speculation: SpeculationOptions | None = None,
         on_failure: OnFailure | Unset | None = UNSET,
-        migration: MigrationOptions | None = None,
-        dispatch: DispatchOptions | None = None,
         limits: Limits | None = None,
         on_degraded: OnDegraded | None = None,
         timeout: RequestTimeout | Unset = UNSET,
@@ -245,55 +191,30 @@ class Client:
     ) -> Client:
         """Return a client with other settings over the same endpoints.
 
-        What is learned and spent, ``totals`` included, is shared unless ``budget``, ``policy`` or ``dispatch`` is given. Then the new
-        client has an account of its own, which starts empty. A device that was loaded for a client in mode "race" can't draft: answers
-        race then, and say so.
+        A mode replaces the client's as a whole; "race" and "speculate" name the one that the client has, or had before. What is learned
+        and spent, ``totals`` included, is shared unless ``budget`` or another setting for dispatch is given. Then the new client has an
+        account of its own, which starts empty. A device that was loaded for a client without ``Speculate`` can't draft: answers race then,
+        and say so.
+
+        Raises:
+            ConfigError: an option out of range, or a split model on one of the two sides, because it has other endpoints.
         """
         settings = self._settings
-        if settings.is_split:
-            check_split(
-                {
-                    "budget": budget,
-                    "policy": policy,
-                    "mode": None if mode == "split" else mode,
-                    "emit": None if emit == "verified" else emit,
-                    "speculation": speculation,
-                    "on_failure": None if isinstance(on_failure, Unset) else on_failure,
-                    "migration": migration,
-                    "dispatch": dispatch,
-                    "max_retries": max_retries,
-                }
-            )
-            mode = None
-        elif mode == "split":
-            raise ConfigError('mode: expected "split" where the client is made, got it in with_options: other endpoints serve it')
-        check_options(migration, dispatch, limits, None if isinstance(on_failure, Unset) else on_failure)
-        check_speculation(mode or settings.planner.mode, None, emit or settings.planner.emit, speculation)
-        if mode is None and settings.planner.mode == "race":
-            check_no_drafting(emit=None if emit == "verified" else emit, speculation=speculation)
-        check_quality_names(migration, settings.endpoints)
-        dispatcher, totals = settings.dispatcher, settings.totals
-        if budget is not None or policy is not None or dispatch is not None:
-            dispatcher = dispatcher.copy(dispatch or settings.dispatch, budget=budget, policy=policy)
-            totals = TotalsRecorder()
-            check_sides(dispatcher, settings.endpoints)
-        planner = settings.planner.copy(mode=mode, emit=emit, budget=budget, options=speculation)
-        if planner.mode != "race":
-            reserve_places(
-                settings.endpoints.device, planner.budget, offload=planner.options.offload, branches=planner.options.max_branches
-            )
+        check_options(limits, None if isinstance(on_failure, Unset) else on_failure)
+        chosen = settings.mode if mode is None else find_mode(mode, settings.modes)
+        if chosen.endpoint is not None and chosen == settings.mode:
+            chosen = settings.mode
+        if chosen is not settings.mode or budget is not None:
+            settings = self._with_mode(chosen, budget)
+        if chosen.endpoint is not None:
+            failure = None if isinstance(on_failure, Unset) else on_failure
+            _check_alone(chosen, {"budget": budget, "on_failure": failure, "max_retries": max_retries})
         other = copy(self)
         other._owns_endpoints = False
         other._settings = replace(
             settings,
-            dispatcher=dispatcher,
-            planner=planner,
-            totals=totals,
             pace=settings.pace if isinstance(pace, Unset) else parse_pace(pace),
             on_failure=settings.on_failure if isinstance(on_failure, Unset) else on_failure,
-            migration=migration or settings.migration,
-            is_migration_given=settings.is_migration_given or migration is not None,
-            dispatch=dispatch or settings.dispatch,
             limits=limits or settings.limits,
             degradations=settings.degradations.with_rule(on_degraded),
             timeouts=parse_timeout(timeout) or settings.timeouts,
@@ -302,9 +223,37 @@ class Client:
         other.chat = Chat(other.open_chat)
         return other
 
+    def _with_mode(self, chosen: Mode, budget: float | None) -> ClientSettings:
+        """Return the client's settings with another mode, or another budget for it; None: the same budget."""
+        settings = self._settings
+        if chosen.endpoint is not settings.mode.endpoint:
+            expected = "a client of its own for Split, whose endpoint no other mode has"
+            raise ConfigError(f"mode: expected {expected}, got {chosen.name} for a client of {settings.mode.name}")
+        modes = {**settings.modes, **{each.name: each for each in chosen.members}}
+        context = ModeContext(
+            settings.endpoints,
+            modes["race"],
+            settings.budget if budget is None else budget,
+            settings.profile,
+            settings.seed,
+            may_warn=settings.degradations.rule != "ignore",
+            is_new=budget is not None,
+            known=settings.planners,
+        )
+        planner = chosen.planner(context)
+        return replace(
+            settings,
+            modes=modes,
+            mode=chosen,
+            planner=planner,
+            planners={**settings.planners, **{each.name: each for each in planner.parts}},
+            budget=context.budget,
+            totals=settings.totals if planner.account is settings.planner.account else TotalsRecorder(),
+        )
+
     def profile(self) -> bytes:
         """Return what was learned so far, as JSON: the server's TTFT distribution, the device's speed, lengths of prompts and answers."""
-        return self._settings.dispatcher.profile()
+        return self._settings.planner.profile()
 
     @property
     def totals(self) -> Totals:
@@ -314,6 +263,14 @@ class Client:
         ``aclose`` of the stream waits for that. Requests that no endpoint could serve are not in it.
         """
         return self._settings.totals.totals()
+
+    @property
+    def race(self) -> Race:
+        """The settings of the client's raced answers, whatever its mode; ``msgspec.structs.replace`` changes one of them."""
+        race = self._settings.modes["race"]
+        if not isinstance(race, Race):
+            raise AssertionError(f"expected a Race under its name, got {type(race).__name__}")
+        return race
 
     @property
     def observers(self) -> AnswerObservers:
@@ -328,8 +285,8 @@ class Client:
     @property
     def sides(self) -> frozenset[Kind]:
         """The sides that answers may come from; one that policy or budget keeps out is not among them."""
-        settings = self._settings
-        return frozenset(each.kind for each in settings.endpoints.endpoints.values() if each.kind != settings.dispatcher.kept_out)
+        endpoints, kept_out = self._settings.endpoints, self._settings.planner.kept_out
+        return frozenset(each.kind for each in endpoints.endpoints.values() if each.kind != kept_out)
 
     @property
     def server_prices(self) -> Mapping[str, TokenPrices]:
@@ -338,22 +295,21 @@ class Client:
         If drafts are verified and there is no server, they are those of the verifier, which are not known.
         """
         settings = self._settings
-        if settings.dispatcher.kept_out == "server":
+        if settings.planner.kept_out == "server":
             return {}
-        if settings.planner.mode != "race" and not settings.endpoints.servers:
+        if settings.planner.may_draft and not settings.endpoints.servers:
             return {"verifier": TokenPrices()}
         return {each.name: each.prices for each in settings.endpoints.servers}
 
     @property
     def may_speculate(self) -> bool:
         """True if the mode lets a verifier check drafts; then a server may compute more tokens than an answer has."""
-        return self._settings.planner.mode != "race"
+        return self._settings.planner.may_draft
 
     @property
     def unspeculated(self) -> str:
-        """Reason why no answer can be speculated now, whatever its request; "" if some can, and in mode "race". Known after the start."""
-        planner = self._settings.planner
-        return "" if planner.mode == "race" else planner.binding.problem
+        """Reason why no answer can be speculated now, whatever its request; "" if some can, and if none is to be. Known after the start."""
+        return self._settings.planner.problem
 
     @property
     def degraded(self) -> tuple[Degradation, ...]:
@@ -427,11 +383,23 @@ class Client:
         self, request: Request, pace: Pace | Unset, *, shows_drafts: bool = False, is_streamed: bool = True, notes: Sequence[str] = ()
     ) -> PendingAnswer:
         settings = self._settings
-        if settings.is_split:
-            check_split({"max_retries": request.max_retries})
+        if settings.mode.endpoint is not None:
+            _check_alone(settings.mode, {"max_retries": request.max_retries})
         rate = settings.pace if isinstance(pace, Unset) else parse_pace(pace)
         request = settings.with_limits(request)
         return PendingAnswer(request, settings, pace=rate, shows_drafts=shows_drafts, is_streamed=is_streamed, notes=notes)
+
+
+def _check_alone(mode: Mode, settings: Mapping[str, object]) -> None:
+    """Check that no setting is given that is about several endpoints, where one makes all answers; None: not given.
+
+    Raises:
+        ConfigError: one is given.
+    """
+    for name, value in settings.items():
+        if value is not None:
+            expected = f"none beside {type(mode).__name__}(...), in which one endpoint makes all answers"
+            raise ConfigError(f"{name}: expected {expected}, got {value!r}")
 
 
 def _read_profile(setting: bytes | str | Path) -> Profile:

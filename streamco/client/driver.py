@@ -4,17 +4,33 @@ from __future__ import annotations
 
 from typing import Protocol
 
-from streamco.core.report import AnswerUsage, Report
+from streamco.core.report import AnswerUsage, Opening, Report
+from streamco.core.totals import AnswerCost
+from streamco.events import Origin
 from streamco.openai_types import ChatCompletionChunk
 
-__all__ = ["AnswerDriver", "Batch"]
+__all__ = ["AnswerDriver", "Batch", "SpeculatedChunk"]
 
 Batch = tuple[str, list[ChatCompletionChunk], float]
 """Endpoint name, chunks, time of their delivery (seconds, the driver's clock)."""
 
 
+class SpeculatedChunk(ChatCompletionChunk, kw_only=True, gc=False):
+    """A chunk with the origin of its text, or with what became of provisional text.
+
+    Args:
+        origin: how the text came about; "draft": it is provisional. None: the chunk has no text.
+        settled: number of characters, the oldest provisional ones, that are final now.
+        retracted: number of characters, the newest provisional ones, that are taken back.
+    """
+
+    origin: Origin | None = None
+    settled: int = 0
+    retracted: int = 0
+
+
 class AnswerDriver(Protocol):
-    """One answer under way, raced or speculated; owned by its ``PendingAnswer``."""
+    """One answer under way, in any mode; owned by its ``PendingAnswer``."""
 
     @property
     def is_over(self) -> bool:
@@ -33,6 +49,14 @@ class AnswerDriver(Protocol):
 
     def report(self) -> Report:
         """Return the answer's figures so far."""
+        ...
+
+    def opening(self) -> Opening:
+        """Return the part of the report that is known at the first token."""
+        ...
+
+    def cost(self) -> AnswerCost:
+        """Return what the answer has cost so far."""
         ...
 
     def usage(self) -> AnswerUsage:

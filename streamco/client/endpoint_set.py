@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections import deque
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from pathlib import Path
-from typing import cast
+from typing import Protocol, TypeVar, cast
 
-from streamco.client.access_check import AccessCheck
 from streamco.client.driver import AnswerDriver
-from streamco.client.speculation.verifier_binding import VerifierBinding
 from streamco.endpoints.address import is_url
 from streamco.endpoints.base import Endpoint, Kind
 from streamco.endpoints.network.loop_bound import LoopBound, LoopState
@@ -19,6 +18,9 @@ __all__ = ["DeviceSetting", "ServerSetting", "EndpointSet"]
 
 DeviceSetting = str | Path | Endpoint | None
 ServerSetting = str | Endpoint | Sequence[Endpoint] | Sequence[str] | None
+
+
+_PLANNERS = 16  # that are kept, so that a client with other settings for each request doesn't fill the memory
 
 
 class _LoopWork(LoopState):
@@ -35,26 +37,35 @@ class _LoopWork(LoopState):
         await asyncio.gather(*(driver.aclose() for driver in list(self.active)))
 
 
+class Closable(Protocol):
+    """What is closed with a client's endpoints."""
+
+    async def aclose(self) -> None:
+        """Release everything; idempotent."""
+        ...
+
+
+ClosableT = TypeVar("ClosableT", bound=Closable)
+
+
 class EndpointSet:
     """One client's endpoints and its answers under way, on one event loop at a time: in another one they are started again.
 
     Args:
         device: as for ``Client``.
         server: as for ``Client``.
-        checks_access: servers that no answer has shown anything of are asked for their list of models.
 
     Attributes:
         device: the device; None: there is none.
         servers: the servers, in the order of their use.
         endpoints: all of them, by name.
-        binding: the device with its verifier; None: the client has not set it yet.
-        access: finds out which servers refuse their keys; None: nothing is asked beside answers.
+        planners: the newest planners of modes that may be made anew for each request and learn all the same.
 
     Raises:
         ConfigError: neither device nor server, not an endpoint, names that are not unique.
     """
 
-    def __init__(self, device: DeviceSetting, server: ServerSetting, *, checks_access: bool = True) -> None:
+    def __init__(self, device: DeviceSetting, server: ServerSetting) -> None:
         self.device = _make_device(device)
         self.servers = _make_servers(server)
         all_endpoints = [*([self.device] if self.device is not None else []), *self.servers]
@@ -63,8 +74,8 @@ class EndpointSet:
         self.endpoints: Mapping[str, Endpoint] = {endpoint.name: endpoint for endpoint in all_endpoints}
         if len(self.endpoints) != len(all_endpoints):
             raise ConfigError(f"client: expected endpoints with names of their own, got {[endpoint.name for endpoint in all_endpoints]}")
-        self.binding: VerifierBinding | None = None  # set by the client; closed with the endpoints
-        self.access = AccessCheck() if checks_access else None
+        self.planners: deque[object] = deque(maxlen=_PLANNERS)
+        self._shared: dict[Hashable, Closable] = {}
         self._work = LoopBound(_LoopWork, owner="client")
         self._is_closed = False
 
@@ -153,15 +164,25 @@ class EndpointSet:
             async with work.lock:  # a start that runs closes what it has started
                 pass
 
+    def share(self, key: Hashable, make: Callable[[], ClosableT]) -> ClosableT:
+        """Return what all clients over these endpoints share under a key; the first one that asks makes it.
+
+        It is closed with the endpoints, before they are closed themselves.
+
+        Args:
+            key: what it is: equal keys stand for one kind of object.
+            make: returns a new one.
+        """
+        if key not in self._shared:
+            self._shared[key] = make()
+        return cast(ClosableT, self._shared[key])
+
     async def _close_endpoints(self) -> None:
-        """Close all endpoints, also if one of them raises; then raise its error."""
-        closings = [endpoint.aclose() for endpoint in self.endpoints.values()]
-        if self.access is not None:
-            await self.access.aclose()
-        if self.binding is not None:
-            closings.append(self.binding.aclose())
-        results = await asyncio.gather(*closings, return_exceptions=True)
-        for error in results:
+        """Close what is shared, then all endpoints, also if one of them raises; then raise its error."""
+        errors: list[BaseException | None] = []
+        for group in (self._shared.values(), self.endpoints.values()):
+            errors += await asyncio.gather(*(each.aclose() for each in group), return_exceptions=True)
+        for error in errors:
             if error is not None:
                 raise error
 

@@ -11,12 +11,11 @@ from typing import Generic, Literal, Self, TypeVar
 from msgspec import Struct
 from msgspec.structs import replace
 
-from streamco.client.driver import AnswerDriver, Batch
-from streamco.client.pending_answer import PendingAnswer
-from streamco.client.speculation.output import SpeculatedChunk
+from streamco.client.answer import PendingAnswer
+from streamco.client.driver import AnswerDriver, Batch, SpeculatedChunk
 from streamco.core.report import AnswerUsage, Opening, Report
-from streamco.core.speculation.events import Origin
 from streamco.errors import ConcurrentRead, StreamClosed, StreamConsumed
+from streamco.events import Origin
 from streamco.openai_types import ChatCompletionChunk, ChunkChoice, CompletionUsage, further_fields
 
 __all__ = ["AnswerStream", "ChatStream", "Retracted", "Settled", "Token", "TokenStream"]

@@ -55,7 +55,7 @@ class DispatchReport(Struct, frozen=True, kw_only=True):
 
     Args:
         policy: name of the dispatch policy.
-        constraint: the side that the budget limits; None: no budget applies.
+        constraint: the side that the budget limits, or the endpoint's name, if two servers race; None: no budget applies.
         device_wait: seconds after the request; None: only if the other side fails.
         server_wait: the same for the server.
         reason: reason of the decision in words; also why a side was not eligible or not allowed by the budget.

@@ -26,6 +26,7 @@ __all__ = [
     "summary_figures",
 ]
 
+_SIDES = frozenset({"device", "server", None})  # what a budget limits if there are sides, not two servers
 _OWN_COUNTERS = (None, "engine", "usage", "estimate")  # an estimate has its mark in the table
 
 
@@ -167,7 +168,7 @@ def _answer_section(report: Report) -> Section:
         ("delayed tokens, stalls", f"{quality.delayed_tokens}, {quality.stalls}"),
         ("smoothness (1: the reader never waited)", f"{quality.score:.3f}"),
         ("cost", format_usd(report.cost_usd)),
-        ("energy on this device", format_joules(report.energy_j)),
+        *([("energy on this device", format_joules(report.energy_j))] if _has_device(report.endpoints) else []),
         ("tokens not delivered", str(report.wasted_tokens)),
     ]
     return Section("answer", (), list(rows))
@@ -252,17 +253,32 @@ def _dispatch_section(report: Report) -> Section:
         ("why", dispatch.reason),
         *_start_rows(report),
         ("prompt", f"{'~' if dispatch.is_estimated else ''}{dispatch.prompt_tokens} tokens"),
-        ("constrained side", dispatch.constraint or "none"),
-        ("its budget, its share so far", f"{_share(dispatch.budget)}, {_share(dispatch.budget_share)}"),
+        *_budget_rows(report),
     ]
     return Section("which side starts when", (), list(rows))
 
 
 def _start_rows(report: Report) -> list[tuple[str, str]]:
-    """Return when each side starts; a side that has no endpoint is not named."""
+    """Return when each side starts; a side that has no endpoint is not named. Of two servers, the table of the endpoints says it."""
     sides = {"device": report.dispatch.device_wait, "server": report.dispatch.server_wait}
     kinds = {part.kind for part in report.endpoints}
+    if report.dispatch.constraint not in _SIDES:
+        return []
     return [(f"{side} starts", _start(wait)) for side, wait in sides.items() if side in kinds or not kinds]
+
+
+def _budget_rows(report: Report) -> list[tuple[str, str]]:
+    """Return what the budget limits; nothing if there is no second side that could do the work in its place."""
+    dispatch, shares = report.dispatch, f"{_share(report.dispatch.budget)}, {_share(report.dispatch.budget_share)}"
+    if dispatch.constraint not in _SIDES:
+        return [("the budget limits", dispatch.constraint or ""), ("budget, share so far", shares)]
+    if report.endpoints and not _has_device(report.endpoints):
+        return []
+    return [("constrained side", dispatch.constraint or "none"), ("its budget, its share so far", shares)]
+
+
+def _has_device(endpoints: Sequence[EndpointReport]) -> bool:
+    return any(part.kind == "device" for part in endpoints)
 
 
 def _start(wait: float | None) -> str:
@@ -272,13 +288,15 @@ def _start(wait: float | None) -> str:
 
 
 def _endpoint_section(endpoints: Sequence[EndpointReport]) -> Section:
-    heads = ("endpoint", "outcome", "started", "TTFT", "prompt", "made", "cost", "energy")
+    has_device = _has_device(endpoints)
+    heads = ("endpoint", "outcome", "started", "TTFT", "prompt", "made", "cost", *(["energy"] if has_device else []))
     rows: list[tuple[str, ...]] = []
     for part in endpoints:
         about = "~" if part.is_estimated else ""
         counts = (f"{about}{part.prompt_tokens}", f"{about}{part.completion_tokens}")
         times = (format_seconds(part.opened), format_seconds(part.ttft))
-        rows.append((part.name, part.outcome, *times, *counts, format_usd(part.cost_usd), format_joules(part.energy_j)))
+        energy = [format_joules(part.energy_j)] if has_device else []
+        rows.append((part.name, part.outcome, *times, *counts, format_usd(part.cost_usd), *energy))
     rows += [(f"{part.name}: {part.error}",) for part in endpoints if part.error]
     rows += [(f"{part.name}: tokens counted by {part.counted_by}",) for part in endpoints if part.counted_by not in _OWN_COUNTERS]
     return Section("endpoints", heads, rows)

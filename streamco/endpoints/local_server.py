@@ -31,7 +31,7 @@ _DEFAULTS = Timeouts(), RetryPolicy(), Limits()
 class LocalServerEndpoint(OpenAIEndpoint):
     """The device of a client that some server runs already; it answers with one model, whatever model a request names.
 
-    It takes part in races and hand-overs like a model in this process. It can't draft: ``mode="speculate"`` needs a ``DeviceEndpoint``.
+    It takes part in races and hand-overs like a model in this process. It can't draft: ``Speculate`` needs a ``DeviceEndpoint``.
     Its tokens cost no money.
 
     Args:

@@ -7,11 +7,11 @@ simulators and expected values. Each policy with parameters makes its plan in it
 from __future__ import annotations
 
 from random import Random
-from typing import Literal
+from typing import Literal, Protocol
 
 from msgspec import Struct
 
-__all__ = ["BothAtOnce", "Decision", "DeviceOnly", "Outcomes", "ServerOnly", "Side", "one_side"]
+__all__ = ["BothAtOnce", "Decision", "DeviceOnly", "DispatchPolicy", "Outcomes", "ServerOnly", "Side", "one_side"]
 
 Side = Literal["device", "server"]
 
@@ -41,6 +41,19 @@ class Decision(Struct, frozen=True):
     def is_hedged(self) -> bool:
         """True if both sides may start though neither has failed."""
         return self.device_wait is not None and self.server_wait is not None
+
+
+class DispatchPolicy(Protocol):
+    """A policy of the caller's own. Whatever it decides, the budget is kept, and a side that can't serve a request isn't asked."""
+
+    def decide(self, length: int, rng: Random) -> Decision:
+        """Return when each side starts.
+
+        Args:
+            length: the prompt's length in tokens.
+            rng: the only source of chance, so that equal seeds give equal decisions.
+        """
+        ...
 
 
 Outcomes = tuple[tuple[float, Decision], ...]

@@ -64,7 +64,9 @@ class Proxy:
         self.access = access
         self._answers: set[ChatStream] = set()
         self._tasks = TaskRules(options.task_patterns, takes_header=options.takes_tasks)
-        self._device_alone = client.with_options(policy="device-only") if options.task_patterns or options.takes_tasks else client
+        has_tasks = bool(options.task_patterns) or options.takes_tasks
+        needs_other = has_tasks and client.race.policy != "device-only"
+        self._device_alone = client.with_options(mode=replace(client.race, policy="device-only")) if needs_other else client
 
     @property
     def active(self) -> int:

@@ -15,7 +15,7 @@ from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin
 import msgspec
 from msgspec import Meta, Struct, field
 
-from streamco.client.speculation.options import SpeculationOptions
+from streamco.client.modes.speculation.options import SpeculationOptions
 from streamco.config import READING, Timeouts
 from streamco.endpoints.base import Continuation, TokenPrices, check_prices
 from streamco.endpoints.known_servers.declared import CapabilityChanges
@@ -180,7 +180,7 @@ class ServerSection(Struct, frozen=True, kw_only=True):
 
 
 class DispatchSection(Struct, frozen=True, kw_only=True):
-    """Section ``[dispatch]``: which side starts when, and how fast text is released; see ``Client`` and ``DispatchOptions``."""
+    """Section ``[dispatch]``: which side starts when, and how fast text is released; see ``Client`` and ``Race``."""
 
     budget: float = 0.3
     policy: str = "auto"
@@ -207,7 +207,7 @@ class MigrationSection(Struct, frozen=True, kw_only=True):
 
 
 class SpeculateSection(Struct, frozen=True, kw_only=True):
-    """Section ``[speculate]``: the device drafts, a server verifies; see ``Client`` and ``SpeculationOptions``."""
+    """Section ``[speculate]``: the device drafts, a server verifies; see ``Speculate``."""
 
     mode: Literal["race", "speculate", "auto"] = "race"
     verifier: str | tuple[str, ...] | None = None  # URL, or several of one model; None: the first [[server]]

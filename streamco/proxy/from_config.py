@@ -8,14 +8,17 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from msgspec.structs import asdict
+from msgspec.structs import asdict, replace
 
 from streamco.calibration.profile_store import save_profile
 from streamco.client.client import Client
-from streamco.client.race.dispatcher import DispatchOptions
-from streamco.client.race.migration import MigrationOptions
-from streamco.client.speculation.options import SpeculationOptions
-from streamco.client.speculation.verifier_binding import drafting_engine_options
+from streamco.client.modes.auto import Auto
+from streamco.client.modes.base import Mode
+from streamco.client.modes.race.migration import MigrationOptions
+from streamco.client.modes.race.mode import Race
+from streamco.client.modes.speculation.mode import Speculate
+from streamco.client.modes.speculation.verifier_binding import drafting_engine_options
+from streamco.client.modes.split.mode import Split
 from streamco.endpoints.address import read_key
 from streamco.endpoints.base import Endpoint
 from streamco.endpoints.known_servers.anthropic import AnthropicEndpoint
@@ -84,30 +87,39 @@ def build_client(config: ProxyConfig, environ: Mapping[str, str] = os.environ) -
         device,
         servers or None,
         budget=dispatch.budget,
-        policy=dispatch.policy,
+        mode=_mode(config, environ),
         pace=dispatch.pace,
         profile=profile if profile is not None and profile.exists() else None,
         on_failure=dispatch.on_failure,
-        mode=config.speculate.mode,
-        verifier=_build_verifier(config.speculate, environ),
-        speculation=SpeculationOptions(
-            budget=config.speculate.budget,
-            window=config.speculate.window,
-            threshold=config.speculate.threshold,
-            max_branches=config.speculate.max_branches,
-            is_adaptive=config.speculate.is_adaptive,
-        ),
-        migration=None if config.migration == MigrationSection() else MigrationOptions(**asdict(config.migration)),
-        dispatch=DispatchOptions(
-            constrained=dispatch.constrained,
-            explore=dispatch.explore,
-            hedge_tools=dispatch.hedge_tools,
-            exchange_rate=dispatch.exchange_rate,
-            reader_rate=dispatch.reader_rate,
-        ),
-        check_access=dispatch.check_access,
         seed=dispatch.seed,
     )
+
+
+def _mode(config: ProxyConfig, environ: Mapping[str, str]) -> Mode:
+    """Return the mode that a configuration describes."""
+    dispatch, speculate = config.dispatch, config.speculate
+    race = Race(
+        policy=dispatch.policy,
+        migration=None if config.migration == MigrationSection() else MigrationOptions(**asdict(config.migration)),
+        constrained=dispatch.constrained,
+        explore=dispatch.explore,
+        hedge_tools=dispatch.hedge_tools,
+        exchange_rate=dispatch.exchange_rate,
+        reader_rate=dispatch.reader_rate,
+        check_access=dispatch.check_access,
+    )
+    verifier = _build_verifier(speculate, environ)
+    if speculate.mode == "race":
+        return race
+    drafting = Speculate(
+        verifier=verifier,
+        budget=speculate.budget,
+        window=speculate.window,
+        threshold=speculate.threshold,
+        max_branches=speculate.max_branches,
+        is_adaptive=speculate.is_adaptive,
+    )
+    return Auto(race, drafting) if speculate.mode == "auto" else replace(drafting, otherwise=race)
 
 
 def _build_split_client(config: ProxyConfig, section: SplitSection, environ: Mapping[str, str]) -> Client:
@@ -140,7 +152,7 @@ def _build_split_client(config: ProxyConfig, section: SplitSection, environ: Map
         max_wait=section.max_wait,
         is_plain=section.is_plain,
     )
-    return Client(endpoint, mode="split", pace=config.dispatch.pace, seed=config.dispatch.seed)
+    return Client(mode=Split(endpoint), pace=config.dispatch.pace, seed=config.dispatch.seed)
 
 
 def build_options(config: ProxyConfig, api_key: str | None = None, environ: Mapping[str, str] = os.environ) -> ProxyOptions:

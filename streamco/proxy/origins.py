@@ -11,11 +11,11 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping
 
-from streamco.client.speculation.output import SpeculatedChunk
+from streamco.client.driver import SpeculatedChunk
 from streamco.client.stream import ChatStream
 from streamco.core.report import Report
-from streamco.core.speculation.events import Origin
 from streamco.errors import StreamConsumed
+from streamco.events import Origin
 from streamco.openai_types import ChatCompletionChunk
 from streamco.server.http.encoding import Json
 

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import streamco
+from streamco.client.modes.speculation.mode import Speculate
 from streamco.config import Timeouts
 from streamco.endpoints.openai import OpenAIEndpoint
 from streamco.engines.llamacpp.bundled_model import packaged_model
@@ -24,6 +25,7 @@ from tests.attack.attack import Harm, Register
 from tests.attack.processes import CHAT, HELLO, ROOT, Program, inherited, running
 from tests.cli.emulator import plain
 from tests.cli.terminal import terminal
+from tests.support.modes import client_options
 
 __all__ = ["ClientVictim", "attack"]
 
@@ -53,7 +55,9 @@ async def private_requests(victim: ClientVictim, size: int) -> str:
             request |= rng.choice([{}, {"max_tokens": 5000}, {"tools": [{"type": "function", "function": {"name": "f"}}]}, {"n": 2}])
             engine = FakeEngine(context_tokens=64, fail_after=rng.choice([None, 0, 1]))
             remote = OpenAIEndpoint("gpt-4o", base_url=server.url, api_key="k", prices=streamco.TokenPrices(prompt=1e-6, completion=1e-6))
-            async with streamco.Client(device=streamco.DeviceEndpoint(engine), server=remote, on_degraded="ignore", **settings) as client:
+            async with streamco.Client(
+                device=streamco.DeviceEndpoint(engine), server=remote, on_degraded="ignore", **client_options(settings)
+            ) as client:
                 tried += 1
                 try:
                     stream = await client.chat.completions.create(stream=True, **request)
@@ -213,7 +217,7 @@ async def _outage(number: signal.Signals, *, is_timed: bool) -> str:
         timeouts = Timeouts(connect=3.0, first_token=30.0, next_token=NEXT_TOKEN)
         verifier = streamco.VerifierEndpoint(program.url.replace("http", "ws"), timeouts=timeouts)
         device = streamco.DeviceEndpoint(packaged_model(), options=options)
-        async with streamco.Client(device=device, verifier=verifier, mode="speculate", on_degraded="ignore") as client:
+        async with streamco.Client(device=device, mode=Speculate(verifier=verifier), on_degraded="ignore") as client:
             gaps, tokens, ending = await _read(client, program, number, 200 if is_timed else 40)
         if number is signal.SIGSTOP:
             os.kill(program.process.pid, signal.SIGCONT)

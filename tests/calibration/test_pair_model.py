@@ -16,6 +16,7 @@ from streamco.engines.llamacpp.bundled_model import packaged_model
 from streamco.engines.llamacpp.gguf import derived
 from streamco.errors import EngineError
 from streamco.testing.engine import FakeEngine
+from tests.support.modes import drafting
 
 pytestmark = pytest.mark.model
 
@@ -43,6 +44,6 @@ async def test_a_real_pair_is_measured_and_a_client_begins_with_it(tmp_path: Pat
     assert pair.rtt is not None
     assert pair.remote_step is not None
     assert pair.note == ""
-    client = Client(DeviceEndpoint(FakeEngine()), profile=path)
-    assert client._settings.planner.estimates.acceptance == pytest.approx(pair.acceptance)
+    client = Client(DeviceEndpoint(FakeEngine()), profile=path, mode="speculate")
+    assert drafting(client).estimates.acceptance == pytest.approx(pair.acceptance)
     await client.aclose()

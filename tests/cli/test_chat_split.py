@@ -23,7 +23,7 @@ def test_the_device_is_a_split_model_with_all_servers(monkeypatch: pytest.Monkey
     monkeypatch.setenv("OPENAI_API_KEY", "sk-of-openai")
     args = parsed(*SPLIT)
     chat.check_options(args)
-    device = chat.make_device(args)
+    device = chat.make_split(args)
     assert isinstance(device, SplitEndpoint)
     assert [address.url for address in device.addresses] == ["ws://127.0.0.1:1/v1/verify", "ws://127.0.0.1:2/v1/verify"]
     assert [address.token.given for address in device.addresses] == ["", ""], "a key for OpenAI goes to no other server"
@@ -31,7 +31,7 @@ def test_the_device_is_a_split_model_with_all_servers(monkeypatch: pytest.Monkey
 
 def test_the_key_is_that_of_the_named_variable(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SPLIT_KEY", "secret")
-    device = chat.make_device(parsed(*SPLIT, "--api-key-env", "SPLIT_KEY"))
+    device = chat.make_split(parsed(*SPLIT, "--api-key-env", "SPLIT_KEY"))
     assert isinstance(device, SplitEndpoint)
     assert device.addresses[0].token.given == "secret"
 
@@ -65,7 +65,7 @@ def named(*options: str) -> argparse.Namespace:
 
 
 def test_the_mode_takes_the_servers_url_for_the_middles() -> None:
-    device = chat.make_device(named("--server", "ws://127.0.0.1:1", "--device", "parts/name"))
+    device = chat.make_split(named("--server", "ws://127.0.0.1:1", "--device", "parts/name"))
     assert isinstance(device, SplitEndpoint)
     assert [address.url for address in device.addresses] == ["ws://127.0.0.1:1/v1/verify"]
     assert named(*SPLIT).split == ["ws://127.0.0.1:1", "ws://127.0.0.1:2"]

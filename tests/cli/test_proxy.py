@@ -23,10 +23,11 @@ FAKE = """
 import sys
 from streamco.cli.main import main
 from streamco.client.client import Client
+from streamco.client.modes.race.mode import Race
 from streamco.proxy import from_config as build
 from streamco.testing.endpoint import ScriptedEndpoint
 script = [(0.0, "one"), ({second}, " two")]
-build.build_client = lambda config: Client(server=ScriptedEndpoint("server", script), policy="server-only")
+build.build_client = lambda config: Client(server=ScriptedEndpoint("server", script), mode=Race(policy="server-only"))
 sys.exit(main(["proxy", *sys.argv[1:]]))
 """
 PRICED = (

@@ -13,6 +13,7 @@ from streamco.endpoints.base import Capabilities
 from streamco.engines.base import ModelInfo
 from streamco.testing.endpoint import ScriptedEndpoint
 from tests.support.leaks import holding_nothing_new
+from tests.support.modes import client_options
 
 HELLO = [{"role": "user", "content": "hello"}]
 EVERYTHING = Capabilities(tools=True, json_schema=True, images=True, choices=True)
@@ -58,7 +59,7 @@ class ShapedDevice(ScriptedEndpoint):
 async def opened(device: Any = None, server: Any = None, **options: Any) -> AsyncIterator[Client]:
     """A client over these sides; afterwards nothing of it is left in this process."""
     options.setdefault("seed", 1)
-    async with holding_nothing_new(), Client(device, server, **options) as client:
+    async with holding_nothing_new(), Client(device, server, **client_options(options)) as client:
         yield client
 
 

@@ -7,7 +7,8 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 from streamco.client.client import Client
-from streamco.client.speculation.options import SpeculationOptions, SpeculationTuning
+from streamco.client.modes.speculation.mode import Speculate
+from streamco.client.modes.speculation.options import SpeculationTuning
 from streamco.client.stream import Retracted, Settled, Token, TokenStream
 from streamco.config import Timeouts
 from streamco.endpoints.device import DeviceEndpoint
@@ -17,12 +18,13 @@ from streamco.server.app import ServeOptions, serving
 from streamco.testing import FakeDistribution, FakeEngine, ScriptedVerifier
 from streamco.testing.engine import FakeVocabulary
 from tests.support.leaks import holding_nothing_new
+from tests.support.modes import client_options
 
 SIZE, SAID = 300, 200  # ids of the vocabulary, and those that models say
 END = SIZE - 1
 PROMPT = "Why is it so?"
-ALWAYS = SpeculationOptions(is_adaptive=False)
-HASTY = SpeculationOptions(is_adaptive=False, tuning=SpeculationTuning(last_patience=0.3))  # seconds
+ALWAYS = Speculate(is_adaptive=False)
+HASTY = Speculate(is_adaptive=False, tuning=SpeculationTuning(last_patience=0.3))  # seconds
 QUICK = Timeouts(connect=5, first_token=5, next_token=5, socket=5, cancel=1)
 
 
@@ -113,7 +115,10 @@ class World:
         options.setdefault("seed", 1)
         options.setdefault("speculation", ALWAYS)
         self.wake()
-        async with holding_nothing_new(), Client(DeviceEndpoint(self.engine), verifier=verifier, **options) as client:
+        async with (
+            holding_nothing_new(),
+            Client(DeviceEndpoint(self.engine), **client_options({"verifier": verifier, **options})) as client,
+        ):
             yield client
 
 

@@ -24,8 +24,8 @@ KEY, SECRET = "sk-marked-key-7f3a", "marked private words"
 
 
 def schema_with(name: str) -> dict[str, Any]:
-    """A response format that no device can hold to, because of this property."""
-    schema = {"type": "object", "properties": {name: {"not": {}}}, "required": [name], "additionalProperties": False}
+    """A response format that no device can hold to, because of this property's format."""
+    schema = {"type": "object", "properties": {name: {"type": "string", "format": name}}, "required": [name], "additionalProperties": False}
     return {"type": "json_schema", "json_schema": {"name": "x", "schema": schema}}
 
 

@@ -16,8 +16,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from streamco.client.client import Client
-from streamco.client.race.dispatcher import DispatchOptions
-from streamco.client.race.migration import MigrationOptions
+from streamco.client.modes.auto import Auto
+from streamco.client.modes.base import Mode
+from streamco.client.modes.race.migration import MigrationOptions
+from streamco.client.modes.race.mode import Race
+from streamco.client.modes.speculation.mode import Speculate
 from streamco.core.report import Report
 from streamco.endpoints.base import Capabilities, Request, TokenPrices
 from streamco.errors import (
@@ -329,6 +332,18 @@ def check_log(world: World, outcomes: list[Outcome], records: list[logging.LogRe
         assert len(set(warned)) == len(warned), warned
 
 
+def mode_of(world: World) -> Mode:
+    race = Race(
+        policy=world.policy,
+        migration=MigrationOptions() if world.migration else None,
+        constrained=world.constrained,  # type: ignore[arg-type]
+        explore=world.explore,
+        hedge_tools=world.hedge_tools,
+    )
+    other: dict[str, Mode] = {"speculate": Speculate(otherwise=race), "auto": Auto(race, Speculate())}
+    return other.get(world.mode or "race", race)
+
+
 async def play(world: World, records: list[logging.LogRecord], calls: int) -> None:
     endpoints = {side.name: side.endpoint() for side in world.sides}
     device = endpoints.get("D")
@@ -336,18 +351,11 @@ async def play(world: World, records: list[logging.LogRecord], calls: int) -> No
         client = Client(
             device,
             [each for name, each in endpoints.items() if name != "D"] or None,
-            policy=world.policy,
             budget=world.budget,
-            mode=world.mode,  # type: ignore[arg-type]
+            mode=mode_of(world),
             on_failure=world.on_failure,  # type: ignore[arg-type]
             on_degraded=world.on_degraded,  # type: ignore[arg-type]
             pace=world.pace,
-            migration=MigrationOptions() if world.migration else None,
-            dispatch=DispatchOptions(
-                constrained=world.constrained,  # type: ignore[arg-type]
-                explore=world.explore,
-                hedge_tools=world.hedge_tools,
-            ),
             seed=1,
         )
     except ConfigError:

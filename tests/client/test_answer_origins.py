@@ -14,6 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from streamco.client.client import Client
+from streamco.client.modes.race.mode import Race
 from streamco.config import RetryPolicy
 from streamco.core.report import Report
 from streamco.endpoints.device import DeviceEndpoint
@@ -78,7 +79,7 @@ async def answer(case: Case) -> None:
         content: Any = 5 if case.device == "refuses" else "hello"
         text, report, error = "", None, None
         try:
-            async with Client(local, remote, policy=case.policy, budget=case.budget, seed=1) as client:
+            async with Client(local, remote, mode=Race(policy=case.policy), budget=case.budget, seed=1) as client:
                 text, report = await ask(client, case, [{"role": "user", "content": content}])
         except StreamcoError as caught:
             error = caught

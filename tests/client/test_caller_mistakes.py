@@ -11,7 +11,7 @@ import pytest
 
 import streamco
 from streamco.client.client import Client
-from streamco.client.race.dispatcher import DispatchOptions
+from streamco.client.modes.race.mode import Race
 from streamco.endpoints.openai import OpenAIEndpoint
 from streamco.endpoints.openai_stream import OpenAIStream
 from streamco.endpoints.verifiers.vllm import VLLMVerifier
@@ -19,6 +19,7 @@ from streamco.errors import ConfigError, StreamcoError
 from streamco.testing import ScriptedServer, stream_answer
 from streamco.testing.endpoint import ScriptedEndpoint
 from tests.client.helpers import HELLO, chunks_text, device, opened, recorded_log, tokens_text, words
+from tests.support.modes import client_options
 
 HALF = "half an emoji \ud83d"
 MISTAKES: dict[str, tuple[dict[str, Any], str]] = {
@@ -151,8 +152,8 @@ async def test_what_fails_beside_the_writer_takes_no_answer_away() -> None:
     reported: list[dict[str, Any]] = []
     asyncio.get_running_loop().set_exception_handler(lambda _loop, context: reported.append(context))
     loser = LateDefect("server", words(0.05))
-    options: dict[str, Any] = {"policy": "both", "budget": 1.0, "dispatch": DispatchOptions(explore=1.0)}
-    async with Client(device(words(0.0, 0.02, 0.2)), loser, seed=1, **options) as client:
+    options: dict[str, Any] = {"policy": "both", "budget": 1.0, "dispatch": Race(explore=1.0)}
+    async with Client(device(words(0.0, 0.02, 0.2)), loser, seed=1, **client_options(options)) as client:
         stream = client.stream(HELLO)
         assert await tokens_text(stream) == "w0 w1 w2 "
         (failed,) = [each for each in stream.report.endpoints if each.name == "server"]

@@ -17,7 +17,8 @@ from typing import Any
 import pytest
 
 from streamco.client.client import Client
-from streamco.client.race.dispatcher import DispatchOptions
+from streamco.client.modes.race.mode import Race
+from streamco.client.modes.speculation.mode import Speculate
 from streamco.client.stream import Token, TokenStream
 from streamco.config import Limits
 from streamco.core.race.machine import RaceMachine
@@ -43,6 +44,7 @@ from streamco.testing.engine import FakeEngine
 from streamco.testing.virtual_clock import run_in_virtual_time
 from tests.client.helpers import HELLO, ShapedDevice, ask, chunks_text, device, opened, server, tokens_text, words
 from tests.support.leaks import holding_nothing_new, settled
+from tests.support.modes import drafting
 
 BOTH = {"policy": "both", "budget": 1.0}
 
@@ -125,7 +127,7 @@ async def test_a_client_that_is_not_entered_starts_with_its_first_answer() -> No
 async def test_closing_ends_every_answer_and_its_readers_are_told() -> None:
     remote, local = server([(0.0, "a"), (0.0, None)]), device([(0.0, None)])
     async with holding_nothing_new():
-        client = Client(local, remote, policy="both", budget=1.0)
+        client = Client(local, remote, mode=Race(policy="both"), budget=1.0)
         streams = [client.stream("hello") for _ in range(20)]
         for stream in streams:
             assert (await anext(stream)).text == "a"
@@ -411,7 +413,7 @@ async def test_a_prompt_too_long_for_the_only_side_is_refused_with_the_reason() 
 
 
 async def test_the_quality_gate_keeps_long_prompts_from_the_device() -> None:
-    options = DispatchOptions(gate=QualityGate(longest_prompt_chars=20))
+    options = Race(gate=QualityGate(longest_prompt_chars=20))
     async with opened(device(words(0.0, 0.0, prefix="d")), server([(0.05, "S")]), dispatch=options, **BOTH) as client:
         assert await ask(client, "short") == "d0 d1 "
         stream = client.stream("a much longer question than that")
@@ -426,7 +428,7 @@ async def test_a_gate_of_the_callers_own_sees_the_facts() -> None:
         seen.append(facts)
         return False
 
-    options = DispatchOptions(gate=gate)
+    options = Race(gate=gate)
     async with opened(device(), server(), dispatch=options) as client:
         assert await ask(client, max_tokens=7) == "S"
     assert (seen[0].prompt_tokens, seen[0].max_tokens, seen[0].prompt_chars) == (10, 7, 5)
@@ -438,7 +440,7 @@ async def test_requests_with_tools_are_not_started_twice_unless_asked_to() -> No
     async with opened(local, remote, **BOTH) as client:
         assert await ask(client, **tools) == "S"
         assert not local.streams
-        hedged = client.with_options(dispatch=DispatchOptions(hedge_tools=True))
+        hedged = client.with_options(mode=Race(hedge_tools=True))
         assert await ask(hedged, **tools) == "D"
         assert len(remote.streams) == 2
 
@@ -505,7 +507,7 @@ async def test_with_options_changes_what_is_named_and_nothing_else() -> None:
         assert paced.profile() == client.profile(), "what is learned is shared"
         await paced.aclose()
         assert not remote.is_closed, "a client from with_options closes nothing"
-        async with client.with_options(policy="server-only") as other:
+        async with client.with_options(mode=Race(policy="server-only")) as other:
             assert await ask(other) == "w0 w1 w2 "
         assert not remote.is_closed
         assert await ask(client) == "w0 w1 w2 "
@@ -524,12 +526,12 @@ def test_sides_and_prices_are_those_that_answers_may_use() -> None:
     both = Client(device(), [server(prices=price), server(name="second")])
     assert both.sides == {"device", "server"}
     assert dict(both.server_prices) == {"server": price, "second": TokenPrices()}
-    assert both.with_options(policy="device-only").sides == {"device"}
-    assert both.with_options(policy="server-only").sides == {"server"}
-    assert both.with_options(budget=0.0).server_prices == both.with_options(policy="device-only").server_prices == {}
+    assert both.with_options(mode=Race(policy="device-only")).sides == {"device"}
+    assert both.with_options(mode=Race(policy="server-only")).sides == {"server"}
+    assert both.with_options(budget=0.0).server_prices == both.with_options(mode=Race(policy="device-only")).server_prices == {}
     assert Client(device()).sides == {"device"}
     assert Client(device()).server_prices == {}
-    speculating = Client(device(), mode="speculate", verifier="ws://127.0.0.1:9")
+    speculating = Client(device(), mode=Speculate(verifier="ws://127.0.0.1:9"))
     assert speculating.server_prices == {"verifier": TokenPrices()}
     assert (speculating.may_speculate, both.may_speculate) == (True, False)
 
@@ -840,15 +842,15 @@ async def test_totals_are_shared_as_what_is_spent_is() -> None:
         ({"server": [server(), server()]}, "client: expected endpoints with names of their own, got ['server', 'server']"),
         ({"server": server(), "budget": 1.5}, "budget: expected a share from 0 to 1, got 1.5"),
         ({"server": server(), "budget": "much"}, "budget: expected a share from 0 to 1, got 'much'"),
-        ({"server": server(), "policy": "fastest"}, "policy: expected one of auto, both, "),
+        ({"server": server(), "mode": Race(policy="fastest")}, "policy: expected one of auto, both, "),
         ({"server": server(), "pace": 0}, 'pace: expected None, tokens per second > 0, "reading", "listening" or "smooth", got 0'),
         (
             {"server": server(), "pace": "slow"},
             'pace: expected None, tokens per second > 0, "reading", "listening" or "smooth", got \'slow\'',
         ),
-        ({"server": server(), "dispatch": {"tail": 0.1}}, "dispatch: expected DispatchOptions or None, got dict"),
+        ({"server": server(), "mode": {"tail": 0.1}}, "mode: expected Race(...), Speculate(...), Split(...), Auto(...), "),
         ({"server": server(), "limits": 5}, "limits: expected Limits or None, got int"),
-        ({"server": server(), "dispatch": DispatchOptions(tail=2.0)}, "tail: expected a share from 0 to 1, got 2.0"),
+        ({"server": server(), "mode": Race(tail=2.0)}, "tail: expected a share from 0 to 1, got 2.0"),
         ({"server": server(), "profile": b"{"}, "profile: expected "),
         ({"server": server(), "profile": 5}, "profile: expected the bytes of one or a path, got int"),
         ({"server": server(), "profile": "/nowhere.json"}, "profile: expected a file that can be read, got "),
@@ -867,8 +869,8 @@ async def test_wrong_options_are_refused_as_the_settings_are() -> None:
         client.with_options(budget=-1)
     with pytest.raises(ConfigError, match="pace: expected"):
         client.with_options(pace=-1)
-    with pytest.raises(ConfigError, match="dispatch: expected DispatchOptions"):
-        client.with_options(dispatch=3)  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match="mode: expected Race"):
+        client.with_options(mode=3)  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match="n: expected 1 for a stream of tokens, got 2"):
         client.stream("hello", n=2)
     with pytest.raises(ConfigError, match="pace: expected"):
@@ -888,9 +890,9 @@ async def test_the_name_of_a_model_stands_for_openais_endpoint(monkeypatch: pyte
 async def test_a_calibrated_pair_is_where_a_client_begins_and_is_kept() -> None:
     pair = PairProfile(window=4, rounds=9, acceptance=0.5, wait=0.3, step_times=(0.01,))
     data = Profile(pair=pair).to_json()
-    client = Client(DeviceEndpoint(FakeEngine()), profile=data)
-    assert client._settings.planner.estimates.acceptance == pytest.approx(0.5)
-    assert client._settings.planner.estimates.wait == pytest.approx(0.3)
+    client = Client(DeviceEndpoint(FakeEngine()), profile=data, mode="speculate")
+    assert drafting(client).estimates.acceptance == pytest.approx(0.5)
+    assert drafting(client).estimates.wait == pytest.approx(0.3)
     assert Profile.from_json(client.profile()).pair == pair
     assert Profile.from_json(client.with_options(budget=0.2).profile()).pair == pair
     await client.aclose()

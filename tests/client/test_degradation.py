@@ -12,8 +12,8 @@ import pytest
 
 from streamco.client.client import Client
 from streamco.client.degradation import Degradations
-from streamco.client.race.dispatcher import DispatchOptions
-from streamco.client.race.migration import MigrationOptions
+from streamco.client.modes.race.migration import MigrationOptions
+from streamco.client.modes.race.mode import Race
 from streamco.endpoints.base import Capabilities, TokenPrices
 from streamco.endpoints.device import DeviceEndpoint
 from streamco.endpoints.openai import OpenAIEndpoint
@@ -33,6 +33,7 @@ from streamco.testing.engine import FakeEngine
 from streamco.testing.virtual_clock import run_in_virtual_time
 from tests.client.helpers import HELLO, ask, device, opened, server, tokens_text, words
 from tests.client.speculating import HASTY, PROMPT, World
+from tests.support.modes import client_options, racing
 
 SMALL = Capabilities(context_tokens=100)
 REFUSED = EndpointStatusError("expected status 200, got 401", status=401, endpoint="server")
@@ -76,11 +77,13 @@ def test_nothing_leaves_the_machine_whatever_happens(block: int) -> None:
             "mode": rng.choice(["race", "speculate", "auto"]),
             "on_failure": rng.choice([None, "migrate", "restart", "raise"]),
             "on_degraded": rng.choice(["warn", "raise", "ignore"]),
-            "dispatch": DispatchOptions(explore=rng.choice([0.0, 1.0]), hedge_tools=rng.random() < 0.5),
+            "dispatch": Race(explore=rng.choice([0.0, 1.0]), hedge_tools=rng.random() < 0.5),
         }
         choices: list[dict[str, Any]] = [{}, {"max_tokens": 4096}, {"n": 2}, {"tools": [{"type": "function"}]}, {"frequency_penalty": 1.0}]
         options = rng.choice(choices)
-        async with Client(random_device(rng), remote[: rng.randint(1, 2)], seed=rng.randrange(1 << 30), **settings) as client:
+        async with Client(
+            random_device(rng), remote[: rng.randint(1, 2)], seed=rng.randrange(1 << 30), **client_options(settings)
+        ) as client:
             for _ in range(2):
                 try:
                     stream = await client.chat.completions.create(messages=HELLO, stream=True, **options)
@@ -106,14 +109,14 @@ async def test_a_real_server_sees_no_request_under_a_promise(settings: dict[str,
     async with ScriptedServer(*[stream_answer(["no"])] * 9) as scripted:
         remote = OpenAIEndpoint("m", base_url=scripted.url, name="server")
         engine = FakeEngine()
-        async with Client(DeviceEndpoint(engine), remote, **settings) as client:
+        async with Client(DeviceEndpoint(engine), remote, **client_options(settings)) as client:
             try:
                 answer = await client.chat.completions.create(**{"messages": HELLO, **options})
                 assert answer.report is not None
                 assert answer.report.winner == "device"
             except StreamcoError:
                 assert "messages" in options, "only the content that the template refuses can't be answered"
-        missing = Client(tmp_path / "no.gguf", OpenAIEndpoint("m", base_url=scripted.url, name="server"), **settings)
+        missing = Client(tmp_path / "no.gguf", OpenAIEndpoint("m", base_url=scripted.url, name="server"), **client_options(settings))
         with pytest.raises(EngineError, match=r"no\.gguf"):
             await missing.start()
         await missing.aclose()
@@ -150,7 +153,7 @@ async def test_other_clients_over_the_same_endpoints_may_use_what_one_keeps_out(
     remote = server()
     async with opened(device(), remote, policy="device-only") as client:
         assert await ask(client) == "D"
-        assert await ask(client.with_options(policy="server-only")) == "S"
+        assert await ask(client.with_options(mode=Race(policy="server-only"))) == "S"
     assert len(remote.streams) == 1
 
 
@@ -182,7 +185,7 @@ async def test_an_answer_of_another_api_fails_the_call_though_the_device_could_a
 
 async def test_a_refusal_that_comes_too_late_fails_the_next_calls(caplog: pytest.LogCaptureFixture) -> None:
     remote = server([(0.1, REFUSED)])
-    async with opened(device(words(0.0, 0.2)), remote, policy="both", budget=1.0, dispatch=DispatchOptions(explore=1.0)) as client:
+    async with opened(device(words(0.0, 0.2)), remote, policy="both", budget=1.0, dispatch=Race(explore=1.0)) as client:
         stream = client.stream("hello")
         assert await tokens_text(stream) == "w0 w1 "
         assert stream.report.notes == ["server failed (EndpointStatusError 401): device answered"]
@@ -194,9 +197,9 @@ async def test_a_refusal_that_comes_too_late_fails_the_next_calls(caplog: pytest
 
 async def test_calls_that_a_refusal_fails_hold_back_nothing_of_the_budget() -> None:
     remote = server([(0.1, REFUSED)])
-    async with opened(device(words(0.0, 0.2)), remote, policy="both", budget=0.5, dispatch=DispatchOptions(explore=1.0)) as client:
+    async with opened(device(words(0.0, 0.2)), remote, policy="both", budget=0.5, dispatch=Race(explore=1.0)) as client:
         await ask(client)
-        steering = client._settings.dispatcher._steering
+        steering = racing(client).dispatcher._steering
         spent = steering.tokens
         for _ in range(20):
             with pytest.raises(EndpointStatusError, match="401"):

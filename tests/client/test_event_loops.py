@@ -11,9 +11,11 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 import streamco
 from streamco.client.client import Client
+from streamco.client.modes.race.mode import Race
 from streamco.endpoints.device import DeviceEndpoint
 from streamco.endpoints.known_servers.anthropic import AnthropicEndpoint
 from streamco.endpoints.local_server import LocalServerEndpoint
@@ -54,7 +56,7 @@ ANSWERED: tuple[str, list[str]] = ("from the server", [])
 
 
 def test_every_run_gets_the_servers_answer_and_blames_nobody(server: ScriptedServer) -> None:
-    client = Client(device([(0.05, "device")]), OpenAIEndpoint("m", base_url=server.url), policy="server-first")
+    client = Client(device([(0.05, "device")]), OpenAIEndpoint("m", base_url=server.url), mode=Race(policy="server-first"))
     assert [asyncio.run(ask(client)) for _ in range(3)] == [ANSWERED] * 3
     assert client.degraded == ()
     assert client.totals.answers == 3
@@ -115,11 +117,11 @@ def test_a_run_that_is_broken_off_leaves_a_client_that_works(server: ScriptedSer
     client = Client(device([(0.0, "device "), (60.0, "never")]), OpenAIEndpoint("m", base_url=server.url))
 
     async def begin() -> None:
-        stream = await client.with_options(policy="device-only").chat.completions.create(messages="hi", stream=True)
+        stream = await client.with_options(mode=Race(policy="device-only")).chat.completions.create(messages="hi", stream=True)
         await anext(stream)  # and no end: the loop ends it
 
     asyncio.run(begin())
-    assert asyncio.run(ask(client.with_options(policy="server-only"))) == ANSWERED
+    assert asyncio.run(ask(client.with_options(mode=Race(policy="server-only")))) == ANSWERED
     assert client._settings.endpoints._work.latest is not None
     assert not client._settings.endpoints._work.latest.active
 
@@ -136,9 +138,7 @@ def test_a_model_is_loaded_once_for_all_loops() -> None:
 def test_drafts_are_verified_in_every_loop(world: World) -> None:
     world.wake()
     with in_thread(world.served()) as url:
-        client = Client(
-            DeviceEndpoint(world.engine), verifier=VerifierEndpoint(url, timeouts=QUICK), mode="speculate", speculation=ALWAYS, seed=1
-        )
+        client = Client(DeviceEndpoint(world.engine), mode=replace(ALWAYS, verifier=VerifierEndpoint(url, timeouts=QUICK)), seed=1)
 
         async def speculate() -> tuple[str, str]:
             stream = client.stream(PROMPT, temperature=0)
@@ -163,7 +163,7 @@ def test_a_client_is_closed_in_any_loop(server: ScriptedServer) -> None:
 
 
 def test_a_client_in_another_thread_is_closed_there(server: ScriptedServer) -> None:
-    client = Client(device([(0.0, "device "), (60.0, "never")]), OpenAIEndpoint("m", base_url=server.url), policy="device-only")
+    client = Client(device([(0.0, "device "), (60.0, "never")]), OpenAIEndpoint("m", base_url=server.url), mode=Race(policy="device-only"))
 
     async def begin() -> streamco.ChatStream:
         stream = client.open_chat(streamco.Request(messages=[{"role": "user", "content": "hi"}]))
@@ -181,7 +181,7 @@ def test_a_client_in_another_thread_is_closed_there(server: ScriptedServer) -> N
 
 
 def test_two_running_loops_are_the_callers_mistake_and_no_failure_of_the_server(server: ScriptedServer) -> None:
-    client = Client(device(), OpenAIEndpoint("m", base_url=server.url), policy="server-first")
+    client = Client(device(), OpenAIEndpoint("m", base_url=server.url), mode=Race(policy="server-first"))
     with loop_thread() as there:
         assert there.run(ask(client)) == ANSWERED
         with pytest.raises(ConfigError, match=r"^client: expected one event loop at a time, .*; make a client for each loop$"):

@@ -7,9 +7,11 @@ import random
 from typing import Any, Literal
 
 import pytest
+from msgspec.structs import replace
 
 import streamco
 from streamco.client.client import Client
+from streamco.client.modes.race.mode import Race
 from streamco.config import Pace
 from streamco.endpoints.base import Capabilities, Kind, Request, TokenPrices
 from streamco.errors import AllEndpointsFailed, ConfigError, EndpointConnectError, EndpointError, EngineError
@@ -23,7 +25,7 @@ WORDS = [f"w{index} " for index in range(12)]
 ABLE = Capabilities(continuation="continue_final_message", tools=True, json_schema=True)
 PRICES = TokenPrices(prompt=1e-6, completion=1e-5)
 QUESTION = [{"role": "user", "content": "?"}]
-NO_EXPLORING = streamco.DispatchOptions(explore=0.0)  # a loser that may run to its first token has wasted it
+NO_EXPLORING = streamco.Race(explore=0.0)  # a loser that may run to its first token has wasted it
 
 
 def writer(name: str, *, cut: int | None = None, step: float = 0.1, kind: Kind = "server", able: Capabilities = ABLE) -> ScriptedEndpoint:
@@ -66,7 +68,7 @@ def test_a_request_that_was_sent_again_in_another_form_is_noted_and_logged_once(
 def test_the_device_goes_on_when_the_server_dies_and_the_report_says_so() -> None:
     async def main() -> None:
         server, device = writer("server", cut=4), writer("device", kind="device")
-        async with Client(device, server, policy="server-first") as client:
+        async with Client(device, server, mode=Race(policy="server-first")) as client:
             stream = await client.chat.completions.create(messages=QUESTION, stream=True)
             text = "".join([chunk.choices[0].delta.content or "" async for chunk in stream])
             report = stream.report
@@ -86,7 +88,7 @@ def test_the_device_goes_on_when_the_server_dies_and_the_report_says_so() -> Non
 def test_a_device_that_lost_the_race_can_still_take_over() -> None:
     async def main() -> None:
         server, device = writer("server", cut=4, step=0.1), writer("device", kind="device", step=0.5)
-        async with Client(device, server, policy="both", budget=1.0, dispatch=NO_EXPLORING) as client:
+        async with Client(device, server, mode=replace(NO_EXPLORING, policy="both"), budget=1.0) as client:
             stream = client.stream("?")
             text = "".join([token.text async for token in stream])
             report = stream.report
@@ -104,7 +106,9 @@ def test_whatever_dies_when_the_reader_sees_each_word_once(seed: int) -> None:
         servers = [writer(f"server{index}", cut=rng.randrange(1, 12), step=rng.uniform(0.01, 0.3)) for index in range(rng.randrange(1, 4))]
         device = writer("device", kind="device", step=rng.uniform(0.01, 0.5))
         policy = rng.choice(["both", "server-first", "device-first"])
-        async with Client(device, servers, policy=policy, budget=1.0, pace=rng.choice([None, 5, 40, "smooth"]), seed=seed) as client:
+        async with Client(
+            device, servers, mode=Race(policy=policy), budget=1.0, pace=rng.choice([None, 5, 40, "smooth"]), seed=seed
+        ) as client:
             stream = client.stream("?")
             text = "".join([token.text async for token in stream])
         assert text == "".join(WORDS), f"seed {seed}"
@@ -116,7 +120,7 @@ def test_whatever_dies_when_the_reader_sees_each_word_once(seed: int) -> None:
 def test_on_failure_raise_gives_the_error_with_the_text_so_far() -> None:
     async def main() -> None:
         server, device = writer("server", cut=4), writer("device", kind="device")
-        async with Client(device, server, policy="server-first", on_failure="raise") as client:
+        async with Client(device, server, mode=Race(policy="server-first"), on_failure="raise") as client:
             with pytest.raises(EndpointConnectError) as caught:
                 _ = [token async for token in client.stream("?")]
         assert caught.value.partial == "".join(WORDS[:4])
@@ -131,7 +135,7 @@ def test_on_failure_raise_gives_the_error_with_the_text_so_far() -> None:
 def test_tools_and_schemas_raise_unless_migration_is_asked_for(extra: dict[str, Any]) -> None:
     async def main(*, asked: bool) -> str:
         server, device = writer("server", cut=4), writer("device", kind="device")
-        async with Client(device, server, policy="server-first", on_failure="migrate" if asked else None) as client:
+        async with Client(device, server, mode=Race(policy="server-first"), on_failure="migrate" if asked else None) as client:
             return "".join([token.text async for token in client.stream("?", **extra)])
 
     with pytest.raises(EndpointError):
@@ -145,7 +149,7 @@ def test_half_a_refusal_is_an_error_and_not_the_beginning_of_another_answer(on_f
         refusing = ChatCompletionChunk(choices=[ChunkChoice(delta=ChoiceDelta(refusal="I can't"))])
         script: list[tuple[float, ScriptItem]] = [(0.1, refusing), (0.2, EndpointConnectError("cut", endpoint="server"))]
         server, device = ScriptedEndpoint("server", script, capabilities=ABLE, tokens=5), writer("device", kind="device")
-        async with Client(device, server, policy="server-first", on_failure=on_failure) as client:
+        async with Client(device, server, mode=Race(policy="server-first"), on_failure=on_failure) as client:
             stream = await client.chat.completions.create(messages=QUESTION, stream=True)
             with pytest.raises(EndpointConnectError):
                 _ = [chunk async for chunk in stream]
@@ -157,7 +161,7 @@ def test_half_a_refusal_is_an_error_and_not_the_beginning_of_another_answer(on_f
 def test_an_endpoint_that_cannot_continue_is_not_asked_to() -> None:
     async def main() -> None:
         device = writer("device", kind="device", able=Capabilities())
-        async with Client(device, writer("server", cut=4), policy="server-first") as client:
+        async with Client(device, writer("server", cut=4), mode=Race(policy="server-first")) as client:
             with pytest.raises(EndpointConnectError):
                 _ = [token async for token in client.stream("?")]
         assert not device.streams
@@ -167,7 +171,7 @@ def test_an_endpoint_that_cannot_continue_is_not_asked_to() -> None:
 
 def test_when_everybody_dies_one_error_has_each_ones_own_and_the_whole_text() -> None:
     async def main() -> None:
-        async with Client(writer("device", kind="device", cut=7), writer("server", cut=4), policy="server-first") as client:
+        async with Client(writer("device", kind="device", cut=7), writer("server", cut=4), mode=Race(policy="server-first")) as client:
             seen: list[str] = []
             with pytest.raises(AllEndpointsFailed) as caught:
                 await collect(client.stream("?"), seen)
@@ -180,7 +184,7 @@ def test_when_everybody_dies_one_error_has_each_ones_own_and_the_whole_text() ->
 def test_with_options_changes_what_happens_on_failure() -> None:
     async def main() -> None:
         device, server = writer("device", kind="device"), writer("server", cut=4)
-        async with Client(device, server, policy="server-first") as client:
+        async with Client(device, server, mode=Race(policy="server-first")) as client:
             with pytest.raises(EndpointConnectError):
                 _ = [token async for token in client.with_options(on_failure="raise").stream("?")]
             assert len([token async for token in client.stream("?")]) == len(WORDS)
@@ -283,7 +287,7 @@ def test_the_ids_of_a_device_count_against_the_limit() -> None:
         begun = [*pieces, (0.5, EndpointConnectError("cut", endpoint="device"))]
         device = ScriptedEndpoint("device", begun, kind="device", capabilities=ABLE, tokens=5)
         second = ScriptedEndpoint("second", [(0.1, word) for word in WORDS], kind="server", capabilities=ABLE, tokens=5)
-        async with Client(device, second, policy="device-first") as client:
+        async with Client(device, second, mode=Race(policy="device-first")) as client:
             stream = client.stream("?", max_tokens=50)
             _ = [token async for token in stream]
             assert not any("max_tokens" in note for note in stream.report.notes)

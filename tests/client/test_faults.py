@@ -20,7 +20,7 @@ from msgspec import Struct, field
 from msgspec.structs import replace
 
 from streamco.client.client import Client
-from streamco.client.race.migration import MigrationOptions
+from streamco.client.modes.race.migration import MigrationOptions
 from streamco.config import RetryPolicy, Timeouts
 from streamco.core.report import Report
 from streamco.endpoints.base import Capabilities, TokenPrices
@@ -37,6 +37,7 @@ from streamco.testing.responses import RecordedRequest, ScriptedResponse
 from tests.client.helpers import HELLO, tokens_text
 from tests.endpoints.helpers import NO_RETRIES
 from tests.support.leaks import holding_nothing_new, settled
+from tests.support.modes import client_options
 
 ANSWER = " ".join(f"{word}{number}" for number, word in enumerate(["naïve", "日本", "🦎", "plain", "cafe\u0301"] * 10))
 QUICK = Timeouts(connect=1.0, first_token=0.4, next_token=0.4, socket=0.4, cancel=0.2)
@@ -149,7 +150,7 @@ async def ask(
         proxies = [await stack.enter_async_context(FaultProxy(port, source)) for port, source in zip(world.ports, sources, strict=True)]
         servers = [world.endpoint(number, proxy.url) for number, proxy in enumerate(proxies)]
         device = None if engine is None else DeviceEndpoint(engine)
-        async with asyncio.timeout(HANGS), Client(device, servers, budget=1.0, seed=1, **options) as client:
+        async with asyncio.timeout(HANGS), Client(device, servers, budget=1.0, seed=1, **client_options(options)) as client:
             for _ in range(before):
                 assert await tokens_text(client.stream(HELLO)) == ANSWER
             try:

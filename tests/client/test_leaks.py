@@ -11,9 +11,10 @@ from typing import Any
 
 import pytest
 
+from streamco.client.answer import PendingAnswer
 from streamco.client.client import Client
-from streamco.client.pending_answer import PendingAnswer
-from streamco.client.race.driver import RaceDriver
+from streamco.client.modes.race.driver import RaceDriver
+from streamco.client.modes.race.mode import Race
 from streamco.client.stream import ChatStream, TokenStream
 from streamco.config import RetryPolicy
 from streamco.endpoints.base import Capabilities
@@ -27,6 +28,7 @@ from streamco.testing.responses import RecordedRequest, ScriptedResponse
 from tests.client.helpers import device
 from tests.support.examples import examples
 from tests.support.leaks import alive, holding_nothing_new, resident_bytes, settled, without_collector
+from tests.support.modes import racing
 
 STREAMS = 10_000
 AT_ONCE = 100
@@ -109,12 +111,12 @@ async def test_races_by_the_hundred_leave_no_loser_behind() -> None:
     local = device([(0.0005 * n, text) for n, text in enumerate(TEXT)], cancel_takes=0.001)
     async with ScriptedServer(stream_answer(TEXT, joined=True, first=0.001)) as scripted, holding_nothing_new():
         endpoint = OpenAIEndpoint("m", base_url=scripted.url, name="server")
-        async with Client(local, endpoint, policy="both", budget=1.0, seed=1) as client:
+        async with Client(local, endpoint, mode=Race(policy="both"), budget=1.0, seed=1) as client:
             await run_streams(client, 1000, rng, at_once=50)
             await settled(lambda: not client._settings.endpoints.active)
             assert local.active == 0
             assert not endpoint._answers.get().streams
-            assert client._settings.dispatcher._steering._pending == set(), "every reservation is settled"
+            assert racing(client).dispatcher._steering._pending == set(), "every reservation is settled"
         await settled(lambda: not scripted.connections_open)
 
 

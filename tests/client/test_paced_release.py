@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import uvloop
 
-from streamco.client.race.driver import RaceDriver
+from streamco.client.modes.race.driver import RaceDriver
 from streamco.core.race.attempt import AttemptPlan
 from streamco.core.race.machine import RaceMachine, RacePlan
 from streamco.endpoints.base import Request

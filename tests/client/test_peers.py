@@ -13,7 +13,7 @@ import pytest
 
 from streamco.cli.server_process import running_server
 from streamco.client.client import Client
-from streamco.client.race.dispatcher import DispatchOptions
+from streamco.client.modes.race.mode import Race
 from streamco.config import Timeouts
 from streamco.endpoints.device import DeviceEndpoint
 from streamco.endpoints.openai import OpenAIEndpoint
@@ -23,6 +23,7 @@ from streamco.engines.llamacpp.bundled_model import packaged_model
 from streamco.errors import EndpointError
 from tests.client.helpers import chunks_text, tokens_text
 from tests.support.leaks import holding_nothing_new, settled
+from tests.support.modes import client_options
 from tests.support.peer_servers import running_peer
 
 pytestmark = [pytest.mark.peer, pytest.mark.model]
@@ -51,7 +52,7 @@ async def client_of(url: str, engine: LlamaEngine | None = None, **options: Any)
     remote = OpenAIEndpoint("smollm2", base_url=url, name="server", timeouts=PATIENT)
     device = DeviceEndpoint(engine) if engine is not None else None
     async with holding_nothing_new():
-        async with Client(device, remote, seed=1, **options) as client:
+        async with Client(device, remote, seed=1, **client_options(options)) as client:
             yield client
         if engine is not None:
             await settled(lambda: not engine._loop._live)
@@ -114,7 +115,7 @@ async def test_tokens_come_at_the_readers_pace(url: str) -> None:
 
 
 async def test_several_answers_at_once(url: str, engine: LlamaEngine) -> None:
-    async with client_of(url, engine, policy="stochastic", budget=0.5, dispatch=DispatchOptions(constrained="server")) as client:
+    async with client_of(url, engine, policy="stochastic", budget=0.5, dispatch=Race(constrained="server")) as client:
         answers = await asyncio.gather(*(tokens_text(client.stream(SEA, temperature=0, max_tokens=6)) for _ in range(6)))
         assert all(answers)
 

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from streamco.client.client import Client
-from streamco.client.race.dispatcher import DispatchOptions
-from streamco.client.race.migration import MigrationOptions
+from streamco.client.modes.race.migration import MigrationOptions
+from streamco.client.modes.race.mode import Race
 from streamco.client.stream import Token, TokenStream
 from streamco.config import Limits
 from streamco.core.meter import FRAME
@@ -22,6 +22,7 @@ from streamco.openai_types import ChatCompletionChunk, ChoiceDelta, ChunkChoice,
 from streamco.testing import ScriptedEndpoint, run_in_virtual_time
 from streamco.testing.endpoint import ScriptItem, text_chunk
 from tests.client.helpers import EVERYTHING, HELLO
+from tests.support.modes import client_options
 
 Script = list[tuple[float, ScriptItem]]
 
@@ -44,7 +45,7 @@ def server(script: Sequence[tuple[float, ScriptItem]], name: str = "server", **o
 
 def smooth(*servers: ScriptedEndpoint, device: ScriptedEndpoint | None = None, **options: Any) -> Client:
     options.setdefault("pace", "smooth")
-    return Client(device, list(servers) or None, seed=1, **options)
+    return Client(device, list(servers) or None, seed=1, **client_options(options))
 
 
 def gaps(times: Sequence[float]) -> list[float]:
@@ -255,7 +256,7 @@ def test_a_smooth_pace_is_none_to_a_planned_move(options: dict[str, Any], moves:
 @pytest.mark.parametrize(("rate", "late"), [(4.8, 0), (20.0, 0), (1000.0, 79)])
 def test_quality_is_that_of_a_reader_at_the_reader_rate(rate: float, late: int) -> None:
     async def main() -> None:
-        async with smooth(server(EVEN), dispatch=DispatchOptions(reader_rate=rate)) as client:
+        async with smooth(server(EVEN), dispatch=Race(reader_rate=rate)) as client:
             stream = client.stream("?")
             assert [token.text async for token in stream] == WORDS
         assert stream.report.quality.delayed_tokens == late

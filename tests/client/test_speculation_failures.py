@@ -9,8 +9,8 @@ from urllib.parse import urlsplit
 import pytest
 
 from streamco.client.client import Client
-from streamco.client.speculation.driver import EmitEvent, SpeculationDriver
-from streamco.client.speculation.options import SpeculationOptions
+from streamco.client.modes.speculation.driver import EmitEvent, SpeculationDriver
+from streamco.client.modes.speculation.mode import Speculate
 from streamco.config import Timeouts
 from streamco.core.speculation.events import DeviceFailed, VerifierFailed, VerifierLost
 from streamco.endpoints.base import Request
@@ -24,6 +24,7 @@ from tests.client.helpers import tokens_text
 from tests.client.speculating import ALWAYS, HASTY, PROMPT, World
 from tests.support.leaks import holding_nothing_new, settled
 from tests.support.logprob_servers import ScriptedSGLang, ScriptedVLLM
+from tests.support.modes import client_options, drafting
 
 
 @pytest.mark.parametrize("step", [Cut(), Reset(), Crash(), Refuse(OverloadedError, retry_after=0.05), Pause(0.05)], ids=type)
@@ -90,12 +91,12 @@ async def test_a_verifier_that_dies_between_answers_is_noticed_by_one_of_them(
         await settled(lambda: not client._settings.endpoints.active)
         assert "expected a connection within 0.3 s" in client.unspeculated
         for after in [30.0, 0.0]:
-            monkeypatch.setattr("streamco.client.speculation.verifier_binding._PROBE_AGAIN", after)
+            monkeypatch.setattr("streamco.client.modes.speculation.verifier_binding._PROBE_AGAIN", after)
             stream = client.stream(PROMPT, temperature=0)
             await tokens_text(stream)
             assert stream.report.mode == "race"
             assert "not speculated: 127.0.0.1" in stream.report.dispatch.reason
-        await settled(lambda: client._settings.planner.binding._probes.get().task is None)
+        await settled(lambda: drafting(client).binding._probes.get().task is None)
         assert len([record for record in caplog.records if "not speculated" in record.message]) == 1, "it is said once"
         await verifier.start()
         await tokens_text(client.stream(PROMPT, temperature=0))
@@ -179,7 +180,7 @@ async def test_a_server_verifies_and_goes_on_alone_when_its_verifier_is_out(worl
     world.wake()
     async with world.served() as url:
         server = OpenAIEndpoint("large", base_url=url, name="server")
-        async with holding_nothing_new(), Client(DeviceEndpoint(world.engine), server, mode="speculate", speculation=ALWAYS) as client:
+        async with holding_nothing_new(), Client(DeviceEndpoint(world.engine), server, mode=ALWAYS) as client:
             stream = client.stream(PROMPT, temperature=0)
             assert await tokens_text(stream) == world.text()
             assert {part.name: part.outcome for part in stream.report.endpoints} == {"device": "drafted", "server": "verified"}
@@ -206,8 +207,10 @@ async def test_a_server_that_stops_or_is_killed_ends_the_wait_by_its_own_time_ou
     world.wake()
     async with world.served() as url, FaultProxy(urlsplit(url).port or 0) as proxy:
         server = OpenAIEndpoint("large", base_url=proxy.url, name="server", timeouts=limits)
-        options = SpeculationOptions(is_adaptive=False, patience=0.2)
-        async with Client(DeviceEndpoint(world.engine), server, mode="speculate", speculation=options, **settings) as client:
+        options = Speculate(is_adaptive=False, patience=0.2)
+        async with Client(
+            DeviceEndpoint(world.engine), server, **client_options({"mode": "speculate", "speculation": options, **settings})
+        ) as client:
             stream = client.stream(PROMPT, temperature=0)
             text, error = "", None
             try:
@@ -229,7 +232,7 @@ async def test_stock_servers_verify_behind_their_own_api(world: World, kind: typ
     world.wake()
     async with kind(world.target, world.engine.tokenize) as scripted:
         server = OpenAIEndpoint(scripted.model, base_url=scripted.url, name="stock")
-        async with holding_nothing_new(), Client(DeviceEndpoint(world.engine), server, mode="speculate", speculation=ALWAYS) as client:
+        async with holding_nothing_new(), Client(DeviceEndpoint(world.engine), server, mode=ALWAYS) as client:
             stream = client.stream(PROMPT, temperature=0)
             assert await tokens_text(stream) == world.text(), stream.report.dispatch.reason
             figures = stream.report.speculation
@@ -266,7 +269,7 @@ async def test_a_reader_who_leaves_stops_all_work(world: World, end: str, emit: 
                 await anext(stream)
                 await client.aclose()
         await settled(lambda: not client._settings.endpoints.active)
-        await settled(lambda: not client._settings.planner.binding.device._work.get().drafters)
+        await settled(lambda: not drafting(client).binding.device._work.get().drafters)
         if end != "client":
             assert client.totals.left == 1
 
@@ -352,5 +355,5 @@ async def test_a_hundred_answers_ended_in_all_ways_leave_nothing_behind(world: W
         for start in range(0, 100, 4):
             await asyncio.gather(*(one(number) for number in range(start, start + 4)))
         await settled(lambda: not client._settings.endpoints.active)
-        assert not client._settings.planner.binding.device._work.get().drafters
+        assert not drafting(client).binding.device._work.get().drafters
         assert client.totals.answers == 100

@@ -13,7 +13,8 @@ import pytest
 
 from streamco.cli.server_process import running_server
 from streamco.client.client import Client
-from streamco.client.speculation.options import SpeculationOptions, SpeculationTuning
+from streamco.client.modes.speculation.mode import Speculate
+from streamco.client.modes.speculation.options import SpeculationTuning
 from streamco.client.stream import Retracted, Settled
 from streamco.config import SamplingOptions
 from streamco.endpoints.base import Request
@@ -24,6 +25,7 @@ from streamco.engines.llamacpp.bundled_model import packaged_model
 from streamco.engines.llamacpp.gguf import derived
 from streamco.events import TokensReceived
 from tests.support.leaks import holding_nothing_new
+from tests.support.modes import client_options, drafting
 
 pytestmark = [pytest.mark.model, pytest.mark.timeout(180)]
 
@@ -40,13 +42,13 @@ async def pair(kind: str, **options: object) -> AsyncIterator[Client]:
         engine = EngineOptions(context_tokens=512, threads=1, held_sequences=8)
         device = DeviceEndpoint(small, options=engine)
         server = OpenAIEndpoint("large", base_url=url, name="server")
-        async with holding_nothing_new(), Client(device, server, mode="speculate", seed=1, **options) as client:  # type: ignore[arg-type]
+        async with holding_nothing_new(), Client(device, server, seed=1, **client_options({"mode": "speculate", **options})) as client:
             yield client
 
 
 async def own(client: Client, prompt: str) -> list[int]:
     """What the large model writes by itself after the same prompt."""
-    binding = client._settings.planner.binding
+    binding = drafting(client).binding
     assert binding.verifier is not None
     assert binding.verifier.remote is not None
     engine = binding.device.engine
@@ -84,12 +86,12 @@ async def test_a_server_killed_in_mid_answer_and_started_again_costs_no_token() 
         first = await stack.enter_async_context(process(large, port))
         device = DeviceEndpoint(small, options=EngineOptions(context_tokens=512, threads=1, held_sequences=8))
         server = OpenAIEndpoint("large", base_url=f"http://127.0.0.1:{port}/v1", name="server")
-        options = SpeculationOptions(
+        options = Speculate(
             is_adaptive=False,
             patience=60.0,
             tuning=SpeculationTuning(last_patience=90.0, first_verdict_timeout=60.0, verdict_timeout=30.0),
         )
-        client = await stack.enter_async_context(Client(device, server, mode="speculate", speculation=options, seed=1))
+        client = await stack.enter_async_context(Client(device, server, mode=options, seed=1))
         engine = device.engine
         assert engine is not None
         wanted = engine.detokenize(await own(client, PROMPTS[0])).decode(errors="replace")
@@ -111,8 +113,8 @@ async def test_a_server_killed_in_mid_answer_and_started_again_costs_no_token() 
 
 @pytest.mark.parametrize("kind", ["Q4_0", "Q2_K"])
 async def test_a_lossless_answer_is_the_large_models_own_token_for_token(kind: str) -> None:
-    async with pair(kind, speculation=SpeculationOptions(is_adaptive=False)) as client:
-        engine = client._settings.planner.binding.device.engine
+    async with pair(kind, speculation=Speculate(is_adaptive=False)) as client:
+        engine = drafting(client).binding.device.engine
         assert engine is not None
         for prompt in PROMPTS:
             wanted = await own(client, prompt)
@@ -130,8 +132,8 @@ async def test_a_lossless_answer_is_the_large_models_own_token_for_token(kind: s
 
 
 async def test_drafts_shown_at_once_come_to_the_same_text() -> None:
-    async with pair("Q4_0", speculation=SpeculationOptions(is_adaptive=False), emit="draft") as client:
-        engine = client._settings.planner.binding.device.engine
+    async with pair("Q4_0", speculation=Speculate(is_adaptive=False), emit="draft") as client:
+        engine = drafting(client).binding.device.engine
         assert engine is not None
         wanted = engine.detokenize(await own(client, PROMPTS[1])).decode(errors="replace")
         text, final = "", 0
@@ -155,10 +157,10 @@ async def test_a_device_endpoint_without_places_of_its_own_drafts_and_one_loaded
     model, engine = await asyncio.to_thread(packaged_model), EngineOptions(context_tokens=256, threads=1)
     async with running_server("--model", str(model), "--threads", "1", "--port", "0", "--context", "256") as url:
         server = OpenAIEndpoint(model.stem, base_url=url, name="server")
-        always = SpeculationOptions(is_adaptive=False)
+        always = Speculate(is_adaptive=False)
         async with (
             holding_nothing_new(),
-            Client(DeviceEndpoint(model, options=engine), server, mode="speculate", speculation=always) as client,
+            Client(DeviceEndpoint(model, options=engine), server, mode=always) as client,
         ):
             stream = client.stream(PROMPTS[0], temperature=0, max_tokens=12)
             assert "".join([token.text async for token in stream])
@@ -168,7 +170,7 @@ async def test_a_device_endpoint_without_places_of_its_own_drafts_and_one_loaded
             assert not stream.report.notes
         server = OpenAIEndpoint(model.stem, base_url=url, name="server")
         async with holding_nothing_new(), Client(DeviceEndpoint(model, options=engine), server) as client:
-            stream = client.with_options(mode="speculate", speculation=always).stream(PROMPTS[0], max_tokens=4)
+            stream = client.with_options(mode=always).stream(PROMPTS[0], max_tokens=4)
             assert "".join([token.text async for token in stream])
             (note,) = stream.report.notes
             assert note.startswith("not speculated: device: expected an engine with EngineOptions(held_sequences=...) above 0")

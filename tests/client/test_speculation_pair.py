@@ -10,7 +10,7 @@ import pytest
 
 from streamco.cli.server_process import running_server
 from streamco.client.client import Client
-from streamco.client.speculation.options import SpeculationOptions
+from streamco.client.modes.speculation.mode import Speculate
 from streamco.endpoints.device import DeviceEndpoint
 from streamco.endpoints.openai import OpenAIEndpoint
 from streamco.engines.base import EngineOptions
@@ -38,8 +38,8 @@ async def pair(small: Path, large: Path) -> AsyncIterator[tuple[Client, str]]:
     async with running_server("--model", str(large), "--threads", "1", "--exact", "--port", "0", "--context", "512") as url:
         device = DeviceEndpoint(small, options=EngineOptions(context_tokens=512, threads=1, held_sequences=8))
         server = OpenAIEndpoint(large.stem, base_url=url, name="server")
-        options = SpeculationOptions(is_adaptive=False)
-        async with holding_nothing_new(), Client(device, server, mode="speculate", speculation=options, seed=1) as client:
+        options = Speculate(is_adaptive=False)
+        async with holding_nothing_new(), Client(device, server, mode=options, seed=1) as client:
             yield client, url
 
 

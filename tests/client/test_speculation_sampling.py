@@ -11,6 +11,8 @@ from functools import cache
 from itertools import product
 from math import prod
 
+from msgspec.structs import replace
+
 from streamco.client.client import Client
 from streamco.endpoints.device import DeviceEndpoint
 from streamco.endpoints.verifiers.streamco import VerifierEndpoint
@@ -50,7 +52,7 @@ async def test_sampled_answers_have_the_servers_distribution() -> None:
         lambda ids: shares(0.0, tuple(ids[-2:])), vocabulary=VOCABULARY.fingerprint, vocabulary_size=SIZE
     ) as server:
         verifier = VerifierEndpoint(server.url, timeouts=QUICK)
-        async with Client(DeviceEndpoint(engine), verifier=verifier, mode="speculate", speculation=ALWAYS, seed=1) as client:
+        async with Client(DeviceEndpoint(engine), mode=replace(ALWAYS, verifier=verifier), seed=1) as client:
             for seed in range(TEXTS):
                 stream = client.stream("Say it.", max_tokens=LENGTH, temperature=1.0, top_k=0, top_p=1.0, min_p=0.0, seed=seed)
                 text = "".join([token.text async for token in stream])

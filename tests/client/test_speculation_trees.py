@@ -7,9 +7,11 @@ from collections.abc import Sequence
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from streamco.client.client import Client
-from streamco.client.speculation.options import SpeculationOptions, SpeculationTuning
+from streamco.client.modes.speculation.mode import Speculate
+from streamco.client.modes.speculation.options import SpeculationTuning
 from streamco.endpoints.device import DeviceEndpoint
 from streamco.endpoints.verifiers.streamco import VerifierEndpoint
 from streamco.testing import FakeEngine
@@ -20,8 +22,8 @@ from tests.server.verifying import serving
 from tests.support.surprise import surprise
 
 TEXTS = 500
-TREES = SpeculationOptions(is_adaptive=False, window=3)
-CHAINS = SpeculationOptions(is_adaptive=False, window=3, tuning=SpeculationTuning(has_trees=False))
+TREES = Speculate(is_adaptive=False, window=3)
+CHAINS = Speculate(is_adaptive=False, window=3, tuning=SpeculationTuning(has_trees=False))
 
 
 @pytest.fixture
@@ -60,7 +62,7 @@ async def test_greedy_answers_in_trees_are_those_in_chains(sent: list[Sequence[i
     for options, engine in ((TREES, target()), (CHAINS, target()), (TREES, target(paths=1))):
         async with serving(engine) as server:
             verifier = VerifierEndpoint(server.url, timeouts=QUICK)
-            async with Client(DeviceEndpoint(model(1.5)), verifier=verifier, mode="speculate", speculation=options, seed=1) as client:
+            async with Client(DeviceEndpoint(model(1.5)), mode=replace(options, verifier=verifier), seed=1) as client:
                 answers.append(await read(client, max_tokens=40, temperature=0))
         kinds.append(any(map(bool, sent)))
         sent.clear()
@@ -74,7 +76,7 @@ async def test_sampled_answers_in_trees_have_the_servers_distribution(sent: list
     device = model(1.5)
     async with serving(target()) as server:
         verifier = VerifierEndpoint(server.url, timeouts=QUICK)
-        async with Client(DeviceEndpoint(device), verifier=verifier, mode="speculate", speculation=TREES, seed=1) as client:
+        async with Client(DeviceEndpoint(device), mode=replace(TREES, verifier=verifier), seed=1) as client:
             for seed in range(TEXTS):
                 seen[await read(client, max_tokens=LENGTH, temperature=1.0, seed=seed)] += 1
             prompt = device.tokenize(device.apply_template([{"role": "user", "content": "Say it."}]))

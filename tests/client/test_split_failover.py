@@ -66,7 +66,7 @@ def expected(files: PartFiles) -> str:
 
 async def answer(device: streamco.SplitEndpoint, break_off: Callable[[], Awaitable[object]]) -> tuple[str, streamco.Report]:
     """Return the text and the report of an answer; ``break_off`` is called after its first token."""
-    async with streamco.Client(device, mode="split") as client:
+    async with streamco.Client(mode=streamco.Split(device)) as client:
         stream, text = client.stream(PROMPT, max_tokens=TOKENS, temperature=0), ""
         async for token in stream:
             if not text:

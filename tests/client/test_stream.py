@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from streamco.client.client import Client
+from streamco.client.modes.race.mode import Race
 from streamco.client.stream import AnswerStream, ChatStream, Token, TokenStream
 from streamco.core.report import AnswerUsage
 from streamco.endpoints.base import Capabilities
@@ -21,7 +22,7 @@ from tests.client.helpers import HELLO, device, opened, server, tokens_text
 from tests.support.leaks import settled
 
 ENDLESS = [(0.0, "a"), (0.0, "b"), (0.0, "c"), (0.0, None)]  # three tokens, then silence until it is cancelled
-BOTH: dict[str, Any] = {"policy": "both", "budget": 1.0}
+BOTH: dict[str, Any] = {"mode": Race(policy="both"), "budget": 1.0}
 
 
 def sides() -> tuple[ScriptedEndpoint, ScriptedEndpoint]:

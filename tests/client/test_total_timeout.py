@@ -9,7 +9,7 @@ import pytest
 
 import streamco
 from streamco.client.error_translation import FinishedStream
-from streamco.client.race.driver import RaceDriver
+from streamco.client.modes.race.driver import RaceDriver
 from streamco.config import Timeouts
 from streamco.core.race.attempt import AttemptPlan
 from streamco.core.race.machine import RaceMachine, RacePlan

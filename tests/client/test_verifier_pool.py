@@ -7,8 +7,8 @@ import asyncio
 import pytest
 
 from streamco.client.client import Client
-from streamco.client.speculation.driver import SpeculationDriver
-from streamco.client.speculation.options import SpeculationOptions
+from streamco.client.modes.speculation.driver import SpeculationDriver
+from streamco.client.modes.speculation.mode import Speculate
 from streamco.config import Timeouts
 from streamco.endpoints.base import TokenPrices
 from streamco.endpoints.device import DeviceEndpoint
@@ -19,6 +19,7 @@ from streamco.testing import Crash, Refuse
 from streamco.wire.verify.errors import OverloadedError, RuleError
 from tests.client.helpers import tokens_text
 from tests.client.speculating import PROMPT, QUICK, World
+from tests.support.modes import drafting
 
 pytestmark = pytest.mark.usefixtures("impatient")
 
@@ -38,7 +39,7 @@ def pool_of(*urls: str, routing: str = "in-order", timeouts: Timeouts = QUICK) -
 @pytest.mark.parametrize("verifier", [["ws://127.0.0.1:9", 3], ("ws://127.0.0.1:9", None, object())])
 def test_a_list_is_of_urls_and_verifiers(verifier: list[object], world: World) -> None:
     with pytest.raises(ConfigError, match="verifier: expected the URL of one, a verifier, a list of them or None, got"):
-        Client(DeviceEndpoint(world.engine), verifier=verifier, mode="speculate")  # type: ignore[arg-type]
+        Client(DeviceEndpoint(world.engine), mode=Speculate(verifier=verifier))  # type: ignore[arg-type]
 
 
 async def test_a_list_of_addresses_spreads_the_answers(world: World) -> None:
@@ -127,9 +128,9 @@ async def test_an_answer_that_moves_is_planned_with_the_times_of_its_new_verifie
 async def test_under_another_budget_answers_are_planned_with_the_measured_times_of_each_verifier(world: World) -> None:
     async with world.scripted() as one, world.scripted() as other, world.speculating(pool_of(one.url, other.url)) as client:
         assert await tokens_text(client.stream(PROMPT, temperature=0)) == world.text()
-        planner = client._settings.planner
+        planner = drafting(client)
         assert planner.estimates.wait != (measured := planner.estimates.at("a").wait)
-        other_budget = planner.copy(mode=None, emit=None, budget=0.5, options=None)
+        other_budget = drafting(client.with_options(budget=0.5))
         assert other_budget.estimates.at("a").wait == measured
 
 
@@ -137,7 +138,7 @@ async def test_in_mode_auto_an_answer_is_speculated_if_that_pays_at_one_verifier
     async with world.scripted(row_costs={1: 90.0}) as one, world.scripted(row_costs={1: 0.001}) as other:
         pool = pool_of(one.url, other.url)
         async with world.speculating(pool, mode="auto") as client:
-            planner = client._settings.planner
+            planner = drafting(client)
             planner.estimates._remote_step.seconds = 1.0
             assert planner._pays()
             pool.members[1].problem = "it is down"
@@ -217,7 +218,7 @@ async def test_crashes_here_and_there_cost_no_token(world: World) -> None:
 
 async def test_an_answer_of_served_verifiers_moves_with_its_plain_stream(world: World) -> None:
     """Two ``streamco serve``: the remote stream is that of the verifier that the answer is at."""
-    options = SpeculationOptions()
+    options = Speculate()
     async with world.served() as one, world.served() as other:
         pool = pool_of(one, other, routing="round-robin")
         async with world.speculating(pool, speculation=options) as client:

@@ -11,7 +11,7 @@ import random
 import pytest
 import simpy
 
-from streamco.client.race.driver import RaceDriver
+from streamco.client.modes.race.driver import RaceDriver
 from streamco.core.meter import Quality
 from streamco.core.race.attempt import AttemptPlan
 from streamco.core.race.machine import RaceMachine, RacePlan

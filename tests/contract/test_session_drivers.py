@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 import pytest
 import simpy
 
-from streamco.client.race.driver import RaceDriver
+from streamco.client.modes.race.driver import RaceDriver
 from streamco.core.race.attempt import AttemptPlan
 from streamco.core.race.commands import Command, DeliverTokens, FailDelivery, FinishDelivery, OpenStream, PrepareStream
 from streamco.core.race.machine import RaceMachine, RacePlan

@@ -10,16 +10,15 @@ from typing import Any
 
 import pytest
 
-from streamco.client.speculation.driver import SpeculationDriver, SpeculationLog
-from streamco.client.speculation.incremental_text import IncrementalText
-from streamco.client.speculation.output import SpeculativeOutput
+from streamco.client.modes.speculation.driver import SpeculationDriver, SpeculationLog
+from streamco.client.modes.speculation.incremental_text import IncrementalText
+from streamco.client.modes.speculation.output import SpeculativeOutput
 from streamco.core.delivery import Delivery
 from streamco.core.speculation.events import (
     CloseRemote,
     FailAnswer,
     FinishAnswer,
     OpenRemote,
-    Origin,
     RemoteEnded,
     RemoteFailed,
     RemoteTokensReceived,
@@ -28,7 +27,7 @@ from streamco.core.speculation.events import (
 from streamco.core.speculation.machine import SpeculationMachine
 from streamco.endpoints.base import EndpointStream
 from streamco.errors import EndpointError, StreamcoError
-from streamco.events import StreamEnded, TokensReceived
+from streamco.events import Origin, StreamEnded, TokensReceived
 from streamco.openai_types import ChatCompletionChunk, ChoiceDelta, ChunkChoice
 from streamco.sim.fleet.drafting_device import SimulatedDrafts
 from streamco.sim.single.answer import simulate_answer

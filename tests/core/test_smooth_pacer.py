@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from streamco.client.speculation.output import SpeculatedChunk
+from streamco.client.driver import SpeculatedChunk
 from streamco.core.graphemes import is_boundary
 from streamco.core.meter import FRAME
 from streamco.core.pacer import weigh_chunk

@@ -9,6 +9,7 @@ import pytest
 from msgspec.structs import replace
 
 import streamco
+from streamco.client.modes.race.mode import Race
 from streamco.endpoints.base import Capabilities, Request
 from streamco.endpoints.device import DeviceEndpoint
 from streamco.endpoints.generation_request import request_ids
@@ -125,7 +126,7 @@ async def test_a_server_goes_on_with_the_answer_alone(failing_after: int) -> Non
     """Reasoning isn't handed over, as with servers: the next endpoint gets the prompt and what the reader has of the answer."""
     rest = server([(0.0, " more")] * 20, capabilities=Capabilities(continuation="prefix"))
     device = DeviceEndpoint(engine(fail_after=failing_after))
-    async with streamco.Client(device=device, server=rest, policy="device-first", on_failure="migrate") as client:
+    async with streamco.Client(device=device, server=rest, mode=Race(policy="device-first"), on_failure="migrate") as client:
         stream = client.stream(HI)
         text = "".join([token.text async for token in stream if token.kind == "content"])
     begun = "".join(THOUGHT[9:failing_after])
@@ -139,7 +140,7 @@ async def test_a_server_goes_on_with_the_answer_alone(failing_after: int) -> Non
 async def test_a_device_that_thinks_goes_on_with_a_servers_answer() -> None:
     made = engine([" sky", " is", " blue", "."], is_open=True)
     cut = server([(0.0, "The"), (0.0, EngineError("cut"))])
-    async with streamco.Client(device=DeviceEndpoint(made), server=cut, policy="server-first", on_failure="migrate") as client:
+    async with streamco.Client(device=DeviceEndpoint(made), server=cut, mode=Race(policy="server-first"), on_failure="migrate") as client:
         stream = client.stream(HI)
         tokens = [(token.kind, token.text) async for token in stream]
     assert "".join(text for _, text in tokens) == "The sky is blue."

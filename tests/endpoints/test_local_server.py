@@ -8,6 +8,7 @@ import pytest
 from msgspec.structs import replace
 
 import streamco
+from streamco.client.modes.race.mode import Race
 from streamco.endpoints.base import Capabilities, Request
 from streamco.endpoints.local_server import LocalServerEndpoint
 from streamco.errors import ConfigError, EndpointConnectError, EndpointError
@@ -149,7 +150,7 @@ def test_a_server_on_another_machine_is_used_and_named(caplog: pytest.LogCapture
 
 async def test_it_races_as_the_device_and_costs_nothing() -> None:
     engine = FakeEngine("from the device")
-    async with serving(engine) as url, streamco.Client(url, remote([(60.0, "S")]), policy="device-only") as client:
+    async with serving(engine) as url, streamco.Client(url, remote([(60.0, "S")]), mode=Race(policy="device-only")) as client:
         stream = client.stream("hello")
         assert "".join([token.text async for token in stream]) == "from the device"
         [part] = [part for part in stream.report.endpoints if part.opened is not None]

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from streamco.client.client import Client
+from streamco.client.modes.race.mode import Race
 from streamco.endpoints.base import Capabilities, Request
 from streamco.endpoints.openai import OpenAIEndpoint
 from streamco.errors import EndpointConnectError, EndpointError, EndpointProtocolError, EndpointStatusError
@@ -108,7 +109,9 @@ async def test_it_races_and_falls_back_like_every_server() -> None:
     broken = ScriptedEndpoint("device", [(0.0, EndpointConnectError("gone"))], kind="device", tokens=3)
     async with (
         serving(FakeEngine("one two three"), ServeOptions(api_key="k")) as url,
-        Client(broken, OpenAIEndpoint("fake", base_url=url, api_key="k", api="responses", name="far"), policy="both", seed=1) as client,
+        Client(
+            broken, OpenAIEndpoint("fake", base_url=url, api_key="k", api="responses", name="far"), mode=Race(policy="both"), seed=1
+        ) as client,
     ):
         answer = await client.chat.completions.create(messages=[{"role": "user", "content": "Hello"}], max_tokens=2)
         assert answer.choices[0].message.content == "one two"
@@ -121,6 +124,6 @@ async def test_a_slow_answer_of_this_api_loses_a_race() -> None:
     near = ScriptedEndpoint("device", words(0.0, 0.0), kind="device", tokens=3)
     async with ScriptedServer() as server:
         far = OpenAIEndpoint("m", base_url=server.url, api="responses", name="far")
-        async with Client(near, far, policy="both", seed=1) as client:
+        async with Client(near, far, mode=Race(policy="both"), seed=1) as client:
             answer = await client.chat.completions.create(messages=list(HELLO.messages or ()))
     assert answer.choices[0].message.content == "w0 w1 "

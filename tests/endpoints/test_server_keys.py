@@ -8,6 +8,7 @@ import pytest
 
 import streamco
 from streamco.client.client import Client
+from streamco.client.modes.race.mode import Race
 from streamco.endpoints.base import Request
 from streamco.endpoints.known_servers.anthropic import AnthropicEndpoint
 from streamco.endpoints.local_server import LocalServerEndpoint
@@ -152,7 +153,7 @@ async def test_if_no_key_is_to_be_had_another_endpoint_answers() -> None:
         async with opened(server.url, api_key=fail) as endpoint:
             assert "expected a key from the function" in str((await ask(endpoint)).failure())
         one = OpenAIEndpoint("m", base_url=server.url, api_key=fail)
-        async with Client(device(words(0.0)), one, policy="server-first") as client:
+        async with Client(device(words(0.0)), one, mode=Race(policy="server-first")) as client:
             answer = await client.chat.completions.create(messages=HELLO)
             assert answer.choices[0].message.content == "w0 "
         assert server.requests == []

@@ -13,7 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from streamco.client.speculation.options import SpeculationOptions, SpeculationTuning
+from streamco.client.modes.speculation.mode import Speculate
+from streamco.client.modes.speculation.options import SpeculationTuning
 from streamco.core.speculation.options import SpeculationMachineOptions
 from streamco.core.speculation.prior import EstimatesPrior
 from streamco.errors import ConfigError
@@ -80,7 +81,7 @@ def test_sure_drafts_are_long_doubtful_ones_short_and_hopeless_ones_fused() -> N
 
 def test_where_nobody_can_go_on_alone_it_never_proposes_fused_mode() -> None:
     assert Adaptive(may_fuse=False).propose(replace(KNOWN, rtt=0.3, wait=0.36)) >= 2.0
-    options = SpeculationOptions(
+    options = Speculate(
         window="adaptive",
         is_adaptive=False,
         tuning=SpeculationTuning(prior=EstimatesPrior(acceptance=0.1, wait=1.0, remote_step=0.01)),
@@ -162,7 +163,7 @@ def answers(late: Mapping[int, float], count: int) -> list[SpeculationOutcome]:
 
     device = DraftingDevice(model=texts.draft, step_times=tuple(0.004 * (1.0 + 0.1 * more) for more in range(6)))
     server = VerifyingServer(model=texts.target, step=0.05, prompt_time=0.1, faults=fault)
-    pair = SpeculationOptions(window="adaptive", tuning=SpeculationTuning(prior=EstimatesPrior(remote_step=0.05))).estimates(1.0)
+    pair = Speculate(window="adaptive", tuning=SpeculationTuning(prior=EstimatesPrior(remote_step=0.05))).estimates(1.0)
     outcomes = []
     for number in range(count):
         outcome = simulate_answer(pair, SpeculationMachineOptions(max_tokens=256), device, server, FaultyLink(rtt=0.02), seed=number)

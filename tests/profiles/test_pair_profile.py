@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 from msgspec.structs import replace
 
-from streamco.client.speculation.options import SpeculationOptions, SpeculationTuning
+from streamco.client.modes.speculation.mode import Speculate
+from streamco.client.modes.speculation.options import SpeculationTuning
 from streamco.core.speculation.prior import EstimatesPrior
 from streamco.errors import ConfigError
 from streamco.policies.offload import CONFIDENCE_THRESHOLD
@@ -58,24 +59,24 @@ def test_figures_that_cannot_be_are_refused(changes: dict[str, object], message:
 
 
 def test_a_client_begins_with_what_was_measured() -> None:
-    options = SpeculationOptions().with_profile(PAIR)
+    options = Speculate().with_profile(PAIR)
     assert options.tuning.prior == EstimatesPrior(
         acceptance=0.75, step_times=(0.01, 0.012), wait=0.2, remote_step=0.05, hit_rate=0.5, mean_confidence=0.6
     )
     assert (options.tuning.confidence_threshold, options.tuning.chunks) == (0.83, PAIR.chunks)
     pair = options.estimates(0.5)
     assert (pair.acceptance, pair.wait, list(pair.step_times)) == (0.75, 0.2, [0.01, 0.012])
-    assert SpeculationOptions().with_profile(None) == SpeculationOptions()
+    assert Speculate().with_profile(None) == Speculate()
 
 
 def test_what_was_said_goes_before_what_was_measured() -> None:
     own = EstimatesPrior(acceptance=0.5)
-    options = SpeculationOptions(tuning=SpeculationTuning(prior=own, confidence_threshold=0.9, chunks=((0.1, 0.2),))).with_profile(PAIR)
+    options = Speculate(tuning=SpeculationTuning(prior=own, confidence_threshold=0.9, chunks=((0.1, 0.2),))).with_profile(PAIR)
     assert (options.tuning.prior, options.tuning.confidence_threshold, options.tuning.chunks) == (own, 0.9, ((0.1, 0.2),))
 
 
 def test_what_was_not_measured_is_as_usual() -> None:
-    options = SpeculationOptions().with_profile(replace(PAIR, hit_rate=None, remote_step=None, confidence_threshold=None, chunks=()))
+    options = Speculate().with_profile(replace(PAIR, hit_rate=None, remote_step=None, confidence_threshold=None, chunks=()))
     assert options.tuning.prior is not None
     assert (options.tuning.prior.hit_rate, options.tuning.prior.remote_step) == (EstimatesPrior().hit_rate, EstimatesPrior().remote_step)
     assert (options.tuning.confidence_threshold, options.tuning.chunks) == (CONFIDENCE_THRESHOLD, ())

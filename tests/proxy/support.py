@@ -17,6 +17,7 @@ from streamco.server.http.listening import make_runner
 from streamco.testing.endpoint import ScriptedEndpoint
 from tests.server.support import Running
 from tests.support.leaks import holding_nothing_new
+from tests.support.modes import client_options
 
 CHAT = "/v1/chat/completions"
 TEXT = "/v1/completions"
@@ -43,9 +44,9 @@ async def proxying(
         server: the other.
         options: the client's ``policy``, ``budget``, ``pace``, ``dispatch``; everything else is ``ProxyOptions``.
     """
-    settings = {name: options.pop(name) for name in ("policy", "budget", "pace", "dispatch") if name in options}
+    settings: dict[str, Any] = {name: options.pop(name) for name in ("policy", "budget", "pace", "dispatch") if name in options}
     chosen = ProxyOptions(**options)
-    async with holding_nothing_new(), Client(device, server, seed=1, **settings) as client:
+    async with holding_nothing_new(), Client(device, server, seed=1, **client_options(settings)) as client:
         app = make_app(client, chosen)
         runner = make_runner(app, chosen)
         await runner.setup()

@@ -10,6 +10,7 @@ import anthropic
 import pytest
 
 from streamco.client.client import Client
+from streamco.client.modes.race.mode import Race
 from streamco.errors import EndpointConnectError, EndpointError, EndpointProtocolError, EndpointStatusError, EndpointTimeoutError
 from streamco.openai_types import CompletionUsage, FunctionDelta, ToolCallDelta
 from streamco.proxy.app import serving
@@ -31,7 +32,7 @@ async def client_of(
     device: ScriptedEndpoint | None = None, server: ScriptedEndpoint | None = None, key: str = "unused", **options: Any
 ) -> AsyncIterator[anthropic.AsyncAnthropic]:
     async with (
-        Client(device, server, policy="both", seed=1) as client,
+        Client(device, server, mode=Race(policy="both"), seed=1) as client,
         serving(client, ProxyOptions(**options)) as base_url,
         anthropic.AsyncAnthropic(base_url=base_url.removesuffix("/v1"), api_key=key, max_retries=0) as caller,
     ):

@@ -10,8 +10,8 @@ import aiohttp
 import msgspec
 import pytest
 
+from streamco.client.answer import PendingAnswer
 from streamco.client.client import Client
-from streamco.client.pending_answer import PendingAnswer
 from streamco.config import Timeouts
 from streamco.endpoints.base import Capabilities, TokenPrices
 from streamco.endpoints.device import DeviceEndpoint

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import asdict
 
-from streamco.client.race.migration import MigrationOptions
+from streamco.client.modes.race.migration import MigrationOptions
 from streamco.config import Timeouts
 from streamco.endpoints.base import Capabilities, TokenPrices
 from streamco.endpoints.known_servers.declared import CapabilityChanges

@@ -10,7 +10,8 @@ from msgspec.structs import replace
 
 from streamco.calibration.profile_store import load_profile
 from streamco.client.client import Client
-from streamco.client.race.migration import MigrationOptions
+from streamco.client.modes.race.migration import MigrationOptions
+from streamco.client.modes.race.mode import Race
 from streamco.config import RetryPolicy, Timeouts
 from streamco.endpoints.base import Capabilities
 from streamco.endpoints.device import DeviceEndpoint
@@ -27,6 +28,7 @@ from streamco.proxy.from_config import ProbedEndpoint, build_client, build_optio
 from streamco.server.app import serving as serving_engine
 from streamco.testing.engine import FakeEngine
 from tests.client.helpers import ask, server
+from tests.support.modes import drafting
 
 LOCAL = "http://127.0.0.1:9/v1"
 
@@ -131,13 +133,13 @@ def test_a_device_that_drafts_has_places_for_its_drafts_and_the_verifier_its_tok
         max_branches = 2
         '''
     client = build_client(parse_config(text), {"VERIFIER_TOKEN": "sk-2"})
-    device, planner = client._settings.endpoints.device, client._settings.planner
+    device, planner = client._settings.endpoints.device, drafting(client)
     assert isinstance(device, DeviceEndpoint)
     assert device._options.held_sequences == 12
-    assert (planner.mode, planner.budget, planner.options.max_branches) == ("auto", 0.5, 2)
+    assert (client._settings.mode.name, planner.budget, planner.options.max_branches) == ("auto", 0.5, 2)
     assert planner.binding.verifier is not None
     assert planner.binding.verifier.name == "127.0.0.1:9"
-    assert client.with_options(budget=0.1)._settings.planner.budget == 0.1
+    assert drafting(client.with_options(budget=0.1)).budget == 0.1
     with pytest.raises(ConfigError, match=r"speculate\.token_env"):
         build_client(parse_config(text), {})
 
@@ -147,10 +149,10 @@ def test_several_verifiers_are_a_pool_with_its_routing(tmp_path: Path) -> None:
     path.touch()
     several = 'verifier = ["ws://127.0.0.1:9", "ws://127.0.0.1:10"]\nrouting = "round-robin"\n'
     text = f'[device]\nmodel = "{path}"\n[speculate]\nmode = "speculate"\n'
-    pool = build_client(parse_config(text + several))._settings.planner.binding.verifier
+    pool = drafting(build_client(parse_config(text + several))).binding.verifier
     assert isinstance(pool, VerifierPool)
     assert [member.name for member in pool.members] == ["127.0.0.1:9", "127.0.0.1:10"]
-    one = build_client(parse_config(text + 'verifier = ["ws://127.0.0.1:9"]\n'))._settings.planner.binding.verifier
+    one = drafting(build_client(parse_config(text + 'verifier = ["ws://127.0.0.1:9"]\n'))).binding.verifier
     assert isinstance(one, VerifierEndpoint)
     for wrong, message in [
         (several.replace("round-robin", "nearest"), "routing: expected random"),
@@ -201,11 +203,11 @@ def test_the_clients_pace_is_that_of_the_file() -> None:
 
 def test_the_clients_answers_move_as_the_file_says() -> None:
     section = f'[[server]]\nmodel = "m"\nbase_url = "{LOCAL}"\n'
-    assert build_client(parse_config(section), {})._settings.migration == MigrationOptions()
+    assert build_client(parse_config(section), {}).race.migration is None
     told = build_client(parse_config(f'{section}[migration]\nrule = "full-buffer"\nmax_migrations = 0\nunpaced = true\n'), {})
-    assert told._settings.migration == MigrationOptions(rule="full-buffer", max_migrations=0, unpaced=True)
+    assert told.race.migration == MigrationOptions(rule="full-buffer", max_migrations=0, unpaced=True)
     judged = build_client(parse_config(f"{section}[migration]\nmin_quality = 0.9\nquality = {{ '127.0.0.1:9/m' = 0.8 }}\n"), {})
-    assert judged._settings.migration == MigrationOptions(min_quality=0.9, quality={"127.0.0.1:9/m": 0.8})
+    assert judged.race.migration == MigrationOptions(min_quality=0.9, quality={"127.0.0.1:9/m": 0.8})
 
 
 def test_the_key_is_the_given_one_else_the_environments() -> None:
@@ -251,7 +253,7 @@ async def test_what_was_learned_is_kept_and_read_again(tmp_path: Path) -> None:
     path = tmp_path / "learned.json"
     config = ProxyConfig(server=(ServerSection(model="m", base_url=LOCAL),), dispatch=DispatchSection(profile=str(path)))
     build_client(config, {})  # there is no file yet, and nothing is wrong with that
-    async with Client(server=server(), policy="server-only") as client:
+    async with Client(server=server(), mode=Race(policy="server-only")) as client:
         for _ in range(3):
             await ask(client)
         keep_profile(client, config)

@@ -14,6 +14,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from streamco.client.client import Client
+from streamco.client.modes.race.mode import Race
 from streamco.proxy.app import serving
 from tests.client.helpers import device, server
 from tests.proxy.support import CHAT, HELLO, RunningProxy, proxying
@@ -87,7 +88,7 @@ async def prometheus(address: str, folder: Path) -> AsyncIterator[str]:
 @pytest.mark.skipif(shutil.which("prometheus") is None, reason="prometheus isn't installed (Debian's package of that name)")
 async def test_prometheus_reads_them(tmp_path: Path) -> None:
     async with (
-        Client(device(), server([(5.0, "S")]), policy="both", budget=1.0) as client,
+        Client(device(), server([(5.0, "S")]), mode=Race(policy="both"), budget=1.0) as client,
         aiohttp.ClientSession() as http,
         serving(client) as address,
         prometheus(address, tmp_path) as watcher,

@@ -10,6 +10,7 @@ import openai
 import pytest
 
 from streamco.client.client import Client
+from streamco.client.modes.race.mode import Race
 from streamco.endpoints.base import Capabilities
 from streamco.errors import (
     EndpointConnectError,
@@ -42,7 +43,7 @@ async def client_of(
     **options: Any,
 ) -> AsyncIterator[openai.AsyncOpenAI]:
     async with (
-        Client(device, server, policy="both", seed=1) as client,
+        Client(device, server, mode=Race(policy="both"), seed=1) as client,
         serving(client, ProxyOptions(**options)) as base_url,
         openai.AsyncOpenAI(base_url=base_url, api_key=key, max_retries=0) as caller,
     ):

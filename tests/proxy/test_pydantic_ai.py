@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from streamco.client.client import Client
+from streamco.client.modes.race.mode import Race
 from streamco.endpoints.base import Request
 from streamco.openai_types import ChatCompletionChunk, ChoiceDelta, ChunkChoice, CompletionUsage, FunctionDelta, ToolCallDelta
 from streamco.proxy.app import serving
@@ -26,7 +27,7 @@ async def agent_of(device: ScriptedEndpoint | None = None, server: ScriptedEndpo
     from pydantic_ai.models.openai import OpenAIChatModel
     from pydantic_ai.providers.openai import OpenAIProvider
 
-    async with Client(device, server, policy="both", seed=1) as client, serving(client) as base_url:
+    async with Client(device, server, mode=Race(policy="both"), seed=1) as client, serving(client) as base_url:
         provider = OpenAIProvider(base_url=base_url, api_key="unused")
         async with provider.client:
             yield pydantic_ai.Agent(OpenAIChatModel("streamco", provider=provider), **options)

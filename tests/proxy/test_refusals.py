@@ -8,7 +8,7 @@ import anthropic
 import openai
 import pytest
 
-from streamco.client.race.dispatcher import DispatchOptions
+from streamco.client.modes.race.mode import Race
 from streamco.endpoints.base import Capabilities
 from streamco.endpoints.openai import OpenAIEndpoint
 from streamco.testing import ScriptedServer, json_answer
@@ -103,7 +103,7 @@ async def test_what_no_endpoint_can_do_names_field_and_code(path: str, more: dic
 
 
 async def test_a_gate_that_keeps_the_only_side_out_blames_no_field() -> None:
-    async with proxying(device(), dispatch=DispatchOptions(gate=lambda _: False)) as proxy:
+    async with proxying(device(), dispatch=Race(gate=lambda _: False)) as proxy:
         status, body = await proxy.post(CHAT, HELLO)
     assert (status, body["error"]["param"], body["error"]["code"]) == (400, None, None)
     assert "quality gate" in body["error"]["message"]

@@ -11,6 +11,7 @@ import pytest
 from pydantic import BaseModel, Field
 
 import streamco
+from streamco.client.modes.race.mode import Race
 from streamco.endpoints.base import Capabilities
 from streamco.endpoints.device import DeviceEndpoint
 from streamco.engines.base import EngineOptions
@@ -54,7 +55,7 @@ class GrammarEngine(FakeEngine):
 @asynccontextmanager
 async def calling(*sides: Any) -> AsyncIterator[openai.AsyncOpenAI]:
     async with (
-        streamco.Client(*sides, policy="device-first" if len(sides) > 1 else "auto") as client,
+        streamco.Client(*sides, mode=Race(policy="device-first" if len(sides) > 1 else "auto")) as client,
         serving(client, ProxyOptions(port=0)) as base_url,
         openai.AsyncOpenAI(base_url=base_url, api_key="unused", max_retries=0) as caller,
     ):

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from streamco.client.client import Client
+from streamco.client.modes.race.mode import Race
 from streamco.endpoints.device import DeviceEndpoint
 from streamco.endpoints.openai import OpenAIEndpoint
 from streamco.proxy.app import serving
@@ -43,7 +44,7 @@ async def proxied() -> AsyncIterator[tuple[str, ScriptedServer, FakeEngine]]:
     engine = FakeEngine()
     async with (
         ScriptedServer(call_tools) as server,
-        Client(DeviceEndpoint(engine), OpenAIEndpoint("m", base_url=server.url), policy="both", seed=1) as client,
+        Client(DeviceEndpoint(engine), OpenAIEndpoint("m", base_url=server.url), mode=Race(policy="both"), seed=1) as client,
         serving(client) as base_url,
     ):
         yield base_url, server, engine

@@ -19,6 +19,7 @@ from aiohttp.typedefs import Handler
 from msgspec import Struct
 
 from streamco.client.client import Client
+from streamco.client.modes.race.mode import Race
 from streamco.endpoints.base import Endpoint
 from streamco.endpoints.openai import OpenAIEndpoint
 from streamco.proxy.app import make_app
@@ -130,7 +131,7 @@ async def recorded_proxy(
     chosen = ProxyOptions(**options)
     async with ScriptedServer(*answers) as remote:
         server = OpenAIEndpoint("large", base_url=remote.url, name="server")
-        async with Client(device, server, policy=policy, max_retries=0, seed=1) as client:
+        async with Client(device, server, mode=Race(policy=policy), max_retries=0, seed=1) as client:
             app = make_app(client, chosen)
             app.middlewares.insert(0, _recording(asked))
             app.on_response_prepare.append(_noting(changed))

@@ -9,7 +9,7 @@ from contextlib import asynccontextmanager
 import pytest
 
 from streamco.client.client import Client
-from streamco.client.speculation.options import SpeculationOptions
+from streamco.client.modes.speculation.mode import Speculate
 from streamco.core.speculation.events import ConnectVerifier, VerifierFailed, VerifierLost
 from streamco.endpoints.device import DeviceEndpoint
 from streamco.endpoints.generation_request import request_ids
@@ -93,8 +93,8 @@ async def test_greedy_drafts_give_its_own_answer_but_where_two_tokens_are_nearly
 async def test_a_client_speculates_on_it(server: Server, engine: LlamaEngine, is_adaptive: bool) -> None:
     """Whole answers, the server's own as far as no two tokens are nearly as good; adaptive ones are mostly written by it alone."""
     remote = OpenAIEndpoint(MODEL, base_url=server.url, name="vllm", timeouts=PATIENT, retry=NO_RETRIES, tokenizer=engine)
-    speculation = SpeculationOptions(is_adaptive=is_adaptive)
-    async with Client(DeviceEndpoint(engine), remote, mode="speculate", speculation=speculation, seed=1) as client:
+    speculation = Speculate(is_adaptive=is_adaptive)
+    async with Client(DeviceEndpoint(engine), remote, mode=speculation, seed=1) as client:
         for request in ASKED[1:3]:
             own = await write_alone(remote, request_ids(engine, request), TOKENS)
             stream = client.stream(list(request.messages or ()), temperature=0, max_tokens=TOKENS)

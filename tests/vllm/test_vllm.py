@@ -18,6 +18,7 @@ import pytest
 from msgspec.structs import replace
 
 from streamco.client.client import Client
+from streamco.client.modes.race.mode import Race
 from streamco.config import SamplingOptions, Timeouts
 from streamco.endpoints.base import Request
 from streamco.endpoints.device import DeviceEndpoint
@@ -214,7 +215,7 @@ async def test_a_cache_that_was_warmed_answers_the_same(server: Server, engine: 
 async def test_a_race_is_won_by_one_side_and_the_other_is_released(server: Server, engine: LlamaEngine) -> None:
     remote = OpenAIEndpoint(MODEL, base_url=server.url, name="vllm", timeouts=PATIENT, tokenizer=engine)
     await remote.probe()
-    async with Client(DeviceEndpoint(engine), remote, policy="both", budget=1.0, seed=1) as client:
+    async with Client(DeviceEndpoint(engine), remote, mode=Race(policy="both"), budget=1.0, seed=1) as client:
         for request in ASKED[:3]:
             stream = client.stream(list(request.messages or ()), temperature=0, max_tokens=12)
             tokens = [token async for token in stream]
@@ -247,7 +248,7 @@ async def test_killed_in_mid_answer_it_is_replaced_by_the_device(server: Server,
     await remote.probe()
     whole = await answer(remote, request)
     device = DeviceEndpoint(engine)
-    async with Client(device, remote, policy="server-only", on_failure="migrate") as client:
+    async with Client(device, remote, mode=Race(policy="server-only"), on_failure="migrate") as client:
         stream = client.stream(STORY, temperature=0, max_tokens=150)
         text = ""
         async for token in stream:

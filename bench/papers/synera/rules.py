@@ -19,7 +19,7 @@ from typing import Any, Literal
 
 from msgspec import Struct
 
-from streamco.client.speculation.options import SpeculationOptions
+from streamco.client.modes.speculation.mode import Speculate
 from streamco.policies.offload import OffloadRule
 
 __all__ = ["RULES", "Cell", "RuleName", "cells_of", "live_options", "simulated_policy"]
@@ -67,7 +67,7 @@ def cells_of(rules: tuple[RuleName, ...], budgets: tuple[float, ...]) -> list[Ce
     return [Cell("device", 0.0), Cell("server", 1.0), *between]
 
 
-def live_options(cell: Cell) -> SpeculationOptions:
+def live_options(cell: Cell) -> Speculate:
     """Return the options of a live client that does what a cell does; ``answers`` has none, because a client doesn't choose answers.
 
     Raises:
@@ -75,7 +75,7 @@ def live_options(cell: Cell) -> SpeculationOptions:
     """
     if cell.rule == "answers":
         raise ValueError("answers: expected a rule of the live client, got one of the simulator alone")
-    return SpeculationOptions(
+    return Speculate(
         budget=cell.budget,
         window=cell.window,
         offload=cell.offload_rule,

@@ -6,6 +6,8 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
+from msgspec.structs import replace
+
 from streamco.cli.ui.answer import AnswerSettings, ShownAnswer, read_answer
 from streamco.cli.ui.conversation_store import ConversationStore, read_conversation, write_conversation
 from streamco.cli.ui.history import Conversation
@@ -169,7 +171,8 @@ class Dialogue:
     def _policy(self, text: str) -> bool:
         if text:
             name = parse_policy(text)
-            self._client = self._client.with_options(policy=name)
+            race = replace(self._client.race, policy=name)
+            self._client = self._client.with_options(mode=race).with_options(mode=parse_mode(self._mode_name))
             self._policy_name = name
             self._view.note(f"policy: {name}")
         else:

@@ -23,7 +23,7 @@ from streamco.cli.ui.log_handler import log_to_view
 from streamco.cli.ui.repl import Dialogue, last_prompt
 from streamco.cli.ui.view import PlainView, View
 from streamco.client.client import Client
-from streamco.client.race.migration import MigrationOptions
+from streamco.client.modes.race.migration import MigrationOptions
 from streamco.errors import ConfigError
 
 if TYPE_CHECKING:

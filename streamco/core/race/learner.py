@@ -21,13 +21,13 @@ from streamco.core.race.estimators import DeviceFit, LengthWindow, ProductLimit
 from streamco.errors import ConfigError, UsageError
 from streamco.policies.cost import RATE_SERVER_CONSTRAINED, constraint, device_costs
 from streamco.policies.device_constrained import TAIL, DeviceConstrained, ProportionalWait
-from streamco.policies.dispatch import BothAtOnce, Decision, DeviceOnly, ServerOnly, Side
+from streamco.policies.dispatch import BothAtOnce, Decision, DeviceOnly, DispatchPolicy, ServerOnly, Side
 from streamco.policies.dispatch_optimal import Optimal
 from streamco.policies.dispatch_stochastic import Stochastic
 from streamco.policies.server_constrained import ServerConstrained
 from streamco.profiles import DeviceSpeed, LengthDistribution, ModelShape, Prices, Profile, TTFTDistribution
 
-__all__ = ["DeviceTTFT", "Learner", "Plan", "Policy", "PolicyName", "PromptLength", "Sample", "ServerTTFT"]
+__all__ = ["CallersPolicy", "DeviceTTFT", "Learner", "Plan", "Policy", "PolicyName", "PromptLength", "Sample", "ServerTTFT"]
 
 Policy = BothAtOnce | DeviceConstrained | DeviceOnly | Optimal | ProportionalWait | ServerConstrained | ServerOnly | Stochastic
 PolicyName = Literal[
@@ -82,6 +82,33 @@ class PromptLength(Struct, frozen=True):
 Sample = ServerTTFT | DeviceTTFT | PromptLength
 
 
+class CallersPolicy(Struct, frozen=True, tag="own"):
+    """A policy of the caller's own as a plan has it: what it returns is checked, because a defect in it must not pass for a decision."""
+
+    policy: DispatchPolicy
+
+    @property
+    def name(self) -> str:
+        """Name of the policy, for errors: its ``name``, or its class's."""
+        name = getattr(self.policy, "name", None)
+        return f"own: {name if isinstance(name, str) else type(self.policy).__name__}"
+
+    def decide(self, length: int, rng: Random) -> Decision:
+        """Return the policy's decision for a prompt of ``length`` tokens.
+
+        Raises:
+            UsageError: it returned something else, or a decision by which neither side starts.
+        """
+        decision = self.policy.decide(length, rng)
+        if not isinstance(decision, Decision):
+            raise UsageError(f"policy {self.name}: expected decide() to return a Decision, got {type(decision).__name__}")
+        waits = [wait for wait in (decision.device_wait, decision.server_wait) if wait is not None]
+        if not waits or not all(isinstance(wait, int | float) and math.isfinite(wait) and wait >= 0 for wait in waits):
+            got = f"{decision.device_wait!r} and {decision.server_wait!r}"
+            raise UsageError(f"policy {self.name}: expected waits of 0 seconds or more, and one of them at least, got {got}")
+        return decision
+
+
 class Plan(Struct, frozen=True, kw_only=True):
     """The dispatch plan of new races until the next one is made.
 
@@ -94,7 +121,7 @@ class Plan(Struct, frozen=True, kw_only=True):
         basis: what was known when it was made, for reports.
     """
 
-    policy: Policy
+    policy: Policy | CallersPolicy
     constrained: Side
     budget: float
     explore: float = 0.0
@@ -114,8 +141,8 @@ class Learner:
 
     Args:
         budget: share of prompt tokens the constrained side may process, 0..1.
-        policy: a policy's name, or "auto": "optimal" if the device is the constrained side, otherwise Algorithm 3. Algorithm 1 decides from
-            the costs which side that is. "disco": Algorithm 2 or 3, as the paper has it.
+        policy: a policy of the caller's own, a policy's name, or "auto": "optimal" if the device is the constrained side, otherwise
+            Algorithm 3. Algorithm 1 decides from the costs which side that is. "disco": Algorithm 2 or 3, as the paper has it.
         prior: what was known before. It counts as ``prior_weight`` samples, and prices and shape are taken from it.
         constrained: the side that the budget limits; None: by the policy's name, else by costs.
         exchange_rate: US dollars per million GFLOPs of the device (``policies.cost``).
@@ -134,7 +161,7 @@ class Learner:
         self,
         budget: float = 0.3,
         *,
-        policy: str = "auto",
+        policy: str | DispatchPolicy = "auto",
         prior: Profile | None = None,
         constrained: Side | None = None,
         exchange_rate: float = RATE_SERVER_CONSTRAINED,
@@ -147,11 +174,13 @@ class Learner:
     ) -> None:
         for name, share in (("budget", budget), ("tail", tail), ("explore", explore)):
             check_share(name, share)
-        if policy not in get_args(PolicyName):
-            raise ConfigError(f"policy: expected one of {', '.join(get_args(PolicyName))}, got {policy!r}")
+        is_own = not isinstance(policy, str) and callable(getattr(policy, "decide", None))
+        if not is_own and policy not in get_args(PolicyName):
+            names = ", ".join(get_args(PolicyName))
+            raise ConfigError(f"policy: expected one of {names}, or an object with decide(length, rng), got {policy!r}")
         if constrained not in {None, "device", "server"}:
             raise ConfigError(f'constrained: expected "device", "server" or None, got {constrained!r}')
-        implied = _IMPLIED.get(policy)
+        implied = None if not isinstance(policy, str) else _IMPLIED.get(policy)
         if constrained is not None and implied not in {None, constrained}:
             raise ConfigError(f"constrained: expected {implied!r} for policy {policy!r}, got {constrained!r}")
         if window < 1 or replan_every < 1 or not prior_weight >= 0:
@@ -159,7 +188,8 @@ class Learner:
                 f"learner: expected window and replan_every >= 1 and prior_weight >= 0, got {window!r}, {replan_every!r}, {prior_weight!r}"
             )
         self.budget = budget
-        self.policy = policy
+        self._own = None if isinstance(policy, str) else CallersPolicy(policy)
+        self.policy = policy if isinstance(policy, str) else CallersPolicy(policy).name
         self._prior = prior or Profile()
         self._prices, self._shape = self._prior.prices, self._prior.shape
         self._constrained = constrained or implied
@@ -253,7 +283,9 @@ class Learner:
             shape=self._shape,
         )
 
-    def _make_policy(self) -> Policy:
+    def _make_policy(self) -> Policy | CallersPolicy:
+        if self._own is not None:
+            return self._own
         match self.policy:
             case "both":
                 return BothAtOnce()

@@ -13,13 +13,12 @@ from streamco.core.speculation.events import (
     DraftToken,
     FailAnswer,
     FinishAnswer,
-    Origin,
     RetractIds,
     SpeculationCommand,
     VerdictReceived,
 )
 from streamco.errors import StreamcoError
-from streamco.events import common_prefix_length
+from streamco.events import Origin, common_prefix_length
 
 __all__ = ["Emit", "PeerPrefix", "SpeculativeAnswer"]
 

@@ -102,8 +102,8 @@ class CallerAccess:
         self._accounts = CallerAccounts(path)
         self._client = client
         has_device = "device" in client.sides
-        self._device_alone = client.with_options(policy="device-only") if has_device else None
-        self._server_alone = client.with_options(policy="server-only") if has_device and self._prices else client
+        self._device_alone = _device_alone(client) if has_device else None
+        self._server_alone = client.with_options(mode=replace(client.race, policy="server-only")) if has_device and self._prices else client
         self._answer_tokens = answer_tokens
         self._metrics = None if registry is None else CallerMetrics(registry)
         self._settling: set[asyncio.Task[None]] = set()
@@ -370,6 +370,11 @@ class CallerAccess:
     def _count(self, name: str, outcome: str) -> None:
         if self._metrics is not None:
             self._metrics.record_request(name, outcome)
+
+
+def _device_alone(client: Client) -> Client:
+    """Return a client of the device alone, with totals of its own; the client itself, if it asks no server anyway."""
+    return client if client.race.policy == "device-only" else client.with_options(mode=replace(client.race, policy="device-only"))
 
 
 def check_prices(prices: Mapping[str, TokenPrices]) -> None:

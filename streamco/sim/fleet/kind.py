@@ -19,7 +19,7 @@ import simpy
 from msgspec import Struct
 from msgspec.structs import replace
 
-from streamco.client.speculation.options import SpeculationOptions, SpeculationTuning
+from streamco.client.modes.speculation.options import SpeculationOptions, SpeculationTuning
 from streamco.core.speculation.options import SpeculationMachineOptions
 from streamco.core.speculation.prior import EstimatesPrior
 from streamco.core.verifier.options import SchedulerOptions

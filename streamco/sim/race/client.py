@@ -14,9 +14,9 @@ from typing import Any, NamedTuple
 
 import simpy
 
-from streamco.client.race.dispatch_record import DispatchRecord
-from streamco.client.race.dispatcher import Dispatcher
-from streamco.client.race.migration import MigrationOptions
+from streamco.client.modes.race.dispatch_record import DispatchRecord
+from streamco.client.modes.race.dispatcher import Dispatcher
+from streamco.client.modes.race.migration import MigrationOptions
 from streamco.config import READING, Limits, ReaderPace, fixed_rate
 from streamco.core.race.commands import ContinueStream
 from streamco.core.race.machine import RaceMachine, RacePlan

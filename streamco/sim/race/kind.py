@@ -15,9 +15,9 @@ from collections.abc import Iterator, Mapping
 from functools import partial
 from itertools import pairwise
 
-from streamco.client.race.dispatcher import Dispatcher, DispatchOptions
-from streamco.client.race.migration import MigrationOptions
-from streamco.client.race.report import describe_hand_overs
+from streamco.client.modes.race.dispatcher import Dispatcher, DispatchOptions
+from streamco.client.modes.race.migration import MigrationOptions
+from streamco.client.modes.race.report import describe_hand_overs
 from streamco.config import parse_pace
 from streamco.core.meter import FRAME
 from streamco.policies.cost import RATE_DEVICE_CONSTRAINED, RATE_SERVER_CONSTRAINED
@@ -27,7 +27,7 @@ from streamco.sim.experiment.scenario import Named, Scenario
 from streamco.sim.race.client import RaceOutcome, RequestDraw, SimulatedClient, draw_request
 from streamco.sim.race.options import RaceOptions, RacePolicy, find_lengths, find_phone, find_prices, find_service
 
-__all__ = ["KIND", "Race", "RaceKind", "RaceRow"]
+__all__ = ["KIND", "RaceRun", "RaceKind", "RaceRow"]
 
 _WHOLE = 1 << 20  # tokens an event if nothing depends on them: a whole answer
 _STEP = 1e-4  # seconds; resolution of the gaps between tokens
@@ -82,7 +82,7 @@ class RaceKind:
 
     def run(self, options: RaceOptions, scenario: Scenario, sink: Sink) -> Mapping[str, float]:
         """Run the client's requests, one after the other."""
-        race = Race(options, scenario)
+        race = RaceRun(options, scenario)
         for number in range(options.workload.warm_up):
             race.client.run(race.draw(f"warm-up {number}"))
         tally = RaceTotals()
@@ -95,7 +95,7 @@ class RaceKind:
 KIND = RaceKind()
 
 
-class Race:
+class RaceRun:
     """A simulated client with its device, service and length distributions.
 
     Args:
@@ -126,6 +126,7 @@ class Race:
         rate = default if policy.exchange_rate is None else policy.exchange_rate
         dispatcher = Dispatcher(
             DispatchOptions(
+                policy=policy.dispatch,
                 constrained=policy.constrained,
                 exchange_rate=rate,
                 tail=policy.tail,
@@ -134,7 +135,6 @@ class Race:
                 reader_rate=self.rate,
             ),
             budget=policy.budget,
-            policy=policy.dispatch,
             profile=self._known() if policy.prior else None,
             seed=self._seed,
         )
@@ -184,7 +184,7 @@ class RaceTotals:
         self._gaps: dict[int, int] = {}  # steps, how often
         self._delayed_by_move: list[int] = []
 
-    def add(self, race: Race, draw: RequestDraw, outcome: RaceOutcome, number: int) -> RaceRow:
+    def add(self, race: RaceRun, draw: RequestDraw, outcome: RaceOutcome, number: int) -> RaceRow:
         """Count an answer, and return its row."""
         machine, dispatched = outcome.machine, outcome.dispatched
         constrained = dispatched.plan.constrained

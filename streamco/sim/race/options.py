@@ -139,7 +139,7 @@ class RacePolicy(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
         migration: how answers migrate to the cheaper side.
         pace: tokens a second at the reader, "reading", "listening" or "smooth" (as they come, but evenly); None: at once.
         exchange_rate: US dollars per million GFLOPs; None: Appendix E's for the constrained side.
-        tail, tail_weight, explore: see ``DispatchOptions``.
+        tail, tail_weight, explore: see ``streamco.Race``.
         prior: True if the client knows service, device and lengths beforehand; a recorded service's first half has no other use.
     """
 

@@ -24,7 +24,6 @@ from streamco.core.speculation.events import (
     FailAnswer,
     FinishAnswer,
     OpenRemote,
-    Origin,
     RetractIds,
     SendDraft,
     SpeculationCommand,
@@ -33,6 +32,7 @@ from streamco.core.speculation.events import (
 from streamco.core.speculation.machine import SpeculationMachine
 from streamco.core.speculation.options import SpeculationMachineOptions
 from streamco.errors import StreamcoError
+from streamco.events import Origin
 from streamco.sim.driver import SimulatedMachine
 from streamco.sim.fleet.drafting_device import DraftingDevice, SimulatedDrafts
 from streamco.sim.single.faulty_verifier import FaultyLink, FaultyVerifierSession, SimulatedRemote, VerifyingServer

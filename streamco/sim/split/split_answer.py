@@ -281,14 +281,14 @@ class SimulatedSplitAnswer:
         return self._add(rows, rows)
 
     def compute(self, command: ComputeRows) -> None:
-        """See ``DeviceSide``."""
+        """Compute rows on the device, as ``DeviceSide`` says."""
         rows = command.stop - command.start
         seconds = self._device.input_seconds(rows)
         self.outcome.device_seconds += seconds * self._is_prompt(command.start)
         call_at(self._env, self._device.occupy(self._env.now, seconds), lambda: self._driver.receive(RowsComputed(command.stop)))
 
     def read(self, _event: StatesArrived) -> None:
-        """See ``DeviceSide``."""
+        """Read the states that came, as ``DeviceSide`` says."""
         self._answered.succeed()
 
     def _is_prompt(self, position: int) -> bool:
@@ -301,7 +301,7 @@ class SimulatedSplitAnswer:
         call_at(self._env, 0.0, lambda: self._driver.receive(SessionReady(command.attempt, 0)))
 
     def close(self) -> None:
-        """See ``ServerSide``."""
+        """Close the session, as ``ServerSide`` says."""
         self._server.close(self._session)
 
     def send(self, command: SendRows) -> None:

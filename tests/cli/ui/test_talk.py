@@ -15,7 +15,7 @@ from streamco.cli.ui import talk
 from streamco.cli.ui.talk import is_interactive, lines_of, make_view, migration_of, settings_of
 from streamco.cli.ui.terminal import TerminalView
 from streamco.cli.ui.view import PlainView
-from streamco.client.race.migration import MigrationOptions
+from streamco.client.modes.race.migration import MigrationOptions
 from streamco.endpoints.local_server import LocalServerEndpoint
 from streamco.errors import ConfigError
 

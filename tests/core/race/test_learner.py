@@ -10,7 +10,7 @@ import msgspec
 import numpy as np
 import pytest
 
-from streamco.core.race.learner import DeviceTTFT, Learner, Plan, Policy, PolicyName, PromptLength, Sample, ServerTTFT
+from streamco.core.race.learner import CallersPolicy, DeviceTTFT, Learner, Plan, Policy, PolicyName, PromptLength, Sample, ServerTTFT
 from streamco.errors import ConfigError, UsageError
 from streamco.policies.budget_control import BudgetSteering, steer
 from streamco.policies.cost import RATE_DEVICE_CONSTRAINED
@@ -280,8 +280,11 @@ def test_what_is_learned_from_races_comes_near_the_plan_of_one_who_knows(policy:
     learner = Learner(0.4, policy=policy, constrained=side)
     live(learner, world, 2500, 6, 0.4)
     known = Learner(0.4, policy=policy, constrained=side, prior=Profile(server_ttft=world.ttft, device=world.device, lengths=world.lengths))
-    learned_mean, learned_share = expected(learner.replan().policy, world, side)
-    known_mean, known_share = expected(known.plan.policy, world, side)
+    learned, planned = learner.replan().policy, known.plan.policy
+    assert not isinstance(learned, CallersPolicy)
+    assert not isinstance(planned, CallersPolicy)
+    learned_mean, learned_share = expected(learned, world, side)
+    known_mean, known_share = expected(planned, world, side)
     assert learned_mean == pytest.approx(known_mean, rel=0.05)
     assert learned_share == pytest.approx(known_share, abs=0.05)
 

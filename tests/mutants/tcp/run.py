@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 from streamco.client.client import Client
+from streamco.client.modes.race.mode import Race
 from streamco.config import Timeouts
 from streamco.endpoints import openai_stream
 from streamco.endpoints.base import Capabilities
@@ -98,7 +99,7 @@ async def _serving(mutants: Sequence[Mutant], timeouts: Timeouts) -> AsyncIterat
         second = await stack.enter_async_context(ScriptedServer(continuing(by_seed)))
 
         async def client(*servers: OpenAIEndpoint) -> Client:
-            made = Client(server=[*servers], max_retries=0, timeout=timeouts, check_access=False)
+            made = Client(server=[*servers], max_retries=0, timeout=timeouts, mode=Race(check_access=False))
             return await stack.enter_async_context(made)
 
         able = Capabilities(continuation="continue_final_message")

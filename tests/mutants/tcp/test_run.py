@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from streamco.client.race import report
+from streamco.client.modes.race import report
 from streamco.core.race.transcript import Transcript
 from streamco.endpoints.continuation import BoundaryWhitespace
 from streamco.wire.completeness import Completeness

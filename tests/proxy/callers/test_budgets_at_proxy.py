@@ -14,7 +14,7 @@ import openai
 import pytest
 from aiohttp import ClientSession
 
-from streamco.client.speculation.options import SpeculationOptions
+from streamco.client.modes.speculation.mode import Speculate
 from streamco.endpoints.openai import OpenAIEndpoint
 from streamco.errors import EndpointConnectError
 from streamco.openai_types import CompletionUsage
@@ -208,7 +208,7 @@ async def test_a_speculated_answer_has_the_limit_too_and_what_its_verifier_compu
 ) -> None:
     headers = caller(path)
     world = World(noise=30.0, length=200)  # no draft is accepted
-    fixed = SpeculationOptions(is_adaptive=False, window=4)  # a policy that goes by times may draft more than is reserved on a slow machine
+    fixed = Speculate(is_adaptive=False, window=4)  # a policy that goes by times may draft more than is reserved on a slow machine
     async with (
         world.scripted() as verifier,
         world.speculating(verifier, server=paid(), speculation=fixed) as client,

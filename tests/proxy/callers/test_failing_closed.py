@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from streamco.client.client import Client
+from streamco.client.modes.speculation.mode import Speculate
 from streamco.endpoints.base import TokenPrices
 from streamco.errors import ConfigError
 from streamco.proxy.app import make_app
@@ -242,6 +243,6 @@ def test_callers_and_one_key_contradict_each_other(path: Path) -> None:
 
 
 async def test_a_verifier_without_a_price_is_refused_at_the_start(path: Path) -> None:
-    async with Client(device(), mode="speculate", verifier="ws://127.0.0.1:9") as client:
+    async with Client(device(), mode=Speculate(verifier="ws://127.0.0.1:9")) as client:
         with pytest.raises(ConfigError, match="got none of verifier"):
             make_app(client, ProxyOptions(callers=path))

@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from streamco.client.speculation.options import SpeculationOptions
+from streamco.client.modes.speculation.mode import Speculate
 from streamco.emulation.profiles import load_step_times
 from streamco.errors import ConfigError
 from streamco.sim.experiment.scenario import KINDS, Outcome, Scenario, load_kind, metrics_of, run_scenario
@@ -99,11 +99,11 @@ def test_who_is_calibrated_need_not_look_at_the_stream_first() -> None:
 def test_what_a_calibrated_client_knows_is_the_mean_of_all_servers(monkeypatch: pytest.MonkeyPatch) -> None:
     found: list[float | None] = []
 
-    def noting(**settings: Any) -> SpeculationOptions:
+    def noting(**settings: Any) -> Speculate:
         found.append(settings["tuning"].prior.remote_step)
-        return SpeculationOptions(**settings)
+        return Speculate(**settings)
 
-    monkeypatch.setattr(world_module, "SpeculationOptions", noting)
+    monkeypatch.setattr(world_module, "Speculate", noting)
     pools = [{"step_times": "llama2-70b-a100x2", "count": 3}, {"step_times": "llama2-70b-a100x4", "count": 1}]
     run(execution="auto", is_calibrated=True, world={"servers": 4, "server_pools": pools})
     slow, fast = (load_step_times(name)(1, 0) for name in ("llama2-70b-a100x2", "llama2-70b-a100x4"))

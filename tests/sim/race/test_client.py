@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from streamco.client.race.dispatcher import Dispatcher, DispatchOptions
-from streamco.client.race.migration import MigrationOptions
+from streamco.client.modes.race.dispatcher import Dispatcher, DispatchOptions
+from streamco.client.modes.race.migration import MigrationOptions
 from streamco.profiles import Profile
 from streamco.sim.race.client import RaceOutcome, RequestDraw, SimulatedClient, draw_request
 from streamco.sim.race.endpoints import SimulatedAnswer
@@ -22,7 +22,7 @@ PRICES = price_of("gpt-4o-mini")
 
 def client(policy: str = "auto", *, budget: float = 0.3, side: Any = "device", rate: float = 5.0, **settings: Any) -> SimulatedClient:
     profile = Profile(server_ttft=SERVICE.ttft, device=PHONE.speed, lengths=LENGTHS.prompts, prices=PRICES, shape=PHONE.shape)
-    dispatcher = Dispatcher(DispatchOptions(constrained=side, exchange_rate=rate), budget=budget, policy=policy, profile=profile, seed=1)
+    dispatcher = Dispatcher(DispatchOptions(policy=policy, constrained=side, exchange_rate=rate), budget=budget, profile=profile, seed=1)
     return SimulatedClient(dispatcher, PHONE.speed, prices=PRICES, shape=PHONE.shape, exchange_rate=rate, **{"pace": None, **settings})
 
 
@@ -100,7 +100,7 @@ def test_an_answer_moves_from_the_dear_device_to_the_cheap_server() -> None:
 
 
 def test_a_client_learns_what_it_was_not_told() -> None:
-    dispatcher = Dispatcher(DispatchOptions(constrained="device"), budget=0.5, policy="auto", seed=1)
+    dispatcher = Dispatcher(DispatchOptions(constrained="device"), budget=0.5, seed=1)
     learner = SimulatedClient(dispatcher, PHONE.speed, prices=None, shape=None, exchange_rate=5.0, pace=None, burst=1 << 20)
     outcome = [learner.run(each) for each in draws(150)]
     assert {each.dispatched.report().policy for each in outcome[:10]} == {"both"}

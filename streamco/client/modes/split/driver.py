@@ -79,6 +79,7 @@ class SplitAnswerDriver(SplitDriver):
         self._max_held = max_held
         self._queue = DeliveryQueue()
         self._early: list[ChatCompletionChunk] = []  # chunks before the first one with content
+        self._taken: list[ChatCompletionChunk] = []  # all others, for the text so far
         self._stream: SplitStream | None = None  # None: not begun, or its work has ended
         self._reader: asyncio.Task[None] | None = None
         self._is_direct = False  # the reader's own task reads the stream
@@ -244,22 +245,32 @@ class SplitAnswerDriver(SplitDriver):
 
     def _fail(self, error: Exception) -> None:
         """End the answer with an error of the model's, of the caller's request or of a defect."""
-        name, now = self.endpoint.name, self._clock()
+        name, now, stream = self.endpoint.name, self._clock(), self._stream
         self._stop_reading(now)
         self.end()
         if self._queue.has_finished or self._queue.has_left:
             return
+        failure: StreamcoError
         try:
             failure = failure_of(error, name)
         except StreamcoError as other:
-            self._queue.finish(as_raised(other, "split", ""))
-            self._end_if_idle()
-            return
-        self._write(f"has failed: {describe_error(failure)}")
+            failure = as_raised(other, "split", self._text_so_far())
+            if stream is not None:  # else than after a failure of its own, it may be at work
+                self._spawn(self._cancel(stream, None), f"streamco cancel {name}")
+        else:
+            self._write(f"has failed: {describe_error(failure)}")
+        self._finish_with(failure, now)
+
+    def _finish_with(self, error: StreamcoError, now: float) -> None:
+        """Deliver what is held, then the error."""
         self._deliver(self._delivery.flush(now=now), now)
-        self.progress.error, self.progress.finished = failure, now
-        self._queue.finish(failure)
+        self.progress.error, self.progress.finished = error, now
+        self._queue.finish(error)
         self._end_if_idle()
+
+    def _text_so_far(self) -> str:
+        """Return the text that the reader has got, or will."""
+        return "".join(choice.delta.content or "" for chunk in self._taken for choice in chunk.choices[:1])
 
     def _stop_reading(self, now: float) -> None:
         """Let go of the stream, which has ended: the two hold each other."""
@@ -282,7 +293,7 @@ class SplitAnswerDriver(SplitDriver):
         try:
             await stream.cancel()
         except Exception as error:  # noqa: BLE001  the work must end all the same
-            self.progress.error = as_failure(error, self.endpoint.name)
+            self.progress.error = self.progress.error or as_failure(error, self.endpoint.name)
         self._stop_reading(self._clock())
 
     def _write(self, text: str) -> None:
@@ -293,6 +304,7 @@ class SplitAnswerDriver(SplitDriver):
 
     def _hand_on(self, chunks: list[ChatCompletionChunk], tokens: int, now: float) -> None:
         if chunks:
+            self._taken += chunks
             self._deliver(self._delivery.take(self.endpoint.name, chunks, tokens, now=now), now)
 
     def _deliver(self, deliveries: Sequence[DeliverTokens], now: float) -> None:
@@ -342,6 +354,7 @@ class SplitAnswerDriver(SplitDriver):
         is_read = self._is_direct or (self._reader is not None and not self._reader.done())
         super()._crash(error)
         if not is_read and not self._queue.has_finished:
-            self._queue.finish(as_raised(error, "split", ""))
+            raised = as_raised(error, "split", self._text_so_far())
             self._cancel_soon("failed")
+            self._finish_with(raised, self._clock())
         self._end_if_idle()

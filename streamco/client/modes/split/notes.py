@@ -4,14 +4,9 @@ from __future__ import annotations
 
 from streamco.client.degradation import Degradations
 from streamco.client.modes.split.driver import SplitAnswerDriver
+from streamco.errors import EndpointError
 
-__all__ = ["note_inexact", "note_split"]
-
-
-def note_inexact(degradations: Degradations, notes: list[str], name: str) -> None:
-    """Record that the model ``name`` sends states in a format which changes tokens."""
-    sentence = f"{name}: the answer is not exactly the model's own, because its states travel in fewer than 32 bits"
-    degradations.record(notes, kind="not exact", endpoint=name, sentence=sentence, may_raise=False)
+__all__ = ["note_split"]
 
 
 def note_split(degradations: Degradations, driver: SplitAnswerDriver) -> None:
@@ -19,7 +14,7 @@ def note_split(degradations: Degradations, driver: SplitAnswerDriver) -> None:
     progress, name = driver.progress, driver.endpoint.name
     if progress.finished is None:
         return
-    if progress.error is not None:
+    if isinstance(progress.error, EndpointError):
         degradations.record_failure([], progress.error, endpoint=name, instead="no endpoint answered", may_log=False)
-    elif progress.first_token is not None:
+    elif progress.error is None and progress.first_token is not None:
         degradations.record_success(name)

@@ -10,12 +10,12 @@ from streamco.core.meter import Meter
 from streamco.core.report import AnswerUsage, DispatchReport, EndpointReport, Outcome, Report, SplitFigures
 from streamco.core.totals import AnswerCost
 from streamco.endpoints.split.endpoint import SplitEndpoint
-from streamco.errors import EndpointConnectError, EndpointError, EndpointStatusError
+from streamco.errors import EndpointConnectError, EndpointStatusError, StreamcoError
 from streamco.openai_types import CompletionUsage
 from streamco.policies.cost import RequestCost, Usage, device_costs, request_cost
 from streamco.profiles import ModelShape
 
-__all__ = ["PromptFacts", "SplitProgress", "dispatch_report", "split_cost", "split_report", "split_usage"]
+__all__ = ["PromptFacts", "SplitProgress", "dispatch_report", "split_cost", "split_endpoint_cost", "split_report", "split_usage"]
 
 
 class PromptFacts(Struct, frozen=True, kw_only=True):
@@ -58,7 +58,7 @@ class SplitProgress(Struct, kw_only=True):
     dropped: int = 0
     finish_reason: str | None = None
     usage: CompletionUsage | None = None
-    error: EndpointError | None = None
+    error: StreamcoError | None = None
     was_left: bool = False
 
 
@@ -160,7 +160,7 @@ def _describe(progress: SplitProgress, meter: Meter, facts: PromptFacts, endpoin
     if usage is not None:
         details = usage.prompt_tokens_details
         prompt, made, cached = usage.prompt_tokens, usage.completion_tokens, (details.cached_tokens or 0) if details else 0
-    cost = _cost(endpoint, prompt, made, cached)
+    cost = split_endpoint_cost(endpoint, prompt, made, cached)
     return EndpointReport(
         name=endpoint.name,
         kind=endpoint.kind,
@@ -196,7 +196,7 @@ def _unread(progress: SplitProgress, meter: Meter, made: int) -> int:
     return late + min(held, made - late)
 
 
-def _cost(endpoint: SplitEndpoint, prompt: int, completion: int, cached: int) -> RequestCost:
+def split_endpoint_cost(endpoint: SplitEndpoint, prompt: int, completion: int, cached: int) -> RequestCost:
     """Return the device's energy for tokens, and its worth; the servers' work has no price."""
     engine = endpoint.engine
     costs = None

@@ -64,7 +64,7 @@ async def live(small: Path, large: Path, cell: Cell) -> list[str]:
         device = DeviceEndpoint(small, options=options)
         server = OpenAIEndpoint("large", base_url=url, name="server")
         speculation = replace(live_options(cell), max_branches=0)
-        async with holding_nothing_new(), Client(device, server, mode="speculate", speculation=speculation, seed=1) as client:
+        async with holding_nothing_new(), Client(device, server, mode=speculation, seed=1) as client:
             return ["".join([token.text async for token in client.stream(text, temperature=0, max_tokens=LENGTH)]) for text in PROMPTS]
 
 

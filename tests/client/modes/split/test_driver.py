@@ -16,11 +16,12 @@ from streamco.client.modes.split.report import PromptFacts
 from streamco.config import ReaderPace, SamplingOptions, Timeouts
 from streamco.core.report import Report
 from streamco.endpoints.base import Request
+from streamco.endpoints.split.endpoint import SplitStream
 from streamco.engines.base import EngineOptions
 from streamco.engines.llamacpp.bundled_model import packaged_model
 from streamco.engines.llamacpp.model_parts import PartFiles, split_model
 from streamco.engines.split.middle_engine import MiddleEngine
-from streamco.errors import EndpointConnectError, EndpointError, StreamClosed, StreamcoError, UsageError
+from streamco.errors import ConfigError, EndpointConnectError, EndpointError, StreamClosed, StreamcoError, UsageError
 from streamco.server.options import ServeOptions
 from streamco.server.split.service import serving_middle
 from streamco.testing.fault_proxy import FaultProxy
@@ -115,7 +116,7 @@ def timeless(report: Report) -> Report:
 
 async def raced(world: World, read_it: Callable[[Any], Any], **options: Any) -> Report:
     """The report of the same answer in a race of one endpoint."""
-    client = streamco.Client(world.endpoint, migration=None, **options)
+    client = streamco.Client(world.endpoint, **options)
     stream = client.stream(PROMPT, temperature=0, max_tokens=GREEDY.max_tokens)
     await read_it(stream)
     await stream.aclose()
@@ -181,6 +182,30 @@ async def test_an_answer_that_is_left_before_its_first_token_costs_only_its_prom
     report = driver.report()
     assert (report.winner, report.ending, report.tokens, report.endpoints[0].outcome) == (None, "left", 0, "lost")
     assert report.endpoints[0].wasted_prompt_tokens == report.endpoints[0].prompt_tokens > 10
+
+
+@pytest.mark.parametrize("pace", [None, 20.0])
+@pytest.mark.parametrize("error", [RuntimeError("a defect"), ConfigError("a mistake")])
+async def test_a_defect_fails_the_answer_and_keeps_its_text(
+    world: World, error: Exception, pace: ReaderPace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    receive, texts = SplitStream.receive, list[str]()
+
+    async def failing(stream: SplitStream) -> Any:
+        event = await receive(stream)
+        if driver.progress.made >= 3:
+            raise error
+        return event
+
+    monkeypatch.setattr(SplitStream, "receive", failing)
+    driver = world.answer(pace=pace)
+    with pytest.raises(StreamcoError) as raised:
+        await read(driver, texts)
+    assert raised.value.partial == "".join(texts) != ""
+    await driver.aclose()
+    report = driver.report()
+    assert (report.ending, report.is_final, driver.cost().ending, report.endpoints[0].outcome) == ("failed", True, "failed", "won")
+    await world.is_idle()
 
 
 async def test_a_reader_that_waits_slows_the_model_down(world: World) -> None:

@@ -1,0 +1,387 @@
+"""What all modes share: how a client asks one to make an answer, and what two of them need.
+
+A *mode* is what a user chooses, and nothing but settings: ``Race``, ``Speculate``, ``Split``, or ``Auto`` over several. Its *planner*
+belongs to one client. It carries what was learned and spent, and prepares each answer, or says what is in the way. What it has prepared
+starts the answer's driver, and records the answer when all its work has ended. The modes know nothing of each other.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
+from functools import cache
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, NamedTuple, Protocol, Self, TypeVar
+
+from msgspec.structs import replace
+
+from streamco.client.request_facts import describe_request, takes_long
+from streamco.config import ReaderPace
+from streamco.core.race.machine import RaceMachine
+from streamco.endpoints.base import Endpoint, Kind, Request
+from streamco.policies.cost import RequestCost
+from streamco.policies.eligibility import RequestFacts
+from streamco.profiles import Profile
+
+if TYPE_CHECKING:
+    from streamco.client.answer_log import AnswerLog
+    from streamco.client.driver import AnswerDriver
+    from streamco.client.endpoint_set import EndpointSet
+    from streamco.client.observers.base import ObservedAnswer
+    from streamco.client.settings import ClientSettings
+
+__all__ = [
+    "NO_OBSTACLE",
+    "AskedAnswer",
+    "ClientPlanner",
+    "CostOf",
+    "EndedAnswer",
+    "Fallback",
+    "Mode",
+    "ModeContext",
+    "Obstacle",
+    "Planner",
+    "Prepared",
+]
+
+DriverT = TypeVar("DriverT", bound="AnswerDriver")
+
+CostOf = Callable[[Endpoint, int, int, int], RequestCost]
+"""Gives the cost of prompt, completion and cached prompt tokens at an endpoint (``DispatchRecord.cost``)."""
+
+
+class Obstacle(NamedTuple):
+    """The reason why an endpoint can't serve a request, or why a mode doesn't make an answer; both texts are "" if nothing is in the way.
+
+    Args:
+        text: for the caller.
+        logged: the kind of reason alone, without words of the caller's.
+        is_logged: it holds for all answers, and was logged when it was found.
+        is_choice: the mode would have been slower, and the faster one was asked for.
+    """
+
+    text: str
+    logged: str
+    is_logged: bool = False
+    is_choice: bool = False
+
+    @property
+    def texts(self) -> tuple[str, str]:
+        """Both texts: the caller's, and the one that may be logged."""
+        return self.text, self.logged
+
+    @classmethod
+    def of_settings(cls, text: str) -> Self:
+        """Return a reason that quotes nothing of a request."""
+        return cls(text, text)
+
+
+NO_OBSTACLE = Obstacle("", "")
+
+
+class AskedAnswer:
+    """One answer as it was asked for, for the modes that may make it.
+
+    Args:
+        request: the request, whole and checked.
+        settings: what the client's answers are made with.
+        pace: tokens per second at the reader; "smooth": as they come, but evenly; None: as fast as they come.
+        shows_drafts: True if the reader can take text back.
+        is_streamed: False: the reader gets the answer whole, and then ``pace`` is None.
+        notes: the notes of the answer's report.
+        log: the answer's log.
+
+    Attributes:
+        facts: facts of the request; None: not found yet.
+        passed_over: the mode that was asked last without making the answer, and what was in its way; None: none was.
+    """
+
+    def __init__(
+        self,
+        request: Request,
+        settings: ClientSettings,
+        *,
+        pace: ReaderPace,
+        shows_drafts: bool,
+        is_streamed: bool,
+        notes: list[str],
+        log: AnswerLog,
+    ) -> None:
+        self.request = request
+        self.settings = settings
+        self.pace = pace
+        self.shows_drafts = shows_drafts
+        self.is_streamed = is_streamed
+        self.notes = notes
+        self.log = log
+        self.facts: RequestFacts | None = None
+        self.passed_over: tuple[Planner, Obstacle] | None = None
+
+    async def describe(self) -> RequestFacts:
+        """Return the facts of the request, found once; in a thread, if that would block the event loop."""
+        if self.facts is None:
+            device, servers = self.settings.endpoints.available()
+            if takes_long(self.request):
+                self.facts = await asyncio.to_thread(describe_request, self.request, device, servers)
+            else:
+                self.facts = describe_request(self.request, device, servers)
+        return self.facts
+
+
+class EndedAnswer(NamedTuple):
+    """What the other modes of a client learn from an answer of one.
+
+    Args:
+        prompt_tokens: the prompt's length.
+        race: the machine of a raced answer; None: it was made in another way.
+    """
+
+    prompt_tokens: int
+    race: RaceMachine | None = None
+
+
+class Prepared(ABC, Generic[DriverT]):
+    """An answer that is ready to start.
+
+    Args:
+        asked: the answer as it was asked for.
+    """
+
+    def __init__(self, asked: AskedAnswer) -> None:
+        self.asked = asked
+
+    @abstractmethod
+    def start(self) -> DriverT:
+        """Start the answer's driver, which records the answer when all its work has ended.
+
+        Raises:
+            ConfigError: no endpoint can serve the request.
+            EndpointError: those that may be used could not start.
+            DegradedError: the answer can't be had as it was asked for, by the client's rule.
+        """
+
+    async def aclose(self) -> None:
+        """Release what was prepared, because the answer doesn't start after all; no effect once it has started."""
+
+    @abstractmethod
+    def note(self, driver: DriverT) -> None:
+        """Add what happened other than asked to the answer's notes; nothing while the answer is under way."""
+
+    def end(self, driver: DriverT, observed: ObservedAnswer, *, reason: str | None = None) -> None:
+        """Add the costs of an answer that has ended to the client's, and tell log and observers.
+
+        Args:
+            driver: the answer's driver.
+            observed: follows the answer.
+            reason: the dispatch decision's reason without words of the caller's; None: the report's has none.
+        """
+        asked = self.asked
+        asked.settings.totals.record(driver.cost())
+        report = cache(lambda: replace(driver.report(), request_id=asked.log.request_id, notes=list(asked.notes)))
+        asked.log.ended(report, reason=reason)
+        observed.end(report)
+
+
+class Planner(ABC):
+    """One mode of one client, which may decline answers; clients from ``with_options`` share what it has learned.
+
+    Attributes:
+        name: the mode's.
+        declined: what a report says of an answer that the mode was to make and hasn't made.
+        role: what the log says is to blame for it.
+    """
+
+    name: ClassVar[str]
+    declined: ClassVar[str] = ""
+    role: ClassVar[str] = ""
+
+    @property
+    def parts(self) -> tuple[Planner, ...]:
+        """The planners that may make an answer: this one, or those that it chooses from."""
+        return (self,)
+
+    @property
+    def may_draft(self) -> bool:
+        """True if a verifier may check drafts; then a server may compute more tokens than an answer has."""
+        return False
+
+    @property
+    def problem(self) -> str:
+        """Reason why no answer can be made in this mode now, whatever its request; "" if some can. Known after the start."""
+        return ""
+
+    async def start(self) -> None:  # noqa: B027  most modes need to know nothing
+        """Find out what the mode needs to know before its first answer; idempotent."""
+
+    @abstractmethod
+    async def prepare(self, asked: AskedAnswer, *, if_faster: bool = False) -> Prepared[Any] | Obstacle:
+        """Return the answer, ready to start, or what is in the way.
+
+        Args:
+            asked: the answer as it was asked for.
+            if_faster: only if this mode is predicted to be the faster one.
+        """
+
+    def learn(self, ended: EndedAnswer) -> None:  # noqa: B027  a mode may have nothing to learn
+        """Learn from an answer, of this mode or of another."""
+
+
+class ClientPlanner(Planner):
+    """Plans every answer of a client, and keeps the account of what is spent."""
+
+    @property
+    @abstractmethod
+    def account(self) -> object:
+        """What is spent and learned under a budget; two clients share their totals if it is the same."""
+
+    @property
+    @abstractmethod
+    def kept_out(self) -> Kind | None:
+        """The side that must not be used at all, as a promise; None: no side."""
+
+    @property
+    @abstractmethod
+    def reader_rate(self) -> float:
+        """Tokens per second of the virtual reader that quality is measured with, if no pace is set."""
+
+    @abstractmethod
+    def costs(self) -> CostOf:
+        """Return the function that gives the cost of tokens at the client's endpoints."""
+
+    @abstractmethod
+    def profile(self) -> bytes:
+        """Return what was learned so far, as the JSON of a ``Profile``."""
+
+
+class ModeContext(NamedTuple):
+    """What a client gives to the planners of its modes.
+
+    Args:
+        endpoints: the client's device and servers.
+        fallback: makes the answers that a mode can't make, unless the mode names another one.
+        budget: share of the work that the expensive side may do, 0 to 1; None: each mode's own default.
+        profile: what an earlier client learned; None: nothing is known.
+        seed: seed of random draws; None: from the system.
+        may_warn: problems that hold for all answers are logged.
+        is_new: the budget was given anew, so that an account under it starts empty.
+        known: the planners of the client that this one is made from, by the name of their mode.
+    """
+
+    endpoints: EndpointSet
+    fallback: Mode
+    budget: float | None = None
+    profile: Profile | None = None
+    seed: int | None = None
+    may_warn: bool = True
+    is_new: bool = False
+    known: Mapping[str, Planner] = {}
+
+
+class Mode(Protocol):
+    """What a user chooses for the answers of a client: settings that are checked, and nothing else."""
+
+    @property
+    def name(self) -> str:
+        """The mode's short form: "race", "speculate", "split" or "auto"."""
+        ...
+
+    @property
+    def endpoint(self) -> Endpoint | None:
+        """The one endpoint that makes all answers in this mode; None: the client's device and servers do."""
+        ...
+
+    @property
+    def members(self) -> tuple[Mode, ...]:
+        """The modes that may make an answer: this one, or those that it names."""
+        ...
+
+    def planner(self, context: ModeContext) -> ClientPlanner:
+        """Return the planner of a client's answers, which asks other modes for those that this one can't make.
+
+        Raises:
+            ConfigError: the endpoints or the budget don't go with the mode.
+        """
+        ...
+
+    def own_planner(self, context: ModeContext) -> Planner:
+        """Return the planner of the answers in this mode alone.
+
+        Raises:
+            ConfigError: as of ``planner``.
+        """
+        ...
+
+
+class Fallback(ClientPlanner):
+    """Asks one mode after the other for an answer: the last one can make any.
+
+    Args:
+        first: asked first, in this order.
+        last: makes the answers that none of them makes.
+        if_faster: the first ones make an answer only if they are predicted to be the faster ones.
+    """
+
+    name = "fallback"
+
+    def __init__(self, first: tuple[Planner, ...], last: ClientPlanner, *, if_faster: bool) -> None:
+        self.first = first
+        self.last = last
+        self._if_faster = if_faster
+
+    @property
+    def parts(self) -> tuple[Planner, ...]:
+        """The planners that may make an answer."""
+        return tuple(part for each in (*self.first, self.last) for part in each.parts)
+
+    @property
+    def account(self) -> object:
+        """What is spent and learned under a budget."""
+        return self.last.account
+
+    @property
+    def kept_out(self) -> Kind | None:
+        """The side that must not be used at all."""
+        return self.last.kept_out
+
+    @property
+    def reader_rate(self) -> float:
+        """Tokens per second of the virtual reader."""
+        return self.last.reader_rate
+
+    @property
+    def may_draft(self) -> bool:
+        """True if a verifier may check drafts."""
+        return any(each.may_draft for each in (*self.first, self.last))
+
+    @property
+    def problem(self) -> str:
+        """See ``Planner``: why none of the first can make an answer."""
+        problems = [each.problem for each in self.first]
+        return problems[0] if problems and all(problems) else ""
+
+    async def start(self) -> None:
+        """Find out what the mode needs to know. If a side is kept out, the first ones are not asked, and need to know nothing."""
+        if self.kept_out is None:
+            for each in self.first:
+                await each.start()
+        await self.last.start()
+
+    async def prepare(self, asked: AskedAnswer, *, if_faster: bool = False) -> Prepared[Any] | Obstacle:
+        """Return the answer, ready to start, or what is in the way."""
+        for planner in self.first:
+            if self.kept_out is not None:
+                outcome: Prepared[Any] | Obstacle = Obstacle.of_settings(f"the {self.kept_out} is kept out")
+            else:
+                outcome = await planner.prepare(asked, if_faster=if_faster or self._if_faster)
+            if isinstance(outcome, Prepared):
+                return outcome
+            asked.passed_over = planner, outcome
+        return await self.last.prepare(asked)
+
+    def costs(self) -> CostOf:
+        """Return the function that gives the cost of tokens."""
+        return self.last.costs()
+
+    def profile(self) -> bytes:
+        """Return what was learned so far."""
+        return self.last.profile()

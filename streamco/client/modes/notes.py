@@ -1,0 +1,40 @@
+"""What answers of several modes are without, said in their notes."""
+
+from __future__ import annotations
+
+from streamco.client.modes.base import AskedAnswer
+from streamco.endpoints.base import Endpoint
+from streamco.policies.eligibility import RequestFacts
+
+__all__ = ["note_inexact", "note_shortened", "note_unpaced"]
+
+
+def note_inexact(asked: AskedAnswer, device: Endpoint | None) -> None:
+    """Record that the device is a split model which sends states in a format that changes tokens; nothing if it isn't."""
+    if device is not None and not getattr(device, "is_exact", True):
+        sentence = f"{device.name}: the answer is not exactly the model's own, because its states travel in fewer than 32 bits"
+        asked.settings.degradations.record(asked.notes, kind="not exact", endpoint=device.name, sentence=sentence, may_raise=False)
+
+
+def note_shortened(asked: AskedAnswer, facts: RequestFacts, *, device: str, tokens: int) -> None:
+    """Record that the device can give only a shorter answer than the request allows.
+
+    Args:
+        asked: the answer.
+        facts: properties of the request.
+        device: the device's name.
+        tokens: the longest answer that it can give.
+
+    Raises:
+        DegradedError: by the client's rule.
+    """
+    most = f"{tokens} of {facts.max_tokens} tokens"
+    sentence = f"{device} can give at most {most} (max_tokens), because its context ends there"
+    asked.settings.degradations.record(asked.notes, kind="shortened", endpoint=device, sentence=sentence)
+
+
+def note_unpaced(asked: AskedAnswer) -> None:
+    """Record that the client's pace has no effect, if the answer is not streamed."""
+    if asked.settings.pace is not None and not asked.is_streamed:
+        sentence = "the client's pace has no effect on an answer that is not streamed"
+        asked.settings.degradations.record(asked.notes, kind="no effect", endpoint="pace", sentence=sentence, may_raise=False)

@@ -1,0 +1,166 @@
+"""The dispatch decision for one request: what its report, its log lines and its race are made from."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
+
+from msgspec.structs import replace
+
+from streamco.client.modes.base import Obstacle
+from streamco.core.race.attempt import AttemptPlan
+from streamco.core.race.learner import CallersPolicy, Plan
+from streamco.core.report import DispatchReport
+from streamco.endpoints.base import Endpoint, Kind
+from streamco.errors import shorten
+from streamco.policies.budget_control import BudgetSteering, Reservation
+from streamco.policies.cost import DeviceCosts, RequestCost, Usage, request_cost
+from streamco.policies.dispatch import Decision
+from streamco.policies.eligibility import RequestFacts
+from streamco.policies.migration import BarredMove
+from streamco.profiles import Prices
+
+__all__ = ["DispatchRecord", "endpoint_cost", "known_prices"]
+
+_SIDE = re.compile(r"\b(?:device|server)\b")  # as the reasons of policies name the sides
+_SIDE_BEFORE_COLON = re.compile(r"(?:(?<=^)|(?<=; )|(?<=, ))(?:device|server)(?=: )")  # why a side is left out; the rest may be a caller's
+
+
+class DispatchRecord:
+    """The dispatch decision for one request, and its reservation in the budget's account.
+
+    Attributes:
+        attempts: planned attempts of the race.
+        device: name of the device endpoint.
+        facts: facts of the request that decide which endpoints can serve it.
+        obstacles: why endpoints can't serve the request though others can, by name. A device that the quality gate keeps out isn't in it.
+        without_effect: why the policy has no effect, as a sentence; "": it has.
+        late: why endpoints are asked after others, because by an estimate they lack the room for the prompt, by name.
+        shortened_to: the longest answer that fits into the device's context, if the request allows a longer one; None: it doesn't.
+        unmoved: why the answer moves to no cheaper endpoint, as a clause; "": it may; found by ``Dispatcher.plan_moves``.
+        sides: the endpoints' names in the place of "device" and "server", if two servers race; {}: there are real sides.
+        barred: moves that would save money and must not happen, because the target is not good enough; found there, too.
+    """
+
+    def __init__(
+        self,
+        decision: Decision,
+        attempts: tuple[AttemptPlan, ...],
+        *,
+        device: str | None,
+        plan: Plan,
+        facts: RequestFacts,
+        steering: BudgetSteering,
+        reservation: Reservation,
+        is_exempt: bool,
+        is_named: bool,
+        costs: DeviceCosts | None,
+        note: str,
+        logged_reason: str = "",
+        obstacles: Mapping[str, Obstacle] = MappingProxyType({}),
+        late: Mapping[str, str] = MappingProxyType({}),
+        without_effect: str = "",
+        shortened_to: int | None = None,
+        sides: Mapping[str, str] = MappingProxyType({}),
+    ) -> None:
+        self.sides = sides
+        self.obstacles = obstacles
+        self.late = late
+        self.without_effect = without_effect
+        self.shortened_to = shortened_to
+        self.unmoved = ""
+        self.barred: Sequence[BarredMove] = ()
+        self.attempts = attempts
+        self.device = device
+        self.facts = facts
+        self.steering = steering  # the request's account; a client that learns what its sides cost may open another one
+        self.reservation = reservation
+        self.is_exempt = is_exempt
+        self.is_named = is_named  # one side was asked for by name
+        self.plan = plan
+        self._decision = decision
+        self._share = steering.share if steering.requests else None
+        self._costs = costs
+        self._note = note
+        self._logged_reason = logged_reason or decision.reason  # as the decision's, without words of the caller's
+        self._logged_note = note
+
+    @property
+    def prompt_tokens(self) -> int:
+        """The prompt's length; the device's count, if it can count."""
+        return self.facts.prompt_tokens
+
+    @property
+    def explore(self) -> bool:
+        """True if the loser runs to its first token, so that its time is learned in full."""
+        return self._decision.explore
+
+    def report(self) -> DispatchReport:
+        """Return the decision for the answer's report."""
+        return DispatchReport(
+            policy=self._decision.policy,
+            constraint=self.sides.get(self.plan.constrained, self.plan.constrained),
+            device_wait=self._decision.device_wait,
+            server_wait=self._decision.server_wait,
+            reason=self._named_reason(self._decision.reason, self._note),
+            prompt_tokens=self.prompt_tokens,
+            is_estimated=self.facts.is_estimated,
+            budget=self.plan.budget,
+            budget_share=self._share,
+        )
+
+    def logged_report(self) -> DispatchReport:
+        """Return the decision as it may be logged: the reason has no words of the caller's."""
+        return replace(self.report(), reason=self._named_reason(self._logged_reason, self._logged_note))
+
+    def logged_reason(self) -> str | None:
+        """Return the reason as it may be logged; None: it is that of the report, which quotes nothing."""
+        if (self._logged_reason, self._logged_note) == (self._decision.reason, self._note):
+            return None
+        return self._named_reason(self._logged_reason, self._logged_note)
+
+    def _named_reason(self, reason: str, note: str) -> str:
+        return shorten((self._by_name(reason) or ", ".join(each.source for each in self.attempts)) + note)
+
+    def _by_name(self, reason: str) -> str:
+        """Return a reason of our own with the names of two servers that race, in the place of the sides'."""
+        if not self.sides or isinstance(self.plan.policy, CallersPolicy):
+            return reason
+        return (_SIDE_BEFORE_COLON if ": " in reason else _SIDE).sub(lambda found: self.sides[found[0]], reason)
+
+    def may_write(self, kind: Kind) -> bool:
+        """Return True if a planned hand-over may give the answer to this side. The constrained side may be left out by the budget."""
+        return kind != self.plan.constrained or self._decision.wait(kind) is not None
+
+    def cost(self, endpoint: Endpoint, prompt: int, completion: int, cached: int) -> RequestCost:
+        """Return the cost of tokens at an endpoint; its parts are None if prices or the model's shape are not known.
+
+        Args:
+            endpoint: the endpoint.
+            prompt: prompt tokens, cached ones included.
+            completion: generated tokens.
+            cached: prompt tokens that the endpoint had in its cache.
+        """
+        return endpoint_cost(self._costs, endpoint, prompt, completion, cached)
+
+    def add_note(self, text: str, *, logged: str | None = None) -> None:
+        """Add a text to the reason in the report. ``logged``: the same without words of the caller's; None: it has none."""
+        self._note += f"; {text}"
+        self._logged_note += f"; {text if logged is None else logged}"
+
+
+def endpoint_cost(costs: DeviceCosts | None, endpoint: Endpoint, prompt: int, completion: int, cached: int) -> RequestCost:
+    """Return the cost of tokens at an endpoint; see ``DispatchRecord.cost``. ``costs``: of a device's tokens; None: not known."""
+    if endpoint.kind == "device":
+        return request_cost(Usage(device_prompt=prompt - cached, device_completion=completion), None, costs)
+    usage = Usage(server_prompt=prompt, server_completion=completion, server_cached=cached)
+    return request_cost(usage, known_prices(endpoint), None)
+
+
+def known_prices(endpoint: Endpoint) -> Prices | None:
+    """Return an endpoint's prices; None: not all are known."""
+    prices = endpoint.prices
+    if prices.prompt is None or prices.completion is None:
+        return None
+    return Prices(prompt=prices.prompt, completion=prices.completion, cached_prompt=prices.cached_prompt)

@@ -1,0 +1,427 @@
+"""The client's side of dispatch: plans a race for each request, and learns from each race that has ended.
+
+The decisions are made in ``streamco.policies`` and ``streamco.core.race.learner``; this file collects the facts
+for them and keeps the account.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from copy import copy
+from functools import partial
+from random import Random, SystemRandom
+from typing import Literal
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+from streamco.client.modes.base import CostOf
+from streamco.client.modes.obstacles import find_obstacles, in_order, refusal, shortened_length, side_facts, why_without_effect
+from streamco.client.modes.race.dispatch_record import DispatchRecord, endpoint_cost, known_prices
+from streamco.client.modes.race.migration import MigrationOptions, MigrationPlanner
+from streamco.client.request_facts import describe_request, facts_for_log
+from streamco.config import READING
+from streamco.core.race.attempt import Attempt, AttemptPlan, AttemptState
+from streamco.core.race.estimators import is_burst
+from streamco.core.race.learner import DeviceTTFT, Learner, PromptLength, ServerTTFT
+from streamco.core.race.machine import RaceMachine
+from streamco.core.race.migration import MigrationPlan
+from streamco.core.report import HandOver
+from streamco.endpoints.base import Endpoint, Request
+from streamco.errors import ConfigError, EndpointError
+from streamco.policies.budget_control import BudgetSteering, steer
+from streamco.policies.cost import RATE_SERVER_CONSTRAINED, DeviceCosts, device_costs
+from streamco.policies.device_constrained import TAIL
+from streamco.policies.dispatch import Decision, DeviceOnly, DispatchPolicy, ServerOnly, Side
+from streamco.policies.eligibility import Eligibility, Gate, RequestFacts, check_eligibility, restrict
+from streamco.profiles import ModelShape, Prices, Profile
+
+__all__ = ["DispatchOptions", "Dispatcher"]
+
+_CURE = "; capabilities=Capabilities(...) of an endpoint says what it can do"
+_INDIFFERENT = Random(0)  # for requests of one side: whatever is drawn, that side serves it
+_NAMED_SIDES: Mapping[str, Side] = {"device-only": "device", "device-first": "device", "server-only": "server", "server-first": "server"}
+
+
+class DispatchOptions(Struct, frozen=True, kw_only=True):
+    """The settings of a ``Race`` that an account depends on; described there."""
+
+    policy: str | DispatchPolicy = "auto"
+    constrained: Literal["device", "server"] | None = None
+    tail: float = TAIL
+    tail_weight: float = 0.0
+    explore: float = 0.05
+    gate: Gate | None = None
+    hedge_tools: bool = False
+    exchange_rate: float = RATE_SERVER_CONSTRAINED
+    reader_rate: float = READING
+
+    def __post_init__(self) -> None:
+        """Refuse what neither the learner nor a race could use."""
+        if self.gate is not None and not callable(self.gate):
+            raise ConfigError(f"dispatch: gate: expected a function of RequestFacts or None, got {type(self.gate).__name__}")
+        if not isinstance(self.reader_rate, int | float) or not self.reader_rate > 0:
+            raise ConfigError(f"dispatch: reader_rate: expected tokens per second above 0, got {self.reader_rate!r}")
+
+
+class Dispatcher:
+    """Decides for one client which endpoint starts when, and learns from the answers.
+
+    Args:
+        options: the policy and its options.
+        budget: share of prompt tokens the constrained side may process, 0 to 1.
+        profile: what an earlier client learned; None: nothing is known.
+        seed: seed of the policies' random draws; None: from the system.
+
+    Raises:
+        ConfigError: a setting out of range, an unknown policy.
+    """
+
+    def __init__(
+        self,
+        options: DispatchOptions,
+        *,
+        budget: float,
+        profile: Profile | None = None,
+        seed: int | None = None,
+    ) -> None:
+        self._options = options
+        self._learner = Learner(
+            budget,
+            policy=options.policy,
+            prior=profile,
+            constrained=options.constrained,
+            exchange_rate=options.exchange_rate,
+            tail=options.tail,
+            tail_weight=options.tail_weight,
+            explore=options.explore,
+        )
+        self._steering = BudgetSteering(budget)
+        self._constrained = self._learner.constrained
+        self._seed = SystemRandom().randrange(1 << 63) if seed is None else seed
+        self._count = 0
+        self._costs: DeviceCosts | None = None
+        self._known: tuple[Prices | None, ModelShape | None] = (None, None)
+        self._migration = MigrationPlanner() if profile is None else MigrationPlanner(profile.answers, profile.quality)
+        self._pair = None if profile is None else profile.pair
+
+    def copy(self, options: DispatchOptions, *, budget: float | None) -> Dispatcher:
+        """Return a dispatcher with other options that starts with what this one knows; it keeps an account of its own.
+
+        Args:
+            options: the policy and its options.
+            budget: share of prompt tokens the constrained side may process, 0 to 1; None: the same.
+        """
+        other = Dispatcher(
+            options,
+            budget=self._learner.budget if budget is None else budget,
+            profile=self._learner.profile(),
+            seed=self._seed + 1,
+        )
+        other._migration = self._migration.copy()
+        other._pair = self._pair
+        return other
+
+    @property
+    def reader_rate(self) -> float:
+        """Tokens per second of the virtual reader that quality is measured with, if no pace is set."""
+        return self._options.reader_rate
+
+    def profile(self) -> bytes:
+        """Return what is known now, as the JSON of a ``Profile``."""
+        return replace(
+            self._learner.profile(), answers=self._migration.answers, pair=self._pair, quality=dict(self._migration.quality)
+        ).to_json()
+
+    @property
+    def kept_out(self) -> Side | None:
+        """The side that must not be used at all, by policy "device-only" or "server-only" or by a budget of 0; None: no side.
+
+        A budget of 0 keeps the server out, unless the caller names the device as the constrained side. It doesn't follow the costs,
+        because a change of prices must not send prompts to a server.
+        """
+        restriction = self._restriction
+        return None if restriction is None else restriction[0]
+
+    @property
+    def _restriction(self) -> tuple[Side, str] | None:
+        """The side that is kept out, and the setting that does it; None: no side."""
+        policy = self._learner.policy
+        if policy in {"device-only", "server-only"}:
+            return "server" if policy == "device-only" else "device", f'policy="{policy}"'
+        return None if self.spared is None else (self.spared, "budget=0")
+
+    @property
+    def needed(self) -> tuple[Side, str] | None:
+        """The side that has to exist, because the policy or a budget of 0 asks for it, and that setting; None: neither does."""
+        policy = self._learner.policy
+        if policy in _NAMED_SIDES:
+            return _NAMED_SIDES[policy], f'policy="{policy}"'
+        kept_out = self.spared
+        return None if kept_out is None else ("server" if kept_out == "device" else "device", "budget=0")
+
+    @property
+    def spared(self) -> Side | None:
+        """The side that a budget of 0 keeps out; None: the budget is above 0."""
+        return (self._learner.declared_constraint or "server") if self._learner.budget == 0 else None
+
+    # Deciding
+
+    def decide(
+        self,
+        request: Request,
+        device: Endpoint | None,
+        servers: Sequence[Endpoint],
+        unavailable: Mapping[str, EndpointError],
+        facts: RequestFacts | None = None,
+    ) -> DispatchRecord:
+        """Decide which endpoint starts when.
+
+        Args:
+            request: the request, for its facts.
+            device: the device; None: there is none.
+            servers: the servers in the order of their use: each is the fallback of those before it.
+            unavailable: endpoints that could not start, with their errors.
+            facts: the result of ``describe_request``, if it was called before; None: it is called here.
+
+        Raises:
+            ConfigError: no endpoint can serve this request; the text says why each can't.
+            EndpointError: one side is kept out, and the other could not start.
+        """
+        self._update_costs(device, servers)
+        kept_out, setting = self._restriction or (None, "")
+        without_effect = "" if kept_out is not None else why_without_effect(self._learner.policy, device, servers)
+        kept_out_by = ""
+        if kept_out is not None:
+            is_there = bool(servers) if kept_out == "server" else device is not None
+            kept_out_by = setting if is_there else ""
+            device, servers = (device, ()) if kept_out == "server" else (None, servers)
+            _check_startable([*servers, *([device] if device is not None else [])], unavailable)
+        device = None if device is not None and device.name in unavailable else device
+        servers = [server for server in servers if server.name not in unavailable]
+        facts = facts or describe_request(request, device, servers)
+        able, late = in_order(facts, servers)
+        server = next(iter(able or servers), None)
+        check = partial(
+            check_eligibility,
+            device=None if device is None else side_facts(device, facts, shortens=not able),
+            server=None if server is None else side_facts(server, facts),
+            gate=self._options.gate,
+            hedge_tools=self._options.hedge_tools,
+            kept_out_by=kept_out_by,
+        )
+        eligibility = check(facts)
+        if not eligibility.device and not eligibility.server:
+            asked = [*([device] if device is not None and _passes(self._options.gate, facts) else []), *servers]
+            more = f"{_note(unavailable)}{_CURE if servers else ''}" if kept_out is None else ""
+            raise refusal(request, facts, asked, without=kept_out or "", reason=eligibility.reason, more=more)
+        plan, length = self._learner.plan, facts.prompt_tokens
+        self._count += 1
+        is_one_sided = isinstance(plan.policy, DeviceOnly | ServerOnly)  # asked for by name: no budget limits it
+        has_choice = eligibility.device and eligibility.server and not is_one_sided
+        rng = Random(f"{self._seed}/{self._count}") if has_choice else _INDIFFERENT  # to seed one costs more than the decision
+        decision = restrict(plan.decide(length, rng), eligibility)
+        is_exempt = is_one_sided or (kept_out is None and not (eligibility.device and eligibility.server))
+        is_wanted = not is_exempt and decision.wait(plan.constrained) is not None
+        reservation = self._steering.reserve(length, wanted=is_wanted)
+        if is_wanted:
+            decision = steer(decision, plan.constrained, is_allowed=reservation.is_allowed)
+        logged_reason = ""
+        if decision.reason == eligibility.reason and (loggable := facts_for_log(facts)) is not facts:
+            logged_reason = check(loggable).reason
+        attempts = _attempts(decision, eligibility, device, able)
+        return DispatchRecord(
+            decision,
+            attempts,
+            device=device.name if device is not None else None,
+            plan=plan,
+            facts=facts,
+            steering=self._steering,
+            reservation=reservation,
+            is_exempt=is_exempt,
+            is_named=is_one_sided,
+            costs=self._costs,
+            logged_reason=logged_reason,
+            obstacles=find_obstacles(facts, device, servers, gate=self._options.gate, shortens=not able),
+            late=_late(eligibility, late, device, able),
+            without_effect=without_effect,
+            shortened_to=shortened_length(facts, device) if eligibility.device else None,
+            sides=_names_of_two_servers(device, able or servers),
+            note=_note(unavailable) + "".join(f"; not for {server.name}" for server in servers if able and server not in able),
+        )
+
+    def abandon(self, dispatched: DispatchRecord) -> None:
+        """Close the account of a request that doesn't start after all, so that it holds back nothing of the budget."""
+        if not dispatched.reservation.is_settled:
+            dispatched.steering.settle(dispatched.reservation, started=False, exempt=True)
+
+    def costs(self, device: Endpoint | None, servers: Sequence[Endpoint]) -> CostOf:
+        """Return the function that gives the cost of tokens at these endpoints, for answers that are not dispatched."""
+        self._update_costs(device, servers)
+        return partial(endpoint_cost, self._costs)
+
+    def record_prompt(self, tokens: int) -> None:
+        """Record the prompt length of an answer that was not dispatched, in tokens."""
+        self._learner.observe(PromptLength(tokens))
+
+    def _update_costs(self, device: Endpoint | None, servers: Sequence[Endpoint]) -> None:
+        known = (known_prices(servers[0]) if servers else None, _shape(device))
+        if known == self._known:
+            return
+        self._known = known
+        self._learner.set_costs(*known)
+        if known[1] is not None:
+            self._costs = device_costs(known[1], exchange_rate=self._options.exchange_rate)
+        if self._learner.constrained != self._constrained:
+            self._constrained = self._learner.constrained
+            self._steering = BudgetSteering(self._learner.budget)
+
+    def plan_moves(
+        self,
+        dispatched: DispatchRecord,
+        endpoints: Mapping[str, Endpoint],
+        options: MigrationOptions,
+        *,
+        pace: float | None,
+        capacity: int,
+        limit: int | None,
+    ) -> MigrationPlan | None:
+        """Return the plan for planned hand-overs of an answer; None: it is not moved.
+
+        Args:
+            dispatched: the decision for the answer.
+            endpoints: all endpoints, by name.
+            options: whether and how answers move.
+            pace: tokens per second at the reader; None: unpaced.
+            capacity: tokens a source may be ahead of the reader.
+            limit: maximum of the answer's tokens; None: not known.
+        """
+        if dispatched.is_named:
+            return None
+        writers = [endpoints[each.source] for each in dispatched.attempts if dispatched.may_write(endpoints[each.source].kind)]
+        dispatched.unmoved = self._migration.obstacle(options, writers, dispatched.cost, pace=pace)
+        if dispatched.unmoved:
+            dispatched.add_note(f"no planned hand-over: {dispatched.unmoved}")
+        dispatched.barred = self._migration.barred(options, writers, dispatched.cost, pace=pace)
+        for move in dispatched.barred:
+            dispatched.add_note(f"no planned hand-over from {move.source} to {move.target}: {move.reason}")
+        plan = self._migration.plan(
+            options,
+            writers,
+            dispatched.cost,
+            prompt_tokens=dispatched.prompt_tokens,
+            pace=pace,
+            reader_rate=pace or self._options.reader_rate,
+            capacity=capacity,
+            limit=limit,
+            constrained=dispatched.plan.constrained,
+        )
+        if plan is not None:
+            for name in self._migration.unmetered(writers, dispatched.cost):
+                dispatched.add_note(f"for hand-overs tokens at {name} count as free, because its energy is not known")
+        return plan
+
+    def unknown_quality_moves(self, options: MigrationOptions, hand_overs: Iterable[HandOver]) -> list[HandOver]:
+        """Return the planned hand-overs between endpoints of unknown quality, if the caller has set nothing about it."""
+        return [each for each in hand_overs if each.is_planned and self._migration.is_unknown(options, each.source, each.target)]
+
+    # Learning
+
+    def record(self, dispatched: DispatchRecord, machine: RaceMachine) -> None:
+        """Record a race that has ended: close its account and learn from its times."""
+        attempts = [attempt for attempt in (*machine.attempts.values(), *machine.past_attempts) if attempt.opened is not None]
+        sides = {attempt.source: "device" if attempt.source == dispatched.device else "server" for attempt in attempts}
+        constrained = [attempt for attempt in attempts if sides[attempt.source] == dispatched.plan.constrained]
+        was_planned = any(
+            attempt.plan.wait is not None and attempt.takeover_position is None and attempt.read_ahead is None for attempt in constrained
+        )
+        is_outage = bool(constrained) and not was_planned
+        if not dispatched.reservation.is_settled:
+            dispatched.steering.settle(dispatched.reservation, started=bool(constrained), exempt=dispatched.is_exempt or is_outage)
+        self._learner.observe(PromptLength(dispatched.prompt_tokens))
+        self._migration.record(machine, frozenset([dispatched.device] if dispatched.device else []), dispatched.prompt_tokens)
+        for attempt in attempts:
+            self._record_ttft(attempt, sides[attempt.source], dispatched)
+
+    def _record_ttft(self, attempt: Attempt, side: str, dispatched: DispatchRecord) -> None:
+        if attempt.opened is None or attempt.takeover_position is not None or attempt.read_ahead is not None or attempt.error is not None:
+            return
+        if attempt.ttft is not None:
+            self._learner.observe(
+                _device_sample(attempt, attempt.ttft, dispatched) if side == "device" else _server_sample(attempt, attempt.ttft)
+            )
+        elif side == "server" and attempt.stopped is not None and not attempt.has_won:
+            self._learner.observe(ServerTTFT(attempt.stopped - attempt.opened, is_censored=True))
+
+
+def _device_sample(attempt: Attempt, ttft: float, dispatched: DispatchRecord) -> DeviceTTFT:
+    details = attempt.usage.prompt_tokens_details if attempt.usage else None
+    fresh = dispatched.prompt_tokens - ((details.cached_tokens or 0) if details else 0)
+    return DeviceTTFT(max(1, fresh), ttft)
+
+
+def _server_sample(attempt: Attempt, ttft: float) -> ServerTTFT:
+    if attempt.state is not AttemptState.ENDED or attempt.first_token is None or attempt.stopped is None:
+        return ServerTTFT(ttft)
+    return ServerTTFT(ttft, is_burst=is_burst(attempt.tokens, ttft, attempt.stopped - attempt.first_token))
+
+
+def _attempts(
+    decision: Decision, eligibility: Eligibility, device: Endpoint | None, servers: Sequence[Endpoint]
+) -> tuple[AttemptPlan, ...]:
+    attempts = []
+    if servers:
+        attempts.append(_attempt(servers[0], decision.server_wait))
+    if device is not None and eligibility.device:
+        attempts.append(_attempt(device, decision.device_wait))
+    return (*attempts, *(_attempt(server, None) for server in servers[1:]))
+
+
+def _names_of_two_servers(device: Endpoint | None, servers: Sequence[Endpoint]) -> dict[str, str]:
+    """Return the names of two servers that race, by the side that each stands for; {}: there are real sides."""
+    if device is None or device.kind == "device" or not servers:
+        return {}
+    return {"device": device.name, "server": servers[0].name}
+
+
+def _attempt(endpoint: Endpoint, wait: float | None) -> AttemptPlan:
+    can = endpoint.capabilities
+    return AttemptPlan(endpoint.name, wait, continues=can.continuation != "none", vocabulary=can.vocabulary)
+
+
+def _check_startable(endpoints: Sequence[Endpoint], unavailable: Mapping[str, EndpointError]) -> None:
+    """Raise the error of the endpoints that may be used if none of them could start.
+
+    Raises:
+        EndpointError: the first one's.
+    """
+    errors = [unavailable[each.name] for each in endpoints if each.name in unavailable]
+    if errors and len(errors) == len(endpoints):
+        raise copy(errors[0])
+
+
+def _shape(device: Endpoint | None) -> ModelShape | None:
+    """Return the device model's shape; None: the endpoint has no engine with that information."""
+    info = getattr(getattr(device, "engine", None), "info", None)
+    if info is None:
+        return None
+    return ModelShape(layers=info.layers, width=info.width, ffn_width=info.ffn_width, vocabulary=info.vocabulary_size, heads=info.heads)
+
+
+def _passes(gate: Gate | None, facts: RequestFacts) -> bool:
+    return gate is None or gate(facts)
+
+
+def _late(eligibility: Eligibility, late: dict[str, str], device: Endpoint | None, able: Sequence[Endpoint]) -> dict[str, str]:
+    """Return why endpoints are asked after others, as the prompt may be too long for them by an estimate, by name."""
+    if eligibility.first is None:
+        return late
+    after = device if eligibility.first == "server" else able[0]
+    if after is None:
+        raise AssertionError("a side that begins has another one after it")
+    return {**late, after.name: eligibility.reason.partition(": ")[2]}
+
+
+def _note(unavailable: Mapping[str, EndpointError]) -> str:
+    """Return the errors of endpoints that are left out."""
+    return "".join(f"; left out: {error}" for error in unavailable.values())

@@ -1,0 +1,434 @@
+"""Runs a race machine on asyncio: events in, commands out.
+
+While several endpoints are at work, or tokens are released at a pace, a task of its own reads each endpoint's stream, and a timer of the
+loop serves the machine's deadlines. Once the winner is alone and nothing is timed, the reader's own task reads its stream directly. Then no
+task switch and no wake-up stands between the socket and the reader. A reader that pauses slows the endpoint down, by TCP or by the
+engine's full ring.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping
+
+from msgspec.structs import replace
+
+from streamco.client.delivery_queue import DeliveryQueue
+from streamco.client.driver import Batch
+from streamco.client.error_translation import FailedStream, FinishedStream, as_failure, as_raised, failure_of
+from streamco.client.modes.race.bill import has_counted
+from streamco.client.modes.race.dispatch_record import DispatchRecord
+from streamco.client.modes.race.report import build_cost, build_opening, build_report, describe_usage, with_split_figures
+from streamco.core.race.attempt import Attempt
+from streamco.core.race.commands import (
+    CancelStream,
+    Command,
+    ContinueStream,
+    DeliverTokens,
+    FailDelivery,
+    FinishDelivery,
+    OpenStream,
+    PrepareStream,
+)
+from streamco.core.race.machine import RaceMachine
+from streamco.core.report import AnswerUsage, Opening, Report, SplitFigures, opening_of
+from streamco.core.totals import AnswerCost
+from streamco.endpoints.base import Endpoint, EndpointStream, Request, TextCounter, WrittenStream, changes_of, idle_of, split_figures_of
+from streamco.errors import EndpointError, EngineError, StreamcoError, UsageError
+from streamco.events import Event, Partial, ReaderLeft, StreamCancelled, StreamEnded, StreamFailed, TextCount, TokensReceived
+from streamco.machine_driver import StepLog, TaskDriver
+
+__all__ = ["OnOpen", "RaceDriver"]
+
+OnOpen = Callable[[str, Endpoint, Request], Request]
+"""Called with an endpoint's name, the endpoint and the request to it; returns the request with further headers."""
+
+
+class RaceDriver(TaskDriver[Event, Command]):
+    """The IO of one raced answer: it reads the endpoints, feeds the machine and hands deliveries to the reader.
+
+    Args:
+        machine: the race, not started yet.
+        endpoints: the endpoints of all attempts in the machine's plan, by name.
+        request: the request to the endpoints.
+        max_unread: number of tokens that may wait for the reader and the pace. Above it, endpoints are not read on.
+        max_ahead: the same bound for those of a device; None: ``max_unread``. A server has the larger bound: a server
+            that is not read closes the connection in the end, and bills what it has written all the same.
+        record: record of the dispatch decision; None: the driver can't report.
+        on_over: called once when the answer and all its work have ended.
+        clock: seconds, monotonic; None: the system's, or the loop's if the loop has one of its own (virtual time).
+        log: takes every step, for replay or for log lines. With a log no token is passed on without a step.
+        on_open: returns the request that an endpoint of this name really gets; None: the one that the machine commands.
+    """
+
+    machine: RaceMachine
+
+    def __init__(
+        self,
+        machine: RaceMachine,
+        endpoints: Mapping[str, Endpoint],
+        request: Request,
+        *,
+        max_unread: int = 4096,
+        max_ahead: int | None = None,
+        record: DispatchRecord | None = None,
+        on_over: Callable[[RaceDriver], None] | None = None,
+        clock: Callable[[], float] | None = None,
+        log: StepLog[Event, Command] | None = None,
+        on_open: OnOpen | None = None,
+    ) -> None:
+        super().__init__(machine, on_over=on_over, clock=clock, log=log)
+        self.request = request
+        self._endpoints = endpoints
+        self._record = record
+        self._on_open = on_open
+        self._max_unread = max_unread
+        self._max_ahead = max_unread if max_ahead is None else min(max_ahead, max_unread)
+        self._queue = DeliveryQueue()
+        self._streams: dict[str, EndpointStream] = {}  # by endpoint
+        self._readers: dict[str, asyncio.Task[None]] = {}  # the tasks that read them, without those that were cancelled
+        self._direct: tuple[str, EndpointStream] | None = None  # what the reader's own task reads
+        self._paused: asyncio.Future[None] | None = None  # done when endpoints may be read on
+        self._counts: dict[Attempt, TextCount] = {}
+        self._final: Report | None = None
+        self._final_cost: AnswerCost | None = None
+        self._going_on: set[str] = set()  # endpoints that were asked to go on with the answer, or to read it ahead
+        self._idle: dict[EndpointStream, float] = {}  # of streams that have ended, seconds that they waited for the reader
+        self.unlimited: str | None = None
+        """The endpoint that continued with the whole of ``max_tokens``, because the answer's tokens so far are an estimate."""
+
+    # The reader's side
+
+    @property
+    def was_broken_off(self) -> bool:
+        """True if the reader left before the answer had ended."""
+        return self._queue.was_broken_off
+
+    @property
+    def has_changed_hands(self) -> bool:
+        """True if a second endpoint continued the answer: its usage is not the whole answer's."""
+        return bool(self.machine.hand_overs)
+
+    async def next_batch(self) -> Batch | None:
+        """Wait for the next delivery; see ``DeliveryQueue.next``."""
+        queue = self._queue
+        if queue.in_hand:
+            queue.in_hand = 0
+            self._resume_if_read()
+        if not queue.batches:
+            batch = await self._read()
+            if batch is not None:
+                return batch
+        return queue.take()
+
+    async def peek(self) -> None:
+        """Wait until there is a delivery or an end, without taking it; see ``DeliveryQueue.peek``."""
+        queue = self._queue
+        if not queue.batches and (batch := await self._read()) is not None:
+            queue.put(batch)
+        if not queue.batches:
+            queue.check_end()
+
+    def changes(self) -> list[tuple[str, str, str]]:
+        """Return which requests were sent again in another form, after a refusal: endpoint, short name of the form, sentence."""
+        return [(source, *change) for source, stream in self._streams.items() for change in changes_of(stream).items()]
+
+    def leave(self) -> None:
+        """Stop all work of this answer without waiting; drop what was not read. Must be called in the loop's thread."""
+        if not self._queue.has_left:
+            self._queue.leave()
+            self._direct = None
+            if not self._is_over:
+                self.emit(ReaderLeft())
+            self._resume()
+
+    async def _read(self) -> Batch | None:
+        """Read the next delivery directly; None: the queue has a delivery, or the end."""
+        queue = self._queue
+        queue.begin_reading()
+        try:
+            while not queue.batches and not queue.has_finished and not queue.has_left:
+                if self._direct is None:
+                    await queue.wait_for_wake()
+                    continue
+                direct = self._direct
+                source, stream = direct
+                event: Event | None
+                try:  # as in ``_read_event``: every token takes this path, and each coroutine on it costs
+                    event = await stream.receive()
+                except Exception as error:  # noqa: BLE001
+                    event = self._translate(source, error) if self._direct is direct else None
+                if event is None:  # the answer has ended
+                    continue
+                if self._direct is not direct:  # another task has closed this answer
+                    return None
+                if not isinstance(event, TokensReceived):
+                    self._keep_figures(source, stream, event)
+                    self._direct = None
+                elif self._log is None and self.machine.pass_on(event, now=(now := self._clock())):
+                    return source, event.chunks, now
+                self.emit(event)
+            return None
+        finally:
+            queue.is_reading = False
+
+    # Figures
+
+    def report(self) -> Report:
+        """Return the answer's figures so far; final when ``is_over``, and then made once."""
+        if self._final is not None:
+            return self._final
+        report = build_report(self.machine, self._dispatched(), self._endpoints, self.cost(), now=self.now)
+        report = with_split_figures(report, self._split_figures())
+        if self._is_over and report.is_final:
+            self._final = report
+        return report
+
+    def opening(self) -> Opening:
+        """Return the part of the report that is known at the first token."""
+        if any(self._split_figures()):
+            return opening_of(self.report())
+        return build_opening(self.machine, self._dispatched(), self._endpoints)
+
+    def _split_figures(self) -> list[SplitFigures | None]:
+        return [split_figures_of(stream) for stream in self._streams.values()]
+
+    def usage(self) -> AnswerUsage:
+        """Return the token counts of the answer as it was delivered."""
+        return describe_usage(self.machine, self._dispatched().prompt_tokens)
+
+    def cost(self) -> AnswerCost:
+        """Return the cost of the answer so far; final when ``is_over``, and then made once."""
+        if self._final_cost is not None:
+            return self._final_cost
+        cost = build_cost(self.machine, self._dispatched(), self._endpoints, was_left=self.was_broken_off, counts=self._counts)
+        if self._is_over and self.machine.is_over:
+            self._final_cost = cost
+        return cost
+
+    def _dispatched(self) -> DispatchRecord:
+        if self._record is None:
+            raise AssertionError("expected the record of the dispatch decision, which a report is made from, got none")
+        return self._record
+
+    # The machine's commands
+
+    def _run_command(self, command: Command, now: float) -> None:
+        match command:
+            case DeliverTokens(source, chunks):
+                self._queue.put((source, chunks, now))
+            case OpenStream(source):
+                self._open(source, self.request)
+            case ContinueStream(source, partial):
+                self._direct = None
+                self._continue(source, partial)
+            case PrepareStream(source, partial):
+                self._open(source, replace(_continued(self.request, partial, None), prefill_only=True))
+            case CancelStream(source):
+                if self._direct is not None and self._direct[0] == source:
+                    self._direct = None
+                self._cancel_soon(source)
+            case FinishDelivery():
+                self._queue.finish()
+            case FailDelivery(error):
+                self._queue.finish(error)
+
+    def _on_deadline(self, now: float) -> None:
+        super()._on_deadline(now)
+        self._resume_if_read()
+
+    # Endpoints
+
+    def _continue(self, source: str, partial: Partial) -> None:
+        """Let an endpoint continue the answer, or end it if it has as many tokens as it may."""
+        limit, written = self.request.sampling.max_tokens, self._count_written(source, partial)
+        if limit is None or written is None or written < limit:
+            self._open(source, _continued(self.request, partial, written))
+        else:
+            self._start_reading(source, FinishedStream(source, "length"))
+
+    def _count_written(self, target: str, partial: Partial) -> int | None:
+        """Return how many tokens of ``max_tokens`` a continued answer has used up; None: nothing but an estimate is known.
+
+        The ids are counted; else the text, in the vocabulary of the endpoint that wrote last, or of the one that continues.
+        """
+        if self.request.sampling.max_tokens is None:
+            return None
+        if partial.is_counted:
+            return partial.tokens
+        for name in (*(hand_over.source for hand_over in self.machine.hand_overs[-1:]), target):
+            if (count := _count_text(self._endpoints[name], partial.text)) is not None:
+                return count.tokens
+        self.unlimited = target
+        return None
+
+    def _keep_figures(self, source: str, stream: EndpointStream, end: Event | None = None) -> None:
+        """Keep how long a stream waited for the reader, and the number of tokens that its attempt has made, for a report without usage.
+
+        ``end`` is the stream's last event; None: it was cancelled.
+        """
+        self._idle.setdefault(stream, idle_of(stream))
+        attempt = self.machine.attempts[source]
+        usage = end.usage if isinstance(end, StreamEnded) else attempt.usage
+        if has_counted(usage, attempt.tokens) or not attempt.tokens or not isinstance(stream, WrittenStream):
+            return
+        written = stream.written()
+        if written.has_ids:
+            self._counts[attempt] = TextCount(attempt.tokens, "token ids")
+        elif written.text and (count := _count_text(self._endpoints[source], written.text)) is not None:
+            self._counts[attempt] = count
+
+    def _open(self, source: str, request: Request) -> None:
+        stream: EndpointStream
+        if request.partial is not None or request.prefill_only:
+            self._going_on.add(source)
+        try:
+            elapsed, endpoint = self._elapsed(), self._endpoints[source]
+            if self._on_open is not None:
+                request = self._on_open(source, endpoint, request)
+            stream = endpoint.open(replace(request, elapsed=elapsed) if elapsed else request)
+        except Exception as error:  # noqa: BLE001  an endpoint should not raise here
+            stream = FailedStream(self._failure_of(source, error))
+        self._start_reading(source, stream)
+
+    def _elapsed(self) -> float:
+        """Return how many seconds of the limit on the whole answer are used up: those since its start without the reader's pauses."""
+        if self.request.timeouts is None or self.request.timeouts.total is None:
+            return 0.0
+        idle = sum(self._idle.values()) + sum(idle_of(stream) for stream in self._streams.values() if stream not in self._idle)
+        return max(0.0, self.now - self.machine.began - idle)
+
+    def _start_reading(self, source: str, stream: EndpointStream) -> None:
+        self._streams[source] = stream
+        self._readers[source] = self._spawn(self._read_stream(source, stream), f"streamco read {source}")
+
+    async def _read_stream(self, source: str, stream: EndpointStream) -> None:
+        """Read one endpoint until it ends, or until the reader's own task can read it."""
+        while True:
+            event = await self._read_event(source, stream)
+            if not isinstance(event, TokensReceived):
+                self._keep_figures(source, stream, event)
+            self.emit(event)
+            if isinstance(event, StreamEnded | StreamFailed):
+                return
+            if self.machine.is_direct and not self._queue.has_left:
+                self._direct = source, stream
+                self._queue.wake()
+                return
+            if source == self.machine.writer and self._held > self._max_held():
+                await self._wait_for_reader()
+
+    async def _read_event(self, source: str, stream: EndpointStream) -> Event:
+        try:
+            return await stream.receive()
+        except Exception as error:  # noqa: BLE001  what is no failure of the endpoint ends this task, and ``_crash`` gets it
+            return StreamFailed(source, self._failure_of(source, error))
+
+    def _failure_of(self, source: str, error: Exception) -> EndpointError:
+        """Return what ``failure_of`` does, but end no answer that another endpoint is writing.
+
+        That an endpoint can't go on with an answer is no mistake of the caller's. Other mistakes and defects go to the loop's handler.
+        """
+        is_ours = source in self._going_on and isinstance(error, UsageError)
+        if self.machine.writer in {None, source} and not is_ours:
+            return failure_of(error, source)
+        if not (is_ours or isinstance(error, EndpointError)):
+            self._report_error(f"streamco: {source} failed beside the endpoint that writes the answer", error)
+        return as_failure(error, source)
+
+    def _translate(self, source: str, error: Exception) -> StreamFailed | None:
+        """Return the event of an endpoint's failure; None: the error is another one, and has ended the answer."""
+        try:
+            return StreamFailed(source, self._failure_of(source, error))
+        except StreamcoError as other:
+            self._crash(other)
+            return None
+
+    def _cancel_soon(self, source: str) -> None:
+        reader = self._readers.pop(source, None)  # a cancelled task holds its frame, and that this object
+        self._spawn(self._cancel(source, reader, self._streams[source]), f"streamco cancel {source}")
+
+    async def _cancel(self, source: str, reader: asyncio.Task[None] | None, stream: EndpointStream) -> None:
+        if reader is not None and not reader.done():
+            reader.cancel()
+            await asyncio.wait([reader])
+        self._keep_figures(source, stream)
+        try:
+            await stream.cancel()
+        except Exception as error:  # noqa: BLE001  the attempt must end all the same
+            self.emit(StreamFailed(source, as_failure(error, source)))
+        self.emit(StreamCancelled(source))
+
+    # Backpressure
+
+    @property
+    def _held(self) -> int:
+        """Number of tokens that came and the reader has not finished with."""
+        return self._queue.unread + self._queue.in_hand + self.machine.buffered
+
+    def _max_held(self) -> int:
+        winner = self.machine.writer
+        return self._max_ahead if winner is not None and self._endpoints[winner].kind == "device" else self._max_unread
+
+    def _resume_if_read(self) -> None:
+        if self._paused is not None and self._held <= self._max_held() // 2:
+            self._resume()
+
+    def _resume(self) -> None:
+        if self._paused is not None and not self._paused.done():
+            self._paused.set_result(None)
+
+    async def _wait_for_reader(self) -> None:
+        if self._paused is None or self._paused.done():
+            self._paused = self._loop.create_future()
+        await asyncio.shield(self._paused)  # shared by the attempts: cancelling one of them must not cancel it
+
+    # The end
+
+    def _is_done(self) -> bool:
+        return self.machine.is_over or self._has_crashed
+
+    def _crash(self, error: BaseException) -> None:
+        """End the answer with this error: a mistake of the caller's, or a defect here or in an endpoint."""
+        if self._queue.has_left or self._queue.has_finished:  # no reader would see it
+            self._report_error("streamco race failed", error)
+        if self._has_crashed:
+            return
+        self._has_crashed = True
+        self._direct = None
+        if not self._queue.has_finished:
+            self._queue.finish(as_raised(error, "race", self._text_so_far()))
+        for source in self._streams:
+            self._cancel_soon(source)
+        self._end_if_idle()
+
+    def _text_so_far(self) -> str:
+        """Return the text that the reader has got, or will; "": none, or no part of the answer keeps it."""
+        stream: object = self._streams.get(self.machine.writer or "")
+        if self.machine.text or not isinstance(stream, WrittenStream):
+            return self.machine.text
+        return stream.written().text or ""
+
+
+def _count_text(endpoint: Endpoint, text: str) -> TextCount | None:
+    """Return the tokens of a text in an endpoint's vocabulary; None: the endpoint can't say."""
+    try:
+        return endpoint.count_text(text) if isinstance(endpoint, TextCounter) else None
+    except EngineError:
+        return None  # the model has failed, or was closed: an answer that is asked of it gets the error
+
+
+def _continued(request: Request, partial: Partial, written: int | None) -> Request:
+    """Return the request for an endpoint that continues its answer; an answer of which nothing was seen starts from the beginning.
+
+    Args:
+        request: the request to the endpoint that began.
+        partial: the answer so far.
+        written: tokens of it that count against ``max_tokens``; None: the limit stays, because an estimate could cut the answer short.
+    """
+    if not partial.text and not partial.ids:
+        return request
+    limit = request.sampling.max_tokens
+    if limit is None or written is None:
+        return replace(request, partial=partial)
+    return replace(request, partial=partial, sampling=replace(request.sampling, max_tokens=limit - written))

@@ -1,0 +1,30 @@
+"""What is logged of a race's steps."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from streamco.client.answer_log import AnswerLog, describe_error
+from streamco.core.race.commands import CancelStream, Command, ContinueStream, OpenStream, PrepareStream
+from streamco.events import Event, StreamEnded, StreamFailed
+
+__all__ = ["log_step"]
+
+
+def log_step(log: AnswerLog, event: Event | None, commands: Sequence[Command]) -> None:
+    """Log what the race does with its endpoints; tokens and deliveries are not logged."""
+    match event:
+        case StreamEnded(source):
+            log.debug(f"{source} has ended")
+        case StreamFailed(source, error):
+            log.debug(f"{source} has failed: {describe_error(error)}")
+    for command in commands:
+        match command:
+            case OpenStream(source):
+                log.debug(f"{source} starts")
+            case ContinueStream(source, partial):
+                log.debug(f"{source} continues after {partial.tokens} tokens")
+            case PrepareStream(source, partial):
+                log.debug(f"{source} reads ahead: the prompt and {partial.tokens} tokens")
+            case CancelStream(source, reason):
+                log.debug(f"{source} is cancelled: {reason}")

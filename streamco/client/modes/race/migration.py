@@ -1,0 +1,227 @@
+"""The client's side of planned hand-overs: plans them for each answer, and learns from each race that has ended.
+
+The decisions are made in ``streamco.policies.migration`` and ``streamco.core.race.migration``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from copy import deepcopy
+from itertools import permutations
+
+from msgspec import Struct
+
+from streamco.client.modes.base import CostOf
+from streamco.core.race.answer_lengths import AnswerLengths
+from streamco.core.race.machine import RaceMachine
+from streamco.core.race.migration import MigrationPlan
+from streamco.core.race.switch_latency import SwitchLearner
+from streamco.endpoints.base import Endpoint, Kind
+from streamco.errors import ConfigError
+from streamco.policies.migration import SERVER_STOPS, BarredMove, Terms, TransferRule, are_known, barred_moves
+from streamco.profiles import RemainingLength
+from streamco.profiles.profile import check_quality
+
+__all__ = ["MigrationPlanner", "MigrationOptions"]
+
+
+class MigrationOptions(Struct, frozen=True, kw_only=True):
+    """How answers move to a cheaper endpoint while they are written (docs/migration.md).
+
+    Args:
+        rule: "pre-copy": the target reads ahead while the source goes on; "full-buffer": the target begins to read when the source stops,
+            which by then has written what the reader reads meanwhile (DiSCo 4.3).
+        max_migrations: maximum of planned hand-overs of one answer; 0: none.
+        unpaced: True: answers without a pace move too, for a virtual reader at ``Race.reader_rate``. A program that takes tokens
+            as fast as they come would notice that the cheaper endpoint is slower, so by default only answers with a fixed pace move.
+        min_quality: share of the quality of each endpoint that has written the answer so far which the next one needs, 0 to 1. 0: any
+            endpoint. None: an answer doesn't move to an endpoint that is known to be worse; where qualities aren't known, it does.
+        quality: measured quality by endpoint name, 0 or more, all on one scale (docs/research/quality.md). None: as in the profile.
+
+    Raises:
+        ConfigError: an unknown rule, a number out of range.
+    """
+
+    rule: TransferRule = "pre-copy"
+    max_migrations: int = 1
+    unpaced: bool = False
+    min_quality: float | None = None
+    quality: Mapping[str, float] | None = None
+
+    def __post_init__(self) -> None:
+        if self.rule not in {"pre-copy", "full-buffer"}:
+            raise ConfigError(f'migration: expected the rule "pre-copy" or "full-buffer", got {self.rule!r}')
+        if self.max_migrations < 0:
+            raise ConfigError(f"migration: expected max_migrations of 0 or more, got {self.max_migrations!r}")
+        if self.min_quality is not None and not (isinstance(self.min_quality, int | float) and 0.0 <= self.min_quality <= 1.0):
+            raise ConfigError(f"migration: expected min_quality of 0 to 1 or None, got {self.min_quality!r}")
+        if self.quality is not None and not isinstance(self.quality, Mapping):
+            raise ConfigError(f"migration: quality: expected numbers by endpoint name or None, got {type(self.quality).__name__}")
+        check_quality(self.quality or {}, where="migration: quality")
+
+
+class MigrationPlanner:
+    """Plans the hand-overs of one client's answers from what it has learned.
+
+    Args:
+        prior: lengths of answers that an earlier client has seen; None: not known.
+        quality: measured quality of endpoints, for options without their own; None: not known.
+    """
+
+    def __init__(self, prior: RemainingLength | None = None, quality: Mapping[str, float] | None = None) -> None:
+        self.quality = dict(quality or {})
+        self._switching = SwitchLearner()
+        self._prior = prior
+        self._lengths = AnswerLengths(prior=prior)
+
+    @property
+    def answers(self) -> RemainingLength | None:
+        """Lengths of answers, for the next client; None: no answer was seen, now or before."""
+        return self._lengths.estimate().compress() if len(self._lengths) else self._prior
+
+    def copy(self) -> MigrationPlanner:
+        """Return a planner that starts with what this one knows, and learns on its own."""
+        return deepcopy(self)
+
+    def plan(
+        self,
+        options: MigrationOptions,
+        endpoints: Iterable[Endpoint],
+        cost: CostOf,
+        *,
+        prompt_tokens: int,
+        pace: float | None,
+        reader_rate: float,
+        capacity: int,
+        limit: int | None,
+        constrained: Kind | None = None,
+    ) -> MigrationPlan | None:
+        """Return the plan for an answer's hand-overs; None: it is not moved.
+
+        Args:
+            options: whether and how answers move.
+            endpoints: endpoints that may write this answer.
+            cost: gives the cost of their tokens.
+            prompt_tokens: the prompt's length.
+            pace: tokens per second at the reader; None: unpaced.
+            reader_rate: tokens per second of the reader, or of the virtual reader.
+            capacity: tokens a source may be ahead of the reader.
+            limit: maximum of the answer's tokens; None: not known.
+            constrained: the side that the budget limits; None: no side.
+        """
+        if not _wants_moves(options, pace):
+            return None
+        endpoints = list(endpoints)
+        terms = self._known_terms(endpoints, cost)
+        pairs = permutations((endpoint.name for endpoint in endpoints), 2)  # a writer of any price counts, after a failure
+        moves = barred_moves(pairs, self._qualities(options), options.min_quality)
+        barred = frozenset((move.source, move.target) for move in moves)
+        if barred.issuperset(_possible_moves(endpoints, terms)):  # no endpoint that can continue is cheaper and good enough
+            return None
+        return MigrationPlan(
+            terms=terms,
+            lengths=self._lengths.estimate(),
+            prompt_tokens=prompt_tokens,
+            reader_rate=reader_rate,
+            capacity=capacity,
+            rule=options.rule,
+            max_migrations=options.max_migrations,
+            constrained=frozenset(endpoint.name for endpoint in endpoints if endpoint.kind == constrained),
+            max_tokens=limit,
+            barred=barred,
+        )
+
+    def obstacle(self, options: MigrationOptions, endpoints: Iterable[Endpoint], cost: CostOf, *, pace: float | None) -> str:
+        """Return why an answer moves to no cheaper endpoint, as a clause; "": it may, none is cheaper, or it must not by the options.
+
+        Args:
+            options: whether and how answers move.
+            endpoints: endpoints that may write this answer.
+            cost: gives the cost of their tokens.
+            pace: tokens per second at the reader; None: unpaced.
+        """
+        endpoints = list(endpoints)
+        if not _wants_moves(options, pace) or len(endpoints) < 2:
+            return ""
+        terms = self._known_terms(endpoints, cost)
+        if _possible_moves(endpoints, terms):
+            return ""
+        names = [each.name for each in endpoints]
+        unknown = [name for name in names if name not in terms] if len(terms) < 2 else []
+        unable = list(dict.fromkeys(target for _, target in _saving_moves(terms)))  # else the move would be possible
+        if unknown and not any(_can_continue(each) for each in endpoints):
+            unknown, unable = [], names
+        reasons = [f"the cost of tokens at {' and '.join(unknown)} is not known"] if unknown else []
+        return " and ".join([*reasons, f"{' and '.join(unable)} can't continue an answer"] if unable else reasons)
+
+    def unmetered(self, endpoints: Iterable[Endpoint], cost: CostOf) -> list[str]:
+        """Return the devices of unknown energy that can continue an answer, by name: their tokens count as free."""
+        devices = [endpoint for endpoint in endpoints if endpoint.kind == "device" and _can_continue(endpoint)]
+        return [device.name for device in devices if cost(device, 0, 1, 0).total is None]
+
+    def barred(self, options: MigrationOptions, endpoints: Iterable[Endpoint], cost: CostOf, *, pace: float | None) -> list[BarredMove]:
+        """Return the moves that would save money and must not happen, because the target is not good enough.
+
+        The arguments are those of ``obstacle``.
+        """
+        if not _wants_moves(options, pace):
+            return []
+        endpoints = list(endpoints)
+        moves = _possible_moves(endpoints, self._known_terms(endpoints, cost))
+        return barred_moves(moves, self._qualities(options), options.min_quality)
+
+    def is_unknown(self, options: MigrationOptions, source: str, target: str) -> bool:
+        """Return True if a move happened although nothing says how good these endpoints are, and the caller has set nothing."""
+        return options.min_quality is None and not are_known((source, target), self._qualities(options))
+
+    def _qualities(self, options: MigrationOptions) -> Mapping[str, float]:
+        return self.quality if options.quality is None else options.quality
+
+    def record(self, machine: RaceMachine, devices: frozenset[str], prompt_tokens: int) -> None:
+        """Record a race that has ended: learn the switch latencies and the answer's length."""
+        self._switching.record((*machine.past_attempts, *machine.attempts.values()), devices, prompt_tokens)
+        tokens = machine.meter.tokens + machine.dropped
+        if tokens and machine.finish_reason in {"stop", "length", None}:
+            self._lengths.observe(tokens, is_censored=machine.finish_reason != "stop")
+
+    def _known_terms(self, endpoints: Iterable[Endpoint], cost: CostOf) -> dict[str, Terms]:
+        """Return the terms of the endpoints with known prices, by name."""
+        return {endpoint.name: known for endpoint in endpoints if (known := self._terms(endpoint, cost)) is not None}
+
+    def _terms(self, endpoint: Endpoint, cost: CostOf) -> Terms | None:
+        """Return an endpoint's terms; None: a price is not known. A device of unknown energy costs nothing."""
+        prompt, completion, cached = (cost(endpoint, *tokens).known for tokens in ((1, 0, 0), (0, 1, 0), (1, 0, 1)))
+        if prompt is None or completion is None:
+            return None
+        timing = self._switching.timing(endpoint.name, is_device=endpoint.kind == "device")
+        setup, per_token = timing.start or (None, 0.0)
+        return Terms(
+            prompt=prompt,
+            completion=completion,
+            cached_prompt=cached,
+            setup=setup,
+            per_token=per_token,
+            rate=timing.rate,
+            pre_copy=endpoint.capabilities.pre_copy,
+            stops=0.0 if endpoint.kind == "device" else SERVER_STOPS,
+        )
+
+
+def _wants_moves(options: MigrationOptions, pace: float | None) -> bool:
+    """Return True if an answer with this pace is to move by the options."""
+    return options.max_migrations > 0 and (pace is not None or options.unpaced)
+
+
+def _can_continue(endpoint: Endpoint) -> bool:
+    return endpoint.capabilities.continuation != "none"
+
+
+def _saving_moves(terms: Mapping[str, Terms]) -> list[tuple[str, str]]:
+    """Return source and target of all moves to an endpoint with cheaper tokens."""
+    return [(source, target) for source, dear in terms.items() for target, cheap in terms.items() if cheap.completion < dear.completion]
+
+
+def _possible_moves(endpoints: Iterable[Endpoint], terms: Mapping[str, Terms]) -> list[tuple[str, str]]:
+    """Return source and target of the saving moves to an endpoint that can continue an answer."""
+    able = {endpoint.name for endpoint in endpoints if _can_continue(endpoint)}
+    return [(source, target) for source, target in _saving_moves(terms) if target in able]

@@ -1,0 +1,62 @@
+"""The mode in which the whole answer comes from the endpoint that is first (DiSCo): its settings."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from streamco.client.modes.base import ClientPlanner, Mode, ModeContext, Planner
+from streamco.client.modes.race.dispatcher import DispatchOptions
+from streamco.client.modes.race.migration import MigrationOptions
+from streamco.client.modes.race.plan import RacePlanner
+from streamco.errors import ConfigError
+
+__all__ = ["Race"]
+
+
+class Race(DispatchOptions, frozen=True, kw_only=True):
+    """Both sides may start; whichever writes first gives the answer, and the other one is cancelled (docs/dispatch.md).
+
+    Args:
+        policy: decides which side starts when: "auto", a policy's name, or an object of your own with ``decide(length, rng)``
+            (docs/dispatch.md). "device-only" and "server-only" are promises: the other side is never asked, whatever happens, and an
+            answer that this side can't give is an error.
+        migration: how answers move to a cheaper endpoint while they are written (docs/migration.md); None: paced answers do, once.
+        check_access: after an answer that another endpoint gave, a server with a key is asked for its list of models in the background,
+            once, to find out a wrong key. False: servers get requests for answers only.
+        constrained: the side that the budget limits; None: by the unified cost (DiSCo Algorithm 1).
+        tail: share of the budget kept for the slowest answers (alpha of Algorithm 2).
+        tail_weight: weight of the tail for the "optimal" policy.
+        explore: share of the races in which the loser runs to its first token, so that its time is learned in full; 0 to 1.
+        gate: whether the device model is good enough for a request; None: always (docs/dispatch.md).
+        hedge_tools: start both sides even for requests with tools; their calls may have side effects.
+        exchange_rate: US dollars per million GFLOPs on the device (lambda of Appendix E).
+        reader_rate: tokens per second of the virtual reader that quality is measured with, if no pace is set.
+
+    Raises:
+        ConfigError: a setting out of range.
+    """
+
+    name: ClassVar[str] = "race"
+    endpoint: ClassVar[None] = None
+
+    migration: MigrationOptions | None = None
+    check_access: bool = True
+
+    def __post_init__(self) -> None:
+        """Refuse settings out of range."""
+        DispatchOptions.__post_init__(self)
+        if self.migration is not None and not isinstance(self.migration, MigrationOptions):
+            raise ConfigError(f"migration: expected MigrationOptions or None, got {type(self.migration).__name__}")
+
+    @property
+    def members(self) -> tuple[Mode, ...]:
+        """The modes that may make an answer."""
+        return (self,)
+
+    def planner(self, context: ModeContext) -> ClientPlanner:
+        """Return the planner of a client's answers."""
+        return RacePlanner(self, context, migration=self.migration, checks_access=self.check_access)
+
+    def own_planner(self, context: ModeContext) -> Planner:
+        """Return the planner of the answers in this mode alone."""
+        return self.planner(context)

@@ -1,0 +1,136 @@
+"""Finds the degradations of a raced answer: in its dispatch before it starts, and in its driver when it has ended."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+
+from streamco.client.degradation import Degradations
+from streamco.client.modes.base import AskedAnswer
+from streamco.client.modes.notes import note_shortened
+from streamco.client.modes.race.dispatch_record import DispatchRecord
+from streamco.client.modes.race.driver import RaceDriver
+from streamco.core.report import HandOver
+from streamco.errors import EndpointError
+from streamco.policies.migration import BarredMove
+
+__all__ = ["note_dispatch", "note_moves", "note_passed_over", "note_race", "note_settings"]
+
+
+def note_dispatch(asked: AskedAnswer, dispatched: DispatchRecord, unavailable: Mapping[str, EndpointError]) -> None:
+    """Record what the dispatch decision does other than asked: endpoints left out, and a shorter answer.
+
+    Args:
+        asked: the answer.
+        dispatched: the decision.
+        unavailable: endpoints that could not start, with their errors, without those that are kept out, as was asked for.
+
+    Raises:
+        DegradedError: by the client's rule.
+    """
+    degradations, notes = asked.settings.degradations, asked.notes
+    for name, error in unavailable.items():
+        degradations.record_start_failure(notes, error, endpoint=name)
+    device = dispatched.device or "device"
+    for name, obstacle in dispatched.obstacles.items():
+        text, logged = (f"{name} left out: {each}; {_instead(dispatched, name)}" for each in obstacle.texts)
+        kind = f"left out: {_without_figures(obstacle.logged)}"
+        degradations.record(notes, kind=kind, endpoint=name, sentence=text, logged=logged)
+    for name, why in dispatched.late.items():
+        sentence = f"{name} is asked only if others fail: {why}, by an estimate"
+        degradations.record(notes, kind="asked later", endpoint=name, sentence=sentence, may_raise=False)
+    if dispatched.without_effect:
+        degradations.record(notes, kind="no effect", endpoint="policy", sentence=dispatched.without_effect)
+    if dispatched.shortened_to is not None:
+        note_shortened(asked, dispatched.facts, device=device, tokens=dispatched.shortened_to)
+
+
+def note_passed_over(asked: AskedAnswer, dispatched: DispatchRecord) -> None:
+    """Record why the mode that was to make the answer doesn't make it; in the dispatch decision alone, if it would have been slower.
+
+    Raises:
+        DegradedError: by the client's rule.
+    """
+    if asked.passed_over is None:
+        return
+    planner, obstacle = asked.passed_over
+    text, logged = (f"{planner.declined}: {each}" for each in obstacle.texts)
+    dispatched.add_note(text, logged=logged)
+    if not obstacle.is_choice:
+        kind, may_log = _without_figures(logged), not obstacle.is_logged
+        asked.settings.degradations.record(asked.notes, kind=kind, endpoint=planner.role, sentence=text, logged=logged, may_log=may_log)
+
+
+def note_settings(
+    degradations: Degradations,
+    notes: list[str],
+    *,
+    unmoved: str,
+    barred: Sequence[BarredMove] = (),
+) -> None:
+    """Record the client's settings that have no effect on this answer.
+
+    Args:
+        degradations: the client's.
+        notes: the answer's notes.
+        unmoved: why the answer moves to no cheaper endpoint, though ``migration`` was given; "": it may move.
+        barred: moves that would save money and must not happen, because of the target's quality; those that the caller asked to bar are
+            left out.
+
+    Raises:
+        DegradedError: by the client's rule.
+    """
+    if unmoved:
+        sentence = f"the answer moves to no cheaper endpoint, because {unmoved}"
+        degradations.record(notes, kind="no effect", endpoint="migration", sentence=sentence)
+    for move in barred:
+        if not move.is_asked:
+            sentence = f"the answer does not move from {move.source} to {move.target}, which is cheaper, because {move.reason}"
+            degradations.record(notes, kind="not moved", endpoint=move.target, sentence=sentence, may_raise=False)
+
+
+def note_moves(degradations: Degradations, notes: list[str], hand_overs: Iterable[HandOver]) -> None:
+    """Record planned hand-overs to models of unknown quality, which the caller has neither allowed nor forbidden."""
+    for each in hand_overs:
+        sentence = (
+            f"{each.target} went on for {each.source}, because it is cheaper; whether its model is good enough is not known "
+            "(MigrationOptions(min_quality=..., quality=...))"
+        )
+        degradations.record(notes, kind="moved", endpoint=each.target, sentence=sentence, may_raise=False)
+
+
+def note_race(degradations: Degradations, notes: list[str], driver: RaceDriver) -> None:
+    """Record what happened in a race other than asked; nothing while the race is under way.
+
+    That is endpoints that failed, requests that were sent again in another form, and a limit that is not kept; also those that worked.
+    """
+    machine = driver.machine
+    if machine.finished is None:
+        return
+    has_failed = machine.error is not None  # then the caller has the error
+    instead = "no endpoint answered" if has_failed or machine.winner is None else f"{machine.writer} answered"
+    for attempt in (*machine.past_attempts, *machine.attempts.values()):
+        if attempt.error is not None:
+            degradations.record_failure(
+                [] if has_failed else notes, attempt.error, endpoint=attempt.source, instead=instead, may_log=not has_failed
+            )
+        elif attempt.ttft is not None:
+            degradations.record_success(attempt.source)
+    for source, form, change in driver.changes():
+        degradations.record(notes, kind=f"no {form}", endpoint=source, sentence=f"{source}: {change}", may_raise=False)
+    if driver.unlimited is not None:
+        sentence = f"{driver.unlimited} may exceed max_tokens, because how many tokens the answer had before is only estimated"
+        degradations.record(notes, kind="max_tokens not counted", endpoint=driver.unlimited, sentence=sentence, may_raise=False)
+
+
+def _instead(dispatched: DispatchRecord, name: str) -> str:
+    """Return what happens in place of asking an endpoint that is left out."""
+    if name == dispatched.device:
+        return f"{dispatched.sides.get('server', 'the server')} alone answers"
+    able = [each.source for each in dispatched.attempts if each.source != dispatched.device and each.source not in dispatched.obstacles]
+    return f"{able[0]} takes its place" if able else f"{dispatched.sides.get('device', 'the device')} alone answers"
+
+
+def _without_figures(text: str) -> str:
+    """Return a text without its numbers, to log it once whatever they are."""
+    return re.sub(r"\d+", "N", text)

@@ -1,0 +1,295 @@
+"""Planning raced answers: which endpoint starts when, what an answer will be without, and what is learned from it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from copy import copy
+from functools import partial
+
+from msgspec.structs import replace
+
+from streamco.client.answer_log import describe_error
+from streamco.client.degradation import OnDegraded
+from streamco.client.endpoint_set import EndpointSet
+from streamco.client.modes.base import AskedAnswer, ClientPlanner, CostOf, EndedAnswer, ModeContext, Prepared
+from streamco.client.modes.notes import note_inexact, note_unpaced
+from streamco.client.modes.race.access_check import AccessCheck
+from streamco.client.modes.race.dispatch_record import DispatchRecord
+from streamco.client.modes.race.dispatcher import Dispatcher, DispatchOptions
+from streamco.client.modes.race.driver import RaceDriver
+from streamco.client.modes.race.log import log_step
+from streamco.client.modes.race.migration import MigrationOptions
+from streamco.client.modes.race.notes import note_dispatch, note_moves, note_passed_over, note_race, note_settings
+from streamco.client.request_facts import takes_long
+from streamco.config import fixed_rate
+from streamco.core.race.machine import Fatal, OnFailure, RaceMachine, RacePlan
+from streamco.core.race.migration import MigrationPlan
+from streamco.endpoints.base import Kind
+from streamco.errors import ConfigError
+from streamco.policies.eligibility import RequestFacts
+
+__all__ = ["PreparedRace", "RacePlanner"]
+
+_BUDGET = 0.3  # share of the prompts' tokens, if no budget is given
+_FATAL: Mapping[OnDegraded, Fatal] = {"warn": "refusals", "raise": "all", "ignore": "none"}
+
+
+class RacePlanner(ClientPlanner):
+    """The plans of one client's raced answers, and the account that they share.
+
+    Args:
+        options: the settings for dispatch. With those of a race that the context knows, and no new budget, both share their account.
+        context: the client's part.
+        migration: how answers move to a cheaper endpoint; None: the caller has said nothing about it.
+        checks_access: servers that no answer has shown anything of are asked for their list of models.
+
+    Attributes:
+        options: as given.
+        dispatcher: decides which endpoint starts when, and learns from each answer.
+
+    Raises:
+        ConfigError: a policy or budget that the endpoints don't go with, or qualities of none of them.
+    """
+
+    name = "race"
+
+    def __init__(self, options: DispatchOptions, context: ModeContext, *, migration: MigrationOptions | None, checks_access: bool) -> None:
+        self.options = options
+        self._migration = migration
+        self._endpoints = context.endpoints
+        other = context.known.get("race")
+        known = other if isinstance(other, RacePlanner) else None
+        self.dispatcher: Dispatcher
+        if known is None:
+            budget = _BUDGET if context.budget is None else context.budget
+            self.dispatcher = Dispatcher(options, budget=budget, profile=context.profile, seed=context.seed)
+        elif context.is_new or _settings(known.options) != _settings(options):
+            self.dispatcher = known.dispatcher.copy(options, budget=context.budget)
+        else:
+            self.dispatcher = known.dispatcher
+        self._access = context.endpoints.share("access", AccessCheck) if checks_access else None
+        _check_sides(self.dispatcher, context.endpoints)
+        _check_quality_names(migration, context.endpoints)
+
+    @property
+    def account(self) -> object:
+        """What is spent and learned under a budget."""
+        return self.dispatcher
+
+    @property
+    def kept_out(self) -> Kind | None:
+        """The side that must not be used at all."""
+        return self.dispatcher.kept_out
+
+    @property
+    def reader_rate(self) -> float:
+        """Tokens per second of the virtual reader."""
+        return self.options.reader_rate
+
+    async def prepare(self, asked: AskedAnswer, *, if_faster: bool = False) -> PreparedRace:
+        """Return the answer, ready to start. A short request's facts are found when it is dispatched, because that takes no time."""
+        if takes_long(asked.request):
+            await asked.describe()
+        return PreparedRace(asked, self.dispatcher, migration=self._migration, access=self._access)
+
+    def costs(self) -> CostOf:
+        """Return the function that gives the cost of tokens."""
+        return self.dispatcher.costs(self._endpoints.device, self._endpoints.servers)
+
+    def learn(self, ended: EndedAnswer) -> None:
+        """Learn from an answer that has ended. The times of a race are recorded when it ends."""
+        if ended.race is None:
+            self.dispatcher.record_prompt(ended.prompt_tokens)
+
+    def profile(self) -> bytes:
+        """Return what was learned so far."""
+        return self.dispatcher.profile()
+
+
+class PreparedRace(Prepared[RaceDriver]):
+    """A raced answer before its start, in which it is dispatched.
+
+    Args:
+        asked: the answer as it was asked for.
+        dispatcher: decides which endpoint starts when, and learns from the answer.
+        migration: how the answer moves to a cheaper endpoint; None: the caller has said nothing about it.
+        access: finds out which servers refuse their keys; None: nothing is asked beside answers.
+    """
+
+    def __init__(
+        self, asked: AskedAnswer, dispatcher: Dispatcher, *, migration: MigrationOptions | None, access: AccessCheck | None
+    ) -> None:
+        super().__init__(asked)
+        self._dispatcher = dispatcher
+        self._migration = migration or MigrationOptions()
+        self._is_migration_given = migration is not None
+        self._access = access
+
+    def start(self) -> RaceDriver:
+        """Start the answer's driver."""
+        asked, dispatcher = self.asked, self._dispatcher
+        settings, endpoints, log = asked.settings, asked.settings.endpoints, asked.log
+        active = endpoints.active
+        dispatched = dispatcher.decide(asked.request, endpoints.device, endpoints.servers, endpoints.unavailable, asked.facts)
+        request, max_ahead = asked.request, None
+        if (rate := fixed_rate(asked.pace)) is not None:
+            max_ahead, kept = settings.limits.device_buffers(rate)
+            request = replace(request, max_buffered=kept)
+        try:
+            self._check_degradations(dispatched)
+            plan = self._plan(dispatched, max_ahead)
+            self._note_settings(dispatched)
+        except BaseException:
+            dispatcher.abandon(dispatched)
+            raise
+        if log.is_detailed:
+            log.dispatched(dispatched.logged_report())
+        observed = settings.observers.begin(request)
+
+        def record(driver: RaceDriver) -> None:
+            active.discard(driver)
+            self._record(dispatched, driver)
+            self.end(driver, observed, reason=dispatched.logged_reason())
+
+        driver = RaceDriver(
+            RaceMachine(plan),
+            endpoints.endpoints,
+            request,
+            max_unread=settings.limits.unread_tokens,
+            max_ahead=max_ahead,
+            record=dispatched,
+            on_over=record,
+            log=log.steps(partial(log_step, log)),
+            on_open=observed.open,
+        )
+        active.add(driver)
+        settings.totals.use_budget(dispatched.steering)
+        driver.start()
+        return driver
+
+    def note(self, driver: RaceDriver) -> None:
+        """Add what happened other than asked to the answer's notes."""
+        note_race(self.asked.settings.degradations, self.asked.notes, driver)
+
+    def _check_degradations(self, dispatched: DispatchRecord) -> None:
+        """Record what the answer will be without.
+
+        Raises:
+            EndpointError: a server that is needed has just refused another request by 401, 403 or 404.
+            DegradedError: by the client's rule.
+        """
+        asked, settings = self.asked, self.asked.settings
+        degradations, notes = settings.degradations, asked.notes
+        refusals = {each: error for each in dispatched.attempts if (error := degradations.refusal(each.source)) is not None}
+        for attempt, refusal in refusals.items():
+            if attempt.wait is not None:
+                raise copy(refusal)
+            kind = describe_error(refusal)
+            sentence = f"{attempt.source} can't take over: it has refused another request ({kind})"
+            degradations.record(notes, kind=kind, endpoint=attempt.source, sentence=sentence, may_raise=False)
+        note_dispatch(asked, dispatched, settings.endpoints.missing(self._dispatcher.kept_out))
+        note_passed_over(asked, dispatched)
+
+    def _note_settings(self, dispatched: DispatchRecord) -> None:
+        """Record the client's settings that have no effect on this answer.
+
+        Raises:
+            DegradedError: by the client's rule.
+        """
+        asked = self.asked
+        note_inexact(asked, asked.settings.endpoints.device)
+        note_unpaced(asked)
+        note_settings(
+            asked.settings.degradations,
+            asked.notes,
+            unmoved=dispatched.unmoved if self._is_migration_given else "",
+            barred=dispatched.barred,
+        )
+
+    def _plan(self, dispatched: DispatchRecord, max_ahead: int | None) -> RacePlan:
+        asked, settings = self.asked, self.asked.settings
+        on_failure = _failure_rule(dispatched.facts, settings.on_failure, settings.degradations.rule)
+        capacity = settings.limits.unread_tokens if max_ahead is None else max_ahead
+        return RacePlan(
+            attempts=dispatched.attempts,
+            pace=asked.pace,
+            explore=dispatched.explore,
+            reader_rate=fixed_rate(asked.pace) or self._dispatcher.reader_rate,
+            on_failure=on_failure,
+            max_tokens=asked.request.sampling.max_tokens,
+            missing=tuple(settings.endpoints.unavailable.items()),
+            migration=None if on_failure == "raise" else self._plan_moves(dispatched, capacity),
+            fatal=_FATAL[settings.degradations.rule],
+            is_timed=asked.request.timeouts is not None and asked.request.timeouts.total is not None,
+        )
+
+    def _plan_moves(self, dispatched: DispatchRecord, capacity: int) -> MigrationPlan | None:
+        """Return the plan for the planned hand-overs of the answer; None: it is not moved.
+
+        Args:
+            dispatched: the decision for the answer.
+            capacity: tokens that a source may be ahead of the reader.
+        """
+        return self._dispatcher.plan_moves(
+            dispatched,
+            self.asked.settings.endpoints.endpoints,
+            self._migration,
+            pace=fixed_rate(self.asked.pace),
+            capacity=capacity,
+            limit=self.asked.request.sampling.max_tokens,
+        )
+
+    # Its end
+
+    def _record(self, dispatched: DispatchRecord, driver: RaceDriver) -> None:
+        """Learn from a race that has ended, and note the hand-overs that the caller has said nothing about."""
+        settings, notes, machine = self.asked.settings, self.asked.notes, driver.machine
+        self._dispatcher.record(dispatched, machine)
+        settings.learn(EndedAnswer(dispatched.prompt_tokens, machine))
+        note_race(settings.degradations, notes, driver)
+        note_moves(settings.degradations, notes, self._dispatcher.unknown_quality_moves(self._migration, machine.hand_overs))
+        if self._access is not None:
+            self._access.check_unseen(machine, settings.endpoints, settings.degradations)
+
+
+def _failure_rule(facts: RequestFacts, on_failure: OnFailure | None, rule: OnDegraded) -> OnFailure:
+    """Return what becomes of a request's answer if its endpoint fails.
+
+    Several choices can't be handed over. Half a tool call or half a JSON text is handed over only if ``on_failure`` asks for it.
+    """
+    if facts.choices > 1 or rule == "raise":
+        return "raise"
+    if on_failure is not None:
+        return on_failure
+    return "raise" if facts.has_tools or facts.has_json_schema else "migrate"
+
+
+def _settings(options: DispatchOptions) -> tuple[object, ...]:
+    """Return the settings on which an account depends."""
+    return tuple(getattr(options, name) for name in DispatchOptions.__struct_fields__)
+
+
+def _check_quality_names(migration: MigrationOptions | None, endpoints: EndpointSet) -> None:
+    """Check that qualities that were given are those of endpoints which exist: a misspelt name would count as an unknown quality.
+
+    Raises:
+        ConfigError: a name is none of an endpoint.
+    """
+    for name in (migration and migration.quality) or ():
+        if name not in endpoints.endpoints:
+            raise ConfigError(f"migration: quality: expected names among {', '.join(endpoints.endpoints)}, got {name!r}")
+
+
+def _check_sides(dispatcher: Dispatcher, endpoints: EndpointSet) -> None:
+    """Check that the side exists that the policy or a budget of 0 asks for, and that the two don't contradict each other.
+
+    Raises:
+        ConfigError: there is no endpoint of that side, or the budget keeps it out.
+    """
+    if dispatcher.needed is None:
+        return
+    side, setting = dispatcher.needed
+    if side == dispatcher.spared:
+        raise ConfigError(f"client: expected a budget above 0 with {setting}, got budget=0, which keeps the {side} out")
+    if all(each.kind != side for each in endpoints.endpoints.values()):
+        raise ConfigError(f"client: expected a {side} for {setting}, got none")

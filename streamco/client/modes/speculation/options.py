@@ -1,0 +1,232 @@
+"""How answers are drafted and verified: what a user sets, what only benches and measured profiles set, and the policies that they name."""
+
+from __future__ import annotations
+
+from typing import Literal, Self, cast, get_args
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+from streamco.config import Timeouts, check_share
+from streamco.core.speculation.draft import BranchKind
+from streamco.core.speculation.estimates import Forecast, SpeculationEstimates
+from streamco.core.speculation.prior import EstimatesPrior
+from streamco.errors import ConfigError
+from streamco.policies.learned_window import MIN_DRAFT, Adaptive
+from streamco.policies.mode_switch import Predicted
+from streamco.policies.offload import CONFIDENCE_THRESHOLD, OffloadRule
+from streamco.policies.window import MIN_WINDOW, SMOOTHING, Confident, Dynamic, Stabiliser, Static, WindowPolicy
+from streamco.profiles import PairProfile
+
+__all__ = ["SpeculationOptions", "SpeculationTuning"]
+
+_DEVICE_PATIENCES = 2.0  # patiences until the device finishes an answer that neither verifier nor stream can continue
+_LAST_PATIENCES = 15.0  # patiences until an answer gives up that only the verifier can continue
+_VERDICT_TIMEOUTS = 15.0  # patiences until a connection without a verdict counts as lost
+_FIRST_VERDICT_TIMEOUTS = 30.0  # the same for the first verdict, because a prompt is read in it
+
+
+class SpeculationTuning(Struct, frozen=True, kw_only=True):
+    """Settings of speculation that experiments compare and measured profiles know; the defaults suit every pair of models.
+
+    Args:
+        smoothing: weight of a window policy's newest proposal, 0..1; 1: no smoothing (DSD section 4.4, alpha). None: 0.4 for "adaptive",
+            else 1.
+        is_parallel: the device drafts on while the verdict is out (Synera section 4.4).
+        max_ahead: drafts of a round that are sent before the verdict that they assume, so that the verifier needn't wait for the link;
+            0: none. Not in the papers.
+        has_trees: drafts carry siblings where the verifier takes them and its price list says that they pay (docs/speculation.md). Not in
+            the papers.
+        may_begin_by_stream: the server's stream begins an answer while the device still reads the prompt, and drafts follow when it has
+            (docs/speculation.md). Not in the papers.
+        branch_kinds: which verdicts branches may assume: "accept all", "reject".
+        forecast: how verdicts are forecast: "learned" (from how often tokens of such confidence were accepted), "geometric" (Synera
+            section 4.4) or "sampled" (the same, of which one branch is drawn, as the paper does).
+        smooths_mode: the window proposals that the generation mode is chosen by are smoothed first, as DSD section 4.4 prints it; False:
+            the mode follows the last proposals as they are.
+        confidence_threshold: c_th of the confidence filter (Synera section 4.2).
+        chunks: (confidence, importance) of chunks measured before, for the first plan under a budget below 1.
+        row_tokens: tokens of the distribution that the device samples from and sends, 1 to 64. Exact sampling needs whole distributions.
+        prior: what is believed about the pair before anything is measured.
+        last_patience: seconds that trouble with the verifier may last if nothing else can continue the answer. Then the device finishes
+            what should have been the verifier's, or the answer fails. None: twice ``Speculate.patience`` if the device may
+            finish, else 15 times; and at most the verifier's ``next_token``.
+        first_verdict_timeout: seconds until a connection without a first verdict counts as lost. None: 30 times the patience.
+        verdict_timeout: the same for later verdicts. None: 15 times the patience. Raise both with the verifier's own ``timeouts``.
+
+    Raises:
+        ConfigError: a setting out of range.
+    """
+
+    smoothing: float | None = None
+    is_parallel: bool = True
+    max_ahead: int = 3
+    has_trees: bool = True
+    may_begin_by_stream: bool = True
+    branch_kinds: frozenset[BranchKind] = frozenset({"accept all", "reject"})
+    forecast: Forecast = "learned"
+    smooths_mode: bool = False
+    confidence_threshold: float = CONFIDENCE_THRESHOLD
+    chunks: tuple[tuple[float, float | None], ...] = ()
+    row_tokens: int = 20
+    prior: EstimatesPrior | None = None
+    last_patience: float | None = None
+    first_verdict_timeout: float | None = None
+    verdict_timeout: float | None = None
+
+    def __post_init__(self) -> None:
+        """Refuse settings out of range."""
+        if self.forecast not in get_args(Forecast):
+            raise ConfigError(f"speculation: forecast: expected one of {', '.join(get_args(Forecast))}, got {self.forecast!r}")
+        if self.smoothing is not None:
+            check_share("speculation: smoothing", self.smoothing)
+        if self.max_ahead < 0 or not 1 <= self.row_tokens <= 64:
+            raise ConfigError(f"speculation: expected max_ahead >= 0 and row_tokens of 1 to 64, got {self.max_ahead} and {self.row_tokens}")
+        limits = {name: getattr(self, name) for name in ("last_patience", "first_verdict_timeout", "verdict_timeout")}
+        for name, seconds in limits.items():
+            if seconds is not None and seconds <= 0.0:
+                raise ConfigError(f"speculation: {name}: expected more than 0 s, got {seconds:g}")
+
+
+class SpeculationOptions(Struct, frozen=True, kw_only=True):
+    """The settings of ``Speculate`` that estimates and machines depend on; described there."""
+
+    budget: float | None = None
+    window: int | Literal["dynamic", "adaptive", "predicted", "confident"] | WindowPolicy | None = None
+    max_branches: int = 6
+    patience: float = 2.0
+    offload: OffloadRule = "combined"
+    threshold: float = 0.3
+    is_adaptive: bool = True
+    tuning: SpeculationTuning = SpeculationTuning()
+
+    def __post_init__(self) -> None:
+        """Refuse settings out of range."""
+        if self.budget is not None:
+            check_share("speculation: budget", self.budget)
+        _window(self.window, 1.0)
+        check_share("speculation: threshold", self.threshold)
+        if self.max_branches < 0 or self.patience <= 0.0:
+            raise ConfigError(
+                f"speculation: expected max_branches >= 0 and a patience above 0 s, got {self.max_branches} and {self.patience:g}"
+            )
+
+    @property
+    def is_parallel(self) -> bool:
+        """True if the device drafts on while the verdict is out."""
+        return self.tuning.is_parallel and self.max_branches > 0
+
+    @property
+    def last_patience(self) -> float:
+        """Seconds that trouble with the verifier may last if nothing else can continue the answer."""
+        seconds = self.tuning.last_patience
+        return _LAST_PATIENCES * self.patience if seconds is None else seconds
+
+    def patience_before_the_end(self, timeouts: Timeouts, *, may_use_device: bool) -> float:
+        """Return ``last_patience`` at a verifier with these time limits. ``may_use_device``: the device may finish the answer."""
+        if self.tuning.last_patience is not None:
+            return self.tuning.last_patience
+        seconds = _DEVICE_PATIENCES * self.patience if may_use_device else self.last_patience
+        return seconds if timeouts.next_token is None else min(seconds, timeouts.next_token)
+
+    @property
+    def first_verdict_timeout(self) -> float:
+        """Seconds until a connection without a first verdict counts as lost."""
+        seconds = self.tuning.first_verdict_timeout
+        return _FIRST_VERDICT_TIMEOUTS * self.patience if seconds is None else seconds
+
+    @property
+    def verdict_timeout(self) -> float:
+        """Seconds until a connection without a later verdict counts as lost."""
+        seconds = self.tuning.verdict_timeout
+        return _VERDICT_TIMEOUTS * self.patience if seconds is None else seconds
+
+    def with_profile(self, profile: PairProfile | None) -> Self:
+        """Return the options with a calibrated profile's measurements in the place of tuning settings that were not set."""
+        if profile is None:
+            return self
+        tuning = self.tuning
+        prior = EstimatesPrior(
+            acceptance=profile.acceptance,
+            step_times=profile.step_times,
+            wait=profile.wait,
+            remote_step=profile.remote_step,
+            hit_rate=profile.hit_rate,
+            mean_confidence=profile.mean_confidence,
+        )
+        is_usual = tuning.confidence_threshold == CONFIDENCE_THRESHOLD and profile.confidence_threshold is not None
+        measured = replace(
+            tuning,
+            prior=tuning.prior or prior,
+            confidence_threshold=profile.confidence_threshold if is_usual else tuning.confidence_threshold,
+            chunks=tuning.chunks or profile.chunks,
+        )
+        return replace(self, tuning=measured)
+
+    def estimates(self, budget: float, known: SpeculationEstimates | None = None) -> SpeculationEstimates:
+        """Return new estimates.
+
+        Args:
+            budget: share of the drafted tokens that is verified, 0..1.
+            known: estimates under another budget, to begin with; None: nothing was measured yet.
+        """
+        prior = self.tuning.prior
+        if known is not None:
+            prior = EstimatesPrior(
+                acceptance=known.acceptance,
+                step_times=tuple(known.step_times),
+                wait=known.wait,
+                remote_step=known.remote_step if known.has_remote_step else None,
+                hit_rate=known.hit_rate,
+                mean_confidence=known.mean_confidence,
+            )
+        window = _window(self.window, budget, may_fuse=self.is_adaptive)
+        estimates = SpeculationEstimates(
+            budget,
+            window=window,
+            stabiliser=_stabiliser(window, self.tuning.smoothing),
+            mode_stabiliser=Stabiliser(SMOOTHING if self.tuning.smoothing is None else self.tuning.smoothing)
+            if self.tuning.smooths_mode
+            else None,
+            prior=prior,
+            rule=self.offload,
+            confidence_threshold=self.tuning.confidence_threshold,
+            chunks=self.tuning.chunks,
+            forecast=self.tuning.forecast,
+        )
+        if known is not None:
+            estimates.share_verifiers(known)
+        return estimates
+
+
+def _window(setting: object, budget: float, *, may_fuse: bool = True) -> WindowPolicy:
+    """Return the policy that a setting names. ``may_fuse``: the server may generate alone."""
+    match setting:
+        case None:
+            return Confident() if budget >= 1.0 else Static()
+        case bool():
+            pass
+        case int():
+            return Static(setting)
+        case "dynamic":
+            return Dynamic()
+        case "adaptive":
+            return Adaptive(may_fuse=may_fuse)
+        case "predicted":
+            return Predicted()
+        case "confident":
+            return Confident()
+        case _ if hasattr(setting, "propose") and hasattr(setting, "first"):
+            return cast(WindowPolicy, setting)
+    names = '"dynamic", "adaptive", "predicted", "confident"'
+    raise ConfigError(f"speculation: window: expected a number, {names} or a window policy, got {setting!r}")
+
+
+def _stabiliser(policy: WindowPolicy, smoothing: float | None) -> Stabiliser:
+    """Return the stabiliser of a policy's proposals. A network's real numbers are smoothed, and its drafts have two tokens or more.
+
+    A round that is tried although the network proposes fused mode must be worth one.
+    """
+    is_learned = isinstance(policy, Adaptive)
+    usual = SMOOTHING if is_learned else 1.0
+    return Stabiliser(usual if smoothing is None else smoothing, min_window=MIN_DRAFT if is_learned else MIN_WINDOW)

@@ -1,0 +1,479 @@
+"""Planning a speculated answer: whether a request can and should be speculated, and the parts that its answer is made of."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from itertools import count
+from random import Random, SystemRandom
+
+from msgspec.structs import replace
+
+from streamco.client.answer_log import describe_error
+from streamco.client.modes.base import AskedAnswer, EndedAnswer, ModeContext, Obstacle, Planner, Prepared
+from streamco.client.modes.notes import note_unpaced
+from streamco.client.modes.speculation.driver import EmitEvent, SpeculationDriver
+from streamco.client.modes.speculation.eligibility import acceptance_rule, resolve_sampling, why_not_speculable
+from streamco.client.modes.speculation.incremental_text import IncrementalText
+from streamco.client.modes.speculation.log import log_step
+from streamco.client.modes.speculation.notes import note_settings, note_speculation
+from streamco.client.modes.speculation.options import SpeculationOptions
+from streamco.client.modes.speculation.output import SpeculativeOutput
+from streamco.client.modes.speculation.report import SpeculationRecord
+from streamco.client.modes.speculation.verifier_binding import VerifierBinding, VerifierSetting, reserve_places
+from streamco.client.observers.base import ObservedAnswer
+from streamco.config import fixed_rate
+from streamco.core.delivery import Delivery
+from streamco.core.race.attempt import AttemptState
+from streamco.core.race.estimators import is_burst
+from streamco.core.speculation.answer import Emit
+from streamco.core.speculation.estimates import SpeculationEstimates
+from streamco.core.speculation.events import SpeculationEvent
+from streamco.core.speculation.machine import SpeculationMachine
+from streamco.core.speculation.options import SpeculationMachineOptions
+from streamco.endpoints.base import Endpoint, EndpointStream, Request, new_completion_id
+from streamco.endpoints.device_drafter import DeviceDrafter
+from streamco.endpoints.verifiers.base import Verifier, VerifierSession, continuation_seed
+from streamco.endpoints.verifiers.pool import VerifierPool
+from streamco.endpoints.verifiers.pool_session import AssignedVerifier
+from streamco.engines.base import Engine
+from streamco.engines.prompt_ids import pending_bytes
+from streamco.errors import EndpointError, EngineError
+from streamco.events import Origin
+from streamco.policies.acceptance import Rule, RuleKind
+from streamco.policies.mode_switch import predict_rates
+
+__all__ = ["PreparedSpeculation", "SpeculationPlanner", "names_of"]
+
+_DOES_NOT_PAY = "drafting doesn't pay now"
+_RETRY_AFTER = 20  # answers made in another mode, because it is faster, before one is speculated against the forecast, to measure again
+
+
+class _EventBuffer:
+    """Events of a drafter, kept until the answer's driver takes them."""
+
+    def __init__(self) -> None:
+        self._waiting: list[SpeculationEvent] = []
+        self._emit: EmitEvent | None = None
+
+    def __call__(self, event: SpeculationEvent) -> None:
+        if self._emit is None:
+            self._waiting.append(event)
+        else:
+            self._emit(event)
+
+    def connect(self, emit: EmitEvent) -> None:
+        """Pass the events that have waited to ``emit`` now, and later events as they come."""
+        self._emit = emit
+        for event in self._waiting:
+            emit(event)
+
+
+class SpeculationPlanner(Planner):
+    """The plans of one client's speculated answers, and the estimates that they share.
+
+    Args:
+        given: how answers are speculated. With the options that the context's planner was given, and no new budget, both share their
+            estimates.
+        context: the client's part.
+        emit: what the readers of token streams get.
+        verifier: verifies the drafts; None: the first server does.
+        known: another planner of the client's endpoints, if the context knows none; None: there is none.
+
+    Attributes:
+        binding: the device and the verifier.
+        options: as given, with what the profile has measured.
+        budget: share of the drafted tokens that is verified, 0..1.
+        estimates: what is believed about the pair of models.
+
+    Raises:
+        ConfigError: the verifier's URL is none.
+    """
+
+    name = "speculate"
+    declined = "not speculated"
+    role = "verifier"
+
+    def __init__(
+        self,
+        given: SpeculationOptions,
+        context: ModeContext,
+        *,
+        emit: Emit,
+        verifier: VerifierSetting,
+        known: SpeculationPlanner | None = None,
+    ) -> None:
+        known = next((each for each in context.known.values() if isinstance(each, SpeculationPlanner)), known)
+        self._given: tuple[object, ...] = _settings(given)
+        same = known if known is not None and known._given == self._given else None
+        pair = None if context.profile is None else context.profile.pair
+        self.options: SpeculationOptions = given.with_profile(pair) if same is None else same.options
+        self.emit = emit
+        self.budget = _budget(self.options, context)
+        self._verifier = verifier
+        self.binding = self._bind(context)
+        self.estimates: SpeculationEstimates
+        if same is not None and same.binding is self.binding and same.budget == self.budget and not context.is_new:
+            self.estimates = same.estimates
+        else:
+            self.estimates = self.options.estimates(self.budget, None if known is None else known.estimates)
+        seed = SystemRandom().getrandbits(64) if context.seed is None else context.seed
+        self._seed: int = (seed if known is None else known._seed) + bool(context.known)  # as other draws than the first client's
+        self._numbers = count(1)
+        self._raced = 0  # answers since one was speculated
+
+    def _bind(self, context: ModeContext) -> VerifierBinding:
+        device, servers = context.endpoints.device, context.endpoints.servers
+        reserve_places(device, self.budget, offload=self.options.offload, branches=self.options.max_branches)
+        several = self._verifier if isinstance(self._verifier, (list, tuple)) else [self._verifier]
+        key = ("verifier", *(each if isinstance(each, str) else id(each) for each in several))  # the binding keeps the objects alive
+        return context.endpoints.share(key, lambda: VerifierBinding(self._verifier, device, servers, may_warn=context.may_warn))
+
+    def is_like(self, other: SpeculationPlanner) -> bool:
+        """Return True if the other planner has the same settings, budget and verifier."""
+        mine, its = ((each._given, each.emit, each.budget) for each in (self, other))
+        return mine == its and self.binding is other.binding
+
+    @property
+    def may_draft(self) -> bool:
+        """True if a verifier may check drafts."""
+        return True
+
+    @property
+    def problem(self) -> str:
+        """Why no answer can be made in this mode now."""
+        return self.binding.problem
+
+    async def start(self) -> None:
+        """Ask the verifier for its properties. See ``Planner``."""
+        await self.binding.start()
+
+    # Before an answer
+
+    async def prepare(self, asked: AskedAnswer, *, if_faster: bool = False) -> PreparedSpeculation | Obstacle:
+        """Return the answer, ready to start, or what is in the way."""
+        binding, request, facts = self.binding, asked.request, await asked.describe()
+        await binding.start()
+        if binding.problem:
+            problem = binding.problem
+            binding.probe_again()
+            return Obstacle(problem, problem, is_logged=True)
+        limits = (request.timeouts, None if binding.verifier is None else binding.verifier.timeouts)
+        if any(each is not None and each.total is not None for each in limits):
+            return Obstacle.of_settings("a limit on the whole answer's time")
+        if binding.verifier is not None:
+            self.expect(self.estimates, binding.verifier)
+        sampling = resolve_sampling(request.sampling)
+        if sampling.max_tokens is None:  # a server's part in the answer is not known before, so that its limit is that of the whole
+            sampling = replace(sampling, max_tokens=request.server_limit)
+        rule = acceptance_rule(sampling, self.budget, self.options)
+        context_tokens = binding.device.capabilities.context_tokens or 0
+        check = partial(why_not_speculable, request, facts, rule, binding.facts, context_tokens=context_tokens, models=binding.models)
+        if problem := check():
+            return Obstacle(problem, check(is_logged=True))
+        self.estimates.expect_rounds(branches=self.options.max_branches if self.options.is_parallel else 0, ahead=self.max_ahead)
+        if if_faster and not self._pays():
+            return Obstacle(_DOES_NOT_PAY, _DOES_NOT_PAY, is_choice=True)
+        events, request = _EventBuffer(), replace(request, sampling=sampling)
+        row_ids = self.options.tuning.row_tokens if rule.kind is RuleKind.SAMPLE else 0
+        try:
+            drafter = await binding.device.drafter(request, emit=events, row_ids=row_ids)
+        except EngineError as error:
+            return Obstacle(str(error), describe_error(error))  # a chat template's own error may quote the prompt
+        return PreparedSpeculation(asked, self, request=request, drafter=drafter, events=events, rule=rule)
+
+    @property
+    def misses_attention(self) -> bool:
+        """True if a filter needs the importance of drafts and the device's engine doesn't read it, so that confidence decides alone."""
+        needs_it = self.budget < 1.0 and self.options.offload in {"combined", "importance"}
+        return needs_it and not getattr(self.binding.device.engine, "reads_attention", True)
+
+    @property
+    def max_ahead(self) -> int:
+        """Drafts of a round that are sent before the verdict that they assume."""
+        return min(self.options.tuning.max_ahead, self.binding.facts.max_ahead) if self.estimates.is_lossless else 0
+
+    def _pays(self) -> bool:
+        """Return True if speculation is predicted to beat the race, or every 20th answer, to measure again."""
+        self._raced += 1
+        if any(map(_is_faster, self._candidates())) or self._raced > _RETRY_AFTER:
+            self._raced = 0
+            return True
+        return False
+
+    # Estimates
+
+    def _candidates(self) -> list[SpeculationEstimates]:
+        """Return the estimates at each verifier that the next answer may go to."""
+        verifier = self.binding.verifier
+        found = (
+            [self.estimates_at(each.verifier) for each in verifier.members if not each.problem]
+            if isinstance(verifier, VerifierPool)
+            else []
+        )
+        return found or [self.estimates]
+
+    def estimates_at(self, verifier: Verifier) -> SpeculationEstimates:
+        """Return the estimates of an answer at one of several verifiers."""
+        estimates = self.estimates.at(verifier.name)
+        self.expect(estimates, verifier)
+        return estimates
+
+    def expect(self, estimates: SpeculationEstimates, verifier: Verifier) -> None:
+        """Set what a verifier's rounds cost and how far it is, as probes found."""
+        if self.options.tuning.prior is None and verifier.rtt is not None:
+            estimates.expect_rtt(verifier.rtt)
+        estimates.expect_row_costs(None if verifier.facts is None else verifier.facts.row_costs)
+
+    # After an answer
+
+    def record_verifier_outcome(self, driver: SpeculationDriver) -> None:
+        """Mark the verifier as unusable if it failed in this answer or stayed unreachable beyond the patience."""
+        if (error := driver.failures.get("verifier")) is not None:
+            self.binding.record_problem(str(error))
+        elif (problem := self.absence(driver)) and self.binding.verifier is not None:
+            self.binding.record_problem(f"{self.binding.verifier.name}: {problem}")
+
+    def absence(self, driver: SpeculationDriver) -> str:
+        """Return how long the verifier was expected in vain when an answer ended; "": not beyond the patience."""
+        patience = min(self.options.patience, self.options.last_patience)
+        if driver.unconnected < patience:
+            return ""
+        expected, got = ("a session", "a refusal") if driver.was_refused else ("a connection", "none")
+        return f"expected {expected} within {patience:g} s, got {got}"
+
+    def learn(self, ended: EndedAnswer) -> None:
+        """Learn how fast the server generated alone in an answer that raced. See ``Planner``."""
+        server, machine = self.binding.server, ended.race
+        if server is None or machine is None:
+            return
+        for attempt in (*machine.past_attempts, *machine.attempts.values()):
+            if attempt.source != server.name or attempt.state is not AttemptState.ENDED or attempt.ttft is None:
+                continue
+            if attempt.first_token is not None and attempt.stopped is not None and attempt.tokens > 1:
+                span = attempt.stopped - attempt.first_token
+                if not is_burst(attempt.tokens, attempt.ttft, span):
+                    self.estimates.record_remote(attempt.tokens - 1, span)
+
+    def next_draws(self) -> Random:
+        """Return the random numbers of the next answer."""
+        return Random(f"{self._seed}/{next(self._numbers)}")
+
+
+class PreparedSpeculation(Prepared[SpeculationDriver]):
+    """A speculated answer before its start. The device reads its prompt already.
+
+    Args:
+        asked: the answer as it was asked for.
+        planner: the client's.
+        request: the request, with its sampling options written out.
+        drafter: drafts on the device.
+        events: the drafter's events.
+        rule: the verifier's acceptance rule.
+    """
+
+    def __init__(
+        self,
+        asked: AskedAnswer,
+        planner: SpeculationPlanner,
+        *,
+        request: Request,
+        drafter: DeviceDrafter,
+        events: _EventBuffer,
+        rule: Rule,
+    ) -> None:
+        super().__init__(asked)
+        self._planner = planner
+        self._request = request
+        self._drafter = drafter
+        self._events = events
+        self._rule = rule
+        self._has_started = False
+
+    def start(self) -> SpeculationDriver:
+        """Start the answer's driver."""
+        asked, planner = self.asked, self._planner
+        settings, active = asked.settings, asked.settings.endpoints.active
+        note_settings(
+            settings.degradations,
+            asked.notes,
+            hides_drafts=self._why_without_drafts(),
+            offload=planner.options.offload if planner.misses_attention else "",
+        )
+        note_unpaced(asked)
+        observed = settings.observers.begin(asked.request)
+
+        def record(driver: SpeculationDriver) -> None:
+            active.discard(driver)
+            planner.record_verifier_outcome(driver)
+            settings.learn(EndedAnswer(self._prompt_tokens))
+            self.note(driver)
+            self.end(driver, observed)
+
+        driver = self._make_driver(record, observed)
+        self._has_started = True
+        active.add(driver)
+        driver.start()
+        return driver
+
+    def note(self, driver: SpeculationDriver) -> None:
+        """Add what happened other than asked to the answer's notes."""
+        degradations, notes = self.asked.settings.degradations, self.asked.notes
+        note_speculation(degradations, notes, driver, driver.report(), absence=self._planner.absence(driver))
+
+    async def aclose(self) -> None:
+        """Release what was prepared."""
+        if not self._has_started:  # else the drafter is the driver's
+            await self._drafter.aclose()
+
+    @property
+    def _prompt_tokens(self) -> int:
+        return len(self._drafter.prompt_ids)
+
+    @property
+    def _may_use_device(self) -> bool:
+        """True if the device may finish an answer that nothing else can continue."""
+        settings = self.asked.settings
+        return settings.on_failure != "raise" and settings.degradations.rule != "raise"
+
+    def _why_without_drafts(self) -> str:
+        """Return why the reader gets no drafts, though ``emit`` is "draft"; "": it gets them, or didn't ask for them."""
+        if self._planner.emit != "draft":
+            return ""
+        if self.asked.pace is not None:
+            return "the answer has a pace"
+        return "" if self.asked.shows_drafts else "chunks can't be taken back"
+
+    def _make_driver(self, record: Callable[[SpeculationDriver], None], observed: ObservedAnswer) -> SpeculationDriver:
+        """Return the answer's driver, not started.
+
+        Args:
+            record: called when all work has ended.
+            observed: follows the answer.
+        """
+        asked, planner, binding, limits = self.asked, self._planner, self._planner.binding, self.asked.settings.limits
+        engine, verifier = binding.device.engine, binding.assign()
+        if engine is None:
+            raise AssertionError("what was prepared has a model")
+        draws, remote = planner.next_draws(), verifier.remote
+        self._request = observed.open(verifier.name, remote or verifier, self._request)
+        sampling, length, names = self._request.sampling, self._prompt_tokens, names_of(binding.device, verifier)
+        drafter, events, rule, pace = self._drafter, self._events, self._rule, asked.pace
+        estimates = planner.estimates
+        if isinstance(verifier, AssignedVerifier):
+            estimates = planner.estimates_at(verifier.member.verifier)
+
+            def move(left: Verifier) -> None:
+                tally.leave(left, driver)
+                names.update(names_of(binding.device, verifier))
+                estimates.move_to(verifier.name)
+                planner.expect(estimates, verifier.member.verifier)
+
+            verifier.on_move = move
+
+        def connect_drafter(emit: EmitEvent) -> DeviceDrafter:
+            events.connect(emit)
+            return drafter
+
+        def open_session(emit: EmitEvent) -> VerifierSession:
+            reserve = 0 if sampling.max_tokens is None else length + sampling.max_tokens
+            return verifier.open(drafter.prompt_ids, emit, rule=rule, reserve=reserve)
+
+        tally = SpeculationRecord(
+            prompt_tokens=length,
+            rule=rule,
+            is_exact=binding.facts.is_exact(rule),
+            device=binding.device,
+            verifier=verifier,
+            server=binding.server,
+            cost=asked.settings.planner.costs(),
+            budget=planner.budget,
+            share=planner.estimates.steering.share,
+        )
+        driver = SpeculationDriver(
+            SpeculationMachine(estimates, self._machine_options(engine, verifier), draws),
+            SpeculativeOutput(
+                IncrementalText(lambda token: engine.detokenize([token]), sampling.stop, pending_bytes(engine, drafter.prompt_ids)),
+                Delivery(pace, fixed_rate(pace) or asked.settings.planner.reader_rate),
+                names,
+                number=new_completion_id(),
+                model=binding.facts.model,
+            ),
+            drafter=connect_drafter,
+            session=open_session,
+            remote=None if remote is None else _opener(lambda: verifier.remote, self._request, drafter.prompt_ids),
+            remote_name=verifier.name,
+            prompt_tokens=length,
+            max_unread=limits.unread_tokens,
+            max_ahead=limits.unread_tokens if (rate := fixed_rate(pace)) is None else limits.tokens_ahead(rate),
+            record=tally,
+            on_over=record,
+            log=asked.log.steps(partial(log_step, asked.log)),
+        )
+        return driver
+
+    def _machine_options(self, engine: Engine, verifier: Verifier) -> SpeculationMachineOptions:
+        planner, options, facts, timeouts = self._planner, self._planner.options, self._planner.binding.facts, verifier.timeouts
+        context_tokens = min(engine.info.context_tokens, facts.context_tokens or engine.info.context_tokens)  # of prompt and answer
+        free_tokens, max_tokens = max(1, context_tokens - self._prompt_tokens), self._request.sampling.max_tokens
+        shows_drafts = planner.emit == "draft" and not self._why_without_drafts()
+        return SpeculationMachineOptions(
+            end_ids=self._drafter.end_ids,
+            max_tokens=free_tokens if max_tokens is None else min(max_tokens, free_tokens),
+            emit="draft" if shows_drafts else "verified",
+            has_remote=verifier.remote is not None,
+            may_use_device=self._may_use_device,
+            is_adaptive=options.is_adaptive,
+            may_begin_by_stream=options.tuning.may_begin_by_stream,
+            is_parallel=options.is_parallel,
+            branch_kinds=options.tuning.branch_kinds,
+            max_branches=options.max_branches,
+            max_ahead=planner.max_ahead,
+            max_siblings=facts.max_paths - 1 if options.tuning.has_trees else 0,
+            max_draft=facts.draft_tokens,
+            patience=options.patience,
+            last_patience=options.patience_before_the_end(timeouts, may_use_device=self._may_use_device),
+            first_verdict_timeout=options.first_verdict_timeout,
+            verdict_timeout=options.verdict_timeout,
+            first_silence=None if timeouts.first_token is None else 2.0 * timeouts.first_token + options.patience,
+            silence=None if timeouts.next_token is None else 2.0 * timeouts.next_token + options.patience,
+        )
+
+
+def _settings(options: SpeculationOptions) -> tuple[object, ...]:
+    """Return the settings on which estimates depend."""
+    return tuple(getattr(options, name) for name in SpeculationOptions.__struct_fields__)
+
+
+def _budget(options: SpeculationOptions, context: ModeContext) -> float:
+    """Return the share of the drafted tokens that is verified, 0..1. A budget that the client has just been given counts first."""
+    given = context.budget if context.is_new or options.budget is None else options.budget
+    return 1.0 if given is None else given
+
+
+def _is_faster(estimates: SpeculationEstimates) -> bool:
+    """Return True if speculation is predicted to beat the race."""
+    rates = predict_rates(estimates.conditions())
+    return rates.speculative > (rates.remote if estimates.is_lossless else min(estimates.switch.min_rate, rates.device))
+
+
+def names_of(device: Endpoint, verifier: Verifier) -> dict[Origin, str]:
+    """Return the name of the endpoint that makes the tokens of each origin."""
+    names: dict[Origin, str] = dict.fromkeys(("draft", "accepted", "device"), device.name)
+    return names | dict.fromkeys(("corrected", "bonus", "remote"), verifier.name)
+
+
+def _opener(
+    find_remote: Callable[[], Endpoint | None], asked: Request, prompt_ids: Sequence[int]
+) -> Callable[[tuple[int, ...], int | None], EndpointStream]:
+    def open_stream(ids: Sequence[int], max_tokens: int | None) -> EndpointStream:
+        remote = find_remote()  # an answer that has moved has another one
+        if remote is None:
+            raise EndpointError("expected a server that generates alone, got none")
+        sampling = replace(asked.sampling, stop=(), max_tokens=max_tokens)  # the client looks for stop strings
+        if sampling.fixed_seed is not None:
+            sampling = replace(sampling, seed=continuation_seed(sampling.fixed_seed, len(ids)))
+        prompt = [*prompt_ids, *ids]
+        return remote.open(Request(prompt_ids=prompt, sampling=sampling, headers=asked.headers, server_limit=asked.server_limit))
+
+    return open_stream

@@ -1,0 +1,345 @@
+"""The report of a speculated answer: which endpoints made its tokens, what they cost, and what drafting and verifying took."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, NamedTuple
+
+from msgspec import Struct, field
+
+from streamco.client.answer_log import describe_error
+from streamco.client.cost_totals import answer_ending, total_cost
+from streamco.client.modes.base import CostOf
+from streamco.client.modes.speculation.remote_stream import RemoteStreamPart
+from streamco.core.report import AnswerUsage, DispatchReport, EndpointReport, Report, SpeculationFigures, SpeculationReport
+from streamco.core.totals import AnswerCost
+from streamco.endpoints.base import Endpoint
+from streamco.endpoints.verifiers.base import Verifier
+from streamco.endpoints.verifiers.pool_session import AssignedVerifier
+from streamco.policies.acceptance import Rule
+
+if TYPE_CHECKING:  # the driver has a record, and its report is made from both
+    from streamco.client.modes.speculation.driver import SpeculationDriver
+
+__all__ = ["SpeculationRecord", "speculation_cost", "speculation_figures", "speculation_report", "speculation_usage"]
+
+
+class _VerifierCounts(Struct, frozen=True, kw_only=True):
+    """An answer's counts until it left a verifier, or until now; those at earlier verifiers are included.
+
+    Args:
+        remote: the verifier's remote endpoint, which has its prices.
+        verified: tokens that verdicts computed.
+        given: committed tokens that rounds gave it to read.
+        has_read: one of the verifiers has read the prompt.
+        read_again: tokens that were read because the answer had moved.
+        streams: remote streams that were opened.
+    """
+
+    remote: Endpoint | None
+    verified: int
+    given: int
+    has_read: bool
+    read_again: int
+    streams: int
+
+
+class _VerifierWork(NamedTuple):
+    """What one verifier did for an answer: tokens that it read, how many of them were cached, and tokens that it computed."""
+
+    remote: Endpoint | None
+    read: int
+    cached: int
+    computed: int
+
+
+class SpeculationRecord(Struct, kw_only=True):
+    """Inputs of a speculated answer's report beside its driver.
+
+    Args:
+        prompt_tokens: tokens of the prompt.
+        rule: the verifier's acceptance rule.
+        is_exact: True if that rule keeps its promise at this verifier.
+        device: the endpoint that drafts.
+        verifier: the verifier of the drafts.
+        server: the server with the prices, if the verifier has none; None: there is none.
+        cost: what tokens cost at an endpoint.
+        budget: share of the drafts to be verified, 0 to 1.
+        share: realised share of this client so far; None: nothing was drafted yet.
+        left: counts of the answer when it moved away from a verifier, for each move.
+    """
+
+    prompt_tokens: int
+    rule: Rule
+    is_exact: bool
+    device: Endpoint
+    verifier: Verifier
+    server: Endpoint | None
+    cost: CostOf
+    budget: float
+    share: float | None
+    left: list[_VerifierCounts] = field(default_factory=list)
+
+    def leave(self, verifier: Verifier, driver: SpeculationDriver) -> None:
+        """Record that the answer moves away from a verifier."""
+        self.left.append(_counts_at(verifier.remote, driver, self))
+
+
+def speculation_report(driver: SpeculationDriver, record: SpeculationRecord, *, now: float) -> Report:
+    """Return the report of an answer, finished or not. ``now`` is on the driver's clock, seconds."""
+    meter, cost = driver.output.delivery.meter, speculation_cost(driver, record)
+    first = driver.output.first
+    span = (meter.last - meter.first) if meter.first is not None and meter.last is not None else 0.0
+    device, verifier = cost.endpoints
+    return Report(
+        winner=None if first is None else _makers(driver, device.name, verifier.name),
+        ttft=None if first is None else first - driver.began,
+        duration=(now if driver.finished is None else driver.finished) - driver.began,
+        tokens=cost.tokens,
+        tokens_per_second=(meter.tokens - 1) / span if meter.tokens > 1 and span > 0 else None,
+        finish_reason=driver.finish_reason,
+        dispatch=DispatchReport(
+            policy="speculate",
+            constraint=None,
+            device_wait=0.0,
+            server_wait=0.0,
+            reason=_reason(driver.machine.report, device.name, verifier.name, record.rule.kind.name.lower()),
+            prompt_tokens=record.prompt_tokens,
+            budget=record.budget,
+            budget_share=record.share,
+        ),
+        endpoints=cost.endpoints,
+        quality=meter.quality(),
+        cost_usd=cost.cost_usd,
+        unified_cost_usd=cost.unified_cost_usd,
+        energy_j=cost.energy_j,
+        wasted_tokens=cost.wasted_tokens,
+        usage=speculation_usage(driver, record),
+        ending=cost.ending,
+        is_final=driver.is_over,
+        mode="speculate",
+        speculation=_figures(driver, record),
+    )
+
+
+def speculation_usage(driver: SpeculationDriver, record: SpeculationRecord) -> AnswerUsage:
+    """Return the token counts of the answer as it was delivered."""
+    prompt, completion = record.prompt_tokens, driver.output.delivery.meter.tokens
+    return AnswerUsage(prompt_tokens=prompt, completion_tokens=completion, total_tokens=prompt + completion)
+
+
+def speculation_cost(driver: SpeculationDriver, record: SpeculationRecord) -> AnswerCost:
+    """Return the cost of the answer so far."""
+    parts = [_device_part(driver, record), _verifier_part(driver, record)]
+    costs = [part.cost_usd for part in parts]
+    unified = [part.unified_cost_usd for part in parts]
+    return AnswerCost(
+        endpoints=parts,
+        ending=answer_ending(was_left=driver.was_broken_off, error=driver.error, finished=driver.finished),
+        hand_overs=0,
+        tokens=driver.output.delivery.meter.tokens,
+        cost_usd=total_cost(costs),
+        unified_cost_usd=total_cost(unified),
+        energy_j=parts[0].energy_j,
+        wasted_tokens=sum(part.wasted_tokens for part in parts),
+        wasted_prompt_tokens=0,
+    )
+
+
+def _reason(report: SpeculationReport, device: str, verifier: str, rule: str) -> str:
+    """Return how the answer is generated, and why not by drafts if no draft has been verified."""
+    if report.remote and not report.verified:
+        return f"{verifier} generates alone: {report.why_remote}"
+    return f"{device} drafts, {verifier} verifies by {rule}"
+
+
+def _makers(driver: SpeculationDriver, device: str, verifier: str) -> str:
+    report = driver.machine.report
+    drafted, put = report.accepted + report.device, report.corrected + report.bonus + report.remote
+    return f"{device} with {verifier}" if drafted and put else verifier if put else device
+
+
+def _device_part(driver: SpeculationDriver, record: SpeculationRecord) -> EndpointReport:
+    report, device = driver.machine.report, record.device
+    wasted, _ = _waste(driver)
+    cost = record.cost(device, record.prompt_tokens, report.drafted, 0)
+    return EndpointReport(
+        name=device.name,
+        kind="device",
+        outcome="drafted",
+        opened=0.0,
+        stopped=None if driver.finished is None else driver.finished - driver.began,
+        prompt_tokens=record.prompt_tokens,
+        completion_tokens=report.drafted,
+        counted_by="engine",
+        wasted_tokens=wasted,
+        cost_usd=cost.server,
+        energy_j=cost.device_joules,
+        unified_cost_usd=cost.total,
+    )
+
+
+def _verifier_part(driver: SpeculationDriver, record: SpeculationRecord) -> EndpointReport:
+    """Return the verifier's part. Every token that it computed counts as a completion token.
+
+    The prompt counts once, and as cached whenever the remote stream continued the answer. Committed tokens that the verifier only had to
+    read count with the prompt, and so does what another verifier had to read because the answer moved to it. If the answer moved, the
+    tokens are those of all its verifiers, and the cost is the sum of theirs.
+    """
+    report, verifier, parts = driver.machine.report, record.verifier, driver.remote_stream.parts
+    works = _verifier_works(driver, record)
+    cost_usd, unified = _cost_of(works, record)
+    _, wasted = _waste(driver)
+    return EndpointReport(
+        name=verifier.name,
+        kind="server",
+        outcome="verified",
+        opened=0.0,
+        stopped=None if driver.finished is None else driver.finished - driver.began,
+        prompt_tokens=sum(work.read for work in works),
+        completion_tokens=report.target_tokens,
+        counted_by="estimate" if any(part.is_estimated for part in parts) else "usage" if parts else "token ids",
+        wasted_tokens=wasted,
+        is_estimated=any(part.is_estimated for part in parts),
+        cost_usd=cost_usd,
+        unified_cost_usd=unified,
+        error=None if driver.error is None else str(driver.error),
+        error_kind=None if driver.error is None else describe_error(driver.error),
+    )
+
+
+def _verifier_works(driver: SpeculationDriver, record: SpeculationRecord) -> list[_VerifierWork]:
+    """Return what each verifier that the answer was at did for it, in order. A remote stream counts where it was opened."""
+    report, parts = driver.machine.report, driver.remote_stream.parts
+    was_asked = driver.session.bytes_up > 0 or report.rounds > 0
+    unread = max(0, report.device - report.given)
+    last = _counts_at(record.verifier.remote, driver, record)
+    streamed = report.target_tokens - last.verified
+    before = _VerifierCounts(remote=None, verified=0, given=0, has_read=False, read_again=0, streams=0)
+    prompt, works = record.prompt_tokens * was_asked, []
+    for counts in (*record.left, last):
+        opened, verified = parts[before.streams : counts.streams], counts.verified - before.verified
+        made = streamed if counts is last else min(streamed, sum(part.made for part in opened))
+        first_read = prompt * counts.has_read + counts.read_again - before.read_again
+        works.append(
+            _VerifierWork(
+                counts.remote,
+                read=first_read + counts.given - before.given + sum(part.read for part in opened),
+                cached=_cached(opened, was_asked=first_read > 0 or verified > 0, unread=unread),
+                computed=verified + made,
+            )
+        )
+        before, prompt, streamed = counts, prompt * (not counts.has_read), streamed - made
+    return works
+
+
+def _cost_of(works: Sequence[_VerifierWork], record: SpeculationRecord) -> tuple[float | None, float | None]:
+    """Return (money, unified cost) of what verifiers did, each at its own prices; None: not known."""
+    costs = []
+    for work in [work for work in works if work.read or work.computed] or works[-1:]:
+        priced = _priced_endpoint(work.remote, record.server)
+        if priced is None:
+            return None, None
+        costs.append(record.cost(priced, work.read, work.computed, work.cached))
+    return total_cost([cost.server for cost in costs]), total_cost([cost.total for cost in costs])
+
+
+def _counts_at(remote: Endpoint | None, driver: SpeculationDriver, record: SpeculationRecord) -> _VerifierCounts:
+    """Return an answer's counts so far. ``remote``: the remote endpoint of its present verifier."""
+    report = driver.machine.report
+    return _VerifierCounts(
+        remote=remote,
+        verified=report.verified + report.siblings + report.rounds,  # the row after each draft is computed too
+        given=report.given,
+        has_read=not isinstance(record.verifier, AssignedVerifier) or bool(record.verifier.readers),
+        read_again=_read_again(record.verifier),
+        streams=len(driver.remote_stream.parts),
+    )
+
+
+def _read_again(verifier: Verifier) -> int:
+    return verifier.read_again if isinstance(verifier, AssignedVerifier) else 0
+
+
+def _waste(driver: SpeculationDriver) -> tuple[int, int]:
+    """Return (device, server) tokens that were generated and never delivered.
+
+    Tokens still held when the reader left count for the device, up to the number that it drafted, and then for the server.
+    """
+    report = driver.machine.report
+    wasted = max(0, report.wasted) + driver.dropped
+    drafted = min(report.drafted, wasted)
+    kept = report.accepted + report.corrected + report.bonus + report.remote
+    return drafted, min(report.target_tokens, max(0, report.target_tokens - kept) + wasted - drafted)
+
+
+def _cached(parts: Sequence[RemoteStreamPart], *, was_asked: bool, unread: int) -> int:
+    """Return how many of the tokens that the remote streams read were cached: as the server reports, else all that it had seen before.
+
+    Args:
+        parts: the remote streams.
+        was_asked: the verifier was asked for verdicts.
+        unread: tokens of the answer that the device committed and the server was never given.
+    """
+    cached, is_known = 0, was_asked
+    for part in parts:
+        if not part.is_estimated:
+            cached += part.cached
+        elif is_known:
+            cached += max(0, part.read - unread)
+        is_known = is_known or part.made > 0
+    return cached
+
+
+def _priced_endpoint(remote: Endpoint | None, server: Endpoint | None) -> Endpoint | None:
+    """Return the endpoint that prices the verifier's tokens: the verifier's own if it has prices, else the server beside it."""
+    return remote if remote is not None and remote.prices.completion is not None else server or remote
+
+
+def _figures(driver: SpeculationDriver, record: SpeculationRecord) -> SpeculationFigures:
+    return speculation_figures(
+        driver.machine.report,
+        budget=record.budget,
+        bytes_up=driver.session.bytes_up,
+        bytes_down=driver.session.bytes_down,
+        retracted=driver.machine.report.retracted,
+        is_exact=record.is_exact,
+        verifiers=record.verifier.served if isinstance(record.verifier, AssignedVerifier) else (record.verifier.name,),
+    )
+
+
+def speculation_figures(
+    report: SpeculationReport,
+    *,
+    budget: float,
+    bytes_up: int,
+    bytes_down: int,
+    retracted: int,
+    is_exact: bool,
+    verifiers: tuple[str, ...] = (),
+) -> SpeculationFigures:
+    """Return a machine's report as users see it. ``is_exact``: the verifier keeps its rule exactly."""
+    return SpeculationFigures(
+        acceptance=report.acceptance,
+        offloaded_share=report.offloaded_share,
+        budget=budget,
+        hit_rate=report.hit_rate,
+        ahead_rate=report.ahead_rate,
+        rounds=report.rounds,
+        bytes_up=bytes_up,
+        bytes_down=bytes_down,
+        drafted=report.drafted,
+        wasted=max(0, report.wasted),
+        accepted=report.accepted,
+        corrected=report.corrected,
+        bonus=report.bonus,
+        device=report.device,
+        remote=report.remote,
+        target_tokens=report.target_tokens,
+        fallbacks=report.fallbacks,
+        refusals=report.refusals,
+        losses=report.losses,
+        retracted=retracted,
+        is_exact=is_exact and report.is_exact and not report.device,
+        verifiers=verifiers,
+    )

@@ -1,0 +1,243 @@
+"""Binding a verifier to a client's device: finding it, probing whether the two fit, and probing again after a failure."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Sequence
+from time import monotonic
+from typing import TYPE_CHECKING
+
+from msgspec.structs import replace
+
+from streamco.endpoints.base import Endpoint
+from streamco.endpoints.device import DeviceEndpoint
+from streamco.endpoints.network.loop_bound import LoopBound, LoopState
+from streamco.endpoints.verifiers.base import Verifier, VerifierFacts
+from streamco.endpoints.verifiers.pool import VerifierPool
+from streamco.endpoints.verifiers.pool_session import AssignedVerifier
+from streamco.engines.base import EngineOptions
+from streamco.errors import EndpointError, VerifierError
+from streamco.policies.importance import LAYERS
+from streamco.policies.offload import OffloadRule
+
+if TYPE_CHECKING:
+    from streamco.endpoints.openai import OpenAIEndpoint
+
+__all__ = ["VerifierBinding", "VerifierSetting", "drafting_engine_options", "reserve_places"]
+
+VerifierSetting = str | Verifier | Sequence[str | Verifier] | None
+"""A verifier, or its URL; several of one model: answers are spread over them (``VerifierPool``). None: the first server verifies."""
+
+_log = logging.getLogger("streamco")
+
+
+HELD_SEQUENCES = 8  # token sequences of a device for one answer at a time: the trunk, six branches, and one to spare
+_PROBE_AGAIN = 30.0  # seconds after which an unusable verifier is probed again
+
+
+def drafting_engine_options(
+    options: EngineOptions, budget: float, sequences: int = HELD_SEQUENCES, *, offload: OffloadRule = "combined"
+) -> EngineOptions:
+    """Return an engine's options with what drafting needs.
+
+    Args:
+        options: the engine's.
+        budget: share of the drafted tokens that is verified, 0..1.
+        sequences: token sequences for drafts.
+        offload: filters that choose the drafts to verify. If they need attention and the budget is below 1, the engine reads it.
+    """
+    layers = LAYERS if budget < 1.0 and offload in {"combined", "importance"} else ()
+    return replace(options, held_sequences=sequences, attention_layers=layers)
+
+
+def reserve_places(device: Endpoint | None, budget: float, *, offload: OffloadRule, branches: int = HELD_SEQUENCES - 2) -> None:
+    """Give a device's model places for drafts when it is loaded, unless its options have some. A loaded model stays as it is.
+
+    Args:
+        device: the endpoint; another one than a ``DeviceEndpoint`` can't draft, and nothing happens.
+        budget: share of the drafted tokens that is verified, 0..1.
+        offload: filters that choose the drafts to verify.
+        branches: branches of a draft; with more than usual, the device gets more places.
+    """
+
+    def with_places(options: EngineOptions) -> EngineOptions:
+        if options.held_sequences:
+            return options
+        changed = drafting_engine_options(options, budget, max(HELD_SEQUENCES, branches + 2), offload=offload)
+        return replace(changed, attention_layers=options.attention_layers or changed.attention_layers)
+
+    if isinstance(device, DeviceEndpoint):
+        device.change_options(with_places)
+
+
+class _Probes(LoopState):
+    """The probes on one event loop."""
+
+    def __init__(self) -> None:
+        self.task: asyncio.Task[None] | None = None
+        self.at: float | None = None
+        self.lock = asyncio.Lock()
+
+    async def aclose(self) -> None:
+        """See ``LoopState``."""
+        if self.task is not None:
+            self.task.cancel()
+            await asyncio.wait([self.task])
+
+    def forget(self, task: asyncio.Task[None]) -> None:
+        """Forget a probe in the background that is over."""
+        self.task = None
+        if not task.cancelled() and (error := task.exception()) is not None:
+            raise error
+
+
+class VerifierBinding:
+    """The verifier of a client and its fitness for the device; shared by clients from ``with_options``.
+
+    Args:
+        setting: the verifier as it was given to ``Speculate``.
+        device: the endpoint that drafts; None: there is none.
+        servers: endpoints, of which the first may be a verifier.
+        may_warn: problems are logged as warnings, each once.
+
+    Attributes:
+        verifier: the verifier; None: not found yet.
+        server: the first server; None: there is none.
+        problem: why answers can't be speculated; "": they can.
+
+    Raises:
+        ConfigError: the setting is no valid URL.
+    """
+
+    def __init__(self, setting: VerifierSetting, device: Endpoint | None, servers: Sequence[Endpoint], *, may_warn: bool = True) -> None:
+        self.verifier: Verifier | None = _make_verifier(setting)
+        self.problem = "the verifier was not probed yet"
+        self.server = servers[0] if servers else None
+        self._device = device
+        self._may_warn = may_warn
+        self._probes = LoopBound(_Probes, owner="client")
+        self._was_probed = False
+        self._is_closed = False
+
+    @property
+    def device(self) -> DeviceEndpoint:
+        """The device that drafts."""
+        if not isinstance(self._device, DeviceEndpoint):
+            raise AssertionError("a binding without a problem has a device")
+        return self._device
+
+    @property
+    def facts(self) -> VerifierFacts:
+        """Facts that the verifier gave when it was probed; ``problem`` must be ""."""
+        if self.verifier is None or self.verifier.facts is None:
+            raise AssertionError("a verifier without a problem was probed")
+        return self.verifier.facts
+
+    @property
+    def rtt(self) -> float | None:
+        """The round trip to the verifier in seconds; None: not measured."""
+        return None if self.verifier is None else self.verifier.rtt
+
+    def assign(self) -> Verifier:
+        """Return the verifier of one answer: one of several, or the only one."""
+        if isinstance(self.verifier, VerifierPool):
+            return AssignedVerifier(self.verifier)
+        if self.verifier is None:
+            raise AssertionError("a binding without a problem has a verifier")
+        return self.verifier
+
+    @property
+    def models(self) -> frozenset[str]:
+        """All names of the verifier's model."""
+        names = {self.facts.model, getattr(self.server, "model", None)}
+        return frozenset(name for name in names if name)
+
+    async def start(self) -> None:
+        """Find and probe the verifier, once in each event loop; a failure becomes ``problem``. The device must be started."""
+        probes = self._probes.get()
+        async with probes.lock:
+            if probes.at is None:
+                await self._probe()
+
+    def record_problem(self, problem: str) -> None:
+        """Record a problem that an answer had with the verifier. The next answers are not speculated until it was probed again.
+
+        Of several verifiers, those that failed are left out already. As long as another one is free, the next answers go there.
+        """
+        if isinstance(self.verifier, VerifierPool) and self.verifier.is_free:
+            return
+        if not self.problem:
+            self._set_problem(problem)
+
+    def probe_again(self) -> None:
+        """Probe an unusable verifier in the background, if the last probe was a while ago."""
+        probes = self._probes.get()
+        is_due = probes.at is not None and monotonic() - probes.at >= _PROBE_AGAIN
+        if self.problem and is_due and probes.task is None and not self._is_closed:
+            probes.task = asyncio.create_task(self._probe(), name="streamco probe the verifier again")
+            probes.task.add_done_callback(probes.forget)
+
+    async def aclose(self) -> None:
+        """Close the verifier; idempotent."""
+        self._is_closed = True
+        await self._probes.aclose()
+        if self.verifier is not None:
+            await self.verifier.aclose()
+
+    async def _probe(self) -> None:
+        try:
+            self._set_problem(await self._find())
+        except (EndpointError, VerifierError) as error:
+            self._set_problem(str(error))
+
+    def _set_problem(self, problem: str) -> None:
+        """Set ``problem``; log it only once, however many probes fail."""
+        is_new = not self._was_probed or not self.problem
+        self.problem, self._was_probed = problem, True
+        if (probes := self._probes.current) is not None:
+            probes.at = monotonic()
+        if problem and is_new and self._may_warn:
+            _log.warning("answers are not speculated: %s", problem)
+
+    async def _find(self) -> str:
+        """Find and probe the verifier; return what is wrong, or ""."""
+        if not isinstance(self._device, DeviceEndpoint):
+            return "no device" if self._device is None else f"{self._device.name} can't draft"
+        if self._device.engine is None:
+            return f"{self._device.name} could not be loaded"
+        if not getattr(self._device.engine, "held_sequences", 0):
+            return (
+                f"{self._device.name}: expected an engine with EngineOptions(held_sequences=...) above 0, got one without places for drafts"
+            )
+        if self.verifier is None:
+            from streamco.endpoints.openai import OpenAIEndpoint
+
+            if not isinstance(self.server, OpenAIEndpoint):
+                return "no verifier" if self.server is None else f"{self.server.name} can't verify"
+            found = await _find_at_server(self.server)
+            if found is None or self._is_closed:
+                return f"{self.server.name} can't verify"
+            self.verifier = found
+        await self.verifier.start(self._device.engine)
+        await self.verifier.probe()
+        return ""
+
+
+def _make_verifier(setting: VerifierSetting) -> Verifier | None:
+    if not isinstance(setting, str):
+        return VerifierPool(setting) if isinstance(setting, Sequence) else setting
+    from streamco.endpoints.verifiers.streamco import VerifierEndpoint
+
+    return VerifierEndpoint(setting)
+
+
+async def _find_at_server(server: OpenAIEndpoint) -> Verifier | None:
+    """Return the verifier at a server's address; None: the server can't verify.
+
+    Raises:
+        EndpointError: it doesn't answer.
+    """
+    from streamco.endpoints.verifiers.discovery import find_verifier
+
+    return await find_verifier(server)

@@ -1,0 +1,131 @@
+"""Planning the answers of a split model: whether it can make one, and what the answer will be without."""
+
+from __future__ import annotations
+
+from msgspec.structs import replace
+
+from streamco.client.modes.base import AskedAnswer, ClientPlanner, CostOf, Prepared
+from streamco.client.modes.notes import note_inexact, note_shortened, note_unpaced
+from streamco.client.modes.obstacles import refusal, shortened_length, side_facts
+from streamco.client.modes.split.driver import SplitAnswerDriver
+from streamco.client.modes.split.notes import note_split
+from streamco.client.modes.split.report import PromptFacts, split_endpoint_cost
+from streamco.config import READING, fixed_rate
+from streamco.endpoints.base import Endpoint, Kind
+from streamco.endpoints.split.endpoint import SplitEndpoint
+from streamco.policies.cost import RequestCost
+from streamco.policies.eligibility import RequestFacts, check_eligibility
+from streamco.profiles import Profile
+
+__all__ = ["PreparedSplit", "SplitPlanner"]
+
+
+class SplitPlanner(ClientPlanner):
+    """The plans of the answers of one client's split model. There is nothing to learn from them: no other endpoint could make one.
+
+    Args:
+        endpoint: the model.
+    """
+
+    name = "split"
+
+    def __init__(self, endpoint: SplitEndpoint) -> None:
+        self._endpoint = endpoint
+
+    @property
+    def account(self) -> object:
+        """What is spent and learned under a budget."""
+        return self._endpoint
+
+    @property
+    def kept_out(self) -> Kind | None:
+        """The side that must not be used at all."""
+        return None
+
+    @property
+    def reader_rate(self) -> float:
+        """Tokens per second of the virtual reader."""
+        return READING
+
+    async def prepare(self, asked: AskedAnswer, *, if_faster: bool = False) -> PreparedSplit:
+        """Return the answer, ready to start, or what is in the way."""
+        return PreparedSplit(asked, self._endpoint, await asked.describe())
+
+    def costs(self) -> CostOf:
+        """Return the function that gives the cost of tokens."""
+
+        def cost(_: Endpoint, prompt: int, completion: int, cached: int) -> RequestCost:
+            return split_endpoint_cost(self._endpoint, prompt, completion, cached)
+
+        return cost
+
+    def profile(self) -> bytes:
+        """Return what was learned so far."""
+        return Profile().to_json()
+
+
+class PreparedSplit(Prepared[SplitAnswerDriver]):
+    """A split model's answer before its start.
+
+    Args:
+        asked: the answer as it was asked for.
+        endpoint: the model.
+        facts: properties of the request.
+    """
+
+    def __init__(self, asked: AskedAnswer, endpoint: SplitEndpoint, facts: RequestFacts) -> None:
+        super().__init__(asked)
+        self._endpoint = endpoint
+        self._facts = facts
+
+    def start(self) -> SplitAnswerDriver:
+        """Start the answer's driver."""
+        asked, settings, endpoint = self.asked, self.asked.settings, self._endpoint
+        self._check()
+        active = settings.endpoints.active
+        request, max_held = asked.request, settings.limits.unread_tokens
+        if (rate := fixed_rate(asked.pace)) is not None:
+            max_ahead, kept = settings.limits.device_buffers(rate)
+            request, max_held = replace(request, max_buffered=kept), min(max_ahead, max_held)
+        observed = settings.observers.begin(request)
+
+        def record(driver: SplitAnswerDriver) -> None:
+            active.discard(driver)
+            self.note(driver)
+            self.end(driver, observed)
+
+        driver = SplitAnswerDriver(
+            endpoint,
+            request,
+            facts=PromptFacts(prompt_tokens=self._facts.prompt_tokens, is_estimated=self._facts.is_estimated),
+            pace=asked.pace,
+            max_held=max_held,
+            on_over=record,
+            on_open=observed.open,
+            write_line=asked.log.debug if asked.log.is_detailed else None,
+        )
+        active.add(driver)
+        driver.start()
+        return driver
+
+    def note(self, driver: SplitAnswerDriver) -> None:
+        """Add what happened other than asked to the answer's notes."""
+        note_split(self.asked.settings.degradations, driver)
+
+    def _check(self) -> None:
+        """Check that the model can make the answer, and note what the answer will be without.
+
+        Raises:
+            ConfigError: it can't make it.
+            DegradedError: by the client's rule.
+            EngineError: the model isn't loaded.
+        """
+        asked, facts, endpoint = self.asked, self._facts, self._endpoint
+        eligibility = check_eligibility(facts, device=side_facts(endpoint, facts, shortens=True), server=None)
+        if not eligibility.device:
+            raise refusal(asked.request, facts, [endpoint], without="", reason=eligibility.reason, more="")
+        if (tokens := shortened_length(facts, endpoint)) is not None:
+            note_shortened(asked, facts, device=endpoint.name, tokens=tokens)
+        note_inexact(asked, endpoint)
+        note_unpaced(asked)
+        endpoint.parts()  # raises what would keep the driver from being made, before anybody is told that the answer begins
