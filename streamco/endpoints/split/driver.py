@@ -112,8 +112,7 @@ class SplitDriver(TaskDriver[SplitEvent, SplitCommand]):
     def _run_command(self, command: SplitCommand, now: float) -> None:
         match command:
             case CloseSession():
-                if self._session is not None:
-                    self._session.close()
+                self._close_session()
             case ComputeRows():
                 self._engine.compute(self._running(), command)
             case OpenSession():
@@ -130,6 +129,11 @@ class SplitDriver(TaskDriver[SplitEvent, SplitCommand]):
             self._session = self._link.session(self._receive_link, self._running().most_tokens)
             self.tally.traffic = self._session.traffic
         return self._session
+
+    def _close_session(self) -> None:
+        session, self._session = self._session, None  # the two hold each other
+        if session is not None:
+            session.close()
 
     def _receive_link(self, event: LinkEvent) -> None:
         if not isinstance(event, LinkFailed):
@@ -151,8 +155,7 @@ class SplitDriver(TaskDriver[SplitEvent, SplitCommand]):
             self._engine.fail(generation, error)
         else:
             self._report_error("streamco split answer failed", error)
-        if self._session is not None:
-            self._session.close()
+        self._close_session()
         self._end_if_idle()
 
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import gc
+import weakref
 from collections.abc import AsyncIterator, Callable, Iterator
 from typing import Any, NamedTuple
 
@@ -182,6 +184,26 @@ async def test_an_answer_that_is_left_before_its_first_token_costs_only_its_prom
     report = driver.report()
     assert (report.winner, report.ending, report.tokens, report.endpoints[0].outcome) == (None, "left", 0, "lost")
     assert report.endpoints[0].wasted_prompt_tokens == report.endpoints[0].prompt_tokens > 10
+
+
+async def test_an_answer_that_has_ended_is_freed_without_the_garbage_collector(world: World) -> None:
+    async with streamco.Client(mode=streamco.Split(world.endpoint)) as client:
+        for leaves in (False, True):
+            stream = client.stream(PROMPT, temperature=0, max_tokens=12)
+            async for _ in stream:
+                if leaves:
+                    break
+            await stream.aclose()
+            driver = weakref.ref(stream._answer.driver)
+            await world.is_idle()
+            gc.collect()
+            gc.disable()
+            try:
+                del stream, _
+                await asyncio.sleep(0.05)
+                assert driver() is None, f"left early: {leaves}"
+            finally:
+                gc.enable()
 
 
 @pytest.mark.parametrize("pace", [None, 20.0])
