@@ -103,7 +103,7 @@ def test_what_a_calibrated_client_knows_is_the_mean_of_all_servers(monkeypatch: 
         found.append(settings["tuning"].prior.remote_step)
         return Speculate(**settings)
 
-    monkeypatch.setattr(world_module, "Speculate", noting)
+    monkeypatch.setattr(world_module, "SpeculationOptions", noting)
     pools = [{"step_times": "llama2-70b-a100x2", "count": 3}, {"step_times": "llama2-70b-a100x4", "count": 1}]
     run(execution="auto", is_calibrated=True, world={"servers": 4, "server_pools": pools})
     slow, fast = (load_step_times(name)(1, 0) for name in ("llama2-70b-a100x2", "llama2-70b-a100x4"))
