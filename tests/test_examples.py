@@ -67,7 +67,7 @@ def run(example: Path) -> str:
         env=environment,
         capture_output=True,
         text=True,
-        timeout=100,
+        timeout=500,
         check=False,
     )
     assert finished.returncode == 0, finished.stderr
@@ -89,6 +89,7 @@ def test_an_example_is_short_and_says_what_it_shows(example: Path) -> None:
 
 
 @pytest.mark.model
+@pytest.mark.timeout(600)  # that of the split model takes a minute of processor time
 @pytest.mark.parametrize("example", EXAMPLES, ids=lambda path: path.stem)
 def test_an_example_runs_and_prints_what_it_should(example: Path) -> None:
     output = run(example)
