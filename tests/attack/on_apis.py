@@ -93,8 +93,8 @@ def _deep(value: str) -> Iterator[tuple[str, str]]:
     for field in ("user", "service_tier", "tool_choice", "x"):
         yield RESPONSES, f'{{"input":"Hi","max_output_tokens":2,"{field}":{value}}}'
     yield RESPONSES, f'{{"input":"Hi","max_output_tokens":2,"stream":true,"user":{value}}}'
-    yield RESPONSES, f'{{"input":"Hi","tools":[{{"type":"function","name":"f","parameters":{schema}}}]}}'
-    yield RESPONSES, f'{{"input":"Hi","text":{{"format":{{"type":"json_schema","name":"a","schema":{schema}}}}}}}'
+    yield RESPONSES, f'{{"input":"Hi","max_output_tokens":2,"tools":[{{"type":"function","name":"f","parameters":{schema}}}]}}'
+    yield RESPONSES, f'{{"input":"Hi","max_output_tokens":2,"text":{{"format":{{"type":"json_schema","name":"a","schema":{schema}}}}}}}'
     for path in (MESSAGES, COUNT):
         yield path, f'{{{hello},"x":{value}}}'
         yield path, f'{{{hello},"tools":[{{"name":"f","input_schema":{schema}}}]}}'
