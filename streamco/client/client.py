@@ -227,7 +227,7 @@ class Client:
         """Return the client's settings with another mode, or another budget for it; None: the same budget."""
         settings = self._settings
         if chosen.endpoint is not settings.mode.endpoint:
-            expected = "a client of its own for Split, whose endpoint no other mode has"
+            expected = "Split where the client is made, and there alone, because no other mode has its endpoint"
             raise ConfigError(f"mode: expected {expected}, got {chosen.name} for a client of {settings.mode.name}")
         modes = {**settings.modes, **{each.name: each for each in chosen.members}}
         context = ModeContext(

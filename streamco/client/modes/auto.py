@@ -53,13 +53,12 @@ class Auto:
 
     def planner(self, context: ModeContext) -> ClientPlanner:
         """Return the planner of a client's answers."""
-        races = [mode for mode in self.modes if mode.name == "race"]
         others = [mode for mode in self.modes if mode.name != "race"]
         if not self.modes:
             from streamco.client.modes.speculation.mode import Speculate
 
             others = [Speculate()]
-        last = races[0] if races else next((each for mode in others if (each := getattr(mode, "otherwise", None))), context.fallback)
+        last = next((mode for mode in self.members if mode.name == "race"), context.fallback)
         return Fallback(tuple(mode.own_planner(context) for mode in others), last.planner(context), if_faster=True)
 
     def own_planner(self, context: ModeContext) -> Planner:

@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping
 from functools import cache
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, NamedTuple, Protocol, Self, TypeVar
 
+from msgspec import Struct
 from msgspec.structs import replace
 
 from streamco.client.request_facts import describe_request, takes_long
@@ -31,7 +32,6 @@ if TYPE_CHECKING:
     from streamco.client.settings import ClientSettings
 
 __all__ = [
-    "NO_OBSTACLE",
     "AskedAnswer",
     "ClientPlanner",
     "CostOf",
@@ -42,6 +42,7 @@ __all__ = [
     "Obstacle",
     "Planner",
     "Prepared",
+    "values_of",
 ]
 
 DriverT = TypeVar("DriverT", bound="AnswerDriver")
@@ -74,9 +75,6 @@ class Obstacle(NamedTuple):
     def of_settings(cls, text: str) -> Self:
         """Return a reason that quotes nothing of a request."""
         return cls(text, text)
-
-
-NO_OBSTACLE = Obstacle("", "")
 
 
 class AskedAnswer:
@@ -310,6 +308,11 @@ class Mode(Protocol):
             ConfigError: as of ``planner``.
         """
         ...
+
+
+def values_of(mode: Struct, kind: type[Struct]) -> tuple[object, ...]:
+    """Return the settings of a mode that this kind of options has, to compare them: an account or estimates depend on them alone."""
+    return tuple(getattr(mode, name) for name in kind.__struct_fields__)
 
 
 class Fallback(ClientPlanner):

@@ -11,7 +11,7 @@ from msgspec.structs import replace
 from streamco.client.answer_log import describe_error
 from streamco.client.degradation import OnDegraded
 from streamco.client.endpoint_set import EndpointSet
-from streamco.client.modes.base import AskedAnswer, ClientPlanner, CostOf, EndedAnswer, ModeContext, Prepared
+from streamco.client.modes.base import AskedAnswer, ClientPlanner, CostOf, EndedAnswer, ModeContext, Prepared, values_of
 from streamco.client.modes.notes import note_inexact, note_unpaced
 from streamco.client.modes.race.access_check import AccessCheck
 from streamco.client.modes.race.dispatch_record import DispatchRecord
@@ -63,7 +63,7 @@ class RacePlanner(ClientPlanner):
         if known is None:
             budget = _BUDGET if context.budget is None else context.budget
             self.dispatcher = Dispatcher(options, budget=budget, profile=context.profile, seed=context.seed)
-        elif context.is_new or _settings(known.options) != _settings(options):
+        elif context.is_new or values_of(known.options, DispatchOptions) != values_of(options, DispatchOptions):
             self.dispatcher = known.dispatcher.copy(options, budget=context.budget)
         else:
             self.dispatcher = known.dispatcher
@@ -262,11 +262,6 @@ def _failure_rule(facts: RequestFacts, on_failure: OnFailure | None, rule: OnDeg
     if on_failure is not None:
         return on_failure
     return "raise" if facts.has_tools or facts.has_json_schema else "migrate"
-
-
-def _settings(options: DispatchOptions) -> tuple[object, ...]:
-    """Return the settings on which an account depends."""
-    return tuple(getattr(options, name) for name in DispatchOptions.__struct_fields__)
 
 
 def _check_quality_names(migration: MigrationOptions | None, endpoints: EndpointSet) -> None:

@@ -10,7 +10,7 @@ from random import Random, SystemRandom
 from msgspec.structs import replace
 
 from streamco.client.answer_log import describe_error
-from streamco.client.modes.base import AskedAnswer, EndedAnswer, ModeContext, Obstacle, Planner, Prepared
+from streamco.client.modes.base import AskedAnswer, EndedAnswer, ModeContext, Obstacle, Planner, Prepared, values_of
 from streamco.client.modes.notes import note_unpaced
 from streamco.client.modes.speculation.driver import EmitEvent, SpeculationDriver
 from streamco.client.modes.speculation.eligibility import acceptance_rule, resolve_sampling, why_not_speculable
@@ -104,7 +104,7 @@ class SpeculationPlanner(Planner):
         known: SpeculationPlanner | None = None,
     ) -> None:
         known = next((each for each in context.known.values() if isinstance(each, SpeculationPlanner)), known)
-        self._given: tuple[object, ...] = _settings(given)
+        self._given: tuple[object, ...] = values_of(given, SpeculationOptions)
         same = known if known is not None and known._given == self._given else None
         pair = None if context.profile is None else context.profile.pair
         self.options: SpeculationOptions = given.with_profile(pair) if same is None else same.options
@@ -438,11 +438,6 @@ class PreparedSpeculation(Prepared[SpeculationDriver]):
             first_silence=None if timeouts.first_token is None else 2.0 * timeouts.first_token + options.patience,
             silence=None if timeouts.next_token is None else 2.0 * timeouts.next_token + options.patience,
         )
-
-
-def _settings(options: SpeculationOptions) -> tuple[object, ...]:
-    """Return the settings on which estimates depend."""
-    return tuple(getattr(options, name) for name in SpeculationOptions.__struct_fields__)
 
 
 def _budget(options: SpeculationOptions, context: ModeContext) -> float:

@@ -79,7 +79,7 @@ class SplitAnswerDriver(SplitDriver):
         self._max_held = max_held
         self._queue = DeliveryQueue()
         self._early: list[ChatCompletionChunk] = []  # chunks before the first one with content
-        self._taken: list[ChatCompletionChunk] = []  # all others, for the text so far
+        self._texts: list[str] = []  # of all others
         self._stream: SplitStream | None = None  # None: not begun, or its work has ended
         self._reader: asyncio.Task[None] | None = None
         self._is_direct = False  # the reader's own task reads the stream
@@ -270,7 +270,7 @@ class SplitAnswerDriver(SplitDriver):
 
     def _text_so_far(self) -> str:
         """Return the text that the reader has got, or will."""
-        return "".join(choice.delta.content or "" for chunk in self._taken for choice in chunk.choices[:1])
+        return "".join(self._texts)
 
     def _stop_reading(self, now: float) -> None:
         """Let go of the stream, which has ended: the two hold each other."""
@@ -304,7 +304,7 @@ class SplitAnswerDriver(SplitDriver):
 
     def _hand_on(self, chunks: list[ChatCompletionChunk], tokens: int, now: float) -> None:
         if chunks:
-            self._taken += chunks
+            self._texts += [choice.delta.content for chunk in chunks for choice in chunk.choices[:1] if choice.delta.content]
             self._deliver(self._delivery.take(self.endpoint.name, chunks, tokens, now=now), now)
 
     def _deliver(self, deliveries: Sequence[DeliverTokens], now: float) -> None:
