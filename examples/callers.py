@@ -7,8 +7,7 @@ from pathlib import Path
 import openai
 
 import streamco
-from streamco.proxy.app import serving
-from streamco.proxy.callers.store import add_caller
+from streamco.proxy import ProxyOptions, add_caller, serving
 from streamco.testing import ScriptedServer, stream_answer
 
 
@@ -19,7 +18,7 @@ async def main(file: Path) -> None:
         server = streamco.OpenAIEndpoint("large", base_url=remote.url, api_key="", name="server", prices=prices)
         async with (
             streamco.Client(streamco.packaged_model(), server, mode=streamco.Race(policy="server-first")) as client,
-            serving(client, streamco.ProxyOptions(callers=file)) as base_url,
+            serving(client, ProxyOptions(callers=file)) as base_url,
         ):
             for name, key in keys.items():
                 async with openai.AsyncOpenAI(base_url=base_url, api_key=key) as caller:

@@ -11,7 +11,7 @@ DEAR = streamco.TokenPrices(prompt=5e-6, completion=30e-6)  # US dollars per tok
 
 
 async def main() -> None:
-    device = streamco.DeviceEndpoint(streamco.packaged_model(), options=streamco.EngineOptions(threads=1))
+    device = streamco.DeviceEndpoint(streamco.packaged_model(), options=streamco.engines.EngineOptions(threads=1))
     async with ScriptedServer(stream_answer([f" {word}" for word in TEXT.split()] * 5, gap=0.05)) as scripted:
         server = streamco.OpenAIEndpoint("any", base_url=scripted.url, name="server", prices=DEAR)
         moves = streamco.MigrationOptions(min_quality=0)  # no model is too weak to go on; 0.9: one with 90 % of the other's quality

@@ -6,7 +6,7 @@ import os
 import openai
 
 import streamco
-from streamco.proxy.app import serving
+from streamco.proxy import serving
 
 
 async def main() -> None:

@@ -3,14 +3,14 @@
 import asyncio
 
 import streamco
-from streamco.cli.server_process import running_server  # `streamco serve` in a process of its own
-from streamco.engines.llamacpp.gguf import derived
+from streamco.engines import EngineOptions, derived
+from streamco.testing import running_server  # `streamco serve` in a process of its own
 
 
 async def main() -> None:
     large = streamco.packaged_model()
     small = await asyncio.to_thread(derived, large, "Q4_0")  # a smaller quantisation of the same model drafts for it
-    options = streamco.EngineOptions(threads=1)  # the client adds the places that drafts need
+    options = EngineOptions(threads=1)  # the client adds the places that drafts need
     async with (
         running_server("--model", str(large), "--threads", "1", "--port", "0") as base_url,
         streamco.Client(

@@ -4,15 +4,15 @@ import asyncio
 import tempfile
 
 import streamco
-from streamco.cli.server_process import running_server  # `streamco serve` in a process of its own
-from streamco.engines.llamacpp.model_parts import split_model  # what `streamco split` does
+from streamco.engines import EngineOptions, split_model  # split_model: what `streamco split` does
+from streamco.testing import running_server  # `streamco serve` in a process of its own
 
 
 async def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         parts = await asyncio.to_thread(split_model, streamco.packaged_model(), folder)
         async with running_server("--model", str(parts.middle), "--middle", "--threads", "1", "--port", "0") as base_url:
-            device = streamco.SplitEndpoint(parts.stem, base_url, options=streamco.EngineOptions(threads=1))
+            device = streamco.SplitEndpoint(parts.stem, base_url, options=EngineOptions(threads=1))
             async with streamco.Client(mode=streamco.Split(device)) as client:
                 async for token in client.stream("Name three rivers in France.", max_tokens=24, temperature=0):
                     print(token.text, end="", flush=True)

@@ -11,200 +11,113 @@ Public names are loaded when they are first used, so that importing the package 
 
 from __future__ import annotations
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from streamco.lazy_names import lazy_names
 
 if TYPE_CHECKING:
-    from streamco.client.chat import Answer
+    from streamco import engines as engines
+    from streamco import errors as errors
+    from streamco import observers as observers
+    from streamco import reports as reports
+    from streamco import types as types
+    from streamco import verifiers as verifiers
     from streamco.client.client import Client
     from streamco.client.modes.auto import Auto
     from streamco.client.modes.race.migration import MigrationOptions
     from streamco.client.modes.race.mode import Race
     from streamco.client.modes.speculation.mode import Speculate
-    from streamco.client.modes.speculation.options import SpeculationTuning
     from streamco.client.modes.split.mode import Split
-    from streamco.client.observers.base import AnswerObservation, AnswerObserver, ObservedAttempt
-    from streamco.client.observers.metrics import AnswerMetrics
-    from streamco.client.observers.spans import AnswerSpans
-    from streamco.client.stream import ChatStream, Retracted, Settled, Token, TokenStream
+    from streamco.client.stream import ChatStream, TokenStream
     from streamco.config import Limits, RetryPolicy, SamplingOptions, Timeouts
-    from streamco.core.report import AnswerUsage, DispatchReport, EndpointReport, Opening, Report, SpeculationFigures, SplitFigures
-    from streamco.core.totals import EndpointTotals, Totals
-    from streamco.endpoints.base import Capabilities, Endpoint, EndpointStream, Request, TokenPrices
+    from streamco.endpoints.base import Capabilities, TokenPrices
     from streamco.endpoints.device import DeviceEndpoint
     from streamco.endpoints.known_servers.anthropic import AnthropicEndpoint
     from streamco.endpoints.local_server import LocalServerEndpoint
     from streamco.endpoints.openai import OpenAIEndpoint
     from streamco.endpoints.split.endpoint import SplitEndpoint
-    from streamco.endpoints.verifiers.pool import VerifierPool
-    from streamco.endpoints.verifiers.sglang import SGLangVerifier
-    from streamco.endpoints.verifiers.streamco import VerifierEndpoint
-    from streamco.endpoints.verifiers.vllm import VLLMVerifier
-    from streamco.engines.base import EngineOptions
-    from streamco.engines.llama import LlamaEngine
     from streamco.engines.llamacpp.bundled_model import packaged_model
-    from streamco.errors import (
-        AllEndpointsFailed,
-        ConcurrentRead,
-        ConfigError,
-        DegradedError,
-        EndpointConnectError,
-        EndpointError,
-        EndpointProtocolError,
-        EndpointStatusError,
-        EndpointTimeoutError,
-        EngineError,
-        PromptError,
-        StreamClosed,
-        StreamcoError,
-        StreamConsumed,
-        UsageError,
-    )
-    from streamco.openai_types import ChatCompletion, ChatCompletionChunk, CompletionUsage
+    from streamco.errors import AllEndpointsFailed, ConfigError, DegradedError, EndpointError, PromptError, StreamcoError
     from streamco.policies.dispatch import Decision, DispatchPolicy
     from streamco.policies.eligibility import QualityGate
-    from streamco.proxy.config import ProxyOptions
-    from streamco.server.options import ServeOptions
 
 __version__ = "0.1.0"
 
 _HOMES = {
-    "streamco.openai_types": ("ChatCompletion", "ChatCompletionChunk", "CompletionUsage"),
-    "streamco.client.chat": ("Answer",),
     "streamco.client.client": ("Client",),
-    "streamco.client.observers.base": ("AnswerObservation", "AnswerObserver", "ObservedAttempt"),
-    "streamco.client.observers.metrics": ("AnswerMetrics",),
-    "streamco.client.observers.spans": ("AnswerSpans",),
     "streamco.client.modes.auto": ("Auto",),
     "streamco.client.modes.race.migration": ("MigrationOptions",),
     "streamco.client.modes.race.mode": ("Race",),
     "streamco.client.modes.speculation.mode": ("Speculate",),
-    "streamco.client.modes.speculation.options": ("SpeculationTuning",),
     "streamco.client.modes.split.mode": ("Split",),
-    "streamco.client.stream": ("ChatStream", "Retracted", "Settled", "Token", "TokenStream"),
-    "streamco.config": ("Limits", "RetryPolicy", "SamplingOptions", "Timeouts"),
-    "streamco.core.report": ("AnswerUsage", "DispatchReport", "EndpointReport", "Opening", "Report", "SpeculationFigures", "SplitFigures"),
-    "streamco.core.totals": ("EndpointTotals", "Totals"),
-    "streamco.endpoints.base": ("Capabilities", "Endpoint", "EndpointStream", "Request", "TokenPrices"),
+    "streamco.client.stream": (
+        "ChatStream",
+        "TokenStream",
+    ),
+    "streamco.config": (
+        "Limits",
+        "RetryPolicy",
+        "SamplingOptions",
+        "Timeouts",
+    ),
+    "streamco.endpoints.base": (
+        "Capabilities",
+        "TokenPrices",
+    ),
     "streamco.endpoints.device": ("DeviceEndpoint",),
-    "streamco.endpoints.local_server": ("LocalServerEndpoint",),
     "streamco.endpoints.known_servers.anthropic": ("AnthropicEndpoint",),
+    "streamco.endpoints.local_server": ("LocalServerEndpoint",),
     "streamco.endpoints.openai": ("OpenAIEndpoint",),
-    "streamco.endpoints.verifiers.pool": ("VerifierPool",),
-    "streamco.endpoints.verifiers.sglang": ("SGLangVerifier",),
     "streamco.endpoints.split.endpoint": ("SplitEndpoint",),
-    "streamco.endpoints.verifiers.streamco": ("VerifierEndpoint",),
-    "streamco.endpoints.verifiers.vllm": ("VLLMVerifier",),
-    "streamco.engines.base": ("EngineOptions",),
-    "streamco.engines.llama": ("LlamaEngine",),
     "streamco.engines.llamacpp.bundled_model": ("packaged_model",),
     "streamco.errors": (
         "AllEndpointsFailed",
-        "ConcurrentRead",
         "ConfigError",
         "DegradedError",
-        "EndpointConnectError",
         "EndpointError",
-        "EndpointProtocolError",
-        "EndpointStatusError",
-        "EndpointTimeoutError",
-        "EngineError",
         "PromptError",
-        "StreamClosed",
-        "StreamConsumed",
         "StreamcoError",
-        "UsageError",
     ),
-    "streamco.policies.dispatch": ("Decision", "DispatchPolicy"),
+    "streamco.policies.dispatch": (
+        "Decision",
+        "DispatchPolicy",
+    ),
     "streamco.policies.eligibility": ("QualityGate",),
-    "streamco.proxy.config": ("ProxyOptions",),
-    "streamco.server.options": ("ServeOptions",),
 }
-_HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
-
 __all__ = [
     "AllEndpointsFailed",
-    "Answer",
-    "AnswerMetrics",
-    "AnswerObservation",
-    "AnswerObserver",
-    "AnswerSpans",
-    "AnswerUsage",
     "AnthropicEndpoint",
     "Auto",
     "Capabilities",
-    "ChatCompletion",
-    "ChatCompletionChunk",
     "ChatStream",
     "Client",
-    "CompletionUsage",
-    "ConcurrentRead",
     "ConfigError",
     "Decision",
     "DegradedError",
     "DeviceEndpoint",
     "DispatchPolicy",
-    "DispatchReport",
-    "Endpoint",
-    "EndpointConnectError",
     "EndpointError",
-    "EndpointProtocolError",
-    "EndpointReport",
-    "EndpointStatusError",
-    "EndpointStream",
-    "EndpointTimeoutError",
-    "EndpointTotals",
-    "EngineError",
-    "EngineOptions",
     "Limits",
-    "LlamaEngine",
     "LocalServerEndpoint",
     "MigrationOptions",
-    "ObservedAttempt",
     "OpenAIEndpoint",
-    "Opening",
     "PromptError",
-    "ProxyOptions",
     "QualityGate",
     "Race",
-    "Report",
-    "Request",
-    "Retracted",
     "RetryPolicy",
-    "SGLangVerifier",
     "SamplingOptions",
-    "ServeOptions",
-    "Settled",
     "Speculate",
-    "SpeculationFigures",
-    "SpeculationTuning",
     "Split",
     "SplitEndpoint",
-    "SplitFigures",
-    "StreamClosed",
-    "StreamConsumed",
     "StreamcoError",
     "Timeouts",
-    "Token",
     "TokenPrices",
     "TokenStream",
-    "Totals",
-    "UsageError",
-    "VLLMVerifier",
-    "VerifierEndpoint",
-    "VerifierPool",
     "__version__",
     "packaged_model",
 ]
 
-
-def __getattr__(name: str) -> Any:
-    home = _HOME_OF.get(name)
-    if home is None:
-        raise AttributeError(f"module 'streamco' has no attribute {name!r}")
-    value = getattr(import_module(home), name)
-    globals()[name] = value
-    return value
+__getattr__ = lazy_names(__name__, _HOMES, submodules=("engines", "errors", "observers", "reports", "types", "verifiers"))
 
 
 def __dir__() -> list[str]:

@@ -5,12 +5,14 @@ from __future__ import annotations
 import subprocess
 import sys
 import tomllib
+from importlib import import_module
 from pathlib import Path
 
 import msgspec
 import pytest
 
 import streamco
+from tests.test_documented_imports import PUBLIC
 
 ROOT = Path(__file__).parents[1]
 HEAVY = ("aiohttp", "websockets", "llama_cpp", "numpy", "simpy", "rich", "prompt_toolkit", "uvloop", "asyncio", "msgspec")
@@ -42,15 +44,16 @@ def test_no_msgspec_is_allowed_with_errors_that_are_no_value_errors() -> None:
     assert issubclass(msgspec.DecodeError, ValueError)
 
 
-@pytest.mark.parametrize("name", streamco.__all__)
-def test_every_public_name_is_there(name: str) -> None:
-    assert getattr(streamco, name) is not None
-    assert name in dir(streamco)
+@pytest.mark.parametrize("module", PUBLIC)
+def test_every_public_name_is_there(module: str) -> None:
+    home = import_module(module)
+    assert [name for name in home.__all__ if getattr(home, name) is None] == []
+    assert set(home.__all__) <= set(dir(home))
 
 
-def test_all_is_sorted_and_complete() -> None:
-    assert streamco.__all__ == sorted(streamco.__all__)
-    assert set(streamco.__all__) - {"__version__"} == set(streamco._HOME_OF)
+@pytest.mark.parametrize("module", ["engines", "errors", "observers", "reports", "types", "verifiers"])
+def test_what_is_beside_the_main_names_is_loaded_with_its_first_use(module: str) -> None:
+    assert run(f"import streamco; print(streamco.{module}.__name__)").strip() == f"streamco.{module}"
 
 
 def test_an_unknown_name_is_an_attribute_error() -> None:

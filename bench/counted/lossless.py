@@ -15,10 +15,10 @@ from collections.abc import Sequence
 import streamco
 from bench.prompts import real_prompts
 from bench.report import Row, add_arguments, emit
-from streamco.cli.server_process import running_server
 from streamco.client.modes.speculation.mode import Speculate
 from streamco.engines.llamacpp.bundled_model import packaged_model
 from streamco.engines.llamacpp.gguf import derived
+from streamco.testing.server_process import running_server
 
 __all__ = ["main"]
 
@@ -49,7 +49,7 @@ async def compare(draft: str, target: str, prompts: Sequence[tuple[str, str]]) -
     """What was compared, and each answer that is another."""
     base = packaged_model()
     large, small = await asyncio.to_thread(derived, base, target), await asyncio.to_thread(derived, base, draft)
-    options = streamco.EngineOptions(threads=1, held_sequences=8, context_tokens=CONTEXT, exact=True)
+    options = streamco.engines.EngineOptions(threads=1, held_sequences=8, context_tokens=CONTEXT, exact=True)
     serve = ("--model", str(large), "--model-name", "large", "--threads", "1", "--context", str(CONTEXT), "--exact", "--port", "0")
     counts: Counter[str] = Counter()
     wrong: list[str] = []

@@ -31,7 +31,7 @@ from multiprocessing import get_context
 from random import Random
 
 from bench.report import Row, add_arguments, emit, summarise
-from streamco import Speculate, SpeculationTuning
+from streamco import Speculate
 from streamco.core.speculation.estimates import Forecast, SpeculationEstimates
 from streamco.core.speculation.options import SpeculationMachineOptions
 from streamco.policies.mode_switch import RoundConditions, predict_rates
@@ -40,6 +40,7 @@ from streamco.sim.fleet.drafting_device import DraftingDevice
 from streamco.sim.single.answer import SpeculationOutcome, simulate_answer
 from streamco.sim.single.faulty_verifier import FaultyLink, VerifyingServer
 from streamco.sim.workload.token_models import DeterministicModel, TokenModel
+from streamco.verifiers import SpeculationTuning
 
 __all__ = ["Cell", "main"]
 

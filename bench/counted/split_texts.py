@@ -20,11 +20,13 @@ from msgspec.structs import replace
 
 from bench.prompts import real_prompts
 from bench.report import Row, add_arguments, emit
-from streamco import Client, DeviceEndpoint, EngineOptions, Report, SplitEndpoint
-from streamco.cli.server_process import running_server
+from streamco import Client, DeviceEndpoint, SplitEndpoint
 from streamco.client.modes.split.mode import Split
+from streamco.engines import EngineOptions
 from streamco.engines.llamacpp.bundled_model import packaged_model
 from streamco.engines.llamacpp.model_parts import split_model
+from streamco.reports import Report
+from streamco.testing.server_process import running_server
 
 FORMATS: dict[str, Literal["f32", "f16", "i8"]] = {"exact": "f32", "f32": "f32", "f16": "f16", "i8": "i8"}
 TOKENS = 64

@@ -15,7 +15,8 @@ from typing import Any
 
 from bench.fetch_models import MODELS, fetched
 from bench.tables import run_all, table_lines
-from streamco import Client, DeviceEndpoint, EngineOptions
+from streamco import Client, DeviceEndpoint
+from streamco.engines import EngineOptions
 from streamco.engines.llama import LlamaEngine
 from streamco.engines.llamacpp.bundled_model import packaged_model
 

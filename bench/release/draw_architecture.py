@@ -27,6 +27,9 @@ PACKAGE = "streamco"
 GROUND = "shared definitions"
 """Name of the box for the lowest layer, which is made of single modules."""
 
+GATHERED = frozenset({"observers", "reports", "types", "verifiers"})
+"""Modules that define nothing: they gather public names of other folders."""
+
 SAYS: Mapping[str, str] = {
     "cli": "commands",
     "testing": "public fakes",
@@ -85,9 +88,9 @@ def ground_modules() -> str:
 
 
 def box_of(module: str, folders: frozenset[str]) -> str | None:
-    """Return the box that a dotted module of the package belongs to; None for the package itself."""
+    """Return the box that a dotted module of the package belongs to, or None for the package itself and for what gathers names."""
     parts = module.split(".")
-    if len(parts) < 2:
+    if len(parts) < 2 or parts[1] in GATHERED:
         return None
     return parts[1] if parts[1] in folders else GROUND
 

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from msgspec import Struct
 
-from streamco import SpeculationFigures
+from streamco.reports import SpeculationFigures
 
 __all__ = ["BEARABLE", "FIGURES", "Deviation", "MeasuredAnswer", "Run", "Verdict", "figures_of"]
 

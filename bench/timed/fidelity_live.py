@@ -24,7 +24,6 @@ from bench.timed.fidelity_figures import MeasuredAnswer, Run, Verdict
 from bench.timed.fidelity_records import Record
 from bench.timed.speculate import read_stats
 from streamco.calibration.measure import calibrate_pair
-from streamco.cli.server_process import running_server
 from streamco.client.modes.speculation.mode import Speculate
 from streamco.client.modes.speculation.verifier_binding import HELD_SEQUENCES
 from streamco.config import SamplingOptions
@@ -39,6 +38,7 @@ from streamco.policies.acceptance import Rule
 from streamco.profiles import PairProfile
 from streamco.testing import FakeEngine, LinkProxy
 from streamco.testing.engine import FakeVocabulary
+from streamco.testing.server_process import running_server
 
 __all__ = ["CONTEXT", "CORE_LAW", "PLACES", "READING", "DeviceLaw", "LiveCell", "RecordedEngine", "calibrate", "run_live", "measure_answer"]
 

@@ -57,14 +57,14 @@ STREAM = "stream"
 SETTINGS: Mapping[str, Speculate | None] = {
     STREAM: None,
     "streamco": Speculate(),
-    "streamco, chains": Speculate(tuning=streamco.SpeculationTuning(has_trees=False)),
+    "streamco, chains": Speculate(tuning=streamco.verifiers.SpeculationTuning(has_trees=False)),
     "always drafts, trees": UNADAPTIVE,
     "always drafts, chains": tuned(has_trees=False),
 }
 UNREAD: Mapping[str, Speculate | None] = {
     STREAM: None,
     "streamco": Speculate(),
-    "the stream never begins": Speculate(tuning=streamco.SpeculationTuning(may_begin_by_stream=False)),
+    "the stream never begins": Speculate(tuning=streamco.verifiers.SpeculationTuning(may_begin_by_stream=False)),
 }
 
 

@@ -24,10 +24,10 @@ from bench.timed.stream import MESSAGES, server
 
 BENCH = "observing"
 EVENTS = (20, 200, 1000)
-CONTENDERS: dict[str, Callable[[TracerProvider], list[streamco.AnswerObserver]]] = {
+CONTENDERS: dict[str, Callable[[TracerProvider], list[streamco.observers.AnswerObserver]]] = {
     "no observer": lambda _provider: [],
-    "metrics": lambda _provider: [streamco.AnswerMetrics(CollectorRegistry())],
-    "metrics and spans": lambda provider: [streamco.AnswerMetrics(CollectorRegistry()), streamco.AnswerSpans(provider)],
+    "metrics": lambda _provider: [streamco.observers.AnswerMetrics(CollectorRegistry())],
+    "metrics and spans": lambda provider: [streamco.observers.AnswerMetrics(CollectorRegistry()), streamco.observers.AnswerSpans(provider)],
 }
 
 
@@ -63,7 +63,7 @@ def _turned(names: list[str], turn: int) -> list[str]:
     return names[cut:] + names[:cut]
 
 
-async def _answers(port: int, observers: Sequence[streamco.AnswerObserver], events: int, answers: int = 20) -> float:
+async def _answers(port: int, observers: Sequence[streamco.observers.AnswerObserver], events: int, answers: int = 20) -> float:
     """Return microseconds of CPU time for each event."""
     endpoint = streamco.OpenAIEndpoint("bench", base_url=f"http://127.0.0.1:{port}/v1")
     async with streamco.Client(server=endpoint, observers=observers) as client:

@@ -15,9 +15,9 @@ from statistics import median
 
 from bench.pairs import TARGET, model_file
 from bench.report import Row, add_arguments, emit, summarise
-from streamco.cli.server_process import running_server
 from streamco.client.client import Client
 from streamco.endpoints.openai import OpenAIEndpoint
+from streamco.testing.server_process import running_server
 
 __all__ = ["LIMIT", "main", "measure_server", "packing_factor"]
 

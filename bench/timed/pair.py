@@ -39,7 +39,6 @@ from bench.report import Row, add_arguments, emit
 from bench.timed.cores import on_core, two_cores
 from bench.timed.speculate import read_stats
 from streamco import Speculate
-from streamco.cli.server_process import running_server
 from streamco.client.modes.speculation.verifier_binding import drafting_engine_options
 from streamco.endpoints.verifiers.streamco import VerifierEndpoint
 from streamco.engines.llama import LlamaEngine
@@ -47,6 +46,7 @@ from streamco.engines.llamacpp.gguf import derived
 from streamco.policies.acceptance import expected_tokens
 from streamco.profiles.row_costs import RowCosts
 from streamco.testing import LinkProxy
+from streamco.testing.server_process import running_server
 
 __all__ = ["Site", "bound", "main", "pair_site", "prompts_of"]
 
@@ -138,7 +138,7 @@ async def pair_site(*, target: str = "Q4_0", draft: str = "Q4_0", exact: bool = 
         with on_core(server_core):
             url = await stack.enter_async_context(running_server(*options, *(("--exact",) if exact else ())))
         stack.enter_context(on_core(device_core))
-        settings = drafting_engine_options(streamco.EngineOptions(threads=1, context_tokens=CONTEXT, measure_rows=True), 1.0)
+        settings = drafting_engine_options(streamco.engines.EngineOptions(threads=1, context_tokens=CONTEXT, measure_rows=True), 1.0)
         engine = await asyncio.to_thread(LlamaEngine, small, settings)
         try:
             yield Site(engine, url, await reported_costs(url, engine), engine.row_costs()[1])

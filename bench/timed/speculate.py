@@ -40,12 +40,13 @@ import streamco
 from bench.pairs import TARGET, model_file
 from bench.report import Row, add_arguments, emit, summarise
 from bench.timed.cores import on_core, two_cores
-from streamco import Speculate, SpeculationTuning
-from streamco.cli.server_process import running_server
+from streamco import Speculate
 from streamco.client.modes.speculation.verifier_binding import drafting_engine_options
 from streamco.engines.llama import LlamaEngine
 from streamco.policies.window import Static
 from streamco.testing import LinkProxy
+from streamco.testing.server_process import running_server
+from streamco.verifiers import SpeculationTuning
 
 __all__ = ["PROMPTS", "main", "read_stats"]
 
@@ -175,7 +176,7 @@ class Tally:
     tokens: list[int] = field(default_factory=list)
     first: list[float] = field(default_factory=list)
     gaps: list[float] = field(default_factory=list)
-    figures: list[streamco.SpeculationFigures] = field(default_factory=list)
+    figures: list[streamco.reports.SpeculationFigures] = field(default_factory=list)
     verdicts: int = 0
     late: int = 0  # of these, those that took longer than imposed
 
@@ -263,7 +264,7 @@ async def measure(sections: Sequence[Section]) -> list[Row]:
 async def run_section(section: Section) -> AsyncIterator[Cell]:
     """Cell by cell."""
     imposed = () if section.speed is None else ("--step-times", section.speed)
-    settings = drafting_engine_options(streamco.EngineOptions(threads=1, context_tokens=1024), section.budget, sequences=16)
+    settings = drafting_engine_options(streamco.engines.EngineOptions(threads=1, context_tokens=1024), section.budget, sequences=16)
     model = await asyncio.to_thread(model_file, TARGET)
     words = ("--model", str(model), "--model-name", "large", "--threads", "1", "--context", "1024", "--port", "0", *imposed)
     device_core, server_core = two_cores() or (None, None)
@@ -439,7 +440,7 @@ def one(case: str, name: str, metric: str, unit: str, value: float) -> Row:
     return Row("speculate", case, name, metric, unit, value, value, value)
 
 
-def drafted(figures: Sequence[streamco.SpeculationFigures]) -> dict[str, tuple[str, float]]:
+def drafted(figures: Sequence[streamco.reports.SpeculationFigures]) -> dict[str, tuple[str, float]]:
     """Of all answers of a contender together."""
     rounds = sum(each.rounds for each in figures)
     judged = sum(each.accepted + each.corrected for each in figures)

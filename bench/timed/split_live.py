@@ -26,13 +26,14 @@ from urllib.parse import urlsplit
 
 from bench.report import Row, add_arguments, emit
 from bench.timed.draft_layer import ABSENT, HUMANEVAL, TRAINED, prompts_of
-from streamco import Client, EngineOptions, SplitEndpoint
-from streamco.cli.server_process import running_server
+from streamco import Client, SplitEndpoint
 from streamco.client.modes.split.mode import Split
+from streamco.engines import EngineOptions
 from streamco.engines.llamacpp.bundled_model import packaged_model
 from streamco.engines.llamacpp.model_parts import PartFiles, split_model
 from streamco.engines.split.drafts import DraftOptions
 from streamco.testing.link_proxy import LinkProxy
+from streamco.testing.server_process import running_server
 
 UP_MBPS, DOWN_MBPS = 60.0, 100.0
 STEPS = {"7B": ("--emulate-step", "0.018,0.00013"), "own": ()}

@@ -25,15 +25,16 @@ from bench.prompts import real_prompts
 from bench.report import Row, add_arguments, emit
 from bench.timed.split_live import DOWN_MBPS, UP_MBPS
 from bench.timed.split_server import imposed_server
-from streamco import Client, EngineOptions, SplitEndpoint
-from streamco.cli.server_process import running_server
+from streamco import Client, SplitEndpoint
 from streamco.client.modes.split.mode import Split
+from streamco.engines import EngineOptions
 from streamco.engines.llamacpp.bundled_model import packaged_model
 from streamco.engines.llamacpp.model import LlamaModel
 from streamco.engines.llamacpp.model_parts import PartFiles, split_model
 from streamco.engines.split.drafts import DraftOptions
 from streamco.policies.chunking import Chunking
 from streamco.testing.link_proxy import LinkProxy
+from streamco.testing.server_process import running_server
 
 SETUP, PER_ROW = 0.018, 0.00013  # seconds of a batch and of each row, Vicuna-7B's middle layers on an A6000
 RTT = 0.03

@@ -42,13 +42,14 @@ from bench.timed.fidelity_figures import MeasuredAnswer
 from bench.timed.fidelity_live import CONTEXT, CORE_LAW, READING, DeviceLaw, RecordedEngine, measure_answer
 from bench.timed.fidelity_records import Record, load_records, served_model
 from bench.timed.speculate import LARGE, PROMPTS, WARM_TOKENS, WIDE, Link, Section, Tally, in_time, read_stats
-from streamco import Speculate, SpeculationTuning
+from streamco import Speculate
 from streamco.calibration.measure import measure_step_times
-from streamco.cli.server_process import running_server
 from streamco.client.modes.speculation.verifier_binding import HELD_SEQUENCES
 from streamco.engines.base import EngineOptions
 from streamco.engines.llama import LlamaEngine
 from streamco.testing import LinkProxy
+from streamco.testing.server_process import running_server
+from streamco.verifiers import SpeculationTuning
 
 __all__ = ["ALONE", "CHOSEN", "FIXED", "RecordedClient", "main", "rows_of", "run_recorded"]
 

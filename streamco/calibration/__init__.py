@@ -1,1 +1,25 @@
-"""Calibration: measuring a pair of models and fitting its profile."""
+"""Calibration: measuring a pair of models and fitting its profile, and the files that profiles are kept in."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from streamco.lazy_names import lazy_names
+
+if TYPE_CHECKING:
+    from streamco.calibration.measure import calibrate_pair
+    from streamco.calibration.profile_store import load_profile, save_profile
+    from streamco.profiles.pair_profile import PairProfile
+    from streamco.profiles.profile import Profile
+
+__all__ = ["PairProfile", "Profile", "calibrate_pair", "load_profile", "save_profile"]
+
+__getattr__ = lazy_names(
+    __name__,
+    {
+        "streamco.calibration.measure": ("calibrate_pair",),
+        "streamco.calibration.profile_store": ("load_profile", "save_profile"),
+        "streamco.profiles.pair_profile": ("PairProfile",),
+        "streamco.profiles.profile": ("Profile",),
+    },
+)

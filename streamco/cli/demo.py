@@ -18,7 +18,6 @@ from msgspec.structs import replace
 
 from streamco.cli.options import add_answer_arguments, add_look_arguments, add_prompt_arguments, budget_of, model_file, number, option
 from streamco.cli.runtime import run_async, waiting
-from streamco.cli.server_process import running_server
 from streamco.cli.serving import serve_until_stopped
 from streamco.cli.ui.answer import AnswerSettings, read_answer
 from streamco.cli.ui.control_characters import print_plain
@@ -35,6 +34,7 @@ from streamco.core.report import EndpointReport, HandOver, Report, SpeculationFi
 from streamco.core.report_text import format_saving, format_seconds, format_usd
 from streamco.endpoints.base import TokenPrices
 from streamco.errors import ConfigError
+from streamco.testing.server_process import running_server
 
 __all__ = ["add_arguments", "run"]
 

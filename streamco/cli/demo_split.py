@@ -17,7 +17,6 @@ from urllib.parse import urlsplit
 from msgspec import Struct
 
 from streamco.cli.runtime import waiting
-from streamco.cli.server_process import running_server
 from streamco.cli.ui.answer import AnswerSettings, ShownAnswer, read_answer
 from streamco.cli.ui.slash_commands import pace_text
 from streamco.cli.ui.talk import answer_prompt, converse, is_interactive
@@ -31,6 +30,7 @@ from streamco.endpoints.split.endpoint import SplitEndpoint
 from streamco.engines.base import EngineOptions
 from streamco.errors import ConfigError
 from streamco.testing.link_proxy import LinkProxy
+from streamco.testing.server_process import running_server
 
 __all__ = ["check_split_arguments", "comparison", "emulation_text", "run_split_demo", "verdict_text"]
 

@@ -2,8 +2,8 @@
 
 A request asks for it by ``"stream_options": {"include_origin": true}``, and servers never get that option. Then each chunk has
 ``"streamco": {"endpoint": NAME, "origin": ORIGIN}``. The first chunk, and after that at most four a second, also have ``report``: the
-figures so far, as ``streamco.Report`` in JSON. Above 10,000 tokens there are fewer. When all work has ended, a chunk without choices has
-the final report.
+figures so far, as ``streamco.reports.Report`` in JSON. Above 10,000 tokens there are fewer. When all work has ended, a chunk without
+choices has the final report.
 """
 
 from __future__ import annotations

@@ -22,6 +22,7 @@ from streamco.testing.responses import (
     stream_answer,
 )
 from streamco.testing.server import ScriptedServer
+from streamco.testing.server_process import running_server
 from streamco.testing.verifier import Crash, Refuse, ScriptedVerifier, Send
 from streamco.testing.virtual_clock import run_in_virtual_time
 
@@ -49,6 +50,7 @@ __all__ = [
     "chunk_event",
     "json_answer",
     "run_in_virtual_time",
+    "running_server",
     "sse_event",
     "stream_answer",
 ]

@@ -76,7 +76,7 @@ async def private_requests(victim: ClientVictim, size: int) -> str:
 async def false_loopback(victim: ClientVictim, size: int) -> str:
     for host in ("127.0.0.1.example.com", "localhost.example.com", "127.1.example", "api.localhost", "0x7f.1.evil"):
         try:
-            streamco.VerifierEndpoint(f"ws://{host}:8000", token="sk-secret")
+            streamco.verifiers.VerifierEndpoint(f"ws://{host}:8000", token="sk-secret")
         except ConfigError as error:
             if "sk-secret" in str(error):
                 raise Harm("the error has the token") from error
@@ -212,10 +212,10 @@ async def stopped_verifier(victim: ClientVictim, size: int) -> str:
 
 async def _outage(number: signal.Signals, *, is_timed: bool) -> str:
     """Send the verifier's process a signal after some tokens; return the longest silence after it and what the answer became."""
-    options = streamco.EngineOptions(threads=1, context_tokens=512, max_sequences=1)
+    options = streamco.engines.EngineOptions(threads=1, context_tokens=512, max_sequences=1)
     async with running("serve", "--threads", "1", "--context", "512", "--sequences", "1") as program:
         timeouts = Timeouts(connect=3.0, first_token=30.0, next_token=NEXT_TOKEN)
-        verifier = streamco.VerifierEndpoint(program.url.replace("http", "ws"), timeouts=timeouts)
+        verifier = streamco.verifiers.VerifierEndpoint(program.url.replace("http", "ws"), timeouts=timeouts)
         device = streamco.DeviceEndpoint(packaged_model(), options=options)
         async with streamco.Client(device=device, mode=Speculate(verifier=verifier), on_degraded="ignore") as client:
             gaps, tokens, ending = await _read(client, program, number, 200 if is_timed else 40)

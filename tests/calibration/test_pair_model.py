@@ -9,12 +9,12 @@ import pytest
 
 from streamco.calibration.profile_store import load_profile
 from streamco.cli.main import main
-from streamco.cli.server_process import running_server
 from streamco.client.client import Client
 from streamco.endpoints.device import DeviceEndpoint
 from streamco.engines.llamacpp.bundled_model import packaged_model
 from streamco.engines.llamacpp.gguf import derived
 from streamco.errors import EngineError
+from streamco.testing import running_server
 from streamco.testing.engine import FakeEngine
 from tests.support.modes import drafting
 

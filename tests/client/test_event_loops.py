@@ -166,7 +166,7 @@ def test_a_client_in_another_thread_is_closed_there(server: ScriptedServer) -> N
     client = Client(device([(0.0, "device "), (60.0, "never")]), OpenAIEndpoint("m", base_url=server.url), mode=Race(policy="device-only"))
 
     async def begin() -> streamco.ChatStream:
-        stream = client.open_chat(streamco.Request(messages=[{"role": "user", "content": "hi"}]))
+        stream = client.open_chat(streamco.types.Request(messages=[{"role": "user", "content": "hi"}]))
         await anext(stream)
         return stream
 

@@ -11,7 +11,6 @@ from typing import Any
 import openai
 import pytest
 
-from streamco.cli.server_process import running_server
 from streamco.client.client import Client
 from streamco.client.modes.race.mode import Race
 from streamco.config import Timeouts
@@ -21,6 +20,7 @@ from streamco.engines.base import EngineOptions
 from streamco.engines.llama import LlamaEngine
 from streamco.engines.llamacpp.bundled_model import packaged_model
 from streamco.errors import EndpointError
+from streamco.testing import running_server
 from tests.client.helpers import chunks_text, tokens_text
 from tests.support.leaks import holding_nothing_new, settled
 from tests.support.modes import client_options

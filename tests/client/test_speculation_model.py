@@ -11,7 +11,6 @@ from pathlib import Path
 
 import pytest
 
-from streamco.cli.server_process import running_server
 from streamco.client.client import Client
 from streamco.client.modes.speculation.mode import Speculate
 from streamco.client.modes.speculation.options import SpeculationTuning
@@ -24,6 +23,7 @@ from streamco.engines.base import EngineOptions
 from streamco.engines.llamacpp.bundled_model import packaged_model
 from streamco.engines.llamacpp.gguf import derived
 from streamco.events import TokensReceived
+from streamco.testing import running_server
 from tests.support.leaks import holding_nothing_new
 from tests.support.modes import client_options, drafting
 

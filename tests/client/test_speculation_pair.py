@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from streamco.cli.server_process import running_server
 from streamco.client.client import Client
 from streamco.client.modes.speculation.mode import Speculate
 from streamco.endpoints.device import DeviceEndpoint
 from streamco.endpoints.openai import OpenAIEndpoint
 from streamco.engines.base import EngineOptions
+from streamco.testing import running_server
 from tests.support.leaks import holding_nothing_new
 from tests.support.pair import pair_model
 

@@ -64,7 +64,7 @@ def expected(files: PartFiles) -> str:
     return asyncio.run(ask())
 
 
-async def answer(device: streamco.SplitEndpoint, break_off: Callable[[], Awaitable[object]]) -> tuple[str, streamco.Report]:
+async def answer(device: streamco.SplitEndpoint, break_off: Callable[[], Awaitable[object]]) -> tuple[str, streamco.reports.Report]:
     """Return the text and the report of an answer; ``break_off`` is called after its first token."""
     async with streamco.Client(mode=streamco.Split(device)) as client:
         stream, text = client.stream(PROMPT, max_tokens=TOKENS, temperature=0), ""
@@ -75,7 +75,7 @@ async def answer(device: streamco.SplitEndpoint, break_off: Callable[[], Awaitab
         return text, stream.report
 
 
-def figures_of(report: streamco.Report) -> SplitFigures:
+def figures_of(report: streamco.reports.Report) -> SplitFigures:
     assert report.split is not None
     assert (report.mode, report.ending, report.split.is_exact) == ("split", "complete", True)
     assert report.split.sessions == 2

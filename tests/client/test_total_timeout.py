@@ -94,7 +94,7 @@ class Idle(FinishedStream):
     idle = 20.0
 
     async def receive(self) -> TokensReceived | StreamEnded:
-        raise streamco.EndpointProtocolError("expected a server, got none")
+        raise streamco.errors.EndpointProtocolError("expected a server, got none")
 
 
 @pytest.mark.parametrize(("total", "elapsed"), [(60.0, 10.0), (None, 0.0)])

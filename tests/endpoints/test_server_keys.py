@@ -165,10 +165,10 @@ async def test_if_no_key_is_to_be_had_another_endpoint_answers() -> None:
         lambda key: streamco.OpenAIEndpoint("m", api_key=key),
         lambda key: streamco.AnthropicEndpoint("m", api_key=key),
         lambda key: streamco.LocalServerEndpoint("http://127.0.0.1:1", api_key=key),
-        lambda key: streamco.VLLMVerifier("http://127.0.0.1:1", api_key=key),
-        lambda key: streamco.SGLangVerifier("http://127.0.0.1:1", api_key=key),
+        lambda key: streamco.verifiers.VLLMVerifier("http://127.0.0.1:1", api_key=key),
+        lambda key: streamco.verifiers.SGLangVerifier("http://127.0.0.1:1", api_key=key),
         lambda key: VerifierEndpoint("http://127.0.0.1:1", token=key),
-        lambda key: streamco.VerifierPool(["http://127.0.0.1:1"], token=key),
+        lambda key: streamco.verifiers.VerifierPool(["http://127.0.0.1:1"], token=key),
         lambda key: SplitEndpoint("parts", "http://127.0.0.1:1", token=key),
     ],
 )

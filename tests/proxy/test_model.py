@@ -9,10 +9,10 @@ from typing import Any
 import openai
 import pytest
 
-from streamco.cli.server_process import running_server
 from streamco.proxy.app import serving
 from streamco.proxy.config import parse_config
 from streamco.proxy.from_config import build_client, build_options
+from streamco.testing import running_server
 from tests.support.leaks import settled
 from tests.support.peer_servers import running_peer
 

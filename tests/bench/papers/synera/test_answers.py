@@ -13,7 +13,6 @@ from msgspec.structs import replace
 from bench.counted.selective import Pair
 from bench.papers.synera.answers import Chunk, Profile, WrittenAnswer, load_models, make_steering, profile_of, replay, write_answers
 from bench.papers.synera.rules import Cell, cells_of, live_options
-from streamco.cli.server_process import running_server
 from streamco.client.client import Client
 from streamco.endpoints.device import DeviceEndpoint
 from streamco.endpoints.openai import OpenAIEndpoint
@@ -22,6 +21,7 @@ from streamco.engines.llamacpp.bundled_model import packaged_model
 from streamco.engines.llamacpp.gguf import derived
 from streamco.policies.importance import LAYERS
 from streamco.policies.offload import OffloadSteering
+from streamco.testing import running_server
 from tests.support.leaks import holding_nothing_new
 from tests.support.pair import pair_model
 

@@ -288,7 +288,7 @@ async def test_a_mistake_of_the_callers_is_raised_as_it_is(world: World) -> None
 
 async def test_a_limit_on_time_is_kept(world: World) -> None:
     driver = world.answer(replace(REQUEST, timeouts=Timeouts(total=1e-6)))
-    with pytest.raises(streamco.EndpointTimeoutError):
+    with pytest.raises(streamco.errors.EndpointTimeoutError):
         await read(driver)
     await settled(lambda: driver.is_over)
     await world.is_idle()

@@ -118,7 +118,7 @@ async def test_the_report_says_what_left_the_device_in_how_many_trips(files: Par
         assert figures.trips + figures.accepted >= 12, "a trip makes one token, and one more for each accepted draft"
         assert figures.rows_down == figures.trips + figures.drafted, "one state for the prompt, and one for each row after it"
         assert report.energy_j is not None
-        assert msgspec.json.decode(msgspec.json.encode(report), type=streamco.Report).split == figures
+        assert msgspec.json.decode(msgspec.json.encode(report), type=streamco.reports.Report).split == figures
     parts = [report.split for report in reports if report.split is not None]
     assert sum(part.bytes_up for part in parts) == traffic.bytes_up
     assert sum(part.bytes_down for part in parts) == traffic.bytes_down

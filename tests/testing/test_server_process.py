@@ -11,9 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from streamco.cli import server_process as cloud
-from streamco.cli.server_process import running_server
+from streamco.cli import child_server
 from streamco.errors import EndpointConnectError
+from streamco.testing import running_server
+from streamco.testing import server_process as cloud
 from tests.cli.terminal import ROOT
 
 
@@ -36,7 +37,7 @@ async def is_gone(pid: int) -> bool:
 def children() -> set[int]:
     """Process ids of our servers."""
     listed = subprocess.run(["ps", "-o", "pid=,args=", "--ppid", str(os.getpid())], text=True, capture_output=True, check=False)
-    return {int(line.split()[0]) for line in listed.stdout.splitlines() if "streamco.cli.server_process" in line}
+    return {int(line.split()[0]) for line in listed.stdout.splitlines() if "streamco.cli.child_server" in line}
 
 
 @pytest.mark.model
@@ -78,7 +79,7 @@ async def test_it_is_stopped_after_an_error_and_after_a_cancel() -> None:
 async def test_it_does_not_outlive_a_parent_that_was_killed() -> None:
     script = (
         "import asyncio\n"
-        "from streamco.cli.server_process import running_server\n"
+        "from streamco.testing import running_server\n"
         "async def main():\n"
         "    async with running_server('--port', '0', '--threads', '1') as url:\n"
         "        print(url, flush=True)\n"
@@ -123,5 +124,5 @@ def test_the_child_stops_when_nobody_is_left_who_could_tell_it_to(monkeypatch: p
     reads = [b"x", b""]
     monkeypatch.setattr(os, "read", lambda number, size: reads.pop(0))
     monkeypatch.setattr(os, "kill", lambda pid, number: killed.append((pid, number)))
-    cloud._stop_with_parent()
+    child_server._stop_with_parent()
     assert killed == [(os.getpid(), signal.SIGTERM)]

@@ -8,21 +8,19 @@ from __future__ import annotations
 
 import asyncio
 import os
-import signal
 import sys
 import tempfile
-import threading
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import BinaryIO
 
-import streamco
 from streamco.endpoints.network.peer_timeout import PeerTimeout
 from streamco.errors import EndpointConnectError
 
 __all__ = ["running_server"]
 
+CHILD = "streamco.cli.child_server"
 READY = b"listening on "
 START_LIMIT = 120.0  # seconds; a cold disk and a busy machine load 100 MB slowly
 STOP_LIMIT = 5.0  # seconds between asking and killing
@@ -38,7 +36,7 @@ async def running_server(*options: str) -> AsyncIterator[str]:
     """
     with tempfile.TemporaryFile() as log:
         process = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-m", __name__, *options),
+            *(sys.executable, "-m", CHILD, *options),
             stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.PIPE,
             stderr=log,
@@ -53,7 +51,7 @@ async def running_server(*options: str) -> AsyncIterator[str]:
 
 def _environment() -> dict[str, str]:
     """Return this process's environment, with the folder that holds this package, and without the key of the user's own server."""
-    folder = str(Path(streamco.__file__).resolve().parents[1])
+    folder = str(Path(__file__).resolve().parents[2])
     inherited = os.environ.get("PYTHONPATH", "")
     ours = {name: value for name, value in os.environ.items() if name != "STREAMCO_API_KEY"}
     return {**ours, "PYTHONPATH": os.pathsep.join(filter(None, (folder, inherited)))}
@@ -101,22 +99,3 @@ async def _terminate(process: asyncio.subprocess.Process) -> None:
         with suppress(ProcessLookupError):
             process.kill()
         await process.wait()
-
-
-def _serve(options: Sequence[str]) -> int:
-    """Run the child: serve until it is asked to stop, or until the parent has ended."""
-    from streamco.cli.main import main
-
-    threading.Thread(target=_stop_with_parent, name="streamco-parent", daemon=True).start()
-    return main(["serve", *options])
-
-
-def _stop_with_parent() -> None:
-    with suppress(OSError):
-        while os.read(0, 4096):
-            pass
-    os.kill(os.getpid(), signal.SIGTERM)
-
-
-if __name__ == "__main__":
-    sys.exit(_serve(sys.argv[1:]))

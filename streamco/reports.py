@@ -1,0 +1,18 @@
+"""What a client reports: of one answer (``stream.report``), and of all answers so far (``client.totals``)."""
+
+from __future__ import annotations
+
+from streamco.core.report import AnswerUsage, DispatchReport, EndpointReport, Opening, Report, SpeculationFigures, SplitFigures
+from streamco.core.totals import EndpointTotals, Totals
+
+__all__ = [
+    "AnswerUsage",
+    "DispatchReport",
+    "EndpointReport",
+    "EndpointTotals",
+    "Opening",
+    "Report",
+    "SpeculationFigures",
+    "SplitFigures",
+    "Totals",
+]

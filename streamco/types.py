@@ -1,0 +1,23 @@
+"""Shapes that a client returns or takes: OpenAI's, those of token streams, and the interface of an endpoint of your own."""
+
+from __future__ import annotations
+
+from streamco.client.chat import Answer
+from streamco.client.stream import Retracted, Settled, Token
+from streamco.endpoints.base import Endpoint, EndpointStream, Request, TextCounter, WrittenStream
+from streamco.openai_types import ChatCompletion, ChatCompletionChunk, CompletionUsage
+
+__all__ = [
+    "Answer",
+    "ChatCompletion",
+    "ChatCompletionChunk",
+    "CompletionUsage",
+    "Endpoint",
+    "EndpointStream",
+    "Request",
+    "Retracted",
+    "Settled",
+    "TextCounter",
+    "Token",
+    "WrittenStream",
+]
