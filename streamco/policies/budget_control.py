@@ -25,10 +25,11 @@ that only one side could serve are exempt, and are reported separately.
 
 from __future__ import annotations
 
+import math
+import operator
+import statistics
 from collections import deque
-
-import numpy as np
-from numpy.typing import NDArray
+from collections.abc import Sequence
 
 from streamco.config import check_share
 from streamco.errors import ConfigError, UsageError
@@ -93,8 +94,9 @@ class BudgetSteering:
         self.exempt_requests = self.exempt_tokens = self.exempt_spent_tokens = 0
         self._reserved = 0  # tokens
         self._pending: set[Reservation] = set()
-        self._excess = _Excess(budget + _WINDOW_SLACK - (_MARGIN if floor is None else 0.0), window)
-        self._traffic = _Traffic(window, floor)
+        rate = budget + _WINDOW_SLACK - (_MARGIN if floor is None else 0.0)
+        self._excess = _Excess(rate, window)
+        self._traffic = _Traffic(rate, window, floor)
 
     @property
     def share(self) -> float:
@@ -111,7 +113,7 @@ class BudgetSteering:
         at_least = seen + max(0, self.window - self.requests - 1)
         if rate < 1.0 and spent > min(rate * at_least - _TIE, rate * seen + seen / (self.requests + 1)):
             return False
-        return self._excess.allows(tokens, self._traffic.to_come(tokens), len(self._pending))
+        return self._excess.allows(tokens, self._traffic, len(self._pending))
 
     def reserve(self, tokens: int, *, wanted: bool = True) -> Reservation:
         """Count a request that begins, and decide whether the constrained side may be started for it.
@@ -168,44 +170,47 @@ class BudgetSteering:
 class _Excess:
     """Prefix sums of spent - rate * tokens, over requests in the order of arrival.
 
-    The difference of two sums is the excess of the requests between them over the window rule's rate, so one array covers every window.
+    The difference of two sums is the excess of the requests between them over the window rule's rate, so one list covers every window.
     """
 
     def __init__(self, rate: float, window: int) -> None:
         self._rate = rate
         self._window = window
-        self._sums: NDArray[np.float64] = np.zeros(4 * window + 64)
+        self._sums = [0.0]  # the last is the sum of everything so far
         self._first = 0  # position of the first entry
-        self._size = 1  # entries; the last is the sum of everything so far
 
-    def allows(self, tokens: int, to_come: NDArray[np.float64], pending: int) -> bool:
+    def allows(self, tokens: int, traffic: _Traffic, pending: int) -> bool:
         """Return True if every window that a request now would be part of can still keep the rule.
 
         Args:
             tokens: number of its tokens, all spent if it may start.
-            to_come: [n] is the minimum number of tokens that n more requests bring; shape (window,).
+            traffic: says how many tokens later requests will at least bring.
             pending: number of requests that might still be taken out, so that windows reach back that much further.
         """
         if self._rate >= 1.0:
             return True
-        reach = min(self._size, self._window + pending)
-        sums = self._sums[self._size - reach : self._size]
-        limits = sums.copy()
+        least = self._sums[-1] + tokens - self._rate * tokens + _TIE
+        reach = min(len(self._sums), self._window + pending)
         ahead = min(reach, self._window)  # windows that go on after this request, by 0 to ``ahead - 1`` fewer than the longest
-        limits[reach - ahead :] += self._rate * to_come[self._window - ahead : self._window]
-        return float(limits.min()) >= float(sums[-1]) + tokens - self._rate * tokens + _TIE
+        over = self._sums[len(self._sums) - reach : len(self._sums) - ahead]
+        if over and min(over) < least:
+            return False
+        to_come = traffic.allowance(tokens, self._window - ahead)
+        lowest: float = min(map(operator.add, self._sums[len(self._sums) - ahead :], to_come))
+        return lowest >= least
 
     def append(self, reserved: int) -> int:
         """Add a request, and return its position."""
-        if self._size == self._sums.size:
+        if len(self._sums) == 4 * self._window + 64:
             self._forget()
-        self._sums[self._size] = self._sums[self._size - 1] + reserved
-        self._size += 1
-        return self._first + self._size - 2
+        self._sums.append(self._sums[-1] + reserved)
+        return self._first + len(self._sums) - 2
 
     def settle(self, position: int, tokens: int, further: int) -> None:
         """Count a request's tokens, and ``further`` spent ones (below zero: fewer than reserved)."""
-        self._sums[max(0, position - self._first + 1) : self._size] += further - self._rate * tokens
+        change = further - self._rate * tokens
+        at = max(0, position - self._first + 1)
+        self._sums[at:] = [each + change for each in self._sums[at:]]
 
     def remove(self, position: int, reserved: int) -> None:
         """Take a request out as if it had never come."""
@@ -213,30 +218,29 @@ class _Excess:
         if at < 0:
             self._first -= 1
             return
-        if at + 2 < self._size:  # else it came last, and nothing moves up
-            self._sums[at + 1 : self._size - 1] = self._sums[at + 2 : self._size] - reserved
-        self._size -= 1
+        self._sums[at + 1 :] = [each - reserved for each in self._sums[at + 2 :]]
 
     def _forget(self) -> None:
         """Keep the last two windows; only differences matter, so the first sum kept becomes zero."""
-        kept = 2 * self._window + 32
-        dropped = self._size - kept
-        self._sums[:kept] = self._sums[dropped : self._size] - self._sums[dropped]
-        self._first += dropped
-        self._size = kept
+        kept = self._sums[-(2 * self._window + 32) :]
+        self._first += len(self._sums) - len(kept)
+        self._sums = [each - kept[0] for each in kept]
 
 
 class _Traffic:
     """A low estimate of the tokens that the next requests bring."""
 
-    def __init__(self, window: int, floor: float | None) -> None:
-        self._counts = np.arange(window, dtype=np.float64)
+    def __init__(self, rate: float, window: int, floor: float | None) -> None:
+        self._rate = rate
+        self._window = window
         self._floor = floor
         self._lengths: deque[int] = deque(maxlen=window)
         self._recent: deque[int] = deque(maxlen=_RECENT)
         self._recent_sum = 0
-        self._typical = 1.0
-        self._estimate = self._counts * (floor or 1.0)
+        self._typical = floor or 1.0
+        self._mean = self._error = 0.0  # of the lengths; known from ``_REFRESH`` of them on
+        self._counted = 0  # lengths that the forecast is made from
+        self._allowance: list[float] = []  # for the last counts up to the window
         self._stale = 0
 
     def record(self, tokens: int) -> None:
@@ -252,23 +256,32 @@ class _Traffic:
         if self._stale >= _REFRESH or len(self._lengths) < _REFRESH:
             self._refresh()
 
-    def to_come(self, tokens: int) -> NDArray[np.float64]:
-        """Return the array [n] of the tokens that n more requests will bring after this one of ``tokens``."""
+    def allowance(self, tokens: int, least: int) -> Sequence[float]:
+        """Return the rate's share of the tokens that n requests bring after this one of ``tokens``, for n from ``least`` to the window."""
         recent = (self._recent_sum + tokens) / (len(self._recent) + 1)
         if self._floor is None and recent < self._typical:
-            return self._counts * max(1.0, recent)
-        return self._estimate
+            each = self._rate * max(1.0, recent)
+            return [count * each for count in range(least, self._window)]
+        if len(self._allowance) < self._window - least:
+            self._allowance = [self._rate * self._forecast(count) for count in range(least, self._window)]
+        return self._allowance[len(self._allowance) - (self._window - least) :]
+
+    def _forecast(self, count: int) -> float:
+        if self._counted < _REFRESH:
+            return count * self._typical
+        spread = math.sqrt(count + count**2 / self._counted)  # of a later sum, and of the mean that predicts it
+        return max(count * self._typical, self._mean * count - self._error * spread)
 
     def _refresh(self) -> None:
         self._stale = 0
-        lengths = np.sort(np.array(self._lengths, dtype=np.float64))
-        short = lengths[: lengths.size - -(-lengths.size // 10)]
-        self._typical = max(1.0, _CAUTION * float(short.mean())) if short.size else 1.0
-        self._estimate = self._counts * self._typical
-        if lengths.size >= _REFRESH:
-            spread = np.sqrt(self._counts + self._counts**2 / lengths.size)  # of a later sum, and of the mean that predicts it
-            errors = _ERRORS * float(lengths.std()) * spread
-            self._estimate = np.maximum(self._estimate, float(lengths.mean()) * self._counts - errors)
+        lengths = sorted(self._lengths)
+        short = lengths[: len(lengths) - -(-len(lengths) // 10)]
+        self._typical = max(1.0, _CAUTION * statistics.fmean(short)) if short else 1.0
+        self._allowance = []
+        self._counted = len(lengths)
+        if len(lengths) >= _REFRESH:
+            self._mean = mean = statistics.fmean(lengths)
+            self._error = _ERRORS * math.sqrt(sum((length - mean) ** 2 for length in lengths) / len(lengths))
 
 
 def steer(decision: Decision, constrained: Side, *, is_allowed: bool) -> Decision:

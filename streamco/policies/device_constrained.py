@@ -13,19 +13,22 @@ from __future__ import annotations
 import math
 from bisect import bisect_left
 from random import Random
+from typing import TYPE_CHECKING
 
-import numpy as np
 from msgspec import Struct
-from numpy.typing import NDArray
 
 from streamco.config import check_share
+from streamco.lazy_numpy import np
 from streamco.policies.dispatch import Decision, Outcomes
 from streamco.profiles import DeviceSpeed, LengthDistribution, TTFTDistribution
 
-__all__ = ["DeviceConstrained", "ProportionalWait", "TAIL"]
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
 
-Floats = NDArray[np.float64]
-Integers = NDArray[np.int64]
+    Floats = NDArray[np.float64]
+    Integers = NDArray[np.int64]
+
+__all__ = ["DeviceConstrained", "ProportionalWait", "TAIL"]
 
 TAIL = 0.05  # alpha: people notice the slowest twentieth of answers; the paper names no default
 

@@ -18,20 +18,23 @@ import math
 from bisect import bisect_left
 from collections.abc import Callable
 from random import Random
+from typing import TYPE_CHECKING
 
-import numpy as np
 from msgspec import Struct
-from numpy.typing import NDArray
 
 from streamco.config import check_share
 from streamco.errors import ConfigError
+from streamco.lazy_numpy import np
 from streamco.policies.dispatch import Decision, Outcomes, Side
 from streamco.profiles import DeviceSpeed, LengthDistribution, TTFTDistribution
 
-__all__ = ["Optimal"]
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
 
-Floats = NDArray[np.float64]
-Choice = NDArray[np.int64]  # a candidate for each length
+    Floats = NDArray[np.float64]
+    Choice = NDArray[np.int64]  # a candidate for each length
+
+__all__ = ["Optimal"]
 
 _NEVER = 60.0  # seconds that an unanswered request counts: the default limit on first tokens
 _TAIL = 0.01  # tail_weight weighs the mean of the slowest hundredth

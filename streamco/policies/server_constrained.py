@@ -9,10 +9,10 @@ from __future__ import annotations
 
 from random import Random
 
-import numpy as np
 from msgspec import Struct
 
 from streamco.config import check_share
+from streamco.lazy_numpy import np
 from streamco.policies.dispatch import Decision, Outcomes
 from streamco.profiles import LengthDistribution
 

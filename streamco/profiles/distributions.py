@@ -3,30 +3,31 @@
 from __future__ import annotations
 
 import math
+import operator
 from bisect import bisect_right
 from collections.abc import Iterable, Sequence
 from functools import cached_property
-from typing import Any
+from itertools import accumulate
+from typing import TYPE_CHECKING, Any
 
-import numpy as np
 from msgspec import Struct
-from numpy.typing import NDArray
 
 from streamco.errors import ConfigError
+from streamco.lazy_numpy import np
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    Floats = NDArray[np.float64]
+    Integers = NDArray[np.int64]
 
 __all__ = ["LengthDistribution", "RemainingLength", "TTFTDistribution"]
-
-Floats = NDArray[np.float64]
-
-Integers = NDArray[np.int64]
 
 _TIE = 1e-12  # probabilities closer than this are equal, because sums of a million 1/n differ by less
 
 _MANY = 4096  # samples; with more of them, selecting two quantiles is faster than sorting
 
 _RADIX_SHIFT = 48  # bits of a double: the exponent and 4 bits of the fraction stay, 16 buckets an octave
-
-_UNSORTED: Floats = np.empty(0)
 
 
 class TTFTDistribution:
@@ -67,7 +68,7 @@ class TTFTDistribution:
             raise ConfigError(f"time to first token: expected one or more finite samples >= 0 s, got {_shown(values)}")
         made = cls.__new__(cls)
         made._samples = values
-        made._times = made._survival = _UNSORTED
+        made._times = made._survival = np.empty(0)  # until they are sorted
         made._radix = made._upto = made._steps = made._area = None
         return made
 
@@ -253,14 +254,13 @@ class RemainingLength(Struct, frozen=True, dict=True):
     survival: tuple[float, ...]
 
     def __post_init__(self) -> None:
-        lengths, survival = np.array(self.lengths, dtype=np.float64), np.array(self.survival, dtype=np.float64)
-        if not lengths.size or not (lengths[0] >= 0 and math.isfinite(lengths[-1]) and (np.diff(lengths) > 0).all()):
-            raise ConfigError(f"answer lengths: expected one or more ascending whole numbers >= 0, got {_shown(lengths)}")
-        falls = survival.shape == lengths.shape and bool((np.diff(survival) <= 0).all())
-        if not (falls and survival[0] <= 1 and survival[-1] >= 0 and (survival[:-1] > 0).all()):
-            raise ConfigError(
-                f"answer lengths: expected {lengths.size} probabilities that never rise, only the last one zero, got {_shown(survival)}"
-            )
+        lengths, survival = self.lengths, self.survival
+        if not lengths or not (lengths[0] >= 0 and math.isfinite(lengths[-1]) and all(map(operator.lt, lengths, lengths[1:]))):
+            raise ConfigError(f"answer lengths: expected one or more ascending whole numbers >= 0, got {_shown(np.array(lengths))}")
+        falls = len(survival) == len(lengths) and all(map(operator.ge, survival, survival[1:]))
+        if not (falls and survival[0] <= 1 and survival[-1] >= 0 and all(share > 0 for share in survival[:-1])):
+            got = _shown(np.array(survival))
+            raise ConfigError(f"answer lengths: expected {len(lengths)} probabilities that never rise, only the last one zero, got {got}")
 
     def expected(self, position: float, limit: float | None = None) -> float:
         """Return E[L - position | L > position] in tokens; it takes a microsecond.
@@ -289,9 +289,9 @@ class RemainingLength(Struct, frozen=True, dict=True):
     @cached_property
     def _areas(self) -> tuple[float, ...]:
         """Areas below the curve from each of ``lengths`` on."""
-        steps = np.diff(np.array(self.lengths, dtype=np.float64)) * np.array(self.survival[:-1])
+        steps = map(operator.mul, map(operator.sub, self.lengths[1:], self.lengths), self.survival)
         tail = self.survival[-1] * self.lengths[-1]
-        return tuple(np.cumsum(np.append(steps, tail)[::-1])[::-1].tolist())
+        return tuple(accumulate((*steps, tail)[::-1]))[::-1]
 
     def _beyond(self, position: float) -> float:
         """Return the area below the curve from ``position`` on."""

@@ -7,6 +7,8 @@ import selectors
 from collections.abc import Coroutine
 from typing import Any, TypeVar
 
+from streamco.lazy_numpy import load_numpy
+
 __all__ = ["VirtualTimeLoop", "run_in_virtual_time"]
 
 Result = TypeVar("Result")
@@ -40,5 +42,6 @@ class VirtualTimeLoop(asyncio.SelectorEventLoop):
 
 def run_in_virtual_time(main: Coroutine[Any, Any, Result]) -> Result:
     """Run a coroutine to its end on a ``VirtualTimeLoop``, as ``asyncio.run`` does, and return its result."""
+    load_numpy()  # a client would load it in a thread, while this clock goes on
     with asyncio.Runner(loop_factory=VirtualTimeLoop) as runner:
         return runner.run(main)

@@ -11,12 +11,13 @@ all cut off early would count as much for the tail as samples that were seen to 
 
 from __future__ import annotations
 
+import math
 from collections import deque
-
-import numpy as np
+from itertools import accumulate, pairwise
 
 from streamco.core.race.estimators import product_limit
 from streamco.errors import UsageError
+from streamco.lazy_numpy import np
 from streamco.profiles import RemainingLength
 
 __all__ = ["QUANTILES", "TYPICAL", "AnswerLengths", "RemainingLength"]
@@ -59,15 +60,17 @@ _TAIL_STEPS = 20  # half an octave each: to a million tokens
 
 def _typical() -> RemainingLength:
     """Return the curve through the quantiles, linear between them, and a Pareto tail of index 2 from where the trace was cut."""
-    shares, tokens = np.array(QUANTILES, dtype=np.float64).T
-    middles = (np.arange(_POINTS) + 0.5) / _POINTS
-    spread = (tokens[:-1, None] + np.diff(tokens)[:, None] * middles).round()
-    body, index = np.unique(spread, return_inverse=True)
-    survival = 1.0 - np.cumsum(np.bincount(index.ravel(), np.repeat(np.diff(shares) / _POINTS, _POINTS)))
-    tail = tokens[-1] * 2.0 ** (np.arange(_TAIL_STEPS) / 2)
-    beyond = (1.0 - shares[-1]) * (tokens[-1] / tail) ** 2 / np.sqrt(2.0)  # of each step's middle
-    lengths = np.append(body, tail.round()).astype(np.int64)
-    return RemainingLength(tuple(lengths.tolist()), tuple(np.append(survival, beyond).tolist()))
+    weights: dict[int, float] = {}
+    for (share, tokens), (next_share, next_tokens) in pairwise(QUANTILES):
+        for point in range(_POINTS):
+            length = round(tokens + (next_tokens - tokens) * ((point + 0.5) / _POINTS))
+            weights[length] = weights.get(length, 0.0) + (next_share - share) / _POINTS
+    lengths = sorted(weights)
+    survival = [1.0 - upto for upto in accumulate(weights[length] for length in lengths)]
+    last_share, last = QUANTILES[-1]
+    tail = [last * 2.0 ** (step / 2) for step in range(_TAIL_STEPS)]
+    beyond = [(1.0 - last_share) * (last / length) ** 2 / math.sqrt(2.0) for length in tail]  # of each step's middle
+    return RemainingLength((*lengths, *map(round, tail)), (*survival, *beyond))
 
 
 TYPICAL = _typical()

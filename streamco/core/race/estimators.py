@@ -12,15 +12,17 @@ slopes between all pairs of samples (Theil 1950, Sen 1968), which up to 29 % of 
 from __future__ import annotations
 
 from collections import deque
+from typing import TYPE_CHECKING
 
-import numpy as np
-from numpy.typing import NDArray
-
+from streamco.lazy_numpy import np
 from streamco.profiles import DeviceSpeed, LengthDistribution, TTFTDistribution
 
-__all__ = ["DeviceFit", "LengthWindow", "ProductLimit", "is_burst", "product_limit", "theil_sen"]
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
 
-Floats = NDArray[np.float64]
+    Floats = NDArray[np.float64]
+
+__all__ = ["DeviceFit", "LengthWindow", "ProductLimit", "is_burst", "product_limit", "theil_sen"]
 
 _TAIL_STEPS = 8
 _BURST_TOKENS = 16  # fewer tokens may come in one network read

@@ -231,6 +231,11 @@ class Learner:
         self._prices, self._shape = prices or self._prices, shape or self._shape
         self._plan = None
 
+    @property
+    def has_samples(self) -> bool:
+        """True if a plan is made from samples, which takes numpy."""
+        return self._seen > 0
+
     # Planning
 
     @property

@@ -12,10 +12,9 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterable
 
-import numpy as np
-
 from streamco.core.race.attempt import Attempt, AttemptState
 from streamco.core.race.estimators import DeviceFit, ProductLimit, is_burst, theil_sen
+from streamco.lazy_numpy import np
 from streamco.policies.migration import UNKNOWN_SERVER_SETUP
 
 __all__ = ["EndpointTiming", "SwitchLearner"]

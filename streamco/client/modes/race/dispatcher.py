@@ -260,6 +260,11 @@ class Dispatcher:
         self._update_costs(device, servers)
         return partial(endpoint_cost, self._costs)
 
+    @property
+    def has_samples(self) -> bool:
+        """True if decisions are computed from earlier answers, which takes numpy."""
+        return self._learner.has_samples
+
     def record_prompt(self, tokens: int) -> None:
         """Record the prompt length of an answer that was not dispatched, in tokens."""
         self._learner.observe(PromptLength(tokens))

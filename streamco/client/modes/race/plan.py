@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Mapping
+from contextlib import suppress
 from copy import copy
 from functools import partial
 
@@ -26,11 +28,13 @@ from streamco.core.race.machine import Fatal, OnFailure, RaceMachine, RacePlan
 from streamco.core.race.migration import MigrationPlan
 from streamco.endpoints.base import Kind
 from streamco.errors import ConfigError
+from streamco.lazy_numpy import is_numpy_loaded, load_numpy
 from streamco.policies.eligibility import RequestFacts
 
 __all__ = ["PreparedRace", "RacePlanner"]
 
 _BUDGET = 0.3  # share of the prompts' tokens, if no budget is given
+_NUMPY_DELAY = 0.5  # seconds after an answer
 _FATAL: Mapping[OnDegraded, Fatal] = {"warn": "refusals", "raise": "all", "ignore": "none"}
 
 
@@ -88,6 +92,8 @@ class RacePlanner(ClientPlanner):
 
     async def prepare(self, asked: AskedAnswer, *, if_faster: bool = False) -> PreparedRace:
         """Return the answer, ready to start. A short request's facts are found when it is dispatched, because that takes no time."""
+        if self.dispatcher.has_samples and not is_numpy_loaded():
+            await asyncio.to_thread(load_numpy)
         if takes_long(asked.request):
             await asked.describe()
         return PreparedRace(asked, self.dispatcher, migration=self._migration, access=self._access)
@@ -129,7 +135,7 @@ class PreparedRace(Prepared[RaceDriver]):
         """Start the answer's driver."""
         asked, dispatcher = self.asked, self._dispatcher
         settings, endpoints, log = asked.settings, asked.settings.endpoints, asked.log
-        active = endpoints.active
+        active, loop = endpoints.active, asyncio.get_running_loop()
         dispatched = dispatcher.decide(asked.request, endpoints.device, endpoints.servers, endpoints.unavailable, asked.facts)
         request, max_ahead = asked.request, None
         if (rate := fixed_rate(asked.pace)) is not None:
@@ -150,6 +156,8 @@ class PreparedRace(Prepared[RaceDriver]):
             active.discard(driver)
             self._record(dispatched, driver)
             self.end(driver, observed, reason=dispatched.logged_reason())
+            if not is_numpy_loaded():  # the next answer will need it; a program that ends with this one won't
+                loop.call_later(_NUMPY_DELAY, _load_numpy_on, loop)
 
         driver = RaceDriver(
             RaceMachine(plan),
@@ -250,6 +258,11 @@ class PreparedRace(Prepared[RaceDriver]):
         note_moves(settings.degradations, notes, self._dispatcher.unknown_quality_moves(self._migration, machine.hand_overs))
         if self._access is not None:
             self._access.check_unseen(machine, settings.endpoints, settings.degradations)
+
+
+def _load_numpy_on(loop: asyncio.AbstractEventLoop) -> None:
+    with suppress(RuntimeError):  # the loop is ending
+        loop.run_in_executor(None, load_numpy)
 
 
 def _failure_rule(facts: RequestFacts, on_failure: OnFailure | None, rule: OnDegraded) -> OnFailure:
