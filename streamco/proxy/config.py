@@ -10,21 +10,24 @@ import tomllib
 import types
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, ClassVar, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
 import msgspec
 from msgspec import Meta, Struct, field
 
+from streamco.client.modes.race.dispatcher import DispatchOptions
+from streamco.client.modes.race.migration import MigrationOptions
+from streamco.client.modes.race.mode import Race
+from streamco.client.modes.speculation.mode import Speculate
 from streamco.client.modes.speculation.options import SpeculationOptions
-from streamco.config import READING, Timeouts
+from streamco.config import Timeouts
 from streamco.endpoints.base import Continuation, TokenPrices, check_prices
 from streamco.endpoints.known_servers.declared import CapabilityChanges
 from streamco.endpoints.model_files import is_hub_name
+from streamco.endpoints.verifiers.base import Verifier
 from streamco.engines.base import ReasoningFormat
 from streamco.errors import ConfigError
 from streamco.events import PreCopy
-from streamco.policies.cost import RATE_SERVER_CONSTRAINED
-from streamco.policies.migration import TransferRule
 from streamco.proxy.tasks import check_patterns
 from streamco.server.http.options import ListenOptions
 from streamco.wire.tensors import StateFormat
@@ -35,7 +38,6 @@ __all__ = [
     "DeviceSection",
     "DispatchSection",
     "MODEL",
-    "MigrationSection",
     "PACKAGED",
     "PriceTable",
     "ProxyConfig",
@@ -179,35 +181,35 @@ class ServerSection(Struct, frozen=True, kw_only=True):
     probe: bool = False  # ask the server at the start for its kind and limits
 
 
-class DispatchSection(Struct, frozen=True, kw_only=True):
-    """Section ``[dispatch]``: which side starts when, and how fast text is released; see ``Client`` and ``Race``."""
+def _shared(section: Struct, kind: type[Struct]) -> dict[str, Any]:
+    """Return the settings of a section that this kind of the SDK's options has, too."""
+    return {name: getattr(section, name) for name in kind.__struct_fields__}
+
+
+class DispatchSection(DispatchOptions, frozen=True, kw_only=True):
+    """Section ``[dispatch]``: settings of ``Race``, and what ``Client`` has beside it."""
+
+    NOT_IN_FILES: ClassVar[frozenset[str]] = frozenset({"gate"})
 
     budget: float = 0.3
     policy: str = "auto"
     pace: float | Literal["reading", "listening", "smooth"] | None = None
     on_failure: Literal["migrate", "restart", "raise"] | None = None  # if an endpoint fails in mid-answer; None: migrate, with tools raise
-    constrained: Literal["device", "server"] | None = None
-    explore: float = 0.05
-    hedge_tools: bool = False
-    exchange_rate: float = RATE_SERVER_CONSTRAINED
-    reader_rate: float = READING
+    gate: None = None
     check_access: bool = True  # ask a server that always loses for its list of models, once, to find out a wrong key
     seed: int | None = None
     profile: str | None = None  # file with what was learned, read at the start and written at the end
 
-
-class MigrationSection(Struct, frozen=True, kw_only=True):
-    """Section ``[migration]``: how answers move to a cheaper endpoint; see ``MigrationOptions``."""
-
-    rule: TransferRule = "pre-copy"
-    max_migrations: int = 1
-    unpaced: bool = False
-    min_quality: float | None = None  # share of the quality of each writer so far that the next one needs; None: none known to be worse
-    quality: dict[str, float] | None = None  # measured, by endpoint name; None: that of dispatch.profile
+    def race(self, migration: MigrationOptions) -> Race:
+        """Return the race that this section describes. Migration options that are the usual ones count as not given."""
+        given = None if migration == MigrationOptions() else migration
+        return Race(**_shared(self, DispatchOptions), migration=given, check_access=self.check_access)
 
 
-class SpeculateSection(Struct, frozen=True, kw_only=True):
-    """Section ``[speculate]``: the device drafts, a server verifies; see ``Speculate``."""
+class SpeculateSection(SpeculationOptions, frozen=True, kw_only=True):
+    """Section ``[speculate]``: settings of ``Speculate``, and where its verifiers are."""
+
+    NOT_IN_FILES: ClassVar[frozenset[str]] = frozenset({"tuning"})
 
     mode: Literal["race", "speculate", "auto"] = "race"
     verifier: str | tuple[str, ...] | None = None  # URL, or several of one model; None: the first [[server]]
@@ -216,9 +218,10 @@ class SpeculateSection(Struct, frozen=True, kw_only=True):
     is_plain: bool = False  # allow ws:// to another machine
     budget: float = 1.0  # share of the drafts that is verified
     window: int | Literal["dynamic", "adaptive", "predicted", "confident"] | None = None  # tokens of a draft; None: by the budget
-    threshold: float = SpeculationOptions().threshold
-    max_branches: int = SpeculationOptions().max_branches
-    is_adaptive: bool = True
+
+    def drafting(self, verifier: Verifier | None) -> Speculate:
+        """Return the mode in which the device drafts that this section describes."""
+        return Speculate(**_shared(self, SpeculationOptions), verifier=verifier)
 
 
 class SplitSection(Struct, frozen=True, kw_only=True):
@@ -259,7 +262,7 @@ class ProxyConfig(Struct, frozen=True, kw_only=True):
     device: DeviceSection | None = None
     server: tuple[ServerSection, ...] = ()
     dispatch: DispatchSection = field(default_factory=DispatchSection)
-    migration: MigrationSection = MigrationSection()
+    migration: MigrationOptions = MigrationOptions()
     speculate: SpeculateSection = SpeculateSection()
     split: SplitSection | None = None
     tasks: TasksSection | None = None
@@ -309,9 +312,10 @@ def parse_config(text: str, *, where: str = "config", folder: Path | None = None
 def _check_keys(table: Mapping[str, Any], kind: type[Struct], path: str, where: str) -> None:
     """Refuse unknown keys at any depth. Values are not quoted: one may be a secret that was written instead of its variable's name."""
     hints = get_type_hints(kind)
+    names = _names(kind)
     for name, value in table.items():
-        if name not in kind.__struct_fields__:
-            known = ", ".join(kind.__struct_fields__)
+        if name not in names:
+            known = ", ".join(names)
             raise ConfigError(f"{where}: {path}{name}: expected one of {known}, got a key that is unknown")
         inner = next(_structs_in(hints[name]), None)
         if inner is None:
@@ -381,7 +385,14 @@ def _table(title: str, section: Struct) -> str:
 
 
 def _settings(section: Struct) -> list[tuple[str, Any]]:
-    return [(name, value) for name in section.__struct_fields__ if (value := getattr(section, name)) is not None]
+    return [(name, value) for name in _names(type(section)) if (value := getattr(section, name)) is not None]
+
+
+def _names(kind: type[Struct]) -> list[str]:
+    """Return the names of a section's settings that a file may have, inherited ones last."""
+    kept_out: frozenset[str] = getattr(kind, "NOT_IN_FILES", frozenset())
+    own = [name for name in kind.__annotations__ if name in kind.__struct_fields__]
+    return [name for name in dict.fromkeys((*own, *kind.__struct_fields__)) if name not in kept_out]
 
 
 def _format(value: Any) -> str:

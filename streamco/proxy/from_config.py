@@ -14,9 +14,6 @@ from streamco.calibration.profile_store import save_profile
 from streamco.client.client import Client
 from streamco.client.modes.auto import Auto
 from streamco.client.modes.base import Mode
-from streamco.client.modes.race.migration import MigrationOptions
-from streamco.client.modes.race.mode import Race
-from streamco.client.modes.speculation.mode import Speculate
 from streamco.client.modes.speculation.verifier_binding import drafting_engine_options
 from streamco.client.modes.split.mode import Split
 from streamco.endpoints.address import read_key
@@ -32,7 +29,6 @@ from streamco.profiles import Profile
 from streamco.proxy.config import (
     PACKAGED,
     DeviceSection,
-    MigrationSection,
     ProxyConfig,
     ProxyOptions,
     ServerSection,
@@ -97,28 +93,12 @@ def build_client(config: ProxyConfig, environ: Mapping[str, str] = os.environ) -
 
 def _mode(config: ProxyConfig, environ: Mapping[str, str]) -> Mode:
     """Return the mode that a configuration describes."""
-    dispatch, speculate = config.dispatch, config.speculate
-    race = Race(
-        policy=dispatch.policy,
-        migration=None if config.migration == MigrationSection() else MigrationOptions(**asdict(config.migration)),
-        constrained=dispatch.constrained,
-        explore=dispatch.explore,
-        hedge_tools=dispatch.hedge_tools,
-        exchange_rate=dispatch.exchange_rate,
-        reader_rate=dispatch.reader_rate,
-        check_access=dispatch.check_access,
-    )
+    speculate = config.speculate
+    race = config.dispatch.race(config.migration)
     verifier = _build_verifier(speculate, environ)
     if speculate.mode == "race":
         return race
-    drafting = Speculate(
-        verifier=verifier,
-        budget=speculate.budget,
-        window=speculate.window,
-        threshold=speculate.threshold,
-        max_branches=speculate.max_branches,
-        is_adaptive=speculate.is_adaptive,
-    )
+    drafting = speculate.drafting(verifier)
     return Auto(race, drafting) if speculate.mode == "auto" else replace(drafting, otherwise=race)
 
 

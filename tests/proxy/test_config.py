@@ -8,9 +8,11 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from msgspec.structs import asdict
+from msgspec.structs import replace
 
 from streamco.client.modes.race.migration import MigrationOptions
+from streamco.client.modes.race.mode import Race
+from streamco.client.modes.speculation.mode import Speculate
 from streamco.config import Timeouts
 from streamco.endpoints.base import Capabilities, TokenPrices
 from streamco.endpoints.known_servers.declared import CapabilityChanges
@@ -20,7 +22,6 @@ from streamco.proxy.config import (
     CapabilityTable,
     DeviceSection,
     DispatchSection,
-    MigrationSection,
     PriceTable,
     ProxyConfig,
     ProxyOptions,
@@ -87,7 +88,7 @@ def test_every_section_is_understood() -> None:
         ),
     )
     assert config.dispatch == DispatchSection(budget=1.0, policy="both", pace="reading", profile="learned.json")
-    assert config.migration == MigrationSection(
+    assert config.migration == MigrationOptions(
         rule="full-buffer", max_migrations=2, unpaced=True, min_quality=0.9, quality={"device": 0.3, "gpt-4o-mini": 0.8}
     )
 
@@ -199,12 +200,12 @@ CONFIGS = st.builds(
         DispatchSection, budget=NUMBERS, pace=st.none() | st.just("reading") | NUMBERS, seed=st.none() | st.integers(0, 2**62)
     ),
     migration=st.builds(
-        MigrationSection,
+        MigrationOptions,
         rule=st.sampled_from(["pre-copy", "full-buffer"]),
         max_migrations=st.integers(0, 9),
         unpaced=st.booleans(),
-        min_quality=st.none() | NUMBERS,
-        quality=st.none() | st.dictionaries(TEXTS, NUMBERS),
+        min_quality=st.none() | st.floats(0, 1),
+        quality=st.none() | st.dictionaries(TEXTS, st.floats(0, 1e9)),
     ),
     callers=st.none() | st.builds(CallersSection, file=TEXTS, answer_tokens=st.integers(1, 10**6)),
 )
@@ -262,8 +263,22 @@ def test_the_files_callers_have_the_options_own_limit() -> None:
     assert CallersSection(file="callers.sqlite").answer_tokens == ProxyOptions().answer_tokens
 
 
-def test_the_files_migration_is_the_clients_own() -> None:
-    assert MigrationOptions(**asdict(MigrationSection())) == MigrationOptions()
+def test_a_file_that_says_nothing_is_the_clients_default_mode() -> None:
+    config = ProxyConfig()
+    assert config.dispatch.race(config.migration) == Race()
+    assert replace(config.speculate.drafting(None), budget=None) == Speculate()
+
+
+@pytest.mark.parametrize("key", ["dispatch.gate", "speculate.tuning"])
+def test_what_only_a_program_can_set_is_no_key_of_the_file(key: str) -> None:
+    with pytest.raises(ConfigError, match=rf"{key}: expected one of .*, got a key that is unknown"):
+        parse_config(f"{key} = 1\n")
+
+
+@pytest.mark.parametrize(("key", "message"), [("dispatch.reader_rate = -1", "reader_rate"), ("speculate.patience = 0", "patience above 0")])
+def test_a_setting_of_a_mode_that_is_out_of_range_is_refused_when_the_file_is_read(key: str, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        parse_config(f"{key}\n")
 
 
 def test_numbers_that_toml_writes_otherwise_are_read_back() -> None:
