@@ -10,9 +10,8 @@ from importlib.util import find_spec
 from pathlib import Path
 
 BENCHES: tuple[str, ...] = ("stream", "wire", "handoff", "tokenpack", "topk", "verify_wire", "pacing", "dispatch", "failover", "cost")
-BENCHES += ("moves", "gate", "engine", "migration", "hand_over_bytes", "lossless", "speculate", "speculate_simulated")
+BENCHES += ("moves", "gate", "engine", "migration", "hand_over_bytes", "lossless", "speculate")
 BENCHES += (
-    "importance",
     "selective",
     "observing",
     "proxy",
@@ -20,8 +19,6 @@ BENCHES += (
     "verifier",
     "aborted_batches",
     "scheduling_overhead",
-    "windows_recorded",
-    "windows_simulated",
 )
 BENCHES += (
     "busy",
@@ -44,11 +41,10 @@ ON_REQUEST = (  # need an environment of their own, models or a GPU
     "row_costs",
     "row_formats",
     "load_tool",
-    "gpu_rows",
 )
 
 
-SETTLED = ("dssd", "early_exit")
+SETTLED = ("dssd", "early_exit", "gpu_rows", "importance", "speculate_simulated", "windows_recorded", "windows_simulated")
 """Benches whose question has its answer: their runs are kept, and the benches are in the history, at the runs' commits."""
 
 ROOMS = ("timed", "counted")

@@ -19,7 +19,6 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 import streamco
-from bench.counted.speculate_simulated import CORE
 from bench.timed.fidelity_figures import MeasuredAnswer, Run, Verdict
 from bench.timed.fidelity_records import Record
 from bench.timed.speculate import read_stats
@@ -70,6 +69,7 @@ class DeviceLaw(Struct, frozen=True, kw_only=True):
 
 
 READING = 0.18  # of a step, for a token that the draft model reads: what ``bench.timed.fidelity`` measures
+CORE = tuple(each / 6.1 for each in (6.1, 13.8, 19.0, 22.6, 31.5, 35.5))  # times of 1 to 6 sequences on a core, by that of one
 CORE_LAW = DeviceLaw(step_times=tuple(0.0061 * each for each in CORE), seconds_per_token=READING * 0.0061)
 """Of SmolLM2 in 4 bits on one core of an AMD EPYC."""
 

@@ -4,7 +4,7 @@ The real pair of ``bench/timed/pair.py``, server and device on a core each. Firs
 in the middle of its own answers, and their times are compared with what the welcome said: with the list as it is, and scaled by the batches
 before, as a client does. Then policies that plan with the list answer prompts of both classes by drafts alone, and so do fixed windows, the
 best of which is known afterwards. All of it at this machine's own speed: four rows of the 1.5B take longer here than four of a 70B on two
-A100, so a large model's times can't be imposed on it. ``bench.timed.windows_recorded`` has those.
+A100, so a large model's times can't be imposed on it. docs/research/windows.md has those.
 """
 
 from __future__ import annotations

@@ -15,8 +15,8 @@ Every cell has clients of its own. Those that learn the pair say two answers bef
 Waiting with windows 3 to 8 is six contenders, and the one that was fastest is what the others are compared with.
 
 What sampled rounds cost beside whole distributions is reckoned by ``bench/timed/verify_wire.py``: four drafted tokens of SmolLM2 would be
-786 kB up. Here rows of 20 candidates are sent against rows of 64. A draft ten times cheaper is simulated by
-``bench/counted/speculate_simulated.py``.
+786 kB up. Here rows of 20 candidates are sent against rows of 64. A draft ten times cheaper was
+simulated (docs/research/papers.md).
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@ Row i of the attention matrix is the attention that token i pays to each token u
 sum of its column. Rows of later tokens don't exist yet, so a recent token's sum has fewer terms than an old one's. Therefore a chunk is
 compared with other chunks of the same age, and thresholds are profiled with the same rows that are read at run time.
 
-The layers and rows to read were chosen by measurement (bench/timed/importance.py). Each chunk of the target's answers was left to the draft
+The layers and rows to read were chosen by measurement (docs/research/papers.md). Each chunk of the target's answers was left to the draft
 model in turn, and its importance was compared with the loss in the rest of the answer. Rank correlations with SmolLM2 (Q2_K or pruned, for
 Q8_0; Alpaca and XSum, 2,250 chunks), lowest and highest of the four cases:
 

@@ -19,7 +19,6 @@ from bench.papers.quality.equation import cells_of
 from bench.papers.quality.measured import read_package
 from bench.runs import load, names
 from bench.tables import means_of
-from bench.timed.gpu_rows import SHAPES
 from tests.support.data import ROOT
 
 TOGETHER = "windows, recorded drafts: 4 links together"
@@ -228,6 +227,9 @@ def paper_rows() -> Iterator[TableRow]:
             if key[0] == "importance" and key[2] == "loss left at 0.2, by rule [share]" and key[3] == rule
         ]
         yield TableRow(PAPERS, "### Importance as a filter", f"| {rule} |", [min(shares), max(shares)])
+
+
+SHAPES = ("qwen2.5-coder-0.5b", "qwen2.5-coder-1.5b", "llama2-7b", "llama3-8b", "llama2-13b")  # models of the kept run
 
 
 def gpu_rows() -> Iterator[TableRow]:
