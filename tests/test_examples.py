@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from _pytest.mark import ParameterSet
 
 ROOT = Path(__file__).resolve().parents[1]
 EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
@@ -57,6 +58,9 @@ PRINTS = {
 }
 
 
+FIRST = ("errors", "failover", "quickstart", "two_servers")
+
+
 def run(example: Path) -> str:
     """Its output; no key and no endpoint of whoever runs the tests reaches it."""
     environment = {name: value for name, value in os.environ.items() if not name.startswith(("OPENAI_", "DEEPSEEK_", "MODEL"))}
@@ -76,6 +80,11 @@ def run(example: Path) -> str:
     return finished.stdout
 
 
+def case_of(example: Path) -> ParameterSet:
+    """Return the case that runs an example. ``make test`` runs those of the first pages."""
+    return pytest.param(example, id=example.stem, marks=() if example.stem in FIRST else pytest.mark.long)
+
+
 def test_every_example_is_checked() -> None:
     assert {example.stem for example in EXAMPLES} == set(PRINTS)
 
@@ -90,7 +99,7 @@ def test_an_example_is_short_and_says_what_it_shows(example: Path) -> None:
 
 @pytest.mark.model
 @pytest.mark.timeout(600)  # that of the split model takes a minute of processor time
-@pytest.mark.parametrize("example", EXAMPLES, ids=lambda path: path.stem)
+@pytest.mark.parametrize("example", [case_of(path) for path in EXAMPLES])
 def test_an_example_runs_and_prints_what_it_should(example: Path) -> None:
     output = run(example)
     for pattern in PRINTS[example.stem]:

@@ -55,6 +55,7 @@ def wheel_of(sources: Path, environment: dict[str, str], folder: Path) -> Path:
     return next(folder.glob("*.whl"))
 
 
+@pytest.mark.long
 @pytest.mark.skipif(sys.platform == "win32", reason="PATH doesn't hide the compiler there")
 def test_a_machine_that_can_not_compile_gets_the_python_twins(sources: Path, environment: dict[str, str], tmp_path: Path) -> None:
     wheel = wheel_of(sources, environment, tmp_path / "dist")

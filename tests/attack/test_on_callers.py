@@ -8,6 +8,7 @@ from tests.attack.attack import table
 from tests.attack.campaign import CAMPAIGNS
 
 
+@pytest.mark.long
 @pytest.mark.timeout(400)
 async def test_no_attack_on_a_proxy_with_callers_does_harm() -> None:
     outcomes = [outcome async for outcome in CAMPAIGNS["callers"](0)]

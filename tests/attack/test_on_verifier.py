@@ -8,6 +8,7 @@ from tests.attack.attack import table
 from tests.attack.campaign import CAMPAIGNS
 
 
+@pytest.mark.long
 @pytest.mark.model
 @pytest.mark.timeout(400)
 async def test_no_attack_on_verifier_does_harm() -> None:

@@ -80,6 +80,7 @@ def test_another_part_is_refused() -> None:
         FakeLayers(replace(INFO, kind="head"), lambda _rows: 0.0)
 
 
+@pytest.mark.long
 @pytest.mark.model
 async def test_a_split_server_can_have_them(tmp_path: Path) -> None:
     pytest.importorskip("gguf")

@@ -21,6 +21,7 @@ from tests.support.modes import drafting
 pytestmark = pytest.mark.model
 
 
+@pytest.mark.long
 @pytest.mark.timeout(180)
 async def test_a_real_pair_is_measured_and_a_client_begins_with_it(tmp_path: Path) -> None:
     pytest.importorskip("llama_cpp")

@@ -53,6 +53,7 @@ def run(*words: str, stdin: str = "", env: dict[str, str] | None = None) -> subp
 # A person at a terminal
 
 
+@pytest.mark.long
 def test_five_turns_keep_the_conversation(chat: Terminal) -> None:
     for turn, word in enumerate(("one", "two", "three", "four", "five")):
         ask(chat, word, f"You said '{word}' in {2 * turn + 1} messages.")
@@ -91,6 +92,7 @@ def test_an_answer_that_moves_changes_its_tint_and_the_line_under_it_says_where(
         assert words in text
 
 
+@pytest.mark.long
 def test_whoever_begins_an_answer_finishes_it_where_that_is_asked_for(tmp_path: Path) -> None:
     with terminal(*PROGRAM, *FIRST_RACE_ENDS, "--no-migration", width=200, env={"XDG_STATE_HOME": str(tmp_path)}) as chat:
         chat.expect("Ctrl-D quits")
@@ -113,6 +115,7 @@ def test_ctrl_c_stops_the_answer_and_not_the_program(chat: Terminal, tmp_path: P
     assert chat.wait() == 0
 
 
+@pytest.mark.long
 def test_ctrl_c_before_the_first_token_withdraws_the_question(chat: Terminal) -> None:
     chat.type("silence\r")
     chat.expect("waiting for")
@@ -128,6 +131,7 @@ def test_ctrl_c_at_the_prompt_only_clears_the_line(chat: Terminal) -> None:
     ask(chat, "whole", "You said 'whole' in 1 messages.")
 
 
+@pytest.mark.long
 def test_an_endpoint_that_fails_leaves_its_text_and_the_program_goes_on(chat: Terminal) -> None:
     chat.type("broken\r")
     chat.expect("Half an answer")
@@ -160,6 +164,7 @@ def test_a_long_answer_scrolls_and_is_never_cut_short(chat: Terminal) -> None:
     assert sorted(set(numbers)) == list(range(1, 121))
 
 
+@pytest.mark.long
 def test_several_lines_make_one_prompt(chat: Terminal) -> None:
     chat.type("first\x1b\rsecond\\\rthird\r")
     chat.expect("You said 'first")
@@ -173,6 +178,7 @@ def test_a_prompt_typed_while_an_answer_is_written_is_the_next_one(chat: Termina
     chat.expect("You said 'typed ahead' in 3 messages.")
 
 
+@pytest.mark.long
 def test_prompts_are_remembered_for_this_run_alone_if_nothing_is_to_be_kept(tmp_path: Path) -> None:
     with terminal(*PROGRAM, "--no-save", env={"XDG_STATE_HOME": str(tmp_path)}) as chat:
         chat.expect("pace off")
@@ -184,6 +190,7 @@ def test_prompts_are_remembered_for_this_run_alone_if_nothing_is_to_be_kept(tmp_
     assert not [path for path in tmp_path.rglob("*") if path.is_file()]
 
 
+@pytest.mark.long
 def test_prompts_are_remembered_from_one_run_to_the_next(tmp_path: Path) -> None:
     env = {"XDG_STATE_HOME": str(tmp_path)}
     with terminal(*PROGRAM, env=env) as first:
@@ -275,6 +282,7 @@ def test_settings_are_shown_and_changed(chat: Terminal) -> None:
 # Without colours
 
 
+@pytest.mark.long
 def test_no_color_means_none(tmp_path: Path) -> None:
     for words, env in ((("--no-color",), {}), ((), {"NO_COLOR": "1"}), (("--theme", "mono"), {})):
         with terminal(*PROGRAM, *words, env={"XDG_STATE_HOME": str(tmp_path), **env}) as plain:
@@ -370,6 +378,7 @@ def test_a_continued_conversation_can_be_left_as_it_was(tmp_path: Path) -> None:
     assert run("-c", "--prompt", "three", env=env).stdout == "You said 'three' in 3 messages.\n"
 
 
+@pytest.mark.long
 def test_a_conversation_at_the_terminal_is_kept_and_loaded(tmp_path: Path) -> None:
     env = {"XDG_STATE_HOME": str(tmp_path), "STREAMCO_NO_SAVE": "0"}
     for words, prompt, answer in (
@@ -386,6 +395,7 @@ def test_a_conversation_at_the_terminal_is_kept_and_loaded(tmp_path: Path) -> No
             assert chat.wait() == 0
 
 
+@pytest.mark.long
 def test_in_a_pipe_an_answer_moves_only_where_a_pace_is_set() -> None:
     assert "server answered · first token" in run(*FIRST_RACE_ENDS, "--prompt", "story").stderr
     paced = run(*FIRST_RACE_ENDS, "--prompt", "story", "--pace", "25")
@@ -465,6 +475,7 @@ def test_ctrl_c_during_json_still_prints_the_object() -> None:
 # Usage
 
 
+@pytest.mark.long("after the first case")
 @pytest.mark.parametrize(
     ("words", "message"),
     [

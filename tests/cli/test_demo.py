@@ -43,6 +43,7 @@ def mark(monkeypatch: pytest.MonkeyPatch) -> str:
     return value
 
 
+@pytest.mark.long
 @pytest.mark.model
 def test_one_prompt_as_json_is_the_text_and_the_whole_report(mark: str) -> None:
     done = subprocess.run(
@@ -78,6 +79,7 @@ def test_one_prompt_as_json_is_the_text_and_the_whole_report(mark: str) -> None:
     assert servers(mark) == []
 
 
+@pytest.mark.long
 @pytest.mark.model
 def test_the_device_drafts_for_the_cloud_where_that_is_asked_for(mark: str) -> None:
     done = subprocess.run(
@@ -105,6 +107,7 @@ def test_drafts_are_explained_in_plain_lines() -> None:
     assert lines[2] == "  the server's own answer: no; it computed 60 tokens for 132 of the answer"
 
 
+@pytest.mark.long
 @pytest.mark.model
 def test_the_page_serves_both_sides_until_ctrl_c(mark: str) -> None:
     with subprocess.Popen(
@@ -211,6 +214,7 @@ def test_ctrl_c_at_any_time_leaves_no_server_behind(mark: str) -> None:
         assert servers(mark) == []
 
 
+@pytest.mark.long
 @pytest.mark.model
 def test_on_a_terminal_the_chat_opens_after_the_built_in_prompts() -> None:
     with terminal(

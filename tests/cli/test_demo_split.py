@@ -98,6 +98,7 @@ def test_options_without_effect_are_refused(options: list[str], capsys: pytest.C
     assert f"{options[0]}: expected none with --split" in capsys.readouterr().err
 
 
+@pytest.mark.long
 @pytest.mark.model
 @pytest.mark.parametrize(("rtt", "emulated"), [((), "Emulated: a round trip of 30 ms"), (("--rtt-ms", "0"), "Nothing is emulated.")])
 def test_both_prompts_are_answered_in_three_ways_with_one_text(rtt: tuple[str, ...], emulated: str) -> None:
@@ -114,6 +115,7 @@ def test_both_prompts_are_answered_in_three_ways_with_one_text(rtt: tuple[str, .
     assert "A split is for models that don't fit the device." in done.stdout
 
 
+@pytest.mark.long
 @pytest.mark.model
 def test_one_prompt_as_json_is_the_split_answer_alone() -> None:
     pytest.importorskip("gguf")

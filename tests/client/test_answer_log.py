@@ -164,6 +164,7 @@ async def test_no_log_at_any_level_has_a_key_or_a_prompt(status: int, caplog: py
     assert SECRET not in told
 
 
+@pytest.mark.long("after the first case")
 @pytest.mark.parametrize(
     ("field", "kind"),
     [
@@ -193,6 +194,7 @@ async def test_a_line_says_the_kind_of_reason_that_leaves_the_device_out_and_the
     assert f"device left out: {kind}; the server alone answers (logged once)" in told
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("options", [{"extra_body": {SECRET: 1}}, {"model": SECRET}])
 async def test_why_an_answer_is_not_speculated_is_logged_without_the_callers_words(
     options: dict[str, Any], caplog: pytest.LogCaptureFixture

@@ -38,7 +38,7 @@ MISTAKES: dict[str, tuple[dict[str, Any], str]] = {
 
 
 @pytest.mark.parametrize("name", MISTAKES)
-@pytest.mark.parametrize("has_device", [True, False])
+@pytest.mark.parametrize("has_device", [False, pytest.param(True, marks=pytest.mark.long)])
 async def test_a_mistake_is_named_before_anything_is_asked_and_no_endpoint_counts_as_failed(name: str, has_device: bool) -> None:
     arguments, argument = MISTAKES[name]
     arguments = {"messages": HELLO, **arguments}

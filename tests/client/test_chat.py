@@ -119,6 +119,7 @@ async def test_the_server_gets_openais_request() -> None:
     assert "logit_bias" not in body, "None means not given, as in OpenAI's SDK"
 
 
+@pytest.mark.long("after the first case")
 @pytest.mark.parametrize("includes_usage", [{}, {"include_usage": True}, {"include_usage": False}])
 async def test_further_stream_options_reach_the_server_and_usage_is_always_asked_for(includes_usage: dict[str, bool]) -> None:
     options = {"continuous_usage_stats": True, "include_obfuscation": False, **includes_usage}
@@ -435,6 +436,7 @@ async def test_a_misspelt_argument_is_named_with_its_call() -> None:
             client.stream("hi", temprature=0)  # type: ignore[call-arg]
 
 
+@pytest.mark.long
 def test_a_type_checker_knows_the_arguments(tmp_path: Path) -> None:
     program = tmp_path / "program.py"
     program.write_text(PROGRAM)

@@ -610,6 +610,7 @@ async def test_a_reader_that_stops_reading_stops_the_endpoint() -> None:
 # Budget and learning
 
 
+@pytest.mark.long("after the first case")
 @pytest.mark.parametrize("constrained", ["device", "server"])
 @pytest.mark.parametrize("budget", [0.0, 0.1, 0.3, 0.7, 1.0])
 def test_the_constrained_side_keeps_to_its_budget(constrained: Any, budget: float) -> None:

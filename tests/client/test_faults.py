@@ -222,6 +222,7 @@ async def ask_at_random(world: World, seed: str) -> Outcome:
     return outcome
 
 
+@pytest.mark.long("after the first case")
 @pytest.mark.parametrize("open_world", WORLDS)
 async def test_whatever_the_network_does_an_answer_is_whole_or_its_error_has_the_text(open_world: Opened) -> None:
     outcomes: Counter[str] = Counter()
@@ -238,6 +239,7 @@ async def test_whatever_the_network_does_an_answer_is_whole_or_its_error_has_the
     assert outcomes["error"] > RUNS // 20
 
 
+@pytest.mark.long("after the first case")
 @pytest.mark.parametrize("open_world", WORLDS)
 async def test_one_healthy_endpoint_is_enough_whatever_happens_to_the_other(open_world: Opened) -> None:
     async with open_world() as world, holding_nothing_new():
@@ -250,6 +252,7 @@ async def test_one_healthy_endpoint_is_enough_whatever_happens_to_the_other(open
         assert (task.result().text, task.result().error) == (ANSWER, None), f"{case}"
 
 
+@pytest.mark.long("after the first case")
 @pytest.mark.parametrize("open_world", WORLDS)
 async def test_a_connection_that_was_good_for_one_answer_may_fail_in_the_next(open_world: Opened) -> None:
     async with open_world() as world, holding_nothing_new():
@@ -263,6 +266,7 @@ async def test_a_connection_that_was_good_for_one_answer_may_fail_in_the_next(op
         assert (task.result().text, task.result().error) == (ANSWER, None), f"{fault}"
 
 
+@pytest.mark.long("after the first case")
 @pytest.mark.parametrize("open_world", WORLDS)
 async def test_without_migration_every_kind_gives_the_text_so_far(open_world: Opened) -> None:
     async with open_world() as world, holding_nothing_new():

@@ -85,6 +85,7 @@ async def run_streams(client: Client, count: int, rng: random.Random, *, at_once
             group.create_task(work())
 
 
+@pytest.mark.long
 @pytest.mark.timeout(300)
 async def test_ten_thousand_streams_leave_nothing_behind() -> None:
     rng = random.Random(11)
@@ -168,6 +169,7 @@ async def test_two_hundred_streams_leave_the_server_without_a_sequence() -> None
     assert ends["cancelled"] > 0, "streams left early stop their sequence, they don't run to the end"
 
 
+@pytest.mark.long
 @pytest.mark.model
 async def test_many_streams_leave_a_real_engine_without_a_sequence() -> None:
     from streamco.engines.base import EngineOptions
@@ -212,6 +214,7 @@ ENDS = {
 }
 
 
+@pytest.mark.long("after the first case")
 @pytest.mark.parametrize("is_streamed", [True, False])
 @pytest.mark.parametrize("end", ENDS)
 async def test_an_answer_that_has_ended_is_freed_without_the_collector(end: str, *, is_streamed: bool) -> None:

@@ -58,6 +58,7 @@ async def client_of(url: str, engine: LlamaEngine | None = None, **options: Any)
             await settled(lambda: not engine._loop._live)
 
 
+@pytest.mark.long
 async def test_the_server_alone_streams_and_answers_whole(url: str) -> None:
     async with client_of(url) as client:
         stream = await client.chat.completions.create(messages=SEA, stream=True, **GREEDY)
@@ -82,6 +83,7 @@ async def test_a_race_is_won_by_one_side_and_the_other_is_released(url: str, eng
             assert report.ttft is not None
 
 
+@pytest.mark.long
 async def test_five_turns_of_a_chat_go_to_both_sides_with_everything_said_so_far(url: str, engine: LlamaEngine) -> None:
     async with client_of(url, engine, policy="both", budget=1.0) as client:
         messages: list[dict[str, str]] = []
@@ -120,6 +122,7 @@ async def test_several_answers_at_once(url: str, engine: LlamaEngine) -> None:
         assert all(answers)
 
 
+@pytest.mark.long
 async def test_learning_from_real_answers_gives_a_profile(url: str, engine: LlamaEngine) -> None:
     async with client_of(url, engine, policy="both", budget=1.0) as client:
         for turn in range(6):
@@ -140,6 +143,7 @@ async def test_the_device_unplugged_leaves_the_remote_answer_alone(url: str, tmp
         assert "unplugged.gguf" in stream.report.dispatch.reason
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("kind", KINDS)
 async def test_a_server_killed_in_mid_answer_gives_an_error_with_the_text_so_far(kind: str) -> None:
     peer = running_peer(kind)

@@ -70,6 +70,7 @@ async def test_a_verifier_that_is_gone_is_stood_in_for_by_the_device(world: Worl
         assert world.text().startswith(text[:30])
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("is_left", [False, True], ids=["read", "left"])
 async def test_a_verifier_that_dies_between_answers_is_noticed_by_one_of_them(
     world: World, is_left: bool, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
@@ -227,6 +228,7 @@ async def test_a_server_that_stops_or_is_killed_ends_the_wait_by_its_own_time_ou
     assert (error is None, figures.is_exact) == ((True, False) if may_use_device else (False, True))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("kind", [ScriptedVLLM, ScriptedSGLang])
 async def test_stock_servers_verify_behind_their_own_api(world: World, kind: type[ScriptedVLLM]) -> None:
     world.wake()
@@ -242,6 +244,7 @@ async def test_stock_servers_verify_behind_their_own_api(world: World, kind: typ
             assert figures.bytes_up > 1000 * figures.rounds / 10, "every round sends the whole context"
 
 
+@pytest.mark.long("after the first case")
 @pytest.mark.parametrize("end", ["break", "aclose", "cancel", "drop", "client"])
 @pytest.mark.parametrize("emit", ["verified", "draft"])
 async def test_a_reader_who_leaves_stops_all_work(world: World, end: str, emit: str) -> None:
@@ -338,6 +341,7 @@ async def test_what_breaks_behind_a_whole_answer_takes_nothing_from_it(world: Wo
         assert [type(error) for error in said] == [Broken]
 
 
+@pytest.mark.long
 async def test_a_hundred_answers_ended_in_all_ways_leave_nothing_behind(world: World) -> None:
     async with world.scripted() as verifier, world.speculating(verifier) as client:
 

@@ -77,6 +77,7 @@ async def process(model: Path, port: int) -> AsyncIterator[asyncio.subprocess.Pr
         await started.communicate()
 
 
+@pytest.mark.long
 async def test_a_server_killed_in_mid_answer_and_started_again_costs_no_token() -> None:
     small, large = await asyncio.to_thread(lambda: [derived(packaged_model(), each) for each in ("Q4_0", "Q8_0")])
     with socket.socket() as taken:
@@ -111,6 +112,7 @@ async def test_a_server_killed_in_mid_answer_and_started_again_costs_no_token() 
         assert figures.losses >= 1
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("kind", ["Q4_0", "Q2_K"])
 async def test_a_lossless_answer_is_the_large_models_own_token_for_token(kind: str) -> None:
     async with pair(kind, speculation=Speculate(is_adaptive=False)) as client:
@@ -151,6 +153,7 @@ async def test_drafts_shown_at_once_come_to_the_same_text() -> None:
         assert final == len(text)
 
 
+@pytest.mark.long
 async def test_a_device_endpoint_without_places_of_its_own_drafts_and_one_loaded_without_says_why_not(
     caplog: pytest.LogCaptureFixture,
 ) -> None:

@@ -84,6 +84,7 @@ def figures_of(report: streamco.reports.Report) -> SplitFigures:
     return report.split
 
 
+@pytest.mark.long
 async def test_another_server_goes_on_after_kill_9_and_the_report_says_so(files: PartFiles, expected: str) -> None:
     with ExitStack() as stack:
         servers = Servers(files, stack)
@@ -96,6 +97,7 @@ async def test_another_server_goes_on_after_kill_9_and_the_report_says_so(files:
     assert f"went on at {names[1]} after a loss" in summary(report)
 
 
+@pytest.mark.long
 async def test_the_same_server_goes_on_when_it_is_started_again(files: PartFiles, expected: str) -> None:
     with ExitStack() as stack:
         servers = Servers(files, stack)

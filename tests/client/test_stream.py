@@ -102,6 +102,7 @@ async def test_a_second_iteration_is_refused() -> None:
             await tokens_text(stream)
 
 
+@pytest.mark.long
 async def test_a_loop_over_a_stream_that_nobody_else_holds_goes_on() -> None:
     async with opened(server=server([(0.0, "a"), (0.05, "b"), (0.1, "c")])) as client:
         texts = []
@@ -238,6 +239,7 @@ LEAVING = [
 ]
 
 
+@pytest.mark.long("after the first case")
 @pytest.mark.parametrize("pace", [None, 1000.0, 2.0])
 @pytest.mark.parametrize("is_chat", [True, False])
 @pytest.mark.parametrize("leave", LEAVING)

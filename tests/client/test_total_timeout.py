@@ -73,6 +73,7 @@ async def test_an_endpoint_that_takes_over_gets_the_time_that_is_left() -> None:
         assert str(error).startswith("two: expected the whole answer within 0.6 s")
 
 
+@pytest.mark.long
 async def test_an_endpoint_that_takes_over_does_not_pay_for_the_readers_pauses() -> None:
     dying = ScriptedResponse(headers=NEVER_ENDING.headers, steps=[chunk_event("One "), Pause(0.05), chunk_event("two "), Cut()])
     async with (

@@ -65,6 +65,7 @@ async def test_the_report_names_the_verifier_of_each_answer(world: World) -> Non
                 assert not stream.report.notes
 
 
+@pytest.mark.long("after the first case")
 @pytest.mark.parametrize("kill_at", [1, 30, 100])
 async def test_an_answer_goes_on_at_another_verifier_and_says_so(world: World, kill_at: int) -> None:
     async with world.scripted() as one, world.scripted() as other, world.speculating(pool_of(one.url, other.url)) as client:

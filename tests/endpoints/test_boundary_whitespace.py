@@ -117,6 +117,7 @@ def begun(text: str, source: LlamaEngine) -> Partial:
     return Partial(text=text, ids=tuple(answer_ids(source, text)), vocabulary=source.info.vocabulary, tokens=len(text))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", CORPUS)
 def test_the_source_leaves_whole_code_points_behind_each_token(way: tuple[LlamaEngine, LlamaEngine], name: str) -> None:
     source, _ = way

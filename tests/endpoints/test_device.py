@@ -499,6 +499,7 @@ PREPARED = Request(
 )
 
 
+@pytest.mark.long
 @pytest.mark.model
 @pytest.mark.parametrize("exact", [False, True])
 async def test_a_real_model_goes_on_behind_what_it_has_prepared(exact: bool) -> None:

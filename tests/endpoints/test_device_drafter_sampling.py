@@ -143,6 +143,7 @@ async def write_texts(how: Verifying, *, window: int = 2, row_ids: int = SIZE, t
     return seen, adopted
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("window", "row_ids"), [(2, SIZE), (1, 2)])
 async def test_texts_have_the_targets_distribution(window: int, row_ids: int) -> None:
     """64 texts; a draft from its 2 best ids alone changes how often it is accepted, and nothing else."""

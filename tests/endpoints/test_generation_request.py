@@ -123,6 +123,7 @@ def engine() -> Iterator[LlamaEngine]:
     made.close()
 
 
+@pytest.mark.long("after the first case")
 @pytest.mark.model
 @pytest.mark.parametrize("options", [{"temperature": 0}, {"temperature": 1.0, "seed": 4}, {"temperature": 1.0, "seed": 5, "top_k": 0}])
 async def test_a_devices_answers_are_of_the_schema(engine: LlamaEngine, options: dict[str, Any]) -> None:

@@ -149,6 +149,7 @@ async def check_exact(source: Endpoint, target: Endpoint, request: Request, coun
     return len(partials)
 
 
+@pytest.mark.long("after the first case")
 @pytest.mark.parametrize("request_", ASKED, ids=QUESTIONS)
 async def test_from_device_to_device_by_ids(engines: tuple[LlamaEngine, LlamaEngine], request_: Request) -> None:
     assert await check_exact(DeviceEndpoint(engines[0]), DeviceEndpoint(engines[1]), request_, 3)
@@ -167,6 +168,7 @@ async def test_from_server_to_device_by_ids(engines: tuple[LlamaEngine, LlamaEng
         assert await check_exact(server, DeviceEndpoint(engines[1]), request_, 3)
 
 
+@pytest.mark.long
 async def test_from_server_to_device_with_a_prompt_of_ids(engines: tuple[LlamaEngine, LlamaEngine]) -> None:
     ids = engines[0].tokenize("The three primary colours are", bos=True)
     async with served(engines[0]) as server:
@@ -174,6 +176,7 @@ async def test_from_server_to_device_with_a_prompt_of_ids(engines: tuple[LlamaEn
         assert await check_exact(DeviceEndpoint(engines[1]), server, Request(prompt_ids=ids, sampling=GREEDY), 3)
 
 
+@pytest.mark.long
 async def test_a_cut_inside_a_code_point_makes_it_anew(engines: tuple[LlamaEngine, LlamaEngine]) -> None:
     """Ids that a source gave before their text are kept, and the text comes once with the token that completes it."""
     device, other = DeviceEndpoint(engines[0]), DeviceEndpoint(engines[1])
@@ -193,6 +196,7 @@ async def test_a_cut_inside_a_code_point_makes_it_anew(engines: tuple[LlamaEngin
             assert "\ufffd" not in rest.text.removesuffix("\ufffd")  # its length is limited too
 
 
+@pytest.mark.long
 async def test_a_stop_string_over_the_cut_is_found(engines: tuple[LlamaEngine, LlamaEngine]) -> None:
     device, other = DeviceEndpoint(engines[0]), DeviceEndpoint(engines[1])
     free = await answer(device, ASKED[2])
@@ -235,6 +239,7 @@ def cached(answered: Answer) -> int:
     return answered.end.usage.prompt_tokens_details.cached_tokens or 0
 
 
+@pytest.mark.long
 async def test_a_server_that_has_read_the_answer_goes_on_exactly(engines: tuple[LlamaEngine, LlamaEngine]) -> None:
     device = DeviceEndpoint(engines[0])
     whole = await answer(device, ASKED[0])
@@ -254,6 +259,7 @@ async def test_a_server_that_has_read_the_answer_goes_on_exactly(engines: tuple[
     assert rounds[-1].text + rest.text == whole.text
 
 
+@pytest.mark.long
 @pytest.mark.peer
 async def test_from_device_to_xllamacpp_by_plain_ids(engines: tuple[LlamaEngine, LlamaEngine]) -> None:
     """xllamacpp reads the sample as the device does, so a chat goes over as ids and is continued after that prompt of ids."""
@@ -326,6 +332,7 @@ async def run_session(endpoints: Sequence[Endpoint], request: Request) -> tuple[
     return Answer(chunks, None), machine
 
 
+@pytest.mark.long
 async def test_a_stream_cut_inside_an_event_goes_on_behind_what_was_parsed(engines: tuple[LlamaEngine, LlamaEngine]) -> None:
     rng = random.Random(SEED)
     device = DeviceEndpoint(engines[1])
@@ -345,6 +352,7 @@ async def test_a_stream_cut_inside_an_event_goes_on_behind_what_was_parsed(engin
 # By text
 
 
+@pytest.mark.long
 @pytest.mark.peer
 async def test_from_device_to_xllamacpp_and_back_by_text(engines: tuple[LlamaEngine, LlamaEngine]) -> None:
     """xllamacpp's kernels round otherwise, so the tokens may differ; the boundary must be right, and no answer begins again."""

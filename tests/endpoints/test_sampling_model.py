@@ -151,6 +151,7 @@ class Answer:
         return text[0], text[1]
 
 
+@pytest.mark.long
 @pytest.mark.timeout(100 + ANSWERS)
 async def test_answers_of_a_pair_are_distributed_as_the_targets_own(pair: Pair) -> None:
     firsts = await asyncio.to_thread(pair.shares, pair.prompt)

@@ -80,6 +80,7 @@ def test_reuse_does_not_change_the_answer(engine: LlamaEngine) -> None:
         assert complete(engine, prompt, max_tokens=12, ignore_eos=True).ids == fresh
 
 
+@pytest.mark.long
 def test_several_answers_at_once_are_those_of_one_at_a_time() -> None:
     engine = LlamaEngine(packaged_model(), EngineOptions(threads=1, context_tokens=256, exact=True))
     prompts = [chat(engine, f"What is {thing}?") for thing in ("rain", "a lighthouse", "bread", "the number nine")]
@@ -91,6 +92,7 @@ def test_several_answers_at_once_are_those_of_one_at_a_time() -> None:
     assert [reader.ids for _, reader in runs] == alone
 
 
+@pytest.mark.long
 def test_a_cancelled_prefill_leaves_a_working_cache(engine: LlamaEngine) -> None:
     prompt = [1000 + 7 * index for index in range(400)]
     for _ in range(3):
@@ -124,6 +126,7 @@ def test_nothing_is_printed(engine: LlamaEngine, capfd: pytest.CaptureFixture[st
     assert capfd.readouterr() == ("", "")
 
 
+@pytest.mark.long
 def test_in_exact_mode_nothing_that_ran_before_or_runs_beside_changes_a_bit() -> None:
     """Prefilled or decoded, alone or not, behind what others left in the cache: the same ids have the same probabilities."""
     engine = LlamaEngine(packaged_model(), EngineOptions(threads=1, context_tokens=256, max_sequences=2, exact=True))

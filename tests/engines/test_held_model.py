@@ -94,6 +94,7 @@ def speculate(sequence: TokenSequence, written: list[int], seed: int) -> list[in
     return output[: len(written)]
 
 
+@pytest.mark.long
 def test_a_verified_draft_of_any_length_has_the_bits_of_token_by_token_decoding(exact: LlamaEngine) -> None:
     print("seed 1")
     dice = Random(1)
@@ -114,6 +115,7 @@ def test_a_verified_draft_of_any_length_has_the_bits_of_token_by_token_decoding(
         sequence.close()
 
 
+@pytest.mark.long
 def test_sessions_beside_each_other_and_beside_generations_write_what_each_writes_alone(exact: LlamaEngine) -> None:
     print("seed 2")
     dice = Random(2)
@@ -166,6 +168,7 @@ def test_what_is_read_beside_a_longer_run_has_the_bits_of_what_is_read_alone(exa
     assert told[2] == told[3]
 
 
+@pytest.mark.long
 def test_what_was_read_in_turns_with_a_generation_has_the_bits_of_what_is_read_alone(exact: LlamaEngine) -> None:
     print("seed 4")
     dice = Random(4)
@@ -287,6 +290,7 @@ def draft_stop_and_draft_again(engine: LlamaEngine, stopper: Stopper, *, rows: i
     return times, alone
 
 
+@pytest.mark.long
 def test_branches_stopped_in_the_middle_of_a_batch_leave_everybody_what_they_had(
     fast: LlamaEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -296,6 +300,7 @@ def test_branches_stopped_in_the_middle_of_a_batch_leave_everybody_what_they_had
     assert alone[0].tokens == alone[1].tokens
 
 
+@pytest.mark.long
 def test_branches_stopped_in_exact_mode_leave_everybody_the_same_bits(exact: LlamaEngine, monkeypatch: pytest.MonkeyPatch) -> None:
     times, alone = draft_stop_and_draft_again(exact, Stopper(exact, monkeypatch), rows=6)  # with a neighbour for each
     told = [[(each.token, each.likeliest, each.logits) for answer in each_time for each in answer.predictions] for each_time in times]
@@ -364,6 +369,7 @@ def test_what_a_closed_sequence_held_is_found_again(fast: LlamaEngine) -> None:
     again.close()
 
 
+@pytest.mark.long
 def test_row_costs_are_measured_at_load_kept_and_read_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -392,6 +398,7 @@ def test_row_costs_are_measured_at_load_kept_and_read_again(
     assert "is damaged" in caplog.text
 
 
+@pytest.mark.long
 def test_row_costs_of_an_exact_engine_have_no_row_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     engine = load(measure_rows=True, exact=True, max_sequences=1, held_sequences=1)

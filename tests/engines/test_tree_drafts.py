@@ -243,6 +243,7 @@ def write_in_trees(sequence: TokenSequence, prompt: list[int], own: Sequence[int
     return text[: len(own)]
 
 
+@pytest.mark.long
 @pytest.mark.model
 def test_texts_written_in_verified_trees_are_what_the_model_writes_alone(real: LlamaEngine) -> None:
     """Rows of a batch round otherwise than single ones, so a near tie may fall otherwise: no other difference is allowed."""

@@ -179,6 +179,7 @@ def test_blank_lines_after_a_large_json_body_do_not_read_it_again() -> None:
         parser.close()
 
 
+@pytest.mark.long
 def test_thousands_of_tool_calls_are_found_without_looking_through_all() -> None:
     assembler = CompletionAssembler()
     for number in range(150_000):

@@ -80,6 +80,7 @@ def answer(request: RecordedRequest) -> ScriptedResponse:
     return ScriptedResponse(headers={"Content-Type": "text/event-stream"}, steps=steps)
 
 
+@pytest.mark.long("after the first case")
 @pytest.mark.parametrize(
     ("name", "words"),
     [
@@ -211,6 +212,7 @@ async def test_arguments_that_are_no_json_are_an_invalid_tool_call() -> None:
     assert (message.invalid_tool_calls[0]["name"], message.invalid_tool_calls[0]["args"]) == ("weather", "{city")
 
 
+@pytest.mark.long("after the first case")
 @pytest.mark.parametrize(
     ("given", "sent"), [("any", "required"), (True, "required"), ("auto", "auto"), ("required", "required"), ({"type": "x"}, {"type": "x"})]
 )

@@ -315,6 +315,7 @@ def test_the_plugin_loads_no_client_before_the_first_prompt() -> None:
     assert run.stdout.strip() == "[]"
 
 
+@pytest.mark.long
 @pytest.mark.model
 def test_a_process_that_ends_frees_the_model_without_a_word(folder: Path) -> None:
     code = (

@@ -27,6 +27,7 @@ SAMPLE = 1500
 PART = 100
 
 
+@pytest.mark.long("after the first case")
 @pytest.mark.parametrize("start", range(0, SAMPLE, PART))
 def test_a_sample_of_mutants_reads_as_the_oracle_reads_it(start: int) -> None:
     found = {str(mutant): differing for mutant in map(mutant_of, range(start, start + PART)) if (differing := find_differences(mutant))}
@@ -83,6 +84,7 @@ FAULTS: dict[str, Plant] = {
 }
 
 
+@pytest.mark.long("after the first case")
 @pytest.mark.parametrize("fault", FAULTS)
 def test_a_planted_fault_is_found(fault: str, monkeypatch: pytest.MonkeyPatch) -> None:
     FAULTS[fault](monkeypatch)

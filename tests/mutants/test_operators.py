@@ -91,6 +91,7 @@ def test_a_mutant_is_made_again_by_its_seed() -> None:
         assert make_mutant(seed) == make_mutant(seed)
 
 
+@pytest.mark.long
 def test_mutants_are_varied_and_the_oracle_reads_each() -> None:
     used: Counter[str] = Counter()
     found: Counter[tuple[str, bool]] = Counter()

@@ -159,6 +159,7 @@ def test_the_first_token_has_the_targets_probability_for_any_pair(wanted: list[i
             assert residual[verdict.token] > 0.0
 
 
+@pytest.mark.long("after the first case")
 @pytest.mark.parametrize("seed", [1, 2])
 @pytest.mark.parametrize(
     ("wanted", "offered"),
@@ -174,6 +175,7 @@ def test_a_chi_square_finds_the_targets_distribution(wanted: tuple[float, ...], 
     assert surprise(seen, dict(enumerate(target.probabilities)), draws) < 1.0
 
 
+@pytest.mark.long("after the first case")
 @pytest.mark.parametrize("window", [1, 2, 3])
 def test_whole_texts_have_the_targets_distribution(window: int) -> None:
     """Three tokens of a context-dependent target over 4 ids: 64 texts with exact probabilities, written in rounds of any window."""

@@ -266,6 +266,7 @@ class World:
 GRID = list(product((0.0, 0.01, 0.03, 0.06, 0.12), (0.05, 0.3, 0.5, 0.75, 0.95), ((0.02, 0.03), (0.02, 0.06), (0.01, 0.12), (0.03, 0.01))))
 
 
+@pytest.mark.long("after the first case")
 @pytest.mark.parametrize("believed", [0.0, 0.7, 1.0])
 def test_the_rate_is_never_below_19_twentieths_of_plain_remote(believed: float) -> None:
     """Every RTT x acceptance x step time, whatever was believed at first."""

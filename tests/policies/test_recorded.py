@@ -45,6 +45,7 @@ def judged(traces: dict[str, Halves], prompts: Halves, phone: str, side: Side) -
     ]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("phone", ["pixel7-bloom-1.1b", "pixel7-bloom-560m"])
 def test_sparing_the_server_cuts_the_tail_by_a_quarter(traces: dict[str, Halves], prompts: Halves, phone: str) -> None:
     results = judged(traces, prompts, phone, "server")
@@ -52,6 +53,7 @@ def test_sparing_the_server_cuts_the_tail_by_a_quarter(traces: dict[str, Halves]
     assert fmean(1 - case["disco"].p99 / case["stochastic"].p99 for case in results) >= 0.25
 
 
+@pytest.mark.long("after the first case")
 @pytest.mark.parametrize("phone", PHONES)
 def test_the_optimum_beats_algorithm_2_on_average(traces: dict[str, Halves], prompts: Halves, phone: str) -> None:
     results = judged(traces, prompts, phone, "device")
@@ -59,6 +61,7 @@ def test_the_optimum_beats_algorithm_2_on_average(traces: dict[str, Halves], pro
     assert fmean(case["disco"].mean / case["stochastic"].mean for case in results) < 0.95
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("side", SIDES)
 def test_the_optimum_is_never_worse_on_the_plans_own_samples(traces: dict[str, Halves], prompts: Halves, side: Side) -> None:
     for phone, trace in zip([*PHONES] * len(traces), traces.values(), strict=False):
@@ -75,6 +78,7 @@ def test_the_optimum_is_never_worse_on_the_plans_own_samples(traces: dict[str, H
             assert figures["optimal"][1] <= budget + 1e-9
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("side", SIDES)
 def test_with_steering_the_budget_holds_for_every_policy_and_trace(traces: dict[str, Halves], prompts: Halves, side: Side) -> None:
     device = PHONES["pixel7-bloom-560m"]
@@ -99,6 +103,7 @@ def test_a_judged_share_is_what_a_run_without_steering_comes_to(traces: dict[str
 # Learned live
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("side", SIDES)
 def test_a_client_that_learns_live_is_never_later_than_chance_and_near_the_optimum(side: Side) -> None:
     phone = {"pixel7-bloom-560m": PHONES["pixel7-bloom-560m"]}

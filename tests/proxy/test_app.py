@@ -113,6 +113,7 @@ async def test_a_raw_prompt_reaches_the_endpoint_as_it_is() -> None:
     assert (request.prompt, request.messages) == ("Once", None)
 
 
+@pytest.mark.long("after the first case")
 @pytest.mark.parametrize(("asked", "passed"), [(None, None), ("streamco", None), ("gpt-4o-mini", None), ("gpt-9", "gpt-9")])
 async def test_another_models_name_is_passed_on(asked: str | None, passed: str | None) -> None:
     side = server()
@@ -370,6 +371,7 @@ async def test_a_limit_on_the_whole_answer_is_a_gateway_timeout() -> None:
             assert (response.status, (await response.json())["error"]["code"]) == (504, "total_timeout")
 
 
+@pytest.mark.long("after the first case")
 @pytest.mark.parametrize("fields", [{}, {"stream": True}, {"n": 3}, {"stream": True, "n": 3}])
 async def test_a_failed_request_is_freed_without_the_collector(fields: dict[str, Any]) -> None:
     refusal = json_answer({"error": {"message": "no"}}, status=400)

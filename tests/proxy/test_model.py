@@ -51,6 +51,7 @@ async def chain(policy: str) -> AsyncIterator[tuple[Any, openai.AsyncOpenAI]]:
             yield client, caller
 
 
+@pytest.mark.long
 async def test_both_sides_race_and_the_answer_is_the_same_streamed_and_whole() -> None:
     async with chain("both") as (_, caller):
         raw = await caller.chat.completions.with_raw_response.create(model="streamco", messages=SEA, **GREEDY)
@@ -63,6 +64,7 @@ async def test_both_sides_race_and_the_answer_is_the_same_streamed_and_whole() -
     assert raw.headers["x-streamco-policy"] == "both"
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("policy", "winner"), [("device-only", "device"), ("server-only", "remote")])
 async def test_one_side_alone_answers(policy: str, winner: str) -> None:
     async with chain(policy) as (_, caller):
@@ -75,6 +77,7 @@ async def test_one_side_alone_answers(policy: str, winner: str) -> None:
     assert completion.choices[0].text == answer.choices[0].message.content  # a prompt is a user's message
 
 
+@pytest.mark.long
 async def test_closing_a_stream_frees_the_devices_sequence() -> None:
     async with chain("device-only") as (client, caller):
         stream = await caller.chat.completions.create(model="streamco", messages=SEA, stream=True, max_tokens=400)

@@ -28,6 +28,7 @@ IMAGE = {"type": "input_image", "image_url": "data:"}
 TOOL: dict[str, Any] = {"type": "function", "function": {"name": "f", "parameters": {"type": "object", "properties": {}}}}
 
 
+@pytest.mark.long("after the first case")
 @pytest.mark.parametrize("is_streamed", [False, True])
 @pytest.mark.parametrize("path", ASKED)
 @pytest.mark.parametrize("side", ["device", "server", "both"])
@@ -46,6 +47,7 @@ async def test_a_prompt_that_no_side_has_room_for_has_its_own_code(path: str, si
         assert error["message"].startswith(f"{FIELDS[path]}: expected at most 99 tokens (the largest context is 100), got 300;")
 
 
+@pytest.mark.long("after the first case")
 @pytest.mark.parametrize("servers", [1, 2])
 @pytest.mark.parametrize("path", ASKED)
 @pytest.mark.parametrize(
@@ -82,6 +84,7 @@ async def test_openais_and_anthropics_packages_see_it() -> None:
                 await other.messages.create(model="streamco", max_tokens=5, messages=[{"role": "user", "content": "Hello"}])
 
 
+@pytest.mark.long("after the first case")
 @pytest.mark.parametrize(
     ("path", "more", "param", "code"),
     [

@@ -62,6 +62,7 @@ async def calling(*sides: Any) -> AsyncIterator[openai.AsyncOpenAI]:
         yield caller
 
 
+@pytest.mark.long
 @pytest.mark.model
 async def test_the_openai_packages_parse_gets_its_model_from_a_device() -> None:
     pytest.importorskip("llama_cpp")

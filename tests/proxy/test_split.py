@@ -24,6 +24,7 @@ pytestmark = [pytest.mark.peer, pytest.mark.model]
 PROMPT = "Name three rivers in France."
 
 
+@pytest.mark.long
 async def test_a_program_that_speaks_openais_api_gets_the_whole_models_answer(tmp_path: Path) -> None:
     pytest.importorskip("gguf")
     files = split_model(packaged_model(), tmp_path)

@@ -79,6 +79,7 @@ async def test_usage_behind_a_hand_over_is_the_whole_answers_in_chunk_comment_an
     assert [(part["name"], part["prompt_tokens"]) for part in report["endpoints"]][1] == ("second", 22)
 
 
+@pytest.mark.long
 async def test_an_answer_that_moves_to_the_cheaper_side_is_one_stream_and_its_report_says_what_that_saved() -> None:
     story = [f"word{number} " for number in range(80)]
     dear = server([(0.02 * number, word) for number, word in enumerate(story)], prices=TokenPrices(prompt=1e-6, completion=9e-6))
@@ -279,6 +280,7 @@ async def test_a_shutdown_ends_streams_with_an_error_their_readers_can_tell() ->
     assert b"[DONE]" not in rest
 
 
+@pytest.mark.long("after the first case")
 @pytest.mark.parametrize("seed", range(3))
 async def test_readers_that_leave_at_any_point_leave_nothing_behind(seed: int) -> None:
     dice = Random(seed)

@@ -150,6 +150,7 @@ async def test_a_failure_in_mid_stream_is_the_apis_own_event_and_nothing_comes_a
     assert others[-1] == ("error", {"type": "error", "error": {"type": "api_error", "message": "server: cut"}})
 
 
+@pytest.mark.long("after the first case")
 @pytest.mark.parametrize(
     ("path", "error", "expected"),
     [
@@ -174,6 +175,7 @@ async def test_a_failure_before_the_first_token_has_a_status(
     assert "server: " in found["message"]
 
 
+@pytest.mark.long("after the first case")
 @pytest.mark.parametrize(
     ("path", "body", "text"),
     [

@@ -12,7 +12,7 @@ from tests.recipes.page import block, exports, typed
 from tests.recipes.support import Finished, RecordedProxy, recorded_proxy, run, text
 from tests.support.programs import command_of
 
-pytestmark = pytest.mark.peer
+pytestmark = [pytest.mark.long, pytest.mark.peer]
 
 QUIET = ("--yes-always", "--no-analytics", "--no-check-update", "--no-show-release-notes", "--no-pretty", "--no-gitignore")
 EDIT = """\

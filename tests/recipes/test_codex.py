@@ -12,7 +12,7 @@ from tests.recipes.page import block, typed
 from tests.recipes.support import PIXEL, Finished, RecordedProxy, calling, image_urls, recorded_proxy, run, text, tool_names
 from tests.support.programs import command_of
 
-pytestmark = pytest.mark.peer
+pytestmark = [pytest.mark.long, pytest.mark.peer]
 
 SENT = {
     "model",

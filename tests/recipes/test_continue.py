@@ -11,7 +11,7 @@ from tests.recipes.page import block, typed
 from tests.recipes.support import calling, recorded_proxy, run, text, tool_names
 from tests.support.programs import command_of
 
-pytestmark = pytest.mark.peer
+pytestmark = [pytest.mark.long, pytest.mark.peer]
 
 
 async def test_it_reads_a_file_by_a_tool(tmp_path: Path) -> None:

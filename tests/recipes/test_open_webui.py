@@ -20,7 +20,7 @@ from tests.recipes.page import block, exports, proxy_config, typed
 from tests.recipes.support import RecordedProxy, recorded_proxy, started, text
 from tests.support.programs import command_of
 
-pytestmark = pytest.mark.peer
+pytestmark = [pytest.mark.long, pytest.mark.peer]
 
 # No account, no look at other machines, and no model of its own for documents.
 QUIET = {

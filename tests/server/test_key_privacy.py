@@ -132,6 +132,7 @@ def test_keys_of_options_are_checked_and_not_shown() -> None:
         ServeOptions(api_key="sk-alice", api_keys=KEYS)
 
 
+@pytest.mark.long
 @pytest.mark.model
 @pytest.mark.parametrize("settings", [{}, {"separate": True}])
 async def test_a_real_model_keeps_what_was_read_for_its_own_key(settings: dict[str, Any]) -> None:

@@ -101,6 +101,7 @@ async def test_a_client_that_leaves_stops_the_reading() -> None:
     assert engine.kept == []
 
 
+@pytest.mark.long
 @pytest.mark.model
 @pytest.mark.parametrize("exact", [False, True])
 async def test_a_real_model_reads_an_answer_in_rounds(exact: bool) -> None:

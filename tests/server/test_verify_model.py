@@ -150,6 +150,7 @@ class Reading:
             await device.draft(session, len(self.ids), [])
 
 
+@pytest.mark.long
 async def test_a_session_and_a_stream_on_one_prompt_read_it_once(held: LlamaEngine, monkeypatch: pytest.MonkeyPatch) -> None:
     ends = 2 * 4  # rows of the last token of each request, with its neighbour in exact mode
     uncopied = 16  # tokens that are read again because a copy of so few isn't worth its time
@@ -209,6 +210,7 @@ async def test_a_batch_whose_session_is_closed_is_aborted_and_leaves_the_other_s
         assert verdict.token == (await asyncio.to_thread(complete, held, prompt, max_tokens=1)).ids[0]
 
 
+@pytest.mark.long
 async def test_a_round_that_took_longer_than_the_imposed_times_is_counted(pair: Pair) -> None:
     ids = pair.prompt(QUESTIONS[0])
     for milliseconds, late in ((2000.0, 0), (0.001, 2)):

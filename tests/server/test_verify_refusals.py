@@ -271,6 +271,7 @@ async def test_more_sessions_than_an_address_may_have_are_refused_until_one_is_f
         await device.open()
 
 
+@pytest.mark.long
 async def test_a_device_that_does_not_read_is_dropped_and_others_are_served() -> None:
     engine = target()
     options = VerifyOptions(write_timeout=0.3)

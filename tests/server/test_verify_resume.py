@@ -217,6 +217,7 @@ async def answer(url: str, number: int, count: int) -> tuple[list[int], int]:
     return text[len(prompt) :][:count], begun
 
 
+@pytest.mark.long
 async def test_answers_go_on_behind_a_server_that_is_killed_in_mid_round() -> None:
     async with contextlib.AsyncExitStack() as stack:
         first, url = await asyncio.to_thread(stack.enter_context, server_process())

@@ -87,6 +87,7 @@ def continuing(own: Sequence[int], dice: Random) -> Callable[[int], tuple[list[i
     return lambda length: some_tree(own[length:], dice)
 
 
+@pytest.mark.long
 @pytest.mark.model
 async def test_a_real_targets_text_in_trees_is_its_own() -> None:
     """Rows of a batch round otherwise than single ones: the texts are equal up to the first near tie."""

@@ -106,6 +106,7 @@ def test_64_calm_devices_see_at_most_one_and_a_half_times_the_unloaded_latency_a
     assert loaded.verdicts > 500
 
 
+@pytest.mark.long("after the first case")
 @pytest.mark.parametrize("devices", [16, 32, 64])
 def test_however_many_eager_devices_come_those_that_are_let_in_see_that_too(devices: int) -> None:
     eager = Drafting(budget=0.9, pause=10.0)

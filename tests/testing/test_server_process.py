@@ -50,6 +50,7 @@ async def test_it_serves_until_the_block_is_left() -> None:
     assert await is_gone(pid)
 
 
+@pytest.mark.long
 @pytest.mark.model
 async def test_it_is_stopped_after_an_error_and_after_a_cancel() -> None:
     async def fail() -> None:

@@ -64,6 +64,7 @@ def test_a_linear_map_turns_states_back_that_the_nearest_embedding_does_not(rng:
     assert (nearest(states, unit(embeddings)) == attacked).mean() < 0.1
 
 
+@pytest.mark.long
 def test_a_classifier_learns_what_a_linear_map_can_not(rng: np.random.Generator, embeddings: Floats) -> None:
     first = rng.standard_normal((WIDTH, WIDTH)).astype(np.float32)
 

@@ -8,6 +8,7 @@ from bench.papers.disco_loading import drop_from_cache, loading_lines, loading_r
 from streamco.engines.llamacpp.bundled_model import packaged_model
 
 
+@pytest.mark.long
 @pytest.mark.model
 def test_a_model_is_loaded_cold_and_cached_and_says_its_first_token() -> None:
     rows = loading_rows(models=[packaged_model()], runs=1)

@@ -19,6 +19,7 @@ def test_a_line_has_the_number_of_inputs_and_a_spread_where_networks_differ() ->
     assert lines[3] == "| these without the RTT: 7 | cost | 1.9 | 25 % | 10.6 % | 6.1 % |"
 
 
+@pytest.mark.long
 def test_worlds_that_are_there_are_not_made_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(window_inputs, "DATA", tmp_path)
     monkeypatch.setattr(window_inputs, "WORLDS", 2)

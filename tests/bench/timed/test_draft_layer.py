@@ -124,6 +124,7 @@ def written(tmp_path_factory: pytest.TempPathFactory) -> tuple[Split, Answer]:
     return split, split.write("What is the capital of France? Answer with a sentence about its history.", 40)
 
 
+@pytest.mark.long
 def test_drafting_again_along_a_text_takes_the_rounds_in_which_it_was_written(written: tuple[Split, Answer]) -> None:
     split, answer = written
     assert split.rounds(answer, Policy(4)) == answer.rounds

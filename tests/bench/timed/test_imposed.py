@@ -62,6 +62,7 @@ def test_the_draft_model_has_the_targets_word_at_its_recorded_rank(replay: Repla
     ]
 
 
+@pytest.mark.long("after the first case")
 @pytest.mark.parametrize("name", SETTINGS)
 def test_every_contender_writes_whole_answers(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(imposed, "TOKENS", 6)

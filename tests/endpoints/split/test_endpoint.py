@@ -93,6 +93,7 @@ async def test_the_text_is_the_whole_models(files: PartFiles, middle: MiddleEngi
         assert set(await asyncio.gather(read(endpoint), read(endpoint), read(endpoint))) == {expected}
 
 
+@pytest.mark.long
 def test_each_event_loop_has_connections_of_its_own(files: PartFiles, middle: MiddleEngine, expected: str) -> None:
     async def answer(endpoint: SplitEndpoint) -> str:
         await endpoint.start()
@@ -104,12 +105,14 @@ def test_each_event_loop_has_connections_of_its_own(files: PartFiles, middle: Mi
         asyncio.run(endpoint.aclose())
 
 
+@pytest.mark.long
 async def test_answers_beyond_the_servers_places_wait_for_them(files: PartFiles, middle: MiddleEngine, expected: str) -> None:
     options = ServeOptions(port=0, verify=VerifyOptions(peer_sessions=1))
     async with serving_middle(middle, options) as url, split_at(files, url, patience=0.0) as endpoint:
         assert await asyncio.gather(*(read(endpoint) for _ in range(3))) == [expected] * 3
 
 
+@pytest.mark.long
 async def test_exact_mode_needs_a_server_in_exact_mode(files: PartFiles, middle: MiddleEngine, expected: str) -> None:
     async with serving_middle(middle, ServeOptions(port=0)) as url:
         endpoint = SplitEndpoint(files.stem, url, options=replace(OPTIONS, exact=True), patience=0.0)
@@ -122,6 +125,7 @@ async def test_exact_mode_needs_a_server_in_exact_mode(files: PartFiles, middle:
     engine.close()
 
 
+@pytest.mark.long
 async def test_without_drafts_each_trip_brings_one_state(files: PartFiles, middle: MiddleEngine, expected: str) -> None:
     async with serving_middle(middle, ServeOptions(port=0)) as url, split_at(files, url, drafts=None) as endpoint:
         assert set(await asyncio.gather(*(read(endpoint) for _ in range(4)))) == {expected}
@@ -130,6 +134,7 @@ async def test_without_drafts_each_trip_brings_one_state(files: PartFiles, middl
         assert traffic.bytes_up > traffic.rows_up * middle.info.width * 4 > 0
 
 
+@pytest.mark.long
 async def test_states_of_16_bits_take_half_the_bytes(files: PartFiles, middle: MiddleEngine) -> None:
     async with serving_middle(middle, ServeOptions(port=0)) as url:
         endpoint = SplitEndpoint(files.stem, url, options=OPTIONS, states="f16")
@@ -157,6 +162,7 @@ async def proxied(middle: MiddleEngine) -> AsyncIterator[FaultProxy]:
         yield proxy
 
 
+@pytest.mark.long
 async def test_another_server_goes_on_where_one_was_lost(files: PartFiles, middle: MiddleEngine, expected: str) -> None:
     async with (
         proxied(middle) as proxy,
@@ -166,6 +172,7 @@ async def test_another_server_goes_on_where_one_was_lost(files: PartFiles, middl
         assert await read_and_cut(endpoint, proxy) == expected
 
 
+@pytest.mark.long
 async def test_without_another_server_the_error_has_the_text_so_far(files: PartFiles, middle: MiddleEngine, expected: str) -> None:
     async with proxied(middle) as proxy, split_at(files, proxy.url, patience=0.1) as endpoint:
         with pytest.raises(EndpointConnectError) as caught:
@@ -210,6 +217,7 @@ class CuttingProxy(Listener):
         writer.close()
 
 
+@pytest.mark.long("after the first case")
 @pytest.mark.parametrize("cut", [{"up": 1_000}, {"up": 60_000}, {"up": 120_000}, {"down": 2_500}, {"down": 9_000}], ids=str)
 async def test_a_connection_that_is_lost_in_mid_chunk_costs_no_token(
     files: PartFiles, middle: MiddleEngine, expected: str, cut: dict[str, int]
@@ -222,6 +230,7 @@ async def test_a_connection_that_is_lost_in_mid_chunk_costs_no_token(
         await endpoint.aclose()
 
 
+@pytest.mark.long
 async def test_a_server_of_another_model_is_refused_by_name(files: PartFiles) -> None:
     async with serving_layers(SummingLayers()) as server:
         endpoint = SplitEndpoint(files.stem, server.url.removesuffix(PATH), options=OPTIONS, patience=0.0)
@@ -231,6 +240,7 @@ async def test_a_server_of_another_model_is_refused_by_name(files: PartFiles) ->
         await endpoint.aclose()
 
 
+@pytest.mark.long
 async def test_a_server_that_is_not_there_is_an_error_at_the_start(files: PartFiles) -> None:
     endpoint = SplitEndpoint(files.stem, "ws://127.0.0.1:9", options=OPTIONS, timeouts=Timeouts(connect=1.0))
     with pytest.raises(EndpointConnectError, match=r"^127\.0\.0\.1:9: expected a connection, got .*--middle may not be running there$"):
@@ -238,6 +248,7 @@ async def test_a_server_that_is_not_there_is_an_error_at_the_start(files: PartFi
     await endpoint.aclose()
 
 
+@pytest.mark.long
 async def test_a_server_without_tls_is_said_to_have_none(files: PartFiles) -> None:
     async def refuse(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await reader.read(1)

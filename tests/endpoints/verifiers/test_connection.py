@@ -57,6 +57,7 @@ async def test_a_server_that_is_not_there_yet_is_tried_again() -> None:
             await server.aclose()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("kind", [UnauthorisedError, VocabularyError, VersionError])
 async def test_a_server_that_does_not_want_us_ends_every_session(server: ScriptedVerifier, kind: type[UnauthorisedError]) -> None:
     async with verifier_at(server.url) as verifier:
@@ -117,6 +118,7 @@ async def test_a_server_that_repeats_the_token_is_quoted_without_it() -> None:
         assert "is no key of ours" in caught.value.body
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("status", "is_tried_again"), [(401, False), (404, False), (429, True), (503, True)])
 async def test_a_server_behind_a_refusing_gateway(server: ScriptedVerifier, status: int, is_tried_again: bool) -> None:
     server.status = status
@@ -175,6 +177,7 @@ async def test_a_connection_that_answers_no_ping_is_lost_for_all(server: Scripte
         assert proxy.connections_total == 2
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("data", [b"", b"\xff" * 40, b"\x98\x12\x00\x00\x09\x01\x00\x00\x00", b"\x94\x11\x00\xc4\x02ab\x00"])
 async def test_a_server_that_says_what_makes_no_sense_is_not_believed_any_more(server: ScriptedVerifier, data: bytes) -> None:
     server.script(Send(data))

@@ -162,6 +162,7 @@ async def test_one_of_several_models_has_to_be_named(bench: Bench) -> None:
         assert (await verifier.probe()).model == "b"
 
 
+@pytest.mark.long
 async def test_sampling_within_the_targets_top_k_keeps_its_distribution(bench: Bench) -> None:
     rule = Rule(RuleKind.SAMPLE, 0.8, top_k=4, seed=5)
     best = sorted(TARGET(PROMPT).items(), key=lambda pair: -pair[1])[:4]
@@ -195,6 +196,7 @@ async def test_the_threshold_rule_looks_at_the_drafts_own_probability_however_un
             assert verdict.accepted == accepted
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "step", [ScriptedResponse(steps=[b'{"choi', Cut()]), ScriptedResponse(steps=[Reset()]), json_answer({}, status=500)]
 )
@@ -211,6 +213,7 @@ async def test_a_round_that_is_lost_is_told_and_the_next_one_goes_on(bench: Benc
         assert await talk.write(10) == ANSWER[:10]
 
 
+@pytest.mark.long
 async def test_a_round_that_takes_too_long_is_lost(bench: Bench) -> None:
     async with bench.verifier(timeouts=Timeouts(connect=5, first_token=2, cancel=1)) as verifier:
         talk = Talk(verifier)
@@ -238,6 +241,7 @@ async def test_a_round_that_was_given_up_has_the_server_asked_before_it_counts_a
         await talk.verify(ANSWER[:2])
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("status", [429, 503])
 async def test_a_busy_server_refuses_a_draft_and_says_when_to_come_back(bench: Bench, status: int) -> None:
     async with bench.verifier() as verifier:
@@ -249,6 +253,7 @@ async def test_a_busy_server_refuses_a_draft_and_says_when_to_come_back(bench: B
         await talk.verify(ANSWER[:2])
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("step", "kind"),
     [

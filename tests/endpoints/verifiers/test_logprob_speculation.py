@@ -27,6 +27,7 @@ async def test_a_speculated_answer_is_the_targets_own(
     world.close()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("serve", "make"), BOTH)
 async def test_faults_in_between_cost_time_and_no_token(
     serve: type[ScriptedVLLM | ScriptedSGLang], make: type[VLLMVerifier | SGLangVerifier]

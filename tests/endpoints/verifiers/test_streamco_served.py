@@ -86,6 +86,7 @@ async def test_an_answer_by_greedy_rounds_is_the_targets_own() -> None:
         await settled(lambda: not server.service.manager.figures()["sessions"])
 
 
+@pytest.mark.long
 async def test_many_answers_at_once_keep_apart() -> None:
     prompts = [(number, *PROMPT) for number in range(24)]
     async with serving() as server, verifier_at(server.url) as verifier:
@@ -129,6 +130,7 @@ async def test_a_connection_that_breaks_again_and_again_loses_no_token() -> None
     assert proxy.connections_total > 1
 
 
+@pytest.mark.long
 async def test_a_server_that_is_killed_in_mid_answer_and_started_again_goes_on_with_it() -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener:
         port = listener.getsockname()[1]

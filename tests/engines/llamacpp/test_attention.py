@@ -130,6 +130,7 @@ def test_a_fork_and_what_was_cut_back_keep_their_order(make_context: MakeContext
     assert_alike(rows, [wanted[20], wanted_other[12], wanted_other[13], wanted_branch[16]])
 
 
+@pytest.mark.long("after the first case")
 @pytest.mark.model
 @pytest.mark.parametrize("unified", [True, False])
 @pytest.mark.parametrize("seed", range(3))
@@ -314,6 +315,7 @@ def tapped(request: pytest.FixtureRequest) -> Iterator[LlamaEngine]:
     engine.close()
 
 
+@pytest.mark.long
 @pytest.mark.model
 def test_drafts_say_how_important_their_tokens_are(tapped: LlamaEngine, make_context: MakeContext) -> None:
     sequence, prompt = tapped.hold(), tapped.tokenize("The lighthouse at the end of the")

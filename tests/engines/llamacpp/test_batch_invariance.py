@@ -66,6 +66,7 @@ def test_a_model_that_does_not_run_says_so() -> None:
         largest_exact_batch(Kernels(9, status=-1), 32)
 
 
+@pytest.mark.long
 @pytest.mark.model
 @pytest.mark.parametrize("kind", ["Q8_0", "Q4_K_M"])
 def test_a_real_text_read_in_batches_of_that_size_has_the_bits_of_one_read_row_by_row(

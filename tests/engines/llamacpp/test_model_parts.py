@@ -201,6 +201,7 @@ def test_a_failure_leaves_no_file(tmp_path: Path, whole: Path, monkeypatch: pyte
     assert list((tmp_path / "parts").iterdir()) == []
 
 
+@pytest.mark.long
 def test_the_packaged_model_can_be_cut(tmp_path: Path) -> None:
     try:
         model = packaged_model()

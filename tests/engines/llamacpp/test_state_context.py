@@ -39,6 +39,7 @@ def states(rows: int) -> np.ndarray[tuple[int, int], np.dtype[np.float32]]:
     return np.random.default_rng(rows).standard_normal((rows, 576)).astype(np.float32)
 
 
+@pytest.mark.long
 def test_a_model_says_its_shape(files: PartFiles) -> None:
     model = LayerModel(files.middle)
     assert (model.width, model.layers) == (576, 28)

@@ -163,6 +163,7 @@ def distance(one: Floats, other: Floats) -> float:
     return float(np.linalg.norm(one - other) / np.linalg.norm(other))
 
 
+@pytest.mark.long
 def test_a_step_is_the_same_arithmetic_as_in_numpy(part: DraftPart, files: PartFiles, weights: Path) -> None:
     deep, shallow = some_states(20)
     logits, made = Reference(files, weights).run(deep, shallow)
@@ -247,6 +248,7 @@ def test_positions_beyond_the_cells_are_refused(part: DraftPart) -> None:
         part.step(deep[0], shallow[0], 900)
 
 
+@pytest.mark.long
 def test_deep_states_are_normed_as_the_model_does(part: DraftPart, files: PartFiles) -> None:
     with HeadPart(files.head) as head:
         raw = np.random.default_rng(3).standard_normal(WIDTH).astype(np.float32) * 50
@@ -255,6 +257,7 @@ def test_deep_states_are_normed_as_the_model_does(part: DraftPart, files: PartFi
         assert distance(table @ part.normed(raw), logits[:1000]) < CLOSE
 
 
+@pytest.mark.long
 def test_the_gguf_file_is_written_once(files: PartFiles, weights: Path) -> None:
     with DraftPart(weights, input_part=files.input, head_part=files.head) as part:
         path = part._model.path

@@ -126,6 +126,7 @@ def test_whatever_is_drafted_rows_and_memories_are_those_of_the_text(
 REPEATED = [2, 5, 0, 1, 4, 3, 0, 6, 5, 1] * 12
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("parallel", [0, 3])
 def test_text_that_repeats_is_drafted_without_the_draft_layer(parallel: int) -> None:
     steps = {}

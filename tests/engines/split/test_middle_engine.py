@@ -55,6 +55,7 @@ def done(engine: MiddleEngine, *runs: StateRun) -> RowsBatch:
     return batch
 
 
+@pytest.mark.long
 def test_sequences_of_one_batch_give_what_each_gives_alone(engine: MiddleEngine, files: PartFiles) -> None:
     first, second = some(5, 1), some(3, 2)
     together = compute(engine, StateRun(0, 0, first), StateRun(2, 0, second))

@@ -55,6 +55,7 @@ FAULTS: dict[str, tuple[list[Any], str, Any, Shows]] = {
 }
 
 
+@pytest.mark.long("after the first case")
 @pytest.mark.parametrize("fault", FAULTS)
 async def test_a_fault_planted_behind_the_decoders_is_found(fault: str, monkeypatch: pytest.MonkeyPatch) -> None:
     holders, name, value, shows = FAULTS[fault]

@@ -206,6 +206,7 @@ WAYS: list[Way] = [drawn_without_replacement, drawn_and_best, all_best]
 PAIRS = [((0.5, 0.3, 0.15, 0.05), (0.1, 0.2, 0.3, 0.4)), ((0.97, 0.01, 0.01, 0.01), (0.25,) * 4), ((0.25,) * 4, (0.7, 0.1, 0.1, 0.1))]
 
 
+@pytest.mark.long("after the first case")
 @pytest.mark.parametrize("siblings", [2, 3, 4])
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize(("wanted", "offered"), PAIRS)
@@ -225,6 +226,7 @@ def test_a_chi_square_finds_the_targets_distribution_among_siblings(
     assert surprise(seen, dict(enumerate(target.probabilities)), draws) < 1.0
 
 
+@pytest.mark.long("after the first case")
 @pytest.mark.parametrize("way", WAYS)
 def test_whole_texts_written_in_rounds_of_trees_have_the_targets_distribution(way: Way) -> None:
     """Three tokens of a context-dependent target over 4 ids: 64 texts with exact probabilities; a round has two tokens with siblings."""
@@ -251,6 +253,7 @@ def test_whole_texts_written_in_rounds_of_trees_have_the_targets_distribution(wa
     assert surprise(seen, exact, draws) < 1.0
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("wrong", ["each sibling against p", "a best token by its share"])
 def test_the_chi_square_would_find_a_wrong_rule(wrong: str) -> None:
     """Siblings tried against p itself, or a token that was not drawn taken for a drawn one: the tests above must be able to fail."""

@@ -36,6 +36,7 @@ from tests.proxy.support import CHAT, HELLO, proxying
 # Keys
 
 
+@pytest.mark.long("after the first case")
 @pytest.mark.parametrize(
     ("method", "place"),
     [
@@ -65,6 +66,7 @@ async def test_nothing_is_answered_without_a_callers_key(path: Path, method: str
     assert not side.streams
 
 
+@pytest.mark.long("after the first case")
 @pytest.mark.parametrize("place", PAID)
 async def test_a_caller_is_answered_and_charged_by_each_api(path: Path, place: str) -> None:
     headers = caller(path)
@@ -211,6 +213,7 @@ async def test_a_caller_of_a_side_that_is_not_there_gets_403(path: Path, sides: 
     assert (status, body["error"]["code"]) == (403, "no_side")
 
 
+@pytest.mark.long
 async def test_a_promise_of_the_proxys_own_policy_holds_for_its_callers_too(path: Path) -> None:
     headers = caller(path, budget=0.0)
     near = device()
@@ -294,6 +297,7 @@ async def test_a_caller_that_is_removed_after_its_key_was_checked_gets_401(path:
 # Where a request is measured
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("words", "is_in_a_thread"), [(10, False), (40_000, True)])
 async def test_a_body_is_measured_in_a_thread_if_it_is_large_unpacked(
     path: Path, monkeypatch: pytest.MonkeyPatch, words: int, is_in_a_thread: bool

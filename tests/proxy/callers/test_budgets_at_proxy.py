@@ -85,6 +85,7 @@ async def test_origins_of_chunks_have_the_note_in_their_report(path: Path) -> No
     assert any("budget" in note for note in events[-1]["streamco"]["report"]["notes"])
 
 
+@pytest.mark.long("after the first case")
 @pytest.mark.parametrize("place", PAID)
 @pytest.mark.parametrize("limits", [{"sides": ("server",)}, {}])
 async def test_if_no_device_may_answer_it_is_429_until_midnight(path: Path, place: str, limits: dict[str, Any]) -> None:
@@ -107,6 +108,7 @@ async def test_if_no_device_may_answer_it_is_429_until_midnight(path: Path, plac
     assert not far.streams
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("is_streamed", [False, True])
 async def test_if_the_device_cannot_serve_the_request_it_is_429_too(path: Path, is_streamed: bool) -> None:
     headers = caller(path, budget=0.0)
@@ -161,6 +163,7 @@ async def test_parallel_requests_cannot_spend_the_same_money(path: Path) -> None
         await until_settled(proxy, path)
 
 
+@pytest.mark.long
 async def test_two_proxies_with_one_file_share_a_budget_and_a_rate(path: Path) -> None:
     headers = caller(path, budget=1000e-6, rate=3)
     async with serving(path, far=paid()) as one:
@@ -170,6 +173,7 @@ async def test_two_proxies_with_one_file_share_a_budget_and_a_rate(path: Path) -
             assert today(two, path).spent == 48_000
 
 
+@pytest.mark.long("after the first case")
 @pytest.mark.parametrize("place", [CHAT, TEXT, RESPONSES])
 async def test_an_answer_without_a_limit_gets_one_at_servers_and_that_is_reserved(path: Path, place: str) -> None:
     headers = caller(path, budget=0.1)
@@ -202,6 +206,7 @@ async def test_a_real_server_is_sent_the_limit(path: Path) -> None:
     assert all(headers["Authorization"] not in str(each.headers) for each in remote.requests)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("limit", "tokens"), [({}, 40), ({"max_tokens": 30}, 30)])
 async def test_a_speculated_answer_has_the_limit_too_and_what_its_verifier_computes_is_reserved(
     path: Path, monkeypatch: pytest.MonkeyPatch, limit: dict[str, Any], tokens: int
@@ -238,6 +243,7 @@ async def test_a_speculated_answer_has_the_limit_too_and_what_its_verifier_compu
     world.close()
 
 
+@pytest.mark.long("after the first case")
 @pytest.mark.parametrize("trick", [{"n": 1000}, {"max_tokens": 10**9}, {"max_completion_tokens": 10**9}, {"max_tokens": 1, "n": 10**6}])
 async def test_large_limits_and_many_choices_are_reserved_and_not_covered(path: Path, trick: dict[str, Any]) -> None:
     headers = caller(path, budget=1e-3)
@@ -279,6 +285,7 @@ async def test_a_large_body_is_measured_in_a_thread(path: Path) -> None:
         assert status == 429, "750,000 bytes may be as many tokens"
 
 
+@pytest.mark.long
 async def test_parallel_requests_with_many_empty_lists_in_a_tool_spend_no_more_than_the_budget(path: Path) -> None:
     headers = caller(path, budget=0.02)
     far = paid()
@@ -394,6 +401,7 @@ async def test_an_estimate_takes_nothing_off_what_was_reserved(path: Path, usage
     assert figures.completion_tokens == 2
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "usage",
     [

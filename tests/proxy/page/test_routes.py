@@ -19,6 +19,7 @@ def source(name: str) -> str:
     return next(file for file in FILES.values() if file.name == name).read().decode()
 
 
+@pytest.mark.long("after the first case")
 @pytest.mark.parametrize(("path", "file"), FILES.items())
 async def test_each_file_has_its_type_and_the_policy(path: str, file: PageFile) -> None:
     async with proxying(server=server(), page=True) as proxy, proxy.client.get(path) as response:
@@ -38,6 +39,7 @@ def test_the_policy_allows_this_origin_alone() -> None:
     assert "unsafe" not in HEADERS["Content-Security-Policy"]
 
 
+@pytest.mark.long("after the first case")
 @pytest.mark.parametrize("path", FILES)
 async def test_without_the_option_there_is_no_page(path: str) -> None:
     async with proxying(server=server()) as proxy, proxy.client.get(path) as response:
@@ -67,6 +69,7 @@ async def test_the_files_need_no_key_and_the_api_does() -> None:
         assert (await proxy.post(CHAT, HELLO))[0] == 401
 
 
+@pytest.mark.long("after the first case")
 @pytest.mark.parametrize("path", FILES)
 async def test_without_a_key_only_a_loopback_name_gets_the_page(path: str) -> None:
     async with proxying(server=server(), page=True) as proxy:
@@ -76,6 +79,7 @@ async def test_without_a_key_only_a_loopback_name_gets_the_page(path: str) -> No
             assert response.status == 200
 
 
+@pytest.mark.long("after the first case")
 @pytest.mark.parametrize("origin", ["https://attacker.example", "null", "http://127.0.0.1:1", "file://", "http://", "x" * 5000])
 async def test_a_page_of_another_origin_can_not_make_work(origin: str) -> None:
     side = server()
@@ -87,6 +91,7 @@ async def test_a_page_of_another_origin_can_not_make_work(origin: str) -> None:
     assert not side.streams
 
 
+@pytest.mark.long
 async def test_the_page_itself_programs_and_named_origins_can_make_work() -> None:
     async with proxying(server=server(), page=True, cors=("https://app.example",)) as proxy:
         own = f"http://127.0.0.1:{proxy.runner.addresses[0][1]}"

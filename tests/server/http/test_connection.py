@@ -96,6 +96,7 @@ async def send(server: Running, data: bytes) -> bytes:
     return answer
 
 
+@pytest.mark.long("after the first case")
 @pytest.mark.usefixtures("uncollected")
 @pytest.mark.parametrize("kind", REFUSED)
 async def test_a_request_that_is_refused_is_forgotten_without_the_collector(kind: str) -> None:
@@ -108,6 +109,7 @@ async def test_a_request_that_is_refused_is_forgotten_without_the_collector(kind
         await until(lambda: not kept())
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("kind", MALFORMED)
 async def test_what_is_no_http_is_answered_in_a_sentence_that_does_not_quote_it(kind: str) -> None:
     async with running(api_key="sk-right") as server:
@@ -156,6 +158,7 @@ async def test_requests_that_came_before_malformed_bytes_are_answered_and_none_a
     assert re.findall(rb"HTTP/1.[01] (\d+)", answer) == [b"200"] * 3 + [b"400"]
 
 
+@pytest.mark.long
 async def test_malformed_bytes_inside_tls_are_forgotten_as_well(tmp_path: Path) -> None:
     options = ListenOptions(host="localhost", tls_cert=str(write_certificate(tmp_path)))
     async with listening(web.Application(), options) as address:
@@ -189,6 +192,7 @@ def unpackers(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, ...]]:
     return made
 
 
+@pytest.mark.long("after the first case")
 @pytest.mark.parametrize("coding", ["gzip", "deflate"])
 @pytest.mark.parametrize(
     ("method", "path", "status"),

@@ -215,6 +215,7 @@ async def upload(device: SplitDevice, session: int, text: NDArray[np.float32], k
     return None
 
 
+@pytest.mark.long("after the first case")
 @pytest.mark.parametrize("seed", range(6))
 async def test_every_answer_is_of_its_own_rows_whatever_is_cut_merged_lost_or_failed(seed: int) -> None:
     rng, engine = random.Random(seed), SummingLayers(sequences=3, is_manual=True)

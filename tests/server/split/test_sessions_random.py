@@ -136,6 +136,7 @@ def allocated() -> int:
     return sum(each.size for each in tracemalloc.take_snapshot().filter_traces(filters).statistics("filename"))
 
 
+@pytest.mark.long
 async def test_memory_is_flat_while_32_devices_come_and_go() -> None:
     engine, options = SummingLayers(sequences=12), replace(OPTIONS, resume_s=0)
     async with serving_layers(engine, verify=options, room=64) as server:

@@ -96,6 +96,7 @@ def whole_logits(prompt: str) -> tuple[list[int], list[NDArray[np.float32]]]:
     return text, logits
 
 
+@pytest.mark.long
 async def test_states_through_a_socket_give_the_whole_models_logits_bit_for_bit(
     engine: MiddleEngine, files: PartFiles, head: HeadPart
 ) -> None:
@@ -117,6 +118,7 @@ async def test_states_through_a_socket_give_the_whole_models_logits_bit_for_bit(
     ends.close()
 
 
+@pytest.mark.long
 async def test_devices_that_share_the_server_get_the_answers_that_each_gets_alone(
     engine: MiddleEngine, files: PartFiles, head: HeadPart
 ) -> None:
@@ -213,6 +215,7 @@ def packed_forms(ids: list[int]) -> list[bytes]:
     return [np.array(ids, dtype).tobytes() for dtype in (np.uint16, np.int32, np.int64)]
 
 
+@pytest.mark.long
 @pytest.mark.skipif(not Path("/proc/self/mem").exists(), reason="needs the memory of processes as files")
 async def test_neither_text_nor_ids_of_a_conversation_are_in_the_servers_memory(files: PartFiles, head: HeadPart) -> None:
     marked = "The zebrafish quartz of Nonesuch"
@@ -286,6 +289,7 @@ async def test_neither_text_nor_ids_of_a_conversation_are_in_the_frames_or_the_s
     ends.close()
 
 
+@pytest.mark.long
 async def test_an_answer_goes_on_after_its_server_was_killed(files: PartFiles, head: HeadPart) -> None:
     ends = Ends(files, head)
     mark = LayersMark(ends.input.info.source, 2, ends.input.info.total_layers - 2, 576)

@@ -96,6 +96,7 @@ async def test_the_threshold_rule_takes_what_is_likely_enough() -> None:
     assert all(abs(row.rest - 0.2 * 65535) < 2 for row in verdict.rows)
 
 
+@pytest.mark.long
 async def test_sampled_answers_have_the_targets_distribution() -> None:
     shares, proposed = {1: 0.6, 2: 0.3, 3: 0.1}, {1: 0.2, 2: 0.2, 3: 0.6}
     rule, dice, counts = Rule(RuleKind.SAMPLE, temperature=1.0, seed=11), Random(5), dict.fromkeys(shares, 0)
@@ -267,6 +268,7 @@ async def test_an_engine_that_holds_nothing_does_not_verify() -> None:
     assert "/v1/models" in paths
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("policy", "devices"), [("alternating", 64), ("strict", 24)])
 async def test_no_text_of_many_devices_is_ever_mixed_with_anothers(policy: str, devices: int) -> None:
     """What follows depends on every token of the text, so a foreign one anywhere would change all that comes."""

@@ -79,6 +79,7 @@ async def answer(server: Serving, number: int, count: int) -> None:
             continue
 
 
+@pytest.mark.long("after the first case")
 @pytest.mark.parametrize("policy", ["alternating", "strict", "length-aware", "mixed"])
 async def test_answers_over_connections_that_are_cut_at_random_lose_and_mix_nothing(policy: str) -> None:
     engine = target(successor=SUCCESSOR, mode="thread", held_sequences=6, context_tokens=128)

@@ -66,6 +66,7 @@ def test_told_rows_of_a_sampled_session_have_its_temperature_and_not_its_filters
         assert weight / 65535 == pytest.approx(square / sum(squares), abs=1e-4)
 
 
+@pytest.mark.long("after the first case")
 @pytest.mark.parametrize(
     ("filters", "wanted"),
     [

@@ -74,6 +74,7 @@ def laughs(levels: int, form: str) -> str:
     return "\n".join([first, *rest])
 
 
+@pytest.mark.long("after the first case")
 @pytest.mark.parametrize("levels", [9, 30, 90])
 @pytest.mark.parametrize("form", ["[*]", "{b: [*]}", "{<<: [*]}"])
 def test_aliases_that_stand_for_a_billion_values_are_refused_before_they_are_expanded(tmp_path: Path, levels: int, form: str) -> None:

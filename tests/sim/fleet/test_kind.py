@@ -115,6 +115,7 @@ def test_below_a_budget_of_one_about_that_share_is_judged() -> None:
     assert outcome.system["offloaded_share"] == pytest.approx(0.4, abs=0.12)
 
 
+@pytest.mark.long
 def test_the_more_is_judged_the_more_is_as_the_target_would_have_said_it() -> None:
     few: dict[str, Any] = {"offload": "confidence", "workload": {"requests": 24}, "world": {"devices": 2}}
     shares = [run(budget=budget, **few).system["agreement"] for budget in (0.1, 0.5, 0.9)]

@@ -176,6 +176,7 @@ def check_reader(scenario: Scenario, outcome: SpeculationOutcome) -> None:
     assert report.wasted >= 0
 
 
+@pytest.mark.long("after the first case")
 @pytest.mark.parametrize("part", range(8))
 def test_a_lossless_answer_is_the_targets_own_whatever_happens(part: int) -> None:
     for seed in range(part * 400, part * 400 + examples(150, thorough=400)):
@@ -263,6 +264,7 @@ def answer_ratio(
     return (rtt + server.prompt_time + 256 * step) / outcome.seconds
 
 
+@pytest.mark.long("after the first case")
 @pytest.mark.parametrize(("is_calibrated", "window"), [(False, Static()), (True, Predicted())])
 @pytest.mark.parametrize("rtt", [0.01, 0.03, 0.06, 0.12])
 def test_a_lossless_answer_is_never_slower_than_95_percent_of_plain_remote(rtt: float, is_calibrated: bool, window: WindowPolicy) -> None:
@@ -290,6 +292,7 @@ def test_a_long_prompt_on_the_device_makes_it_seem_no_slower() -> None:
     assert 0.01 <= pair.step_times[0] < 0.02
 
 
+@pytest.mark.long
 def test_the_window_that_is_predicted_to_be_best_nearly_is() -> None:
     for rtt, draft_step in ((0.01, 0.02), (0.03, 0.01), (0.06, 0.005)):
         prior = EstimatesPrior(acceptance=0.75, remote_step=0.06, wait=rtt + 0.06)
@@ -375,6 +378,7 @@ def test_drafts_that_are_sent_ahead_spare_the_link(draft_step: float) -> None:
     assert rates[1] > 1.1 * rates[0]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("max_ahead", [0, 3])
 def test_answers_that_are_drawn_have_the_targets_distribution(max_ahead: int) -> None:
     """Chi-square over the first three tokens, with branches, retractions and all; the bound is passed by chance once in 1,000 times."""
@@ -401,6 +405,7 @@ def test_answers_that_are_drawn_have_the_targets_distribution(max_ahead: int) ->
     assert (ahead > runs / 4) == (max_ahead > 0)
 
 
+@pytest.mark.long("after the first case")
 @pytest.mark.parametrize("part", range(3))
 def test_an_answer_that_goes_to_the_stream_and_back_is_still_the_targets_own(part: int) -> None:
     ways_back = 0

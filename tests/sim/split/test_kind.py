@@ -61,6 +61,7 @@ def test_recorded_acceptance_is_used_as_it_is() -> None:
     assert all(row.rounds < row.tokens for row in found.requests)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("data", "tokens"), [("SpecBench, 7B", 2.06), ("CNN/DM, 13B", 1.98)])
 def test_the_acceptance_of_the_experiments_gives_the_papers_tokens_a_round(data: str, tokens: float) -> None:
     experiment = read_experiment(Path(__file__).parents[3] / "bench" / "papers" / "hat_table4.yaml")

@@ -47,12 +47,14 @@ def write(engine: LlamaEngine, path: Path, questions: list[Question], *, moves: 
     return asyncio.run(run())
 
 
+@pytest.mark.long
 def test_own_answers_may_come_first_and_moved_ones_later(engine: LlamaEngine, tmp_path: Path) -> None:
     path, questions = tmp_path / "xsum.jsonl", [question("q1")]
     assert write(engine, path, questions, moves=False) == len(MODELS)
     assert write(engine, path, questions) == 2 * len(PAIRS)
 
 
+@pytest.mark.long
 def test_an_answer_that_moves_to_the_same_model_is_that_models_own(engine: LlamaEngine, tmp_path: Path) -> None:
     path = tmp_path / "xsum.jsonl"
     questions = [question("q1"), question("q2", "Was ist ein Fluß? Antworte mit Emojis wie 🌊.")]
@@ -71,6 +73,7 @@ def test_an_answer_that_moves_to_the_same_model_is_that_models_own(engine: Llama
                 assert file.find(each.id, (first, second, 64)) is None
 
 
+@pytest.mark.long
 def test_a_later_run_writes_only_what_is_missing(engine: LlamaEngine, tmp_path: Path) -> None:
     path = tmp_path / "xsum.jsonl"
     write(engine, path, [question("q1")])
@@ -98,6 +101,7 @@ def test_a_models_own_words_are_likelier_than_others(engine: LlamaEngine) -> Non
     assert unlikely < -4.0 < math.log(0.25) < likely < 0.0
 
 
+@pytest.mark.long
 def test_only_answers_to_alpaca_have_a_likelihood(engine: LlamaEngine, tmp_path: Path) -> None:
     write(engine, tmp_path / "alpaca.jsonl", [question("q1", task="alpaca")])
     write(engine, tmp_path / "xsum.jsonl", [question("q1")])
@@ -108,6 +112,7 @@ def test_only_answers_to_alpaca_have_a_likelihood(engine: LlamaEngine, tmp_path:
             assert (own.likelihood is not None) == has_one
 
 
+@pytest.mark.long
 def test_a_likelihood_that_is_missing_is_added_to_the_answer(engine: LlamaEngine, tmp_path: Path) -> None:
     path, questions = tmp_path / "alpaca.jsonl", [question("q1", task="alpaca")]
     assert write(engine, path, questions, measures=False) == len(MODELS) + 2 * len(PAIRS)
@@ -119,6 +124,7 @@ def test_a_likelihood_that_is_missing_is_added_to_the_answer(engine: LlamaEngine
     assert {key: replace(answer, likelihood=None) for key, answer in measured.items()} == bare
 
 
+@pytest.mark.long
 def test_a_run_answers_the_first_questions_of_all_tasks_and_then_the_next(
     engine: LlamaEngine, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -68,6 +68,7 @@ async def live(small: Path, large: Path, cell: Cell) -> list[str]:
             return ["".join([token.text async for token in client.stream(text, temperature=0, max_tokens=LENGTH)]) for text in PROMPTS]
 
 
+@pytest.mark.long("after the first case")
 @pytest.mark.model
 @pytest.mark.timeout(180)
 @pytest.mark.parametrize("cell", CELLS[:3], ids=lambda cell: cell.name)
@@ -86,6 +87,7 @@ async def test_the_text_of_a_real_pair_is_the_live_clients() -> None:
     assert texts == await live(small, large, CELLS[0])
 
 
+@pytest.mark.long
 @pytest.mark.model
 @pytest.mark.timeout(180)
 def test_ends_are_the_models_own_and_budgets_are_kept_between_them(models: Pair) -> None:

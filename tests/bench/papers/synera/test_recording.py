@@ -41,6 +41,7 @@ def run(folder: Path, models: Pair, items: int, *, ends: float = math.inf) -> li
     return list(record(folder, {"sst2": items, "csqa": items}, CELLS, models, max_tokens=8, ends=ends))
 
 
+@pytest.mark.long
 def test_tasks_take_turns_and_a_second_run_adds_what_is_missing(tmp_path: Path, models: Pair) -> None:
     assert run(tmp_path, models, 1) == [("sst2", 1), ("csqa", 1)]
     whole = (tmp_path / "sst2.jsonl").read_text()

@@ -35,6 +35,7 @@ async def test_a_lossless_answer_is_the_targets_own(noise: float) -> None:
     world.close()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 async def test_over_a_long_link_drafts_are_sent_ahead_and_the_answer_is_the_same(temperature: float) -> None:
     world = World(spread=6.0)  # sure enough that a sampled answer has its whole drafts accepted now and then
@@ -128,6 +129,7 @@ async def test_an_answer_at_a_smooth_pace_is_whole_and_never_provisional(world: 
         assert any("the answer has a pace" in note for note in stream.report.notes)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("pace", [None, 20.0])
 async def test_a_reader_who_is_far_behind_holds_the_work_back_and_gets_all_of_it_later(world: World, pace: float | None) -> None:
     world.target.length = world.drafter.length = 400
@@ -151,6 +153,7 @@ async def test_a_reader_who_is_far_behind_holds_the_work_back_and_gets_all_of_it
             assert client.totals.left == 1
 
 
+@pytest.mark.long
 async def test_what_a_paced_reader_does_not_read_holds_the_work_back_though_it_is_due(world: World) -> None:
     world.target.length = world.drafter.length = 400
     limits = Limits(lookahead=0.2)
@@ -166,6 +169,7 @@ async def test_what_a_paced_reader_does_not_read_holds_the_work_back_though_it_i
         assert text + await tokens_text(stream) == world.text(most=300)
 
 
+@pytest.mark.long
 async def test_answers_at_the_same_time_share_one_connection_and_keep_apart(world: World) -> None:
     prompts = [f"{PROMPT} w{number} w{number + 1}" for number in range(6)]
     async with world.scripted() as verifier, world.speculating(verifier) as client:

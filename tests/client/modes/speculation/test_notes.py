@@ -133,6 +133,7 @@ def check_drafted(case: Drafting, text: str, report: Report, *, rounds: int, own
         assert report.notes == []
 
 
+@pytest.mark.long
 @settings(max_examples=25)
 @given(DRAFTING)
 def test_whatever_a_speculated_answer_is_without_is_in_the_notes_and_in_the_log(case: Drafting) -> None:
@@ -224,6 +225,7 @@ async def test_a_verifier_that_is_lost_below_budget_1_is_said(world: World) -> N
         assert stream.report.notes == [f"{name} was lost; the answer went on without it"]
 
 
+@pytest.mark.long("after the first case")
 @pytest.mark.parametrize(("offload", "is_noted"), [("combined", True), ("importance", True), ("confidence", False), ("random", False)])
 async def test_a_filter_that_misses_attention_is_said(world: World, offload: OffloadRule, is_noted: bool) -> None:
     world.engine.reads_attention = False  # type: ignore[attr-defined]

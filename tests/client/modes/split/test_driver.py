@@ -131,6 +131,7 @@ async def read_all(stream: streamco.TokenStream) -> None:
         pass
 
 
+@pytest.mark.long("after the first case")
 @pytest.mark.parametrize("pace", [None, 50.0, "smooth"])
 async def test_the_report_is_that_of_a_race_of_one(world: World, pace: ReaderPace) -> None:
     driver = world.answer(pace=pace)
@@ -146,6 +147,7 @@ async def test_the_report_is_that_of_a_race_of_one(world: World, pace: ReaderPac
     await world.is_idle()
 
 
+@pytest.mark.long
 async def test_a_pace_is_kept(world: World) -> None:
     driver, began = world.answer(pace=20.0), 0.0
     while (batch := await driver.next_batch()) is not None:
@@ -155,6 +157,7 @@ async def test_a_pace_is_kept(world: World) -> None:
     assert (driver.report().tokens_per_second or 0.0) < 21.0
 
 
+@pytest.mark.long
 async def test_a_reader_that_leaves_ends_all_work_and_the_report_says_so(world: World) -> None:
     async def break_off(stream: streamco.TokenStream) -> None:
         async for _ in stream:
@@ -176,6 +179,7 @@ async def test_a_reader_that_leaves_ends_all_work_and_the_report_says_so(world: 
     assert (report.endpoints[0].outcome, report.winner, report.ending) == (other.endpoints[0].outcome, other.winner, other.ending)
 
 
+@pytest.mark.long
 async def test_an_answer_that_is_left_before_its_first_token_costs_only_its_prompt(world: World) -> None:
     driver = world.answer()
     driver.leave()
@@ -230,6 +234,7 @@ async def test_a_defect_fails_the_answer_and_keeps_its_text(
     await world.is_idle()
 
 
+@pytest.mark.long
 async def test_a_reader_that_waits_slows_the_model_down(world: World) -> None:
     longer = replace(REQUEST, sampling=replace(GREEDY, max_tokens=60))
     driver = world.answer(longer)
@@ -240,6 +245,7 @@ async def test_a_reader_that_waits_slows_the_model_down(world: World) -> None:
     assert driver.report().tokens == 60
 
 
+@pytest.mark.long
 async def test_a_paced_reader_that_waits_slows_the_model_down_too(world: World) -> None:
     longer = replace(REQUEST, sampling=replace(GREEDY, max_tokens=60), max_buffered=4)
     driver = world.answer(longer, pace=1000.0, max_held=4)
@@ -271,6 +277,7 @@ async def test_a_lost_server_ends_the_answer_after_its_text_with_one_error(world
     assert lines == ["split starts", "split has failed: EndpointConnectError"]
 
 
+@pytest.mark.long
 async def test_a_prompt_that_does_not_fit_is_an_error(world: World) -> None:
     driver = world.answer(replace(REQUEST, messages=None, prompt="word " * 2 * CELLS))
     with pytest.raises(EndpointError, match=f"expected 1 to {CELLS - 1} ids"):
@@ -279,6 +286,7 @@ async def test_a_prompt_that_does_not_fit_is_an_error(world: World) -> None:
     assert driver.report().endpoints[0].outcome == "failed"
 
 
+@pytest.mark.long
 async def test_a_mistake_of_the_callers_is_raised_as_it_is(world: World) -> None:
     driver = world.answer(replace(REQUEST, prompt="and a prompt"))
     with pytest.raises(UsageError, match="exactly one of"):
@@ -286,6 +294,7 @@ async def test_a_mistake_of_the_callers_is_raised_as_it_is(world: World) -> None
     await settled(lambda: driver.is_over)
 
 
+@pytest.mark.long
 async def test_a_limit_on_time_is_kept(world: World) -> None:
     driver = world.answer(replace(REQUEST, timeouts=Timeouts(total=1e-6)))
     with pytest.raises(streamco.errors.EndpointTimeoutError):
@@ -294,6 +303,7 @@ async def test_a_limit_on_time_is_kept(world: World) -> None:
     await world.is_idle()
 
 
+@pytest.mark.long
 async def test_an_observer_that_raises_ends_the_answer(world: World) -> None:
     def refuse(*_: object) -> Request:
         raise ValueError("no")
@@ -304,6 +314,7 @@ async def test_an_observer_that_raises_ends_the_answer(world: World) -> None:
     assert driver.is_over
 
 
+@pytest.mark.long
 async def test_a_cancelled_read_loses_nothing(world: World) -> None:
     driver, expected = world.answer(), await read(world.answer())
     task = asyncio.ensure_future(driver.next_batch())
@@ -314,6 +325,7 @@ async def test_a_cancelled_read_loses_nothing(world: World) -> None:
     assert text + await read(driver) == expected
 
 
+@pytest.mark.long
 async def test_a_defect_in_the_session_is_the_answers_error(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     def send(*_: object) -> None:
         raise ValueError("no such row")

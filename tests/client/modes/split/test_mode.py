@@ -52,6 +52,7 @@ def whole(files: PartFiles) -> Path:
     return packaged_model()
 
 
+@pytest.mark.long
 @pytest.mark.model
 async def test_answers_are_the_whole_models_greedy_and_sampled(files: PartFiles, middle: MiddleEngine, whole: Path) -> None:
     device = streamco.DeviceEndpoint(whole, options=EngineOptions(threads=1, context_tokens=CELLS, exact=True))
@@ -79,6 +80,7 @@ SAMPLED: tuple[dict[str, Any], ...] = (
 )
 
 
+@pytest.mark.long
 @pytest.mark.model
 async def test_every_option_of_sampling_gives_the_whole_models_text(files: PartFiles, middle: MiddleEngine, whole: Path) -> None:
     device = streamco.DeviceEndpoint(whole, options=EngineOptions(threads=1, context_tokens=CELLS, exact=True))
@@ -97,6 +99,7 @@ async def choice_of(client: streamco.Client, options: dict[str, Any]) -> object:
     return answer.choices[0]
 
 
+@pytest.mark.long
 @pytest.mark.model
 async def test_the_report_says_what_left_the_device_in_how_many_trips(files: PartFiles, middle: MiddleEngine) -> None:
     async with serving_middle(middle, ServeOptions(port=0)) as url:
@@ -130,6 +133,7 @@ async def read_all(stream: streamco.TokenStream) -> None:
         pass
 
 
+@pytest.mark.long
 @pytest.mark.model
 @pytest.mark.parametrize("states", ["i8", "f16"])
 async def test_states_of_fewer_bits_are_noted_as_not_exact(files: PartFiles, middle: MiddleEngine, states: StateFormat) -> None:
