@@ -10,6 +10,8 @@ PYTEST := $(BIN)/python -m pytest
 WORKERS := $(shell $(PYTHON) -c 'import os; print(min(5, 1 + len(os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else range(os.cpu_count() or 1))))')
 PARALLEL := -n $(WORKERS) --dist=loadfile --no-loadscope-reorder
 export PIP_DISABLE_PIP_VERSION_CHECK = 1
+# Programs that tests start, and the tests themselves, are compiled once.
+unexport PYTHONDONTWRITEBYTECODE
 
 SDK := tests/client tests/core tests/endpoints tests/policies tests/profiles tests/wire tests/test_config.py tests/test_errors.py \
 	tests/test_events.py tests/test_import.py tests/test_machine_driver.py tests/test_openai_types.py \
