@@ -107,7 +107,7 @@ class Client:
         chosen = find_mode(mode, {})
         if chosen.endpoint is not None:
             given = {"device": device, "server": server, "budget": budget, "profile": profile, "on_failure": on_failure}
-            _check_alone(chosen, {**given, "max_retries": max_retries})
+            _check_alone(chosen, {**given, "max_retries": max_retries, "seed": seed})
             device = chosen.endpoint
         endpoints = EndpointSet(device, server)
         modes: dict[str, Mode] = {"race": Race(), **{each.name: each for each in chosen.members}}

@@ -118,7 +118,7 @@ def _build_split_client(config: ProxyConfig, section: SplitSection, environ: Map
         if value != getattr(usual, name):
             raise ConfigError(f"{name}: expected no such section beside [split], in which one model makes the whole answer, got it")
     for name, value in asdict(config.dispatch).items():
-        if name not in {"pace", "seed"} and value != getattr(usual.dispatch, name):
+        if name != "pace" and value != getattr(usual.dispatch, name):
             raise ConfigError(f"dispatch.{name}: expected none beside [split], in which one model makes the whole answer, got {value!r}")
     device_parts(section.parts)
     endpoint = SplitEndpoint(
@@ -132,7 +132,7 @@ def _build_split_client(config: ProxyConfig, section: SplitSection, environ: Map
         max_wait=section.max_wait,
         is_plain=section.is_plain,
     )
-    return Client(mode=Split(endpoint), pace=config.dispatch.pace, seed=config.dispatch.seed)
+    return Client(mode=Split(endpoint), pace=config.dispatch.pace)
 
 
 def build_options(config: ProxyConfig, api_key: str | None = None, environ: Mapping[str, str] = os.environ) -> ProxyOptions:

@@ -27,7 +27,7 @@ from streamco.policies.dispatch_stochastic import Stochastic
 from streamco.policies.server_constrained import ServerConstrained
 from streamco.profiles import DeviceSpeed, LengthDistribution, ModelShape, Prices, Profile, TTFTDistribution
 
-__all__ = ["CallersPolicy", "DeviceTTFT", "Learner", "Plan", "Policy", "PolicyName", "PromptLength", "Sample", "ServerTTFT"]
+__all__ = ["CallersPolicy", "DeviceTTFT", "Learner", "Plan", "Policy", "PolicyName", "PromptLength", "Sample", "ServerTTFT", "check_policy"]
 
 Policy = BothAtOnce | DeviceConstrained | DeviceOnly | Optimal | ProportionalWait | ServerConstrained | ServerOnly | Stochastic
 PolicyName = Literal[
@@ -174,15 +174,7 @@ class Learner:
     ) -> None:
         for name, share in (("budget", budget), ("tail", tail), ("explore", explore)):
             check_share(name, share)
-        is_own = not isinstance(policy, str) and callable(getattr(policy, "decide", None))
-        if not is_own and policy not in get_args(PolicyName):
-            names = ", ".join(get_args(PolicyName))
-            raise ConfigError(f"policy: expected one of {names}, or an object with decide(length, rng), got {policy!r}")
-        if constrained not in {None, "device", "server"}:
-            raise ConfigError(f'constrained: expected "device", "server" or None, got {constrained!r}')
-        implied = None if not isinstance(policy, str) else _IMPLIED.get(policy)
-        if constrained is not None and implied not in {None, constrained}:
-            raise ConfigError(f"constrained: expected {implied!r} for policy {policy!r}, got {constrained!r}")
+        implied = check_policy(policy, constrained)
         if window < 1 or replan_every < 1 or not prior_weight >= 0:
             raise ConfigError(
                 f"learner: expected window and replan_every >= 1 and prior_weight >= 0, got {window!r}, {replan_every!r}, {prior_weight!r}"
@@ -348,6 +340,28 @@ class Learner:
         seen = f"{len(self._server)} server times ({self._server.events} in full), {len(self._device)} device times, "
         seen += f"{len(self._lengths)} prompts"
         return f"too little known yet: {seen}" if is_learning else seen
+
+
+def check_policy(policy: object, constrained: object) -> Side | None:
+    """Check the policy of a race and the side that its budget limits; return the side that the policy's name says, None: it says none.
+
+    Args:
+        policy: a name, or an object of the caller's own with ``decide(length, rng)``.
+        constrained: "device", "server" or None.
+
+    Raises:
+        ConfigError: an unknown policy or side, or a side that the policy contradicts.
+    """
+    is_own = not isinstance(policy, str) and callable(getattr(policy, "decide", None))
+    if not is_own and policy not in get_args(PolicyName):
+        names = ", ".join(get_args(PolicyName))
+        raise ConfigError(f"policy: expected one of {names}, or an object with decide(length, rng), got {policy!r}")
+    if constrained not in {None, "device", "server"}:
+        raise ConfigError(f'constrained: expected "device", "server" or None, got {constrained!r}')
+    implied = None if not isinstance(policy, str) else _IMPLIED.get(policy)
+    if constrained is not None and implied not in {None, constrained}:
+        raise ConfigError(f"constrained: expected {implied!r} for policy {policy!r}, got {constrained!r}")
+    return implied
 
 
 def _check_seconds(seconds: float) -> None:

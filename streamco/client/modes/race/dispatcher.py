@@ -23,7 +23,7 @@ from streamco.client.request_facts import describe_request, facts_for_log
 from streamco.config import READING
 from streamco.core.race.attempt import Attempt, AttemptPlan, AttemptState
 from streamco.core.race.estimators import is_burst
-from streamco.core.race.learner import DeviceTTFT, Learner, PromptLength, ServerTTFT
+from streamco.core.race.learner import DeviceTTFT, Learner, PromptLength, ServerTTFT, check_policy
 from streamco.core.race.machine import RaceMachine
 from streamco.core.race.migration import MigrationPlan
 from streamco.core.report import HandOver
@@ -58,10 +58,11 @@ class DispatchOptions(Struct, frozen=True, kw_only=True):
 
     def __post_init__(self) -> None:
         """Refuse what neither the learner nor a race could use."""
+        check_policy(self.policy, self.constrained)
         if self.gate is not None and not callable(self.gate):
-            raise ConfigError(f"dispatch: gate: expected a function of RequestFacts or None, got {type(self.gate).__name__}")
+            raise ConfigError(f"race: gate: expected a function of RequestFacts or None, got {type(self.gate).__name__}")
         if not isinstance(self.reader_rate, int | float) or not self.reader_rate > 0:
-            raise ConfigError(f"dispatch: reader_rate: expected tokens per second above 0, got {self.reader_rate!r}")
+            raise ConfigError(f"race: reader_rate: expected tokens per second above 0, got {self.reader_rate!r}")
 
 
 class Dispatcher:

@@ -77,15 +77,15 @@ class SpeculationTuning(Struct, frozen=True, kw_only=True):
     def __post_init__(self) -> None:
         """Refuse settings out of range."""
         if self.forecast not in get_args(Forecast):
-            raise ConfigError(f"speculation: forecast: expected one of {', '.join(get_args(Forecast))}, got {self.forecast!r}")
+            raise ConfigError(f"speculate: forecast: expected one of {', '.join(get_args(Forecast))}, got {self.forecast!r}")
         if self.smoothing is not None:
-            check_share("speculation: smoothing", self.smoothing)
+            check_share("speculate: smoothing", self.smoothing)
         if self.max_ahead < 0 or not 1 <= self.row_tokens <= 64:
-            raise ConfigError(f"speculation: expected max_ahead >= 0 and row_tokens of 1 to 64, got {self.max_ahead} and {self.row_tokens}")
+            raise ConfigError(f"speculate: expected max_ahead >= 0 and row_tokens of 1 to 64, got {self.max_ahead} and {self.row_tokens}")
         limits = {name: getattr(self, name) for name in ("last_patience", "first_verdict_timeout", "verdict_timeout")}
         for name, seconds in limits.items():
             if seconds is not None and seconds <= 0.0:
-                raise ConfigError(f"speculation: {name}: expected more than 0 s, got {seconds:g}")
+                raise ConfigError(f"speculate: {name}: expected more than 0 s, got {seconds:g}")
 
 
 class SpeculationOptions(Struct, frozen=True, kw_only=True):
@@ -103,12 +103,12 @@ class SpeculationOptions(Struct, frozen=True, kw_only=True):
     def __post_init__(self) -> None:
         """Refuse settings out of range."""
         if self.budget is not None:
-            check_share("speculation: budget", self.budget)
+            check_share("speculate: budget", self.budget)
         _window(self.window, 1.0)
-        check_share("speculation: threshold", self.threshold)
+        check_share("speculate: threshold", self.threshold)
         if self.max_branches < 0 or self.patience <= 0.0:
             raise ConfigError(
-                f"speculation: expected max_branches >= 0 and a patience above 0 s, got {self.max_branches} and {self.patience:g}"
+                f"speculate: expected max_branches >= 0 and a patience above 0 s, got {self.max_branches} and {self.patience:g}"
             )
 
     @property
@@ -219,7 +219,7 @@ def _window(setting: object, budget: float, *, may_fuse: bool = True) -> WindowP
         case _ if hasattr(setting, "propose") and hasattr(setting, "first"):
             return cast(WindowPolicy, setting)
     names = '"dynamic", "adaptive", "predicted", "confident"'
-    raise ConfigError(f"speculation: window: expected a number, {names} or a window policy, got {setting!r}")
+    raise ConfigError(f"speculate: window: expected a number, {names} or a window policy, got {setting!r}")
 
 
 def _stabiliser(policy: WindowPolicy, smoothing: float | None) -> Stabiliser:

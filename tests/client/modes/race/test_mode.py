@@ -136,3 +136,16 @@ async def test_a_client_without_a_device_hears_nothing_of_sides() -> None:
         text = "\n".join(str(section) for section in report_sections(stream.report))
     assert "energy" not in text
     assert "constrained" not in text
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"policy": "nonsense"}, "policy: expected one of auto, both, .*, got 'nonsense'"),
+        ({"constrained": "both"}, "constrained: expected"),
+        ({"policy": "server-constrained", "constrained": "device"}, "constrained: expected 'server'"),
+    ],
+)
+def test_a_policy_that_can_not_be_is_refused_where_it_is_written(settings: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        Race(**settings)

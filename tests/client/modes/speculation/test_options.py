@@ -73,7 +73,7 @@ def test_the_mode_is_chosen_by_smoothed_proposals_if_that_is_asked_for() -> None
     ],
 )
 def test_settings_that_cant_be_are_refused(options: dict[str, Any]) -> None:
-    with pytest.raises(ConfigError, match="speculation"):
+    with pytest.raises(ConfigError, match="speculate: "):
         SpeculationOptions(**options)
 
 
@@ -91,7 +91,7 @@ def test_settings_that_cant_be_are_refused(options: dict[str, Any]) -> None:
     ],
 )
 def test_tuning_that_cant_be_is_refused(tuning: dict[str, Any]) -> None:
-    with pytest.raises(ConfigError, match="speculation"):
+    with pytest.raises(ConfigError, match="speculate: "):
         SpeculationTuning(**tuning)
 
 
