@@ -119,5 +119,5 @@ def test_an_endpoints_options_have_their_types(name: str) -> None:
 
 @pytest.mark.parametrize(("name", "value"), [("gate", 5), ("reader_rate", 0), ("reader_rate", nan), ("reader_rate", "5")])
 def test_options_for_dispatch_that_nothing_could_use_are_refused(name: str, value: Any) -> None:
-    with pytest.raises(ConfigError, match=f"dispatch: {name}: expected"):
+    with pytest.raises(ConfigError, match=f"race: {name}: expected"):
         Race(**{name: value})
