@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from streamco.core.report import AnswerUsage, DispatchReport, EndpointReport, Opening, Report, SpeculationFigures, SplitFigures
+from streamco.core.report import Opening, Report
+from streamco.core.report_parts import AnswerUsage, DispatchReport, EndpointReport, SpeculationFigures, SplitFigures
 from streamco.core.totals import EndpointTotals, Totals
 
 __all__ = [

@@ -12,7 +12,7 @@ import pytest
 
 from streamco.client.chat import Answer
 from streamco.client.driver import SpeculatedChunk
-from streamco.core.report import AnswerUsage
+from streamco.core.report_parts import AnswerUsage
 from streamco.openai_types import (
     ChatCompletion,
     ChatCompletionChunk,

@@ -30,7 +30,8 @@ from streamco.client.modes.race.migration import MigrationOptions
 from streamco.client.modes.race.mode import Race
 from streamco.client.modes.speculation.mode import Speculate
 from streamco.client.modes.speculation.verifier_binding import drafting_engine_options
-from streamco.core.report import EndpointReport, HandOver, Report, SpeculationFigures
+from streamco.core.report import Report
+from streamco.core.report_parts import EndpointReport, HandOver, SpeculationFigures
 from streamco.core.report_text import format_saving, format_seconds, format_usd
 from streamco.endpoints.base import TokenPrices
 from streamco.errors import ConfigError

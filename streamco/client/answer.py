@@ -13,7 +13,8 @@ from streamco.client.driver import AnswerDriver
 from streamco.client.modes.base import AskedAnswer, Prepared
 from streamco.client.settings import ClientSettings
 from streamco.config import ReaderPace
-from streamco.core.report import AnswerUsage, Opening, Report
+from streamco.core.report import Opening, Report
+from streamco.core.report_parts import AnswerUsage
 from streamco.endpoints.base import Request
 from streamco.endpoints.network.loop_bound import run_in
 from streamco.errors import ConfigError, StreamClosed, StreamcoError, StreamConsumed, UsageError

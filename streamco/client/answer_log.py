@@ -12,7 +12,8 @@ from collections.abc import Callable, Sequence
 from secrets import token_hex
 from typing import Generic, TypeVar
 
-from streamco.core.report import DispatchReport, HandOver, Report
+from streamco.core.report import Report
+from streamco.core.report_parts import DispatchReport, HandOver
 from streamco.errors import EndpointStatusError, EndpointTimeoutError
 from streamco.machine_driver import StepLog
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from streamco.core.report import Ending
+from streamco.core.report_parts import Ending
 
 __all__ = ["answer_ending", "total_cost"]
 

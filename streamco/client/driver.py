@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Protocol
 
-from streamco.core.report import AnswerUsage, Opening, Report
+from streamco.core.report import Opening, Report
+from streamco.core.report_parts import AnswerUsage
 from streamco.core.totals import AnswerCost
 from streamco.events import Origin
 from streamco.openai_types import ChatCompletionChunk

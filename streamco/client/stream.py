@@ -13,7 +13,8 @@ from msgspec.structs import replace
 
 from streamco.client.answer import PendingAnswer
 from streamco.client.driver import AnswerDriver, Batch, SpeculatedChunk
-from streamco.core.report import AnswerUsage, Opening, Report
+from streamco.core.report import Opening, Report
+from streamco.core.report_parts import AnswerUsage
 from streamco.errors import ConcurrentRead, StreamClosed, StreamConsumed
 from streamco.events import Origin
 from streamco.openai_types import ChatCompletionChunk, ChunkChoice, CompletionUsage, further_fields

@@ -1,248 +1,39 @@
-"""The report of an answer: figures only, no text and no keys, ready for JSON.
+"""The report of an answer: its figures, ready for JSON, and the same figures as tables for people.
 
-``Report`` is what users read; its parts are ``DispatchReport``, ``EndpointReport``, ``HandOver``, for a speculated answer
-``SpeculationFigures``, and for that of a split model ``SplitFigures``.
-``SpeculationReport`` is the tally that the speculation machine keeps while the answer is under way;
-``SpeculationFigures`` are made of it, with the bytes and the budget that only the client knows.
+``Report`` is what users read. Its parts are in ``streamco.core.report_parts``, and their tables in ``streamco.core.report_text``.
 """
 
 from __future__ import annotations
 
-from typing import Literal
-
 from msgspec import Struct, field
 
 from streamco.core.meter import Quality
-from streamco.openai_types import CompletionUsage
+from streamco.core.report_parts import (
+    AnswerMode,
+    AnswerUsage,
+    DispatchReport,
+    Ending,
+    EndpointReport,
+    HandOver,
+    SpeculationFigures,
+    SplitFigures,
+)
+from streamco.core.report_text import (
+    Section,
+    endpoint_section,
+    format_joules,
+    format_saving,
+    format_seconds,
+    format_share,
+    format_usd,
+    sections_to_text,
+    speculation_section,
+    split_section,
+)
 
-__all__ = [
-    "AnswerMode",
-    "AnswerUsage",
-    "DispatchReport",
-    "Ending",
-    "EndpointReport",
-    "HandOver",
-    "Opening",
-    "Outcome",
-    "Report",
-    "SpeculationFigures",
-    "SpeculationReport",
-    "SplitFigures",
-    "StatesName",
-    "WhyRemote",
-    "opening_of",
-]
+__all__ = ["Opening", "Report", "opening_of", "report_sections", "saved_share"]
 
-AnswerMode = Literal["race", "speculate", "split"]
-StatesName = Literal["f32", "f16", "i8"]
-Outcome = Literal["won", "took over", "read ahead", "lost", "failed", "not started", "drafted", "verified"]
-Ending = Literal["complete", "failed", "left"]
-WhyRemote = Literal["its speed was measured", "drafting is slower", "the device reads the prompt", "no verifier", "no draft"]
-
-
-class AnswerUsage(CompletionUsage, gc=False):
-    """Tokens of one answer as its reader got it, in OpenAI's shape: the request's prompt, and what each endpoint in turn added.
-
-    Args:
-        is_estimated: part of it is not an endpoint's own count: none was sent, the answer was handed over, or its reader left.
-    """
-
-    is_estimated: bool = False
-
-
-class DispatchReport(Struct, frozen=True, kw_only=True):
-    """The dispatch decision, made before any endpoint started.
-
-    Args:
-        policy: name of the dispatch policy.
-        constraint: the side that the budget limits, or the endpoint's name, if two servers race; None: no budget applies.
-        device_wait: seconds after the request; None: only if the other side fails.
-        server_wait: the same for the server.
-        reason: reason of the decision in words; also why a side was not eligible or not allowed by the budget.
-        prompt_tokens: prompt length the decision was made for (tokens, by the device's tokenizer if it is known).
-        is_estimated: that length is an estimate.
-        budget: allowed share of prompt tokens that the constrained side may process, 0 to 1.
-        budget_share: realised share of this client so far; None before the first request.
-    """
-
-    policy: str
-    constraint: str | None
-    device_wait: float | None
-    server_wait: float | None
-    reason: str
-    prompt_tokens: int
-    budget: float
-    budget_share: float | None
-    is_estimated: bool = False
-
-
-class EndpointReport(Struct, frozen=True, kw_only=True):
-    """One endpoint's part in an answer.
-
-    Args:
-        opened: seconds after the request; None: not started.
-        stopped: seconds after the request, when its stream had ended, failed or been cancelled; None: not started, or at work.
-        ttft: seconds from opening to its first content token; None: there was none.
-        completion_tokens: tokens that it generated, with those that the reader never got.
-        wasted_prompt_tokens: prompt tokens read in vain: it lost or failed, or read ahead and was not needed.
-        wasted_tokens: generated tokens that the reader never got.
-        is_estimated: the token counts are not the endpoint's own (cancelled streams send no usage).
-        counted_by: what counted ``completion_tokens``: "usage" (the server's own count), "engine" (the device's), "token ids", "tiktoken
-            NAME" (the text, in the model's vocabulary) or "estimate"; None: it did no work.
-        cost_usd: money; None: no prices are known.
-        cost_source: "server": the server's own bill; "prices": the tokens at the known prices; None: no cost is known.
-        energy_j: joules by the FLOPs model, for tokens that were not cached from before; None: a server, or the model's shape is not known.
-        unified_cost_usd: money, and energy at the exchange rate (DiSCo Appendix E, equation 8); None: one of them is not known.
-        error: text of the error that it ended with; None: no error.
-        error_kind: that error's class, with the HTTP status or the phase of a timeout; it quotes nothing of the server's.
-    """
-
-    name: str
-    kind: str
-    outcome: Outcome
-    opened: float | None = None
-    stopped: float | None = None
-    ttft: float | None = None
-    prompt_tokens: int = 0
-    completion_tokens: int = 0
-    wasted_prompt_tokens: int = 0
-    wasted_tokens: int = 0
-    is_estimated: bool = False
-    counted_by: str | None = None
-    cost_usd: float | None = None
-    cost_source: Literal["server", "prices"] | None = None
-    energy_j: float | None = None
-    unified_cost_usd: float | None = None
-    error: str | None = None
-    error_kind: str | None = None
-
-
-class HandOver(Struct, frozen=True, kw_only=True):
-    """One change of an answer from one endpoint to another.
-
-    Args:
-        source: the endpoint that generated the answer before the change.
-        target: the endpoint that continues it.
-        position: tokens of the answer before the change.
-        at: seconds after the request.
-        reason: "cheaper", or the name of the error.
-        is_planned: it was made to save money; False: the source had failed.
-        buffered: tokens that the reader had not reached.
-        pause: seconds until the target's first token; None: there was none.
-        delayed_tokens: tokens of the target that the reader had to wait for (``delay_num`` of Table 3).
-        saved_usd: US dollars that a planned hand-over saved, by the unified cost: the cost of the target's tokens at the source, less
-            the cost of all that the target read and wrote and that the source generated after the change. A device's energy counts
-            as nothing if it isn't known. None: not planned, or a price is not known.
-    """
-
-    source: str
-    target: str
-    position: int
-    at: float
-    reason: str
-    is_planned: bool = False
-    buffered: int = 0
-    pause: float | None = None
-    delayed_tokens: int = 0
-    saved_usd: float | None = None
-
-
-class SpeculationFigures(Struct, frozen=True, kw_only=True):
-    """The figures of a speculated answer for its reader, in tokens if nothing else is said.
-
-    The client makes them of the machine's ``SpeculationReport``, its link's byte counts and the budget.
-
-    Args:
-        acceptance: share of verified draft tokens that were accepted; None: none was verified.
-        offloaded_share: share of drafted tokens that were sent to the verifier; None: no draft was finished.
-        budget: limit of that share, 0 to 1; 1: the answer is the verifier's own.
-        hit_rate: share of rounds with an adopted branch, so that a draft was ready when the verdict came; None: no round.
-        ahead_rate: share of rounds with the next draft sent ahead of the verdict, for exactly that verdict; None: no round.
-        rounds: number of verdicts.
-        bytes_up, bytes_down: bytes sent and received for the rounds, without those of the transport.
-        drafted: tokens generated by the device.
-        wasted: drafted tokens that are not in the answer.
-        accepted: drafted tokens that the verifier accepted.
-        corrected, bonus: tokens added by the verifier, in place of a rejected token or after a draft accepted whole.
-        device: tokens committed without the verifier.
-        remote: tokens generated by the target model alone.
-        target_tokens: tokens computed by the target model: each verified position and the one after it, and what it generated alone.
-        fallbacks: number of changes to the remote stream.
-        refusals: number of drafts that an overloaded verifier refused.
-        losses: number of lost connections.
-        retracted: tokens taken back from a reader of drafts.
-        is_exact: the answer is the verifier's own: token for token if greedy, in distribution if sampled.
-        verifiers: names of the verifiers that the answer was at, in order; more than one if it moved.
-    """
-
-    acceptance: float | None
-    offloaded_share: float | None
-    budget: float
-    hit_rate: float | None
-    ahead_rate: float | None
-    rounds: int
-    bytes_up: int
-    bytes_down: int
-    drafted: int
-    wasted: int
-    accepted: int
-    corrected: int
-    bonus: int
-    device: int
-    remote: int
-    target_tokens: int
-    fallbacks: int
-    refusals: int
-    losses: int
-    retracted: int
-    is_exact: bool
-    verifiers: tuple[str, ...] = ()
-
-
-class SplitFigures(Struct, frozen=True, kw_only=True):
-    """The figures of an answer of a split model: what left the device, what came back, and in how many trips.
-
-    Args:
-        trips: times that states came back from the server, the prompt's included.
-        tokens_per_trip: tokens of the answer for each trip; None: no trip has ended.
-        bytes_up, bytes_down: bytes sent and received, without those of the transport.
-        rows_up, rows_down: hidden states in them; one for each token that was read.
-        chunks: messages that the states went up in.
-        repeated_rows: states that were sent again, because a server was lost or too busy.
-        sessions: sessions that were opened or resumed; more than 1: a server was lost, and the answer went on.
-        servers: names of the servers that computed it, in their order.
-        drafted: tokens that were drafted on the device.
-        accepted: the part of them that is in the answer.
-        looked_up: the part of the drafted tokens that was found in prompt or answer, after the same tokens as now.
-        lookups_accepted: the part of these that is in the answer.
-        branches: continuations that were drafted while a verdict was out.
-        branch_hits: verdicts after which one of them was the right one.
-        branch_tokens: tokens of the answer that were drafted so, and sent without another draft.
-        states: format of the states on the wire.
-        is_exact: the states lost nothing on the way: they travelled in 32 bits.
-        sent: what left the device, in words.
-    """
-
-    trips: int
-    tokens_per_trip: float | None
-    bytes_up: int
-    bytes_down: int
-    rows_up: int
-    rows_down: int
-    chunks: int
-    repeated_rows: int
-    sessions: int
-    servers: list[str]
-    drafted: int
-    accepted: int
-    looked_up: int = 0
-    lookups_accepted: int = 0
-    branches: int = 0
-    branch_hits: int = 0
-    branch_tokens: int = 0
-    states: StatesName
-    is_exact: bool
-    sent: str
+_SIDES = frozenset({"device", "server", None})  # what a budget limits if there are sides, not two servers
 
 
 class Report(Struct, frozen=True, kw_only=True):
@@ -296,8 +87,6 @@ class Report(Struct, frozen=True, kw_only=True):
 
     def __str__(self) -> str:
         """Return the whole report as tables for people; ``repr`` and JSON have the fields."""
-        from streamco.core.report_text import report_sections, sections_to_text
-
         return sections_to_text(report_sections(self))
 
 
@@ -323,78 +112,92 @@ def opening_of(report: Report) -> Opening:
     return Opening(winner=report.winner, winner_kind=kind, ttft=report.ttft, dispatch=report.dispatch, mode=report.mode, notes=report.notes)
 
 
-class SpeculationReport(Struct, kw_only=True):
-    """The speculation machine's own tally of one answer, which only the machine writes; in tokens if nothing else is said.
+def report_sections(report: Report) -> list[Section]:
+    """Return the whole report as tables."""
+    drafts = [] if report.speculation is None else [speculation_section(report.speculation)]
+    notes = [Section("Not as asked", (), [("", note) for note in report.notes])] if report.notes else []
+    trips = [] if report.split is None else [split_section(report.split)]
+    return [_answer_section(report), *notes, *drafts, *trips, _dispatch_section(report), endpoint_section(report.endpoints)]
 
-    Its ratios, the bytes and the budget are in ``SpeculationFigures``, which users read.
 
-    Args:
-        rounds, hits, branched_rounds, ahead: rounds with a verdict; the part with an adopted branch, with branches, with the next draft
-            sent ahead.
-        stale_verdicts, refusals, losses, fallbacks: verdicts of rounds that were over, drafts refused, connections lost, changes to the
-            remote stream.
-        drafted: tokens generated by the device, those on branches included.
-        pre_drafted, adopted: the part of them on branches; on adopted branches.
-        verified, accepted: drafted tokens of rounds with a verdict; tokens of them and of their siblings that were accepted.
-        siblings, sibling_hits: other tokens for positions of those drafts, which cost the device nothing; those that were accepted.
-        corrected, bonus: tokens added by the verifier, in place of a rejected token or after a draft accepted whole.
-        device, remote: tokens committed without the verifier; tokens generated by the remote stream.
-        target_tokens: tokens computed by the target model: each verified position and the one after it, and the remote stream's.
-        given: tokens of the answer that the verifier read without verifying them, counted each time.
-        retracted: tokens taken back from the reader.
-        chunks, offloaded: drafted tokens of finished chunks; the part of them that was sent to the verifier.
-        is_exact: the answer is what the rule promises; False: the device went on alone when the verifier was gone.
-        why_remote: why the remote stream generated when it was last chosen; None: it never was.
-    """
+def _answer_section(report: Report) -> Section:
+    quality = report.quality
+    rows = [
+        ("answered by", report.winner or "no endpoint"),
+        *(row for change in report.hand_overs for row in _change_rows(report, change)),
+        ("first token after", format_seconds(report.ttft)),
+        ("whole answer after", format_seconds(report.duration)),
+        ("tokens", f"{report.tokens} ({report.tokens_per_second:.1f}/s)" if report.tokens_per_second else str(report.tokens)),
+        ("ended because of", report.finish_reason or "-"),
+        ("between tokens, median and p99", f"{format_seconds(quality.gap_p50)}, {format_seconds(quality.gap_p99)}"),
+        ("the same as the reader sees them", f"{format_seconds(quality.tbt_p50)}, {format_seconds(quality.tbt_p99)}"),
+        ("delayed tokens, stalls", f"{quality.delayed_tokens}, {quality.stalls}"),
+        ("smoothness (1: the reader never waited)", f"{quality.score:.3f}"),
+        ("cost", format_usd(report.cost_usd)),
+        *([("energy on this device", format_joules(report.energy_j))] if _has_device(report) else []),
+        ("tokens not delivered", str(report.wasted_tokens)),
+    ]
+    return Section("answer", (), list(rows))
 
-    rounds: int = 0
-    hits: int = 0
-    branched_rounds: int = 0
-    ahead: int = 0
-    stale_verdicts: int = 0
-    refusals: int = 0
-    losses: int = 0
-    fallbacks: int = 0
-    drafted: int = 0
-    pre_drafted: int = 0
-    adopted: int = 0
-    verified: int = 0
-    accepted: int = 0
-    siblings: int = 0
-    sibling_hits: int = 0
-    corrected: int = 0
-    bonus: int = 0
-    device: int = 0
-    remote: int = 0
-    target_tokens: int = 0
-    given: int = 0
-    retracted: int = 0
-    chunks: int = 0
-    offloaded: int = 0
-    is_exact: bool = True
-    why_remote: WhyRemote | None = None
 
-    @property
-    def acceptance(self) -> float | None:
-        """Accepted tokens, siblings included, as a share of verified draft tokens; None: none was verified."""
-        return self.accepted / self.verified if self.verified else None
+def _change_rows(report: Report, change: HandOver) -> list[tuple[str, str]]:
+    rows = [
+        ("then", f"{change.target}, after token {change.position} ({change.reason})"),
+        ("its first token, tokens in hand, delayed", f"{format_seconds(change.pause)}, {change.buffered}, {change.delayed_tokens}"),
+    ]
+    if change.is_planned:
+        share = saved_share(report, change)
+        is_whole = change.saved_usd is None or report.unified_cost_usd is not None or report.energy_j is not None
+        label = "saved by it, energy included" if is_whole else "saved by it, energy not known"
+        rows.append((label, format_saving(change.saved_usd) + ("" if share is None else f" ({share:.0%})")))
+    return rows
 
-    @property
-    def hit_rate(self) -> float | None:
-        """Share of rounds with an adopted branch; None: no round."""
-        return self.hits / self.rounds if self.rounds else None
 
-    @property
-    def ahead_rate(self) -> float | None:
-        """Share of rounds with the next draft sent ahead for exactly their verdict; None: no round."""
-        return self.ahead / self.rounds if self.rounds else None
+def saved_share(report: Report, change: HandOver) -> float | None:
+    """Return the share of the cost that a planned hand-over saved, compared with the answer without it; None if not known."""
+    cost = report.cost_usd if report.unified_cost_usd is None else report.unified_cost_usd  # money alone if the energy isn't known
+    if change.saved_usd is None or cost is None:
+        return None
+    without = cost + sum(each.saved_usd or 0.0 for each in report.hand_overs)
+    return change.saved_usd / without if without > 0 else None
 
-    @property
-    def offloaded_share(self) -> float | None:
-        """Share of tokens in finished chunks that were sent to the verifier; None: no chunk was finished."""
-        return self.offloaded / self.chunks if self.chunks else None
 
-    @property
-    def wasted(self) -> int:
-        """Number of drafted tokens that are not part of the answer."""
-        return self.drafted - (self.accepted - self.sibling_hits) - self.device
+def _dispatch_section(report: Report) -> Section:
+    dispatch = report.dispatch
+    rows = [
+        ("planned by", dispatch.policy),
+        ("why", dispatch.reason),
+        *_start_rows(report),
+        ("prompt", f"{'~' if dispatch.is_estimated else ''}{dispatch.prompt_tokens} tokens"),
+        *_budget_rows(report),
+    ]
+    return Section("which side starts when", (), list(rows))
+
+
+def _start_rows(report: Report) -> list[tuple[str, str]]:
+    """Return when each side starts; a side that has no endpoint is not named. Of two servers, the table of the endpoints says it."""
+    sides = {"device": report.dispatch.device_wait, "server": report.dispatch.server_wait}
+    kinds = {part.kind for part in report.endpoints}
+    if report.dispatch.constraint not in _SIDES:
+        return []
+    return [(f"{side} starts", _start(wait)) for side, wait in sides.items() if side in kinds or not kinds]
+
+
+def _budget_rows(report: Report) -> list[tuple[str, str]]:
+    """Return what the budget limits; nothing if there is no second side that could do the work in its place."""
+    dispatch, shares = report.dispatch, f"{format_share(report.dispatch.budget)}, {format_share(report.dispatch.budget_share)}"
+    if dispatch.constraint not in _SIDES:
+        return [("the budget limits", dispatch.constraint or ""), ("budget, share so far", shares)]
+    if report.endpoints and not _has_device(report):
+        return []
+    return [("constrained side", dispatch.constraint or "none"), ("its budget, its share so far", shares)]
+
+
+def _has_device(report: Report) -> bool:
+    return any(part.kind == "device" for part in report.endpoints)
+
+
+def _start(wait: float | None) -> str:
+    if wait is None:
+        return "only if the other side fails"
+    return "at once" if wait == 0 else f"after {format_seconds(wait)}"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from msgspec import Struct, field
 from msgspec.structs import replace
 
-from streamco.core.report import Ending, EndpointReport
+from streamco.core.report_parts import Ending, EndpointReport
 from streamco.policies.budget_control import BudgetSteering
 
 __all__ = ["AnswerCost", "EndpointTotals", "TotalsRecorder", "Totals"]

@@ -11,7 +11,7 @@ from weakref import WeakSet
 from msgspec import Struct, field
 
 from streamco.config import SamplingOptions, Timeouts
-from streamco.core.report import SplitFigures
+from streamco.core.report_parts import SplitFigures
 from streamco.endpoints.network.loop_bound import LoopState
 from streamco.errors import ConfigError
 from streamco.events import Partial, PreCopy, StreamEnded, TextCount, TokensReceived, Written

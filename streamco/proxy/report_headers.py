@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import msgspec
 
-from streamco.core.report import Opening, Report, SpeculationFigures, SplitFigures, opening_of
+from streamco.core.report import Opening, Report, opening_of
+from streamco.core.report_parts import SpeculationFigures, SplitFigures
 
 __all__ = ["comment", "headers", "model_header", "opening_headers"]
 

@@ -16,7 +16,7 @@ import pytest
 
 from streamco.cli.demo import PRICES, SCENES, _change_line, _endpoint_line, _explain, _migration, _why_unmoved, add_arguments
 from streamco.cli.main import main
-from streamco.core.report import EndpointReport, HandOver, Outcome
+from streamco.core.report_parts import EndpointReport, HandOver, Outcome
 from tests.cli.terminal import ROOT, terminal
 from tests.core.test_report_text import FIGURES, make_report
 from tests.support.pair import pair_model

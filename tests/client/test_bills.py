@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from streamco.client.client import Client
-from streamco.core.report import EndpointReport
+from streamco.core.report_parts import EndpointReport
 from streamco.endpoints.base import TokenPrices
 from streamco.endpoints.openai import OpenAIEndpoint
 from streamco.endpoints.token_counter import TokenCounter

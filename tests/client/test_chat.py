@@ -16,7 +16,7 @@ import pytest
 from streamco.client.chat import Answer
 from streamco.client.client import Client
 from streamco.client.stream import ChatStream
-from streamco.core.report import AnswerUsage
+from streamco.core.report_parts import AnswerUsage
 from streamco.endpoints.base import Capabilities
 from streamco.endpoints.device import DeviceEndpoint
 from streamco.endpoints.openai import OpenAIEndpoint

@@ -10,8 +10,8 @@ from contextlib import ExitStack
 import pytest
 
 import streamco
-from streamco.core.report import SplitFigures
-from streamco.core.report_text import summary
+from streamco.core.report_parts import SplitFigures
+from streamco.core.report_summary import summary
 from streamco.engines.base import EngineOptions
 from streamco.engines.llamacpp.bundled_model import packaged_model
 from streamco.engines.llamacpp.model_parts import PartFiles, split_model

@@ -12,7 +12,7 @@ import pytest
 from streamco.client.client import Client
 from streamco.client.modes.race.mode import Race
 from streamco.client.stream import AnswerStream, ChatStream, Token, TokenStream
-from streamco.core.report import AnswerUsage
+from streamco.core.report_parts import AnswerUsage
 from streamco.endpoints.base import Capabilities
 from streamco.errors import ConcurrentRead, EndpointProtocolError, StreamClosed, StreamConsumed
 from streamco.openai_types import ChatCompletionChunk, ChoiceDelta, ChunkChoice, CompletionUsage

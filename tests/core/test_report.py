@@ -1,33 +1,17 @@
-"""The report of an answer: ratios of the machine's tally, and figures that travel as JSON."""
+"""The report of an answer: figures that travel as JSON, and print as tables."""
 
 from __future__ import annotations
 
 import msgspec
-import pytest
 
 from streamco.core.meter import Quality
-from streamco.core.report import AnswerUsage, DispatchReport, EndpointReport, HandOver, Report, SpeculationReport
+from streamco.core.report import Report
+from streamco.core.report_parts import AnswerUsage, DispatchReport, EndpointReport, HandOver
 
 DISPATCH = DispatchReport(
     policy="both", constraint="server", device_wait=0.0, server_wait=None, reason="", prompt_tokens=9, budget=0.3, budget_share=None
 )
 QUALITY = Quality(tbt_p50=0.1, tbt_p99=0.2, delayed_tokens=0, stalls=0, score=1.0)
-
-
-def test_ratios_of_nothing_are_not_known() -> None:
-    tally = SpeculationReport()
-    assert (tally.acceptance, tally.hit_rate, tally.ahead_rate, tally.offloaded_share) == (None, None, None, None)
-    assert tally.wasted == 0
-
-
-def test_each_ratio_has_its_own_whole() -> None:
-    tally = SpeculationReport(verified=8, accepted=6, rounds=4, hits=3, ahead=1, chunks=20, offloaded=5)
-    assert (tally.acceptance, tally.hit_rate, tally.ahead_rate) == pytest.approx((0.75, 0.75, 0.25))
-    assert tally.offloaded_share == pytest.approx(0.25)
-
-
-def test_what_was_drafted_and_neither_accepted_nor_committed_is_wasted() -> None:
-    assert SpeculationReport(drafted=50, accepted=8, device=24).wasted == 18
 
 
 def test_a_report_travels_as_json() -> None:

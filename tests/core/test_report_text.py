@@ -4,20 +4,9 @@ import pytest
 from msgspec import structs
 
 from streamco.core.meter import Quality
-from streamco.core.report import DispatchReport, EndpointReport, HandOver, Report, SpeculationFigures, SplitFigures
-from streamco.core.report_text import (
-    Figure,
-    format_joules,
-    format_saving,
-    format_seconds,
-    format_usd,
-    report_sections,
-    saved_share,
-    sections_to_text,
-    speculation_figures,
-    split_figures,
-    summary,
-)
+from streamco.core.report import Report, report_sections, saved_share
+from streamco.core.report_parts import DispatchReport, EndpointReport, HandOver, SpeculationFigures, SplitFigures
+from streamco.core.report_text import format_joules, format_saving, format_seconds, format_usd, sections_to_text
 
 FIGURES = SpeculationFigures(
     acceptance=0.721,
@@ -141,28 +130,6 @@ def test_energy_is_rounded(joules: float | None, text: str) -> None:
     assert format_joules(joules) == text
 
 
-def line_of(figures: list[Figure]) -> str:
-    return " · ".join(figure.text for figure in figures)
-
-
-def test_the_summary_is_one_line_with_who_how_soon_how_fast_and_how_much() -> None:
-    assert summary(make_report()) == "device answered · first token 38 ms · 48.1 tokens/s · 132 tokens · $0.0000045"
-
-
-def test_the_summary_of_a_speculated_answer_says_what_became_of_its_drafts() -> None:
-    assert " · 72% of drafts accepted · 30% verified · 30 of 132 tokens not verified · first token" in summary(
-        make_report(speculation=FIGURES)
-    )
-    assert line_of(speculation_figures(make_report())) == ""
-
-
-def test_the_summary_says_how_much_the_device_wrote_alone_after_its_verifier_was_lost() -> None:
-    lost = structs.replace(FIGURES, budget=1.0, device=326)
-    assert "326 of 406 tokens by the device alone" in summary(make_report(speculation=lost, tokens=406))
-    early = structs.replace(lost, acceptance=None)
-    assert line_of(speculation_figures(make_report(speculation=early, tokens=406))) == "326 of 406 tokens by the device alone"
-
-
 def test_a_speculated_answer_has_a_table_of_its_own() -> None:
     text = sections_to_text(report_sections(make_report(speculation=FIGURES)))
     for words in (
@@ -175,17 +142,6 @@ def test_a_speculated_answer_has_a_table_of_its_own() -> None:
         "the server's own answer                   no",
     ):
         assert words in text, text
-
-
-def test_the_summary_of_a_split_model_says_how_many_tokens_a_trip_made() -> None:
-    assert "device answered · 1.25 tokens a trip · first token" in summary(make_report(split=TRIPS))
-    assert line_of(split_figures(make_report(split=structs.replace(TRIPS, tokens_per_trip=None)))) == ""
-
-
-@pytest.mark.parametrize(("sessions", "losses"), [(2, "a loss"), (3, "2 losses")])
-def test_the_summary_says_which_server_went_on_after_a_loss(sessions: int, losses: str) -> None:
-    lost = structs.replace(TRIPS, sessions=sessions, servers=["127.0.0.1:8000", "127.0.0.1:8001"])
-    assert line_of(split_figures(make_report(split=lost))) == f"1.25 tokens a trip · went on at 127.0.0.1:8001 after {losses}"
 
 
 def test_an_answer_of_a_split_model_has_a_table_of_its_own() -> None:
@@ -210,15 +166,6 @@ def test_the_table_has_parallel_drafts_only_if_there_were_any() -> None:
     ahead = structs.replace(TRIPS, branches=30, branch_hits=12, branch_tokens=20)
     assert "drafted ahead, of these right, their tokens  30, 12, 20" in sections_to_text(report_sections(make_report(split=ahead)))
     assert "drafted ahead" not in sections_to_text(report_sections(make_report(split=TRIPS)))
-
-
-def test_the_summary_of_a_stopped_answer_says_so() -> None:
-    assert summary(make_report(), ending="stopped").endswith(" · stopped")
-
-
-def test_the_summary_of_no_answer_at_all_is_honest() -> None:
-    report = make_report(winner=None, ttft=None, tokens=0, tokens_per_second=None, cost_usd=None)
-    assert summary(report) == "no endpoint answered · first token - · 0 tokens · cost unknown"
 
 
 def test_the_whole_report_is_told_in_three_tables() -> None:
@@ -259,10 +206,9 @@ def test_an_endpoint_that_waits_for_a_failure_is_told_as_such() -> None:
     assert "its budget, its share so far  30.0%, -" in text
 
 
-def test_an_answer_that_changed_hands_says_who_took_over_and_where() -> None:
+def test_an_answer_that_changed_hands_has_a_row_with_who_took_over_and_where() -> None:
     change = HandOver(source="server", target="device", position=17, at=1.2, reason="EndpointTimeoutError")
     report = make_report(winner="server", hand_overs=[change])
-    assert summary(report).startswith("server answered · device took over after token 17 · first token")
     assert "device, after token 17 (EndpointTimeoutError)" in sections_to_text(report_sections(report))
 
 
@@ -271,18 +217,6 @@ def moved(saved: float | None, **changes: object) -> Report:
     fields: dict[str, object] = {"source": "server", "target": "device", "position": 18, "at": 1.2, "reason": "cheaper", "is_planned": True}
     change = HandOver(**(fields | {"buffered": 12, "pause": 0.095, "delayed_tokens": 1, "saved_usd": saved} | changes))  # type: ignore[arg-type]
     return make_report(winner="server", hand_overs=[change], unified_cost_usd=0.0002)
-
-
-@pytest.mark.parametrize(
-    ("saved", "words"),
-    [
-        (0.0006, "moved to device after token 18, 75% cheaper"),
-        (-0.0001, "after token 18, 100% more expensive"),
-        (None, "after token 18 · first"),
-    ],
-)
-def test_a_planned_move_says_what_it_saved_of_the_cost_without_it(saved: float | None, words: str) -> None:
-    assert words in summary(moved(saved))
 
 
 def test_the_report_tells_what_the_reader_saw_of_a_move_and_what_it_saved() -> None:

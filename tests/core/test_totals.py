@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from streamco.core.report import Ending, EndpointReport
+from streamco.core.report_parts import Ending, EndpointReport
 from streamco.core.totals import _COSTS, _COUNTS, AnswerCost, EndpointTotals, Totals, TotalsRecorder
 from streamco.policies.budget_control import BudgetSteering
 

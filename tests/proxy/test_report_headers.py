@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from streamco.core.meter import Quality
-from streamco.core.report import DispatchReport, EndpointReport, Report, SpeculationFigures, SplitFigures, opening_of
+from streamco.core.report import Report, opening_of
+from streamco.core.report_parts import DispatchReport, EndpointReport, SpeculationFigures, SplitFigures
 from streamco.proxy.callers.access import BUDGET_HEADER
 from streamco.proxy.report_headers import comment, headers, model_header, opening_headers
 from streamco.server.http.cors import EXPOSED

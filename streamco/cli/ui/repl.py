@@ -24,8 +24,8 @@ from streamco.cli.ui.slash_commands import (
 )
 from streamco.cli.ui.view import View
 from streamco.client.client import Client
-from streamco.core.report import Report
-from streamco.core.report_text import Section, report_sections
+from streamco.core.report import Report, report_sections
+from streamco.core.report_text import Section
 from streamco.errors import ConfigError
 
 __all__ = ["Dialogue", "last_prompt"]

@@ -5,7 +5,8 @@ from __future__ import annotations
 import unicodedata
 from collections.abc import Sequence
 
-from streamco.core.report_text import Figure, format_seconds
+from streamco.core.report_summary import Figure
+from streamco.core.report_text import format_seconds
 
 __all__ = ["Progress", "fitted"]
 

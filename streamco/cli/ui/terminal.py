@@ -19,7 +19,8 @@ from streamco.cli.ui.status_line import Progress, fitted
 from streamco.cli.ui.theme import Theme
 from streamco.client.stream import Token
 from streamco.core.report import Report
-from streamco.core.report_text import Section, format_usd, note_line, speculation_figures, split_figures, summary_figures
+from streamco.core.report_summary import note_line, speculation_figures, split_figures, summary_figures
+from streamco.core.report_text import Section, format_usd
 from streamco.events import Origin
 
 __all__ = ["TerminalView"]

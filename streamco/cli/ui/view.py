@@ -13,7 +13,8 @@ from streamco.cli.ui.control_characters import print_plain, printable
 from streamco.cli.ui.status_line import fitted
 from streamco.client.stream import Token
 from streamco.core.report import Report
-from streamco.core.report_text import Section, note_line, sections_to_text, summary, summary_figures
+from streamco.core.report_summary import note_line, summary, summary_figures
+from streamco.core.report_text import Section, sections_to_text
 
 __all__ = ["PlainView", "View"]
 

@@ -16,7 +16,8 @@ from prometheus_client import REGISTRY, CollectorRegistry, Counter, Gauge, Histo
 from streamco.client.answer_log import describe_error
 from streamco.client.observers.base import PACKAGE_VERSION, ObservedAttempt
 from streamco.core.buckets import DURATION_BUCKETS, FIRST_TOKEN_BUCKETS, TOKEN_BUCKETS
-from streamco.core.report import EndpointReport, Report, SpeculationFigures
+from streamco.core.report import Report
+from streamco.core.report_parts import EndpointReport, SpeculationFigures
 from streamco.endpoints.base import Request
 
 if TYPE_CHECKING:

@@ -23,7 +23,8 @@ from opentelemetry.util.types import AttributeValue
 
 from streamco.client.answer_log import describe_error
 from streamco.client.observers.base import PACKAGE_VERSION, ObservedAttempt
-from streamco.core.report import EndpointReport, HandOver, Report
+from streamco.core.report import Report
+from streamco.core.report_parts import EndpointReport, HandOver
 from streamco.endpoints.base import Kind, Request
 
 __all__ = ["AnswerSpans"]

@@ -12,7 +12,7 @@ from typing import Literal
 from streamco.core.race.attempt import Attempt, AttemptState
 from streamco.core.race.migration import MigrationController, MigrationPlan, MigrationState, Prepare, Release, Switch
 from streamco.core.race.transcript import Transcript
-from streamco.core.report import HandOver
+from streamco.core.report_parts import HandOver
 from streamco.events import Partial
 from streamco.openai_types import ChatCompletionChunk
 

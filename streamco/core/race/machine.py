@@ -20,7 +20,7 @@ from streamco.core.race.commands import CancelStream, Command, ContinueStream, F
 from streamco.core.race.handover import OnFailure, make_handover
 from streamco.core.race.migration import MigrationPlan, Prepare, Release, Switch
 from streamco.core.race.restart import Diverged
-from streamco.core.report import HandOver
+from streamco.core.report_parts import HandOver
 from streamco.errors import AllEndpointsFailed, EndpointError, EndpointProtocolError, StreamcoError, is_out_of_time, is_refusal
 from streamco.events import Event, ReaderLeft, StreamCancelled, StreamEnded, StreamFailed, TokensReceived
 from streamco.openai_types import ChatCompletionChunk

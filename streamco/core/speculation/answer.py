@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Literal
 
-from streamco.core.report import SpeculationReport
 from streamco.core.speculation.draft import Round
 from streamco.core.speculation.events import (
     CommitIds,
@@ -17,6 +16,7 @@ from streamco.core.speculation.events import (
     SpeculationCommand,
     VerdictReceived,
 )
+from streamco.core.speculation.report import SpeculationReport
 from streamco.errors import StreamcoError
 from streamco.events import Origin, common_prefix_length
 

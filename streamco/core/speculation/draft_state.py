@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from streamco.core.report import SpeculationReport
 from streamco.core.speculation.answer import PeerPrefix
 from streamco.core.speculation.draft import DraftSequence, Round
 from streamco.core.speculation.estimates import SpeculationEstimates
@@ -21,6 +20,7 @@ from streamco.core.speculation.events import (
     TokensDrafted,
     VerdictReceived,
 )
+from streamco.core.speculation.report import SpeculationReport
 from streamco.errors import StreamcoError
 from streamco.policies.rejection import Branch
 

@@ -35,7 +35,6 @@ from itertools import count
 from random import Random
 from typing import assert_never
 
-from streamco.core.report import SpeculationReport
 from streamco.core.speculation.answer import SpeculativeAnswer
 from streamco.core.speculation.backpressure import Backpressure
 from streamco.core.speculation.draft import DraftSequence, Round
@@ -63,6 +62,7 @@ from streamco.core.speculation.mode import GenerationMode, ModeSelector
 from streamco.core.speculation.opening_stream import OpeningStream
 from streamco.core.speculation.options import SpeculationMachineOptions
 from streamco.core.speculation.predraft import PreDrafter
+from streamco.core.speculation.report import SpeculationReport
 from streamco.core.speculation.shadow import ShadowDrafter
 from streamco.core.speculation.sibling_choice import siblings_for
 from streamco.core.speculation.silence import SilenceLimit

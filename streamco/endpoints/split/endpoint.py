@@ -15,7 +15,7 @@ from typing import Literal
 from msgspec.structs import replace
 
 from streamco.config import Timeouts
-from streamco.core.report import SplitFigures
+from streamco.core.report_parts import SplitFigures
 from streamco.endpoints.address import Url
 from streamco.endpoints.base import Capabilities, Request
 from streamco.endpoints.device import DeviceEndpoint, DeviceStream

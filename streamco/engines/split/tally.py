@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 from msgspec import Struct, field
 
-from streamco.core.report import SplitFigures, StatesName
+from streamco.core.report_parts import SplitFigures, StatesName
 from streamco.core.split.machine import SplitCounts
 
 __all__ = ["BranchCounts", "LookupCounts", "SplitTally", "SplitTraffic", "total_traffic"]

@@ -16,7 +16,7 @@ from typing import Any
 
 from msgspec import Struct
 
-from streamco.core.report import EndpointReport
+from streamco.core.report_parts import EndpointReport
 from streamco.endpoints.base import Message, Request, TokenPrices
 from streamco.errors import MAX_NAME, shorten
 from streamco.proxy.callers.base import to_nanos

@@ -15,7 +15,6 @@ from typing import Literal, assert_never
 import simpy
 from msgspec import Struct
 
-from streamco.core.report import SpeculationReport
 from streamco.core.speculation.estimates import SpeculationEstimates
 from streamco.core.speculation.events import (
     AdoptBranch,
@@ -39,6 +38,7 @@ from streamco.core.speculation.events import (
 )
 from streamco.core.speculation.machine import SpeculationMachine
 from streamco.core.speculation.options import SpeculationMachineOptions
+from streamco.core.speculation.report import SpeculationReport
 from streamco.core.verifier.events import SendVerdict
 from streamco.errors import StreamcoError
 from streamco.policies.serving.routing import RoutingPolicy

@@ -9,7 +9,6 @@ from typing import assert_never
 import simpy
 from msgspec import Struct
 
-from streamco.core.report import SpeculationReport
 from streamco.core.speculation.estimates import SpeculationEstimates
 from streamco.core.speculation.events import (
     AdoptBranch,
@@ -31,6 +30,7 @@ from streamco.core.speculation.events import (
 )
 from streamco.core.speculation.machine import SpeculationMachine
 from streamco.core.speculation.options import SpeculationMachineOptions
+from streamco.core.speculation.report import SpeculationReport
 from streamco.errors import StreamcoError
 from streamco.events import Origin
 from streamco.sim.driver import SimulatedMachine

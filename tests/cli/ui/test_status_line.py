@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from streamco.cli.ui.status_line import Progress, fitted
-from streamco.core.report_text import Figure
+from streamco.core.report_summary import Figure
 
 
 def test_before_the_first_token_the_line_says_who_is_waited_for_and_since_when() -> None:

@@ -11,8 +11,8 @@ from streamco.cli.ui.render import markdown_styles
 from streamco.cli.ui.terminal import TerminalView
 from streamco.cli.ui.theme import THEMES
 from streamco.client.stream import Token
-from streamco.core.report import HandOver
-from streamco.core.report_text import report_sections
+from streamco.core.report import report_sections
+from streamco.core.report_parts import HandOver
 from tests.cli.emulator import Emulator, plain
 from tests.core.test_report_text import FIGURES, TRIPS, make_report
 

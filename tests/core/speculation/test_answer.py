@@ -6,7 +6,6 @@ from random import Random
 
 import pytest
 
-from streamco.core.report import SpeculationReport
 from streamco.core.speculation.answer import PeerPrefix, SpeculativeAnswer
 from streamco.core.speculation.draft import Round
 from streamco.core.speculation.events import (
@@ -19,6 +18,7 @@ from streamco.core.speculation.events import (
     SpeculationCommand,
     VerdictReceived,
 )
+from streamco.core.speculation.report import SpeculationReport
 from streamco.errors import VerifierError
 
 

@@ -6,7 +6,6 @@ from itertools import count
 
 import pytest
 
-from streamco.core.report import SpeculationReport
 from streamco.core.speculation.draft_state import DraftState
 from streamco.core.speculation.estimates import SpeculationEstimates
 from streamco.core.speculation.events import (
@@ -19,6 +18,7 @@ from streamco.core.speculation.events import (
     TokensDrafted,
 )
 from streamco.core.speculation.prior import EstimatesPrior
+from streamco.core.speculation.report import SpeculationReport
 from streamco.policies.rejection import Branch
 
 

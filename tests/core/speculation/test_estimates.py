@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from streamco.core.report import SpeculationReport
 from streamco.core.speculation.estimates import SpeculationEstimates
 from streamco.core.speculation.events import DraftToken
 from streamco.core.speculation.prior import EstimatesPrior
+from streamco.core.speculation.report import SpeculationReport
 from streamco.errors import ConfigError
 from streamco.policies.learned_window import Adaptive
 from streamco.policies.mode_switch import Predicted

@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 
-from streamco.core.report import SpeculationReport
 from streamco.core.speculation.answer import SpeculativeAnswer
 from streamco.core.speculation.draft_state import DraftState
 from streamco.core.speculation.estimates import SpeculationEstimates
@@ -16,6 +15,7 @@ from streamco.core.speculation.fallback_stream import RemoteStream, TimeAccount
 from streamco.core.speculation.mode import ModeSelector
 from streamco.core.speculation.options import SpeculationMachineOptions
 from streamco.core.speculation.prior import EstimatesPrior
+from streamco.core.speculation.report import SpeculationReport
 from streamco.core.speculation.verification import VerifierChannel
 from streamco.errors import EngineError, VerifierError
 

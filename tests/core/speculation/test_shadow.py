@@ -6,11 +6,11 @@ from itertools import count
 
 import pytest
 
-from streamco.core.report import SpeculationReport
 from streamco.core.speculation.draft_state import DraftState
 from streamco.core.speculation.estimates import SpeculationEstimates
 from streamco.core.speculation.events import DraftToken, DraftTokens, SpeculationCommand, TokensDrafted
 from streamco.core.speculation.prior import EstimatesPrior
+from streamco.core.speculation.report import SpeculationReport
 from streamco.core.speculation.shadow import ShadowDrafter
 from streamco.errors import EngineError
 from streamco.policies.window import Static

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from streamco.core.report import StatesName
+from streamco.core.report_parts import StatesName
 from streamco.core.split.machine import SplitCounts
 from streamco.engines.split.tally import BranchCounts, LookupCounts, SplitTally, SplitTraffic, total_traffic
 

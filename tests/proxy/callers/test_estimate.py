@@ -10,7 +10,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from streamco.config import SamplingOptions
-from streamco.core.report import EndpointReport
+from streamco.core.report_parts import EndpointReport
 from streamco.endpoints.base import Request, TokenPrices
 from streamco.endpoints.token_counter import TokenCounter
 from streamco.proxy.callers.estimate import IMAGE_TOKENS, LEAST_IMAGE_TOKENS, PREAMBLE_TOKENS, RequestSize, charge, measure_request

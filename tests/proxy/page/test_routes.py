@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from streamco.core.report import SpeculationFigures
+from streamco.core.report_parts import SpeculationFigures
 from streamco.proxy.page.routes import FILES, HEADERS, PageFile
 from tests.client.helpers import server
 from tests.proxy.support import CHAT, HELLO, proxying

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from streamco.core.report import AnswerUsage
+from streamco.core.report_parts import AnswerUsage
 from streamco.openai_types import (
     ChatCompletionChunk,
     ChoiceDelta,

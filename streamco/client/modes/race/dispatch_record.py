@@ -11,7 +11,7 @@ from msgspec.structs import replace
 from streamco.client.modes.base import Obstacle
 from streamco.core.race.attempt import AttemptPlan
 from streamco.core.race.learner import CallersPolicy, Plan
-from streamco.core.report import DispatchReport
+from streamco.core.report_parts import DispatchReport
 from streamco.endpoints.base import Endpoint, Kind
 from streamco.errors import shorten
 from streamco.policies.budget_control import BudgetSteering, Reservation

@@ -26,7 +26,7 @@ from streamco.core.race.estimators import is_burst
 from streamco.core.race.learner import DeviceTTFT, Learner, PromptLength, ServerTTFT, check_policy
 from streamco.core.race.machine import RaceMachine
 from streamco.core.race.migration import MigrationPlan
-from streamco.core.report import HandOver
+from streamco.core.report_parts import HandOver
 from streamco.endpoints.base import Endpoint, Request
 from streamco.errors import ConfigError, EndpointError
 from streamco.policies.budget_control import BudgetSteering, steer

@@ -31,7 +31,8 @@ from streamco.core.race.commands import (
     PrepareStream,
 )
 from streamco.core.race.machine import RaceMachine
-from streamco.core.report import AnswerUsage, Opening, Report, SplitFigures, opening_of
+from streamco.core.report import Opening, Report, opening_of
+from streamco.core.report_parts import AnswerUsage, SplitFigures
 from streamco.core.totals import AnswerCost
 from streamco.endpoints.base import Endpoint, EndpointStream, Request, TextCounter, WrittenStream, changes_of, idle_of, split_figures_of
 from streamco.errors import EndpointError, EngineError, StreamcoError, UsageError

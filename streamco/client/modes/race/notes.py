@@ -10,7 +10,7 @@ from streamco.client.modes.base import AskedAnswer
 from streamco.client.modes.notes import note_shortened
 from streamco.client.modes.race.dispatch_record import DispatchRecord
 from streamco.client.modes.race.driver import RaceDriver
-from streamco.core.report import HandOver
+from streamco.core.report_parts import HandOver
 from streamco.errors import EndpointError
 from streamco.policies.migration import BarredMove
 

@@ -13,7 +13,8 @@ from streamco.client.modes.race.bill import billed_completion, has_counted, has_
 from streamco.client.modes.race.dispatch_record import DispatchRecord
 from streamco.core.race.attempt import Attempt, AttemptState
 from streamco.core.race.machine import RaceMachine
-from streamco.core.report import AnswerUsage, EndpointReport, HandOver, Opening, Outcome, Report, SplitFigures
+from streamco.core.report import Opening, Report
+from streamco.core.report_parts import AnswerUsage, EndpointReport, HandOver, Outcome, SplitFigures
 from streamco.core.totals import AnswerCost
 from streamco.endpoints.base import Endpoint
 from streamco.errors import EndpointConnectError, EndpointStatusError

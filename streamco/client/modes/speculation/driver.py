@@ -16,7 +16,8 @@ from streamco.client.error_translation import as_raised, with_partial
 from streamco.client.modes.speculation.output import SpeculativeOutput
 from streamco.client.modes.speculation.remote_stream import OpenRemoteStream, RemoteStreamReader
 from streamco.client.modes.speculation.report import SpeculationRecord, speculation_cost, speculation_report, speculation_usage
-from streamco.core.report import AnswerUsage, Opening, Report, opening_of
+from streamco.core.report import Opening, Report, opening_of
+from streamco.core.report_parts import AnswerUsage
 from streamco.core.speculation.events import (
     AdoptBranch,
     CloseRemote,

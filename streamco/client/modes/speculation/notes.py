@@ -6,7 +6,8 @@ from collections.abc import Mapping
 
 from streamco.client.degradation import Degradations
 from streamco.client.modes.speculation.driver import SpeculationDriver
-from streamco.core.report import Report, WhyRemote
+from streamco.core.report import Report
+from streamco.core.speculation.report import WhyRemote
 from streamco.endpoints.verifiers.pool_session import AssignedVerifier, PooledSession
 
 __all__ = ["note_settings", "note_speculation"]

@@ -11,7 +11,9 @@ from streamco.client.answer_log import describe_error
 from streamco.client.cost_totals import answer_ending, total_cost
 from streamco.client.modes.base import CostOf
 from streamco.client.modes.speculation.remote_stream import RemoteStreamPart
-from streamco.core.report import AnswerUsage, DispatchReport, EndpointReport, Report, SpeculationFigures, SpeculationReport
+from streamco.core.report import Report
+from streamco.core.report_parts import AnswerUsage, DispatchReport, EndpointReport, SpeculationFigures
+from streamco.core.speculation.report import SpeculationReport
 from streamco.core.totals import AnswerCost
 from streamco.endpoints.base import Endpoint
 from streamco.endpoints.verifiers.base import Verifier

@@ -17,7 +17,8 @@ from streamco.client.modes.split.report import PromptFacts, SplitProgress, split
 from streamco.config import READING, ReaderPace, fixed_rate
 from streamco.core.delivery import Delivery
 from streamco.core.race.commands import DeliverTokens
-from streamco.core.report import AnswerUsage, Opening, Report, opening_of
+from streamco.core.report import Opening, Report, opening_of
+from streamco.core.report_parts import AnswerUsage
 from streamco.core.split.events import SplitCommand, SplitEvent
 from streamco.core.totals import AnswerCost
 from streamco.endpoints.base import Endpoint, Request

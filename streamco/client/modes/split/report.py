@@ -7,7 +7,8 @@ from msgspec import Struct
 from streamco.client.answer_log import describe_error
 from streamco.client.cost_totals import answer_ending
 from streamco.core.meter import Meter
-from streamco.core.report import AnswerUsage, DispatchReport, EndpointReport, Outcome, Report, SplitFigures
+from streamco.core.report import Report
+from streamco.core.report_parts import AnswerUsage, DispatchReport, EndpointReport, Outcome, SplitFigures
 from streamco.core.totals import AnswerCost
 from streamco.endpoints.split.endpoint import SplitEndpoint
 from streamco.errors import EndpointConnectError, EndpointStatusError, StreamcoError

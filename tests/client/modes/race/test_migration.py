@@ -12,8 +12,7 @@ from streamco.client.client import Client
 from streamco.client.modes.race.dispatch_record import endpoint_cost
 from streamco.client.modes.race.migration import MigrationOptions, MigrationPlanner
 from streamco.client.modes.race.mode import Race
-from streamco.core.report import Report
-from streamco.core.report_text import report_sections
+from streamco.core.report import Report, report_sections
 from streamco.endpoints.base import Capabilities, Endpoint, TokenPrices
 from streamco.errors import ConfigError, EndpointConnectError
 from streamco.policies.cost import RequestCost

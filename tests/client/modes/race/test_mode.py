@@ -9,7 +9,7 @@ import pytest
 
 from streamco.client.client import Client
 from streamco.client.modes.race.mode import Race
-from streamco.core.report_text import report_sections
+from streamco.core.report import report_sections
 from streamco.endpoints.base import Capabilities
 from streamco.errors import ConfigError, UsageError
 from streamco.policies.dispatch import Decision

@@ -20,7 +20,8 @@ from streamco.client.modes.race.mode import Race
 from streamco.client.modes.race.report import build_cost, build_opening, build_report, describe_usage, with_split_figures
 from streamco.core.race.attempt import AttemptPlan, AttemptState, ReadAhead
 from streamco.core.race.machine import OnFailure, RaceMachine, RacePlan
-from streamco.core.report import AnswerUsage, EndpointReport, Report, opening_of
+from streamco.core.report import Report, opening_of
+from streamco.core.report_parts import AnswerUsage, EndpointReport
 from streamco.core.split.machine import SplitCounts
 from streamco.endpoints.base import Capabilities, Endpoint, TokenPrices
 from streamco.engines.split.tally import SplitTally, SplitTraffic

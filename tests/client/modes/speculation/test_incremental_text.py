@@ -7,9 +7,9 @@ from random import Random
 import pytest
 
 from streamco.client.modes.speculation.incremental_text import IncrementalText, TextAdded, TextCommitted, TextEvent, TextRetracted
-from streamco.core.report import SpeculationReport
 from streamco.core.speculation.answer import SpeculativeAnswer
 from streamco.core.speculation.events import CommitIds, DeliverIds, RetractIds, SpeculationCommand
+from streamco.core.speculation.report import SpeculationReport
 from streamco.engines.base import TextPiece
 
 BYTES = {0: b"a", 1: b" b", 2: b"c", 3: "é".encode()[:1], 4: "é".encode()[1:], 5: b"", 6: b"\n", 7: b"ST", 8: b"OP", 9: "🙂".encode()}

@@ -1,0 +1,236 @@
+"""The parts of an answer's report: figures only, no text and no keys, ready for JSON.
+
+``Report`` (``streamco.core.report``) has them as its fields; only a speculated answer has ``SpeculationFigures``, and only an answer of a
+split model has ``SplitFigures``.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from msgspec import Struct
+
+from streamco.openai_types import CompletionUsage
+
+__all__ = [
+    "AnswerMode",
+    "AnswerUsage",
+    "DispatchReport",
+    "Ending",
+    "EndpointReport",
+    "HandOver",
+    "Outcome",
+    "SpeculationFigures",
+    "SplitFigures",
+    "StatesName",
+]
+
+AnswerMode = Literal["race", "speculate", "split"]
+StatesName = Literal["f32", "f16", "i8"]
+Outcome = Literal["won", "took over", "read ahead", "lost", "failed", "not started", "drafted", "verified"]
+Ending = Literal["complete", "failed", "left"]
+
+
+class AnswerUsage(CompletionUsage, gc=False):
+    """Tokens of one answer as its reader got it, in OpenAI's shape: the request's prompt, and what each endpoint in turn added.
+
+    Args:
+        is_estimated: part of it is not an endpoint's own count: none was sent, the answer was handed over, or its reader left.
+    """
+
+    is_estimated: bool = False
+
+
+class DispatchReport(Struct, frozen=True, kw_only=True):
+    """The dispatch decision, made before any endpoint started.
+
+    Args:
+        policy: name of the dispatch policy.
+        constraint: the side that the budget limits, or the endpoint's name, if two servers race; None: no budget applies.
+        device_wait: seconds after the request; None: only if the other side fails.
+        server_wait: the same for the server.
+        reason: reason of the decision in words; also why a side was not eligible or not allowed by the budget.
+        prompt_tokens: prompt length the decision was made for (tokens, by the device's tokenizer if it is known).
+        is_estimated: that length is an estimate.
+        budget: allowed share of prompt tokens that the constrained side may process, 0 to 1.
+        budget_share: realised share of this client so far; None before the first request.
+    """
+
+    policy: str
+    constraint: str | None
+    device_wait: float | None
+    server_wait: float | None
+    reason: str
+    prompt_tokens: int
+    budget: float
+    budget_share: float | None
+    is_estimated: bool = False
+
+
+class EndpointReport(Struct, frozen=True, kw_only=True):
+    """One endpoint's part in an answer.
+
+    Args:
+        opened: seconds after the request; None: not started.
+        stopped: seconds after the request, when its stream had ended, failed or been cancelled; None: not started, or at work.
+        ttft: seconds from opening to its first content token; None: there was none.
+        completion_tokens: tokens that it generated, with those that the reader never got.
+        wasted_prompt_tokens: prompt tokens read in vain: it lost or failed, or read ahead and was not needed.
+        wasted_tokens: generated tokens that the reader never got.
+        is_estimated: the token counts are not the endpoint's own (cancelled streams send no usage).
+        counted_by: what counted ``completion_tokens``: "usage" (the server's own count), "engine" (the device's), "token ids", "tiktoken
+            NAME" (the text, in the model's vocabulary) or "estimate"; None: it did no work.
+        cost_usd: money; None: no prices are known.
+        cost_source: "server": the server's own bill; "prices": the tokens at the known prices; None: no cost is known.
+        energy_j: joules by the FLOPs model, for tokens that were not cached from before; None: a server, or the model's shape is not known.
+        unified_cost_usd: money, and energy at the exchange rate (DiSCo Appendix E, equation 8); None: one of them is not known.
+        error: text of the error that it ended with; None: no error.
+        error_kind: that error's class, with the HTTP status or the phase of a timeout; it quotes nothing of the server's.
+    """
+
+    name: str
+    kind: str
+    outcome: Outcome
+    opened: float | None = None
+    stopped: float | None = None
+    ttft: float | None = None
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+    wasted_prompt_tokens: int = 0
+    wasted_tokens: int = 0
+    is_estimated: bool = False
+    counted_by: str | None = None
+    cost_usd: float | None = None
+    cost_source: Literal["server", "prices"] | None = None
+    energy_j: float | None = None
+    unified_cost_usd: float | None = None
+    error: str | None = None
+    error_kind: str | None = None
+
+
+class HandOver(Struct, frozen=True, kw_only=True):
+    """One change of an answer from one endpoint to another.
+
+    Args:
+        source: the endpoint that generated the answer before the change.
+        target: the endpoint that continues it.
+        position: tokens of the answer before the change.
+        at: seconds after the request.
+        reason: "cheaper", or the name of the error.
+        is_planned: it was made to save money; False: the source had failed.
+        buffered: tokens that the reader had not reached.
+        pause: seconds until the target's first token; None: there was none.
+        delayed_tokens: tokens of the target that the reader had to wait for (``delay_num`` of Table 3).
+        saved_usd: US dollars that a planned hand-over saved, by the unified cost: the cost of the target's tokens at the source, less
+            the cost of all that the target read and wrote and that the source generated after the change. A device's energy counts
+            as nothing if it isn't known. None: not planned, or a price is not known.
+    """
+
+    source: str
+    target: str
+    position: int
+    at: float
+    reason: str
+    is_planned: bool = False
+    buffered: int = 0
+    pause: float | None = None
+    delayed_tokens: int = 0
+    saved_usd: float | None = None
+
+
+class SpeculationFigures(Struct, frozen=True, kw_only=True):
+    """The figures of a speculated answer for its reader, in tokens if nothing else is said.
+
+    The client makes them of the machine's ``SpeculationReport``, its link's byte counts and the budget.
+
+    Args:
+        acceptance: share of verified draft tokens that were accepted; None: none was verified.
+        offloaded_share: share of drafted tokens that were sent to the verifier; None: no draft was finished.
+        budget: limit of that share, 0 to 1; 1: the answer is the verifier's own.
+        hit_rate: share of rounds with an adopted branch, so that a draft was ready when the verdict came; None: no round.
+        ahead_rate: share of rounds with the next draft sent ahead of the verdict, for exactly that verdict; None: no round.
+        rounds: number of verdicts.
+        bytes_up, bytes_down: bytes sent and received for the rounds, without those of the transport.
+        drafted: tokens generated by the device.
+        wasted: drafted tokens that are not in the answer.
+        accepted: drafted tokens that the verifier accepted.
+        corrected, bonus: tokens added by the verifier, in place of a rejected token or after a draft accepted whole.
+        device: tokens committed without the verifier.
+        remote: tokens generated by the target model alone.
+        target_tokens: tokens computed by the target model: each verified position and the one after it, and what it generated alone.
+        fallbacks: number of changes to the remote stream.
+        refusals: number of drafts that an overloaded verifier refused.
+        losses: number of lost connections.
+        retracted: tokens taken back from a reader of drafts.
+        is_exact: the answer is the verifier's own: token for token if greedy, in distribution if sampled.
+        verifiers: names of the verifiers that the answer was at, in order; more than one if it moved.
+    """
+
+    acceptance: float | None
+    offloaded_share: float | None
+    budget: float
+    hit_rate: float | None
+    ahead_rate: float | None
+    rounds: int
+    bytes_up: int
+    bytes_down: int
+    drafted: int
+    wasted: int
+    accepted: int
+    corrected: int
+    bonus: int
+    device: int
+    remote: int
+    target_tokens: int
+    fallbacks: int
+    refusals: int
+    losses: int
+    retracted: int
+    is_exact: bool
+    verifiers: tuple[str, ...] = ()
+
+
+class SplitFigures(Struct, frozen=True, kw_only=True):
+    """The figures of an answer of a split model: what left the device, what came back, and in how many trips.
+
+    Args:
+        trips: times that states came back from the server, the prompt's included.
+        tokens_per_trip: tokens of the answer for each trip; None: no trip has ended.
+        bytes_up, bytes_down: bytes sent and received, without those of the transport.
+        rows_up, rows_down: hidden states in them; one for each token that was read.
+        chunks: messages that the states went up in.
+        repeated_rows: states that were sent again, because a server was lost or too busy.
+        sessions: sessions that were opened or resumed; more than 1: a server was lost, and the answer went on.
+        servers: names of the servers that computed it, in their order.
+        drafted: tokens that were drafted on the device.
+        accepted: the part of them that is in the answer.
+        looked_up: the part of the drafted tokens that was found in prompt or answer, after the same tokens as now.
+        lookups_accepted: the part of these that is in the answer.
+        branches: continuations that were drafted while a verdict was out.
+        branch_hits: verdicts after which one of them was the right one.
+        branch_tokens: tokens of the answer that were drafted so, and sent without another draft.
+        states: format of the states on the wire.
+        is_exact: the states lost nothing on the way: they travelled in 32 bits.
+        sent: what left the device, in words.
+    """
+
+    trips: int
+    tokens_per_trip: float | None
+    bytes_up: int
+    bytes_down: int
+    rows_up: int
+    rows_down: int
+    chunks: int
+    repeated_rows: int
+    sessions: int
+    servers: list[str]
+    drafted: int
+    accepted: int
+    looked_up: int = 0
+    lookups_accepted: int = 0
+    branches: int = 0
+    branch_hits: int = 0
+    branch_tokens: int = 0
+    states: StatesName
+    is_exact: bool
+    sent: str

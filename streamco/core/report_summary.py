@@ -1,0 +1,85 @@
+"""A report in one line, as it stands under an answer."""
+
+from __future__ import annotations
+
+from msgspec import Struct
+
+from streamco.core.report import Report, saved_share
+from streamco.core.report_parts import HandOver
+from streamco.core.report_text import format_seconds, format_usd
+
+__all__ = ["Figure", "note_line", "speculation_figures", "split_figures", "summary", "summary_figures"]
+
+
+class Figure(Struct, frozen=True):
+    """A piece of a line about an answer. If the line is too long, the highest rank is left out first; rank 0 always stays."""
+
+    text: str
+    rank: int = 0
+
+
+def summary(report: Report, *, ending: str = "") -> str:
+    """Return the figures of an answer and its first note in one line. ``ending``: stopped | failed, or "" if it is complete."""
+    texts = [figure.text for figure in summary_figures(report, ending=ending)]
+    return " · ".join([*texts, *filter(None, [note_line(report)])])
+
+
+def summary_figures(report: Report, *, ending: str = "") -> list[Figure]:
+    """Return the figures of an answer, for one line. ``ending``: stopped | failed, or "" if it is complete."""
+    figures = [Figure(f"{report.winner or 'no endpoint'} answered")]
+    figures += [Figure(_change(report, change), 1) for change in report.hand_overs]
+    figures += [*speculation_figures(report), *split_figures(report), Figure(f"first token {format_seconds(report.ttft)}", 5)]
+    if report.tokens_per_second is not None:
+        figures.append(Figure(f"{report.tokens_per_second:.1f} tokens/s", 3))
+    figures.append(Figure(f"{report.tokens} token{'s' if report.tokens != 1 else ''}", 8))
+    figures.append(Figure("cost unknown", 9) if report.cost_usd is None else Figure(format_usd(report.cost_usd), 6))
+    return [*figures, Figure(ending)] if ending else figures
+
+
+def note_line(report: Report) -> str:
+    """Return the answer's first note, and how many more there are; "" if there is none."""
+    more = [f"{len(report.notes) - 1} more in the report"] if len(report.notes) > 1 else []
+    return " · ".join([*report.notes[:1], *more])
+
+
+def speculation_figures(report: Report) -> list[Figure]:
+    """Return what became of the drafts; nothing if there were none.
+
+    Tokens that the device wrote without a verdict are counted: ``326 of 406 tokens by the device alone`` if all should have been verified.
+    """
+    figures = report.speculation
+    if figures is None:
+        return []
+    found = []
+    if figures.acceptance is not None:
+        found.append(Figure(f"{figures.acceptance:.0%} of drafts accepted", 4))
+        if figures.offloaded_share is not None:
+            found.append(Figure(f"{figures.offloaded_share:.0%} verified", 7))
+    if figures.device and report.tokens:
+        what = "tokens by the device alone" if figures.budget >= 1 else "tokens not verified"
+        found.append(Figure(f"{figures.device} of {report.tokens} {what}", 1))
+    return found
+
+
+def split_figures(report: Report) -> list[Figure]:
+    """Return what a split model's trips brought; nothing if there were none.
+
+    If a server was lost, it says that too: ``went on at host:8001 after a loss``.
+    """
+    figures = report.split
+    if figures is None or figures.tokens_per_trip is None:
+        return []
+    found = [Figure(f"{figures.tokens_per_trip:.2f} tokens a trip", 4)]
+    if figures.sessions > 1:
+        losses = "a loss" if figures.sessions == 2 else f"{figures.sessions - 1} losses"
+        found.append(Figure(f"went on at {figures.servers[-1]} after {losses}", 1))
+    return found
+
+
+def _change(report: Report, change: HandOver) -> str:
+    """Return a hand-over as text: ``moved to device after token 18, 82% cheaper``, compared with the answer without it."""
+    if not change.is_planned:
+        return f"{change.target} took over after token {change.position}"
+    share = saved_share(report, change)
+    saved = "" if share is None else f", {abs(share):.0%} {'cheaper' if share >= 0 else 'more expensive'}"
+    return f"moved to {change.target} after token {change.position}{saved}"
