@@ -14,66 +14,23 @@ from random import Random
 from time import monotonic
 
 from streamco.config import Timeouts
-from streamco.core.verifier.events import FULL_QUEUE
 from streamco.endpoints.base import Endpoint
 from streamco.endpoints.network.credentials import ApiKey
 from streamco.endpoints.network.loop_bound import LoopBound, LoopState
 from streamco.endpoints.network.peer_timeout import PeerTimeout
 from streamco.endpoints.verifiers.base import Emit, Verifier, VerifierFacts, VerifierSession
+from streamco.endpoints.verifiers.pool_member import PoolMember
+from streamco.endpoints.verifiers.pool_session import AssignedVerifier
 from streamco.endpoints.verifiers.streamco import VerifierEndpoint
 from streamco.engines.base import Engine
 from streamco.errors import ConfigError, EndpointError, EndpointTimeoutError, StreamcoError, VerifierError
 from streamco.policies.acceptance import Rule
 from streamco.policies.serving.routing import ShortestQueue, routing_policy
 
-__all__ = ["PoolMember", "VerifierPool"]
+__all__ = ["VerifierPool"]
 
 _RETRY_AFTER = 30.0  # seconds after which a verifier that was left out is probed again
-_QUEUE_SECONDS = 5.0  # seconds for which the length of a queue is believed
-_BUSY_SECONDS = 5.0  # seconds for which a verifier that took no session is passed over
 _LATE_SECONDS = 2.0  # seconds that the others have to answer a first probe when one has answered
-
-
-class PoolMember:
-    """One verifier of a pool, and what the pool knows about it.
-
-    Args:
-        verifier: the verifier.
-
-    Attributes:
-        verifier: as given.
-        problem: why it is left out; "": it is not.
-        answers: number of this client's answers that it serves.
-    """
-
-    def __init__(self, verifier: Verifier) -> None:
-        self.verifier = verifier
-        self.problem = "it was not probed yet"
-        self.answers = 0
-        self._queue, self._queue_at = 0, -_QUEUE_SECONDS
-        self._busy_until = 0.0
-
-    @property
-    def name(self) -> str:
-        """Name of the verifier."""
-        return self.verifier.name
-
-    def record_queue(self, utilisation: float, *, now: float) -> None:
-        """Record the length of its queue, 0 to 1, which came with a verdict."""
-        self._queue, self._queue_at = round(utilisation * FULL_QUEUE), now
-        self._busy_until = 0.0
-
-    def record_busy(self, *, now: float) -> None:
-        """Record that it takes no session now."""
-        self._busy_until = now + _BUSY_SECONDS
-
-    def is_free(self, *, now: float) -> bool:
-        """Return True if it is not left out and has not refused a session just now."""
-        return not self.problem and self._busy_until <= now
-
-    def load(self, *, now: float) -> int:
-        """Return the number of verifications that waited there when it last said so, and of this client's own answers there."""
-        return self.answers + (self._queue if now - self._queue_at < _QUEUE_SECONDS else 0)
 
 
 class _Probes(LoopState):
@@ -187,8 +144,6 @@ class VerifierPool:
 
     def open(self, prompt_ids: Sequence[int], emit: Emit, *, rule: Rule, top_k: int = 0, reserve: int = 0) -> VerifierSession:
         """Return a session for one answer, at the verifier that the routing chooses; see ``Verifier.open``."""
-        from streamco.endpoints.verifiers.pool_session import AssignedVerifier
-
         return AssignedVerifier(self).open(prompt_ids, emit, rule=rule, top_k=top_k, reserve=reserve)
 
     async def aclose(self) -> None:

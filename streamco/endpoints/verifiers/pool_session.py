@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from functools import partial
 from time import monotonic
+from typing import Protocol
 
 from msgspec import Struct
 
@@ -20,16 +21,50 @@ from streamco.core.speculation.events import (
 )
 from streamco.endpoints.base import Endpoint
 from streamco.endpoints.verifiers.base import Emit, Verifier, VerifierCommand, VerifierEvent, VerifierFacts, VerifierSession
-from streamco.endpoints.verifiers.pool import PoolMember, VerifierPool
+from streamco.endpoints.verifiers.pool_member import PoolMember
 from streamco.engines.base import Engine
 from streamco.errors import StreamcoError, VerifierError
 from streamco.policies.acceptance import Rule
 from streamco.wire.verify.errors import VerifierFailedError, VerifyProtocolError
 
-__all__ = ["AssignedVerifier", "PooledSession", "VerifierMove"]
+__all__ = ["AssignedVerifier", "PoolLike", "PooledSession", "VerifierMove"]
 
 _GRACE = 0.2  # seconds until a verifier that does not take a session is asked what is wrong
 _STAY = 1.0  # seconds that it may take to answer that, and then that it may refuse the session, before the answer moves
+
+
+class PoolLike(Protocol):
+    """What an answer needs of its pool (``streamco.endpoints.verifiers.pool.VerifierPool``)."""
+
+    @property
+    def facts(self) -> VerifierFacts | None:
+        """Facts that hold at every verifier that was probed; None: none was."""
+        ...
+
+    @property
+    def left_out(self) -> dict[str, str]:
+        """Verifiers that are left out now, by name, and why."""
+        ...
+
+    def choose_first(self) -> PoolMember:
+        """Return the verifier of a new answer."""
+        ...
+
+    def choose(self, *, without: Collection[PoolMember] = (), needed: VerifierFacts | None = None) -> PoolMember | None:
+        """Return another verifier for an answer that was planned with these facts; None: there is none that works and has room."""
+        ...
+
+    def why_other_model(self, member: PoolMember) -> str:
+        """Return why a verifier can't go on with another one's answer; "": it can."""
+        ...
+
+    def record_failure(self, member: PoolMember, problem: str) -> None:
+        """Leave a verifier out until it answers a probe again."""
+        ...
+
+    async def trouble_of(self, member: PoolMember, *, within: float) -> str:
+        """Return why a verifier can't be used; "": it answers. ``within``: seconds that it may take to answer."""
+        ...
 
 
 class VerifierMove(Struct, frozen=True):
@@ -54,7 +89,7 @@ class AssignedVerifier:
         on_move: called after each move with the verifier that the answer left; None: nothing is.
     """
 
-    def __init__(self, pool: VerifierPool) -> None:
+    def __init__(self, pool: PoolLike) -> None:
         self.moves: list[VerifierMove] = []
         self.readers: set[PoolMember] = set()
         self.read_again = 0
@@ -141,7 +176,7 @@ class PooledSession:
     """
 
     def __init__(
-        self, pool: VerifierPool, assigned: AssignedVerifier, prompt_ids: Sequence[int], emit: Emit, *, rule: Rule, top_k: int, reserve: int
+        self, pool: PoolLike, assigned: AssignedVerifier, prompt_ids: Sequence[int], emit: Emit, *, rule: Rule, top_k: int, reserve: int
     ) -> None:
         self.assigned = assigned
         self._pool = pool

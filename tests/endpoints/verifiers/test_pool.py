@@ -14,7 +14,8 @@ from msgspec.structs import replace
 
 from streamco.core.verifier.events import FULL_QUEUE
 from streamco.endpoints.verifiers.base import VerifierFacts
-from streamco.endpoints.verifiers.pool import PoolMember, VerifierPool, _common, _covers
+from streamco.endpoints.verifiers.pool import VerifierPool, _common, _covers
+from streamco.endpoints.verifiers.pool_member import PoolMember
 from streamco.endpoints.verifiers.streamco import VerifierEndpoint
 from streamco.errors import ConfigError, EndpointError, VerifierError
 from streamco.policies.acceptance import RuleKind
@@ -283,10 +284,3 @@ async def test_a_wrong_vocabulary_everywhere_is_a_verifier_s_error() -> None:
         with pytest.raises(VerifierError, match="another"):
             await pool.probe()
         await pool.aclose()
-
-
-def test_a_member_is_free_when_nothing_is_wrong_with_it() -> None:
-    member = PoolMember(VerifierEndpoint("ws://127.0.0.1:1"))
-    assert not member.is_free(now=0.0)
-    member.problem = ""
-    assert member.is_free(now=0.0)

@@ -1,0 +1,53 @@
+"""What a pool knows about one of its verifiers: whether it can be used, and how much waits there."""
+
+from __future__ import annotations
+
+from streamco.core.verifier.events import FULL_QUEUE
+from streamco.endpoints.verifiers.base import Verifier
+
+__all__ = ["PoolMember"]
+
+_QUEUE_SECONDS = 5.0  # seconds for which the length of a queue is believed
+_BUSY_SECONDS = 5.0  # seconds for which a verifier that took no session is passed over
+
+
+class PoolMember:
+    """One verifier of a pool, and what the pool knows about it.
+
+    Args:
+        verifier: the verifier.
+
+    Attributes:
+        verifier: as given.
+        problem: why it is left out; "": it is not.
+        answers: number of this client's answers that it serves.
+    """
+
+    def __init__(self, verifier: Verifier) -> None:
+        self.verifier = verifier
+        self.problem = "it was not probed yet"
+        self.answers = 0
+        self._queue, self._queue_at = 0, -_QUEUE_SECONDS
+        self._busy_until = 0.0
+
+    @property
+    def name(self) -> str:
+        """Name of the verifier."""
+        return self.verifier.name
+
+    def record_queue(self, utilisation: float, *, now: float) -> None:
+        """Record the length of its queue, 0 to 1, which came with a verdict."""
+        self._queue, self._queue_at = round(utilisation * FULL_QUEUE), now
+        self._busy_until = 0.0
+
+    def record_busy(self, *, now: float) -> None:
+        """Record that it takes no session now."""
+        self._busy_until = now + _BUSY_SECONDS
+
+    def is_free(self, *, now: float) -> bool:
+        """Return True if it is not left out and has not refused a session just now."""
+        return not self.problem and self._busy_until <= now
+
+    def load(self, *, now: float) -> int:
+        """Return the number of verifications that waited there when it last said so, and of this client's own answers there."""
+        return self.answers + (self._queue if now - self._queue_at < _QUEUE_SECONDS else 0)
