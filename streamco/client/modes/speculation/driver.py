@@ -15,7 +15,13 @@ from streamco.client.driver import Batch
 from streamco.client.error_translation import as_raised, with_partial
 from streamco.client.modes.speculation.output import SpeculativeOutput
 from streamco.client.modes.speculation.remote_stream import OpenRemoteStream, RemoteStreamReader
-from streamco.client.modes.speculation.report import SpeculationRecord, speculation_cost, speculation_report, speculation_usage
+from streamco.client.modes.speculation.report import (
+    SpeculationProgress,
+    SpeculationRecord,
+    speculation_cost,
+    speculation_report,
+    speculation_usage,
+)
 from streamco.core.report import Opening, Report, opening_of
 from streamco.core.report_parts import AnswerUsage
 from streamco.core.speculation.events import (
@@ -185,7 +191,7 @@ class SpeculationDriver(TaskDriver[SpeculationEvent, SpeculationCommand]):
 
     def report(self) -> Report:
         """Return the answer's figures so far; final when ``is_over``."""
-        return speculation_report(self, self._recorded(), now=self.now)
+        return speculation_report(self.progress(), self._recorded(), now=self.now)
 
     def opening(self) -> Opening:
         """Return the part of the report that is known at the first token."""
@@ -193,11 +199,29 @@ class SpeculationDriver(TaskDriver[SpeculationEvent, SpeculationCommand]):
 
     def usage(self) -> AnswerUsage:
         """Return the token counts of the answer as it was delivered."""
-        return speculation_usage(self, self._recorded())
+        return speculation_usage(self.progress(), self._recorded())
 
     def cost(self) -> AnswerCost:
         """Return the cost of the answer so far."""
-        return speculation_cost(self, self._recorded())
+        return speculation_cost(self.progress(), self._recorded())
+
+    def progress(self) -> SpeculationProgress:
+        """Return how far the answer has come."""
+        return SpeculationProgress(
+            report=self.machine.report,
+            meter=self.output.delivery.meter,
+            streams=self.remote_stream.parts,
+            bytes_up=self.session.bytes_up,
+            bytes_down=self.session.bytes_down,
+            began=self.began,
+            finished=self.finished,
+            first=self.output.first,
+            finish_reason=self.finish_reason,
+            dropped=self.dropped,
+            error=self.error,
+            was_left=self.was_broken_off,
+            is_final=self.is_over,
+        )
 
     def _recorded(self) -> SpeculationRecord:
         if self._record is None:

@@ -364,7 +364,7 @@ class PreparedSpeculation(Prepared[SpeculationDriver]):
             estimates = planner.estimates_at(verifier.member.verifier)
 
             def move(left: Verifier) -> None:
-                tally.leave(left, driver)
+                tally.leave(left, driver.progress())
                 names.update(names_of(binding.device, verifier))
                 estimates.move_to(verifier.name)
                 planner.expect(estimates, verifier.member.verifier)

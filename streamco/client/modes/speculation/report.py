@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from msgspec import Struct, field
 
@@ -11,6 +11,7 @@ from streamco.client.answer_log import describe_error
 from streamco.client.cost_totals import answer_ending, total_cost
 from streamco.client.modes.base import CostOf
 from streamco.client.modes.speculation.remote_stream import RemoteStreamPart
+from streamco.core.meter import Meter
 from streamco.core.report import Report
 from streamco.core.report_parts import AnswerUsage, DispatchReport, EndpointReport, SpeculationFigures
 from streamco.core.speculation.report import SpeculationReport
@@ -18,12 +19,10 @@ from streamco.core.totals import AnswerCost
 from streamco.endpoints.base import Endpoint
 from streamco.endpoints.verifiers.base import Verifier
 from streamco.endpoints.verifiers.pool_session import AssignedVerifier
+from streamco.errors import StreamcoError
 from streamco.policies.acceptance import Rule
 
-if TYPE_CHECKING:  # the driver has a record, and its report is made from both
-    from streamco.client.modes.speculation.driver import SpeculationDriver
-
-__all__ = ["SpeculationRecord", "speculation_cost", "speculation_figures", "speculation_report", "speculation_usage"]
+__all__ = ["SpeculationProgress", "SpeculationRecord", "speculation_cost", "speculation_figures", "speculation_report", "speculation_usage"]
 
 
 class _VerifierCounts(Struct, frozen=True, kw_only=True):
@@ -55,8 +54,40 @@ class _VerifierWork(NamedTuple):
     computed: int
 
 
+class SpeculationProgress(Struct, frozen=True, kw_only=True):
+    """How far an answer has come, by its driver. Times are in seconds on the driver's clock.
+
+    Args:
+        report: the machine's own tally.
+        meter: has measured what the reader got.
+        streams: what the remote streams read and generated, in order.
+        bytes_up, bytes_down: bytes sent to the verifiers and received from them.
+        began, finished: when the answer began and ended for its reader; ``finished`` None: not yet.
+        first: when the first token came to the reader; None: not yet.
+        finish_reason: "stop" or "length"; None: not finished, or failed.
+        dropped: tokens that were held for the pace when the reader left.
+        error: the error that it ended with; None: no error.
+        was_left: the reader left before the end.
+        is_final: the answer and all its work have ended.
+    """
+
+    report: SpeculationReport
+    meter: Meter
+    streams: Sequence[RemoteStreamPart]
+    bytes_up: int
+    bytes_down: int
+    began: float
+    finished: float | None
+    first: float | None
+    finish_reason: str | None
+    dropped: int
+    error: StreamcoError | None
+    was_left: bool
+    is_final: bool
+
+
 class SpeculationRecord(Struct, kw_only=True):
-    """Inputs of a speculated answer's report beside its driver.
+    """What the report of a speculated answer is made of, beside the answer's progress.
 
     Args:
         prompt_tokens: tokens of the prompt.
@@ -82,30 +113,30 @@ class SpeculationRecord(Struct, kw_only=True):
     share: float | None
     left: list[_VerifierCounts] = field(default_factory=list)
 
-    def leave(self, verifier: Verifier, driver: SpeculationDriver) -> None:
+    def leave(self, verifier: Verifier, progress: SpeculationProgress) -> None:
         """Record that the answer moves away from a verifier."""
-        self.left.append(_counts_at(verifier.remote, driver, self))
+        self.left.append(_counts_at(verifier.remote, progress, self))
 
 
-def speculation_report(driver: SpeculationDriver, record: SpeculationRecord, *, now: float) -> Report:
+def speculation_report(progress: SpeculationProgress, record: SpeculationRecord, *, now: float) -> Report:
     """Return the report of an answer, finished or not. ``now`` is on the driver's clock, seconds."""
-    meter, cost = driver.output.delivery.meter, speculation_cost(driver, record)
-    first = driver.output.first
+    meter, cost = progress.meter, speculation_cost(progress, record)
+    first = progress.first
     span = (meter.last - meter.first) if meter.first is not None and meter.last is not None else 0.0
     device, verifier = cost.endpoints
     return Report(
-        winner=None if first is None else _makers(driver, device.name, verifier.name),
-        ttft=None if first is None else first - driver.began,
-        duration=(now if driver.finished is None else driver.finished) - driver.began,
+        winner=None if first is None else _makers(progress, device.name, verifier.name),
+        ttft=None if first is None else first - progress.began,
+        duration=(now if progress.finished is None else progress.finished) - progress.began,
         tokens=cost.tokens,
         tokens_per_second=(meter.tokens - 1) / span if meter.tokens > 1 and span > 0 else None,
-        finish_reason=driver.finish_reason,
+        finish_reason=progress.finish_reason,
         dispatch=DispatchReport(
             policy="speculate",
             constraint=None,
             device_wait=0.0,
             server_wait=0.0,
-            reason=_reason(driver.machine.report, device.name, verifier.name, record.rule.kind.name.lower()),
+            reason=_reason(progress.report, device.name, verifier.name, record.rule.kind.name.lower()),
             prompt_tokens=record.prompt_tokens,
             budget=record.budget,
             budget_share=record.share,
@@ -116,30 +147,30 @@ def speculation_report(driver: SpeculationDriver, record: SpeculationRecord, *, 
         unified_cost_usd=cost.unified_cost_usd,
         energy_j=cost.energy_j,
         wasted_tokens=cost.wasted_tokens,
-        usage=speculation_usage(driver, record),
+        usage=speculation_usage(progress, record),
         ending=cost.ending,
-        is_final=driver.is_over,
+        is_final=progress.is_final,
         mode="speculate",
-        speculation=_figures(driver, record),
+        speculation=_figures(progress, record),
     )
 
 
-def speculation_usage(driver: SpeculationDriver, record: SpeculationRecord) -> AnswerUsage:
+def speculation_usage(progress: SpeculationProgress, record: SpeculationRecord) -> AnswerUsage:
     """Return the token counts of the answer as it was delivered."""
-    prompt, completion = record.prompt_tokens, driver.output.delivery.meter.tokens
+    prompt, completion = record.prompt_tokens, progress.meter.tokens
     return AnswerUsage(prompt_tokens=prompt, completion_tokens=completion, total_tokens=prompt + completion)
 
 
-def speculation_cost(driver: SpeculationDriver, record: SpeculationRecord) -> AnswerCost:
+def speculation_cost(progress: SpeculationProgress, record: SpeculationRecord) -> AnswerCost:
     """Return the cost of the answer so far."""
-    parts = [_device_part(driver, record), _verifier_part(driver, record)]
+    parts = [_device_part(progress, record), _verifier_part(progress, record)]
     costs = [part.cost_usd for part in parts]
     unified = [part.unified_cost_usd for part in parts]
     return AnswerCost(
         endpoints=parts,
-        ending=answer_ending(was_left=driver.was_broken_off, error=driver.error, finished=driver.finished),
+        ending=answer_ending(was_left=progress.was_left, error=progress.error, finished=progress.finished),
         hand_overs=0,
-        tokens=driver.output.delivery.meter.tokens,
+        tokens=progress.meter.tokens,
         cost_usd=total_cost(costs),
         unified_cost_usd=total_cost(unified),
         energy_j=parts[0].energy_j,
@@ -155,22 +186,22 @@ def _reason(report: SpeculationReport, device: str, verifier: str, rule: str) ->
     return f"{device} drafts, {verifier} verifies by {rule}"
 
 
-def _makers(driver: SpeculationDriver, device: str, verifier: str) -> str:
-    report = driver.machine.report
+def _makers(progress: SpeculationProgress, device: str, verifier: str) -> str:
+    report = progress.report
     drafted, put = report.accepted + report.device, report.corrected + report.bonus + report.remote
     return f"{device} with {verifier}" if drafted and put else verifier if put else device
 
 
-def _device_part(driver: SpeculationDriver, record: SpeculationRecord) -> EndpointReport:
-    report, device = driver.machine.report, record.device
-    wasted, _ = _waste(driver)
+def _device_part(progress: SpeculationProgress, record: SpeculationRecord) -> EndpointReport:
+    report, device = progress.report, record.device
+    wasted, _ = _waste(progress)
     cost = record.cost(device, record.prompt_tokens, report.drafted, 0)
     return EndpointReport(
         name=device.name,
         kind="device",
         outcome="drafted",
         opened=0.0,
-        stopped=None if driver.finished is None else driver.finished - driver.began,
+        stopped=None if progress.finished is None else progress.finished - progress.began,
         prompt_tokens=record.prompt_tokens,
         completion_tokens=report.drafted,
         counted_by="engine",
@@ -181,23 +212,23 @@ def _device_part(driver: SpeculationDriver, record: SpeculationRecord) -> Endpoi
     )
 
 
-def _verifier_part(driver: SpeculationDriver, record: SpeculationRecord) -> EndpointReport:
+def _verifier_part(progress: SpeculationProgress, record: SpeculationRecord) -> EndpointReport:
     """Return the verifier's part. Every token that it computed counts as a completion token.
 
     The prompt counts once, and as cached whenever the remote stream continued the answer. Committed tokens that the verifier only had to
     read count with the prompt, and so does what another verifier had to read because the answer moved to it. If the answer moved, the
     tokens are those of all its verifiers, and the cost is the sum of theirs.
     """
-    report, verifier, parts = driver.machine.report, record.verifier, driver.remote_stream.parts
-    works = _verifier_works(driver, record)
+    report, verifier, parts = progress.report, record.verifier, progress.streams
+    works = _verifier_works(progress, record)
     cost_usd, unified = _cost_of(works, record)
-    _, wasted = _waste(driver)
+    _, wasted = _waste(progress)
     return EndpointReport(
         name=verifier.name,
         kind="server",
         outcome="verified",
         opened=0.0,
-        stopped=None if driver.finished is None else driver.finished - driver.began,
+        stopped=None if progress.finished is None else progress.finished - progress.began,
         prompt_tokens=sum(work.read for work in works),
         completion_tokens=report.target_tokens,
         counted_by="estimate" if any(part.is_estimated for part in parts) else "usage" if parts else "token ids",
@@ -205,17 +236,17 @@ def _verifier_part(driver: SpeculationDriver, record: SpeculationRecord) -> Endp
         is_estimated=any(part.is_estimated for part in parts),
         cost_usd=cost_usd,
         unified_cost_usd=unified,
-        error=None if driver.error is None else str(driver.error),
-        error_kind=None if driver.error is None else describe_error(driver.error),
+        error=None if progress.error is None else str(progress.error),
+        error_kind=None if progress.error is None else describe_error(progress.error),
     )
 
 
-def _verifier_works(driver: SpeculationDriver, record: SpeculationRecord) -> list[_VerifierWork]:
+def _verifier_works(progress: SpeculationProgress, record: SpeculationRecord) -> list[_VerifierWork]:
     """Return what each verifier that the answer was at did for it, in order. A remote stream counts where it was opened."""
-    report, parts = driver.machine.report, driver.remote_stream.parts
-    was_asked = driver.session.bytes_up > 0 or report.rounds > 0
+    report, parts = progress.report, progress.streams
+    was_asked = progress.bytes_up > 0 or report.rounds > 0
     unread = max(0, report.device - report.given)
-    last = _counts_at(record.verifier.remote, driver, record)
+    last = _counts_at(record.verifier.remote, progress, record)
     streamed = report.target_tokens - last.verified
     before = _VerifierCounts(remote=None, verified=0, given=0, has_read=False, read_again=0, streams=0)
     prompt, works = record.prompt_tokens * was_asked, []
@@ -246,16 +277,16 @@ def _cost_of(works: Sequence[_VerifierWork], record: SpeculationRecord) -> tuple
     return total_cost([cost.server for cost in costs]), total_cost([cost.total for cost in costs])
 
 
-def _counts_at(remote: Endpoint | None, driver: SpeculationDriver, record: SpeculationRecord) -> _VerifierCounts:
+def _counts_at(remote: Endpoint | None, progress: SpeculationProgress, record: SpeculationRecord) -> _VerifierCounts:
     """Return an answer's counts so far. ``remote``: the remote endpoint of its present verifier."""
-    report = driver.machine.report
+    report = progress.report
     return _VerifierCounts(
         remote=remote,
         verified=report.verified + report.siblings + report.rounds,  # the row after each draft is computed too
         given=report.given,
         has_read=not isinstance(record.verifier, AssignedVerifier) or bool(record.verifier.readers),
         read_again=_read_again(record.verifier),
-        streams=len(driver.remote_stream.parts),
+        streams=len(progress.streams),
     )
 
 
@@ -263,13 +294,13 @@ def _read_again(verifier: Verifier) -> int:
     return verifier.read_again if isinstance(verifier, AssignedVerifier) else 0
 
 
-def _waste(driver: SpeculationDriver) -> tuple[int, int]:
+def _waste(progress: SpeculationProgress) -> tuple[int, int]:
     """Return (device, server) tokens that were generated and never delivered.
 
     Tokens still held when the reader left count for the device, up to the number that it drafted, and then for the server.
     """
-    report = driver.machine.report
-    wasted = max(0, report.wasted) + driver.dropped
+    report = progress.report
+    wasted = max(0, report.wasted) + progress.dropped
     drafted = min(report.drafted, wasted)
     kept = report.accepted + report.corrected + report.bonus + report.remote
     return drafted, min(report.target_tokens, max(0, report.target_tokens - kept) + wasted - drafted)
@@ -298,13 +329,13 @@ def _priced_endpoint(remote: Endpoint | None, server: Endpoint | None) -> Endpoi
     return remote if remote is not None and remote.prices.completion is not None else server or remote
 
 
-def _figures(driver: SpeculationDriver, record: SpeculationRecord) -> SpeculationFigures:
+def _figures(progress: SpeculationProgress, record: SpeculationRecord) -> SpeculationFigures:
     return speculation_figures(
-        driver.machine.report,
+        progress.report,
         budget=record.budget,
-        bytes_up=driver.session.bytes_up,
-        bytes_down=driver.session.bytes_down,
-        retracted=driver.machine.report.retracted,
+        bytes_up=progress.bytes_up,
+        bytes_down=progress.bytes_down,
+        retracted=progress.report.retracted,
         is_exact=record.is_exact,
         verifiers=record.verifier.served if isinstance(record.verifier, AssignedVerifier) else (record.verifier.name,),
     )
