@@ -56,6 +56,7 @@ class PendingAnswer:
         self.driver: AnswerDriver | None = None
         self.is_closed = False
         self.source: str | None = None
+        self._settings = settings
         log = AnswerLog(_named_id(request.headers))
         self._asked = AskedAnswer(
             replace(request, headers={**request.headers, REQUEST_ID_HEADER: log.request_id}),
@@ -134,7 +135,7 @@ class PendingAnswer:
 
     async def _start(self) -> AnswerDriver:
         """Prepare and start the answer; what keeps it from that is raised, and nothing of it stays."""
-        asked, settings = self._asked, self._asked.settings
+        asked, settings = self._asked, self._settings
         prepared: Prepared[Any] | None = None
         try:
             if not settings.is_started:

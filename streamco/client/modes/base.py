@@ -17,8 +17,9 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from streamco.client.request_facts import describe_request, takes_long
-from streamco.config import ReaderPace
-from streamco.core.race.machine import RaceMachine
+from streamco.config import Limits, ReaderPace
+from streamco.core.race.machine import OnFailure, RaceMachine
+from streamco.core.totals import TotalsRecorder
 from streamco.endpoints.base import Endpoint, Kind, Request
 from streamco.policies.cost import RequestCost
 from streamco.policies.eligibility import RequestFacts
@@ -26,10 +27,10 @@ from streamco.profiles import Profile
 
 if TYPE_CHECKING:
     from streamco.client.answer_log import AnswerLog
+    from streamco.client.degradation import Degradations
     from streamco.client.driver import AnswerDriver
     from streamco.client.endpoint_set import EndpointSet
-    from streamco.client.observers.base import ObservedAnswer
-    from streamco.client.settings import ClientSettings
+    from streamco.client.observers.base import AnswerObservers, ObservedAnswer
 
 __all__ = [
     "AskedAnswer",
@@ -42,6 +43,7 @@ __all__ = [
     "Obstacle",
     "Planner",
     "Prepared",
+    "SettingsLike",
     "values_of",
 ]
 
@@ -77,6 +79,54 @@ class Obstacle(NamedTuple):
         return cls(text, text)
 
 
+class SettingsLike(Protocol):
+    """What modes need of a client's settings; ``streamco.client.settings.ClientSettings`` explains each."""
+
+    @property
+    def endpoints(self) -> EndpointSet:
+        """The device and the servers."""
+        ...
+
+    @property
+    def planner(self) -> ClientPlanner:
+        """Prepares the client's answers."""
+        ...
+
+    @property
+    def totals(self) -> TotalsRecorder:
+        """Adds up what the answers cost."""
+        ...
+
+    @property
+    def pace(self) -> ReaderPace:
+        """The pace of the client's answers, though an answer may have one of its own."""
+        ...
+
+    @property
+    def on_failure(self) -> OnFailure | None:
+        """What becomes of an answer if its endpoint fails."""
+        ...
+
+    @property
+    def limits(self) -> Limits:
+        """Bounds on what may be buffered."""
+        ...
+
+    @property
+    def degradations(self) -> Degradations:
+        """What the client does other than asked."""
+        ...
+
+    @property
+    def observers(self) -> AnswerObservers:
+        """Follow the answers."""
+        ...
+
+    def learn(self, ended: EndedAnswer) -> None:
+        """Let each mode of the client learn from an answer."""
+        ...
+
+
 class AskedAnswer:
     """One answer as it was asked for, for the modes that may make it.
 
@@ -97,7 +147,7 @@ class AskedAnswer:
     def __init__(
         self,
         request: Request,
-        settings: ClientSettings,
+        settings: SettingsLike,
         *,
         pace: ReaderPace,
         shows_drafts: bool,
