@@ -28,10 +28,11 @@ from streamco.client.chat import Chat
 from streamco.client.degradation import Degradation, Degradations, OnDegraded
 from streamco.client.endpoint_set import DeviceSetting, EndpointSet, ServerSetting
 from streamco.client.modes.base import Mode, ModeContext
+from streamco.client.modes.names import ModeSetting, find_mode
 from streamco.client.modes.race.mode import Race
 from streamco.client.observers.base import AnswerObserver, AnswerObservers
 from streamco.client.request_facts import count_prompt, takes_long
-from streamco.client.settings import ClientSettings, ModeSetting, check_options, find_mode
+from streamco.client.settings import ClientSettings, check_options
 from streamco.client.stream import ChatStream, TokenStream
 from streamco.config import Limits, Pace, parse_pace
 from streamco.core.race.machine import OnFailure

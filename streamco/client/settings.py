@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Literal, cast
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -20,10 +19,7 @@ from streamco.engines.native_notice import warn_if_pure
 from streamco.errors import ConfigError
 from streamco.profiles import Profile
 
-__all__ = ["ClientSettings", "ModeName", "ModeSetting", "check_options", "find_mode"]
-
-ModeName = Literal["race", "speculate", "auto"]
-ModeSetting = ModeName | Mode
+__all__ = ["ClientSettings", "check_options"]
 
 
 class ClientSettings(Struct, frozen=True, kw_only=True):
@@ -99,38 +95,6 @@ class ClientSettings(Struct, frozen=True, kw_only=True):
         for name, error in self.endpoints.missing(kept_out).items():
             self.degradations.record_start_failure([], error, endpoint=name)
         await self.planner.start()
-
-
-def find_mode(setting: object, known: Mapping[str, Mode]) -> Mode:
-    """Return the mode that a setting names.
-
-    Args:
-        setting: a mode, or its short form: one of the known modes of this name, else the mode with its defaults.
-        known: modes by name.
-
-    Raises:
-        ConfigError: there is no such mode.
-    """
-    match setting:
-        case str() if setting in known:
-            return known[setting]
-        case "race":
-            from streamco.client.modes.race.mode import Race
-
-            return Race()
-        case "speculate":
-            from streamco.client.modes.speculation.mode import Speculate
-
-            return Speculate()
-        case "auto":
-            from streamco.client.modes.auto import Auto
-
-            return Auto(*(find_mode(name, known) for name in ("race", "speculate")))
-        case str():
-            pass
-        case _ if hasattr(setting, "own_planner") and not isinstance(setting, type):
-            return cast(Mode, setting)
-    raise ConfigError(f'mode: expected Race(...), Speculate(...), Split(...), Auto(...), "race", "speculate" or "auto", got {setting!r}')
 
 
 def check_options(limits: object, on_failure: object) -> None:

@@ -191,7 +191,7 @@ class SpeculationFigures(Struct, frozen=True, kw_only=True):
 
 
 class SplitFigures(Struct, frozen=True, kw_only=True):
-    """The figures of an answer of a split model: what left the device, what came back, and in how many trips.
+    """The figures of an answer of a split model: what left the device, what came back, and in how many trips. ``SplitTally`` counts them.
 
     Args:
         trips: times that states came back from the server, the prompt's included.

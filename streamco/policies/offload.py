@@ -7,9 +7,8 @@ P_conf P_imp (figure 10).
 The budget is the share of draft tokens that are sent. ``Offload.plan`` solves the importance threshold i_th so that the mean of
 P_conf P_imp over measured chunks is the budget. The deviations from the paper:
 
-- The paper takes i_th at a percentile of the importances alone. That misses the budget, because P_conf keeps chunks back and the sigmoid
-lets
-  chunks below i_th through.
+- The paper takes i_th at a percentile of the importances alone. That misses the budget, because P_conf keeps chunks back and the
+  sigmoid lets chunks below i_th through.
 - If even i_th = 0 sends too little, because P_conf keeps more than the budget leaves, the confidence threshold c_th rises too. So the least
   confident chunks are sent first. The rule ``confidence`` alone moves c_th in both directions.
 - Both probabilities have steps (at i_th / 2, at i_th and at c_th). The part of the budget that a step leaves over is given to all chunks

@@ -22,7 +22,7 @@ from streamco.wire.verify.errors import VerifyProtocolError, error_for
 from streamco.wire.verify.frames import PATH, SUBPROTOCOL
 from tests.attack.attack import Harm, Register
 from tests.attack.processes import Program
-from tests.server.split.layers import SplitDevice
+from tests.server.split.serving_layers import SplitDevice
 
 __all__ = ["SplitVictim", "attack", "split_server"]
 

@@ -66,7 +66,7 @@ class RequestRow(Struct, frozen=True, kw_only=True, omit_defaults=True):
         ttft: time from arrival to the first token; None: there was none.
         tpot: mean time between two tokens; None: fewer than two tokens.
         device, server: number of the device and of the server that worked on it; None: none did.
-        ``judged``: drafted tokens that were verified.
+        judged: drafted tokens that were verified.
         accepted: drafted tokens that were accepted.
         rounds: number of verification rounds.
         windows: tokens of each draft, in order; 0: a part of the answer that came as a remote stream.

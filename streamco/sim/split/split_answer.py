@@ -54,7 +54,7 @@ class SplitAnswerOutcome(Struct, kw_only=True):
         ended: time of its last token.
         tokens: tokens of the answer.
         rounds: rounds after the prompt.
-        ``judged``, accepted: draft tokens that were sent, and that were accepted.
+        judged, accepted: draft tokens that were sent, and that were accepted.
         hits: rounds with a draft that was begun while the verdict before was out.
         chunks: rows of each chunk of the prompt.
         rows: rows that were sent to the server.

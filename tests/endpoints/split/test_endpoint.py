@@ -28,7 +28,7 @@ from streamco.testing.listener import Listener
 from streamco.wire.verify.errors import ModelMismatchError
 from streamco.wire.verify.frames import PATH
 from tests.engines.split.local_link import CELLS
-from tests.server.split.layers import SummingLayers, serving_layers
+from tests.server.split.serving_layers import SummingLayers, serving_layers
 from tests.support.event_loops import in_thread
 
 pytest.importorskip("gguf")

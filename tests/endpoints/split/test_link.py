@@ -32,7 +32,7 @@ from streamco.policies.chunking import Chunking, PromptPlan
 from streamco.profiles.row_costs import RowCosts
 from streamco.testing.link_proxy import LinkProxy
 from streamco.wire.split.frames import SplitLimits
-from tests.server.split.layers import WIDTH, SummingLayers, serving_layers
+from tests.server.split.serving_layers import WIDTH, SummingLayers, serving_layers
 from tests.server.split.test_sessions import some
 from tests.support.leaks import settled
 

@@ -21,7 +21,7 @@ from streamco.server.verify.options import VerifyOptions
 from streamco.testing.fault_proxy import FaultProxy
 from streamco.testing.link_proxy import LinkProxy
 from tests.endpoints.split.test_link import Device, link_to
-from tests.server.split.layers import PATIENT, WIDTH, Serving, SummingLayers, device_at, mark_of, serving_layers
+from tests.server.split.serving_layers import PATIENT, WIDTH, Serving, SummingLayers, device_at, mark_of, serving_layers
 from tests.server.split.test_sessions import some
 from tests.support.leaks import settled
 

@@ -12,7 +12,7 @@ from streamco.engines.split.middle_engine import RowsBatch
 from streamco.errors import EngineError
 from streamco.server.split.batches import RowsReport, RowsRunner
 from streamco.server.wakeup import WakeCoalescer
-from tests.server.split.layers import SummingLayers
+from tests.server.split.serving_layers import SummingLayers
 from tests.server.split.test_sessions import some
 
 

@@ -13,7 +13,7 @@ from streamco.wire.split.codec import SplitCodec
 from streamco.wire.split.frames import Refusal, Rows, SplitClientFrame, SplitOpen, SplitResume, States
 from streamco.wire.verify.errors import VerifyProtocolError, error_for
 from streamco.wire.verify.frames import SUBPROTOCOL, Close
-from tests.server.split.layers import PATIENT, WIDTH, SummingLayers, device_at, mark_of, serving_layers
+from tests.server.split.serving_layers import PATIENT, WIDTH, SummingLayers, device_at, mark_of, serving_layers
 from tests.server.split.test_sessions import open_patiently, patiently, some, sums
 from tests.support.leaks import settled
 

@@ -22,7 +22,7 @@ from streamco.wire.split.frames import Refusal, ServerBatches, SplitWelcome, Sta
 from streamco.wire.verify.client import VerifyClient
 from streamco.wire.verify.codec import VerifyCodec
 from streamco.wire.verify.frames import PATH, SUBPROTOCOL
-from tests.server.split.layers import SplitDevice, SummingLayers, device_at, mark_of, serving_layers
+from tests.server.split.serving_layers import SplitDevice, SummingLayers, device_at, mark_of, serving_layers
 from tests.server.split.test_sessions import some
 from tests.server.verifying import SIZE, VOCABULARY
 from tests.server.verifying import serving as serving_verifier

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from streamco.wire.split.frames import LayersMark, Refusal, SplitOpened, States
 from streamco.wire.verify.errors import NotResumableError
-from tests.server.split.layers import PATIENT, WIDTH, SplitDevice, SummingLayers, device_at, mark_of, serving_layers
+from tests.server.split.serving_layers import PATIENT, WIDTH, SplitDevice, SummingLayers, device_at, mark_of, serving_layers
 from tests.support.leaks import settled
 
 MARK = mark_of(SummingLayers())

@@ -14,7 +14,7 @@ from msgspec.structs import replace
 
 import streamco
 from streamco.wire.split.frames import Refusal, SplitOpened, SplitResumed, States
-from tests.server.split.layers import PATIENT, Serving, SplitDevice, SummingLayers, device_at, mark_of, serving_layers
+from tests.server.split.serving_layers import PATIENT, Serving, SplitDevice, SummingLayers, device_at, mark_of, serving_layers
 from tests.server.split.test_sessions import some, sums
 from tests.support.leaks import settled
 

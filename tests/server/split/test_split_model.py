@@ -27,7 +27,7 @@ from streamco.engines.split.middle_engine import MiddleEngine
 from streamco.wire.split.frames import LayersMark, Refusal, Rows, States
 from streamco.wire.tensors import StateFormat
 from streamco.wire.verify.frames import PATH
-from tests.server.split.layers import SplitDevice, device_at, mark_of, serving_layers
+from tests.server.split.serving_layers import SplitDevice, device_at, mark_of, serving_layers
 
 pytest.importorskip("gguf")
 pytest.importorskip("llama_cpp")

@@ -1,4 +1,7 @@
-"""Builds the report of a split model's answer: its times, what it cost, and what went to the servers and came back."""
+"""Builds the report of a split model's answer: its times, what it cost, and what went to the servers and came back.
+
+The figures of states and trips come from ``SplitTally.figures`` (``engines/split/tally.py``).
+"""
 
 from __future__ import annotations
 

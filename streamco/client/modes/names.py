@@ -1,0 +1,46 @@
+"""The short forms of modes: ``mode="speculate"`` is ``Speculate()``."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Literal, cast
+
+from streamco.client.modes.base import Mode
+from streamco.errors import ConfigError
+
+__all__ = ["ModeName", "ModeSetting", "find_mode"]
+
+ModeName = Literal["race", "speculate", "auto"]
+ModeSetting = ModeName | Mode
+
+
+def find_mode(setting: object, known: Mapping[str, Mode]) -> Mode:
+    """Return the mode that a setting names.
+
+    Args:
+        setting: a mode, or its short form: one of the known modes of this name, else the mode with its defaults.
+        known: modes by name.
+
+    Raises:
+        ConfigError: there is no such mode.
+    """
+    match setting:
+        case str() if setting in known:
+            return known[setting]
+        case "race":
+            from streamco.client.modes.race.mode import Race
+
+            return Race()
+        case "speculate":
+            from streamco.client.modes.speculation.mode import Speculate
+
+            return Speculate()
+        case "auto":
+            from streamco.client.modes.auto import Auto
+
+            return Auto(*(find_mode(name, known) for name in ("race", "speculate")))
+        case str():
+            pass
+        case _ if hasattr(setting, "own_planner") and not isinstance(setting, type):
+            return cast(Mode, setting)
+    raise ConfigError(f'mode: expected Race(...), Speculate(...), Split(...), Auto(...), "race", "speculate" or "auto", got {setting!r}')
