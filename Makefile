@@ -75,9 +75,9 @@ test-sdk: $(VENV)/.dev
 	$(PYTEST) -q $(PARALLEL) -m "not long and not model and not peer" $(SDK)
 
 # The rest, before a release: the long tests, those of front ends and agents (1 GB of downloads, once), and each bench in short.
-test-all: test recipes
+test-all: test
 	$(PYTEST) -q $(PARALLEL) -m long --ignore=tests/recipes
-	$(MAKE) bench
+	$(MAKE) bench recipes
 
 # The same with many more random examples.
 thorough: $(VENV)/.dev
@@ -113,8 +113,8 @@ attack: $(VENV)/.dev
 
 # What stands on native code, on the pure twins; and the asyncio tests in debug mode.
 pure: $(VENV)/.dev
-	STREAMCO_NO_NATIVE=1 $(PYTEST) -q $(PARALLEL) tests/native tests/core/test_pacer.py tests/core/test_delivery.py tests/wire tests/engines tests/endpoints tests/server -m "not model and not peer"
-	PYTHONASYNCIODEBUG=1 $(PYTEST) -q $(PARALLEL) tests/client tests/endpoints tests/contract -m "not model and not peer"
+	STREAMCO_NO_NATIVE=1 $(PYTEST) -q $(PARALLEL) tests/native tests/core/test_pacer.py tests/core/test_delivery.py tests/wire tests/engines tests/endpoints tests/server -m "not long and not model and not peer"
+	PYTHONASYNCIODEBUG=1 $(PYTEST) -q $(PARALLEL) tests/client tests/endpoints tests/contract -m "not long and not model and not peer"
 
 style: $(VENV)/.dev
 	$(BIN)/ruff check .

@@ -16,10 +16,14 @@ from typing import TYPE_CHECKING
 from streamco.lazy_names import lazy_names
 
 if TYPE_CHECKING:
+    from streamco import calibration as calibration
     from streamco import engines as engines
     from streamco import errors as errors
     from streamco import observers as observers
+    from streamco import proxy as proxy
     from streamco import reports as reports
+    from streamco import server as server
+    from streamco import testing as testing
     from streamco import types as types
     from streamco import verifiers as verifiers
     from streamco.client.client import Client
@@ -117,8 +121,8 @@ __all__ = [
     "packaged_model",
 ]
 
-__getattr__ = lazy_names(__name__, _HOMES, submodules=("engines", "errors", "observers", "reports", "types", "verifiers"))
-
-
-def __dir__() -> list[str]:
-    return sorted(__all__)
+__getattr__, __dir__ = lazy_names(
+    __name__,
+    _HOMES,
+    submodules=("calibration", "engines", "errors", "observers", "proxy", "reports", "server", "testing", "types", "verifiers"),
+)

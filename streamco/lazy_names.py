@@ -10,8 +10,10 @@ from typing import Any
 __all__ = ["lazy_names"]
 
 
-def lazy_names(package: str, homes: Mapping[str, Sequence[str]], submodules: Sequence[str] = ()) -> Callable[[str], Any]:
-    """Return the ``__getattr__`` of a package.
+def lazy_names(
+    package: str, homes: Mapping[str, Sequence[str]], submodules: Sequence[str] = ()
+) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
+    """Return the ``__getattr__`` and the ``__dir__`` of a package.
 
     Args:
         package: its name.
@@ -29,4 +31,7 @@ def lazy_names(package: str, homes: Mapping[str, Sequence[str]], submodules: Seq
         setattr(sys.modules[package], name, value)
         return value
 
-    return load
+    def names() -> list[str]:
+        return sorted({*vars(sys.modules[package]), *home_of, *submodules})
+
+    return load, names

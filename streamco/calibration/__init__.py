@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 __all__ = ["PairProfile", "Profile", "calibrate_pair", "load_profile", "save_profile"]
 
-__getattr__ = lazy_names(
+__getattr__, __dir__ = lazy_names(
     __name__,
     {
         "streamco.calibration.measure": ("calibrate_pair",),

@@ -223,7 +223,7 @@ async def _chat(args: argparse.Namespace) -> int:
     migration = migration_of(args) if server is not None and server.prices.completion is not None else None
     race = Race(policy=args.policy, migration=migration)
     if split is not None:
-        client = Client(mode=Split(split), seed=args.seed)
+        client = Client(mode=Split(split))  # an answer's seed is its own
     else:
         client = Client(device, server, budget=args.budget, mode=_mode(args.mode, race, verifier), profile=args.profile, seed=args.seed)
     try:

@@ -76,9 +76,14 @@ def _load(model: str) -> tuple[tiktoken.Encoding, bool] | None:
         name_here = f"{name}_offline" if f"{name}_offline" in plugged else name if _is_cached(name) else None
         if name_here is None:
             continue
+        try:
+            found = tiktoken.get_encoding(name_here)
+        except (OSError, ValueError) as error:  # a package of vocabularies without its files, a damaged file
+            _logger.info("tokens of %s are not counted by %s: expected a file that can be read, got %s", model, name_here, error)
+            continue
         if name != wanted:
             _logger.info("tokens of %s are counted by %s: tiktoken's file of %s is not on this machine", model, name, wanted)
-        return tiktoken.get_encoding(name_here), name == wanted
+        return found, name == wanted
     _logger.info("token counts of %s are estimates: tiktoken's file of %s is not on this machine", model, wanted)
     return None
 

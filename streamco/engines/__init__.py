@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 __all__ = ["DraftOptions", "EngineOptions", "LlamaEngine", "derived", "split_model"]
 
-__getattr__ = lazy_names(
+__getattr__, __dir__ = lazy_names(
     __name__,
     {
         "streamco.engines.base": ("EngineOptions",),

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 __all__ = ["ProxyOptions", "add_caller", "make_app", "serving"]
 
-__getattr__ = lazy_names(
+__getattr__, __dir__ = lazy_names(
     __name__,
     {
         "streamco.proxy.app": ("make_app", "serving"),

@@ -333,13 +333,16 @@ def _structs_in(hint: Any) -> Iterator[type[Struct]]:
             yield from _structs_in(part)
 
 
+_OWN_NAMES = re.compile(r"^(race|speculate|migration): ")  # in errors of the SDK's settings, which a file has in sections of other names
+
+
 def _explain(text: str) -> str:
     """Translate ``Expected `int`, got `str` - at `$.proxy.port``` into our order: where, expected, got."""
     reason, _, path = text.partition(" - at `$")
     path = path.removesuffix("`").removeprefix(".")
     if missing := re.search(r"missing required field `(\w+)`", reason):
         return f"{path + '.' if path else ''}{missing[1]}: expected a value, got none"
-    reason = reason.replace("`", "")
+    reason = _OWN_NAMES.sub("", reason.replace("`", ""))
     return f"{path}: {reason[:1].lower()}{reason[1:]}"
 
 

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 __all__ = ["ServeOptions", "TokenCodec", "VerifyOptions", "encode_msgpack", "make_app", "make_runner", "serving"]
 
-__getattr__ = lazy_names(
+__getattr__, __dir__ = lazy_names(
     __name__,
     {
         "streamco.server.app": ("make_app", "make_runner", "serving"),

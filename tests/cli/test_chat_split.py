@@ -86,3 +86,21 @@ def test_the_mode_takes_the_servers_url_for_the_middles() -> None:
 def test_what_the_mode_needs_is_said(options: list[str], text: str) -> None:
     with pytest.raises(ConfigError, match=text):
         named(*options)
+
+
+async def test_a_seed_is_the_answers_and_no_setting_of_the_client(monkeypatch: pytest.MonkeyPatch) -> None:
+    clients: list[dict[str, object]] = []
+
+    class Made(Exception):
+        pass
+
+    def make(*_endpoints: object, **settings: object) -> None:
+        clients.append(settings)
+        raise Made
+
+    monkeypatch.setattr(chat, "Client", make)
+    monkeypatch.setattr(chat, "make_split", lambda _args: SplitEndpoint("parts/name", "ws://127.0.0.1:1"))
+    args = parsed(*SPLIT, "--seed", "3", "--prompt", "hi")
+    with pytest.raises(Made):
+        await chat._chat(args)
+    assert "seed" not in clients[0]

@@ -239,9 +239,8 @@ LEAVING = [
 ]
 
 
-@pytest.mark.long("after the first case")
-@pytest.mark.parametrize("pace", [None, 1000.0, 2.0])
-@pytest.mark.parametrize("is_chat", [True, False])
+@pytest.mark.parametrize("pace", [None, pytest.param(1000.0, marks=pytest.mark.long), pytest.param(2.0, marks=pytest.mark.long)])
+@pytest.mark.parametrize("is_chat", [True, pytest.param(False, marks=pytest.mark.long)])
 @pytest.mark.parametrize("leave", LEAVING)
 async def test_all_work_behind_a_stream_ends_when_it_is_left(
     leave: Callable[[AnswerStream[Any]], Awaitable[None]], is_chat: bool, pace: float | None

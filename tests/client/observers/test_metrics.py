@@ -70,7 +70,6 @@ async def test_streams_under_way_are_a_gauge(registry: CollectorRegistry) -> Non
     assert found['streamco_requests_total{mode="race",outcome="left"}'] == 1
 
 
-@pytest.mark.long
 async def test_errors_hand_overs_and_refusals_are_counted_by_kind(registry: CollectorRegistry) -> None:
     metrics = AnswerMetrics(registry)
     cut = ScriptedResponse(steps=[chunk_event("One "), chunk_event("two "), Cut()])

@@ -24,7 +24,8 @@ def write_model(path: Path, metadata: dict[str, Any] | None = None, *, context_t
     import gguf
 
     writer = gguf.GGUFWriter(path, "llama")
-    writer.add_name("small")
+    if "general.name" not in (metadata or {}):
+        writer.add_name("small")
     writer.add_context_length(context_tokens)
     writer.add_embedding_length(WIDTH)
     writer.add_block_count(1)

@@ -72,7 +72,6 @@ async def test_without_the_file_nothing_is_let_through_and_with_it_again_everyth
     assert str(path) in errors[0].getMessage()
 
 
-@pytest.mark.long
 @pytest.mark.parametrize("content", [b"", b"garbage" * 1000])
 async def test_a_file_of_something_else_lets_nothing_through(path: Path, content: bytes) -> None:
     headers = caller(path)

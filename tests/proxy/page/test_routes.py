@@ -91,7 +91,6 @@ async def test_a_page_of_another_origin_can_not_make_work(origin: str) -> None:
     assert not side.streams
 
 
-@pytest.mark.long
 async def test_the_page_itself_programs_and_named_origins_can_make_work() -> None:
     async with proxying(server=server(), page=True, cors=("https://app.example",)) as proxy:
         own = f"http://127.0.0.1:{proxy.runner.addresses[0][1]}"

@@ -20,7 +20,7 @@ from streamco.client.modes.obstacles import find_obstacles, in_order, refusal, s
 from streamco.client.modes.race.dispatch_record import DispatchRecord, endpoint_cost, known_prices
 from streamco.client.modes.race.migration import MigrationOptions, MigrationPlanner
 from streamco.client.request_facts import describe_request, facts_for_log
-from streamco.config import READING
+from streamco.config import READING, check_share
 from streamco.core.race.attempt import Attempt, AttemptPlan, AttemptState
 from streamco.core.race.estimators import is_burst
 from streamco.core.race.learner import DeviceTTFT, Learner, PromptLength, ServerTTFT, check_policy
@@ -59,6 +59,10 @@ class DispatchOptions(Struct, frozen=True, kw_only=True):
     def __post_init__(self) -> None:
         """Refuse what neither the learner nor a race could use."""
         check_policy(self.policy, self.constrained)
+        check_share("tail", self.tail)
+        check_share("explore", self.explore)
+        if not isinstance(self.tail_weight, int | float) or not self.tail_weight >= 0.0:
+            raise ConfigError(f"race: tail_weight: expected 0 or more, got {self.tail_weight!r}")
         if self.gate is not None and not callable(self.gate):
             raise ConfigError(f"race: gate: expected a function of RequestFacts or None, got {type(self.gate).__name__}")
         if not isinstance(self.reader_rate, int | float) or not self.reader_rate > 0:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from copy import copy
-from functools import partial
+from functools import cache, partial
 
 from msgspec.structs import replace
 
@@ -93,7 +94,7 @@ class RacePlanner(ClientPlanner):
     async def prepare(self, asked: AskedAnswer, *, if_faster: bool = False) -> PreparedRace:
         """Return the answer, ready to start. A short request's facts are found when it is dispatched, because that takes no time."""
         if self.dispatcher.has_samples and not is_numpy_loaded():
-            await asyncio.to_thread(load_numpy)
+            await asyncio.shield(asyncio.wrap_future(_numpy_loading()))  # other answers may wait for it, too
         if takes_long(asked.request):
             await asked.describe()
         return PreparedRace(asked, self.dispatcher, migration=self._migration, access=self._access)
@@ -157,7 +158,7 @@ class PreparedRace(Prepared[RaceDriver]):
             self._record(dispatched, driver)
             self.end(driver, observed, reason=dispatched.logged_reason())
             if not is_numpy_loaded():  # the next answer will need it; a program that ends with this one won't
-                loop.call_later(_NUMPY_DELAY, _load_numpy_on, loop)
+                loop.call_later(_NUMPY_DELAY, _load_numpy)
 
         driver = RaceDriver(
             RaceMachine(plan),
@@ -260,9 +261,19 @@ class PreparedRace(Prepared[RaceDriver]):
             self._access.check_unseen(machine, settings.endpoints, settings.degradations)
 
 
-def _load_numpy_on(loop: asyncio.AbstractEventLoop) -> None:
-    with suppress(RuntimeError):  # the loop is ending
-        loop.run_in_executor(None, load_numpy)
+def _load_numpy() -> None:
+    if not is_numpy_loaded():
+        with suppress(RuntimeError):  # the interpreter is ending
+            _numpy_loading()
+
+
+@cache
+def _numpy_loading() -> Future[None]:
+    """Load numpy in a thread of its own, because those of the loop may all wait for answers."""
+    executor = ThreadPoolExecutor(1, thread_name_prefix="streamco-numpy")
+    loading = executor.submit(load_numpy)
+    executor.shutdown(wait=False)
+    return loading
 
 
 def _failure_rule(facts: RequestFacts, on_failure: OnFailure | None, rule: OnDegraded) -> OnFailure:

@@ -106,7 +106,7 @@ class SpeculationOptions(Struct, frozen=True, kw_only=True):
             check_share("speculate: budget", self.budget)
         _window(self.window, 1.0)
         check_share("speculate: threshold", self.threshold)
-        if self.max_branches < 0 or self.patience <= 0.0:
+        if self.max_branches < 0 or not self.patience > 0.0:
             raise ConfigError(
                 f"speculate: expected max_branches >= 0 and a patience above 0 s, got {self.max_branches} and {self.patience:g}"
             )

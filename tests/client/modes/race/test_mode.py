@@ -143,6 +143,9 @@ async def test_a_client_without_a_device_hears_nothing_of_sides() -> None:
     [
         ({"policy": "nonsense"}, "policy: expected one of auto, both, .*, got 'nonsense'"),
         ({"constrained": "both"}, "constrained: expected"),
+        ({"constrained": []}, "constrained: expected"),
+        ({"tail": 2.0}, "tail: expected a share from 0 to 1, got 2.0"),
+        ({"tail_weight": float("nan")}, "race: tail_weight: expected 0 or more, got nan"),
         ({"policy": "server-constrained", "constrained": "device"}, "constrained: expected 'server'"),
     ],
 )
