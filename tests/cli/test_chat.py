@@ -352,6 +352,7 @@ def kept(folder: Path) -> list[Path]:
     return sorted((folder / "streamco" / "conversations").glob("*"))
 
 
+@pytest.mark.long
 def test_continue_goes_on_with_the_last_conversation(tmp_path: Path) -> None:
     env = {"XDG_STATE_HOME": str(tmp_path), "STREAMCO_NO_SAVE": "0"}
     run("--prompt", "one", "--system", "Be terse.", env=env)
@@ -362,6 +363,7 @@ def test_continue_goes_on_with_the_last_conversation(tmp_path: Path) -> None:
     assert stat.S_IMODE((tmp_path / "streamco" / "conversations").stat().st_mode) == 0o700
 
 
+@pytest.mark.long
 def test_nothing_is_kept_if_that_is_turned_off(tmp_path: Path) -> None:
     env = {"XDG_STATE_HOME": str(tmp_path), "STREAMCO_NO_SAVE": "0"}
     run("--prompt", "one", "--no-save", env=env)
@@ -371,6 +373,7 @@ def test_nothing_is_kept_if_that_is_turned_off(tmp_path: Path) -> None:
     assert (done.returncode, "--continue: expected a kept conversation, got none" in done.stderr) == (2, True)
 
 
+@pytest.mark.long
 def test_a_continued_conversation_can_be_left_as_it_was(tmp_path: Path) -> None:
     env = {"XDG_STATE_HOME": str(tmp_path), "STREAMCO_NO_SAVE": "0"}
     run("--prompt", "one", env=env)

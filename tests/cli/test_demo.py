@@ -194,6 +194,7 @@ def test_a_model_that_is_not_there_is_refused_before_anything_starts(name: str, 
     assert f"{name}: expected a GGUF file, got nothing at missing.gguf" in capsys.readouterr().err
 
 
+@pytest.mark.long
 @pytest.mark.model
 def test_ctrl_c_at_any_time_leaves_no_server_behind(mark: str) -> None:
     for delay in (0.5, 4.0):

@@ -38,6 +38,7 @@ def test_help_names_every_command() -> None:
         assert text.split(",")[0] in done.stdout
 
 
+@pytest.mark.long("after the first case")
 @pytest.mark.parametrize("name", sorted(COMMANDS))
 def test_each_command_has_its_own_help(name: str) -> None:
     done = run(name, "--help")

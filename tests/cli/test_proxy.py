@@ -63,6 +63,7 @@ def config(tmp_path: Path) -> str:
     return str(path)
 
 
+@pytest.mark.long("after the first case")
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_it_says_where_it_listens_answers_and_ends_on_a_signal(number: int) -> None:
     with process(FAKE.format(second=0.0), "--port", "0") as running:
@@ -119,6 +120,7 @@ def test_the_key_comes_from_the_environment_and_is_not_shown() -> None:
         assert "sk-secret" not in "".join(running.communicate(timeout=30))
 
 
+@pytest.mark.long
 def test_a_port_that_is_taken_is_said_in_one_line() -> None:
     with process(FAKE.format(second=0.0), "--port", "0") as first:
         port = address_of(first).rpartition(":")[2]
@@ -166,6 +168,7 @@ def test_the_callers_file_of_the_command_line_goes_before_the_files(tmp_path: Pa
     )
 
 
+@pytest.mark.long
 def test_callers_that_cannot_be_used_end_it_before_it_listens(tmp_path: Path) -> None:
     with process(PRICED, "--port", "0", "--callers", str(tmp_path / "none.sqlite")) as running:
         out, errors = running.communicate(timeout=30)

@@ -86,6 +86,7 @@ def ask(address: str, **headers: str) -> dict[str, Any]:
         return dict(json.load(response))
 
 
+@pytest.mark.long("after the first case")
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_it_says_where_it_listens_answers_and_ends_on_a_signal(model: str, number: int) -> None:
     with process(FAKE.format(mode="instant"), "--model", model, "--port", "0") as running:

@@ -54,6 +54,7 @@ def test_a_run_gives_a_table_a_picture_and_all_figures(toy: Path, tmp_path: Path
     assert len(json.loads((tmp_path / folder / "results.json").read_bytes())["scenarios"]) == 16
 
 
+@pytest.mark.long
 def test_the_same_file_and_seed_give_the_same_bytes_whatever_the_number_of_processes(toy: Path, tmp_path: Path) -> None:
     found = []
     for jobs in (1, 2):
@@ -64,6 +65,7 @@ def test_the_same_file_and_seed_give_the_same_bytes_whatever_the_number_of_proce
     assert (tmp_path / "1" / "results.json").read_bytes() != found[0][0]
 
 
+@pytest.mark.long
 def test_a_longer_sweep_runs_only_what_is_new(toy: Path, tmp_path: Path) -> None:
     assert run(toy, "--jobs", 1, "--out", tmp_path / "out").returncode == 0
     toy.write_text(TOY.replace("[4, dynamic]", "[4, dynamic, 8]"))
@@ -151,6 +153,7 @@ def test_the_page_shows_the_file_that_lies_in_examples_and_two_more_that_can_be_
     assert len(split.scenarios) == 6
 
 
+@pytest.mark.long
 def test_the_first_experiment_runs_and_drafting_pays_near_the_server_only(tmp_path: Path) -> None:
     done = run(ROOT / "examples" / "first.yaml", "--quick", "--jobs", 1, folder=tmp_path)
     assert done.returncode == 0, done.stderr

@@ -340,6 +340,7 @@ async def test_a_bill_of_nothing_beside_counts_of_nothing_is_none(cost: float) -
     assert part.cost_usd > 0
 
 
+@pytest.mark.long("after the first case")
 @pytest.mark.parametrize("stream", [True, False])
 async def test_the_usage_of_the_answer_is_marked_too_and_so_are_totals(stream: bool) -> None:
     usage = {"prompt_tokens": 30, "completion_tokens": 0, "total_tokens": 30}

@@ -720,6 +720,7 @@ async def test_a_profile_is_read_from_the_file_it_was_written_to() -> None:
             assert (await report_of(client)).dispatch.policy == "server-constrained"
 
 
+@pytest.mark.long
 @virtual
 async def test_an_answer_that_a_proxy_held_back_teaches_nothing_about_the_server() -> None:
     async with opened(server=server([(5.0, f"w{n} ") for n in range(40)]), policy="device-constrained") as client:
@@ -743,6 +744,7 @@ async def test_the_same_seed_gives_the_same_decisions() -> None:
     assert await decisions(3) != await decisions(4)
 
 
+@pytest.mark.long
 @virtual
 async def test_costs_decide_which_side_is_spared() -> None:
     dear, cheap = TokenPrices(prompt=1e-3, completion=1e-3), TokenPrices(prompt=1e-15, completion=1e-15)

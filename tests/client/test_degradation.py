@@ -62,6 +62,7 @@ def random_device(rng: random.Random) -> ScriptedEndpoint:
     )
 
 
+@pytest.mark.long("after the first case")
 @pytest.mark.parametrize("block", range(10))
 def test_nothing_leaves_the_machine_whatever_happens(block: int) -> None:
     """1,000 configurations and faults; the server and the fallback count their requests and their starts."""

@@ -135,6 +135,7 @@ def test_a_model_is_loaded_once_for_all_loops() -> None:
         engine.close()
 
 
+@pytest.mark.long
 def test_drafts_are_verified_in_every_loop(world: World) -> None:
     world.wake()
     with in_thread(world.served()) as url:

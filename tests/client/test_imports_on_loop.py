@@ -47,6 +47,7 @@ async def imported_on_loop(kind: str) -> AbstractSet[str]:
     return set(output.decode().split())
 
 
+@pytest.mark.long("after the first case")
 @pytest.mark.parametrize("kind", ["one", "two", pytest.param("device", marks=pytest.mark.model)])
 async def test_answers_import_nothing_of_weight_on_the_event_loop(kind: str) -> None:
     small = {"concurrent.futures.thread", "queue", "_queue"}  # of the standard library, a millisecond each

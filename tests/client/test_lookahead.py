@@ -151,6 +151,7 @@ def watched(engine: LlamaEngine) -> list[RunningGeneration]:
     return made
 
 
+@pytest.mark.long
 @pytest.mark.model
 @pytest.mark.parametrize("prompt", ["Write a long story.", "Repeat this for ever: 🐈🐕🐈🐕🐈🐕"])
 async def test_a_real_models_sequence_is_parked_at_the_bound_and_its_thread_is_not(prompt: str) -> None:
@@ -180,6 +181,7 @@ async def test_a_real_models_sequence_is_parked_at_the_bound_and_its_thread_is_n
     await asyncio.to_thread(engine.close)
 
 
+@pytest.mark.long
 @pytest.mark.model
 async def test_a_real_model_makes_no_more_than_the_bound_ahead() -> None:
     engine = await asyncio.to_thread(lambda: LlamaEngine(packaged_model(), EngineOptions(threads=1)))

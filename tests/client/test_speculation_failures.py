@@ -27,6 +27,7 @@ from tests.support.logprob_servers import ScriptedSGLang, ScriptedVLLM
 from tests.support.modes import client_options, drafting
 
 
+@pytest.mark.long("after the first case")
 @pytest.mark.parametrize("step", [Cut(), Reset(), Crash(), Refuse(OverloadedError, retry_after=0.05), Pause(0.05)], ids=type)
 async def test_trouble_with_the_verifier_costs_no_token(world: World, step: object) -> None:
     async with world.scripted() as verifier, world.speculating(verifier) as client:
@@ -199,6 +200,7 @@ async def test_a_server_verifies_and_goes_on_alone_when_its_verifier_is_out(worl
             assert text == world.text()
 
 
+@pytest.mark.long("after the first case")
 @pytest.mark.parametrize("fault", [FaultProxy.stall, FaultProxy.reset], ids=["stopped", "killed"])
 @pytest.mark.parametrize("may_use_device", [True, False])
 async def test_a_server_that_stops_or_is_killed_ends_the_wait_by_its_own_time_outs(world: World, fault: Any, may_use_device: bool) -> None:

@@ -11,6 +11,7 @@ from functools import cache
 from itertools import product
 from math import prod
 
+import pytest
 from msgspec.structs import replace
 
 from streamco.client.client import Client
@@ -44,6 +45,7 @@ def texts(noise: float, prompt: list[int]) -> dict[tuple[int, ...], float]:
     }
 
 
+@pytest.mark.long
 async def test_sampled_answers_have_the_servers_distribution() -> None:
     engine = FakeEngine(vocabulary=VOCABULARY, successor=lambda ids: shares(1.5, tuple(ids[-2:])))
     seen: Counter[tuple[int, ...]] = Counter()

@@ -71,6 +71,7 @@ async def test_greedy_answers_in_trees_are_those_in_chains(sent: list[Sequence[i
     assert kinds == [True, False, False], "trees only where they are taken and wanted"
 
 
+@pytest.mark.long
 async def test_sampled_answers_in_trees_have_the_servers_distribution(sent: list[Sequence[int]]) -> None:
     seen: Counter[tuple[int, ...]] = Counter()
     device = model(1.5)

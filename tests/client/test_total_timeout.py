@@ -34,6 +34,7 @@ def remote(server: ScriptedServer, name: str = "server", **options: Any) -> Open
     return OpenAIEndpoint("m", base_url=server.url, name=name, capabilities=ABLE, **options)
 
 
+@pytest.mark.long("after the first case")
 @pytest.mark.parametrize("has_other", [False, True])
 @pytest.mark.parametrize("stream", [False, True])
 async def test_a_request_ends_in_time_whichever_endpoint_writes(stream: bool, has_other: bool) -> None:

@@ -42,6 +42,7 @@ def test_a_list_is_of_urls_and_verifiers(verifier: list[object], world: World) -
         Client(DeviceEndpoint(world.engine), mode=Speculate(verifier=verifier))  # type: ignore[arg-type]
 
 
+@pytest.mark.long
 async def test_a_list_of_addresses_spreads_the_answers(world: World) -> None:
     async with world.scripted() as one, world.scripted() as other, world.speculating([one.url, other.url]) as client:
         streams = [client.stream(PROMPT, temperature=0) for _ in range(4)]
@@ -52,6 +53,7 @@ async def test_a_list_of_addresses_spreads_the_answers(world: World) -> None:
         assert sorted(served) == [(f"127.0.0.1:{port}",) for port in sorted((one.port, one.port, other.port, other.port))]
 
 
+@pytest.mark.long
 async def test_the_report_names_the_verifier_of_each_answer(world: World) -> None:
     async with world.scripted() as one, world.scripted() as other:
         pool = pool_of(one.url, other.url, routing="round-robin")
@@ -146,6 +148,7 @@ async def test_in_mode_auto_an_answer_is_speculated_if_that_pays_at_one_verifier
             assert not planner._pays()
 
 
+@pytest.mark.long("after the first case")
 @pytest.mark.parametrize("first", [0, 2])
 async def test_each_verifier_bills_what_it_computed(world: World, first: int) -> None:
     prices = {"a": TokenPrices(prompt=2e-6, completion=3e-6), "b": TokenPrices(prompt=5e-5, completion=7e-5)}
@@ -166,6 +169,7 @@ async def test_each_verifier_bills_what_it_computed(world: World, first: int) ->
             assert part.cost_usd == stream.report.cost_usd == pytest.approx(money)
 
 
+@pytest.mark.long("after the first case")
 @pytest.mark.parametrize("is_down", [False, True])
 async def test_a_verifier_that_did_not_take_the_answer_bills_nothing(world: World, is_down: bool) -> None:
     prices = {"a": TokenPrices(prompt=2e-6, completion=3e-6), "b": TokenPrices(prompt=5e-5, completion=7e-5)}
@@ -208,6 +212,7 @@ async def test_an_answer_that_every_verifier_refuses_does_not_keep_the_next_one_
         assert (stream.report.speculation.verifiers, stream.report.notes) == (("a",), [])
 
 
+@pytest.mark.long
 async def test_crashes_here_and_there_cost_no_token(world: World) -> None:
     async with world.scripted() as one, world.scripted() as other, world.speculating(pool_of(one.url, other.url)) as client:
         for verifier in (one, other):

@@ -427,6 +427,7 @@ def told(log: Log) -> list[tuple[float, SchedulerEvent | None, list[SchedulerCom
     return [entry for entry in log if entry[2]]
 
 
+@pytest.mark.long("after the first case")
 @pytest.mark.parametrize("seed", range(40))
 def test_both_drivers_tell_the_scheduler_the_same_and_it_commands_the_same(seed: int) -> None:
     scenario = Scenario(seed)
@@ -436,6 +437,7 @@ def test_both_drivers_tell_the_scheduler_the_same_and_it_commands_the_same(seed:
     assert len(ours) == len(theirs), f"seed {seed}"
 
 
+@pytest.mark.long("after the first case")
 @pytest.mark.parametrize("seed", range(0, 40, 4))
 def test_a_recorded_live_log_replays(seed: int) -> None:
     scenario = Scenario(seed)
@@ -449,6 +451,7 @@ def test_a_recorded_live_log_replays(seed: int) -> None:
         assert scheduler.take_commands() == commands, f"seed {seed} at {now}"
 
 
+@pytest.mark.long
 def test_the_scenarios_meet_everything_that_a_scheduler_says() -> None:
     logs = [Scenario(seed).simulated() for seed in range(40)]
     said = Counter(type(command).__name__ for log in logs for _, _, commands in log for command in commands)

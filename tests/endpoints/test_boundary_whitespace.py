@@ -130,6 +130,7 @@ def test_the_source_leaves_whole_code_points_behind_each_token(way: tuple[LlamaE
     assert transcript.text == CORPUS[name]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", CORPUS)
 def test_the_target_reads_the_same_bytes_at_every_place(way: tuple[LlamaEngine, LlamaEngine], name: str) -> None:
     source, target = way

@@ -597,6 +597,7 @@ async def test_an_engine_that_is_silent_for_too_long_is_stopped() -> None:
         await stream.cancel()
 
 
+@pytest.mark.long
 @pytest.mark.model
 async def test_a_real_model_keeps_to_penalties_biases_and_log_probabilities() -> None:
     async with device(packaged_model(), options=EngineOptions(context_tokens=512, threads=1)) as endpoint:

@@ -45,6 +45,7 @@ async def draft(engine: LlamaEngine, count: int) -> list[TokensDrafted]:
     return emitted
 
 
+@pytest.mark.long("after the first case")
 @pytest.mark.parametrize("count", [4, 1])
 async def test_the_importance_of_a_draft_is_told_with_its_tokens(count: int) -> None:
     engine = await asyncio.to_thread(load, (-1,))

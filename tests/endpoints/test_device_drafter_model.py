@@ -80,6 +80,7 @@ async def write(endpoint: DeviceEndpoint, question: str, before: Sequence[int], 
     return ids[len(before) :]
 
 
+@pytest.mark.long
 async def test_branches_beside_each_other_are_what_the_model_writes_token_by_token(engine: LlamaEngine) -> None:
     endpoint = DeviceEndpoint(engine)
     desks = [await sit_down(endpoint, question) for question in QUESTIONS]

@@ -107,6 +107,7 @@ def likeliest(distribution: TokenModel) -> Callable[[list[int]], int]:
     return follow
 
 
+@pytest.mark.long("after the first case")
 @pytest.mark.parametrize("places", [40, 3], ids=["room for all", "too few places"])
 @pytest.mark.parametrize("seed", range(6))
 async def test_every_draft_is_what_the_model_says_there(seed: int, places: int) -> None:

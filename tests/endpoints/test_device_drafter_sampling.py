@@ -152,6 +152,7 @@ async def test_texts_have_the_targets_distribution(window: int, row_ids: int) ->
     assert adopted > TEXTS / 4  # what was drafted in advance is in there
 
 
+@pytest.mark.long("after the first case")
 @pytest.mark.parametrize("how", ["not at all", "wrong residual"])
 async def test_what_is_not_judged_or_wrongly_corrected_is_found_out(how: Verifying) -> None:
     seen, _ = await write_texts(how, texts=500)

@@ -149,12 +149,13 @@ async def check_exact(source: Endpoint, target: Endpoint, request: Request, coun
     return len(partials)
 
 
-@pytest.mark.long("after the first case")
+@pytest.mark.long
 @pytest.mark.parametrize("request_", ASKED, ids=QUESTIONS)
 async def test_from_device_to_device_by_ids(engines: tuple[LlamaEngine, LlamaEngine], request_: Request) -> None:
     assert await check_exact(DeviceEndpoint(engines[0]), DeviceEndpoint(engines[1]), request_, 3)
 
 
+@pytest.mark.long("after the first case")
 @pytest.mark.parametrize("request_", ASKED, ids=QUESTIONS)
 async def test_from_device_to_server_by_packed_ids(engines: tuple[LlamaEngine, LlamaEngine], request_: Request) -> None:
     async with served(engines[1]) as server:
@@ -162,6 +163,7 @@ async def test_from_device_to_server_by_packed_ids(engines: tuple[LlamaEngine, L
         assert await check_exact(DeviceEndpoint(engines[0]), server, request_, 3)
 
 
+@pytest.mark.long("after the first case")
 @pytest.mark.parametrize("request_", ASKED, ids=QUESTIONS)
 async def test_from_server_to_device_by_ids(engines: tuple[LlamaEngine, LlamaEngine], request_: Request) -> None:
     async with served(engines[0]) as server:
@@ -295,6 +297,7 @@ async def test_llama_cpp_pythons_server_takes_strings_only(engines: tuple[LlamaE
             await peer.aclose()
 
 
+@pytest.mark.long
 @pytest.mark.peer
 async def test_a_stock_servers_warm_cache_holds_what_was_read(engines: tuple[LlamaEngine, LlamaEngine]) -> None:
     partial = Partial(text="The three primary colours are red, yellow and", tokens=10)

@@ -174,6 +174,7 @@ async def test_it_does_not_draft_and_says_so() -> None:
     engine.close()
 
 
+@pytest.mark.long("after the first case")
 @pytest.mark.peer
 @pytest.mark.model
 @pytest.mark.parametrize("kind", ["llama-cpp-python", "xllamacpp"])

@@ -146,6 +146,7 @@ def test_sessions_beside_each_other_and_beside_generations_write_what_each_write
         assert [results[index] for index in range(4)] == alone
 
 
+@pytest.mark.long
 def test_what_is_read_beside_a_longer_run_has_the_bits_of_what_is_read_alone(exact: LlamaEngine) -> None:
     print("seed 3")
     dice = Random(3)
@@ -191,6 +192,7 @@ def test_what_was_read_in_turns_with_a_generation_has_the_bits_of_what_is_read_a
         each.close()
 
 
+@pytest.mark.long
 def test_a_long_draft_is_verified_in_chunks_with_the_same_bits(exact: LlamaEngine) -> None:
     prompt = chat(exact, "Tell me about lighthouses.")
     own = complete(exact, prompt, max_tokens=42).ids
@@ -202,6 +204,7 @@ def test_a_long_draft_is_verified_in_chunks_with_the_same_bits(exact: LlamaEngin
     sequence.close()
 
 
+@pytest.mark.long
 def test_branches_in_exact_mode_are_copies_with_the_same_bits(exact: LlamaEngine) -> None:
     prompt = chat(exact, "Tell me about the sea.")
     own = complete(exact, prompt, max_tokens=20).ids
@@ -407,6 +410,7 @@ def test_row_costs_of_an_exact_engine_have_no_row_alone(tmp_path: Path, monkeypa
     assert costs[1] == costs[2]
 
 
+@pytest.mark.long
 def test_padding_changes_no_token_of_a_real_model(fast: LlamaEngine) -> None:
     prompt = chat(fast, "Describe the rain.")
     reader = complete(fast, prompt, max_tokens=12)

@@ -263,6 +263,7 @@ def test_texts_written_in_verified_trees_are_what_the_model_writes_alone(real: L
         sequence.close()
 
 
+@pytest.mark.long
 @pytest.mark.model
 def test_each_node_sees_its_own_path_alone(real: LlamaEngine) -> None:
     dice = Random(3)

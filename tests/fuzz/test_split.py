@@ -26,6 +26,7 @@ EXPECTED |= {
 }
 
 
+@pytest.mark.long("after the first case")
 @pytest.mark.parametrize("seed", range(4))
 def test_any_message_gives_a_frame_or_a_documented_error(seed: int) -> None:
     seen = run(5_000, seed)

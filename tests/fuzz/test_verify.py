@@ -13,6 +13,7 @@ from tests.fuzz.verify import CODEC, VOCABULARY, Ends, run
 from tests.wire.verify.peers import msgpack
 
 
+@pytest.mark.long("after the first case")
 @pytest.mark.parametrize("is_pure", [False, True])
 @pytest.mark.parametrize("seed", range(4))
 def test_any_message_gives_a_frame_or_a_documented_error(seed: int, is_pure: bool) -> None:

@@ -163,6 +163,7 @@ def test_a_stream_without_end_is_given_up_at_its_limit(start: bytes, piece: byte
 # Time
 
 
+@pytest.mark.long
 def test_repeated_messages_after_a_long_text_are_not_compared_with_it_piece_by_piece() -> None:
     parser = ChatStreamParser(limits=Limits(answer_bytes=1 << 30))
     parser.feed(chunk("x" * 1000) * 20_000)

@@ -106,6 +106,7 @@ async def test_both_sides_race_and_the_first_one_answers() -> None:
         assert result.stdout == "from the device\n"
 
 
+@pytest.mark.long("after the first case")
 @pytest.mark.parametrize(
     ("words", "complaint"),
     [

@@ -88,6 +88,7 @@ async def test_settings_reach_the_endpoint() -> None:
     assert (sampling.max_tokens, sampling.temperature, sampling.seed, sampling.stop) == (7, 0.5, 1, (".",))
 
 
+@pytest.mark.long("after the first case")
 @pytest.mark.parametrize("is_streamed", [False, True])
 async def test_tools_are_called_and_their_results_come_back(is_streamed: bool) -> None:
     side = ToolCaller("server", capabilities=server().capabilities)

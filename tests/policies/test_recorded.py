@@ -53,7 +53,7 @@ def test_sparing_the_server_cuts_the_tail_by_a_quarter(traces: dict[str, Halves]
     assert fmean(1 - case["disco"].p99 / case["stochastic"].p99 for case in results) >= 0.25
 
 
-@pytest.mark.long("after the first case")
+@pytest.mark.long
 @pytest.mark.parametrize("phone", PHONES)
 def test_the_optimum_beats_algorithm_2_on_average(traces: dict[str, Halves], prompts: Halves, phone: str) -> None:
     results = judged(traces, prompts, phone, "device")

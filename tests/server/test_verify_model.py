@@ -76,6 +76,7 @@ async def answer(device: Device, pair: Pair, ids: list[int], window: int) -> lis
     return text[len(ids) :][:TOKENS]
 
 
+@pytest.mark.long
 async def test_greedy_answers_are_the_targets_own_token_for_token_while_others_are_verified(pair: Pair) -> None:
     prompts = [pair.prompt(question) for question in QUESTIONS]
     wanted = [await asyncio.to_thread(pair.own, ids) for ids in prompts]

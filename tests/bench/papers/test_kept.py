@@ -45,6 +45,7 @@ def test_a_table_takes_the_place_of_the_one_between_its_marks() -> None:
         replace_table(page, "b", "new")
 
 
+@pytest.mark.long("after the first case")
 @pytest.mark.parametrize("name", sorted({*RUNS} - {*ROWS}))
 def test_what_is_kept_is_all_of_an_experiment_as_its_file_has_it(name: str) -> None:
     experiment, found = read_experiment(Path("bench/papers") / f"{name}.yaml"), load(name)

@@ -131,6 +131,7 @@ def test_drafting_again_along_a_text_takes_the_rounds_in_which_it_was_written(wr
     assert answer.tokens > answer.rounds > 0
 
 
+@pytest.mark.long
 def test_pytorch_and_llamacpp_draft_the_same_tokens(written: tuple[Split, Answer]) -> None:
     pytest.importorskip("torch")
     assert import_module("bench.timed.draft_agreement")

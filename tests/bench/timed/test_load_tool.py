@@ -86,6 +86,7 @@ def make_tool(folder: Path, body: str) -> Path:
     return path
 
 
+@pytest.mark.long
 def test_direct_and_proxied_targets_are_asked_by_turns_and_the_reports_are_kept(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], report: dict[str, Any]
 ) -> None:

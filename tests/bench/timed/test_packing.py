@@ -16,6 +16,7 @@ def test_the_factor_is_the_last_number_of_streams_within_the_limit() -> None:
     assert packing_factor({1: 10.0, 2: 19.0}, limit=2.0) == 2
 
 
+@pytest.mark.long
 @pytest.mark.model
 @pytest.mark.timeout(180)
 def test_a_quick_run_has_a_factor_for_each_model(capsys: pytest.CaptureFixture[str]) -> None:

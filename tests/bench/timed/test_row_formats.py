@@ -11,6 +11,7 @@ from bench.timed.row_formats import ROWS, measured, rows_of
 from streamco.engines.llamacpp.bundled_model import packaged_model
 
 
+@pytest.mark.long
 @pytest.mark.model
 def test_rows_are_measured_again_and_not_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     model = packaged_model()
@@ -21,6 +22,7 @@ def test_rows_are_measured_again_and_not_kept(tmp_path: Path, monkeypatch: pytes
     assert all(costs[rows] > 0.0 for rows in ROWS)
 
 
+@pytest.mark.long
 @pytest.mark.model
 def test_there_is_a_row_for_each_number_and_format() -> None:
     rows = [*rows_of({"Q4_1": packaged_model()}, 1)]

@@ -75,6 +75,7 @@ def test_markdown_comes_out_as_people_read_it() -> None:
     ]
 
 
+@pytest.mark.long("after the first case")
 @pytest.mark.parametrize("pieces", [1, 2, 7, None])
 @pytest.mark.parametrize("room", [3, 6, 50])
 def test_however_it_is_cut_and_scrolled_the_same_rows_come_out_once(pieces: int | None, room: int) -> None:
@@ -82,6 +83,7 @@ def test_however_it_is_cut_and_scrolled_the_same_rows_come_out_once(pieces: int 
         assert texts(stream(DOCUMENT, room=room, pieces=pieces, seed=seed)) == texts(whole(DOCUMENT)), f"seed {seed}"
 
 
+@pytest.mark.long
 def test_a_long_answer_is_never_cut_short() -> None:
     listing = "\n".join(f"{number}. item number {number}" for number in range(1, 201))
     code = "```python\n" + "\n".join(f"x{number} = {number}" for number in range(200)) + "\n```\n"
@@ -154,6 +156,7 @@ WRAPPED = {
 }
 
 
+@pytest.mark.long("after the first case")
 @pytest.mark.parametrize("width", [20, 37, 200])
 @pytest.mark.parametrize("text", WRAPPED.values(), ids=WRAPPED)
 def test_every_row_of_a_wrapped_block_has_its_tint(text: str, width: int) -> None:
@@ -277,6 +280,7 @@ def test_streamed_on_a_small_screen_the_scroll_back_reads_like_the_whole_answer(
     assert terminal.text.split("\n") == [*texts(whole(DOCUMENT * 3)), "end"]
 
 
+@pytest.mark.long("after the first case")
 @pytest.mark.parametrize("width", [37, 40, 60])
 def test_long_lines_of_code_read_in_the_scroll_back_as_the_terminal_wraps_them(width: int) -> None:
     code = "\n".join(f"value_{number} = " + "x" * (number * 5) for number in range(25))

@@ -274,6 +274,7 @@ def test_exploring_shows_the_tail_that_racing_hides() -> None:
 # The whole loop
 
 
+@pytest.mark.long("after the first case")
 @pytest.mark.parametrize(("policy", "side"), [("device-constrained", "device"), ("server-constrained", "server"), ("optimal", "device")])
 def test_what_is_learned_from_races_comes_near_the_plan_of_one_who_knows(policy: str, side: Side) -> None:
     world = lognormal_world(22, samples=500)

@@ -742,6 +742,7 @@ def play_state(play: Play, name: str) -> AttemptState:
     return play.machine.attempts[name].state
 
 
+@pytest.mark.long("after the first case")
 @pytest.mark.parametrize("first", range(0, 1000, 100))
 def test_random_moves_lose_and_repeat_nothing_and_leave_nobody_at_work(first: int) -> None:
     for seed in range(first, first + 100):

@@ -90,6 +90,7 @@ def test_an_app_that_stops_its_loop_again_and_again_still_hears_of_a_silent_peer
     assert silences(main) == [240.0]
 
 
+@pytest.mark.long("after the first case")
 @LOOPS
 @pytest.mark.parametrize("tasks", [1, 4])
 def test_what_lay_in_the_socket_while_the_loop_stood_still_is_read(

@@ -83,6 +83,7 @@ async def split_at(
         await endpoint.aclose()
 
 
+@pytest.mark.long
 async def test_the_text_is_the_whole_models(files: PartFiles, middle: MiddleEngine, expected: str) -> None:
     async with serving_middle(middle, ServeOptions(port=0)) as url, split_at(files, url) as endpoint:
         assert endpoint.is_exact
@@ -217,7 +218,7 @@ class CuttingProxy(Listener):
         writer.close()
 
 
-@pytest.mark.long("after the first case")
+@pytest.mark.long
 @pytest.mark.parametrize("cut", [{"up": 1_000}, {"up": 60_000}, {"up": 120_000}, {"down": 2_500}, {"down": 9_000}], ids=str)
 async def test_a_connection_that_is_lost_in_mid_chunk_costs_no_token(
     files: PartFiles, middle: MiddleEngine, expected: str, cut: dict[str, int]

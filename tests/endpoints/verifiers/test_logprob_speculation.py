@@ -13,6 +13,7 @@ from tests.support.logprob_servers import ScriptedSGLang, ScriptedVLLM
 BOTH = [(ScriptedVLLM, VLLMVerifier), (ScriptedSGLang, SGLangVerifier)]
 
 
+@pytest.mark.long("after the first case")
 @pytest.mark.parametrize(("serve", "make"), BOTH)
 async def test_a_speculated_answer_is_the_targets_own(
     serve: type[ScriptedVLLM | ScriptedSGLang], make: type[VLLMVerifier | SGLangVerifier]

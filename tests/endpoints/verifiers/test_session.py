@@ -118,6 +118,7 @@ async def test_sampled_rounds_carry_what_was_drawn_from_and_greedy_ones_do_not(s
     assert [draft.rows for draft in server.drafts] == [(row,), ()]
 
 
+@pytest.mark.long
 async def test_sampled_answers_have_the_targets_distribution(server: ScriptedVerifier) -> None:
     """The first token of 600 answers, against the target's own distribution; docs say that sampling is exact there."""
     rule = Rule(RuleKind.SAMPLE, 1.0, top_k=4)
@@ -240,6 +241,7 @@ async def test_what_was_sent_ahead_is_gone_with_its_round_and_with_its_connectio
         await talk.aclose()
 
 
+@pytest.mark.long("after the first case")
 @pytest.mark.parametrize("fault", [Cut(), Reset()])
 async def test_a_round_that_is_cut_off_is_told_and_the_session_is_resumed_where_it_was(
     server: ScriptedVerifier, fault: Cut | Reset
@@ -383,6 +385,7 @@ async def test_a_session_that_is_refused_for_a_while_is_opened_when_there_is_roo
         assert await talk.write(6) == ANSWER[:6]
 
 
+@pytest.mark.long("after the first case")
 @pytest.mark.parametrize("kind", [StaleRoundError, ContextFullError, MalformedFrameError])
 async def test_a_round_that_can_not_be_judged_ends_the_verifying(server: ScriptedVerifier, kind: type[StaleRoundError]) -> None:
     server.script(Refuse(kind))

@@ -75,6 +75,7 @@ class Answer:
         assert event.length == len(self.talk.answer)
 
 
+@pytest.mark.long("after the first case")
 @pytest.mark.parametrize("seed", range(20))
 async def test_no_token_is_lost_whatever_happens(seed: int) -> None:
     rng = Random(seed)

@@ -40,6 +40,7 @@ from tests.endpoints.verifiers.support import (
 from tests.support.leaks import settled
 
 
+@pytest.mark.long
 async def test_all_answers_share_one_connection(server: ScriptedVerifier) -> None:
     prompts = [(number, number + 1) for number in range(20)]
     async with verifier_at(server.url) as verifier:

@@ -98,6 +98,7 @@ def test_rows_one_by_one_are_those_of_one_batch(make_context: MakeContext) -> No
     assert_alike([decode(context, ([token], position, 0))[0] for position, token in enumerate(ids)], wanted)
 
 
+@pytest.mark.long("after the first case")
 @pytest.mark.model
 @pytest.mark.parametrize("unified", [True, False])
 def test_sequences_in_one_batch_each_see_their_own_tokens(make_context: MakeContext, unified: bool) -> None:
@@ -113,6 +114,7 @@ def test_sequences_in_one_batch_each_see_their_own_tokens(make_context: MakeCont
         assert_alike(rows, [wanted[sequence][position] for sequence in (1, 2, 0)])
 
 
+@pytest.mark.long("after the first case")
 @pytest.mark.model
 @pytest.mark.parametrize("unified", [True, False])
 def test_a_fork_and_what_was_cut_back_keep_their_order(make_context: MakeContext, unified: bool) -> None:
@@ -130,7 +132,7 @@ def test_a_fork_and_what_was_cut_back_keep_their_order(make_context: MakeContext
     assert_alike(rows, [wanted[20], wanted_other[12], wanted_other[13], wanted_branch[16]])
 
 
-@pytest.mark.long("after the first case")
+@pytest.mark.long
 @pytest.mark.model
 @pytest.mark.parametrize("unified", [True, False])
 @pytest.mark.parametrize("seed", range(3))

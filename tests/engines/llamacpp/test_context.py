@@ -86,6 +86,7 @@ def test_a_set_flag_stops_a_decode_and_a_cleared_one_lets_it_go(context: LlamaCo
     prefill(context, PROMPT)
 
 
+@pytest.mark.long
 def test_too_many_tokens_find_no_room(context: LlamaContext) -> None:
     for start in range(0, 256, 64):
         context.add_run([5] * 64, start, 0, wants_logits=False)
@@ -96,6 +97,7 @@ def test_too_many_tokens_find_no_room(context: LlamaContext) -> None:
     prefill(context, PROMPT, 1)
 
 
+@pytest.mark.long
 def test_the_number_of_threads_can_change(context: LlamaContext) -> None:
     expected = prefill(context, PROMPT)
     context.use_threads(2)

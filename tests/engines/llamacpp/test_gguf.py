@@ -52,6 +52,7 @@ def test_a_source_that_is_no_model_leaves_nothing_behind(tmp_path: Path) -> None
     assert [path.name for path in tmp_path.iterdir()] == ["a.gguf"]
 
 
+@pytest.mark.long
 @pytest.mark.model
 def test_a_smaller_kind_with_fewer_layers_runs(engine: LlamaEngine, tmp_path: Path) -> None:
     target = quantize(engine.path, tmp_path / "small.gguf", "q2_k", prune_layers=[24, 25, 26])

@@ -37,6 +37,7 @@ def test_the_facts_are_the_models(engine: LlamaEngine) -> None:
     assert 130e6 < info.parameters < 140e6
 
 
+@pytest.mark.long
 def test_the_fingerprint_is_the_vocabularys_alone(model: LlamaModel) -> None:
     again = LlamaModel(model.path, repack=True)
     assert again.info.vocabulary == model.info.vocabulary

@@ -47,6 +47,7 @@ def test_a_model_says_its_shape(files: PartFiles) -> None:
     model.close()
 
 
+@pytest.mark.long
 def test_rows_are_numbered_in_the_order_they_were_added(context: StateContext) -> None:
     assert context.add(states(3), 0, 0) == slice(0, 3)
     assert context.add(states(2), 0, 1) == slice(3, 5)

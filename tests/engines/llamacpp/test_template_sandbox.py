@@ -106,6 +106,7 @@ def little_memory() -> Iterator[None]:
     resource.setrlimit(resource.RLIMIT_AS, (soft, hard))
 
 
+@pytest.mark.long("after the first case")
 @pytest.mark.usefixtures("little_memory")
 @pytest.mark.parametrize("bomb", BOMBS)
 def test_a_bomb_is_refused(bomb: str) -> None:

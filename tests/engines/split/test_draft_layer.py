@@ -202,6 +202,7 @@ def test_a_qwen2_layer_with_biases_and_a_narrow_feed_forward_part_is_the_same_ar
     assert step.ids[0] == int(arrays["rows"][logits[11].argmax()])
 
 
+@pytest.mark.long
 def test_rows_read_together_are_those_read_one_by_one(part: DraftPart) -> None:
     deep, shallow = some_states(12)
     part.extend(deep[:11], shallow[:11], 0, 0)

@@ -119,6 +119,7 @@ def test_a_prompt_is_planned_with_what_is_known_of_the_device(files: PartFiles) 
     split.close()
 
 
+@pytest.mark.long
 def test_drafts_change_no_token_and_save_trips(files: PartFiles, whole: LlamaEngine) -> None:
     _, ids, _ = answer(whole, PROMPTS[0])
     start = len(chat_ids(whole, [{"role": "user", "content": PROMPTS[0]}]))
@@ -140,6 +141,7 @@ def test_sampling_draws_the_tokens_that_the_whole_model_draws_with_this_seed(spl
     assert answer(split.engine, PROMPTS[1], sampling)[:2] == answer(whole, PROMPTS[1], sampling)[:2]
 
 
+@pytest.mark.long
 def test_a_stop_string_ends_the_answer_before_it(split: Split, whole: LlamaEngine) -> None:
     text, _, _ = answer(whole, PROMPTS[2])
     stop = text.split()[4]
@@ -185,6 +187,7 @@ async def test_a_cancelled_answer_frees_its_place(split: Split) -> None:
     assert (await Answering(split.engine, GenerationRequest(prompt_ids=ids, sampling=GREEDY)).read())[2].reason == "length"
 
 
+@pytest.mark.long
 async def test_an_answer_that_is_left_while_it_waits_for_its_turn_ends_at_once(split: Split) -> None:
     request = GenerationRequest(prompt_ids=chat_ids(split.engine, [{"role": "user", "content": PROMPTS[0]}]), sampling=GREEDY)
     first, second, third = (Answering(split.engine, request) for _ in range(3))
@@ -258,7 +261,7 @@ def trips(split: Split) -> int:
     return sum(command.wanted > 0 for command, _ in frames)
 
 
-@pytest.mark.long("after the first case")
+@pytest.mark.long
 @pytest.mark.parametrize("prompt", PROMPTS)
 def test_the_draft_layer_changes_no_token_and_saves_trips(drafting: Split, whole: LlamaEngine, prompt: str) -> None:
     trips(drafting)
@@ -268,11 +271,13 @@ def test_the_draft_layer_changes_no_token_and_saves_trips(drafting: Split, whole
     assert trips(drafting) < 0.85 * len(made)
 
 
+@pytest.mark.long
 def test_samples_are_those_of_the_whole_model_with_drafts_too(drafting: Split, whole: LlamaEngine) -> None:
     sampling = SamplingOptions(temperature=0.9, seed=5, max_tokens=24, frequency_penalty=0.5)
     assert answer(drafting.engine, PROMPTS[1], sampling)[:2] == answer(whole, PROMPTS[1], sampling)[:2]
 
 
+@pytest.mark.long("after the first case")
 @pytest.mark.parametrize("most", [1, 2, 3, 5])
 def test_drafts_keep_to_the_answers_limit(drafting: Split, whole: LlamaEngine, most: int) -> None:
     sampling = SamplingOptions(temperature=0, max_tokens=most)

@@ -108,6 +108,7 @@ def test_the_head_has_the_models_tokenizer(both: tuple[Whole, Parts]) -> None:
     assert parts.head.model.info.vocabulary == whole.model.info.vocabulary
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("prompt", PROMPTS)
 def test_parts_give_the_whole_models_logits(both: tuple[Whole, Parts], prompt: str) -> None:
     whole, parts = both
@@ -147,6 +148,7 @@ def test_a_long_run_is_the_same_in_pieces(files: PartFiles) -> None:
     assert np.array_equal(at_once, pieces)
 
 
+@pytest.mark.long
 def test_no_rows_give_no_states(files: PartFiles) -> None:
     with InputPart(files.input) as part:
         assert part.run(np.empty((0, 576), np.float32), 0).shape == (0, 576)
@@ -171,7 +173,7 @@ def test_rows_of_several_sequences_come_back_in_order(files: PartFiles) -> None:
     model.close()
 
 
-@pytest.mark.long("after the first case")
+@pytest.mark.long
 @pytest.mark.parametrize("kind", ["packaged", "F16", "Q4_K_M"])
 @pytest.mark.parametrize("part", [InputPart, MiddlePart])
 def test_in_exact_mode_a_state_has_the_same_bits_whatever_is_computed_with_it(kind: str, part: type[LayerPart], tmp_path: Path) -> None:

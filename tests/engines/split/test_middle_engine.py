@@ -69,6 +69,7 @@ def test_sequences_of_one_batch_give_what_each_gives_alone(engine: MiddleEngine,
         assert np.allclose(more[1], expected[2:], atol=0.05)
 
 
+@pytest.mark.long
 def test_a_run_forgets_what_its_sequence_had_from_its_position_on(engine: MiddleEngine) -> None:
     expected = compute(engine, StateRun(1, 0, some(4, 5)))[0]
     compute(engine, StateRun(1, 4, some(3, 6)))

@@ -226,7 +226,7 @@ def test_a_chi_square_finds_the_targets_distribution_among_siblings(
     assert surprise(seen, dict(enumerate(target.probabilities)), draws) < 1.0
 
 
-@pytest.mark.long("after the first case")
+@pytest.mark.long
 @pytest.mark.parametrize("way", WAYS)
 def test_whole_texts_written_in_rounds_of_trees_have_the_targets_distribution(way: Way) -> None:
     """Three tokens of a context-dependent target over 4 ids: 64 texts with exact probabilities; a round has two tokens with siblings."""

@@ -80,6 +80,7 @@ add_caller(Path(sys.argv[1]), sys.argv[2], budget=1.0)
 """
 
 
+@pytest.mark.long
 def test_processes_that_make_a_file_at_once_make_one(tmp_path: Path) -> None:
     names = ["a", "b", "c", "d"]
     for path in (tmp_path / str(number) for number in range(5)):

@@ -142,6 +142,7 @@ async def test_devices_that_share_the_server_get_the_answers_that_each_gets_alon
         assert texts == [(await asyncio.to_thread(whole_logits, prompt))[0] for prompt in PROMPTS]
 
 
+@pytest.mark.long
 async def test_states_in_f16_cost_half_the_bytes_and_lose_only_their_rounding(
     engine: MiddleEngine, files: PartFiles, head: HeadPart
 ) -> None:

@@ -84,6 +84,7 @@ def test_a_later_run_writes_only_what_is_missing(engine: LlamaEngine, tmp_path: 
     assert sorted(path.read_bytes().splitlines(keepends=True)) == sorted(lines)
 
 
+@pytest.mark.long
 def test_a_hand_over_ends_with_a_whole_code_point(engine: LlamaEngine) -> None:
     ids = engine.tokenize("a 🦎 b")
     for cut in range(len(ids) + 1):

@@ -68,7 +68,7 @@ async def live(small: Path, large: Path, cell: Cell) -> list[str]:
             return ["".join([token.text async for token in client.stream(text, temperature=0, max_tokens=LENGTH)]) for text in PROMPTS]
 
 
-@pytest.mark.long("after the first case")
+@pytest.mark.long
 @pytest.mark.model
 @pytest.mark.timeout(180)
 @pytest.mark.parametrize("cell", CELLS[:3], ids=lambda cell: cell.name)

@@ -56,6 +56,7 @@ def test_tasks_take_turns_and_a_second_run_adds_what_is_missing(tmp_path: Path, 
     assert all(0.0 <= each["device"].score <= 1.0 and each["device"].tokens <= 8 for each in results.values())
 
 
+@pytest.mark.long
 def test_nothing_is_begun_after_the_time_and_other_contenders_are_refused(tmp_path: Path, models: Pair) -> None:
     assert run(tmp_path, models, 1, ends=0.0) == []
     Recording(tmp_path, "sst2").add({"question": "q", "cells": {"device": {"chunks": []}}})

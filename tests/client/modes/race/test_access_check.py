@@ -75,6 +75,7 @@ async def test_a_server_that_answers_is_not_checked() -> None:
         assert server.count(MODELS) == 0
 
 
+@pytest.mark.long("after the first case")
 @pytest.mark.parametrize(
     ("options", "key"),
     [
@@ -92,6 +93,7 @@ async def test_nothing_is_asked_under_a_promise_without_a_key_or_if_it_is_switch
         assert server.count(MODELS) == 0
 
 
+@pytest.mark.long("after the first case")
 @pytest.mark.parametrize(
     "answer",
     [

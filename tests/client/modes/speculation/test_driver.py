@@ -19,6 +19,7 @@ from tests.support.leaks import settled
 HELLO = [{"role": "user", "content": PROMPT}]
 
 
+@pytest.mark.long("after the first case")
 @pytest.mark.parametrize("noise", [0.0, 0.7, 5.0])
 async def test_a_lossless_answer_is_the_targets_own(noise: float) -> None:
     world = World(noise=noise)

@@ -34,6 +34,7 @@ async def test_what_was_measured_outlives_the_answer(world: World) -> None:
         assert drafting(client.with_options(budget=0.5)).estimates.acceptance == pytest.approx(after)
 
 
+@pytest.mark.long("after the first case")
 @pytest.mark.parametrize(
     ("options", "reason"),
     [
@@ -79,6 +80,7 @@ async def test_an_answer_that_is_too_long_for_the_device_goes_to_the_server() ->
     world.close()
 
 
+@pytest.mark.long("after the first case")
 @pytest.mark.parametrize("has_remote", [True, False])
 async def test_an_answer_without_a_limit_ends_where_the_context_is_full(has_remote: bool) -> None:
     world = World(context_tokens=40, length=200)
@@ -112,6 +114,7 @@ async def test_a_limit_for_servers_limits_a_speculated_answer_that_has_no_other(
             assert (stream.report.mode, stream.report.tokens, stream.report.finish_reason) == ("speculate", tokens, "length")
 
 
+@pytest.mark.long
 async def test_a_client_waits_for_verdicts_as_long_as_it_is_told(world: World) -> None:
     options = Speculate(
         is_adaptive=False,
@@ -169,6 +172,7 @@ async def test_answers_that_race_show_how_fast_the_server_writes(world: World) -
             assert drafting(client).estimates.remote_step < before, "races of a client with other options teach the pair, too"
 
 
+@pytest.mark.long
 async def test_mode_auto_speculates_where_drafting_is_faster(world: World) -> None:
     async with world.scripted() as verifier, world.speculating(verifier, mode="auto") as client:
         pair = drafting(client).estimates

@@ -131,7 +131,7 @@ async def read_all(stream: streamco.TokenStream) -> None:
         pass
 
 
-@pytest.mark.long("after the first case")
+@pytest.mark.long
 @pytest.mark.parametrize("pace", [None, 50.0, "smooth"])
 async def test_the_report_is_that_of_a_race_of_one(world: World, pace: ReaderPace) -> None:
     driver = world.answer(pace=pace)
@@ -190,6 +190,7 @@ async def test_an_answer_that_is_left_before_its_first_token_costs_only_its_prom
     assert report.endpoints[0].wasted_prompt_tokens == report.endpoints[0].prompt_tokens > 10
 
 
+@pytest.mark.long
 async def test_an_answer_that_has_ended_is_freed_without_the_garbage_collector(world: World) -> None:
     async with streamco.Client(mode=streamco.Split(world.endpoint)) as client:
         for leaves in (False, True):
@@ -210,6 +211,7 @@ async def test_an_answer_that_has_ended_is_freed_without_the_garbage_collector(w
                 gc.enable()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("pace", [None, 20.0])
 @pytest.mark.parametrize("error", [RuntimeError("a defect"), ConfigError("a mistake")])
 async def test_a_defect_fails_the_answer_and_keeps_its_text(
