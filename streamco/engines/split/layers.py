@@ -144,6 +144,9 @@ class LayerPart:
             EngineError: the rows don't fit, or llama.cpp could not compute them; the sequences' contents are unknown then.
         """
         for run in runs:
+            if (end := run.position + len(run.states)) > self.cells:  # llama.cpp takes them as long as other sequences leave room
+                raise EngineError(f"sequence {run.sequence}: expected at most {self.cells} positions, got {end}")
+        for run in runs:
             self.truncate(run.position, run.sequence)
         if self._exact:
             return [self.run(run.states, run.position, run.sequence) for run in runs]

@@ -23,7 +23,7 @@ from tests.engines.llamacpp.test_model_parts import write_model
 
 pytest.importorskip("gguf")
 pytest.importorskip("llama_cpp")
-pytestmark = pytest.mark.model
+pytestmark = [pytest.mark.long, pytest.mark.model]
 
 WIDTH, INNER, HEADS, KV_HEADS, HEAD_WIDTH = 576, 1536, 9, 3, 64
 SHAPES = {
@@ -163,7 +163,6 @@ def distance(one: Floats, other: Floats) -> float:
     return float(np.linalg.norm(one - other) / np.linalg.norm(other))
 
 
-@pytest.mark.long
 def test_a_step_is_the_same_arithmetic_as_in_numpy(part: DraftPart, files: PartFiles, weights: Path) -> None:
     deep, shallow = some_states(20)
     logits, made = Reference(files, weights).run(deep, shallow)
@@ -202,7 +201,6 @@ def test_a_qwen2_layer_with_biases_and_a_narrow_feed_forward_part_is_the_same_ar
     assert step.ids[0] == int(arrays["rows"][logits[11].argmax()])
 
 
-@pytest.mark.long
 def test_rows_read_together_are_those_read_one_by_one(part: DraftPart) -> None:
     deep, shallow = some_states(12)
     part.extend(deep[:11], shallow[:11], 0, 0)
@@ -249,7 +247,6 @@ def test_positions_beyond_the_cells_are_refused(part: DraftPart) -> None:
         part.step(deep[0], shallow[0], 900)
 
 
-@pytest.mark.long
 def test_deep_states_are_normed_as_the_model_does(part: DraftPart, files: PartFiles) -> None:
     with HeadPart(files.head) as head:
         raw = np.random.default_rng(3).standard_normal(WIDTH).astype(np.float32) * 50
@@ -258,7 +255,6 @@ def test_deep_states_are_normed_as_the_model_does(part: DraftPart, files: PartFi
         assert distance(table @ part.normed(raw), logits[:1000]) < CLOSE
 
 
-@pytest.mark.long
 def test_the_gguf_file_is_written_once(files: PartFiles, weights: Path) -> None:
     with DraftPart(weights, input_part=files.input, head_part=files.head) as part:
         path = part._model.path

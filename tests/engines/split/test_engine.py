@@ -32,7 +32,7 @@ from tests.engines.split.local_link import CELLS, Answering, LocalLink, Woken, r
 
 pytest.importorskip("gguf")
 pytest.importorskip("llama_cpp")
-pytestmark = pytest.mark.model
+pytestmark = [pytest.mark.long, pytest.mark.model]
 
 PROMPTS = ("Name three rivers in France.", "Write a Python function that adds two numbers.", "Why is the sky blue?")
 OPTIONS = EngineOptions(threads=1, context_tokens=CELLS, max_sequences=2)
@@ -94,7 +94,6 @@ def answer(engine: LlamaEngine | SplitEngine, prompt: str, sampling: SamplingOpt
         woken.wait()
 
 
-@pytest.mark.long
 @pytest.mark.parametrize("size", [64, 7])
 def test_answers_are_those_of_the_whole_model(files: PartFiles, whole: LlamaEngine, size: int) -> None:
     split = Split(files, size=size)
@@ -106,7 +105,6 @@ def test_answers_are_those_of_the_whole_model(files: PartFiles, whole: LlamaEngi
     split.close()
 
 
-@pytest.mark.long
 def test_a_prompt_is_planned_with_what_is_known_of_the_device(files: PartFiles) -> None:
     split = Split(files)
     for prompt in PROMPTS[:2]:
@@ -119,7 +117,6 @@ def test_a_prompt_is_planned_with_what_is_known_of_the_device(files: PartFiles) 
     split.close()
 
 
-@pytest.mark.long
 def test_drafts_change_no_token_and_save_trips(files: PartFiles, whole: LlamaEngine) -> None:
     _, ids, _ = answer(whole, PROMPTS[0])
     start = len(chat_ids(whole, [{"role": "user", "content": PROMPTS[0]}]))
@@ -135,13 +132,11 @@ def test_drafts_change_no_token_and_save_trips(files: PartFiles, whole: LlamaEng
     split.close()
 
 
-@pytest.mark.long
 def test_sampling_draws_the_tokens_that_the_whole_model_draws_with_this_seed(split: Split, whole: LlamaEngine) -> None:
     sampling = SamplingOptions(temperature=0.9, seed=5, max_tokens=16, frequency_penalty=0.5)
     assert answer(split.engine, PROMPTS[1], sampling)[:2] == answer(whole, PROMPTS[1], sampling)[:2]
 
 
-@pytest.mark.long
 def test_a_stop_string_ends_the_answer_before_it(split: Split, whole: LlamaEngine) -> None:
     text, _, _ = answer(whole, PROMPTS[2])
     stop = text.split()[4]
@@ -149,7 +144,6 @@ def test_a_stop_string_ends_the_answer_before_it(split: Split, whole: LlamaEngin
     assert (shortened, end.reason) == (text[: text.index(stop)], "stop")
 
 
-@pytest.mark.long
 @pytest.mark.parametrize("may_resume", [True, False])
 def test_no_token_is_lost_with_a_session(files: PartFiles, whole: LlamaEngine, *, may_resume: bool) -> None:
     split = Split(files, size=7)
@@ -160,7 +154,6 @@ def test_no_token_is_lost_with_a_session(files: PartFiles, whole: LlamaEngine, *
     split.close()
 
 
-@pytest.mark.long
 def test_if_no_server_is_left_the_answer_fails_with_its_text_so_far(files: PartFiles, whole: LlamaEngine) -> None:
     split = Split(files)
     length = len(chat_ids(split.engine, [{"role": "user", "content": PROMPTS[0]}]))
@@ -173,7 +166,6 @@ def test_if_no_server_is_left_the_answer_fails_with_its_text_so_far(files: PartF
     split.close()
 
 
-@pytest.mark.long
 async def test_a_cancelled_answer_frees_its_place(split: Split) -> None:
     ids = chat_ids(split.engine, [{"role": "user", "content": PROMPTS[0]}])
     for _ in range(5):  # more than there are places
@@ -187,7 +179,6 @@ async def test_a_cancelled_answer_frees_its_place(split: Split) -> None:
     assert (await Answering(split.engine, GenerationRequest(prompt_ids=ids, sampling=GREEDY)).read())[2].reason == "length"
 
 
-@pytest.mark.long
 async def test_an_answer_that_is_left_while_it_waits_for_its_turn_ends_at_once(split: Split) -> None:
     request = GenerationRequest(prompt_ids=chat_ids(split.engine, [{"role": "user", "content": PROMPTS[0]}]), sampling=GREEDY)
     first, second, third = (Answering(split.engine, request) for _ in range(3))
@@ -261,7 +252,6 @@ def trips(split: Split) -> int:
     return sum(command.wanted > 0 for command, _ in frames)
 
 
-@pytest.mark.long
 @pytest.mark.parametrize("prompt", PROMPTS)
 def test_the_draft_layer_changes_no_token_and_saves_trips(drafting: Split, whole: LlamaEngine, prompt: str) -> None:
     trips(drafting)
@@ -271,20 +261,17 @@ def test_the_draft_layer_changes_no_token_and_saves_trips(drafting: Split, whole
     assert trips(drafting) < 0.85 * len(made)
 
 
-@pytest.mark.long
 def test_samples_are_those_of_the_whole_model_with_drafts_too(drafting: Split, whole: LlamaEngine) -> None:
     sampling = SamplingOptions(temperature=0.9, seed=5, max_tokens=24, frequency_penalty=0.5)
     assert answer(drafting.engine, PROMPTS[1], sampling)[:2] == answer(whole, PROMPTS[1], sampling)[:2]
 
 
-@pytest.mark.long("after the first case")
 @pytest.mark.parametrize("most", [1, 2, 3, 5])
 def test_drafts_keep_to_the_answers_limit(drafting: Split, whole: LlamaEngine, most: int) -> None:
     sampling = SamplingOptions(temperature=0, max_tokens=most)
     assert answer(drafting.engine, PROMPTS[2], sampling)[:2] == answer(whole, PROMPTS[2], sampling)[:2]
 
 
-@pytest.mark.long
 def test_no_token_is_lost_with_a_session_in_mid_draft(files: PartFiles, whole: LlamaEngine) -> None:
     split = Split(files, size=7, drafts="auto")
     length = len(chat_ids(split.engine, [{"role": "user", "content": PROMPTS[0]}]))
@@ -293,12 +280,10 @@ def test_no_token_is_lost_with_a_session_in_mid_draft(files: PartFiles, whole: L
     split.close()
 
 
-@pytest.mark.long
 def test_answers_at_the_same_time_do_not_mix_their_drafts(drafting: Split, whole: LlamaEngine) -> None:
     assert [made for made, _ in answer_together(drafting.engine, PROMPTS)] == [answer(whole, prompt)[1] for prompt in PROMPTS]
 
 
-@pytest.mark.long
 def test_a_threshold_ends_a_draft(files: PartFiles) -> None:
     layer = packaged(files)
     for window, most in ((4, 5), (Threshold(0.0, 4), 5), (Threshold(1.0, 4), 2)):
@@ -308,7 +293,6 @@ def test_a_threshold_ends_a_draft(files: PartFiles) -> None:
         split.close()
 
 
-@pytest.mark.long
 def test_a_confident_draft_ends_when_rows_cost_more_than_they_give(
     files: PartFiles, whole: LlamaEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -331,14 +315,12 @@ def packaged(files: PartFiles) -> Path:
     return path
 
 
-@pytest.mark.long
 def test_the_packaged_layer_drafts_as_far_as_its_tokens_are_worth(files: PartFiles) -> None:
     split = Split(files, drafts="auto")
     assert split.engine.drafts == DraftOptions(packaged(files), window="confident")
     split.close()
 
 
-@pytest.mark.long
 def test_weights_that_are_not_given_are_the_packaged_ones(files: PartFiles, monkeypatch: pytest.MonkeyPatch) -> None:
     split = Split(files, drafts=DraftOptions(window=2, parallel=1))
     assert split.engine.drafts == DraftOptions(packaged(files), window=2, parallel=1)
@@ -362,7 +344,6 @@ def branching(files: PartFiles, *, branches: Literal["ranked", "last"]) -> Split
     return split
 
 
-@pytest.mark.long
 @pytest.mark.parametrize("branches", ["ranked", "last"])
 def test_branches_change_no_token(files: PartFiles, whole: LlamaEngine, branches: Literal["ranked", "last"]) -> None:
     split = branching(files, branches=branches)
@@ -376,7 +357,6 @@ def test_branches_change_no_token(files: PartFiles, whole: LlamaEngine, branches
     split.close()
 
 
-@pytest.mark.long
 def test_answers_at_the_same_time_do_not_mix_their_branches(files: PartFiles, whole: LlamaEngine) -> None:
     split = branching(files, branches="ranked")
     found = answer_together(split.engine, PROMPTS[:2])
@@ -416,7 +396,6 @@ def test_a_layer_in_the_cache_folder_is_found_for_its_model_alone(
     assert "can't be looked into" in caplog.text
 
 
-@pytest.mark.long
 def test_the_packaged_layer_comes_before_the_cache_folder(files: PartFiles, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     found = packaged(files)
@@ -430,7 +409,6 @@ def test_windows_that_can_not_be_are_refused(window: Any) -> None:
         DraftOptions(Path("x"), window=window)
 
 
-@pytest.mark.long
 def test_sampled_texts_have_the_whole_models_distribution(files: PartFiles, whole: LlamaEngine) -> None:
     """Three tokens out of three that are allowed: a chi-square test over 27 texts; drafts are right in a part of the rounds."""
     few = whole.tokenize(" the a my")

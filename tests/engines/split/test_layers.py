@@ -23,7 +23,7 @@ from streamco.policies.chunking import MEMORY
 
 pytest.importorskip("gguf")
 pytest.importorskip("llama_cpp")
-pytestmark = pytest.mark.model
+pytestmark = [pytest.mark.long, pytest.mark.model]
 
 CELLS = 512
 PROMPTS = ("Name three rivers in France.", "Write a Python function that adds two numbers.", "Why is the sky blue?")
@@ -100,7 +100,6 @@ def prompt_ids(model: LlamaModel, prompt: str) -> list[int]:
     return model.tokenize(model.apply_template([{"role": "user", "content": prompt}]), special=True)
 
 
-@pytest.mark.long
 def test_the_head_has_the_models_tokenizer(both: tuple[Whole, Parts]) -> None:
     whole, parts = both
     for prompt in PROMPTS:
@@ -108,7 +107,6 @@ def test_the_head_has_the_models_tokenizer(both: tuple[Whole, Parts]) -> None:
     assert parts.head.model.info.vocabulary == whole.model.info.vocabulary
 
 
-@pytest.mark.long
 @pytest.mark.parametrize("prompt", PROMPTS)
 def test_parts_give_the_whole_models_logits(both: tuple[Whole, Parts], prompt: str) -> None:
     whole, parts = both
@@ -137,7 +135,6 @@ def check_rounds(parts: Parts, start: int, made: list[int]) -> None:
         parts.truncate(start + index + 2)
 
 
-@pytest.mark.long
 def test_a_long_run_is_the_same_in_pieces(files: PartFiles) -> None:
     states = np.random.default_rng(1).standard_normal((700, 576)).astype(np.float32)
     with InputPart(files.input, cells=1024) as part:
@@ -148,7 +145,6 @@ def test_a_long_run_is_the_same_in_pieces(files: PartFiles) -> None:
     assert np.array_equal(at_once, pieces)
 
 
-@pytest.mark.long
 def test_no_rows_give_no_states(files: PartFiles) -> None:
     with InputPart(files.input) as part:
         assert part.run(np.empty((0, 576), np.float32), 0).shape == (0, 576)
@@ -173,7 +169,6 @@ def test_rows_of_several_sequences_come_back_in_order(files: PartFiles) -> None:
     model.close()
 
 
-@pytest.mark.long
 @pytest.mark.parametrize("kind", ["packaged", "F16", "Q4_K_M"])
 @pytest.mark.parametrize("part", [InputPart, MiddlePart])
 def test_in_exact_mode_a_state_has_the_same_bits_whatever_is_computed_with_it(kind: str, part: type[LayerPart], tmp_path: Path) -> None:
@@ -206,7 +201,6 @@ def test_in_exact_mode_the_last_position_can_be_used(files: PartFiles) -> None:
             part.run(states[:1], part.cells)
 
 
-@pytest.mark.long
 def test_the_head_of_exact_mode_gives_the_same_tokens(files: PartFiles) -> None:
     states = np.random.default_rng(5).standard_normal((4, 576)).astype(np.float32)
     with HeadPart(files.head) as head, HeadPart(files.head, exact=True) as exact:
@@ -262,13 +256,11 @@ def test_what_exact_mode_tries_out_is_not_timed(files: PartFiles) -> None:
         assert part.costs is None
 
 
-@pytest.mark.long
 def test_a_verdict_needs_a_state_for_each_draft_and_one_more(files: PartFiles) -> None:
     with HeadPart(files.head) as head, pytest.raises(EngineError, match="expected 3 rows for 2 drafts, got 2"):
         head.verify_greedy(np.zeros((2, 576), np.float32), [1, 2])
 
 
-@pytest.mark.long
 @pytest.mark.parametrize("part", [InputPart, MiddlePart])
 def test_another_part_is_refused(files: PartFiles, part: type[LayerPart]) -> None:
     with pytest.raises(ConfigError, match="part of a model, got its head part"):
@@ -277,7 +269,6 @@ def test_another_part_is_refused(files: PartFiles, part: type[LayerPart]) -> Non
         HeadPart(files.middle)
 
 
-@pytest.mark.long
 def test_the_lines_in_the_documentation_write_a_sentence(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     page = (Path(__file__).parents[3] / "docs" / "research" / "split.md").read_text()
     lines = next(re.finditer(r"## The parts by hand.*?```python\n(.*?)```", page, flags=re.DOTALL))[1]

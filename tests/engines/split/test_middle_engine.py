@@ -20,7 +20,7 @@ from streamco.errors import ConfigError, EngineError
 
 pytest.importorskip("gguf")
 pytest.importorskip("llama_cpp")
-pytestmark = pytest.mark.model
+pytestmark = [pytest.mark.long, pytest.mark.model]
 
 COSTS = {1: 0.005, 64: 0.05}
 
@@ -55,7 +55,6 @@ def done(engine: MiddleEngine, *runs: StateRun) -> RowsBatch:
     return batch
 
 
-@pytest.mark.long
 def test_sequences_of_one_batch_give_what_each_gives_alone(engine: MiddleEngine, files: PartFiles) -> None:
     first, second = some(5, 1), some(3, 2)
     together = compute(engine, StateRun(0, 0, first), StateRun(2, 0, second))
@@ -69,7 +68,6 @@ def test_sequences_of_one_batch_give_what_each_gives_alone(engine: MiddleEngine,
         assert np.allclose(more[1], expected[2:], atol=0.05)
 
 
-@pytest.mark.long
 def test_a_run_forgets_what_its_sequence_had_from_its_position_on(engine: MiddleEngine) -> None:
     expected = compute(engine, StateRun(1, 0, some(4, 5)))[0]
     compute(engine, StateRun(1, 4, some(3, 6)))

@@ -31,7 +31,7 @@ from tests.server.split.serving_layers import SplitDevice, device_at, mark_of, s
 
 pytest.importorskip("gguf")
 pytest.importorskip("llama_cpp")
-pytestmark = pytest.mark.model
+pytestmark = [pytest.mark.long, pytest.mark.model]
 
 COSTS = {1: 0.005, 64: 0.2}
 PROMPTS = ("Name three rivers in France.", "Why is the sky blue?", "Write a haiku.")
@@ -96,7 +96,6 @@ def whole_logits(prompt: str) -> tuple[list[int], list[NDArray[np.float32]]]:
     return text, logits
 
 
-@pytest.mark.long
 async def test_states_through_a_socket_give_the_whole_models_logits_bit_for_bit(
     engine: MiddleEngine, files: PartFiles, head: HeadPart
 ) -> None:
@@ -118,7 +117,6 @@ async def test_states_through_a_socket_give_the_whole_models_logits_bit_for_bit(
     ends.close()
 
 
-@pytest.mark.long
 async def test_devices_that_share_the_server_get_the_answers_that_each_gets_alone(
     engine: MiddleEngine, files: PartFiles, head: HeadPart
 ) -> None:
@@ -142,7 +140,6 @@ async def test_devices_that_share_the_server_get_the_answers_that_each_gets_alon
         assert texts == [(await asyncio.to_thread(whole_logits, prompt))[0] for prompt in PROMPTS]
 
 
-@pytest.mark.long
 async def test_states_in_f16_cost_half_the_bytes_and_lose_only_their_rounding(
     engine: MiddleEngine, files: PartFiles, head: HeadPart
 ) -> None:
@@ -216,7 +213,6 @@ def packed_forms(ids: list[int]) -> list[bytes]:
     return [np.array(ids, dtype).tobytes() for dtype in (np.uint16, np.int32, np.int64)]
 
 
-@pytest.mark.long
 @pytest.mark.skipif(not Path("/proc/self/mem").exists(), reason="needs the memory of processes as files")
 async def test_neither_text_nor_ids_of_a_conversation_are_in_the_servers_memory(files: PartFiles, head: HeadPart) -> None:
     marked = "The zebrafish quartz of Nonesuch"
@@ -290,7 +286,6 @@ async def test_neither_text_nor_ids_of_a_conversation_are_in_the_frames_or_the_s
     ends.close()
 
 
-@pytest.mark.long
 async def test_an_answer_goes_on_after_its_server_was_killed(files: PartFiles, head: HeadPart) -> None:
     ends = Ends(files, head)
     mark = LayersMark(ends.input.info.source, 2, ends.input.info.total_layers - 2, 576)
