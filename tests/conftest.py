@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import signal
+from collections.abc import Generator
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -32,13 +33,16 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.own_markers = [each for each in item.own_markers if each.name != "long"]
 
 
-def pytest_configure() -> None:
-    """Collect no garbage while tests are collected: hardly any is made, and each search looks through all of them."""
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, object, object]:
+    """Look for no garbage among what is there for all tests: neither while they are collected nor, because it is frozen, in the tests.
+
+    Many tests begin a search for garbage, which took half a second each time.
+    """
     gc.disable()
-
-
-def pytest_collection_finish() -> None:
-    """Let collections of garbage pass over what is there for all tests: many tests begin one, and it took half a second each time."""
-    gc.collect()
-    gc.freeze()
-    gc.enable()
+    try:
+        return (yield)
+    finally:
+        gc.collect()
+        gc.freeze()
+        gc.enable()
