@@ -54,38 +54,17 @@ _HOMES = {
     "streamco.client.modes.race.mode": ("Race",),
     "streamco.client.modes.speculation.mode": ("Speculate",),
     "streamco.client.modes.split.mode": ("Split",),
-    "streamco.client.stream": (
-        "ChatStream",
-        "TokenStream",
-    ),
-    "streamco.config": (
-        "Limits",
-        "RetryPolicy",
-        "SamplingOptions",
-        "Timeouts",
-    ),
-    "streamco.endpoints.base": (
-        "Capabilities",
-        "TokenPrices",
-    ),
+    "streamco.client.stream": ("ChatStream", "TokenStream"),
+    "streamco.config": ("Limits", "RetryPolicy", "SamplingOptions", "Timeouts"),
+    "streamco.endpoints.base": ("Capabilities", "TokenPrices"),
     "streamco.endpoints.device": ("DeviceEndpoint",),
     "streamco.endpoints.known_servers.anthropic": ("AnthropicEndpoint",),
     "streamco.endpoints.local_server": ("LocalServerEndpoint",),
     "streamco.endpoints.openai": ("OpenAIEndpoint",),
     "streamco.endpoints.split.endpoint": ("SplitEndpoint",),
     "streamco.engines.llamacpp.bundled_model": ("packaged_model",),
-    "streamco.errors": (
-        "AllEndpointsFailed",
-        "ConfigError",
-        "DegradedError",
-        "EndpointError",
-        "PromptError",
-        "StreamcoError",
-    ),
-    "streamco.policies.dispatch": (
-        "Decision",
-        "DispatchPolicy",
-    ),
+    "streamco.errors": ("AllEndpointsFailed", "ConfigError", "DegradedError", "EndpointError", "PromptError", "StreamcoError"),
+    "streamco.policies.dispatch": ("Decision", "DispatchPolicy"),
     "streamco.policies.eligibility": ("QualityGate",),
 }
 __all__ = [

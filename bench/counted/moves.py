@@ -34,7 +34,6 @@ __all__ = ["Tally", "main", "run_world"]
 
 FIRST = 30  # answers of a client
 ANSWERS = 150  # of the second half, a client
-LATEST = 0.217  # seconds; Table 3's largest P99
 DIRECTIONS: dict[Side, float] = {"server": RATE_SERVER_CONSTRAINED, "device": RATE_DEVICE_CONSTRAINED}
 RULES: dict[str, tuple[TransferRule, bool]] = {
     "streamco": ("pre-copy", False),

@@ -234,3 +234,7 @@ class SplitFigures(Struct, frozen=True, kw_only=True):
     states: StatesName
     is_exact: bool
     sent: str
+
+    def makers(self, name: str) -> str:
+        """Return where the parts of the model are, in words; ``name``: the endpoint that has the ends."""
+        return f"{name} has the ends of a model here, and its middle at {self.servers[-1] if self.servers else 'a server'}"

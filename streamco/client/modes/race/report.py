@@ -92,9 +92,7 @@ def with_split_figures(report: Report, streams: Sequence[SplitFigures | None]) -
         return report
     if len(report.endpoints) > 1:
         return replace(report, split=figures)
-    place = figures.servers[-1] if figures.servers else "a server"
-    reason = f"{report.endpoints[0].name} has the ends of a model here, and its middle at {place}"
-    dispatch = replace(report.dispatch, policy="split", constraint=None, reason=reason, budget=1.0)
+    dispatch = replace(report.dispatch, policy="split", constraint=None, reason=figures.makers(report.endpoints[0].name), budget=1.0)
     return replace(report, split=figures, mode="split", dispatch=dispatch)
 
 

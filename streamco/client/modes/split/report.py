@@ -107,13 +107,12 @@ def split_report(
 
 def dispatch_report(facts: PromptFacts, endpoint: SplitEndpoint, figures: SplitFigures) -> DispatchReport:
     """Return who makes the answer; the arguments are those of ``split_report``."""
-    place = figures.servers[-1] if figures.servers else "a server"
     return DispatchReport(
         policy="split",
         constraint=None,
         device_wait=0.0,
         server_wait=None,
-        reason=f"{endpoint.name} has the ends of a model here, and its middle at {place}",
+        reason=figures.makers(endpoint.name),
         prompt_tokens=facts.prompt_tokens,
         is_estimated=facts.is_estimated,
         budget=1.0,
