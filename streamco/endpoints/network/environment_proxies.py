@@ -67,7 +67,7 @@ def _names(entry: str, scheme: str, host: str, port: int) -> bool:
     try:
         network = ipaddress.ip_network(name, strict=False)
     except ValueError:
-        return _is_below(host, name)
+        return host == name or (_is_below(host, name) and (not separator or name.startswith((".", "*"))))
     try:
         return ipaddress.ip_address(host) in network
     except ValueError:

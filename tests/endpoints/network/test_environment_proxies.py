@@ -10,7 +10,7 @@ from urllib.parse import urlsplit
 
 import httpx
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from streamco.endpoints.network.environment_proxies import find_proxy
@@ -114,7 +114,7 @@ def test_a_proxy_that_can_not_be_used_is_named_with_its_variable_and_without_its
         ("*.example.com", ["http://www.example.com"], ["http://example.com", "http://wwwexample.com"]),
         ("example.com:8080", ["http://example.com:8080", "http://www.example.com:8080"], ["http://example.com", "http://example.com:80"]),
         ("example.com:443", ["https://example.com"], ["http://example.com"]),
-        ("https://example.com", ["https://example.com:8443"], ["http://example.com"]),
+        ("https://example.com", ["https://example.com:8443"], ["http://example.com", "https://www.example.com"]),
         ("all://example.com:80/", ["http://example.com"], ["http://example.com:8080"]),
         ("10.0.0.0/8", ["http://10.0.0.0", "http://10.255.1.2:8000"], ["http://11.0.0.1", "http://10.example.com"]),
         ("10.1.2.3/8", ["http://10.9.9.9"], ["http://11.0.0.1"]),
@@ -184,6 +184,7 @@ VARIABLES = st.sampled_from(["HTTP_PROXY", "http_proxy", "HTTPS_PROXY", "ALL_PRO
     host=st.sampled_from(NAMES),
     port=st.sampled_from(["", ":8080", ":8081"]),
 )
+@example({"HTTP_PROXY": ONE}, ["http://example.com"], "http", "www.example.com", "")
 def test_httpx_finds_the_same(variables: dict[str, str], entries: list[str], scheme: str, host: str, port: str) -> None:
     variables = {**variables, "NO_PROXY": ", ".join(entries)}
     url = f"{scheme}://{host}{port}"
