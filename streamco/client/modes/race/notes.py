@@ -82,7 +82,7 @@ def note_settings(
     """
     if unmoved:
         sentence = f"the answer moves to no cheaper endpoint, because {unmoved}"
-        degradations.record(notes, kind="no effect", endpoint="migration", sentence=sentence)
+        degradations.record(notes, kind=f"no effect: {unmoved}", endpoint="migration", sentence=sentence)
     for move in barred:
         if not move.is_asked:
             sentence = f"the answer does not move from {move.source} to {move.target}, which is cheaper, because {move.reason}"
