@@ -14,6 +14,7 @@ from streamco.errors import EndpointError
 from streamco.openai_types import ChatCompletionChunk, CompletionUsage, has_output
 
 __all__ = [
+    "AbilitiesFound",
     "ESTIMATE",
     "Event",
     "Origin",
@@ -80,6 +81,20 @@ class StreamCancelled(Struct, frozen=True):
     source: str
 
 
+class AbilitiesFound(Struct, frozen=True):
+    """It is known now what an endpoint can do.
+
+    Args:
+        source: name of the endpoint.
+        continues: it can continue an answer that another one has begun.
+        vocabulary: fingerprint of its tokenizer; None: not known.
+    """
+
+    source: str
+    continues: bool
+    vocabulary: str | None
+
+
 class ReaderLeft(Struct, frozen=True):
     """The caller has stopped reading (break, aclose, task cancelled, client closed)."""
 
@@ -114,7 +129,7 @@ class Written(Struct, frozen=True):
     has_ids: bool
 
 
-Event = TokensReceived | StreamEnded | StreamFailed | StreamCancelled | ReaderLeft
+Event = TokensReceived | StreamEnded | StreamFailed | StreamCancelled | ReaderLeft | AbilitiesFound
 
 
 class Partial(Struct, frozen=True, kw_only=True):

@@ -71,6 +71,7 @@ class EndpointReport(Struct, frozen=True, kw_only=True):
     """One endpoint's part in an answer.
 
     Args:
+        server: what its server is, if it was named or asked: "vllm", "streamco" ...; None: a provider, not known, or in this process.
         opened: seconds after the request; None: not started.
         stopped: seconds after the request, when its stream had ended, failed or been cancelled; None: not started, or at work.
         ttft: seconds from opening to its first content token; None: there was none.
@@ -91,6 +92,7 @@ class EndpointReport(Struct, frozen=True, kw_only=True):
     name: str
     kind: str
     outcome: Outcome
+    server: str | None = None
     opened: float | None = None
     stopped: float | None = None
     ttft: float | None = None

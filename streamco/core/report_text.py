@@ -131,6 +131,7 @@ def endpoint_section(endpoints: Sequence[EndpointReport]) -> Section:
         times = (format_seconds(part.opened), format_seconds(part.ttft))
         energy = [format_joules(part.energy_j)] if has_device else []
         rows.append((part.name, part.outcome, *times, *counts, format_usd(part.cost_usd), *energy))
+    rows += [(f"{part.name}: its server is {part.server}",) for part in endpoints if part.server]
     rows += [(f"{part.name}: {part.error}",) for part in endpoints if part.error]
     rows += [(f"{part.name}: tokens counted by {part.counted_by}",) for part in endpoints if part.counted_by not in _OWN_COUNTERS]
     return Section("endpoints", heads, rows)

@@ -171,7 +171,14 @@ class HttpClient:
             raise StreamClosed(f"{self._name}: expected an open endpoint, got one that was closed")
 
     async def request(
-        self, method: str, url: URL, *, headers: Mapping[str, str], body: bytes | None = None, timeouts: Timeouts | None = None
+        self,
+        method: str,
+        url: URL,
+        *,
+        headers: Mapping[str, str],
+        body: bytes | None = None,
+        timeouts: Timeouts | None = None,
+        redirects: bool = True,
     ) -> aiohttp.ClientResponse:
         """Send a request and wait for the head of the answer.
 
@@ -183,6 +190,7 @@ class HttpClient:
             headers: sent with it.
             body: its body. None: there is none.
             timeouts: ``connect``, in seconds. None: the client's.
+            redirects: False: a redirect is returned like any other answer.
 
         Raises:
             ConfigError: the environment names a proxy that can't be used.
@@ -199,7 +207,7 @@ class HttpClient:
             for _ in range(_MAX_REQUESTS):
                 data = io.BytesIO(body) if body is not None and len(body) > _LARGE_BODY else body
                 response = await session.request(method, url, data=data, headers=headers, allow_redirects=False, proxy=proxy, timeout=limit)
-                if response.status not in {307, 308}:
+                if response.status not in {307, 308} or not redirects:
                     _report_lost_connection(response)
                     return response
                 response.close()
@@ -260,7 +268,9 @@ class HttpClient:
         finally:
             response.close()  # does nothing after the end of the body: the connection is back in the pool
 
-    async def get_json(self, url: URL, *, headers: Mapping[str, str], max_bytes: int, body: bytes | None = None) -> Any:
+    async def get_json(
+        self, url: URL, *, headers: Mapping[str, str], max_bytes: int, body: bytes | None = None, redirects: bool = True
+    ) -> Any:
         """Return a small JSON answer, which has to come within the connect limit.
 
         Args:
@@ -268,6 +278,7 @@ class HttpClient:
             headers: sent with it.
             max_bytes: most bytes that are read of the answer.
             body: of a POST. None: it is a GET.
+            redirects: as in ``request``.
 
         Raises:
             EndpointError: there was no answer, an error status, or no JSON.
@@ -275,7 +286,7 @@ class HttpClient:
         limit = self._timeouts.connect
         try:
             async with PeerTimeout(limit):
-                response = await self.request("GET" if body is None else "POST", url, headers=headers, body=body)
+                response = await self.request("GET" if body is None else "POST", url, headers=headers, body=body, redirects=redirects)
                 answer = await self.read(response, max_bytes)
         except TimeoutError:
             text = f"expected an answer from {url} within {limit:g} s, got none"

@@ -86,6 +86,7 @@ class LocalServerEndpoint(OpenAIEndpoint):
             timeouts=timeouts,
             retry=retry,
             limits=limits,
+            probe=False,  # it does that itself, and needs the answer to find its model
         )
         self._given_model = model
         self._context_tokens = context_tokens

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import random
-import re
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -20,12 +19,13 @@ from streamco.endpoints.base import Capabilities, Kind, Message, OpenStreams, Re
 from streamco.endpoints.continuation import PREFILL_FIELD, hand_over, prefill_request, split_trailing_whitespace
 from streamco.endpoints.device import DeviceEndpoint
 from streamco.endpoints.http import HttpClient
-from streamco.endpoints.known_servers.declared import CapabilityChanges, check_declared, with_declared
+from streamco.endpoints.known_servers.declared import CapabilityChanges, check_declared, with_declared, with_inputs_of
 from streamco.endpoints.known_servers.prices import find_prices
 from streamco.endpoints.known_servers.probe import PROBED_PATHS, STREAMCO, ServerInfo, identify
 from streamco.endpoints.known_servers.providers import GENERIC, Dialect, find_provider
 from streamco.endpoints.network.credentials import ApiKey, ServerKey
 from streamco.endpoints.network.headers import BASE_HEADERS, check_headers, has_header, key_header, merge_headers
+from streamco.endpoints.network.http_errors import refuses_key
 from streamco.endpoints.network.loop_bound import LoopBound
 from streamco.endpoints.openai_stream import CallApi, OpenAIStream, StreamCall
 from streamco.endpoints.retry import Retries
@@ -49,7 +49,6 @@ __all__ = ["OpenAIEndpoint", "ServerApi"]
 
 ServerApi = Literal["chat", "completions", "responses"]
 
-_SCOPE = re.compile("scope|permission", re.IGNORECASE)  # OpenAI's restricted keys: 401, "insufficient permissions ... Missing scopes"
 _DEFAULTS = Timeouts(), RetryPolicy(), Limits()
 
 
@@ -78,6 +77,7 @@ class OpenAIEndpoint:
         session: an aiohttp session to use and leave open, with its proxies and certificates. Its time limits are not used: those of
             ``timeouts`` are. None: the endpoint makes its own.
         headers: sent with every request.
+        probe: a server that isn't known by its URL may be asked what it is while the first answer is under way; see ``identify``.
         rng: draws the jitter of retries. None: one with a random seed.
 
     Raises:
@@ -107,6 +107,7 @@ class OpenAIEndpoint:
         tokenizer: DeviceEndpoint | Engine | None = None,
         session: aiohttp.ClientSession | None = None,
         headers: Mapping[str, str] | None = None,
+        probe: bool = True,
         rng: random.Random | None = None,
     ) -> None:
         if not isinstance(model, str) or not model:
@@ -137,6 +138,7 @@ class OpenAIEndpoint:
         self._own_headers = frozenset(name.lower() for name in self._headers)
         self._client = HttpClient(self._name, timeouts=timeouts, session=session, key=self._key)
         self._counter = TokenCounter(model)
+        self._is_unknown = probe and not self._address.provider.hosts and not isinstance(capabilities, Capabilities)
         self._rng = rng or random.Random()
         self._answers = LoopBound(OpenStreams, owner=self._name)
 
@@ -248,13 +250,41 @@ class OpenAIEndpoint:
         try:
             await self._get_json(self._address.url("/models"))
         except EndpointStatusError as error:
-            return error if error.status in {401, 403} and not _SCOPE.search(error.body) else None
+            return error if refuses_key(error) else None
         except EndpointError:
             return None  # an outage is met by the answers
         return None
 
+    @property
+    def is_unknown(self) -> bool:
+        """True if ``identify`` may find out more: it wasn't asked, the URL is no provider's, and not all abilities were declared."""
+        return self._is_unknown
+
+    async def identify(self) -> ServerInfo:
+        """Find out what a server is without disturbing it, and follow that from now on; a client calls this with its first answer.
+
+        Sends ``GET /models`` alone, and if the answer leaves the kind open, a GET to four other paths. No redirect is followed, and no
+        text is sent. Abilities are only added: what was sent before (tools, images, JSON, ``n``) is sent on.
+
+        Raises:
+            EndpointError: it doesn't say. After a status of 4xx it is not to be asked again: ``is_unknown`` is False then.
+        """
+        try:
+            models = await self._get_json(self._address.url("/models"), redirects=False)
+        except EndpointStatusError as error:
+            self._is_unknown = not 400 <= error.status < 500
+            raise
+        info = identify(models, {}, model=self.model)
+        if info.kind == GENERIC.name and self._address.provider is GENERIC:
+            info = identify(models, await self._ask_paths(PROBED_PATHS, redirects=False), model=self.model)
+        self._is_unknown = False
+        self._apply(info, only_adds=True)
+        return info
+
     async def probe(self) -> ServerInfo:
         """Ask an unknown server what it is, and follow that from now on: its dialect, its capabilities, its context size.
+
+        Unlike ``identify``, it asks for all that the server tells, and with a ``tokenizer`` sends a sample text.
 
         Raises:
             EndpointError: the server doesn't answer at all.
@@ -263,18 +293,23 @@ class OpenAIEndpoint:
         provider = self._address.provider
         models = await self._get_json(self._address.url("/models"))
         paths = PROBED_PATHS if provider is GENERIC or provider.base_url is None else ()
-        answers = await asyncio.gather(*(self._get_json(self._address.root_url(path)) for path in paths), return_exceptions=True)
-        facts = {}
-        for path, answer in zip(paths, answers, strict=True):
-            if not isinstance(answer, BaseException):
-                facts[path] = answer
-            elif not isinstance(answer, EndpointError):
-                raise answer
-        info = identify(models, facts, model=self.model)
+        info = identify(models, await self._ask_paths(paths), model=self.model)
+        self._is_unknown = False
         self._apply(info)
         if self._tokenizer is not None and info.vocabulary is None:
             info = await self._compare_tokenizers(self._tokenizer, info)
         return info
+
+    async def _ask_paths(self, paths: Sequence[str], *, redirects: bool = True) -> dict[str, Any]:
+        """Return the JSON of each of the server's own paths that gives any."""
+        asked = (self._get_json(self._address.root_url(path), redirects=redirects) for path in paths)
+        facts = {}
+        for path, answer in zip(paths, await asyncio.gather(*asked, return_exceptions=True), strict=True):
+            if not isinstance(answer, BaseException):
+                facts[path] = answer
+            elif not isinstance(answer, EndpointError):
+                raise answer
+        return facts
 
     async def aclose(self) -> None:
         """Cancel every answer and close the pool; idempotent."""
@@ -307,12 +342,15 @@ class OpenAIEndpoint:
             self._apply(info)
         return info
 
-    def _apply(self, info: ServerInfo) -> None:
+    def _apply(self, info: ServerInfo, *, only_adds: bool = False) -> None:
+        """Follow what a server says; ``only_adds``: what it was sent so far it is sent on."""
         if self._address.provider is GENERIC and info.kind != GENERIC.name:
-            provider = find_provider(info.kind)
+            provider, before = find_provider(info.kind), self._capabilities
             self._address = msgspec.structs.replace(self._address, provider=provider)
-            self._dialect = Dialect(provider)
+            self._dialect.follow(provider)
             self._capabilities = self._usual_capabilities
+            if only_adds:
+                self._capabilities = with_inputs_of(self._capabilities, before)
         if self._capabilities.context_tokens is None:
             self._capabilities = msgspec.structs.replace(self._capabilities, context_tokens=info.context_tokens)
         if info.vocabulary is not None and info.vocabulary_size is not None and self.api != "responses":
@@ -467,11 +505,12 @@ class OpenAIEndpoint:
         """POST to a path outside the API; return the answer's JSON."""
         return await self._get_json(self._address.root_url(path), body)
 
-    async def _get_json(self, url: str, body: Mapping[str, Any] | None = None) -> Any:
+    async def _get_json(self, url: str, body: Mapping[str, Any] | None = None, *, redirects: bool = True) -> Any:
         """Return a small JSON answer: to a POST if there is a body, else to a GET; see ``HttpClient.get_json``."""
         headers = merge_headers(await self._key_headers({}), self._headers)
         sent = None if body is None else encode_request(body)
-        return await self._client.get_json(parse_url(url), headers=headers, body=sent, max_bytes=self._limits.event_bytes)
+        limit = self._limits.event_bytes
+        return await self._client.get_json(parse_url(url), headers=headers, body=sent, max_bytes=limit, redirects=redirects)
 
     async def _key_headers(self, given: Mapping[str, str]) -> Mapping[str, str]:
         """Return the header with the key, unless the caller's headers have one of that name: then no key is asked for."""

@@ -178,7 +178,7 @@ class ServerSection(Struct, frozen=True, kw_only=True):
     prices: PriceTable | None = None
     timeouts: Timeouts = Timeouts()
     capabilities: CapabilityTable | None = None  # None: the provider's usual ones
-    probe: bool = False  # ask the server at the start for its kind and limits
+    probe: bool | None = None  # ask the server what it is: True: at the start; False: never; None: with the first answer, in the background
 
 
 def _shared(section: Struct, kind: type[Struct]) -> dict[str, Any]:

@@ -237,7 +237,7 @@ def _build_server(section: ServerSection, index: int, environ: Mapping[str, str]
     capabilities = None if section.capabilities is None else section.capabilities.changes()
     if section.api == "messages":
         for field in ("provider", "probe"):
-            if getattr(section, field):
+            if getattr(section, field) is not None:
                 raise ConfigError(f'server[{index}].{field}: expected none with api = "messages", got it')
         return AnthropicEndpoint(
             section.model,
@@ -260,6 +260,7 @@ def _build_server(section: ServerSection, index: int, environ: Mapping[str, str]
         prices=None if section.prices is None else section.prices.per_token(),
         capabilities=capabilities,
         tokenizer=device if section.probe else None,
+        probe=section.probe is not False,
     )
 
 

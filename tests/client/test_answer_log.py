@@ -70,7 +70,7 @@ async def test_a_hand_over_is_in_the_line(caplog: pytest.LogCaptureFixture) -> N
     caplog.set_level(logging.INFO, "streamco")
     cut = ScriptedResponse(steps=[chunk_event("One "), chunk_event("two "), Cut()])
     async with ScriptedServer(cut) as scripted:
-        first = OpenAIEndpoint("m", base_url=scripted.url, name="first")
+        first = OpenAIEndpoint("m", base_url=scripted.url, name="first", probe=False)
         async with opened(
             None, [first, server(words(0.0, 0.0, 0.0), name="second", capabilities=Capabilities(continuation="prefix"))]
         ) as client:

@@ -176,7 +176,7 @@ async def test_a_refusal_fails_the_call_though_the_device_could_answer(status: i
 async def test_an_answer_of_another_api_fails_the_call_though_the_device_could_answer() -> None:
     gemini = ScriptedResponse(steps=[sse_event({"candidates": []})])
     async with ScriptedServer(gemini, gemini, gemini) as scripted:
-        remote = OpenAIEndpoint("m", base_url=scripted.url, name="server")
+        remote = OpenAIEndpoint("m", base_url=scripted.url, name="server", probe=False)
         async with opened(device([(0.5, "D")]), remote, policy="both", budget=1.0) as client:
             with pytest.raises(EndpointProtocolError, match="Gemini"):
                 await ask(client)

@@ -82,7 +82,15 @@ class World(Struct):
         name = f"server {number}"
         rng = random.Random(number)
         endpoint = OpenAIEndpoint(
-            "m", base_url=url, name=name, timeouts=self.timeouts, retry=self.retry, prices=PRICES[number], capabilities=able, rng=rng
+            "m",
+            base_url=url,
+            name=name,
+            timeouts=self.timeouts,
+            retry=self.retry,
+            prices=PRICES[number],
+            capabilities=able,
+            probe=False,
+            rng=rng,
         )
         if self.info is not None:
             endpoint._apply(self.info)

@@ -17,6 +17,7 @@ from __future__ import annotations
 from enum import Enum, auto
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from streamco.core.race.restart import Diverged, RestartFilter
 from streamco.errors import EndpointError
@@ -34,12 +35,14 @@ class AttemptPlan(Struct, frozen=True):
         wait: seconds after the request; None: only if the others fail.
         continues: the endpoint can continue an answer that another one has begun.
         vocabulary: fingerprint of the endpoint's tokenizer; None: not known.
+        is_unknown: what the endpoint can do is being found out; ``continues`` is only what is certain.
     """
 
     source: str
     wait: float | None
     continues: bool = False
     vocabulary: str | None = None
+    is_unknown: bool = False
 
 
 class AttemptState(Enum):
@@ -117,6 +120,10 @@ class Attempt:
         self.error: EndpointError | None = None
         self.held: list[ChatCompletionChunk] = []  # chunks without content from before the race was decided
         self._early: _EarlyTokens | None = None
+
+    def learn(self, *, continues: bool, vocabulary: str | None) -> None:
+        """Record what the endpoint can do; nothing more is found out."""
+        self.plan = replace(self.plan, continues=continues, vocabulary=vocabulary, is_unknown=False)
 
     # The next attempt of the same endpoint
 
@@ -246,6 +253,11 @@ class Attempt:
     def can_take_over(self) -> bool:
         """True if the endpoint may still continue the answer: no endpoint does so twice, nor after an empty answer."""
         return self.plan.continues and self._is_left
+
+    @property
+    def may_take_over(self) -> bool:
+        """True if it is being found out whether the endpoint can continue an answer, and it could still be asked to."""
+        return self.plan.is_unknown and not self.plan.continues and self._is_left
 
     @property
     def can_restart(self) -> bool:

@@ -46,6 +46,13 @@ class Handover:
         """Add what the endpoint with this tokenizer generated next."""
         self.transcript.add(chunks, tokens, vocabulary)
 
+    def must_wait(self, attempts: Mapping[str, Attempt]) -> bool:
+        """Return True if no attempt is known to be able to continue after a failure, and one may turn out to be."""
+        if not self._fails_over or not self.transcript.is_text_alone:
+            return False
+        left = attempts.values()
+        return any(each.may_take_over for each in left) and not any(each.can_take_over or each.is_last_resort for each in left)
+
     def find_successor(self, attempts: Mapping[str, Attempt]) -> Attempt | None:
         """Return the attempt that continues after a failure; None: there is none.
 

@@ -22,10 +22,12 @@ from streamco.core.race.migration import MigrationPlan, Prepare, Release, Switch
 from streamco.core.race.restart import Diverged
 from streamco.core.report_parts import HandOver
 from streamco.errors import AllEndpointsFailed, EndpointError, EndpointProtocolError, StreamcoError, is_out_of_time, is_refusal
-from streamco.events import Event, ReaderLeft, StreamCancelled, StreamEnded, StreamFailed, TokensReceived
+from streamco.events import AbilitiesFound, Event, ReaderLeft, StreamCancelled, StreamEnded, StreamFailed, TokensReceived
 from streamco.openai_types import ChatCompletionChunk
 
 __all__ = ["Fatal", "OnFailure", "RaceMachine", "RacePlan"]
+
+_PATIENCE = 1.0  # seconds that a hand-over waits until it is known what the endpoints that are left can do
 
 Fatal = Literal["none", "refusals", "all"]
 
@@ -86,6 +88,8 @@ class RaceMachine:
         self._handover = make_handover(plan.migration, on_failure=plan.on_failure) if len(plan.attempts) > 1 else None
         self._successor: Attempt | None = None  # takes over as soon as its earlier work is cancelled
         self._is_complete = False  # the winner ended; what is buffered is still to be delivered
+        self._orphaned: tuple[Attempt, EndpointError] | None = None  # the failed writer, until it is known who can continue
+        self._patience_ends = 0.0
 
     # The machine protocol
 
@@ -109,6 +113,8 @@ class RaceMachine:
                 self._receive_cancelled(event, now)
             case ReaderLeft():
                 self._receive_reader_left(now)
+            case AbilitiesFound():
+                self._receive_abilities(event, now)
 
     def pass_on(self, event: TokensReceived, *, now: float) -> bool:
         """Count an event and return True if its chunks go to the reader unchanged and now: the fast path of most tokens.
@@ -138,6 +144,8 @@ class RaceMachine:
     def next_deadline(self) -> float | None:
         """Return when the next attempt starts or the next token is due, the earlier of both; None: nothing is timed."""
         due = self._delivery.next_due()
+        if self._orphaned is not None and self.finished is None:
+            return self._patience_ends if due is None else min(due, self._patience_ends)
         if self.winner is not None or self.finished is not None:
             return due
         waits = [attempt.plan.wait for attempt in self.attempts.values() if attempt.state is AttemptState.WAITING]
@@ -149,6 +157,8 @@ class RaceMachine:
             return
         if self.winner is None:
             self._start_due(now)
+        if self._orphaned is not None and now >= self._patience_ends:
+            self._stop_waiting(now)
         self._release(now)
 
     # What drivers and reports read
@@ -354,13 +364,30 @@ class RaceMachine:
 
     def _fail_over(self, failed: Attempt, error: EndpointError, now: float) -> None:
         """Let another attempt continue from the last good token, or fail the delivery."""
-        successor = self._handover.find_successor(self.attempts) if self._handover is not None else None
         is_late = self.plan.is_timed and is_out_of_time(error)
+        if self._handover is not None and self.finished is None and not is_late and self._handover.must_wait(self.attempts):
+            if self._orphaned is None:
+                self._orphaned, self._patience_ends = (failed, error), now + _PATIENCE
+            return
+        self._orphaned = None
+        successor = self._handover.find_successor(self.attempts) if self._handover is not None else None
         if successor is None or self._handover is None or self.finished is not None or is_late:
             self._fail(self._combine_mid_errors(error), now)
             return
         self._handover.record_failover(failed, successor, at=now - self.began, buffered=self._delivery.ahead(now=now))
         self._pass_to(successor, now)
+
+    def _receive_abilities(self, event: AbilitiesFound, now: float) -> None:
+        self.attempts[event.source].learn(continues=event.continues, vocabulary=event.vocabulary)
+        if self._orphaned is not None:
+            self._fail_over(*self._orphaned, now)
+
+    def _stop_waiting(self, now: float) -> None:
+        """Go on with what is known of the endpoints that are left."""
+        assert self._orphaned is not None, "something is waited for"
+        for attempt in self.attempts.values():
+            attempt.learn(continues=attempt.plan.continues, vocabulary=attempt.plan.vocabulary)
+        self._fail_over(*self._orphaned, now)
 
     def _pass_to(self, successor: Attempt, now: float, *, waits: bool = False) -> None:
         """Let the successor write from now on.

@@ -95,6 +95,7 @@ class AnthropicEndpoint(OpenAIEndpoint):
             capabilities=with_declared(Capabilities(tools=True, json_schema=True, images=True), capabilities),
             session=session,
             headers=merge_headers({"anthropic-version": _VERSION}, headers or {}),
+            probe=False,
             rng=rng,
         )
         self._max_tokens = max_tokens

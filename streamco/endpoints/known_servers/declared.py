@@ -11,7 +11,7 @@ from streamco.endpoints.base import Capabilities, Continuation
 from streamco.errors import ConfigError
 from streamco.events import PreCopy
 
-__all__ = ["CapabilityChanges", "check_declared", "with_declared"]
+__all__ = ["CapabilityChanges", "check_declared", "with_declared", "with_inputs_of"]
 
 
 class CapabilityChanges(TypedDict, total=False):
@@ -57,3 +57,14 @@ def with_declared(known: Capabilities, declared: Capabilities | CapabilityChange
     if isinstance(declared, Capabilities):
         return declared
     return msgspec.structs.replace(known, **declared) if declared else known
+
+
+def with_inputs_of(known: Capabilities, before: Capabilities) -> Capabilities:
+    """Return the abilities of a server that is known now, with what it was sent before: it refuses itself what it can't do."""
+    return msgspec.structs.replace(
+        known,
+        tools=known.tools or before.tools,
+        json_schema=known.json_schema or before.json_schema,
+        images=known.images or before.images,
+        choices=known.choices or before.choices,
+    )

@@ -20,7 +20,7 @@ from streamco.endpoints.known_servers.stream_refusals import StreamRefusals
 from streamco.errors import ConfigError, EndpointStatusError
 from streamco.wire.openai.requests import MaxTokensField
 
-__all__ = ["GENERIC", "PROVIDERS", "Dialect", "Provider", "TokenizeApi", "find_provider"]
+__all__ = ["GENERIC", "PROVIDERS", "Dialect", "Provider", "TokenizeApi", "find_provider", "server_kind"]
 
 TokenizeApi = Literal["tokenize", "apply-template"]
 """The API by which a server gives the ids of a prompt: see ``shared_tokenizer``."""
@@ -244,6 +244,11 @@ class Dialect:
         self.refused_fields: frozenset[str] = frozenset()
         """Fields of assistant messages, such as another server wrote, that this server refuses."""
 
+    def follow(self, provider: Provider) -> None:
+        """Take another provider's entry, and keep what was refused."""
+        self.has_stream_options = self.has_stream_options and provider.has_stream_options
+        self.takes_no_limit = provider.takes_no_limit
+
     def fit(self, request: Request) -> Request:
         """Return a request as the server takes it: without a limit of -1 if it refuses that."""
         if self.takes_no_limit or not request.sampling.is_unlimited:
@@ -354,3 +359,12 @@ def find_provider(name: str | None = None, *, host: str = "") -> Provider:
         if any(host == known or (known.startswith(".") and host.endswith(known)) for known in provider.hosts):
             return provider
     return GENERIC
+
+
+_SELF_HOSTED = frozenset(provider.name for provider in PROVIDERS if provider.is_self_hosted)
+
+
+def server_kind(endpoint: object) -> str | None:
+    """Return what a server that people run themselves is; None: a provider, not known, or no server."""
+    name = getattr(endpoint, "provider", None)
+    return name if name in _SELF_HOSTED else None

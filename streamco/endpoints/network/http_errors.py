@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
+import re
 import ssl
 
 from streamco.config import Timeouts
-from streamco.errors import EndpointConnectError, EndpointError, EndpointProtocolError, EndpointTimeoutError
+from streamco.errors import EndpointConnectError, EndpointError, EndpointProtocolError, EndpointStatusError, EndpointTimeoutError
 
-__all__ = ["root_cause", "translate"]
+__all__ = ["refuses_key", "root_cause", "translate"]
+
+_SCOPE = re.compile("scope|permission", re.IGNORECASE)  # OpenAI's restricted keys: 401, "insufficient permissions ... Missing scopes"
+
+
+def refuses_key(error: EndpointStatusError) -> bool:
+    """Return True if a server's list of models was refused because of the key, and not because this key may answer, but not list."""
+    return error.status in {401, 403} and not _SCOPE.search(error.body)
 
 
 def root_cause(exc: Exception) -> BaseException:

@@ -11,7 +11,7 @@ from streamco.core.race.attempt import AttemptPlan, AttemptState
 from streamco.core.race.commands import CancelStream, Command, ContinueStream, DeliverTokens, FailDelivery, FinishDelivery, OpenStream
 from streamco.core.race.machine import RaceMachine, RacePlan
 from streamco.errors import AllEndpointsFailed, EndpointConnectError, EndpointTimeoutError
-from streamco.events import Partial, ReaderLeft, StreamCancelled, StreamEnded, StreamFailed, TokensReceived
+from streamco.events import AbilitiesFound, Partial, ReaderLeft, StreamCancelled, StreamEnded, StreamFailed, TokensReceived
 from streamco.testing.endpoint import text_chunk
 
 CUT = EndpointConnectError("cut", endpoint="server", partial="ab")
@@ -60,6 +60,92 @@ def test_nobody_is_asked_who_cannot_continue() -> None:
     machine.take_commands()
     machine.receive(StreamFailed("server", CUT), now=0.2)
     assert machine.take_commands() == [FailDelivery(CUT)]
+
+
+# An endpoint of which it is being found out whether it can continue
+
+
+def unsure(wait: float | None = None) -> AttemptPlan:
+    return AttemptPlan("device", wait, is_unknown=True)
+
+
+def test_a_hand_over_waits_until_it_is_known_who_can_continue() -> None:
+    machine = begun(make(AttemptPlan("server", 0.0), unsure()))
+    machine.take_commands()
+    machine.receive(StreamFailed("server", CUT), now=0.2)
+    assert machine.take_commands() == []
+    assert machine.next_deadline() == 1.2
+    machine.receive(AbilitiesFound("device", continues=True, vocabulary="v"), now=0.5)
+    assert machine.take_commands() == [ContinueStream("device", Partial(text="ab", tokens=2, is_counted=True))]
+    assert machine.next_deadline() is None
+    machine.receive(tokens("device", "c"), now=0.6)
+    machine.receive(StreamEnded("device", "stop"), now=0.7)
+    assert machine.take_commands()[-1] == FinishDelivery()
+
+
+def test_an_endpoint_that_turns_out_to_be_unable_ends_the_wait() -> None:
+    machine = begun(make(AttemptPlan("server", 0.0), unsure()))
+    machine.take_commands()
+    machine.receive(StreamFailed("server", CUT), now=0.2)
+    machine.receive(AbilitiesFound("device", continues=False, vocabulary=None), now=0.5)
+    assert machine.take_commands() == [FailDelivery(CUT)]
+
+
+def test_the_wait_ends_after_a_second() -> None:
+    machine = begun(make(AttemptPlan("server", 0.0), unsure()))
+    machine.take_commands()
+    machine.receive(StreamFailed("server", CUT), now=0.2)
+    machine.handle_deadline(now=1.1)
+    assert machine.take_commands() == []
+    machine.handle_deadline(now=1.2)
+    assert machine.take_commands() == [FailDelivery(CUT)]
+    machine.receive(AbilitiesFound("device", continues=True, vocabulary=None), now=1.3)
+    assert machine.take_commands() == [], "too late"
+
+
+def test_the_wait_for_several_endpoints_is_one_second() -> None:
+    machine = begun(make(AttemptPlan("server", 0.0), unsure(), AttemptPlan("third", None, is_unknown=True)))
+    machine.take_commands()
+    machine.receive(StreamFailed("server", CUT), now=0.2)
+    machine.receive(AbilitiesFound("device", continues=False, vocabulary=None), now=0.9)
+    assert (machine.take_commands(), machine.next_deadline()) == ([], 1.2)
+    machine.receive(AbilitiesFound("third", continues=True, vocabulary=None), now=1.0)
+    assert isinstance(machine.take_commands()[0], ContinueStream)
+
+
+def test_an_endpoint_that_can_continue_for_sure_is_not_kept_waiting() -> None:
+    machine = begun(make(AttemptPlan("server", 0.0), unsure(), AttemptPlan("third", None, continues=True)))
+    machine.take_commands()
+    machine.receive(StreamFailed("server", CUT), now=0.2)
+    assert machine.take_commands() == [ContinueStream("third", Partial(text="ab", tokens=2, is_counted=True))]
+
+
+def test_what_is_held_for_the_pace_goes_on_during_the_wait() -> None:
+    machine = begun(make(AttemptPlan("server", 0.0), unsure(), pace=1.0))
+    machine.take_commands()
+    machine.receive(StreamFailed("server", CUT), now=0.2)
+    assert machine.next_deadline() == pytest.approx(1.1)
+    machine.handle_deadline(now=1.1)
+    assert text_of(machine.take_commands()) == "b"
+    machine.handle_deadline(now=1.2)
+    assert machine.take_commands() == [FailDelivery(CUT)]
+
+
+def test_a_reader_that_leaves_during_the_wait_ends_it() -> None:
+    machine = begun(make(AttemptPlan("server", 0.0), unsure()))
+    machine.receive(StreamFailed("server", CUT), now=0.2)
+    machine.receive(ReaderLeft(), now=0.3)
+    machine.receive(AbilitiesFound("device", continues=True, vocabulary=None), now=0.4)
+    assert not [each for each in machine.take_commands() if isinstance(each, ContinueStream)]
+    assert machine.is_over
+
+
+def test_abilities_that_are_known_in_time_count_for_the_hand_over() -> None:
+    machine = begun(make(AttemptPlan("server", 0.0, continues=True, vocabulary="v"), unsure()))
+    machine.receive(AbilitiesFound("device", continues=True, vocabulary="v"), now=0.15)
+    machine.take_commands()
+    machine.receive(StreamFailed("server", CUT), now=0.2)
+    assert machine.take_commands() == [ContinueStream("device", Partial(text="ab", ids=(0, 1), vocabulary="v", tokens=2, is_counted=True))]
 
 
 def test_without_migration_the_error_is_raised() -> None:

@@ -36,7 +36,17 @@ from streamco.core.report_parts import AnswerUsage, SplitFigures
 from streamco.core.totals import AnswerCost
 from streamco.endpoints.base import Endpoint, EndpointStream, Request, TextCounter, WrittenStream, changes_of, idle_of, split_figures_of
 from streamco.errors import EndpointError, EngineError, StreamcoError, UsageError
-from streamco.events import Event, Partial, ReaderLeft, StreamCancelled, StreamEnded, StreamFailed, TextCount, TokensReceived
+from streamco.events import (
+    AbilitiesFound,
+    Event,
+    Partial,
+    ReaderLeft,
+    StreamCancelled,
+    StreamEnded,
+    StreamFailed,
+    TextCount,
+    TokensReceived,
+)
 from streamco.machine_driver import StepLog, TaskDriver
 
 __all__ = ["OnOpen", "RaceDriver"]
@@ -133,6 +143,12 @@ class RaceDriver(TaskDriver[Event, Command]):
     def changes(self) -> list[tuple[str, str, str]]:
         """Return which requests were sent again in another form, after a refusal: endpoint, short name of the form, sentence."""
         return [(source, *change) for source, stream in self._streams.items() for change in changes_of(stream).items()]
+
+    def note_abilities(self, name: str) -> None:
+        """Take note of what an endpoint can do, which has just been found out."""
+        if not self._is_over:
+            can = self._endpoints[name].capabilities
+            self.emit(AbilitiesFound(name, can.continuation != "none", can.vocabulary))
 
     def leave(self) -> None:
         """Stop all work of this answer without waiting; drop what was not read. Must be called in the loop's thread."""

@@ -55,7 +55,7 @@ class Race(DispatchOptions, frozen=True, kw_only=True):
 
     def planner(self, context: ModeContext) -> ClientPlanner:
         """Return the planner of a client's answers."""
-        return RacePlanner(self, context, migration=self.migration, checks_access=self.check_access)
+        return RacePlanner(self, context, migration=self.migration, checks_servers=self.check_access)
 
     def own_planner(self, context: ModeContext) -> Planner:
         """Return the planner of the answers in this mode alone."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from copy import copy
@@ -16,13 +16,13 @@ from streamco.client.degradation import OnDegraded
 from streamco.client.endpoint_set import EndpointSet
 from streamco.client.modes.base import AskedAnswer, ClientPlanner, CostOf, EndedAnswer, ModeContext, Prepared, values_of
 from streamco.client.modes.notes import note_inexact, note_unpaced
-from streamco.client.modes.race.access_check import AccessCheck
 from streamco.client.modes.race.dispatch_record import DispatchRecord
 from streamco.client.modes.race.dispatcher import Dispatcher, DispatchOptions
 from streamco.client.modes.race.driver import RaceDriver
 from streamco.client.modes.race.log import log_step
 from streamco.client.modes.race.migration import MigrationOptions
 from streamco.client.modes.race.notes import note_dispatch, note_moves, note_passed_over, note_race, note_settings
+from streamco.client.modes.race.server_checks import ServerChecks
 from streamco.client.request_facts import takes_long
 from streamco.config import fixed_rate
 from streamco.core.race.machine import Fatal, OnFailure, RaceMachine, RacePlan
@@ -46,7 +46,7 @@ class RacePlanner(ClientPlanner):
         options: the settings for dispatch. With those of a race that the context knows, and no new budget, both share their account.
         context: the client's part.
         migration: how answers move to a cheaper endpoint; None: the caller has said nothing about it.
-        checks_access: servers that no answer has shown anything of are asked for their list of models.
+        checks_servers: unknown servers are asked what they are, and those that no answer has shown anything of for their list of models.
 
     Attributes:
         options: as given.
@@ -58,7 +58,7 @@ class RacePlanner(ClientPlanner):
 
     name = "race"
 
-    def __init__(self, options: DispatchOptions, context: ModeContext, *, migration: MigrationOptions | None, checks_access: bool) -> None:
+    def __init__(self, options: DispatchOptions, context: ModeContext, *, migration: MigrationOptions | None, checks_servers: bool) -> None:
         self.options = options
         self._migration = migration
         self._endpoints = context.endpoints
@@ -72,7 +72,7 @@ class RacePlanner(ClientPlanner):
             self.dispatcher = known.dispatcher.copy(options, budget=context.budget)
         else:
             self.dispatcher = known.dispatcher
-        self._access = context.endpoints.share("access", AccessCheck) if checks_access else None
+        self._checks = context.endpoints.share("checks", ServerChecks) if checks_servers else None
         _check_sides(self.dispatcher, context.endpoints)
         _check_quality_names(migration, context.endpoints)
 
@@ -97,7 +97,7 @@ class RacePlanner(ClientPlanner):
             await asyncio.shield(asyncio.wrap_future(_numpy_loading()))  # other answers may wait for it, too
         if takes_long(asked.request):
             await asked.describe()
-        return PreparedRace(asked, self.dispatcher, migration=self._migration, access=self._access)
+        return PreparedRace(asked, self.dispatcher, migration=self._migration, checks=self._checks)
 
     def costs(self) -> CostOf:
         """Return the function that gives the cost of tokens."""
@@ -120,17 +120,17 @@ class PreparedRace(Prepared[RaceDriver]):
         asked: the answer as it was asked for.
         dispatcher: decides which endpoint starts when, and learns from the answer.
         migration: how the answer moves to a cheaper endpoint; None: the caller has said nothing about it.
-        access: finds out which servers refuse their keys; None: nothing is asked beside answers.
+        checks: finds out what servers are, and which refuse their keys; None: nothing is asked beside answers.
     """
 
     def __init__(
-        self, asked: AskedAnswer, dispatcher: Dispatcher, *, migration: MigrationOptions | None, access: AccessCheck | None
+        self, asked: AskedAnswer, dispatcher: Dispatcher, *, migration: MigrationOptions | None, checks: ServerChecks | None
     ) -> None:
         super().__init__(asked)
         self._dispatcher = dispatcher
         self._migration = migration or MigrationOptions()
         self._is_migration_given = migration is not None
-        self._access = access
+        self._checks = checks
 
     def start(self) -> RaceDriver:
         """Start the answer's driver."""
@@ -142,9 +142,10 @@ class PreparedRace(Prepared[RaceDriver]):
         if (rate := fixed_rate(asked.pace)) is not None:
             max_ahead, kept = settings.limits.device_buffers(rate)
             request = replace(request, max_buffered=kept)
+        unknown = self._unknown_servers(dispatched)
         try:
             self._check_degradations(dispatched)
-            plan = self._plan(dispatched, max_ahead)
+            plan = self._plan(dispatched, max_ahead, unknown)
             self._note_settings(dispatched)
         except BaseException:
             dispatcher.abandon(dispatched)
@@ -174,6 +175,10 @@ class PreparedRace(Prepared[RaceDriver]):
         active.add(driver)
         settings.totals.use_budget(dispatched.steering)
         driver.start()
+        if self._checks is not None:
+            for name in unknown:
+                asked = self._checks.identify(endpoints.endpoints[name], settings.degradations)
+                asked.add_done_callback(partial(_tell, driver, name))
         return driver
 
     def note(self, driver: RaceDriver) -> None:
@@ -215,12 +220,19 @@ class PreparedRace(Prepared[RaceDriver]):
             barred=dispatched.barred,
         )
 
-    def _plan(self, dispatched: DispatchRecord, max_ahead: int | None) -> RacePlan:
+    def _unknown_servers(self, dispatched: DispatchRecord) -> list[str]:
+        """Return the servers to be asked what they are, because the answer may move to or from them, by name."""
+        endpoints, checks = self.asked.settings.endpoints.endpoints, self._checks
+        if checks is None or len(dispatched.attempts) < 2:
+            return []
+        return [each.source for each in dispatched.attempts if checks.is_open(endpoints[each.source])]
+
+    def _plan(self, dispatched: DispatchRecord, max_ahead: int | None, unknown: Collection[str]) -> RacePlan:
         asked, settings = self.asked, self.asked.settings
         on_failure = _failure_rule(dispatched.facts, settings.on_failure, settings.degradations.rule)
         capacity = settings.limits.unread_tokens if max_ahead is None else max_ahead
         return RacePlan(
-            attempts=dispatched.attempts,
+            attempts=tuple(replace(each, is_unknown=True) if each.source in unknown else each for each in dispatched.attempts),
             pace=asked.pace,
             explore=dispatched.explore,
             reader_rate=fixed_rate(asked.pace) or self._dispatcher.reader_rate,
@@ -257,8 +269,13 @@ class PreparedRace(Prepared[RaceDriver]):
         settings.learn(EndedAnswer(dispatched.prompt_tokens, machine))
         note_race(settings.degradations, notes, driver)
         note_moves(settings.degradations, notes, self._dispatcher.unknown_quality_moves(self._migration, machine.hand_overs))
-        if self._access is not None:
-            self._access.check_unseen(machine, settings.endpoints, settings.degradations)
+        if self._checks is not None:
+            self._checks.check_unseen(machine, settings.endpoints, settings.degradations)
+
+
+def _tell(driver: RaceDriver, name: str, asked: asyncio.Task[None]) -> None:
+    """Tell an answer that a server was asked what it is."""
+    driver.note_abilities(name)
 
 
 def _load_numpy() -> None:

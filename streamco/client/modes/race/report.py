@@ -17,6 +17,7 @@ from streamco.core.report import Opening, Report
 from streamco.core.report_parts import AnswerUsage, EndpointReport, HandOver, Outcome, SplitFigures
 from streamco.core.totals import AnswerCost
 from streamco.endpoints.base import Endpoint
+from streamco.endpoints.known_servers.providers import server_kind
 from streamco.errors import EndpointConnectError, EndpointStatusError
 from streamco.events import TextCount
 from streamco.openai_types import CompletionUsage, without_further
@@ -250,6 +251,7 @@ def _describe_attempt(
         name=attempt.source,
         kind=endpoint.kind,
         outcome=_outcome(attempt),
+        server=server_kind(endpoint),
         opened=attempt.opened,
         stopped=attempt.stopped,
         ttft=attempt.ttft,

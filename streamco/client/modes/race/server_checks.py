@@ -1,0 +1,194 @@
+"""What a client asks of its servers beside answers, in the background: what they are, and whether they take the key.
+
+An unknown server is asked what it is when the first answer begins, so that another endpoint can hand an answer over to it, and it to
+another one. That costs no tokens and delays no answer; a hand-over that comes before the server has said it waits for it.
+
+A server that loses each race is cancelled before it has answered, so that a wrong key stays unknown until the server is needed. After an
+answer that shows nothing of a server, its list of models is asked for with its key. A server that answers such a request isn't asked again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Coroutine, Iterable
+from time import monotonic
+from typing import Any, Protocol, runtime_checkable
+
+from streamco.client.answer_log import describe_error
+from streamco.client.degradation import Degradations
+from streamco.client.endpoint_set import EndpointSet
+from streamco.core.race.machine import RaceMachine
+from streamco.endpoints.base import Capabilities, Endpoint
+from streamco.endpoints.network.http_errors import refuses_key
+from streamco.endpoints.network.loop_bound import LoopBound, LoopState
+from streamco.errors import ConfigError, EndpointError, EndpointStatusError
+
+__all__ = ["ServerChecks", "is_unknown"]
+
+_log = logging.getLogger("streamco")
+
+_INSTEAD = "other endpoints have answered in its place"
+_DELAY = 0.05  # seconds: the answer's own request goes first, and gets the connection that is ready
+_ASK_AGAIN = 30.0  # seconds after which a server that didn't answer is asked again what it is
+
+
+@runtime_checkable
+class _Checkable(Protocol):
+    """An endpoint that can find out whether it may be used."""
+
+    @property
+    def name(self) -> str: ...
+
+    async def check_access(self) -> EndpointStatusError | None: ...
+
+
+class _Identifiable(Protocol):
+    """An endpoint whose server can be asked what it is."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def provider(self) -> str: ...
+
+    @property
+    def capabilities(self) -> Capabilities: ...
+
+    async def identify(self) -> object: ...
+
+    def credentials(self) -> tuple[str, object]: ...
+
+
+class _Checks(LoopState):
+    """The checks of one event loop that are under way."""
+
+    def __init__(self) -> None:
+        self.tasks: set[asyncio.Task[None]] = set()
+        self.identifying: dict[str, asyncio.Task[None]] = {}
+
+    async def aclose(self) -> None:
+        """See ``LoopState``."""
+        for task in self.tasks:
+            task.cancel()
+        if self.tasks:
+            await asyncio.wait(self.tasks)
+
+    def begin(self, check: Coroutine[Any, Any, None], name: str) -> asyncio.Task[None]:
+        """Begin a check."""
+        task = asyncio.create_task(check, name=f"streamco {name}")
+        self.tasks.add(task)
+        task.add_done_callback(self._forget)
+        return task
+
+    def _forget(self, task: asyncio.Task[None]) -> None:
+        self.tasks.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            raise error
+
+
+class ServerChecks:
+    """The checks of one client's servers, shared by clients from ``with_options``."""
+
+    def __init__(self) -> None:
+        self._known: set[str] = set()  # endpoints that have answered, or are being asked
+        self._silent: dict[str, float] = {}  # endpoints that didn't say what they are, and when that was
+        self._checks = LoopBound(_Checks, owner="client")
+        self._is_closed = False
+
+    # What they are
+
+    def is_open(self, endpoint: Endpoint) -> bool:
+        """Return True if it is open what the endpoint's server is, and ``identify`` would ask it."""
+        was_silent = monotonic() - self._silent.get(endpoint.name, -_ASK_AGAIN) < _ASK_AGAIN
+        return is_unknown(endpoint) and not was_silent and not self._is_closed
+
+    def identify(self, endpoint: Endpoint, degradations: Degradations) -> asyncio.Task[None]:
+        """Ask a server in the background what it is; return what is under way. A key that it refuses is recorded.
+
+        Args:
+            endpoint: one that ``is_open``, and that an answer may use: it isn't kept out by a promise.
+            degradations: the client's.
+        """
+        checks = self._checks.get()
+        task = checks.identifying.get(endpoint.name)
+        if task is None or task.done():
+            self._known.add(endpoint.name)
+            task = checks.begin(self._ask_what_it_is(endpoint, degradations), f"ask what {endpoint.name} is")  # type: ignore[arg-type]
+            checks.identifying[endpoint.name] = task
+        return task
+
+    async def _ask_what_it_is(self, endpoint: _Identifiable, degradations: Degradations) -> None:
+        await asyncio.sleep(_DELAY)
+        try:
+            await endpoint.identify()
+        except (EndpointError, ConfigError) as error:  # the answers meet it as well, and report it
+            self._silent[endpoint.name] = monotonic()
+            if not isinstance(error, EndpointStatusError):
+                self._known.discard(endpoint.name)
+            _log.info("%s does not say what it is (%s)", endpoint.name, describe_error(error))
+            has_key = endpoint.credentials()[1] != ""
+            if has_key and isinstance(error, EndpointStatusError) and refuses_key(error):
+                self._record_refusal(endpoint.name, error, degradations)
+            return
+        can = endpoint.capabilities
+        _log.info(
+            "%s is %s, context %s, goes on with begun answers: %s",
+            endpoint.name,
+            endpoint.provider,
+            can.context_tokens or "not known",
+            can.continuation,
+        )
+
+    # Whether they take the key
+
+    def record_answered(self, names: Iterable[str]) -> None:
+        """Record endpoints that have answered or failed by themselves: they needn't be asked."""
+        self._known.update(names)
+
+    def check_access(self, endpoints: Iterable[Endpoint], degradations: Degradations) -> None:
+        """Ask the endpoints in the background of which nothing is known; what they refuse is recorded.
+
+        Args:
+            endpoints: endpoints that an answer has shown nothing of. They may be used: none is kept out by a promise.
+            degradations: the client's.
+        """
+        for endpoint in endpoints:
+            if isinstance(endpoint, _Checkable) and endpoint.name not in self._known and not self._is_closed:
+                self._known.add(endpoint.name)
+                self._checks.get().begin(self._check_access(endpoint, degradations), f"check the access to {endpoint.name}")
+
+    def check_unseen(self, machine: RaceMachine, endpoints: EndpointSet, degradations: Degradations) -> None:
+        """Check the servers that a race has shown nothing of, because another endpoint answered first.
+
+        A server that is kept out is none of the race's endpoints, so a promise holds for the check, too.
+        """
+        if machine.winner is None or not endpoints.is_open:
+            return
+        attempts = (*machine.past_attempts, *machine.attempts.values())
+        shown = {each.source for each in attempts if each.ttft is not None or each.error is not None}
+        self.record_answered(shown)
+        self.check_access((endpoints.endpoints[each.source] for each in attempts if each.source not in shown), degradations)
+
+    async def aclose(self) -> None:
+        """End the checks; idempotent."""
+        self._is_closed = True
+        await self._checks.aclose()
+
+    async def _check_access(self, endpoint: _Checkable, degradations: Degradations) -> None:
+        error = await endpoint.check_access()
+        if error is not None:
+            self._record_refusal(endpoint.name, error, degradations)
+
+    def _record_refusal(self, name: str, error: EndpointStatusError, degradations: Degradations) -> None:
+        if error.status == 401:
+            self._known.discard(name)  # to be asked again after the next answer that shows nothing of it
+            degradations.record_failure([], error, endpoint=name, instead=_INSTEAD)
+        else:
+            sentence = f"{name} may refuse answers: it refuses its list of models ({error.status}); {_INSTEAD}"
+            degradations.record([], kind=f"list refused {error.status}", endpoint=name, sentence=sentence, may_raise=False)
+
+
+def is_unknown(endpoint: Endpoint) -> bool:
+    """Return True if the endpoint's server can be asked what it is."""
+    return bool(getattr(endpoint, "is_unknown", False))
