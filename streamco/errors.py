@@ -24,7 +24,7 @@ Every text states what was expected, what was got and where. Text that had arriv
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal
 
 __all__ = [
@@ -50,6 +50,7 @@ __all__ = [
     "is_out_of_time",
     "is_refusal",
     "shorten",
+    "why_unable",
 ]
 
 
@@ -106,7 +107,12 @@ class EndpointError(StreamcoError):
         message: expected, got, where; lower case, no full stop.
         endpoint: name of the endpoint; "": not known yet.
         partial: the text that this endpoint had generated before it failed.
+
+    Attributes:
+        unable: names of the endpoints that could not go on with its answer, because they take no begun answers.
     """
+
+    unable: tuple[str, ...] = ()
 
     def __init__(self, message: str, *, endpoint: str = "", partial: str = "") -> None:
         super().__init__(message)
@@ -115,7 +121,13 @@ class EndpointError(StreamcoError):
 
     def __str__(self) -> str:
         text = super().__str__()
-        return f"{self.endpoint}: {text}" if self.endpoint else text
+        more = f"; {why_unable(self.unable)}" if self.unable else ""
+        return f"{self.endpoint}: {text}{more}" if self.endpoint else text + more
+
+
+def why_unable(names: Sequence[str]) -> str:
+    """Return why an answer that had begun could not go on at these endpoints."""
+    return f'{" and ".join(names)} can\'t go on with a begun answer (capabilities.continuation is "none")'
 
 
 class EndpointConnectError(EndpointError):

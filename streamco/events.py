@@ -24,6 +24,7 @@ __all__ = [
     "StreamCancelled",
     "StreamEnded",
     "StreamFailed",
+    "StreamRetrying",
     "TextCount",
     "TokensReceived",
     "Written",
@@ -70,6 +71,20 @@ class StreamFailed(Struct, frozen=True):
 
     source: str
     error: EndpointError
+
+
+class StreamRetrying(Struct, frozen=True):
+    """An endpoint has failed before the first content, and will ask its server again; what follows is as if it had not failed.
+
+    Args:
+        source: name of the endpoint.
+        error: the failure.
+        wait: seconds until it asks again.
+    """
+
+    source: str
+    error: EndpointError
+    wait: float
 
 
 class StreamCancelled(Struct, frozen=True):
@@ -129,7 +144,7 @@ class Written(Struct, frozen=True):
     has_ids: bool
 
 
-Event = TokensReceived | StreamEnded | StreamFailed | StreamCancelled | ReaderLeft | AbilitiesFound
+Event = TokensReceived | StreamEnded | StreamFailed | StreamRetrying | StreamCancelled | ReaderLeft | AbilitiesFound
 
 
 class Partial(Struct, frozen=True, kw_only=True):

@@ -13,7 +13,7 @@ from msgspec import Struct, field
 from streamco.config import SamplingOptions, Timeouts
 from streamco.core.report_parts import SplitFigures
 from streamco.endpoints.network.loop_bound import LoopState
-from streamco.errors import ConfigError
+from streamco.errors import ConfigError, EndpointError
 from streamco.events import Partial, PreCopy, StreamEnded, TextCount, TokensReceived, Written
 
 __all__ = [
@@ -24,6 +24,7 @@ __all__ = [
     "EndpointStream",
     "Kind",
     "Message",
+    "OnRetry",
     "OpenStreams",
     "PreCopy",
     "Request",
@@ -34,6 +35,7 @@ __all__ = [
     "estimate_tokens",
     "new_completion_id",
     "split_figures_of",
+    "watch_retries",
 ]
 
 Message = Mapping[str, Any]
@@ -255,6 +257,16 @@ def changes_of(stream: EndpointStream) -> Mapping[str, str]:
     """Return what a stream's request was sent without after a refusal, as sentences by a short name; {}: nothing, or never such a thing."""
     changes: Mapping[str, str] = getattr(stream, "changes", {})
     return changes
+
+
+OnRetry = Callable[[EndpointError, float], None]
+"""Called before a server is asked again, with the failure and the seconds until then."""
+
+
+def watch_retries(stream: EndpointStream, on_retry: OnRetry) -> None:
+    """Have a stream call this before it asks its server again; streams that never ask again don't take it."""
+    if hasattr(stream, "on_retry"):
+        stream.on_retry = on_retry
 
 
 def idle_of(stream: EndpointStream) -> float:

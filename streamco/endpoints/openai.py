@@ -25,7 +25,7 @@ from streamco.endpoints.known_servers.probe import PROBED_PATHS, STREAMCO, Serve
 from streamco.endpoints.known_servers.providers import GENERIC, Dialect, find_provider
 from streamco.endpoints.network.credentials import ApiKey, ServerKey
 from streamco.endpoints.network.headers import BASE_HEADERS, check_headers, has_header, key_header, merge_headers
-from streamco.endpoints.network.http_errors import refuses_key
+from streamco.endpoints.network.http_errors import tells_trouble
 from streamco.endpoints.network.loop_bound import LoopBound
 from streamco.endpoints.openai_stream import CallApi, OpenAIStream, StreamCall
 from streamco.endpoints.retry import Retries
@@ -240,20 +240,28 @@ class OpenAIEndpoint:
         """
         return list(identify(await self._get_json(self._address.url("/models")), {}, model=self.model).models)
 
-    async def check_access(self) -> EndpointStatusError | None:
-        """Ask for the list of models, and return the error if the server refuses the key (401, 403); None: it doesn't, or that isn't known.
+    async def check_access(self) -> EndpointError | str | None:
+        """Ask for the list of models, and return what will fail answers, or may; None: nothing, or that isn't known.
 
         Nothing is asked without a key, or of a provider without such a list. A key that may answer and not list is not refused.
+
+        Returns:
+            The error if the server refuses the key (401, 403) or can't be reached; a clause if the list lacks the model.
         """
         if not self._key or not self._address.provider.lists_models:
             return None
         try:
-            await self._get_json(self._address.url("/models"))
-        except EndpointStatusError as error:
-            return error if refuses_key(error) else None
-        except EndpointError:
-            return None  # an outage is met by the answers
-        return None
+            models = await self._get_json(self._address.url("/models"))
+        except EndpointError as error:
+            return error if tells_trouble(error) else None
+        return self.lacks_model(identify(models, {}, model=self.model).models)
+
+    def lacks_model(self, listed: Sequence[str]) -> str | None:
+        """Return a clause if a list of models lacks this endpoint's; None: it has it, or this server doesn't go by its list."""
+        names = {self.model, f"{self.model}:latest"}
+        if not listed or not names.isdisjoint(listed) or not self._address.provider.goes_by_list:
+            return None
+        return f"its list of models lacks {self.model!r}"
 
     @property
     def is_unknown(self) -> bool:

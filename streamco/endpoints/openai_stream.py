@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Literal
 from msgspec import Struct
 
 from streamco.config import Limits, Timeouts
+from streamco.endpoints.base import OnRetry
 from streamco.endpoints.continuation import BoundaryWhitespace
 from streamco.endpoints.http import HttpClient
 from streamco.endpoints.network.http_errors import root_cause, translate
@@ -94,7 +95,7 @@ class _Opener:
         timeouts: ``connect``, in seconds.
     """
 
-    __slots__ = ("_client", "_name", "_prepare", "_refine", "_refined", "_retries", "_timeouts", "call", "changes")
+    __slots__ = ("_client", "_name", "_prepare", "_refine", "_refined", "_retries", "_timeouts", "call", "changes", "on_retry")
 
     def __init__(
         self,
@@ -117,6 +118,7 @@ class _Opener:
         self._refined = 0
         self.call: StreamCall | None = None
         """The last try; None: there was none."""
+        self.on_retry: OnRetry | None = None
 
     async def open(self, wait: float, watchdog: Watchdog) -> tuple[aiohttp.ClientResponse, StreamCall]:
         """Try until an answer begins; return it with the call that it answers.
@@ -153,7 +155,11 @@ class _Opener:
         if isinstance(error, EndpointStatusError) and call is not None and can_refine and self._refine(error, call):
             self._refined += 1
             return 0.0
-        return self._retries.next_wait(error) if is_transient(error) else None
+        wait = self._retries.next_wait(error) if is_transient(error) else None
+        if wait is not None and self.on_retry is not None:
+            error.endpoint = error.endpoint or self._name
+            self.on_retry(self._client.scrub(error), wait)
+        return wait
 
     async def _check(self, response: aiohttp.ClientResponse) -> None:
         """Raise unless the status is 2xx. Whether the body is a stream, JSON or a page, the parser sees; headers are often wrong."""
@@ -298,6 +304,15 @@ class OpenAIStream:
                 self._opening.cancel()
             self._cancelling = self._loop.create_task(self._close_connection())
         await asyncio.shield(self._cancelling)
+
+    @property
+    def on_retry(self) -> OnRetry | None:
+        """Called before the request is sent again; see ``watch_retries``. None: nobody wants to know."""
+        return self._opener.on_retry
+
+    @on_retry.setter
+    def on_retry(self, call: OnRetry) -> None:
+        self._opener.on_retry = call
 
     @property
     def changes(self) -> Mapping[str, str]:

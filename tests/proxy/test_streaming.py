@@ -69,6 +69,7 @@ async def test_usage_behind_a_hand_over_is_the_whole_answers_in_chunk_comment_an
     second = server(script, name="second", usage=CompletionUsage(22, 1, 23), capabilities=able)
     async with proxying(server=[dying, second]) as proxy:
         events = await proxy.events(CHAT, {**HELLO, "stream_options": {"include_usage": True}})
+    async with proxying(server=[dying, second]) as proxy:  # a new client: the old one would ask the second server first
         _, whole = await proxy.post(CHAT, HELLO)
     usage = [event for event in events if isinstance(event, dict)][-1]["usage"]
     report = report_in(events)

@@ -118,6 +118,7 @@ class Attempt:
         self.finish_reason: str | None = None
         self.usage: CompletionUsage | None = None
         self.error: EndpointError | None = None
+        self.setback: EndpointError | None = None  # a failure after which the endpoint asked its server again
         self.held: list[ChatCompletionChunk] = []  # chunks without content from before the race was decided
         self._early: _EarlyTokens | None = None
 
@@ -169,7 +170,7 @@ class Attempt:
 
     def end(self, at: float, finish_reason: str | None, usage: CompletionUsage | None) -> None:
         """Record that the stream ended properly ``at`` (seconds since the request)."""
-        self.state, self.stopped, self.finish_reason, self.usage = AttemptState.ENDED, at, finish_reason, usage
+        self.state, self.stopped, self.finish_reason, self.usage, self.setback = AttemptState.ENDED, at, finish_reason, usage, None
 
     def finish_reading(self) -> ReadAhead:
         """Record that the endpoint has read ahead all that it was asked to, and return that."""
@@ -180,6 +181,11 @@ class Attempt:
     def fail(self, at: float, error: EndpointError) -> None:
         """Record that the stream failed, or that its answer can't be used."""
         self.state, self.stopped, self.error = AttemptState.FAILED, at, error
+
+    @property
+    def trouble(self) -> EndpointError | None:
+        """The error that it failed with, or for which it gave no token so far."""
+        return self.setback if self.error is None and self.first_token is None else self.error
 
     def request_stop(self) -> bool:
         """Return True if the cancel must be commanded now; False: it was commanded before."""

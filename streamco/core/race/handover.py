@@ -34,7 +34,7 @@ class Handover:
         self.transcript = Transcript()
         self.hand_overs: list[HandOver] = []
         self._controller = controller
-        self._fails_over = fails_over
+        self.fails_over = fails_over
         self._restarts = restarts
 
     @property
@@ -48,7 +48,7 @@ class Handover:
 
     def must_wait(self, attempts: Mapping[str, Attempt]) -> bool:
         """Return True if no attempt is known to be able to continue after a failure, and one may turn out to be."""
-        if not self._fails_over or not self.transcript.is_text_alone:
+        if not self.fails_over or not self.transcript.is_text_alone:
             return False
         left = attempts.values()
         return any(each.may_take_over for each in left) and not any(each.can_take_over or each.is_last_resort for each in left)
@@ -60,7 +60,7 @@ class Handover:
         all others, so that the answer isn't lost through what was to make it cheaper. If none is left and restarts are allowed, the
         endpoints that can't continue an answer follow. No endpoint takes over twice.
         """
-        if not self._fails_over or not self.transcript.is_text_alone:
+        if not self.fails_over or not self.transcript.is_text_alone:
             return None
         able = [attempt for attempt in attempts.values() if attempt.can_take_over or attempt.is_last_resort]
         if not able and self._restarts:

@@ -22,7 +22,7 @@ from streamco.core.race.migration import MigrationPlan, Prepare, Release, Switch
 from streamco.core.race.restart import Diverged
 from streamco.core.report_parts import HandOver
 from streamco.errors import AllEndpointsFailed, EndpointError, EndpointProtocolError, StreamcoError, is_out_of_time, is_refusal
-from streamco.events import AbilitiesFound, Event, ReaderLeft, StreamCancelled, StreamEnded, StreamFailed, TokensReceived
+from streamco.events import AbilitiesFound, Event, ReaderLeft, StreamCancelled, StreamEnded, StreamFailed, StreamRetrying, TokensReceived
 from streamco.openai_types import ChatCompletionChunk
 
 __all__ = ["Fatal", "OnFailure", "RaceMachine", "RacePlan"]
@@ -109,6 +109,8 @@ class RaceMachine:
                 self._receive_end(event, now)
             case StreamFailed():
                 self._receive_failure(event, now)
+            case StreamRetrying():
+                self._receive_retrying(event, now)
             case StreamCancelled():
                 self._receive_cancelled(event, now)
             case ReaderLeft():
@@ -319,6 +321,14 @@ class RaceMachine:
             self._start_next(now)
             self._end_without_winner(now)
 
+    def _receive_retrying(self, event: StreamRetrying, now: float) -> None:
+        """Let another endpoint begin at once, unless one works: that of this attempt has failed, and asks its server again later."""
+        attempt = self.attempts[event.source]
+        attempt.setback = event.error
+        is_alone = not any(other.is_live for other in self.attempts.values() if other is not attempt)
+        if is_alone and self.winner is None and self.finished is None and self.plan.fatal != "all":
+            self._start_next(now)
+
     def _is_fatal(self, error: EndpointError) -> bool:
         """Return True if this failure must not be made up for by another endpoint."""
         if self.winner is not None or self.finished is not None:
@@ -372,6 +382,8 @@ class RaceMachine:
         self._orphaned = None
         successor = self._handover.find_successor(self.attempts) if self._handover is not None else None
         if successor is None or self._handover is None or self.finished is not None or is_late:
+            if self._handover is not None and not is_late and self._handover.fails_over:
+                error.unable = tuple(each.source for each in self.attempts.values() if each.can_restart)
             self._fail(self._combine_mid_errors(error), now)
             return
         self._handover.record_failover(failed, successor, at=now - self.began, buffered=self._delivery.ahead(now=now))

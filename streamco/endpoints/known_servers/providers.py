@@ -43,6 +43,7 @@ class Provider(Struct, frozen=True, kw_only=True):
         url_variable: environment variable of the base URL. None: there is none.
         key_header: ``authorization`` (``Bearer KEY``) or the name of the header that holds the bare key.
         lists_models: ``GET /models`` gives a list to every key.
+        goes_by_list: a model that the list lacks is refused; others answer to any name.
         has_stream_options: the server takes ``stream_options={"include_usage": true}``.
         max_tokens_field: name of the field that limits the answer's length.
         takes_no_limit: a limit of -1 is none there; other servers refuse it, and are sent no limit.
@@ -62,6 +63,7 @@ class Provider(Struct, frozen=True, kw_only=True):
     url_variable: str | None = None
     key_header: str = "authorization"
     lists_models: bool = True
+    goes_by_list: bool = False
     has_stream_options: bool = True
     max_tokens_field: MaxTokensField = "max_tokens"
     takes_no_limit: bool = False
@@ -87,6 +89,7 @@ GENERIC = Provider(
 PROVIDERS: tuple[Provider, ...] = (
     Provider(
         name="openai",
+        goes_by_list=True,
         hosts=("api.openai.com",),
         base_url="https://api.openai.com/v1",
         url_variable="OPENAI_BASE_URL",
@@ -107,6 +110,7 @@ PROVIDERS: tuple[Provider, ...] = (
     ),
     Provider(
         name="deepseek",
+        goes_by_list=True,
         hosts=("api.deepseek.com",),
         base_url="https://api.deepseek.com/v1",
         key_variable="DEEPSEEK_API_KEY",
@@ -125,6 +129,7 @@ PROVIDERS: tuple[Provider, ...] = (
     ),
     Provider(
         name="groq",
+        goes_by_list=True,
         hosts=("api.groq.com",),
         base_url="https://api.groq.com/openai/v1",
         key_variable="GROQ_API_KEY",
@@ -134,6 +139,7 @@ PROVIDERS: tuple[Provider, ...] = (
     ),
     Provider(
         name="mistral",
+        goes_by_list=True,
         hosts=("api.mistral.ai",),
         base_url="https://api.mistral.ai/v1",
         key_variable="MISTRAL_API_KEY",
@@ -154,6 +160,7 @@ PROVIDERS: tuple[Provider, ...] = (
     ),
     Provider(
         name="xai",
+        goes_by_list=True,
         hosts=("api.x.ai",),
         base_url="https://api.x.ai/v1",
         key_variable="XAI_API_KEY",
@@ -179,6 +186,7 @@ PROVIDERS: tuple[Provider, ...] = (
     ),
     Provider(
         name="vllm",
+        goes_by_list=True,
         capabilities=replace(_LOCAL, choices=True),
         has_token_ids=True,
         ids_precede_text=True,
@@ -213,6 +221,7 @@ PROVIDERS: tuple[Provider, ...] = (
     ),
     Provider(
         name="ollama",
+        goes_by_list=True,
         takes_no_limit=True,
         capabilities=Capabilities(tools=True, json_schema=True),
         source="docs.ollama.com/openai: stream_options, tools and response_format are supported, n is not; max_tokens is num_predict, "
@@ -220,6 +229,7 @@ PROVIDERS: tuple[Provider, ...] = (
     ),
     Provider(
         name="streamco",
+        goes_by_list=True,
         takes_no_limit=True,
         capabilities=Capabilities(takes_token_ids=True, continuation="continue_final_message", pre_copy="append"),
         has_token_ids=True,

@@ -8,14 +8,20 @@ import ssl
 from streamco.config import Timeouts
 from streamco.errors import EndpointConnectError, EndpointError, EndpointProtocolError, EndpointStatusError, EndpointTimeoutError
 
-__all__ = ["refuses_key", "root_cause", "translate"]
+__all__ = ["root_cause", "tells_trouble", "translate"]
 
 _SCOPE = re.compile("scope|permission", re.IGNORECASE)  # OpenAI's restricted keys: 401, "insufficient permissions ... Missing scopes"
 
 
-def refuses_key(error: EndpointStatusError) -> bool:
+def _refuses_key(error: EndpointStatusError) -> bool:
     """Return True if a server's list of models was refused because of the key, and not because this key may answer, but not list."""
     return error.status in {401, 403} and not _SCOPE.search(error.body)
+
+
+def tells_trouble(error: EndpointError) -> bool:
+    """Return True if a list of models that could not be read says that answers will fail: no connection, or a refused key."""
+    is_lost = isinstance(error, EndpointConnectError) or (isinstance(error, EndpointTimeoutError) and error.phase == "connect")
+    return is_lost or (isinstance(error, EndpointStatusError) and _refuses_key(error))
 
 
 def root_cause(exc: Exception) -> BaseException:

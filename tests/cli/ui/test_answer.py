@@ -45,7 +45,9 @@ async def test_a_failure_keeps_the_text_so_far_and_is_told() -> None:
     assert isinstance(answer.error, EndpointTimeoutError)
     assert answer.error.partial == "Half"
     assert out == "Half\n"
-    assert "failed]\nerror: device: expected a token, got none\n" in err
+    unable = 'server can\'t go on with a begun answer (capabilities.continuation is "none")'
+    assert err.endswith(f"error: device: expected a token, got none; {unable}\n")
+    assert "failed · server can't go on" in err
 
 
 async def test_when_nobody_answers_there_is_an_error_and_a_report() -> None:

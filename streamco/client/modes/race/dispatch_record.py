@@ -37,6 +37,7 @@ class DispatchRecord:
         obstacles: why endpoints can't serve the request though others can, by name. A device that the quality gate keeps out isn't in it.
         without_effect: why the policy has no effect, as a sentence; "": it has.
         late: why endpoints are asked after others, because by an estimate they lack the room for the prompt, by name.
+        resting: why endpoints are asked after others, because they have just failed, by name.
         shortened_to: the longest answer that fits into the device's context, if the request allows a longer one; None: it doesn't.
         unmoved: why the answer moves to no cheaper endpoint, as a clause; "": it may; found by ``Dispatcher.plan_moves``.
         sides: the endpoints' names in the place of "device" and "server", if two servers race; {}: there are real sides.
@@ -60,6 +61,7 @@ class DispatchRecord:
         logged_reason: str = "",
         obstacles: Mapping[str, Obstacle] = MappingProxyType({}),
         late: Mapping[str, str] = MappingProxyType({}),
+        resting: Mapping[str, str] = MappingProxyType({}),
         without_effect: str = "",
         shortened_to: int | None = None,
         sides: Mapping[str, str] = MappingProxyType({}),
@@ -67,6 +69,7 @@ class DispatchRecord:
         self.sides = sides
         self.obstacles = obstacles
         self.late = late
+        self.resting = resting
         self.without_effect = without_effect
         self.shortened_to = shortened_to
         self.unmoved = ""

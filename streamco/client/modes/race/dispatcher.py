@@ -10,6 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from copy import copy
 from functools import partial
 from random import Random, SystemRandom
+from types import MappingProxyType
 from typing import Literal
 
 from msgspec import Struct
@@ -39,6 +40,7 @@ from streamco.profiles import ModelShape, Prices, Profile
 __all__ = ["DispatchOptions", "Dispatcher"]
 
 _CURE = "; capabilities=Capabilities(...) of an endpoint says what it can do"
+_NOTHING: Mapping[str, str] = MappingProxyType({})
 _INDIFFERENT = Random(0)  # for requests of one side: whatever is drawn, that side serves it
 _NAMED_SIDES: Mapping[str, Side] = {"device-only": "device", "device-first": "device", "server-only": "server", "server-first": "server"}
 
@@ -179,6 +181,8 @@ class Dispatcher:
         servers: Sequence[Endpoint],
         unavailable: Mapping[str, EndpointError],
         facts: RequestFacts | None = None,
+        *,
+        resting: Mapping[str, str] = _NOTHING,
     ) -> DispatchRecord:
         """Decide which endpoint starts when.
 
@@ -188,6 +192,7 @@ class Dispatcher:
             servers: the servers in the order of their use: each is the fallback of those before it.
             unavailable: endpoints that could not start, with their errors.
             facts: the result of ``describe_request``, if it was called before; None: it is called here.
+            resting: why endpoints are asked only if others fail, by name: they have just failed.
 
         Raises:
             ConfigError: no endpoint can serve this request; the text says why each can't.
@@ -206,6 +211,8 @@ class Dispatcher:
         servers = [server for server in servers if server.name not in unavailable]
         facts = facts or describe_request(request, device, servers)
         able, late = in_order(facts, servers)
+        if resting:
+            able = sorted(able, key=lambda each: each.name in resting)
         server = next(iter(able or servers), None)
         check = partial(
             check_eligibility,
@@ -231,6 +238,8 @@ class Dispatcher:
         reservation = self._steering.reserve(length, wanted=is_wanted)
         if is_wanted:
             decision = steer(decision, plan.constrained, is_allowed=reservation.is_allowed)
+        rested = _spare_resting(decision, eligibility, device, able, resting)
+        is_exempt, decision = is_exempt or rested is not decision, rested
         logged_reason = ""
         if decision.reason == eligibility.reason and (loggable := facts_for_log(facts)) is not facts:
             logged_reason = check(loggable).reason
@@ -249,6 +258,7 @@ class Dispatcher:
             logged_reason=logged_reason,
             obstacles=find_obstacles(facts, device, servers, gate=self._options.gate, shortens=not able),
             late=_late(eligibility, late, device, able),
+            resting=_resting_behind(attempts, resting),
             without_effect=without_effect,
             shortened_to=shortened_length(facts, device) if eligibility.device else None,
             sides=_names_of_two_servers(device, able or servers),
@@ -385,6 +395,38 @@ def _attempts(
     if device is not None and eligibility.device:
         attempts.append(_attempt(device, decision.device_wait))
     return (*attempts, *(_attempt(server, None) for server in servers[1:]))
+
+
+def _spare_resting(
+    decision: Decision, eligibility: Eligibility, device: Endpoint | None, servers: Sequence[Endpoint], resting: Mapping[str, str]
+) -> Decision:
+    """Return the decision, but with the other side at once in place of a side that rests, and that one only if it fails.
+
+    Args:
+        decision: when each side starts.
+        eligibility: which sides can serve the request.
+        device: the device; None: there is none.
+        servers: the servers that can serve it, those that rest last.
+        resting: as for ``Dispatcher.decide``.
+    """
+    if not resting or device is None or not servers or not (eligibility.device and eligibility.server):
+        return decision
+    device_rests, server_rests = device.name in resting, servers[0].name in resting
+    if device_rests == server_rests:
+        return decision
+    side, other = ("device", "server") if server_rests else ("server", "device")
+    device_wait, server_wait = (0.0, None) if server_rests else (None, 0.0)
+    if (decision.device_wait, decision.server_wait) == (device_wait, server_wait):
+        return decision
+    reason = f"{side} at once, because the {other} has just failed"
+    return replace(decision, device_wait=device_wait, server_wait=server_wait, reason=reason, explore=False)
+
+
+def _resting_behind(attempts: Sequence[AttemptPlan], resting: Mapping[str, str]) -> dict[str, str]:
+    """Return why endpoints that rest are asked after others, by name; not those that nobody can stand in for."""
+    if not resting or all(each.source in resting for each in attempts):
+        return {}
+    return {each.source: resting[each.source] for each in attempts if each.source in resting and each.wait is None}
 
 
 def _names_of_two_servers(device: Endpoint | None, servers: Sequence[Endpoint]) -> dict[str, str]:

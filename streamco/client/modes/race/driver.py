@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Mapping
+from weakref import WeakMethod
 
 from msgspec.structs import replace
 
@@ -19,6 +20,7 @@ from streamco.client.error_translation import FailedStream, FinishedStream, as_f
 from streamco.client.modes.race.bill import has_counted
 from streamco.client.modes.race.dispatch_record import DispatchRecord
 from streamco.client.modes.race.report import build_cost, build_opening, build_report, describe_usage, with_split_figures
+from streamco.client.modes.race.resting import Watch
 from streamco.core.race.attempt import Attempt
 from streamco.core.race.commands import (
     CancelStream,
@@ -34,7 +36,17 @@ from streamco.core.race.machine import RaceMachine
 from streamco.core.report import Opening, Report, opening_of
 from streamco.core.report_parts import AnswerUsage, SplitFigures
 from streamco.core.totals import AnswerCost
-from streamco.endpoints.base import Endpoint, EndpointStream, Request, TextCounter, WrittenStream, changes_of, idle_of, split_figures_of
+from streamco.endpoints.base import (
+    Endpoint,
+    EndpointStream,
+    Request,
+    TextCounter,
+    WrittenStream,
+    changes_of,
+    idle_of,
+    split_figures_of,
+    watch_retries,
+)
 from streamco.errors import EndpointError, EngineError, StreamcoError, UsageError
 from streamco.events import (
     AbilitiesFound,
@@ -44,6 +56,7 @@ from streamco.events import (
     StreamCancelled,
     StreamEnded,
     StreamFailed,
+    StreamRetrying,
     TextCount,
     TokensReceived,
 )
@@ -70,6 +83,7 @@ class RaceDriver(TaskDriver[Event, Command]):
         clock: seconds, monotonic; None: the system's, or the loop's if the loop has one of its own (virtual time).
         log: takes every step, for replay or for log lines. With a log no token is passed on without a step.
         on_open: returns the request that an endpoint of this name really gets; None: the one that the machine commands.
+        watch: is told which endpoints fail and answer; None: nobody wants to know.
     """
 
     machine: RaceMachine
@@ -87,12 +101,14 @@ class RaceDriver(TaskDriver[Event, Command]):
         clock: Callable[[], float] | None = None,
         log: StepLog[Event, Command] | None = None,
         on_open: OnOpen | None = None,
+        watch: Watch | None = None,
     ) -> None:
         super().__init__(machine, on_over=on_over, clock=clock, log=log)
         self.request = request
         self._endpoints = endpoints
         self._record = record
         self._on_open = on_open
+        self._watch = watch
         self._max_unread = max_unread
         self._max_ahead = max_unread if max_ahead is None else min(max_ahead, max_unread)
         self._queue = DeliveryQueue()
@@ -299,6 +315,8 @@ class RaceDriver(TaskDriver[Event, Command]):
         stream: EndpointStream
         if request.partial is not None or request.prefill_only:
             self._going_on.add(source)
+        if self._watch is not None:
+            self._watch.opened(source)
         try:
             elapsed, endpoint = self._elapsed(), self._endpoints[source]
             if self._on_open is not None:
@@ -317,7 +335,23 @@ class RaceDriver(TaskDriver[Event, Command]):
 
     def _start_reading(self, source: str, stream: EndpointStream) -> None:
         self._streams[source] = stream
+        retry = WeakMethod(self._retry)  # the stream must not hold what holds it
+        watch_retries(stream, lambda error, wait: None if (call := retry()) is None else call(source, error, wait))
         self._readers[source] = self._spawn(self._read_stream(source, stream), f"streamco read {source}")
+
+    def _retry(self, source: str, error: EndpointError, wait: float) -> None:
+        if not self._is_over:
+            self.emit(StreamRetrying(source, error, wait))
+
+    def _receive(self, event: Event, now: float) -> None:
+        super()._receive(event, now)
+        if self._watch is None:
+            return
+        match event:
+            case StreamFailed() | StreamRetrying():
+                self._watch.failed(event.source, event.error)
+            case TokensReceived() if event.tokens:
+                self._watch.answered(event.source)
 
     async def _read_stream(self, source: str, stream: EndpointStream) -> None:
         """Read one endpoint until it ends, or until the reader's own task can read it."""

@@ -11,7 +11,7 @@ from streamco.client.modes.notes import note_shortened
 from streamco.client.modes.race.dispatch_record import DispatchRecord
 from streamco.client.modes.race.driver import RaceDriver
 from streamco.core.report_parts import HandOver
-from streamco.errors import EndpointError
+from streamco.errors import EndpointError, why_unable
 from streamco.policies.migration import BarredMove
 
 __all__ = ["note_dispatch", "note_moves", "note_passed_over", "note_race", "note_settings"]
@@ -39,6 +39,9 @@ def note_dispatch(asked: AskedAnswer, dispatched: DispatchRecord, unavailable: M
     for name, why in dispatched.late.items():
         sentence = f"{name} is asked only if others fail: {why}, by an estimate"
         degradations.record(notes, kind="asked later", endpoint=name, sentence=sentence, may_raise=False)
+    for name, why in dispatched.resting.items():
+        sentence = f"{name} is asked only if others fail: {why}"
+        degradations.record(notes, kind="rests", endpoint=name, sentence=sentence, may_raise=False, may_log=False)  # its failure was logged
     if dispatched.without_effect:
         degradations.record(notes, kind="no effect", endpoint="policy", sentence=dispatched.without_effect)
     if dispatched.shortened_to is not None:
@@ -110,12 +113,16 @@ def note_race(degradations: Degradations, notes: list[str], driver: RaceDriver) 
     has_failed = machine.error is not None  # then the caller has the error
     instead = "no endpoint answered" if has_failed or machine.winner is None else f"{machine.writer} answered"
     for attempt in (*machine.past_attempts, *machine.attempts.values()):
-        if attempt.error is not None:
+        if (error := attempt.trouble) is not None:
             degradations.record_failure(
-                [] if has_failed else notes, attempt.error, endpoint=attempt.source, instead=instead, may_log=not has_failed
+                [] if has_failed else notes, error, endpoint=attempt.source, instead=instead, may_log=not has_failed
             )
         elif attempt.ttft is not None:
             degradations.record_success(attempt.source)
+    if isinstance(machine.error, EndpointError) and machine.error.unable:
+        sentence = why_unable(machine.error.unable)
+        if sentence not in notes:
+            notes.append(sentence)
     for source, form, change in driver.changes():
         degradations.record(notes, kind=f"no {form}", endpoint=source, sentence=f"{source}: {change}", may_raise=False)
     if driver.unlimited is not None:

@@ -22,6 +22,7 @@ from streamco.client.modes.race.driver import RaceDriver
 from streamco.client.modes.race.log import log_step
 from streamco.client.modes.race.migration import MigrationOptions
 from streamco.client.modes.race.notes import note_dispatch, note_moves, note_passed_over, note_race, note_settings
+from streamco.client.modes.race.resting import Resting
 from streamco.client.modes.race.server_checks import ServerChecks
 from streamco.client.request_facts import takes_long
 from streamco.config import fixed_rate
@@ -73,6 +74,7 @@ class RacePlanner(ClientPlanner):
         else:
             self.dispatcher = known.dispatcher
         self._checks = context.endpoints.share("checks", ServerChecks) if checks_servers else None
+        self._resting = context.endpoints.share("resting", Resting)
         _check_sides(self.dispatcher, context.endpoints)
         _check_quality_names(migration, context.endpoints)
 
@@ -97,7 +99,7 @@ class RacePlanner(ClientPlanner):
             await asyncio.shield(asyncio.wrap_future(_numpy_loading()))  # other answers may wait for it, too
         if takes_long(asked.request):
             await asked.describe()
-        return PreparedRace(asked, self.dispatcher, migration=self._migration, checks=self._checks)
+        return PreparedRace(asked, self.dispatcher, migration=self._migration, checks=self._checks, resting=self._resting)
 
     def costs(self) -> CostOf:
         """Return the function that gives the cost of tokens."""
@@ -121,23 +123,34 @@ class PreparedRace(Prepared[RaceDriver]):
         dispatcher: decides which endpoint starts when, and learns from the answer.
         migration: how the answer moves to a cheaper endpoint; None: the caller has said nothing about it.
         checks: finds out what servers are, and which refuse their keys; None: nothing is asked beside answers.
+        resting: the endpoints that are left alone, because they have failed.
     """
 
     def __init__(
-        self, asked: AskedAnswer, dispatcher: Dispatcher, *, migration: MigrationOptions | None, checks: ServerChecks | None
+        self,
+        asked: AskedAnswer,
+        dispatcher: Dispatcher,
+        *,
+        migration: MigrationOptions | None,
+        checks: ServerChecks | None,
+        resting: Resting,
     ) -> None:
         super().__init__(asked)
         self._dispatcher = dispatcher
         self._migration = migration or MigrationOptions()
         self._is_migration_given = migration is not None
         self._checks = checks
+        self._resting = resting
 
     def start(self) -> RaceDriver:
         """Start the answer's driver."""
         asked, dispatcher = self.asked, self._dispatcher
         settings, endpoints, log = asked.settings, asked.settings.endpoints, asked.log
         active, loop = endpoints.active, asyncio.get_running_loop()
-        dispatched = dispatcher.decide(asked.request, endpoints.device, endpoints.servers, endpoints.unavailable, asked.facts)
+        resting = {} if settings.degradations.rule == "raise" else self._resting.find(endpoints.endpoints)
+        dispatched = dispatcher.decide(
+            asked.request, endpoints.device, endpoints.servers, endpoints.unavailable, asked.facts, resting=resting
+        )
         request, max_ahead = asked.request, None
         if (rate := fixed_rate(asked.pace)) is not None:
             max_ahead, kept = settings.limits.device_buffers(rate)
@@ -154,8 +167,11 @@ class PreparedRace(Prepared[RaceDriver]):
             log.dispatched(dispatched.logged_report())
         observed = settings.observers.begin(request)
 
+        watch = self._resting.watch()
+
         def record(driver: RaceDriver) -> None:
             active.discard(driver)
+            watch.close()
             self._record(dispatched, driver)
             self.end(driver, observed, reason=dispatched.logged_reason())
             if not is_numpy_loaded():  # the next answer will need it; a program that ends with this one won't
@@ -171,14 +187,15 @@ class PreparedRace(Prepared[RaceDriver]):
             on_over=record,
             log=log.steps(partial(log_step, log)),
             on_open=observed.open,
+            watch=watch,
         )
         active.add(driver)
         settings.totals.use_budget(dispatched.steering)
         driver.start()
         if self._checks is not None:
             for name in unknown:
-                asked = self._checks.identify(endpoints.endpoints[name], settings.degradations)
-                asked.add_done_callback(partial(_tell, driver, name))
+                question = self._checks.identify(endpoints.endpoints[name], settings.degradations)
+                question.add_done_callback(partial(_tell, driver, name))
         return driver
 
     def note(self, driver: RaceDriver) -> None:

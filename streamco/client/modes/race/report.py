@@ -265,8 +265,8 @@ def _describe_attempt(
         cost_source=None if cost.server is None else "server" if bill is not None else "prices",
         energy_j=cost.device_joules if endpoint.kind == "device" else None,
         unified_cost_usd=cost.total,
-        error=None if attempt.error is None else str(attempt.error),
-        error_kind=None if attempt.error is None else describe_error(attempt.error),
+        error=None if attempt.trouble is None else str(attempt.trouble),
+        error_kind=None if attempt.trouble is None else describe_error(attempt.trouble),
     )
 
 
@@ -327,7 +327,7 @@ def _outcome(attempt: Attempt) -> Outcome:
         return "won"
     if attempt.takeover_position is not None and attempt.tokens:
         return "took over"
-    if attempt.state is AttemptState.FAILED:
+    if attempt.state is AttemptState.FAILED or attempt.trouble is not None:
         return "failed"
     return "read ahead" if attempt.read_ahead is not None else "lost"
 

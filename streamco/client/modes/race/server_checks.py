@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Coroutine, Iterable
+from collections.abc import Coroutine, Iterable, Sequence
 from time import monotonic
 from typing import Any, Protocol, runtime_checkable
 
@@ -20,7 +20,8 @@ from streamco.client.degradation import Degradations
 from streamco.client.endpoint_set import EndpointSet
 from streamco.core.race.machine import RaceMachine
 from streamco.endpoints.base import Capabilities, Endpoint
-from streamco.endpoints.network.http_errors import refuses_key
+from streamco.endpoints.known_servers.probe import ServerInfo
+from streamco.endpoints.network.http_errors import tells_trouble
 from streamco.endpoints.network.loop_bound import LoopBound, LoopState
 from streamco.errors import ConfigError, EndpointError, EndpointStatusError
 
@@ -40,7 +41,7 @@ class _Checkable(Protocol):
     @property
     def name(self) -> str: ...
 
-    async def check_access(self) -> EndpointStatusError | None: ...
+    async def check_access(self) -> EndpointError | str | None: ...
 
 
 class _Identifiable(Protocol):
@@ -55,7 +56,9 @@ class _Identifiable(Protocol):
     @property
     def capabilities(self) -> Capabilities: ...
 
-    async def identify(self) -> object: ...
+    async def identify(self) -> ServerInfo: ...
+
+    def lacks_model(self, listed: Sequence[str]) -> str | None: ...
 
     def credentials(self) -> tuple[str, object]: ...
 
@@ -121,16 +124,17 @@ class ServerChecks:
     async def _ask_what_it_is(self, endpoint: _Identifiable, degradations: Degradations) -> None:
         await asyncio.sleep(_DELAY)
         try:
-            await endpoint.identify()
+            info = await endpoint.identify()
         except (EndpointError, ConfigError) as error:  # the answers meet it as well, and report it
             self._silent[endpoint.name] = monotonic()
             if not isinstance(error, EndpointStatusError):
                 self._known.discard(endpoint.name)
             _log.info("%s does not say what it is (%s)", endpoint.name, describe_error(error))
-            has_key = endpoint.credentials()[1] != ""
-            if has_key and isinstance(error, EndpointStatusError) and refuses_key(error):
-                self._record_refusal(endpoint.name, error, degradations)
+            is_keyless = isinstance(error, EndpointStatusError) and endpoint.credentials()[1] == ""  # the list alone may need one
+            if isinstance(error, EndpointError) and tells_trouble(error) and not is_keyless:
+                self._record(endpoint.name, error, degradations)
             return
+        self._record(endpoint.name, endpoint.lacks_model(info.models), degradations)
         can = endpoint.capabilities
         _log.info(
             "%s is %s, context %s, goes on with begun answers: %s",
@@ -176,17 +180,20 @@ class ServerChecks:
         await self._checks.aclose()
 
     async def _check_access(self, endpoint: _Checkable, degradations: Degradations) -> None:
-        error = await endpoint.check_access()
-        if error is not None:
-            self._record_refusal(endpoint.name, error, degradations)
+        self._record(endpoint.name, await endpoint.check_access(), degradations)
 
-    def _record_refusal(self, name: str, error: EndpointStatusError, degradations: Degradations) -> None:
-        if error.status == 401:
+    def _record(self, name: str, found: EndpointError | str | None, degradations: Degradations) -> None:
+        """Record what is wrong with a server; None: nothing is."""
+        if found is None:
+            return
+        if isinstance(found, EndpointStatusError) and found.status != 401:
+            found = f"it refuses its list of models ({found.status})"
+        if isinstance(found, EndpointError):
             self._known.discard(name)  # to be asked again after the next answer that shows nothing of it
-            degradations.record_failure([], error, endpoint=name, instead=_INSTEAD)
+            degradations.record_failure([], found, endpoint=name, instead=_INSTEAD)
         else:
-            sentence = f"{name} may refuse answers: it refuses its list of models ({error.status}); {_INSTEAD}"
-            degradations.record([], kind=f"list refused {error.status}", endpoint=name, sentence=sentence, may_raise=False)
+            sentence = f"{name} may refuse answers: {found}; {_INSTEAD}"
+            degradations.record([], kind=f"may refuse: {found}", endpoint=name, sentence=sentence, may_raise=False)
 
 
 def is_unknown(endpoint: Endpoint) -> bool:

@@ -129,6 +129,32 @@ async def test_a_list_that_is_forbidden_is_a_warning_and_fails_nothing(caplog: p
     assert warning.startswith("server may refuse answers: it refuses its list of models (403)")
 
 
+@pytest.mark.parametrize("settings", [{"provider": "openai"}, {"probe": True}])
+async def test_a_wrong_name_of_a_model_is_found_out(settings: dict[str, Any], caplog: pytest.LogCaptureFixture) -> None:
+    async with ScriptedServer(SLOW) as server:
+        server.route(MODELS, json_answer({"object": "list", "data": [{"id": "other", "owned_by": "vllm"}]}))
+        async with opened(device(), endpoint(server, **settings), **ALWAYS) as client:
+            assert await ask(client) == "D"
+            await settled(lambda: warnings(caplog))
+            assert await ask(client) == "D"
+    assert warnings(caplog) == [
+        "server may refuse answers: its list of models lacks 'm'; other endpoints have answered in its place (logged once)"
+    ]
+
+
+@pytest.mark.parametrize("settings", [{"provider": "openai"}, {"probe": True}])
+async def test_a_server_out_of_reach_that_no_answer_has_waited_for_is_found_out(
+    settings: dict[str, Any], caplog: pytest.LogCaptureFixture
+) -> None:
+    remote = OpenAIEndpoint("m", base_url="http://127.0.0.1:9/v1", api_key="k", name="server", **{"probe": False, **settings})
+    async with opened(device(), remote, policy="device-first", budget=1.0) as client:
+        assert await ask(client) == "D"
+        await settled(lambda: client.degraded)
+        (degraded,) = client.degraded
+        assert degraded.note == "server failed (EndpointConnectError)"
+    assert warnings(caplog) == ["server failed (EndpointConnectError): other endpoints have answered in its place (logged once)"]
+
+
 async def test_a_provider_without_a_list_is_not_asked() -> None:
     async with ScriptedServer(SLOW) as server:
         async with opened(device(), endpoint(server, provider="perplexity"), **ALWAYS) as client:
@@ -169,13 +195,13 @@ async def test_the_first_answer_fails_over_to_a_server_that_says_that_it_can_con
         server.route(MODELS, listed("vllm", max_model_len=99))
         remote = unknown(server)
         async with opened(dying("D1", " D2"), remote, **FIRST) as client:
-            for _ in range(2):
-                stream = client.stream("hello")
-                assert await tokens_text(stream) == "D1 D2 S"
-                assert [each.target for each in stream.report.hand_overs] == ["server"]
-        assert server.count(MODELS) == 1
-        assert len(server.requests) == 3, "the list answers the question, so no other path is asked"
-        (body, _) = (each.json() for each in server.requests if each.path == CHAT)
+            stream = client.stream("hello")
+            assert await tokens_text(stream) == "D1 D2 S"
+            assert [each.target for each in stream.report.hand_overs] == ["server"]
+            assert [each.server for each in stream.report.endpoints] == ["vllm", None]
+            await ask(client)
+        assert [each.path for each in server.requests] == [MODELS, CHAT, CHAT], "the list answers the question, so no other path is asked"
+        body = server.requests[1].json()
         assert body["messages"][-1] == {"role": "assistant", "content": "D1 D2"}
         assert (remote.provider, remote.capabilities.context_tokens) == ("vllm", 99)
         assert "server is vllm, context 99, goes on with begun answers: continue_final_message" in caplog.text
