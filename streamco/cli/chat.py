@@ -225,7 +225,15 @@ async def _chat(args: argparse.Namespace) -> int:
     if split is not None:
         client = Client(mode=Split(split))  # an answer's seed is its own
     else:
-        client = Client(device, server, budget=args.budget, mode=_mode(args.mode, race, verifier), profile=args.profile, seed=args.seed)
+        client = Client(
+            device,
+            server,
+            budget=args.budget,
+            mode=_mode(args.mode, race, verifier),
+            profile=args.profile,
+            on_degraded="answer",  # a person sees the note under the answer
+            seed=args.seed,
+        )
     try:
         async with waiting("asking the device" if is_at_url(args) else "loading the model") if device is not None else nullcontext():
             await client.__aenter__()

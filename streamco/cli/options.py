@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TypeVar
 
-from streamco.cli.ui.slash_commands import MODES, POLICIES, parse_budget, parse_pace_text, parse_policy
+from streamco.cli.ui.slash_commands import MODES, POLICIES, USUAL_PACE, parse_budget, parse_pace_text, parse_policy
 from streamco.endpoints.base import TokenPrices
 from streamco.errors import ConfigError
 
@@ -67,9 +67,9 @@ def add_answer_arguments(parser: argparse.ArgumentParser, modes: Sequence[str] =
     group.add_argument(
         "--pace",
         type=option(parse_pace_text),
-        default=None,
+        default=USUAL_PACE,
         metavar="RATE",
-        help="tokens per second, reading (4.8), listening (3.5), smooth (as they come, but evenly) or off (off)",
+        help="tokens per second, reading (4.8), listening (3.5), smooth (as they come, but evenly) or off (smooth on a terminal, else off)",
     )
     group.add_argument("--no-migration", action="store_true", help="the side that begins an answer writes it to the end, whatever it costs")
     group.add_argument(

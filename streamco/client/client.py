@@ -34,7 +34,7 @@ from streamco.client.observers.base import AnswerObserver, AnswerObservers
 from streamco.client.request_facts import count_prompt, takes_long
 from streamco.client.settings import ClientSettings, check_options
 from streamco.client.stream import ChatStream, TokenStream
-from streamco.config import Limits, Pace, parse_pace
+from streamco.config import Limits, Pace, ReaderPace, parse_pace
 from streamco.core.race.machine import OnFailure
 from streamco.core.totals import Totals, TotalsRecorder
 from streamco.endpoints.base import Kind, Request, TokenPrices
@@ -75,8 +75,9 @@ class Client:
             "raise": the error, with the text so far. None: "migrate", but "raise" for requests with tools or a JSON schema.
         limits: bounds on what may be buffered.
         on_degraded: what happens when an answer can't be had as it was asked for. "warn": it comes all the same; ``report.notes`` says
-            what is different, and each kind is logged once. "raise": the call fails. "ignore": there are notes alone, also for a server's
-            401, 403 and 404, which fail the call otherwise, because they are configuration (docs/degradation.md).
+            what is different, and each kind is logged once; but a server's 401, 403 and 404 fail the call, because they are configuration.
+            "answer": the same, but another endpoint answers then, too. "raise": the call fails. "ignore": as "answer", without a line in
+            the log (docs/degradation.md).
         timeout: seconds to wait for each of connection, first token and next token; limits by phase as ``Timeouts`` or ``httpx.Timeout``;
             None: no limit. Not given: each endpoint's own.
         max_retries: further tries at each server before the first token; None: each endpoint's own number.
@@ -177,6 +178,16 @@ class Client:
 
     async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         await self.aclose()
+
+    @property
+    def pace(self) -> ReaderPace:
+        """Tokens per second at the reader; "smooth": as they come, but evenly; None: as fast as they come."""
+        return self._settings.pace
+
+    @property
+    def on_degraded(self) -> OnDegraded:
+        """What happens when an answer can't be had as it was asked for."""
+        return self._settings.degradations.rule
 
     def with_options(
         self,

@@ -17,7 +17,7 @@ from streamco.errors import ConfigError, DegradedError, EndpointError, EndpointS
 
 __all__ = ["Degradation", "Degradations", "OnDegraded"]
 
-OnDegraded = Literal["warn", "raise", "ignore"]
+OnDegraded = Literal["warn", "answer", "raise", "ignore"]
 
 _MAX_KINDS = 1000  # kinds that are logged: names of fields and models are the callers', and could fill the log and the memory
 _REFUSED_SECONDS = 30.0  # a refusal that came too late for its own answer fails the answers of so long
@@ -45,7 +45,8 @@ class Degradations:
     """The degradations of a client; clients from ``with_options`` share them.
 
     Args:
-        rule: "warn": each (endpoint, kind) is logged once; "raise": it is an error; "ignore": it is in reports only.
+        rule: "warn": each (endpoint, kind) is logged once; "answer": the same, and a refusal fails no answer that another endpoint can
+            give; "raise": it is an error; "ignore": it is in reports only, and a refusal fails none either.
 
     Raises:
         ConfigError: another rule.
@@ -53,7 +54,7 @@ class Degradations:
 
     def __init__(self, rule: OnDegraded = "warn") -> None:
         if rule not in get_args(OnDegraded):
-            raise ConfigError(f'on_degraded: expected "warn", "raise" or "ignore", got {rule!r}')
+            raise ConfigError(f'on_degraded: expected "warn", "answer", "raise" or "ignore", got {rule!r}')
         self.rule = rule
         self._logged: set[tuple[str, str]] = set()
         self._present: dict[str, Degradation] = {}
@@ -146,7 +147,7 @@ class Degradations:
 
     def refusal(self, endpoint: str) -> EndpointError | None:
         """Return the refusal that this endpoint sent in the last seconds, too late for its own answer; None: there is none."""
-        if self.rule == "ignore":
+        if self.rule in {"answer", "ignore"}:
             return None
         at, error = self._refusals.get(endpoint, (0.0, None))
         if error is not None and time.monotonic() - at > _REFUSED_SECONDS:

@@ -47,6 +47,16 @@ from streamco.wire.translated_request import TranslatedRequest
 __all__ = ["PROXY", "Proxy", "make_app", "serving"]
 
 
+READER_HEADER = "x-streamco-reader"
+"""The header by which the page says that a person reads what it asks for."""
+
+
+def for_a_person(client: Client) -> Client:
+    """Return the client for an answer that a person reads as it comes: evenly, and with a note in place of an error if one side refuses."""
+    rule, pace = client.on_degraded, client.pace
+    return client.with_options(on_degraded="answer" if rule == "warn" else rule, pace="smooth" if pace is None else pace)
+
+
 class Proxy:
     """The proxy's handlers and their shared state.
 
@@ -181,7 +191,9 @@ class Proxy:
     async def _make(self, request: web.Request, parsed: ParsedRequest, shape: ResponseShape, grant: AnswerGrant) -> web.StreamResponse:
         """Make an answer as it is granted, and send it."""
         wants_usage = parsed.wants_usage or not parsed.is_streamed
-        answer = grant.client.open_chat(grant.request, includes_usage=wants_usage, is_streamed=parsed.is_streamed, notes=grant.notes)
+        has_reader = parsed.is_streamed and request.headers.get(READER_HEADER) == "person"
+        client = for_a_person(grant.client) if has_reader else grant.client
+        answer = client.open_chat(grant.request, includes_usage=wants_usage, is_streamed=parsed.is_streamed, notes=grant.notes)
         grant.answer = answer
         self._answers.add(answer)
         try:

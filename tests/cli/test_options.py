@@ -17,6 +17,7 @@ from streamco.cli.options import (
     share_of_quality,
     whole_number,
 )
+from streamco.cli.ui.slash_commands import USUAL_PACE
 from streamco.endpoints.base import TokenPrices
 from streamco.engines.llamacpp import bundled_model as packaged
 from streamco.errors import ConfigError, EngineError
@@ -32,7 +33,8 @@ def parse(*words: str) -> argparse.Namespace:
 
 def test_the_defaults_leave_everything_to_the_endpoints() -> None:
     args = parse()
-    assert (args.prompt, args.json, args.pace, args.max_tokens, args.temperature, args.seed, args.system) == (None, False, *[None] * 5)
+    assert (args.prompt, args.json, args.max_tokens, args.temperature, args.seed, args.system) == (None, False, *[None] * 4)
+    assert args.pace is USUAL_PACE
     assert (args.budget, args.policy, args.theme, args.no_color, args.no_migration) == (None, "auto", "auto", False, False)
 
 

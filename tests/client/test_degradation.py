@@ -215,16 +215,28 @@ async def test_calls_that_a_refusal_fails_hold_back_nothing_of_the_budget() -> N
 async def test_an_outage_is_answered_by_the_device_noted_and_logged_once(caplog: pytest.LogCaptureFixture) -> None:
     remote = server([(0.0, EndpointConnectError("secret prompt", endpoint="server"))])
     async with opened(device(), remote, policy="server-first") as client:
+        stream = client.stream("hello")
+        assert await tokens_text(stream) == "D"
+        assert stream.report.notes == ["server failed (EndpointConnectError): device answered"]
         for _ in range(3):
             stream = client.stream("hello")
             assert await tokens_text(stream) == "D"
-            assert stream.report.notes == ["server failed (EndpointConnectError): device answered"]
+            assert stream.report.notes == ["server is asked only if others fail: it has just failed (EndpointConnectError)"]
         (degraded,) = client.degraded
         assert degraded.since > 0
-        remote.script = [(0.0, "S")]
-        assert await ask(client) == "S"
-        assert client.degraded == ()
     assert warnings(caplog) == ["server failed (EndpointConnectError): device answered (logged once)"]
+
+
+@pytest.mark.parametrize("status", [401, 403, 404])
+async def test_with_answer_a_refusal_is_made_up_for_each_time_and_said_each_time(status: int, caplog: pytest.LogCaptureFixture) -> None:
+    remote = server([(0.0, EndpointStatusError("no", status=status, endpoint="server"))])
+    note = f"server failed (EndpointStatusError {status}): device answered"
+    async with opened(device(), remote, policy="server-first", on_degraded="answer") as client:
+        for _ in range(3):
+            stream = client.stream("hello")
+            assert await tokens_text(stream) == "D"
+            assert stream.report.notes == [note]
+    assert warnings(caplog) == [f"{note} (logged once)"]
 
 
 async def test_with_raise_no_other_endpoint_makes_up_for_a_failure() -> None:
@@ -344,7 +356,7 @@ async def test_a_verifier_that_dies_is_said() -> None:
 
 
 def test_an_unknown_rule_is_refused() -> None:
-    with pytest.raises(ConfigError, match='on_degraded: expected "warn", "raise" or "ignore", got \'shout\''):
+    with pytest.raises(ConfigError, match='on_degraded: expected "warn", "answer", "raise" or "ignore", got \'shout\''):
         Degradations("shout")  # type: ignore[arg-type]
 
 

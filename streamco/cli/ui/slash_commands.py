@@ -14,6 +14,7 @@ __all__ = [
     "COMMANDS",
     "MODES",
     "POLICIES",
+    "USUAL_PACE",
     "SlashCall",
     "Command",
     "CommandError",
@@ -121,6 +122,10 @@ def help_lines() -> list[tuple[str, str]]:
         ("//text", "a prompt that begins with a slash"),
     ]
     return commands + keys
+
+
+USUAL_PACE = object()
+"""A pace that no option gave: evenly on a terminal, else as the text comes."""
 
 
 def parse_pace_text(text: str) -> Pace:

@@ -21,9 +21,11 @@ from streamco.cli.ui.history import Conversation, state_path
 from streamco.cli.ui.interrupt import quiet_keyboard
 from streamco.cli.ui.log_handler import log_to_view
 from streamco.cli.ui.repl import Dialogue, last_prompt
+from streamco.cli.ui.slash_commands import USUAL_PACE
 from streamco.cli.ui.view import PlainView, View
 from streamco.client.client import Client
 from streamco.client.modes.race.migration import MigrationOptions
+from streamco.config import Pace
 from streamco.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -55,8 +57,10 @@ def _is_live() -> bool:
 
 
 def settings_of(args: argparse.Namespace) -> AnswerSettings:
-    """Return the settings that prompts are sent with."""
-    return AnswerSettings(pace=args.pace, max_tokens=args.max_tokens, temperature=args.temperature, seed=args.seed)
+    """Return the settings that prompts are sent with; a person at a terminal gets the text evenly, a program as it comes."""
+    usual: Pace = "smooth" if _is_live() and not args.json else None
+    pace = usual if args.pace is USUAL_PACE else args.pace
+    return AnswerSettings(pace=pace, max_tokens=args.max_tokens, temperature=args.temperature, seed=args.seed)
 
 
 def migration_of(args: argparse.Namespace) -> MigrationOptions:

@@ -187,7 +187,8 @@ class TerminalView:
             line.truncate(self._line_width, overflow="ellipsis")
             self.console.print(line)
             if note := note_line(report):
-                self.note(note)
+                has_failed = any(part.error for part in report.endpoints)
+                self.console.print(Text(printable(note), style=self._theme.error if has_failed else self._theme.quiet))
             self.console.print()
 
     def note(self, text: str) -> None:

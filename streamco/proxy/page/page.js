@@ -301,7 +301,8 @@ async function readAnswer(view, signal) {
   const limit = $("limit").valueAsNumber;
   const body = { model: "streamco", messages: conversation, stream: true, stream_options: { include_origin: true } };
   if (limit >= 1) body.max_tokens = Math.floor(limit);
-  const response = await fetch("v1/chat/completions", { method: "POST", headers: headers(), body: JSON.stringify(body), signal });
+  const asked = { ...headers(), "x-streamco-reader": "person" };
+  const response = await fetch("v1/chat/completions", { method: "POST", headers: asked, body: JSON.stringify(body), signal });
   if (response.status === 401) askForKey();
   if (!response.ok) throw new Error(await failureOf(response));
   for await (const data of eventsOf(response)) {

@@ -6,9 +6,12 @@ import re
 
 import pytest
 
+from streamco.client.client import Client
 from streamco.core.report_parts import SpeculationFigures
+from streamco.errors import EndpointStatusError
+from streamco.proxy.app import READER_HEADER, for_a_person
 from streamco.proxy.page.routes import FILES, HEADERS, PageFile
-from tests.client.helpers import server
+from tests.client.helpers import device, server
 from tests.proxy.support import CHAT, HELLO, proxying
 
 MAX_BYTES = 40_000  # of all files together
@@ -199,3 +202,21 @@ def test_tints_differ_by_more_than_their_colour() -> None:
 
 def test_the_legend_has_each_tint_in_words() -> None:
     assert re.findall(r'<span class="tint (\w+)">(\w+)</span> \w', source("index.html")) == [(tint, tint) for tint in TINTS]
+
+
+async def test_a_person_gets_an_answer_and_a_note_where_a_program_gets_a_server_s_refusal() -> None:
+    refusing = server([(0.0, EndpointStatusError("wrong key", status=401, endpoint="server"))])
+    async with proxying(device(), refusing, policy="server-first", page=True) as proxy:
+        async with proxy.client.post(CHAT, json=HELLO) as response:
+            assert response.status == 502
+        async with proxy.client.post(CHAT, json={**HELLO, "stream": True}, headers={READER_HEADER: "person"}) as response:
+            assert response.status == 200
+            assert "server failed (EndpointStatusError 401): device answered" in await response.text()
+
+
+def test_a_person_reads_evenly_unless_another_pace_is_set() -> None:
+    client = Client(server=server())
+    assert (for_a_person(client).pace, for_a_person(client).on_degraded) == ("smooth", "answer")
+    strict = Client(server=server(), pace=7.0, on_degraded="raise")
+    assert (for_a_person(strict).pace, for_a_person(strict).on_degraded) == (7.0, "raise")
+    assert f'"{READER_HEADER}": "person"' in source("page.js")

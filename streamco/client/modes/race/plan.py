@@ -37,7 +37,7 @@ __all__ = ["PreparedRace", "RacePlanner"]
 
 _BUDGET = 0.3  # share of the prompts' tokens, if no budget is given
 _NUMPY_DELAY = 0.5  # seconds after an answer
-_FATAL: Mapping[OnDegraded, Fatal] = {"warn": "refusals", "raise": "all", "ignore": "none"}
+_FATAL: Mapping[OnDegraded, Fatal] = {"warn": "refusals", "answer": "none", "raise": "all", "ignore": "none"}
 
 
 class RacePlanner(ClientPlanner):
