@@ -136,6 +136,8 @@ class OpenAIEndpoint:
         self._key = ServerKey(key)
         self._headers = merge_headers(BASE_HEADERS, account, headers or {})
         self._own_headers = frozenset(name.lower() for name in self._headers)
+        self.content_mark = ""
+        """Digest of the model's file, if the server says it."""
         self._client = HttpClient(self._name, timeouts=timeouts, session=session, key=self._key)
         self._counter = TokenCounter(model)
         self._is_unknown = probe and not self._address.provider.hosts and not isinstance(capabilities, Capabilities)
@@ -359,6 +361,7 @@ class OpenAIEndpoint:
             self._capabilities = self._usual_capabilities
             if only_adds:
                 self._capabilities = with_inputs_of(self._capabilities, before)
+        self.content_mark = info.content_mark
         if self._capabilities.context_tokens is None:
             self._capabilities = msgspec.structs.replace(self._capabilities, context_tokens=info.context_tokens)
         if info.vocabulary is not None and info.vocabulary_size is not None and self.api != "responses":

@@ -152,6 +152,7 @@ class ModelInfo(Struct, frozen=True, kw_only=True):
     heads: int
     ffn_width: int
     end_ids: frozenset[int] = frozenset()  # tokens that end a text
+    content_mark: str = ""  # digest of the model's file; equal for equal files; "": not known
     has_reasoning: bool = False  # answers to messages may begin with reasoning, which is kept apart from their content
 
 

@@ -16,7 +16,7 @@ the reader's expense, which the paper leaves open. Here it is the caller's decis
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from typing import Literal
 
 from msgspec import Struct
@@ -178,7 +178,8 @@ class BarredMove(Struct, frozen=True):
         source: the endpoint that would hand over.
         target: the endpoint that would take over.
         reason: why not, after "because".
-        is_asked: the caller's setting says so; False: nothing was set, or the setting can't be followed.
+        is_asked: the caller's setting says so, or nothing speaks for the move; False: known figures speak against it without a setting, or
+            the setting can't be followed.
     """
 
     source: str
@@ -192,26 +193,34 @@ def are_known(names: Iterable[str], quality: Mapping[str, float]) -> bool:
     return all(name in quality for name in names)
 
 
-def barred_moves(moves: Iterable[tuple[str, str]], quality: Mapping[str, float], min_quality: float | None) -> list[BarredMove]:
+def barred_moves(
+    moves: Iterable[tuple[str, str]],
+    quality: Mapping[str, float],
+    min_quality: float | None,
+    *,
+    trusted: Collection[tuple[str, str]] = (),
+) -> list[BarredMove]:
     """Return those of the moves that must not happen.
 
     Args:
         moves: source and target of the moves that would save money.
         quality: measured quality by endpoint, 0 or more, on one scale.
         min_quality: the share of the source's quality that the target needs; 0: any target may take over. None: nothing was set. Then a
-            target that is known to be worse is barred, and one of unknown quality isn't.
+            target that is known to be worse is barred, and one of unknown quality, too, unless the move is trusted.
+        trusted: moves that make no answer worse even if no quality is known: to the same model, or from a device to a server.
     """
     if min_quality == 0:
         return []
-    found = (_barred(source, target, quality, min_quality) for source, target in moves)
+    found = (_barred(source, target, quality, min_quality, is_trusted=(source, target) in trusted) for source, target in moves)
     return [each for each in found if each is not None]
 
 
-def _barred(source: str, target: str, quality: Mapping[str, float], min_quality: float | None) -> BarredMove | None:
+def _barred(source: str, target: str, quality: Mapping[str, float], min_quality: float | None, *, is_trusted: bool) -> BarredMove | None:
     unknown = [name for name in (source, target) if name not in quality]
     if unknown:
         if min_quality is None:
-            return None
+            reason = f"whether the model of {target} is as good is not known (MigrationOptions(min_quality=0) allows it)"
+            return None if is_trusted else BarredMove(source, target, reason, is_asked=True)
         return BarredMove(
             source, target, f"the quality of {' and '.join(unknown)} is not known (min_quality={min_quality:g})", is_asked=False
         )

@@ -222,6 +222,7 @@ class Service:
             "max_model_len": info.context_tokens,
             "vocabulary": info.vocabulary,
             "vocabulary_size": info.vocabulary_size,
+            "content_mark": info.content_mark,
             "media_types": MEDIA_TYPES,
         }
 

@@ -208,7 +208,7 @@ class Outcome:
     error: StreamcoError | None = None
     failed: set[str] = field(default_factory=set)  # endpoints whose failure was seen in this call
     opened: set[str] = field(default_factory=set)
-    refused: set[str] = field(default_factory=set)  # endpoints that refused an earlier call
+    refused: set[str] = field(default_factory=set)  # endpoints that failed in an earlier call
 
 
 async def call(client: Client, world: World, endpoints: dict[str, Watched]) -> Outcome:
@@ -243,6 +243,7 @@ def expected_notes(world: World, outcome: Outcome) -> tuple[dict[str, str], dict
     promised = any(world.forbids_kind(kind) for kind in ("device", "server"))
     must = {f"{name} failed": rf"^{name} failed \(" for name in outcome.failed}
     may = {f"{name} refused": rf"^{name} can't take over: it has refused another request" for name in outcome.refused}
+    may |= {f"{name} rests": rf"^{name} is asked only if others fail: it has just failed \(" for name in outcome.refused}
     may |= {f"{name} counts": f"^{name} may exceed max_tokens" for name in outcome.opened if world.max_tokens}
     down = [side.name for side in world.sides if not side.starts and not world.forbids(side)]
     must |= {f"{name} start": f"^endpoint left out, it could not start: {name}: broken" for name in down}
@@ -256,7 +257,7 @@ def expected_notes(world: World, outcome: Outcome) -> tuple[dict[str, str], dict
     if (name := NAMED.get(world.policy)) is not None:
         asked = next(side.name for side in world.sides if side.kind == name)
         if outcome.text and outcome.text[0] != asked:
-            must["winner"] = f"^(endpoint left out|{asked} left out|{asked} failed)"
+            must["winner"] = f"^(endpoint left out|{asked} left out|{asked} failed|{asked} is asked only)"
     return must, may
 
 

@@ -248,9 +248,12 @@ def test_without_a_setting_no_move_goes_to_a_model_that_is_known_to_be_worse() -
     assert barred[0].reason == "device has a quality of 0.2 and server of 0.8 (MigrationOptions(min_quality=...) allows it)"
 
 
-def test_without_a_setting_moves_go_on_where_qualities_are_not_known() -> None:
-    assert barred_moves(MOVES, {}, None) == []
-    assert barred_moves(MOVES, {"server": 0.8}, None) == []
+def test_without_a_setting_moves_go_on_where_they_are_trusted_or_known_to_be_good() -> None:
+    assert barred_moves(MOVES, {}, None, trusted=MOVES) == []
+    found = barred_moves([("server", "device"), ("spare", "device")], {"server": 0.8}, None, trusted=[("server", "device")])
+    reason = "whether the model of device is as good is not known (MigrationOptions(min_quality=0) allows it)"
+    assert found == [BarredMove("spare", "device", reason, is_asked=True)]
+    assert [move.source for move in barred_moves(MOVES, QUALITY, None, trusted=MOVES)] == ["server", "spare"], "known to be worse"
 
 
 def test_a_setting_is_the_share_of_the_sources_quality_that_the_target_needs() -> None:

@@ -38,6 +38,7 @@ class ServerInfo(Struct, frozen=True, kw_only=True):
             sample into the same ids. None: not known.
         vocabulary_size: number of those ids. None: not known.
         media_types: content types of requests that the server says it takes, beside JSON; () if it doesn't say.
+        content_mark: digest of the model's file, by which ``streamco serve`` is known to have a device's model; "": it doesn't say.
     """
 
     kind: str
@@ -47,6 +48,7 @@ class ServerInfo(Struct, frozen=True, kw_only=True):
     vocabulary: str | None = None
     vocabulary_size: int | None = None
     media_types: tuple[str, ...] = ()
+    content_mark: str = ""
 
 
 def identify(models: Any, facts: Mapping[str, Any], *, model: str) -> ServerInfo:
@@ -75,6 +77,7 @@ def identify(models: Any, facts: Mapping[str, Any], *, model: str) -> ServerInfo
         vocabulary=vocabulary if has_vocabulary else None,
         vocabulary_size=size if has_vocabulary else None,
         media_types=_read_texts(chosen.get("media_types")) if has_vocabulary else (),
+        content_mark=mark if kind == STREAMCO and isinstance(mark := chosen.get("content_mark"), str) else "",
     )
 
 

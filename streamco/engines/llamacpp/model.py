@@ -16,6 +16,7 @@ from streamco.engines.base import ModelInfo
 from streamco.engines.chat_template import ChatTemplate
 from streamco.engines.llamacpp.amx_probe import TILES, Repacking, choose_repacking, tiled_weights
 from streamco.engines.llamacpp.control_tokens import ControlTokens
+from streamco.engines.llamacpp.gguf import content_mark
 from streamco.engines.llamacpp.grammar import MaskTokenizer, TokenGrammar
 from streamco.engines.llamacpp.library import collected_errors, extra_buffer, load_library
 from streamco.engines.llamacpp.reasoning import TAGS, has_reasoning
@@ -173,6 +174,7 @@ class LlamaModel:
             heads=int(library.llama_model_n_head(handle)),
             ffn_width=int(self._metadata(f"{architecture}.feed_forward_length") or 4 * width),
             end_ids=self.end_ids,
+            content_mark=content_mark(self.path)[:32],
             has_reasoning=has_reasoning(name, self._template_source()),
         )
 

@@ -29,6 +29,7 @@ from streamco.core.race.machine import RaceMachine
 from streamco.core.race.migration import MigrationPlan
 from streamco.core.report_parts import HandOver
 from streamco.endpoints.base import Endpoint, Request
+from streamco.endpoints.model_identity import have_same_model
 from streamco.errors import ConfigError, EndpointError
 from streamco.policies.budget_control import BudgetSteering, steer
 from streamco.policies.cost import RATE_SERVER_CONSTRAINED, DeviceCosts, device_costs
@@ -305,6 +306,7 @@ class Dispatcher:
         pace: float | None,
         capacity: int,
         limit: int | None,
+        model: str | None = None,
     ) -> MigrationPlan | None:
         """Return the plan for planned hand-overs of an answer; None: it is not moved.
 
@@ -315,6 +317,7 @@ class Dispatcher:
             pace: tokens per second at the reader; None: unpaced.
             capacity: tokens a source may be ahead of the reader.
             limit: maximum of the answer's tokens; None: not known.
+            model: the server's model that the request names; None: each server's own.
         """
         if dispatched.is_named:
             return None
@@ -322,7 +325,7 @@ class Dispatcher:
         dispatched.unmoved = self._migration.obstacle(options, writers, dispatched.cost, pace=pace)
         if dispatched.unmoved:
             dispatched.add_note(f"no planned hand-over: {dispatched.unmoved}")
-        dispatched.barred = self._migration.barred(options, writers, dispatched.cost, pace=pace)
+        dispatched.barred = self._migration.barred(options, writers, dispatched.cost, pace=pace, model=model)
         for move in dispatched.barred:
             dispatched.add_note(f"no planned hand-over from {move.source} to {move.target}: {move.reason}")
         plan = self._migration.plan(
@@ -335,15 +338,27 @@ class Dispatcher:
             capacity=capacity,
             limit=limit,
             constrained=dispatched.plan.constrained,
+            model=model,
         )
         if plan is not None:
             for name in self._migration.unmetered(writers, dispatched.cost):
                 dispatched.add_note(f"for hand-overs tokens at {name} count as free, because its energy is not known")
         return plan
 
-    def unknown_quality_moves(self, options: MigrationOptions, hand_overs: Iterable[HandOver]) -> list[HandOver]:
-        """Return the planned hand-overs between endpoints of unknown quality, if the caller has set nothing about it."""
-        return [each for each in hand_overs if each.is_planned and self._migration.is_unknown(options, each.source, each.target)]
+    def unknown_quality_moves(
+        self, options: MigrationOptions, hand_overs: Iterable[HandOver], endpoints: Mapping[str, Endpoint], model: str | None
+    ) -> list[HandOver]:
+        """Return the planned hand-overs to another model between endpoints of unknown quality, if the caller has set nothing about it.
+
+        The arguments are those of ``plan_moves``.
+        """
+        return [
+            each
+            for each in hand_overs
+            if each.is_planned
+            and self._migration.is_unknown(options, each.source, each.target)
+            and not have_same_model(endpoints[each.source], endpoints[each.target], asked=model)
+        ]
 
     # Learning
 

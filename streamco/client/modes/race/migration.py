@@ -5,7 +5,7 @@ The decisions are made in ``streamco.policies.migration`` and ``streamco.core.ra
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from copy import deepcopy
 from itertools import permutations
 
@@ -17,6 +17,7 @@ from streamco.core.race.machine import RaceMachine
 from streamco.core.race.migration import MigrationPlan
 from streamco.core.race.switch_latency import SwitchLearner
 from streamco.endpoints.base import Endpoint, Kind
+from streamco.endpoints.model_identity import have_same_model
 from streamco.errors import ConfigError
 from streamco.policies.migration import SERVER_STOPS, BarredMove, Terms, TransferRule, are_known, barred_moves
 from streamco.profiles import RemainingLength
@@ -35,7 +36,7 @@ class MigrationOptions(Struct, frozen=True, kw_only=True):
         unpaced: True: answers without a pace move too, for a virtual reader at ``Race.reader_rate``. A program that takes tokens
             as fast as they come would notice that the cheaper endpoint is slower, so by default only answers with a fixed pace move.
         min_quality: share of the quality of each endpoint that has written the answer so far which the next one needs, 0 to 1. 0: any
-            endpoint. None: an answer doesn't move to an endpoint that is known to be worse; where qualities aren't known, it does.
+            endpoint. None: an answer moves to an endpoint that is known to be as good, to the same model, or from a device to a server.
         quality: measured quality by endpoint name, 0 or more, all on one scale (docs/research/quality.md). None: as in the profile.
 
     Raises:
@@ -95,6 +96,7 @@ class MigrationPlanner:
         capacity: int,
         limit: int | None,
         constrained: Kind | None = None,
+        model: str | None = None,
     ) -> MigrationPlan | None:
         """Return the plan for an answer's hand-overs; None: it is not moved.
 
@@ -108,13 +110,14 @@ class MigrationPlanner:
             capacity: tokens a source may be ahead of the reader.
             limit: maximum of the answer's tokens; None: not known.
             constrained: the side that the budget limits; None: no side.
+            model: the server's model that the request names; None: each server's own.
         """
         if not _wants_moves(options, pace):
             return None
         endpoints = list(endpoints)
         terms = self._known_terms(endpoints, cost)
         pairs = permutations((endpoint.name for endpoint in endpoints), 2)  # a writer of any price counts, after a failure
-        moves = barred_moves(pairs, self._qualities(options), options.min_quality)
+        moves = barred_moves(pairs, self._qualities(options), options.min_quality, trusted=_trusted_moves(endpoints, model))
         barred = frozenset((move.source, move.target) for move in moves)
         if barred.issuperset(_possible_moves(endpoints, terms)):  # no endpoint that can continue is cheaper and good enough
             return None
@@ -159,16 +162,18 @@ class MigrationPlanner:
         devices = [endpoint for endpoint in endpoints if endpoint.kind == "device" and _can_continue(endpoint)]
         return [device.name for device in devices if cost(device, 0, 1, 0).total is None]
 
-    def barred(self, options: MigrationOptions, endpoints: Iterable[Endpoint], cost: CostOf, *, pace: float | None) -> list[BarredMove]:
+    def barred(
+        self, options: MigrationOptions, endpoints: Iterable[Endpoint], cost: CostOf, *, pace: float | None, model: str | None = None
+    ) -> list[BarredMove]:
         """Return the moves that would save money and must not happen, because the target is not good enough.
 
-        The arguments are those of ``obstacle``.
+        The arguments are those of ``plan``.
         """
         if not _wants_moves(options, pace):
             return []
         endpoints = list(endpoints)
         moves = _possible_moves(endpoints, self._known_terms(endpoints, cost))
-        return barred_moves(moves, self._qualities(options), options.min_quality)
+        return barred_moves(moves, self._qualities(options), options.min_quality, trusted=_trusted_moves(endpoints, model))
 
     def is_unknown(self, options: MigrationOptions, source: str, target: str) -> bool:
         """Return True if a move happened although nothing says how good these endpoints are, and the caller has set nothing."""
@@ -205,6 +210,15 @@ class MigrationPlanner:
             pre_copy=endpoint.capabilities.pre_copy,
             stops=0.0 if endpoint.kind == "device" else SERVER_STOPS,
         )
+
+
+def _trusted_moves(endpoints: Sequence[Endpoint], model: str | None) -> set[tuple[str, str]]:
+    """Return source and target of the moves that make no answer worse, whatever the qualities: see ``barred_moves``."""
+    return {
+        (source.name, target.name)
+        for source, target in permutations(endpoints, 2)
+        if (source.kind == "device" and target.kind == "server") or have_same_model(source, target, asked=model)
+    }
 
 
 def _wants_moves(options: MigrationOptions, pace: float | None) -> bool:

@@ -41,7 +41,7 @@ def note_dispatch(asked: AskedAnswer, dispatched: DispatchRecord, unavailable: M
         degradations.record(notes, kind="asked later", endpoint=name, sentence=sentence, may_raise=False)
     for name, why in dispatched.resting.items():
         sentence = f"{name} is asked only if others fail: {why}"
-        degradations.record(notes, kind="rests", endpoint=name, sentence=sentence, may_raise=False, may_log=False)  # its failure was logged
+        degradations.record(notes, kind=f"rests: {why}", endpoint=name, sentence=sentence, may_raise=False)
     if dispatched.without_effect:
         degradations.record(notes, kind="no effect", endpoint="policy", sentence=dispatched.without_effect)
     if dispatched.shortened_to is not None:

@@ -275,6 +275,7 @@ class PreparedRace(Prepared[RaceDriver]):
             pace=fixed_rate(self.asked.pace),
             capacity=capacity,
             limit=self.asked.request.sampling.max_tokens,
+            model=self.asked.request.model,
         )
 
     # Its end
@@ -285,7 +286,9 @@ class PreparedRace(Prepared[RaceDriver]):
         self._dispatcher.record(dispatched, machine)
         settings.learn(EndedAnswer(dispatched.prompt_tokens, machine))
         note_race(settings.degradations, notes, driver)
-        note_moves(settings.degradations, notes, self._dispatcher.unknown_quality_moves(self._migration, machine.hand_overs))
+        endpoints, model = settings.endpoints.endpoints, self.asked.request.model
+        unknown = self._dispatcher.unknown_quality_moves(self._migration, machine.hand_overs, endpoints, model)
+        note_moves(settings.degradations, notes, unknown)
         if self._checks is not None:
             self._checks.check_unseen(machine, settings.endpoints, settings.degradations)
 

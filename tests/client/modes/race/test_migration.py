@@ -36,7 +36,13 @@ def script(first: float, step: float) -> list[tuple[float, ScriptItem]]:
 def server(name: str = "server", *, first: float = 0.2, step: float = 0.02, **options: Any) -> ScriptedEndpoint:
     options.setdefault("prices", DEAR)
     options.setdefault("capabilities", ABLE)
-    return ScriptedEndpoint(name, script(first, step), tokens=10, **options)
+    return named(ScriptedEndpoint(name, script(first, step), tokens=10, **options))
+
+
+def named(endpoint: ScriptedEndpoint, model: str = "m") -> ScriptedEndpoint:
+    """The endpoint with the name of its model; ``ShapedDevice`` has "m"."""
+    endpoint.model = model  # type: ignore[attr-defined]
+    return endpoint
 
 
 def device(*, first: float = 2.0, step: float = 0.05, **options: Any) -> ShapedDevice:
@@ -89,7 +95,7 @@ def test_the_papers_rule_waits_until_it_knows_the_device_and_then_covers_all_it_
 
 def test_a_device_of_unknown_energy_takes_over_and_the_report_says_that_it_counts_as_free() -> None:
     async def main() -> None:
-        unshaped = ScriptedEndpoint("device", script(2.0, 0.05), kind="device", tokens=10, capabilities=ABLE, prefill_s=0.01)
+        unshaped = named(ScriptedEndpoint("device", script(2.0, 0.05), kind="device", tokens=10, capabilities=ABLE, prefill_s=0.01))
         async with Client(unshaped, server(), budget=1.0, **client_options(settings(dispatch=Race(explore=0.0)))) as client:
             text, report = await answer(client)
         assert text == "".join(WORDS)
@@ -110,7 +116,7 @@ def test_a_device_that_must_read_again_takes_over_when_its_time_is_known() -> No
     warm = Capabilities(continuation="continue_final_message", pre_copy="warm")
 
     async def main() -> None:
-        unshaped = ScriptedEndpoint("device", script(0.3, 0.05), kind="device", tokens=10, capabilities=warm, prefill_s=0.01)
+        unshaped = named(ScriptedEndpoint("device", script(0.3, 0.05), kind="device", tokens=10, capabilities=warm, prefill_s=0.01))
         async with Client(unshaped, server(step=0.04), **client_options(settings(dispatch=Race(explore=1.0)))) as client:
             _, first = await answer(client)
             assert first.hand_overs == []
@@ -296,8 +302,9 @@ def test_clients_of_one_client_share_what_is_learned_and_have_their_own_rule() -
 GOOD_SPARE, BAD_SPARE = {"server": 0.8, "spare": 0.8}, {"server": 0.8, "spare": 0.2}
 
 
-async def to_spare(**options: Any) -> Report:
-    async with Client(server=[server(), server("spare", prices=CHEAP)], **client_options(settings(**options))) as client:
+async def to_spare(model: str = "m", **options: Any) -> Report:
+    spare = named(server("spare", prices=CHEAP), model)
+    async with Client(server=[server(), spare], **client_options(settings(**options))) as client:
         text, report = await answer(client)
     assert text == "".join(WORDS)
     return report
@@ -306,7 +313,8 @@ async def to_spare(**options: Any) -> Report:
 @pytest.mark.parametrize(
     ("options", "moves", "note"),
     [
-        (MigrationOptions(), True, "spare went on for server, because it is cheaper; whether its model is good enough is not known"),
+        (MigrationOptions(), False, ""),
+        (None, False, ""),
         (MigrationOptions(quality=GOOD_SPARE), True, ""),
         (MigrationOptions(quality=BAD_SPARE), False, "the answer does not move from server to spare, which is cheaper, because spare has"),
         (MigrationOptions(quality=BAD_SPARE, min_quality=0.25), True, ""),
@@ -315,14 +323,51 @@ async def to_spare(**options: Any) -> Report:
         (MigrationOptions(min_quality=0), True, ""),
     ],
 )
-def test_an_answer_moves_to_a_worse_model_only_where_the_caller_allows_it(options: MigrationOptions, moves: bool, note: str) -> None:
+def test_an_answer_moves_to_a_worse_model_only_where_the_caller_allows_it(options: MigrationOptions | None, moves: bool, note: str) -> None:
     async def main() -> None:
-        report = await to_spare(migration=options)
+        report = await to_spare("other", migration=options)
         assert [change.target for change in report.hand_overs] == (["spare"] if moves else [])
         assert ("no planned hand-over from server to spare: " in report.dispatch.reason) == (not moves)
         notes = [each for each in report.notes if "spare" in each]
         assert len(notes) == bool(note)
         assert all(note in each for each in notes)
+
+    run(main())
+
+
+@pytest.mark.parametrize(("model", "moves"), [("m", True), ("org/M", True), ("n", False), ("", False)])
+def test_without_figures_an_answer_moves_to_the_same_model(model: str, moves: bool) -> None:
+    async def main() -> None:
+        report = await to_spare(model)
+        assert bool(report.hand_overs) is moves
+        why = "no planned hand-over from server to spare: whether the model of spare is as good is not known"
+        assert (why in report.dispatch.reason) is not moves
+        assert not [each for each in report.notes if "spare" in each]
+
+    run(main())
+
+
+def test_a_model_that_the_request_names_is_the_servers() -> None:
+    async def main() -> None:
+        async with Client(device(), server(), budget=1.0, **client_options(settings(dispatch=Race(explore=0.0)))) as client:
+            _, own = await answer(client)
+            stream = await client.chat.completions.create(messages=[{"role": "user", "content": "Tell me."}], model="gpt-5", stream=True)
+            async for _ in stream:
+                pass
+        assert ([each.target for each in own.hand_overs], stream.report.hand_overs) == (["device"], [])
+
+    run(main())
+
+
+def test_without_figures_an_answer_moves_from_a_device_to_a_server() -> None:
+    async def main() -> None:
+        dear = device(first=0.1, prices=DEAR)
+        cheap = named(server(first=1.0, prices=CHEAP), "n")
+        async with Client(dear, cheap, **client_options(settings(dispatch=Race(explore=0.0)))) as client:
+            _, report = await answer(client)
+        assert [each.target for each in report.hand_overs] == ["server"]
+        (note,) = report.notes
+        assert note.startswith("server went on for device, because it is cheaper; whether its model is good enough is not known (")
 
     run(main())
 

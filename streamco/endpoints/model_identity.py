@@ -1,0 +1,39 @@
+"""Whether two endpoints have the same model, as far as they say so themselves."""
+
+from __future__ import annotations
+
+import re
+
+from streamco.endpoints.base import Endpoint
+
+__all__ = ["have_same_model"]
+
+_SIGNS = re.compile(r"[\W_]+")
+
+
+def have_same_model(one: Endpoint, other: Endpoint, *, asked: str | None = None) -> bool:
+    """Return True if both declare the same name of a model, or have it from the same file.
+
+    ``asked`` is the model that a request names, which a server answers with in place of its own; None: the request names none. Names are
+    compared without a publisher and without signs between words: ``Qwen/Qwen2.5-0.5B-Instruct`` and ``Qwen2.5 0.5B Instruct``.
+    """
+    names = _plain_name(one, asked), _plain_name(other, asked)
+    marks = _content_mark(one, asked), _content_mark(other, asked)
+    return (bool(marks[0]) and marks[0] == marks[1]) or (bool(names[0]) and names[0] == names[1])
+
+
+def _info(endpoint: Endpoint) -> object:
+    return getattr(getattr(endpoint, "engine", None), "info", None)
+
+
+def _content_mark(endpoint: Endpoint, asked: str | None) -> str:
+    if endpoint.kind == "server" and asked not in {None, getattr(endpoint, "model", None)}:
+        return ""
+    return getattr(_info(endpoint), "content_mark", "") or getattr(endpoint, "content_mark", "")
+
+
+def _plain_name(endpoint: Endpoint, asked: str | None) -> str:
+    name: str = getattr(_info(endpoint), "name", "") or getattr(endpoint, "model", "")
+    if asked is not None and endpoint.kind == "server":
+        name = asked
+    return _SIGNS.sub("", name.rpartition("/")[2]).lower()
