@@ -127,7 +127,7 @@ class EndpointError(StreamcoError):
 
 def why_unable(names: Sequence[str]) -> str:
     """Return why an answer that had begun could not go on at these endpoints."""
-    return f'{" and ".join(names)} can\'t go on with a begun answer (capabilities.continuation is "none")'
+    return f'{" and ".join(names)} can\'t go on with a begun answer, as far as is known (capabilities.continuation is "none")'
 
 
 class EndpointConnectError(EndpointError):
@@ -181,10 +181,12 @@ class EndpointProtocolError(EndpointError):
 
     Args:
         is_lasting: the same request would fail in the same way: the address belongs to another API.
+        is_limit: the bytes are more than the caller's ``Limits`` allow.
     """
 
-    def __init__(self, message: str, *, is_lasting: bool = False, endpoint: str = "", partial: str = "") -> None:
+    def __init__(self, message: str, *, is_lasting: bool = False, is_limit: bool = False, endpoint: str = "", partial: str = "") -> None:
         super().__init__(message, endpoint=endpoint, partial=partial)
+        self.is_limit = is_limit
         self.is_lasting = is_lasting
 
 

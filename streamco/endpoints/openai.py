@@ -28,7 +28,7 @@ from streamco.endpoints.network.headers import BASE_HEADERS, check_headers, has_
 from streamco.endpoints.network.http_errors import tells_trouble
 from streamco.endpoints.network.loop_bound import LoopBound
 from streamco.endpoints.openai_stream import CallApi, OpenAIStream, StreamCall
-from streamco.endpoints.retry import Retries
+from streamco.endpoints.retry import Retries, is_transient
 from streamco.endpoints.shared_tokenizer import SharedTokenizer
 from streamco.endpoints.token_counter import TokenCounter
 from streamco.endpoints.token_transfer import PACKED_FIELD, TokenTransfer, is_client_error, is_refused_form, smaller
@@ -277,12 +277,12 @@ class OpenAIEndpoint:
         text is sent. Abilities are only added: what was sent before (tools, images, JSON, ``n``) is sent on.
 
         Raises:
-            EndpointError: it doesn't say. After a status of 4xx it is not to be asked again: ``is_unknown`` is False then.
+            EndpointError: it doesn't say. After a status of 4xx, unless it is busy, it isn't to be asked again: ``is_unknown`` is False.
         """
         try:
             models = await self._get_json(self._address.url("/models"), redirects=False)
         except EndpointStatusError as error:
-            self._is_unknown = not 400 <= error.status < 500
+            self._is_unknown = is_transient(error)
             raise
         info = identify(models, {}, model=self.model)
         if info.kind == GENERIC.name and self._address.provider is GENERIC:

@@ -237,7 +237,7 @@ def _build_server(section: ServerSection, index: int, environ: Mapping[str, str]
     capabilities = None if section.capabilities is None else section.capabilities.changes()
     if section.api == "messages":
         for field in ("provider", "probe"):
-            if getattr(section, field) is not None:
+            if getattr(section, field):
                 raise ConfigError(f'server[{index}].{field}: expected none with api = "messages", got it')
         return AnthropicEndpoint(
             section.model,

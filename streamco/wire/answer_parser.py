@@ -65,7 +65,7 @@ class AnswerParser(ABC):
         self._answer_bytes -= len(data)
         try:
             if self._answer_bytes < 0:
-                raise EndpointProtocolError(f"expected an answer of at most {self.limits.answer_bytes} bytes, got more")
+                raise EndpointProtocolError(f"expected an answer of at most {self.limits.answer_bytes} bytes, got more", is_limit=True)
             self._take(data, chunks)
         except EndpointError as error:
             self._fail(error)

@@ -233,7 +233,9 @@ class SSEParser:
 
 def _too_large(size: int, limit: int) -> EndpointProtocolError:
     got = f"{size} bytes and more in the event stream"
-    return EndpointProtocolError(f"expected an event of at most {limit} bytes, got {got}; Limits(event_bytes=...) raises the limit")
+    return EndpointProtocolError(
+        f"expected an event of at most {limit} bytes, got {got}; Limits(event_bytes=...) raises the limit", is_limit=True
+    )
 
 
 def _not_events(start: bytes) -> EndpointProtocolError:

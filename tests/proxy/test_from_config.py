@@ -61,7 +61,7 @@ def test_each_section_becomes_an_endpoint() -> None:
 
 def test_a_server_may_have_another_api() -> None:
     text = f'[[server]]\nmodel = "a"\nbase_url = "{LOCAL}"\napi = "responses"\n'
-    text += f'[[server]]\nmodel = "b"\nbase_url = "{LOCAL}"\napi = "messages"\n'
+    text += f'[[server]]\nmodel = "b"\nbase_url = "{LOCAL}"\napi = "messages"\nprobe = false\n'
     text += 'api_key_env = "MY_KEY"\nname = "claude"\nprices = { prompt = 3 }\n'
     first, second = build_client(parse_config(text), {"MY_KEY": "sk-1"})._settings.endpoints.servers
     assert isinstance(first, OpenAIEndpoint)

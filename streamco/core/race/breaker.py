@@ -8,7 +8,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from streamco.errors import EndpointError, EndpointStatusError, EngineError
+from streamco.errors import (
+    EndpointError,
+    EndpointProtocolError,
+    EndpointStatusError,
+    EngineError,
+    StreamcoError,
+    is_out_of_time,
+    is_refusal,
+)
 
 __all__ = ["Breaker", "rests_after"]
 
@@ -21,11 +29,18 @@ _BUSY = frozenset({408, 409, 425, 429})
 def rests_after(error: EndpointError) -> bool:
     """Return True if an endpoint that failed so is likely to fail the next answer as well: it is out of reach, silent, busy or broken.
 
-    What it says about one request (other 4xx) or one model's run (an engine's error) says nothing about the next answer.
+    What it says about one request (other 4xx) or one model's run (an engine's error) says nothing about the next answer, nor do the limits
+    and mistakes of one caller. What is configuration fails the next answers, too, but they must say so.
     """
-    if isinstance(error, EngineError):
-        return False
-    return not isinstance(error, EndpointStatusError) or error.status >= 500 or error.status in _BUSY
+    match error:
+        case EngineError():
+            return False
+        case EndpointStatusError(status=status):
+            return status >= 500 or status in _BUSY
+        case EndpointProtocolError(is_limit=True):
+            return False
+    is_callers = isinstance(error.__cause__, StreamcoError) and not isinstance(error.__cause__, EndpointError)
+    return not (is_callers or is_refusal(error) or is_out_of_time(error))
 
 
 @dataclass
@@ -36,12 +51,14 @@ class Breaker:
         failures: failures in a row.
         until: when the rest ends; then one answer tries the endpoint.
         kind: what happened last, in short.
+        failed: when that was.
         is_tried: an answer is trying it after its rest.
     """
 
     failures: int = 0
     until: float = 0.0
     kind: str = ""
+    failed: float = 0.0
     is_tried: bool = False
 
     def is_resting(self, *, now: float) -> bool:
@@ -55,7 +72,7 @@ class Breaker:
         return is_trial
 
     def end_trial(self) -> None:
-        """Record that the answer that tried it is over, or has seen enough."""
+        """Record that the answer that tried it is not at it any more."""
         self.is_tried = False
 
     def record_failure(self, error: EndpointError, kind: str, *, now: float) -> None:
@@ -64,8 +81,8 @@ class Breaker:
             self.failures += 1
         asked = error.retry_after if isinstance(error, EndpointStatusError) else None
         rest = min(_LONGEST, _FIRST * 2.0 ** min(self.failures - 1, 10)) if asked is None else min(asked, _LONGEST_ASKED)
-        self.kind, self.until = kind, max(self.until, now + rest)
+        self.kind, self.failed, self.until = kind, now, max(self.until, now + rest)
 
     def record_answer(self) -> None:
-        """Record that the endpoint answers."""
+        """Record that the endpoint answers what it was asked after its last failure."""
         self.failures, self.until, self.is_tried = 0, 0.0, False

@@ -47,6 +47,7 @@ class RacePlan(Struct, frozen=True, kw_only=True):
         migration: inputs of planned migrations; None: the answer does not migrate.
         fatal: failures of one endpoint that fail the whole answer while it has not begun. "none"; "refusals": 401, 403 and 404, which are
             configuration; "all".
+        hedges: two endpoints may be asked at once; False: the calls that they make may have side effects.
         is_timed: the request limits the time of the whole answer, so no endpoint goes on with it after that.
     """
 
@@ -59,6 +60,7 @@ class RacePlan(Struct, frozen=True, kw_only=True):
     missing: tuple[tuple[str, EndpointError], ...] = ()
     migration: MigrationPlan | None = None
     fatal: Fatal = "none"
+    hedges: bool = True
     is_timed: bool = False
 
 
@@ -325,9 +327,15 @@ class RaceMachine:
         """Let another endpoint begin at once, unless one works: that of this attempt has failed, and asks its server again later."""
         attempt = self.attempts[event.source]
         attempt.setback = event.error
-        is_alone = not any(other.is_live for other in self.attempts.values() if other is not attempt)
-        if is_alone and self.winner is None and self.finished is None and self.plan.fatal != "all":
-            self._start_next(now)
+        if self.winner is not None or self.finished is not None or self.plan.fatal == "all":
+            return
+        others = [other for other in self.attempts.values() if other is not attempt]
+        if any(other.is_live and other.trouble is None for other in others):
+            return
+        if not self.plan.hedges and any(other.state is AttemptState.WAITING for other in others):
+            attempt.fail(now - self.began, event.error)
+            self._stop(attempt, "asked elsewhere")
+        self._start_next(now)
 
     def _is_fatal(self, error: EndpointError) -> bool:
         """Return True if this failure must not be made up for by another endpoint."""

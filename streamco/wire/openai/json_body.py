@@ -36,7 +36,9 @@ class JSONBody:
         """
         self._data += data
         if len(self._data) > self.limit_bytes:
-            raise EndpointProtocolError(f"expected an answer of at most {self.limit_bytes} bytes, got {len(self._data)} bytes and more")
+            raise EndpointProtocolError(
+                f"expected an answer of at most {self.limit_bytes} bytes, got {len(self._data)} bytes and more", is_limit=True
+            )
         if not self._has_line and b"\n" in data:
             data = self._take_line()
         if self._whole_line is not None and data.strip():

@@ -140,7 +140,7 @@ class MsgpackStreamParser(AnswerParser):
         except EndpointError:  # some of them are a ValueError too
             raise
         except _msgpack.BufferFull:
-            raise EndpointProtocolError(f"expected an object of at most {self.limits.event_bytes} bytes, got more") from None
+            raise EndpointProtocolError(f"expected an object of at most {self.limits.event_bytes} bytes, got more", is_limit=True) from None
         except (ValueError, RecursionError) as error:
             raise EndpointProtocolError(f"expected MessagePack, got {str(error)[:200] or 'a byte that begins no object'}") from error
 

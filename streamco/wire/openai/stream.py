@@ -139,7 +139,7 @@ class ChatStreamParser:
             self._fail(exc)
             return []
         if self._answer_bytes < 0:
-            self._fail(EndpointProtocolError(f"expected an answer of at most {self.limits.answer_bytes} bytes, got more"))
+            self._fail(EndpointProtocolError(f"expected an answer of at most {self.limits.answer_bytes} bytes, got more", is_limit=True))
             return []
         return self._read(payloads) if payloads else []
 

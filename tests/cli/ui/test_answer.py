@@ -45,7 +45,7 @@ async def test_a_failure_keeps_the_text_so_far_and_is_told() -> None:
     assert isinstance(answer.error, EndpointTimeoutError)
     assert answer.error.partial == "Half"
     assert out == "Half\n"
-    unable = 'server can\'t go on with a begun answer (capabilities.continuation is "none")'
+    unable = 'server can\'t go on with a begun answer, as far as is known (capabilities.continuation is "none")'
     assert err.endswith(f"error: device: expected a token, got none; {unable}\n")
     assert "failed · server can't go on" in err
 

@@ -36,6 +36,9 @@ def status(code: int, retry_after: float | None = None) -> EndpointStatusError:
         (status(401), False),
         (status(404), False),
         (EngineError("the model failed"), False),
+        (EndpointTimeoutError("the caller's limit", phase="total", limit=1.0), False),
+        (EndpointProtocolError("more than Limits allow", is_limit=True), False),
+        (EndpointProtocolError("another API", is_lasting=True), False),
     ],
 )
 def test_what_will_probably_fail_again_rests(error: EndpointError, rests: bool) -> None:

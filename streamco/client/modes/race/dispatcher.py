@@ -135,6 +135,10 @@ class Dispatcher:
         """Tokens per second of the virtual reader that quality is measured with, if no pace is set."""
         return self._options.reader_rate
 
+    def hedges(self, facts: RequestFacts) -> bool:
+        """Return True if two endpoints may be asked at once for such a request."""
+        return self._options.hedge_tools or not facts.has_tools
+
     def profile(self) -> bytes:
         """Return what is known now, as the JSON of a ``Profile``."""
         return replace(

@@ -352,6 +352,8 @@ class RaceDriver(TaskDriver[Event, Command]):
                 self._watch.failed(event.source, event.error)
             case TokensReceived() if event.tokens:
                 self._watch.answered(event.source)
+            case StreamEnded() | StreamCancelled():
+                self._watch.ended(event.source)
 
     async def _read_stream(self, source: str, stream: EndpointStream) -> None:
         """Read one endpoint until it ends, or until the reader's own task can read it."""

@@ -8,6 +8,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from copy import copy
 from functools import cache, partial
+from weakref import ref
 
 from msgspec.structs import replace
 
@@ -191,11 +192,13 @@ class PreparedRace(Prepared[RaceDriver]):
         )
         active.add(driver)
         settings.totals.use_budget(dispatched.steering)
+        if self._checks is not None:
+            self._checks.begin_answer()
         driver.start()
         if self._checks is not None:
             for name in unknown:
                 question = self._checks.identify(endpoints.endpoints[name], settings.degradations)
-                question.add_done_callback(partial(_tell, driver, name))
+                question.add_done_callback(partial(_tell, ref(driver), name))
         return driver
 
     def note(self, driver: RaceDriver) -> None:
@@ -258,6 +261,7 @@ class PreparedRace(Prepared[RaceDriver]):
             missing=tuple(settings.endpoints.unavailable.items()),
             migration=None if on_failure == "raise" else self._plan_moves(dispatched, capacity),
             fatal=_FATAL[settings.degradations.rule],
+            hedges=self._dispatcher.hedges(dispatched.facts),
             is_timed=asked.request.timeouts is not None and asked.request.timeouts.total is not None,
         )
 
@@ -293,9 +297,10 @@ class PreparedRace(Prepared[RaceDriver]):
             self._checks.check_unseen(machine, settings.endpoints, settings.degradations)
 
 
-def _tell(driver: RaceDriver, name: str, asked: asyncio.Task[None]) -> None:
-    """Tell an answer that a server was asked what it is."""
-    driver.note_abilities(name)
+def _tell(driver: ref[RaceDriver], name: str, _question: asyncio.Task[None]) -> None:
+    """Tell an answer, if there still is one, that a server was asked what it is."""
+    if (found := driver()) is not None:
+        found.note_abilities(name)
 
 
 def _load_numpy() -> None:

@@ -45,28 +45,44 @@ class Watch:
 
     def __init__(self, breakers: dict[str, Breaker]) -> None:
         self._breakers = breakers
-        self._tried: list[Breaker] = []
+        self._asked: dict[str, float] = {}  # endpoints that have given no token yet, and when they were asked
+        self._tried: dict[str, Breaker] = {}  # those that this answer tries after their rest
 
     def opened(self, name: str) -> None:
         """Record that an endpoint is asked."""
+        now = _now()
+        self._asked[name] = now
         breaker = self._breakers.get(name)
-        if breaker is not None and breaker.begin(now=_now()):
-            self._tried.append(breaker)
+        if breaker is not None and breaker.begin(now=now):
+            self._tried[name] = breaker
 
     def failed(self, name: str, error: EndpointError) -> None:
         """Record a failure, also one after which the endpoint asks its server again."""
         if rests_after(error):
             self._breakers.setdefault(name, Breaker()).record_failure(error, describe_error(error), now=_now())
+            if name in self._asked:
+                self._asked[name] = _now()  # it may be asked again, and answer that
+        self.ended(name)
 
     def answered(self, name: str) -> None:
-        """Record an endpoint's first token."""
-        if self._breakers and (breaker := self._breakers.pop(name, None)) is not None:
+        """Record tokens; the first ones show that an endpoint works, if it hasn't failed for another answer since it was asked."""
+        if (asked := self._asked.pop(name, None)) is None:
+            return
+        breaker = self._breakers.get(name)
+        if breaker is not None and asked >= breaker.failed:
             breaker.record_answer()
+            del self._breakers[name]
+        self.ended(name)
+
+    def ended(self, name: str) -> None:
+        """Record that the answer isn't at an endpoint any more, or has seen enough of it."""
+        if (breaker := self._tried.pop(name, None)) is not None:
+            breaker.end_trial()
 
     def close(self) -> None:
         """Record that the answer is over."""
-        for breaker in self._tried:
-            breaker.end_trial()
+        for name in list(self._tried):
+            self.ended(name)
 
 
 def _now() -> float:

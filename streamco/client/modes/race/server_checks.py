@@ -95,6 +95,9 @@ class ServerChecks:
 
     def __init__(self) -> None:
         self._known: set[str] = set()  # endpoints that have answered, or are being asked
+        self._working: set[str] = set()  # endpoints that have given a token
+        self._found: dict[str, EndpointError | str] = {}  # what is wrong with servers, until an answer has shown nothing of them
+        self._answers = 0  # under way
         self._silent: dict[str, float] = {}  # endpoints that didn't say what they are, and when that was
         self._checks = LoopBound(_Checks, owner="client")
         self._is_closed = False
@@ -132,9 +135,10 @@ class ServerChecks:
             _log.info("%s does not say what it is (%s)", endpoint.name, describe_error(error))
             is_keyless = isinstance(error, EndpointStatusError) and endpoint.credentials()[1] == ""  # the list alone may need one
             if isinstance(error, EndpointError) and tells_trouble(error) and not is_keyless:
-                self._record(endpoint.name, error, degradations)
+                self._note(endpoint.name, error, degradations)
             return
-        self._record(endpoint.name, endpoint.lacks_model(info.models), degradations)
+        if (why := endpoint.lacks_model(info.models)) is not None:
+            self._note(endpoint.name, why, degradations)
         can = endpoint.capabilities
         _log.info(
             "%s is %s, context %s, goes on with begun answers: %s",
@@ -144,7 +148,20 @@ class ServerChecks:
             can.continuation,
         )
 
+    def _note(self, name: str, found: EndpointError | str, degradations: Degradations) -> None:
+        """Note what is wrong with a server, if no answer shows that it works; those that are under way may."""
+        if name in self._working:
+            return
+        if self._answers:
+            self._found[name] = found
+        else:
+            self._record(name, found, degradations)
+
     # Whether they take the key
+
+    def begin_answer(self) -> None:
+        """Record that an answer begins; ``check_unseen`` ends it."""
+        self._answers += 1
 
     def record_answered(self, names: Iterable[str]) -> None:
         """Record endpoints that have answered or failed by themselves: they needn't be asked."""
@@ -167,11 +184,17 @@ class ServerChecks:
 
         A server that is kept out is none of the race's endpoints, so a promise holds for the check, too.
         """
+        self._answers -= 1
+        attempts = (*machine.past_attempts, *machine.attempts.values())
+        self._working.update(each.source for each in attempts if each.ttft is not None)
         if machine.winner is None or not endpoints.is_open:
             return
-        attempts = (*machine.past_attempts, *machine.attempts.values())
         shown = {each.source for each in attempts if each.ttft is not None or each.error is not None}
         self.record_answered(shown)
+        for name in [name for name in self._found if any(each.source == name for each in attempts)]:
+            found = self._found.pop(name)
+            if name not in shown and name not in self._working:
+                self._record(name, found, degradations)
         self.check_access((endpoints.endpoints[each.source] for each in attempts if each.source not in shown), degradations)
 
     async def aclose(self) -> None:

@@ -11,7 +11,7 @@ import pytest
 import streamco
 from streamco.endpoints.base import Capabilities
 from streamco.endpoints.openai import OpenAIEndpoint
-from streamco.errors import EndpointConnectError, EndpointStatusError, EngineError
+from streamco.errors import EndpointConnectError, EndpointProtocolError, EndpointStatusError, EngineError
 from streamco.testing import Cut, ScriptedEndpoint, ScriptedServer, chunk_event, json_answer, run_in_virtual_time, stream_answer
 from streamco.testing import ScriptedResponse as Response
 from tests.client.helpers import ask, device, opened, server, tokens_text, words
@@ -174,6 +174,45 @@ def test_what_says_nothing_about_the_next_answer_lets_nothing_rest(error: Except
     run_in_virtual_time(main())
 
 
+@in_virtual_time
+async def test_an_answer_from_before_the_failure_says_nothing() -> None:
+    first, second = two(BUSY)
+    first.script = [(0.1 * number, f"{number} ") for number in range(100)]
+    async with opened(server=[first, second], pace="smooth") as client:
+        old = client.stream("hello")
+        await anext(old)
+        first.script[0] = (0.0, BUSY)  # of all later streams
+        for _ in range(5):
+            assert await ask(client) == "second"
+            await anext(old)
+        assert len(first.streams) == 2
+        await old.aclose()
+
+
+@in_virtual_time
+async def test_a_trial_is_over_when_it_fails_and_not_with_its_answer() -> None:
+    first, second = two()
+    async with opened(server=[first, second]) as client:
+        await ask(client)
+        await asyncio.sleep(1.0)
+        second.script = [(0.0, "long "), (600.0, "answer")]
+        trial = client.stream("hello")
+        assert (await anext(trial)).text == "long "
+        first.script, second.script = [(0.0, "first")], [(0.0, "second")]
+        await asyncio.sleep(2.0)
+        assert await ask(client) == "first"
+        await trial.aclose()
+
+
+@in_virtual_time
+async def test_another_api_is_said_to_each_caller() -> None:
+    first = server([(0.0, EndpointProtocolError("expected OpenAI's API", is_lasting=True))], name="first")
+    async with opened(device(), first, policy="server-first") as client:
+        for _ in range(3):
+            with pytest.raises(EndpointProtocolError, match="OpenAI"):
+                await ask(client)
+
+
 # Servers that are asked again by their endpoint
 
 
@@ -199,6 +238,26 @@ async def test_the_next_server_begins_at_once_while_the_first_one_waits_to_be_as
             ]
             assert await ask(client) == "S"
         assert (one.count(CHAT), three.count(CHAT)) == (1, 0)
+
+
+async def test_the_third_server_begins_at_once_if_the_first_two_wait() -> None:
+    busy = json_answer({"error": {"message": "slow down"}}, status=429, headers={"Retry-After": "60"})
+    patient = streamco.RetryPolicy(longest_wait=100.0)
+    async with ScriptedServer(busy) as one, ScriptedServer(busy) as two, ScriptedServer(stream_answer(["S"])) as three:
+        servers = [remote(one, "one", retry=patient), remote(two, "two", retry=patient), remote(three, "three")]
+        async with opened(server=servers) as client, asyncio.timeout(10.0):
+            assert await ask(client) == "S"
+
+
+async def test_a_request_with_tools_is_never_at_two_endpoints_at_once() -> None:
+    tools = [{"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}]
+    down = json_answer({}, status=503)
+    async with ScriptedServer(down, stream_answer(["late"])) as one, ScriptedServer(stream_answer(["S"], first=1.0)) as two:
+        quick = streamco.RetryPolicy(backoff=0.001)
+        async with opened(server=[remote(one, "one", retry=quick), remote(two, "two")]) as client:
+            answer = await client.chat.completions.create(messages=[{"role": "user", "content": "hello"}], tools=tools)
+            assert answer.choices[0].message.content == "S"
+        assert (one.count(CHAT), two.count(CHAT)) == (1, 1)
 
 
 async def test_a_server_that_recovers_first_wins() -> None:
@@ -242,7 +301,7 @@ async def test_the_error_and_the_notes_name_the_endpoint_that_takes_no_begun_ans
             stream = client.stream("hello")
             with pytest.raises(streamco.errors.EndpointProtocolError) as caught:
                 await tokens_text(stream)
-            sentence = 'device can\'t go on with a begun answer (capabilities.continuation is "none")'
+            sentence = 'device can\'t go on with a begun answer, as far as is known (capabilities.continuation is "none")'
             assert str(caught.value).endswith(f"; {sentence}")
             assert caught.value.partial == "One two "
             assert sentence in stream.report.notes

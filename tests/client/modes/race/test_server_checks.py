@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import logging
 from typing import Any
 
 import pytest
 
+from streamco.client.modes.race.driver import RaceDriver
 from streamco.client.modes.race.mode import Race
 from streamco.endpoints.base import Capabilities
 from streamco.endpoints.openai import OpenAIEndpoint
@@ -263,6 +265,44 @@ async def test_a_wrong_key_of_an_unknown_server_is_found_out_too(caplog: pytest.
             await settled(lambda: client.degraded)
             with pytest.raises(EndpointStatusError, match="401"):
                 await ask(client)
+
+
+async def test_a_list_that_needs_another_key_is_no_matter_while_the_server_answers() -> None:
+    async with ScriptedServer(stream_answer(["a", "b", "c"], gap=0.1)) as server:
+        server.route(MODELS, refusing(401))
+        async with opened(device([(9.0, "D")]), unknown(server), **ALWAYS) as client:
+            first = asyncio.create_task(ask(client))
+            await settled(lambda: server.count(MODELS))
+            assert await ask(client) == "abc"
+            assert await first == "abc"
+            for _ in range(2):
+                assert await ask(client) == "abc"
+            assert client.degraded == ()
+
+
+@pytest.mark.parametrize(("status", "questions"), [(429, 2), (503, 2), (404, 1)])
+async def test_a_busy_server_is_asked_again_later(status: int, questions: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("streamco.client.modes.race.server_checks._ASK_AGAIN", 0.0)
+    async with ScriptedServer(stream_answer(["S"])) as server:
+        server.route(MODELS, refusing(status, "no"))
+        async with opened(device(), unknown(server), **ALWAYS) as client:
+            for asked in (1, questions):
+                await ask(client)
+                await settled(lambda asked=asked: server.count(MODELS) == asked)  # type: ignore[misc]
+                await asyncio.sleep(0.1)
+        assert server.count(MODELS) == questions
+
+
+async def test_a_question_without_an_answer_holds_no_answers() -> None:
+    async with ScriptedServer(stream_answer(["S"])) as server:
+        server.route(MODELS, ScriptedResponse(steps=[Stall()]))
+        async with opened(device(), unknown(server), **ALWAYS) as client:
+            gc.collect()
+            before = sum(isinstance(each, RaceDriver) for each in gc.get_objects())
+            for _ in range(10):
+                await ask(client)
+            await settled(lambda: not client._settings.endpoints.active)
+            assert sum(isinstance(each, RaceDriver) for each in gc.get_objects()) - before <= 1
 
 
 async def test_no_redirect_is_followed() -> None:
