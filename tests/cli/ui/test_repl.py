@@ -8,7 +8,7 @@ from streamco.cli.ui.history import Conversation
 from streamco.cli.ui.repl import Dialogue
 from streamco.cli.ui.view import PlainView
 from streamco.client.client import Client
-from streamco.errors import EndpointTimeoutError
+from streamco.errors import EndpointStatusError, EndpointTimeoutError
 from streamco.testing.endpoint import ScriptedEndpoint
 
 
@@ -148,3 +148,15 @@ async def test_exit_and_quit_leave() -> None:
         for line in ("exit", "Quit", ":q"):
             assert not await talk.dialogue.handle(line)
         assert await talk.dialogue.handle("quit smoking, how?")
+
+
+async def test_an_endpoint_that_does_not_work_is_said_after_each_answer() -> None:
+    talk = Talk()
+    talk.server.script = [(0.0, EndpointStatusError("wrong key", status=401, endpoint="server"))]
+    talk.dialogue._client = talk.client.with_options(on_degraded="answer")
+    async with talk.client:
+        said = await talk.say("/policy server-first", "one")
+        assert "server failed (EndpointStatusError 401): device answered" in said
+        assert "error: " not in said
+        said = await talk.say("/policy device-first", "two")
+        assert said.endswith("error: server failed (EndpointStatusError 401)\n")
