@@ -186,6 +186,7 @@ def _start_rows(report: Report) -> list[tuple[str, str]]:
 def _budget_rows(report: Report) -> list[tuple[str, str]]:
     """Return what the budget limits; nothing if there is no second side that could do the work in its place."""
     dispatch, shares = report.dispatch, f"{format_share(report.dispatch.budget)}, {format_share(report.dispatch.budget_share)}"
+    shares += " (on credit)" if dispatch.is_borrowed else ""
     if dispatch.constraint not in _SIDES:
         return [("the budget limits", dispatch.constraint or ""), ("budget, share so far", shares)]
     if report.endpoints and not _has_device(report):

@@ -54,6 +54,7 @@ class DispatchReport(Struct, frozen=True, kw_only=True):
         is_estimated: that length is an estimate.
         budget: allowed share of prompt tokens that the constrained side may process, 0 to 1.
         budget_share: realised share of this client so far; None before the first request.
+        is_borrowed: the constrained side was started on credit, because the other one was busy; later answers pay it back.
     """
 
     policy: str
@@ -65,6 +66,7 @@ class DispatchReport(Struct, frozen=True, kw_only=True):
     budget: float
     budget_share: float | None
     is_estimated: bool = False
+    is_borrowed: bool = False
 
 
 class EndpointReport(Struct, frozen=True, kw_only=True):

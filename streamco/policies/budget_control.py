@@ -18,6 +18,10 @@ prompts, the higher of
 
 As soon as the last 16 prompts are shorter, it is only the mean of those. ``floor=1`` makes the window rule certain as well.
 
+*Credit*: a start that is worth it now may exceed each of these bounds by up to ``burst`` tokens. What is borrowed is paid back by itself,
+because starts without credit wait until the bounds hold again. So nothing more than the burst is ever owed, and under lasting load the
+budget wins.
+
 Requests may overlap. A request that may start holds a reservation, which counts as spent until it is settled. A request's tokens raise the
 allowance only after it is settled. So the rules hold whatever becomes of the requests in flight. Requests are ordered by arrival. Requests
 that only one side could serve are exempt, and are reported separately.
@@ -35,7 +39,10 @@ from streamco.config import check_share
 from streamco.errors import ConfigError, UsageError
 from streamco.policies.dispatch import Decision, Side, one_side
 
-__all__ = ["BudgetSteering", "Reservation", "steer"]
+__all__ = ["BURST", "BudgetSteering", "Reservation", "check_burst", "steer"]
+
+BURST = 4096
+"""Prompt tokens that may be borrowed by default: a dozen prompts of usual length."""
 
 _TOTAL_SLACK = 0.01
 _WINDOW_SLACK = 0.05
@@ -47,20 +54,32 @@ _RECENT = 16  # prompts that show a change of traffic
 _REFRESH = 32  # requests between two estimates
 
 
+def check_burst(burst: int) -> None:
+    """Check a number of tokens that may be borrowed.
+
+    Raises:
+        ConfigError: it is no whole number of 0 or more.
+    """
+    if isinstance(burst, bool) or not isinstance(burst, int) or burst < 0:
+        raise ConfigError(f"burst: expected a number of tokens of 0 or more, got {burst!r}")
+
+
 class Reservation:
     """One request's reservation; the budget control owns it.
 
     Args:
         tokens: number of its prompt tokens.
         is_allowed: whether the constrained side may be started for it.
+        is_borrowed: whether that takes credit.
         position: position in the order of arrival, exempt requests taken out.
     """
 
-    __slots__ = ("is_allowed", "is_settled", "position", "tokens")
+    __slots__ = ("is_allowed", "is_borrowed", "is_settled", "position", "tokens")
 
-    def __init__(self, *, tokens: int, is_allowed: bool, position: int) -> None:
+    def __init__(self, *, tokens: int, is_allowed: bool, position: int, is_borrowed: bool = False) -> None:
         self.tokens = tokens
         self.is_allowed = is_allowed
+        self.is_borrowed = is_borrowed
         self.is_settled = False
         self.position = position
 
@@ -70,6 +89,7 @@ class BudgetSteering:
 
     Args:
         budget: b, share of prompt tokens that the constrained side may process, 0..1. 0: never; 1: always.
+        burst: tokens that may be borrowed; 0: none.
         window: length of a window, requests.
         floor: minimum tokens that each later request brings, 1 or more; None: estimated from the traffic.
 
@@ -80,14 +100,16 @@ class BudgetSteering:
         exempt_requests, exempt_tokens, exempt_spent_tokens: the same numbers of exempt requests.
 
     Raises:
-        ConfigError: a budget outside 0..1, a window or floor below 1.
+        ConfigError: a budget outside 0..1, a burst below 0, a window or floor below 1.
     """
 
-    def __init__(self, budget: float, *, window: int = 500, floor: float | None = None) -> None:
+    def __init__(self, budget: float, *, burst: int = 0, window: int = 500, floor: float | None = None) -> None:
         check_share("budget", budget)
+        check_burst(burst)
         if window < 1 or (floor is not None and floor < 1):
             raise ConfigError(f"budget steering: expected window >= 1 and floor >= 1, got {window!r} and {floor!r}")
         self.budget = budget
+        self.burst = burst
         self.window = window
         self.requests = self.tokens = self.spent_tokens = 0
         self.denied_requests = 0
@@ -103,31 +125,41 @@ class BudgetSteering:
         """Realised share of the constrained side in all prompt tokens, 0..1; exempt requests left out."""
         return self.spent_tokens / self.tokens if self.tokens else 0.0
 
-    def allows(self, tokens: int) -> bool:
-        """Return True if the constrained side might be started now for a prompt of ``tokens``; reserves nothing."""
+    def allows(self, tokens: int, *, on_credit: bool = False) -> bool:
+        """Return True if the constrained side might be started now for a prompt of ``tokens``; reserves nothing.
+
+        Args:
+            tokens: number of its tokens.
+            on_credit: up to ``burst`` tokens may be owed then.
+        """
         if self.budget <= 0.0 or self.budget >= 1.0:
             return self.budget >= 1.0
+        credit = self.burst if on_credit else 0
         spent = self.spent_tokens + self._reserved + tokens
         seen = self.tokens + tokens
         rate = self.budget + _TOTAL_SLACK
         at_least = seen + max(0, self.window - self.requests - 1)
-        if rate < 1.0 and spent > min(rate * at_least - _TIE, rate * seen + seen / (self.requests + 1)):
+        if rate < 1.0 and spent - credit > min(rate * at_least - _TIE, rate * seen + seen / (self.requests + 1)):
             return False
-        return self._excess.allows(tokens, self._traffic, len(self._pending))
+        return self._excess.allows(tokens, self._traffic, len(self._pending), credit=credit)
 
-    def reserve(self, tokens: int, *, wanted: bool = True) -> Reservation:
+    def reserve(self, tokens: int, *, wanted: bool = True, on_credit: bool = False) -> Reservation:
         """Count a request that begins, and decide whether the constrained side may be started for it.
 
         Args:
             tokens: number of its prompt tokens; at least 1 is counted.
             wanted: whether the decision would start the constrained side at all.
+            on_credit: whether it is worth borrowing for.
 
         Returns:
             The reservation to pass to ``settle``, whatever becomes of the request.
         """
         tokens = max(1, tokens)
-        is_allowed = wanted and self.allows(tokens)
-        reservation = Reservation(tokens=tokens, is_allowed=is_allowed, position=self._excess.append(tokens if is_allowed else 0))
+        is_covered = wanted and self.allows(tokens)
+        is_borrowed = wanted and not is_covered and on_credit and self.burst > 0 and self.allows(tokens, on_credit=True)
+        is_allowed = is_covered or is_borrowed
+        position = self._excess.append(tokens if is_allowed else 0)
+        reservation = Reservation(tokens=tokens, is_allowed=is_allowed, position=position, is_borrowed=is_borrowed)
         self._traffic.record(tokens)
         self._pending.add(reservation)
         self._reserved += tokens if is_allowed else 0
@@ -179,17 +211,18 @@ class _Excess:
         self._sums = [0.0]  # the last is the sum of everything so far
         self._first = 0  # position of the first entry
 
-    def allows(self, tokens: int, traffic: _Traffic, pending: int) -> bool:
+    def allows(self, tokens: int, traffic: _Traffic, pending: int, *, credit: int) -> bool:
         """Return True if every window that a request now would be part of can still keep the rule.
 
         Args:
             tokens: number of its tokens, all spent if it may start.
             traffic: says how many tokens later requests will at least bring.
             pending: number of requests that might still be taken out, so that windows reach back that much further.
+            credit: tokens by which a window may exceed it.
         """
         if self._rate >= 1.0:
             return True
-        least = self._sums[-1] + tokens - self._rate * tokens + _TIE
+        least = self._sums[-1] + tokens - self._rate * tokens + _TIE - credit
         reach = min(len(self._sums), self._window + pending)
         ahead = min(reach, self._window)  # windows that go on after this request, by 0 to ``ahead - 1`` fewer than the longest
         over = self._sums[len(self._sums) - reach : len(self._sums) - ahead]

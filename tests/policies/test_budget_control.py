@@ -334,3 +334,82 @@ def test_a_decision_without_the_constrained_side_needs_no_leave() -> None:
 def test_the_only_side_is_taken_from_a_decision_for_it_alone() -> None:
     alone = Decision(None, 0.0, "server-only", "server alone")
     assert steer(alone, "server", is_allowed=False).device_wait == 0.0
+
+
+# Credit
+
+
+def run_on_credit(steering: BudgetSteering, lengths: Sequence[int], is_worth: Callable[[int], bool]) -> list[tuple[bool, bool]]:
+    """One request after another; whoever may start does; whether it did, and whether that was borrowed."""
+    outcome = []
+    for index, length in enumerate(lengths):
+        reservation = steering.reserve(length, on_credit=is_worth(index))
+        steering.settle(reservation, started=reservation.is_allowed)
+        outcome.append((reservation.is_allowed, reservation.is_borrowed))
+    return outcome
+
+
+@settings(max_examples=25)
+@given(
+    st.lists(st.one_of(st.integers(1, 50), st.integers(1, 5_000)), min_size=1, max_size=100),
+    st.sampled_from([0.02, 0.1, 0.3, 0.7]),
+    st.sampled_from([1, 300, 4096, 100_000]),
+    st.sampled_from([0.05, 0.5, 1.0]),
+    st.integers(0, 1000),
+)
+def test_no_more_than_the_burst_is_ever_owed(pattern: list[int], budget: float, burst: int, busy: float, seed: int) -> None:
+    rng = Random(seed)
+    lengths = [rng.choice(pattern) for _ in range(1600)]
+    outcome = run_on_credit(BudgetSteering(budget, burst=burst), lengths, lambda _: rng.random() < busy)
+    spent = np.cumsum([length if started else 0 for length, (started, _) in zip(lengths, outcome, strict=True)])
+    seen = np.cumsum(lengths)
+    assert np.all(spent[499:] - (budget + 0.01) * seen[499:] <= burst + EDGE), "in total, from the 500th on"
+    for start in range(0, len(lengths) - 500, 7):
+        window = spent[start + 499] - (spent[start - 1] if start else 0), seen[start + 499] - (seen[start - 1] if start else 0)
+        assert window[0] <= (budget + 0.05) * window[1] + burst + EDGE, "in any 500"
+
+
+@pytest.mark.parametrize("busy", [12, 40])
+def test_what_was_borrowed_is_paid_back(busy: int) -> None:
+    lengths = [250] * 1000
+    outcome = run_on_credit(BudgetSteering(0.3, burst=4096), lengths, lambda index: 0 < index < busy)
+    borrowed = [index for index, (_, is_borrowed) in enumerate(outcome) if is_borrowed]
+    assert borrowed, "the first ones are late, and the budget is spent"
+    assert max(borrowed) < busy
+    assert sum(started for started, _ in outcome[:200]) / 200 <= 0.31
+    assert 0.29 <= sum(started for started, _ in outcome) / 1000 <= 0.31, "the budget is used as before in the end"
+
+
+def test_under_lasting_load_the_budget_wins() -> None:
+    outcome = run_on_credit(BudgetSteering(0.3, burst=4096), [250] * 3000, lambda _: True)
+    assert sum(started for started, _ in outcome[2000:]) / 1000 <= 0.32
+    assert sum(is_borrowed for _, is_borrowed in outcome) * 250 >= 4000
+
+
+def test_without_credit_or_a_burst_the_rules_are_the_old_ones() -> None:
+    rng = Random(3)
+    lengths = [rng.randrange(1, 900) for _ in range(1500)]
+    plain = run(BudgetSteering(0.3), lengths)
+    assert run(BudgetSteering(0.3, burst=4096), lengths) == plain
+    assert [started for started, _ in run_on_credit(BudgetSteering(0.3), lengths, lambda _: True)] == plain
+
+
+@pytest.mark.parametrize("budget", [0.0, 1.0])
+def test_a_budget_of_nothing_or_everything_borrows_nothing(budget: float) -> None:
+    outcome = run_on_credit(BudgetSteering(budget, burst=4096), [10] * 700, lambda _: True)
+    assert outcome == [(budget == 1.0, False)] * 700
+
+
+def test_what_is_borrowed_and_not_used_is_owed_no_more() -> None:
+    steering = BudgetSteering(0.3, burst=1000)
+    reservations = [steering.reserve(300, on_credit=True) for _ in range(8)]
+    assert 1 <= [each.is_borrowed for each in reservations].count(True) <= 4
+    for each in reservations:
+        steering.settle(each, started=False)
+    assert steering.reserve(300).is_allowed
+
+
+@pytest.mark.parametrize("burst", [-1, 1.5, True, None])
+def test_a_burst_is_a_number_of_tokens(burst: object) -> None:
+    with pytest.raises(ConfigError, match=r"^burst: expected a number of tokens of 0 or more, got"):
+        BudgetSteering(0.3, burst=burst)  # type: ignore[arg-type]

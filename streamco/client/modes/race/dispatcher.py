@@ -11,7 +11,7 @@ from copy import copy
 from functools import partial
 from random import Random, SystemRandom
 from types import MappingProxyType
-from typing import Literal
+from typing import Literal, Protocol
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -24,14 +24,14 @@ from streamco.client.request_facts import describe_request, facts_for_log
 from streamco.config import READING, check_share
 from streamco.core.race.attempt import Attempt, AttemptPlan, AttemptState
 from streamco.core.race.estimators import is_burst
-from streamco.core.race.learner import DeviceTTFT, Learner, PromptLength, ServerTTFT, check_policy
+from streamco.core.race.learner import CallersPolicy, DeviceTTFT, Learner, PromptLength, ServerTTFT, check_policy
 from streamco.core.race.machine import RaceMachine
 from streamco.core.race.migration import MigrationPlan
 from streamco.core.report_parts import HandOver
 from streamco.endpoints.base import Endpoint, Request
 from streamco.endpoints.model_identity import have_same_model
 from streamco.errors import ConfigError, EndpointError
-from streamco.policies.budget_control import BudgetSteering, steer
+from streamco.policies.budget_control import BURST, BudgetSteering, check_burst, steer
 from streamco.policies.cost import RATE_SERVER_CONSTRAINED, DeviceCosts, device_costs
 from streamco.policies.device_constrained import TAIL
 from streamco.policies.dispatch import Decision, DeviceOnly, DispatchPolicy, ServerOnly, Side
@@ -41,6 +41,7 @@ from streamco.profiles import ModelShape, Prices, Profile
 __all__ = ["DispatchOptions", "Dispatcher"]
 
 _CURE = "; capabilities=Capabilities(...) of an endpoint says what it can do"
+_WORTH = 1.0  # seconds that a device with others before it may be later than the server, before the server is asked on credit
 _NOTHING: Mapping[str, str] = MappingProxyType({})
 _INDIFFERENT = Random(0)  # for requests of one side: whatever is drawn, that side serves it
 _NAMED_SIDES: Mapping[str, Side] = {"device-only": "device", "device-first": "device", "server-only": "server", "server-first": "server"}
@@ -58,18 +59,33 @@ class DispatchOptions(Struct, frozen=True, kw_only=True):
     hedge_tools: bool = False
     exchange_rate: float = RATE_SERVER_CONSTRAINED
     reader_rate: float = READING
+    burst: int = BURST
 
     def __post_init__(self) -> None:
         """Refuse what neither the learner nor a race could use."""
         check_policy(self.policy, self.constrained)
         check_share("tail", self.tail)
         check_share("explore", self.explore)
+        check_burst(self.burst)
         if not isinstance(self.tail_weight, int | float) or not self.tail_weight >= 0.0:
             raise ConfigError(f"race: tail_weight: expected 0 or more, got {self.tail_weight!r}")
         if self.gate is not None and not callable(self.gate):
             raise ConfigError(f"race: gate: expected a function of RequestFacts or None, got {type(self.gate).__name__}")
         if not isinstance(self.reader_rate, int | float) or not self.reader_rate > 0:
             raise ConfigError(f"race: reader_rate: expected tokens per second above 0, got {self.reader_rate!r}")
+
+
+class Queue(Protocol):
+    """What a device has to do."""
+
+    @property
+    def queued(self) -> int:
+        """Number of answers at the device."""
+        ...
+
+    def delay(self, tokens: int) -> float:
+        """Return by how many seconds later than the server the device would begin an answer to a prompt of ``tokens``."""
+        ...
 
 
 class Dispatcher:
@@ -104,7 +120,7 @@ class Dispatcher:
             tail_weight=options.tail_weight,
             explore=options.explore,
         )
-        self._steering = BudgetSteering(budget)
+        self._steering = BudgetSteering(budget, burst=options.burst)
         self._constrained = self._learner.constrained
         self._seed = SystemRandom().randrange(1 << 63) if seed is None else seed
         self._count = 0
@@ -188,6 +204,7 @@ class Dispatcher:
         facts: RequestFacts | None = None,
         *,
         resting: Mapping[str, str] = _NOTHING,
+        queue: Queue | None = None,
     ) -> DispatchRecord:
         """Decide which endpoint starts when.
 
@@ -198,6 +215,7 @@ class Dispatcher:
             unavailable: endpoints that could not start, with their errors.
             facts: the result of ``describe_request``, if it was called before; None: it is called here.
             resting: why endpoints are asked only if others fail, by name: they have just failed.
+            queue: what the device has to do before it comes to this request; None: nothing.
 
         Raises:
             ConfigError: no endpoint can serve this request; the text says why each can't.
@@ -237,12 +255,19 @@ class Dispatcher:
         is_one_sided = isinstance(plan.policy, DeviceOnly | ServerOnly)  # asked for by name: no budget limits it
         has_choice = eligibility.device and eligibility.server and not is_one_sided
         rng = Random(f"{self._seed}/{self._count}") if has_choice else _INDIFFERENT  # to seed one costs more than the decision
-        decision = restrict(plan.decide(length, rng), eligibility)
+        decision = planned = restrict(plan.decide(length, rng), eligibility)
+        is_late = False
+        if queue is not None and has_choice and plan.constrained == "server" and not isinstance(plan.policy, CallersPolicy):
+            is_late = queue.queued > 0 and queue.delay(length) > _WORTH
+        if is_late:
+            decision = replace(decision, device_wait=None, server_wait=0.0, reason="the device has others before it", explore=False)
         is_exempt = is_one_sided or (kept_out is None and not (eligibility.device and eligibility.server))
         is_wanted = not is_exempt and decision.wait(plan.constrained) is not None
-        reservation = self._steering.reserve(length, wanted=is_wanted)
-        if is_wanted:
-            decision = steer(decision, plan.constrained, is_allowed=reservation.is_allowed)
+        reservation = self._steering.reserve(length, wanted=is_wanted, on_credit=is_late)
+        if is_wanted and not reservation.is_allowed:
+            decision = steer(planned, plan.constrained, is_allowed=False)
+        if reservation.is_borrowed:
+            decision = replace(decision, reason=f"{decision.reason}, and the budget is spent: borrowed")
         rested = _spare_resting(decision, eligibility, device, able, resting)
         is_exempt, decision = is_exempt or rested is not decision, rested
         logged_reason = ""
@@ -264,6 +289,7 @@ class Dispatcher:
             obstacles=find_obstacles(facts, device, servers, gate=self._options.gate, shortens=not able),
             late=_late(eligibility, late, device, able),
             resting=_resting_behind(attempts, resting),
+            waits_for=queue.queued if queue is not None and is_late and not reservation.is_allowed else 0,
             without_effect=without_effect,
             shortened_to=shortened_length(facts, device) if eligibility.device else None,
             sides=_names_of_two_servers(device, able or servers),
@@ -299,7 +325,7 @@ class Dispatcher:
             self._costs = device_costs(known[1], exchange_rate=self._options.exchange_rate)
         if self._learner.constrained != self._constrained:
             self._constrained = self._learner.constrained
-            self._steering = BudgetSteering(self._learner.budget)
+            self._steering = BudgetSteering(self._learner.budget, burst=self._options.burst)
 
     def plan_moves(
         self,
@@ -366,8 +392,11 @@ class Dispatcher:
 
     # Learning
 
-    def record(self, dispatched: DispatchRecord, machine: RaceMachine) -> None:
-        """Record a race that has ended: close its account and learn from its times."""
+    def record(self, dispatched: DispatchRecord, machine: RaceMachine, *, was_alone: bool = True) -> None:
+        """Record a race that has ended: close its account and learn from its times.
+
+        ``was_alone``: the device had no other answer when it was asked for this one, so that its time says how fast it is.
+        """
         attempts = [attempt for attempt in (*machine.attempts.values(), *machine.past_attempts) if attempt.opened is not None]
         sides = {attempt.source: "device" if attempt.source == dispatched.device else "server" for attempt in attempts}
         constrained = [attempt for attempt in attempts if sides[attempt.source] == dispatched.plan.constrained]
@@ -380,7 +409,8 @@ class Dispatcher:
         self._learner.observe(PromptLength(dispatched.prompt_tokens))
         self._migration.record(machine, frozenset([dispatched.device] if dispatched.device else []), dispatched.prompt_tokens)
         for attempt in attempts:
-            self._record_ttft(attempt, sides[attempt.source], dispatched)
+            if was_alone or sides[attempt.source] != "device":
+                self._record_ttft(attempt, sides[attempt.source], dispatched)
 
     def _record_ttft(self, attempt: Attempt, side: str, dispatched: DispatchRecord) -> None:
         if attempt.opened is None or attempt.takeover_position is not None or attempt.read_ahead is not None or attempt.error is not None:

@@ -19,8 +19,8 @@ from streamco.client.driver import Batch
 from streamco.client.error_translation import FailedStream, FinishedStream, as_failure, as_raised, failure_of
 from streamco.client.modes.race.bill import has_counted
 from streamco.client.modes.race.dispatch_record import DispatchRecord
+from streamco.client.modes.race.endpoint_states import Watch
 from streamco.client.modes.race.report import build_cost, build_opening, build_report, describe_usage, with_split_figures
-from streamco.client.modes.race.resting import Watch
 from streamco.core.race.attempt import Attempt
 from streamco.core.race.commands import (
     CancelStream,
@@ -348,12 +348,15 @@ class RaceDriver(TaskDriver[Event, Command]):
         if self._watch is None:
             return
         match event:
-            case StreamFailed() | StreamRetrying():
+            case StreamFailed():
+                self._watch.failed(event.source, event.error)
+                self._watch.left(event.source)
+            case StreamRetrying():
                 self._watch.failed(event.source, event.error)
             case TokensReceived() if event.tokens:
                 self._watch.answered(event.source)
             case StreamEnded() | StreamCancelled():
-                self._watch.ended(event.source)
+                self._watch.left(event.source, is_complete=isinstance(event, StreamEnded))
 
     async def _read_stream(self, source: str, stream: EndpointStream) -> None:
         """Read one endpoint until it ends, or until the reader's own task can read it."""

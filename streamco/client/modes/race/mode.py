@@ -30,6 +30,7 @@ class Race(DispatchOptions, frozen=True, kw_only=True):
         gate: whether the device model is good enough for a request; None: always (docs/dispatch.md).
         hedge_tools: start both sides even for requests with tools; their calls may have side effects.
         exchange_rate: US dollars per million GFLOPs on the device (lambda of Appendix E).
+        burst: prompt tokens that may be borrowed from the budget of a server while the device is busy with others; 0: none.
         reader_rate: tokens per second of the virtual reader that quality is measured with, if no pace is set.
 
     Raises:

@@ -20,10 +20,10 @@ from streamco.client.modes.notes import note_inexact, note_unpaced
 from streamco.client.modes.race.dispatch_record import DispatchRecord
 from streamco.client.modes.race.dispatcher import Dispatcher, DispatchOptions
 from streamco.client.modes.race.driver import RaceDriver
+from streamco.client.modes.race.endpoint_states import EndpointStates
 from streamco.client.modes.race.log import log_step
 from streamco.client.modes.race.migration import MigrationOptions
 from streamco.client.modes.race.notes import note_dispatch, note_moves, note_passed_over, note_race, note_settings
-from streamco.client.modes.race.resting import Resting
 from streamco.client.modes.race.server_checks import ServerChecks
 from streamco.client.request_facts import takes_long
 from streamco.config import fixed_rate
@@ -75,7 +75,7 @@ class RacePlanner(ClientPlanner):
         else:
             self.dispatcher = known.dispatcher
         self._checks = context.endpoints.share("checks", ServerChecks) if checks_servers else None
-        self._resting = context.endpoints.share("resting", Resting)
+        self._states = context.endpoints.share("states", lambda: EndpointStates(context.endpoints.device))
         _check_sides(self.dispatcher, context.endpoints)
         _check_quality_names(migration, context.endpoints)
 
@@ -100,7 +100,7 @@ class RacePlanner(ClientPlanner):
             await asyncio.shield(asyncio.wrap_future(_numpy_loading()))  # other answers may wait for it, too
         if takes_long(asked.request):
             await asked.describe()
-        return PreparedRace(asked, self.dispatcher, migration=self._migration, checks=self._checks, resting=self._resting)
+        return PreparedRace(asked, self.dispatcher, migration=self._migration, checks=self._checks, states=self._states)
 
     def costs(self) -> CostOf:
         """Return the function that gives the cost of tokens."""
@@ -124,7 +124,7 @@ class PreparedRace(Prepared[RaceDriver]):
         dispatcher: decides which endpoint starts when, and learns from the answer.
         migration: how the answer moves to a cheaper endpoint; None: the caller has said nothing about it.
         checks: finds out what servers are, and which refuse their keys; None: nothing is asked beside answers.
-        resting: the endpoints that are left alone, because they have failed.
+        states: which endpoints rest, and how long the device's queue is.
     """
 
     def __init__(
@@ -134,23 +134,29 @@ class PreparedRace(Prepared[RaceDriver]):
         *,
         migration: MigrationOptions | None,
         checks: ServerChecks | None,
-        resting: Resting,
+        states: EndpointStates,
     ) -> None:
         super().__init__(asked)
         self._dispatcher = dispatcher
         self._migration = migration or MigrationOptions()
         self._is_migration_given = migration is not None
         self._checks = checks
-        self._resting = resting
+        self._states = states
 
     def start(self) -> RaceDriver:
         """Start the answer's driver."""
         asked, dispatcher = self.asked, self._dispatcher
         settings, endpoints, log = asked.settings, asked.settings.endpoints, asked.log
         active, loop = endpoints.active, asyncio.get_running_loop()
-        resting = {} if settings.degradations.rule == "raise" else self._resting.find(endpoints.endpoints)
+        resting = {} if settings.degradations.rule == "raise" else self._states.resting(endpoints.endpoints)
         dispatched = dispatcher.decide(
-            asked.request, endpoints.device, endpoints.servers, endpoints.unavailable, asked.facts, resting=resting
+            asked.request,
+            endpoints.device,
+            endpoints.servers,
+            endpoints.unavailable,
+            asked.facts,
+            resting=resting,
+            queue=self._states,
         )
         request, max_ahead = asked.request, None
         if (rate := fixed_rate(asked.pace)) is not None:
@@ -168,12 +174,12 @@ class PreparedRace(Prepared[RaceDriver]):
             log.dispatched(dispatched.logged_report())
         observed = settings.observers.begin(request)
 
-        watch = self._resting.watch()
+        watch = self._states.watch(dispatched.prompt_tokens)
 
         def record(driver: RaceDriver) -> None:
             active.discard(driver)
             watch.close()
-            self._record(dispatched, driver)
+            self._record(dispatched, driver, was_alone=watch.was_alone)
             self.end(driver, observed, reason=dispatched.logged_reason())
             if not is_numpy_loaded():  # the next answer will need it; a program that ends with this one won't
                 loop.call_later(_NUMPY_DELAY, _load_numpy)
@@ -284,10 +290,13 @@ class PreparedRace(Prepared[RaceDriver]):
 
     # Its end
 
-    def _record(self, dispatched: DispatchRecord, driver: RaceDriver) -> None:
-        """Learn from a race that has ended, and note the hand-overs that the caller has said nothing about."""
+    def _record(self, dispatched: DispatchRecord, driver: RaceDriver, *, was_alone: bool) -> None:
+        """Learn from a race that has ended, and note the hand-overs that the caller has said nothing about.
+
+        ``was_alone``: the device had no other answer when it was asked for this one.
+        """
         settings, notes, machine = self.asked.settings, self.asked.notes, driver.machine
-        self._dispatcher.record(dispatched, machine)
+        self._dispatcher.record(dispatched, machine, was_alone=was_alone)
         settings.learn(EndedAnswer(dispatched.prompt_tokens, machine))
         note_race(settings.degradations, notes, driver)
         endpoints, model = settings.endpoints.endpoints, self.asked.request.model

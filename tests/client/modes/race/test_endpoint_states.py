@@ -1,4 +1,4 @@
-"""Endpoints that fail are left alone for a while: others are asked first, by all answers of a client."""
+"""What all answers of a client know of its endpoints: those that fail are left alone for a while, and a busy device is helped out."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ import streamco
 from streamco.endpoints.base import Capabilities
 from streamco.endpoints.openai import OpenAIEndpoint
 from streamco.errors import EndpointConnectError, EndpointProtocolError, EndpointStatusError, EngineError
+from streamco.policies.dispatch import Decision
 from streamco.testing import Cut, ScriptedEndpoint, ScriptedServer, chunk_event, json_answer, run_in_virtual_time, stream_answer
 from streamco.testing import ScriptedResponse as Response
 from tests.client.helpers import ask, device, opened, server, tokens_text, words
@@ -305,3 +306,81 @@ async def test_the_error_and_the_notes_name_the_endpoint_that_takes_no_begun_ans
             assert str(caught.value).endswith(f"; {sentence}")
             assert caught.value.partial == "One two "
             assert sentence in stream.report.notes
+
+
+# A device that is busy with others
+
+
+def busy(**options: Any) -> tuple[ScriptedEndpoint, ScriptedEndpoint]:
+    return device([(1.0, "D"), (9.0, "d")], tokens=250, **options), server([(0.3, "S")], tokens=250)
+
+
+async def crowd(client: streamco.Client, size: int) -> list[streamco.Report]:
+    streams = [client.stream("hello") for _ in range(size)]
+    await asyncio.gather(*(tokens_text(stream) for stream in streams))
+    return [stream.report for stream in streams]
+
+
+@in_virtual_time
+async def test_answers_that_come_together_borrow_from_the_budget_in_place_of_waiting() -> None:
+    async with opened(*busy()) as client:
+        reports = await crowd(client, 12)
+        assert [report.winner for report in reports] == ["device", *["server"] * 11]
+        assert [report.dispatch.is_borrowed for report in reports if report.dispatch] == [False, *[True] * 11]
+        assert reports[1].dispatch is not None
+        assert reports[1].dispatch.reason == "the device has others before it, and the budget is spent: borrowed"
+        assert "on credit" in str(reports[1])
+        assert all(report.notes == [] for report in reports)
+        later = [await crowd(client, 1) for _ in range(20)]
+        assert {report.winner for (report,) in later} == {"device"}, "what was borrowed is paid back first"
+
+
+@in_virtual_time
+async def test_what_may_be_borrowed_ends_and_then_the_notes_say_why_an_answer_waits() -> None:
+    async with opened(*busy()) as client:
+        reports = await crowd(client, 30)
+        assert sum(report.winner == "server" for report in reports) == 17
+        assert reports[-1].notes == [
+            "the answer waits for 12 others at device, because the budget is spent, and what may be borrowed, too (burst)"
+        ]
+
+
+@pytest.mark.parametrize("options", [{"burst": 0}, {"policy": "device-first"}, {"policy": "device-only"}, {"budget": 0.0}])
+def test_nothing_is_borrowed_where_it_must_not(options: dict[str, Any]) -> None:
+    async def main() -> None:
+        local, remote = busy()
+        async with opened(local, remote, **options) as client:
+            await crowd(client, 12)
+            assert remote.streams == []
+
+    run_in_virtual_time(main())
+
+
+@in_virtual_time
+async def test_an_own_policy_decides_alone() -> None:
+    class Device:
+        name = "mine"
+
+        def decide(self, length: int, rng: object) -> Decision:
+            return Decision(0.0, None, "mine", "always the device")
+
+    local, remote = busy()
+    async with opened(local, remote, policy=Device()) as client:
+        await crowd(client, 12)
+        assert remote.streams == []
+
+
+@in_virtual_time
+async def test_a_budget_that_is_not_spent_is_not_borrowed_from() -> None:
+    async with opened(*busy(), budget=1.0, policy="server-constrained") as client:
+        reports = await crowd(client, 4)
+        assert [report.dispatch.is_borrowed for report in reports if report.dispatch] == [False] * 4
+        assert reports[-1].winner == "server"
+
+
+@in_virtual_time
+async def test_the_device_s_speed_is_not_learned_from_answers_that_waited() -> None:
+    local, remote = busy()
+    async with opened(local, remote, burst=0, explore=0.0) as client:
+        await crowd(client, 12)
+        assert len(client._settings.planner.dispatcher._learner._device) == 1  # type: ignore[attr-defined]
