@@ -283,13 +283,14 @@ class RaceDriver(TaskDriver[Event, Command]):
     def _count_written(self, target: str, partial: Partial) -> int | None:
         """Return how many tokens of ``max_tokens`` a continued answer has used up; None: nothing but an estimate is known.
 
-        The ids are counted; else the text, in the vocabulary of the endpoint that wrote last, or of the one that continues.
+        The ids are counted; else the text, in the vocabulary of the endpoint that continues, because its tokens are what is left of the
+        limit, or of the one that wrote last.
         """
         if self.request.sampling.max_tokens is None:
             return None
         if partial.is_counted:
             return partial.tokens
-        for name in (*(hand_over.source for hand_over in self.machine.hand_overs[-1:]), target):
+        for name in (target, *(hand_over.source for hand_over in self.machine.hand_overs[-1:])):
             if (count := _count_text(self._endpoints[name], partial.text)) is not None:
                 return count.tokens
         self.unlimited = target
