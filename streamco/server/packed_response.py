@@ -5,6 +5,8 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 
+from msgspec.structs import replace
+
 from streamco.engines.base import GenerationEnd, TextPiece
 from streamco.server.http.encoding import Json
 from streamco.server.http.errors import RequestError, error_object
@@ -65,8 +67,8 @@ class PackedStream:
         return encode_opening(*self._head)
 
     def events(self, pieces: Sequence[TextPiece]) -> bytes:
-        """Return an array for each piece."""
-        return b"".join([self._encode(piece) for piece in pieces])
+        """Return an array for the tokens that are ready together, and for each piece that can't be one with others."""
+        return b"".join([self._encode(piece) for piece in _joined(pieces)])
 
     def closing(self, end: GenerationEnd) -> bytes:
         """Return the map that ends the answer."""
@@ -81,3 +83,22 @@ class PackedStream:
         if piece.is_cut:  # the end comes with it, as in a stream of events
             return self._pieces.encode(piece.text, b"", "stop")
         return self._pieces.encode(piece.text, self._codec.pack_bare(piece.ids))
+
+
+def _joined(pieces: Sequence[TextPiece]) -> list[TextPiece]:
+    """Return pieces of plain text that follow one another as one: their ids are packed together.
+
+    Ids without text at the end are the beginning of a code point, which may never be completed: they stay apart.
+    """
+    joined: list[TextPiece] = []
+    for piece in pieces:
+        last = joined[-1] if joined else None
+        if last is not None and _is_plain(last) and _is_plain(piece):
+            joined[-1] = replace(last, text=last.text + piece.text, ids=last.ids + piece.ids)
+        else:
+            joined.append(piece)
+    return joined
+
+
+def _is_plain(piece: TextPiece) -> bool:
+    return bool(piece.text) and not piece.is_cut and not piece.is_reasoning

@@ -108,6 +108,26 @@ def test_a_piece_that_a_stop_string_cuts_has_the_end_and_no_ids() -> None:
     assert (choice.delta.content, choice.finish_reason, choice.token_ids, parser.is_done) == (" thr", "stop", None, True)
 
 
+def test_tokens_that_are_ready_together_are_packed_together() -> None:
+    codec = TokenCodec("100000:x", 100_000)
+    pieces = [TextPiece("one", (70_000,)), TextPiece(" two", (70_001,)), TextPiece("", (70_002,)), TextPiece("é", (70_003,))]
+    pieces += [TextPiece("!", (70_004, 70_005)), TextPiece(" thr", (5, 6), is_cut=True)]
+    stream = PackedStream(name="a", model="m", created=1, codec=codec, wants_usage=False)
+    parser = MsgpackStreamParser(codec)
+    parser.feed(stream.opening())
+    together = stream.events(pieces)
+    choices = [choice for chunk in parser.feed(together) for choice in chunk.choices]
+    assert [(choice.delta.content, choice.token_ids) for choice in choices] == [
+        ("one two", [70_000, 70_001]),
+        ("", [70_002]),
+        ("é!", [70_003, 70_004, 70_005]),
+        (" thr", None),
+    ]
+    alone = PackedStream(name="a", model="m", created=1, codec=codec, wants_usage=False)
+    alone.opening()
+    assert len(together) < len(b"".join(alone.events([piece]) for piece in pieces))
+
+
 async def test_a_reader_that_waits_gets_nil_and_a_failure_is_the_servers_error() -> None:
     engine, clock = FakeEngine("one two", mode="manual", fail_after=1), ManualClock()
     async with running(engine, clock=clock, keepalive=10.0) as server:
