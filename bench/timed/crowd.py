@@ -1,6 +1,6 @@
 """How long do several people at one client wait for their first words?
 
-All ask at once, with prompts of some 270 tokens and answers of up to 150: the packaged model on this machine, one thread, beside a scripted
+All ask at once, with prompts of some 270 tokens and answers of up to 150: the packaged model on this machine, beside a scripted
 server that gives its first token after 0.3 s and 50 tokens a second. The default client may borrow from its budget of 0.3 for answers that
 would wait for others at the device (``Race(burst=...)``); ``burst=0`` may not, and is left out of the largest crowd: that takes minutes.
 Then the default client gives answers one after another, 200 in all, and the share of the server is taken.
@@ -32,9 +32,8 @@ async def _first_word(client: streamco.Client, number: int, max_tokens: int) -> 
 
 async def _crowd(url: str, race: streamco.Race, size: int, *, further: int = 0) -> tuple[list[float], float]:
     """Return the first words of a crowd in seconds, and the server's share after some further answers."""
-    device = streamco.DeviceEndpoint(streamco.packaged_model(), options=streamco.engines.EngineOptions(threads=1))
     server = streamco.OpenAIEndpoint("m", base_url=url, name="server")
-    async with streamco.Client(device, server, mode=race) as client:
+    async with streamco.Client(streamco.packaged_model(), server, mode=race) as client:
         seconds = await asyncio.gather(*(_first_word(client, number, 150) for number in range(size)))
         for number in range(further):
             await _first_word(client, size + number, 4)
