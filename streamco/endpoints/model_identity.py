@@ -8,18 +8,20 @@ from streamco.endpoints.base import Endpoint
 
 __all__ = ["have_same_model"]
 
+_PUBLISHED = re.compile(r"[\w.-]+/(?P<name>[^/]+)")  # org/name; a path has more slashes, or begins with one
 _SIGNS = re.compile(r"[\W_]+")
+_STAND_INS = frozenset({"", "auto", "default", "local", "model", "unknown"})  # names that any model may have
 
 
 def have_same_model(one: Endpoint, other: Endpoint, *, asked: str | None = None) -> bool:
     """Return True if both declare the same name of a model, or have it from the same file.
 
     ``asked`` is the model that a request names, which a server answers with in place of its own; None: the request names none. Names are
-    compared without a publisher and without signs between words: ``Qwen/Qwen2.5-0.5B-Instruct`` and ``Qwen2.5 0.5B Instruct``.
+    compared without a publisher, and with any signs between words: ``Qwen/Qwen2.5-0.5B-Instruct`` and ``Qwen2.5 0.5B Instruct``.
     """
     names = _plain_name(one, asked), _plain_name(other, asked)
     marks = _content_mark(one, asked), _content_mark(other, asked)
-    return (bool(marks[0]) and marks[0] == marks[1]) or (bool(names[0]) and names[0] == names[1])
+    return (bool(marks[0]) and marks[0] == marks[1]) or (names[0] not in _STAND_INS and names[0] == names[1])
 
 
 def _info(endpoint: Endpoint) -> object:
@@ -36,4 +38,6 @@ def _plain_name(endpoint: Endpoint, asked: str | None) -> str:
     name: str = getattr(_info(endpoint), "name", "") or getattr(endpoint, "model", "")
     if asked is not None and endpoint.kind == "server":
         name = asked
-    return _SIGNS.sub("", name.rpartition("/")[2]).lower()
+    if (published := _PUBLISHED.fullmatch(name)) is not None and not name.endswith(".gguf"):
+        name = published["name"]
+    return _SIGNS.sub(" ", name).strip().lower()

@@ -642,7 +642,7 @@ def test_the_constrained_side_keeps_to_its_budget(constrained: Any, budget: floa
 @virtual
 async def test_requests_under_way_at_once_count_against_the_budget_from_their_start() -> None:
     remote, local = server(words(1.0, 2.0)), device(words(0.5, 0.6), tokens=50)
-    async with opened(local, remote, budget=0.2, policy="server-constrained") as client:
+    async with opened(local, remote, budget=0.2, burst=0, policy="server-constrained") as client:
         for _ in range(20):
             await asyncio.gather(*(ask(client) for _ in range(40)))
         assert 0 < len(remote.streams) <= (0.2 + 0.01) * 800

@@ -243,6 +243,8 @@ def test_a_smooth_pace_is_none_to_a_planned_move(options: dict[str, Any], moves:
     async def main() -> None:
         dear, cheap = TokenPrices(prompt=1e-6, completion=60e-6), TokenPrices(prompt=1e-9, completion=1e-9)
         sides = [server(EVEN, name, prices=prices, tokens=10, capabilities=ABLE) for name, prices in (("server", dear), ("spare", cheap))]
+        for side in sides:
+            side.model = "m"  # type: ignore[attr-defined]
         async with smooth(*sides, policy="both", **options) as client:
             stream = client.stream("Tell me.")
             assert [token.text async for token in stream] == WORDS

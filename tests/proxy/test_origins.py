@@ -93,6 +93,7 @@ async def test_a_raced_answer_names_its_side_and_ends_with_the_final_report() ->
 async def test_a_hand_over_is_where_the_endpoint_changes() -> None:
     story = [f"word{number} " for number in range(80)]
     dear = server([(0.02 * number, word) for number, word in enumerate(story)], prices=TokenPrices(prompt=1e-6, completion=9e-6))
+    dear.model = "m"  # type: ignore[attr-defined]
     script: list[tuple[float, Any]] = [(30.0 + 0.02 * number, word) for number, word in enumerate(story)]
     cheap = ShapedDevice("device", script, kind="device", tokens=10, capabilities=Capabilities(continuation="token_ids", pre_copy="append"))
     async with proxying(cheap, dear, policy="both", budget=1.0, pace=25) as proxy:

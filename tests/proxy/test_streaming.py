@@ -84,6 +84,7 @@ async def test_usage_behind_a_hand_over_is_the_whole_answers_in_chunk_comment_an
 async def test_an_answer_that_moves_to_the_cheaper_side_is_one_stream_and_its_report_says_what_that_saved() -> None:
     story = [f"word{number} " for number in range(80)]
     dear = server([(0.02 * number, word) for number, word in enumerate(story)], prices=TokenPrices(prompt=1e-6, completion=9e-6))
+    dear.model = "m"  # type: ignore[attr-defined]
     script: list[tuple[float, Any]] = [(30.0 + 0.02 * number, word) for number, word in enumerate(story)]
     cheap = ShapedDevice("device", script, kind="device", tokens=10, capabilities=Capabilities(continuation="token_ids", pre_copy="append"))
     async with proxying(cheap, dear, policy="both", budget=1.0, pace=25) as proxy:

@@ -107,14 +107,14 @@ class Dialogue:
         self.was_stopped = answer.is_stopped
         if answer.error is not None and answer.text:
             self._view.note("the text so far is kept in the conversation; ask again to try once more")
-        self._show_degraded(answer.report)
+        if answer.error is None:
+            self._show_degraded([] if answer.report is None else answer.report.notes)
         return answer
 
-    def _show_degraded(self, report: Report | None) -> None:
-        """Show the endpoints that don't work, also after an answer that had nothing to do with them."""
-        notes = [] if report is None else report.notes
+    def _show_degraded(self, notes: Sequence[str]) -> None:
+        """Show the endpoints that don't work, also after an answer that had nothing to do with them, unless its notes say it."""
         for each in self._client.degraded:
-            if not any(note.startswith(each.endpoint) for note in notes):
+            if not any(each.note in note or note.startswith(f"{each.endpoint} ") for note in notes):
                 self._view.error(each.note)
 
     # What the toolbar shows

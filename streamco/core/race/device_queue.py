@@ -1,7 +1,7 @@
 """How long a new answer would wait for its first token at a device that has others before it.
 
 The device reads prompts one after another, and makes a fixed number of answers at a time. The estimate is deliberately coarse, because it
-decides one thing: whether an answer would come more than a second later than the server's.
+decides one thing: whether an answer would come more than a second later than the server's, because of those before it.
 """
 
 from __future__ import annotations
@@ -14,7 +14,9 @@ from msgspec import Struct
 
 __all__ = ["DeviceQueue"]
 
-_TOKEN_S = 0.005  # seconds a prompt token, before any was measured
+_LONG = 64  # tokens of a prompt whose time is nearly all reading
+_SHORT_S = 0.1  # seconds to the first token after a shorter prompt, before any was measured
+_TOKEN_S = 0.005  # seconds a token of a longer one, before any was measured
 _ANSWER_S = 5.0  # seconds from an answer's first token to its end, before any was measured
 _SERVER_S = 1.0  # seconds to a server's first token, before any was measured
 _WEIGHT = 0.3  # of the newest measurement
@@ -24,7 +26,7 @@ _SERVER_SAMPLES = 16
 class _Answer(Struct, gc=False):
     tokens: int
     began: float
-    was_alone: bool
+    is_measured: bool  # its times say how fast the device is
     first_token: float | None = None
 
 
@@ -38,6 +40,7 @@ class DeviceQueue:
     def __init__(self, places: int | None = None) -> None:
         self.places = places
         self._answers: dict[Hashable, _Answer] = {}  # in the order of their begin
+        self._short_s: float | None = None
         self._token_s: float | None = None
         self._answer_s: float | None = None
         self._server: deque[float] = deque(maxlen=_SERVER_SAMPLES)
@@ -45,17 +48,25 @@ class DeviceQueue:
     def __len__(self) -> int:
         return len(self._answers)
 
-    def begin(self, key: Hashable, tokens: int, *, now: float) -> None:
-        """Record that the device is asked for an answer to a prompt of ``tokens``."""
-        self._answers[key] = _Answer(max(1, tokens), now, not self._answers)
+    def begin(self, key: Hashable, tokens: int, *, now: float, is_whole: bool = True) -> None:
+        """Record that the device is asked for an answer to a prompt of ``tokens``; ``is_whole``: it isn't the rest of another's answer."""
+        self._answers[key] = _Answer(max(1, tokens), now, is_whole and not self._answers)
+
+    def begin_again(self, key: Hashable, *, now: float) -> None:
+        """Record that the device is asked again after a failure: its times say nothing then."""
+        if (answer := self._answers.get(key)) is not None:
+            answer.began, answer.is_measured = now, False
 
     def record_first_token(self, key: Hashable, *, now: float) -> None:
         """Record an answer's first token."""
         answer = self._answers.get(key)
-        if answer is not None and answer.first_token is None:
-            answer.first_token = now
-            if answer.was_alone:
-                self._token_s = _newer(self._token_s, (now - answer.began) / answer.tokens)
+        if answer is None or answer.first_token is not None:
+            return
+        answer.first_token = now
+        if answer.is_measured and answer.tokens < _LONG:
+            self._short_s = _newer(self._short_s, now - answer.began)
+        elif answer.is_measured:
+            self._token_s = _newer(self._token_s, (now - answer.began) / answer.tokens)
 
     def end(self, key: Hashable, *, now: float, is_complete: bool) -> None:
         """Record that an answer's place is free again; ``is_complete``: it was written to its end."""
@@ -67,22 +78,29 @@ class DeviceQueue:
         """Record a server's time to its first token."""
         self._server.append(seconds)
 
-    def device_wait(self, tokens: int, *, now: float) -> float:
-        """Return about how long a new answer to a prompt of ``tokens`` would wait for its first token at the device."""
-        unread = [each for each in self._answers.values() if each.first_token is None]
-        token_s = _TOKEN_S if self._token_s is None else self._token_s
-        reading = token_s * (tokens + sum(each.tokens for each in unread))
-        waiting = 0.0 if self.places is None else max(0, len(self._answers) - self.places + 1) / self.places
-        oldest = max((now - each.began for each in unread), default=0.0)
-        return max(reading, oldest) + waiting * (_ANSWER_S if self._answer_s is None else self._answer_s)
-
-    def server_wait(self) -> float:
-        """Return about how long a server takes to its first token."""
-        return median(self._server) if self._server else _SERVER_S
-
     def delay(self, tokens: int, *, now: float) -> float:
-        """Return by how much later than the server's a new answer of the device would begin, because of those before it; 0: none is."""
-        return self.device_wait(tokens, now=now) - self.server_wait() if self._answers else 0.0
+        """Return by how much later than the server's an answer of the device would begin, because of those before it.
+
+        Args:
+            tokens: length of its prompt.
+            now: the present.
+        """
+        wait = self._wait(now=now)
+        server = median(self._server) if self._server else _SERVER_S
+        return min(wait, wait + self._reading(tokens) - server)
+
+    def _wait(self, *, now: float) -> float:
+        """Return about how long the device is busy before it comes to a new prompt; 0: a place is free, and it has read all others."""
+        unread = [each for each in self._answers.values() if each.first_token is None]
+        reading = sum(self._reading(each.tokens) for each in unread)
+        oldest = max((now - each.began for each in unread), default=0.0)
+        turns = 0.0 if self.places is None else max(0, len(self._answers) - self.places + 1) / self.places
+        return max(reading, oldest) + turns * (_ANSWER_S if self._answer_s is None else self._answer_s)
+
+    def _reading(self, tokens: int) -> float:
+        if tokens < _LONG:
+            return _SHORT_S if self._short_s is None else self._short_s
+        return tokens * (_TOKEN_S if self._token_s is None else self._token_s)
 
 
 def _newer(known: float | None, measured: float) -> float:

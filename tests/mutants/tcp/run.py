@@ -24,6 +24,7 @@ from tests.mutants.tcp.callers import Callers, calling, read_answer_of, translat
 from tests.mutants.tcp.observed import Observed, compare
 from tests.mutants.tcp.sdk import hand_over_differences, read_stream, read_whole
 from tests.mutants.tcp.servers import continuing, sending
+from tests.support.endpoint_states import never_resting
 
 __all__ = ["find_differences_over_tcp"]
 
@@ -100,6 +101,7 @@ async def _serving(mutants: Sequence[Mutant], timeouts: Timeouts) -> AsyncIterat
 
         async def client(*servers: OpenAIEndpoint) -> Client:
             made = Client(server=[*servers], max_retries=0, timeout=timeouts, mode=Race(check_access=False))
+            never_resting(made)
             return await stack.enter_async_context(made)
 
         able = Capabilities(continuation="continue_final_message")

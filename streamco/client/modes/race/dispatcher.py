@@ -24,7 +24,7 @@ from streamco.client.request_facts import describe_request, facts_for_log
 from streamco.config import READING, check_share
 from streamco.core.race.attempt import Attempt, AttemptPlan, AttemptState
 from streamco.core.race.estimators import is_burst
-from streamco.core.race.learner import CallersPolicy, DeviceTTFT, Learner, PromptLength, ServerTTFT, check_policy
+from streamco.core.race.learner import DeviceTTFT, Learner, PromptLength, ServerTTFT, check_policy
 from streamco.core.race.machine import RaceMachine
 from streamco.core.race.migration import MigrationPlan
 from streamco.core.report_parts import HandOver
@@ -42,6 +42,9 @@ __all__ = ["DispatchOptions", "Dispatcher"]
 
 _CURE = "; capabilities=Capabilities(...) of an endpoint says what it can do"
 _WORTH = 1.0  # seconds that a device with others before it may be later than the server, before the server is asked on credit
+_QUEUE_AWARE = frozenset(
+    {"auto", "disco", "server-constrained"}
+)  # policies that look at the device's queue; others do what their names say
 _NOTHING: Mapping[str, str] = MappingProxyType({})
 _INDIFFERENT = Random(0)  # for requests of one side: whatever is drawn, that side serves it
 _NAMED_SIDES: Mapping[str, Side] = {"device-only": "device", "device-first": "device", "server-only": "server", "server-first": "server"}
@@ -257,8 +260,9 @@ class Dispatcher:
         rng = Random(f"{self._seed}/{self._count}") if has_choice else _INDIFFERENT  # to seed one costs more than the decision
         decision = planned = restrict(plan.decide(length, rng), eligibility)
         is_late = False
-        if queue is not None and has_choice and plan.constrained == "server" and not isinstance(plan.policy, CallersPolicy):
-            is_late = queue.queued > 0 and queue.delay(length) > _WORTH
+        if queue is not None and queue.queued and has_choice and plan.constrained == "server" and self._learner.policy in _QUEUE_AWARE:
+            is_free = eligibility.first != "device" and not {each.name for each in (device, server) if each is not None} & resting.keys()
+            is_late = is_free and queue.delay(length) > _WORTH
         if is_late:
             decision = replace(decision, device_wait=None, server_wait=0.0, reason="the device has others before it", explore=False)
         is_exempt = is_one_sided or (kept_out is None and not (eligibility.device and eligibility.server))
@@ -290,6 +294,7 @@ class Dispatcher:
             late=_late(eligibility, late, device, able),
             resting=_resting_behind(attempts, resting),
             waits_for=queue.queued if queue is not None and is_late and not reservation.is_allowed else 0,
+            burst=self._options.burst,
             without_effect=without_effect,
             shortened_to=shortened_length(facts, device) if eligibility.device else None,
             sides=_names_of_two_servers(device, able or servers),

@@ -317,7 +317,7 @@ class RaceDriver(TaskDriver[Event, Command]):
         if request.partial is not None or request.prefill_only:
             self._going_on.add(source)
         if self._watch is not None:
-            self._watch.opened(source)
+            self._watch.opened(source, is_whole=request.partial is None and not request.prefill_only)
         try:
             elapsed, endpoint = self._elapsed(), self._endpoints[source]
             if self._on_open is not None:

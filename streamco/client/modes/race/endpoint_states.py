@@ -19,19 +19,17 @@ class EndpointStates:
     """The states of endpoints, shared by clients from ``with_options``: what one answer meets, the others know at once.
 
     Args:
-        device: the device; None: there is none.
+        device: the device; None: there is none. A remote server in its place has no queue here.
     """
 
     def __init__(self, device: Endpoint | None) -> None:
         self._breakers: dict[str, Breaker] = {}  # of endpoints that have failed
-        self._device = device
+        self._device = device if device is not None and device.kind == "device" else None
         self._queue = DeviceQueue()
 
     def delay(self, tokens: int) -> float:
-        """Return by how many seconds later than the server a device with others before it would begin; 0: it has none."""
-        if not len(self._queue):
-            return 0.0
-        self._queue.places = places_of(self._device)
+        """Return by how many seconds later than the server the device would begin, because of the answers before this one."""
+        self._queue.places = _places_of(self._device)
         return self._queue.delay(tokens, now=_now())
 
     @property
@@ -75,13 +73,13 @@ class Watch:
         self._asked: dict[str, float] = {}  # endpoints that have given no token yet, and when they were asked
         self._tried: dict[str, Breaker] = {}  # those that this answer tries after their rest
 
-    def opened(self, name: str) -> None:
-        """Record that an endpoint is asked."""
+    def opened(self, name: str, *, is_whole: bool = True) -> None:
+        """Record that an endpoint is asked; ``is_whole``: for an answer from its beginning on."""
         now = _now()
         self._asked[name] = now
         if name == self._device:
-            self.was_alone = not len(self._queue)
-            self._queue.begin(self, self._tokens, now=now)
+            self.was_alone = self.was_alone and not len(self._queue)
+            self._queue.begin(self, self._tokens, now=now, is_whole=is_whole)
         breaker = self._breakers.get(name)
         if breaker is not None and breaker.begin(now=now):
             self._tried[name] = breaker
@@ -92,6 +90,8 @@ class Watch:
             self._breakers.setdefault(name, Breaker()).record_failure(error, describe_error(error), now=_now())
             if name in self._asked:
                 self._asked[name] = _now()  # it may be asked again, and answer that
+            if name == self._device:
+                self._queue.begin_again(self, now=_now())
         self._end_trial(name)
 
     def answered(self, name: str) -> None:
@@ -124,7 +124,7 @@ class Watch:
             self.left(name)
 
 
-def places_of(device: Endpoint | None) -> int | None:
+def _places_of(device: Endpoint | None) -> int | None:
     """Return how many answers a device makes at a time; None: not known."""
     options = getattr(getattr(device, "engine", None), "options", None)
     return getattr(options, "max_sequences", None)
