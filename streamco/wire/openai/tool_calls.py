@@ -269,7 +269,7 @@ class ChoiceNumbers:
 
 def _is_json(text: str) -> bool:
     try:
-        msgspec.json.decode(join_pairs(text))  # the pieces that readers get are joined later
+        msgspec.json.decode(join_pairs(text).encode("utf-8", "replace"))  # the pieces that readers get are joined later
     except (msgspec.DecodeError, ValueError, RecursionError):
         return False
     return True

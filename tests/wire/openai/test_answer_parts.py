@@ -230,7 +230,9 @@ def test_log_probabilities_come_with_their_text() -> None:
     assert grew.logprobs == grew.part.logprobs == tokens
 
 
-@pytest.mark.parametrize(("text", "is_whole"), [("{}", True), ("{", False), ("", False), ('"\ud800"', False), ("[" * 99_999, False)])
+@pytest.mark.parametrize(
+    ("text", "is_whole"), [("{}", True), ("{", False), ("", False), ('"\ud800"', True), ('"\ud800', False), ("[" * 99_999, False)]
+)
 def test_whole_arguments_are_json(text: str, is_whole: bool) -> None:
     assert JSONPieces([text]).is_whole == is_whole
 

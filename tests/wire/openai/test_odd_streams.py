@@ -240,6 +240,12 @@ def call(name: str | None = None, arguments: str | None = None, **fields: Any) -
     return chunk(tool_calls=[{**fields, "function": function}])
 
 
+def test_half_a_character_that_stays_alone_leaves_a_call_whole_so_that_the_next_name_begins_another() -> None:
+    pieces = [call("weather", ""), call(arguments='{"city": "'), call(arguments="\ud83c"), call(arguments='"}')]
+    calls = calls_of(*pieces, call("clock", ""), call(arguments='{"zone": 1}'), chunk(finish="tool_calls"), DONE)
+    assert [each[1:] for each in calls] == [("weather", '{"city": "\ufffd"}'), ("clock", '{"zone": 1}')]
+
+
 def test_a_new_id_in_each_delta_is_one_call() -> None:
     assert calls_of(call("f", "", index=0, id="a"), call(None, '{"x"', index=0, id="b"), call(None, ":1}", index=0, id="c"), DONE) == [
         ("a", "f", '{"x":1}')
