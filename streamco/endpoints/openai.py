@@ -1,7 +1,7 @@
 """Any server that speaks OpenAI's chat, completions or Responses API, as an endpoint.
 
-Providers differ in details (``providers``). What is known about them is data, what a server refuses is recorded, and a local server can be
-probed.
+Providers differ in details (``providers``). What is known about them is data, what a server refuses is recorded, and an unknown server is
+asked what it is. The file is longer than others, because each request takes its form from all that is known of the server here.
 """
 
 from __future__ import annotations

@@ -12,7 +12,7 @@ __all__ = ["never_resting"]
 class _Forgetful(dict[str, Breaker]):
     """Keeps no failure."""
 
-    def setdefault(self, key: str, default: Breaker) -> Breaker:  # type: ignore[override]
+    def setdefault(self, key: str, default: Breaker) -> Breaker:
         """Return the new one."""
         return default
 

@@ -4,6 +4,8 @@ The first *content* token wins: role deltas, empty choices and usage don't count
 without tokens (media, encrypted reasoning) wins only if no other endpoint is about to answer. If an attempt fails before the race is
 decided, the next one starts at once, whatever its wait. If no attempt is left, the reader gets the error, after all text that came. If the
 endpoint fails in the middle, or writes at too high a price, another one continues the answer (``core.race.handover``).
+
+The file is longer than others, because the transitions of one state are read together.
 """
 
 from __future__ import annotations

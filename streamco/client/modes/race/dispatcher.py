@@ -18,11 +18,12 @@ from msgspec.structs import replace
 
 from streamco.client.modes.base import CostOf
 from streamco.client.modes.obstacles import find_obstacles, in_order, refusal, shortened_length, side_facts, why_without_effect
+from streamco.client.modes.race.attempt_plans import names_of_two_servers, plan_attempts, resting_behind, spare_resting
 from streamco.client.modes.race.dispatch_record import DispatchRecord, endpoint_cost, known_prices
 from streamco.client.modes.race.migration import MigrationOptions, MigrationPlanner
 from streamco.client.request_facts import describe_request, facts_for_log
 from streamco.config import READING, check_share
-from streamco.core.race.attempt import Attempt, AttemptPlan, AttemptState
+from streamco.core.race.attempt import Attempt, AttemptState
 from streamco.core.race.estimators import is_burst
 from streamco.core.race.learner import DeviceTTFT, Learner, PromptLength, ServerTTFT, check_policy
 from streamco.core.race.machine import RaceMachine
@@ -34,7 +35,7 @@ from streamco.errors import ConfigError, EndpointError
 from streamco.policies.budget_control import BURST, BudgetSteering, check_burst, steer
 from streamco.policies.cost import RATE_SERVER_CONSTRAINED, DeviceCosts, device_costs
 from streamco.policies.device_constrained import TAIL
-from streamco.policies.dispatch import Decision, DeviceOnly, DispatchPolicy, ServerOnly, Side
+from streamco.policies.dispatch import DeviceOnly, DispatchPolicy, ServerOnly, Side
 from streamco.policies.eligibility import Eligibility, Gate, RequestFacts, check_eligibility, restrict
 from streamco.profiles import ModelShape, Prices, Profile
 
@@ -272,12 +273,12 @@ class Dispatcher:
             decision = steer(planned, plan.constrained, is_allowed=False)
         if reservation.is_borrowed:
             decision = replace(decision, reason=f"{decision.reason}, and the budget is spent: borrowed")
-        rested = _spare_resting(decision, eligibility, device, able, resting)
+        rested = spare_resting(decision, eligibility, device, able, resting)
         is_exempt, decision = is_exempt or rested is not decision, rested
         logged_reason = ""
         if decision.reason == eligibility.reason and (loggable := facts_for_log(facts)) is not facts:
             logged_reason = check(loggable).reason
-        attempts = _attempts(decision, eligibility, device, able)
+        attempts = plan_attempts(decision, eligibility, device, able)
         return DispatchRecord(
             decision,
             attempts,
@@ -292,12 +293,12 @@ class Dispatcher:
             logged_reason=logged_reason,
             obstacles=find_obstacles(facts, device, servers, gate=self._options.gate, shortens=not able),
             late=_late(eligibility, late, device, able),
-            resting=_resting_behind(attempts, resting),
+            resting=resting_behind(attempts, resting),
             waits_for=queue.queued if queue is not None and is_late and not reservation.is_allowed else 0,
             burst=self._options.burst,
             without_effect=without_effect,
             shortened_to=shortened_length(facts, device) if eligibility.device else None,
-            sides=_names_of_two_servers(device, able or servers),
+            sides=names_of_two_servers(device, able or servers),
             note=_note(unavailable) + "".join(f"; not for {server.name}" for server in servers if able and server not in able),
         )
 
@@ -438,61 +439,6 @@ def _server_sample(attempt: Attempt, ttft: float) -> ServerTTFT:
     if attempt.state is not AttemptState.ENDED or attempt.first_token is None or attempt.stopped is None:
         return ServerTTFT(ttft)
     return ServerTTFT(ttft, is_burst=is_burst(attempt.tokens, ttft, attempt.stopped - attempt.first_token))
-
-
-def _attempts(
-    decision: Decision, eligibility: Eligibility, device: Endpoint | None, servers: Sequence[Endpoint]
-) -> tuple[AttemptPlan, ...]:
-    attempts = []
-    if servers:
-        attempts.append(_attempt(servers[0], decision.server_wait))
-    if device is not None and eligibility.device:
-        attempts.append(_attempt(device, decision.device_wait))
-    return (*attempts, *(_attempt(server, None) for server in servers[1:]))
-
-
-def _spare_resting(
-    decision: Decision, eligibility: Eligibility, device: Endpoint | None, servers: Sequence[Endpoint], resting: Mapping[str, str]
-) -> Decision:
-    """Return the decision, but with the other side at once in place of a side that rests, and that one only if it fails.
-
-    Args:
-        decision: when each side starts.
-        eligibility: which sides can serve the request.
-        device: the device; None: there is none.
-        servers: the servers that can serve it, those that rest last.
-        resting: as for ``Dispatcher.decide``.
-    """
-    if not resting or device is None or not servers or not (eligibility.device and eligibility.server):
-        return decision
-    device_rests, server_rests = device.name in resting, servers[0].name in resting
-    if device_rests == server_rests:
-        return decision
-    side, other = ("device", "server") if server_rests else ("server", "device")
-    device_wait, server_wait = (0.0, None) if server_rests else (None, 0.0)
-    if (decision.device_wait, decision.server_wait) == (device_wait, server_wait):
-        return decision
-    reason = f"{side} at once, because the {other} has just failed"
-    return replace(decision, device_wait=device_wait, server_wait=server_wait, reason=reason, explore=False)
-
-
-def _resting_behind(attempts: Sequence[AttemptPlan], resting: Mapping[str, str]) -> dict[str, str]:
-    """Return why endpoints that rest are asked after others, by name; not those that nobody can stand in for."""
-    if not resting or all(each.source in resting for each in attempts):
-        return {}
-    return {each.source: resting[each.source] for each in attempts if each.source in resting and each.wait is None}
-
-
-def _names_of_two_servers(device: Endpoint | None, servers: Sequence[Endpoint]) -> dict[str, str]:
-    """Return the names of two servers that race, by the side that each stands for; {}: there are real sides."""
-    if device is None or device.kind == "device" or not servers:
-        return {}
-    return {"device": device.name, "server": servers[0].name}
-
-
-def _attempt(endpoint: Endpoint, wait: float | None) -> AttemptPlan:
-    can = endpoint.capabilities
-    return AttemptPlan(endpoint.name, wait, continues=can.continuation != "none", vocabulary=can.vocabulary)
 
 
 def _check_startable(endpoints: Sequence[Endpoint], unavailable: Mapping[str, EndpointError]) -> None:
