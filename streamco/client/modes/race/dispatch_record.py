@@ -39,7 +39,6 @@ class DispatchRecord:
         late: why endpoints are asked after others, because by an estimate they lack the room for the prompt, by name.
         resting: why endpoints are asked after others, because they have just failed, by name.
         waits_for: answers that the device has before this one, if it is late and the budget allows nothing else; 0: it isn't.
-        burst: tokens that may be borrowed from the budget.
         shortened_to: the longest answer that fits into the device's context, if the request allows a longer one; None: it doesn't.
         unmoved: why the answer moves to no cheaper endpoint, as a clause; "": it may; found by ``Dispatcher.plan_moves``.
         sides: the endpoints' names in the place of "device" and "server", if two servers race; {}: there are real sides.
@@ -65,7 +64,6 @@ class DispatchRecord:
         late: Mapping[str, str] = MappingProxyType({}),
         resting: Mapping[str, str] = MappingProxyType({}),
         waits_for: int = 0,
-        burst: int = 0,
         without_effect: str = "",
         shortened_to: int | None = None,
         sides: Mapping[str, str] = MappingProxyType({}),
@@ -75,7 +73,6 @@ class DispatchRecord:
         self.late = late
         self.resting = resting
         self.waits_for = waits_for
-        self.burst = burst
         self.without_effect = without_effect
         self.shortened_to = shortened_to
         self.unmoved = ""

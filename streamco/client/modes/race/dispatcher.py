@@ -11,7 +11,7 @@ from copy import copy
 from functools import partial
 from random import Random, SystemRandom
 from types import MappingProxyType
-from typing import Literal, Protocol
+from typing import Literal
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -20,7 +20,8 @@ from streamco.client.modes.base import CostOf
 from streamco.client.modes.obstacles import find_obstacles, in_order, refusal, shortened_length, side_facts, why_without_effect
 from streamco.client.modes.race.attempt_plans import names_of_two_servers, plan_attempts, resting_behind, spare_resting
 from streamco.client.modes.race.dispatch_record import DispatchRecord, endpoint_cost, known_prices
-from streamco.client.modes.race.migration import MigrationOptions, MigrationPlanner
+from streamco.client.modes.race.endpoint_states import EndpointStates
+from streamco.client.modes.race.migration import MigrationOptions, MigrationPlanner, trusted_moves, wants_moves
 from streamco.client.request_facts import describe_request, facts_for_log
 from streamco.config import READING, check_share
 from streamco.core.race.attempt import Attempt, AttemptState
@@ -43,9 +44,7 @@ __all__ = ["DispatchOptions", "Dispatcher"]
 
 _CURE = "; capabilities=Capabilities(...) of an endpoint says what it can do"
 _WORTH = 1.0  # seconds that a device with others before it may be later than the server, before the server is asked on credit
-_QUEUE_AWARE = frozenset(
-    {"auto", "disco", "server-constrained"}
-)  # policies that look at the device's queue; others do what their names say
+_QUEUE_AWARE = frozenset({"auto", "disco", "server-constrained"})  # these policies look at the queue; others do what their names say
 _NOTHING: Mapping[str, str] = MappingProxyType({})
 _INDIFFERENT = Random(0)  # for requests of one side: whatever is drawn, that side serves it
 _NAMED_SIDES: Mapping[str, Side] = {"device-only": "device", "device-first": "device", "server-only": "server", "server-first": "server"}
@@ -77,19 +76,6 @@ class DispatchOptions(Struct, frozen=True, kw_only=True):
             raise ConfigError(f"race: gate: expected a function of RequestFacts or None, got {type(self.gate).__name__}")
         if not isinstance(self.reader_rate, int | float) or not self.reader_rate > 0:
             raise ConfigError(f"race: reader_rate: expected tokens per second above 0, got {self.reader_rate!r}")
-
-
-class Queue(Protocol):
-    """What a device has to do."""
-
-    @property
-    def queued(self) -> int:
-        """Number of answers at the device."""
-        ...
-
-    def delay(self, tokens: int) -> float:
-        """Return by how many seconds later than the server the device would begin an answer to a prompt of ``tokens``."""
-        ...
 
 
 class Dispatcher:
@@ -208,7 +194,7 @@ class Dispatcher:
         facts: RequestFacts | None = None,
         *,
         resting: Mapping[str, str] = _NOTHING,
-        queue: Queue | None = None,
+        states: EndpointStates | None = None,
     ) -> DispatchRecord:
         """Decide which endpoint starts when.
 
@@ -219,7 +205,7 @@ class Dispatcher:
             unavailable: endpoints that could not start, with their errors.
             facts: the result of ``describe_request``, if it was called before; None: it is called here.
             resting: why endpoints are asked only if others fail, by name: they have just failed.
-            queue: what the device has to do before it comes to this request; None: nothing.
+            states: tell what the device has to do before it comes to this request; None: nothing.
 
         Raises:
             ConfigError: no endpoint can serve this request; the text says why each can't.
@@ -261,9 +247,10 @@ class Dispatcher:
         rng = Random(f"{self._seed}/{self._count}") if has_choice else _INDIFFERENT  # to seed one costs more than the decision
         decision = planned = restrict(plan.decide(length, rng), eligibility)
         is_late = False
-        if queue is not None and queue.queued and has_choice and plan.constrained == "server" and self._learner.policy in _QUEUE_AWARE:
-            is_free = eligibility.first != "device" and not {each.name for each in (device, server) if each is not None} & resting.keys()
-            is_late = is_free and queue.delay(length) > _WORTH
+        others = 0 if states is None else states.queued
+        if states is not None and others and has_choice and plan.constrained == "server" and self._learner.policy in _QUEUE_AWARE:
+            may_ask = eligibility.first != "device" and not any(each.name in resting for each in (device, server) if each is not None)
+            is_late = may_ask and states.delay(length) > _WORTH
         if is_late:
             decision = replace(decision, device_wait=None, server_wait=0.0, reason="the device has others before it", explore=False)
         is_exempt = is_one_sided or (kept_out is None and not (eligibility.device and eligibility.server))
@@ -294,8 +281,7 @@ class Dispatcher:
             obstacles=find_obstacles(facts, device, servers, gate=self._options.gate, shortens=not able),
             late=_late(eligibility, late, device, able),
             resting=resting_behind(attempts, resting),
-            waits_for=queue.queued if queue is not None and is_late and not reservation.is_allowed else 0,
-            burst=self._options.burst,
+            waits_for=others if is_late and not reservation.is_allowed else 0,
             without_effect=without_effect,
             shortened_to=shortened_length(facts, device) if eligibility.device else None,
             sides=names_of_two_servers(device, able or servers),
@@ -361,7 +347,8 @@ class Dispatcher:
         dispatched.unmoved = self._migration.obstacle(options, writers, dispatched.cost, pace=pace)
         if dispatched.unmoved:
             dispatched.add_note(f"no planned hand-over: {dispatched.unmoved}")
-        dispatched.barred = self._migration.barred(options, writers, dispatched.cost, pace=pace, model=model)
+        trusted = trusted_moves(writers, model) if wants_moves(options, pace) else set()
+        dispatched.barred = self._migration.barred(options, writers, dispatched.cost, pace=pace, trusted=trusted)
         for move in dispatched.barred:
             dispatched.add_note(f"no planned hand-over from {move.source} to {move.target}: {move.reason}")
         plan = self._migration.plan(
@@ -374,7 +361,7 @@ class Dispatcher:
             capacity=capacity,
             limit=limit,
             constrained=dispatched.plan.constrained,
-            model=model,
+            trusted=trusted,
         )
         if plan is not None:
             for name in self._migration.unmetered(writers, dispatched.cost):

@@ -5,7 +5,7 @@ The decisions are made in ``streamco.policies.migration`` and ``streamco.core.ra
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from copy import deepcopy
 from itertools import permutations
 
@@ -23,7 +23,7 @@ from streamco.policies.migration import SERVER_STOPS, BarredMove, Terms, Transfe
 from streamco.profiles import RemainingLength
 from streamco.profiles.profile import check_quality
 
-__all__ = ["MigrationPlanner", "MigrationOptions"]
+__all__ = ["MigrationOptions", "MigrationPlanner", "trusted_moves", "wants_moves"]
 
 
 class MigrationOptions(Struct, frozen=True, kw_only=True):
@@ -96,7 +96,7 @@ class MigrationPlanner:
         capacity: int,
         limit: int | None,
         constrained: Kind | None = None,
-        model: str | None = None,
+        trusted: Collection[tuple[str, str]] = (),
     ) -> MigrationPlan | None:
         """Return the plan for an answer's hand-overs; None: it is not moved.
 
@@ -110,14 +110,14 @@ class MigrationPlanner:
             capacity: tokens a source may be ahead of the reader.
             limit: maximum of the answer's tokens; None: not known.
             constrained: the side that the budget limits; None: no side.
-            model: the server's model that the request names; None: each server's own.
+            trusted: ``trusted_moves`` of the endpoints.
         """
-        if not _wants_moves(options, pace):
+        if not wants_moves(options, pace):
             return None
         endpoints = list(endpoints)
         terms = self._known_terms(endpoints, cost)
         pairs = permutations((endpoint.name for endpoint in endpoints), 2)  # a writer of any price counts, after a failure
-        moves = barred_moves(pairs, self._qualities(options), options.min_quality, trusted=_trusted_moves(endpoints, model))
+        moves = barred_moves(pairs, self._qualities(options), options.min_quality, trusted=trusted)
         barred = frozenset((move.source, move.target) for move in moves)
         if barred.issuperset(_possible_moves(endpoints, terms)):  # no endpoint that can continue is cheaper and good enough
             return None
@@ -144,7 +144,7 @@ class MigrationPlanner:
             pace: tokens per second at the reader; None: unpaced.
         """
         endpoints = list(endpoints)
-        if not _wants_moves(options, pace) or len(endpoints) < 2:
+        if not wants_moves(options, pace) or len(endpoints) < 2:
             return ""
         terms = self._known_terms(endpoints, cost)
         if _possible_moves(endpoints, terms):
@@ -163,17 +163,23 @@ class MigrationPlanner:
         return [device.name for device in devices if cost(device, 0, 1, 0).total is None]
 
     def barred(
-        self, options: MigrationOptions, endpoints: Iterable[Endpoint], cost: CostOf, *, pace: float | None, model: str | None = None
+        self,
+        options: MigrationOptions,
+        endpoints: Iterable[Endpoint],
+        cost: CostOf,
+        *,
+        pace: float | None,
+        trusted: Collection[tuple[str, str]] = (),
     ) -> list[BarredMove]:
         """Return the moves that would save money and must not happen, because the target is not good enough.
 
         The arguments are those of ``plan``.
         """
-        if not _wants_moves(options, pace):
+        if not wants_moves(options, pace):
             return []
         endpoints = list(endpoints)
         moves = _possible_moves(endpoints, self._known_terms(endpoints, cost))
-        return barred_moves(moves, self._qualities(options), options.min_quality, trusted=_trusted_moves(endpoints, model))
+        return barred_moves(moves, self._qualities(options), options.min_quality, trusted=trusted)
 
     def is_unknown(self, options: MigrationOptions, source: str, target: str) -> bool:
         """Return True if a move happened although nothing says how good these endpoints are, and the caller has set nothing."""
@@ -212,8 +218,13 @@ class MigrationPlanner:
         )
 
 
-def _trusted_moves(endpoints: Sequence[Endpoint], model: str | None) -> set[tuple[str, str]]:
-    """Return source and target of the moves that make no answer worse, whatever the qualities: see ``barred_moves``."""
+def trusted_moves(endpoints: Sequence[Endpoint], model: str | None) -> set[tuple[str, str]]:
+    """Return source and target of the moves that make no answer worse, whatever the qualities: see ``barred_moves``.
+
+    Args:
+        endpoints: those that may write the answer.
+        model: the server's model that the request names; None: each server's own.
+    """
     return {
         (source.name, target.name)
         for source, target in permutations(endpoints, 2)
@@ -221,7 +232,7 @@ def _trusted_moves(endpoints: Sequence[Endpoint], model: str | None) -> set[tupl
     }
 
 
-def _wants_moves(options: MigrationOptions, pace: float | None) -> bool:
+def wants_moves(options: MigrationOptions, pace: float | None) -> bool:
     """Return True if an answer with this pace is to move by the options."""
     return options.max_migrations > 0 and (pace is not None or options.unpaced)
 

@@ -44,7 +44,7 @@ def note_dispatch(asked: AskedAnswer, dispatched: DispatchRecord, unavailable: M
         degradations.record(notes, kind=f"rests: {why}", endpoint=name, sentence=sentence, may_raise=False)
     if dispatched.waits_for:
         others = f"{dispatched.waits_for} other{'s' * (dispatched.waits_for > 1)}"
-        credit = ", and what may be borrowed, too (burst)" if dispatched.burst else ""
+        credit = ", and what may be borrowed, too (burst)" if dispatched.steering.burst else ""
         sentence = f"the answer waits for {others} at {device}, because the budget is spent{credit}"
         degradations.record(notes, kind="waits", endpoint=device, sentence=sentence, may_raise=False)
     if dispatched.without_effect:

@@ -156,7 +156,7 @@ class PreparedRace(Prepared[RaceDriver]):
             endpoints.unavailable,
             asked.facts,
             resting=resting,
-            queue=self._states,
+            states=self._states,
         )
         request, max_ahead = asked.request, None
         if (rate := fixed_rate(asked.pace)) is not None:

@@ -25,7 +25,7 @@ from streamco.endpoints.network.http_errors import tells_trouble
 from streamco.endpoints.network.loop_bound import LoopBound, LoopState
 from streamco.errors import ConfigError, EndpointError, EndpointStatusError
 
-__all__ = ["ServerChecks", "is_unknown"]
+__all__ = ["ServerChecks"]
 
 _log = logging.getLogger("streamco")
 
@@ -106,8 +106,9 @@ class ServerChecks:
 
     def is_open(self, endpoint: Endpoint) -> bool:
         """Return True if it is open what the endpoint's server is, and ``identify`` would ask it."""
-        was_silent = monotonic() - self._silent.get(endpoint.name, -_ASK_AGAIN) < _ASK_AGAIN
-        return is_unknown(endpoint) and not was_silent and not self._is_closed
+        if self._is_closed or not getattr(endpoint, "is_unknown", False):
+            return False
+        return monotonic() - self._silent.get(endpoint.name, -_ASK_AGAIN) >= _ASK_AGAIN
 
     def identify(self, endpoint: Endpoint, degradations: Degradations) -> asyncio.Task[None]:
         """Ask a server in the background what it is; return what is under way. A key that it refuses is recorded.
@@ -217,8 +218,3 @@ class ServerChecks:
         else:
             sentence = f"{name} may refuse answers: {found}; {_INSTEAD}"
             degradations.record([], kind=f"may refuse: {found}", endpoint=name, sentence=sentence, may_raise=False)
-
-
-def is_unknown(endpoint: Endpoint) -> bool:
-    """Return True if the endpoint's server can be asked what it is."""
-    return bool(getattr(endpoint, "is_unknown", False))
