@@ -259,8 +259,8 @@ def changes_of(stream: EndpointStream) -> Mapping[str, str]:
     return changes
 
 
-OnRetry = Callable[[EndpointError, float], None]
-"""Called before a server is asked again, with the failure and the seconds until then."""
+OnRetry = Callable[[EndpointError, float], bool]
+"""Called before a server is asked again, with the failure and the seconds until then; returns False to have it not asked again."""
 
 
 def watch_retries(stream: EndpointStream, on_retry: OnRetry) -> None:

@@ -158,7 +158,8 @@ class _Opener:
         wait = self._retries.next_wait(error) if is_transient(error) else None
         if wait is not None and self.on_retry is not None:
             error.endpoint = error.endpoint or self._name
-            self.on_retry(self._client.scrub(error), wait)
+            if not self.on_retry(self._client.scrub(error), wait):
+                return None
         return wait
 
     async def _check(self, response: aiohttp.ClientResponse) -> None:

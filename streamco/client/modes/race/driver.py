@@ -337,12 +337,14 @@ class RaceDriver(TaskDriver[Event, Command]):
     def _start_reading(self, source: str, stream: EndpointStream) -> None:
         self._streams[source] = stream
         retry = WeakMethod(self._retry)  # the stream must not hold what holds it
-        watch_retries(stream, lambda error, wait: None if (call := retry()) is None else call(source, error, wait))
+        watch_retries(stream, lambda error, wait: (call := retry()) is not None and call(source, error, wait))
         self._readers[source] = self._spawn(self._read_stream(source, stream), f"streamco read {source}")
 
-    def _retry(self, source: str, error: EndpointError, wait: float) -> None:
+    def _retry(self, source: str, error: EndpointError, wait: float) -> bool:
+        """Tell the machine; return False if the answer no longer wants the endpoint to ask its server again."""
         if not self._is_over:
             self.emit(StreamRetrying(source, error, wait))
+        return not self.machine.attempts[source].is_stopping
 
     def _receive(self, event: Event, now: float) -> None:
         super()._receive(event, now)

@@ -13,7 +13,7 @@ from streamco.endpoints.base import Capabilities
 from streamco.endpoints.openai import OpenAIEndpoint
 from streamco.errors import EndpointConnectError, EndpointProtocolError, EndpointStatusError, EngineError
 from streamco.policies.dispatch import Decision
-from streamco.testing import Cut, ScriptedEndpoint, ScriptedServer, chunk_event, json_answer, run_in_virtual_time, stream_answer
+from streamco.testing import Cut, ScriptedEndpoint, ScriptedServer, chunk_event, json_answer, run_in_virtual_time, sse_event, stream_answer
 from streamco.testing import ScriptedResponse as Response
 from tests.client.helpers import ask, device, opened, server, tokens_text, words
 
@@ -250,12 +250,20 @@ async def test_the_third_server_begins_at_once_if_the_first_two_wait() -> None:
             assert await ask(client) == "S"
 
 
-async def test_a_request_with_tools_is_never_at_two_endpoints_at_once() -> None:
+@pytest.mark.parametrize(
+    "down",
+    [
+        json_answer({}, status=503, headers={"Retry-After": "0"}),
+        Response(steps=[sse_event({"error": {"message": "overloaded", "code": 503}})]),
+        Response(steps=[Cut()]),
+    ],
+    ids=["status", "error event", "cut"],
+)
+async def test_a_request_with_tools_is_never_at_two_endpoints_at_once(down: Response) -> None:
     tools = [{"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}]
-    down = json_answer({}, status=503)
-    async with ScriptedServer(down, stream_answer(["late"])) as one, ScriptedServer(stream_answer(["S"], first=1.0)) as two:
-        quick = streamco.RetryPolicy(backoff=0.001)
-        async with opened(server=[remote(one, "one", retry=quick), remote(two, "two")]) as client:
+    async with ScriptedServer(down, stream_answer(["late"])) as one, ScriptedServer(stream_answer(["S"], first=0.3)) as two:
+        no_wait = streamco.RetryPolicy(backoff=1e-9)
+        async with opened(server=[remote(one, "one", retry=no_wait), remote(two, "two")]) as client:
             answer = await client.chat.completions.create(messages=[{"role": "user", "content": "hello"}], tools=tools)
             assert answer.choices[0].message.content == "S"
         assert (one.count(CHAT), two.count(CHAT)) == (1, 1)
