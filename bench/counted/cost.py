@@ -6,6 +6,9 @@ halves (time to first token, lengths) and is evaluated on the second; its first 
 all that was done: the losers' reading, tokens made after a cancel, and pre-copies. With and without migration the same requests have the
 same random draws, so that the race and the time to first token are the same.
 
+A service can do what its provider can, and answers move as a client lets them: to a server, or to a device whose model is known to be good
+enough, and here none is. The paper has every answer moved: contender "if all could".
+
 Energy is counted at Appendix E's lower rate where the server is to be spared and at the higher one where the device is. Of all pairs of a
 service and a phone, those count that Algorithm 1 puts on that side by their costs. ``--policy optimal`` races by the optimum instead.
 ``--cells`` adds a row for each setting, ``--plot FILE`` draws it (needs matplotlib).
@@ -17,9 +20,10 @@ import argparse
 import os
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib import import_module
 from statistics import fmean, median
+from typing import NamedTuple
 
 from bench.counted.worlds import PHONE_MODELS, Phone, RequestDraws, Service, World, recorded_lengths, services, with_table_8
 from bench.report import Row, add_arguments, emit
@@ -36,6 +40,10 @@ ANSWERS = 200  # a client
 AGAIN = 8  # times as many answers for the settings that cost more
 NOTHING = 1e-9  # per cent
 BURST = 64
+CONTENDERS: dict[str, tuple[bool, float | None]] = {  # can every service go on with an answer; min_quality
+    "streamco": (False, None),
+    "if all could": (True, 0.0),
+}
 PAPER = {"server": 83.6, "device": 72.7}  # per cent, section 5.2: the most that migration saves
 
 
@@ -43,6 +51,7 @@ PAPER = {"server": 83.6, "device": 72.7}  # per cent, section 5.2: the most that
 class Cell:
     """One client with one budget: US dollars an answer, seconds to the first token."""
 
+    contender: str
     service: str
     phone: str
     side: Side
@@ -72,36 +81,62 @@ class Job:
     answers: int
 
 
-def run_cell(job: Job) -> Cell:
-    """The same answers without and with migration."""
+def run_cell(job: Job) -> list[Cell]:
+    """The same answers without migration and with each contender's."""
+    stay = _run(job, job.service, None)
+    cells = []
+    for contender, (is_able, min_quality) in CONTENDERS.items():
+        move = _run(job, replace(job.service, can_continue=is_able), MigrationOptions(unpaced=True, min_quality=min_quality))
+        cells.append(
+            Cell(
+                contender,
+                job.service.name,
+                job.phone.name,
+                job.side,
+                job.budget,
+                stay=stay.cost,
+                move=move.cost,
+                ttft_stay=stay.ttft,
+                ttft_move=move.ttft,
+                moves=move.moves,
+                answers=job.answers,
+            )
+        )
+    return cells
+
+
+class _Means(NamedTuple):
+    cost: float
+    ttft: float
+    moves: int
+
+
+def _run(job: Job, service: Service, migration: MigrationOptions | None) -> _Means:
     planned, judged = recorded_lengths()
     warm = RequestDraws(job.service.planned, planned, f"{job.service.name}/first")
     draws = RequestDraws(job.service.judged, judged, f"{job.service.name}/judged")
-    costs, times, moves = [0.0, 0.0], [0.0, 0.0], 0
-    for contender, migration in enumerate((None, MigrationOptions(unpaced=True))):
-        world = World(
-            job.service,
-            job.phone,
-            constrained=job.side,
-            budget=job.budget,
-            exchange_rate=RATES[job.side],
-            policy=job.policy,
-            migration=migration,
-            pace=None,
-            burst=BURST,
-        )
-        for index in range(FIRST):
-            world.run(warm[index])
-        for index in range(job.answers):
-            outcome = world.run(draws[index])
-            if outcome.cost is None:
-                raise AssertionError("expected a service whose prices are known")
-            costs[contender] += outcome.cost / job.answers
-            times[contender] += outcome.ttft / job.answers
-            moves += len(outcome.machine.hand_overs)
-    return Cell(
-        job.service.name, job.phone.name, job.side, job.budget, costs[0], costs[1], times[0], times[1], moves=moves, answers=job.answers
+    cost, ttft, moves = 0.0, 0.0, 0
+    world = World(
+        service,
+        job.phone,
+        constrained=job.side,
+        budget=job.budget,
+        exchange_rate=RATES[job.side],
+        policy=job.policy,
+        migration=migration,
+        pace=None,
+        burst=BURST,
     )
+    for index in range(FIRST):
+        world.run(warm[index])
+    for index in range(job.answers):
+        outcome = world.run(draws[index])
+        if outcome.cost is None:
+            raise AssertionError("expected a service whose prices are known")
+        cost += outcome.cost / job.answers
+        ttft += outcome.ttft / job.answers
+        moves += len(outcome.machine.hand_overs)
+    return _Means(cost, ttft, moves)
 
 
 def is_constrained(service: Service, phone: Phone, side: Side) -> bool:
@@ -126,15 +161,21 @@ def run_again(cells: Iterable[Cell], *, answers: int, policy: str) -> list[Cell]
     """The settings that cost more, with more answers: a few answers that ended right behind the change decide over few answers."""
     found = {service.name: service for service in (*services(), *with_table_8())}
     phones = {phone.name: phone for phone in PHONE_MODELS}
-    return run_jobs(
-        [Job(found[cell.service], phones[cell.phone], cell.side, cell.budget, policy, answers) for cell in cells if cell.cut < -NOTHING]
-    )
+    dearer = {
+        (cell.contender, cell.service, cell.phone, cell.side, cell.budget): Job(
+            found[cell.service], phones[cell.phone], cell.side, cell.budget, policy, answers
+        )
+        for cell in cells
+        if cell.cut < -NOTHING
+    }
+    again = run_jobs([*dearer.values()])
+    return [cell for cell in again if (cell.contender, cell.service, cell.phone, cell.side, cell.budget) in dearer]
 
 
 def run_jobs(jobs: Sequence[Job]) -> list[Cell]:
     """On all processors."""
     with ProcessPoolExecutor(os.cpu_count()) as pool:
-        return list(pool.map(run_cell, jobs, chunksize=4))
+        return [cell for found in pool.map(run_cell, jobs, chunksize=4) for cell in found]
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -146,60 +187,69 @@ def main(arguments: Sequence[str] | None = None) -> None:
     options = parser.parse_args(arguments)
     quick = {"every": 5, "answers": ANSWERS // 6} if options.quick else {"every": 1, "answers": ANSWERS}
     cells = run_all(BUDGETS[::5] if options.quick else BUDGETS, policy=options.policy, **quick)
-    rows = [row for side in RATES for row in rows_of(side, [cell for cell in cells if cell.side == side])]
-    rows += rows_of_again(run_again(cells, answers=AGAIN * quick["answers"], policy=options.policy))
+    again = run_again(cells, answers=AGAIN * quick["answers"], policy=options.policy)
+    rows = []
+    for contender in CONTENDERS:
+        own = [cell for cell in cells if cell.contender == contender]
+        rows += [row for side in RATES for row in rows_of(side, [cell for cell in own if cell.side == side], contender)]
+        rows += rows_of_again([cell for cell in again if cell.contender == contender], contender)
+    rows += [one_row(f"{side}-constrained", "cost cut, best", "%", [PAPER[side]], "paper") for side in RATES]
     if options.cells:
         rows += [
-            one_row(f"{cell.side}, {cell.service}, {cell.phone}, budget {cell.budget:g}", "cost cut", "%", [cell.cut]) for cell in cells
+            one_row(f"{cell.side}, {cell.service}, {cell.phone}, budget {cell.budget:g}", "cost cut", "%", [cell.cut], cell.contender)
+            for cell in cells
         ]
     emit(rows, options.json)
     if options.plot:
-        plot(cells, options.plot)
+        plot([cell for cell in cells if cell.contender == "if all could"], options.plot)
 
 
-def one_row(case: str, metric: str, unit: str, values: Sequence[float], contender: str = "streamco") -> Row:
+def one_row(case: str, metric: str, unit: str, values: Sequence[float], contender: str) -> Row:
     """What stands in one line."""
     return Row("cost", case, contender, metric, unit, median(values), min(values), max(values))
 
 
-def rows_of(side: Side, cells: Sequence[Cell]) -> list[Row]:
+def rows_of(side: Side, cells: Sequence[Cell], contender: str) -> list[Row]:
     """Cuts by budget, over services and phones; what the extremes are."""
     case = f"{side}-constrained"
+
+    def row(case: str, metric: str, unit: str, values: Sequence[float]) -> Row:
+        return one_row(case, metric, unit, values, contender)
+
     rows = []
     for budget in sorted({cell.budget for cell in cells}):
         found = [cell for cell in cells if cell.budget == budget]
-        rows.append(one_row(f"{case}, budget {budget:g}", "cost cut", "%", [cell.cut for cell in found]))
+        rows.append(row(f"{case}, budget {budget:g}", "cost cut", "%", [cell.cut for cell in found]))
     best, worst = max(cells, key=lambda cell: cell.cut), min(cells, key=lambda cell: cell.cut)
     rows += [
-        one_row(f"{case}, best: {describe(best)}", "cost cut", "%", [best.cut]),
-        one_row(f"{case}, best: {describe(best)}", "cost cut", "%", [PAPER[side]], "paper (best)"),
-        one_row(f"{case}, worst: {describe(worst)}", "cost cut", "%", [worst.cut]),
+        row(f"{case}, best: {describe(best)}", "cost cut", "%", [best.cut]),
+        row(f"{case}, worst: {describe(worst)}", "cost cut", "%", [worst.cut]),
     ]
     whole = [whole_cut([cell for cell in cells if cell.budget == budget]) for budget in sorted({cell.budget for cell in cells})]
-    rows.append(one_row(f"{case}, all services and phones together, by budget", "cost cut", "%", whole))
+    rows.append(row(f"{case}, all services and phones together, by budget", "cost cut", "%", whole))
     for names, value in (("service", lambda cell: cell.service), ("phone", lambda cell: cell.phone)):
         groups = group(cells, value)
-        rows.append(one_row(f"{case}, by {names}, all budgets", "cost cut", "%", [whole_cut(found) for found in groups.values()]))
+        rows.append(row(f"{case}, by {names}, all budgets", "cost cut", "%", [whole_cut(found) for found in groups.values()]))
     higher = [cell for cell in cells if cell.cut < -NOTHING]
     rows += [
-        one_row(f"{case}", f"of {len(cells)} settings, those that cost more", "settings", [len(higher)]),
-        one_row(f"{case}", "cost more there", "%", [-cell.cut for cell in higher] or [0.0]),
-        one_row(f"{case}", "mean time to first token, with / without", "ratio", [cell.ttft_move / cell.ttft_stay for cell in cells]),
-        one_row(f"{case}", "answers that moved", "%", [100.0 * cell.moves / cell.answers for cell in cells]),
+        row(f"{case}", f"of {len(cells)} settings, those that cost more", "settings", [len(higher)]),
+        row(f"{case}", "cost more there", "%", [-cell.cut for cell in higher] or [0.0]),
+        row(f"{case}", "mean time to first token, with / without", "ratio", [cell.ttft_move / cell.ttft_stay for cell in cells]),
+        row(f"{case}", "answers that moved", "%", [100.0 * cell.moves / cell.answers for cell in cells]),
     ]
     return rows
 
 
-def rows_of_again(cells: Sequence[Cell]) -> list[Row]:
+def rows_of_again(cells: Sequence[Cell], contender: str) -> list[Row]:
     """What the settings that cost more come to with more answers."""
     if not cells:
         return []
     case = f"settings that cost more, with {AGAIN} times as many answers"
     higher = [-cell.cut for cell in cells if cell.cut < -NOTHING]
     return [
-        one_row(case, "cost cut", "%", [cell.cut for cell in cells]),
-        one_row(case, f"of {len(cells)}, those that still cost more", "settings", [len(higher)]),
-        one_row(case, "cost more there", "%", higher or [0.0]),
+        one_row(case, "cost cut", "%", [cell.cut for cell in cells], contender),
+        one_row(case, f"of {len(cells)}, those that still cost more", "settings", [len(higher)], contender),
+        one_row(case, "cost more there", "%", higher or [0.0], contender),
     ]
 
 

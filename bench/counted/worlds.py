@@ -14,11 +14,12 @@ from bench.traces import data_folder, token_counter
 from streamco.client.modes.race.dispatcher import Dispatcher, DispatchOptions
 from streamco.client.modes.race.migration import MigrationOptions
 from streamco.config import READING
+from streamco.endpoints.known_servers.providers import Provider, find_provider
 from streamco.policies.dispatch import Side
 from streamco.profiles import DeviceSpeed, ModelShape, Prices, Profile, TTFTDistribution
 from streamco.sim.race.client import RaceOutcome, RequestDraw, SimulatedClient, draw_request
 from streamco.sim.race.lengths import RecordedLengths
-from streamco.sim.race.services import PHONES, RecordedService, read_services
+from streamco.sim.race.services import PHONES, RecordedService, provider_of, read_services
 from streamco.sim.race.services import price_of as packaged_price
 
 __all__ = [
@@ -84,6 +85,12 @@ class Service:
     planned: tuple[tuple[float, float], ...]
     judged: tuple[tuple[float, float], ...]
     prices: Prices
+    can_continue: bool = False  # it can go on with an answer whatever its provider can
+
+    @property
+    def provider(self) -> Provider:
+        """Whose server it is: vLLM's goes on with answers."""
+        return find_provider("vllm") if self.can_continue else provider_of(self.name)
 
     @property
     def ttft(self) -> TTFTDistribution:
@@ -216,6 +223,7 @@ class World(SimulatedClient):
             prices=service.prices,
             shape=phone.shape,
             exchange_rate=exchange_rate,
+            provider=service.provider,
             migration=migration,
             pace=pace,
             burst=burst,

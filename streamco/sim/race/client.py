@@ -21,6 +21,7 @@ from streamco.config import READING, Limits, ReaderPace, fixed_rate
 from streamco.core.race.commands import ContinueStream
 from streamco.core.race.machine import RaceMachine, RacePlan
 from streamco.endpoints.base import Capabilities, Request, TokenPrices
+from streamco.endpoints.known_servers.providers import GENERIC, Provider
 from streamco.events import Event
 from streamco.policies.cost import DeviceCosts, device_costs
 from streamco.profiles import DeviceSpeed, ModelShape, Prices
@@ -119,6 +120,7 @@ class SimulatedClient:
         prices: prices of the service; None: not known.
         shape: shape of the device's model; None: not known.
         exchange_rate: lambda, US dollars per million GFLOPs.
+        provider: whose server the service is, which says what it can do; by default it can't go on with an answer.
         migration: how answers migrate; None: they stay at their endpoint.
         pace: tokens per second at the reader; "smooth" or None: migrations are planned for a virtual reader.
         burst: tokens an event when no decision depends on them: after a migration, and in answers that can't migrate.
@@ -134,6 +136,7 @@ class SimulatedClient:
         prices: Prices | None,
         shape: ModelShape | None,
         exchange_rate: float,
+        provider: Provider = GENERIC,
         migration: MigrationOptions | None = None,
         pace: ReaderPace = READING,
         burst: int = 1,
@@ -152,7 +155,11 @@ class SimulatedClient:
             if prices is None
             else TokenPrices(prompt=prices.prompt, completion=prices.completion, cached_prompt=prices.cached_prompt)
         )
-        self._server: Any = _Endpoint("server", Capabilities(continuation="continue_final_message"), token_prices)
+        can = Capabilities(
+            continuation=provider.capabilities.continuation,
+            pre_copy="none" if provider.capabilities.pre_copy == "none" else "warm",  # a simulated server bills what it reads ahead
+        )
+        self._server: Any = _Endpoint("server", can, token_prices)
         self.endpoints: Mapping[str, Any] = {"device": self._device, "server": self._server}
 
     def run(self, draw: RequestDraw) -> RaceOutcome:
@@ -189,6 +196,7 @@ class SimulatedClient:
             reply.rate,
             rng,
             draw.answer,
+            pre_copy=self._server.capabilities.pre_copy,
             rtt=ROUND_TRIP,
             burst=max(first, self._server_burst),
         )

@@ -25,7 +25,7 @@ from streamco.profiles import Profile
 from streamco.sim.experiment.metrics import Metric, RequestRow, Sink
 from streamco.sim.experiment.scenario import Named, Scenario
 from streamco.sim.race.client import RaceOutcome, RequestDraw, SimulatedClient, draw_request
-from streamco.sim.race.options import RaceOptions, RacePolicy, find_lengths, find_phone, find_prices, find_service
+from streamco.sim.race.options import RaceOptions, RacePolicy, find_lengths, find_phone, find_prices, find_server, find_service
 
 __all__ = ["KIND", "RaceRun", "RaceKind", "RaceRow"]
 
@@ -112,7 +112,7 @@ class RaceRun:
         self.service = find_service(world.service, scenario)
         self.lengths = find_lengths(workload.lengths, scenario)
         self.rate = world.reader_tokens_per_s
-        self._prices = find_prices(world)
+        self._prices, self._provider = find_prices(world), find_server(world)
         self._seed, self._max_tokens = scenario.seed, workload.max_tokens
         self.is_coarse = policy.pace is None and policy.migration == "none"
         self.client = self._client(policy)
@@ -144,12 +144,18 @@ class RaceRun:
             prices=self._prices,
             shape=self.phone.shape,
             exchange_rate=rate,
-            migration=None if policy.migration == "none" else MigrationOptions(rule=policy.migration, unpaced=True),
+            provider=self._provider,
+            migration=self._migration(policy),
             pace=parse_pace(policy.pace),
             burst=_WHOLE if self.is_coarse else 1,
             server_burst=self.service.burst,
             reader_rate=self.rate,
         )
+
+    def _migration(self, policy: RacePolicy) -> MigrationOptions | None:
+        if policy.migration == "none":
+            return None
+        return MigrationOptions(rule=policy.migration, min_quality=policy.min_quality, unpaced=True)
 
     def _known(self) -> Profile:
         return Profile(

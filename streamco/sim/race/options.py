@@ -8,6 +8,7 @@ from msgspec import Meta, Struct, field
 from msgspec.structs import replace
 
 from streamco.config import READING, parse_pace
+from streamco.endpoints.known_servers.providers import GENERIC, Provider, find_provider
 from streamco.errors import ConfigError
 from streamco.policies.device_constrained import TAIL
 from streamco.policies.dispatch import Side
@@ -25,11 +26,12 @@ from streamco.sim.race.services import (
     RecordedService,
     ServiceModel,
     price_of,
+    provider_of,
     read_services,
 )
 
 __all__ = ["DeviceOptions", "PriceOptions", "RaceOptions", "RacePolicy", "RaceWorkload", "RaceWorld", "TraceOptions"]
-__all__ += ["find_lengths", "find_phone", "find_prices", "find_service"]
+__all__ += ["find_lengths", "find_phone", "find_prices", "find_server", "find_service"]
 
 Positive = Annotated[float, Meta(gt=0)]
 NotNegative = Annotated[float, Meta(ge=0)]
@@ -97,17 +99,21 @@ class RaceWorld(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     Args:
         device: a packaged phone's name, or rates.
         service: a packaged latency profile's name (or file), or a recorded trace.
+        provider: whose server it is (docs/endpoints.md), which says whether it can go on with an answer; "vllm" can. None: the one with
+            whose name a packaged profile's name begins; of other services nothing is known, and they can't.
         prices: a name on the list, or prices; None: those of a packaged service.
         reader_tokens_per_s: consumption rate of the virtual reader.
     """
 
     device: str | DeviceOptions = "xiaomi14-qwen-0.5b"
     service: str | TraceOptions = "openai-gpt-4-0125-preview"
+    provider: str | None = None
     prices: str | PriceOptions | None = None
     reader_tokens_per_s: Positive = READING
 
     def __post_init__(self) -> None:
         find_phone(self.device)
+        find_server(self)
         find_prices(self)
         if isinstance(self.service, str) and not _is_file(self.service):
             PackagedService.load(self.service)
@@ -137,6 +143,7 @@ class RacePolicy(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
         constrained: the constrained side; None: the costs decide (Algorithm 1).
         budget: share of prompt tokens that this side may process.
         migration: how answers migrate to the cheaper side.
+        min_quality: see ``streamco.MigrationOptions``. None: to the server alone, because it isn't known how good the device is.
         pace: tokens a second at the reader, "reading", "listening" or "smooth" (as they come, but evenly); None: at once.
         exchange_rate: US dollars per million GFLOPs; None: Appendix E's for the constrained side.
         tail, tail_weight, explore: see ``streamco.Race``.
@@ -147,6 +154,7 @@ class RacePolicy(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     constrained: Side | None = None
     budget: Share = 0.3
     migration: Literal["none"] | TransferRule = "none"
+    min_quality: Share | None = None
     pace: float | str | None = None
     exchange_rate: NotNegative | None = None
     tail: Share = TAIL
@@ -194,6 +202,17 @@ def find_service(service: str | TraceOptions, scenario: Scenario) -> ServiceMode
     if wanted not in rows:
         raise ConfigError(f"{path}: expected rows of one of {', '.join(sorted(rows))}, got {wanted!r}")
     return RecordedService.halves(rows[wanted])
+
+
+def find_server(world: RaceWorld) -> Provider:
+    """Return the provider whose server the service is.
+
+    Raises:
+        ConfigError: there is no provider of that name.
+    """
+    if world.provider is not None:
+        return find_provider(world.provider)
+    return provider_of(world.service) if isinstance(world.service, str) else GENERIC
 
 
 def find_lengths(lengths: str, scenario: Scenario) -> RequestLengths:

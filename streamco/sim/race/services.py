@@ -10,6 +10,7 @@ from __future__ import annotations
 import csv
 import gzip
 import json
+import re
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
@@ -21,17 +22,19 @@ from msgspec import Struct
 
 from streamco.emulation.latency_replay import LatencyProfile, quantile
 from streamco.emulation.profiles import load_latency
+from streamco.endpoints.known_servers.providers import GENERIC, PROVIDERS, Provider
 from streamco.errors import ConfigError
 from streamco.profiles import DeviceSpeed, ModelShape, Prices, TTFTDistribution
 
 __all__ = ["JITTER", "OVERHEAD", "PHONES", "PRICES", "Phone", "PackagedService", "RecordedService", "ServiceModel", "Reply", "read_rows"]
-__all__ += ["price_of", "read_services"]
+__all__ += ["price_of", "provider_of", "read_services"]
 
 JITTER = (0.85, 0.9, 0.95, 0.97, 1.0, 1.03, 1.06, 1.12, 1.3)  # assumed: phones throttle and share their processor
 OVERHEAD = 0.02  # seconds that a prefill takes besides its tokens; assumed
 _POINTS = 500  # samples of a packaged service's distribution that a client knows
 _CHARACTERS_A_TOKEN = 4  # OpenAI's rule of thumb, for traces that count characters
 _FALSE = {"false", "0", "none", ""}
+_WORD = re.compile(r"[ -]")
 _MIN_GAP = 1e-3  # seconds a token; an answer that came in one piece counts as written so fast
 
 
@@ -99,6 +102,12 @@ def price_of(name: str) -> Prices:
     if name not in PRICES:
         raise ConfigError(f"prices: expected one of {', '.join(sorted(PRICES))}, got {name!r}")
     return PRICES[name]
+
+
+def provider_of(service: str) -> Provider:
+    """Return the provider with whose name a service's name begins; ``GENERIC``: that is none, and nothing is known of what it can do."""
+    host = _WORD.split(service, maxsplit=1)[0].lower()
+    return next((provider for provider in PROVIDERS if provider.name == host), GENERIC)
 
 
 class Reply(NamedTuple):

@@ -8,6 +8,7 @@ import pytest
 
 from streamco.client.modes.race.dispatcher import Dispatcher, DispatchOptions
 from streamco.client.modes.race.migration import MigrationOptions
+from streamco.endpoints.known_servers.providers import find_provider
 from streamco.profiles import Profile
 from streamco.sim.race.client import RaceOutcome, RequestDraw, SimulatedClient, draw_request
 from streamco.sim.race.endpoints import SimulatedAnswer
@@ -85,7 +86,7 @@ def test_what_the_loser_did_is_paid_for() -> None:
 
 def test_an_answer_moves_from_the_dear_device_to_the_cheap_server() -> None:
     long = drawn(10, 120, Reply(3.0, 0.4, 40.0))
-    stays, moves = client(budget=1.0), client(budget=1.0, migration=MigrationOptions(unpaced=True))
+    stays, moves = client(budget=1.0), client(budget=1.0, migration=MigrationOptions(unpaced=True), provider=find_provider("vllm"))
     for each in draws(40):
         stays.run(each)
         moves.run(each)

@@ -38,7 +38,7 @@ def test_the_same_seed_gives_the_same_bytes_and_another_one_others() -> None:
 
 
 def test_every_figure_has_a_name_and_the_table_has_figures() -> None:
-    found = run(migration="pre-copy", constrained="device", budget=1.0, prices="gpt-4o-mini").system
+    found = run(migration="pre-copy", constrained="device", budget=1.0, prices="gpt-4o-mini", provider="vllm").system
     assert set(KIND.columns) <= set(found) <= set(metrics_of(KIND))
     assert set(KIND.metrics) <= set(found)
 
@@ -113,13 +113,28 @@ def test_at_a_smooth_pace_tokens_come_as_fast_as_they_are_made_and_the_answers_a
 
 
 def test_moves_save_money_and_the_reader_hardly_notices() -> None:
-    settings: dict[str, Any] = {"constrained": "device", "budget": 1.0, "prices": "gpt-4o-mini"}
+    settings: dict[str, Any] = {"constrained": "device", "budget": 1.0, "prices": "gpt-4o-mini", "provider": "vllm"}
     stays, moves = run(**settings).system, run(migration="pre-copy", **settings).system
     assert moves["moves_mean"] > 0.3
     assert moves["cost_per_1000"] < 0.8 * stays["cost_per_1000"]
     assert moves["ttft_mean"] == stays["ttft_mean"]
     assert moves["unnoticed"] > 0.9
     assert "unnoticed" not in stays
+
+
+@pytest.mark.parametrize(
+    ("provider", "is_able"), [(None, False), ("openai", False), ("generic", False), ("deepseek", True), ("mistral", True), ("vllm", True)]
+)
+def test_answers_move_to_a_service_that_can_go_on_with_them(provider: str | None, is_able: bool) -> None:
+    found = run(service=OTHER, provider=provider, migration="pre-copy", constrained="device", budget=1.0, prices="deepseek-v2.5").system
+    assert (found["moves_mean"] > 0.3) == is_able
+    assert is_able or found["moves_mean"] == 0.0
+
+
+def test_answers_move_to_the_device_only_if_its_model_is_good_enough() -> None:
+    settings: dict[str, Any] = {"migration": "pre-copy", "constrained": "server", "budget": 1.0, "prices": "gpt-4o", "service": FAST}
+    assert run(dispatch="both", **settings).system["moves_mean"] == 0.0
+    assert run(dispatch="both", min_quality=0.0, **settings).system["moves_mean"] > 0.1
 
 
 def test_arrivals_follow_one_another() -> None:
@@ -177,6 +192,7 @@ def test_a_device_of_ones_own_has_its_rates() -> None:
         ({"device": "pixel9"}, "device: expected one of pixel7-bloom-1.1b, .*, or rates, got 'pixel9'"),
         ({"service": "gpt-9"}, "latency profile: expected a JSON file or one of .*, got 'gpt-9'"),
         ({"prices": "gpt-9"}, "prices: expected one of"),
+        ({"provider": "closedai"}, "provider: expected one of .*, got 'closedai'"),
         ({"budget": 1.5}, "expected `float` <= 1.0"),
         ({"dispatch": "dice"}, "invalid enum value 'dice'"),
         ({"pace": "never"}, "pace: expected None, tokens per second"),

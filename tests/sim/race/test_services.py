@@ -13,7 +13,7 @@ import pytest
 from streamco.emulation.profiles import packaged_names
 from streamco.errors import ConfigError
 from streamco.policies.cost import constraint, device_costs
-from streamco.sim.race.services import PHONES, PRICES, PackagedService, RecordedService, price_of, read_rows, read_services
+from streamco.sim.race.services import PHONES, PRICES, PackagedService, RecordedService, price_of, provider_of, read_rows, read_services
 
 ROWS = [(0.1 * number, 10.0 + number) for number in range(1, 9)]
 
@@ -116,3 +116,18 @@ def test_a_packed_file_that_is_damaged_is_a_setting_that_is_wrong(tmp_path: Path
     path.write_bytes(packed)
     with pytest.raises(ConfigError, match=r"t\.csv\.gz: expected rows as CSV or JSON lines"):
         list(read_rows(path))
+
+
+@pytest.mark.parametrize(
+    ("service", "provider"),
+    [
+        ("openai-gpt-4-0125-preview", "openai"),
+        ("Azure gpt-3.5-turbo-0613", "azure"),
+        ("groq-llama-2-70b-chat", "groq"),
+        ("DeepSeek-V2.5", "deepseek"),
+        ("replicate-llama-2-70b-chat", "generic"),
+        ("mine.json", "generic"),
+    ],
+)
+def test_a_service_is_its_providers(service: str, provider: str) -> None:
+    assert provider_of(service).name == provider
