@@ -211,11 +211,15 @@ def savings() -> Question:
         )
         names.append(best[0].partition("best: ")[2])
         rows.append([f"the {side} is spared", f"{median:.0f} %", f"{best[1]:.0f} %", f"{worst[1]:.2f} %"])
-    settings = sum(int(what.split()[1]) for _, what, _ in run.rows if what.startswith("of ") and "settings, those that cost more" in what)
+    counts = [
+        what for _, what, who in run.rows if who == "streamco" and what.startswith("of ") and "settings, those that cost more" in what
+    ]
+    settings = sum(int(what.split()[1]) for what in counts)
     return Question(
         "What do planned hand-overs save?",
         f"Cost of whole answers with and without them, in {settings:,} settings of 29 services, 3 phones and 11 budgets, in virtual time, money and energy "
-        f"together (DiSCo, Figure 7: up to 83.6 and 72.7 %). Short prompts, cheap services and servers that write on for a round trip leave less. "
+        f"together (DiSCo, Figure 7: up to 83.6 and 72.7 %), if every service could go on with an answer and any model were good enough. The default client "
+        f"saves less: few providers can, and no answer moves to a weaker model by itself ([by service](research/disco.md#cost-figure-7)). Short prompts, cheap services and servers that write on for a round trip leave less. "
         f"Best: {names[0]}; {names[1]}.",
         ("cost",),
         ("higher is better", "median service", "best setting", "worst setting"),

@@ -57,6 +57,11 @@ PAPER_DELAYED = {  # tokens of a move: mean / P99
 }
 PAPER_BETWEEN = {"server": "0.209", "device": "0.217"}  # seconds between tokens, P99
 
+SENTENCES = {  # over the tables of cost, in their order
+    DEFAULT: f"By default, at budget {SHOWN_BUDGET:g}:",
+    ALL: f"If all services could go on with an answer, and any model were good enough, at budget {SHOWN_BUDGET:g}:",
+}
+
 Rows = Sequence[Mapping[str, Any]]
 
 
@@ -134,24 +139,29 @@ def cost_cut(stays: Outcome, moves: Outcome) -> Cut:
 
 
 def cost_lines(results: Mapping[str, Any]) -> Iterator[str]:
-    """Yield what is saved at one budget, the most over all budgets, and both beside the paper's most."""
+    """Yield the mean and the most that is saved in each way beside the paper's most, and then what is saved at one budget."""
     rows: Rows = results["rows"]
-    lines, totals = [], []
+    totals = []
     for side in SIDES:
-        of_side = [row for row in rows if row["side"] == side]
-        for phone in PHONES:
-            of_phone = [row for row in of_side if row["phone"] == phone]
-            shown = {row["model"]: row for row in of_phone if row["budget"] == SHOWN_BUDGET}
-            cells = (f"{shown[model]['saved']:.1f} ({shown[model]['low']:.1f} to {shown[model]['high']:.1f})" for model in MODELS)
-            most = max(of_phone, key=lambda row: row["saved"])
-            lines.append([side, phone, *cells, f"{most['model']} {most['saved']:.1f}, at {most['budget']:g}"])
-        mean = fmean(row["saved"] for row in of_side if row["budget"] == SHOWN_BUDGET)
-        totals.append([side, f"{mean:.0f} %", f"{max(row['saved'] for row in of_side):.1f} %", f"{PAPER_MOST[side]} %"])
-    yield from table_lines(["spared", "phone", *MODELS, "most, at budget"], lines)
-    yield ""
-    yield f"Mean of the cells of a side at budget {SHOWN_BUDGET:g}, and the most at any budget:"
-    yield ""
-    yield from table_lines(["spared", "mean", "most", "the paper's most"], totals)
+        cells = []
+        for way in WAYS:
+            found = [row for row in rows if (row["way"], row["side"]) == (way, side)]
+            mean = fmean(row["saved"] for row in found if row["budget"] == SHOWN_BUDGET)
+            cells.append(f"{mean:.0f} / {max(row['saved'] for row in found):.1f} %")
+        totals.append([side, *cells, f"{PAPER_MOST[side]} %"])
+    yield from table_lines(["spared: mean / most", *WAYS, "the paper's most"], totals)
+    for way, sentence in SENTENCES.items():
+        yield from ("", sentence, "")
+        yield from table_lines(["spared", "phone", *MODELS, "most, at budget"], _cost_cells([row for row in rows if row["way"] == way]))
+
+
+def _cost_cells(rows: Rows) -> Iterator[list[str]]:
+    for side, phone in product(SIDES, PHONES):
+        found = [row for row in rows if (row["side"], row["phone"]) == (side, phone)]
+        shown = {row["model"]: row for row in found if row["budget"] == SHOWN_BUDGET}
+        cells = (f"{shown[model]['saved']:.1f} ({shown[model]['low']:.1f} to {shown[model]['high']:.1f})" for model in MODELS)
+        most = max(found, key=lambda row: row["saved"])
+        yield [side, phone, *cells, f"{most['model']} {most['saved']:.1f}, at {most['budget']:g}" if most["saved"] > 0 else "none"]
 
 
 def move_rows(processes: int) -> Rows:
@@ -188,7 +198,10 @@ def move_row(found: Iterable[Outcome]) -> Mapping[str, Any]:
 def move_lines(results: Mapping[str, Any]) -> Iterator[str]:
     """Yield the moves of each model and side beside the paper's."""
     head = ["service", "spared", "paper: delayed tokens, mean / P99", "ours, mean", "P99", "answers that moved", "of these unnoticed"]
-    yield from table_lines([*head, "paper: TBT P99", "ours"], map(_move_line, results["rows"]))
+    rows: Rows = results["rows"]
+    moved = {way: {(row["model"], row["side"]): row["moved"] for row in rows if row["way"] == way} for way in (DEFAULT, ANY_MODEL)}
+    lines = ([*_move_line(row), *(f"{found[row['model'], row['side']]}" for found in moved.values())] for row in rows if row["way"] == ALL)
+    yield from table_lines([*head, "paper: TBT P99", "ours", *(f"moved {way}" for way in moved)], lines)
 
 
 def _move_line(row: Mapping[str, Any]) -> list[str]:

@@ -9,7 +9,7 @@ from typing import Any, cast
 import pytest
 
 from bench.counted.dispatch import PHONES
-from bench.papers.disco_live import MODELS, cost_cut, cost_lines, move_lines, move_row, ttft_lines
+from bench.papers.disco_live import MODELS, WAYS, cost_cut, cost_lines, move_lines, move_row, ttft_lines
 from streamco.sim.experiment.scenario import Outcome
 
 
@@ -40,14 +40,22 @@ def test_what_is_saved_is_of_all_requests_together() -> None:
 
 def test_costs_stand_beside_the_papers_most() -> None:
     rows = [
-        {"side": side, "model": model, "phone": phone, "budget": budget, "saved": saved, "low": saved - 1, "high": saved + 1}
-        for side, model, phone, (budget, saved) in product(("device", "server"), MODELS, PHONES, ((0.5, 10.0), (1.0, 12.5)))
+        {"way": way, "side": side, "model": model, "phone": phone, "budget": budget, "saved": saved, "low": saved - 1, "high": saved + 1}
+        for way, side, model, phone, (budget, saved) in product(WAYS, ("device", "server"), MODELS, PHONES, ((0.5, 10.0), (1.0, 12.5)))
     ]
     rows[-1]["saved"] = 40.0
+    for row in rows[: 2 * len(MODELS) * len(PHONES)]:
+        row |= {"saved": 0.0, "low": 0.0, "high": 0.0}
     lines = [*cost_lines({"rows": rows})]
-    assert lines[0] == "| spared | phone | GPT | LLaMA | DeepSeek | Command | most, at budget |"
-    assert lines[2] == f"| device | {next(iter(PHONES))} |" + " 10.0 (9.0 to 11.0) |" * 4 + " GPT 12.5, at 1 |"
-    assert lines[-2:] == ["| device | 10 % | 12.5 % | 72.7 % |", "| server | 10 % | 40.0 % | 83.6 % |"]
+    assert lines[0] == "| spared: mean / most | by default | to any model | if all could | the paper's most |"
+    assert lines[2:4] == [
+        "| device | 0 / 0.0 % | 10 / 12.5 % | 10 / 12.5 % | 72.7 % |",
+        "| server | 10 / 12.5 % | 10 / 12.5 % | 10 / 40.0 % | 83.6 % |",
+    ]
+    assert lines[5] == "By default, at budget 0.5:"
+    assert lines[7] == "| spared | phone | GPT | LLaMA | DeepSeek | Command | most, at budget |"
+    assert lines[9] == f"| device | {next(iter(PHONES))} |" + " 0.0 (0.0 to 0.0) |" * 4 + " none |"
+    assert lines[-6] == f"| device | {next(iter(PHONES))} |" + " 10.0 (9.0 to 11.0) |" * 4 + " GPT 12.5, at 1 |"
 
 
 def test_only_answers_that_moved_count() -> None:
@@ -63,12 +71,15 @@ def test_moves_stand_beside_the_papers() -> None:
     none = {"moved": 0, "between_p99": 0.208}
     never = {**moved, "delayed": 0.0, "high": 0.0, "unnoticed": 1.0}
     rows = [
-        {"model": "GPT", "side": "device", **moved},
-        {"model": "GPT", "side": "server", **none},
-        {"model": "LLaMA", "side": "server", **never},
+        {"way": "if all could", "model": "GPT", "side": "device", **moved},
+        {"way": "if all could", "model": "GPT", "side": "server", **none},
+        {"way": "if all could", "model": "LLaMA", "side": "server", **never},
     ]
+    places = [(row["model"], row["side"]) for row in rows]
+    rows += [{"way": "by default", "model": model, "side": side, **none} for model, side in places]
+    rows += [{"way": "to any model", "model": model, "side": side, **none, "moved": 7} for model, side in places]
     assert [*move_lines({"rows": rows})][2:] == [
-        "| GPT | device | 6.59 / 6.59 | 0.02 (0.00 to 0.06) | 0 | 844 | 99.5 % | 0.217 s | 0.208 s |",
-        "| GPT | server | 4.21 / 9.40 | - | - | 0 | - | 0.209 s | 0.208 s |",
-        "| LLaMA | server | 5.53 / 11.00 | 0.00 | 0 | 844 | 100.0 % | 0.209 s | 0.208 s |",
+        "| GPT | device | 6.59 / 6.59 | 0.02 (0.00 to 0.06) | 0 | 844 | 99.5 % | 0.217 s | 0.208 s | 0 | 7 |",
+        "| GPT | server | 4.21 / 9.40 | - | - | 0 | - | 0.209 s | 0.208 s | 0 | 7 |",
+        "| LLaMA | server | 5.53 / 11.00 | 0.00 | 0 | 844 | 100.0 % | 0.209 s | 0.208 s | 0 | 7 |",
     ]
