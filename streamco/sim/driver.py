@@ -54,8 +54,11 @@ class SimulatedMachine(ABC, Generic[EventT, CommandT]):
 
     def receive(self, event: EventT) -> None:
         """Give the machine an event that happens now."""
-        self.machine.receive(event, now=self._env.now)
+        self._receive(event)
         self._carry_out(event)
+
+    def _receive(self, event: EventT) -> None:
+        self.machine.receive(event, now=self._env.now)
 
     @abstractmethod
     def _do(self, command: CommandT) -> None:

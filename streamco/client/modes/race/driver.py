@@ -348,18 +348,8 @@ class RaceDriver(TaskDriver[Event, Command]):
 
     def _receive(self, event: Event, now: float) -> None:
         super()._receive(event, now)
-        if self._watch is None:
-            return
-        match event:
-            case StreamFailed():
-                self._watch.failed(event.source, event.error)
-                self._watch.left(event.source)
-            case StreamRetrying():
-                self._watch.failed(event.source, event.error)
-            case TokensReceived() if event.tokens:
-                self._watch.answered(event.source)
-            case StreamEnded() | StreamCancelled():
-                self._watch.left(event.source, is_complete=isinstance(event, StreamEnded))
+        if self._watch is not None:
+            self._watch.receive(event)
 
     async def _read_stream(self, source: str, stream: EndpointStream) -> None:
         """Read one endpoint until it ends, or until the reader's own task can read it."""

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 
 from streamco.client.answer_log import describe_error
 from streamco.core.race.breaker import Breaker, rests_after
 from streamco.core.race.device_queue import DeviceQueue
 from streamco.endpoints.base import Endpoint
 from streamco.errors import EndpointError
+from streamco.events import Event, StreamCancelled, StreamEnded, StreamFailed, StreamRetrying, TokensReceived
 from streamco.machine_driver import clock_of
 
 __all__ = ["EndpointStates", "Watch"]
@@ -20,9 +21,11 @@ class EndpointStates:
 
     Args:
         device: the device; None: there is none. A remote server in its place has no queue here.
+        clock: gives the present in seconds; None: the running loop's.
     """
 
-    def __init__(self, device: Endpoint | None) -> None:
+    def __init__(self, device: Endpoint | None, *, clock: Callable[[], float] | None = None) -> None:
+        self._clock = clock or _now
         self._breakers: dict[str, Breaker] = {}  # of endpoints that have failed
         self._device = device if device is not None and device.kind == "device" else None
         self._queue = DeviceQueue()
@@ -30,7 +33,7 @@ class EndpointStates:
     def delay(self, tokens: int) -> float:
         """Return by how many seconds later than the server the device would begin, because of the answers before this one."""
         self._queue.places = _places_of(self._device)
-        return self._queue.delay(tokens, now=_now())
+        return self._queue.delay(tokens, now=self._clock())
 
     @property
     def queued(self) -> int:
@@ -41,13 +44,14 @@ class EndpointStates:
         """Return why endpoints rest, as a clause, by name; those that don't are left out."""
         if not self._breakers:
             return {}
-        now = _now()
+        now = self._clock()
         found = {name: breaker for name in names if (breaker := self._breakers.get(name)) is not None and breaker.is_resting(now=now)}
         return {name: f"it has just failed ({breaker.kind})" for name, breaker in found.items()}
 
     def watch(self, tokens: int) -> Watch:
         """Return what an answer to a prompt of ``tokens`` tells about its endpoints."""
-        return Watch(self._breakers, self._queue, device=self._device.name if self._device is not None else "", tokens=tokens)
+        device = self._device.name if self._device is not None else ""
+        return Watch(self._breakers, self._queue, self._clock, device=device, tokens=tokens)
 
     async def aclose(self) -> None:
         """Forget all failures."""
@@ -60,22 +64,37 @@ class Watch:
     Args:
         breakers: those of the client, by endpoint.
         queue: the device's.
+        clock: gives the present in seconds.
         device: the device's name; "": there is none.
         tokens: length of the prompt.
     """
 
-    def __init__(self, breakers: dict[str, Breaker], queue: DeviceQueue, *, device: str, tokens: int) -> None:
+    def __init__(self, breakers: dict[str, Breaker], queue: DeviceQueue, clock: Callable[[], float], *, device: str, tokens: int) -> None:
         self._breakers = breakers
         self._queue = queue
+        self._clock = clock
         self._device = device
         self._tokens = tokens
         self.was_alone = True  # the device had no other answer when it was asked for this one
         self._asked: dict[str, float] = {}  # endpoints that have given no token yet, and when they were asked
         self._tried: dict[str, Breaker] = {}  # those that this answer tries after their rest
 
+    def receive(self, event: Event) -> None:
+        """Record what an event says about the endpoint that it comes from."""
+        match event:
+            case StreamFailed():
+                self.failed(event.source, event.error)
+                self.left(event.source)
+            case StreamRetrying():
+                self.failed(event.source, event.error)
+            case TokensReceived() if event.tokens:
+                self.answered(event.source)
+            case StreamEnded() | StreamCancelled():
+                self.left(event.source, is_complete=isinstance(event, StreamEnded))
+
     def opened(self, name: str, *, is_whole: bool = True) -> None:
         """Record that an endpoint is asked; ``is_whole``: for an answer from its beginning on."""
-        now = _now()
+        now = self._clock()
         self._asked[name] = now
         if name == self._device:
             self.was_alone = self.was_alone and not len(self._queue)
@@ -87,11 +106,11 @@ class Watch:
     def failed(self, name: str, error: EndpointError) -> None:
         """Record a failure, also one after which the endpoint asks its server again."""
         if rests_after(error):
-            self._breakers.setdefault(name, Breaker()).record_failure(error, describe_error(error), now=_now())
+            self._breakers.setdefault(name, Breaker()).record_failure(error, describe_error(error), now=self._clock())
             if name in self._asked:
-                self._asked[name] = _now()  # it may be asked again, and answer that
+                self._asked[name] = self._clock()  # it may be asked again, and answer that
             if name == self._device:
-                self._queue.begin_again(self, now=_now())
+                self._queue.begin_again(self, now=self._clock())
         self._end_trial(name)
 
     def answered(self, name: str) -> None:
@@ -99,9 +118,9 @@ class Watch:
         if (asked := self._asked.pop(name, None)) is None:
             return
         if name == self._device:
-            self._queue.record_first_token(self, now=_now())
+            self._queue.record_first_token(self, now=self._clock())
         else:
-            self._queue.record_server(_now() - asked)
+            self._queue.record_server(self._clock() - asked)
         breaker = self._breakers.get(name)
         if breaker is not None and asked >= breaker.failed:
             breaker.record_answer()
@@ -111,7 +130,7 @@ class Watch:
     def left(self, name: str, *, is_complete: bool = False) -> None:
         """Record that the answer isn't at an endpoint any more; ``is_complete``: it was written to its end there."""
         if name == self._device:
-            self._queue.end(self, now=_now(), is_complete=is_complete)
+            self._queue.end(self, now=self._clock(), is_complete=is_complete)
         self._end_trial(name)
 
     def _end_trial(self, name: str) -> None:
