@@ -1,13 +1,14 @@
-"""Simulated client with one service and one device, which answers request after request (DiSCo 4).
+"""Simulated client with one service and one device, which answers request after request, or each when it arrives (DiSCo 4).
 
-Only the two endpoints are simulated (``sim.race.endpoints``). The dispatcher, the learners and the race machine are those of a live
-client: they decide which endpoint starts when, which one wins, when the answer migrates and what is learned. Each request has a random
-source of its own, so that all contenders meet the same requests.
+Only the two endpoints are simulated (``sim.race.endpoints``). The dispatcher, the learners, the states of the endpoints and the race
+machine are those of a live client: they decide which endpoint starts when, which one wins and which one rests, when the answer migrates,
+what is borrowed from the budget and what is learned. Each request has a random source of its own, so that all contenders meet the same
+requests.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from random import Random
 from types import SimpleNamespace
 from typing import Any, NamedTuple
@@ -16,6 +17,7 @@ import simpy
 
 from streamco.client.modes.race.dispatch_record import DispatchRecord
 from streamco.client.modes.race.dispatcher import Dispatcher
+from streamco.client.modes.race.endpoint_states import EndpointStates
 from streamco.client.modes.race.migration import MigrationOptions
 from streamco.config import READING, Limits, ReaderPace, fixed_rate
 from streamco.core.race.commands import ContinueStream
@@ -25,7 +27,8 @@ from streamco.endpoints.known_servers.providers import GENERIC, Provider
 from streamco.events import Event
 from streamco.policies.cost import DeviceCosts, device_costs
 from streamco.profiles import DeviceSpeed, ModelShape, Prices
-from streamco.sim.race.endpoints import SimulatedAnswer, SimulatedDevice, SimulatedServer, UsageCounter
+from streamco.sim.driver import call_at
+from streamco.sim.race.endpoints import DevicePlaces, RequestLimit, SimulatedAnswer, SimulatedDevice, SimulatedServer, UsageCounter
 from streamco.sim.race.lengths import RequestLengths
 from streamco.sim.race.services import Reply, ServiceModel
 from streamco.sim.race.session import Opening, SimulatedRace, SimulatedStream
@@ -95,6 +98,8 @@ class RaceOutcome(NamedTuple):
         dispatched: the dispatch decision.
         device, server: tokens that each endpoint has read and made.
         cost: US dollars, energy at the exchange rate included; None: prices or shape are not known.
+        began: when the request came, in seconds from the client's first one.
+        draw: the request.
     """
 
     machine: RaceMachine
@@ -103,16 +108,24 @@ class RaceOutcome(NamedTuple):
     device: UsageCounter
     server: UsageCounter
     cost: float | None
+    began: float
+    draw: RequestDraw
 
     @property
     def ttft(self) -> float:
         """Seconds from the request to the first token."""
         assert self.machine.meter.first is not None, "the answer is whole"
-        return self.machine.meter.first
+        return self.machine.meter.first - self.machine.began
+
+    @property
+    def seconds(self) -> float:
+        """Seconds from the request to the last token."""
+        assert self.machine.meter.last is not None, "the answer is whole"
+        return self.machine.meter.last - self.machine.began
 
 
 class SimulatedClient:
-    """A client that makes one request after the other.
+    """A client that makes one request after the other, or each when it arrives.
 
     Args:
         dispatcher: the live client's dispatcher, with what it already knows.
@@ -126,6 +139,9 @@ class SimulatedClient:
         burst: tokens an event when no decision depends on them: after a migration, and in answers that can't migrate.
         server_burst: tokens of the service that come together, in all other cases.
         reader_rate: tokens per second of the virtual reader.
+        places: answers that the device makes at a time.
+        requests_per_min: requests that the service takes in a minute; None: any number.
+        rests: endpoints that have failed rest, as in a live client.
     """
 
     def __init__(
@@ -142,6 +158,9 @@ class SimulatedClient:
         burst: int = 1,
         server_burst: int = 1,
         reader_rate: float = READING,
+        places: int = 4,
+        requests_per_min: int | None = None,
+        rests: bool = True,
     ) -> None:
         self.dispatcher, self.migration = dispatcher, migration
         self._speed = speed
@@ -149,7 +168,9 @@ class SimulatedClient:
         self._burst, self._server_burst = burst, server_burst
         self._prices = prices
         self._costs: DeviceCosts | None = None if shape is None else device_costs(shape, exchange_rate=exchange_rate)
-        self._device: Any = _Endpoint("device", Capabilities(continuation="token_ids", pre_copy="append"), TokenPrices(), _engine(shape))
+        self._device: Any = _Endpoint(
+            "device", Capabilities(continuation="token_ids", pre_copy="append"), TokenPrices(), _engine(shape, places)
+        )
         token_prices = (
             TokenPrices()
             if prices is None
@@ -161,35 +182,87 @@ class SimulatedClient:
         )
         self._server: Any = _Endpoint("server", can, token_prices)
         self.endpoints: Mapping[str, Any] = {"device": self._device, "server": self._server}
+        self._places = places
+        self._limit = None if requests_per_min is None else RequestLimit(requests_per_min)
+        self._rests = rests
+        self._env = simpy.Environment()
+        self._before = 0.0  # seconds of earlier environments
+        self._states = EndpointStates(self.endpoints["device"], clock=lambda: self._now)
+
+    @property
+    def _now(self) -> float:
+        return self._before + self._env.now
 
     def run(self, draw: RequestDraw) -> RaceOutcome:
         """Run one request until all work for it has ended, and let the client learn from it."""
-        answer = draw.answer
+        (outcome,) = self.run_arriving([(0.0, draw)])
+        return outcome
+
+    def run_arriving(self, requests: Iterable[tuple[float, RequestDraw]]) -> list[RaceOutcome]:
+        """Run requests until all work for them has ended. Each begins when it arrives, and the client learns from each when it ends.
+
+        Args:
+            requests: seconds from now on at which each request comes, in order.
+        """
+        self._before, self._env = self._now, simpy.Environment()  # an answer alone has the same times whenever it comes
+        places = DevicePlaces(self._env, self._places)
+        outcomes: list[RaceOutcome] = []
+        coming = iter(requests)
+
+        def wait_for_next() -> None:
+            if (request := next(coming, None)) is not None:
+                at, draw = request
+                call_at(self._env, at - self._env.now, lambda: begin(draw))
+
+        def begin(draw: RequestDraw) -> None:
+            self._begin(draw, places, outcomes.append)
+            wait_for_next()
+
+        wait_for_next()
+        self._env.run()
+        return outcomes
+
+    def _begin(self, draw: RequestDraw, places: DevicePlaces, done: Callable[[RaceOutcome], None]) -> None:
+        """Start a request; ``done`` is called with its outcome when all work for it has ended."""
+        answer, began = draw.answer, self._now
         request = Request(prompt_ids=range(answer.prompt_tokens))
-        dispatched = self.dispatcher.decide(request, self._device, [self._server], {})
-        plan = RacePlan(
+        resting = self._states.resting(self.endpoints) if self._rests else {}
+        dispatched = self.dispatcher.decide(request, self._device, [self._server], {}, resting=resting, states=self._states)
+        plan = self._plan(dispatched, answer.max_tokens)
+        device, server = self._open_endpoints(draw, places, can_move=plan.migration is not None)
+        machine, watch = RaceMachine(plan), self._states.watch(dispatched.prompt_tokens)
+
+        def end() -> None:
+            watch.close()
+            if machine.error is not None:
+                raise AssertionError(f"{draw.seed}: expected a whole answer, got {machine.error}")
+            self.dispatcher.record(dispatched, machine, was_alone=watch.was_alone)
+            cost = self._cost(device.work, server.work)
+            done(RaceOutcome(machine, session, dispatched, device.work, server.work, cost, began, draw))
+
+        session = SimulatedRace(self._env, machine, {"device": device, "server": server}, watch=watch, on_over=end)
+        session.start()
+
+    def _plan(self, dispatched: DispatchRecord, limit: int | None) -> RacePlan:
+        return RacePlan(
             attempts=dispatched.attempts,
             pace=self._pace,
             explore=dispatched.explore,
             reader_rate=self._reader_rate,
             on_failure="migrate",
-            max_tokens=answer.max_tokens,
+            max_tokens=limit,
             migration=None
             if self.migration is None
             else self.dispatcher.plan_moves(
-                dispatched, self.endpoints, self.migration, pace=fixed_rate(self._pace), capacity=_CAPACITY, limit=answer.max_tokens
+                dispatched, self.endpoints, self.migration, pace=fixed_rate(self._pace), capacity=_CAPACITY, limit=limit
             ),
         )
-        machine, session, device, server = self._play(draw, plan)
-        if not machine.is_over or machine.error is not None:
-            raise AssertionError(f"{draw.seed}: expected a whole answer, got {machine.error}")
-        self.dispatcher.record(dispatched, machine)
-        return RaceOutcome(machine, session, dispatched, device.work, server.work, self._cost(device.work, server.work))
 
-    def _play(self, draw: RequestDraw, plan: RacePlan) -> tuple[RaceMachine, SimulatedRace, _Device, _Server]:
+    def _open_endpoints(self, draw: RequestDraw, places: DevicePlaces, *, can_move: bool) -> tuple[_Device, _Server]:
+        """Return the endpoints of one request, which share what other requests take of them."""
         rng, reply = Random(draw.seed), draw.reply
-        first = self._burst if plan.migration is None else 1
-        device = _Device("device", self._speed, rng, draw.answer, burst=first, cancel_takes=CANCEL_TAKES)
+        first = 1 if can_move else self._burst
+        device = _Device("device", self._speed, rng, draw.answer, burst=first, cancel_takes=CANCEL_TAKES, places=places)
         server = _Server(
             "server",
             (reply.first, reply.later),
@@ -199,14 +272,10 @@ class SimulatedClient:
             pre_copy=self._server.capabilities.pre_copy,
             rtt=ROUND_TRIP,
             burst=max(first, self._server_burst),
+            limit=self._limit,
         )
         device.later_burst, server.later_burst = self._burst, max(self._burst, self._server_burst)
-        env = simpy.Environment()
-        machine = RaceMachine(plan)
-        session = SimulatedRace(env, machine, {"device": device, "server": server})
-        session.start()
-        env.run()
-        return machine, session, device, server
+        return device, server
 
     def _cost(self, device: UsageCounter, server: UsageCounter) -> float | None:
         prices, costs = self._prices, self._costs
@@ -217,11 +286,9 @@ class SimulatedClient:
         return money + device.read * costs.prompt + device.made * costs.completion
 
 
-def _engine(shape: ModelShape | None) -> object:
-    """Return an engine as the dispatcher reads it: it has the shape of the device's model. None: the shape is not known."""
-    if shape is None:
-        return None
-    info = SimpleNamespace(
+def _engine(shape: ModelShape | None, places: int) -> object:
+    """Return an engine as the dispatcher reads it: it has its places, and the shape of the device's model if that is known."""
+    info = shape and SimpleNamespace(
         layers=shape.layers, width=shape.width, ffn_width=shape.ffn_width, vocabulary_size=shape.vocabulary, heads=shape.heads
     )
-    return SimpleNamespace(info=info)
+    return SimpleNamespace(info=info, options=SimpleNamespace(max_sequences=places))

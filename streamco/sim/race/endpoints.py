@@ -17,17 +17,20 @@ from random import Random
 import simpy
 from msgspec import Struct
 
+from streamco.config import RetryPolicy
 from streamco.core.race.commands import ContinueStream, OpenStream, PrepareStream
-from streamco.errors import ConfigError
-from streamco.events import Event, PreCopy, StreamEnded, TokensReceived
+from streamco.endpoints.retry import Retries
+from streamco.errors import ConfigError, EndpointStatusError
+from streamco.events import Event, PreCopy, StreamEnded, StreamFailed, StreamRetrying, TokensReceived
 from streamco.openai_types import ChatCompletionChunk, ChoiceDelta, ChunkChoice, CompletionUsage, PromptTokensDetails
 from streamco.profiles import DeviceSpeed, TTFTDistribution
 from streamco.sim.driver import call_at
 from streamco.sim.race.session import Opening, SimulatedStream
 
-__all__ = ["SimulatedAnswer", "SimulatedDevice", "SimulatedServer", "UsageCounter"]
+__all__ = ["DevicePlaces", "RequestLimit", "SimulatedAnswer", "SimulatedDevice", "SimulatedServer", "UsageCounter"]
 
 _TOKEN = ChatCompletionChunk(choices=[ChunkChoice(delta=ChoiceDelta(content="word "))])
+_ROW_COST = 1 / 3  # of a batch's row, over the first: four rows cost twice one (``row_costs``, a 1.5B model on a CPU)
 _SLACK = 1e-9  # tokens; the rounding error of summed gaps is smaller
 
 
@@ -70,6 +73,46 @@ class UsageCounter:
         self.read = self.cached = self.made = 0
 
 
+class DevicePlaces:
+    """What the answers at one device share: it makes a few at a time, and reads their prompts one after another.
+
+    An answer that begins beside others takes longer for each of its tokens, because a batch of more rows does.
+
+    Args:
+        places: answers that it makes at a time.
+    """
+
+    def __init__(self, env: simpy.Environment, places: int) -> None:
+        self.answers = simpy.Resource(env, places)
+        self.reading = simpy.Resource(env, 1)
+
+    @property
+    def slower(self) -> float:
+        """Time of a token, over its time if the device makes no other answer."""
+        return 1.0 + _ROW_COST * (self.answers.count - 1)
+
+
+class RequestLimit:
+    """A server's limit on requests: it takes some in each minute, and refuses all others until the next one begins.
+
+    Args:
+        requests: those that it takes in a minute.
+    """
+
+    def __init__(self, requests: int) -> None:
+        self.requests = requests
+        self._minute, self._taken = 0, 0
+
+    def refuse(self, *, now: float) -> int | None:
+        """Return the whole seconds after which a request may be sent again. None: it is taken, and counted."""
+        if (minute := int(now // 60.0)) != self._minute:
+            self._minute, self._taken = minute, 0
+        if self._taken == self.requests:
+            return math.ceil(60.0 * (minute + 1) - now)
+        self._taken += 1
+        return None
+
+
 class SimulatedDevice:
     """Simulated device. It reads l tokens in k l + c seconds, and keeps what it has read and written; see ``SimulatedSource``.
 
@@ -81,6 +124,7 @@ class SimulatedDevice:
         chunk: tokens of a prompt that it reads at once; a cancel loses a chunk that is not read whole.
         burst: tokens an event, after the first token.
         cancel_takes: seconds a cancel needs.
+        places: those that it has for this answer and others; None: it has no other answer.
 
     Attributes:
         work: tokens that it has read and made.
@@ -100,6 +144,7 @@ class SimulatedDevice:
         chunk: int = 128,
         burst: int = 1,
         cancel_takes: float = 0.0,
+        places: DevicePlaces | None = None,
     ) -> None:
         if speed.decode_tokens_per_s is None:
             raise ConfigError(f"{name}: expected a device speed with a decode rate, got none")
@@ -109,6 +154,7 @@ class SimulatedDevice:
         self.chunk = chunk
         self.burst = burst
         self.cancel_takes = cancel_takes
+        self.places = places
         self.work = UsageCounter()
         self.kept = 0
         self._speed = speed
@@ -137,7 +183,12 @@ class SimulatedDevice:
             None if isinstance(command, PrepareStream) else self.answer.finish_reason,
             _usage(length, total, cached=length - fresh),
         )
-        return _Stream(env, emit, account, end, first=first, gap=self._gap, total=total, burst=self.burst, cancel_takes=self.cancel_takes)
+
+        def begin(emit: Callable[[Event], None], slower: float = 1.0) -> _Stream:
+            gap = self._gap * slower
+            return _Stream(env, emit, account, end, first=first, gap=gap, total=total, burst=self.burst, cancel_takes=self.cancel_takes)
+
+        return begin(emit) if self.places is None else _PlacedStream(env, emit, self.places, begin, cancel_takes=self.cancel_takes)
 
 
 class SimulatedServer:
@@ -152,6 +203,7 @@ class SimulatedServer:
         pre_copy: "warm": a pre-copied prefix is cached afterwards, and billed with one token; "none": it takes no such request.
         rtt: seconds of a round trip; a cancel takes as long, and until then the server writes on and bills it.
         burst: tokens an event, after the first token.
+        limit: its limit on requests, which others share; None: none.
 
     Attributes:
         work: tokens that it bills.
@@ -171,6 +223,7 @@ class SimulatedServer:
         pre_copy: PreCopy = "none",
         rtt: float = 0.1,
         burst: int = 1,
+        limit: RequestLimit | None = None,
     ) -> None:
         if not rate > 0:
             raise ConfigError(f"{name}: expected a rate > 0 tokens/s, got {rate!r}")
@@ -182,8 +235,10 @@ class SimulatedServer:
         self.pre_copy = pre_copy
         self.rtt = rtt
         self.burst = burst
+        self.limit = limit
         self.work = UsageCounter()
         self.cached = 0
+        self._rng = rng
         self._times = _draw(name, ttft, rng)
         self._gap = 1.0 / rate
 
@@ -196,8 +251,6 @@ class SimulatedServer:
             raise AssertionError(f"{self.name}: expected no request to read ahead")
         total = 1 if is_prepare else max(0, self.answer.made - position)
         cached = min(length, self.cached)
-        self.work.read += length
-        self.work.cached += cached
 
         def account(_: float, made: int) -> None:
             self.work.made += made
@@ -206,9 +259,17 @@ class SimulatedServer:
 
         end = StreamEnded(self.name, None if is_prepare else self.answer.finish_reason, _usage(length, total, cached=cached))
         first = next(self._times)
-        return _Stream(
-            env, emit, account, end, first=first, gap=self._gap, total=total, burst=self.burst, cancel_takes=self.rtt, runs_on=self.rtt
-        )
+
+        def begin() -> _Stream:
+            self.work.read += length
+            self.work.cached += cached
+            return _Stream(
+                env, emit, account, end, first=first, gap=self._gap, total=total, burst=self.burst, cancel_takes=self.rtt, runs_on=self.rtt
+            )
+
+        if self.limit is None:
+            return begin()
+        return _LimitedStream(env, emit, self, limit=self.limit, begin=begin, retries=Retries(RetryPolicy(), self._rng))
 
 
 class _Stream:
@@ -277,6 +338,122 @@ class _Stream:
             self._emit(self._end)
         else:
             call_at(self._env, self._gap * min(self._burst, self._total - self._sent), self._emit_next)
+
+
+class _PlacedStream:
+    """A device's stream that begins when there is a place for it, and the prompts before it have been read.
+
+    Args:
+        begin: begins the stream, whose tokens take so many times as long as in an answer alone.
+        cancel_takes: seconds that a cancel needs.
+    """
+
+    def __init__(
+        self,
+        env: simpy.Environment,
+        emit: Callable[[Event], None],
+        places: DevicePlaces,
+        begin: Callable[[Callable[[Event], None], float], _Stream],
+        *,
+        cancel_takes: float,
+    ) -> None:
+        self._env = env
+        self._emit = emit
+        self._places = places
+        self._begin = begin
+        self._cancel_takes = cancel_takes
+        self._stream: _Stream | None = None
+        self._is_cancelled = False
+        self._held = [places.answers.request()]
+        self._held[0].callbacks.append(self._wait_for_turn)
+
+    def cancel(self, released: Callable[[], None]) -> None:
+        """Stop the stream, or wait no longer."""
+        self._is_cancelled = True
+        if self._stream is None:
+            self._free()
+            call_at(self._env, self._cancel_takes, released)
+        else:
+            self._free()
+            self._stream.cancel(released)
+
+    def _wait_for_turn(self, _: simpy.Event) -> None:
+        if not self._is_cancelled:
+            self._held.append(self._places.reading.request())
+            self._held[-1].callbacks.append(self._read)
+
+    def _read(self, _: simpy.Event) -> None:
+        if not self._is_cancelled:
+            self._stream = self._begin(self._pass_on, self._places.slower)
+
+    def _pass_on(self, event: Event) -> None:
+        self._free(keeps=isinstance(event, TokensReceived))
+        self._emit(event)
+
+    def _free(self, *, keeps: bool = False) -> None:
+        """Give back the turn to read, and the place, unless the answer ``keeps`` it."""
+        while len(self._held) > keeps:
+            request = self._held.pop()
+            request.cancel()
+            request.resource.release(request)
+
+
+class _LimitedStream:
+    """A server's stream that begins if its limit allows it; if not, the client asks again when the server has said, as a live one does.
+
+    Args:
+        begin: begins the stream.
+        retries: decide whether and when it is asked again.
+    """
+
+    def __init__(
+        self,
+        env: simpy.Environment,
+        emit: Callable[[Event], None],
+        server: SimulatedServer,
+        *,
+        limit: RequestLimit,
+        begin: Callable[[], _Stream],
+        retries: Retries,
+    ) -> None:
+        self._env = env
+        self._emit = emit
+        self._server = server
+        self._limit = limit
+        self._begin = begin
+        self._retries = retries
+        self._stream: _Stream | None = None
+        self._is_cancelled = False
+        self._ask()
+
+    def cancel(self, released: Callable[[], None]) -> None:
+        """Stop the stream, or ask no more."""
+        self._is_cancelled = True
+        if self._stream is None:
+            call_at(self._env, 0.0, released)
+        else:
+            self._stream.cancel(released)
+
+    def _ask(self) -> None:
+        if self._is_cancelled:
+            return
+        seconds = self._limit.refuse(now=self._env.now)
+        if seconds is None:
+            self._stream = self._begin()
+        else:
+            name = self._server.name
+            error = EndpointStatusError("too many requests", status=429, retry_after=float(seconds), endpoint=name)
+            call_at(self._env, self._server.rtt, lambda: self._refuse(error))
+
+    def _refuse(self, error: EndpointStatusError) -> None:
+        if self._is_cancelled:
+            return
+        wait = self._retries.next_wait(error)
+        if wait is None:
+            self._emit(StreamFailed(self._server.name, error))
+            return
+        call_at(self._env, wait, self._ask)
+        self._emit(StreamRetrying(self._server.name, error, wait))
 
 
 def _position(command: Opening) -> int:

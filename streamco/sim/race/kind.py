@@ -1,7 +1,7 @@
 """``kind: race``: one user's requests to a service and a device that race for the first token (DiSCo).
 
 The live client decides (``sim.race.client``), and this module computes the metrics of an experiment. One request comes after the other, so
-arrivals don't matter, and the time to first token is that of the race alone.
+that the time to first token is the race's alone, unless requests have arrivals: then answers wait for others at the device.
 
 Quality is measured at the virtual reader (``core.meter``), which begins with the first token and takes tokens at a fixed rate. The time
 between tokens is what this reader sees over all answers together, as in DiSCo's Table 3. ``tpot`` is how fast answers were delivered. If
@@ -14,6 +14,9 @@ import math
 from collections.abc import Iterator, Mapping
 from functools import partial
 from itertools import pairwise
+from random import Random
+
+from msgspec.structs import replace
 
 from streamco.client.modes.race.dispatcher import Dispatcher, DispatchOptions
 from streamco.client.modes.race.migration import MigrationOptions
@@ -26,6 +29,7 @@ from streamco.sim.experiment.metrics import Metric, RequestRow, Sink
 from streamco.sim.experiment.scenario import Named, Scenario
 from streamco.sim.race.client import RaceOutcome, RequestDraw, SimulatedClient, draw_request
 from streamco.sim.race.options import RaceOptions, RacePolicy, find_lengths, find_phone, find_prices, find_server, find_service
+from streamco.sim.workload.trace_files import read_gaps
 
 __all__ = ["KIND", "RaceRun", "RaceKind", "RaceRow"]
 
@@ -72,23 +76,23 @@ class RaceKind:
         workload = options.workload
         lengths = "Alpaca prompts" if workload.lengths == "alpaca" else f"prompts as long as those of {workload.lengths}"
         limit = "" if workload.max_tokens is None else f", answers of {workload.max_tokens} tokens at most"
-        return f"a device and a service race for {workload.requests} {lengths}, one after the other{limit}"
+        order = "one after the other" if workload.arrivals is None else "as they arrive"
+        return f"a device and a service race for {workload.requests} {lengths}, {order}{limit}"
 
     def names(self, options: RaceOptions, scenario: Scenario) -> Iterator[Named]:
         """Yield services and recorded lengths; devices and prices were checked with the options."""
         service, lengths = options.world.service, options.workload.lengths
         yield Named(("world", "service"), repr(service), partial(find_service, service, scenario))
         yield Named(("workload", "lengths"), lengths, partial(find_lengths, lengths, scenario))
+        if options.workload.arrivals is not None and (recorded := options.workload.arrivals.azure) is not None:
+            yield Named(("workload", "arrivals", "azure"), recorded, lambda: read_gaps(str(scenario.locate(recorded))))
 
     def run(self, options: RaceOptions, scenario: Scenario, sink: Sink) -> Mapping[str, float]:
-        """Run the client's requests, one after the other."""
-        race = RaceRun(options, scenario)
-        for number in range(options.workload.warm_up):
-            race.client.run(race.draw(f"warm-up {number}"))
-        tally = RaceTotals()
-        for number in range(options.workload.requests):
-            draw = race.draw(f"request {number}")
-            sink(tally.add(race, draw, race.client.run(draw), number))
+        """Run the client's requests, one after the other or as they arrive."""
+        race, tally = RaceRun(options, scenario), RaceTotals()
+        for outcome, number in race.run():
+            if number is not None:
+                sink(tally.add(race, outcome, number))
         return tally.metrics()
 
 
@@ -108,18 +112,33 @@ class RaceRun:
 
     def __init__(self, options: RaceOptions, scenario: Scenario) -> None:
         world, workload, policy = options.world, options.workload, options.policy
+        self._world = world
         self.phone = find_phone(world.device)
         self.service = find_service(world.service, scenario)
         self.lengths = find_lengths(workload.lengths, scenario)
         self.rate = world.reader_tokens_per_s
         self._prices, self._provider = find_prices(world), find_server(world)
-        self._seed, self._max_tokens = scenario.seed, workload.max_tokens
+        self._seed, self._workload = scenario.seed, workload
+        self.arrivals = workload.arrivals
+        if self.arrivals is not None and self.arrivals.azure is not None:
+            self.arrivals = replace(self.arrivals, azure=str(scenario.locate(self.arrivals.azure)))
         self.is_coarse = policy.pace is None and policy.migration == "none"
         self.client = self._client(policy)
 
     def draw(self, name: str) -> RequestDraw:
         """Return the request of this name, which does not depend on the policy."""
-        return draw_request(f"{self._seed} {name}", self.lengths, self.service, self._max_tokens)
+        return draw_request(f"{self._seed} {name}", self.lengths, self.service, self._workload.max_tokens)
+
+    def run(self) -> Iterator[tuple[RaceOutcome, int | None]]:
+        """Yield each answer and its number, in the order in which they end. None: the client only learns from it."""
+        numbers: dict[str, int | None] = {f"warm-up {index}": None for index in range(self._workload.warm_up)}
+        numbers |= {f"request {index}": index for index in range(self._workload.requests)}
+        if self.arrivals is None:
+            yield from ((self.client.run(self.draw(name)), number) for name, number in numbers.items())
+            return
+        by_draw = {self.draw(name): number for name, number in numbers.items()}
+        times = self.arrivals.times(Random(f"{self._seed} arrivals"))
+        yield from ((outcome, by_draw[outcome.draw]) for outcome in self.client.run_arriving(zip(times, by_draw, strict=False)))
 
     def _client(self, policy: RacePolicy) -> SimulatedClient:
         default = RATE_DEVICE_CONSTRAINED if policy.constrained == "device" else RATE_SERVER_CONSTRAINED
@@ -127,6 +146,7 @@ class RaceRun:
         dispatcher = Dispatcher(
             DispatchOptions(
                 policy=policy.dispatch,
+                burst=policy.burst,
                 constrained=policy.constrained,
                 exchange_rate=rate,
                 tail=policy.tail,
@@ -150,6 +170,8 @@ class RaceRun:
             burst=_WHOLE if self.is_coarse else 1,
             server_burst=self.service.burst,
             reader_rate=self.rate,
+            places=self._world.places,
+            requests_per_min=self._world.requests_per_min,
         )
 
     def _migration(self, policy: RacePolicy) -> MigrationOptions | None:
@@ -167,17 +189,23 @@ class RaceRun:
             shape=self.phone.shape,
         )
 
-    def times(self, draw: RequestDraw, outcome: RaceOutcome) -> list[float] | None:
+    def times(self, outcome: RaceOutcome) -> list[float] | None:
         """Return the seconds at which each token was delivered. None: no token came after the virtual reader wanted it."""
         if not self.is_coarse:
             return [time for time, delivery in outcome.session.deliveries for _ in delivery.chunks]
-        decode = self.phone.speed.decode_tokens_per_s
-        assert decode is not None, "every simulated device has a decode rate"
-        gap, burst = (1.0 / decode, 1) if outcome.machine.winner == "device" else (1.0 / draw.reply.rate, self.service.burst)
+        gap, burst = (
+            (self._device_gap(outcome), 1) if outcome.machine.winner == "device" else (1.0 / outcome.draw.reply.rate, self.service.burst)
+        )
         if gap * burst * self.rate <= 1.0:
             return None
-        first, last = outcome.ttft, draw.answer.made - 1
+        first, last = outcome.ttft, outcome.draw.answer.made - 1
         return [first + gap * min(last, -(-index // burst) * burst) for index in range(last + 1)]
+
+    def _device_gap(self, outcome: RaceOutcome) -> float:
+        """Return the seconds a token of an answer that the device alone has written; beside others it is slower."""
+        decode, meter = self.phone.speed.decode_tokens_per_s, outcome.machine.meter
+        assert decode is not None, "every simulated device has a decode rate"
+        return 1.0 / decode if self.arrivals is None else (outcome.seconds - outcome.ttft) / max(1, meter.tokens - 1)
 
 
 class RaceTotals:
@@ -190,14 +218,14 @@ class RaceTotals:
         self._gaps: dict[int, int] = {}  # steps, how often
         self._delayed_by_move: list[int] = []
 
-    def add(self, race: RaceRun, draw: RequestDraw, outcome: RaceOutcome, number: int) -> RaceRow:
+    def add(self, race: RaceRun, outcome: RaceOutcome, number: int) -> RaceRow:
         """Count an answer, and return its row."""
         machine, dispatched = outcome.machine, outcome.dispatched
         constrained = dispatched.plan.constrained
         attempts = (*machine.past_attempts, *machine.attempts.values())
         # counted as the client's budget accounts it
         is_spent = any(attempt.source == constrained and attempt.opened is not None for attempt in attempts)
-        delayed = self._count_gaps(race.times(draw, outcome), machine.meter.tokens, 1.0 / race.rate)
+        delayed = self._count_gaps(race.times(outcome), machine.meter.tokens, 1.0 / race.rate)
         moves = [move.delayed_tokens for move in describe_hand_overs(machine, dispatched, race.client.endpoints) if move.is_planned]
         self._answers += 1
         self._tokens += dispatched.prompt_tokens
@@ -206,17 +234,16 @@ class RaceTotals:
         self._device_wins += machine.winner == "device"
         self._cost = None if self._cost is None or outcome.cost is None else self._cost + outcome.cost
         self._delayed_by_move += moves
-        meter = machine.meter
-        assert meter.last is not None, "it is a whole answer"
-        self._now += meter.last
+        meter, seconds = machine.meter, outcome.seconds
+        self._now += seconds
         return RaceRow(
             number=number,
-            arrival=self._now - meter.last,
+            arrival=self._now - seconds if race.arrivals is None else outcome.began,
             tokens=meter.tokens,
             prompt_tokens=dispatched.prompt_tokens,
-            seconds=meter.last,
+            seconds=seconds,
             ttft=outcome.ttft,
-            tpot=(meter.last - outcome.ttft) / (meter.tokens - 1) if meter.tokens > 1 else None,
+            tpot=(seconds - outcome.ttft) / (meter.tokens - 1) if meter.tokens > 1 else None,
             device=0 if outcome.device.read else None,
             server=0 if outcome.server.read else None,
             mode=", ".join(filter(None, (machine.winner, *(move.target for move in machine.hand_overs)))),

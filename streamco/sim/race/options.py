@@ -9,7 +9,9 @@ from msgspec.structs import replace
 
 from streamco.config import READING, parse_pace
 from streamco.endpoints.known_servers.providers import GENERIC, Provider, find_provider
+from streamco.engines.base import EngineOptions
 from streamco.errors import ConfigError
+from streamco.policies.budget_control import BURST
 from streamco.policies.device_constrained import TAIL
 from streamco.policies.dispatch import Side
 from streamco.policies.migration import TransferRule
@@ -29,6 +31,7 @@ from streamco.sim.race.services import (
     provider_of,
     read_services,
 )
+from streamco.sim.workload.workload import ArrivalOptions
 
 __all__ = ["DeviceOptions", "PriceOptions", "RaceOptions", "RacePolicy", "RaceWorkload", "RaceWorld", "TraceOptions"]
 __all__ += ["find_lengths", "find_phone", "find_prices", "find_server", "find_service"]
@@ -101,14 +104,19 @@ class RaceWorld(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
         service: a packaged latency profile's name (or file), or a recorded trace.
         provider: whose server it is (docs/endpoints.md), which says whether it can go on with an answer; "vllm" can. None: the one with
             whose name a packaged profile's name begins; of other services nothing is known, and they can't.
+        requests_per_min: requests that the service takes in each minute; it refuses the others by 429 and says when to ask again. None: any
+            number.
         prices: a name on the list, or prices; None: those of a packaged service.
+        places: answers that the device makes at a time.
         reader_tokens_per_s: consumption rate of the virtual reader.
     """
 
     device: str | DeviceOptions = "xiaomi14-qwen-0.5b"
     service: str | TraceOptions = "openai-gpt-4-0125-preview"
     provider: str | None = None
+    requests_per_min: Count | None = None
     prices: str | PriceOptions | None = None
+    places: Count = EngineOptions().max_sequences
     reader_tokens_per_s: Positive = READING
 
     def __post_init__(self) -> None:
@@ -125,14 +133,20 @@ class RaceWorkload(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     Args:
         requests: number of requests that count.
         warm_up: answers before them, which the client learns from.
+        arrivals: when requests come (docs/workloads.md), "closed" excepted. None: each when the one before it has ended.
         lengths: "alpaca", or a file of recorded lengths (``lengths.read_request_lengths``).
         max_tokens: maximum length of an answer; None: no limit (DiSCo Appendix E: 128).
     """
 
     requests: Count = 1000
     warm_up: Annotated[int, Meta(ge=0)] = 30
+    arrivals: ArrivalOptions | None = None
     lengths: str = "alpaca"
     max_tokens: Count | None = 128
+
+    def __post_init__(self) -> None:
+        if self.arrivals is not None and self.arrivals.closed is not None:
+            raise ConfigError("workload: arrivals: expected poisson_per_s or azure, got closed")
 
 
 class RacePolicy(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -142,6 +156,7 @@ class RacePolicy(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
         dispatch: a dispatch policy's name (docs/dispatch.md); "auto" is the client's default, "disco" the paper's Algorithm 2 or 3.
         constrained: the constrained side; None: the costs decide (Algorithm 1).
         budget: share of prompt tokens that this side may process.
+        burst: prompt tokens that may be borrowed from it for answers that would wait at the device; 0: none.
         migration: how answers migrate to the cheaper side.
         min_quality: see ``streamco.MigrationOptions``. None: to the server alone, because it isn't known how good the device is.
         pace: tokens a second at the reader, "reading", "listening" or "smooth" (as they come, but evenly); None: at once.
@@ -153,6 +168,7 @@ class RacePolicy(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     dispatch: Dispatch = "auto"
     constrained: Side | None = None
     budget: Share = 0.3
+    burst: Annotated[int, Meta(ge=0)] = BURST
     migration: Literal["none"] | TransferRule = "none"
     min_quality: Share | None = None
     pace: float | str | None = None

@@ -7,7 +7,7 @@ from typing import Protocol
 
 import simpy
 
-from streamco.core.machine import Machine
+from streamco.client.modes.race.endpoint_states import Watch
 from streamco.core.race.commands import (
     CancelStream,
     Command,
@@ -18,6 +18,7 @@ from streamco.core.race.commands import (
     OpenStream,
     PrepareStream,
 )
+from streamco.core.race.machine import RaceMachine
 from streamco.events import Event, StreamCancelled
 from streamco.sim.driver import SimulatedMachine, call_at
 
@@ -82,6 +83,8 @@ class SimulatedRace(SimulatedMachine[Event, Command]):
 
     Args:
         log: collects (now, event or None, commands) of every step.
+        watch: is told which endpoints fail and answer, as by the live driver; None: nobody wants to know.
+        on_over: called once when the answer and all its work have ended.
 
     Attributes:
         deliveries: (time, command) of each delivery to the reader.
@@ -91,20 +94,36 @@ class SimulatedRace(SimulatedMachine[Event, Command]):
     def __init__(
         self,
         env: simpy.Environment,
-        machine: Machine[Event, Command],
+        machine: RaceMachine,
         sources: Mapping[str, SimulatedSource],
         *,
         log: list[tuple[float, Event | None, list[Command]]] | None = None,
+        watch: Watch | None = None,
+        on_over: Callable[[], None] | None = None,
     ) -> None:
         super().__init__(env, machine, log)
+        self._race, self._watch, self._on_over = machine, watch, on_over
         self.deliveries: list[tuple[float, DeliverTokens]] = []
         self.done = env.event()
         self._sources = sources
         self._streams: dict[str, SimulatedStream] = {}
 
+    def _receive(self, event: Event) -> None:
+        super()._receive(event)
+        if self._watch is not None:
+            self._watch.receive(event)
+
+    def _carry_out(self, event: Event | None) -> None:
+        super()._carry_out(event)
+        if self._on_over is not None and self._race.is_over:
+            on_over, self._on_over = self._on_over, None
+            on_over()
+
     def _do(self, command: Command) -> None:
         match command:
             case OpenStream(source) | ContinueStream(source) | PrepareStream(source):
+                if self._watch is not None:
+                    self._watch.opened(source, is_whole=isinstance(command, OpenStream))
                 self._streams[source] = self._sources[source].open(self._env, self.receive, command)
             case CancelStream(source):
                 self._streams[source].cancel(lambda: self.receive(StreamCancelled(source)))

@@ -14,11 +14,11 @@ from streamco.core.race.attempt import AttemptPlan
 from streamco.core.race.commands import ContinueStream, OpenStream, PrepareStream
 from streamco.core.race.machine import RaceMachine, RacePlan
 from streamco.core.race.migration import MigrationPlan
-from streamco.errors import ConfigError
-from streamco.events import Event, Partial, StreamEnded, TokensReceived
+from streamco.errors import ConfigError, EndpointStatusError
+from streamco.events import Event, Partial, StreamEnded, StreamFailed, StreamRetrying, TokensReceived
 from streamco.policies.migration import Terms
 from streamco.profiles import DeviceSpeed, RemainingLength, TTFTDistribution
-from streamco.sim.race.endpoints import SimulatedAnswer, SimulatedDevice, SimulatedServer
+from streamco.sim.race.endpoints import DevicePlaces, RequestLimit, SimulatedAnswer, SimulatedDevice, SimulatedServer
 from streamco.sim.race.session import Opening, SimulatedRace
 
 ANSWER = SimulatedAnswer(prompt_tokens=20, tokens=10)
@@ -257,3 +257,108 @@ def test_a_session_moves_from_one_to_the_other_and_every_token_is_counted_once()
     assert sources["device"].work.made == 80 - move.position
     assert sources["server"].work.made == move.position + 4  # behind the cancel
     assert sources["device"].work.read <= 20 + move.position + 2
+
+
+# Several answers at one device
+
+
+class Crowd:
+    """Answers of one device that begin together; ``firsts`` and ``ends`` are the times of their first tokens and ends."""
+
+    def __init__(self, places: int, count: int, *, tokens: int = 10, cancel: dict[int, float] | None = None) -> None:
+        self.env = simpy.Environment()
+        self.firsts: dict[int, float] = {}
+        self.ends: dict[int, float] = {}
+        self.released: list[float] = []
+        self.places = DevicePlaces(self.env, places)
+        answer = SimulatedAnswer(prompt_tokens=20, tokens=tokens)
+        self.sources = [device(answer, places=self.places) for _ in range(count)]
+        streams = [source.open(self.env, self._note(number), OpenStream("device")) for number, source in enumerate(self.sources)]
+        for number, at in (cancel or {}).items():
+            self.env.run(at)
+            streams[number].cancel(lambda: self.released.append(self.env.now))
+        self.env.run()
+
+    def _note(self, number: int) -> Any:
+        def note(event: Event) -> None:
+            if isinstance(event, TokensReceived):
+                self.firsts.setdefault(number, round(self.env.now, 6))
+            else:
+                self.ends[number] = round(self.env.now, 6)
+
+        return note
+
+
+def test_an_answer_alone_has_the_same_times_with_places() -> None:
+    alone, placed = World(device()), World(device())
+    placed.source.places = DevicePlaces(placed.env, 4)  # type: ignore[union-attr]
+    assert alone.open(OpenStream("device")).events == placed.open(OpenStream("device")).events
+
+
+def test_a_device_reads_prompts_one_after_another() -> None:
+    crowd = Crowd(4, 3)
+    assert crowd.firsts == {0: 2.5, 1: 5.0, 2: 7.5}
+
+
+def test_tokens_take_longer_beside_other_answers() -> None:
+    crowd, alone = Crowd(4, 4, tokens=200), Crowd(4, 1, tokens=200)
+    assert crowd.ends[3] - crowd.firsts[3] == pytest.approx(2.0 * (alone.ends[0] - alone.firsts[0])), "four rows cost twice one"
+
+
+def test_an_answer_without_a_place_waits_for_one() -> None:
+    crowd = Crowd(1, 2)
+    assert crowd.firsts[1] == pytest.approx(crowd.ends[0] + 2.5)
+
+
+def test_a_waiting_answer_that_is_cancelled_reads_nothing_and_holds_no_place() -> None:
+    crowd = Crowd(1, 3, cancel={1: 1.0})
+    assert crowd.released == [1.0]
+    assert crowd.firsts[2] == pytest.approx(crowd.ends[0] + 2.5)
+    assert crowd.sources[1].work.read == crowd.sources[1].work.made == 0
+
+
+def test_an_answer_that_is_cancelled_while_it_reads_lets_the_next_one_read() -> None:
+    crowd = Crowd(4, 2, cancel={0: 1.0})
+    assert crowd.firsts == {1: pytest.approx(3.5)}
+    assert (crowd.places.answers.count, crowd.places.reading.count) == (0, 0)
+
+
+# A server that refuses
+
+
+def test_a_limit_is_of_each_minute() -> None:
+    limit = RequestLimit(2)
+    assert [limit.refuse(now=now) for now in (0.0, 10.0, 20.5, 59.9, 60.0, 61.0, 62.0)] == [None, None, 40, 1, None, None, 58]
+
+
+def test_a_refused_request_is_sent_again_when_the_server_has_said() -> None:
+    limit = RequestLimit(1)
+    limit.refuse(now=0.0)
+    world = World(server(limit=limit))
+    world.env.run(50.0)
+    world.open(OpenStream("server"))
+    at, retrying = world.events[0]
+    assert isinstance(retrying, StreamRetrying)
+    assert isinstance(retrying.error, EndpointStatusError)
+    assert (at, retrying.wait, retrying.error.status) == (0.1, 10.0, 429)
+    assert world.tokens[0] == (pytest.approx(10.5), 1)
+    assert world.source.work.read == 20, "once"
+
+
+def test_a_server_that_asks_for_a_long_wait_has_failed() -> None:
+    limit = RequestLimit(1)
+    limit.refuse(now=0.0)
+    world = World(server(limit=limit)).open(OpenStream("server"))
+    ((at, failed),) = world.events
+    assert isinstance(failed, StreamFailed)
+    assert (at, world.source.work.read) == (0.1, 0)
+
+
+def test_a_refused_request_that_is_cancelled_is_not_sent_again() -> None:
+    limit = RequestLimit(1)
+    limit.refuse(now=0.0)
+    world = World(server(limit=limit))
+    world.env.run(50.0)
+    world.open(OpenStream("server"), cancel_after=1.0)
+    assert [type(event) for _, event in world.events] == [StreamRetrying]
+    assert world.released == [1.0]

@@ -143,6 +143,44 @@ def test_arrivals_follow_one_another() -> None:
     assert all(later.arrival == pytest.approx(row.arrival + row.seconds, abs=3e-6) for row, later in pairwise(found))
 
 
+BUSY: dict[str, Any] = {"arrivals": {"poisson_per_s": 1.0}, "prior": False, "warm_up": 0}
+
+
+def test_with_arrivals_answers_begin_when_they_come_and_the_same_seed_gives_the_same_bytes() -> None:
+    found = rows(requests=60, **BUSY)
+    assert [row.number for row in found] == [*range(60)]
+    assert all(one.arrival < other.arrival for one, other in pairwise(found))
+    assert any(other.arrival < one.arrival + one.seconds for one, other in pairwise(found)), "answers overlap"
+    assert msgspec.json.encode(found) == msgspec.json.encode(rows(requests=60, **BUSY))
+
+
+def test_arrivals_far_apart_come_to_what_answers_one_after_another_come_to() -> None:
+    apart, alone = run(requests=60, arrivals={"poisson_per_s": 1e-7}).system, run(requests=60).system
+    for name in ("ttft_mean", "ttft_p99", "seconds_mean", "budget_share", "cost_per_1000"):
+        assert apart[name] == pytest.approx(alone[name], rel=1e-3)
+
+
+def test_credit_shortens_the_wait_for_others_at_the_device() -> None:
+    settings: dict[str, Any] = {"requests": 300, "service": FAST, **BUSY}
+    credit, none = run(**settings).system, run(burst=0, **settings).system
+    assert credit["ttft_p99"] < 0.7 * none["ttft_p99"]
+    assert credit["budget_share"] > none["budget_share"]
+    assert none["budget_share"] <= 0.32
+
+
+def test_recorded_arrivals_lie_beside_the_experiment(tmp_path: Path) -> None:
+    (tmp_path / "arrivals.csv").write_text("arrival_s\n" + "\n".join(str(7 * number) for number in range(9)))
+    found = rows(requests=5, arrivals={"azure": "arrivals.csv"}, folder=str(tmp_path))
+    assert {round(other.arrival - one.arrival, 6) for one, other in pairwise(found)} == {7.0}
+
+
+def test_a_server_that_refuses_rests_and_the_device_answers() -> None:
+    settings: dict[str, Any] = {"arrivals": {"poisson_per_s": 0.2}, "dispatch": "server-first", "requests": 100}
+    found = rows(requests_per_min=4, **settings)
+    assert 20 <= sum(row.mode == "server" for row in found) <= 60
+    assert {row.mode for row in rows(**settings)} == {"server"}
+
+
 def test_a_service_can_be_a_recording_beside_the_experiment(tmp_path: Path) -> None:
     lines = [f"{host},{0.2 if host == 'a' else 5.0},20" for host in "ab" for _ in range(10)]
     (tmp_path / "trace.csv").write_text("host,ttft_s,tps\n" + "\n".join(lines))
@@ -196,6 +234,9 @@ def test_a_device_of_ones_own_has_its_rates() -> None:
         ({"budget": 1.5}, "expected `float` <= 1.0"),
         ({"dispatch": "dice"}, "invalid enum value 'dice'"),
         ({"pace": "never"}, "pace: expected None, tokens per second"),
+        ({"arrivals": {"closed": 3}}, "arrivals: expected poisson_per_s or azure, got closed"),
+        ({"requests_per_min": 0}, "requests_per_min"),
+        ({"burst": -1}, "burst"),
         ({"service": {"file": "none.csv"}}, "none.csv: expected rows as CSV or JSON lines"),
     ],
 )
