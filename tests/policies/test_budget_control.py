@@ -369,6 +369,30 @@ def test_no_more_than_the_burst_is_ever_owed(pattern: list[int], budget: float, 
         assert window[0] <= (budget + 0.05) * window[1] + burst + EDGE, "in any 500"
 
 
+@settings(max_examples=25)
+@given(
+    st.lists(st.one_of(st.integers(1, 50), st.integers(1, 5_000)), min_size=1, max_size=100),
+    st.sampled_from([0.02, 0.1, 0.3, 0.7]),
+    st.sampled_from([300, 4096, 100_000]),
+    st.integers(0, 1000),
+)
+def test_only_what_was_borrowed_is_owed_and_each_answer_without_credit_pays_back(
+    pattern: list[int], budget: float, burst: int, seed: int
+) -> None:
+    """From the 500th answer on the share is at most budget + 0.01, but for a debt, which only credit makes larger."""
+    rng = Random(seed)
+    lengths = [rng.choice(pattern) for _ in range(2400)]
+    busy = [rng.random() < 0.05 for _ in range(24)]
+    outcome = run_on_credit(BudgetSteering(budget, burst=burst), lengths, lambda index: busy[index // 100])
+    owed, is_indebted = 0.0, False
+    for index, (length, (started, is_borrowed)) in enumerate(zip(lengths, outcome, strict=True)):
+        before, owed = owed, owed + length * (started - budget - 0.01)
+        is_indebted = is_borrowed or (is_indebted and owed > EDGE)
+        if index >= 500:
+            assert owed <= EDGE or is_indebted
+            assert is_borrowed or owed <= max(before, EDGE)
+
+
 @pytest.mark.parametrize("busy", [12, 40])
 def test_what_was_borrowed_is_paid_back(busy: int) -> None:
     lengths = [250] * 1000
