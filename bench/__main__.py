@@ -10,7 +10,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 BENCHES: tuple[str, ...] = ("stream", "wire", "handoff", "tokenpack", "topk", "verify_wire", "pacing", "dispatch", "failover", "cost")
-BENCHES += ("crowd", "moves", "gate", "engine", "migration", "hand_over_bytes", "lossless", "speculate")
+BENCHES += ("crowd", "arrivals", "refusals", "moves", "gate", "engine", "migration", "hand_over_bytes", "lossless", "speculate")
 BENCHES += (
     "selective",
     "observing",
