@@ -85,7 +85,7 @@ class RaceKind:
         yield Named(("world", "service"), repr(service), partial(find_service, service, scenario))
         yield Named(("workload", "lengths"), lengths, partial(find_lengths, lengths, scenario))
         if options.workload.arrivals is not None and (recorded := options.workload.arrivals.azure) is not None:
-            yield Named(("workload", "arrivals", "azure"), recorded, lambda: read_gaps(str(scenario.locate(recorded))))
+            yield Named(("workload", "arrivals", "azure"), recorded, lambda: read_gaps(_locate_arrivals(recorded, scenario)))
 
     def run(self, options: RaceOptions, scenario: Scenario, sink: Sink) -> Mapping[str, float]:
         """Run the client's requests, one after the other or as they arrive."""
@@ -121,7 +121,7 @@ class RaceRun:
         self._seed, self._workload = scenario.seed, workload
         self.arrivals = workload.arrivals
         if self.arrivals is not None and self.arrivals.azure is not None:
-            self.arrivals = replace(self.arrivals, azure=str(scenario.locate(self.arrivals.azure)))
+            self.arrivals = replace(self.arrivals, azure=_locate_arrivals(self.arrivals.azure, scenario))
         self.is_coarse = policy.pace is None and policy.migration == "none"
         self.client = self._client(policy)
 
@@ -285,6 +285,12 @@ class RaceTotals:
             found["delayed_move_p99"] = moves[math.ceil(0.99 * len(moves)) - 1]
             found["unnoticed"] = sum(not delayed for delayed in moves) / len(moves)
         return found
+
+
+def _locate_arrivals(path: str, scenario: Scenario) -> str:
+    """Return the path of a file beside the experiment's; a missing one may be in ``$STREAMCO_DATA``, where it is looked for later."""
+    beside = scenario.locate(path)
+    return str(beside) if beside.exists() else path
 
 
 def _quantile(counts: Mapping[int, int], share: float) -> int:

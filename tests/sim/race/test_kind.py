@@ -174,6 +174,15 @@ def test_recorded_arrivals_lie_beside_the_experiment(tmp_path: Path) -> None:
     assert {round(other.arrival - one.arrival, 6) for one, other in pairwise(found)} == {7.0}
 
 
+def test_recorded_arrivals_may_be_in_the_folder_of_recorded_data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("STREAMCO_DATA", str(tmp_path))
+    (tmp_path / "arrivals.csv").write_text("arrival_s\n0\n3\n")
+    first, second = rows(requests=2, arrivals={"azure": "arrivals.csv"})
+    assert second.arrival - first.arrival == pytest.approx(3.0, abs=1e-6)
+    with pytest.raises(ConfigError, match=r"none\.csv"):
+        rows(requests=2, arrivals={"azure": "none.csv"})
+
+
 def test_a_server_that_refuses_rests_and_the_device_answers() -> None:
     settings: dict[str, Any] = {"arrivals": {"poisson_per_s": 0.2}, "dispatch": "server-first", "requests": 100}
     found = rows(requests_per_min=4, **settings)
