@@ -120,6 +120,29 @@ def replanning(run: Run) -> Iterator[str]:
     yield from table_lines(["learned samples", *sizes], rows)
 
 
+def arrivals(run: Run) -> Iterator[str]:
+    """Yield first words of answers that arrive while others are made, the server's share and what is owed, with credit and without."""
+    clients = {"with credit": "streamco", "`burst=0`": "streamco, burst=0"}
+    words = ("median", "95th percentile", "last")
+    rows = []
+    for case in dict.fromkeys(case for case, _, _ in run.rows):
+        firsts = [" / ".join(f"{run.value(case, f'first word, {word} [s]', who):.2f}" for word in words) for who in clients.values()]
+        shares = [f"{run.value(case, 'prompt tokens at the server [share]', who):.3f}" for who in clients.values()]
+        rows.append([case, *firsts, *shares, f"{run.value(case, 'owed at most [tokens]'):,.0f}"])
+    head = [f"{what}, {name}" for what in ("first word", "server's share") for name in clients]
+    yield from table_lines(["", *head, "owed at most"], rows)
+
+
+def refusals(run: Run) -> Iterator[str]:
+    """Yield when answers begin that a server refuses, and how many requests it refuses, with the rest and without."""
+    case, rows = "answers by the device", []
+    for who, label in {"streamco": "default client", "nothing rests": "if nothing rested"}.items():
+        first, count = run.row(case, "first word [s]", who), run.value("all", "answers by the device [answers]", who)
+        words = f"{first.median:.2f} ({first.min:.2f} to {first.max:.2f})"
+        rows.append([label, f"{count:.0f}", words, f"{run.value('all', 'refused requests [requests]', who):.0f}"])
+    yield from table_lines(["", "answers by the device", "their first word, seconds", "requests that the server refused"], rows)
+
+
 # Speculation
 
 
@@ -341,6 +364,8 @@ TABLES: Mapping[str, PageTable] = {
     "learned": PageTable("research/disco.md", "dispatch", learned),
     "planning": PageTable("research/disco.md", "dispatch", planning, is_first=False),
     "replanning": PageTable("research/disco.md", "dispatch", replanning, is_first=False),
+    "arrivals": PageTable("dispatch.md", "arrivals", arrivals),
+    "refusals": PageTable("dispatch.md", "refusals", refusals),
     "trees": PageTable("speculation.md", "trees", trees),
     "tree_rounds": PageTable("speculation.md", "trees", tree_rounds, is_first=False),
     "early_exit": PageTable("research/papers.md", "early_exit", early_exit),
