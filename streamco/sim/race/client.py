@@ -183,7 +183,7 @@ class SimulatedClient:
         self._server: Any = _Endpoint("server", can, token_prices)
         self.endpoints: Mapping[str, Any] = {"device": self._device, "server": self._server}
         self._places = places
-        self._limit = None if requests_per_min is None else RequestLimit(requests_per_min)
+        self._limit = None if requests_per_min is None else RequestLimit(requests_per_min, lambda: self._now)
         self._rests = rests
         self._env = simpy.Environment()
         self._before = 0.0  # seconds of earlier environments

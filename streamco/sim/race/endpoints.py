@@ -97,14 +97,17 @@ class RequestLimit:
 
     Args:
         requests: those that it takes in a minute.
+        clock: gives the present in seconds.
     """
 
-    def __init__(self, requests: int) -> None:
+    def __init__(self, requests: int, clock: Callable[[], float]) -> None:
         self.requests = requests
+        self._clock = clock
         self._minute, self._taken = 0, 0
 
-    def refuse(self, *, now: float) -> int | None:
+    def refuse(self) -> int | None:
         """Return the whole seconds after which a request may be sent again. None: it is taken, and counted."""
+        now = self._clock()
         if (minute := int(now // 60.0)) != self._minute:
             self._minute, self._taken = minute, 0
         if self._taken == self.requests:
@@ -437,7 +440,7 @@ class _LimitedStream:
     def _ask(self) -> None:
         if self._is_cancelled:
             return
-        seconds = self._limit.refuse(now=self._env.now)
+        seconds = self._limit.refuse()
         if seconds is None:
             self._stream = self._begin()
         else:

@@ -326,15 +326,23 @@ def test_an_answer_that_is_cancelled_while_it_reads_lets_the_next_one_read() -> 
 # A server that refuses
 
 
+def refusing() -> World:
+    """Return the world of a server that has taken all requests of the first minute."""
+    world = World(server())
+    assert isinstance(world.source, SimulatedServer)
+    world.source.limit = RequestLimit(1, lambda: world.env.now)
+    world.source.limit.refuse()
+    return world
+
+
 def test_a_limit_is_of_each_minute() -> None:
-    limit = RequestLimit(2)
-    assert [limit.refuse(now=now) for now in (0.0, 10.0, 20.5, 59.9, 60.0, 61.0, 62.0)] == [None, None, 40, 1, None, None, 58]
+    times = [0.0, 10.0, 20.5, 59.9, 60.0, 61.0, 62.0]
+    limit = RequestLimit(2, iter(times).__next__)
+    assert [limit.refuse() for _ in times] == [None, None, 40, 1, None, None, 58]
 
 
 def test_a_refused_request_is_sent_again_when_the_server_has_said() -> None:
-    limit = RequestLimit(1)
-    limit.refuse(now=0.0)
-    world = World(server(limit=limit))
+    world = refusing()
     world.env.run(50.0)
     world.open(OpenStream("server"))
     at, retrying = world.events[0]
@@ -346,18 +354,14 @@ def test_a_refused_request_is_sent_again_when_the_server_has_said() -> None:
 
 
 def test_a_server_that_asks_for_a_long_wait_has_failed() -> None:
-    limit = RequestLimit(1)
-    limit.refuse(now=0.0)
-    world = World(server(limit=limit)).open(OpenStream("server"))
+    world = refusing().open(OpenStream("server"))
     ((at, failed),) = world.events
     assert isinstance(failed, StreamFailed)
     assert (at, world.source.work.read) == (0.1, 0)
 
 
 def test_a_refused_request_that_is_cancelled_is_not_sent_again() -> None:
-    limit = RequestLimit(1)
-    limit.refuse(now=0.0)
-    world = World(server(limit=limit))
+    world = refusing()
     world.env.run(50.0)
     world.open(OpenStream("server"), cancel_after=1.0)
     assert [type(event) for _, event in world.events] == [StreamRetrying]

@@ -188,6 +188,10 @@ def test_a_server_that_refuses_rests_and_the_device_answers() -> None:
     found = rows(requests_per_min=4, **settings)
     assert 20 <= sum(row.mode == "server" for row in found) <= 60
     assert {row.mode for row in rows(**settings)} == {"server"}
+    del settings["arrivals"]
+    one_by_one = rows(requests_per_min=4, **settings)
+    minutes = one_by_one[-1].arrival // 60 + 1
+    assert 4 * (minutes - 1) <= sum(row.mode == "server" for row in one_by_one) <= 4 * (minutes + 1)
 
 
 def test_a_service_can_be_a_recording_beside_the_experiment(tmp_path: Path) -> None:
