@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import importlib.util
 import sys
 
 import aiohttp
@@ -30,8 +32,6 @@ async def make_app() -> web.Application:
 
 async def main() -> None:
     """Print the port, then serve until standard input closes."""
-    import asyncio
-
     runner = web.AppRunner(await make_app(), access_log=None)
     await runner.setup()
     await web.TCPSite(runner, "127.0.0.1", 0, backlog=2048).start()
@@ -40,8 +40,9 @@ async def main() -> None:
 
 
 if __name__ == "__main__":
-    try:
-        import uvloop as loops
-    except ImportError:
-        import asyncio as loops
-    loops.run(main())
+    if importlib.util.find_spec("uvloop") is None:
+        asyncio.run(main())
+    else:
+        import uvloop
+
+        uvloop.run(main())
