@@ -47,6 +47,8 @@ class Report(Struct, frozen=True, kw_only=True):
         tokens: tokens delivered to the reader.
         tokens_per_second: delivery rate after the first token; None: fewer than two tokens.
         cost_usd: money for all endpoints together; None: one that worked has no known price.
+        energy_j: joules of the device; None: not known, or it did nothing.
+        is_energy_measured: all of them were measured, see ``EndpointReport``; False: at least a part is an estimate.
         unified_cost_usd: money and energy together; None for the same reason.
         hand_overs: all hand-overs, in order.
         wasted_tokens: completion tokens that the reader never got.
@@ -72,6 +74,7 @@ class Report(Struct, frozen=True, kw_only=True):
     quality: Quality
     cost_usd: float | None = None
     energy_j: float | None = None
+    is_energy_measured: bool = False
     unified_cost_usd: float | None = None
     hand_overs: list[HandOver] = field(default_factory=list)
     wasted_tokens: int = 0
@@ -134,10 +137,17 @@ def _answer_section(report: Report) -> Section:
         ("delayed tokens, stalls", f"{quality.delayed_tokens}, {quality.stalls}"),
         ("smoothness (1: the reader never waited)", f"{quality.score:.3f}"),
         ("cost", format_usd(report.cost_usd)),
-        *([("energy on this device", format_joules(report.energy_j))] if _has_device(report) else []),
+        *([("energy on this device", _energy(report))] if _has_device(report) else []),
         ("tokens not delivered", str(report.wasted_tokens)),
     ]
     return Section("answer", (), list(rows))
+
+
+def _energy(report: Report) -> str:
+    if report.energy_j is None:
+        return format_joules(None)
+    how = "measured, the whole processor's" if report.is_energy_measured else "estimated"
+    return f"{format_joules(report.energy_j)} ({how})"
 
 
 def _change_rows(report: Report, change: HandOver) -> list[tuple[str, str]]:

@@ -6,6 +6,7 @@ split model has ``SplitFigures``.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Literal
 
 from msgspec import Struct
@@ -23,6 +24,7 @@ __all__ = [
     "SpeculationFigures",
     "SplitFigures",
     "StatesName",
+    "is_energy_measured",
 ]
 
 AnswerMode = Literal["race", "speculate", "split"]
@@ -85,8 +87,11 @@ class EndpointReport(Struct, frozen=True, kw_only=True):
             NAME" (the text, in the model's vocabulary) or "estimate"; None: it did no work.
         cost_usd: money; None: no prices are known.
         cost_source: "server": the server's own bill; "prices": the tokens at the known prices; None: no cost is known.
-        energy_j: joules by the FLOPs model, for tokens that were not cached from before; None: a server, or the model's shape is not known.
-        unified_cost_usd: money, and energy at the exchange rate (DiSCo Appendix E, equation 8); None: one of them is not known.
+        energy_j: joules by the FLOPs model, for tokens that were not cached from before, or as measured; None: a server, or the model's
+            shape is not known.
+        is_energy_measured: ``energy_j`` is the share of what the machine's whole processors took meanwhile, by their counters (RAPL).
+        unified_cost_usd: money, and energy by the FLOPs model at the exchange rate (DiSCo Appendix E, equation 8); None: one of them is not
+            known.
         error: text of the error that it ended with; None: no error.
         error_kind: that error's class, with the HTTP status or the phase of a timeout; it quotes nothing of the server's.
     """
@@ -107,9 +112,16 @@ class EndpointReport(Struct, frozen=True, kw_only=True):
     cost_usd: float | None = None
     cost_source: Literal["server", "prices"] | None = None
     energy_j: float | None = None
+    is_energy_measured: bool = False
     unified_cost_usd: float | None = None
     error: str | None = None
     error_kind: str | None = None
+
+
+def is_energy_measured(parts: Sequence[EndpointReport]) -> bool:
+    """Return True if the energy of all parts that have one was measured, and there is such a part."""
+    measured = [part.is_energy_measured for part in parts if part.energy_j is not None]
+    return bool(measured) and all(measured)
 
 
 class HandOver(Struct, frozen=True, kw_only=True):

@@ -108,7 +108,7 @@ class Totals(Struct, frozen=True, kw_only=True):
         wasted_tokens: completion tokens that no reader got: those of losing attempts, and those held back when a reader left.
         wasted_prompt_tokens: prompt tokens that were read in vain, mostly by losing attempts.
         cost_usd: all endpoints together; None as soon as one that worked has no known price.
-        energy_j: joules of all devices with a known model shape; None: there was none.
+        energy_j: joules of all devices with a known model shape, measured or estimated; None: there was none.
         unified_cost_usd: money and energy together; None for the same reason as ``cost_usd``.
         budget: allowed share of prompt tokens that the constrained side may process; None before the first answer.
         budget_share: realised share, over the answers that both sides could serve; None before the first.

@@ -275,6 +275,11 @@ def idle_of(stream: EndpointStream) -> float:
     return idle
 
 
+def joules_of(stream: EndpointStream) -> float | None:
+    """Return the energy that was measured while a stream's answer was computed; None: it wasn't measured, or the stream hasn't ended."""
+    return getattr(getattr(stream, "timings", None), "joules", None)
+
+
 def split_figures_of(stream: EndpointStream) -> SplitFigures | None:
     """Return what a split model's stream has sent and received; None: the stream is another's."""
     figures: SplitFigures | None = getattr(stream, "split_figures", None)

@@ -95,7 +95,7 @@ class TextPiece(Struct, frozen=True):
 
 
 class GenerationTimings(Struct, frozen=True, kw_only=True):
-    """Durations in seconds and token counts of one generation."""
+    """Durations in seconds and token counts of one generation, and its share of the machine's energy."""
 
     prompt_tokens: int
     reused_tokens: int  # prompt tokens found in the KV cache
@@ -103,6 +103,7 @@ class GenerationTimings(Struct, frozen=True, kw_only=True):
     prefill_s: float
     decode_s: float
     queued_s: float = 0.0  # from submit until it was among the running sequences
+    joules: float | None = None  # measured while it was computed (``engines.rapl``); None: it wasn't measured
 
     def usage(self) -> CompletionUsage:
         """Return the tokens as OpenAI's usage; cached ones are those found in the KV cache."""

@@ -17,6 +17,7 @@ from streamco.engines.consumer import Consumer, EngineSignals
 from streamco.engines.detokenizer import IncrementalDetokenizer
 from streamco.engines.kv_slots import Slot
 from streamco.engines.llamacpp.model import LlamaModel
+from streamco.engines.rapl import EnergyMeter, WorkEnergy
 from streamco.engines.sampling import Sampler, top_probabilities
 from streamco.errors import ConfigError
 
@@ -48,6 +49,7 @@ class RunningGeneration:
             because there is nothing to take.
         wake: called when there is something to take. If it raises, the generation is cancelled, and its end has the error.
         engine: notified of changes on the consumer's side.
+        meter: measures the energy while it is computed, which it isn't while it is parked; None: nothing does.
 
     Raises:
         ConfigError: a sampling option is out of range, or the grammar can't be read or kept to.
@@ -63,6 +65,7 @@ class RunningGeneration:
         buffered: int,
         wake: Callable[[], None],
         engine: EngineSignals,
+        meter: EnergyMeter | None = None,
     ) -> None:
         if request.grammar is not None and request.ignore_eos:
             raise ConfigError("ignore_eos: expected false with a response_format, by which an answer has an end, got true")
@@ -87,6 +90,7 @@ class RunningGeneration:
         self._text = IncrementalDetokenizer(model.token_bytes, request.sampling.stop, request.pending_bytes)
         self._made = 0
         self._prefill = _Prefill()
+        self._energy = WorkEnergy(meter)
 
     # The consumer's side
 
@@ -146,6 +150,7 @@ class RunningGeneration:
         self.slot = slot
         self._prefill.cached_tokens = len(slot.ids)
         self._prefill.admitted_at = perf_counter()
+        self._energy.resume(now=self._prefill.admitted_at)
 
     def record_cached(self, count: int) -> None:
         """Count ``count`` more prompt tokens that are in the slot and were not decoded for this generation."""
@@ -197,6 +202,7 @@ class RunningGeneration:
             if flags == FULL or flags & FILLED:
                 self._backlog = pieces[index + (flags != FULL) :]  # a full ring did not keep this one
                 self.is_parked = True
+                self._energy.pause(now=perf_counter())
                 return
 
     def _park_if_full(self) -> None:
@@ -205,11 +211,15 @@ class RunningGeneration:
             self.is_parked = True
             if not len(self._ring):  # taken meanwhile, maybe before the consumer could see a parked sequence: it may never come back
                 self.is_parked = False
+            else:
+                self._energy.pause(now=perf_counter())
 
     def unpark(self) -> None:
         """Go on if the consumer has taken what there was."""
         if self.is_parked and not len(self._ring):
             self.is_parked = False
+            if not self.is_done:
+                self._energy.resume(now=perf_counter())
             backlog, self._backlog = self._backlog, []
             self._emit(backlog)
             self._park_if_full()
@@ -235,6 +245,7 @@ class RunningGeneration:
 
     def _timings(self) -> GenerationTimings:
         now = perf_counter()
+        self._energy.pause(now=now)
         admitted = self._prefill.admitted_at or now
         prefilled = self._prefill.ended_at or now
         return GenerationTimings(
@@ -244,4 +255,5 @@ class RunningGeneration:
             prefill_s=prefilled - admitted,
             decode_s=now - prefilled,
             queued_s=admitted - self.requested_at,
+            joules=self._energy.joules,
         )

@@ -29,6 +29,7 @@ from streamco.engines.llamacpp.model import LlamaModel, context_limit
 from streamco.engines.llamacpp.reasoning import splits_reasoning
 from streamco.engines.llamacpp.row_costs import ROW_SIZES, kept_costs, measured_costs
 from streamco.engines.loop import EngineLoop
+from streamco.engines.rapl import machine_meter
 from streamco.engines.sequence import HeldSequence
 from streamco.engines.threads import budget
 from streamco.errors import ConfigError, EngineError, UsageError
@@ -91,6 +92,8 @@ class LlamaEngine:
         tokens = self.info.context_tokens
         self._loop = EngineLoop(self._context, self._slots, options, self._share, pace, tokens=tokens, draft_paths=self.draft_paths)
         self._thread = threading.Thread(target=self._run, name=f"streamco-{self._model.info.name}", daemon=True)
+        meter = machine_meter()  # which knows nothing of a GPU's energy
+        self._meter = None if meter is None or self._model.library.llama_supports_gpu_offload() else meter
         self._row_costs: Mapping[int, float] = {}
         self._is_warm = threading.Event()
         self._thread.start()
@@ -183,6 +186,7 @@ class LlamaEngine:
             buffered=min(self.options.ring_tokens, request.max_buffered or self.options.ring_tokens),
             wake=wake,
             engine=self._loop,
+            meter=self._meter,
         )
         self._loop.put(sequence)
         return sequence

@@ -212,6 +212,16 @@ def test_an_answer_that_changed_hands_has_a_row_with_who_took_over_and_where() -
     assert "device, after token 17 (EndpointTimeoutError)" in sections_to_text(report_sections(report))
 
 
+def test_the_report_says_whether_energy_was_measured() -> None:
+    estimated = sections_to_text(report_sections(make_report()))
+    assert "2.3 J (estimated)" in estimated
+    assert "measured" not in estimated
+    assert "2.3 J (measured, the whole processor's)" in sections_to_text(report_sections(make_report(is_energy_measured=True)))
+    unknown = sections_to_text(report_sections(make_report(energy_j=None)))
+    assert "measured" not in unknown
+    assert "estimated" not in unknown
+
+
 def moved(saved: float | None, **changes: object) -> Report:
     """The server began for $0.0002, the device went on; all it took is in the unified cost."""
     fields: dict[str, object] = {"source": "server", "target": "device", "position": 18, "at": 1.2, "reason": "cheaper", "is_planned": True}

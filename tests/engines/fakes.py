@@ -7,6 +7,7 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, ClassVar
 
 import numpy as np
@@ -56,6 +57,7 @@ class FakeModel:
     """Stands in for ``LlamaModel``."""
 
     can_share_prefixes: ClassVar[bool] = True
+    library = SimpleNamespace(llama_supports_gpu_offload=lambda: False)
 
     def __init__(self, path: Path, *, on_progress: Callable[[float], None] | None = None, repack: bool | None = None) -> None:
         self.path = path

@@ -22,6 +22,7 @@ from streamco.engines.generation import RunningGeneration
 from streamco.engines.kv_slots import Slot
 from streamco.engines.llamacpp.json_schema import schema_grammar
 from streamco.engines.llamacpp.model import LlamaModel
+from streamco.engines.rapl import EnergyMeter, PackageCounter
 from streamco.errors import ConfigError
 from tests.engines.fakes import FakeModel
 from tests.engines.llamacpp.schemas import is_valid, schemas
@@ -39,6 +40,7 @@ class Bench:
     wakes: int = 0
     notices: int = 0
     interrupts: list[object] = field(default_factory=list)
+    meter: EnergyMeter | None = None
 
     def __post_init__(self) -> None:
         request = GenerationRequest(
@@ -51,6 +53,7 @@ class Bench:
             buffered=self.buffered,
             wake=self.wake,
             engine=self,
+            meter=self.meter,
         )
 
     def wake(self) -> None:
@@ -106,6 +109,69 @@ def test_a_full_ring_parks_and_a_drained_one_notifies_the_engine() -> None:
     assert bench.notices == 1
     bench.generation.unpark()
     assert not bench.generation.is_parked
+
+
+class SteppingCounter:
+    """A counter that is a joule further at each reading."""
+
+    def __init__(self) -> None:
+        self.readings = 0
+
+    def read(self) -> int:
+        self.readings += 1
+        return self.readings * 1_000_000
+
+    def used(self, before: int, after: int, seconds: float) -> float:
+        return (after - before) / 1e6
+
+
+def measuring(**options: Any) -> tuple[Bench, SteppingCounter]:
+    counter = SteppingCounter()
+    return Bench(meter=EnergyMeter([cast(PackageCounter, counter)]), **options), counter
+
+
+def joules_of(bench: Bench) -> float | None:
+    _, end = bench.generation.take()
+    assert end is not None
+    return end.timings.joules
+
+
+def test_energy_is_counted_from_the_slot_to_the_end_without_the_times_in_which_it_was_parked() -> None:
+    bench, counter = measuring(buffered=4)
+    bench.generation.admit(Slot(0))
+    bench.write("abcd")
+    assert bench.generation.is_parked
+    assert counter.readings == 2
+    counter.readings += 100
+    bench.taken()
+    bench.generation.unpark()
+    bench.write("e")
+    bench.generation.finish("stop")
+    bench.generation.unpark()
+    assert counter.readings == 104, "read once at each beginning, pause and end"
+    assert joules_of(bench) == pytest.approx(2.0)
+
+
+def test_energy_is_not_known_of_a_generation_that_never_began_or_that_nothing_measures() -> None:
+    bench, counter = measuring()
+    bench.generation.finish("cancelled")
+    assert joules_of(bench) is None
+    assert not counter.readings
+    unmeasured = Bench()
+    unmeasured.generation.admit(Slot(0))
+    unmeasured.generation.finish("cancelled")
+    assert joules_of(unmeasured) is None
+
+
+def test_energy_of_a_generation_that_ends_parked_is_counted_once() -> None:
+    bench, counter = measuring(buffered=2)
+    bench.generation.admit(Slot(0))
+    bench.write("ab")
+    bench.generation.finish("cancelled")
+    bench.generation.take()
+    bench.generation.unpark()
+    assert counter.readings == 2
+    assert joules_of(bench) == pytest.approx(1.0)
 
 
 def test_pieces_released_together_beyond_the_room_wait_for_it() -> None:

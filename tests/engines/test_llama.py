@@ -15,12 +15,13 @@ from streamco.config import SamplingOptions
 from streamco.engines.base import Engine, EngineOptions, GenerationRequest
 from streamco.engines.llama import LlamaEngine
 from streamco.engines.llamacpp.context import ABORTED, NO_KV_SLOT
+from streamco.engines.rapl import EnergyMeter
 from streamco.engines.sampling import Sampler
 from streamco.engines.tasks import ExtensionTask
 from streamco.engines.threads import ThreadBudget
 from streamco.errors import ConfigError, EngineError, UsageError
 from tests.engines.conftest import MakeEngine
-from tests.engines.fakes import FakeContext, complete, start
+from tests.engines.fakes import FakeContext, FakeModel, complete, start
 
 
 def test_it_offers_what_an_engine_offers(make_engine: MakeEngine) -> None:
@@ -54,6 +55,15 @@ def test_the_context_ends_an_answer_that_would_not_end(make_engine: MakeEngine) 
     reader = complete(make_engine(context_tokens=20), "abc")
     assert reader.end is not None
     assert (reader.end.reason, reader.end.timings.completion_tokens) == ("length", 17)
+
+
+@pytest.mark.parametrize("has_gpu", [False, True])
+def test_energy_is_measured_unless_a_gpu_may_do_the_work(make_engine: MakeEngine, monkeypatch: pytest.MonkeyPatch, has_gpu: bool) -> None:
+    monkeypatch.setattr(FakeModel, "library", SimpleNamespace(llama_supports_gpu_offload=lambda: has_gpu))
+    monkeypatch.setattr("streamco.engines.llama.machine_meter", lambda: EnergyMeter(()))
+    reader = complete(make_engine(), "abc", max_tokens=5)
+    assert reader.end is not None
+    assert reader.end.timings.joules == (None if has_gpu else 0.0)
 
 
 def test_no_tokens_wanted_means_no_tokens_made(make_engine: MakeEngine) -> None:

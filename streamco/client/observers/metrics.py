@@ -178,7 +178,7 @@ class _EndpointFamilies:
         )
         self.cost = _labelled(Counter("streamco_cost_usd", "Money, where prices are known.", ["endpoint"], registry=registry))
         self.energy = _labelled(
-            Counter("streamco_energy_joules", "Energy of devices, by the FLOPs model.", ["endpoint"], registry=registry)
+            Counter("streamco_energy_joules", "Energy of devices, measured or by the FLOPs model.", ["endpoint"], registry=registry)
         )
         self.unpriced = _labelled(Counter("streamco_unpriced_requests", "Requests without a known price.", ["endpoint"], registry=registry))
 

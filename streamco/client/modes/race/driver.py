@@ -44,6 +44,7 @@ from streamco.endpoints.base import (
     WrittenStream,
     changes_of,
     idle_of,
+    joules_of,
     split_figures_of,
     watch_retries,
 )
@@ -117,6 +118,7 @@ class RaceDriver(TaskDriver[Event, Command]):
         self._direct: tuple[str, EndpointStream] | None = None  # what the reader's own task reads
         self._paused: asyncio.Future[None] | None = None  # done when endpoints may be read on
         self._counts: dict[Attempt, TextCount] = {}
+        self._joules: dict[Attempt, float | None] = {}  # of attempts that have ended
         self._final: Report | None = None
         self._final_cost: AnswerCost | None = None
         self._going_on: set[str] = set()  # endpoints that were asked to go on with the answer, or to read it ahead
@@ -234,7 +236,9 @@ class RaceDriver(TaskDriver[Event, Command]):
         """Return the cost of the answer so far; final when ``is_over``, and then made once."""
         if self._final_cost is not None:
             return self._final_cost
-        cost = build_cost(self.machine, self._dispatched(), self._endpoints, was_left=self.was_broken_off, counts=self._counts)
+        cost = build_cost(
+            self.machine, self._dispatched(), self._endpoints, was_left=self.was_broken_off, counts=self._counts, joules=self._joules
+        )
         if self._is_over and self.machine.is_over:
             self._final_cost = cost
         return cost
@@ -297,12 +301,13 @@ class RaceDriver(TaskDriver[Event, Command]):
         return None
 
     def _keep_figures(self, source: str, stream: EndpointStream, end: Event | None = None) -> None:
-        """Keep how long a stream waited for the reader, and the number of tokens that its attempt has made, for a report without usage.
+        """Keep how long a stream waited for the reader, its energy, and the tokens that its attempt has made, for a report without usage.
 
-        ``end`` is the stream's last event; None: it was cancelled.
+        ``end`` is the stream's last event; None: it is cancelled.
         """
         self._idle.setdefault(stream, idle_of(stream))
         attempt = self.machine.attempts[source]
+        self._joules[attempt] = joules_of(stream)
         usage = end.usage if isinstance(end, StreamEnded) else attempt.usage
         if has_counted(usage, attempt.tokens) or not attempt.tokens or not isinstance(stream, WrittenStream):
             return
@@ -406,6 +411,7 @@ class RaceDriver(TaskDriver[Event, Command]):
             await stream.cancel()
         except Exception as error:  # noqa: BLE001  the attempt must end all the same
             self.emit(StreamFailed(source, as_failure(error, source)))
+        self._joules[self.machine.attempts[source]] = joules_of(stream)  # it has ended only now
         self.emit(StreamCancelled(source))
 
     # Backpressure

@@ -14,7 +14,7 @@ from streamco.client.modes.race.dispatch_record import DispatchRecord
 from streamco.core.race.attempt import Attempt, AttemptState
 from streamco.core.race.machine import RaceMachine
 from streamco.core.report import Opening, Report
-from streamco.core.report_parts import AnswerUsage, EndpointReport, HandOver, Outcome, SplitFigures
+from streamco.core.report_parts import AnswerUsage, EndpointReport, HandOver, Outcome, SplitFigures, is_energy_measured
 from streamco.core.totals import AnswerCost
 from streamco.endpoints.base import Endpoint
 from streamco.endpoints.known_servers.providers import server_kind
@@ -27,6 +27,8 @@ __all__ = ["build_cost", "build_opening", "build_report", "describe_hand_overs",
 
 Counts = Mapping[Attempt, TextCount]
 _NO_COUNTS: Counts = {}
+Joules = Mapping[Attempt, float | None]
+_NO_JOULES: Joules = {}
 
 
 def build_report(
@@ -61,6 +63,7 @@ def build_report(
         cost_usd=cost.cost_usd,
         unified_cost_usd=cost.unified_cost_usd,
         energy_j=cost.energy_j,
+        is_energy_measured=is_energy_measured(cost.endpoints),
         hand_overs=describe_hand_overs(machine, dispatched, endpoints),
         wasted_tokens=cost.wasted_tokens,
         wasted_prompt_tokens=cost.wasted_prompt_tokens,
@@ -104,6 +107,7 @@ def build_cost(
     *,
     was_left: bool = False,
     counts: Counts = _NO_COUNTS,
+    joules: Joules = _NO_JOULES,
 ) -> AnswerCost:
     """Return the cost of the answer so far. This is cheap for long answers, unlike a report, which has the quality.
 
@@ -113,17 +117,18 @@ def build_cost(
         endpoints: all endpoints, by name.
         was_left: True if the reader left before the end.
         counts: tokens that attempts without usage have made, if they could be counted.
+        joules: measured energy of attempts that have ended; None: it wasn't measured.
     """
     work = {attempt: _count(attempt, dispatched.prompt_tokens, counts) for attempt in _all_attempts(machine)}
     parts = [
-        _describe_attempt(attempt, endpoints[attempt.source], dispatched, work[attempt], wasted, counts=counts)
+        _describe_attempt(attempt, endpoints[attempt.source], dispatched, work[attempt], wasted, counts=counts, joules=joules.get(attempt))
         for attempt, wasted in _waste(machine, work).items()
     ]
     for name, error in machine.plan.missing:
         kind = endpoints[name].kind
         parts.append(EndpointReport(name=name, kind=kind, outcome="failed", error=str(error), error_kind=describe_error(error)))
     worked = [part for part in parts if part.opened is not None]
-    joules = [part.energy_j for part in worked if part.energy_j is not None]
+    energies = [part.energy_j for part in worked if part.energy_j is not None]
     return AnswerCost(
         endpoints=parts,
         ending=answer_ending(was_left=was_left, error=machine.error, finished=machine.finished),
@@ -131,7 +136,7 @@ def build_cost(
         tokens=machine.meter.tokens,
         cost_usd=total_cost([part.cost_usd for part in worked]),
         unified_cost_usd=total_cost([part.unified_cost_usd for part in worked]),
-        energy_j=sum(joules) if joules else None,
+        energy_j=sum(energies) if energies else None,
         wasted_tokens=sum(part.wasted_tokens for part in parts),
         wasted_prompt_tokens=sum(part.wasted_prompt_tokens for part in parts),
     )
@@ -229,7 +234,7 @@ def _as_reported(usage: CompletionUsage) -> AnswerUsage:
 
 
 def _describe_attempt(
-    attempt: Attempt, endpoint: Endpoint, dispatched: DispatchRecord, count: _Count, wasted: _Waste, *, counts: Counts
+    attempt: Attempt, endpoint: Endpoint, dispatched: DispatchRecord, count: _Count, wasted: _Waste, *, counts: Counts, joules: float | None
 ) -> EndpointReport:
     """Return one attempt's part in the report.
 
@@ -240,6 +245,7 @@ def _describe_attempt(
         count: its tokens.
         wasted: those of them that were wasted.
         counts: as in ``build_cost``.
+        joules: its energy, if it was measured; None: it is estimated.
     """
     cost = dispatched.cost(endpoint, count.prompt, count.completion, count.cached)
     bill = own_bill(attempt.usage)
@@ -263,7 +269,8 @@ def _describe_attempt(
         counted_by=_counted_by(attempt, endpoint, counts),
         cost_usd=cost.server,
         cost_source=None if cost.server is None else "server" if bill is not None else "prices",
-        energy_j=cost.device_joules if endpoint.kind == "device" else None,
+        energy_j=None if endpoint.kind != "device" else cost.device_joules if joules is None else joules,
+        is_energy_measured=joules is not None,
         unified_cost_usd=cost.total,
         error=None if attempt.trouble is None else str(attempt.trouble),
         error_kind=None if attempt.trouble is None else describe_error(attempt.trouble),

@@ -21,16 +21,17 @@ from streamco.client.modes.race.report import build_cost, build_opening, build_r
 from streamco.core.race.attempt import AttemptPlan, AttemptState, ReadAhead
 from streamco.core.race.machine import OnFailure, RaceMachine, RacePlan
 from streamco.core.report import Report, opening_of
-from streamco.core.report_parts import AnswerUsage, EndpointReport
+from streamco.core.report_parts import AnswerUsage, EndpointReport, is_energy_measured
 from streamco.core.split.machine import SplitCounts
-from streamco.endpoints.base import Capabilities, Endpoint, TokenPrices
+from streamco.endpoints.base import Capabilities, Endpoint, Request, TokenPrices
+from streamco.engines.base import GenerationTimings
 from streamco.engines.split.tally import SplitTally, SplitTraffic
 from streamco.errors import EndpointConnectError, EndpointStatusError, EndpointTimeoutError, EngineError, StreamcoError
 from streamco.events import Event, ReaderLeft, StreamCancelled, StreamEnded, StreamFailed, TokensReceived
 from streamco.openai_types import CompletionUsage, PromptTokensDetails
-from streamco.testing.endpoint import ScriptedEndpoint, ScriptItem, text_chunk
+from streamco.testing.endpoint import ScriptedEndpoint, ScriptedStream, ScriptItem, text_chunk
 from streamco.testing.virtual_clock import run_in_virtual_time
-from tests.client.helpers import ShapedDevice, server
+from tests.client.helpers import ShapedDevice, opened, server, tokens_text, words
 
 PRICES = TokenPrices(prompt=1e-6, completion=4e-6, cached_prompt=5e-7)
 SIDES: dict[str, Endpoint] = {
@@ -307,6 +308,61 @@ def test_usage_leaves_out_what_was_held_for_a_reader_who_left() -> None:
     machine.receive(ReaderLeft(), now=104.5)
     assert describe_usage(machine, 10) == AnswerUsage(12, 10, 22, is_estimated=True)
     assert report_on(machine).wasted_tokens == 10
+
+
+# Energy
+
+
+class MeasuredStream(ScriptedStream):
+    """A stream whose engine has measured 7 J by its end."""
+
+    has_ended = False
+
+    @property
+    def timings(self) -> GenerationTimings | None:
+        counts = {"prompt_tokens": 10, "reused_tokens": 0, "completion_tokens": 1, "prefill_s": 0.1, "decode_s": 0.1}
+        return GenerationTimings(**counts, joules=7.0) if self.has_ended else None  # type: ignore[arg-type]
+
+    async def receive(self) -> TokensReceived | StreamEnded:
+        event = await super().receive()
+        self.has_ended = isinstance(event, StreamEnded)
+        return event
+
+    async def cancel(self) -> None:
+        await super().cancel()
+        self.has_ended = True
+
+
+class MeasuredDevice(ShapedDevice):
+    def open(self, request: Request) -> ScriptedStream:
+        self.active += 1
+        return MeasuredStream(self, request)
+
+
+@pytest.mark.parametrize("device_at", [0.0, 5.0])
+async def test_measured_energy_replaces_the_estimate_when_the_device_has_won_or_was_cancelled(device_at: float) -> None:
+    device = MeasuredDevice("device", [(device_at, "D"), (device_at + 0.01, "E")], kind="device", tokens=10)
+    async with opened(device, server(words(0.05)), mode=Race(policy="both"), budget=1.0) as client:
+        stream = client.stream("hello")
+        assert await anext(stream)
+        if not device_at:
+            assert stream.report.energy_j != 7.0
+            assert not stream.report.is_energy_measured, "it is an estimate while the answer is under way"
+        await tokens_text(stream)
+        await stream.aclose()
+        report = stream.report
+        assert (report.energy_j, report.is_energy_measured) == (7.0, True)
+        assert (part(report, "device").energy_j, part(report, "device").is_energy_measured) == (7.0, True)
+        assert not part(report, "server").is_energy_measured
+        assert client.totals.energy_j == 7.0
+
+
+def test_energy_is_called_measured_only_if_all_of_it_was() -> None:
+    parts = [EndpointReport(name="device", kind="device", outcome="won", energy_j=2.0, is_energy_measured=True)]
+    assert not is_energy_measured([])
+    assert is_energy_measured(parts)
+    assert is_energy_measured([*parts, EndpointReport(name="server", kind="server", outcome="lost")])
+    assert not is_energy_measured([*parts, EndpointReport(name="device", kind="device", outcome="lost", energy_j=1.0)])
 
 
 # Reading ahead and handing over
