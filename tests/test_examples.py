@@ -17,6 +17,10 @@ EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
 
 PRINTS = {
     "ai_sdk_chat": [r'^data: {"type":"start"}$', r'^data: {"type":"text-delta","id":"text-1","delta":"\w'],
+    "battery": [
+        r"^(no battery in use|battery at \d+ %): a million GFLOPs cost \$[0-5]\.\d\d$",
+        r"^the (device|server) answered, and the budget limits the (device|server)$",
+    ],
     "callers": [r"^alice: server won, budget not used up$", r"^bob: device won, budget used up$"],
     "errors": [
         r"^device: won $",

@@ -28,6 +28,7 @@ from streamco.endpoints.verifiers.base import Verifier
 from streamco.engines.base import ReasoningFormat
 from streamco.errors import ConfigError
 from streamco.events import PreCopy
+from streamco.policies.cost import RATE_SERVER_CONSTRAINED
 from streamco.proxy.tasks import check_patterns
 from streamco.server.http.options import ListenOptions
 from streamco.wire.tensors import StateFormat
@@ -196,6 +197,7 @@ class DispatchSection(DispatchOptions, frozen=True, kw_only=True):
     pace: float | Literal["reading", "listening", "smooth"] | None = None
     on_failure: Literal["migrate", "restart", "raise"] | None = None  # if an endpoint fails in mid-answer; None: migrate, with tools raise
     gate: None = None
+    exchange_rate: float = RATE_SERVER_CONSTRAINED  # a function needs a program
     check_access: bool = True  # ask a server that always loses for its list of models, once, to find out a wrong key
     seed: int | None = None
     profile: str | None = None  # file with what was learned, read at the start and written at the end

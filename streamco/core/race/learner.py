@@ -218,10 +218,13 @@ class Learner:
                 self._lengths.observe(tokens)
         self._seen += 1
 
-    def set_costs(self, prices: Prices | None, shape: ModelShape | None) -> None:
-        """Set the server's prices and the shape of the device's model; None keeps what was known before."""
+    def set_costs(self, prices: Prices | None, shape: ModelShape | None, exchange_rate: float | None = None) -> None:
+        """Set the server's prices, the shape of the device's model and the exchange rate; None keeps what was known before."""
+        before = self.constrained
         self._prices, self._shape = prices or self._prices, shape or self._shape
-        self._plan = None
+        self._exchange_rate = self._exchange_rate if exchange_rate is None else exchange_rate
+        if self.constrained != before:
+            self._plan = None
 
     @property
     def has_samples(self) -> bool:

@@ -10,6 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from copy import copy
 from functools import partial
 from random import Random, SystemRandom
+from time import monotonic
 from types import MappingProxyType
 from typing import Literal
 
@@ -21,6 +22,7 @@ from streamco.client.modes.obstacles import find_obstacles, in_order, refusal, s
 from streamco.client.modes.race.attempt_plans import names_of_two_servers, plan_attempts, resting_behind, spare_resting
 from streamco.client.modes.race.dispatch_record import DispatchRecord, endpoint_cost, known_prices
 from streamco.client.modes.race.endpoint_states import EndpointStates
+from streamco.client.modes.race.exchange_rate import CurrentRate, RateSetting, check_rate_setting
 from streamco.client.modes.race.migration import MigrationOptions, MigrationPlanner, trusted_moves, wants_moves
 from streamco.client.request_facts import describe_request, facts_for_log
 from streamco.config import READING, check_share
@@ -60,7 +62,7 @@ class DispatchOptions(Struct, frozen=True, kw_only=True):
     explore: float = 0.05
     gate: Gate | None = None
     hedge_tools: bool = False
-    exchange_rate: float = RATE_SERVER_CONSTRAINED
+    exchange_rate: RateSetting = RATE_SERVER_CONSTRAINED
     reader_rate: float = READING
     burst: int = BURST
 
@@ -70,6 +72,7 @@ class DispatchOptions(Struct, frozen=True, kw_only=True):
         check_share("tail", self.tail)
         check_share("explore", self.explore)
         check_burst(self.burst)
+        check_rate_setting(self.exchange_rate)
         if not isinstance(self.tail_weight, int | float) or not self.tail_weight >= 0.0:
             raise ConfigError(f"race: tail_weight: expected 0 or more, got {self.tail_weight!r}")
         if self.gate is not None and not callable(self.gate):
@@ -86,6 +89,7 @@ class Dispatcher:
         budget: share of prompt tokens the constrained side may process, 0 to 1.
         profile: what an earlier client learned; None: nothing is known.
         seed: seed of the policies' random draws; None: from the system.
+        rate: the exchange rate, if another dispatcher of the same setting has it already; None: it is read now.
 
     Raises:
         ConfigError: a setting out of range, an unknown policy.
@@ -98,24 +102,26 @@ class Dispatcher:
         budget: float,
         profile: Profile | None = None,
         seed: int | None = None,
+        rate: CurrentRate | None = None,
     ) -> None:
+        self._rate = rate or CurrentRate(options.exchange_rate, now=monotonic())
         self._options = options
         self._learner = Learner(
             budget,
             policy=options.policy,
             prior=profile,
             constrained=options.constrained,
-            exchange_rate=options.exchange_rate,
+            exchange_rate=self._rate.read(now=monotonic()),
             tail=options.tail,
             tail_weight=options.tail_weight,
             explore=options.explore,
         )
         self._steering = BudgetSteering(budget, burst=options.burst)
-        self._constrained = self._learner.constrained
+        self._accounts: dict[Side, BudgetSteering] = {self._learner.constrained: self._steering}  # by the side that is constrained
         self._seed = SystemRandom().randrange(1 << 63) if seed is None else seed
         self._count = 0
         self._costs: DeviceCosts | None = None
-        self._known: tuple[Prices | None, ModelShape | None] = (None, None)
+        self._known: tuple[Prices | None, ModelShape | None, float] | None = None
         self._migration = MigrationPlanner() if profile is None else MigrationPlanner(profile.answers, profile.quality)
         self._pair = None if profile is None else profile.pair
 
@@ -131,6 +137,7 @@ class Dispatcher:
             budget=self._learner.budget if budget is None else budget,
             profile=self._learner.profile(),
             seed=self._seed + 1,
+            rate=self._rate if options.exchange_rate == self._options.exchange_rate else None,
         )
         other._migration = self._migration.copy()
         other._pair = self._pair
@@ -308,16 +315,17 @@ class Dispatcher:
         self._learner.observe(PromptLength(tokens))
 
     def _update_costs(self, device: Endpoint | None, servers: Sequence[Endpoint]) -> None:
-        known = (known_prices(servers[0]) if servers else None, _shape(device))
+        known = (known_prices(servers[0]) if servers else None, _shape(device), self._rate.read(now=monotonic()))
         if known == self._known:
             return
         self._known = known
         self._learner.set_costs(*known)
         if known[1] is not None:
-            self._costs = device_costs(known[1], exchange_rate=self._options.exchange_rate)
-        if self._learner.constrained != self._constrained:
-            self._constrained = self._learner.constrained
-            self._steering = BudgetSteering(self._learner.budget, burst=self._options.burst)
+            self._costs = device_costs(known[1], exchange_rate=known[2])
+        constrained = self._learner.constrained
+        if constrained not in self._accounts:
+            self._accounts[constrained] = BudgetSteering(self._learner.budget, burst=self._options.burst)
+        self._steering = self._accounts[constrained]
 
     def plan_moves(
         self,

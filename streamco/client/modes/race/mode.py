@@ -29,12 +29,14 @@ class Race(DispatchOptions, frozen=True, kw_only=True):
         explore: share of the races in which the loser runs to its first token, so that its time is learned in full; 0 to 1.
         gate: whether the device model is good enough for a request; None: always (docs/dispatch.md).
         hedge_tools: start both sides even for requests with tools; their calls may have side effects.
-        exchange_rate: US dollars per million GFLOPs on the device (lambda of Appendix E).
+        exchange_rate: US dollars per million GFLOPs on the device (lambda of Appendix E), or a function without arguments that returns
+            them, as for a battery or a temperature. It is called when the client is made and then for an answer, at most once a second,
+            in the event loop. If it fails later, the last rate stays, and the log says so once.
         burst: prompt tokens that may be borrowed from the budget of a server while the device is busy with others; 0: none.
         reader_rate: tokens per second of the virtual reader that quality is measured with, if no pace is set.
 
     Raises:
-        ConfigError: a setting out of range.
+        ConfigError: a setting out of range. If ``exchange_rate`` is a function that fails, the client raises it.
     """
 
     name: ClassVar[str] = "race"
