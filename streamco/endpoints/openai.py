@@ -138,6 +138,8 @@ class OpenAIEndpoint:
         self._own_headers = frozenset(name.lower() for name in self._headers)
         self.content_mark = ""
         """Digest of the model's file, if the server says it."""
+        self.first_token_times: Sequence[float] = ()
+        """Seconds to the first token of the server's latest answers, as it told them when it was asked what it is."""
         self._client = HttpClient(self._name, timeouts=timeouts, session=session, key=self._key)
         self._counter = TokenCounter(model)
         self._is_unknown = probe and not self._address.provider.hosts and not isinstance(capabilities, Capabilities)
@@ -361,7 +363,7 @@ class OpenAIEndpoint:
             self._capabilities = self._usual_capabilities
             if only_adds:
                 self._capabilities = with_inputs_of(self._capabilities, before)
-        self.content_mark = info.content_mark
+        self.content_mark, self.first_token_times = info.content_mark, info.first_token_times
         if self._capabilities.context_tokens is None:
             self._capabilities = msgspec.structs.replace(self._capabilities, context_tokens=info.context_tokens)
         if info.vocabulary is not None and info.vocabulary_size is not None and self.api != "responses":

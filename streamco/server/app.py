@@ -20,6 +20,7 @@ from streamco.engines.base import Engine, GenerationRequest, HoldingEngine
 from streamco.engines.llamacpp.reasoning import ReasoningSplitter
 from streamco.engines.native_notice import warn_if_pure
 from streamco.errors import MAX_NAME, EngineError, shorten
+from streamco.server.first_token_times import FIELD, HEADER, FirstTokenTimes
 from streamco.server.http.api import make_application
 from streamco.server.http.api_keys import KEY_NAME
 from streamco.server.http.encoding import CHAT, COMPLETION
@@ -68,6 +69,7 @@ class Service:
         self._works: set[GenerationReader] = set()
         self._waker: WakeCoalescer | None = None
         self._requests = 0
+        self._first_token_times = FirstTokenTimes()
         self.registry = make_registry() if options.metrics else None
         self._metrics = None if self.registry is None else ServerMetrics(self.registry, lambda: self.admission.present)
 
@@ -155,17 +157,20 @@ class Service:
         generation = await build_generation(self.engine, parsed, self.options, body_bytes, owner=request.get(KEY_NAME))
         splitter = reasoning_splitter(self.engine, parsed, generation.prompt_ids)
         work = self._start(generation, hold, splitter)
+        headers = self._load_headers()
         try:
             if translated is None and splitter is None and wants_packed(request.headers.get("Accept", ""), parsed):
-                return await stream_answer(request, work, self._pack(parsed), self.options, self.clock)
+                return await stream_answer(request, work, self._pack(parsed), self.options, self.clock, headers=headers)
             answer = translated or self._shape(parsed, generation)
             respond = stream_answer if parsed.is_streamed else answer_whole
-            return await respond(request, work, answer, self.options, self.clock)
+            return await respond(request, work, answer, self.options, self.clock, headers=headers)
         finally:
             work.stop("the reader's leaving")
             self._works.discard(work)
+            first = None if work.first_at is None else work.first_at - arrived
+            if first is not None:
+                self._first_token_times.record(first, now=self.clock.now())
             if self._metrics is not None:
-                first = None if work.first_at is None else work.first_at - arrived
                 self._metrics.record(work.end, seconds=self.clock.now() - arrived, first_token=first)
 
     def _start(self, generation: GenerationRequest, hold: PieceHold | None, splitter: ReasoningSplitter | None) -> GenerationReader:
@@ -224,7 +229,13 @@ class Service:
             "vocabulary_size": info.vocabulary_size,
             "content_mark": info.content_mark,
             "media_types": MEDIA_TYPES,
+            FIELD: self._first_token_times.quantiles(now=self.clock.now()),
         }
+
+    def _load_headers(self) -> dict[str, str]:
+        """Return the header with the latest first-token times; {}: there were none. All who may ask for an answer have given the key."""
+        times = self._first_token_times.quantiles(now=self.clock.now())
+        return {HEADER: ", ".join(f"{seconds:g}" for seconds in times)} if times else {}
 
 
 def _chat_request(asked: TranslatedRequest) -> ChatRequest:

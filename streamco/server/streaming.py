@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Mapping
 
 from aiohttp import web
 
@@ -19,15 +20,15 @@ __all__ = ["answer_whole", "stream_answer"]
 
 
 async def stream_answer(
-    request: web.Request, work: GenerationReader, answer: StreamFormat, options: ServeOptions, clock: Clock
+    request: web.Request, work: GenerationReader, answer: StreamFormat, options: ServeOptions, clock: Clock, *, headers: Mapping[str, str]
 ) -> web.StreamResponse:
-    """Send an answer while it is generated.
+    """Send an answer while it is generated; ``headers``: those of the response beside the format's.
 
     Raises:
         RequestError: it failed before anything was sent.
         ConnectionError: the reader left.
     """
-    stream = EventStream(request, options.reader_timeout, answer.headers)
+    stream = EventStream(request, options.reader_timeout, {**answer.headers, **headers})
     try:
         await _send(stream, work, answer, options.keepalive, clock)
     except ConnectionError:
@@ -66,9 +67,9 @@ async def _send(stream: EventStream, work: GenerationReader, answer: StreamForma
 
 
 async def answer_whole(
-    request: web.Request, work: GenerationReader, answer: ResponseFormat, options: ServeOptions, clock: Clock
+    request: web.Request, work: GenerationReader, answer: ResponseFormat, options: ServeOptions, clock: Clock, *, headers: Mapping[str, str]
 ) -> web.Response:
-    """Collect an answer and return it as one object.
+    """Collect an answer and return it as one object; ``headers``: further ones of the response.
 
     Raises:
         RequestError: it failed.
@@ -85,7 +86,7 @@ async def answer_whole(
             raise failure
         answer.add(pieces)
         if end is not None:
-            return web.Response(body=answer.whole(end), content_type="application/json")
+            return web.Response(body=answer.whole(end), content_type="application/json", headers=headers)
 
 
 def _failure(work: GenerationReader, end: GenerationEnd | None) -> RequestError | None:

@@ -12,6 +12,7 @@ slopes between all pairs of samples (Theil 1950, Sen 1968), which up to 29 % of 
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from streamco.lazy_numpy import np
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
 __all__ = ["DeviceFit", "LengthWindow", "ProductLimit", "is_burst", "product_limit", "theil_sen"]
 
 _TAIL_STEPS = 8
+_OWN_EVENTS = 20  # after so many samples of one's own nothing that a server tells counts
 _BURST_TOKENS = 16  # fewer tokens may come in one network read
 _BURST_SHARE = 0.02  # of the time before them: a server that decodes needs a larger share for its answer
 
@@ -36,6 +38,9 @@ class ProductLimit:
     the prior's tail: its survival from there on, scaled to meet the curve. Without a prior it follows a Pareto tail of index 2 from the
     longest time that was waited. A prior also counts as a number of samples in the body.
 
+    Times that the server tells of itself count as uncensored samples until there are uncensored ones of one's own: two of these displace
+    one of ten that were told.
+
     Args:
         window: number of samples kept.
         prior_weight: number of samples that the prior is worth.
@@ -45,6 +50,7 @@ class ProductLimit:
         self._seconds: deque[float] = deque(maxlen=window)
         self._is_censored: deque[bool] = deque(maxlen=window)
         self._prior_weight = prior_weight
+        self._told: Sequence[float] = ()
         self.events = 0  # samples in the window that are not censored
 
     def __len__(self) -> int:
@@ -58,16 +64,31 @@ class ProductLimit:
         self._is_censored.append(is_censored)
         self.events += not is_censored
 
-    def estimate(self, prior: TTFTDistribution | None = None) -> TTFTDistribution | None:
-        """Return the distribution now; the prior itself if no sample is uncensored, None: there is neither."""
-        if not self.events:
+    def tell(self, seconds: Sequence[float]) -> None:
+        """Take the times that the server tells of itself, in place of those that it told before."""
+        self._told = sorted(seconds)
+
+    @property
+    def told(self) -> Sequence[float]:
+        """The times that the server has told, as far as they still count."""
+        size = len(self._told)
+        count = -(-size * max(0, _OWN_EVENTS - self.events) // _OWN_EVENTS)
+        return [self._told[(2 * index + 1) * size // (2 * count)] for index in range(count)]
+
+    def estimate(self, prior: TTFTDistribution | None = None, *, with_told: bool = True) -> TTFTDistribution | None:
+        """Return the distribution now; the prior itself if no sample is uncensored, None: there is neither.
+
+        ``with_told``: times that the server has told count; False: only those that were measured.
+        """
+        told = self.told if with_told else ()
+        if not self.events and not told:
             return prior
-        seconds, was_censored = np.array(self._seconds), np.array(self._is_censored)
+        seconds, was_censored = np.array([*self._seconds, *told]), np.array([*self._is_censored, *(False for _ in told)])
         times, survival = product_limit(seconds, was_censored)
         times, survival = _add_tail(times, survival, float(seconds.max()), prior)
         if prior is None or not self._prior_weight:
             return TTFTDistribution(times, survival)
-        return _blend(times, survival, len(self), prior, self._prior_weight)
+        return _blend(times, survival, seconds.size, prior, self._prior_weight)
 
 
 class DeviceFit:

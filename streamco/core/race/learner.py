@@ -10,6 +10,7 @@ budget is held by steering. With a prior profile this phase is skipped.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from random import Random
 from typing import Literal, get_args
 
@@ -218,6 +219,17 @@ class Learner:
                 self._lengths.observe(tokens)
         self._seen += 1
 
+    def tell_server_ttft(self, seconds: Sequence[float]) -> None:
+        """Take the seconds to first token that the server tells of itself. Measured ones displace them, and a profile has none of them.
+
+        Raises:
+            UsageError: a time that is negative or not finite.
+        """
+        for each in seconds:
+            _check_seconds(each)
+        self._server.tell(seconds)
+        self._plan = None
+
     def set_costs(self, prices: Prices | None, shape: ModelShape | None, exchange_rate: float | None = None) -> None:
         """Set the server's prices, the shape of the device's model and the exchange rate; None keeps what was known before."""
         before = self.constrained
@@ -229,7 +241,7 @@ class Learner:
     @property
     def has_samples(self) -> bool:
         """True if a plan is made from samples, which takes numpy."""
-        return self._seen > 0
+        return self._seen > 0 or bool(self._server.told)
 
     # Planning
 
@@ -272,7 +284,7 @@ class Learner:
 
     def profile(self, name: str = "learned") -> Profile:
         """Return what is known now, with the prior, as a profile to save and to give to the next learner."""
-        ttft = self._server.estimate(self._prior.server_ttft)
+        ttft = self._server.estimate(self._prior.server_ttft, with_told=False)
         return msgspec.structs.replace(
             self._prior,
             name=name,
@@ -332,7 +344,7 @@ class Learner:
     def _known_ttft(self) -> TTFTDistribution | None:
         prior = self._prior.server_ttft
         is_enough = len(self._server) >= _MIN_SAMPLES and self._server.events >= _MIN_EVENTS
-        return self._server.estimate(prior) if is_enough or prior is not None else None
+        return self._server.estimate(prior) if is_enough or prior is not None or self._server.told else None
 
     def _known_lengths(self) -> LengthDistribution | None:
         prior = self._prior.lengths
@@ -342,6 +354,7 @@ class Learner:
     def _describe(self, *, is_learning: bool) -> str:
         seen = f"{len(self._server)} server times ({self._server.events} in full), {len(self._device)} device times, "
         seen += f"{len(self._lengths)} prompts"
+        seen += f", {len(told)} server times told by it" if (told := self._server.told) else ""
         return f"too little known yet: {seen}" if is_learning else seen
 
 

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -14,6 +15,10 @@ __all__ = ["PROBED_PATHS", "STREAMCO", "ServerInfo", "identify"]
 
 STREAMCO = "streamco"
 PROBED_PATHS = ("/props", "/version", "/get_model_info", "/api/version")
+
+_MAX_LISTED = 16  # times; a server that lists more isn't believed
+_MAX_TIMES = 10
+_SHORTEST_S, _LONGEST_S = 0.001, 60.0  # what lies beyond counts as this
 
 _OWNERS = {
     "vllm": "vllm",
@@ -39,6 +44,8 @@ class ServerInfo(Struct, frozen=True, kw_only=True):
         vocabulary_size: number of those ids. None: not known.
         media_types: content types of requests that the server says it takes, beside JSON; () if it doesn't say.
         content_mark: digest of the model's file, by which ``streamco serve`` is known to have a device's model; "": it doesn't say.
+        first_token_times: seconds to the first token of its latest answers, at most ten equally likely ones, ascending, as ``streamco
+            serve`` tells them; (): it doesn't say.
     """
 
     kind: str
@@ -49,6 +56,7 @@ class ServerInfo(Struct, frozen=True, kw_only=True):
     vocabulary_size: int | None = None
     media_types: tuple[str, ...] = ()
     content_mark: str = ""
+    first_token_times: tuple[float, ...] = ()
 
 
 def identify(models: Any, facts: Mapping[str, Any], *, model: str) -> ServerInfo:
@@ -77,6 +85,7 @@ def identify(models: Any, facts: Mapping[str, Any], *, model: str) -> ServerInfo
         vocabulary=vocabulary if has_vocabulary else None,
         vocabulary_size=size if has_vocabulary else None,
         media_types=_read_texts(chosen.get("media_types")) if has_vocabulary else (),
+        first_token_times=_read_times(chosen.get("first_token_times")) if kind == STREAMCO else (),
         content_mark=mark if kind == STREAMCO and isinstance(mark := chosen.get("content_mark"), str) else "",
     )
 
@@ -99,6 +108,16 @@ def _read_models(models: Any) -> list[dict[str, Any]]:
 
 def _read_texts(value: Any) -> tuple[str, ...]:
     return tuple(each for each in value if isinstance(each, str)) if isinstance(value, list) else ()
+
+
+def _read_times(value: Any) -> tuple[float, ...]:
+    """Return the times that a server tells: none of a list that is too long, and of others without what can't be a time."""
+    if not isinstance(value, list) or len(value) > _MAX_LISTED:
+        return ()
+    told = [each for each in value if isinstance(each, int | float) and not isinstance(each, bool) and 0 <= each < math.inf]
+    times = sorted(float(min(max(each, _SHORTEST_S), _LONGEST_S)) for each in told)
+    count = min(len(times), _MAX_TIMES)
+    return tuple(times[(2 * index + 1) * len(times) // (2 * count)] for index in range(count))
 
 
 def _read_size(value: Any, *path: str) -> int | None:

@@ -53,6 +53,51 @@ def test_whatever_was_seen_every_request_is_answered_in_the_end(samples: list[tu
     assert (np.diff(estimate.times) >= 0).all()
 
 
+def test_times_that_the_server_told_count_until_there_are_own_ones() -> None:
+    learned = ProductLimit()
+    assert learned.estimate() is None
+    learned.tell([2.0, 1.0])
+    estimate = learned.estimate()
+    assert estimate is not None
+    assert estimate.times.tolist() == [1.0, 2.0]
+    assert learned.estimate(with_told=False) is None
+    learned.tell([])
+    assert learned.estimate() is None
+
+
+def test_two_own_times_displace_one_of_ten_that_were_told() -> None:
+    learned = ProductLimit()
+    learned.tell([float(each) for each in range(10)])
+    counts = [len(learned.told)]
+    for _ in range(21):
+        learned.observe(50.0)
+        counts.append(len(learned.told))
+    assert counts == [10, 10, 9, 9, 8, 8, 7, 7, 6, 6, 5, 5, 4, 4, 3, 3, 2, 2, 1, 1, 0, 0]
+    estimate = learned.estimate()
+    assert estimate is not None
+    assert estimate.times.tolist() == [50.0]
+
+
+def test_lost_races_displace_nothing_that_was_told() -> None:
+    learned = observed([(0.5, True)] * 30)
+    learned.tell([1.0, 2.0])
+    assert list(learned.told) == [1.0, 2.0]
+    estimate = learned.estimate()
+    assert estimate is not None
+    assert estimate.survival_at(1.5) == pytest.approx(0.5)
+
+
+@given(times, st.lists(st.floats(0.001, 60.0), max_size=10))
+def test_whatever_was_told_every_request_is_answered_in_the_end(samples: list[tuple[float, bool]], told: list[float]) -> None:
+    learned = observed(samples)
+    learned.tell(told)
+    for prior in (None, TTFTDistribution.from_samples([0.5, 5.0])):
+        estimate = learned.estimate(prior)
+        if estimate is not None:
+            assert estimate.survival[-1] == pytest.approx(0, abs=1e-12)
+            assert (np.diff(estimate.times) >= 0).all()
+
+
 def test_without_censoring_it_is_the_sample() -> None:
     estimate = observed([(3.0, False), (1.0, False), (1.0, False), (2.0, False)]).estimate()
     assert estimate is not None

@@ -149,6 +149,59 @@ def test_impossible_times_are_refused(seconds: float) -> None:
             learner.observe(sample)
 
 
+# What the server tells of itself
+
+
+def told_learner(*told: float) -> Learner:
+    learner = Learner(0.3, policy="device-constrained")
+    learner.tell_server_ttft(told)
+    return learner
+
+
+def test_times_that_the_server_told_are_enough_for_a_plan_once_the_prompts_are_known() -> None:
+    learner = told_learner(*[0.5] * 10)
+    assert learner.has_samples, "a plan made from them takes numpy"
+    assert learner.replan().policy == BothAtOnce()
+    for _ in range(20):
+        learner.observe(PromptLength(20))
+    plan = learner.replan()
+    assert isinstance(plan.policy, DeviceConstrained)
+    assert plan.basis.endswith(", 10 server times told by it")
+
+
+def test_measured_times_displace_what_the_server_told() -> None:
+    honest, lied_to = (Learner(0.3, policy="device-constrained") for _ in range(2))
+    lied_to.tell_server_ttft([60.0] * 10)
+    for learner in (honest, lied_to):
+        feed(learner, 20)
+    assert lied_to.replan().policy == honest.replan().policy
+    assert "told" not in lied_to.replan().basis
+
+
+def test_there_is_a_plan_whatever_was_told_and_however_much_was_measured() -> None:
+    for told in ([0.001] * 10, [60.0] * 10, [0.2], []):
+        learner = told_learner(*told)
+        for count in range(25):
+            assert learner.replan().decide(20, Random(count)).device_wait is not None
+            feed(learner, 1, seed=count)
+        assert isinstance(learner.replan().policy, DeviceConstrained)
+
+
+def test_a_profile_has_nothing_of_what_the_server_told() -> None:
+    learner = told_learner(0.1, 0.2)
+    assert learner.profile().server_ttft is None
+    learner.observe(ServerTTFT(3.0))
+    learned = learner.profile().server_ttft
+    assert learned is not None
+    assert learned.times.tolist() == [3.0]
+
+
+@pytest.mark.parametrize("seconds", [-0.1, math.nan, math.inf])
+def test_impossible_times_that_were_told_are_refused(seconds: float) -> None:
+    with pytest.raises(UsageError, match="sample: expected finite seconds >= 0"):
+        told_learner(0.1, seconds)
+
+
 # Which side is spared
 
 

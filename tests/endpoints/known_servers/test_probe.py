@@ -5,6 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from streamco.endpoints.known_servers.probe import ServerInfo, identify
 
@@ -61,6 +63,30 @@ def test_streamco_serve_tells_its_vocabulary() -> None:
 def test_a_vocabulary_told_by_halves_or_by_others_is_left_out(change: dict[str, Any]) -> None:
     info = identify(listed({"id": "m", "owned_by": "streamco", "vocabulary": "v", "vocabulary_size": 3, **change}), {}, model="m")
     assert (info.vocabulary, info.vocabulary_size) == (None, None)
+
+
+def told_times(value: Any, owner: str = "streamco") -> tuple[float, ...]:
+    return identify(listed({"id": "m", "owned_by": owner, "first_token_times": value}), {}, model="m").first_token_times
+
+
+def test_streamco_serve_tells_how_long_its_latest_answers_took() -> None:
+    assert told_times([0.2, 0.1, 3]) == (0.1, 0.2, 3.0)
+    assert told_times([]) == ()
+    assert told_times([0.1], owner="acme") == ()
+    assert told_times(list(range(1, 17))) == (1.0, 3.0, 5.0, 6.0, 8.0, 9.0, 11.0, 13.0, 14.0, 16.0), "ten samples at most"
+
+
+@pytest.mark.parametrize("value", [None, "0.1", 0.1, {"0": 0.1}, [0.1] * 17, [0.1] * 1_000_000, [[0.1]], ["0.1"], [True], [None]], ids=type)
+def test_times_in_another_form_are_left_out(value: Any) -> None:
+    assert told_times(value) == ()
+
+
+@given(st.lists(st.one_of(st.floats(), st.integers(), st.just(10**400), st.none(), st.text(max_size=3)), max_size=16))
+def test_whatever_a_server_tells_is_at_most_ten_times_that_can_be(value: list[Any]) -> None:
+    told = told_times(value)
+    assert len(told) <= 10
+    assert list(told) == sorted(told)
+    assert all(type(each) is float and 0.001 <= each <= 60.0 for each in told)
 
 
 @pytest.mark.parametrize("models", [None, [], {}, "x", {"data": None}, {"data": [1, {"no": "id"}]}, {"error": "x"}])

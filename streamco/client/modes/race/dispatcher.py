@@ -121,6 +121,7 @@ class Dispatcher:
         self._seed = SystemRandom().randrange(1 << 63) if seed is None else seed
         self._count = 0
         self._costs: DeviceCosts | None = None
+        self._told: tuple[float, ...] = ()
         self._known: tuple[Prices | None, ModelShape | None, float] | None = None
         self._migration = MigrationPlanner() if profile is None else MigrationPlanner(profile.answers, profile.quality)
         self._pair = None if profile is None else profile.pair
@@ -309,6 +310,13 @@ class Dispatcher:
     def has_samples(self) -> bool:
         """True if decisions are computed from earlier answers, which takes numpy."""
         return self._learner.has_samples
+
+    def take_told_times(self, servers: Sequence[Endpoint]) -> None:
+        """Take the first-token times that the first server has told, if it has told any."""
+        told = tuple(getattr(servers[0], "first_token_times", ())) if servers else ()
+        if told != self._told:
+            self._told = told
+            self._learner.tell_server_ttft(told)
 
     def record_prompt(self, tokens: int) -> None:
         """Record the prompt length of an answer that was not dispatched, in tokens."""

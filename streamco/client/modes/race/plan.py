@@ -96,6 +96,7 @@ class RacePlanner(ClientPlanner):
 
     async def prepare(self, asked: AskedAnswer, *, if_faster: bool = False) -> PreparedRace:
         """Return the answer, ready to start. A short request's facts are found when it is dispatched, because that takes no time."""
+        self.dispatcher.take_told_times(self._endpoints.servers)
         if self.dispatcher.has_samples and not is_numpy_loaded():
             await asyncio.shield(asyncio.wrap_future(_numpy_loading()))  # other answers may wait for it, too
         if takes_long(asked.request):

@@ -17,6 +17,7 @@ from streamco.errors import EndpointConnectError, EndpointStatusError
 from streamco.testing import Pause, ScriptedResponse, ScriptedServer, Stall, json_answer, stream_answer
 from tests.client.helpers import ask, device, opened, tokens_text, words
 from tests.support.leaks import settled
+from tests.support.modes import racing
 
 CHAT, MODELS = "/v1/chat/completions", "/v1/models"
 LIST = json_answer({"object": "list", "data": [{"id": "m"}]})
@@ -353,3 +354,28 @@ async def test_closing_ends_the_question() -> None:
         async with opened(device(), unknown(server), **ALWAYS) as client:
             await ask(client)
             await settled(lambda: server.count(MODELS) == 1)
+
+
+# How long its latest answers took
+
+
+async def basis_after(card: dict[str, Any]) -> str:
+    """What the second answer's plan rests on; the device gave the first one, beside a server with this card."""
+    async with ScriptedServer(SLOW) as server:
+        server.route(MODELS, json_answer({"object": "list", "data": [{"id": "m", "owned_by": "streamco", **card}]}))
+        asked = endpoint(server, probe=True)
+        async with opened(device(words(0.0, 0.05)), asked, **ALWAYS) as client:
+            await ask(client)
+            await settled(lambda: not asked.is_unknown)
+            await ask(client)
+            assert server.count(MODELS) == 1, "it is asked once, and for both"
+            return racing(client).dispatcher._learner.replan().basis
+
+
+async def test_a_server_that_is_asked_what_it_is_tells_how_long_its_answers_took() -> None:
+    assert (await basis_after({"first_token_times": [0.2, 0.4]})).endswith(", 2 server times told by it")
+
+
+@pytest.mark.parametrize("told", [None, "soon", [-1.0, None], [0.1] * 10_000], ids=type)
+async def test_a_server_that_tells_nonsense_has_told_nothing(told: Any) -> None:
+    assert "told" not in await basis_after({"first_token_times": told})

@@ -1,0 +1,34 @@
+"""How long a server's latest answers took to their first token, as it tells its callers (DiSCo, Appendix C)."""
+
+from __future__ import annotations
+
+from collections import deque
+
+__all__ = ["FIELD", "HEADER", "FirstTokenTimes"]
+
+FIELD = "first_token_times"  # of the model in ``/v1/models``
+HEADER = "X-Streamco-First-Token-Times"
+
+_WINDOW = 100  # answers
+_MAX_AGE_S = 600.0  # older ones say nothing about the load of now
+_QUANTILES = 10
+
+
+class FirstTokenTimes:
+    """The times of the latest answers, in seconds from the request to the first token, the wait for a free place included."""
+
+    def __init__(self) -> None:
+        self._times: deque[tuple[float, float]] = deque(maxlen=_WINDOW)  # when it came, and after how long
+
+    def record(self, seconds: float, *, now: float) -> None:
+        """Add the time of an answer. ``now`` is in seconds, monotonic."""
+        self._times.append((now, seconds))
+
+    def quantiles(self, *, now: float) -> list[float]:
+        """Return ten equally likely times of the last 100 answers and ten minutes, ascending; of fewer than ten answers, their times."""
+        while self._times and now - self._times[0][0] > _MAX_AGE_S:
+            self._times.popleft()
+        times = sorted(seconds for _, seconds in self._times)
+        if len(times) > _QUANTILES:
+            times = [times[(2 * index + 1) * len(times) // (2 * _QUANTILES)] for index in range(_QUANTILES)]
+        return [round(seconds, 3) for seconds in times]
