@@ -246,6 +246,23 @@ def test_the_room_that_is_left_is_counted_or_not_taken_away(
     run_in_virtual_time(main())
 
 
+def test_whitespace_that_is_written_again_is_not_counted_twice() -> None:
+    async def main() -> None:
+        pieces: list[tuple[float, ScriptItem]] = [
+            (0.1, text_chunk("w0", ids=[1])),
+            (0.2, text_chunk(" w1", ids=[2])),
+            (0.3, text_chunk("\n", ids=[3])),
+        ]
+        begun = [*pieces, (0.5, EndpointConnectError("cut", endpoint="first"))]
+        first = ScriptedEndpoint("first", begun, kind="server", capabilities=ABLE, tokens=5)
+        second = Counting("second", [(0.1, "\n"), (0.2, "w2")], kind="server", capabilities=ABLE, tokens=5)
+        async with Client(server=[first, second]) as client:
+            _ = [token async for token in client.stream("?", max_tokens=50)]
+        assert second.streams[0].request.sampling.max_tokens == 48
+
+    run_in_virtual_time(main())
+
+
 def test_an_answer_that_has_as_many_tokens_as_it_may_is_finished_and_nothing_is_asked() -> None:
     async def main() -> None:
         begun: list[tuple[float, ScriptItem]] = [(0.1, text_chunk("w0 w1 w2 w3 ")), (0.2, EndpointConnectError("cut", endpoint="first"))]

@@ -48,6 +48,7 @@ from streamco.endpoints.base import (
     split_figures_of,
     watch_retries,
 )
+from streamco.endpoints.continuation import split_trailing_whitespace
 from streamco.errors import EndpointError, EngineError, StreamcoError, UsageError
 from streamco.events import (
     AbilitiesFound,
@@ -287,15 +288,20 @@ class RaceDriver(TaskDriver[Event, Command]):
     def _count_written(self, target: str, partial: Partial) -> int | None:
         """Return how many tokens of ``max_tokens`` a continued answer has used up; None: nothing but an estimate is known.
 
-        The ids are counted; else the text, in the vocabulary of the endpoint that continues, because its tokens are what is left of the
-        limit, or of the one that wrote last.
+        Ids that are handed over are counted. Else the text is, without the whitespace at its end, which is written again: in the vocabulary
+        of the endpoint that continues, because its tokens are what is left of the limit, or of the one that wrote last.
         """
         if self.request.sampling.max_tokens is None:
             return None
+        if partial.is_counted and partial.vocabulary is not None and partial.vocabulary == self.machine.attempts[target].plan.vocabulary:
+            return partial.tokens
+        text, _ = split_trailing_whitespace(partial.text)
+        if (count := _count_text(self._endpoints[target], text)) is not None:
+            return count.tokens
         if partial.is_counted:
             return partial.tokens
-        for name in (target, *(hand_over.source for hand_over in self.machine.hand_overs[-1:])):
-            if (count := _count_text(self._endpoints[name], partial.text)) is not None:
+        for hand_over in self.machine.hand_overs[-1:]:
+            if (count := _count_text(self._endpoints[hand_over.source], text)) is not None:
                 return count.tokens
         self.unlimited = target
         return None
