@@ -330,7 +330,7 @@ class Mode(Protocol):
 
     @property
     def name(self) -> str:
-        """The mode's short form: "race", "speculate", "split" or "auto"."""
+        """The mode's name: "race", "speculate", "split" or "auto"."""
         ...
 
     @property

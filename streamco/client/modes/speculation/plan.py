@@ -194,7 +194,7 @@ class SpeculationPlanner(Planner):
         return min(self.options.tuning.max_ahead, self.binding.facts.max_ahead) if self.estimates.is_lossless else 0
 
     def _pays(self) -> bool:
-        """Return True if speculation is predicted to beat the race, or every 20th answer, to measure again."""
+        """Return True if speculation is predicted to beat the race, or after 20 raced answers, to measure again."""
         self._raced += 1
         if any(map(_is_faster, self._candidates())) or self._raced > _RETRY_AFTER:
             self._raced = 0
