@@ -34,6 +34,7 @@ BENCHES += (
     "imposed",
     "inversion",
     "draft_layer",
+    "server_drafts",
 )
 ON_REQUEST = (  # need an environment of their own, models or a GPU
     "lossless_vllm",

@@ -36,7 +36,7 @@ from streamco.engines.llamacpp.model_parts import split_model
 from streamco.engines.split.draft_layer import DraftPart
 from streamco.engines.split.drafts import find_draft_layer
 from streamco.engines.split.layers import HeadPart, InputPart, MiddlePart
-from streamco.engines.split.prompt_lookup import PromptLookup
+from streamco.policies.drafts.prompt_lookup import PromptLookup
 
 CELLS = 1024
 HELD_OUT = 10  # as in bench/data/draft_text.py: of the kinds in FILES that were learned from, every tenth prompt was not

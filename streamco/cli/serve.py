@@ -51,6 +51,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         default="auto",
         help="what becomes of <think>: deepseek sends it as reasoning_content, none as content (default: auto, by the model)",
     )
+    model.add_argument(
+        "--draft",
+        metavar="MODEL",
+        help="draft answers here, where that is faster: lookup (what stood before), or a small GGUF file of the same vocabulary",
+    )
     listen = parser.add_argument_group("listening")
     listen.add_argument("--host", default="127.0.0.1", help="address to listen on (default: %(default)s)")
     listen.add_argument("--port", type=int, default=8000, help="0: any free one (default: %(default)s)")
@@ -146,7 +151,7 @@ def _check_part(args: argparse.Namespace, path: Path) -> None:
     for option in ("room", "row_costs", "emulate_step"):
         if getattr(args, option) is not None and not args.middle:
             raise ConfigError(f"--{option.replace('_', '-')}: expected --middle with it, got none")
-    for option in ("latency", "step_times"):
+    for option in ("latency", "step_times", "draft"):
         if getattr(args, option) and args.middle:
             raise ConfigError(f"--{option.replace('_', '-')}: expected a server of a whole model, got --middle")
 
@@ -160,6 +165,7 @@ def _prepare(
 
         engine = _load(args, path)
         _print_rows(engine, path)
+        _print_drafts(args, engine)
         return engine, lambda: serving(engine, options)
     from streamco.server.split.service import SplitService, serving_middle
     from streamco.server.verify.options import VerifyOptions
@@ -183,6 +189,20 @@ def _print_rows(engine: HoldingEngine, path: Path) -> None:
 
         for line in row_advice(costs, may_use_tiles=lacks_tiles(path)):
             print_plain(f"streamco serve: {line}", sys.stderr)
+
+
+def _print_drafts(args: argparse.Namespace, engine: HoldingEngine) -> None:
+    """Say on stderr what drafts the server's own answers, what that takes, and what it can give."""
+    if not args.draft:
+        return
+    name, size = args.draft, ""
+    if args.draft != "lookup":
+        file = _file("draft", args.draft)
+        places = f"{args.sequences} answers of {engine.info.context_tokens} tokens"
+        name, size = file.name, f" ({file.stat().st_size / 1e6:.0f} MB, and memory for {places})"
+    gain = getattr(engine, "draft_gain", 1.0)
+    gives = f"at most {gain:.1f} tokens in the time of one" if gain > 1.0 else "none, because rows cost no less together on this machine"
+    print_plain(f"streamco serve: drafts by {name}{size}: {gives}", sys.stderr)
 
 
 def _load_middle(args: argparse.Namespace, path: Path) -> MiddleEngine:
@@ -302,6 +322,7 @@ def _load(args: argparse.Namespace, path: Path) -> HoldingEngine:
         private=args.verify_private,
         separate=args.verify_separate,
         measure_rows=places > 0,
+        draft=_draft(args.draft),
         held_tokens=args.verify_tokens or min(TOKENS, max(1, places)) * args.context,
         prefill_chunk=EngineOptions().prefill_chunk if args.prefill_chunk is None else args.prefill_chunk,
     )
@@ -311,13 +332,21 @@ def _load(args: argparse.Namespace, path: Path) -> HoldingEngine:
 def _model_path(path: str | None) -> Path:
     from streamco.engines.llamacpp.bundled_model import packaged_model
 
-    if path is None:
-        return packaged_model()
+    return packaged_model() if path is None else _file("model", path)
+
+
+def _draft(draft: str | None) -> str:
+    if draft is None or draft == "lookup":
+        return draft or ""
+    return str(_file("draft", draft))
+
+
+def _file(option: str, path: str) -> Path:
     from streamco.endpoints.model_files import path_of
 
     file = path_of(path)
     if not file.is_file():
-        raise EngineError(f"model: expected a GGUF file, got none at {path}")
+        raise EngineError(f"{option}: expected a GGUF file, got none at {path}")
     return file
 
 

@@ -73,6 +73,9 @@ class EngineOptions(Struct, frozen=True, kw_only=True):
     # layers that ``Prediction.importance`` is the attention of (``streamco.policies.importance.LAYERS``); -1: the last; (): none, free
     attention_layers: tuple[int, ...] = ()
     reasoning_format: ReasoningFormat = "auto"
+    # drafts of the engine's own answers, where they pay: "lookup": of what stood before in prompt or answer; else the GGUF file of a small
+    # model with the same vocabulary; "": none. Answers are what they are without. Measures rows, as ``measure_rows`` does.
+    draft: str = ""
 
     def __post_init__(self) -> None:
         """Refuse values of another type than the default's; their ranges are checked by the engine."""
@@ -104,6 +107,8 @@ class GenerationTimings(Struct, frozen=True, kw_only=True):
     decode_s: float
     queued_s: float = 0.0  # from submit until it was among the running sequences
     joules: float | None = None  # measured while it was computed (``engines.rapl``); None: it wasn't measured
+    drafted_tokens: int = 0  # draft tokens that were verified (``EngineOptions.draft``)
+    accepted_tokens: int = 0  # those of them that were drawn; a stop string may cut off the last ones
 
     def usage(self) -> CompletionUsage:
         """Return the tokens as OpenAI's usage; cached ones are those found in the KV cache."""

@@ -211,7 +211,13 @@ class Decoder:
         return int(self._exact)
 
     def compute(
-        self, batch: Sequence[SequenceWork], *, single: Sequence[SequenceWork] = (), rows: int = 0, prefill_tokens: int = 0
+        self,
+        batch: Sequence[SequenceWork],
+        *,
+        single: Sequence[SequenceWork] = (),
+        rows: int = 0,
+        prefill_tokens: int = 0,
+        may_retry: bool = False,
     ) -> bool:
         """Decode the rows in the context; False: not done, and the KV cache is as it was before.
 
@@ -220,6 +226,7 @@ class Decoder:
             single: the part of it that has one row.
             rows: rows that decode one token of a generation or draft.
             prefill_tokens: all other rows.
+            may_retry: if memory lacks, the work goes on, because its next batch has fewer rows.
         """
         context = self.context
         context.use_threads(self._share.threads)
@@ -260,7 +267,7 @@ class Decoder:
         was_padded = padding is not None and status == NO_KV_SLOT
         if was_padded:  # other work may have its turn first, and must not use this up
             self._unpadded = {work for work in self._unpadded if not work.is_done} | set(batch)
-        self._clean_up(batch, status, may_retry=was_padded)
+        self._clean_up(batch, status, may_retry=was_padded or (may_retry and status == NO_KV_SLOT))
         return False
 
     def _wait_until(self, until: float, batch: Sequence[SequenceWork]) -> None:

@@ -51,6 +51,10 @@ class RunningGeneration:
         engine: notified of changes on the consumer's side.
         meter: measures the energy while it is computed, which it isn't while it is parked; None: nothing does.
 
+    Attributes:
+        drafted: draft tokens that were verified for it.
+        accepted: those of them that were drawn.
+
     Raises:
         ConfigError: a sampling option is out of range, or the grammar can't be read or kept to.
         EngineError: what the answer has already doesn't fit the grammar.
@@ -89,6 +93,8 @@ class RunningGeneration:
         self._sampler = Sampler(request.sampling, grammar)
         self._text = IncrementalDetokenizer(model.token_bytes, request.sampling.stop, request.pending_bytes)
         self._made = 0
+        self.drafted = 0
+        self.accepted = 0
         self._prefill = _Prefill()
         self._energy = WorkEnergy(meter)
 
@@ -125,6 +131,11 @@ class RunningGeneration:
     def made(self) -> int:
         """Number of tokens that were drawn."""
         return self._made
+
+    @property
+    def room(self) -> int:
+        """Number of tokens that may still be drawn."""
+        return self._limit - self._made
 
     @property
     def most_tokens(self) -> int:
@@ -256,4 +267,6 @@ class RunningGeneration:
             decode_s=now - prefilled,
             queued_s=admitted - self.requested_at,
             joules=self._energy.joules,
+            drafted_tokens=self.drafted,
+            accepted_tokens=self.accepted,
         )

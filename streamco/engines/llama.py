@@ -11,7 +11,7 @@ from collections.abc import Callable, Hashable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from msgspec.structs import replace
 
@@ -33,6 +33,9 @@ from streamco.engines.rapl import machine_meter
 from streamco.engines.sequence import HeldSequence
 from streamco.engines.threads import budget
 from streamco.errors import ConfigError, EngineError, UsageError
+
+if TYPE_CHECKING:
+    from streamco.engines.answer_drafts import BatchDrafts, DraftSource
 
 __all__ = ["LlamaEngine"]
 
@@ -64,6 +67,9 @@ class LlamaEngine:
     load_seconds: float
     """Seconds in which file and context were opened; the first decodes, and rows if they are measured, come on top."""
 
+    draft_gain: float = 1.0
+    """Tokens that drafts can give in the time of one at most, if all of them are right; 1.0: there are no drafts."""
+
     takes_grammars = has_grammars()
     """Answers can be held to ``GenerationRequest.grammar``."""
 
@@ -85,6 +91,12 @@ class LlamaEngine:
         try:
             self._model = LlamaModel(self.path, on_progress=on_progress)
             self._open_context(options)
+            try:
+                self._draft_source = self._open_draft_source()
+            except BaseException:
+                self._context.close()
+                self._model.close()
+                raise
         except BaseException:
             self._share.release()
             raise
@@ -215,7 +227,7 @@ class LlamaEngine:
     def row_costs(self) -> Mapping[int, float]:
         """Return the seconds of a batch of verification rows by its rows; see ``HoldingEngine.row_costs``.
 
-        {}: the engine was loaded without ``EngineOptions(measure_rows=True)``.
+        {}: the engine was loaded without ``EngineOptions(measure_rows=True)`` and without drafts.
         """
         return self._row_costs
 
@@ -264,12 +276,50 @@ class LlamaEngine:
             return padded_costs(costs)
         return costs
 
+    def _open_draft_source(self) -> DraftSource | None:
+        """Return where drafts of answers come from; None: there are to be none.
+
+        Raises:
+            ConfigError: drafts are impossible with this model, or with the one that is to draft.
+            EngineError: that one can't be loaded.
+        """
+        options = self.options
+        if not options.draft:
+            return None
+        if not self._model.can_share_prefixes:
+            raise ConfigError(f"draft: expected a model without recurrent states or sliding windows, got {self.path.name}")
+        from streamco.engines.answer_drafts import LookupSource  # what it uses needs numpy
+        from streamco.engines.llamacpp.model_drafts import ModelSource
+
+        if options.draft == "lookup":
+            return LookupSource()
+        file, tokens = Path(options.draft).expanduser(), self.info.context_tokens
+        return ModelSource(file, self._model, answers=options.max_sequences, tokens=tokens, share=self._share)
+
+    def _make_drafts(self, source: DraftSource) -> BatchDrafts | None:
+        """Return what drafts the answers; None: the price list says that it can't pay."""
+        from streamco.engines.answer_drafts import BatchDrafts
+        from streamco.policies.drafts.batch_drafts import MIN_GAIN
+
+        costs, exact, rows = self._row_costs, self.options.exact, self._context.rows
+        gain = max(count * costs[1] / seconds for count, seconds in costs.items()) if 1 in costs else 1.0
+        if gain >= MIN_GAIN:
+            self.draft_gain = gain
+            longest = self._loop.exact_rows - 1 if exact else rows
+            return BatchDrafts(source, costs, most=rows, longest=longest, padding=int(exact))
+        source.close()
+        reason = "rows take as long in one batch as one by one" if 1 in costs else "what rows cost could not be measured"
+        logger.warning("%s: no drafts, because %s on this machine", self.info.name, reason)
+        return None
+
     def _run(self) -> None:
         failure: BaseException | None = None
         try:
             self._loop.warm_up()
-            if self.options.measure_rows:
+            if self.options.measure_rows or self.options.draft:
                 self._row_costs = self._measure_rows()
+            if self._draft_source is not None:
+                self._loop.drafts = self._make_drafts(self._draft_source)
             if self._context.has_attention and not has_readable_attention(self._context):
                 self._context.has_attention = False
             self._is_warm.set()
@@ -278,6 +328,8 @@ class LlamaEngine:
             failure = exc
             logger.critical("the engine of %s has stopped and answers no more requests", self._model.info.name, exc_info=exc)
         self._loop.end(failure)
+        if self._draft_source is not None:
+            self._draft_source.close()
         self._context.close()
         self._model.close("" if failure is None else f"one that failed: {type(failure).__name__}: {failure}")
         self._share.release()

@@ -17,6 +17,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from queue import Empty, SimpleQueue
+from typing import TYPE_CHECKING
 
 from streamco.engines.base import EngineOptions, StepPace
 from streamco.engines.consumer import Consumer
@@ -28,6 +29,9 @@ from streamco.engines.sequence_table import SequenceTable
 from streamco.engines.tasks import DraftTask, ReadingTask, Task, TreeRows, VerificationTask
 from streamco.engines.threads import ThreadShare
 from streamco.errors import EngineError
+
+if TYPE_CHECKING:
+    from streamco.engines.answer_drafts import BatchDrafts
 
 __all__ = ["EngineLoop"]
 
@@ -79,6 +83,9 @@ class EngineLoop:
         self._prefilling: deque[SequenceWork] = deque()
         self._verifying: deque[SequenceWork] = deque()
         self._writing: list[SequenceWork] = []
+        self.drafts: BatchDrafts | None = None
+        """Proposes tokens of answers; None: each step gives one token of each. Set before ``run``."""
+        self._may_draft = True
 
     @property
     def exact_rows(self) -> int:
@@ -231,24 +238,64 @@ class EngineLoop:
             self._writing = []
 
     def _decode_writing(self, ready: Sequence[SequenceWork]) -> None:
-        """Decode the next row of each generation or task in ``ready``."""
+        """Decode the next row of each generation or task in ``ready``, and draft tokens of generations behind it where that pays."""
         if not ready:
             return
         context = self._context
+        drafts = self._choose_drafts(ready)
+        rows = []
         for work in ready:
             slot = slot_of(work)
             assert work.next_token is not None
-            context.add(work.next_token, len(slot.ids), slot.sequence, wants_logits=True)
+            rows.append(context.add(work.next_token, len(slot.ids), slot.sequence, wants_logits=True))
+            if draft := drafts.get(work):
+                context.add_run(draft, len(slot.ids) + 1, slot.sequence, wants_logits=len(draft))
         context.reads_attention = reads = context.has_attention and any(map(_has_drafted, ready))
-        if not self._decoder.compute(ready, single=ready, rows=len(ready)):
+        drafted = context.count - len(ready)
+        single = [work for work in ready if work not in drafts]
+        if not self._decoder.compute(ready, single=single, rows=len(ready), prefill_tokens=drafted, may_retry=drafted > 0):
+            self._may_draft = not drafted  # if memory lacks, the next batch does without
             return
-        for row, work in enumerate(ready):
+        self._may_draft = True
+        for row, work in zip(rows, ready, strict=True):
             assert work.next_token is not None
             slot_of(work).ids.append(work.next_token)
             if reads and isinstance(work, DraftTask) and work.has_drafted:
                 self._guarded(work, self._record_attention, work, row)
+            if isinstance(work, RunningGeneration):
+                work.drafted += len(drafts.get(work, ()))
             self._guarded(work, self._accept, work, row)
+            if self.drafts is not None and isinstance(work, RunningGeneration):
+                self._accept_draft(self.drafts, work, drafts.get(work, ()), row)
+        if self.drafts is not None:
+            self.drafts.end_batch(drafted)
         self._writing = [work for work in self._writing if not self._is_over(work)]
+
+    def _choose_drafts(self, ready: Sequence[SequenceWork]) -> dict[SequenceWork, Sequence[int]]:
+        """Return the draft tokens of the work in ``ready`` that has some in this batch."""
+        if self.drafts is None:
+            return {}
+        answers = [work for work in ready if isinstance(work, RunningGeneration)]
+        try:
+            chosen = self.drafts.choose(answers, len(ready), is_allowed=self._may_draft)
+        except Exception:  # what only makes answers faster must not end them
+            logger.exception("drafts of answers failed: from now on there are none")
+            self.drafts.close()
+            self.drafts = None
+            return {}
+        return {answer: draft for answer, draft in zip(answers, chosen, strict=True) if draft}
+
+    def _accept_draft(self, drafts: BatchDrafts, work: RunningGeneration, draft: Sequence[int], row: int) -> None:
+        """Draw from the rows of a draft as long as the tokens drawn are its own, and forget the others."""
+        slot, accepted = slot_of(work), 0
+        while accepted < len(draft) and work.next_token == draft[accepted] and not (work.is_done or work.is_parked):
+            slot.ids.append(draft[accepted])
+            accepted += 1
+            work.accepted += 1
+            self._guarded(work, self._accept, work, row + accepted)
+        if accepted < len(draft):
+            self._slots.truncate(slot, len(slot.ids))
+        drafts.record(work, len(draft), accepted)
 
     def _verify(self, ready: Iterable[SequenceWork]) -> None:
         """Decode one batch with as much of the work as fits, oldest first. The batch is a step of its own, without prefills."""
@@ -353,6 +400,8 @@ class EngineLoop:
         elif isinstance(work, RunningGeneration) and work.slot is not None:
             self._slots.release(work.slot)
             self._generations -= 1
+            if self.drafts is not None:
+                self.drafts.forget(work)
             work.slot = None
 
 

@@ -49,6 +49,8 @@ class ServerMetrics:
         self.prompt = Counter("streamco_server_prompt_tokens", "Prompt tokens, those found in memory included.", registry=registry)
         self.cached = Counter("streamco_server_cached_prompt_tokens", "Prompt tokens that were found in memory.", registry=registry)
         self.generated = Counter("streamco_server_generation_tokens", "Generated tokens.", registry=registry)
+        self.drafted = Counter("streamco_server_draft_tokens", "Draft tokens of answers that were verified.", registry=registry)
+        self.accepted = Counter("streamco_server_accepted_draft_tokens", "Draft tokens that are in answers.", registry=registry)
         Gauge("streamco_server_requests", "Requests that are queued or answered.", registry=registry).set_function(present)
 
     def record(self, end: GenerationEnd | None, *, seconds: float, first_token: float | None) -> None:
@@ -69,5 +71,7 @@ class ServerMetrics:
         self.prompt.inc(timings.prompt_tokens)
         self.cached.inc(timings.reused_tokens)
         self.generated.inc(timings.completion_tokens)
+        self.drafted.inc(timings.drafted_tokens)
+        self.accepted.inc(timings.accepted_tokens)
         if timings.completion_tokens > 1:
             self.per_token.observe(timings.decode_s / timings.completion_tokens)

@@ -206,6 +206,11 @@ def test_settings_reach_the_engine(model: str, monkeypatch: pytest.MonkeyPatch) 
     assert seen["options"].reasoning_format == "none"
     serve._load(parse("--verify-places", "0"), Path(model))
     assert seen["options"].held_sequences == 0
+    assert seen["options"].draft == ""
+    serve._load(parse("--draft", "lookup"), Path(model))
+    assert seen["options"].draft == "lookup"
+    serve._load(parse("--draft", model), Path(model))
+    assert seen["options"].draft == model
 
 
 @pytest.mark.parametrize(
@@ -230,6 +235,11 @@ def test_settings_that_cannot_be_are_said_in_one_line(
     errors = capsys.readouterr().err
     assert text in errors
     assert errors.count("\n") == 1
+
+
+def test_a_missing_draft_model_is_said_in_one_line(model: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert serve.run(parse("--model", model, "--draft", "/nowhere/small.gguf")) == 1
+    assert capsys.readouterr().err == "streamco serve: draft: expected a GGUF file, got none at /nowhere/small.gguf\n"
 
 
 def test_a_missing_model_is_said_in_one_line(capsys: pytest.CaptureFixture[str]) -> None:

@@ -13,8 +13,8 @@ from math import prod
 from statistics import median
 
 from streamco.core.speculation.averages import DecayedRatio, Ewma
-from streamco.engines.split.prompt_lookup import LONGEST_MATCH, Match
 from streamco.policies.drafts.confidence_calibration import ConfidenceCalibration
+from streamco.policies.drafts.prompt_lookup import LONGEST_MATCH, Match
 from streamco.policies.window import EndsAtDoubtfulToken, EndsDraftsEarly, WindowPolicy, WindowState
 
 __all__ = ["LONGEST", "Confidence", "DraftLengths"]

@@ -16,9 +16,9 @@ from streamco.engines.split.draft_layer import CANDIDATES, DraftPart
 from streamco.engines.split.draft_lengths import LONGEST, Confidence, DraftLengths
 from streamco.engines.split.draft_tree import Continuation, DraftTree
 from streamco.engines.split.layers import HeadPart, InputPart
-from streamco.engines.split.prompt_lookup import Match, PromptLookup
 from streamco.engines.split.tally import BranchCounts, LookupCounts
 from streamco.errors import ConfigError
+from streamco.policies.drafts.prompt_lookup import Match, PromptLookup
 from streamco.policies.rejection import chain_rejection, rank_branches
 from streamco.policies.window import Confident, Static, Threshold, WindowPolicy
 

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 
 from streamco.engines.split.draft_lengths import LONGEST, DraftLengths
-from streamco.engines.split.prompt_lookup import Match
+from streamco.policies.drafts.prompt_lookup import Match
 from streamco.policies.window import Confident, Dynamic, Static, Threshold, WindowPolicy
 
 SURE = [0.97] * 4

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from hypothesis import given
 from hypothesis import strategies as st
 
-from streamco.engines.split.prompt_lookup import LONGEST_MATCH, SHORTEST_MATCH, Match, PromptLookup
+from streamco.policies.drafts.prompt_lookup import LONGEST_MATCH, SHORTEST_MATCH, Match, PromptLookup
 
 
 def lookup(tokens: Sequence[int]) -> PromptLookup:
@@ -62,3 +62,18 @@ def test_it_finds_what_comparing_all_places_finds(tokens: list[int], draft: list
     found.extend(tokens[cut:])
     assert len(found) == len(tokens)
     assert found.next_token(draft) == by_hand(tokens, draft)
+
+
+def test_a_continuation_is_what_stood_there_and_may_go_on_into_itself() -> None:
+    assert lookup([1, 2, 3, 4, 5, 1, 2]).continuation(3) == ([3, 4, 5], 2)
+    assert lookup([1, 2, 3, 4, 5, 1, 2]).continuation(12) == ([3, 4, 5, 1, 2, 3, 4, 5, 1, 2, 3, 4], 2)
+    assert lookup([7, 7, 7]).continuation(4) == ([7, 7, 7, 7], 2)
+    assert lookup([1, 2, 3]).continuation(3) == ([], 0)
+    assert lookup([]).continuation(3) == ([], 0)
+
+
+@given(st.lists(st.integers(0, 2), max_size=40))
+def test_a_continuation_begins_with_the_next_token(tokens: list[int]) -> None:
+    found = lookup(tokens)
+    following, length = found.continuation(4)
+    assert found.next_token() == (Match(following[0], length) if length else None)

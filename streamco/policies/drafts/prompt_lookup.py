@@ -57,6 +57,26 @@ class PromptLookup:
                 break
         return best
 
+    def continuation(self, most: int) -> tuple[Sequence[int], int]:
+        """Return what followed the longest match of the last tokens, the newest of the longest, and the match's length.
+
+        Args:
+            most: number of tokens. What followed may go on into itself, as in a text that repeats. No match: none, and 0.
+        """
+        best, longest = 0, 0
+        for end in self._earlier_ends(self._tokens):
+            length = _common_end(self._tokens, end)
+            if length > longest:
+                best, longest = end + 1, length
+            if length == LONGEST_MATCH:
+                break
+        if not longest:
+            return [], 0
+        found = self._tokens[best : best + most]
+        for place in range(most - len(found)):
+            found.append(found[place])
+        return found, longest
+
     def _earlier_ends(self, tokens: Sequence[int]) -> Iterator[int]:
         """Give the places at which the last two tokens occurred before, newest first."""
         last, pair = len(tokens) - 1, tuple(tokens[-2:])

@@ -1,0 +1,267 @@
+"""Drafts of an engine's own answers: proposals that its next batch verifies beside the answers' next tokens (DSD's fused mode).
+
+Each row of the batch is drawn as always, so an answer is what it would be without drafts, also if it is sampled: a draft token that is
+not the one drawn is forgotten, with those after it. What a batch takes is known from the engine's price list, and how often proposals are
+right is learned, also from those that weren't verified. What drafts really give is measured, and decides whether there are any. All of this
+belongs to the engine's thread.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from itertools import accumulate
+from operator import mul
+from time import perf_counter
+from typing import Protocol
+
+from msgspec import Struct
+
+from streamco.core.speculation.averages import DecayedRatio, Ewma
+from streamco.engines.generation import RunningGeneration
+from streamco.policies.drafts.batch_drafts import draft_length, draft_rows
+from streamco.policies.drafts.prompt_lookup import LONGEST_MATCH, PromptLookup
+from streamco.profiles.row_costs import RowCosts
+
+__all__ = ["BatchDrafts", "DraftSource", "LookupSource", "Proposal"]
+
+LONGEST = 15
+"""Most draft tokens of an answer in a batch."""
+
+_MEMORY = 0.98  # weight of an event after the next one
+_MATCH_ACCEPTANCE, _PRIOR_EVENTS = (0.2, 0.8), 4.0  # after the shortest match and the longest, until it is known
+_PIECE = 1024  # tokens of a text that are looked through beside a batch, in a millisecond
+_FIRST_GAIN = 1.2  # tokens a second with drafts by those without, until it is known
+_GAIN_WEIGHT = 0.05  # of a batch
+_REFRESH = 32  # batches with drafts, after which one has none, so that the time of those is known
+_ODD = 4.0  # a batch without drafts counts as this many times the list's seconds at most, and as a fourth at least: it was disturbed
+_TRIALS = 0.01  # of the time that may be lost to see whether drafts pay again, while it looks as if they didn't
+_MOST_TRIALS = 4.0  # batches' time of that which is kept
+_TRIAL = 4  # tokens of a draft that is such a trial
+
+
+class Proposal(Struct, frozen=True):
+    """What may come next in an answer.
+
+    Args:
+        tokens: their ids.
+        chances: that each and all before it are accepted, 0..1.
+        evidence: what speaks for each: its probability at a draft model, or how many tokens before it were the same.
+    """
+
+    tokens: Sequence[int] = ()
+    chances: Sequence[float] = ()
+    evidence: Sequence[float] = ()
+
+
+class DraftSource(Protocol):
+    """Where proposals come from."""
+
+    @property
+    def acceptance(self) -> float | None:
+        """Chance that a proposed token is accepted if all before it are; None: proposals take no time, so they are made in any case."""
+        ...
+
+    def step(self, answers: int) -> float:
+        """Return the seconds in which one token of each of so many answers is proposed."""
+        ...
+
+    def propose(self, answers: Sequence[RunningGeneration], longest: int, token_seconds: float) -> list[Proposal]:
+        """Return a proposal for each answer.
+
+        Args:
+            answers: those in the next batch.
+            longest: most tokens of each.
+            token_seconds: what a token takes without drafts, which one more must be worth.
+
+        Raises:
+            EngineError: it can't propose any more.
+        """
+        ...
+
+    def record(self, answer: RunningGeneration, proposal: Proposal, right: int, *, is_wrong: bool) -> None:
+        """Learn that the first ``right`` tokens of a proposal were drawn; ``is_wrong``: the next one wasn't, else it is not known."""
+        ...
+
+    def forget(self, answer: RunningGeneration) -> None:
+        """Drop what is kept of an answer."""
+        ...
+
+    def close(self) -> None:
+        """Free memory; idempotent."""
+        ...
+
+
+class LookupSource:
+    """Proposes what followed the answer's last tokens when they stood before, in its prompt or in itself."""
+
+    acceptance = None
+
+    def __init__(self) -> None:
+        self._texts: dict[RunningGeneration, PromptLookup] = {}
+        least, most = _MATCH_ACCEPTANCE
+        self._accepted = [
+            DecayedRatio(_MEMORY, least + (most - least) * length / LONGEST_MATCH, _PRIOR_EVENTS) for length in range(LONGEST_MATCH + 1)
+        ]
+
+    def step(self, answers: int) -> float:
+        """Return the seconds of a step: none."""
+        return 0.0
+
+    def propose(self, answers: Sequence[RunningGeneration], longest: int, token_seconds: float) -> list[Proposal]:
+        """Return what stood after the longest match of each answer's last tokens; nothing while its prompt isn't looked through."""
+        return [self._propose(answer, longest) for answer in answers]
+
+    def _propose(self, answer: RunningGeneration, longest: int) -> Proposal:
+        text = self._texts.get(answer)
+        if text is None:
+            text = self._texts[answer] = PromptLookup()
+        assert answer.slot is not None, "it is being written"
+        ids = answer.slot.ids
+        text.extend(ids[len(text) : len(text) + _PIECE])
+        if len(text) < len(ids):
+            return Proposal()
+        if len(text) == len(ids) and answer.next_token is not None:  # else it is there, because the last batch failed
+            text.extend([answer.next_token])
+        tokens, match = text.continuation(longest)
+        lengths = [min(match + place, LONGEST_MATCH) for place in range(len(tokens))]
+        return Proposal(tokens, list(accumulate((self._accepted[length].value for length in lengths), mul)), lengths)
+
+    def record(self, answer: RunningGeneration, proposal: Proposal, right: int, *, is_wrong: bool) -> None:
+        """Learn how often what follows a match of each length is right."""
+        for place in range(right + is_wrong):
+            self._accepted[int(proposal.evidence[place])].record(float(place < right))
+
+    def forget(self, answer: RunningGeneration) -> None:
+        """Drop an answer's text."""
+        self._texts.pop(answer, None)
+
+    def close(self) -> None:
+        """Drop all texts."""
+        self._texts.clear()
+
+
+class BatchDrafts:
+    """Chooses the draft tokens of each batch.
+
+    Whether they pay is measured, for each number of answers: tokens a second with them, the time of proposals included, over those without.
+    While that is below 1, a hundredth of the time may be lost in batches that try whether it has changed.
+
+    Args:
+        source: where proposals come from; closed by ``close``.
+        costs: seconds of a batch by its rows.
+        most: rows of the largest batch.
+        longest: most draft tokens of an answer in a batch.
+        padding: rows that a batch has for each answer without drafts, beside the answer's own.
+        clock: seconds, monotonic.
+
+    Attributes:
+        clock: as given.
+    """
+
+    def __init__(
+        self,
+        source: DraftSource,
+        costs: Mapping[int, float],
+        *,
+        most: int,
+        longest: int = LONGEST,
+        padding: int = 0,
+        clock: Callable[[], float] = perf_counter,
+    ) -> None:
+        self._source = source
+        self._costs = RowCosts(costs)
+        self._most = min(most, max(costs))
+        self._longest = min(longest, LONGEST)
+        self._padding = padding
+        self.clock = clock
+        self._plain = Ewma(1.0, first_weight=1.0)  # seconds of batches without drafts, by the list's
+        self._since_plain = _REFRESH
+        self._gains: dict[int, Ewma] = {}  # by the number of rows without drafts
+        self._allowance = 0.0  # seconds that may be lost in trials
+        self._proposals: dict[RunningGeneration, Proposal] = {}
+        self._rows = 1  # of the next batch, without drafts
+        self._began = 0.0
+        self._proposing = 0.0  # seconds of the proposals for the next batch
+        self._accepted = 0
+
+    def choose(self, answers: Sequence[RunningGeneration], rows: int, *, is_allowed: bool = True) -> list[Sequence[int]]:
+        """Return the draft tokens of each answer for the next batch, which has so many rows without them.
+
+        Args:
+            answers: those in the batch.
+            rows: their number, and that of other rows.
+            is_allowed: False: the batch must have no drafts.
+
+        Raises:
+            EngineError: there can be no drafts any more.
+        """
+        self._began, self._rows, self._accepted, self._proposals, self._proposing = self.clock(), rows, 0, {}, 0.0
+        most = self._most - self._padding * rows
+        may_draft = is_allowed and self._since_plain < _REFRESH and rows < most
+        longest = self._length(rows, most) if may_draft else 0
+        if not longest and self._source.acceptance is not None:
+            return [()] * len(answers)
+        found = self._source.propose(answers, longest or 1, self._plain.value * self._costs.seconds(rows) / rows)
+        self._proposals = dict(zip(answers, found, strict=True))
+        began, self._began = self._began, self.clock()
+        self._proposing = self._began - began
+        chances = [each.chances[: max(0, min(longest, answer.room - 1))] for each, answer in zip(found, answers, strict=True)]
+        taken = draft_rows(chances, rows, self._costs.seconds, most=most)
+        return [each.tokens[:count] for each, count in zip(found, taken, strict=True)]
+
+    def _length(self, rows: int, most: int) -> int:
+        """Return the most draft tokens of an answer; 0: none, because it would not pay."""
+        gain = self._gains.get(rows)
+        acceptance, seconds = self._source.acceptance, self._costs.seconds
+        longest = self._longest
+        if acceptance is not None:
+            step = self._source.step(rows) / self._plain.value  # in the list's seconds
+            longest = draft_length(acceptance, step, rows, seconds, most=most, longest=longest)
+        if longest and (gain is None or gain.value >= 1.0):
+            return longest
+        is_affordable = self._allowance > self._plain.value * seconds(rows)
+        return min(longest or _TRIAL, self._longest) if is_affordable else 0
+
+    def end_batch(self, drafted: int) -> None:
+        """Record the batch, of which ``drafted`` rows were drafts, and its time since ``choose``, with what its drafts gave."""
+        seconds = self.clock() - self._began
+        listed = self._costs.seconds(self._rows)
+        if drafted:
+            self._since_plain += 1
+        else:
+            self._since_plain = 0
+            self._plain.record(min(_ODD, max(1.0 / _ODD, seconds / listed)))
+        plain = self._plain.value * listed
+        spent = seconds + self._proposing
+        self._allowance = min(_MOST_TRIALS * plain, self._allowance + _TRIALS * spent)
+        if (not drafted and self._source.acceptance is None) or not self._proposals:
+            return
+        worth = (1.0 + self._accepted / self._rows) * plain
+        if not drafted:
+            spent = worth + self._proposing
+        gain = self._gains.setdefault(self._rows, Ewma(_FIRST_GAIN, _GAIN_WEIGHT))
+        if gain.value < 1.0:
+            self._allowance -= max(0.0, spent - worth)
+        gain.record(worth / max(spent, 1e-9))
+
+    def record(self, answer: RunningGeneration, taken: int, accepted: int) -> None:
+        """Record how many of the ``taken`` draft tokens of an answer were drawn; the token after them is its ``next_token``."""
+        self._accepted += accepted
+        proposal = self._proposals.get(answer)
+        if proposal is None:
+            return
+        if accepted == taken and taken < len(proposal.tokens) and not answer.is_done:  # the next one shows itself
+            is_next = proposal.tokens[taken] == answer.next_token
+            self._source.record(answer, proposal, accepted + is_next, is_wrong=not is_next)
+        else:
+            is_wrong = accepted < taken and not (answer.is_parked or answer.is_done)
+            self._source.record(answer, proposal, accepted, is_wrong=is_wrong)
+
+    def forget(self, answer: RunningGeneration) -> None:
+        """Drop what is kept of an answer that has ended."""
+        self._proposals.pop(answer, None)
+        self._source.forget(answer)
+
+    def close(self) -> None:
+        """Free the memory of the source; idempotent."""
+        self._source.close()
