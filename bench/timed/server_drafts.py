@@ -1,6 +1,6 @@
 """How fast does ``streamco serve`` write with drafts of its own, beside the same server without?
 
-Servers of one model, each a process of its own with the default settings, take the same requests in turns: edits of code and text, whose
+Servers of one model, each a process of its own with one thread and else the default settings, take the same requests in turns: edits of code and text, whose
 answers repeat much of their prompts, code, summaries and prose; one stream and four at once, with the servers' default sampling and with
 temperature 0. Tokens a second are those between the first words and the ends. ``--target`` names a GGUF file, or 1.5B of the
 fetched pair; ``--drafts`` lookup and files, or 0.5B.
@@ -92,10 +92,10 @@ async def _pace(url: str, prompts: Sequence[str], temperature: float | None) -> 
     return tokens / (ended - began)
 
 
-async def _measure(target: Path, drafts: Sequence[str], *, rounds: int, quick: bool) -> list[Row]:
+async def _measure(target: Path, drafts: Sequence[str], *, threads: int, rounds: int, quick: bool) -> list[Row]:
     rows: list[Row] = []
     async with AsyncExitStack() as stack:
-        options = ("--port", "0", "--model", str(target), "--model-name", "m")
+        options = ("--port", "0", "--model", str(target), "--model-name", "m", "--threads", str(threads))
         urls = {PLAIN: await stack.enter_async_context(running_server(*options))}
         for draft in drafts:
             file = str(model_file(draft)) if draft in MODELS else draft
@@ -120,11 +120,12 @@ def main() -> None:
     parser.add_argument("--target", help="a GGUF file, or 1.5B (default: the packaged model)")
     parser.add_argument("--quantisation", help="one that 1.5B is derived in (default: as it is)")
     parser.add_argument("--drafts", nargs="+", default=["lookup"], help="lookup, a GGUF file or 0.5B (default: %(default)s)")
+    parser.add_argument("--threads", type=int, default=1, help="of each server: the client takes time, too (default: %(default)s)")
     parser.add_argument("--rounds", type=int, default=3, help="times that each prompt is asked (default: %(default)s)")
     options = parser.parse_args()
     target = options.target
     file = streamco.packaged_model() if target is None else model_file(target, options.quantisation) if target in MODELS else Path(target)
-    rows = asyncio.run(_measure(file, options.drafts, rounds=options.rounds, quick=options.quick))
+    rows = asyncio.run(_measure(file, options.drafts, threads=options.threads, rounds=options.rounds, quick=options.quick))
     emit(rows, options.json, against=PLAIN)
 
 
