@@ -6,6 +6,7 @@ engine.
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import time
 from collections.abc import AsyncIterator, Callable
@@ -33,8 +34,8 @@ from streamco.server.http.translated_apis import add_translated_apis, naming_fie
 from streamco.server.metrics import ServerMetrics
 from streamco.server.options import ServeOptions
 from streamco.server.packed_response import PackedStream, wants_packed
-from streamco.server.prompts import ApiRequest, build_generation, reasoning_splitter, request_tokens
-from streamco.server.requests import ChatRequest, CompletionRequest, convert, parse
+from streamco.server.prompts import ApiRequest, build_generation, encode_vocabulary, reasoning_splitter, request_tokens
+from streamco.server.requests import ChatRequest, CompletionRequest, convert, has_messages, parse
 from streamco.server.responses import ChatResponse, CompletionResponse, ResponseFormat
 from streamco.server.streaming import answer_whole, stream_answer
 from streamco.server.translated_response import TranslatedResponse
@@ -70,6 +71,7 @@ class Service:
         self._waker: WakeCoalescer | None = None
         self._requests = 0
         self._first_token_times = FirstTokenTimes()
+        self._vocabulary: bytes | None = None  # the answer, which is made once
         self.registry = make_registry() if options.metrics else None
         self._metrics = None if self.registry is None else ServerMetrics(self.registry, lambda: self.admission.present)
 
@@ -131,6 +133,21 @@ class Service:
                 self._check_model(parsed.model or self.model)
                 tokens = await request_tokens(self.engine, parsed, len(body))
         return web.json_response({"input_tokens": len(tokens)})
+
+    async def tokenize(self, request: web.Request) -> web.StreamResponse:
+        """Answer ``POST /tokenize``, as vLLM does: the token ids of messages or of a prompt."""
+        with self.admission.admitted():
+            body = await read_body(request)
+            parsed: ApiRequest = parse(body, ChatRequest) if has_messages(body) else parse(body, CompletionRequest)
+            self._check_model(parsed.model or self.model)
+            tokens = await request_tokens(self.engine, parsed, len(body))
+        return web.json_response({"count": len(tokens), "max_model_len": self.engine.info.context_tokens, "tokens": tokens})
+
+    async def vocabulary(self, _request: web.Request) -> web.StreamResponse:
+        """Answer ``GET /vocabulary``: the bytes of each token in base64, and which tokens end a text."""
+        if self._vocabulary is None:
+            self._vocabulary = await asyncio.to_thread(encode_vocabulary, self.engine)
+        return web.Response(body=self._vocabulary, content_type=JSON)
 
     async def _translate(self, request: web.Request, read: Callable[[bytes], TranslatedRequest]) -> web.StreamResponse:
         """Answer a request of a translated API."""
@@ -261,6 +278,7 @@ def make_app(engine: Engine, options: ServeOptions | None = None, *, clock: Cloc
     logger = logging.getLogger("streamco.server")
     app = make_application(service, options, logger=logger, deferred=frozenset({PATH}), registry=service.registry)
     add_translated_apis(app, service)
+    app.add_routes([web.post("/tokenize", service.tokenize), web.get("/vocabulary", service.vocabulary)])
     app[SERVICE] = service
     if options.verify is not None and getattr(engine, "held_sequences", 0) > 0:
         verify = VerifyService(cast(HoldingEngine, engine), options.verify, options, model=service.model)

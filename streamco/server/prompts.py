@@ -7,6 +7,8 @@ from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
+import msgspec
+
 from streamco.engines.base import Engine, GenerationRequest
 from streamco.engines.llamacpp.reasoning import ReasoningSplitter, closed_prompt, opens_reasoning
 from streamco.engines.prompt_ids import answer_ids, chat_ids, pending_bytes, prompt_ids
@@ -16,7 +18,7 @@ from streamco.server.options import ServeOptions
 from streamco.server.requests import ChatRequest, CompletionRequest
 from streamco.wire.token_frames import TokenCodec, TokenFrameError, TokenVocabularyError
 
-__all__ = ["build_generation", "prompt_ids", "reasoning_splitter", "render", "request_tokens", "unpack_ids"]
+__all__ = ["build_generation", "encode_vocabulary", "prompt_ids", "reasoning_splitter", "render", "request_tokens", "unpack_ids"]
 
 _MARK = "\ue000"  # replaces the text of a message to be continued while the template runs; a private-use character
 # Long prompts wait for each other and for no short one; a sender that leaves takes a waiting one out of the queue.
@@ -48,6 +50,19 @@ async def build_generation(
         prefill_only=bool(request.prefill_only),
         owner=owner,
         pending_bytes=pending_bytes(engine, ids),
+    )
+
+
+def encode_vocabulary(engine: Engine) -> bytes:
+    """Return the JSON by which a client knows each token's bytes. Takes a moment: call it from a thread."""
+    info = engine.info
+    return msgspec.json.encode(
+        {
+            "vocabulary": info.vocabulary,
+            "context_tokens": info.context_tokens,
+            "end_ids": sorted(info.end_ids),
+            "tokens": [engine.detokenize([token]) for token in range(info.vocabulary_size)],
+        }
     )
 
 

@@ -22,7 +22,7 @@ from streamco.wire.known_fields import NEUTRAL_VALUES, is_asked
 from streamco.wire.openai.logprobs import MAX_TOP_LOGPROBS
 from streamco.wire.openai.msgpack_body import MSGPACK, MsgpackSizeError, decode_msgpack
 
-__all__ = ["TOP_LOGPROBS", "ChatRequest", "CompletionRequest", "GenerateRequest", "StreamOptions", "convert", "parse"]
+__all__ = ["TOP_LOGPROBS", "ChatRequest", "CompletionRequest", "GenerateRequest", "StreamOptions", "convert", "has_messages", "parse"]
 
 TOP_LOGPROBS = MAX_TOP_LOGPROBS
 MAX_STOPS = 16  # OpenAI takes 4
@@ -201,6 +201,14 @@ class CompletionRequest(GenerateRequest, kw_only=True):
         for field in ("echo", "suffix"):
             if getattr(self, field):
                 raise unsupported(field)
+
+
+def has_messages(body: bytes) -> bool:
+    """Return True if a body has messages, or can't be read, which ``parse`` then says."""
+    try:
+        return "messages" in msgspec.json.decode(body, type=dict[str, msgspec.Raw])
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return True
 
 
 def parse(body: bytes, shape: type[T], media_type: str = JSON) -> T:

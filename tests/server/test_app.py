@@ -6,6 +6,7 @@ import asyncio
 import gc
 import socket
 import threading
+from base64 import b64decode
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ import pytest
 
 from streamco.errors import ConfigError
 from streamco.server.app import SERVICE, ServeOptions, make_app, serving
-from streamco.testing.engine import FakeEngine
+from streamco.testing.engine import FakeEngine, FakeVocabulary
 from tests.server.support import CHAT, HELLO, TEXT, contents, running
 
 
@@ -241,3 +242,24 @@ async def test_the_error_for_a_long_name_has_its_beginning_its_length_and_what_w
         status, body = await server.post(CHAT, {**HELLO, "model": LONG})
         assert status == 404
         assert body["error"]["message"] == f"model: expected fake, got {'x' * 75} ... (900000 characters) ... {'x' * 25}"
+
+
+async def test_a_client_may_ask_for_the_ids_of_a_prompt_and_the_text_of_each_token() -> None:
+    vocabulary = FakeVocabulary("few", 4)
+    for word in ("one", " two", " three", "the end"):
+        vocabulary.id_of(word)
+    engine = FakeEngine(vocabulary=vocabulary)
+    async with serving(engine) as url, aiohttp.ClientSession() as session:
+        root = url.removesuffix("/v1")
+        async with session.post(f"{root}/tokenize", json={"prompt": "one three"}) as response:
+            assert await response.json() == {"count": 2, "max_model_len": engine.info.context_tokens, "tokens": [0, 2]}
+        async with session.post(f"{root}/tokenize", json={"prompt": "one", "model": "another"}) as response:
+            assert response.status == 404
+        async with session.post(f"{root}/tokenize", data=b"{", headers={"Content-Type": "application/json"}) as response:
+            assert response.status == 400
+        for _ in range(2):
+            async with session.get(f"{root}/vocabulary") as response:
+                told = await response.json()
+        assert [b64decode(token).decode() for token in told["tokens"]] == ["one", " two", " three", ""], "the end has no text"
+        assert (told["vocabulary"], told["end_ids"]) == (vocabulary.fingerprint, sorted(engine.info.end_ids))
+    engine.close()
