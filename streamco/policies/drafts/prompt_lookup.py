@@ -9,11 +9,14 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
-__all__ = ["LONGEST_MATCH", "SHORTEST_MATCH", "Match", "PromptLookup"]
+from streamco.events import common_prefix_length
+
+__all__ = ["LONGEST_MATCH", "SHORTEST_MATCH", "Match", "PromptLookup", "match_confidence"]
 
 SHORTEST_MATCH = 2
 LONGEST_MATCH = 16
 _OCCURRENCES = 64  # of the last two tokens, the newest, that are compared
+_LEAST_CONFIDENCE, _MOST_CONFIDENCE = 0.2, 0.8
 
 
 class Match(NamedTuple):
@@ -33,6 +36,16 @@ class PromptLookup:
     def __len__(self) -> int:
         """Return the number of tokens."""
         return len(self._tokens)
+
+    def follow(self, tokens: Sequence[int]) -> None:
+        """Have just these tokens: those after what both have in common are dropped and added."""
+        shared = common_prefix_length(self._tokens, tokens)
+        while len(self._tokens) > shared:
+            pair = tuple(self._tokens[-2:])
+            self._tokens.pop()
+            if self._tokens:
+                self._ends[pair].pop()  # the newest place of this pair is the last one
+        self.extend(tokens[shared:])
 
     def extend(self, tokens: Sequence[int]) -> None:
         """Add the tokens that follow."""
@@ -85,6 +98,11 @@ class PromptLookup:
                 yield end
         added = self._ends.get(pair, [])[-_OCCURRENCES:]
         yield from (end for end in reversed(added) if end < last)
+
+
+def match_confidence(length: int) -> float:
+    """Return how likely a token is right, 0..1, that followed a match of so many tokens, as long as nothing was learned."""
+    return _LEAST_CONFIDENCE + (_MOST_CONFIDENCE - _LEAST_CONFIDENCE) * min(length, LONGEST_MATCH) / LONGEST_MATCH
 
 
 def _common_end(tokens: Sequence[int], end: int) -> int:

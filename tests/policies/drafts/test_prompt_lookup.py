@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from random import Random
 
 from hypothesis import given
 from hypothesis import strategies as st
 
-from streamco.policies.drafts.prompt_lookup import LONGEST_MATCH, SHORTEST_MATCH, Match, PromptLookup
+from streamco.policies.drafts.prompt_lookup import LONGEST_MATCH, SHORTEST_MATCH, Match, PromptLookup, match_confidence
 
 
 def lookup(tokens: Sequence[int]) -> PromptLookup:
@@ -77,3 +78,22 @@ def test_a_continuation_begins_with_the_next_token(tokens: list[int]) -> None:
     found = lookup(tokens)
     following, length = found.continuation(4)
     assert found.next_token() == (Match(following[0], length) if length else None)
+
+
+def test_a_text_that_changes_is_looked_up_as_it_is_then() -> None:
+    rng = Random(11)
+    followed = PromptLookup()
+    text: list[int] = []
+    for _ in range(200):
+        text = text[: rng.randrange(len(text) + 1)] + rng.choices(range(4), k=rng.randrange(6))
+        followed.follow(text)
+        fresh = PromptLookup()
+        fresh.extend(text)
+        assert len(followed) == len(text)
+        assert followed.continuation(5) == fresh.continuation(5)
+
+
+def test_confidence_rises_with_the_match_and_is_never_certain() -> None:
+    confidences = [match_confidence(length) for length in range(SHORTEST_MATCH, LONGEST_MATCH + 5)]
+    assert confidences == sorted(confidences)
+    assert 0.0 < confidences[0] < confidences[-1] < 1.0
