@@ -44,6 +44,7 @@ __all__ = [
     "TaskTimings",
     "TextPiece",
     "TokenSequence",
+    "TokenVocabulary",
 ]
 
 
@@ -174,6 +175,19 @@ class Generation(Protocol):
 
     def cancel(self) -> None:
         """Ask to stop; ``take`` gives the end with reason ``cancelled`` soon after. Idempotent, never blocks."""
+        ...
+
+
+class TokenVocabulary(Protocol):
+    """The token ids of a model and their text; every engine is one."""
+
+    @property
+    def info(self) -> ModelInfo:
+        """Facts of the model."""
+        ...
+
+    def detokenize(self, ids: Sequence[int]) -> bytes:
+        """Return the bytes of token ids, special tokens left out; thread-safe."""
         ...
 
 

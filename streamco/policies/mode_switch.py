@@ -241,6 +241,7 @@ class ModeSwitch:
         policy_decides: bool = False,
         opening: float = 0.0,
         return_time: float = 0.0,
+        at_once: bool = False,
     ) -> Mode:
         """Return the mode of the next round. While one side generates alone, call it every few tokens.
 
@@ -250,6 +251,7 @@ class ModeSwitch:
             policy_decides: True if the policy decides on fused mode (``window.DecidesFusedMode``); False: the speedup model does.
             opening: seconds that the first round takes longer, because the verifier must first read the stream's tokens.
             return_time: seconds that a stream takes longer to begin after a failed attempt to draft, for the same reason.
+            at_once: the conditions are those of the very draft that would be sent, so that no second opinion is waited for.
         """
         rates = predict_rates(conditions)
         self._is_probe = False
@@ -263,7 +265,7 @@ class ModeSwitch:
         was_drafting = self.mode == "speculate" and not self._is_new
         least = rates.remote * (1.0 - _DOUBT) if self._is_drafting else rates.remote
         pays = (policy_decides or rates.speculative > least) and not is_fused(conditions.window if window is None else window)
-        mode = self._vote("speculate" if pays else "remote")
+        mode = self._vote("speculate" if pays else "remote", at_once=at_once)
         self._is_drafting = mode == "speculate" and self._has_credit(conditions, opening)
         probe = self._worst + opening + return_time
         self._most_paid = max(_MOST_ROUNDS * self._worst, probe)

@@ -490,3 +490,13 @@ def test_bounds_that_exclude_each_other_are_refused(bounds: tuple[int, int, int]
     min_window, first, max_window = bounds
     with pytest.raises(ConfigError):
         Predicted(first=first, min_window=min_window, max_window=max_window)
+
+
+def test_conditions_of_the_very_draft_need_no_second_proposal() -> None:
+    switch = ModeSwitch(is_lossless=True)
+    good = RoundConditions(acceptance=0.9, window=8, draft_step=1e-4, remote_step=0.05, verify=0.08, round_tokens=6.0)
+    bad = replace(good, round_tokens=1.2)
+    assert switch.choose(good, at_once=True) == "speculate"
+    assert switch.choose(bad, at_once=True) == "remote"
+    assert switch.choose(good, at_once=True) == "speculate"
+    assert switch.choose(bad) == "speculate", "without it the first other proposal is waited out"

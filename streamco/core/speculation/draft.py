@@ -42,6 +42,7 @@ class DraftSequence:
         is_fork: its sequence was forked from the device's own one. A fork may lack space that the own sequence has.
         is_trunk_branch: it assumes a verdict and is written on the device's own sequence.
         target_length: tokens that a trunk branch is to have.
+        is_lookup: it was looked up, so there may be fewer tokens than asked for anywhere.
     """
 
     version: int
@@ -61,6 +62,7 @@ class DraftSequence:
     is_fork: bool = False
     is_trunk_branch: bool = False
     target_length: int = 0
+    is_lookup: bool = False
 
     @property
     def written(self) -> int:
@@ -70,7 +72,12 @@ class DraftSequence:
     @property
     def is_context_full(self) -> bool:
         """True if the device's own sequence stopped short of the requested tokens: its context is full, or the text has ended."""
-        return self.is_finished and not self.is_fork and self.written < self.requested
+        return self.is_finished and not self.is_fork and self.written < self.requested and not self.is_lookup
+
+    @property
+    def is_exhausted(self) -> bool:
+        """True if a lookup found fewer tokens than requested: here are no more, but there may be some after the next token."""
+        return self.is_lookup and self.is_finished and self.written < self.requested
 
     @property
     def ids(self) -> list[int]:

@@ -37,6 +37,7 @@ class DraftState:
         report: counts drafted tokens.
         emit: takes commands.
         next_version: returns a new version number.
+        is_lookup: drafts are looked up. They take no time, so only those that are sent count as drafted.
 
     Attributes:
         trunk: the draft after the committed tokens; None: there is none.
@@ -51,6 +52,8 @@ class DraftState:
         report: SpeculationReport,
         emit: Callable[[SpeculationCommand], None],
         next_version: Callable[[], int],
+        *,
+        is_lookup: bool = False,
     ) -> None:
         self.trunk: DraftSequence | None = None
         self.branches: dict[int, DraftSequence] = {}
@@ -60,6 +63,7 @@ class DraftState:
         self._report = report
         self._emit = emit
         self._next_version = next_version
+        self._is_lookup = is_lookup
         self._peer = PeerPrefix()
         self._has_drafted = False  # until the device has written a token of this answer it may still be reading the prompt
         self._waiting: list[tuple[Branch, int]] = []  # branches to start after the running ones, and the tokens of each
@@ -93,7 +97,9 @@ class DraftState:
         ids = tuple(committed[length:])
         self._peer.update(length, ids)
         is_timed = self._has_drafted and len(ids) <= _CORRECTION
-        self.trunk = DraftSequence(self._next_version(), count, now, is_beside_stream=is_beside_stream, is_timed=is_timed)
+        self.trunk = DraftSequence(
+            self._next_version(), count, now, is_beside_stream=is_beside_stream, is_timed=is_timed, is_lookup=self._is_lookup
+        )
         self._emit(DraftTokens(self.trunk.version, length, ids, count))
 
     def extend(self, draft: DraftSequence, count: int, *, now: float) -> None:
@@ -129,7 +135,7 @@ class DraftState:
     def _extend_trunk_branch(self, draft: DraftSequence, now: float) -> None:
         """Draft on along the trunk branch if its command is finished and it lacks tokens."""
         more = draft.target_length - len(draft.tokens)
-        if draft.is_finished and more > 0 and not draft.is_context_full:
+        if draft.is_finished and more > 0 and not (draft.is_context_full or draft.is_exhausted):
             del self.branches[draft.version]
             self.extend(draft, more, now=now)
             self.branches[draft.version] = draft
@@ -155,7 +161,7 @@ class DraftState:
         starting, self._waiting = self._waiting[:width], self._waiting[width:]
         for branch, tokens in starting:
             requested = tokens + (branch.token is None)  # the assumed token is written first
-            draft = DraftSequence(self._next_version(), requested, now, branch, is_timed=True, is_fork=True)
+            draft = DraftSequence(self._next_version(), requested, now, branch, is_timed=True, is_fork=True, is_lookup=self._is_lookup)
             self.branches[draft.version] = draft
             ids = () if branch.token is None else (branch.token,)
             self._emit(DraftBranch(draft.version, self._branch_base + branch.position, ids, requested))
@@ -164,7 +170,8 @@ class DraftState:
 
     def record_tokens(self, event: TokensDrafted, *, now: float) -> DraftSequence | None:
         """Record drafted tokens; return the draft they belong to, or None if it was dropped."""
-        self._report.drafted += len(event.tokens)
+        if not self._is_lookup:
+            self._report.drafted += len(event.tokens)
         self._has_drafted = self._has_drafted or bool(event.tokens)
         trunk = self.trunk if self.trunk is not None and self.trunk.version == event.version else None
         draft = trunk or self.branches.get(event.version)

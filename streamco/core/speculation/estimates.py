@@ -221,6 +221,15 @@ class SpeculationEstimates:
         if is_hit is not None:
             self._rounds.hit_rate.record(is_hit, expected_acceptance)
 
+    def record_compared(self, draft: Sequence[DraftToken], streamed: Sequence[int]) -> None:
+        """Record which of a draft's first tokens a stream has given in their place, up to the first other one."""
+        for token, given in zip(draft, streamed, strict=False):
+            is_same = token.id == given
+            self._acceptance.record(is_same)
+            self._calibration.record(token.confidence, is_accepted=is_same)
+            if not is_same:
+                return
+
     @property
     def tokens_since_verdict(self) -> int:
         """Tokens that remote streams gave since a draft was last compared or verified."""
@@ -349,6 +358,16 @@ class SpeculationEstimates:
             adopted=self._rounds.adopted.value if self._rounds.adopted.events else None,
             budget=min(1.0, max(0.01, self.steering.budget)),
             round_tokens=min(window + 1.0, expected_tokens(self.acceptance, window) * self._rounds.gain.value),
+        )
+
+    def conditions_of(self, draft: Sequence[DraftToken], *, leaves_stream: bool = False) -> RoundConditions:
+        """Return ``conditions`` for a round with this draft. ``leaves_stream``: a stream that is open would have to be opened again."""
+        known = self.conditions()
+        return replace(
+            known,
+            window=len(draft),
+            round_tokens=1.0 + sum(self._chances([token.confidence for token in draft])),
+            verify=known.verify + self.rtt * leaves_stream,
         )
 
     def can_pay(self) -> bool:

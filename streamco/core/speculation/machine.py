@@ -66,6 +66,7 @@ from streamco.core.speculation.report import SpeculationReport
 from streamco.core.speculation.shadow import ShadowDrafter
 from streamco.core.speculation.sibling_choice import siblings_for
 from streamco.core.speculation.silence import SilenceLimit
+from streamco.core.speculation.stream_lookup import StreamLookup
 from streamco.core.speculation.verification import VerifierChannel, record_outcome, record_wait
 from streamco.errors import AllEndpointsFailed, StreamcoError
 from streamco.events import ReaderLeft
@@ -98,7 +99,7 @@ class SpeculationMachine:
         emit, next_version = self._commands.append, count(1).__next__
         shows_drafts = options.emit == "draft"
         answer = SpeculativeAnswer(emit, self.report, shows_drafts=shows_drafts, end_ids=options.end_ids, max_tokens=options.max_tokens)
-        draft_state = DraftState(estimates, self.report, emit, next_version)
+        draft_state = DraftState(estimates, self.report, emit, next_version, is_lookup=options.is_lookup)
         verifier = VerifierChannel(emit, first_verdict_timeout=options.first_verdict_timeout, verdict_timeout=options.verdict_timeout)
         remote = RemoteStream(options.has_remote, emit, next_version)
         time_account = TimeAccount(estimates)
@@ -110,6 +111,7 @@ class SpeculationMachine:
             estimates, options, answer=answer, draft_state=draft_state, verifier=verifier, remote=remote, time_account=time_account
         )
         self._shadow = ShadowDrafter(draft_state, estimates)
+        self._lookup = StreamLookup(draft_state, estimates) if options.is_lookup else None
         self._opening_stream = OpeningStream(
             estimates, options, answer=answer, draft_state=draft_state, remote=remote, time_account=time_account, backpressure=backpressure
         )
@@ -201,7 +203,7 @@ class SpeculationMachine:
             return
         mode = self._mode_selector.choose(now=now)
         self._set_mode(mode)
-        if mode in {"speculate", "verify one"} and self._verifier.state == "closed":
+        if mode in {"speculate", "verify one"} and self._verifier.state == "closed" and self._lookup is None:
             self._verifier.connect(self.answer.ids, now=now)
         match mode:
             case "remote":
@@ -218,7 +220,8 @@ class SpeculationMachine:
                 self._end_without_endpoints()
 
     def _set_mode(self, mode: GenerationMode | None) -> None:
-        self.report.fallbacks += mode == "remote" and self._mode_selector.current not in {None, "remote"}
+        has_drafted = self._lookup is None or self.report.rounds > 0  # looking up is no change
+        self.report.fallbacks += mode == "remote" and self._mode_selector.current not in {None, "remote"} and has_drafted
         if mode == "device" and self._estimates.is_lossless:
             self.report.is_exact = False
         self._mode_selector.set_current(mode)
@@ -263,6 +266,8 @@ class SpeculationMachine:
     def _on_trunk_tokens(self, now: float) -> None:
         if not self._remote.is_open:
             self._check_draft(now)
+        elif self._lookup is not None:
+            self._leave_stream(self._lookup.found(self.answer.ids), now)
         elif self._is_returning:
             self._return_to_drafting(now)
 
@@ -274,8 +279,10 @@ class SpeculationMachine:
         ids = trunk.ids
         end = next((position + 1 for position, token in enumerate(ids) if token in self._options.end_ids), None)
         is_enough = len(ids) >= self._window or self._estimates.should_end([token.confidence for token in trunk.tokens])
-        if end is not None or is_enough or (ids and trunk.is_context_full):
-            self._end_chunk(trunk, end or len(ids), now)
+        if end is not None or is_enough or (ids and (trunk.is_context_full or trunk.is_exhausted)):
+            self._end_chunk(trunk, min(end or len(ids), self._window) if trunk.is_lookup else end or len(ids), now)
+        elif trunk.is_exhausted:
+            self._go_on_without_draft(now)
         elif trunk.is_context_full:
             self._draft_state.record_full()
             self._next_step(now)
@@ -290,15 +297,27 @@ class SpeculationMachine:
         if self._backpressure.should_hold(now=now):
             return
         draft = trunk.tokens[: self._estimates.useful_length(trunk.tokens[:length])]
+        if trunk.is_lookup and not self._mode_selector.is_worth(draft):
+            self._go_on_without_draft(now)
+            return
         self._draft_state.stop_trunk(now=now)
         self.answer.propose([token.id for token in draft])
-        self.report.chunks += len(draft)
+        self._count_chunk(draft)
         if self._mode_selector.is_offloaded(draft, trunk.importance, self._rng, now=now):
             self.report.offloaded += len(draft)
             self._send(draft, now)
         else:
             self._commit_unverified(draft, now)
             self._next_step(now)
+
+    def _go_on_without_draft(self, now: float) -> None:
+        """Go on after a lookup that found nothing, or nothing that pays."""
+        self._mode_selector.record_nothing_found()
+        self._next_step(now)
+
+    def _count_chunk(self, draft: Sequence[DraftToken]) -> None:
+        self.report.chunks += len(draft)
+        self.report.drafted += len(draft) * (self._lookup is not None)  # other drafts were counted when they were written
 
     def _commit_unverified(self, draft: Sequence[DraftToken], now: float) -> None:
         self._mode_selector.record_unverified(self.answer.commit_unverified(draft))
@@ -355,7 +374,7 @@ class SpeculationMachine:
         self.report.ahead += 1
         is_speculating = self._mode_selector.choose(now=now) == "speculate"
         out.record_ahead(now)
-        self.report.chunks += len(out.draft)
+        self._count_chunk(out.draft)
         self.report.offloaded += len(out.draft)
         if branch is not None:
             self._draft_state.adopt(branch, self.answer.ids, token)
@@ -441,13 +460,36 @@ class SpeculationMachine:
             self._finish(self.answer.ended)
             return
         if self._estimates.is_lossless and self._options.is_adaptive and self._verifier.state != "gone":
-            self._shadow.follow(self.answer.ids, len(ids), now=now)
+            if self._lookup is not None:
+                self._lookup.follow(self.answer.ids, now=now)
+            else:
+                self._shadow.follow(self.answer.ids, len(ids), now=now)
         self._unchecked += len(ids)
         if self._unchecked >= _CHECK_EVERY:
             self._unchecked = 0
+            if self._lookup is not None:
+                self._estimates.propose_window()
+                return
             self._is_returning = self._mode_selector.pays_again(now=now) or (self._is_returning and self._verifier.state == "connecting")
             if self._is_returning:
                 self._return_to_drafting(now)
+
+    def _leave_stream(self, found: Sequence[DraftToken], now: float) -> None:
+        """Leave the stream for a draft that was looked up, if it pays. The stream goes on until the session is open."""
+        window, selector = self._mode_selector.next_window(), self._mode_selector
+        free_tokens = self.answer.free_tokens
+        draft = found[: window if free_tokens is None else min(window, free_tokens - 1)]
+        draft = draft[: self._estimates.useful_length(draft)]
+        is_possible = selector.can_verify_soon(now) and not selector.must_measure_stream and not self._backpressure.is_requested
+        if not draft or not is_possible or self._verifier.state == "connecting" or not selector.is_worth(draft, leaves_stream=True):
+            return
+        if self._verifier.state == "closed":
+            self._verifier.connect(self.answer.ids, now=now)
+        else:
+            self._remote.close()
+            self._set_mode("speculate")
+            self._window = self._mode_selector.next_window()
+            self._check_draft(now)
 
     def _return_to_drafting(self, now: float) -> None:
         """Return to drafting once the session is open and the device has read the answer. The stream continues until then."""

@@ -45,6 +45,7 @@ class ModeSelector:
     ) -> None:
         self.current: GenerationMode | None = None
         self._unverified_tokens = 0  # committed by the device alone since the last verdict
+        self._empty_at = -1  # length of the answer after which a lookup found nothing worth a round
         self._estimates = estimates
         self._options = options
         self._answer = answer
@@ -69,6 +70,10 @@ class ModeSelector:
         is_one_added = self.current == "speculate" and self._estimates.is_lossless
         return window if free_tokens is None else min(window, free_tokens - is_one_added)
 
+    def record_nothing_found(self) -> None:
+        """Record that no draft was looked up after the present answer, or none that pays."""
+        self._empty_at = self._answer.length
+
     def record_verdict(self) -> None:
         """Record that a verdict arrived: counting of unverified tokens starts again from 0."""
         self._unverified_tokens = 0
@@ -81,6 +86,8 @@ class ModeSelector:
         Called once whenever all drafted tokens are committed or dropped, because the mode switch counts the calls.
         """
         can_draft, can_verify = not self._draft_state.is_out, self._may_verify and self._verifier.state != "gone"
+        if self._empty_at == self._answer.length and can_verify:
+            return self._without_draft(now)
         if not self._estimates.is_lossless:
             if can_draft:  # offloading stops near the end of the answer (Synera 4.3)
                 return self._best_mode() if self.can_verify_soon(now) and not self._is_past_exit else "device"
@@ -95,6 +102,37 @@ class ModeSelector:
         if can_verify:
             return "verify one"
         return "device" if can_draft and self._options.may_use_device else None
+
+    def _without_draft(self, now: float) -> GenerationMode:
+        """Return the mode after a lookup that found nothing: the stream goes on, unless drafting goes on whether it pays or not."""
+        is_stream = self._remote.is_usable and (self._options.is_adaptive or not self.can_verify_soon(now))
+        if is_stream and self._answer.report.why_remote is None:
+            self._answer.report.why_remote = "nothing to look up"
+        return "remote" if is_stream else "verify one"
+
+    def is_worth(self, draft: Sequence[DraftToken], *, leaves_stream: bool = False) -> bool:
+        """Return True if a draft that was looked up should be sent.
+
+        Args:
+            draft: its tokens.
+            leaves_stream: the stream is open, and would have to be opened again if nothing is found after this draft.
+        """
+        if not self._options.is_adaptive or not self._remote.is_usable:
+            return True
+        conditions = self._estimates.conditions_of(draft, leaves_stream=leaves_stream)
+        opening, return_time = self._prompt_times
+        window = len(draft) + 1.0  # a draft of one token is a draft, too; a policy's window of 1 means none
+        mode = self._estimates.switch.choose(conditions, window=window, opening=opening, return_time=return_time, at_once=True)
+        if mode == "remote":
+            self._answer.report.why_remote = "drafting is slower"
+        return mode == "speculate"
+
+    @property
+    def _prompt_times(self) -> tuple[float, float]:
+        """Seconds that a first round takes longer to read the stream's tokens, and a stream after a failed attempt to draft."""
+        share = self._estimates.opening_share
+        opening = share * self._time_account.prompt_time if self._verifier.is_new else 0.0
+        return opening, 0.0 if self._time_account.has_begun else share * self._estimates.prompt_time
 
     def pays_again(self, *, now: float) -> bool:
         """Return True if the answer should return from the remote stream to drafting."""
@@ -136,16 +174,18 @@ class ModeSelector:
         estimates.propose_window()
         if not self._options.is_adaptive:
             return "speculate"
-        if estimates.is_lossless and self._remote.is_usable and self._must_measure_stream:
+        if estimates.is_lossless and self._remote.is_usable and self.must_measure_stream:
             self._answer.report.why_remote = "its speed was measured"
             return "remote"
-        share = estimates.opening_share
+        if self._options.is_lookup:
+            return "speculate"  # what is looked up decides (``is_worth``)
+        opening, return_time = self._prompt_times
         mode = estimates.switch.choose(
             estimates.conditions(),
             window=estimates.proposal,
             policy_decides=estimates.policy_decides,
-            opening=share * self._time_account.prompt_time if self._verifier.is_new else 0.0,
-            return_time=0.0 if self._time_account.has_begun else share * estimates.prompt_time,
+            opening=opening,
+            return_time=return_time,
         )
         if mode == "remote":
             self._answer.report.why_remote = "drafting is slower"
@@ -153,7 +193,7 @@ class ModeSelector:
         return "speculate" if mode == "device" and self._unverified_tokens >= _PROBE_AFTER else mode
 
     @property
-    def _must_measure_stream(self) -> bool:
+    def must_measure_stream(self) -> bool:
         """True if the stream's pace must be measured before drafting can be compared with it. An answer that drafts is not interrupted."""
         is_interruptible = not self._time_account.has_begun or self._remote.is_open
         return not self._estimates.has_remote_step or (self._estimates.is_remote_step_stale and is_interruptible)

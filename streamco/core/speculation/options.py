@@ -30,6 +30,7 @@ class SpeculationMachineOptions(Struct, frozen=True, kw_only=True):
         max_ahead: drafts of each round that may be sent before the verdict that they assume; 0: the verifier takes none.
         max_draft: tokens that the verifier takes in one round.
         max_siblings: tokens of those that may be siblings of others (trees of drafts); 0: chains alone.
+        is_lookup: drafts are looked up. They take no time, there may be none, and each is weighed by itself before it is sent.
         patience: time that trouble with the verifier may last before another mode continues the answer. A selective answer that has
             begun waits for two rounds at most. An adaptive answer that has not begun waits no longer for a full verifier than that, or
             than one token of the stream if that is longer.
@@ -57,6 +58,7 @@ class SpeculationMachineOptions(Struct, frozen=True, kw_only=True):
     max_ahead: int = 0
     max_draft: int = 31
     max_siblings: int = 0
+    is_lookup: bool = False
     patience: float = 2.0
     last_patience: float = 30.0
     first_verdict_timeout: float = 30.0

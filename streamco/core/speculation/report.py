@@ -11,7 +11,9 @@ from msgspec import Struct
 
 __all__ = ["SpeculationReport", "WhyRemote"]
 
-WhyRemote = Literal["its speed was measured", "drafting is slower", "the device reads the prompt", "no verifier", "no draft"]
+WhyRemote = Literal[
+    "its speed was measured", "drafting is slower", "the device reads the prompt", "no verifier", "no draft", "nothing to look up"
+]
 
 
 class SpeculationReport(Struct, kw_only=True):

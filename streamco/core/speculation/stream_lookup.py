@@ -1,0 +1,42 @@
+"""Lookups beside the remote stream: what may follow its last token is looked up after each one, because it takes no time.
+
+Each lookup is compared with what the stream then gives, so it is known how often matches of their lengths are right. If one promises more
+than the stream gives in the time of its round, the answer leaves the stream for it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from streamco.core.speculation.draft_state import DraftState
+from streamco.core.speculation.estimates import SpeculationEstimates
+from streamco.core.speculation.events import DraftToken
+
+__all__ = ["StreamLookup"]
+
+
+class StreamLookup:
+    """The lookups of an answer while the remote stream gives it.
+
+    Args:
+        draft_state: makes the lookups.
+        estimates: records which would have been accepted.
+    """
+
+    def __init__(self, draft_state: DraftState, estimates: SpeculationEstimates) -> None:
+        self._draft_state = draft_state
+        self._estimates = estimates
+        self._position = -1  # length of the answer in front of the present lookup
+
+    def follow(self, committed: Sequence[int], *, now: float) -> None:
+        """Compare the last lookup with the stream's new tokens, and look up what may follow them."""
+        trunk = self._draft_state.trunk
+        if trunk is not None:
+            self._estimates.record_compared(trunk.tokens, committed[self._position :])
+        self._position = len(committed)
+        self._draft_state.start(committed, self._estimates.window, is_beside_stream=True, now=now)
+
+    def found(self, committed: Sequence[int]) -> Sequence[DraftToken]:
+        """Return the tokens that may follow the committed ones; none if none were found, or not yet."""
+        trunk = self._draft_state.trunk
+        return trunk.tokens if trunk is not None and trunk.is_finished and self._position == len(committed) else ()
