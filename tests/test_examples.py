@@ -30,6 +30,10 @@ PRINTS = {
     "fastapi_chat": [r'^data: ".*"$'],
     "failover": [r"^The connection is cut here\.$", r"^second took over from first after token \d+: EndpointProtocolError$"],
     "langchain_chain": [r"\w{3}", r"^device won, [1-9]\d* tokens$"],
+    "lookup": [
+        r"def area\(",
+        r"^[1-9]\d* tokens were looked up, \d+ the server's in [1-9]\d* rounds$",
+    ],
     "many": [r"^What is rain\? \w", r"^What is snow\? \w", r"^What is wind\? \w"],
     "migration": [
         r"^server: The sea \w",

@@ -344,7 +344,7 @@ class OpenAIEndpoint:
         if tokenize_api is None or not self._capabilities.takes_token_ids:
             return info
         try:
-            found = await tokenizer.compare(self._post, tokenize_api, model=self.model, is_chat=self.api == "chat")
+            found = await tokenizer.compare(self.ask, tokenize_api, model=self.model, is_chat=self.api == "chat")
         except EngineError:
             raise
         except EndpointError:
@@ -514,8 +514,12 @@ class OpenAIEndpoint:
         )
         return "chat", "/chat/completions", body
 
-    async def _post(self, path: str, body: Mapping[str, Any]) -> Any:
-        """POST to a path outside the API; return the answer's JSON."""
+    async def ask(self, path: str, body: Mapping[str, Any] | None = None) -> Any:
+        """Return the JSON of a path at the server's root, outside the API: to a POST if there is a body, else to a GET.
+
+        Raises:
+            EndpointError: there was no answer, an error status, or no JSON.
+        """
         return await self._get_json(self._address.root_url(path), body)
 
     async def _get_json(self, url: str, body: Mapping[str, Any] | None = None, *, redirects: bool = True) -> Any:

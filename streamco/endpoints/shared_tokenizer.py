@@ -22,7 +22,7 @@ from streamco.engines.prompt_ids import pending_bytes
 from streamco.errors import EndpointProtocolError, EngineError
 from streamco.events import Partial
 
-__all__ = ["SAMPLE", "SharedTokenizer"]
+__all__ = ["SAMPLE", "SharedTokenizer", "find_ids"]
 
 Post = Callable[[str, Mapping[str, Any]], Awaitable[Any]]
 """POSTs JSON to a path at the server's root and returns the answer's JSON."""
@@ -138,7 +138,7 @@ def _is_plain(request: Request) -> bool:
 async def _read_by_tokenize(post: Post, model: str, sample: Request) -> list[int]:
     """Return the sample's ids by vLLM's API: ``/tokenize`` renders messages itself."""
     fields = {"messages": sample.messages} if sample.prompt is None else {"prompt": sample.prompt}
-    return _find_ids(await post("/tokenize", {"model": model, **fields}))
+    return find_ids(await post("/tokenize", {"model": model, **fields}))
 
 
 async def _read_by_apply_template(post: Post, model: str, sample: Request) -> list[int]:
@@ -149,10 +149,11 @@ async def _read_by_apply_template(post: Post, model: str, sample: Request) -> li
         text = answer.get("prompt") if isinstance(answer, dict) else None
     if not isinstance(text, str):
         raise EndpointProtocolError(f"/apply-template: expected a prompt, got {str(text)[:80]!r}")
-    return _find_ids(await post("/tokenize", {"content": text, "add_special": True, "parse_special": True}))
+    return find_ids(await post("/tokenize", {"content": text, "add_special": True, "parse_special": True}))
 
 
-def _find_ids(answer: Any) -> list[int]:
+def find_ids(answer: Any) -> list[int]:
+    """Return the ids in an answer to ``/tokenize``."""
     ids = answer.get("tokens") if isinstance(answer, dict) else None
     if not isinstance(ids, list) or not all(isinstance(token, int) for token in ids):
         raise EndpointProtocolError(f"/tokenize: expected a list of token ids, got {str(answer)[:80]!r}")

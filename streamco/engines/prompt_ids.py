@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from streamco.engines.base import Engine
+from streamco.engines.base import Engine, TokenVocabulary
 from streamco.engines.chat_template import plain_messages
 
 __all__ = ["answer_ids", "chat_ids", "pending_bytes", "prompt_ids"]
@@ -86,7 +86,7 @@ def answer_ids(engine: Engine, text: str, *, special: bool = False) -> list[int]
     return rest if whole[: len(begin)] == begin and engine.detokenize(rest) == data else ids
 
 
-def pending_bytes(engine: Engine, ids: Sequence[int]) -> bytes:
+def pending_bytes(engine: TokenVocabulary, ids: Sequence[int]) -> bytes:
     """Return the bytes at the end of these tokens that begin a code point and don't end it; b"": none.
 
     The text of that code point comes with the tokens after these.

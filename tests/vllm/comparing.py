@@ -108,7 +108,7 @@ class Drafts:
 async def write_alone(remote: OpenAIEndpoint, prompt: Sequence[int], count: int) -> OwnText:
     """The server's own greedy answer: at most ``count`` tokens, an end token among them."""
     body = {"model": remote.model, "prompt": list(prompt), "max_tokens": count, "temperature": 0, "logprobs": _TOP}
-    reply = await remote._post("/v1/completions", {**body, "return_token_ids": True, "return_tokens_as_token_ids": True})
+    reply = await remote.ask("/v1/completions", {**body, "return_token_ids": True, "return_tokens_as_token_ids": True})
     choice: dict[str, Any] = reply["choices"][0]
     tops = [{int(key.removeprefix("token_id:")): value for key, value in top.items()} for top in choice["logprobs"]["top_logprobs"]]
     return OwnText(choice["token_ids"], tops)

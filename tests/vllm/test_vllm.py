@@ -71,7 +71,7 @@ async def check_same(endpoint: OpenAIEndpoint, opening: Sequence[int], ids: Sequ
     at = next((number for number, (one, other) in enumerate(zip(ids, whole, strict=False)) if one != other), None)
     assert at is not None, "one is longer than the other"
     body = {"model": MODEL, "prompt": [*opening, *whole[:at]], "max_tokens": 1, "temperature": 0}
-    reply = await endpoint._post("/v1/completions", {**body, "logprobs": 3, "return_tokens_as_token_ids": True})
+    reply = await endpoint.ask("/v1/completions", {**body, "logprobs": 3, "return_tokens_as_token_ids": True})
     best: dict[str, float] = reply["choices"][0]["logprobs"]["top_logprobs"][0]
     pair = [best[f"token_id:{token}"] for token in (ids[at], whole[at])]
     assert max(best.values()) - min(pair) < NEARLY, f"token {at}: {best}"
@@ -149,7 +149,7 @@ async def test_by_text_an_answer_is_gone_on_with_behind_the_open_message(server:
                 given = Answer(whole.chunks[:cut], None).ids
                 message = {"role": "assistant", "content": partial.text}
                 open_ended = {"add_generation_prompt": False, "continue_final_message": True}
-                read = await endpoint._post("/tokenize", {"model": MODEL, "messages": [*(asked.messages or ()), message], **open_ended})
+                read = await endpoint.ask("/tokenize", {"model": MODEL, "messages": [*(asked.messages or ()), message], **open_ended})
                 is_whole = partial.text == partial.text.strip()  # of a token at the seam only a part may come, without its id
                 if is_whole and read["tokens"] == [*opening, *given]:
                     compared += 1

@@ -8,7 +8,7 @@ itself. The speculator decides what a lost round, a refusal or a lasting failure
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 from msgspec import Struct
 
@@ -24,11 +24,23 @@ from streamco.core.speculation.events import (
     VerifierLost,
 )
 from streamco.endpoints.base import Endpoint
-from streamco.engines.base import Engine
+from streamco.engines.base import TokenVocabulary
 from streamco.policies.acceptance import Rule, RuleKind
 from streamco.profiles.row_costs import RowCosts
 
-__all__ = ["Emit", "Verifier", "VerifierCommand", "VerifierEvent", "VerifierFacts", "VerifierSession", "continuation_seed"]
+if TYPE_CHECKING:
+    from streamco.endpoints.served_vocabulary import ServedVocabulary
+
+__all__ = [
+    "Emit",
+    "TellsVocabulary",
+    "Verifier",
+    "VerifierCommand",
+    "VerifierEvent",
+    "VerifierFacts",
+    "VerifierSession",
+    "continuation_seed",
+]
 
 VerifierCommand = ConnectVerifier | SendDraft | CloseVerifier
 VerifierEvent = VerifierConnected | VerifierLost | VerifierFailed | VerdictReceived | DraftRefused
@@ -145,8 +157,11 @@ class Verifier(Protocol):
         """Endpoint of the same model that generates without drafts, after given ids (``Request.prompt_ids``). None: there is none."""
         ...
 
-    async def start(self, draft: Engine) -> None:
-        """Prepare for drafts of this model: imports, its vocabulary. Doesn't fail if the server can't be reached; idempotent."""
+    async def start(self, draft: TokenVocabulary) -> None:
+        """Prepare for drafts of this vocabulary: the draft model's, or the server's own. Idempotent.
+
+        Doesn't fail if the server can't be reached.
+        """
         ...
 
     async def probe(self) -> VerifierFacts:
@@ -172,4 +187,18 @@ class Verifier(Protocol):
 
     async def aclose(self) -> None:
         """Close every session and connection; idempotent."""
+        ...
+
+
+@runtime_checkable
+class TellsVocabulary(Protocol):
+    """A verifier that tells its vocabulary, so that drafts need no model of the client's."""
+
+    async def read_vocabulary(self) -> ServedVocabulary:
+        """Return the vocabulary. May come before ``Verifier.start``.
+
+        Raises:
+            EndpointError: the server doesn't tell it.
+            VerifierError: it can't.
+        """
         ...

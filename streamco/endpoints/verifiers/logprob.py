@@ -14,7 +14,7 @@ import re
 import secrets
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 from urllib.parse import urlsplit
 from weakref import WeakSet
 
@@ -27,10 +27,11 @@ from streamco.endpoints.network.headers import BASE_HEADERS, check_headers, key_
 from streamco.endpoints.network.loop_bound import LoopBound, LoopState
 from streamco.endpoints.network.peer_timeout import PeerTimeout
 from streamco.endpoints.openai import OpenAIEndpoint
+from streamco.endpoints.served_vocabulary import ServedVocabulary
 from streamco.endpoints.shared_tokenizer import SAMPLE
 from streamco.endpoints.verifiers.base import Emit, VerifierFacts
 from streamco.endpoints.verifiers.logprob_session import LogprobSession
-from streamco.engines.base import Engine
+from streamco.engines.base import Engine, TokenVocabulary
 from streamco.errors import (
     ConfigError,
     EndpointProtocolError,
@@ -183,19 +184,22 @@ class LogprobVerifier(ABC):
         """The completions API of the same server. None: ``start`` was not called."""
         return self._remote
 
-    async def start(self, draft: Engine) -> None:
+    async def start(self, draft: TokenVocabulary) -> None:
         """Prepare for drafts of this model; see ``Verifier.start``.
 
         Raises:
             StreamClosed: the verifier was closed.
             UsageError: the verifier was started for another model.
+            VerifierError: the vocabulary is not that of a local model, which has to read what the server reads.
         """
         if self._is_closed:
             raise StreamClosed(f"{self._name}: expected an open verifier, got one that was closed")
+        if isinstance(draft, ServedVocabulary):
+            raise VerifierError(f"{self._name}: expected the vocabulary of a model on this machine, got that of another server")
         if self._draft is not None and self._draft is not draft:
             raise UsageError(f"{self._name}: expected the draft model that it was started for, got another one")
         if self._draft is None:
-            self._draft = draft
+            self._draft = draft = cast(Engine, draft)
             name, model = f"{self._name}/remote", self._model or "default"
             self._remote = self._make_remote(
                 model, name=name, provider=self.provider, api="completions", tokenizer=draft, timeouts=self._timeouts, **self._options

@@ -18,11 +18,12 @@ from streamco.endpoints.base import Endpoint
 from streamco.endpoints.network.credentials import ApiKey
 from streamco.endpoints.network.loop_bound import LoopBound, LoopState
 from streamco.endpoints.network.peer_timeout import PeerTimeout
+from streamco.endpoints.served_vocabulary import ServedVocabulary
 from streamco.endpoints.verifiers.base import Emit, Verifier, VerifierFacts, VerifierSession
 from streamco.endpoints.verifiers.pool_member import PoolMember
 from streamco.endpoints.verifiers.pool_session import AssignedVerifier
 from streamco.endpoints.verifiers.streamco import VerifierEndpoint
-from streamco.engines.base import Engine
+from streamco.engines.base import TokenVocabulary
 from streamco.errors import ConfigError, EndpointError, EndpointTimeoutError, StreamcoError, VerifierError
 from streamco.policies.acceptance import Rule
 from streamco.policies.serving.routing import ShortestQueue, routing_policy
@@ -116,11 +117,27 @@ class VerifierPool:
         """Remote endpoint of the first verifier that works; an answer has that of its own."""
         return next((member.verifier.remote for member in self.members if not member.problem), None)
 
-    async def start(self, draft: Engine) -> None:
+    async def start(self, draft: TokenVocabulary) -> None:
         """Prepare all verifiers for drafts of this model; see ``Verifier.start``."""
         self._probes.get()
         for member in self.members:
             await member.verifier.start(draft)
+
+    async def read_vocabulary(self) -> ServedVocabulary:
+        """Return the vocabulary of the first verifier that tells it; see ``VerifierEndpoint.read_vocabulary``.
+
+        Raises:
+            EndpointError: the first one's error, if all fail.
+            VerifierError: none of them is a ``streamco serve``.
+        """
+        failure: EndpointError | None = None
+        for member in self.members:
+            if isinstance(member.verifier, VerifierEndpoint):
+                try:
+                    return await member.verifier.read_vocabulary()
+                except EndpointError as error:
+                    failure = failure or error
+        raise failure or VerifierError(f"{self.name}: expected a verifier that tells its vocabulary (streamco serve), got none")
 
     async def probe(self) -> VerifierFacts:
         """Probe all verifiers side by side; those that fail are left out, and probed again later.

@@ -22,7 +22,7 @@ from streamco.core.speculation.events import (
 from streamco.endpoints.base import Endpoint
 from streamco.endpoints.verifiers.base import Emit, Verifier, VerifierCommand, VerifierEvent, VerifierFacts, VerifierSession
 from streamco.endpoints.verifiers.pool_member import PoolMember
-from streamco.engines.base import Engine
+from streamco.engines.base import TokenVocabulary
 from streamco.errors import StreamcoError, VerifierError
 from streamco.policies.acceptance import Rule
 from streamco.wire.verify.errors import VerifierFailedError, VerifyProtocolError
@@ -135,7 +135,7 @@ class AssignedVerifier:
         """Remote endpoint of the present verifier."""
         return self._member.verifier.remote
 
-    async def start(self, draft: Engine) -> None:
+    async def start(self, draft: TokenVocabulary) -> None:
         """Prepare the present verifier; the pool has started it already."""
         await self._member.verifier.start(draft)
 

@@ -12,7 +12,7 @@ import random
 import ssl
 from collections.abc import Sequence
 from contextlib import suppress
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 from urllib.parse import SplitResult, urlunsplit
 from weakref import WeakSet
 
@@ -26,10 +26,11 @@ from streamco.endpoints.known_servers.providers import find_provider
 from streamco.endpoints.network.credentials import ApiKey, ServerKey
 from streamco.endpoints.network.loop_bound import LoopBound, LoopState
 from streamco.endpoints.openai import OpenAIEndpoint
+from streamco.endpoints.served_vocabulary import ServedVocabulary
 from streamco.endpoints.verifiers.base import Emit, VerifierFacts
 from streamco.endpoints.verifiers.connection import VerifierAddress, VerifierConnection, connect_verifier, load_websockets
 from streamco.endpoints.verifiers.session import RemoteVerifierSession
-from streamco.engines.base import Engine, ModelInfo
+from streamco.engines.base import ModelInfo, TokenVocabulary
 from streamco.errors import ConfigError, EndpointError, StreamClosed, UsageError
 from streamco.policies.acceptance import Rule, RuleKind
 from streamco.wire.row_costs import costs_of_table
@@ -58,6 +59,7 @@ class _Connections(LoopState):
         self.connecting: asyncio.Task[VerifierConnection[VerifyClient]] | None = None
         self.sessions: WeakSet[RemoteVerifierSession] = WeakSet()
         self.remote: OpenAIEndpoint | None = None
+        self.reader: OpenAIEndpoint | None = None  # of vocabulary and prompts, for lookups
         self.http: aiohttp.ClientSession | None = None  # of the remote endpoint, if certificates are given
 
     async def aclose(self) -> None:
@@ -69,8 +71,9 @@ class _Connections(LoopState):
         connection, self.connection = self.connection, None
         if connection is not None:
             await connection.aclose()
-        if self.remote is not None:
-            await self.remote.aclose()
+        for endpoint in (self.remote, self.reader):
+            if endpoint is not None:
+                await endpoint.aclose()
         if self.http is not None:
             await self.http.close()
 
@@ -167,7 +170,7 @@ class VerifierEndpoint:
         connections = self._connections.latest
         return None if connections is None else connections.remote
 
-    async def start(self, draft: Engine) -> None:
+    async def start(self, draft: TokenVocabulary) -> None:
         """Prepare for drafts of this model; see ``Verifier.start``.
 
         Raises:
@@ -182,26 +185,42 @@ class VerifierEndpoint:
         connections = self._connections.get()
         if connections.remote is None:
             await load_websockets()
-            if self._tls is not None:
-                connections.http = await _open_session(self._tls)
-            elif self._url.startswith("wss:") and self._system_tls is None:
+            if self._url.startswith("wss:") and self._tls is None and self._system_tls is None:
                 self._system_tls = await asyncio.to_thread(ssl.create_default_context)
             usual = find_provider(STREAMCO).capabilities
-            remote = OpenAIEndpoint(
-                self._facts.model if self._facts is not None and self._facts.model else "default",  # until the welcome names it
-                base_url=self._base_url,
-                api_key=self._token.given,
-                name=f"{self._name}/remote",
-                provider=STREAMCO,
-                prices=self._prices,
-                api="completions",
-                timeouts=replace(self._timeouts, socket=Timeouts().socket),
-                capabilities=replace(usual, vocabulary=draft.info.vocabulary),  # the server's welcome checks that
-                session=connections.http,
-            )
-            await remote.start()
+            capabilities = replace(usual, vocabulary=draft.info.vocabulary)  # the server's welcome checks that
+            remote = await self._start_endpoint(connections, "remote", api="completions", capabilities=capabilities)
             self._codec = VerifyCodec(draft.info.vocabulary_size, self._limits)
             self._draft, connections.remote = draft.info, remote
+
+    async def read_vocabulary(self) -> ServedVocabulary:
+        """Return the server's own vocabulary, for drafts without a model on this machine. May come before ``start``.
+
+        Raises:
+            EndpointError: the server doesn't tell it.
+        """
+        connections = self._connections.get()
+        if connections.reader is None:
+            connections.reader = await self._start_endpoint(connections, "vocabulary")
+        return await ServedVocabulary.read(connections.reader)
+
+    async def _start_endpoint(self, connections: _Connections, part: str, **options: Any) -> OpenAIEndpoint:
+        """Return an endpoint for the same server's HTTP API, started."""
+        if self._tls is not None and connections.http is None:
+            connections.http = await _open_session(self._tls)
+        endpoint = OpenAIEndpoint(
+            self._facts.model if self._facts is not None and self._facts.model else "default",  # until the welcome names it
+            base_url=self._base_url,
+            api_key=self._token.given,
+            name=f"{self._name}/{part}",
+            provider=STREAMCO,
+            prices=self._prices,
+            timeouts=replace(self._timeouts, socket=Timeouts().socket),
+            session=connections.http,
+            **options,
+        )
+        await endpoint.start()
+        return endpoint
 
     async def probe(self) -> VerifierFacts:
         """Connect; see ``Verifier.probe``. The completions API is probed too, if the server has one."""

@@ -20,6 +20,8 @@ class Speculate(SpeculationOptions, frozen=True, kw_only=True):
     """The device drafts, and the server verifies the drafts; an answer for which that isn't possible is made in another way.
 
     Args:
+        drafter: "device": a model on this machine drafts. "lookup": what stood before in the prompt or the answer is the draft, where the
+            last tokens are the same. That takes no time, no model and no ``device``.
         verifier: verifies the drafts: the URL of a ``streamco serve``, a verifier, or a list of them with one model, over which answers are
             spread (``VerifierPool``); None: the client's first server does.
         emit: what readers of ``stream`` get: "verified": final text; "draft": drafts at once, and retractions.

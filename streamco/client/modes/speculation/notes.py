@@ -95,6 +95,7 @@ _WHY_NO_DRAFTS: Mapping[WhyRemote, str] = {
     "no verifier": "{} verified nothing in time",
     "the device reads the prompt": "the device was still reading the prompt",
     "no draft": "the device had no draft",
+    "nothing to look up": "nothing was found in the prompt or the answer that was worth a round",
 }
 
 

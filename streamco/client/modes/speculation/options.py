@@ -18,7 +18,12 @@ from streamco.policies.offload import CONFIDENCE_THRESHOLD, OffloadRule
 from streamco.policies.window import MIN_WINDOW, SMOOTHING, Confident, Dynamic, Stabiliser, Static, WindowPolicy
 from streamco.profiles import PairProfile
 
-__all__ = ["SpeculationOptions", "SpeculationTuning"]
+__all__ = ["Drafter", "SpeculationOptions", "SpeculationTuning"]
+
+Drafter = Literal["device", "lookup"]
+"""The device's model drafts; or what stood before in prompt and answer is the draft, and there need be no device."""
+
+_LOOKUPS = EstimatesPrior(acceptance=0.5, step_times=(1e-4,), mean_confidence=0.5)  # a lookup takes a turn of the event loop
 
 _DEVICE_PATIENCES = 2.0  # patiences until the device finishes an answer that neither verifier nor stream can continue
 _LAST_PATIENCES = 15.0  # patiences until an answer gives up that only the verifier can continue
@@ -91,6 +96,7 @@ class SpeculationTuning(Struct, frozen=True, kw_only=True):
 class SpeculationOptions(Struct, frozen=True, kw_only=True):
     """The settings of ``Speculate`` that estimates and machines depend on; described there."""
 
+    drafter: Drafter = "device"
     budget: float | None = None
     window: int | Literal["dynamic", "adaptive", "predicted", "confident"] | WindowPolicy | None = None
     max_branches: int = 6
@@ -102,14 +108,25 @@ class SpeculationOptions(Struct, frozen=True, kw_only=True):
 
     def __post_init__(self) -> None:
         """Refuse settings out of range."""
+        if self.drafter not in get_args(Drafter):
+            raise ConfigError(f"speculate: drafter: expected one of {', '.join(get_args(Drafter))}, got {self.drafter!r}")
         if self.budget is not None:
             check_share("speculate: budget", self.budget)
+            if self.is_lookup and self.budget < 1.0:
+                raise ConfigError(
+                    f'speculate: budget: expected 1 with drafter="lookup", whose drafts are all verified, got {self.budget:g}'
+                )
         _window(self.window, 1.0)
         check_share("speculate: threshold", self.threshold)
         if self.max_branches < 0 or not self.patience > 0.0:
             raise ConfigError(
                 f"speculate: expected max_branches >= 0 and a patience above 0 s, got {self.max_branches} and {self.patience:g}"
             )
+
+    @property
+    def is_lookup(self) -> bool:
+        """True if drafts are looked up."""
+        return self.drafter == "lookup"
 
     @property
     def is_parallel(self) -> bool:
@@ -143,7 +160,7 @@ class SpeculationOptions(Struct, frozen=True, kw_only=True):
 
     def with_profile(self, profile: PairProfile | None) -> Self:
         """Return the options with a calibrated profile's measurements in the place of tuning settings that were not set."""
-        if profile is None:
+        if profile is None or self.is_lookup:
             return self
         tuning = self.tuning
         prior = EstimatesPrior(
@@ -170,7 +187,7 @@ class SpeculationOptions(Struct, frozen=True, kw_only=True):
             budget: share of the drafted tokens that is verified, 0..1.
             known: estimates under another budget, to begin with; None: nothing was measured yet.
         """
-        prior = self.tuning.prior
+        prior = self.tuning.prior or (_LOOKUPS if self.is_lookup else None)
         if known is not None:
             prior = EstimatesPrior(
                 acceptance=known.acceptance,

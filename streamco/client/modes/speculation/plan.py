@@ -12,7 +12,7 @@ from msgspec.structs import replace
 from streamco.client.answer_log import describe_error
 from streamco.client.modes.base import AskedAnswer, EndedAnswer, ModeContext, Obstacle, Planner, Prepared, values_of
 from streamco.client.modes.notes import note_unpaced
-from streamco.client.modes.speculation.driver import EmitEvent, SpeculationDriver
+from streamco.client.modes.speculation.driver import DrafterLike, EmitEvent, SpeculationDriver
 from streamco.client.modes.speculation.eligibility import acceptance_rule, resolve_sampling, why_not_speculable
 from streamco.client.modes.speculation.incremental_text import IncrementalText
 from streamco.client.modes.speculation.log import log_step
@@ -33,12 +33,13 @@ from streamco.core.speculation.machine import SpeculationMachine
 from streamco.core.speculation.options import SpeculationMachineOptions
 from streamco.endpoints.base import Endpoint, EndpointStream, Request, new_completion_id
 from streamco.endpoints.device_drafter import DeviceDrafter
+from streamco.endpoints.lookup_drafter import LookupDrafter, LookupEndpoint
 from streamco.endpoints.verifiers.base import Verifier, VerifierSession, continuation_seed
 from streamco.endpoints.verifiers.pool import VerifierPool
 from streamco.endpoints.verifiers.pool_session import AssignedVerifier
-from streamco.engines.base import Engine
+from streamco.engines.base import TokenVocabulary
 from streamco.engines.prompt_ids import pending_bytes
-from streamco.errors import EndpointError, EngineError
+from streamco.errors import EndpointError
 from streamco.events import Origin
 from streamco.policies.acceptance import Rule, RuleKind
 from streamco.policies.mode_switch import predict_rates
@@ -108,6 +109,8 @@ class SpeculationPlanner(Planner):
         same = known if known is not None and known._given == self._given else None
         pair = None if context.profile is None else context.profile.pair
         self.options: SpeculationOptions = given.with_profile(pair) if same is None else same.options
+        if known is not None and known.options.drafter != self.options.drafter:
+            known = None
         self.emit = emit
         self.budget = _budget(self.options, context)
         self._verifier = verifier
@@ -124,10 +127,15 @@ class SpeculationPlanner(Planner):
 
     def _bind(self, context: ModeContext) -> VerifierBinding:
         device, servers = context.endpoints.device, context.endpoints.servers
-        reserve_places(device, self.budget, offload=self.options.offload, branches=self.options.max_branches)
+        is_lookup = self.options.is_lookup
+        if not is_lookup:
+            reserve_places(device, self.budget, offload=self.options.offload, branches=self.options.max_branches)
         several = self._verifier if isinstance(self._verifier, (list, tuple)) else [self._verifier]
-        key = ("verifier", *(each if isinstance(each, str) else id(each) for each in several))  # the binding keeps the objects alive
-        return context.endpoints.share(key, lambda: VerifierBinding(self._verifier, device, servers, may_warn=context.may_warn))
+        names = (each if isinstance(each, str) else id(each) for each in several)  # the binding keeps the objects alive
+        key = ("verifier", is_lookup, *names)
+        return context.endpoints.share(
+            key, lambda: VerifierBinding(self._verifier, device, servers, is_lookup=is_lookup, may_warn=context.may_warn)
+        )
 
     def is_like(self, other: SpeculationPlanner) -> bool:
         """Return True if the other planner has the same settings, budget and verifier."""
@@ -167,7 +175,7 @@ class SpeculationPlanner(Planner):
         if sampling.max_tokens is None:  # a server's part in the answer is not known before, so that its limit is that of the whole
             sampling = replace(sampling, max_tokens=request.server_limit)
         rule = acceptance_rule(sampling, self.budget, self.options)
-        context_tokens = binding.device.capabilities.context_tokens or 0
+        context_tokens = binding.drafter.capabilities.context_tokens or 0
         check = partial(why_not_speculable, request, facts, rule, binding.facts, context_tokens=context_tokens, models=binding.models)
         if problem := check():
             return Obstacle(problem, check(is_logged=True))
@@ -175,10 +183,15 @@ class SpeculationPlanner(Planner):
         if if_faster and not self._pays():
             return Obstacle(_DOES_NOT_PAY, _DOES_NOT_PAY, is_choice=True)
         events, request = _EventBuffer(), replace(request, sampling=sampling)
-        row_ids = self.options.tuning.row_tokens if rule.kind is RuleKind.SAMPLE else 0
+        source, is_sampled = binding.drafter, rule.kind is RuleKind.SAMPLE
+        drafter: DeviceDrafter | LookupDrafter
         try:
-            drafter = await binding.device.drafter(request, emit=events, row_ids=row_ids)
-        except EngineError as error:
+            if isinstance(source, LookupEndpoint):
+                drafter = await source.drafter(request, emit=events, is_sampled=is_sampled)
+            else:
+                row_ids = self.options.tuning.row_tokens if is_sampled else 0
+                drafter = await source.drafter(request, emit=events, row_ids=row_ids)
+        except EndpointError as error:
             return Obstacle(str(error), describe_error(error))  # a chat template's own error may quote the prompt
         return PreparedSpeculation(asked, self, request=request, drafter=drafter, events=events, rule=rule)
 
@@ -186,7 +199,7 @@ class SpeculationPlanner(Planner):
     def misses_attention(self) -> bool:
         """True if a filter needs the importance of drafts and the device's engine doesn't read it, so that confidence decides alone."""
         needs_it = self.budget < 1.0 and self.options.offload in {"combined", "importance"}
-        return needs_it and not getattr(self.binding.device.engine, "reads_attention", True)
+        return needs_it and not getattr(self.binding.vocabulary, "reads_attention", True)
 
     @property
     def max_ahead(self) -> int:
@@ -278,7 +291,7 @@ class PreparedSpeculation(Prepared[SpeculationDriver]):
         planner: SpeculationPlanner,
         *,
         request: Request,
-        drafter: DeviceDrafter,
+        drafter: DeviceDrafter | LookupDrafter,
         events: _EventBuffer,
         rule: Rule,
     ) -> None:
@@ -334,7 +347,8 @@ class PreparedSpeculation(Prepared[SpeculationDriver]):
     def _may_use_device(self) -> bool:
         """True if the device may finish an answer that nothing else can continue."""
         settings = self.asked.settings
-        return settings.on_failure != "raise" and settings.degradations.rule != "raise"
+        is_able = not self._planner.options.is_lookup
+        return is_able and settings.on_failure != "raise" and settings.degradations.rule != "raise"
 
     def _why_without_drafts(self) -> str:
         """Return why the reader gets no drafts, though ``emit`` is "draft"; "": it gets them, or didn't ask for them."""
@@ -352,12 +366,10 @@ class PreparedSpeculation(Prepared[SpeculationDriver]):
             observed: follows the answer.
         """
         asked, planner, binding, limits = self.asked, self._planner, self._planner.binding, self.asked.settings.limits
-        engine, verifier = binding.device.engine, binding.assign()
-        if engine is None:
-            raise AssertionError("what was prepared has a model")
+        vocabulary, verifier = binding.vocabulary, binding.assign()
         draws, remote = planner.next_draws(), verifier.remote
         self._request = observed.open(verifier.name, remote or verifier, self._request)
-        sampling, length, names = self._request.sampling, self._prompt_tokens, names_of(binding.device, verifier)
+        sampling, length, names = self._request.sampling, self._prompt_tokens, names_of(binding.drafter, verifier)
         drafter, events, rule, pace = self._drafter, self._events, self._rule, asked.pace
         estimates = planner.estimates
         if isinstance(verifier, AssignedVerifier):
@@ -365,13 +377,13 @@ class PreparedSpeculation(Prepared[SpeculationDriver]):
 
             def move(left: Verifier) -> None:
                 tally.leave(left, driver.progress())
-                names.update(names_of(binding.device, verifier))
+                names.update(names_of(binding.drafter, verifier))
                 estimates.move_to(verifier.name)
                 planner.expect(estimates, verifier.member.verifier)
 
             verifier.on_move = move
 
-        def connect_drafter(emit: EmitEvent) -> DeviceDrafter:
+        def connect_drafter(emit: EmitEvent) -> DrafterLike:
             events.connect(emit)
             return drafter
 
@@ -383,7 +395,8 @@ class PreparedSpeculation(Prepared[SpeculationDriver]):
             prompt_tokens=length,
             rule=rule,
             is_exact=binding.facts.is_exact(rule),
-            device=binding.device,
+            is_lookup=planner.options.is_lookup,
+            device=binding.drafter,
             verifier=verifier,
             server=binding.server,
             cost=asked.settings.planner.costs(),
@@ -391,9 +404,9 @@ class PreparedSpeculation(Prepared[SpeculationDriver]):
             share=planner.estimates.steering.share,
         )
         driver = SpeculationDriver(
-            SpeculationMachine(estimates, self._machine_options(engine, verifier), draws),
+            SpeculationMachine(estimates, self._machine_options(vocabulary, verifier), draws),
             SpeculativeOutput(
-                IncrementalText(lambda token: engine.detokenize([token]), sampling.stop, pending_bytes(engine, drafter.prompt_ids)),
+                IncrementalText(lambda token: vocabulary.detokenize([token]), sampling.stop, pending_bytes(vocabulary, drafter.prompt_ids)),
                 Delivery(pace, fixed_rate(pace) or asked.settings.planner.reader_rate),
                 names,
                 number=new_completion_id(),
@@ -412,9 +425,10 @@ class PreparedSpeculation(Prepared[SpeculationDriver]):
         )
         return driver
 
-    def _machine_options(self, engine: Engine, verifier: Verifier) -> SpeculationMachineOptions:
+    def _machine_options(self, vocabulary: TokenVocabulary, verifier: Verifier) -> SpeculationMachineOptions:
         planner, options, facts, timeouts = self._planner, self._planner.options, self._planner.binding.facts, verifier.timeouts
-        context_tokens = min(engine.info.context_tokens, facts.context_tokens or engine.info.context_tokens)  # of prompt and answer
+        held = vocabulary.info.context_tokens
+        context_tokens = min(held, facts.context_tokens or held)  # of prompt and answer
         free_tokens, max_tokens = max(1, context_tokens - self._prompt_tokens), self._request.sampling.max_tokens
         shows_drafts = planner.emit == "draft" and not self._why_without_drafts()
         return SpeculationMachineOptions(
@@ -423,9 +437,10 @@ class PreparedSpeculation(Prepared[SpeculationDriver]):
             emit="draft" if shows_drafts else "verified",
             has_remote=verifier.remote is not None,
             may_use_device=self._may_use_device,
+            is_lookup=options.is_lookup,
             is_adaptive=options.is_adaptive,
-            may_begin_by_stream=options.tuning.may_begin_by_stream,
-            is_parallel=options.is_parallel,
+            may_begin_by_stream=options.tuning.may_begin_by_stream and not options.is_lookup,
+            is_parallel=options.is_parallel and (planner.max_ahead > 0 or not options.is_lookup),  # to look up again takes no time
             branch_kinds=options.tuning.branch_kinds,
             max_branches=options.max_branches,
             max_ahead=planner.max_ahead,
@@ -442,6 +457,8 @@ class PreparedSpeculation(Prepared[SpeculationDriver]):
 
 def _budget(options: SpeculationOptions, context: ModeContext) -> float:
     """Return the share of the drafted tokens that is verified, 0..1. A budget that the client has just been given counts first."""
+    if options.is_lookup:
+        return 1.0
     given = context.budget if context.is_new or options.budget is None else options.budget
     return 1.0 if given is None else given
 

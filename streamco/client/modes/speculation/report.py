@@ -93,6 +93,7 @@ class SpeculationRecord(Struct, kw_only=True):
         prompt_tokens: tokens of the prompt.
         rule: the verifier's acceptance rule.
         is_exact: True if that rule keeps its promise at this verifier.
+        is_lookup: drafts are looked up, which takes no energy and reads no prompt.
         device: the endpoint that drafts.
         verifier: the verifier of the drafts.
         server: the server with the prices, if the verifier has none; None: there is none.
@@ -105,6 +106,7 @@ class SpeculationRecord(Struct, kw_only=True):
     prompt_tokens: int
     rule: Rule
     is_exact: bool
+    is_lookup: bool = False
     device: Endpoint
     verifier: Verifier
     server: Endpoint | None
@@ -195,14 +197,15 @@ def _makers(progress: SpeculationProgress, device: str, verifier: str) -> str:
 def _device_part(progress: SpeculationProgress, record: SpeculationRecord) -> EndpointReport:
     report, device = progress.report, record.device
     wasted, _ = _waste(progress)
-    cost = record.cost(device, record.prompt_tokens, report.drafted, 0)
+    prompt, computed = (0, 0) if record.is_lookup else (record.prompt_tokens, report.drafted)
+    cost = record.cost(device, prompt, computed, 0)
     return EndpointReport(
         name=device.name,
         kind="device",
         outcome="drafted",
         opened=0.0,
         stopped=None if progress.finished is None else progress.finished - progress.began,
-        prompt_tokens=record.prompt_tokens,
+        prompt_tokens=prompt,
         completion_tokens=report.drafted,
         counted_by="engine",
         wasted_tokens=wasted,

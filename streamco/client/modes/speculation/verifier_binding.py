@@ -5,18 +5,20 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Sequence
+from functools import partial
 from time import monotonic
 from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
-from streamco.endpoints.base import Endpoint
+from streamco.endpoints.base import Endpoint, Request
 from streamco.endpoints.device import DeviceEndpoint
+from streamco.endpoints.lookup_drafter import LookupEndpoint
 from streamco.endpoints.network.loop_bound import LoopBound, LoopState
-from streamco.endpoints.verifiers.base import Verifier, VerifierFacts
+from streamco.endpoints.verifiers.base import TellsVocabulary, Verifier, VerifierFacts
 from streamco.endpoints.verifiers.pool import VerifierPool
 from streamco.endpoints.verifiers.pool_session import AssignedVerifier
-from streamco.engines.base import EngineOptions
+from streamco.engines.base import Engine, EngineOptions, TokenVocabulary
 from streamco.errors import EndpointError, VerifierError
 from streamco.policies.importance import LAYERS
 from streamco.policies.offload import OffloadRule
@@ -98,6 +100,7 @@ class VerifierBinding:
     Args:
         setting: the verifier as it was given to ``Speculate``.
         device: the endpoint that drafts; None: there is none.
+        is_lookup: drafts are looked up, in the verifier's vocabulary; the device need not draft.
         servers: endpoints, of which the first may be a verifier.
         may_warn: problems are logged as warnings, each once.
 
@@ -110,11 +113,21 @@ class VerifierBinding:
         ConfigError: the setting is no valid URL.
     """
 
-    def __init__(self, setting: VerifierSetting, device: Endpoint | None, servers: Sequence[Endpoint], *, may_warn: bool = True) -> None:
+    def __init__(
+        self,
+        setting: VerifierSetting,
+        device: Endpoint | None,
+        servers: Sequence[Endpoint],
+        *,
+        is_lookup: bool = False,
+        may_warn: bool = True,
+    ) -> None:
         self.verifier: Verifier | None = _make_verifier(setting)
         self.problem = "the verifier was not probed yet"
         self.server = servers[0] if servers else None
         self._device = device
+        self._lookup: LookupEndpoint | None = None
+        self._is_lookup = is_lookup
         self._may_warn = may_warn
         self._probes = LoopBound(_Probes, owner="client")
         self._was_probed = False
@@ -126,6 +139,20 @@ class VerifierBinding:
         if not isinstance(self._device, DeviceEndpoint):
             raise AssertionError("a binding without a problem has a device")
         return self._device
+
+    @property
+    def drafter(self) -> DeviceEndpoint | LookupEndpoint:
+        """The device that drafts, or what looks drafts up in its place."""
+        return self.device if self._lookup is None else self._lookup
+
+    @property
+    def vocabulary(self) -> TokenVocabulary:
+        """The vocabulary that drafts are made in."""
+        drafter = self.drafter
+        vocabulary = drafter.vocabulary if isinstance(drafter, LookupEndpoint) else drafter.engine
+        if vocabulary is None:
+            raise AssertionError("a binding without a problem has a model that is loaded")
+        return vocabulary
 
     @property
     def facts(self) -> VerifierFacts:
@@ -202,14 +229,8 @@ class VerifierBinding:
 
     async def _find(self) -> str:
         """Find and probe the verifier; return what is wrong, or ""."""
-        if not isinstance(self._device, DeviceEndpoint):
-            return "no device" if self._device is None else f"{self._device.name} can't draft"
-        if self._device.engine is None:
-            return f"{self._device.name} could not be loaded"
-        if not getattr(self._device.engine, "held_sequences", 0):
-            return (
-                f"{self._device.name}: expected an engine with EngineOptions(held_sequences=...) above 0, got one without places for drafts"
-            )
+        if not self._is_lookup and (problem := self._why_no_device()):
+            return problem
         if self.verifier is None:
             from streamco.endpoints.openai import OpenAIEndpoint
 
@@ -219,9 +240,48 @@ class VerifierBinding:
             if found is None or self._is_closed:
                 return f"{self.server.name} can't verify"
             self.verifier = found
-        await self.verifier.start(self._device.engine)
+        if self._is_lookup:
+            self._lookup = await self._find_vocabulary(self.verifier)
+        await self.verifier.start(self.vocabulary)
         await self.verifier.probe()
         return ""
+
+    def _why_no_device(self) -> str:
+        """Return why the device can't draft; "": it can."""
+        if not isinstance(self._device, DeviceEndpoint):
+            return "no device" if self._device is None else f"{self._device.name} can't draft"
+        if self._device.engine is None:
+            return f"{self._device.name} could not be loaded"
+        if not getattr(self._device.engine, "held_sequences", 0):
+            return (
+                f"{self._device.name}: expected an engine with EngineOptions(held_sequences=...) above 0, got one without places for drafts"
+            )
+        return ""
+
+    async def _find_vocabulary(self, verifier: Verifier) -> LookupEndpoint:
+        """Return what looks drafts up: in the vocabulary that the verifier tells, else in that of the device's model.
+
+        Raises:
+            EndpointError: the verifier doesn't answer.
+            VerifierError: there is no vocabulary to look drafts up in.
+        """
+        device = self._device if isinstance(self._device, DeviceEndpoint) else None
+        engine = None if device is None else device.engine
+        if isinstance(verifier, TellsVocabulary):
+            told = None if self.server is None else self.server.capabilities.vocabulary
+            if engine is None or told != engine.info.vocabulary:
+                served = await verifier.read_vocabulary()
+                return LookupEndpoint(served, served.prompt_ids)
+        if device is None or engine is None:
+            raise VerifierError(
+                f'{verifier.name}: drafter="lookup" expected a server that tells its vocabulary (streamco serve), or a device with a model '
+                "of the same vocabulary, got neither"
+            )
+        return LookupEndpoint(engine, partial(_read_prompt, device, engine))
+
+
+async def _read_prompt(device: DeviceEndpoint, engine: Engine, request: Request) -> list[int]:
+    return await asyncio.to_thread(device.prompt_ids, engine, request)
 
 
 def _make_verifier(setting: VerifierSetting) -> Verifier | None:

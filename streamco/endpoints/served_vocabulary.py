@@ -1,0 +1,92 @@
+"""The vocabulary of ``streamco serve``, for a client without a model: the server reads prompts, and the client knows each token's text."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from typing import Any, Self
+
+import msgspec
+from msgspec import Struct
+
+from streamco.endpoints.base import Request
+from streamco.endpoints.openai import OpenAIEndpoint
+from streamco.endpoints.shared_tokenizer import find_ids
+from streamco.engines.base import ModelInfo
+from streamco.errors import EndpointProtocolError, UsageError
+
+__all__ = ["ServedVocabulary"]
+
+
+class _Tokens(Struct):
+    """The answer to ``GET /vocabulary``."""
+
+    vocabulary: str
+    context_tokens: int
+    end_ids: frozenset[int]
+    tokens: list[bytes]
+
+
+class ServedVocabulary:
+    """A server's vocabulary. Implements ``TokenVocabulary``.
+
+    Args:
+        server: the server; its owner closes it.
+        answer: the JSON of its ``GET /vocabulary``.
+
+    Raises:
+        EndpointProtocolError: the answer is no vocabulary.
+    """
+
+    def __init__(self, server: OpenAIEndpoint, answer: Any) -> None:
+        self._server = server
+        try:
+            found = msgspec.convert(answer, _Tokens)
+        except msgspec.ValidationError as error:
+            raise EndpointProtocolError(f"/vocabulary: expected the tokens' bytes, got {error}", endpoint=server.name) from error
+        self._tokens = found.tokens
+        self._info = ModelInfo(
+            name=server.model,
+            vocabulary_size=len(found.tokens),
+            vocabulary=found.vocabulary,
+            context_tokens=found.context_tokens,
+            has_chat_template=False,
+            parameters=0,
+            layers=0,
+            width=0,
+            heads=0,
+            ffn_width=0,
+            end_ids=found.end_ids,
+        )
+
+    @classmethod
+    async def read(cls, server: OpenAIEndpoint) -> Self:
+        """Return the vocabulary of a server that has started.
+
+        Raises:
+            EndpointError: the server doesn't tell it.
+        """
+        answer = await server.ask("/vocabulary")
+        return await asyncio.to_thread(cls, server, answer)
+
+    @property
+    def info(self) -> ModelInfo:
+        """Name, vocabulary, context and end tokens; nothing is known of the model's shape."""
+        return self._info
+
+    def detokenize(self, ids: Sequence[int]) -> bytes:
+        """Return the bytes of token ids, special tokens left out."""
+        return b"".join(self._tokens[token] for token in ids)
+
+    async def prompt_ids(self, request: Request) -> list[int]:
+        """Return the ids of a request's prompt, which the server reads as for an answer of its own.
+
+        Raises:
+            EndpointError: the server doesn't answer, or refuses the prompt.
+            UsageError: not exactly one of messages, prompt and prompt_ids.
+        """
+        fields = {"messages": request.messages, "prompt": request.prompt, "ids": request.prompt_ids}
+        given = {name: value for name, value in fields.items() if value is not None}
+        if len(given) != 1:
+            raise UsageError(f"request: expected exactly one of messages, prompt and prompt_ids, got {len(given)}")
+        return list(request.prompt_ids) if request.prompt_ids is not None else find_ids(await self._server.ask("/tokenize", given))

@@ -1,0 +1,178 @@
+"""Answers with drafts that are looked up, by a client that has no model."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+from msgspec.structs import replace
+
+from streamco.client.client import Client
+from streamco.client.modes.speculation.mode import Speculate
+from streamco.endpoints.device import DeviceEndpoint
+from streamco.endpoints.openai import OpenAIEndpoint
+from streamco.endpoints.served_vocabulary import ServedVocabulary
+from streamco.endpoints.verifiers.sglang import SGLangVerifier
+from streamco.endpoints.verifiers.streamco import VerifierEndpoint
+from streamco.endpoints.verifiers.vllm import VLLMVerifier
+from streamco.engines.base import TokenVocabulary
+from streamco.errors import ConfigError, EndpointProtocolError, EngineError
+from tests.client.helpers import tokens_text
+from tests.client.speculating import PROMPT, QUICK, SAID, World
+from tests.support.leaks import holding_nothing_new
+from tests.support.logprob_servers import ScriptedSGLang, ScriptedVLLM
+from tests.support.modes import drafting
+
+LOOKUPS = Speculate(drafter="lookup", is_adaptive=False)
+
+
+def repeating(ids: Sequence[int]) -> Mapping[int, float]:
+    """A model that says eight words over and over, with another one now and then."""
+    place = len(ids)
+    return {(place % 8 if place % 30 else 50 + place % SAID // 2): 0.9, 199: 0.1}
+
+
+class Repeating(World):
+    """A target that repeats itself."""
+
+    def __init__(self, **device: Any) -> None:
+        super().__init__(**device)
+        self.target.model = repeating  # type: ignore[assignment]
+
+    def fill(self) -> None:
+        """Give each id a text, as in a server's vocabulary."""
+        self.prompt_ids()
+        for token in range(self.vocabulary.size):
+            try:
+                self.vocabulary.decode([token])
+            except EngineError:
+                self.vocabulary.id_of(f" x{token}")
+
+
+@asynccontextmanager
+async def looking_up(server: OpenAIEndpoint | None, **options: Any) -> AsyncIterator[Client]:
+    options.setdefault("mode", LOOKUPS)
+    async with holding_nothing_new(), Client(server=server, seed=1, **options) as client:
+        yield client
+
+
+@pytest.fixture
+def repeater() -> Any:
+    world = Repeating(length=150)
+    world.fill()
+    world.wake()
+    yield world
+    world.close()
+
+
+@pytest.mark.parametrize("mode", [LOOKUPS, Speculate(drafter="lookup")])
+async def test_a_client_without_a_model_gets_the_servers_own_text(repeater: Repeating, mode: Speculate) -> None:
+    async with repeater.served() as url, looking_up(OpenAIEndpoint("large", base_url=url, name="server"), mode=mode) as client:
+        assert client.unspeculated == ""
+        for _ in range(3):
+            stream = client.stream(PROMPT, temperature=0)
+            assert await tokens_text(stream) == repeater.text()
+            report, done = stream.report, stream.report.speculation
+            assert done is not None
+            assert (report.mode, done.device, done.is_exact) == ("speculate", 0, True)
+            lookup = report.endpoints[0]
+            assert (lookup.name, lookup.outcome, lookup.prompt_tokens, lookup.energy_j) == ("lookup", "drafted", 0, 0.0)
+            if mode is LOOKUPS:
+                assert done.accepted > 60
+                assert done.remote == 0
+                assert done.rounds < 60
+                assert report.dispatch.reason == "lookup drafts, server verifies by greedy"
+
+
+async def test_sampled_answers_are_verified_by_rejection_sampling(repeater: Repeating) -> None:
+    async with repeater.served() as url, looking_up(OpenAIEndpoint("large", base_url=url, name="server")) as client:
+        stream = client.stream(PROMPT, temperature=1.0, seed=3)
+        await tokens_text(stream)
+        done = stream.report.speculation
+        assert done is not None
+        assert done.is_exact
+        assert done.accepted > 20
+
+
+async def test_the_verifier_alone_is_enough(repeater: Repeating) -> None:
+    async with repeater.served() as url:
+        async with looking_up(None, device=DeviceEndpoint(repeater.engine), mode=Speculate(drafter="lookup", verifier=url)) as client:
+            assert client.unspeculated == ""
+            assert isinstance(drafting(client).binding.vocabulary, ServedVocabulary), "it isn't known that the device has the same one"
+        verifiers = [VerifierEndpoint(url, name="one"), VerifierEndpoint(url, name="two")]
+        mode = Speculate(drafter="lookup", is_adaptive=False, verifier=verifiers)
+        async with looking_up(OpenAIEndpoint("large", base_url=url, name="server"), mode=mode) as client:
+            assert await tokens_text(client.stream(PROMPT, temperature=0)) == repeater.text()
+
+
+async def test_a_device_with_the_servers_vocabulary_reads_the_prompts(repeater: Repeating) -> None:
+    async with repeater.served() as url:
+        server = OpenAIEndpoint("large", base_url=url, name="server")
+        async with Client(DeviceEndpoint(repeater.engine), server, mode=LOOKUPS, seed=1) as client:
+            assert drafting(client).binding.vocabulary is repeater.engine
+            stream = client.stream(PROMPT, temperature=0)
+            assert await tokens_text(stream) == repeater.text()
+            assert stream.report.endpoints[0].name == "lookup"
+
+
+@pytest.mark.parametrize(("serve", "make"), [(ScriptedVLLM, VLLMVerifier), (ScriptedSGLang, SGLangVerifier)])
+async def test_a_server_that_tells_no_vocabulary_needs_a_device_that_has_it(serve: Any, make: Any) -> None:
+    world = Repeating(length=100)
+    async with serve(world.target, world.engine.tokenize) as scripted:
+        verifier = make(scripted.url, timeouts=QUICK)
+        async with Client(server=OpenAIEndpoint("m", base_url=scripted.url), mode=replace(LOOKUPS, verifier=verifier)) as client:
+            assert 'drafter="lookup" expected a server that tells its vocabulary' in client.unspeculated
+        verifier = make(scripted.url, timeouts=QUICK)
+        async with world.speculating(verifier, speculation=LOOKUPS) as client:
+            stream = client.stream(PROMPT, temperature=0)
+            assert await tokens_text(stream) == world.text()
+            done = stream.report.speculation
+            assert done is not None
+            assert (done.accepted > 20, done.ahead_rate) == (True, 0.0), "it verifies no drafts ahead"
+    world.close()
+
+
+async def test_an_older_server_that_tells_no_vocabulary_is_named() -> None:
+    world = World()
+    async with world.scripted() as old:
+        mode = replace(LOOKUPS, verifier=VerifierEndpoint(old.url, name="old"))
+        async with Client(server=OpenAIEndpoint("m", base_url="http://127.0.0.1:1/v1"), mode=mode) as client:
+            assert client.unspeculated.startswith("old/vocabulary: expected")
+    world.close()
+
+
+def test_settings_that_contradict_lookups_are_refused() -> None:
+    with pytest.raises(ConfigError, match="drafter: expected one of device, lookup, got 'ngram'"):
+        Speculate(drafter="ngram")  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match='budget: expected 1 with drafter="lookup"'):
+        Speculate(drafter="lookup", budget=0.5)
+
+
+async def test_lookups_verify_everything_whatever_the_clients_budget(repeater: Repeating) -> None:
+    async with repeater.served() as url, looking_up(OpenAIEndpoint("large", base_url=url, name="server"), budget=0.3) as client:
+        assert drafting(client).budget == 1.0
+
+
+async def test_what_is_learned_of_a_device_says_nothing_of_lookups(repeater: Repeating) -> None:
+    async with repeater.served() as url:
+        server = OpenAIEndpoint("large", base_url=url, name="server")
+        async with Client(DeviceEndpoint(repeater.engine), server, mode=Speculate(), seed=1) as client:
+            drafting(client).estimates.record_verdict([0.9] * 8, 8, is_hit=None)
+            other = client.with_options(mode=LOOKUPS)
+            assert drafting(other).estimates.acceptance == 0.5
+            assert await tokens_text(other.stream(PROMPT, temperature=0)) == repeater.text()
+
+
+@pytest.mark.parametrize("answer", [None, {"vocabulary": "x"}, {"vocabulary": "x", "context_tokens": 1, "end_ids": [], "tokens": [1]}])
+def test_an_answer_that_is_no_vocabulary_is_an_error(answer: Any) -> None:
+    with pytest.raises(EndpointProtocolError, match="/vocabulary: expected the tokens' bytes"):
+        ServedVocabulary(OpenAIEndpoint("m", base_url="http://127.0.0.1:1"), answer)
+
+
+def test_a_vocabulary_has_the_bytes_of_tokens() -> None:
+    answer = {"vocabulary": "x", "context_tokens": 9, "end_ids": [1], "tokens": ["YQ==", "", "4g=="]}
+    vocabulary: TokenVocabulary = ServedVocabulary(OpenAIEndpoint("m", base_url="http://127.0.0.1:1"), answer)
+    assert vocabulary.detokenize([0, 1, 2, 0]) == b"a\xe2a"
+    assert (vocabulary.info.vocabulary_size, vocabulary.info.end_ids, vocabulary.info.context_tokens) == (3, frozenset({1}), 9)
