@@ -9,7 +9,11 @@ from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from msgspec.structs import replace
+
 from streamco.cli.options import (
+    DRAFTER_HELP,
+    DRAFTERS,
     add_answer_arguments,
     add_conversation_arguments,
     add_look_arguments,
@@ -34,12 +38,13 @@ from streamco.endpoints.verifiers.base import Verifier
 from streamco.errors import ConfigError
 
 if TYPE_CHECKING:
+    from streamco.client.modes.speculation.options import Drafter
     from streamco.client.modes.speculation.verifier_binding import VerifierSetting
     from streamco.endpoints.split.endpoint import SplitEndpoint
 
 __all__ = ["add_arguments", "run"]
 
-VERIFIER, LOCAL = "verifier", "local"
+VERIFIER, LOCAL, LOOKUP = "verifier", "local", "lookup"
 DESCRIPTION = """\
 Each prompt goes to a small model on this machine and to a server. The side with the first word answers, and the other is cancelled.
 If the other side is cheaper, it may finish the answer.
@@ -81,6 +86,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="URL of a streamco serve that verifies drafts, ws://HOST:PORT (the server itself); again for each of several",
     )
     group.add_argument("--routing", metavar="HOW", help="how answers are spread over several verifiers (join-shortest-queue)")
+    group.add_argument("--drafter", choices=DRAFTERS, help=DRAFTER_HELP)
     group.add_argument(
         "--split",
         action="append",
@@ -155,6 +161,8 @@ def check_options(args: argparse.Namespace) -> None:
         raise ConfigError(f"--routing: expected several --verifier URL beside it, got {len(args.verifier or ())}")
     if args.verifier is not None and args.mode == "race":
         raise ConfigError("--verifier: expected --mode speculate or --mode auto beside it, got race, in which nothing is verified")
+    if args.drafter is not None and args.mode == "race":
+        raise ConfigError("--drafter: expected --mode speculate or --mode auto beside it, got race, in which nothing is drafted")
 
 
 def _check_local_server(args: argparse.Namespace) -> None:
@@ -170,7 +178,7 @@ def _check_local_server(args: argparse.Namespace) -> None:
     if args.threads is not None:
         raise ConfigError("--threads: expected none with --device URL, where the server decides, got it")
     drafting = "--verifier" if args.verifier is not None else f"--mode {args.mode}" if args.mode in {"speculate", "auto"} else None
-    if drafting is not None:
+    if drafting is not None and args.drafter != LOOKUP:
         raise ConfigError(f"{drafting}: expected --device PATH, a model in this process that can draft, got the URL of a server")
 
 
@@ -190,6 +198,7 @@ def _check_split(args: argparse.Namespace) -> None:
     for name, value in {
         "--server": args.server,
         "--verifier": args.verifier,
+        "--drafter": args.drafter,
         "--prices": args.prices,
         "--budget": args.budget,
         "--profile": args.profile,
@@ -216,7 +225,9 @@ async def _chat(args: argparse.Namespace) -> int:
     verifier = make_verifier(args)
     kinds: dict[str, str] = {endpoint.name: endpoint.kind for endpoint in (device, server) if endpoint is not None}
     kinds |= dict.fromkeys(verifier_names(args), "server")
-    if args.mode in {"speculate", "auto"} and budget_of(args) < 1:
+    if args.drafter == LOOKUP:
+        kinds[LOOKUP] = "device"
+    if args.mode in {"speculate", "auto"} and budget_of(args) < 1 and args.drafter != LOOKUP:
         kinds[LOCAL] = "local"
     view = make_view(args, kinds)
     # without prices nothing moves, and the user asked for nothing else
@@ -229,7 +240,7 @@ async def _chat(args: argparse.Namespace) -> int:
             device,
             server,
             budget=args.budget,
-            mode=_mode(args.mode, race, verifier),
+            mode=_mode(args.mode, race, verifier, args.drafter or "device"),
             profile=args.profile,
             on_degraded="answer",  # a person sees the note under the answer
             seed=args.seed,
@@ -246,18 +257,21 @@ async def _chat(args: argparse.Namespace) -> int:
         await client.aclose()
 
 
-def _mode(name: str, race: Race, verifier: VerifierSetting) -> Mode:
+def _mode(name: str, race: Race, verifier: VerifierSetting, drafter: Drafter) -> Mode:
     if name == "race":
         return race
     from streamco.client.modes.auto import Auto
     from streamco.client.modes.speculation.mode import Speculate
 
-    return Auto(race, Speculate(verifier=verifier)) if name == "auto" else Speculate(verifier=verifier, otherwise=race)
+    drafting = Speculate(verifier=verifier, drafter=drafter)
+    return Auto(race, drafting) if name == "auto" else replace(drafting, otherwise=race)
 
 
 def _describe(args: argparse.Namespace, name: str, kind: str) -> str:
     if name in (names := verifier_names(args)):
         return f"verifies the device's drafts, at {args.verifier[names.index(name)]}"
+    if name == LOOKUP:
+        return "drafts that were looked up in the prompt and the answer"
     if name == LOCAL:
         return "drafts of the device that were not verified"
     if kind == "server":

@@ -12,6 +12,8 @@ from streamco.endpoints.base import TokenPrices
 from streamco.errors import ConfigError
 
 __all__ = [
+    "DRAFTERS",
+    "DRAFTER_HELP",
     "add_answer_arguments",
     "add_conversation_arguments",
     "add_look_arguments",
@@ -25,6 +27,9 @@ __all__ = [
     "prices",
     "whole_number",
 ]
+
+DRAFTERS = ("device", "lookup")
+DRAFTER_HELP = "what drafts: device: its model; lookup: what stood before in prompt and answer, without a model (device)"
 
 T = TypeVar("T")
 

@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from streamco.cli.options import option, whole_number
+from streamco.cli.options import DRAFTER_HELP, DRAFTERS, option, whole_number
 from streamco.cli.runtime import run_async
 from streamco.cli.serving import check_descriptor, serve_until_stopped
 from streamco.cli.ui.control_characters import escaped, print_plain
@@ -86,6 +86,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     how.add_argument(
         "--routing", default=argparse.SUPPRESS, metavar="HOW", help="how answers are spread over several verifiers (join-shortest-queue)"
     )
+    how.add_argument("--drafter", default=argparse.SUPPRESS, choices=DRAFTERS, help=DRAFTER_HELP)
     how.add_argument("--profile", default=argparse.SUPPRESS, metavar="FILE", help="keeps what was learned from one run to the next")
     listen = parser.add_argument_group("listening")
     listen.add_argument("--host", default=argparse.SUPPRESS, help="address to listen on (127.0.0.1)")
@@ -183,7 +184,7 @@ def effective_config(args: argparse.Namespace) -> ProxyConfig:
     if args.callers is not None:
         callers = CallersSection(file=args.callers) if callers is None else replace(callers, file=args.callers)
     dispatch = _given(args, "budget", "policy", "pace", "profile")
-    speculate = _given(args, "mode", "verifier", "routing")
+    speculate = _given(args, "mode", "verifier", "routing", "drafter")
     if "verifier" in args:
         speculate["verifier"] = args.verifier[0] if len(args.verifier) == 1 else tuple(args.verifier)
     return replace(

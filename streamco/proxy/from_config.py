@@ -203,7 +203,7 @@ def _build_device(section: DeviceSection, speculate: SpeculateSection, environ: 
         threads=section.threads,
         reasoning_format=section.reasoning_format,
     )
-    if speculate.mode != "race":
+    if speculate.mode != "race" and not speculate.is_lookup:
         options = drafting_engine_options(options, speculate.budget, section.drafts * (2 + speculate.max_branches))
     return DeviceEndpoint(path, name=section.name, options=options)
 
@@ -218,9 +218,10 @@ def _build_local_server(section: DeviceSection, url: str, speculate: SpeculateSe
     for name in ("threads", "sequences", "reasoning_format", "drafts"):
         if getattr(section, name) != getattr(usual, name):
             raise ConfigError(f"device.{name}: expected none beside device.base_url, where the server decides, got it")
-    if speculate.mode != "race":
+    if speculate.mode != "race" and not speculate.is_lookup:
         raise ConfigError(
-            f'speculate.mode: expected "race" with device.base_url, because only a model in this process drafts, got {speculate.mode!r}'
+            'speculate.mode: expected "race" with device.base_url, or drafter = "lookup" beside it, because only a model in this process '
+            f"drafts, got {speculate.mode!r}"
         )
     return LocalServerEndpoint(
         url,

@@ -493,6 +493,8 @@ def test_ctrl_c_during_json_still_prints_the_object() -> None:
         (("--no-device", "--server", "m", "--device", "m.gguf"), "--device: expected a device, got --no-device"),
         (("--no-device", "--server", "m", "--policy", "device-only"), "--policy device-only: expected a device, got --no-device"),
         (("--verifier", "ws://127.0.0.1:9"), "--verifier: expected --mode speculate or --mode auto beside it, got race"),
+        (("--drafter", "lookup"), "--drafter: expected --mode speculate or --mode auto beside it, got race"),
+        (("--mode", "speculate", "--drafter", "ngram"), "invalid choice: 'ngram'"),
         (
             ("--mode", "speculate", "--verifier", "ws://127.0.0.1:9", "--routing", "random"),
             "--routing: expected several --verifier URL beside it, got 1",

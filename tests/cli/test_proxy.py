@@ -201,6 +201,8 @@ def test_a_caller_of_the_file_is_answered_and_nothing_of_its_key_is_shown(tmp_pa
 def test_who_drafts_and_who_verifies_can_be_said_on_the_command_line() -> None:
     speculate = proxy.effective_config(parse("--mode", "speculate", "--verifier", "ws://127.0.0.1:9")).speculate
     assert (speculate.mode, speculate.verifier, speculate.budget) == ("speculate", "ws://127.0.0.1:9", 1.0)
+    looked_up = proxy.effective_config(parse("--mode", "speculate", "--drafter", "lookup")).speculate
+    assert (looked_up.drafter, speculate.drafter) == ("lookup", "device")
     several = ("--verifier", "ws://127.0.0.1:9", "--verifier", "ws://127.0.0.1:10", "--routing", "random")
     speculate = proxy.effective_config(parse("--mode", "speculate", *several)).speculate
     assert (speculate.verifier, speculate.routing) == (("ws://127.0.0.1:9", "ws://127.0.0.1:10"), "random")

@@ -400,3 +400,17 @@ def test_a_split_model_needs_its_parts_and_a_server(tmp_path: Path, parts: Path)
         build_client(parse_config(SPLIT.replace("parts/name", "other"), folder=parts), {"SPLIT_KEY": "secret"})
     with pytest.raises(ConfigError, match="expected the URL of a server, got none"):
         build_client(parse_config("[split]\nparts = 'parts/name'\nservers = []", folder=parts))
+
+
+def test_lookups_need_no_device_that_drafts() -> None:
+    server = '[[server]]\nmodel = "m"\nbase_url = "http://127.0.0.1:9/v1"\n'
+    text = server + '[speculate]\nmode = "speculate"\ndrafter = "lookup"\n'
+    client = build_client(parse_config(text))
+    assert drafting(client).options.drafter == "lookup"
+    assert drafting(build_client(parse_config(f'[device]\nbase_url = "{LOCAL}"\n' + text))).options.is_lookup
+    for wrong, message in [
+        (text.replace("lookup", "ngram"), r"speculate\.drafter: .*'ngram'"),
+        (text + "budget = 0.5\n", 'speculate: budget: expected 1 with drafter="lookup"'),
+    ]:
+        with pytest.raises(ConfigError, match=message):
+            build_client(parse_config(wrong))
