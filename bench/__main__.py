@@ -35,6 +35,7 @@ BENCHES += (
     "inversion",
     "draft_layer",
     "server_drafts",
+    "lookup_drafts",
 )
 ON_REQUEST = (  # need an environment of their own, models or a GPU
     "lossless_vllm",
