@@ -44,6 +44,8 @@ class ServedVocabulary:
             found = msgspec.convert(answer, _Tokens)
         except msgspec.ValidationError as error:
             raise EndpointProtocolError(f"/vocabulary: expected the tokens' bytes, got {error}", endpoint=server.name) from error
+        if problem := _why_unusable(found):
+            raise EndpointProtocolError(f"/vocabulary: {problem}", endpoint=server.name)
         self._tokens = found.tokens
         self._info = ModelInfo(
             name=server.model,
@@ -75,7 +77,12 @@ class ServedVocabulary:
         return self._info
 
     def detokenize(self, ids: Sequence[int]) -> bytes:
-        """Return the bytes of token ids, special tokens left out."""
+        """Return the bytes of token ids, special tokens left out.
+
+        Raises:
+            EndpointProtocolError: an id is outside the vocabulary.
+        """
+        self._check("token ids", ids)
         return b"".join(self._tokens[token] for token in ids)
 
     async def prompt_ids(self, request: Request) -> list[int]:
@@ -83,10 +90,31 @@ class ServedVocabulary:
 
         Raises:
             EndpointError: the server doesn't answer, or refuses the prompt.
+            EndpointProtocolError: an id is outside the vocabulary.
             UsageError: not exactly one of messages, prompt and prompt_ids.
         """
         fields = {"messages": request.messages, "prompt": request.prompt, "ids": request.prompt_ids}
         given = {name: value for name, value in fields.items() if value is not None}
         if len(given) != 1:
             raise UsageError(f"request: expected exactly one of messages, prompt and prompt_ids, got {len(given)}")
-        return list(request.prompt_ids) if request.prompt_ids is not None else find_ids(await self._server.ask("/tokenize", given))
+        if request.prompt_ids is not None:
+            return list(request.prompt_ids)
+        ids = find_ids(await self._server.ask("/tokenize", given))
+        self._check("/tokenize", ids)
+        return ids
+
+    def _check(self, name: str, ids: Sequence[int]) -> None:
+        if ids and not (min(ids) >= 0 and max(ids) < len(self._tokens)):
+            text = f"{name}: expected ids from 0 to {len(self._tokens) - 1}, got {min(ids)} to {max(ids)}"
+            raise EndpointProtocolError(text, endpoint=self._server.name)
+
+
+def _why_unusable(told: _Tokens) -> str:
+    """Return what is wrong with a vocabulary; "": nothing."""
+    size = len(told.tokens)
+    if not size:
+        return "expected at least one token, got none"
+    if told.context_tokens < 1:
+        return f"expected a context of at least 1 token, got {told.context_tokens}"
+    outside = sorted(token for token in told.end_ids if not 0 <= token < size)
+    return f"expected end ids from 0 to {size - 1}, got {outside[0]}" if outside else ""

@@ -155,7 +155,7 @@ async def _read_by_apply_template(post: Post, model: str, sample: Request) -> li
 def find_ids(answer: Any) -> list[int]:
     """Return the ids in an answer to ``/tokenize``."""
     ids = answer.get("tokens") if isinstance(answer, dict) else None
-    if not isinstance(ids, list) or not all(isinstance(token, int) for token in ids):
+    if not isinstance(ids, list) or not all(type(token) is int for token in ids):
         raise EndpointProtocolError(f"/tokenize: expected a list of token ids, got {str(answer)[:80]!r}")
     return ids
 

@@ -71,7 +71,7 @@ class Service:
         self._waker: WakeCoalescer | None = None
         self._requests = 0
         self._first_token_times = FirstTokenTimes()
-        self._vocabulary: bytes | None = None  # the answer, which is made once
+        self._vocabulary: asyncio.Task[bytes] | None = None  # makes the answer, once
         self.registry = make_registry() if options.metrics else None
         self._metrics = None if self.registry is None else ServerMetrics(self.registry, lambda: self.admission.present)
 
@@ -145,9 +145,11 @@ class Service:
 
     async def vocabulary(self, _request: web.Request) -> web.StreamResponse:
         """Answer ``GET /vocabulary``: the bytes of each token in base64, and which tokens end a text."""
-        if self._vocabulary is None:
-            self._vocabulary = await asyncio.to_thread(encode_vocabulary, self.engine)
-        return web.Response(body=self._vocabulary, content_type=JSON)
+        with self.admission.admitted():
+            if self._vocabulary is None or (self._vocabulary.done() and not _has_result(self._vocabulary)):
+                self._vocabulary = asyncio.create_task(asyncio.to_thread(encode_vocabulary, self.engine), name="streamco vocabulary")
+            body = await asyncio.shield(self._vocabulary)  # a caller that leaves doesn't take it from the others
+        return web.Response(body=body, content_type=JSON)
 
     async def _translate(self, request: web.Request, read: Callable[[bytes], TranslatedRequest]) -> web.StreamResponse:
         """Answer a request of a translated API."""

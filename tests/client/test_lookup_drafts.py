@@ -7,6 +7,7 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
+from aiohttp import web
 from msgspec.structs import replace
 
 from streamco.client.client import Client
@@ -19,12 +20,14 @@ from streamco.endpoints.verifiers.streamco import VerifierEndpoint
 from streamco.endpoints.verifiers.vllm import VLLMVerifier
 from streamco.engines.base import TokenVocabulary
 from streamco.errors import ConfigError, EndpointProtocolError, EngineError
+from streamco.server.app import Service
 from tests.client.helpers import tokens_text
 from tests.client.speculating import PROMPT, QUICK, SAID, World
 from tests.support.leaks import holding_nothing_new
 from tests.support.logprob_servers import ScriptedSGLang, ScriptedVLLM
 from tests.support.modes import drafting
 
+FEW = {"vocabulary": "x", "context_tokens": 9, "end_ids": [1], "tokens": ["YQ==", "", "4g=="]}
 LOOKUPS = Speculate(drafter="lookup", is_adaptive=False)
 
 
@@ -171,8 +174,39 @@ def test_an_answer_that_is_no_vocabulary_is_an_error(answer: Any) -> None:
         ServedVocabulary(OpenAIEndpoint("m", base_url="http://127.0.0.1:1"), answer)
 
 
+@pytest.mark.parametrize(
+    ("lie", "problem"),
+    [
+        ({"tokens": []}, "expected at least one token"),
+        ({"context_tokens": 0}, "expected a context of at least 1 token, got 0"),
+        ({"end_ids": [1, 3]}, "expected end ids from 0 to 2, got 3"),
+        ({"end_ids": [-1]}, "expected end ids from 0 to 2, got -1"),
+    ],
+)
+def test_a_vocabulary_that_cannot_be_is_an_error(lie: Mapping[str, Any], problem: str) -> None:
+    with pytest.raises(EndpointProtocolError, match=problem):
+        ServedVocabulary(OpenAIEndpoint("m", base_url="http://127.0.0.1:1"), {**FEW, **lie})
+
+
+@pytest.mark.parametrize("ids", [[-1], [300], [True], [10**40], "text"])
+async def test_another_mode_answers_if_a_server_reads_prompts_into_ids_that_are_none(
+    repeater: Repeating, monkeypatch: pytest.MonkeyPatch, ids: Any
+) -> None:
+    async def tokenize(*_: Any) -> web.Response:
+        return web.json_response({"tokens": ids})
+
+    monkeypatch.setattr(Service, "tokenize", tokenize)
+    async with repeater.served() as url, looking_up(OpenAIEndpoint("large", base_url=url, name="server")) as client:
+        stream = client.stream(PROMPT, temperature=0)
+        assert await tokens_text(stream) == repeater.text()
+        assert stream.report.mode == "race"
+        assert "/tokenize: expected" in client.unspeculated
+
+
 def test_a_vocabulary_has_the_bytes_of_tokens() -> None:
-    answer = {"vocabulary": "x", "context_tokens": 9, "end_ids": [1], "tokens": ["YQ==", "", "4g=="]}
-    vocabulary: TokenVocabulary = ServedVocabulary(OpenAIEndpoint("m", base_url="http://127.0.0.1:1"), answer)
+    vocabulary: TokenVocabulary = ServedVocabulary(OpenAIEndpoint("m", base_url="http://127.0.0.1:1"), FEW)
     assert vocabulary.detokenize([0, 1, 2, 0]) == b"a\xe2a"
     assert (vocabulary.info.vocabulary_size, vocabulary.info.end_ids, vocabulary.info.context_tokens) == (3, frozenset({1}), 9)
+    for outside in (-1, 3):
+        with pytest.raises(EndpointProtocolError, match="expected ids from 0 to 2"):
+            vocabulary.detokenize([0, outside])

@@ -86,6 +86,7 @@ class SpeculationDriver(TaskDriver[SpeculationEvent, SpeculationCommand]):
         remote: opens a remote stream; None: there is no server for it.
         remote_name: name of the remote stream's endpoint.
         prompt_tokens: tokens of the prompt.
+        vocabulary_size: number of ids that the remote stream may give; None: any id.
         max_unread: number of tokens that may wait for the reader. Above it, no new round starts.
         max_ahead: number of tokens that may wait for the reader or be held for the pace. Above it, no new round starts.
         record: what the report needs beside the driver; None: the driver can't report.
@@ -117,6 +118,7 @@ class SpeculationDriver(TaskDriver[SpeculationEvent, SpeculationCommand]):
         remote: OpenRemoteStream | None = None,
         remote_name: str = "remote",
         prompt_tokens: int = 0,
+        vocabulary_size: int | None = None,
         max_unread: int = 4096,
         max_ahead: int = 4096,
         record: SpeculationRecord | None = None,
@@ -140,7 +142,9 @@ class SpeculationDriver(TaskDriver[SpeculationEvent, SpeculationCommand]):
         self._is_behind = False  # True: too much waits for the reader
         self._is_complete = False  # text may still be held for the pace
         self._is_winding_up = False
-        self.remote_stream = RemoteStreamReader(remote, name=remote_name, prompt_tokens=prompt_tokens, emit=self.emit, spawn=self._spawn)
+        self.remote_stream = RemoteStreamReader(
+            remote, name=remote_name, prompt_tokens=prompt_tokens, vocabulary_size=vocabulary_size, emit=self.emit, spawn=self._spawn
+        )
         self._drafter = drafter(self.emit)
         self.session = session(self.emit)
 

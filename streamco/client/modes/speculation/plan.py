@@ -39,7 +39,7 @@ from streamco.endpoints.verifiers.pool import VerifierPool
 from streamco.endpoints.verifiers.pool_session import AssignedVerifier
 from streamco.engines.base import TokenVocabulary
 from streamco.engines.prompt_ids import pending_bytes
-from streamco.errors import EndpointError
+from streamco.errors import EndpointError, EndpointStatusError, EngineError
 from streamco.events import Origin
 from streamco.policies.acceptance import Rule, RuleKind
 from streamco.policies.mode_switch import predict_rates
@@ -192,6 +192,8 @@ class SpeculationPlanner(Planner):
                 row_ids = self.options.tuning.row_tokens if is_sampled else 0
                 drafter = await source.drafter(request, emit=events, row_ids=row_ids)
         except EndpointError as error:
+            if not _is_about_prompt(error):
+                binding.record_problem(str(error))
             return Obstacle(str(error), describe_error(error))  # a chat template's own error may quote the prompt
         return PreparedSpeculation(asked, self, request=request, drafter=drafter, events=events, rule=rule)
 
@@ -417,6 +419,7 @@ class PreparedSpeculation(Prepared[SpeculationDriver]):
             remote=None if remote is None else _opener(lambda: verifier.remote, self._request, drafter.prompt_ids),
             remote_name=verifier.name,
             prompt_tokens=length,
+            vocabulary_size=vocabulary.info.vocabulary_size,
             max_unread=limits.unread_tokens,
             max_ahead=limits.unread_tokens if (rate := fixed_rate(pace)) is None else limits.tokens_ahead(rate),
             record=tally,
@@ -453,6 +456,11 @@ class PreparedSpeculation(Prepared[SpeculationDriver]):
             first_silence=None if timeouts.first_token is None else 2.0 * timeouts.first_token + options.patience,
             silence=None if timeouts.next_token is None else 2.0 * timeouts.next_token + options.patience,
         )
+
+
+def _is_about_prompt(error: EndpointError) -> bool:
+    """Return True if a prompt was refused, so that others may well be read."""
+    return isinstance(error, EngineError) or (isinstance(error, EndpointStatusError) and 400 <= error.status < 500)
 
 
 def _budget(options: SpeculationOptions, context: ModeContext) -> float:

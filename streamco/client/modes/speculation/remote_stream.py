@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Sequence
 
 from msgspec import Struct
 
@@ -46,6 +46,7 @@ class RemoteStreamReader:
         open_stream: opens a remote stream; None: there is no server for it.
         name: the endpoint's name, for errors.
         prompt_tokens: tokens of the prompt.
+        vocabulary_size: number of ids that the server may give; None: any id.
         emit: takes events; never called from inside ``begin``.
         spawn: runs a task, which the driver awaits.
 
@@ -59,6 +60,7 @@ class RemoteStreamReader:
         *,
         name: str,
         prompt_tokens: int,
+        vocabulary_size: int | None = None,
         emit: Callable[[RemoteStreamEvent], None],
         spawn: Callable[[Coroutine[object, object, None], str], asyncio.Task[None]],
     ) -> None:
@@ -66,6 +68,7 @@ class RemoteStreamReader:
         self._open_stream = open_stream
         self._name = name
         self._prompt_tokens = prompt_tokens
+        self._vocabulary_size = vocabulary_size
         self._emit = emit
         self._spawn = spawn
         self._may_read = asyncio.Event()
@@ -110,6 +113,7 @@ class RemoteStreamReader:
         try:
             while isinstance(event := await self._next(stream), TokensReceived):
                 if ids := _ids_of(event, self._name):
+                    self._check(ids)
                     part.made += len(ids)
                     self._emit(RemoteTokensReceived(version, ids))
         except Exception as error:  # noqa: BLE001  what is no failure of the endpoint ends this task, and with it the answer
@@ -121,6 +125,11 @@ class RemoteStreamReader:
     async def _next(self, stream: EndpointStream) -> TokensReceived | StreamEnded:
         await self._may_read.wait()
         return await stream.receive()
+
+    def _check(self, ids: Sequence[int]) -> None:
+        size = self._vocabulary_size
+        if size is not None and not (min(ids) >= 0 and max(ids) < size):
+            raise EndpointProtocolError(f"expected token ids from 0 to {size - 1}, got {min(ids)} to {max(ids)}", endpoint=self._name)
 
     def _fail_soon(self, version: int, error: EndpointError) -> None:
         async def fail() -> None:

@@ -32,7 +32,7 @@ class Side:
         self.asked: list[tuple[tuple[int, ...], int | None]] = []
         self.tasks: set[asyncio.Task[None]] = set()
         self.reader = RemoteStreamReader(
-            self._open if opens else None, name="large", prompt_tokens=5, emit=self.events.append, spawn=self._spawn
+            self._open if opens else None, name="large", prompt_tokens=5, vocabulary_size=100, emit=self.events.append, spawn=self._spawn
         )
 
     def _open(self, tokens: tuple[int, ...], most: int | None) -> EndpointStream:
@@ -66,17 +66,18 @@ async def test_without_usage_what_it_read_and_made_is_counted() -> None:
     assert (part.read, part.made, part.is_estimated) == (8, 2, True)
 
 
-@pytest.mark.parametrize("what", ["refused", "no ids", "nobody"])
+@pytest.mark.parametrize("what", ["refused", "no ids", "nobody", "an id too large", "an id below 0"])
 async def test_what_goes_wrong_is_told_and_never_from_inside(what: str) -> None:
     refusal = EndpointConnectError("expected a connection, got it refused")
-    script: Any = [(0.0, refusal)] if what == "refused" else [(0.0, "text alone")]
+    scripts: Any = {"refused": refusal, "an id too large": ids(4, 100), "an id below 0": ids(-1)}
+    script = [(0.0, scripts.get(what, "text alone"))]
     side = Side(script, opens=what != "nobody")
     side.reader.begin(OpenRemote(2, (), None), now=0.0)
     assert not side.events
     await settled(lambda: bool(side.events))
     assert isinstance(side.events[0], RemoteFailed)
     assert side.events[0].version == 2
-    if what == "no ids":
+    if what not in {"refused", "nobody"}:
         assert isinstance(side.events[0].error, EndpointProtocolError)
 
 
