@@ -146,10 +146,16 @@ class Service:
     async def vocabulary(self, _request: web.Request) -> web.StreamResponse:
         """Answer ``GET /vocabulary``: the bytes of each token in base64, and which tokens end a text."""
         with self.admission.admitted():
-            if self._vocabulary is None or (self._vocabulary.done() and not _has_result(self._vocabulary)):
+            if self._vocabulary is None:
                 self._vocabulary = asyncio.create_task(asyncio.to_thread(encode_vocabulary, self.engine), name="streamco vocabulary")
+                self._vocabulary.add_done_callback(self._forget_failure)
             body = await asyncio.shield(self._vocabulary)  # a caller that leaves doesn't take it from the others
         return web.Response(body=body, content_type=JSON)
+
+    def _forget_failure(self, task: asyncio.Task[bytes]) -> None:
+        """Let the next caller have the vocabulary made again, if that failed."""
+        if task.cancelled() or task.exception() is not None:
+            self._vocabulary = None
 
     async def _translate(self, request: web.Request, read: Callable[[bytes], TranslatedRequest]) -> web.StreamResponse:
         """Answer a request of a translated API."""

@@ -61,6 +61,7 @@ def encode_vocabulary(engine: Engine) -> bytes:
             "vocabulary": info.vocabulary,
             "context_tokens": info.context_tokens,
             "end_ids": sorted(info.end_ids),
+            "has_reasoning": info.has_reasoning,
             "tokens": [engine.detokenize([token]) for token in range(info.vocabulary_size)],
         }
     )

@@ -262,4 +262,44 @@ async def test_a_client_may_ask_for_the_ids_of_a_prompt_and_the_text_of_each_tok
                 told = await response.json()
         assert [b64decode(token).decode() for token in told["tokens"]] == ["one", " two", " three", ""], "the end has no text"
         assert (told["vocabulary"], told["end_ids"]) == (vocabulary.fingerprint, sorted(engine.info.end_ids))
+        assert told["has_reasoning"] is False
+    engine.close()
+
+
+async def test_callers_at_the_same_time_share_one_vocabulary(monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = FakeEngine()
+    may_end = threading.Event()
+    built: list[object] = []
+
+    def encode(of: object) -> bytes:
+        built.append(of)
+        may_end.wait(10.0)
+        if len(built) == 1:
+            raise RuntimeError("the first time fails")
+        return b"{}"
+
+    monkeypatch.setattr("streamco.server.app.encode_vocabulary", encode)
+    async with serving(engine, ServeOptions()) as url, aiohttp.ClientSession() as session:
+
+        async def ask() -> int:
+            async with session.get(f"{url.removesuffix('/v1')}/vocabulary") as response:
+                return response.status
+
+        async def requests() -> int:
+            async with session.get(f"{url.removesuffix('/v1')}/health") as response:
+                return int((await response.json())["requests"])
+
+        async def ask_at_once(count: int) -> set[int]:
+            may_end.clear()
+            asked = [asyncio.create_task(ask()) for _ in range(count)]
+            while await requests() < count:
+                await asyncio.sleep(0.01)
+            asked.pop(0).cancel()
+            may_end.set()
+            return set(await asyncio.gather(*asked))
+
+        assert await ask_at_once(10) == {500}
+        assert await ask_at_once(10) == {200}
+        assert await ask() == 200
+        assert built == [engine, engine]
     engine.close()
