@@ -116,14 +116,14 @@ class LookupEndpoint:
 
     Args:
         vocabulary: the verifier's vocabulary.
-        read_prompt: returns the token ids of a request's prompt.
+        read_prompt: returns the token ids of a request's prompt; its second argument is the seconds that a server may take.
     """
 
     kind: Kind = "device"
     name = "lookup"
     prices = _FREE
 
-    def __init__(self, vocabulary: TokenVocabulary, read_prompt: Callable[[Request], Awaitable[list[int]]]) -> None:
+    def __init__(self, vocabulary: TokenVocabulary, read_prompt: Callable[[Request, float], Awaitable[list[int]]]) -> None:
         self.vocabulary = vocabulary
         self._read_prompt = read_prompt
 
@@ -151,13 +151,18 @@ class LookupEndpoint:
         """Return None: a prompt's length is known when it is read."""
         return None
 
-    async def drafter(self, request: Request, *, emit: Callable[[TokensDrafted], None], is_sampled: bool) -> LookupDrafter:
+    async def drafter(self, request: Request, *, emit: Callable[[TokensDrafted], None], is_sampled: bool, patience: float) -> LookupDrafter:
         """Return a drafter for one answer, once its prompt was read.
+
+        Args:
+            request: the request.
+            emit: see ``LookupDrafter``.
+            is_sampled: see ``LookupDrafter``.
+            patience: seconds that a server may take to read the prompt.
 
         Raises:
             EndpointError: the prompt can't be read, or does not fit.
         """
         info = self.vocabulary.info
-        return LookupDrafter(
-            await self._read_prompt(request), emit=emit, context_tokens=info.context_tokens, end_ids=info.end_ids, is_sampled=is_sampled
-        )
+        ids = await self._read_prompt(request, patience)
+        return LookupDrafter(ids, emit=emit, context_tokens=info.context_tokens, end_ids=info.end_ids, is_sampled=is_sampled)

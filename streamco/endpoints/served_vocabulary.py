@@ -1,4 +1,4 @@
-"""The vocabulary of ``streamco serve``, for a client without a model: the server reads prompts, and the client knows each token's text."""
+"""The vocabulary of ``streamco serve``, for a client without a model: the client knows each token's text, and the server reads prompts."""
 
 from __future__ import annotations
 
@@ -10,12 +10,13 @@ import msgspec
 from msgspec import Struct
 
 from streamco.endpoints.base import Request
+from streamco.endpoints.network.peer_timeout import PeerTimeout
 from streamco.endpoints.openai import OpenAIEndpoint
 from streamco.endpoints.shared_tokenizer import find_ids
 from streamco.engines.base import ModelInfo
-from streamco.errors import EndpointProtocolError, UsageError
+from streamco.errors import EndpointProtocolError, EndpointTimeoutError, UsageError
 
-__all__ = ["ServedVocabulary"]
+__all__ = ["ServedVocabulary", "read_prompt"]
 
 
 class _Tokens(Struct):
@@ -25,13 +26,14 @@ class _Tokens(Struct):
     context_tokens: int
     end_ids: frozenset[int]
     tokens: list[bytes]
+    has_reasoning: bool = False
 
 
 class ServedVocabulary:
     """A server's vocabulary. Implements ``TokenVocabulary``.
 
     Args:
-        server: the server; its owner closes it.
+        server: the server.
         answer: the JSON of its ``GET /vocabulary``.
 
     Raises:
@@ -59,6 +61,7 @@ class ServedVocabulary:
             heads=0,
             ffn_width=0,
             end_ids=found.end_ids,
+            has_reasoning=found.has_reasoning,
         )
 
     @classmethod
@@ -82,31 +85,43 @@ class ServedVocabulary:
         Raises:
             EndpointProtocolError: an id is outside the vocabulary.
         """
-        self._check("token ids", ids)
+        _check_ids("token ids", ids, len(self._tokens), self._server.name)
         return b"".join(self._tokens[token] for token in ids)
 
-    async def prompt_ids(self, request: Request) -> list[int]:
-        """Return the ids of a request's prompt, which the server reads as for an answer of its own.
 
-        Raises:
-            EndpointError: the server doesn't answer, or refuses the prompt.
-            EndpointProtocolError: an id is outside the vocabulary.
-            UsageError: not exactly one of messages, prompt and prompt_ids.
-        """
-        fields = {"messages": request.messages, "prompt": request.prompt, "ids": request.prompt_ids}
-        given = {name: value for name, value in fields.items() if value is not None}
-        if len(given) != 1:
-            raise UsageError(f"request: expected exactly one of messages, prompt and prompt_ids, got {len(given)}")
-        if request.prompt_ids is not None:
-            return list(request.prompt_ids)
-        ids = find_ids(await self._server.ask("/tokenize", given))
-        self._check("/tokenize", ids)
-        return ids
+async def read_prompt(server: OpenAIEndpoint, request: Request, *, vocabulary_size: int, within: float) -> list[int]:
+    """Return the ids of a request's prompt, which the server reads as for an answer of its own.
 
-    def _check(self, name: str, ids: Sequence[int]) -> None:
-        if ids and not (min(ids) >= 0 and max(ids) < len(self._tokens)):
-            text = f"{name}: expected ids from 0 to {len(self._tokens) - 1}, got {min(ids)} to {max(ids)}"
-            raise EndpointProtocolError(text, endpoint=self._server.name)
+    Args:
+        server: a ``streamco serve`` that has started.
+        request: the request.
+        vocabulary_size: number of ids in the server's vocabulary.
+        within: seconds that the server may take.
+
+    Raises:
+        EndpointError: the server doesn't answer in time, or refuses the prompt.
+        EndpointProtocolError: an id is outside the vocabulary.
+        UsageError: not exactly one of messages, prompt and prompt_ids.
+    """
+    fields = {"messages": request.messages, "prompt": request.prompt, "ids": request.prompt_ids}
+    given = {name: value for name, value in fields.items() if value is not None}
+    if len(given) != 1:
+        raise UsageError(f"request: expected exactly one of messages, prompt and prompt_ids, got {len(given)}")
+    if request.prompt_ids is not None:
+        return list(request.prompt_ids)
+    try:
+        async with PeerTimeout(within):
+            ids = find_ids(await server.ask("/tokenize", given))
+    except TimeoutError:
+        text = f"/tokenize: expected the prompt's ids within {within:g} s, got none"
+        raise EndpointTimeoutError(text, phase="connect", limit=within, endpoint=server.name) from None
+    _check_ids("/tokenize", ids, vocabulary_size, server.name)
+    return ids
+
+
+def _check_ids(name: str, ids: Sequence[int], size: int, endpoint: str) -> None:
+    if ids and not (min(ids) >= 0 and max(ids) < size):
+        raise EndpointProtocolError(f"{name}: expected ids from 0 to {size - 1}, got {min(ids)} to {max(ids)}", endpoint=endpoint)
 
 
 def _why_unusable(told: _Tokens) -> str:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator, Mapping, Sequence
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Any
 
 import pytest
@@ -12,15 +13,17 @@ from msgspec.structs import replace
 
 from streamco.client.client import Client
 from streamco.client.modes.speculation.mode import Speculate
+from streamco.endpoints.base import Request
 from streamco.endpoints.device import DeviceEndpoint
 from streamco.endpoints.openai import OpenAIEndpoint
-from streamco.endpoints.served_vocabulary import ServedVocabulary
+from streamco.endpoints.served_vocabulary import ServedVocabulary, read_prompt
 from streamco.endpoints.verifiers.sglang import SGLangVerifier
 from streamco.endpoints.verifiers.streamco import VerifierEndpoint
 from streamco.endpoints.verifiers.vllm import VLLMVerifier
 from streamco.engines.base import TokenVocabulary
-from streamco.errors import ConfigError, EndpointProtocolError, EngineError
+from streamco.errors import ConfigError, EndpointProtocolError, EndpointTimeoutError, EngineError
 from streamco.server.app import Service
+from streamco.testing import run_in_virtual_time
 from tests.client.helpers import tokens_text
 from tests.client.speculating import PROMPT, QUICK, SAID, World
 from tests.support.leaks import holding_nothing_new
@@ -201,6 +204,64 @@ async def test_another_mode_answers_if_a_server_reads_prompts_into_ids_that_are_
         assert await tokens_text(stream) == repeater.text()
         assert stream.report.mode == "race"
         assert "/tokenize: expected" in client.unspeculated
+
+
+def test_a_server_has_little_time_to_read_a_prompt() -> None:
+    server = OpenAIEndpoint("m", base_url="http://127.0.0.1:1")
+    server.ask = lambda *_: asyncio.sleep(1000.0)  # type: ignore[method-assign]
+
+    async def read() -> float:
+        with pytest.raises(EndpointTimeoutError, match=r"/tokenize: expected the prompt's ids within 2 s, got none"):
+            await read_prompt(server, Request(prompt="x"), vocabulary_size=3, within=2.0)
+        return asyncio.get_running_loop().time()
+
+    assert run_in_virtual_time(read()) == pytest.approx(2.0)
+
+
+async def test_a_server_that_reads_no_prompts_is_not_asked_again_and_again(repeater: Repeating, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[object] = []
+
+    async def hang(*args: object) -> web.Response:
+        asked.append(args)
+        await asyncio.sleep(1.0)
+        return web.json_response({"tokens": []})
+
+    monkeypatch.setattr(Service, "tokenize", hang)
+    mode = replace(LOOKUPS, patience=0.1)
+    async with repeater.served() as url, looking_up(OpenAIEndpoint("large", base_url=url, name="server"), mode=mode) as client:
+        for _ in range(3):
+            stream = client.stream(PROMPT, temperature=0)
+            assert await tokens_text(stream) == repeater.text()
+            assert stream.report.mode == "race"
+            assert "expected the prompt's ids within 0.1 s" in client.unspeculated
+        assert len(asked) == 1
+
+
+async def test_a_prompt_that_the_server_refuses_says_nothing_of_others(repeater: Repeating, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def refuse(*_: object) -> web.Response:
+        return web.json_response({"error": {"message": "no"}}, status=400)
+
+    monkeypatch.setattr(Service, "tokenize", refuse)
+    async with repeater.served() as url, looking_up(OpenAIEndpoint("large", base_url=url, name="server")) as client:
+        stream = client.stream(PROMPT, temperature=0)
+        assert await tokens_text(stream) == repeater.text()
+        assert (stream.report.mode, client.unspeculated) == ("race", "")
+
+
+async def test_another_verifier_reads_prompts_if_the_one_that_told_the_vocabulary_is_gone(repeater: Repeating) -> None:
+    async with AsyncExitStack() as first, repeater.served() as url:
+        verifiers = [
+            VerifierEndpoint(await first.enter_async_context(repeater.served()), name="one", timeouts=QUICK),
+            VerifierEndpoint(url, name="two", timeouts=QUICK),
+        ]
+        mode = replace(LOOKUPS, verifier=verifiers)
+        async with looking_up(OpenAIEndpoint("large", base_url=url, name="server"), mode=mode) as client:
+            for is_gone in (False, True, True):
+                if is_gone:
+                    await first.aclose()
+                stream = client.stream(PROMPT, temperature=0)
+                assert await tokens_text(stream) == repeater.text()
+                assert (stream.report.mode, client.unspeculated) == ("speculate", "")
 
 
 def test_a_vocabulary_has_the_bytes_of_tokens() -> None:

@@ -88,12 +88,13 @@ async def test_lookups_take_the_devices_place_without_a_model_of_their_own() -> 
     engine = FakeEngine()
     events: list[TokensDrafted] = []
 
-    async def read(_: Request) -> list[int]:
+    async def read(_: Request, patience: float) -> list[int]:
+        assert patience == 2.0
         return PROMPT
 
     endpoint = LookupEndpoint(engine, read)
     await endpoint.start()
-    drafter = await endpoint.drafter(Request(prompt="unread"), emit=events.append, is_sampled=False)
+    drafter = await endpoint.drafter(Request(prompt="unread"), emit=events.append, is_sampled=False, patience=2.0)
     assert (drafter.prompt_ids, drafter.end_ids) == (PROMPT, engine.info.end_ids)
     assert endpoint.capabilities.vocabulary == engine.info.vocabulary
     assert endpoint.count_tokens(Request(prompt="unread")) is None

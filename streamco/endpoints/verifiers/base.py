@@ -23,7 +23,7 @@ from streamco.core.speculation.events import (
     VerifierFailed,
     VerifierLost,
 )
-from streamco.endpoints.base import Endpoint
+from streamco.endpoints.base import Endpoint, Request
 from streamco.engines.base import TokenVocabulary
 from streamco.policies.acceptance import Rule, RuleKind
 from streamco.profiles.row_costs import RowCosts
@@ -200,5 +200,17 @@ class TellsVocabulary(Protocol):
         Raises:
             EndpointError: the server doesn't tell it.
             VerifierError: it can't.
+        """
+        ...
+
+    async def read_prompt(self, request: Request, within: float) -> list[int]:
+        """Return the token ids of a request's prompt, as the server reads it. Must come after ``Verifier.start``.
+
+        Args:
+            request: the request.
+            within: seconds that the server may take.
+
+        Raises:
+            EndpointError: the server doesn't answer in time, or refuses the prompt.
         """
         ...

@@ -14,7 +14,7 @@ from random import Random
 from time import monotonic
 
 from streamco.config import Timeouts
-from streamco.endpoints.base import Endpoint
+from streamco.endpoints.base import Endpoint, Request
 from streamco.endpoints.network.credentials import ApiKey
 from streamco.endpoints.network.loop_bound import LoopBound, LoopState
 from streamco.endpoints.network.peer_timeout import PeerTimeout
@@ -24,7 +24,7 @@ from streamco.endpoints.verifiers.pool_member import PoolMember
 from streamco.endpoints.verifiers.pool_session import AssignedVerifier
 from streamco.endpoints.verifiers.streamco import VerifierEndpoint
 from streamco.engines.base import TokenVocabulary
-from streamco.errors import ConfigError, EndpointError, EndpointTimeoutError, StreamcoError, VerifierError
+from streamco.errors import ConfigError, EndpointError, EndpointStatusError, EndpointTimeoutError, StreamcoError, VerifierError
 from streamco.policies.acceptance import Rule
 from streamco.policies.serving.routing import ShortestQueue, routing_policy
 
@@ -138,6 +138,32 @@ class VerifierPool:
                 except EndpointError as error:
                     failure = failure or error
         raise failure or VerifierError(f"{self.name}: expected a verifier that tells its vocabulary (streamco serve), got none")
+
+    async def read_prompt(self, request: Request, within: float) -> list[int]:
+        """Return the token ids of a request's prompt, as any of the verifiers that work reads it; see ``TellsVocabulary``.
+
+        All of them have the vocabulary that one of them told. One that doesn't answer is left out.
+
+        Raises:
+            EndpointError: the prompt is refused, or none of them answers.
+        """
+        failure: EndpointError | None = None
+        for member in sorted(self.members, key=lambda each: bool(each.problem)):
+            if not isinstance(member.verifier, VerifierEndpoint) or (member.problem and failure is not None):
+                continue
+            try:
+                return await member.verifier.read_prompt(request, within)
+            except EndpointStatusError as error:
+                if error.status < 500:
+                    raise
+                failure = self._record_error(member, error)
+            except EndpointError as error:
+                failure = self._record_error(member, error)
+        raise failure or EndpointError("expected a verifier that reads prompts (streamco serve), got none", endpoint=self.name)
+
+    def _record_error(self, member: PoolMember, error: EndpointError) -> EndpointError:
+        self.record_failure(member, str(error))
+        return error
 
     async def probe(self) -> VerifierFacts:
         """Probe all verifiers side by side; those that fail are left out, and probed again later.

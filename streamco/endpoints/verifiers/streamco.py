@@ -20,13 +20,13 @@ from msgspec.structs import replace
 
 from streamco.config import Timeouts
 from streamco.endpoints.address import Url, is_loopback, split_url, url_text, without_password
-from streamco.endpoints.base import Endpoint, TokenPrices
+from streamco.endpoints.base import Endpoint, Request, TokenPrices
 from streamco.endpoints.known_servers.probe import STREAMCO
 from streamco.endpoints.known_servers.providers import find_provider
 from streamco.endpoints.network.credentials import ApiKey, ServerKey
 from streamco.endpoints.network.loop_bound import LoopBound, LoopState
 from streamco.endpoints.openai import OpenAIEndpoint
-from streamco.endpoints.served_vocabulary import ServedVocabulary
+from streamco.endpoints.served_vocabulary import ServedVocabulary, read_prompt
 from streamco.endpoints.verifiers.base import Emit, VerifierFacts
 from streamco.endpoints.verifiers.connection import VerifierAddress, VerifierConnection, connect_verifier, load_websockets
 from streamco.endpoints.verifiers.session import RemoteVerifierSession
@@ -199,10 +199,29 @@ class VerifierEndpoint:
         Raises:
             EndpointError: the server doesn't tell it.
         """
+        return await ServedVocabulary.read(await self._find_reader())
+
+    async def read_prompt(self, request: Request, within: float) -> list[int]:
+        """Return the token ids of a request's prompt; see ``TellsVocabulary``.
+
+        Raises:
+            EndpointError: the server doesn't answer in time, or refuses the prompt.
+            UsageError: the verifier was not started.
+        """
+        if self._draft is None or self._is_closed:
+            raise UsageError(f"{self._name}: expected a started verifier, got one that was not started or is closed")
+        return await read_prompt(await self._find_reader(), request, vocabulary_size=self._draft.vocabulary_size, within=within)
+
+    async def _find_reader(self) -> OpenAIEndpoint:
+        """Return the endpoint that vocabulary and prompts are asked from."""
         connections = self._connections.get()
         if connections.reader is None:
-            connections.reader = await self._start_endpoint(connections, "vocabulary")
-        return await ServedVocabulary.read(connections.reader)
+            reader = await self._start_endpoint(connections, "vocabulary")
+            if connections.reader is None:
+                connections.reader = reader
+            else:  # another caller was faster
+                await reader.aclose()
+        return connections.reader
 
     async def _start_endpoint(self, connections: _Connections, part: str, **options: Any) -> OpenAIEndpoint:
         """Return an endpoint for the same server's HTTP API, started."""

@@ -187,7 +187,7 @@ class SpeculationPlanner(Planner):
         drafter: DeviceDrafter | LookupDrafter
         try:
             if isinstance(source, LookupEndpoint):
-                drafter = await source.drafter(request, emit=events, is_sampled=is_sampled)
+                drafter = await source.drafter(request, emit=events, is_sampled=is_sampled, patience=self.options.patience)
             else:
                 row_ids = self.options.tuning.row_tokens if is_sampled else 0
                 drafter = await source.drafter(request, emit=events, row_ids=row_ids)

@@ -271,7 +271,7 @@ class VerifierBinding:
             told = None if self.server is None else self.server.capabilities.vocabulary
             if engine is None or told != engine.info.vocabulary:
                 served = await verifier.read_vocabulary()
-                return LookupEndpoint(served, served.prompt_ids)
+                return LookupEndpoint(served, verifier.read_prompt)
         if device is None or engine is None:
             raise VerifierError(
                 f'{verifier.name}: drafter="lookup" expected a server that tells its vocabulary (streamco serve), or a device with a model '
@@ -280,7 +280,7 @@ class VerifierBinding:
         return LookupEndpoint(engine, partial(_read_prompt, device, engine))
 
 
-async def _read_prompt(device: DeviceEndpoint, engine: Engine, request: Request) -> list[int]:
+async def _read_prompt(device: DeviceEndpoint, engine: Engine, request: Request, _: float) -> list[int]:
     return await asyncio.to_thread(device.prompt_ids, engine, request)
 
 
