@@ -248,6 +248,15 @@ async def test_a_prompt_that_the_server_refuses_says_nothing_of_others(repeater:
         assert (stream.report.mode, client.unspeculated) == ("race", "")
 
 
+async def test_chats_with_a_model_that_reasons_are_answered_without_drafts(repeater: Repeating) -> None:
+    repeater.large.info = replace(repeater.large.info, has_reasoning=True)
+    async with repeater.served() as url, looking_up(OpenAIEndpoint("large", base_url=url, name="server")) as client:
+        stream = client.stream(PROMPT, temperature=0)
+        await tokens_text(stream)
+        assert stream.report.mode == "race"
+        assert "the model reasons before it answers" in stream.report.dispatch.reason
+
+
 async def test_another_verifier_reads_prompts_if_the_one_that_told_the_vocabulary_is_gone(repeater: Repeating) -> None:
     async with AsyncExitStack() as first, repeater.served() as url:
         verifiers = [

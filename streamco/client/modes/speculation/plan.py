@@ -47,6 +47,7 @@ from streamco.policies.mode_switch import predict_rates
 __all__ = ["PreparedSpeculation", "SpeculationPlanner", "names_of"]
 
 _DOES_NOT_PAY = "drafting doesn't pay now"
+_REASONS = "the model reasons before it answers, and looked-up drafts don't keep that apart"
 _RETRY_AFTER = 20  # answers made in another mode, because it is faster, before one is speculated against the forecast, to measure again
 
 
@@ -179,6 +180,8 @@ class SpeculationPlanner(Planner):
         check = partial(why_not_speculable, request, facts, rule, binding.facts, context_tokens=context_tokens, models=binding.models)
         if problem := check():
             return Obstacle(problem, check(is_logged=True))
+        if self.options.is_lookup and request.messages is not None and binding.vocabulary.info.has_reasoning:
+            return Obstacle(_REASONS, _REASONS)
         self.estimates.expect_rounds(branches=self.options.max_branches if self.options.is_parallel else 0, ahead=self.max_ahead)
         if if_faster and not self._pays():
             return Obstacle(_DOES_NOT_PAY, _DOES_NOT_PAY, is_choice=True)
