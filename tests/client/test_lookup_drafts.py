@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Mapping, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from typing import Any
+from urllib.parse import urlsplit
 
 import pytest
 from aiohttp import web
@@ -21,12 +22,14 @@ from streamco.endpoints.verifiers.sglang import SGLangVerifier
 from streamco.endpoints.verifiers.streamco import VerifierEndpoint
 from streamco.endpoints.verifiers.vllm import VLLMVerifier
 from streamco.engines.base import TokenVocabulary
-from streamco.errors import ConfigError, EndpointProtocolError, EndpointTimeoutError, EngineError
+from streamco.errors import AllEndpointsFailed, ConfigError, EndpointProtocolError, EndpointTimeoutError, EngineError
+from streamco.policies.acceptance import Rule
 from streamco.server.app import Service
 from streamco.testing import run_in_virtual_time
+from streamco.testing.engine import FakeVocabulary
 from tests.client.helpers import tokens_text
-from tests.client.speculating import PROMPT, QUICK, SAID, World
-from tests.support.leaks import holding_nothing_new
+from tests.client.speculating import PROMPT, QUICK, SAID, SIZE, World
+from tests.support.leaks import holding_nothing_new, settled
 from tests.support.logprob_servers import ScriptedSGLang, ScriptedVLLM
 from tests.support.modes import drafting
 
@@ -55,6 +58,14 @@ class Repeating(World):
                 self.vocabulary.decode([token])
             except EngineError:
                 self.vocabulary.id_of(f" x{token}")
+
+
+def another_vocabulary() -> FakeVocabulary:
+    """Other words for the same ids."""
+    vocabulary = FakeVocabulary("another", SIZE)
+    for token in range(SAID):
+        vocabulary.id_of(f" v{token}")
+    return vocabulary
 
 
 @asynccontextmanager
@@ -271,6 +282,41 @@ async def test_another_verifier_reads_prompts_if_the_one_that_told_the_vocabular
                 stream = client.stream(PROMPT, temperature=0)
                 assert await tokens_text(stream) == repeater.text()
                 assert (stream.report.mode, client.unspeculated) == ("speculate", "")
+
+
+@pytest.mark.parametrize("is_idle", [True, False])
+async def test_a_server_may_be_started_again_with_another_model(
+    repeater: Repeating, monkeypatch: pytest.MonkeyPatch, is_idle: bool
+) -> None:
+    monkeypatch.setattr("streamco.client.modes.speculation.verifier_binding._PROBE_AGAIN", 0.0)
+    monkeypatch.setattr("tests.client.speculating.a_vocabulary", another_vocabulary)
+    other = Repeating(length=150)
+    other.fill()
+    other.wake()
+    async with AsyncExitStack() as first:
+        url = await first.enter_async_context(repeater.served())
+        server = OpenAIEndpoint("large", base_url=url, name="server", timeouts=QUICK)
+        async with looking_up(server, mode=replace(LOOKUPS, patience=0.2)) as client:
+            assert await tokens_text(client.stream(PROMPT, temperature=0)) == repeater.text()
+            binding = drafting(client).binding
+            assert binding.verifier is not None
+            session = binding.verifier.open([1], lambda _: None, rule=Rule())
+            if is_idle:
+                await session.aclose()
+            await first.aclose()
+            async with other.served(port=urlsplit(url).port):
+                with suppress(AllEndpointsFailed):  # the first answer learns of it
+                    await tokens_text(client.stream(PROMPT, temperature=0))
+                assert client.unspeculated
+                wanted = "" if is_idle else "expected drafts of vocabulary"
+                for _ in range(2):
+                    assert await tokens_text(client.stream(PROMPT, temperature=0)) == other.text()
+                    await settled(lambda: wanted in client.unspeculated and bool(client.unspeculated) is not is_idle)
+                stream = client.stream(PROMPT, temperature=0)
+                assert await tokens_text(stream) == other.text()
+                assert stream.report.mode == ("speculate" if is_idle else "race")
+            await session.aclose()
+    other.close()
 
 
 def test_a_vocabulary_has_the_bytes_of_tokens() -> None:

@@ -60,6 +60,7 @@ class _Connections(LoopState):
         self.sessions: WeakSet[RemoteVerifierSession] = WeakSet()
         self.remote: OpenAIEndpoint | None = None
         self.reader: OpenAIEndpoint | None = None  # of vocabulary and prompts, for lookups
+        self.former: list[OpenAIEndpoint] = []  # remote endpoints of models that the server had before
         self.http: aiohttp.ClientSession | None = None  # of the remote endpoint, if certificates are given
 
     async def aclose(self) -> None:
@@ -71,11 +72,25 @@ class _Connections(LoopState):
         connection, self.connection = self.connection, None
         if connection is not None:
             await connection.aclose()
-        for endpoint in (self.remote, self.reader):
+        for endpoint in (self.remote, self.reader, *self.former):
             if endpoint is not None:
                 await endpoint.aclose()
         if self.http is not None:
             await self.http.close()
+
+    async def forget_model(self) -> None:
+        """Close the connection, and make room for the endpoint of another model. Streams that are open go on."""
+        connection, self.connection = self.connection, None
+        if self.remote is not None:
+            self.former.append(self.remote)
+            self.remote = None
+        if connection is not None:
+            await connection.aclose()
+
+    @property
+    def is_idle(self) -> bool:
+        """True if no session is open, and none is about to be."""
+        return self.connecting is None and all(session.is_over for session in self.sessions)
 
     def end_connecting(self, task: asyncio.Task[VerifierConnection[VerifyClient]]) -> None:
         """Take note that a connection was made, or couldn't be."""
@@ -173,6 +188,8 @@ class VerifierEndpoint:
     async def start(self, draft: TokenVocabulary) -> None:
         """Prepare for drafts of this model; see ``Verifier.start``.
 
+        The server's own vocabulary may be another one than before, if no session is open: the server was started again with another model.
+
         Raises:
             StreamClosed: the verifier was closed.
             UsageError: the verifier was started for a model with another vocabulary.
@@ -180,9 +197,11 @@ class VerifierEndpoint:
         """
         if self._is_closed:
             raise StreamClosed(f"{self._name}: expected an open verifier, got one that was closed")
-        if self._draft is not None and self._draft.vocabulary != draft.info.vocabulary:
-            raise UsageError(f"{self._name}: expected drafts of vocabulary {self._draft.vocabulary}, got {draft.info.vocabulary}")
         connections = self._connections.get()
+        if self._draft is not None and self._draft.vocabulary != draft.info.vocabulary:
+            if not isinstance(draft, ServedVocabulary) or not connections.is_idle:
+                raise UsageError(f"{self._name}: expected drafts of vocabulary {self._draft.vocabulary}, got {draft.info.vocabulary}")
+            await connections.forget_model()
         if connections.remote is None:
             await load_websockets()
             if self._url.startswith("wss:") and self._tls is None and self._system_tls is None:
@@ -215,13 +234,14 @@ class VerifierEndpoint:
     async def _find_reader(self) -> OpenAIEndpoint:
         """Return the endpoint that vocabulary and prompts are asked from."""
         connections = self._connections.get()
-        if connections.reader is None:
-            reader = await self._start_endpoint(connections, "vocabulary")
-            if connections.reader is None:
-                connections.reader = reader
-            else:  # another caller was faster
-                await reader.aclose()
-        return connections.reader
+        if (reader := connections.reader) is not None:
+            return reader
+        started = await self._start_endpoint(connections, "vocabulary")
+        if (reader := connections.reader) is not None:  # another caller was faster
+            await started.aclose()
+            return reader
+        connections.reader = started
+        return started
 
     async def _start_endpoint(self, connections: _Connections, part: str, **options: Any) -> OpenAIEndpoint:
         """Return an endpoint for the same server's HTTP API, started."""

@@ -19,7 +19,7 @@ from streamco.endpoints.verifiers.base import TellsVocabulary, Verifier, Verifie
 from streamco.endpoints.verifiers.pool import VerifierPool
 from streamco.endpoints.verifiers.pool_session import AssignedVerifier
 from streamco.engines.base import Engine, EngineOptions, TokenVocabulary
-from streamco.errors import EndpointError, VerifierError
+from streamco.errors import EndpointError, UsageError, VerifierError
 from streamco.policies.importance import LAYERS
 from streamco.policies.offload import OffloadRule
 
@@ -202,7 +202,7 @@ class VerifierBinding:
         probes = self._probes.get()
         is_due = probes.at is not None and monotonic() - probes.at >= _PROBE_AGAIN
         if self.problem and is_due and probes.task is None and not self._is_closed:
-            probes.task = asyncio.create_task(self._probe(), name="streamco probe the verifier again")
+            probes.task = asyncio.create_task(self._probe_again(), name="streamco probe the verifier again")
             probes.task.add_done_callback(probes.forget)
 
     async def aclose(self) -> None:
@@ -216,6 +216,12 @@ class VerifierBinding:
         try:
             self._set_problem(await self._find())
         except (EndpointError, VerifierError) as error:
+            self._set_problem(str(error))
+
+    async def _probe_again(self) -> None:
+        try:
+            await self._probe()
+        except UsageError as error:  # the server was started again with a model of another vocabulary
             self._set_problem(str(error))
 
     def _set_problem(self, problem: str) -> None:
@@ -240,9 +246,9 @@ class VerifierBinding:
             if found is None or self._is_closed:
                 return f"{self.server.name} can't verify"
             self.verifier = found
-        if self._is_lookup:
-            self._lookup = await self._find_vocabulary(self.verifier)
-        await self.verifier.start(self.vocabulary)
+        lookup = await self._find_vocabulary(self.verifier) if self._is_lookup else None
+        await self.verifier.start(self.vocabulary if lookup is None else lookup.vocabulary)
+        self._lookup = lookup
         await self.verifier.probe()
         return ""
 
