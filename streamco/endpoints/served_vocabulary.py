@@ -111,10 +111,14 @@ async def read_prompt(server: OpenAIEndpoint, request: Request, *, vocabulary_si
         return list(request.prompt_ids)
     try:
         async with PeerTimeout(within):
-            ids = find_ids(await server.ask("/tokenize", given))
+            answer = await server.ask("/tokenize", given)
     except TimeoutError:
         text = f"/tokenize: expected the prompt's ids within {within:g} s, got none"
         raise EndpointTimeoutError(text, phase="connect", limit=within, endpoint=server.name) from None
+    try:
+        ids = find_ids(answer)
+    except EndpointProtocolError:  # which quotes the answer, and the answer may quote the prompt
+        raise EndpointProtocolError("/tokenize: expected a list of token ids, got none", endpoint=server.name) from None
     _check_ids("/tokenize", ids, vocabulary_size, server.name)
     return ids
 

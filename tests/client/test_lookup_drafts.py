@@ -248,15 +248,21 @@ async def test_a_server_that_reads_no_prompts_is_not_asked_again_and_again(repea
         assert len(asked) == 1
 
 
-async def test_a_prompt_that_the_server_refuses_says_nothing_of_others(repeater: Repeating, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_refused_prompt_says_nothing_of_others_and_an_error_of_the_server_does(
+    repeater: Repeating, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    statuses = iter([400, 500])
+
     async def refuse(*_: object) -> web.Response:
-        return web.json_response({"error": {"message": "no"}}, status=400)
+        return web.json_response({"error": {"message": "can't read SECRET"}}, status=next(statuses))
 
     monkeypatch.setattr(Service, "tokenize", refuse)
     async with repeater.served() as url, looking_up(OpenAIEndpoint("large", base_url=url, name="server")) as client:
         stream = client.stream(PROMPT, temperature=0)
         assert await tokens_text(stream) == repeater.text()
         assert (stream.report.mode, client.unspeculated) == ("race", "")
+        await tokens_text(client.stream(PROMPT, temperature=0))
+        assert client.unspeculated.endswith("expected a prompt's ids, got EndpointStatusError 500"), "nothing of the prompt"
 
 
 async def test_chats_with_a_model_that_reasons_are_answered_without_drafts(repeater: Repeating) -> None:

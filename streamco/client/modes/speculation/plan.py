@@ -196,7 +196,7 @@ class SpeculationPlanner(Planner):
                 drafter = await source.drafter(request, emit=events, row_ids=row_ids)
         except EndpointError as error:
             if not _is_about_prompt(error):
-                binding.record_problem(str(error))
+                binding.record_problem(_problem_of(error))
             return Obstacle(str(error), describe_error(error))  # a chat template's own error may quote the prompt
         return PreparedSpeculation(asked, self, request=request, drafter=drafter, events=events, rule=rule)
 
@@ -464,6 +464,13 @@ class PreparedSpeculation(Prepared[SpeculationDriver]):
 def _is_about_prompt(error: EndpointError) -> bool:
     """Return True if a prompt was refused, so that others may well be read."""
     return isinstance(error, EngineError) or (isinstance(error, EndpointStatusError) and 400 <= error.status < 500)
+
+
+def _problem_of(error: EndpointError) -> str:
+    """Return why prompts can't be read, for the log: without what a server says in an error, which may quote the prompt."""
+    if isinstance(error, EndpointStatusError):
+        return f"{error.endpoint}: expected a prompt's ids, got {describe_error(error)}"
+    return str(error)
 
 
 def _budget(options: SpeculationOptions, context: ModeContext) -> float:
