@@ -1,9 +1,9 @@
 """How fast does ``streamco serve`` write with drafts of its own, beside the same server without?
 
-Servers of one model, each a process of its own with one thread and else the default settings, take the same requests in turns: edits of code and text, whose
-answers repeat much of their prompts, code, summaries and prose; one stream and four at once, with the servers' default sampling and with
-temperature 0. Tokens a second are those between the first words and the ends. ``--target`` names a GGUF file, or 1.5B of the
-fetched pair; ``--drafts`` lookup and files, or 0.5B.
+Servers of one model, each a process of its own with one thread and else the default settings, take the same requests in turns: edits of
+code and text, whose answers repeat much of their prompts, code, summaries and prose; one stream and four at once, with the servers' default
+sampling and with temperature 0. Tokens a second are those between the first words and the ends. ``--target`` names a GGUF file, or 1.5B of
+the fetched pair; ``--drafts`` lookup and files, or 0.5B.
 """
 
 from __future__ import annotations

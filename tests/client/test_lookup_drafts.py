@@ -248,6 +248,23 @@ async def test_a_server_that_reads_no_prompts_is_not_asked_again_and_again(repea
         assert len(asked) == 1
 
 
+async def test_the_time_in_which_the_server_reads_the_prompt_is_in_the_report(repeater: Repeating, monkeypatch: pytest.MonkeyPatch) -> None:
+    tokenize, trip = Service.tokenize, 0.05
+
+    async def slow(service: Service, request: web.Request) -> web.StreamResponse:
+        await asyncio.sleep(trip)
+        return await tokenize(service, request)
+
+    monkeypatch.setattr(Service, "tokenize", slow)
+    async with repeater.served() as url, looking_up(OpenAIEndpoint("large", base_url=url, name="server")) as client:
+        stream = client.stream(PROMPT, temperature=0)
+        assert await tokens_text(stream) == repeater.text()
+        report = stream.report
+    assert report.mode == "speculate"
+    assert report.ttft is not None
+    assert trip <= report.ttft <= report.duration
+
+
 async def test_a_refused_prompt_says_nothing_of_others_and_an_error_of_the_server_does(
     repeater: Repeating, monkeypatch: pytest.MonkeyPatch
 ) -> None:

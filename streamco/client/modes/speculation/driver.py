@@ -89,6 +89,7 @@ class SpeculationDriver(TaskDriver[SpeculationEvent, SpeculationCommand]):
         vocabulary_size: number of ids that the remote stream may give; None: any id.
         max_unread: number of tokens that may wait for the reader. Above it, no new round starts.
         max_ahead: number of tokens that may wait for the reader or be held for the pace. Above it, no new round starts.
+        asked_at: when the answer was asked for, seconds on the driver's clock; None: when it starts.
         record: what the report needs beside the driver; None: the driver can't report.
         on_over: called once when the answer and all its work have ended.
         clock: seconds, monotonic; None: the system's, or the loop's if the loop has one of its own (virtual time).
@@ -98,7 +99,7 @@ class SpeculationDriver(TaskDriver[SpeculationEvent, SpeculationCommand]):
         output: as given.
         session: the verifier's session.
         remote_stream: reads the remote streams.
-        began, finished: times of the start and of the end, seconds on the driver's clock; ``finished`` None: not yet.
+        began, finished: when the prompt began to be read, and the end, seconds on the driver's clock; ``finished`` None: not yet.
         finish_reason: "stop" or "length"; None: not finished, or failed.
         failures: why the "verifier", the "device" or the "remote" stream was lost for the rest of the answer.
         unconnected: seconds for which a connection to the verifier had been tried in vain when the answer's work ended.
@@ -121,6 +122,7 @@ class SpeculationDriver(TaskDriver[SpeculationEvent, SpeculationCommand]):
         vocabulary_size: int | None = None,
         max_unread: int = 4096,
         max_ahead: int = 4096,
+        asked_at: float | None = None,
         record: SpeculationRecord | None = None,
         on_over: Callable[[SpeculationDriver], None] | None = None,
         clock: Callable[[], float] | None = None,
@@ -130,6 +132,7 @@ class SpeculationDriver(TaskDriver[SpeculationEvent, SpeculationCommand]):
         self.output = output
         self._record = record
         self.began = 0.0
+        self._asked_at = asked_at
         self.finished: float | None = None
         self.finish_reason: str | None = None
         self.dropped = 0
@@ -167,7 +170,7 @@ class SpeculationDriver(TaskDriver[SpeculationEvent, SpeculationCommand]):
 
     def start(self) -> None:
         """Start the machine and carry out its first commands."""
-        self.began = self._clock()
+        self.began = self._clock() if self._asked_at is None else self._asked_at
         super().start()
 
     async def next_batch(self) -> Batch | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Sequence
 from functools import partial
 from itertools import count
@@ -41,6 +42,7 @@ from streamco.engines.base import TokenVocabulary
 from streamco.engines.prompt_ids import pending_bytes
 from streamco.errors import EndpointError, EndpointStatusError, EngineError
 from streamco.events import Origin
+from streamco.machine_driver import clock_of
 from streamco.policies.acceptance import Rule, RuleKind
 from streamco.policies.mode_switch import predict_rates
 
@@ -188,6 +190,7 @@ class SpeculationPlanner(Planner):
         events, request = _EventBuffer(), replace(request, sampling=sampling)
         source, is_sampled = binding.drafter, rule.kind is RuleKind.SAMPLE
         drafter: DeviceDrafter | LookupDrafter
+        asked_at = clock_of(asyncio.get_running_loop())()
         try:
             if isinstance(source, LookupEndpoint):
                 drafter = await source.drafter(request, emit=events, is_sampled=is_sampled, patience=self.options.patience)
@@ -198,7 +201,7 @@ class SpeculationPlanner(Planner):
             if not _is_about_prompt(error):
                 binding.record_problem(_problem_of(error))
             return Obstacle(str(error), describe_error(error))  # a chat template's own error may quote the prompt
-        return PreparedSpeculation(asked, self, request=request, drafter=drafter, events=events, rule=rule)
+        return PreparedSpeculation(asked, self, request=request, drafter=drafter, events=events, rule=rule, asked_at=asked_at)
 
     @property
     def misses_attention(self) -> bool:
@@ -288,6 +291,7 @@ class PreparedSpeculation(Prepared[SpeculationDriver]):
         drafter: drafts on the device.
         events: the drafter's events.
         rule: the verifier's acceptance rule.
+        asked_at: when the drafter began to read the prompt, seconds on the loop's clock.
     """
 
     def __init__(
@@ -299,8 +303,10 @@ class PreparedSpeculation(Prepared[SpeculationDriver]):
         drafter: DeviceDrafter | LookupDrafter,
         events: _EventBuffer,
         rule: Rule,
+        asked_at: float,
     ) -> None:
         super().__init__(asked)
+        self._asked_at = asked_at
         self._planner = planner
         self._request = request
         self._drafter = drafter
@@ -425,6 +431,7 @@ class PreparedSpeculation(Prepared[SpeculationDriver]):
             vocabulary_size=vocabulary.info.vocabulary_size,
             max_unread=limits.unread_tokens,
             max_ahead=limits.unread_tokens if (rate := fixed_rate(pace)) is None else limits.tokens_ahead(rate),
+            asked_at=self._asked_at,
             record=tally,
             on_over=record,
             log=asked.log.steps(partial(log_step, asked.log)),
