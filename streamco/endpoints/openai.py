@@ -77,7 +77,7 @@ class OpenAIEndpoint:
         session: an aiohttp session to use and leave open, with its proxies and certificates. Its time limits are not used: those of
             ``timeouts`` are. None: the endpoint makes its own.
         headers: sent with every request.
-        probe: a server that isn't known by its URL may be asked what it is while the first answer is under way; see ``identify``.
+        probe: a server that isn't known by its URL may be asked what it is with the first answer, when it writes none; see ``identify``.
         rng: draws the jitter of retries. None: one with a random seed.
 
     Raises:
@@ -271,6 +271,11 @@ class OpenAIEndpoint:
     def is_unknown(self) -> bool:
         """True if ``identify`` may find out more: it wasn't asked, the URL is no provider's, and not all abilities were declared."""
         return self._is_unknown
+
+    @property
+    def is_answering(self) -> bool:
+        """True if an answer of this event loop is being asked for or read: some servers break it off if they are asked anything else."""
+        return bool(self._answers.get().streams)
 
     async def identify(self) -> ServerInfo:
         """Find out what a server is without disturbing it, and follow that from now on; a client calls this with its first answer.

@@ -1,7 +1,7 @@
 """What a client asks of its servers beside answers, in the background: what they are, and whether they take the key.
 
-An unknown server is asked what it is when the first answer begins, so that another endpoint can hand an answer over to it, and it to
-another one. That costs no tokens and delays no answer; a hand-over that comes before the server has said it waits for it.
+An unknown server is asked what it is with the first answer, as soon as it writes none itself, so that another endpoint can hand an answer
+over to it, and it to another one. That costs no tokens and delays no answer; a hand-over that comes before it has said it waits for it.
 
 A server that loses each race is cancelled before it has answered, so that a wrong key stays unknown until the server is needed. After an
 answer that shows nothing of a server, its list of models is asked for with its key. A server that answers such a request isn't asked again.
@@ -31,6 +31,7 @@ _log = logging.getLogger("streamco")
 
 _INSTEAD = "other endpoints have answered in its place"
 _DELAY = 0.05  # seconds: the answer's own request goes first, and gets the connection that is ready
+_MOST_DELAYS = 1200  # a minute, for which a server isn't asked because it answers: llama-cpp-python would break off that answer
 _ASK_AGAIN = 30.0  # seconds after which a server that didn't answer is asked again what it is
 
 
@@ -126,7 +127,10 @@ class ServerChecks:
         return task
 
     async def _ask_what_it_is(self, endpoint: _Identifiable, degradations: Degradations) -> None:
-        await asyncio.sleep(_DELAY)
+        for _ in range(_MOST_DELAYS):
+            await asyncio.sleep(_DELAY)
+            if not getattr(endpoint, "is_answering", False):
+                break
         try:
             info = await endpoint.identify()
         except (EndpointError, ConfigError) as error:  # the answers meet it as well, and report it

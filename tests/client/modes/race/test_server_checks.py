@@ -58,6 +58,17 @@ async def test_a_wrong_key_of_a_server_that_always_loses_is_found_out_after_the_
     assert warnings(caplog) == ["server failed (EndpointStatusError 401): other endpoints have answered in its place (logged once)"]
 
 
+async def test_a_server_that_writes_an_answer_is_asked_what_it_is_after_it() -> None:
+    """llama-cpp-python breaks off an answer when it is asked for its models."""
+    async with ScriptedServer(stream_answer(["S"] * 8, gap=0.05)) as server:
+        server.route(MODELS, LIST)
+        mode = {"policy": "server-first", "budget": 1.0}
+        async with opened(device(words(0.0)), endpoint(server, probe=True), **mode) as client:
+            assert await ask(client) == "S" * 8
+            assert server.count(MODELS) == 0
+            await settled(lambda: server.count(MODELS) == 1)
+
+
 async def test_a_key_that_is_accepted_is_checked_once() -> None:
     async with ScriptedServer(SLOW) as server:
         server.route(MODELS, LIST)
