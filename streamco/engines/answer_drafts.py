@@ -19,7 +19,7 @@ from msgspec import Struct
 from streamco.core.speculation.averages import DecayedRatio, Ewma
 from streamco.engines.generation import RunningGeneration
 from streamco.policies.drafts.batch_drafts import draft_length, draft_rows
-from streamco.policies.drafts.prompt_lookup import LONGEST_MATCH, PromptLookup
+from streamco.policies.drafts.prompt_lookup import LONGEST_MATCH, PromptLookup, match_confidence
 from streamco.profiles.row_costs import RowCosts
 
 __all__ = ["BatchDrafts", "DraftSource", "LookupSource", "Proposal"]
@@ -28,7 +28,7 @@ LONGEST = 15
 """Most draft tokens of an answer in a batch."""
 
 _MEMORY = 0.98  # weight of an event after the next one
-_MATCH_ACCEPTANCE, _PRIOR_EVENTS = (0.2, 0.8), 4.0  # after the shortest match and the longest, until it is known
+_PRIOR_EVENTS = 4.0  # that ``match_confidence`` counts for
 _PIECE = 1024  # tokens of a text that are looked through beside a batch, in a millisecond
 _FIRST_GAIN = 1.2  # tokens a second with drafts by those without, until it is known
 _GAIN_WEIGHT = 0.05  # of a batch
@@ -98,10 +98,7 @@ class LookupSource:
 
     def __init__(self) -> None:
         self._texts: dict[RunningGeneration, PromptLookup] = {}
-        least, most = _MATCH_ACCEPTANCE
-        self._accepted = [
-            DecayedRatio(_MEMORY, least + (most - least) * length / LONGEST_MATCH, _PRIOR_EVENTS) for length in range(LONGEST_MATCH + 1)
-        ]
+        self._accepted = [DecayedRatio(_MEMORY, match_confidence(length), _PRIOR_EVENTS) for length in range(LONGEST_MATCH + 1)]
 
     def step(self, answers: int) -> float:
         """Return the seconds of a step: none."""

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections import deque
 
+from streamco.core.quantiles import equally_likely
+
 __all__ = ["FIELD", "HEADER", "FirstTokenTimes"]
 
 FIELD = "first_token_times"  # of the model in ``/v1/models``
@@ -29,6 +31,4 @@ class FirstTokenTimes:
         while self._times and now - self._times[0][0] > _MAX_AGE_S:
             self._times.popleft()
         times = sorted(seconds for _, seconds in self._times)
-        if len(times) > _QUANTILES:
-            times = [times[(2 * index + 1) * len(times) // (2 * _QUANTILES)] for index in range(_QUANTILES)]
-        return [round(seconds, 3) for seconds in times]
+        return [round(seconds, 3) for seconds in equally_likely(times, _QUANTILES)]

@@ -15,6 +15,7 @@ from collections import deque
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from streamco.core.quantiles import equally_likely
 from streamco.lazy_numpy import np
 from streamco.profiles import DeviceSpeed, LengthDistribution, TTFTDistribution
 
@@ -71,9 +72,8 @@ class ProductLimit:
     @property
     def told(self) -> Sequence[float]:
         """The times that the server has told, as far as they still count."""
-        size = len(self._told)
-        count = -(-size * max(0, _OWN_EVENTS - self.events) // _OWN_EVENTS)
-        return [self._told[(2 * index + 1) * size // (2 * count)] for index in range(count)]
+        count = -(-len(self._told) * max(0, _OWN_EVENTS - self.events) // _OWN_EVENTS)
+        return equally_likely(self._told, count)
 
     def estimate(self, prior: TTFTDistribution | None = None, *, with_told: bool = True) -> TTFTDistribution | None:
         """Return the distribution now; the prior itself if no sample is uncensored, None: there is neither.

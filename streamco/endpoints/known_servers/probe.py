@@ -11,6 +11,8 @@ from typing import Any
 
 from msgspec import Struct
 
+from streamco.core.quantiles import equally_likely
+
 __all__ = ["PROBED_PATHS", "STREAMCO", "ServerInfo", "identify"]
 
 STREAMCO = "streamco"
@@ -116,8 +118,7 @@ def _read_times(value: Any) -> tuple[float, ...]:
         return ()
     told = [each for each in value if isinstance(each, int | float) and not isinstance(each, bool) and 0 <= each < math.inf]
     times = sorted(float(min(max(each, _SHORTEST_S), _LONGEST_S)) for each in told)
-    count = min(len(times), _MAX_TIMES)
-    return tuple(times[(2 * index + 1) * len(times) // (2 * count)] for index in range(count))
+    return tuple(equally_likely(times, _MAX_TIMES))
 
 
 def _read_size(value: Any, *path: str) -> int | None:

@@ -19,7 +19,7 @@ from streamco.endpoints.network.credentials import ApiKey
 from streamco.endpoints.network.loop_bound import LoopBound, LoopState
 from streamco.endpoints.network.peer_timeout import PeerTimeout
 from streamco.endpoints.served_vocabulary import ServedVocabulary
-from streamco.endpoints.verifiers.base import Emit, Verifier, VerifierFacts, VerifierSession
+from streamco.endpoints.verifiers.base import Emit, TellsVocabulary, Verifier, VerifierFacts, VerifierSession
 from streamco.endpoints.verifiers.pool_member import PoolMember
 from streamco.endpoints.verifiers.pool_session import AssignedVerifier
 from streamco.endpoints.verifiers.streamco import VerifierEndpoint
@@ -124,7 +124,7 @@ class VerifierPool:
             await member.verifier.start(draft)
 
     async def read_vocabulary(self) -> ServedVocabulary:
-        """Return the vocabulary of the first verifier that tells it; see ``VerifierEndpoint.read_vocabulary``.
+        """Return the vocabulary of the first verifier that tells it; see ``TellsVocabulary``.
 
         Raises:
             EndpointError: the first one's error, if all fail.
@@ -132,7 +132,7 @@ class VerifierPool:
         """
         failure: EndpointError | None = None
         for member in self.members:
-            if isinstance(member.verifier, VerifierEndpoint):
+            if isinstance(member.verifier, TellsVocabulary):
                 try:
                     return await member.verifier.read_vocabulary()
                 except EndpointError as error:
@@ -149,7 +149,7 @@ class VerifierPool:
         """
         failure: EndpointError | None = None
         for member in sorted(self.members, key=lambda each: bool(each.problem)):
-            if not isinstance(member.verifier, VerifierEndpoint) or (member.problem and failure is not None):
+            if not isinstance(member.verifier, TellsVocabulary) or (member.problem and failure is not None):
                 continue
             try:
                 return await member.verifier.read_prompt(request, within)

@@ -373,11 +373,10 @@ class _PlacedStream:
     def cancel(self, released: Callable[[], None]) -> None:
         """Stop the stream, or wait no longer."""
         self._is_cancelled = True
+        self._free()
         if self._stream is None:
-            self._free()
             call_at(self._env, self._cancel_takes, released)
         else:
-            self._free()
             self._stream.cancel(released)
 
     def _wait_for_turn(self, _: simpy.Event) -> None:
