@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping
+from copy import deepcopy
 from functools import partial
 from pathlib import Path
 from random import Random
@@ -20,6 +21,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from streamco.client.modes.speculation.options import SpeculationOptions, SpeculationTuning
+from streamco.core.speculation.estimates import SpeculationEstimates
 from streamco.core.speculation.options import SpeculationMachineOptions
 from streamco.core.speculation.prior import EstimatesPrior
 from streamco.core.verifier.options import SchedulerOptions
@@ -38,13 +40,13 @@ from streamco.sim.fleet.offload_profile import OffloadProfile, profile_offloadin
 from streamco.sim.fleet.options import DevicePool, PolicyOptions, ServerPool, WorldOptions
 from streamco.sim.fleet.recorded_answer import END
 from streamco.sim.fleet.target_server import CoLocatedDraft, ForwardPass, PassLimits, TargetServer
-from streamco.sim.fleet.topology import Topology, auto_topology, describe_topology
+from streamco.sim.fleet.topology import Device, Topology, auto_topology, describe_topology
 from streamco.sim.fleet.totals import FleetTotals
 from streamco.sim.hardware.forward_pass_times import Hardware, memory_tokens, predictor
 from streamco.sim.hardware.link_capacity import read_link_trace
 from streamco.sim.hardware.links import LinkOptions, simulated_link
 from streamco.sim.workload.trace_files import read_gaps, read_lengths, read_trace
-from streamco.sim.workload.workload import SimulatedRequest, WorkloadOptions, read_requests
+from streamco.sim.workload.workload import ArrivalOptions, SimulatedRequest, WorkloadOptions, read_requests
 
 __all__ = ["KIND", "SpeculateOptions", "device_model", "forward_pass"]
 
@@ -194,7 +196,7 @@ class _World:
         self._env = simpy.Environment()
         self._totals = FleetTotals()
         topology = auto_topology(options.world)
-        self._servers = self._make_servers(topology)
+        self._servers = self._make_servers(self._env, topology)
         self._fleet = Fleet(
             self._env,
             devices=self._make_devices(topology),
@@ -266,7 +268,7 @@ class _World:
 
     # Devices and servers
 
-    def _make_servers(self, topology: Topology) -> list[TargetServer]:
+    def _make_servers(self, env: simpy.Environment, topology: Topology) -> list[TargetServer]:
         policy = self._options.policy
         servers = []
         for server in topology.servers:
@@ -283,35 +285,68 @@ class _World:
             )
             batching = batch_policy(policy.batching, **policy.batching_options)
             limits = PassLimits(drafting=_co_located(server.options, policy), row_costs=server.options.row_costs)
-            servers.append(TargetServer(self._env, forward, options, batching, limits=limits, is_padded=policy.is_padded))
+            servers.append(TargetServer(env, forward, options, batching, limits=limits, is_padded=policy.is_padded))
         return servers
 
     def _make_devices(self, topology: Topology) -> list[FleetDevice]:
-        policy, seed = self._options.policy, self._scenario.seed
+        policy = self._options.policy
         models = [device_model(pool) for pool in self._options.world.device_pools]
         step = None  # a client that may switch to the remote stream measures it
         if policy.execution == "distributed" or policy.is_calibrated:
             steps = [forward_pass(pool, self._scenario)[0](1, 0, _CONTEXT, 1) for pool in self._options.world.server_pools]
             step = fmean(steps[server.pool] for server in topology.servers)
-        profile, devices = self._profile(), []
-        for device in topology.devices:
-            model = models[device.pool]
-            options = SpeculationOptions(
-                window=Dynamic(acceptance_of="verified") if policy.window == "dynamic-verified" else policy.window,
-                is_adaptive=policy.execution != "distributed",
-                offload="random" if policy.offload == "answers" else policy.offload,
-                tuning=SpeculationTuning(
-                    prior=EstimatesPrior(step_times=model.step_times, remote_step=step),
-                    forecast=policy.forecast,
-                    confidence_threshold=profile.confidence_threshold,
-                    chunks=profile.chunks,
-                ),
-            )
-            link = simulated_link(device.link, Random(f"{seed} link {device.number}"))
-            routing = AnswerRouting(policy.budget, profile.perplexities) if policy.offload == "answers" else None
-            pair = options.estimates(policy.budget if routing is None else 0.0)
-            devices.append(FleetDevice(device.number, model, link, pair, routing, rtt=device.link.rtt_ms / 1000))
+        profile = self._profile()
+
+        def make(device: Device) -> FleetDevice:
+            return self._make_device(device, models[device.pool], step, profile)
+
+        devices = [make(device) for device in topology.devices]
+        if policy.answers_before:
+            first = {device.pool: device for device in reversed(topology.devices)}
+            learned = self._learn({pool: make(device) for pool, device in first.items()}, topology)
+            for device in topology.devices:
+                devices[device.number].pair = deepcopy(learned[device.pool])
         return devices
+
+    def _make_device(self, device: Device, model: DeviceModel, step: float | None, profile: OffloadProfile) -> FleetDevice:
+        policy, seed = self._options.policy, self._scenario.seed
+        options = SpeculationOptions(
+            window=Dynamic(acceptance_of="verified") if policy.window == "dynamic-verified" else policy.window,
+            is_adaptive=policy.execution != "distributed",
+            offload="random" if policy.offload == "answers" else policy.offload,
+            tuning=SpeculationTuning(
+                prior=EstimatesPrior(step_times=model.step_times, remote_step=step),
+                forecast=policy.forecast,
+                confidence_threshold=profile.confidence_threshold,
+                chunks=profile.chunks,
+            ),
+        )
+        link = simulated_link(device.link, Random(f"{seed} link {device.number}"))
+        routing = AnswerRouting(policy.budget, profile.perplexities) if policy.offload == "answers" else None
+        pair = options.estimates(policy.budget if routing is None else 0.0)
+        return FleetDevice(device.number, model, link, pair, routing, rtt=device.link.rtt_ms / 1000)
+
+    def _learn(self, devices: Mapping[int, FleetDevice], topology: Topology) -> Mapping[int, SpeculationEstimates]:
+        """Return what each of these devices knows after ``answers_before`` answers at servers that do nothing else, by its key."""
+        policy, env = self._options.policy, simpy.Environment()
+        fleet = Fleet(
+            env,
+            devices=[*devices.values()],
+            servers=self._make_servers(env, topology),
+            routing=routing_policy(policy.routing),
+            execution=policy.execution,
+            options=self._machine_options(),
+            rng=Random(f"{self._scenario.seed} before"),
+            on_outcome=lambda _: None,
+            token_bytes=policy.draft_token_bytes,
+        )
+        count = policy.answers_before * len(devices)
+        workload = replace(self._options.workload, requests=count, horizon_s=None, warm_up_s=0.0, arrivals=ArrivalOptions(closed=1))
+        for request in read_requests(workload, seed=-1 - self._scenario.seed):  # in another order than those that are measured
+            fleet.take(replace(request, device=request.number))
+        while fleet.in_flight:
+            env.step()
+        return {key: device.pair for key, device in devices.items()}
 
     def _profile(self) -> OffloadProfile:
         """Return what devices know of their pair of models: with a budget below 1, what the workload's record says (Synera section 5)."""

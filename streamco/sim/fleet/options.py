@@ -130,6 +130,8 @@ class PolicyOptions(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
             ``co-located``: the server drafts ``window`` tokens with a model of its own and verifies them (DSD 3.3, fused mode).
         is_calibrated: True if a client knows before its first answer how fast the remote stream is, as after ``streamco calibrate``.
             Otherwise that answer begins with the stream, to measure it. With ``auto`` only: ``distributed`` clients always know it.
+        answers_before: answers that a device of each pool has given before, alone with the servers. All devices of the pool begin with
+            what it has learned, as clients do after some minutes or with a profile.
         branches: maximum number of branches that are pre-drafted while a verdict is out; 0: the device waits (Synera 4.4).
         ahead: maximum number of drafts that are sent ahead of their verdicts, so that the server need not wait for the link; needs
             branches and a budget of 1.
@@ -149,6 +151,7 @@ class PolicyOptions(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     window: Count | Literal["dynamic", "dynamic-verified", "adaptive", "confident", "predicted"] = 4
     execution: Literal["distributed", "fused", "co-located", "auto"] = "distributed"
     is_calibrated: bool = False
+    answers_before: Annotated[int, Meta(ge=0)] = 0
     branches: Annotated[int, Meta(ge=0)] = 0
     ahead: Annotated[int, Meta(ge=0, le=4)] = 0
     siblings: Annotated[int, Meta(ge=0, le=30)] = 0
@@ -161,6 +164,8 @@ class PolicyOptions(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
         routing_policy(self.routing)
         if self.is_calibrated and self.execution != "auto":
             raise ConfigError(f"is_calibrated: expected false unless execution is 'auto', got true with execution {self.execution!r}")
+        if self.answers_before and (self.execution in {"fused", "co-located"} or self.offload == "answers"):
+            raise ConfigError(f"answers_before: expected 0 where devices don't learn, got {self.answers_before}")
         if self.execution == "co-located" and not isinstance(self.window, int):
             raise ConfigError(f"window: expected a number with execution 'co-located', got {self.window!r}")
         if self.ahead and self.budget < 1.0:

@@ -96,6 +96,25 @@ def test_who_is_calibrated_need_not_look_at_the_stream_first() -> None:
     assert alone(is_calibrated=True) == 0.0 < alone()
 
 
+def test_devices_that_have_answered_before_know_their_pair() -> None:
+    def alone(answers: int) -> float:
+        policy = {"execution": "auto", "window": "confident", "branches": 4, "ahead": 3, "answers_before": answers}
+        return run(**policy, world={"devices": 8, "link": {"rtt_ms": 5}}).system["by_server_alone"]
+
+    assert alone(10) < alone(0)
+
+
+def test_what_a_device_learns_before_is_the_same_for_all_of_its_pool_and_changes_no_request() -> None:
+    pools = [{"draft_tokens_per_s": 50}, {"draft_tokens_per_s": 200}]
+    before, fresh = (
+        run(execution="auto", branches=4, answers_before=answers, world={"devices": 8, "device_pools": pools}).requests
+        for answers in (3, 0)
+    )
+    assert [(row.arrival, row.tokens, row.device) for row in before] == [(row.arrival, row.tokens, row.device) for row in fresh]
+    again = run(execution="auto", branches=4, answers_before=3, world={"devices": 8, "device_pools": pools}).requests
+    assert again == before
+
+
 def test_what_a_calibrated_client_knows_is_the_mean_of_all_servers(monkeypatch: pytest.MonkeyPatch) -> None:
     found: list[float | None] = []
 

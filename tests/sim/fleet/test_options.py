@@ -29,6 +29,7 @@ from streamco.sim.fleet.options import DevicePool, PolicyOptions, ServerPool
         (PolicyOptions, {"offload": "answers", "execution": "auto"}, "offload: expected execution 'distributed' with whole answers"),
         (PolicyOptions, {"ahead": 1}, "ahead: expected 0 without branches"),
         (PolicyOptions, {"is_calibrated": True}, "is_calibrated: expected false unless execution is"),
+        (PolicyOptions, {"answers_before": 3, "execution": "fused"}, "answers_before: expected 0 where devices don't learn"),
     ],
 )
 def test_what_contradicts_itself_or_is_not_there_is_refused(kind: type, data: dict[str, Any], message: str) -> None:
