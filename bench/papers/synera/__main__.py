@@ -26,10 +26,11 @@ from bench.fetch_models import MODELS
 from bench.pairs import model_file
 from bench.papers.quality.tables import update_page
 from bench.papers.synera.answers import load_models
+from bench.papers.synera.defaults import default_lines
 from bench.papers.synera.quality import Quality, qualities, with_whole_answers
 from bench.papers.synera.recording import read_results, record
 from bench.papers.synera.results import Result, add_to_package, read_package
-from bench.papers.synera.rules import RULES, Cell, cells_of
+from bench.papers.synera.rules import OURS, RULES, Cell, cells_of
 from bench.papers.synera.summary import summary_lines
 from bench.tables import format_table, replace_table
 from bench.tasks.intervals import Interval
@@ -39,6 +40,7 @@ __all__ = ["main"]
 TASKS = ("gsm8k", "humaneval", "csqa", "sst2", "cnndm", "xsum")
 BUDGETS = (0.2, 0.5)
 WRITTEN = tuple(rule for rule in RULES if rule != "answers")  # these are derived from the device's and the server's
+
 CONTEXT = 2048  # tokens
 
 
@@ -53,7 +55,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--format", default="Q4_0", help="of both models (default: %(default)s)")
     parser.add_argument("--tasks", nargs="*", default=TASKS)
     parser.add_argument("--budgets", nargs="*", type=float, default=BUDGETS, help="between 0 and 1, which are always there")
-    parser.add_argument("--rules", nargs="*", choices=WRITTEN, default=WRITTEN)
+    parser.add_argument("--rules", nargs="*", choices=(*WRITTEN, OURS), default=WRITTEN)
+    parser.add_argument("--no-ends", action="store_true", help="not the device and the server alone, which are packaged")
     parser.add_argument("--items", type=int, default=100, help="questions of each task")
     parser.add_argument("--tokens", type=int, default=256, help="of an answer at most (default: %(default)s)")
     parser.add_argument("--draft", default="0.5B", help="model (default: %(default)s)")
@@ -79,7 +82,7 @@ def _recorded(options: argparse.Namespace) -> list[str]:
 
 def _run(options: argparse.Namespace) -> None:
     ends = time.monotonic() + 60.0 * options.minutes
-    cells = cells_of(tuple(options.rules), tuple(options.budgets))
+    cells = cells_of(tuple(options.rules), tuple(options.budgets), has_ends=not options.no_ends)
     draft, target = (model_file(kind, options.format if kind in MODELS else None) for kind in (options.draft, options.target))
     models = load_models(draft, target, cells=len(cells), context_tokens=CONTEXT, exact=options.exact)
     packaged = {} if options.again else read_package()
@@ -99,6 +102,7 @@ def _show(options: argparse.Namespace) -> None:
     if options.update:
         page = options.update.read_text(encoding="utf-8")
         page = replace_table(update_page(page, text.strip()), "scores", "\n".join(summary_lines(found, options.budgets)))
+        page = replace_table(page, "defaults", "\n".join(default_lines(found, options.budgets)))
         options.update.write_text(page, encoding="utf-8")
     elif text:
         print(text)
@@ -107,7 +111,7 @@ def _show(options: argparse.Namespace) -> None:
 def _format_task(task: str, recorded: Sequence[Mapping[str, Result]], options: argparse.Namespace) -> str:
     results = with_whole_answers(recorded, options.budgets)
     answers = [Cell("answers", budget).name for budget in options.budgets]
-    found = qualities(results, [*recorded[0], *answers])
+    found = qualities(results, [*(name for name in recorded[0] if all(name in each for each in recorded)), *answers])
     if options.json:
         return "\n".join(json.dumps({"task": task, "questions": len(results), **quality.row()}) for quality in found)
     head = ["", "score", "less the device's", "times the device's", "less confidence's", "server's tokens", "sent"]

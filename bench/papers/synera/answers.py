@@ -98,8 +98,9 @@ def load_models(draft: Path, target: Path, *, cells: int, context_tokens: int, e
 
 def make_steering(cell: Cell, profile: Profile) -> OffloadSteering:
     """Return the steering of a contender before its first answer."""
-    chunks = profile.chunks if cell.window > 1 else ()
-    return OffloadSteering(cell.budget, rule=cell.offload_rule, confidence_threshold=profile.confidence_threshold, chunks=chunks)
+    threshold = CONFIDENCE_THRESHOLD if cell.rule == "tolerant" else profile.confidence_threshold
+    chunks = profile.chunks if cell.is_profiled else ()
+    return OffloadSteering(cell.budget, rule=cell.offload_rule, confidence_threshold=threshold, chunks=chunks)
 
 
 def replay(steering: OffloadSteering, chunks: Sequence[Chunk], rng: Random) -> None:
@@ -162,11 +163,12 @@ class _Line:
         return None
 
     def ask_target(self, ids: list[int], waiting: Waiting) -> SequenceTask:
-        return self.target.verify(ids, waiting.wake, given=self.answer.ids[self.read :])
+        top = 0 if self.cell.threshold >= 1.0 else 1
+        return self.target.verify(ids, waiting.wake, given=self.answer.ids[self.read :], top=top)
 
     def take_verdict(self, ids: Sequence[int], chunk: Chunk, predictions: Sequence[Prediction]) -> None:
         choices = [prediction.greedy for prediction in predictions]
-        accepted = verify_greedy(ids, choices).accepted
+        accepted = _count_accepted(ids, predictions, self.cell.threshold)
         start = self.prompt_tokens + len(self.answer.ids)
         self.read = len(self.answer.ids) + accepted
         self.target.truncate(start + accepted)
@@ -187,6 +189,14 @@ class _Line:
     def close(self) -> None:
         self.draft.close()
         self.target.close()
+
+
+def _count_accepted(ids: Sequence[int], predictions: Sequence[Prediction], threshold: float) -> int:
+    """Return how many tokens of a draft are accepted, as ``verify_greedy`` and ``verify_threshold`` do."""
+    if threshold >= 1.0:
+        return verify_greedy(ids, [prediction.greedy for prediction in predictions]).accepted
+    judged = zip(ids, predictions, strict=False)
+    return next((at for at, (_, row) in enumerate(judged) if (row.share or 0.0) < threshold * row.confidence), len(ids))
 
 
 def write_answers(

@@ -69,9 +69,10 @@ def read_package(path: Path = RECORDED) -> dict[str, dict[str, dict[str, Result]
 
 
 def add_to_package(task: str, results: Mapping[str, Mapping[str, Result]], path: Path = RECORDED) -> int:
-    """Add a task's questions, also in place of packaged ones; return how many of it are packaged now."""
+    """Add a task's results, also in place of packaged ones of the same question and contender; return how many questions it has now."""
     found = read_package(path)
-    found[task] = found.get(task, {}) | {question: dict(cells) for question, cells in results.items()}
+    old = found.setdefault(task, {})
+    old.update({question: {**old.get(question, {}), **cells} for question, cells in results.items()})
     lines = (
         msgspec.json.encode(_Line(each, question, cells)) + b"\n"
         for each in sorted(found)

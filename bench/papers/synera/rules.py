@@ -8,6 +8,7 @@
 | hybrid | single tokens of which the draft model isn't confident go to the target; the device waits (Hybrid) |
 | combined | chunks go to the target by both filters (Synera) |
 | confidence, importance | by one of its filters |
+| tolerant | both filters without a profile; tokens that are 0.3 times as likely as the target's best are accepted (not in the paper) |
 
 The paper's Hybrid takes the target's token in place of an uncertain one. Here that token is verified: if it is the target's own, the
 target's next token comes with it. So our Hybrid is a little better off than the paper's.
@@ -22,9 +23,11 @@ from msgspec import Struct
 from streamco.client.modes.speculation.mode import Speculate
 from streamco.policies.offload import OffloadRule
 
-__all__ = ["RULES", "Cell", "RuleName", "cells_of", "live_options", "simulated_policy"]
+__all__ = ["OURS", "RULES", "Cell", "RuleName", "cells_of", "live_options", "simulated_policy"]
 
-RuleName = Literal["device", "server", "answers", "hybrid", "combined", "confidence", "importance"]
+RuleName = Literal["device", "server", "answers", "hybrid", "combined", "confidence", "importance", "tolerant"]
+OURS: RuleName = "tolerant"
+"""What the live client did by default before the others were measured beside it."""
 RULES: tuple[RuleName, ...] = ("combined", "confidence", "importance", "hybrid", "answers")
 _WINDOW = 4  # tokens of a chunk (section 5)
 _BRANCHES = 6
@@ -52,19 +55,31 @@ class Cell(Struct, frozen=True, order=True):
         return 1 if self.rule == "hybrid" else _WINDOW
 
     @property
+    def is_profiled(self) -> bool:
+        """True if the filters begin with what was measured of the pair before."""
+        return self.window > 1 and self.rule != "tolerant"
+
+    @property
+    def threshold(self) -> float:
+        """A token is accepted that is so many times as likely as the target's best; 1: the best alone."""
+        return 0.3 if self.rule == "tolerant" else 1.0
+
+    @property
     def offload_rule(self) -> OffloadRule:
         """The rule that chooses chunks."""
         match self.rule:
+            case "tolerant":
+                return "combined"
             case "combined" | "confidence" | "importance":
                 return self.rule
             case _:
                 return "confidence"
 
 
-def cells_of(rules: tuple[RuleName, ...], budgets: tuple[float, ...]) -> list[Cell]:
-    """Return both ends, and each rule at each budget between them."""
-    between = [Cell(rule, budget) for budget in budgets if 0.0 < budget < 1.0 for rule in rules]
-    return [Cell("device", 0.0), Cell("server", 1.0), *between]
+def cells_of(rules: tuple[RuleName, ...], budgets: tuple[float, ...], *, has_ends: bool = True) -> list[Cell]:
+    """Return device and server, if both ends are wanted, and each rule at each budget between them."""
+    ends = [Cell("device", 0.0), Cell("server", 1.0)] if has_ends else []
+    return [*ends, *(Cell(rule, budget) for budget in budgets if 0.0 < budget < 1.0 for rule in rules)]
 
 
 def live_options(cell: Cell) -> Speculate:
@@ -80,7 +95,7 @@ def live_options(cell: Cell) -> Speculate:
         window=cell.window,
         offload=cell.offload_rule,
         max_branches=0 if cell.rule == "hybrid" else _BRANCHES,
-        threshold=1.0,
+        threshold=cell.threshold,
         is_adaptive=False,
     )
 

@@ -71,7 +71,7 @@ async def live(small: Path, large: Path, cell: Cell) -> list[str]:
 @pytest.mark.long
 @pytest.mark.model
 @pytest.mark.timeout(180)
-@pytest.mark.parametrize("cell", CELLS[:3], ids=lambda cell: cell.name)
+@pytest.mark.parametrize("cell", [*CELLS[:3], Cell("tolerant", 0.5)], ids=lambda cell: cell.name)
 async def test_the_text_is_the_live_clients(small_pair: tuple[Path, Path], cell: Cell) -> None:
     with closing(load_models(*small_pair, cells=1, context_tokens=512)) as fresh:  # a draft model's arithmetic depends on its cells
         texts = written(fresh, cell)

@@ -77,7 +77,8 @@ def test_packaged_answers_are_put_into_a_page(tmp_path: Path, monkeypatch: pytes
     page, path = tmp_path / "page.md", tmp_path / "recorded.jsonl"
     add_to_package("sst2", {f"q{number}": question for number, question in enumerate(QUESTIONS)}, path)
     monkeypatch.setattr("bench.papers.synera.__main__.read_package", lambda: read_package(path))
-    page.write_text("<!-- scores: begin -->\n<!-- scores: end -->\n<!-- table: begin -->\n<!-- table: end -->\n", encoding="utf-8")
+    marks = (f"<!-- {name}: begin -->\n<!-- {name}: end -->\n" for name in ("scores", "defaults", "table"))
+    page.write_text("".join(marks), encoding="utf-8")
     main(["table", "--budgets", "0.2", "--update", str(page)])
     assert "**sst2**, 40 questions" in page.read_text(encoding="utf-8")
     assert "| SST-2 | 40 | 0.500 | 0.500 (1.00) | 1.000 (2.00) |" in page.read_text(encoding="utf-8")
