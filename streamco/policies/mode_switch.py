@@ -84,6 +84,8 @@ class RoundConditions(Struct, frozen=True, kw_only=True):
         budget: share of draft tokens that are verified, above 0 up to 1; the others cost a draft step each.
         round_tokens: measured tokens of a verified round; None: E(alpha, gamma).
         row_costs: further time of the verifier by the rows of a round, its draft tokens and one; None: it is in ``verify``.
+        energy: seconds that the energy of a drafted token is worth to the user; they count as time in ``predict_rates``.
+        drafted: measured tokens that a round drafts, those of branches included; None: ``window``.
     """
 
     acceptance: float
@@ -102,6 +104,8 @@ class RoundConditions(Struct, frozen=True, kw_only=True):
     budget: float = 1.0
     round_tokens: float | None = None
     row_costs: RowCosts | None = None
+    energy: float = 0.0
+    drafted: float | None = None
 
     def __post_init__(self) -> None:
         """Refuse values of which no round can consist."""
@@ -119,7 +123,7 @@ class RoundConditions(Struct, frozen=True, kw_only=True):
 
 
 class Rates(Struct, frozen=True):
-    """Tokens per second of each generation mode.
+    """Tokens per second of each generation mode, where what energy is worth counts as time.
 
     Args:
         device: the device alone.
@@ -158,27 +162,29 @@ def predict_rates(conditions: RoundConditions) -> Rates:
     """Return the expected tokens per second of each mode; 0 for a mode that needs a link if there is none."""
     has_link = not math.isinf(conditions.rtt)
     remote = 1.0 / conditions.remote_step if has_link else 0.0
+    step, energy = conditions.draft_step + conditions.energy, conditions.energy
     if not has_link:
-        return Rates(1.0 / conditions.draft_step, 0.0, 0.0, 0.0)
+        return Rates(1.0 / step, 0.0, 0.0, 0.0)
     verified, local = conditions.budget, 1.0 - conditions.budget
     given = conditions.round_tokens
     if given is None:  # E(alpha, gamma), DSD equation 1
         given = expected_tokens(conditions.acceptance, conditions.window)
     tokens = verified * given + local * conditions.window
-    alone = local * conditions.window * conditions.draft_step
-    waiting = tokens / (verified * round_seconds(conditions, is_parallel=False) + alone)
-    parallel = tokens / (verified * round_seconds(conditions, is_parallel=True) + alone)
-    return Rates(1.0 / conditions.draft_step, remote, waiting, parallel)
+    alone = local * conditions.window * step
+    drafted = conditions.window if conditions.drafted is None else max(conditions.window, conditions.drafted)
+    waiting = tokens / (verified * (round_seconds(conditions, is_parallel=False) + conditions.window * energy) + alone)
+    parallel = tokens / (verified * (round_seconds(conditions, is_parallel=True) + drafted * energy) + alone)
+    return Rates(1.0 / step, remote, waiting, parallel)
 
 
 def best_window(conditions: RoundConditions, *, is_parallel: bool, max_window: int = MAX_WINDOW) -> int:
     """Return the window of 1 to ``max_window`` tokens with the highest predicted rate; of equal ones the shortest.
 
-    What was measured at one window (``round_tokens``, ``adopted``) isn't used.
+    What was measured at one window (``round_tokens``, ``adopted``, ``drafted``) isn't used.
     """
 
     def rate(window: int) -> float:
-        rates = predict_rates(replace(conditions, window=window, round_tokens=None, adopted=None))
+        rates = predict_rates(replace(conditions, window=window, round_tokens=None, adopted=None, drafted=None))
         return rates.parallel if is_parallel else rates.waiting
 
     return max(range(1, max_window + 1), key=lambda window: (rate(window), -window))

@@ -223,14 +223,22 @@ def sample_branch(
 
 
 def schedule_branches(
-    branches: Sequence[Branch], *, seconds: float, step_times: Sequence[float], window: int, rtt: float = 0.0, max_ahead: int = 0
+    branches: Sequence[Branch],
+    *,
+    seconds: float,
+    step_times: Sequence[float],
+    window: int,
+    rtt: float = 0.0,
+    max_ahead: int = 0,
+    energy: float = 0.0,
 ) -> PreDraft:
     """Choose which branches to draft, how many tokens of each, and how many in one batch.
 
     With more branches one is adopted more often, but a step of a larger batch takes longer, so each branch has fewer tokens when the
     verdict comes. An adopted branch saves the steps that were made, up to the next window. The plan maximises the mean of that. A draft
     that is sent ahead saves more: the time between its end and the verdict, up to a round trip. So the likeliest branch may be drafted
-    before all others.
+    before all others. What the energy of the drafted tokens is worth to the user is taken off, so that a branch that is hardly ever adopted
+    isn't drafted.
 
     Args:
         branches: likeliest first (``rank_branches``).
@@ -239,6 +247,7 @@ def schedule_branches(
         window: number of tokens in the next draft.
         rtt: seconds of a round trip, the most that sending ahead can save.
         max_ahead: maximum number of drafts that are sent ahead.
+        energy: seconds that the energy of a drafted token is worth.
 
     Raises:
         ConfigError: a step that takes no time.
@@ -247,10 +256,12 @@ def schedule_branches(
         raise ConfigError(f"branches: expected step times above 0 s, got {list(step_times)}")
     allowed = branches[: len(step_times)]
     best, most = PreDraft(), 0.0
+    if energy:
+        allowed = [branch for branch in allowed if branch.probability * step_times[0] > energy]
     for first_width, width in product((0, 1) if max_ahead and rtt > 0.0 else (0,), range(1, len(allowed) + 1)):
         sizes = chain((first_width,) if first_width else (), repeat(width))
         steps, left = _steps(len(allowed), sizes, seconds, step_times, window)
-        saved = sum(branch.probability * made for branch, made in zip(allowed, steps, strict=False))
+        saved = sum(branch.probability * made for branch, made in zip(allowed, steps, strict=False)) - sum(steps) * energy / step_times[0]
         spared = zip(allowed[:max_ahead], left, strict=False)
         saved += sum(branch.probability * min(rtt, time) for branch, time in spared) / step_times[0]
         if saved > most + 1e-12:

@@ -220,6 +220,7 @@ class SpeculateSection(SpeculationOptions, frozen=True, kw_only=True):
     is_plain: bool = False  # allow ws:// to another machine
     budget: float = 1.0  # share of the drafts that is verified
     window: int | Literal["dynamic", "adaptive", "predicted", "confident"] | None = None  # tokens of a draft; None: by the budget
+    joules_per_second_saved: float | None = None  # a function needs a program
 
     def drafting(self, verifier: Verifier | None) -> Speculate:
         """Return the mode in which the device drafts that this section describes."""

@@ -94,6 +94,18 @@ def test_more_acceptance_is_never_slower_and_a_longer_link_never_faster(state: R
     assert predict_rates(longer).remote == predict_rates(state).remote
 
 
+def test_what_a_drafted_token_costs_in_energy_counts_as_time() -> None:
+    dear = replace(LARGE, energy=0.01)
+    assert predict_rates(dear).remote == predict_rates(LARGE).remote
+    assert predict_rates(dear).device == pytest.approx(1.0 / 0.03)
+    assert 1.0 / predict_rates(dear).waiting - 1.0 / predict_rates(LARGE).waiting == pytest.approx(4 * 0.01 / expected_tokens(0.75, 4))
+    branches = predict_rates(replace(dear, drafted=12.0))
+    assert branches.waiting == predict_rates(dear).waiting
+    assert branches.parallel < predict_rates(dear).parallel
+    assert round_seconds(dear, is_parallel=True) == round_seconds(LARGE, is_parallel=True)
+    assert best_window(replace(LARGE, energy=0.1), is_parallel=True) < best_window(LARGE, is_parallel=True)
+
+
 @given(conditions, st.booleans())
 def test_no_window_beats_the_best_one(state: RoundConditions, is_parallel: bool) -> None:
     def rate(window: int) -> float:

@@ -236,6 +236,12 @@ def test_where_drafts_are_sent_ahead_the_likeliest_branch_may_come_first() -> No
     assert plan == PreDraft(tuple(branches), 4, width=3, first_width=1)
 
 
+def test_a_branch_is_drafted_if_its_chance_is_worth_its_energy() -> None:
+    plans = [schedule_branches(BRANCHES, seconds=0.1, step_times=[0.02] * 4, window=4, energy=each) for each in (0.0, 0.003, 0.005, 0.01)]
+    assert [len(plan.branches) for plan in plans] == [4, 2, 1, 0]
+    assert plans[2] == PreDraft((BRANCHES[0],), 4)
+
+
 def test_without_time_for_a_step_nothing_is_drafted() -> None:
     assert schedule_branches(BRANCHES, seconds=0.019, step_times=[0.02], window=4) == PreDraft()
     assert schedule_branches(BRANCHES, seconds=-1.0, step_times=[0.02], window=4) == PreDraft()

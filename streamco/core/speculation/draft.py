@@ -329,4 +329,5 @@ def plan_branches(
         window=window,
         rtt=estimates.rtt if max_ahead else 0.0,
         max_ahead=max_ahead,
+        energy=estimates.energy,
     )

@@ -175,6 +175,8 @@ class DraftState:
         self._has_drafted = self._has_drafted or bool(event.tokens)
         trunk = self.trunk if self.trunk is not None and self.trunk.version == event.version else None
         draft = trunk or self.branches.get(event.version)
+        if draft is None or not draft.is_beside_stream:
+            self._estimates.record_written(len(event.tokens))
         if draft is None:
             return None
         if draft is not trunk:

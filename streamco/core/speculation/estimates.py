@@ -62,6 +62,7 @@ class _RoundAverages(NamedTuple):
         ahead_rate: share of rounds after which the next draft had been sent ahead.
         gain: tokens of a round over those that the acceptance rate promises for a draft of its length.
         verified: counts rounds.
+        drafted: tokens that the device writes in a round, on branches that are dropped, too.
     """
 
     hit_rate: HitRate
@@ -69,6 +70,7 @@ class _RoundAverages(NamedTuple):
     ahead_rate: DecayedRatio
     gain: DecayedRatio
     verified: DecayedRatio
+    drafted: DecayedRatio
 
 
 class SpeculationEstimates:
@@ -90,6 +92,7 @@ class SpeculationEstimates:
     Attributes:
         steering: holds the offloaded share at the budget.
         switch: says which mode pays.
+        energy: seconds that the energy of a drafted token is worth to the user; 0: energy doesn't count.
 
     Raises:
         ConfigError: a budget outside 0..1.
@@ -112,6 +115,7 @@ class SpeculationEstimates:
         prior = prior or EstimatesPrior()
         self.steering = OffloadSteering(budget, rule=rule, confidence_threshold=confidence_threshold, chunks=chunks)
         self.switch = ModeSwitch(is_lossless=budget >= 1.0)
+        self.energy = 0.0
         self._window = DraftWindow(window, stabiliser, mode_stabiliser)
         self._forecasting = _Forecasting(forecast, rng or Random(0))
         self._is_parallel, self._is_ahead = True, False
@@ -136,6 +140,7 @@ class SpeculationEstimates:
             ahead_rate=DecayedRatio(DECAY),
             gain=DecayedRatio(_ROUND_DECAY, 1.0, _PRIOR_ROUNDS),
             verified=DecayedRatio(DECAY),
+            drafted=DecayedRatio(_ROUND_DECAY),
         )
 
     # Several verifiers
@@ -217,6 +222,7 @@ class SpeculationEstimates:
             self._window.record_length(length, has_ended=self.should_end(confidences))
             tokens = min(accepted, length) + 1 + (has_sibling and accepted < length)
             self._rounds.verified.record(True)
+            self._rounds.drafted.record(0.0)  # its tokens were added as they came
             self._rounds.gain.record(tokens / expected_tokens(expected_acceptance, length))
         if is_hit is not None:
             self._rounds.hit_rate.record(is_hit, expected_acceptance)
@@ -280,7 +286,7 @@ class SpeculationEstimates:
             queue_depth=self.queue_depth,
             rtt=self.rtt,
             tpot=self.remote_step,
-            draft_step=known.draft_step,
+            draft_step=known.draft_step + known.energy,
             wait=max(0.0, known.wait - known.ahead),
             hit_rate=known.hit_rate,
             slowdown=known.slowdown,
@@ -317,7 +323,7 @@ class SpeculationEstimates:
         """
         chance = self.acceptance * self._chance(confidences)
         later = max(0.0, lateness + self.step_times[0]) - max(0.0, lateness)
-        return chance * self.remote_step > later
+        return chance * self.remote_step > later + self.energy
 
     def _chances(self, confidences: Sequence[float]) -> list[float]:
         """Return the probabilities that the first 1, 2, ... tokens of these confidences are all accepted."""
@@ -358,6 +364,8 @@ class SpeculationEstimates:
             adopted=self._rounds.adopted.value if self._rounds.adopted.events else None,
             budget=min(1.0, max(0.01, self.steering.budget)),
             round_tokens=min(window + 1.0, expected_tokens(self.acceptance, window) * self._rounds.gain.value),
+            energy=self.energy,
+            drafted=self._rounds.drafted.value if self._rounds.drafted.events else None,
         )
 
     def conditions_of(self, draft: Sequence[DraftToken], *, leaves_stream: bool = False) -> RoundConditions:
@@ -380,9 +388,13 @@ class SpeculationEstimates:
         known = self.conditions()
         best = min(1.0, self.acceptance + _STANDARD_ERRORS * sqrt(self.acceptance * (1.0 - self.acceptance) / self._acceptance.events))
         hits = self._rounds.hit_rate.at(best) if self._is_parallel else 0.0
-        hopeful = replace(known, acceptance=best, hit_rate=hits, round_tokens=None)
+        hopeful = replace(known, acceptance=best, hit_rate=hits, round_tokens=None, drafted=None)
         rates = predict_rates(_best(hopeful))
         return rates.speculative > rates.remote
+
+    def record_written(self, tokens: int) -> None:
+        """Record that the device has written ``tokens``, whatever becomes of them."""
+        self._rounds.drafted.total += tokens
 
     def record_adopted(self, tokens: int) -> None:
         """Record that a branch of so many tokens was adopted when its verdict came."""
@@ -481,4 +493,4 @@ class SpeculationEstimates:
 
 def _best(conditions: RoundConditions) -> RoundConditions:
     """Return the conditions with the window that is predicted to be fastest."""
-    return replace(conditions, window=best_window(conditions, is_parallel=True), round_tokens=None, adopted=None)
+    return replace(conditions, window=best_window(conditions, is_parallel=True), round_tokens=None, adopted=None, drafted=None)

@@ -292,6 +292,22 @@ def test_a_long_prompt_on_the_device_makes_it_seem_no_slower() -> None:
     assert 0.01 <= pair.step_times[0] < 0.02
 
 
+def test_energy_that_is_worth_something_saves_drafted_tokens_and_much_of_it_ends_drafting() -> None:
+    target, draft = scripted(0.8, 256)
+    drafted, tokens = [], []
+    for energy in (0.0, 0.004, 1.0):
+        pair = SpeculationEstimates(prior=EstimatesPrior(remote_step=0.06, wait=0.09, step_times=(0.01,) * 6))
+        pair.energy = energy
+        device = DraftingDevice(model=draft, step_times=(0.01,) * 6)
+        options = SpeculationMachineOptions(max_tokens=256)
+        outcome = simulate_answer(pair, options, device, VerifyingServer(model=target, step=0.06), FaultyLink(rtt=0.03), seed=1)
+        assert outcome is not None
+        drafted.append(outcome.report.drafted)
+        tokens.append(outcome.ids)
+    assert tokens[0] == tokens[1] == tokens[2]
+    assert drafted[0] > 1.5 * drafted[1] > 30 * drafted[2]
+
+
 @pytest.mark.long
 def test_the_window_that_is_predicted_to_be_best_nearly_is() -> None:
     for rtt, draft_step in ((0.01, 0.02), (0.03, 0.01), (0.06, 0.005)):

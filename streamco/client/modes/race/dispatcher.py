@@ -18,11 +18,11 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from streamco.client.modes.base import CostOf
+from streamco.client.modes.current_rate import CurrentRate, RateName, RateSetting, check_rate_setting
 from streamco.client.modes.obstacles import find_obstacles, in_order, refusal, shortened_length, side_facts, why_without_effect
 from streamco.client.modes.race.attempt_plans import names_of_two_servers, plan_attempts, resting_behind, spare_resting
 from streamco.client.modes.race.dispatch_record import DispatchRecord, endpoint_cost, known_prices
 from streamco.client.modes.race.endpoint_states import EndpointStates
-from streamco.client.modes.race.exchange_rate import CurrentRate, RateSetting, check_rate_setting
 from streamco.client.modes.race.migration import MigrationOptions, MigrationPlanner, trusted_moves, wants_moves
 from streamco.client.request_facts import describe_request, facts_for_log
 from streamco.config import READING, check_share
@@ -45,6 +45,7 @@ from streamco.profiles import ModelShape, Prices, Profile
 __all__ = ["DispatchOptions", "Dispatcher"]
 
 _CURE = "; capabilities=Capabilities(...) of an endpoint says what it can do"
+_EXCHANGE_RATE = RateName("race", "exchange_rate", "US dollars per million GFLOPs")
 _WORTH = 1.0  # seconds that a device with others before it may be later than the server, before the server is asked on credit
 _QUEUE_AWARE = frozenset({"auto", "disco", "server-constrained"})  # these policies look at the queue; others do what their names say
 _NOTHING: Mapping[str, str] = MappingProxyType({})
@@ -72,7 +73,7 @@ class DispatchOptions(Struct, frozen=True, kw_only=True):
         check_share("tail", self.tail)
         check_share("explore", self.explore)
         check_burst(self.burst)
-        check_rate_setting(self.exchange_rate)
+        check_rate_setting(self.exchange_rate, _EXCHANGE_RATE)
         if not isinstance(self.tail_weight, int | float) or not self.tail_weight >= 0.0:
             raise ConfigError(f"race: tail_weight: expected 0 or more, got {self.tail_weight!r}")
         if self.gate is not None and not callable(self.gate):
@@ -104,7 +105,7 @@ class Dispatcher:
         seed: int | None = None,
         rate: CurrentRate | None = None,
     ) -> None:
-        self._rate = rate or CurrentRate(options.exchange_rate, now=monotonic())
+        self._rate = rate or CurrentRate(options.exchange_rate, _EXCHANGE_RATE, now=monotonic())
         self._options = options
         self._learner = Learner(
             budget,

@@ -40,6 +40,9 @@ class Speculate(SpeculationOptions, frozen=True, kw_only=True):
         threshold: used for greedy decoding below budget 1. A drafted token is accepted if its probability at the verifier is at least
             ``threshold`` times that of the best token, 0..1.
         is_adaptive: the server generates alone while drafting doesn't pay.
+        joules_per_second_saved: joules of the device that an answer's second is worth to you, or a function without arguments that returns
+            them now. A token is then drafted only if the time that it is expected to save is worth its joules (by the FLOPs of the device's
+            model), and the server generates alone while drafting isn't. None: time alone decides.
         tuning: settings for experiments.
 
     Raises:

@@ -7,6 +7,7 @@ from typing import Literal, Self, cast, get_args
 from msgspec import Struct
 from msgspec.structs import replace
 
+from streamco.client.modes.current_rate import RateName, RateSetting, check_rate_setting
 from streamco.config import Timeouts, check_share
 from streamco.core.speculation.draft import BranchKind
 from streamco.core.speculation.estimates import Forecast, SpeculationEstimates
@@ -18,10 +19,12 @@ from streamco.policies.offload import CONFIDENCE_THRESHOLD, OffloadRule
 from streamco.policies.window import MIN_WINDOW, SMOOTHING, Confident, Dynamic, Stabiliser, Static, WindowPolicy
 from streamco.profiles import PairProfile
 
-__all__ = ["Drafter", "SpeculationOptions", "SpeculationTuning"]
+__all__ = ["SECOND", "Drafter", "SpeculationOptions", "SpeculationTuning"]
 
 Drafter = Literal["device", "lookup"]
 """The device's model drafts; or what stood before in prompt and answer is the draft, and there need be no device."""
+
+SECOND = RateName("speculate", "joules_per_second_saved", "joules")
 
 _LOOKUPS = EstimatesPrior(acceptance=0.5, step_times=(1e-4,), mean_confidence=0.5)  # a lookup takes a turn of the event loop
 
@@ -104,6 +107,7 @@ class SpeculationOptions(Struct, frozen=True, kw_only=True):
     offload: OffloadRule = "combined"
     threshold: float = 0.3
     is_adaptive: bool = True
+    joules_per_second_saved: RateSetting | None = None
     tuning: SpeculationTuning = SpeculationTuning()
 
     def __post_init__(self) -> None:
@@ -118,6 +122,8 @@ class SpeculationOptions(Struct, frozen=True, kw_only=True):
                 )
         _window(self.window, 1.0)
         check_share("speculate: threshold", self.threshold)
+        if self.joules_per_second_saved is not None:
+            check_rate_setting(self.joules_per_second_saved, SECOND)
         if self.max_branches < 0 or not self.patience > 0.0:
             raise ConfigError(
                 f"speculate: expected max_branches >= 0 and a patience above 0 s, got {self.max_branches} and {self.patience:g}"

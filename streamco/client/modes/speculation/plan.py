@@ -7,18 +7,20 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from itertools import count
 from random import Random, SystemRandom
+from time import monotonic
 
 from msgspec.structs import replace
 
 from streamco.client.answer_log import describe_error
 from streamco.client.modes.base import AskedAnswer, EndedAnswer, ModeContext, Obstacle, Planner, Prepared, values_of
+from streamco.client.modes.current_rate import CurrentRate
 from streamco.client.modes.notes import note_unpaced
 from streamco.client.modes.speculation.driver import DrafterLike, EmitEvent, SpeculationDriver
 from streamco.client.modes.speculation.eligibility import acceptance_rule, resolve_sampling, why_not_speculable
 from streamco.client.modes.speculation.incremental_text import IncrementalText
 from streamco.client.modes.speculation.log import log_step
 from streamco.client.modes.speculation.notes import note_settings, note_speculation
-from streamco.client.modes.speculation.options import SpeculationOptions
+from streamco.client.modes.speculation.options import SECOND, SpeculationOptions
 from streamco.client.modes.speculation.output import SpeculativeOutput
 from streamco.client.modes.speculation.report import SpeculationRecord
 from streamco.client.modes.speculation.verifier_binding import VerifierBinding, VerifierSetting, reserve_places
@@ -50,6 +52,7 @@ __all__ = ["PreparedSpeculation", "SpeculationPlanner", "names_of"]
 
 _DOES_NOT_PAY = "drafting doesn't pay now"
 _REASONS = "the model reasons before it answers, and looked-up drafts don't keep that apart"
+_MOST_WORTH = 3600.0  # seconds that a drafted token's energy counts for, if a second is worth nothing
 _RETRY_AFTER = 20  # answers made in another mode, because it is faster, before one is speculated against the forecast, to measure again
 
 
@@ -91,7 +94,7 @@ class SpeculationPlanner(Planner):
         estimates: what is believed about the pair of models.
 
     Raises:
-        ConfigError: the verifier's URL is none.
+        ConfigError: the verifier's URL is none, or ``joules_per_second_saved`` is a function that fails.
     """
 
     name = "speculate"
@@ -123,6 +126,8 @@ class SpeculationPlanner(Planner):
             self.estimates = same.estimates
         else:
             self.estimates = self.options.estimates(self.budget, None if known is None else known.estimates)
+        worth = self.options.joules_per_second_saved
+        self._worth = None if worth is None else CurrentRate(worth, SECOND, now=monotonic())
         seed = SystemRandom().getrandbits(64) if context.seed is None else context.seed
         self._seed: int = (seed if known is None else known._seed) + bool(context.known)  # as other draws than the first client's
         self._numbers = count(1)
@@ -172,6 +177,7 @@ class SpeculationPlanner(Planner):
         limits = (request.timeouts, None if binding.verifier is None else binding.verifier.timeouts)
         if any(each is not None and each.total is not None for each in limits):
             return Obstacle.of_settings("a limit on the whole answer's time")
+        self.estimates.energy = self._token_energy(asked)
         if binding.verifier is not None:
             self.expect(self.estimates, binding.verifier)
         sampling = resolve_sampling(request.sampling)
@@ -245,6 +251,14 @@ class SpeculationPlanner(Planner):
         if self.options.tuning.prior is None and verifier.rtt is not None:
             estimates.expect_rtt(verifier.rtt)
         estimates.expect_row_costs(None if verifier.facts is None else verifier.facts.row_costs)
+
+    def _token_energy(self, asked: AskedAnswer) -> float:
+        """Return the seconds that the energy of a drafted token is worth; 0: energy doesn't count."""
+        if self._worth is None or self.options.is_lookup:
+            return 0.0
+        joules = asked.settings.planner.costs()(self.binding.device, 0, 1, 0).device_joules or 0.0
+        rate = self._worth.read(now=monotonic())
+        return min(_MOST_WORTH, joules / rate) if rate else _MOST_WORTH
 
     # After an answer
 

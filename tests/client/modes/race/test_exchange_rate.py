@@ -10,13 +10,15 @@ from typing import Any
 import pytest
 
 from streamco.client.client import Client
+from streamco.client.modes.current_rate import CurrentRate, RateName
 from streamco.client.modes.race.dispatcher import Dispatcher, DispatchOptions
-from streamco.client.modes.race.exchange_rate import CurrentRate
 from streamco.client.modes.race.mode import Race
 from streamco.endpoints.base import TokenPrices
 from streamco.errors import ConfigError
 from tests.client.helpers import ShapedDevice, device, server
 from tests.client.modes.race.test_dispatcher import decide, play
+
+NAME = RateName("race", "exchange_rate", "dollars")
 
 
 class Answers:
@@ -35,13 +37,13 @@ class Answers:
 
 
 def test_a_constant_stays() -> None:
-    rate = CurrentRate(0.3, now=0.0)
+    rate = CurrentRate(0.3, NAME, now=0.0)
     assert [rate.read(now=now) for now in (0.0, 5.0)] == [0.3, 0.3]
 
 
 def test_a_function_is_called_at_most_once_a_second() -> None:
     function = Answers(1, 2.0, 3.0)
-    rate = CurrentRate(function, now=10.0)
+    rate = CurrentRate(function, NAME, now=10.0)
     assert [rate.read(now=now) for now in (10.0, 10.5, 10.99)] == [1.0, 1.0, 1.0]
     assert function.calls == 1
     assert [rate.read(now=now) for now in (11.0, 11.5, 12.0)] == [2.0, 2.0, 3.0]
@@ -51,7 +53,7 @@ def test_a_function_is_called_at_most_once_a_second() -> None:
 @pytest.mark.parametrize("answer", [-1.0, math.nan, math.inf, "0.3", None, True, OSError("no battery"), ConfigError("mine")], ids=repr)
 def test_a_function_that_fails_at_once_is_an_error(answer: Any) -> None:
     with pytest.raises(ConfigError) as caught:
-        CurrentRate(Answers(answer), now=0.0)
+        CurrentRate(Answers(answer), NAME, now=0.0)
     if not isinstance(answer, ConfigError):
         assert "exchange_rate" in str(caught.value)
 
@@ -59,7 +61,7 @@ def test_a_function_that_fails_at_once_is_an_error(answer: Any) -> None:
 @pytest.mark.parametrize("answer", [-1.0, math.nan, None, OSError("gone")], ids=repr)
 def test_a_function_that_fails_later_leaves_the_last_rate_and_is_logged_once(answer: Any, caplog: pytest.LogCaptureFixture) -> None:
     function = Answers(2.0, answer, answer, 4.0, answer)
-    rate = CurrentRate(function, now=0.0)
+    rate = CurrentRate(function, NAME, now=0.0)
     with caplog.at_level(logging.WARNING, logger="streamco"):
         assert [rate.read(now=now) for now in (1.0, 1.5, 2.0, 3.0, 4.0)] == [2.0, 2.0, 2.0, 4.0, 4.0]
     assert function.calls == 5, "it isn't called more often because it fails"

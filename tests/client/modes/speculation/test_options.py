@@ -67,6 +67,7 @@ def test_the_mode_is_chosen_by_smoothed_proposals_if_that_is_asked_for() -> None
         {"window": "large"},
         {"window": True},
         {"threshold": 2},
+        {"joules_per_second_saved": -1},
         {"max_branches": -1},
         {"patience": 0.0},
         {"budget": 1.5},

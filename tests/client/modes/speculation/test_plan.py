@@ -17,6 +17,7 @@ from streamco.endpoints.base import Request
 from streamco.endpoints.device import DeviceEndpoint
 from streamco.endpoints.openai import OpenAIEndpoint
 from streamco.endpoints.verifiers.base import continuation_seed
+from streamco.errors import ConfigError
 from streamco.testing import ScriptedVerifier, Stall
 from tests.client.helpers import chunks_text, server, tokens_text
 from tests.client.speculating import ALWAYS, PROMPT, World
@@ -32,6 +33,23 @@ async def test_what_was_measured_outlives_the_answer(world: World) -> None:
         assert after != before
         assert drafting(client.with_options(pace=100)).estimates is drafting(client).estimates
         assert drafting(client.with_options(budget=0.5)).estimates.acceptance == pytest.approx(after)
+
+
+async def test_what_a_second_is_worth_in_joules_prices_each_drafted_token(world: World) -> None:
+    worth = replace(ALWAYS, joules_per_second_saved=lambda: 5.0)
+    async with world.scripted() as verifier, world.speculating(verifier, speculation=worth) as client:
+        await tokens_text(client.stream(PROMPT, temperature=0))
+        dear = drafting(client).estimates.energy
+        assert dear > 0.0
+        mode = replace(ALWAYS, verifier=verifier.url)
+        cheaper = client.with_options(mode=replace(mode, joules_per_second_saved=10.0))
+        await tokens_text(cheaper.stream(PROMPT, temperature=0))
+        assert drafting(cheaper).estimates.energy == pytest.approx(dear / 2)
+        free = client.with_options(mode=mode)
+        await tokens_text(free.stream(PROMPT, temperature=0))
+        assert drafting(free).estimates.energy == 0.0
+    with pytest.raises(ConfigError, match="joules_per_second_saved: expected a function that returns a rate, got KeyError"):
+        Client(DeviceEndpoint(world.engine), mode=Speculate(joules_per_second_saved=lambda: {}["battery"]))
 
 
 @pytest.mark.long("after the first case")

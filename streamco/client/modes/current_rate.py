@@ -1,0 +1,93 @@
+"""What the device's energy is worth: a constant, or a function of the caller's that says what it is worth by now."""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Callable
+
+from msgspec import Struct
+
+from streamco.errors import ConfigError
+
+__all__ = ["CurrentRate", "RateName", "RateSetting", "check_rate_setting"]
+
+RateSetting = float | Callable[[], float]
+
+_KEPT_S = 1.0
+
+logger = logging.getLogger("streamco")
+
+
+class RateName(Struct, frozen=True):
+    """How errors and the log name a rate.
+
+    Args:
+        mode: the mode whose setting it is.
+        setting: the setting.
+        unit: what it is a number of.
+    """
+
+    mode: str
+    setting: str
+    unit: str
+
+    def check(self, rate: object) -> float:
+        """Return a rate.
+
+        Raises:
+            ConfigError: it is none.
+        """
+        if isinstance(rate, bool) or not isinstance(rate, int | float) or not (math.isfinite(rate) and rate >= 0):
+            raise ConfigError(f"{self.mode}: {self.setting}: expected {self.unit}, 0 or more, or a function, got {rate!r}")
+        return float(rate)
+
+
+def check_rate_setting(setting: object, name: RateName) -> None:
+    """Check a setting without calling it.
+
+    Raises:
+        ConfigError: it is neither a rate nor a function.
+    """
+    if not callable(setting):
+        name.check(setting)
+
+
+class CurrentRate:
+    """A rate as it is now. A function is called in the event loop, at most once a second; see ``Race`` for what its errors do.
+
+    Args:
+        setting: the rate, or a function that returns it.
+        name: its name and unit.
+        now: seconds, monotonic.
+
+    Raises:
+        ConfigError: the setting is no rate, or the function raises or returns none.
+    """
+
+    def __init__(self, setting: RateSetting, name: RateName, *, now: float) -> None:
+        self.setting = setting
+        self._name = name
+        self._read_at = now
+        self._has_warned = False
+        try:
+            self._rate = name.check(setting() if callable(setting) else setting)
+        except ConfigError:
+            raise
+        except Exception as error:
+            raise ConfigError(
+                f"{name.mode}: {name.setting}: expected a function that returns a rate, got {type(error).__name__}: {error}"
+            ) from error
+
+    def read(self, *, now: float) -> float:
+        """Return the rate: what the function returned within the last second, or returns now, or returned when it last worked."""
+        if callable(self.setting) and now - self._read_at >= _KEPT_S:
+            self._read_at = now
+            try:
+                self._rate = self._name.check(self.setting())
+            except Exception as error:  # noqa: BLE001  answers don't fail because a battery can't be read
+                if not self._has_warned:
+                    self._has_warned = True
+                    text = "%s: the function failed (%s); the last rate, %g, is used as long as it fails"
+                    logger.warning(text, self._name.setting, error, self._rate)
+        return self._rate
