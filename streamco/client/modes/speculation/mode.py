@@ -30,7 +30,7 @@ class Speculate(SpeculationOptions, frozen=True, kw_only=True):
         window: tokens to draft in a round: a number (4: Synera section 5), or a policy. "dynamic" is DSD section 5.2. "adaptive" is a
             network's choice (DSD section 4). "predicted" is the best window by the measured acceptance rate and times. "confident" ends
             each draft when its next token isn't worth the step. Others: a ``streamco.policies.window.WindowPolicy``. None: "confident"
-            if everything is verified, else 4.
+            if everything is verified, else 1.
         max_branches: branches drafted while the verdict is out, side by side or, if that is no faster, one after the other; 0: none.
         patience: seconds that trouble with the verifier may last before the server alone or, below budget 1, the device continues. Below
             budget 1 an answer that has begun waits two rounds at most. Time limits for the case that neither can continue, and for verdicts

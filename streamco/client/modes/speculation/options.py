@@ -104,8 +104,8 @@ class SpeculationOptions(Struct, frozen=True, kw_only=True):
     window: int | Literal["dynamic", "adaptive", "predicted", "confident"] | WindowPolicy | None = None
     max_branches: int = 6
     patience: float = 2.0
-    offload: OffloadRule = "combined"
-    threshold: float = 0.3
+    offload: OffloadRule = "confidence"
+    threshold: float = 1.0
     is_adaptive: bool = True
     joules_per_second_saved: RateSetting | None = None
     tuning: SpeculationTuning = SpeculationTuning()
@@ -182,7 +182,7 @@ class SpeculationOptions(Struct, frozen=True, kw_only=True):
             tuning,
             prior=tuning.prior or prior,
             confidence_threshold=profile.confidence_threshold if is_usual else tuning.confidence_threshold,
-            chunks=tuning.chunks or profile.chunks,
+            chunks=tuning.chunks or (() if self.window is None or self.window == 1 else profile.chunks),  # which have four tokens
         )
         return replace(self, tuning=measured)
 
@@ -226,7 +226,7 @@ def _window(setting: object, budget: float, *, may_fuse: bool = True) -> WindowP
     """Return the policy that a setting names. ``may_fuse``: the server may generate alone."""
     match setting:
         case None:
-            return Confident() if budget >= 1.0 else Static()
+            return Confident() if budget >= 1.0 else Static(1)
         case bool():
             pass
         case int():

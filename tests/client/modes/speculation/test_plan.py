@@ -52,6 +52,13 @@ async def test_what_a_second_is_worth_in_joules_prices_each_drafted_token(world:
         Client(DeviceEndpoint(world.engine), mode=Speculate(joules_per_second_saved=lambda: {}["battery"]))
 
 
+def test_below_a_budget_of_one_single_tokens_are_verified_by_confidence_alone() -> None:
+    mode = Speculate(budget=0.3)
+    estimates = mode.estimates(0.3)
+    assert (estimates.window, mode.offload, mode.threshold) == (1, "confidence", 1.0)
+    assert mode.estimates(1.0).window > 1
+
+
 @pytest.mark.long("after the first case")
 @pytest.mark.parametrize(
     ("options", "reason"),
