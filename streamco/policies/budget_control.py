@@ -18,7 +18,8 @@ prompts, the higher of
 
 As soon as the last 16 prompts are shorter, it is only the mean of those. ``floor=1`` makes the window rule certain as well.
 
-*Credit*: a start that is worth it now may exceed each of these bounds by up to ``burst`` tokens. What is borrowed is paid back by itself,
+*Credit*: a start that is worth it now may exceed each of these bounds by up to ``burst`` tokens, and by no more than 32 mean prompts, so that
+a crowd of short prompts doesn't use the server for long. What is borrowed is paid back by itself,
 because starts without credit wait until the bounds hold again. So nothing more than the burst is ever owed, and under lasting load the
 budget wins.
 
@@ -42,8 +43,9 @@ from streamco.policies.dispatch import Decision, Side, one_side
 __all__ = ["BURST", "BudgetSteering", "Reservation", "check_burst", "steer"]
 
 BURST = 4096
-"""Prompt tokens that may be borrowed by default: a dozen prompts of usual length."""
+"""Prompt tokens that may be borrowed by default: a dozen prompts of usual length. Of short ones no more than 32."""
 
+_MOST_BORROWED = 32  # mean prompts: more people than usually ask one client at once
 _TOTAL_SLACK = 0.01
 _WINDOW_SLACK = 0.05
 _MARGIN = 0.01  # kept back of it while later traffic is only estimated
@@ -130,11 +132,11 @@ class BudgetSteering:
 
         Args:
             tokens: number of its tokens.
-            on_credit: up to ``burst`` tokens may be owed then.
+            on_credit: up to ``burst`` tokens, or 32 mean prompts, may be owed then.
         """
         if self.budget <= 0.0 or self.budget >= 1.0:
             return self.budget >= 1.0
-        credit = self.burst if on_credit else 0
+        credit = min(self.burst, round(_MOST_BORROWED * self._traffic.mean_with(tokens))) if on_credit else 0
         spent = self.spent_tokens + self._reserved + tokens
         seen = self.tokens + tokens
         rate = self.budget + _TOTAL_SLACK
@@ -278,20 +280,24 @@ class _Traffic:
 
     def record(self, tokens: int) -> None:
         """Record the prompt of a request."""
-        if self._floor is not None:
-            return
-        self._lengths.append(tokens)
         if len(self._recent) == _RECENT:
             self._recent_sum -= self._recent[0]
         self._recent.append(tokens)
         self._recent_sum += tokens
+        if self._floor is not None:
+            return
+        self._lengths.append(tokens)
         self._stale += 1
         if self._stale >= _REFRESH or len(self._lengths) < _REFRESH:
             self._refresh()
 
+    def mean_with(self, tokens: int) -> float:
+        """Return the mean of the last 16 prompts and of one of ``tokens``."""
+        return (self._recent_sum + tokens) / (len(self._recent) + 1)
+
     def allowance(self, tokens: int, least: int) -> Sequence[float]:
         """Return the rate's share of the tokens that n requests bring after this one of ``tokens``, for n from ``least`` to the window."""
-        recent = (self._recent_sum + tokens) / (len(self._recent) + 1)
+        recent = self.mean_with(tokens)
         if self._floor is None and recent < self._typical:
             each = self._rate * max(1.0, recent)
             return [count * each for count in range(least, self._window)]

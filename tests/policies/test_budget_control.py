@@ -410,6 +410,13 @@ def test_under_lasting_load_the_budget_wins() -> None:
     assert sum(is_borrowed for _, is_borrowed in outcome) * 250 >= 4000
 
 
+def test_a_lasting_crowd_of_short_prompts_borrows_no_more_than_32_of_them() -> None:
+    lengths = [17] * 2000
+    outcome = run_on_credit(BudgetSteering(0.3, burst=4096), lengths, lambda _: True)
+    assert sum(started for started, _ in outcome) <= 0.31 * 2000 + 32
+    assert [is_borrowed for _, is_borrowed in outcome[:60]].count(True) > 12
+
+
 def test_without_credit_or_a_burst_the_rules_are_the_old_ones() -> None:
     rng = Random(3)
     lengths = [rng.randrange(1, 900) for _ in range(1500)]
