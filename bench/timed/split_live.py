@@ -44,7 +44,7 @@ DRAFTS: dict[str, DraftOptions | None] = {
     BASE: None,
     DEFAULT: DraftOptions(),
     "confident, no lookup": DraftOptions(lookup=False),
-    "layer's drafts of 4": DraftOptions(window=4, lookup=False),
+    "layer's drafts of 4": DraftOptions(window=4, parallel=0, lookup=False),
     "threshold, parallel 3, last": DraftOptions(window="threshold", parallel=3, branches="last", lookup=False),
 }
 
@@ -126,6 +126,7 @@ async def measure(files: PartFiles, case: Case, prompts: Mapping[str, list[str]]
                 files.stem,
                 f"ws://127.0.0.1:{link.port}",
                 options=EngineOptions(threads=1, exact=exact),
+                states="f32",
                 drafts=DRAFTS[name],
                 chunking="whole",
             )

@@ -75,6 +75,7 @@ async def split_client(
         files.stem,
         f"ws://127.0.0.1:{port}",
         options=EngineOptions(threads=threads, context_tokens=CELLS, max_sequences=sequences),
+        states="f32",
         drafts=drafts,
         chunking=chunking,
     )

@@ -131,8 +131,8 @@ async def _server(rtt_ms: float) -> AsyncIterator[tuple[Path, str]]:
 
 
 def _split_client(parts: Path, url: str, *, drafts: bool = True) -> Client:
-    """Return a client that sends a prompt in one piece, so that its rows are computed as the whole model computes them."""
-    endpoint = SplitEndpoint(parts, url, options=ONE_THREAD, drafts="auto" if drafts else None, chunking="whole")
+    """Return a client that sends a prompt in one piece, in 32 bits, so that its rows are computed as the whole model computes them."""
+    endpoint = SplitEndpoint(parts, url, options=ONE_THREAD, states="f32", drafts="auto" if drafts else None, chunking="whole")
     return Client(mode=Split(endpoint))
 
 

@@ -33,6 +33,7 @@ __all__ = [
     "chunk_size",
     "chunks_in_flight",
     "fastest_chunk_size",
+    "is_link_slower",
     "parallel_steps",
     "plan_prompt",
 ]
@@ -145,6 +146,17 @@ class SplitPath(Struct, frozen=True, kw_only=True):
     room: int
     max_rows: int
     max_rounds: int
+
+
+def is_link_slower(path: SplitPath) -> bool:
+    """Return True if a row of a prompt takes longer on the link than at the server, whose batches are as full as they can be.
+
+    Then the link is what a prompt waits for, and states of fewer bytes bring its first token sooner. Not in the paper, whose states always
+    have 16 bits.
+    """
+    rows = max(1, path.room - ceil(path.steady_rows))
+    row_seconds = path.costs.seconds(path.steady_rows + rows) / rows / path.stages
+    return path.row_bytes / path.upload_rate > row_seconds
 
 
 class ChunkPlan(Struct, frozen=True):

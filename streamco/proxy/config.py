@@ -234,7 +234,7 @@ class SplitSection(Struct, frozen=True, kw_only=True):
     servers: tuple[str, ...]  # URLs; if one is lost, the next goes on
     name: str = "split"
     token_env: str | None = None  # the variable with the servers' token; None: none
-    states: StateFormat = "f32"
+    states: StateFormat | Literal["auto"] = "auto"
     patience: float = 5.0  # seconds that all servers may be out of reach
     max_wait: float = 45.0  # seconds that an answer waits for servers that are busy with others
     is_plain: bool = False  # allow ws:// to another machine

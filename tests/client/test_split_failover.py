@@ -89,7 +89,8 @@ async def test_another_server_goes_on_after_kill_9_and_the_report_says_so(files:
     with ExitStack() as stack:
         servers = Servers(files, stack)
         first, second = await servers.start(), await servers.start()
-        device = streamco.SplitEndpoint(files.stem, [first, second], options=EngineOptions(threads=1, context_tokens=CELLS))
+        options = EngineOptions(threads=1, context_tokens=CELLS)
+        device = streamco.SplitEndpoint(files.stem, [first, second], options=options, states="f32")
         text, report = await answer(device, servers.kill)
     assert text == expected
     names = [url.removeprefix("http://") for url in (first, second)]
@@ -108,7 +109,7 @@ async def test_the_same_server_goes_on_when_it_is_started_again(files: PartFiles
             await servers.start(int(url.rpartition(":")[2]))
 
         options = EngineOptions(threads=1, context_tokens=CELLS)
-        device = streamco.SplitEndpoint(files.stem, url, options=options, patience=240.0)
+        device = streamco.SplitEndpoint(files.stem, url, options=options, states="f32", patience=240.0)
         text, report = await answer(device, restart)
     assert text == expected
     assert figures_of(report).servers == [url.removeprefix("http://")]

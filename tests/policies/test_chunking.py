@@ -23,6 +23,7 @@ from streamco.policies.chunking import (
     chunk_size,
     chunks_in_flight,
     fastest_chunk_size,
+    is_link_slower,
     parallel_steps,
     plan_prompt,
 )
@@ -386,6 +387,27 @@ def test_a_prompts_own_rows_are_no_steady_load() -> None:
 def path_of(**changes: Any) -> SplitPath:
     known: dict[str, Any] = {"costs": GPU, "row_bytes": 1152.0, "upload_rate": 7.5e6, "room": 256, "max_rows": 2048, "max_rounds": 64}
     return SplitPath(**{**known, **changes})
+
+
+LINE = RowCosts({1: 0.001, 1001: 1.001})  # a row takes 1 ms
+
+
+@pytest.mark.parametrize(("rate", "expected"), [(1.14e6, True), (1.16e6, False)])
+def test_a_link_is_slower_if_a_row_takes_longer_on_it_than_at_the_server(rate: float, *, expected: bool) -> None:
+    assert is_link_slower(path_of(costs=LINE, upload_rate=rate)) is expected
+
+
+def test_what_else_the_server_computes_makes_it_slower() -> None:
+    assert is_link_slower(path_of(costs=LINE, upload_rate=1e6))
+    assert not is_link_slower(path_of(costs=LINE, upload_rate=1e6, steady_rows=64.0)), "192 rows take as long as 256"
+    assert not is_link_slower(path_of(costs=LINE, upload_rate=1e6, steady_rows=500.0)), "a prompt gets a row of each batch"
+    assert is_link_slower(path_of(costs=LINE, upload_rate=2e6, stages=2)), "two stages compute two batches at a time"
+
+
+def test_the_time_of_a_batch_is_shared_by_all_its_rows() -> None:
+    costs = RowCosts({1: 0.018, 257: 0.0436})  # 18 ms and 0.1 ms a row
+    assert is_link_slower(path_of(costs=costs, upload_rate=6e6)), "a row takes 0.19 ms, and the server 0.17 ms"
+    assert not is_link_slower(path_of(costs=costs, upload_rate=6e6, room=64)), "0.38 ms in small batches"
 
 
 def test_a_prompt_is_cut_as_asked() -> None:

@@ -366,6 +366,15 @@ def parts(tmp_path: Path) -> Path:
     return tmp_path
 
 
+@pytest.mark.parametrize(("line", "expected"), [("", "auto"), ('states = "auto"', "auto"), ('states = "f32"', "f32")])
+def test_the_format_of_states_is_chosen_for_each_answer_unless_one_is_given(parts: Path, line: str, expected: str) -> None:
+    config = parse_config(SPLIT.replace('states = "f16"', line), folder=parts)
+    assert parse_config(format_config(config)) == config
+    endpoint = build_client(config, {"SPLIT_KEY": "secret"})._settings.endpoints.device
+    assert isinstance(endpoint, SplitEndpoint)
+    assert endpoint.states == expected
+
+
 def test_a_split_model_is_made_from_its_section(parts: Path) -> None:
     config = parse_config(SPLIT + "[dispatch]\npace = 5.0\n", folder=parts)
     assert parse_config(format_config(config)) == config

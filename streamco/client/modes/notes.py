@@ -2,18 +2,26 @@
 
 from __future__ import annotations
 
+from streamco.client.degradation import Degradations
 from streamco.client.modes.base import AskedAnswer
-from streamco.endpoints.base import Endpoint
+from streamco.core.report_parts import SplitFigures
 from streamco.policies.eligibility import RequestFacts
 
 __all__ = ["note_inexact", "note_shortened", "note_unpaced"]
 
 
-def note_inexact(asked: AskedAnswer, device: Endpoint | None) -> None:
-    """Record that the device is a split model which sends states in a format that changes tokens; nothing if it isn't."""
-    if device is not None and not getattr(device, "is_exact", True):
-        sentence = f"{device.name}: the answer is not exactly the model's own, because its states travel in fewer than 32 bits"
-        asked.settings.degradations.record(asked.notes, kind="not exact", endpoint=device.name, sentence=sentence, may_raise=False)
+def note_inexact(degradations: Degradations, notes: list[str], name: str, figures: SplitFigures) -> None:
+    """Record that a split model's states were sent in a format that may change tokens; nothing if they weren't.
+
+    Args:
+        degradations: the client's.
+        notes: the answer's notes.
+        name: the model's name.
+        figures: what it has sent for the answer.
+    """
+    if figures.rows_up and not figures.is_exact:
+        sentence = f"{name}: the answer is not exactly the model's own, because its states travel in fewer than 32 bits"
+        degradations.record(notes, kind="not exact", endpoint=name, sentence=sentence, may_raise=False)
 
 
 def note_shortened(asked: AskedAnswer, facts: RequestFacts, *, device: str, tokens: int) -> None:

@@ -61,7 +61,8 @@ class SplitEndpoint(DeviceEndpoint):
         name: name in reports and errors.
         options: settings of the engine; see ``SplitEngine``. ``exact`` needs servers in exact mode, too.
         states: format of the hidden states on the way. "f32" loses nothing; "f16" takes half the bytes, and with quantised weights a token
-            may differ where two are nearly as likely; "i8" a quarter, and about 2 tokens in 100 differ.
+            may differ where two are nearly as likely; "i8" a quarter, and about 2 tokens in 100 differ. "auto": an answer has "f16" if the
+            link is known to take longer for a prompt's row in "f32" than the server, else "f32"; in exact mode always "f32".
         drafts: how tokens are drafted, so that a trip makes several. "auto": by the draft layer for this model that is packaged or in the
             user's cache folder, if there is one; None: not at all. It changes no token.
         chunking: how a prompt is cut, so that the server computes while it is sent. "fastest": in the way with the shortest predicted time,
@@ -84,7 +85,7 @@ class SplitEndpoint(DeviceEndpoint):
         token: ApiKey | None = None,
         name: str = "split",
         options: EngineOptions | None = None,
-        states: StateFormat = "f32",
+        states: StateFormat | Literal["auto"] = "auto",
         drafts: DraftOptions | Literal["auto"] | None = "auto",
         chunking: Chunking = "fastest",
         timeouts: Timeouts = _TIMEOUTS,
@@ -97,13 +98,13 @@ class SplitEndpoint(DeviceEndpoint):
         urls = list(servers) if isinstance(servers, Sequence) and not isinstance(servers, str) else [servers]
         if not urls:
             raise ConfigError("split: expected the URL of a server, got none")
-        if states not in {"f32", "f16", "i8"}:
-            raise ConfigError(f'split: states: expected "f32", "f16" or "i8", got {states!r}')
+        if states not in {"auto", "f32", "f16", "i8"}:
+            raise ConfigError(f'split: states: expected "auto", "f32", "f16" or "i8", got {states!r}')
         check_chunking(chunking)
         for label, seconds in (("patience", patience), ("max_wait", max_wait)):
             if not seconds >= 0:
                 raise ConfigError(f"split: {label}: expected at least 0 s, got {seconds}")
-        self.states: StateFormat = states
+        self.states: StateFormat | Literal["auto"] = "f32" if states == "auto" and self._options.exact else states
         self._chunking: Chunking = chunking
         self._parts = parts
         self._drafts: DraftOptions | Literal["auto"] | None = drafts
@@ -126,7 +127,7 @@ class SplitEndpoint(DeviceEndpoint):
 
     @property
     def is_exact(self) -> bool:
-        """True if states travel in 32 bits, which lose nothing. In exact mode, too, texts are those of the whole model in exact mode."""
+        """True if all states travel in 32 bits, which lose nothing. In exact mode, too, texts are those of a whole model in exact mode."""
         return self.states == "f32"
 
     @property
@@ -176,7 +177,8 @@ class SplitEndpoint(DeviceEndpoint):
 
     def figures_of(self, tally: SplitTally, tokens: int) -> SplitFigures:
         """Return what an answer has sent and received, as users see it; ``tokens`` of it were made."""
-        return tally.figures(tokens=tokens, input_layers=self.input_layers, states=self.states)
+        states = "f32" if self.states == "auto" else self.states
+        return tally.figures(tokens=tokens, input_layers=self.input_layers, states=states)
 
     def parts(self) -> tuple[SplitEngine, ServerLink]:
         """Return what the driver of an answer works with.

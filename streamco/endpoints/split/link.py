@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
-from math import inf
+from typing import Literal
 
 from streamco.config import Timeouts
 from streamco.endpoints.split.base import LinkEvent
@@ -17,7 +17,7 @@ from streamco.endpoints.split.middle_servers import MiddleServers
 from streamco.endpoints.split.session import ServerSession
 from streamco.endpoints.verifiers.connection import VerifierAddress
 from streamco.engines.llamacpp.model_parts import PartInfo
-from streamco.policies.chunking import Chunking, PromptPlan, SplitPath, plan_prompt
+from streamco.policies.chunking import Chunking, PromptPlan, plan_prompt
 from streamco.profiles.row_costs import RowCosts
 from streamco.wire.split.frames import LayersMark
 from streamco.wire.tensors import StateFormat, state_bytes
@@ -40,7 +40,7 @@ class ServerLink(MiddleServers):
         info: PartInfo,
         *,
         loop: asyncio.AbstractEventLoop,
-        form: StateFormat,
+        form: StateFormat | Literal["auto"],
         timeouts: Timeouts,
         patience: float,
         max_wait: float,
@@ -53,28 +53,10 @@ class ServerLink(MiddleServers):
         self._chunking: Chunking = chunking
 
     def plan(self, rows: int, *, computed: int = 0, input_costs: RowCosts | None = None) -> PromptPlan:
-        """Return how a prompt is cut; in one piece while no server has sent its costs. See ``SplitLink.plan``.
-
-        The download counts as fast as the upload.
-        """
-        server, welcome, limits = self._server, self._welcome, self._limits
-        costs = server.costs
-        if welcome is None or costs is None:
-            return PromptPlan(min(rows, limits.rows))
-        path = SplitPath(
-            costs=costs,
-            row_bytes=state_bytes(1, self.mark.width, self.form),
-            upload_rate=server.meter.rate,
-            download_rate=server.meter.rate if self.prompt_rows == "all" else inf,
-            input_costs=input_costs,
-            round_trip=server.round_trip,
-            load_rows=server.load_rows,
-            steady_rows=server.steady_rows,
-            stages=max(1, welcome.stages),
-            room=welcome.batches.room,
-            max_rows=limits.rows,
-            max_rounds=limits.rounds,
-        )
+        """Return how a prompt is cut; in one piece while no server has sent its costs. See ``SplitLink.plan``."""
+        path = self.path(self.form, input_costs)
+        if path is None:
+            return PromptPlan(min(rows, self._limits.rows))
         return plan_prompt(rows, self._chunking, path, computed=computed)
 
     def row_seconds(self, rows: int) -> float:

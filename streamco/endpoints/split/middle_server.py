@@ -85,9 +85,9 @@ class MiddleServer:
     @property
     def round_trip(self) -> float:
         """Seconds of a round trip without payload, by small frames or else by pings; 0.0: not measured."""
-        measured = self.meter.round_trip
-        if measured is None and self._connection is not None:
-            measured = self._connection.rtt
+        measured, connection = self.meter.round_trip, self._connection  # which another thread may see end
+        if measured is None and connection is not None:
+            measured = connection.rtt
         return measured or 0.0
 
     async def aclose(self) -> None:

@@ -13,9 +13,11 @@ from streamco.endpoints.split.place_queue import PlaceQueue
 from streamco.endpoints.verifiers.connection import VerifierAddress, VerifierConnection, load_websockets
 from streamco.engines.split.tally import SplitTraffic, total_traffic
 from streamco.errors import StreamcoError
+from streamco.policies.chunking import SplitPath, is_link_slower
+from streamco.profiles.row_costs import RowCosts
 from streamco.wire.split.client import SplitClient
 from streamco.wire.split.frames import LayersMark, SplitLimits, SplitWelcome
-from streamco.wire.tensors import StateFormat
+from streamco.wire.tensors import StateFormat, state_bytes
 
 __all__ = ["MiddleServers", "ServedSession"]
 
@@ -40,7 +42,7 @@ class MiddleServers:
         addresses: the servers, best first.
         mark: the layers that the device expects there.
         loop: the event loop.
-        form: format of the states.
+        form: format of the states; "auto": f16 for an answer that begins when the link is known to be slower than the server, else f32.
         timeouts: ``connect`` until a welcome, ``first_token`` until rows are answered, ``socket`` for a ping; in seconds.
         patience: seconds that all servers may be out of reach before an answer fails.
         max_wait: seconds that an answer waits for servers that are busy with others.
@@ -60,20 +62,21 @@ class MiddleServers:
         mark: LayersMark,
         *,
         loop: asyncio.AbstractEventLoop,
-        form: StateFormat,
+        form: StateFormat | Literal["auto"],
         timeouts: Timeouts,
         patience: float,
         max_wait: float,
         exact: bool = False,
     ) -> None:
         self.mark = mark
-        self.loop, self.form, self.timeouts = loop, form, timeouts
+        self.loop, self.timeouts = loop, timeouts
         self.patience, self.max_wait = patience, max_wait
         self.queue = PlaceQueue()
         self.reached_at = -inf
         self.servers = [MiddleServer(address, mark, timeouts, exact=exact) for address in addresses]
         self.is_closed = False
         self.prompt_rows: Literal["last", "all"] = "last"
+        self._form: StateFormat | Literal["auto"] = form
         self._server = self.servers[0]  # that was used last
         self._welcome: SplitWelcome | None = None
         self._limits = SplitLimits()
@@ -94,6 +97,46 @@ class MiddleServers:
     def max_positions(self) -> int:
         """Most positions of a session; the server's, once one was reached."""
         return self._limits.context_rows
+
+    @property
+    def round_trip(self) -> float:
+        """Seconds of a trip in which the server computes nothing, without the upload; 0: not measured."""
+        return self._server.round_trip
+
+    @property
+    def form(self) -> StateFormat:
+        """Format of the states of an answer that sends its first rows now."""
+        if self._form != "auto":
+            return self._form
+        path = self.path("f32") if self._server.meter.is_rate_measured else None
+        return "f16" if path is not None and is_link_slower(path) else "f32"
+
+    def path(self, form: StateFormat, input_costs: RowCosts | None = None) -> SplitPath | None:
+        """Return what is known of the server in use and of the way to it; None: no server has sent its costs.
+
+        The download counts as fast as the upload.
+
+        Args:
+            form: format of the states.
+            input_costs: seconds of the device's own layers, by rows; None: not known.
+        """
+        server, welcome = self._server, self._welcome
+        if welcome is None or server.costs is None:
+            return None
+        return SplitPath(
+            costs=server.costs,
+            row_bytes=state_bytes(1, self.mark.width, form),
+            upload_rate=server.meter.rate,
+            download_rate=server.meter.rate if self.prompt_rows == "all" else inf,
+            input_costs=input_costs,
+            round_trip=server.round_trip,
+            load_rows=server.load_rows,
+            steady_rows=server.steady_rows,
+            stages=max(1, welcome.stages),
+            room=welcome.batches.room,
+            max_rows=self._limits.rows,
+            max_rounds=self._limits.rounds,
+        )
 
     def enter(self, loop: asyncio.AbstractEventLoop) -> None:
         """Be used on this event loop from now on; what was on another one, which doesn't run any more, is forgotten."""

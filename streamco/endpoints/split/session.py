@@ -244,8 +244,9 @@ class ServerSession:
         if connection is None or command.attempt != self._attempt or self._is_over or self._ask_again_at is not None:
             return
         wanted = len(states) if link.prompt_rows == "all" else command.wanted
+        form = self.traffic.states = self.traffic.states or link.form  # one for the whole answer
         try:
-            connection.client.rows(self._number, command.start, states, wanted=wanted, form=link.form)
+            connection.client.rows(self._number, command.start, states, wanted=wanted, form=form)
         except VerifyProtocolError as exc:
             self._emit(LinkFailed(exc))
             return

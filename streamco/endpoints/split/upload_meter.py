@@ -58,6 +58,11 @@ class UploadMeter:
         return self._rate.value
 
     @property
+    def is_rate_measured(self) -> bool:
+        """True once the rate is one of this way."""
+        return self._rate.is_measured
+
+    @property
     def round_trip(self) -> float | None:
         """Seconds of a round trip without payload; None: not measured."""
         return self._trip.value if self._trip.is_measured else None

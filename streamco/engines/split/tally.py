@@ -20,6 +20,7 @@ class SplitTraffic(Struct):
         rows_up, rows_down: hidden states in them.
         trips: times that states came back.
         servers: names of the servers that had a session, in their order; one that is resumed is not named again.
+        states: format of one answer's states; None: none were sent, or these are several answers.
     """
 
     bytes_up: int = 0
@@ -28,6 +29,7 @@ class SplitTraffic(Struct):
     rows_down: int = 0
     trips: int = 0
     servers: list[str] = field(default_factory=list)
+    states: StatesName | None = None
 
 
 def total_traffic(parts: Iterable[SplitTraffic]) -> SplitTraffic:
@@ -91,9 +93,10 @@ class SplitTally(Struct):
         Args:
             tokens: tokens that were made so far.
             input_layers: layers on the device.
-            states: format of the states on the wire.
+            states: format of the states on the wire, if none were sent yet.
         """
         counts, traffic = self.counts, self.traffic
+        states = traffic.states or states
         return SplitFigures(
             trips=counts.trips,
             tokens_per_trip=tokens / counts.trips if counts.trips else None,

@@ -18,6 +18,7 @@ from streamco.engines.base import EngineOptions
 from streamco.engines.llamacpp.bundled_model import packaged_model
 from streamco.engines.llamacpp.model_parts import PartFiles, split_model
 from streamco.engines.split.middle_engine import MiddleEngine
+from streamco.engines.split.tally import SplitTally, SplitTraffic
 from streamco.errors import ConfigError, EndpointConnectError
 from streamco.events import StreamEnded
 from streamco.server.options import ServeOptions
@@ -75,7 +76,7 @@ async def read(endpoint: DeviceEndpoint) -> str:
 async def split_at(
     files: PartFiles, *urls: str, patience: float = 1.0, drafts: Literal["auto"] | None = "auto", options: EngineOptions = OPTIONS
 ) -> AsyncIterator[SplitEndpoint]:
-    endpoint = SplitEndpoint(files.stem, urls, options=options, patience=patience, drafts=drafts)
+    endpoint = SplitEndpoint(files.stem, urls, options=options, states="f32", patience=patience, drafts=drafts)
     try:
         await endpoint.start()
         yield endpoint
@@ -101,7 +102,7 @@ def test_each_event_loop_has_connections_of_its_own(files: PartFiles, middle: Mi
         return await read(endpoint)
 
     with in_thread(serving_middle(middle, ServeOptions(port=0))) as url:
-        endpoint = SplitEndpoint(files.stem, url, options=OPTIONS)
+        endpoint = SplitEndpoint(files.stem, url, options=OPTIONS, states="f32")
         assert [asyncio.run(answer(endpoint)) for _ in range(3)] == [expected] * 3
         asyncio.run(endpoint.aclose())
 
@@ -224,7 +225,7 @@ async def test_a_connection_that_is_lost_in_mid_chunk_costs_no_token(
     files: PartFiles, middle: MiddleEngine, expected: str, cut: dict[str, int]
 ) -> None:
     async with serving_middle(middle, ServeOptions(port=0)) as url, CuttingProxy(int(url.rpartition(":")[2]), **cut) as proxy:
-        endpoint = SplitEndpoint(files.stem, f"http://127.0.0.1:{proxy.port}", options=OPTIONS, patience=5.0)
+        endpoint = SplitEndpoint(files.stem, f"http://127.0.0.1:{proxy.port}", options=OPTIONS, states="f32", patience=5.0)
         await endpoint.start()
         assert await read(endpoint) == expected
         assert proxy.cuts == 1
@@ -265,10 +266,27 @@ async def test_a_server_without_tls_is_said_to_have_none(files: PartFiles) -> No
 
 
 @pytest.mark.parametrize(
+    ("options", "is_exact"),
+    [
+        ({}, False),
+        ({"states": "f16"}, False),
+        ({"states": "f16", "options": EngineOptions(exact=True)}, False),
+        ({"states": "f32"}, True),
+        ({"options": EngineOptions(exact=True)}, True),
+    ],
+)
+def test_only_32_bits_for_all_answers_are_promised_to_lose_nothing(options: dict[str, object], *, is_exact: bool) -> None:
+    endpoint = SplitEndpoint("parts/none", "ws://127.0.0.1:1", **options)  # type: ignore[arg-type]
+    assert endpoint.is_exact == is_exact
+    assert endpoint.figures_of(SplitTally(), 0).is_exact == (options.get("states") != "f16"), "before anything is sent"
+    assert not endpoint.figures_of(SplitTally(traffic=SplitTraffic(states="f16")), 0).is_exact
+
+
+@pytest.mark.parametrize(
     ("options", "text"),
     [
         ({"servers": []}, "expected the URL of a server, got none"),
-        ({"servers": "ws://127.0.0.1:1", "states": "i4"}, 'expected "f32", "f16" or "i8", got \'i4\''),
+        ({"servers": "ws://127.0.0.1:1", "states": "i4"}, 'expected "auto", "f32", "f16" or "i8", got \'i4\''),
         ({"servers": "ws://127.0.0.1:1", "chunking": "small"}, 'expected "fastest", "balanced", "whole" or a number above 0'),
         ({"servers": "ws://127.0.0.1:1", "chunking": 0}, "a number above 0, got 0"),
         ({"servers": "ws://example.org"}, "is_plain=True allows it"),

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Mapping
+from typing import Literal
 from urllib.parse import urlsplit
 
 import numpy as np
 import pytest
+from msgspec.structs import replace
 from numpy.typing import NDArray
 
 from streamco.config import Timeouts
@@ -32,6 +35,7 @@ from streamco.policies.chunking import Chunking, PromptPlan
 from streamco.profiles.row_costs import RowCosts
 from streamco.testing.link_proxy import LinkProxy
 from streamco.wire.split.frames import SplitLimits
+from streamco.wire.tensors import StateFormat
 from tests.server.split.serving_layers import WIDTH, SummingLayers, serving_layers
 from tests.server.split.test_sessions import some
 from tests.support.leaks import settled
@@ -39,18 +43,33 @@ from tests.support.leaks import settled
 INFO = PartInfo("input", "digest", 0, 2, 30, WIDTH, "llama")
 
 
-def link_to(*urls: str, patience: float = 0.1, max_wait: float = 60.0, chunking: Chunking = "fastest") -> ServerLink:
+def link_to(
+    *urls: str,
+    patience: float = 0.1,
+    max_wait: float = 60.0,
+    chunking: Chunking = "fastest",
+    form: StateFormat | Literal["auto"] = "f32",
+    width: int = WIDTH,
+) -> ServerLink:
     addresses = [VerifierAddress(*verifier_url(url, is_plain=False)) for url in urls]
-    loop, limits = asyncio.get_running_loop(), Timeouts(connect=5.0, socket=5.0)
-    return ServerLink(addresses, INFO, loop=loop, form="f32", timeouts=limits, patience=patience, max_wait=max_wait, chunking=chunking)
+    loop, limits, info = asyncio.get_running_loop(), Timeouts(connect=5.0, socket=5.0), replace(INFO, width=width)
+    return ServerLink(addresses, info, loop=loop, form=form, timeouts=limits, patience=patience, max_wait=max_wait, chunking=chunking)
 
 
 class Device:
     """Asks for the state of the last of some rows, and again after every loss, as an answer does."""
 
-    def __init__(self, *urls: str, rows: int = 2, patience: float = 0.1, max_wait: float = 60.0, chunking: Chunking = "fastest") -> None:
+    def __init__(
+        self,
+        *urls: str,
+        rows: int = 2,
+        patience: float = 0.1,
+        max_wait: float = 60.0,
+        chunking: Chunking = "fastest",
+        form: StateFormat | Literal["auto"] = "f32",
+    ) -> None:
         self.rows = rows
-        self.link = link_to(*urls, patience=patience, max_wait=max_wait, chunking=chunking)
+        self.link = link_to(*urls, patience=patience, max_wait=max_wait, chunking=chunking, form=form)
         self.losses = 0
         self.end: asyncio.Future[LinkEvent] = self.link.loop.create_future()
         self.session = self.link.session(self.receive, 16)
@@ -72,14 +91,17 @@ class Device:
 class Prompt:
     """Sends a prompt as an answer does: the machine decides, the link carries."""
 
-    def __init__(self, url: str, states: NDArray[np.float32], chunking: Chunking, *, rate: float | None = None) -> None:
-        self.link = link_to(url, max_wait=0.0, chunking=chunking)
+    def __init__(
+        self, link: str | ServerLink, states: NDArray[np.float32], chunking: Chunking = "fastest", *, rate: float | None = None
+    ) -> None:
+        self.link = link_to(link, max_wait=0.0, chunking=chunking) if isinstance(link, str) else link
         if rate is not None:
             self.link.servers[0].meter = UploadMeter(rate)
         self.end: asyncio.Future[NDArray[np.float32]] = self.link.loop.create_future()
         self.most_unanswered = self.unanswered = 0
         self._states = states
         self._session = self.link.session(self._receive, len(states))
+        self.traffic = self._session.traffic
         self.machine = SplitMachine(plan=lambda rows, computed: self.link.plan(rows, computed=computed), max_rows=self.link.max_rows)
         self.machine.start(now=0.0)
         self._put(RowsAdded(len(states), 1))
@@ -154,6 +176,76 @@ async def test_the_way_to_a_server_is_measured_while_many_chunks_are_on_it() -> 
         await device.end
         assert device.most_unanswered > 2
         assert device.link.servers[0].meter.rate != UPLOAD_RATE, "128 kB went up in frames of 2 kB"
+        await device.link.aclose()
+
+
+class SlowLayers(SummingLayers):
+    """Layers of wider states that take 1.2 ms a row in full batches of 128 rows: 0.2 MB/s of states in 32 bits."""
+
+    def __init__(self) -> None:
+        super().__init__(cells=2048, width=64)
+        self.seconds = 0.155
+
+    def row_costs(self) -> Mapping[int, float]:
+        return {1: 0.005, 64: 0.08}
+
+
+@pytest.mark.parametrize(("mbps", "expected"), [(1.0, "f16"), (None, "f32")])
+async def test_over_a_link_that_is_slower_than_the_server_states_travel_in_16_bits(mbps: float | None, expected: str) -> None:
+    await load_websockets()
+    states = np.ones((384, 64), np.float32)
+    async with serving_layers(SlowLayers(), room=128) as server, LinkProxy(urlsplit(server.url).port or 0, rtt=0.01, mbps=mbps) as proxy:
+        link = link_to(f"ws://127.0.0.1:{proxy.port}", chunking=64, form="auto", width=64)
+        answers = []
+        for _ in range(2):
+            answers.append(Prompt(link, states))
+            assert (await answers[-1].end).tolist() == [[384.0] * 64]
+        first, second = (answer.traffic for answer in answers)
+        assert first.states == "f32", "nothing is measured before"
+        assert second.states == expected
+        assert (second.bytes_up < 0.6 * first.bytes_up) is (second.bytes_down < 0.7 * first.bytes_down) is (expected == "f16")
+        await link.aclose()
+
+
+def slow_meter() -> UploadMeter:
+    """A meter that has measured 1 kB/s."""
+    meter = UploadMeter()
+    first, second = (meter.record_sent(70_000, now=0.0) for _ in range(2))
+    before = meter.record_answer(first, 0.0, None, now=70.0)
+    meter.record_answer(second, 0.0, before, now=140.0)
+    assert meter.rate == pytest.approx(1e3)
+    return meter
+
+
+async def test_an_answer_keeps_its_format_and_plans_have_that_of_the_next_one() -> None:
+    await load_websockets()
+    async with serving_layers(SummingLayers()) as server:
+        device = Device(server.url, form="auto")
+        await device.end
+        found = []
+        for meter in (UploadMeter(), UploadMeter(1e3), slow_meter()):
+            device.link.servers[0].meter = meter
+            found.append((device.link.form, device.link.row_seconds(8)))
+        assert [form for form, _ in found] == ["f32", "f32", "f16"], "a rate that is only believed says nothing"
+        assert found[2][1] < 0.6 * found[1][1]
+        device.end = asyncio.get_running_loop().create_future()
+        device.session.open(OpenSession(1, may_resume=False))
+        await device.end
+        assert device.session.traffic.states == "f32", "the answer began with it"
+        other = Prompt(device.link, some(20))
+        await other.end
+        assert other.traffic.states == "f16"
+        await device.link.aclose()
+
+
+@pytest.mark.parametrize("form", ["f32", "f16", "i8"])
+async def test_a_format_that_was_chosen_is_used_over_any_link(form: StateFormat) -> None:
+    await load_websockets()
+    async with serving_layers(SummingLayers()) as server:
+        device = Device(server.url, form=form)
+        device.link.servers[0].meter = slow_meter()
+        await device.end
+        assert (device.link.form, device.session.traffic.states) == (form, form)
         await device.link.aclose()
 
 

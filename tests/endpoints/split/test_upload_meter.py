@@ -33,7 +33,7 @@ class Link:
 
 def test_nothing_is_known_before_the_first_answer() -> None:
     meter = UploadMeter()
-    assert (meter.rate, meter.round_trip) == (UPLOAD_RATE, None)
+    assert (meter.rate, meter.round_trip, meter.is_rate_measured) == (UPLOAD_RATE, None, False)
 
 
 @given(
@@ -47,6 +47,7 @@ def test_chunks_on_the_way_together_give_the_rate_whatever_the_round_trip(
 ) -> None:
     link = Link(rate, trip)
     link.upload(sizes, merged=is_merged)
+    assert link.meter.is_rate_measured
     assert link.meter.rate == pytest.approx(rate, rel=1e-3)
 
 

@@ -9,6 +9,11 @@ from streamco.core.split.machine import SplitCounts
 from streamco.engines.split.tally import BranchCounts, LookupCounts, SplitTally, SplitTraffic, total_traffic
 
 
+def test_the_format_that_an_answer_was_sent_in_counts() -> None:
+    figures = SplitTally(traffic=SplitTraffic(states="f16")).figures(tokens=0, input_layers=2, states="f32")
+    assert (figures.states, figures.is_exact, figures.sent) == ("f16", False, "hidden states of layer 2, f16; no token id, no text")
+
+
 def test_traffic_adds_up_and_each_server_is_named_once() -> None:
     parts = [SplitTraffic(1, 2, 3, 4, 5, ["one"]), SplitTraffic(10, 20, 30, 40, 50, ["two", "one"])]
     assert total_traffic(parts) == SplitTraffic(11, 22, 33, 44, 55, ["one", "two"])

@@ -215,19 +215,21 @@ class RaceDriver(TaskDriver[Event, Command]):
         if self._final is not None:
             return self._final
         report = build_report(self.machine, self._dispatched(), self._endpoints, self.cost(), now=self.now)
-        report = with_split_figures(report, self._split_figures())
+        report = with_split_figures(report, [*self.split_figures().values()])
         if self._is_over and report.is_final:
             self._final = report
         return report
 
     def opening(self) -> Opening:
         """Return the part of the report that is known at the first token."""
-        if any(self._split_figures()):
+        if self.split_figures():
             return opening_of(self.report())
         return build_opening(self.machine, self._dispatched(), self._endpoints)
 
-    def _split_figures(self) -> list[SplitFigures | None]:
-        return [split_figures_of(stream) for stream in self._streams.values()]
+    def split_figures(self) -> dict[str, SplitFigures]:
+        """Return the figures of the split models that have a part in the answer, by name."""
+        found = {source: split_figures_of(stream) for source, stream in self._streams.items()}
+        return {source: figures for source, figures in found.items() if figures is not None}
 
     def usage(self) -> AnswerUsage:
         """Return the token counts of the answer as it was delivered."""

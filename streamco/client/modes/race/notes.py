@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from streamco.client.degradation import Degradations
 from streamco.client.modes.base import AskedAnswer
-from streamco.client.modes.notes import note_shortened
+from streamco.client.modes.notes import note_inexact, note_shortened
 from streamco.client.modes.race.dispatch_record import DispatchRecord
 from streamco.client.modes.race.driver import RaceDriver
 from streamco.core.report_parts import HandOver
@@ -108,11 +108,14 @@ def note_moves(degradations: Degradations, notes: list[str], hand_overs: Iterabl
 
 
 def note_race(degradations: Degradations, notes: list[str], driver: RaceDriver) -> None:
-    """Record what happened in a race other than asked; nothing while the race is under way.
+    """Record what happened in a race other than asked.
 
-    That is endpoints that failed, requests that were sent again in another form, and a limit that is not kept; also those that worked.
+    At once that is a split model's format that may change tokens. When the race is over, it is endpoints that failed, requests that were
+    sent again in another form, and a limit that is not kept; also those that worked.
     """
     machine = driver.machine
+    for source, figures in driver.split_figures().items():
+        note_inexact(degradations, notes, source, figures)
     if machine.finished is None:
         return
     has_failed = machine.error is not None  # then the caller has the error

@@ -16,7 +16,7 @@ from streamco.client.answer_log import describe_error
 from streamco.client.degradation import OnDegraded
 from streamco.client.endpoint_set import EndpointSet
 from streamco.client.modes.base import AskedAnswer, ClientPlanner, CostOf, EndedAnswer, ModeContext, Prepared, values_of
-from streamco.client.modes.notes import note_inexact, note_unpaced
+from streamco.client.modes.notes import note_unpaced
 from streamco.client.modes.race.dispatch_record import DispatchRecord
 from streamco.client.modes.race.dispatcher import Dispatcher, DispatchOptions
 from streamco.client.modes.race.driver import RaceDriver
@@ -238,7 +238,6 @@ class PreparedRace(Prepared[RaceDriver]):
             DegradedError: by the client's rule.
         """
         asked = self.asked
-        note_inexact(asked, asked.settings.endpoints.device)
         note_unpaced(asked)
         note_settings(
             asked.settings.degradations,

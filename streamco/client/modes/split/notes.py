@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 from streamco.client.degradation import Degradations
+from streamco.client.modes.notes import note_inexact
 from streamco.client.modes.split.driver import SplitAnswerDriver
 from streamco.errors import EndpointError
 
 __all__ = ["note_split"]
 
 
-def note_split(degradations: Degradations, driver: SplitAnswerDriver) -> None:
-    """Record that the model has failed, or that it worked; nothing while the answer is under way. The caller has the error."""
+def note_split(degradations: Degradations, notes: list[str], driver: SplitAnswerDriver) -> None:
+    """Record a format that may change tokens; when the answer is over, also that the model has failed, or that it worked.
+
+    The caller has the error.
+    """
     progress, name = driver.progress, driver.endpoint.name
+    note_inexact(degradations, notes, name, driver.endpoint.figures_of(driver.tally, driver.made))
     if progress.finished is None:
         return
     if isinstance(progress.error, EndpointError):

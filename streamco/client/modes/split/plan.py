@@ -5,7 +5,7 @@ from __future__ import annotations
 from msgspec.structs import replace
 
 from streamco.client.modes.base import AskedAnswer, ClientPlanner, CostOf, Prepared
-from streamco.client.modes.notes import note_inexact, note_shortened, note_unpaced
+from streamco.client.modes.notes import note_shortened, note_unpaced
 from streamco.client.modes.obstacles import refusal, shortened_length, side_facts
 from streamco.client.modes.split.driver import SplitAnswerDriver
 from streamco.client.modes.split.notes import note_split
@@ -110,7 +110,7 @@ class PreparedSplit(Prepared[SplitAnswerDriver]):
 
     def note(self, driver: SplitAnswerDriver) -> None:
         """Add what happened other than asked to the answer's notes."""
-        note_split(self.asked.settings.degradations, driver)
+        note_split(self.asked.settings.degradations, self.asked.notes, driver)
 
     def _check(self) -> None:
         """Check that the model can make the answer, and note what the answer will be without.
@@ -126,6 +126,5 @@ class PreparedSplit(Prepared[SplitAnswerDriver]):
             raise refusal(asked.request, facts, [endpoint], without="", reason=eligibility.reason, more="")
         if (tokens := shortened_length(facts, endpoint)) is not None:
             note_shortened(asked, facts, device=endpoint.name, tokens=tokens)
-        note_inexact(asked, endpoint)
         note_unpaced(asked)
         endpoint.parts()  # raises what would keep the driver from being made, before anybody is told that the answer begins

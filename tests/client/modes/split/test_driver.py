@@ -77,7 +77,7 @@ async def world(files: PartFiles, middle: MiddleEngine) -> AsyncIterator[World]:
         serving_middle(middle, ServeOptions(port=0)) as url,
         FaultProxy(int(url.rpartition(":")[2])) as proxy,
     ):
-        endpoint = streamco.SplitEndpoint(files.stem, proxy.url, options=OPTIONS, patience=0.1)
+        endpoint = streamco.SplitEndpoint(files.stem, proxy.url, options=OPTIONS, states="f32", patience=0.1)
         await endpoint.start()
         yield World(endpoint, proxy)
         await endpoint.aclose()
@@ -103,7 +103,9 @@ def timeless(report: Report) -> Report:
     ]
     assert report.split is not None
     split = replace(report.split, bytes_up=0, bytes_down=0, rows_up=0, rows_down=0, trips=0, chunks=0, drafted=0, accepted=0)
-    split = replace(split, tokens_per_trip=None, looked_up=0, lookups_accepted=0, repeated_rows=0)
+    split = replace(
+        split, tokens_per_trip=None, looked_up=0, lookups_accepted=0, repeated_rows=0, branches=0, branch_hits=0, branch_tokens=0
+    )
     return replace(
         report,
         ttft=report.ttft is not None,

@@ -11,18 +11,21 @@ import msgspec
 import pytest
 
 import streamco
+from bench.fake_layers import FakeLayers
 from streamco.engines.base import EngineOptions
 from streamco.engines.llamacpp.bundled_model import packaged_model
-from streamco.engines.llamacpp.model_parts import PartFiles, split_model
+from streamco.engines.llamacpp.model_parts import PartFiles, read_part, split_model
 from streamco.engines.split.middle_engine import MiddleEngine
 from streamco.errors import ConfigError
 from streamco.server.options import ServeOptions
 from streamco.server.split.service import serving_middle
+from streamco.testing.link_proxy import LinkProxy
 from streamco.wire.tensors import StateFormat
 from tests.engines.split.local_link import CELLS
 
 OPTIONS = EngineOptions(threads=1, context_tokens=CELLS, max_sequences=2)
 PROMPTS = ("Name three rivers in France.", "Why is the sky blue?")
+INEXACT = "split: the answer is not exactly the model's own, because its states travel in fewer than 32 bits"
 
 
 @pytest.fixture(scope="module")
@@ -45,6 +48,14 @@ def middle(files: PartFiles) -> Iterator[MiddleEngine]:
     engine = MiddleEngine(files.middle, cells=CELLS, sequences=4, threads=1, row_costs={1: 0.005, 64: 0.05})
     yield engine
     engine.close()
+
+
+@pytest.fixture
+def layers(files: PartFiles) -> Iterator[FakeLayers]:
+    """Middle layers that compute nothing, at once."""
+    made = FakeLayers(read_part(files.middle), lambda _rows: 0.0, cells=CELLS)
+    yield made
+    made.close()
 
 
 @pytest.fixture
@@ -87,7 +98,7 @@ async def test_every_option_of_sampling_gives_the_whole_models_text(files: PartF
     async with streamco.Client(device) as client:
         expected = [await choice_of(client, options) for options in SAMPLED]
     async with serving_middle(middle, ServeOptions(port=0)) as url:
-        split = streamco.SplitEndpoint(files.stem, url, options=OPTIONS)
+        split = streamco.SplitEndpoint(files.stem, url, options=OPTIONS, states="f32")
         async with streamco.Client(mode=streamco.Split(split)) as client:
             for options, choice in zip(SAMPLED, expected, strict=True):
                 assert await choice_of(client, options) == choice, options
@@ -103,7 +114,7 @@ async def choice_of(client: streamco.Client, options: dict[str, Any]) -> object:
 @pytest.mark.model
 async def test_the_report_says_what_left_the_device_in_how_many_trips(files: PartFiles, middle: MiddleEngine) -> None:
     async with serving_middle(middle, ServeOptions(port=0)) as url:
-        device = streamco.SplitEndpoint(files.stem, url, options=OPTIONS)
+        device = streamco.SplitEndpoint(files.stem, url, options=OPTIONS, states="f32")
         async with streamco.Client(mode=streamco.Split(device)) as client:
             streams = [client.stream(prompt, temperature=0, max_tokens=12) for prompt in PROMPTS]
             await asyncio.gather(*(read_all(stream) for stream in streams))
@@ -142,9 +153,39 @@ async def test_states_of_fewer_bits_are_noted_as_not_exact(files: PartFiles, mid
         async with streamco.Client(mode=streamco.Split(device)) as client:
             stream = await client.chat.completions.create(messages=[{"role": "user", "content": "Hi"}], max_tokens=2, stream=True)
             assert [chunk async for chunk in stream]
-            assert stream.report.notes == [
-                "split: the answer is not exactly the model's own, because its states travel in fewer than 32 bits"
-            ]
+            assert stream.report.notes == [INEXACT]
+        async with streamco.Client(streamco.SplitEndpoint(files.stem, url, options=OPTIONS, states=states)) as client:
+            stream = await client.chat.completions.create(messages=[{"role": "user", "content": "Hi"}], max_tokens=2, stream=True)
+            assert [chunk async for chunk in stream]
+            assert INEXACT in stream.report.notes
+
+
+@pytest.mark.long
+@pytest.mark.model
+async def test_each_answer_has_the_format_that_its_link_asks_for_and_says_so(files: PartFiles, layers: FakeLayers) -> None:
+    prompt = f"Repeat these words: {'river ' * 60}"
+    async with (
+        serving_middle(layers, ServeOptions(port=0)) as url,
+        LinkProxy(int(url.rpartition(":")[2]), rtt=0.01, mbps=4.0) as link,
+        streamco.Client(
+            mode=streamco.Split(
+                streamco.SplitEndpoint(files.stem, f"http://127.0.0.1:{link.port}", options=OPTIONS, drafts=None, chunking=16)
+            )
+        ) as client,
+    ):
+        reports = []
+        for _ in range(2):
+            stream = client.stream(prompt, temperature=0, max_tokens=1)
+            await read_all(stream)
+            reports.append(stream.report)
+    first, second = (report.split for report in reports)
+    assert first is not None
+    assert second is not None
+    assert (first.states, first.is_exact, reports[0].notes) == ("f32", True, []), "the link isn't measured before"
+    assert (second.states, second.is_exact, reports[1].notes) == ("f16", False, [INEXACT]), "the server computes nothing"
+    assert second.sent == "hidden states of layer 2, f16; no token id, no text"
+    assert second.rows_up == first.rows_up
+    assert second.bytes_up < 0.6 * first.bytes_up
 
 
 @pytest.mark.parametrize(
